@@ -1,0 +1,1 @@
+"""Settings: one table, YAML in, a frozen Config out."""

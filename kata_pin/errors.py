@@ -1,0 +1,98 @@
+"""Every error that kata-pin raises on purpose.
+
+    KataPinError                   message, hint, exit_code
+     +- ConfigError                file and key path
+     +- ParseError                 what was parsed, where it went wrong
+     +- RemoteProtocolError        a peer (QEMU, hook, control client, agent) broke its protocol
+     +- HostError                  operation, subject, errno
+     |   +- TaskGone               a thread or process vanished: normal during a pass
+     |   +- AffinityRefused        the kernel refused a mask (EINVAL or EPERM)
+     +- VmmError                   no VMM found or not accepted as the sandbox's
+     |   +- QmpUnavailable         the QMP socket cannot be used now
+     +- StateError                 the registry's file is damaged or of another version
+     +- DaemonError                the daemon is not there or refused a request
+
+A class exists only where some caller treats it differently. Messages are lower case, without a
+final period; `hint` names a command or a file that helps. Expected conditions in a batch (a thread
+that exited) are results, not exceptions.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class KataPinError(Exception):
+    """Root of the tree; `exit_code` is what the command line exits with."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class ConfigError(KataPinError):
+    """A setting is wrong; names the file and the path of the key."""
+
+    exit_code = 78  # EX_CONFIG of sysexits.h
+
+    def __init__(self, message: str, *, file: str = "", key: str = "", hint: str = "") -> None:
+        place = ": ".join(part for part in (file, key) if part)
+        super().__init__(f"{place}: {message}" if place else message, hint=hint)
+        self.file = file
+        self.key = key
+
+
+class ParseError(KataPinError):
+    """Input could not be read; `source` says which input, `text` the offending part (clipped)."""
+
+    def __init__(self, message: str, *, source: str = "", text: str = "", hint: str = "") -> None:
+        clipped = text if len(text) <= 80 else text[:77] + "..."
+        full = f"{source}: {message}" if source else message
+        super().__init__(f"{full}: {clipped!r}" if text else full, hint=hint)
+        self.source = source
+        self.text = clipped
+
+
+class RemoteProtocolError(KataPinError):
+    """The other side sent something that its protocol does not allow."""
+
+
+class HostError(KataPinError):
+    """A system call failed; carries what was tried, on what, and the errno (0 if none)."""
+
+    def __init__(self, operation: str, subject: str, errno: int = 0, *, hint: str = "") -> None:
+        reason = os.strerror(errno) if errno else "failed"
+        super().__init__(f"{operation} {subject}: {reason}", hint=hint)
+        self.operation = operation
+        self.subject = subject
+        self.errno = errno
+
+
+class TaskGone(HostError):  # noqa: N818 - a state of the world, not a fault
+    """The thread or process exited; ordinary while a pass runs."""
+
+
+class AffinityRefused(HostError):  # noqa: N818 - the words of the glossary
+    """The kernel refused an affinity: EINVAL (outside the cpuset) or EPERM (no CAP_SYS_NICE)."""
+
+
+class VmmError(KataPinError):
+    """No VMM of the sandbox was found, or a candidate was not accepted."""
+
+
+class QmpUnavailable(VmmError):  # noqa: N818 - an ordinary state
+    """QMP cannot be used now: another client holds it, it is closed, or it was too slow."""
+
+
+class StateError(KataPinError):
+    """The registry's file cannot be used; the message names the file."""
+
+
+class DaemonError(KataPinError):
+    """The daemon is not running, did not answer in time, or refused the request."""

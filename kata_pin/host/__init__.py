@@ -1,0 +1,1 @@
+"""Linux as observed and acted on: processes, threads, affinity, topology, cpusets."""

@@ -1,0 +1,191 @@
+"""A set of CPU numbers, immutable, with Linux's two text forms.
+
+Bounded before anything is expanded: a text from a pod or a file can name any number, and a range
+such as ``0-99999999999`` must cost nothing (DESIGN D17).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from kata_pin.errors import ParseError
+
+MAX_CPU: Final = 8191
+"""Highest CPU number accepted: the largest NR_CPUS that mainline allows (x86, MAXSMP) less one."""
+
+MAX_TEXT: Final = 32 * 1024
+"""Longest CPU list or mask accepted, in characters: 4,096 separate CPUs fit."""
+
+_RANGE: Final = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?\Z")
+_WORD: Final = re.compile(r"[0-9a-fA-F]{1,8}\Z")
+
+
+class CpuSet:
+    """An immutable set of CPU numbers 0 to MAX_CPU, ordered when iterated.
+
+    Also used for NUMA node lists (``cpuset.mems``), which have the same syntax.
+    """
+
+    __slots__ = ("_bits",)
+    _bits: int
+
+    def __init__(self, cpus: Iterable[int] = ()) -> None:
+        """Take CPU numbers in any order; raise ParseError for one outside 0..MAX_CPU."""
+        bits = 0
+        for cpu in cpus:
+            if not 0 <= cpu <= MAX_CPU:
+                raise ParseError(f"CPU number out of range 0-{MAX_CPU}", text=str(cpu))
+            bits |= 1 << cpu
+        self._bits = bits
+
+    @classmethod
+    def from_bits(cls, bits: int) -> CpuSet:
+        """Take an integer whose bit N says that CPU N is in the set."""
+        if bits < 0 or bits.bit_length() > MAX_CPU + 1:
+            raise ParseError(f"CPU number out of range 0-{MAX_CPU}", source="bits")
+        new = cls.__new__(cls)
+        new._bits = bits
+        return new
+
+    @classmethod
+    def parse(cls, text: str, *, source: str = "cpu list") -> CpuSet:
+        """Read Linux's list format, such as ``0-3,8`` (cpuset(7)); an empty text is the empty set.
+
+        Surrounding white space and a final newline are ignored. Reversed ranges, strides
+        (``0-7:2/4``), signs and empty elements are refused with ParseError.
+        """
+        if len(text) > MAX_TEXT:
+            raise ParseError(f"longer than {MAX_TEXT} characters", source=source, text=text)
+        body = text.strip()
+        if not body:
+            return EMPTY
+        bits = 0
+        for element in body.split(","):
+            match = _RANGE.match(element)
+            if match is None:
+                raise ParseError("not a CPU number or range", source=source, text=element or body)
+            low = int(match[1])
+            high = low if match[2] is None else int(match[2])
+            if high > MAX_CPU or low > MAX_CPU:
+                raise ParseError(f"CPU above {MAX_CPU}", source=source, text=element)
+            if high < low:
+                raise ParseError("range runs backwards", source=source, text=element)
+            bits |= ((1 << (high - low + 1)) - 1) << low
+        return cls.from_bits(bits)
+
+    @classmethod
+    def parse_mask(cls, text: str, *, source: str = "cpu mask") -> CpuSet:
+        """Read Linux's mask format: 32-bit hex words, highest first, split by commas.
+
+        `ff,00000003` is CPUs 0, 1 and 32 to 39 (``Cpus_allowed`` of proc_pid_status(5)).
+        """
+        if len(text) > MAX_TEXT:
+            raise ParseError(f"longer than {MAX_TEXT} characters", source=source, text=text)
+        bits = 0
+        for word in text.strip().removeprefix("0x").split(","):
+            if _WORD.match(word) is None:
+                raise ParseError("not a hex word", source=source, text=word or text)
+            bits = (bits << 32) | int(word, 16)
+        if bits.bit_length() > MAX_CPU + 1:
+            raise ParseError(f"CPU above {MAX_CPU}", source=source, text=text)
+        return cls.from_bits(bits)
+
+    @property
+    def bits(self) -> int:
+        """The set as an integer, bit N for CPU N."""
+        return self._bits
+
+    @property
+    def first(self) -> int:
+        """Return the lowest CPU; ValueError when empty."""
+        if not self._bits:
+            raise ValueError("an empty CpuSet has no first CPU")
+        return (self._bits & -self._bits).bit_length() - 1
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return maximal runs (low, high), ascending."""
+        runs: list[tuple[int, int]] = []
+        for cpu in self:
+            if runs and runs[-1][1] == cpu - 1:
+                runs[-1] = (runs[-1][0], cpu)
+            else:
+                runs.append((cpu, cpu))
+        return runs
+
+    def mask(self) -> str:
+        """Return Linux's mask format, the inverse of parse_mask."""
+        words = max(1, (self._bits.bit_length() + 31) // 32)
+        text = f"{self._bits:0{words * 8}x}"
+        return ",".join(text[i : i + 8] for i in range(0, len(text), 8))
+
+    def __iter__(self) -> Iterator[int]:
+        bits = self._bits
+        while bits:
+            low = bits & -bits
+            yield low.bit_length() - 1
+            bits ^= low
+
+    def __len__(self) -> int:
+        return self._bits.bit_count()
+
+    def __bool__(self) -> bool:
+        return self._bits != 0
+
+    def __contains__(self, cpu: object) -> bool:
+        return isinstance(cpu, int) and cpu >= 0 and bool(self._bits >> cpu & 1)
+
+    def __or__(self, other: CpuSet) -> CpuSet:
+        return CpuSet.from_bits(self._bits | other._bits)
+
+    def __and__(self, other: CpuSet) -> CpuSet:
+        return CpuSet.from_bits(self._bits & other._bits)
+
+    def __sub__(self, other: CpuSet) -> CpuSet:
+        return CpuSet.from_bits(self._bits & ~other._bits)
+
+    def __xor__(self, other: CpuSet) -> CpuSet:
+        return CpuSet.from_bits(self._bits ^ other._bits)
+
+    def __le__(self, other: CpuSet) -> bool:
+        return self._bits & ~other._bits == 0
+
+    def __lt__(self, other: CpuSet) -> bool:
+        return self <= other and self._bits != other._bits
+
+    def __ge__(self, other: CpuSet) -> bool:
+        return other <= self
+
+    def __gt__(self, other: CpuSet) -> bool:
+        return other < self
+
+    def isdisjoint(self, other: CpuSet) -> bool:
+        """Return whether no CPU is in both."""
+        return self._bits & other._bits == 0
+
+    def __eq__(self, other: object) -> bool:
+        return self._bits == other._bits if isinstance(other, CpuSet) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._bits)
+
+    def __reduce__(self) -> tuple[object, tuple[int]]:
+        return CpuSet.from_bits, (self._bits,)
+
+    def __str__(self) -> str:
+        return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in self.ranges())
+
+    def __repr__(self) -> str:
+        return f"CpuSet({str(self)!r})"
+
+
+EMPTY: Final = CpuSet()
+
+
+def union(sets: Iterable[CpuSet]) -> CpuSet:
+    """Return the union of any number of sets."""
+    bits = 0
+    for one in sets:
+        bits |= one.bits
+    return CpuSet.from_bits(bits)

@@ -1,0 +1,66 @@
+"""What policy needs to know about the node beside the sandbox itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.placement import ExclusiveMode, Overhead, VcpuMode
+from kata_pin.model.thread import ThreadRole
+from kata_pin.model.topology import HostTopology
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletState:
+    """The kubelet's CPU manager checkpoint, verified.
+
+    `entries` maps pod uid to container name to its exclusive CPUs; `pod_entries` maps pod uid to
+    the CPUs of a pod-level assignment (versions 3 and 4). `default` is the shared pool.
+    """
+
+    policy: str
+    default: CpuSet
+    entries: Mapping[str, Mapping[str, CpuSet]] = field(default_factory=dict, hash=False)
+    pod_entries: Mapping[str, CpuSet] = field(default_factory=dict, hash=False)
+    version: int = 2
+
+    @property
+    def static(self) -> bool:
+        """Whether the kubelet allocates exclusive CPUs on this node."""
+        return self.policy == "static"
+
+
+@dataclass(frozen=True)
+class PlacementSettings:
+    """The settings that placement depends on (config/ has the table).
+
+    `overhead_roles` overrides `overhead` for a role. `exclusive_handlers` overrides `exclusive`
+    for a runtime handler. `stopped_counts` is the setting `kata` of DESIGN D8: a container counts
+    until it is deleted.
+    """
+
+    vcpus: VcpuMode = VcpuMode.PAIR
+    overhead: Overhead = field(default_factory=Overhead)
+    overhead_roles: Mapping[ThreadRole, Overhead] = field(default_factory=dict)
+    exclusive: ExclusiveMode = ExclusiveMode.AUTO
+    exclusive_handlers: Mapping[str, ExclusiveMode] = field(default_factory=dict)
+    housekeeping: CpuSet = EMPTY
+    stopped_counts: bool = False
+
+
+@dataclass(frozen=True)
+class Node:
+    """Facts of the node that placement depends on.
+
+    `release_mask` is what a thread gets when a pin is given back and nothing else is known: the
+    affinity of pid 1 with offline CPUs taken out (DESIGN D18). `live_threads` says whether new
+    threads are reported as they are born: without that the VMM's main thread keeps the whole
+    sandbox mask, because new threads inherit its affinity (DESIGN D11).
+    """
+
+    topology: HostTopology
+    settings: PlacementSettings = field(default_factory=PlacementSettings)
+    kubelet: KubeletState | None = None
+    release_mask: CpuSet = EMPTY
+    live_threads: bool = True

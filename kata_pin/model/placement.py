@@ -1,0 +1,211 @@
+"""What policy decides, what differs from it, what is to be done, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.thread import Thread, ThreadKey
+
+
+class VcpuMode(StrEnum):
+    """How vCPU threads are placed (DESIGN D10)."""
+
+    PAIR = "pair"
+    FLOAT = "float"
+    LEAVE = "leave"
+
+
+class ExclusiveMode(StrEnum):
+    """What the administrator says about exclusive cpusets (DESIGN D9)."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class OverheadKind(StrEnum):
+    """Where threads that are not vCPUs go (DESIGN D11). LEAVE: they are not touched."""
+
+    AUTO = "auto"
+    SANDBOX = "sandbox"
+    HOUSEKEEPING = "housekeeping"
+    RESERVE = "reserve"
+    CPUS = "cpus"
+    LEAVE = "leave"
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """One overhead setting: `reserve` carries k, `cpus` the list."""
+
+    kind: OverheadKind = OverheadKind.AUTO
+    reserve: int = 0
+    cpus: CpuSet = EMPTY
+
+    def __str__(self) -> str:
+        if self.kind is OverheadKind.RESERVE:
+            return f"reserve:{self.reserve}"
+        return str(self.cpus) if self.kind is OverheadKind.CPUS else self.kind.value
+
+
+class Provenance(StrEnum):
+    """How it is known that a container's CPUs are exclusive, or are not (DESIGN D9)."""
+
+    ALLOCATOR = "allocator"
+    KUBELET = "kubelet"
+    ADMINISTRATOR = "administrator"
+    INFERRED = "inferred"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The exclusive CPUs of one container, or the reason that it has none."""
+
+    container_id: str
+    exclusive: CpuSet
+    provenance: Provenance
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxMask:
+    """The union of the counting containers' cpusets and its parts.
+
+    `mask` is None when nothing confines the sandbox: then pins we made are released (DESIGN D8).
+    `exclusive` and `shared` split it; the pause container's cpuset is in `mask` only through
+    `overhead_extra`, which vCPUs paired with containers never use.
+    """
+
+    mask: CpuSet | None
+    exclusive: CpuSet = EMPTY
+    shared: CpuSet = EMPTY
+    overhead_extra: CpuSet = EMPTY
+    origin: str = ""
+    claims: tuple[Claim, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """Where one thread should run.
+
+    `wanted` is the policy's choice, `applied` = wanted with the cgroup's cpuset and the online
+    CPUs taken into account (DESIGN D7); `step` names the fallback that was needed (empty: none).
+    `release` is True where a pin is given back (DESIGN D18). `paired` is True for a vCPU that has
+    exclusive CPUs, `container_id` says whose.
+    """
+
+    key: ThreadKey
+    wanted: CpuSet
+    applied: CpuSet
+    reason: str
+    step: str = ""
+    paired: bool = False
+    container_id: str = ""
+    release: bool = False
+
+
+class NoteLevel(StrEnum):
+    """How much a note matters."""
+
+    INFO = "info"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something the operator should know about a placement; `code` is stable, for machines."""
+
+    code: str
+    text: str
+    level: NoteLevel = NoteLevel.INFO
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The whole decision for one sandbox. A thread absent from `desired` is left alone."""
+
+    sandbox_id: str
+    mask: SandboxMask
+    desired: Mapping[ThreadKey, Desired] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
+
+
+class DriftKind(StrEnum):
+    """How a thread's affinity differs from the desired one."""
+
+    MOVED = "moved"  # other CPUs than desired
+    WIDENED = "widened"  # more than desired
+    NARROWED = "narrowed"  # fewer than desired
+    CPUSET_SHRUNK = "cpuset_shrunk"  # its cgroup no longer allows what we wanted
+    THREAD_NEW = "thread_new"
+    THREAD_GONE = "thread_gone"
+    FOREIGN = "foreign"  # came back three times: another writer (DESIGN D13)
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """One thread off its desired affinity."""
+
+    key: ThreadKey
+    kind: DriftKind
+    desired: CpuSet
+    observed: CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Set one thread's affinity."""
+
+    key: ThreadKey
+    target: CpuSet
+    before: CpuSet
+    reason: str
+
+    def describe(self) -> str:
+        """Return one line for a person."""
+        return f"tid {self.key.tid}: {self.before} -> {self.target} ({self.reason})"
+
+
+class Outcome(StrEnum):
+    """What came of an action, read back from the kernel."""
+
+    DONE = "done"
+    GONE = "gone"  # the thread exited
+    REUSED = "reused"  # the tid belongs to another thread now; nothing was undone
+    REFUSED = "refused"  # EINVAL: no CPU of the target is in the thread's cpuset
+    DENIED = "denied"  # EPERM: CAP_SYS_NICE is missing
+    CLIPPED = "clipped"  # set, but the kernel applies fewer CPUs than asked
+    FIXED = "fixed"  # a kernel thread whose affinity cannot be changed
+
+
+@dataclass(frozen=True, slots=True)
+class ActionResult:
+    """An action and what the kernel says now (`after` is None when nothing could be read)."""
+
+    action: Action
+    outcome: Outcome
+    after: CpuSet | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """One pass over one sandbox: what was there, what was wanted, what was done, how long."""
+
+    sandbox_id: str
+    threads: tuple[Thread, ...] = ()
+    placement: Placement | None = None
+    drifts: tuple[Drift, ...] = ()
+    results: tuple[ActionResult, ...] = ()
+    notes: tuple[Note, ...] = ()
+    rounds: int = 0
+    duration_ns: int = 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether every thread is where it should be."""
+        bad = {Outcome.REFUSED, Outcome.DENIED, Outcome.REUSED, Outcome.CLIPPED}
+        return self.placement is not None and not any(r.outcome in bad for r in self.results)

@@ -1,0 +1,148 @@
+"""Containers as recorded, their sandbox, and its VMM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.thread import ProcessKey
+
+
+class ContainerKind(StrEnum):
+    """Whether a record is the pod sandbox itself (the pause container) or a container in it."""
+
+    SANDBOX = "sandbox"
+    CONTAINER = "container"
+
+
+class ContainerState(StrEnum):
+    """Where a container is in its life, as far as the sources told us."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    STOPPED = "stopped"
+
+    @property
+    def counts(self) -> bool:
+        """Whether its cpuset counts in the sandbox mask (DESIGN D8)."""
+        return self is not ContainerState.STOPPED
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """What was recorded for one container.
+
+    `cpus` is `linux.resources.cpu.cpus`: None when the container has no cpuset. `quota_us`,
+    `period_us` and `shares` are those of the OCI runtime spec (config-linux, cpu); None if absent.
+    `recorded_ns` is the CLOCK_BOOTTIME stamp of the message that this record is from; `source`
+    names it (`hook:createRuntime`, `spool:poststart`, `bundle`, `adopted`).
+    """
+
+    id: str
+    sandbox_id: str
+    kind: ContainerKind = ContainerKind.CONTAINER
+    state: ContainerState = ContainerState.CREATED
+    cpus: CpuSet | None = None
+    mems: str = ""
+    quota_us: int | None = None
+    period_us: int | None = None
+    shares: int | None = None
+    cgroups_path: str = ""
+    name: str = ""
+    pod_name: str = ""
+    pod_namespace: str = ""
+    pod_uid: str = ""
+    handler: str = ""
+    bundle: str = ""
+    source: str = ""
+    recorded_ns: int = 0
+    pid_hint: int = 0
+    note: str = ""
+
+    @property
+    def title(self) -> str:
+        """Return the name people know it by."""
+        return self.name or ("pause" if self.kind is ContainerKind.SANDBOX else self.id[:12])
+
+
+@dataclass(frozen=True, slots=True)
+class GuestTopology:
+    """QEMU's `-smp` and `-numa`, the only guest topology that is believed (DESIGN D10).
+
+    `boot` vCPUs exist at start; `maximum` is maxcpus. `numa` maps cpu-index to the guest NUMA
+    node, `host_nodes` a guest node to the host nodes its memory is bound to.
+    """
+
+    boot: int = 0
+    maximum: int = 0
+    sockets: int = 1
+    dies: int = 1
+    cores: int = 1
+    threads: int = 1
+    numa: Mapping[int, int] = field(default_factory=dict, hash=False)
+    host_nodes: Mapping[int, CpuSet] = field(default_factory=dict, hash=False)
+
+    def siblings_of(self, index: int) -> int:
+        """Return a number that vCPU `index` shares with its guest SMT siblings."""
+        return index // max(1, self.threads)
+
+
+class VmmKind(StrEnum):
+    """Which VMM runs the sandbox."""
+
+    QEMU = "qemu"
+    CLOUD_HYPERVISOR = "cloud-hypervisor"
+    FIRECRACKER = "firecracker"
+    DRAGONBALL = "dragonball"  # inside the runtime-rs shim
+
+
+@dataclass(frozen=True, slots=True)
+class Vmm:
+    """The process that runs a sandbox's virtual machine, accepted by DESIGN D5.
+
+    `witness` says which evidence that the VMM itself cannot write confirmed it. `kvm` is False for
+    TCG. `iothreads` are the ids on the command line; `guest_cid` the vsock address (0: none).
+    `orphan` is True when its shim is gone. `exe_deleted`: the binary was replaced on disk.
+    """
+
+    kind: VmmKind
+    process: ProcessKey
+    parent: int
+    exe: str
+    witness: str
+    guest: GuestTopology = field(default_factory=GuestTopology)
+    kvm: bool = True
+    iothreads: tuple[str, ...] = ()
+    debug_threads: bool = False
+    guest_cid: int = 0
+    orphan: bool = False
+    exe_deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """A pod VM: its recorded containers in record order, and its VMM once found."""
+
+    id: str
+    containers: tuple[Container, ...] = ()
+    vmm: Vmm | None = None
+
+    @property
+    def pod(self) -> str:
+        """Return `namespace/name` of the pod, or the sandbox id when no record names it."""
+        for container in self.containers:
+            if container.pod_name:
+                return f"{container.pod_namespace or '-'}/{container.pod_name}"
+        return self.id
+
+    @property
+    def handler(self) -> str:
+        """Return the runtime handler of the pod, empty when no record names it."""
+        return next((c.handler for c in self.containers if c.handler), "")
+
+    @property
+    def counting(self) -> tuple[Container, ...]:
+        """Return the containers whose state lets them count."""
+        return tuple(c for c in self.containers if c.state.counts)

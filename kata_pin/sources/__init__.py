@@ -1,0 +1,1 @@
+"""Where facts about containers and threads come from."""

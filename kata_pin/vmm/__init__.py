@@ -1,0 +1,1 @@
+"""Finding the VMM of a sandbox and the roles of its threads."""

@@ -1,0 +1,1 @@
+"""Codecs: bytes to values and back, without sockets or clocks."""
