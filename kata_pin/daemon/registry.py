@@ -1,0 +1,320 @@
+"""The registry: what must survive a restart of the daemon, in one SQLite file (DESIGN D15).
+
+It holds containers as recorded, the newest message seen for each, pins that pairing should keep,
+and the affinity each role had before the first pin. Everything else is read from the kernel anew.
+One transaction per event, committed before the hook is answered.
+
+Lifetime: one boot. The file lives on a tmpfs; its boot id is checked, so thread identities of an
+earlier boot are never believed. A damaged file, or one of another version, is set aside with its
+name in the log and an empty registry takes its place: the daemon always starts.
+
+Write-ahead logging with synchronous=OFF: a killed process loses no committed transaction (the
+pages are in the kernel's cache); a power cut loses /run as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+from kata_pin.errors import ParseError, StateError
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
+from kata_pin.model.thread import ThreadKey, ThreadRole
+
+log = logging.getLogger(__name__)
+
+VERSION: Final = 1
+
+TOMBSTONES: Final = 4096
+"""Stamps of finished containers that are remembered, to ignore messages that arrive late."""
+
+_SCHEMA: Final = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE containers (
+    id TEXT PRIMARY KEY, sandbox_id TEXT NOT NULL, kind TEXT NOT NULL, state TEXT NOT NULL,
+    cpus TEXT, mems TEXT NOT NULL, quota_us INTEGER, period_us INTEGER, shares INTEGER,
+    cgroups_path TEXT NOT NULL, name TEXT NOT NULL, pod_name TEXT NOT NULL,
+    pod_namespace TEXT NOT NULL, pod_uid TEXT NOT NULL, handler TEXT NOT NULL,
+    bundle TEXT NOT NULL, source TEXT NOT NULL, recorded_ns INTEGER NOT NULL,
+    pid_hint INTEGER NOT NULL, note TEXT NOT NULL, first_ns INTEGER NOT NULL);
+CREATE INDEX containers_sandbox ON containers (sandbox_id);
+CREATE TABLE seen (
+    container_id TEXT PRIMARY KEY, stamp_ns INTEGER NOT NULL, pid INTEGER NOT NULL);
+CREATE INDEX seen_stamp ON seen (stamp_ns);
+CREATE TABLE pairs (
+    sandbox_id TEXT NOT NULL, tgid INTEGER NOT NULL, tid INTEGER NOT NULL,
+    starttime INTEGER NOT NULL, cpu INTEGER NOT NULL,
+    PRIMARY KEY (tgid, tid, starttime)) WITHOUT ROWID;
+CREATE INDEX pairs_sandbox ON pairs (sandbox_id);
+CREATE TABLE first_seen (
+    sandbox_id TEXT NOT NULL, role TEXT NOT NULL, cpus TEXT NOT NULL,
+    PRIMARY KEY (sandbox_id, role)) WITHOUT ROWID;
+CREATE TABLE released (sandbox_id TEXT PRIMARY KEY) WITHOUT ROWID;
+"""
+
+_FIELDS: Final = (
+    "id", "sandbox_id", "kind", "state", "cpus", "mems", "quota_us", "period_us", "shares",
+    "cgroups_path", "name", "pod_name", "pod_namespace", "pod_uid", "handler", "bundle", "source",
+    "recorded_ns", "pid_hint", "note",
+)  # fmt: skip
+
+
+class Registry:
+    """Typed access to the file; every public writer is one transaction."""
+
+    def __init__(self, path: str, *, boot_id: str) -> None:
+        """Open or create the file at `path` (0600); `boot_id` is the kernel's.
+
+        Raises StateError when the folder cannot be written at all.
+        """
+        self.path = path
+        self._boot_id = boot_id
+        self._db = self._open()
+
+    def close(self) -> None:
+        """Close the file; the object is of no use afterwards."""
+        self._db.close()
+
+    # ---- opening -------------------------------------------------------------------------
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            return self._connect()
+        except _Unusable as problem:
+            aside = f"{self.path}.{problem.label}-{time.time_ns()}"
+            log.warning("registry %s: %s; set aside as %s", self.path, problem, aside)
+            for suffix in ("-wal", "-shm", ""):
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(self.path + suffix, aside + suffix)
+            try:
+                return self._connect()
+            except _Unusable as again:
+                raise StateError(f"{self.path}: {again}") from again
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            db = sqlite3.connect(self.path, isolation_level=None, timeout=2.0)
+        except (OSError, sqlite3.Error) as error:
+            raise StateError(f"{self.path}: {error}") from error
+        try:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=OFF")
+            self._check(db)
+        except sqlite3.DatabaseError as error:
+            db.close()
+            raise _Unusable(f"damaged ({error})", "damaged") from error
+        except _Unusable:
+            db.close()
+            raise
+        return db
+
+    def _check(self, db: sqlite3.Connection) -> None:
+        tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
+        if not tables:
+            with _transaction(db):
+                for statement in _SCHEMA.split(";"):
+                    db.execute(statement)
+                db.executemany(
+                    "INSERT INTO meta VALUES (?, ?)",
+                    [("version", str(VERSION)), ("boot_id", self._boot_id)],
+                )
+            return
+        if "meta" not in tables:
+            raise _Unusable("not a registry of kata-pin", "foreign")
+        meta = dict(db.execute("SELECT key, value FROM meta"))
+        if meta.get("version") != str(VERSION):
+            raise _Unusable(f"version {meta.get('version')}, not {VERSION}", "version")
+        if meta.get("boot_id") != self._boot_id:
+            raise _Unusable("from an earlier boot", "boot")
+        if db.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+            raise _Unusable("damaged", "damaged")
+
+    # ---- containers ----------------------------------------------------------------------
+
+    def record(self, container: Container, *, stamp_ns: int, pid: int) -> bool:
+        """Take a message's record; False (nothing written) if it is not newer than what is known.
+
+        A message is identified by its stamp and the hook's pid, so one that was both acknowledged
+        late and spooled counts once. A record without facts of its own (a poststop whose bundle
+        could not be read) keeps those of the earlier record.
+        """
+        with _transaction(self._db):
+            if not self._newer(container.id, stamp_ns, pid):
+                return False
+            old = self.container(container.id)
+            self._write(_merged(old, container))
+        return True
+
+    def _newer(self, container_id: str, stamp_ns: int, pid: int) -> bool:
+        row = self._db.execute(
+            "SELECT stamp_ns, pid FROM seen WHERE container_id = ?", (container_id,)
+        ).fetchone()
+        if row is not None and (stamp_ns, pid) <= (row[0], row[1]):
+            return False
+        self._db.execute(
+            "INSERT INTO seen VALUES (?, ?, ?) ON CONFLICT (container_id)"
+            " DO UPDATE SET stamp_ns = excluded.stamp_ns, pid = excluded.pid",
+            (container_id, stamp_ns, pid),
+        )
+        return True
+
+    def _write(self, container: Container) -> None:
+        values = [_plain(getattr(container, field)) for field in _FIELDS]
+        updates = ", ".join(f"{field} = excluded.{field}" for field in _FIELDS[1:])
+        marks = ", ".join("?" * (len(_FIELDS) + 1))
+        self._db.execute(
+            f"INSERT INTO containers VALUES ({marks}) ON CONFLICT (id) DO UPDATE SET {updates}",  # noqa: S608 - field names are constants
+            [*values, container.recorded_ns],
+        )
+
+    def container(self, container_id: str) -> Container | None:
+        """Return one container's record."""
+        row = self._db.execute(
+            f"SELECT {', '.join(_FIELDS)} FROM containers WHERE id = ?",  # noqa: S608 - constants
+            (container_id,),
+        ).fetchone()
+        return None if row is None else _container(row)
+
+    def containers(self, sandbox_id: str) -> tuple[Container, ...]:
+        """Return a sandbox's containers in the order they were first recorded."""
+        rows = self._db.execute(
+            f"SELECT {', '.join(_FIELDS)} FROM containers WHERE sandbox_id = ?"  # noqa: S608 - constants
+            " ORDER BY first_ns, id",
+            (sandbox_id,),
+        )
+        return tuple(_container(row) for row in rows)
+
+    def sandboxes(self) -> list[str]:
+        """Return the ids of all sandboxes that have a record."""
+        rows = self._db.execute("SELECT DISTINCT sandbox_id FROM containers ORDER BY sandbox_id")
+        return [row[0] for row in rows]
+
+    def forget(self, sandbox_id: str) -> None:
+        """Drop a sandbox that is gone; late messages about its containers stay recognised."""
+        with _transaction(self._db):
+            for table in ("containers", "pairs", "first_seen", "released"):
+                self._db.execute(
+                    f"DELETE FROM {table} WHERE sandbox_id = ?",  # noqa: S608 - constants
+                    (sandbox_id,),
+                )
+            self._db.execute(
+                "DELETE FROM seen WHERE container_id NOT IN (SELECT id FROM containers)"
+                " AND stamp_ns <= coalesce((SELECT stamp_ns FROM seen"
+                " ORDER BY stamp_ns DESC LIMIT 1 OFFSET ?), -1)",
+                (TOMBSTONES,),
+            )
+
+    # ---- what passes need to remember ----------------------------------------------------
+
+    def pairs(self, sandbox_id: str) -> dict[ThreadKey, int]:
+        """Return the pCPU each paired vCPU thread was given."""
+        rows = self._db.execute(
+            "SELECT tgid, tid, starttime, cpu FROM pairs WHERE sandbox_id = ?", (sandbox_id,)
+        )
+        return {ThreadKey(*row[:3]): row[3] for row in rows}
+
+    def first_seen(self, sandbox_id: str) -> dict[ThreadRole, CpuSet]:
+        """Return the affinity each role had before the first pin; empty when never pinned."""
+        rows = self._db.execute(
+            "SELECT role, cpus FROM first_seen WHERE sandbox_id = ?", (sandbox_id,)
+        )
+        return {ThreadRole(role): CpuSet.parse(cpus) for role, cpus in rows}
+
+    def keep(
+        self,
+        sandbox_id: str,
+        *,
+        pairs: Mapping[ThreadKey, int],
+        first_seen: Mapping[ThreadRole, CpuSet],
+    ) -> None:
+        """Replace what is remembered; called before the masks are set, so a kill loses nothing."""
+        with _transaction(self._db):
+            self._db.execute("DELETE FROM pairs WHERE sandbox_id = ?", (sandbox_id,))
+            self._db.executemany(
+                "INSERT OR REPLACE INTO pairs VALUES (?, ?, ?, ?, ?)",
+                [(sandbox_id, k.tgid, k.tid, k.starttime, cpu) for k, cpu in pairs.items()],
+            )
+            self._db.execute("DELETE FROM first_seen WHERE sandbox_id = ?", (sandbox_id,))
+            self._db.executemany(
+                "INSERT INTO first_seen VALUES (?, ?, ?)",
+                [(sandbox_id, role.value, str(cpus)) for role, cpus in first_seen.items()],
+            )
+
+    def released(self) -> frozenset[str]:
+        """Return the sandboxes an operator unpinned: they are left alone until pinned again."""
+        return frozenset(row[0] for row in self._db.execute("SELECT sandbox_id FROM released"))
+
+    def set_released(self, sandbox_ids: Iterable[str], *, released: bool) -> None:
+        """Remember or forget that an operator unpinned these sandboxes."""
+        statement = (
+            "INSERT OR IGNORE INTO released VALUES (?)"
+            if released
+            else "DELETE FROM released WHERE sandbox_id = ?"
+        )
+        with _transaction(self._db):
+            self._db.executemany(statement, [(one,) for one in sandbox_ids])
+
+
+class _Unusable(Exception):  # noqa: N818 - says what is so, and never leaves this module
+    """The file cannot be used as it is; `label` goes into the name it is set aside under."""
+
+    def __init__(self, message: str, label: str) -> None:
+        super().__init__(message)
+        self.label = label
+
+
+@contextlib.contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")
+
+
+def _merged(old: Container | None, new: Container) -> Container:
+    """Keep what an earlier record knew where a later message could not read the bundle."""
+    if old is None:
+        return new
+    if new.cgroups_path or new.cpus is not None or new.pod_name:
+        return replace(new, pid_hint=new.pid_hint or old.pid_hint)
+    return replace(
+        old,
+        state=new.state,
+        source=new.source,
+        recorded_ns=new.recorded_ns,
+        pid_hint=new.pid_hint or old.pid_hint,
+        note=new.note or old.note,
+    )
+
+
+def _plain(value: object) -> str | int | None:
+    if value is None or isinstance(value, int):
+        return value
+    return str(value)
+
+
+def _container(row: tuple[object, ...]) -> Container:
+    values = dict(zip(_FIELDS, row, strict=True))
+    try:
+        cpus = None if values["cpus"] is None else CpuSet.parse(str(values["cpus"]))
+        return Container(
+            **{  # type: ignore[arg-type] # SQLite is dynamic; the schema gives the types
+                **values,
+                "cpus": cpus,
+                "kind": ContainerKind(str(values["kind"])),
+                "state": ContainerState(str(values["state"])),
+            }
+        )
+    except (ParseError, ValueError) as error:
+        raise StateError(f"registry row of container {values['id']}: {error}") from error
