@@ -1,0 +1,144 @@
+"""Reading a container's config.json from its OCI bundle, without trusting the path.
+
+The bundle's path comes from a hook's stdin or from an annotation: the author of a pod may have had
+a hand in it. So it must lie below a root that the administrator allows (DESIGN D4), no symlink is
+followed on the way, and the file must be a regular one of root's (or ours), of bounded size.
+
+A reader lives as long as the daemon's configuration; the roots are resolved once, when it is made.
+Out of scope: what the bytes mean (kata_pin.wire), and when to read them (kata_pin.daemon).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+
+from kata_pin.errors import KataPinError
+
+DEFAULT_ROOTS = (
+    "/run/containerd",
+    "/run/k3s/containerd",
+    "/run/docker/containerd",
+    "/run/containers/storage",
+)
+CONFIG_NAME = "config.json"
+MAX_CONFIG_BYTES = 4 * 1024 * 1024
+MAX_PATH_BYTES = 4096  # PATH_MAX of linux/limits.h
+
+_OPEN_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: opening a FIFO that somebody put there must not hang; regular files ignore it.
+_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class BundleGone(KataPinError):  # noqa: N818 - a state of the world, not a fault
+    """The bundle, or its config.json, is no longer there: the container was deleted."""
+
+
+class BundleRefused(KataPinError):  # noqa: N818 - the words of DESIGN D4
+    """The bundle may not be read; `rule` is the rule it breaks, in a few words."""
+
+    def __init__(self, bundle: str, rule: str, *, hint: str = "") -> None:
+        super().__init__(f"bundle {bundle[:256]!r} is not read: {rule}", hint=hint)
+        self.bundle = bundle
+        self.rule = rule
+
+
+class BundleReader:
+    """Reads config.json below a fixed set of roots.
+
+    `roots` are absolute directories; they need not exist yet. Each may be spelled as configured
+    or as resolved, and one below /run also as /var/run where that is a link to it.
+    """
+
+    def __init__(self, roots: Iterable[str] = DEFAULT_ROOTS) -> None:
+        self._roots = {
+            spelling: resolved
+            for root in roots
+            for resolved in (os.path.realpath(root),)
+            for spelling in _spellings(os.path.normpath(root), resolved)
+        }
+        self._owners = frozenset({0, os.geteuid()})
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """Return the resolved roots, sorted."""
+        return tuple(sorted(set(self._roots.values())))
+
+    def read_config(self, bundle: str) -> bytes:
+        """Return the bytes of `bundle`/config.json, at most MAX_CONFIG_BYTES.
+
+        Raises BundleGone when it does not exist (any more), BundleRefused naming the rule when it
+        may not be read.
+        """
+        parts = (*self._locate(bundle), CONFIG_NAME)
+        try:
+            return self._read(bundle, parts)
+        except OSError as error:
+            raise _meaning(bundle, error) from error
+
+    def _locate(self, bundle: str) -> tuple[str, ...]:
+        """Return the path components of `bundle` from /, its root resolved."""
+        if not bundle.startswith("/") or "\0" in bundle:
+            raise BundleRefused(bundle, "not an absolute path")
+        try:
+            length = len(os.fsencode(bundle))
+        except UnicodeEncodeError as error:  # a lone surrogate, which JSON lets through
+            raise BundleRefused(bundle, "not a path that Linux can hold") from error
+        if length > MAX_PATH_BYTES:
+            raise BundleRefused(bundle, f"path longer than {MAX_PATH_BYTES} bytes")
+        parts = tuple(part for part in bundle.split("/") if part not in {"", "."})
+        if ".." in parts:
+            raise BundleRefused(bundle, "path with '..'")
+        for depth in range(len(parts) - 1, 0, -1):
+            resolved = self._roots.get("/" + "/".join(parts[:depth]))
+            if resolved is not None:
+                return (*(p for p in resolved.split("/") if p), *parts[depth:])
+        raise BundleRefused(
+            bundle, "outside all bundle roots", hint="see bundle_roots in the configuration"
+        )
+
+    def _read(self, bundle: str, parts: tuple[str, ...]) -> bytes:
+        *folders, name = parts
+        here = os.open("/", _OPEN_DIRECTORY)
+        try:
+            for folder in folders:
+                inner = os.open(folder, _OPEN_DIRECTORY, dir_fd=here)
+                os.close(here)
+                here = inner
+            config = os.open(name, _OPEN_FILE, dir_fd=here)
+        finally:
+            os.close(here)
+        with open(config, "rb") as file:
+            self._check(bundle, os.fstat(config))
+            content = file.read(MAX_CONFIG_BYTES + 1)
+        if len(content) > MAX_CONFIG_BYTES:
+            raise BundleRefused(bundle, f"{CONFIG_NAME} larger than {MAX_CONFIG_BYTES} bytes")
+        return content
+
+    def _check(self, bundle: str, status: os.stat_result) -> None:
+        if not stat.S_ISREG(status.st_mode):
+            raise BundleRefused(bundle, f"{CONFIG_NAME} is not a regular file")
+        if status.st_uid not in self._owners:
+            raise BundleRefused(bundle, f"{CONFIG_NAME} belongs to uid {status.st_uid}")
+        if status.st_size > MAX_CONFIG_BYTES:
+            raise BundleRefused(bundle, f"{CONFIG_NAME} larger than {MAX_CONFIG_BYTES} bytes")
+
+
+def _spellings(configured: str, resolved: str) -> set[str]:
+    """Return the ways in which runtimes may write a root."""
+    spellings = {configured, resolved}
+    if resolved.startswith("/run/") and os.path.realpath("/var/run") == "/run":
+        spellings.add("/var" + resolved)
+    return spellings
+
+
+def _meaning(bundle: str, error: OSError) -> KataPinError:
+    """Translate what open(2) and read(2) can say here."""
+    if error.errno == errno.ENOENT:
+        return BundleGone(f"bundle {bundle[:256]!r} is gone")
+    # O_NOFOLLOW: ELOOP for a link, but ENOTDIR where O_DIRECTORY is asked too (open(2))
+    if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+        return BundleRefused(bundle, "a symlink or a file where a directory should be")
+    return BundleRefused(bundle, os.strerror(error.errno or 0).lower())
