@@ -1,0 +1,124 @@
+"""One sandbox's supervisor: runs passes when told that something changed, one at a time.
+
+Level-triggered (DESIGN D1): events only mark the sandbox dirty, so lost, doubled and reordered
+ones are harmless. The loop is a fault barrier (DESIGN D16): a pass that fails is logged, counted
+and tried again later; other sandboxes never notice.
+
+Lifetime: from the first message about a sandbox until it is gone; owned by the app's TaskGroup.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+from kata_pin.model.placement import Report
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0)
+"""Waits between tries while a sandbox has no VMM (Firecracker's hooks run before the VM starts) or
+a pass fails; about half a minute in all."""
+
+
+class Verdict(Enum):
+    """What a pass says about the sandbox's future."""
+
+    SETTLED = auto()  # nothing more to do until something changes
+    RETRY = auto()  # look again soon: no VMM yet, or some thread was refused
+    GONE = auto()  # the sandbox is over: forget it
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """A pass's report and its verdict."""
+
+    report: Report
+    verdict: Verdict
+
+
+class Supervisor:
+    """Runs `pass_` for one sandbox whenever `mark` was called, and tells who waits for it."""
+
+    def __init__(self, sandbox_id: str, pass_: Callable[[str], PassResult]) -> None:
+        """`pass_` takes the sandbox id and is synchronous: a few milliseconds of short reads."""
+        self.sandbox_id = sandbox_id
+        self.failures = 0
+        self.report: Report | None = None
+        self._pass = pass_
+        self._wanted = 0
+        self._done = 0
+        self._dirty = asyncio.Event()
+        self._finished = asyncio.Condition()
+        self._reasons: set[str] = set()
+        self._ended = False
+
+    def mark(self, reason: str) -> int:
+        """Ask for a pass; return a ticket that `settled` takes. Cheap, never blocks."""
+        self._wanted += 1
+        self._reasons.add(reason)
+        self._dirty.set()
+        return self._wanted
+
+    async def settled(self, ticket: int) -> Report | None:
+        """Wait until a pass that began after `mark` gave `ticket` has ended; the caller's deadline.
+
+        Returns the last report, None if the pass failed or the sandbox ended meanwhile.
+        """
+        async with self._finished:
+            await self._finished.wait_for(lambda: self._done >= ticket or self._ended)
+        return self.report
+
+    async def run(self) -> None:
+        """Loop until the sandbox is gone; cancelled by the app."""
+        tries = 0
+        try:
+            while True:
+                verdict = await self._one_pass()
+                if verdict is Verdict.GONE:
+                    return
+                if verdict is Verdict.SETTLED:
+                    tries = 0
+                    await self._dirty.wait()
+                elif tries < len(RETRY_S):
+                    tries = await self._wait_to_retry(tries)
+                else:
+                    await self._dirty.wait()
+        finally:
+            self._ended = True
+            async with self._finished:
+                self._finished.notify_all()
+
+    async def _wait_to_retry(self, tries: int) -> int:
+        """Sleep until the next try, or less when something changed; return the tries so far."""
+        try:
+            async with asyncio.timeout(RETRY_S[tries]):
+                await self._dirty.wait()
+        except TimeoutError:
+            self._dirty.set()
+            return tries + 1
+        return tries
+
+    async def _one_pass(self) -> Verdict:
+        await self._dirty.wait()
+        self._dirty.clear()
+        ticket, reasons, self._reasons = self._wanted, self._reasons, set()
+        try:
+            result = self._pass(self.sandbox_id)
+        except Exception as error:  # the fault barrier of one sandbox
+            self.failures += 1
+            self.report = None
+            log.error("sandbox %s: pass failed: %s", self.sandbox_id, error)
+            log.debug("sandbox %s: after %s", self.sandbox_id, sorted(reasons), exc_info=True)
+            verdict = Verdict.RETRY
+        else:
+            self.report = result.report
+            verdict = result.verdict
+        self._done = max(self._done, ticket)
+        async with self._finished:
+            self._finished.notify_all()
+        return verdict

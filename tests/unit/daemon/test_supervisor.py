@@ -1,0 +1,107 @@
+"""A supervisor runs one pass at a time, never misses a mark, and survives a pass that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from kata_pin.daemon.supervisor import RETRY_S, PassResult, Supervisor, Verdict
+from kata_pin.model.placement import Report
+
+Outcome = Verdict | Exception
+
+
+class Script:
+    """A pass that gives the next scripted verdict; the last one is repeated."""
+
+    def __init__(self, *outcomes: Outcome) -> None:
+        self.outcomes = list(outcomes)
+        self.runs = 0
+        self.during: Callable[[], object] | None = None
+
+    def __call__(self, sandbox_id: str) -> PassResult:
+        self.runs += 1
+        if self.during is not None:
+            self.during()
+        outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return PassResult(Report(sandbox_id=sandbox_id, rounds=self.runs), outcome)
+
+
+@contextlib.asynccontextmanager
+async def running(script: Script) -> AsyncIterator[Supervisor]:
+    """Run a supervisor over a script."""
+    supervisor = Supervisor("pod", script)
+    task = asyncio.create_task(supervisor.run())
+    try:
+        yield supervisor
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _settled(supervisor: Supervisor, ticket: int) -> Report | None:
+    async with asyncio.timeout(5):
+        return await supervisor.settled(ticket)
+
+
+async def test_many_marks_make_one_pass() -> None:
+    """Marks that arrive together are answered by one pass."""
+    script = Script(Verdict.SETTLED)
+    async with running(script) as supervisor:
+        tickets = [supervisor.mark(f"event {n}") for n in range(50)]
+        reports = [await _settled(supervisor, ticket) for ticket in tickets]
+    assert script.runs == 1
+    assert all(report is not None for report in reports)
+
+
+async def test_a_mark_during_a_pass_makes_another() -> None:
+    """What changed while a pass looked is looked at again, and its waiter waits for that."""
+    script = Script(Verdict.SETTLED)
+    async with running(script) as supervisor:
+        late: list[int] = []
+
+        def during() -> None:
+            script.during = None
+            late.append(supervisor.mark("born during the pass"))
+
+        script.during = during
+        await _settled(supervisor, supervisor.mark("first"))
+        report = await _settled(supervisor, late[0])
+    assert report is not None
+    assert report.rounds == 2
+
+
+async def test_a_failing_pass_is_tried_again_and_hurts_nobody() -> None:
+    """The barrier counts, retries, and the waiter hears that there is no report."""
+    script = Script(RuntimeError("boom"), Verdict.SETTLED)
+    async with running(script) as supervisor:
+        assert await _settled(supervisor, supervisor.mark("x")) is None
+        async with asyncio.timeout(5):
+            while script.runs < 2:  # noqa: ASYNC110 - the retry has no event of its own
+                await asyncio.sleep(0.01)
+        assert supervisor.failures == 1
+        assert supervisor.report is not None
+
+
+async def test_retries_end() -> None:
+    """A sandbox that never gets its VMM is not looked for for ever."""
+    assert 20 <= sum(RETRY_S) <= 60
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_the_end_wakes_every_waiter(count: int) -> None:
+    """When the sandbox is gone the loop ends and nobody waits in vain."""
+    script = Script(Verdict.GONE)
+    supervisor = Supervisor("pod", script)
+    task = asyncio.create_task(supervisor.run())
+    ticket = supervisor.mark("x") + 1  # a pass that will never come
+    waiters = [asyncio.create_task(_settled(supervisor, ticket)) for _ in range(count)]
+    async with asyncio.timeout(5):
+        await task
+        await asyncio.gather(*waiters)
