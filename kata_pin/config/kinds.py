@@ -1,0 +1,199 @@
+"""The kinds of values that settings have: how each is read, and how it is written back.
+
+A file gives a setting as text, a list of texts or a mapping of texts: YAML's own guesses (`010` is
+8, `on` is true, `1:30` is 90) never reach this module, see file.py. Reading raises ParseError
+without a place; file.py adds the file and the key. Out of scope: which settings exist (tree.py).
+"""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final, Generic, TypeAlias, TypeVar
+
+from kata_pin.errors import ParseError
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.placement import Overhead, OverheadKind
+
+T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
+
+Raw: TypeAlias = "str | list[Raw] | dict[str, Raw]"
+"""What a YAML document is once its scalars are kept as text."""
+
+MAX_ENTRIES: Final = 256
+"""Longest list or mapping that a setting accepts."""
+
+MAX_RESERVE: Final = 64
+"""Largest k of `reserve:k`; more CPUs than that for overhead is a mistake."""
+
+_NUMBER: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?\Z")
+_INTEGER: Final = re.compile(r"(0|[1-9][0-9]{0,8})\Z")
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
+
+
+@dataclass(frozen=True)
+class Kind(Generic[T]):
+    """One kind of value; `words` says in a phrase what may be written."""
+
+    words: str
+    read: Callable[[Raw], T]
+    write: Callable[[T], Raw] = str
+
+
+def text_of(raw: Raw) -> str:
+    """Return a scalar's text; ParseError for a list, a mapping or nothing at all."""
+    if isinstance(raw, list):
+        raise ParseError("a single value is expected, not a list")
+    if isinstance(raw, dict):
+        raise ParseError("a single value is expected, not a mapping")
+    return raw.strip()
+
+
+def choice(words: type[E]) -> Kind[E]:
+    """One word of an enumeration."""
+    offered = ", ".join(word.value for word in words)
+
+    def read(raw: Raw) -> E:
+        text = text_of(raw)
+        try:
+            return words(text)
+        except ValueError:
+            raise ParseError(f"expected one of {offered}", text=text or "(nothing)") from None
+
+    return Kind(f"one of {offered}", read, lambda value: value.value)
+
+
+def _read_boolean(raw: Raw) -> bool:
+    text = text_of(raw)
+    if text not in {"true", "false"}:
+        raise ParseError("expected true or false", text=text or "(nothing)")
+    return text == "true"
+
+
+BOOLEAN: Final = Kind("true or false", _read_boolean, lambda value: "true" if value else "false")
+
+
+def integer(low: int, high: int) -> Kind[int]:
+    """A whole number in decimal, without sign or leading zeros."""
+
+    def read(raw: Raw) -> int:
+        text = text_of(raw)
+        if _INTEGER.match(text) is None:
+            raise ParseError("expected a whole number", text=text or "(nothing)")
+        if not low <= int(text) <= high:
+            raise ParseError(f"expected {low} to {high}", text=text)
+        return int(text)
+
+    return Kind(f"a whole number from {low} to {high}", read)
+
+
+def number(low: float, high: float) -> Kind[float]:
+    """A decimal number, without sign or exponent."""
+
+    def read(raw: Raw) -> float:
+        text = text_of(raw)
+        if _NUMBER.match(text) is None:
+            raise ParseError("expected a number", text=text or "(nothing)")
+        if not low <= float(text) <= high:
+            raise ParseError(f"expected {low:g} to {high:g}", text=text)
+        return float(text)
+
+    return Kind(f"a number from {low:g} to {high:g}", read, _plain)
+
+
+def _plain(value: float) -> str:
+    """Write a number without exponent, so that it reads back as itself."""
+    return f"{value:.6f}".rstrip("0").rstrip(".")
+
+
+def _read_path(raw: Raw) -> str:
+    text = text_of(raw)
+    if not text.startswith("/"):
+        raise ParseError("expected an absolute path", text=text or "(nothing)")
+    if not text.isprintable() or len(text) > 4096:
+        raise ParseError("not a path", text=text)
+    return os.path.normpath("/" + text.lstrip("/"))
+
+
+PATH: Final = Kind("an absolute path", _read_path)
+
+
+def _read_name(raw: Raw) -> str:
+    text = text_of(raw)
+    if _NAME.match(text) is None:
+        raise ParseError("expected a name of letters, digits, _ . and -", text=text or "(nothing)")
+    return text
+
+
+NAME: Final = Kind("a name", _read_name)
+
+
+def listing(kind: Kind[T]) -> Kind[tuple[T, ...]]:
+    """A list of values of one kind; nothing at all is the empty list."""
+
+    def read(raw: Raw) -> tuple[T, ...]:
+        items: Raw = [] if raw == "" else raw
+        if not isinstance(items, list):
+            raise ParseError("a list is expected")
+        if len(items) > MAX_ENTRIES:
+            raise ParseError(f"more than {MAX_ENTRIES} entries")
+        return tuple(kind.read(item) for item in items)
+
+    return Kind(f"a list, each {kind.words}", read, lambda value: [kind.write(v) for v in value])
+
+
+K = TypeVar("K", bound=str)
+
+
+def mapping(key: Kind[K], value: Kind[T]) -> Kind[Mapping[K, T]]:
+    """A mapping of one kind to another; nothing at all is the empty mapping."""
+
+    def read(raw: Raw) -> Mapping[K, T]:
+        items: Raw = {} if raw == "" else raw
+        if not isinstance(items, dict):
+            raise ParseError("a mapping is expected")
+        if len(items) > MAX_ENTRIES:
+            raise ParseError(f"more than {MAX_ENTRIES} entries")
+        return MappingProxyType({key.read(k): _entry(k, value, v) for k, v in items.items()})
+
+    def write(values: Mapping[K, T]) -> Raw:
+        return {str(key.write(k)): value.write(v) for k, v in values.items()}
+
+    return Kind(f"a mapping from {key.words} to {value.words}", read, write)
+
+
+def _entry(name: str, kind: Kind[T], raw: Raw) -> T:
+    """Read one entry of a mapping; its errors name it."""
+    try:
+        return kind.read(raw)
+    except ParseError as error:
+        raise ParseError(error.message, source=name) from error
+
+
+def _read_cpus(raw: Raw) -> CpuSet:
+    return CpuSet.parse(text_of(raw))
+
+
+CPUS: Final = Kind("a cpu list such as 0-3,8", _read_cpus)
+
+
+def _read_overhead(raw: Raw) -> Overhead:
+    """Read the words of DESIGN D11: auto, sandbox, housekeeping, leave, reserve:k or a cpu list."""
+    text = text_of(raw)
+    if text[:1].isdigit():
+        return Overhead(OverheadKind.CPUS, cpus=CpuSet.parse(text))
+    word, colon, count = text.partition(":")
+    if word == "reserve" and colon:
+        return Overhead(OverheadKind.RESERVE, reserve=integer(1, MAX_RESERVE).read(count))
+    if word in {"auto", "sandbox", "housekeeping", "leave"} and not colon:
+        return Overhead(OverheadKind(word))
+    raise ParseError(f"expected {_OVERHEAD_WORDS}", text=text or "(nothing)")
+
+
+_OVERHEAD_WORDS: Final = "auto, sandbox, housekeeping, leave, reserve:k or a cpu list"
+OVERHEAD: Final = Kind(_OVERHEAD_WORDS, _read_overhead)
