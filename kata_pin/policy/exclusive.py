@@ -1,0 +1,171 @@
+"""Which CPUs of a container are exclusively its own, and how that is known (DESIGN D9).
+
+A cpuset alone cannot tell (kata-containers #3726). Four sources are asked in order and the first
+that answers, yes or no, is believed and named:
+
+1. our own allocator, for the containers it placed;
+2. the kubelet's checkpoint, where its policy is static and the container can be matched by pod uid
+   and container name;
+3. the administrator: `always` takes a cpuset that no other container of the sandbox touches as
+   exclusive, `never` answers no. `never` stands in third place on purpose: it silences inference,
+   it does not deny what the kubelet or the allocator knows. Who wants no pairs sets `vcpus: float`;
+4. inference from the cgroup path, quota and shares.
+
+Out of scope: whether another sandbox claims the same CPU (conflicts.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from kata_pin.model.cpuset import EMPTY, CpuSet, union
+from kata_pin.model.node import KubeletState, Node
+from kata_pin.model.placement import Claim, ExclusiveMode, Provenance
+from kata_pin.model.sandbox import Container, ContainerKind
+
+DEFAULT_PERIOD_US: Final = 100_000
+"""CFS period when config.json names none (sched-bwc.rst of the kernel)."""
+
+SHARES_PER_CPU: Final = 1024
+"""CPU shares of one whole CPU (kubelet, cm.MilliCPUToShares)."""
+
+MAX_SHARES: Final = 262_144
+"""The kernel's and the kubelet's ceiling of CPU shares: that of 256 CPUs."""
+
+_CGROUPFS_POOLED: Final = re.compile(r"(?:^|/)(?:burstable|besteffort)/")
+_SYSTEMD_POOLED: Final = re.compile(r"kubepods-(?:burstable|besteffort)(?:-|\.slice|$)")
+
+
+def claims(
+    containers: Iterable[Container],
+    node: Node,
+    handler: str,
+    *,
+    allocated: Mapping[str, CpuSet] | None = None,
+) -> tuple[Claim, ...]:
+    """Return one claim for each container, in the same order.
+
+    `containers` are those that count (DESIGN D8); `handler` is the runtime handler of containers
+    that name none; `allocated` maps container ids to what our own allocator gave them exclusively
+    (empty set: it gave only shared CPUs). A claim never exceeds the container's recorded cpuset.
+    """
+    every = tuple(containers)
+    return tuple(_claim(one, every, node, handler, allocated or {}) for one in every)
+
+
+def pooled(cgroups_path: str) -> bool:
+    """Return whether a cgroupsPath is under the kubelet's burstable or besteffort group.
+
+    Knows the cgroupfs driver (`/kubepods/burstable/pod<uid>/<id>`) and the systemd driver
+    (`kubepods-burstable-pod<uid>.slice:cri-containerd:<id>`), also under another root.
+    """
+    slice_name, colon, _rest = cgroups_path.partition(":")
+    if colon or slice_name.endswith(".slice"):
+        return _SYSTEMD_POOLED.search(slice_name) is not None
+    return (
+        _CGROUPFS_POOLED.search(cgroups_path) is not None
+        or _SYSTEMD_POOLED.search(cgroups_path) is not None
+    )
+
+
+def _claim(
+    container: Container,
+    every: tuple[Container, ...],
+    node: Node,
+    handler: str,
+    allocated: Mapping[str, CpuSet],
+) -> Claim:
+    if container.kind is ContainerKind.SANDBOX:
+        return _no(container, "the pod sandbox's own cpuset is never exclusive")
+    if not container.cpus:
+        return _no(container, "it has no cpuset")
+    return (
+        _from_allocator(container, allocated)
+        or _from_kubelet(container, node.kubelet)
+        or _from_administrator(container, every, _mode(container, node, handler))
+        or _inferred(container)
+    )
+
+
+def _from_allocator(container: Container, allocated: Mapping[str, CpuSet]) -> Claim | None:
+    given = allocated.get(container.id)
+    if given is None:
+        return None
+    if not given:
+        return _no(container, "our allocator gave it shared CPUs", Provenance.ALLOCATOR)
+    return _yes(container, given, Provenance.ALLOCATOR, "our allocator gave it {cpus}")
+
+
+def _from_kubelet(container: Container, kubelet: KubeletState | None) -> Claim | None:
+    if kubelet is None or not kubelet.static or not container.pod_uid or not container.name:
+        return None
+    entry = kubelet.entries.get(container.pod_uid, {}).get(container.name)
+    if entry:
+        return _yes(
+            container, entry, Provenance.KUBELET, "the kubelet's checkpoint gives it {cpus}"
+        )
+    pool = kubelet.pod_entries.get(container.pod_uid)
+    if pool:
+        reason = "the kubelet's checkpoint gives its pod {cpus}"
+        return _yes(container, pool, Provenance.KUBELET, reason)
+    return _no(container, "the kubelet's checkpoint has no entry for it", Provenance.KUBELET)
+
+
+def _mode(container: Container, node: Node, handler: str) -> ExclusiveMode:
+    settings = node.settings
+    return settings.exclusive_handlers.get(container.handler or handler, settings.exclusive)
+
+
+def _from_administrator(
+    container: Container, every: tuple[Container, ...], mode: ExclusiveMode
+) -> Claim | None:
+    if mode is ExclusiveMode.AUTO:
+        return None
+    if mode is ExclusiveMode.NEVER:
+        return _no(container, "the setting exclusive is never", Provenance.ADMINISTRATOR)
+    cpus = container.cpus or EMPTY
+    others = union(
+        one.cpus or EMPTY
+        for one in every
+        if one is not container and one.kind is ContainerKind.CONTAINER
+    )
+    if not cpus.isdisjoint(others):
+        reason = f"the setting exclusive is always, but other containers share {cpus & others}"
+        return _no(container, reason, Provenance.ADMINISTRATOR)
+    reason = "the setting exclusive is always, and no other container has any of {cpus}"
+    return _yes(container, cpus, Provenance.ADMINISTRATOR, reason)
+
+
+def _inferred(container: Container) -> Claim:
+    cpus = container.cpus or EMPTY
+    if pooled(container.cgroups_path):
+        reason = "its cgroup is under burstable or besteffort: not a Guaranteed pod"
+        return _no(container, reason)
+    size = len(cpus)
+    quota = container.quota_us or 0
+    period = container.period_us or DEFAULT_PERIOD_US
+    if quota > 0:
+        if quota == size * period:
+            return _yes(container, cpus, Provenance.INFERRED, "its quota is that of {size} CPUs")
+        return _no(container, f"its quota of {quota} us is not {size} x its period of {period} us")
+    expected = min(size * SHARES_PER_CPU, MAX_SHARES)
+    if container.shares == expected:
+        reason = f"it has no quota and {expected} shares, those of {{size}} CPUs"
+        return _yes(container, cpus, Provenance.INFERRED, reason)
+    shares = "no" if container.shares is None else str(container.shares)
+    return _no(container, f"it has no quota and {shares} shares, not {expected}")
+
+
+def _no(container: Container, reason: str, provenance: Provenance = Provenance.NONE) -> Claim:
+    return Claim(container.id, EMPTY, provenance, reason)
+
+
+def _yes(container: Container, given: CpuSet, provenance: Provenance, reason: str) -> Claim:
+    """Claim what of `given` the container's recorded cpuset has; a difference is said."""
+    exclusive = given & (container.cpus or EMPTY)
+    text = reason.format(cpus=given, size=len(given))
+    if exclusive != given:
+        text += f", of which its cpuset {container.cpus} has {exclusive or 'none'}"
+    return Claim(container.id, exclusive, provenance, text)
