@@ -1,0 +1,84 @@
+"""Setting a thread's affinity, with the checks that make it safe (DESIGN D5, D7).
+
+There is no form of sched_setaffinity that takes a process descriptor, so a tid could change hands
+between a look and the call. The stat file is opened once, read before and after: Linux ties the
+open file to the very task, and reading it fails once that task is gone, even when its number is
+taken again. A task that changed is reported, and nothing is undone: it was never ours to judge.
+
+Lifetime: nothing is kept. Out of scope: what the affinity should be (policy/), cgroups.
+Facts: sched_setaffinity(2); kernel/sched/syscalls.c; measured on 6.1, 6.12 and 6.18.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from errno import EINVAL, EPERM
+from typing import Final
+
+from kata_pin.errors import HostError
+from kata_pin.host.files import STAT_BYTES
+from kata_pin.host.process import GONE_ERRNOS
+from kata_pin.host.root import HostRoot
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.placement import Action, ActionResult, Outcome
+from kata_pin.wire.proc import Stat, parse_stat
+
+PF_NO_SETAFFINITY: Final = 0x0400_0000
+"""Task flag of kernel threads whose affinity user space may not change (sched.h)."""
+
+
+def apply(root: HostRoot, action: Action) -> ActionResult:
+    """Set one thread's affinity and say what the kernel made of it.
+
+    - GONE: the thread exited before, or while, it was set (ENOENT, ESRCH).
+    - REUSED: the tid is another thread's.
+    - REFUSED: no CPU of the target is both online and in its cpuset (EINVAL).
+    - FIXED: a kernel thread that nobody may move (EINVAL with PF_NO_SETAFFINITY).
+    - DENIED: not ours to set without CAP_SYS_NICE (EPERM).
+    - CLIPPED: what is read back is not the target: fewer CPUs, or another writer's choice.
+    - DONE: what is read back is the target.
+
+    Raises HostError for an error that sched_setaffinity(2) does not list (a damaged system).
+    """
+    tgid, tid = action.key.tgid, action.key.tid
+    try:
+        fd = os.open(f"{root.proc()}/{tgid}/task/{tid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        return _failed(action, error, None)
+    try:
+        return _apply(root, action, fd)
+    finally:
+        os.close(fd)
+
+
+def apply_all(root: HostRoot, actions: Iterable[Action]) -> list[ActionResult]:
+    """Apply actions in their order; one that fails does not stop the rest."""
+    return [apply(root, action) for action in actions]
+
+
+def _apply(root: HostRoot, action: Action, fd: int) -> ActionResult:
+    stat = None
+    try:
+        stat = parse_stat(os.read(fd, STAT_BYTES))
+        if stat.starttime != action.key.starttime:
+            return ActionResult(action, Outcome.REUSED)
+        root.scheduler.set_affinity(action.key.tid, action.target)
+        if parse_stat(os.pread(fd, STAT_BYTES, 0)).starttime != action.key.starttime:
+            return ActionResult(action, Outcome.REUSED)
+        after = CpuSet(root.scheduler.get_affinity(action.key.tid))
+    except OSError as error:
+        return _failed(action, error, stat)
+    return ActionResult(action, Outcome.DONE if after == action.target else Outcome.CLIPPED, after)
+
+
+def _failed(action: Action, error: OSError, stat: Stat | None) -> ActionResult:
+    """Return what an errno means; `stat` is None when the thread was not even seen."""
+    if error.errno in GONE_ERRNOS:
+        return ActionResult(action, Outcome.GONE)
+    if error.errno == EPERM:
+        return ActionResult(action, Outcome.DENIED)
+    if error.errno == EINVAL and stat is not None:
+        fixed = bool(stat.flags & PF_NO_SETAFFINITY)
+        return ActionResult(action, Outcome.FIXED if fixed else Outcome.REFUSED)
+    raise HostError("set affinity of", f"thread {action.key.tid}", error.errno or 0) from error

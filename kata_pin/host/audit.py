@@ -1,0 +1,114 @@
+"""The daemon's hot loop: is every thread of a process where it was put?
+
+Compares, and does nothing else: no file of a thread is opened by audit_affinity, no CpuSet is built
+while all is well. What it finds only marks a sandbox for a real pass (DESIGN D1), so an answer may
+be a moment old. Budgets: DESIGN 5.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeVar
+
+from kata_pin.host.files import read_once
+from kata_pin.host.process import GONE_ERRNOS, translated
+from kata_pin.host.root import HostRoot
+from kata_pin.wire.proc import parse_stat
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What an audit of one process found; false when nothing differs.
+
+    `moved`: threads with another affinity than expected; `born`: threads not expected; `gone`:
+    expected ones that are not there, or whose tid belongs to another thread now.
+    """
+
+    moved: tuple[int, ...] = ()
+    born: tuple[int, ...] = ()
+    gone: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.moved or self.born or self.gone)
+
+
+T = TypeVar("T")
+
+VANISHED: Final = (FileNotFoundError, ProcessLookupError)
+"""GONE_ERRNOS as exceptions."""
+
+NOTHING: Final = Finding()
+
+
+class Expected(NamedTuple):
+    """What a deep audit expects of a thread: when it was born and where it may run."""
+
+    starttime: int
+    affinity: frozenset[int]
+
+
+def audit_affinity(root: HostRoot, tgid: int, expected: Mapping[int, frozenset[int]]) -> Finding:
+    """Compare the process's threads, by tid, and their affinities with what is expected.
+
+    One listing and one system call a thread. A process that is gone has all its threads gone.
+    Raises HostError for an errno that no vanished thread explains.
+    """
+    get_affinity = root.scheduler.get_affinity
+    observed = _observe(root, tgid, get_affinity)
+    if observed == expected:
+        return NOTHING
+    return _compare(observed, expected, set(expected))
+
+
+def audit_deep(root: HostRoot, tgid: int, expected: Mapping[int, Expected]) -> Finding:
+    """Compare identities too: a thread whose start time differs is gone, and another was born.
+
+    One stat file a thread on top of audit_affinity; raises HostError likewise.
+    """
+    get_affinity = root.scheduler.get_affinity
+    base = f"{root.proc()}/{tgid}/task"
+
+    def look(tid: int) -> tuple[int, AbstractSet[int]]:
+        return parse_stat(read_once(f"{base}/{tid}/stat")).starttime, get_affinity(tid)
+
+    observed = _observe(root, tgid, look)
+    if observed == expected:
+        return NOTHING
+    same = {tid for tid, e in expected.items() if tid in observed and observed[tid][0] == e[0]}
+    return _compare(observed, expected, same)
+
+
+def _observe(root: HostRoot, tgid: int, look: Callable[[int], T]) -> dict[int, T]:
+    """Return what `look` sees of each thread, without those that vanish meanwhile."""
+    try:
+        tids = list(map(int, os.listdir(f"{root.proc()}/{tgid}/task")))
+        return {tid: look(tid) for tid in tids}
+    except OSError as error:
+        if error.errno not in GONE_ERRNOS:
+            raise translated(error, "audit", f"process {tgid}") from error
+    return _observe_survivors(root, tgid, look)
+
+
+def _observe_survivors(root: HostRoot, tgid: int, look: Callable[[int], T]) -> dict[int, T]:
+    """Do the same, thread by thread: the slow way, for when one vanished."""
+    observed = {}
+    names: list[str] = []
+    with suppress(*VANISHED):
+        names = os.listdir(f"{root.proc()}/{tgid}/task")
+    for tid in map(int, names):
+        with suppress(*VANISHED):
+            observed[tid] = look(tid)
+    return observed
+
+
+def _compare(observed: Mapping[int, T], expected: Mapping[int, T], same: set[int]) -> Finding:
+    """Sort the differences; `same` are the expected threads that are still who they were."""
+    return Finding(
+        moved=tuple(t for t in observed if t in same and observed[t] != expected[t]),
+        born=tuple(t for t in observed if t not in same),
+        gone=tuple(t for t in expected if t not in same or t not in observed),
+    )

@@ -1,0 +1,155 @@
+"""Which CPUs a thread's cgroup allows: cgroup v1, v2, and the hybrid of both.
+
+A CpusetReader lives for one pass: it remembers what each cgroup allowed when it first looked, so
+that the threads of a pass are judged by one state of the world. Nothing is ever written.
+Out of scope: moving tasks and changing cgroups (DESIGN D7).
+
+Facts: Documentation/admin-guide/cgroup-v1/cpusets.rst and cgroup-v2.rst, cgroup_namespaces(7),
+proc_pid_mountinfo(5).
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from kata_pin.errors import ParseError
+from kata_pin.host.files import read_bytes, read_text
+from kata_pin.host.process import translated
+from kata_pin.host.root import HostRoot
+from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.thread import UNKNOWN_CPUSET
+from kata_pin.wire.proc import CgroupEntry, parse_cgroup
+
+MAX_MOUNTINFO: Final = 4 * 1024 * 1024
+"""Most that is read of mountinfo: a node with 250 pods has a few thousand mounts."""
+
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+
+
+class Hierarchy(StrEnum):
+    """Which kind of cgroup hierarchy a mount shows."""
+
+    V1 = "v1"
+    V2 = "v2"
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupMount:
+    """A mounted hierarchy that can carry cpusets: `root` is the cgroup seen at `point`."""
+
+    hierarchy: Hierarchy
+    root: str
+    point: str
+
+    def folder(self, cgroup: str) -> str | None:
+        """Return the folder of a cgroup, None if it cannot be seen below this mount.
+
+        A path with ``..`` leads out of our cgroup namespace, and Linux shows no files there.
+        """
+        if ".." in cgroup.split("/"):
+            return None
+        base = self.root.rstrip("/")
+        if cgroup != base and not cgroup.startswith(f"{base}/"):
+            return None
+        return self.point + cgroup.removeprefix(base).rstrip("/")
+
+
+def cgroup_mounts(root: HostRoot) -> tuple[CgroupMount, ...]:
+    """Return the mounts of v1's cpuset controller and of v2, in mount order; none if unreadable."""
+    try:
+        text = read_text(root.proc("self/mountinfo"), MAX_MOUNTINFO)
+    except OSError:
+        return ()
+    return tuple(mount for line in text.split("\n") if (mount := _mount(root, line)))
+
+
+class CpusetReader:
+    """Effective cpusets of threads, for one pass."""
+
+    def __init__(self, root: HostRoot) -> None:
+        self._root = root
+        self._mounts = cgroup_mounts(root)
+        self._known: dict[bytes, tuple[str, CpuSet]] = {}
+
+    def of(self, tgid: int, tid: int) -> tuple[str, CpuSet]:
+        """Return the thread's cgroup, as far as CPUs go, and the CPUs it allows.
+
+        EMPTY means unknown, never none: no cgroup of Linux that holds a task has no CPU. Raises
+        TaskGone when the thread exited.
+        """
+        try:
+            data = read_bytes(f"{self._root.proc()}/{tgid}/task/{tid}/cgroup")
+        except OSError as error:
+            raise translated(error, "read cgroup of", f"thread {tid}") from error
+        found = self._known.get(data)
+        if found is None:
+            found = self._known[data] = self._look(data)
+        return found
+
+    def effective(self, entry: CgroupEntry) -> CpuSet:
+        """Return the CPUs that a cgroup allows, EMPTY if that cannot be known."""
+        wanted = Hierarchy.V1 if entry.controllers else Hierarchy.V2
+        for mount in self._mounts:
+            folder = mount.folder(entry.path) if mount.hierarchy is wanted else None
+            if folder is None or entry.removed:
+                continue
+            cpus = _v1_cpus(folder) if wanted is Hierarchy.V1 else _v2_cpus(folder, mount.point)
+            if cpus:
+                return cpus
+        return UNKNOWN_CPUSET
+
+    def _look(self, data: bytes) -> tuple[str, CpuSet]:
+        entry = parse_cgroup(data).cpuset
+        return ("", UNKNOWN_CPUSET) if entry is None else (entry.path, self.effective(entry))
+
+
+def _mount(root: HostRoot, line: str) -> CgroupMount | None:
+    """Return the mount that a line of mountinfo describes, None for all that carry no cpusets."""
+    place, _, filesystem = line.partition(" - ")
+    left, right = place.split(" "), filesystem.split(" ")
+    if len(left) < 5 or len(right) < 3:
+        return None
+    if right[0] == "cgroup2":
+        hierarchy = Hierarchy.V2
+    elif right[0] == "cgroup" and "cpuset" in right[2].split(","):
+        hierarchy = Hierarchy.V1
+    else:
+        return None
+    return CgroupMount(hierarchy, _unescape(left[3]), root.path(_unescape(left[4])))
+
+
+def _unescape(text: str) -> str:
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
+
+
+def _v1_cpus(folder: str) -> CpuSet:
+    """Return what a v1 cpuset allows; before Linux 3.17 only the configured list existed."""
+    return _read(f"{folder}/cpuset.effective_cpus") or _read(f"{folder}/cpuset.cpus") or EMPTY
+
+
+def _v2_cpus(folder: str, top: str) -> CpuSet:
+    """Return what the nearest ancestor with the cpuset controller allows.
+
+    The file is absent in a cgroup whose parent does not hand the controller on; then the ancestor's
+    set holds.
+    """
+    while folder.startswith(top):
+        cpus = _read(f"{folder}/cpuset.cpus.effective")
+        if cpus is not None:
+            return cpus
+        if folder == top:
+            break
+        folder = posixpath.dirname(folder)
+    return EMPTY
+
+
+def _read(path: str) -> CpuSet | None:
+    """Return a cpuset file's CPUs, None when it is not there or makes no sense."""
+    try:
+        return CpuSet.parse(read_text(path), source=path)
+    except (OSError, ParseError):
+        return None
