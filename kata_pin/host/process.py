@@ -1,6 +1,7 @@
-"""Processes as /proc shows them, one at a time; process_index.py has the table of all.
+"""Processes as /proc shows them: one at a time, or the table of all.
 
-Every call reads anew and nothing is kept open. A process may vanish between two calls: that is
+The functions read anew at every call; a ProcessIndex lives as long as the daemon, or one command.
+Nothing is kept open, and threads are tasks.py's business. A process may vanish between two calls: that is
 TaskGone, an ordinary event. What a process says of itself (name, arguments) is its own to change;
 `exe`, `ppid`, flags and cgroup are the kernel's. Facts: proc_pid_stat(5), proc_pid_exe(5).
 """
@@ -8,6 +9,7 @@ TaskGone, an ordinary event. What a process says of itself (name, arguments) is 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from errno import ENOENT, ESRCH
@@ -33,6 +35,10 @@ DELETED: Final = " (deleted)"
 
 GONE_ERRNOS: Final = frozenset({ENOENT, ESRCH})
 """What opening (ENOENT) or reading (ESRCH) a file of a vanished process gives."""
+
+YOUNG_TICKS = os.sysconf("SC_CLK_TCK")
+"""For a second after its birth a process is read again: an exec or a kernel thread's naming may
+still change its name and flags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +180,82 @@ def _read(root: HostRoot, pid: int, where: str, read: Callable[[str], bytes]) ->
         return read(root.proc(pid, where))
     except OSError as error:
         raise translated(error, f"read {where} of", f"process {pid}") from error
+
+
+class ProcessIndex:
+    """All processes by pid, as of the last refresh; a new index is empty.
+
+    A refresh lists /proc and reads the stat file of those it does not know. The inode of
+    /proc/<pid> tells a reused pid from the old one: the kernel drops the entry when a process ends
+    and numbers the next one anew; when it numbers a living process anew (its entry was dropped to
+    save memory), one needless read is all. A later exec or rename of a known process is only seen
+    by refresh(full=True): read what matters (`exe`, `cmdline`) from the process itself.
+    """
+
+    def __init__(self, root: HostRoot) -> None:
+        self._root = root
+        self._inodes: dict[int, int] = {}
+        self._processes: dict[int, Process] = {}
+        self._young: set[int] = set()
+
+    def refresh(self, *, full: bool = False) -> None:
+        """Look again: at new processes, or at all; raises HostError without /proc.
+
+        A process whose parent went is read again too, because it has a new parent now.
+        """
+        inodes = self._list()
+        known = {} if full else self._inodes
+        gone = self._processes.keys() - inodes.keys()
+        unread = {pid for pid, inode in inodes.items() if known.get(pid) != inode}
+        unread |= self._young & inodes.keys()
+        if gone:
+            unread |= {
+                p.pid for p in self._processes.values() if p.ppid in gone and p.pid in inodes
+            }
+        for pid in gone:
+            del self._processes[pid]
+        self._inodes = inodes
+        self._young = set()
+        self._read(unread)
+
+    def get(self, pid: int) -> Process | None:
+        """Return the process with this pid."""
+        return self._processes.get(pid)
+
+    def all(self) -> list[Process]:
+        """Return all processes, kernel threads included, in no order."""
+        return list(self._processes.values())
+
+    def children(self, ppid: int) -> list[Process]:
+        """Return the children of a process, by pid."""
+        found = [process for process in self._processes.values() if process.ppid == ppid]
+        return sorted(found, key=lambda process: process.pid)
+
+    def kernel_threads(self, comm: str) -> list[Process]:
+        """Return the kernel threads with exactly this name, by pid: by flag, never by name alone.
+
+        A process can name itself `vhost-123`, but cannot get the flag of a kernel thread.
+        """
+        found = [p for p in self._processes.values() if p.comm == comm and p.kernel]
+        return sorted(found, key=lambda process: process.pid)
+
+    def _list(self) -> dict[int, int]:
+        path = self._root.proc()
+        try:
+            with os.scandir(path) as entries:
+                return {int(e.name): e.inode() for e in entries if e.name.isdecimal()}
+        except OSError as error:
+            raise HostError("list", path, error.errno or 0) from error
+
+    def _read(self, pids: set[int]) -> None:
+        young_after = time.clock_gettime(time.CLOCK_BOOTTIME) * YOUNG_TICKS - YOUNG_TICKS
+        for pid in pids:
+            try:
+                process = read_process(self._root, pid)
+            except TaskGone:
+                self._processes.pop(pid, None)
+                del self._inodes[pid]
+                continue
+            self._processes[pid] = process
+            if process.key.starttime > young_after:
+                self._young.add(pid)
