@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Iterable
 
 from kata_pin.errors import KataPinError
+from kata_pin.sources.ownedfile import FileRefused, read_owned
 
 DEFAULT_ROOTS = (
     "/run/containerd",
@@ -28,8 +28,6 @@ MAX_CONFIG_BYTES = 4 * 1024 * 1024
 MAX_PATH_BYTES = 4096  # PATH_MAX of linux/limits.h
 
 _OPEN_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_NONBLOCK: opening a FIFO that somebody put there must not hang; regular files ignore it.
-_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class BundleGone(KataPinError):  # noqa: N818 - a state of the world, not a fault
@@ -53,13 +51,11 @@ class BundleReader:
     """
 
     def __init__(self, roots: Iterable[str] = DEFAULT_ROOTS) -> None:
-        self._roots = {
-            spelling: resolved
-            for root in roots
-            for resolved in (os.path.realpath(root),)
-            for spelling in _spellings(os.path.normpath(root), resolved)
-        }
-        self._owners = frozenset({0, os.geteuid()})
+        self._roots: dict[str, str] = {}
+        for root in roots:
+            resolved = os.path.realpath(root)
+            for spelling in _spellings(os.path.normpath(root), resolved):
+                self._roots[spelling] = resolved
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -74,7 +70,9 @@ class BundleReader:
         """
         parts = (*self._locate(bundle), CONFIG_NAME)
         try:
-            return self._read(bundle, parts)
+            return _read_below_root(parts)
+        except FileRefused as error:
+            raise BundleRefused(bundle, str(error)) from error
         except OSError as error:
             raise _meaning(bundle, error) from error
 
@@ -99,31 +97,19 @@ class BundleReader:
             bundle, "outside all bundle roots", hint="see bundle_roots in the configuration"
         )
 
-    def _read(self, bundle: str, parts: tuple[str, ...]) -> bytes:
-        *folders, name = parts
-        here = os.open("/", _OPEN_DIRECTORY)
-        try:
-            for folder in folders:
-                inner = os.open(folder, _OPEN_DIRECTORY, dir_fd=here)
-                os.close(here)
-                here = inner
-            config = os.open(name, _OPEN_FILE, dir_fd=here)
-        finally:
-            os.close(here)
-        with open(config, "rb") as file:
-            self._check(bundle, os.fstat(config))
-            content = file.read(MAX_CONFIG_BYTES + 1)
-        if len(content) > MAX_CONFIG_BYTES:
-            raise BundleRefused(bundle, f"{CONFIG_NAME} larger than {MAX_CONFIG_BYTES} bytes")
-        return content
 
-    def _check(self, bundle: str, status: os.stat_result) -> None:
-        if not stat.S_ISREG(status.st_mode):
-            raise BundleRefused(bundle, f"{CONFIG_NAME} is not a regular file")
-        if status.st_uid not in self._owners:
-            raise BundleRefused(bundle, f"{CONFIG_NAME} belongs to uid {status.st_uid}")
-        if status.st_size > MAX_CONFIG_BYTES:
-            raise BundleRefused(bundle, f"{CONFIG_NAME} larger than {MAX_CONFIG_BYTES} bytes")
+def _read_below_root(parts: tuple[str, ...]) -> bytes:
+    """Read the file that `parts` lead to, one directory at a time, following no symlink."""
+    *folders, name = parts
+    here = os.open("/", _OPEN_DIRECTORY)
+    try:
+        for folder in folders:
+            inner = os.open(folder, _OPEN_DIRECTORY, dir_fd=here)
+            os.close(here)
+            here = inner
+        return read_owned(name, MAX_CONFIG_BYTES, dir_fd=here)
+    finally:
+        os.close(here)
 
 
 def _spellings(configured: str, resolved: str) -> set[str]:

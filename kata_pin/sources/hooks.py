@@ -1,0 +1,236 @@
+"""The socket on which the OCI hooks hand over their messages (DESIGN D3).
+
+    server = HookServer(path, handler)
+    server.bind()                # from here on hooks are taken, if only into the backlog
+    await server.serve()         # until cancelled; then the socket is closed and removed
+
+Each hook is one connection: one request, one or two answer lines, see kata_pin.wire.hookmsg. The
+handler gets a HookConnection once the whole request is there. Connections share nothing: one that
+sends garbage, half a request or nothing is closed after its deadline and disturbs no other, and
+those beyond the bound wait in the socket's backlog, where a hook's own budget ends the wait.
+Out of scope: what a message means, and requests that hooks had to spool (kata_pin.sources.spool).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+
+from kata_pin.errors import RemoteProtocolError
+from kata_pin.wire import hookmsg
+from kata_pin.wire.hookmsg import HookDecoder, HookMessage
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 512  # hooks at once before connect(2) says EAGAIN; the kernel clips it to somaxconn
+MAX_CONNECTIONS = 256
+REQUEST_S = 1.0  # from accept to the last byte of the request
+HANDLER_S = 10.0  # far beyond every budget of a hook
+
+_UCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
+
+
+class HookConnection:
+    """A hook that has handed over `message` and waits for the answer.
+
+    `gone` is set once the hook has disconnected: answered, out of budget or killed. An answer to a
+    hook that is gone is dropped; it has spooled the message, or soon will.
+    """
+
+    def __init__(
+        self, message: HookMessage, transport: asyncio.WriteTransport, gone: asyncio.Event
+    ) -> None:
+        self.message = message
+        self.gone = gone
+        self._transport = transport
+
+    async def recorded(self) -> None:
+        """Say that the registry has committed the message."""
+        self._send(hookmsg.RECORDED, last=not self.message.phase.waits_for_pins)
+
+    async def pinned(self) -> None:
+        """Say that the pins stand, or that this container needs none.
+
+        Comes after `recorded`; where the hook does not wait for it, nothing is sent.
+        """
+        self._conclude(hookmsg.PINNED)
+
+    async def unpinned(self, reason: str) -> None:
+        """Say that pins which should stand do not; in strict mode the hook fails the container."""
+        self._conclude(hookmsg.unpinned(reason))
+
+    async def refused(self, reason: str) -> None:
+        """Say, in place of `recorded`, that the message can never be taken: it is not spooled."""
+        self._send(hookmsg.refused(reason), last=True)
+
+    def _conclude(self, line: bytes) -> None:
+        if self.message.phase.waits_for_pins:
+            self._send(line, last=True)
+
+    def _send(self, line: bytes, *, last: bool) -> None:
+        if self._transport.is_closing():
+            return
+        self._transport.write(line)
+        if last:
+            self._transport.close()
+
+
+Handler = Callable[[HookConnection], Awaitable[None]]
+
+
+class HookServer:
+    """Takes the hooks' connections and gives each message to `handler`.
+
+    `path` is the socket's. `connections` bounds how many are served at once, `request_s` how long
+    one may take to send its request, `handler_s` how long the handler may take for it; a handler
+    that takes longer is cancelled.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        handler: Handler,
+        *,
+        connections: int = MAX_CONNECTIONS,
+        request_s: float = REQUEST_S,
+        handler_s: float = HANDLER_S,
+    ) -> None:
+        self._path = path
+        self._handler = handler
+        self._slots = asyncio.Semaphore(connections)
+        self._request_s = request_s
+        self._handler_s = handler_s
+        self._owners = frozenset({0, os.geteuid()})
+        self._listener: socket.socket | None = None
+        self._inode = 0
+
+    def bind(self) -> None:
+        """Listen on the path, in place of whatever socket a dead daemon left there.
+
+        The caller makes sure that no other daemon lives. Raises OSError.
+        """
+        fresh = f"{self._path}.new"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(fresh)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            listener.settimeout(0)
+            listener.bind(fresh)
+            os.chmod(fresh, 0o600)
+            listener.listen(BACKLOG)
+            self._inode = os.stat(fresh).st_ino
+            os.rename(fresh, self._path)  # no moment without a socket at the path
+        except OSError:
+            listener.close()
+            raise
+        self._listener = listener
+
+    async def serve(self) -> None:
+        """Serve hooks until cancelled; needs `bind` before."""
+        if self._listener is None:
+            raise RuntimeError("serve() needs bind() first")
+        try:
+            async with asyncio.TaskGroup() as talks:
+                while True:
+                    await self._slots.acquire()
+                    peer = await self._accept(self._listener)
+                    talks.create_task(self._talk(peer))
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop listening and remove the socket, unless another daemon has put its own there."""
+        if self._listener is None:
+            return
+        self._listener.close()
+        self._listener = None
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(self._path).st_ino == self._inode:
+                os.unlink(self._path)
+
+    async def _accept(self, listener: socket.socket) -> socket.socket:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                peer, _ = await loop.sock_accept(listener)
+            except OSError as error:  # out of descriptors or memory: the backlog keeps the hooks
+                log.warning("can not accept a hook: %s", error.strerror)
+                await asyncio.sleep(0.1)
+                continue
+            return peer
+
+    async def _talk(self, peer: socket.socket) -> None:
+        """Serve one connection; the fault barrier between it and all others."""
+        receiver = _Receiver()
+        try:
+            pid, uid = _credentials(peer)
+            if uid not in self._owners:
+                log.warning("hook connection of pid %d refused: it is of uid %d", pid, uid)
+                return
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: receiver, peer)
+            async with asyncio.timeout(self._request_s):
+                message = await receiver.message
+            async with asyncio.timeout(self._handler_s):
+                await self._handler(receiver.connection(message))
+        except TimeoutError:
+            log.warning("hook connection dropped: out of time")
+        except (RemoteProtocolError, ConnectionError) as error:
+            log.warning("hook connection dropped: %s", error)
+        except Exception:
+            log.exception("hook connection failed")
+        finally:
+            receiver.close()
+            peer.close()
+            self._slots.release()
+
+
+class _Receiver(asyncio.Protocol):
+    """Collects one request; `message` is its future, `gone` set when the connection ends."""
+
+    def __init__(self) -> None:
+        self.message: asyncio.Future[HookMessage] = asyncio.get_running_loop().create_future()
+        self.gone = asyncio.Event()
+        self._decoder = HookDecoder()
+        self._transport: asyncio.Transport | None = None
+
+    def connection(self, message: HookMessage) -> HookConnection:
+        assert self._transport is not None, "a message came over a transport"
+        return HookConnection(message, self._transport, self.gone)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+        self.message.cancel()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport), "a stream socket has a Transport"
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            message = self._decoder.feed(data)
+        except RemoteProtocolError as error:
+            self._fail(error)
+            return
+        if message is not None and not self.message.done():
+            self.message.set_result(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gone.set()
+        self._fail(ConnectionResetError("the hook left before its request was complete"))
+
+    def _fail(self, error: Exception) -> None:
+        if not self.message.done():
+            self.message.set_exception(error)
+
+
+def _credentials(peer: socket.socket) -> tuple[int, int]:
+    """Return pid and uid of the connecting process (SO_PEERCRED, unix(7))."""
+    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, _ = _UCRED.unpack(raw)
+    return pid, uid

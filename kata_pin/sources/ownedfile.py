@@ -1,0 +1,56 @@
+"""Reading a file that must be root's: what a bundle and the spool hold.
+
+Nothing lives longer than one call. Out of scope: which files, and how their folder is reached.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from kata_pin.errors import KataPinError
+
+# O_NONBLOCK: opening a FIFO that somebody put there must not hang; regular files ignore it.
+_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NO_FILE = {errno.ELOOP: "a symlink", errno.ENXIO: "a socket"}  # open(2)
+
+
+class FileRefused(KataPinError):  # noqa: N818 - refused by a rule, not failed
+    """The file may not be read; `rule` is the rule it breaks, in a few words."""
+
+    def __init__(self, name: str, rule: str) -> None:
+        super().__init__(f"{name}: {rule}")
+        self.rule = rule
+
+
+def read_owned(path: str, limit: int, *, dir_fd: int | None = None) -> bytes:
+    """Return the content, at most `limit` bytes, of a regular file of root's or of ours.
+
+    Raises FileRefused naming the rule that it breaks (a symlink, another owner, too large...), and
+    OSError for everything else, FileNotFoundError among it.
+    """
+    name = os.path.basename(path)
+    try:
+        descriptor = os.open(path, _OPEN_FILE, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise FileRefused(name, f"is {_NO_FILE[error.errno]}") from error
+        raise
+    try:
+        _check(name, os.fstat(descriptor), limit)
+        content = os.read(descriptor, limit + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > limit:  # it grew
+        raise FileRefused(name, f"is larger than {limit} bytes")
+    return content
+
+
+def _check(name: str, status: os.stat_result, limit: int) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise FileRefused(name, "is not a regular file")
+    if status.st_uid not in {0, os.geteuid()}:
+        raise FileRefused(name, f"belongs to uid {status.st_uid}")
+    if status.st_size > limit:
+        raise FileRefused(name, f"is larger than {limit} bytes")
