@@ -1,1 +1,1 @@
-"""Codecs: bytes to values and back, without sockets or clocks."""
+"""Codecs, bytes to values and back: no sockets, no files, no clocks."""

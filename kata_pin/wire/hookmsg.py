@@ -1,0 +1,176 @@
+r"""The hook's messages: one request with the bytes of stdin, one to two reply lines.
+
+    request   KP1 <phase> <boottime_ns> <pid> <length>\n<length bytes>
+    replies   recorded\n  then, for prestart and createRuntime, pinned\n or unpinned <reason>\n
+              refused <reason>\n  when the message can never be taken
+
+A spool file holds exactly the bytes of a request and is named after its stamp and pid, which are
+the message's identity: one that was acked late and spooled too counts once. The decoder is fed
+whatever the socket gives and does no I/O. The hook program itself is stdlib-only and builds the
+same bytes on its own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from kata_pin.errors import RemoteProtocolError
+from kata_pin.wire.oci import MAX_PID, Phase
+
+MAX_HEADER: Final = 128
+"""Longest header line in bytes, newline included."""
+
+MAX_BODY: Final = 4 * 1024 * 1024
+"""Longest state taken from a hook's stdin."""
+
+MAX_STAMP: Final = (1 << 63) - 1
+MAX_REASON: Final = 200
+
+RECORDED: Final = b"recorded\n"
+PINNED: Final = b"pinned\n"
+
+_HEADER: Final = re.compile(
+    rb"KP1 ([A-Za-z]{1,32}) (0|[1-9][0-9]{0,18}) ([1-9][0-9]{0,6}) (0|[1-9][0-9]{0,6})\n\Z"
+)
+_SPOOL_NAME: Final = re.compile(r"(0|[1-9][0-9]{0,18})-([1-9][0-9]{0,6})\.msg\Z", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class HookMessage:
+    """One request. `stamp_ns` is CLOCK_BOOTTIME when the hook started, `pid` the hook's own."""
+
+    phase: Phase
+    stamp_ns: int
+    pid: int
+    body: bytes
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The message's identity."""
+        return self.stamp_ns, self.pid
+
+    @property
+    def spool_name(self) -> str:
+        """The name of its spool file."""
+        return f"{self.stamp_ns}-{self.pid}.msg"
+
+
+class HookDecoder:
+    """Takes the bytes of one connection in any pieces; holds at most one message.
+
+    RemoteProtocolError ends the connection: after it the decoder is of no use.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._header: _Header | None = None
+
+    def feed(self, data: bytes) -> HookMessage | None:
+        """Take more bytes; return the message once it is whole, None until then."""
+        self._buffer += data
+        if self._header is None:
+            self._header = self._take_header()
+        if self._header is None:
+            return None
+        surplus = len(self._buffer) - self._header.length
+        if surplus > 0:
+            raise RemoteProtocolError(f"{surplus} bytes after the hook message")
+        return self._header.message(bytes(self._buffer)) if surplus == 0 else None
+
+    @property
+    def missing(self) -> int:
+        """How many bytes are still to come, at least: 1 while the header is not whole."""
+        return 1 if self._header is None else self._header.length - len(self._buffer)
+
+    def _take_header(self) -> _Header | None:
+        end = self._buffer.find(b"\n", 0, MAX_HEADER)
+        if end < 0:
+            if len(self._buffer) >= MAX_HEADER:
+                raise RemoteProtocolError(f"no hook header in the first {MAX_HEADER} bytes")
+            return None
+        line = bytes(self._buffer[: end + 1])
+        del self._buffer[: end + 1]
+        return _parse_header(line)
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    phase: Phase
+    stamp_ns: int
+    pid: int
+    length: int
+
+    def message(self, body: bytes) -> HookMessage:
+        return HookMessage(self.phase, self.stamp_ns, self.pid, body)
+
+
+def _parse_header(line: bytes) -> _Header:
+    match = _HEADER.match(line)
+    if match is None:
+        raise RemoteProtocolError(f"not a hook header: {line!r}")
+    try:
+        phase = Phase(match[1].decode("ascii"))
+    except ValueError:
+        raise RemoteProtocolError(f"not a hook phase: {match[1]!r}") from None
+    header = _Header(phase, int(match[2]), int(match[3]), int(match[4]))
+    if header.stamp_ns > MAX_STAMP or header.pid > MAX_PID or header.length > MAX_BODY:
+        raise RemoteProtocolError(f"hook header out of bounds: {line!r}")
+    return header
+
+
+def encode(message: HookMessage) -> bytes:
+    """Return the bytes of a request, which are those of its spool file too."""
+    head = f"KP1 {message.phase.value} {message.stamp_ns} {message.pid} {len(message.body)}\n"
+    return head.encode("ascii") + message.body
+
+
+def decode(data: bytes) -> HookMessage:
+    """Read a whole request (a spool file); RemoteProtocolError when it is cut short or wrong."""
+    message = HookDecoder().feed(data)
+    if message is None:
+        raise RemoteProtocolError(f"hook message cut short after {len(data)} bytes")
+    return message
+
+
+def parse_spool_name(name: str) -> tuple[int, int] | None:
+    """Return (stamp_ns, pid) of a spool file's name; None for any other file."""
+    match = _SPOOL_NAME.match(name)
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def unpinned(reason: str) -> bytes:
+    """Return the reply line that says the pins do not stand."""
+    return b"unpinned " + _one_line(reason)
+
+
+def refused(reason: str) -> bytes:
+    """Return the reply line for a message that can never be taken; nothing follows it."""
+    return b"refused " + _one_line(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One reply line: `word` is recorded, pinned, unpinned or refused."""
+
+    word: str
+    reason: str = ""
+
+
+def parse_reply(line: bytes) -> Reply:
+    """Read one reply line, its newline included."""
+    if len(line) > MAX_HEADER + MAX_REASON or not line.endswith(b"\n"):
+        raise RemoteProtocolError(f"not a reply line: {line[:MAX_HEADER]!r}")
+    word, _, reason = line[:-1].decode("ascii", "backslashreplace").partition(" ")
+    if word not in ("recorded", "pinned", "unpinned", "refused"):
+        raise RemoteProtocolError(f"not a reply: {line!r}")
+    if bool(reason) is not (word in ("unpinned", "refused")):
+        raise RemoteProtocolError(f"reason does not belong to the reply: {line!r}")
+    return Reply(word, reason)
+
+
+def _one_line(reason: str) -> bytes:
+    """Return `reason` as printable ASCII on one line, never empty."""
+    printable = "".join(char if " " <= char <= "~" else "?" for char in reason)
+    return (printable.strip()[:MAX_REASON] or "no reason given").encode("ascii") + b"\n"

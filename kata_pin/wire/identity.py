@@ -1,0 +1,274 @@
+"""Which container a hook speaks of, and the record made of it (DESIGN D4).
+
+Kata's Go runtime sends the sandbox's id as `id` in poststart and poststop, so identity comes from
+the bundle's path and the annotations of config.json and of the state. Four dialects of annotations
+are known; they are tried in Kata's own order (src/runtime/pkg/oci/utils.go): containerd, CRI-O,
+dockershim, then Kata's own, which names no sandbox. Without any, the container is alone in its
+sandbox and both ids are one (docker, nerdctl, podman, ctr).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from kata_pin.errors import ParseError
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
+from kata_pin.wire.ident import check_id, is_id, is_name
+from kata_pin.wire.oci import CpuResources, OciConfig, OciState, Phase
+
+
+class Dialect(NamedTuple):
+    """How one container manager marks sandboxes and containers."""
+
+    name: str
+    type_key: str
+    sandbox_value: str
+    container_value: str
+    sandbox_key: str
+
+
+CONTAINERD: Final = Dialect(
+    "containerd",
+    "io.kubernetes.cri.container-type",
+    "sandbox",
+    "container",
+    "io.kubernetes.cri.sandbox-id",
+)
+CRIO: Final = Dialect(
+    "cri-o",
+    "io.kubernetes.cri-o.ContainerType",
+    "sandbox",
+    "container",
+    "io.kubernetes.cri-o.SandboxID",
+)
+DOCKERSHIM: Final = Dialect(
+    "dockershim",
+    "io.kubernetes.docker.type",
+    "podsandbox",
+    "container",
+    "io.kubernetes.sandbox.id",
+)
+DIALECTS: Final = (CONTAINERD, CRIO, DOCKERSHIM)
+
+MAX_SHOWN: Final = 40
+"""Most characters of a foreign text in a note."""
+
+CRIO_CONTAINER_ID: Final = "io.kubernetes.cri-o.ContainerID"
+KATA_TYPE: Final = "io.katacontainers.pkg.oci.container_type"
+KATA_BUNDLE: Final = "io.katacontainers.pkg.oci.bundle_path"
+
+# First key that is there wins: containerd, then the labels that CRI-O and dockershim copy.
+_NAME_KEYS: Final = (
+    "io.kubernetes.cri.container-name",
+    "io.kubernetes.container.name",
+    "io.kubernetes.cri-o.ContainerName",
+    "nerdctl/name",
+)
+_POD_KEYS: Final = (
+    "io.kubernetes.cri.sandbox-name",
+    "io.kubernetes.pod.name",
+    "io.kubernetes.cri-o.KubeName",
+)
+_NAMESPACE_KEYS: Final = (
+    "io.kubernetes.cri.sandbox-namespace",
+    "io.kubernetes.pod.namespace",
+    "io.kubernetes.cri-o.Namespace",
+)
+_UID_KEYS: Final = ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid")
+_HANDLER_KEYS: Final = (
+    "io.containerd.cri.runtime-handler",
+    "io.kubernetes.cri-o.RuntimeHandler",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which container; `note` says what did not fit together on the way to the answer."""
+
+    container_id: str
+    sandbox_id: str
+    kind: ContainerKind
+    note: str = ""
+
+
+def identify(phase: Phase, state: OciState, config: OciConfig | None = None) -> Identity:
+    """Return the container that a hook's message is about.
+
+    `config` is the bundle's config.json, None when it could not be read (after poststop). Where
+    both carry an annotation, config.json's counts. ParseError when an id cannot be one, or when a
+    container of a pod names no sandbox.
+    """
+    notes: list[str] = []
+    annotations = {**state.annotations, **(config.annotations if config else {})}
+    container_id = _container_id(state.bundle, annotations, notes)
+    if not phase.id_is_sandbox and state.id != container_id:
+        notes.append(f"state id {state.id[:MAX_SHOWN]!r} is not the bundle's")
+    hint = state.id if phase.id_is_sandbox else ""
+    return _place(container_id, annotations, hint, notes)
+
+
+def identify_annotated(
+    container_id: str, annotations: Mapping[str, str], sandbox_id: str
+) -> Identity:
+    """Return who a container is when its id is known already, and its sandbox too (persist.json)."""
+    checked = check_id(container_id, source="container id")
+    return _place(checked, annotations, sandbox_hint=sandbox_id, notes=[])
+
+
+def record(
+    phase: Phase,
+    state: OciState,
+    config: OciConfig | None,
+    *,
+    stamp_ns: int,
+    source: str = "",
+    note: str = "",
+) -> Container:
+    """Return the record of a hook's message.
+
+    `stamp_ns` is the hook's CLOCK_BOOTTIME stamp; `source` defaults to `hook:<phase>`. `note` is
+    put before the notes made here: what reading config.json met. A cpu list that cannot be read
+    leaves the record without a cpuset, with a note. ParseError as for identify.
+    """
+    annotations = {**state.annotations, **(config.annotations if config else {})}
+    return build(
+        identify(phase, state, config),
+        annotations,
+        config.cpu if config else CpuResources(),
+        state=phase.state,
+        bundle=state.bundle,
+        cgroups_path=config.cgroups_path if config else "",
+        stamp_ns=stamp_ns,
+        source=source or f"hook:{phase.value}",
+        pid_hint=state.pid,
+        note=note,
+    )
+
+
+def build(
+    identity: Identity,
+    annotations: Mapping[str, str],
+    cpu: CpuResources,
+    *,
+    state: ContainerState,
+    bundle: str,
+    cgroups_path: str = "",
+    stamp_ns: int = 0,
+    source: str = "",
+    pid_hint: int = 0,
+    note: str = "",
+) -> Container:
+    """Return a record from its parts; a name that cannot be one is left out, with a note."""
+    notes = [part for part in (note, identity.note) if part]
+    return Container(
+        id=identity.container_id,
+        sandbox_id=identity.sandbox_id,
+        kind=identity.kind,
+        state=state,
+        cpus=_cpus(cpu.cpus, notes),
+        mems=_mems(cpu.mems, notes),
+        quota_us=cpu.quota_us,
+        period_us=cpu.period_us,
+        shares=cpu.shares,
+        cgroups_path=cgroups_path,
+        name=_name(annotations, _NAME_KEYS, notes),
+        pod_name=_name(annotations, _POD_KEYS, notes),
+        pod_namespace=_name(annotations, _NAMESPACE_KEYS, notes),
+        pod_uid=_name(annotations, _UID_KEYS, notes),
+        handler=_name(annotations, _HANDLER_KEYS, notes),
+        bundle=bundle,
+        source=source,
+        recorded_ns=stamp_ns,
+        pid_hint=pid_hint,
+        note="; ".join(notes),
+    )
+
+
+def _container_id(bundle: str, annotations: Mapping[str, str], notes: list[str]) -> str:
+    parts = bundle.split("/")
+    by_path = parts[-2] if parts[-1] == "userdata" and len(parts) > 1 else parts[-1]
+    # Where containerd says what the container is, CRI-O's key can only come from the pod's author.
+    named = "" if CONTAINERD.type_key in annotations else annotations.get(CRIO_CONTAINER_ID, "")
+    if not named:
+        return check_id(by_path, source="bundle")
+    check_id(named, source=CRIO_CONTAINER_ID)
+    if named != by_path:
+        notes.append(f"bundle names {by_path[:MAX_SHOWN]!r}")
+    return named
+
+
+def _place(
+    container_id: str, annotations: Mapping[str, str], sandbox_hint: str, notes: list[str]
+) -> Identity:
+    for dialect in DIALECTS:
+        if dialect.type_key in annotations:
+            kind, sandbox_id = _in_dialect(dialect, container_id, annotations, sandbox_hint, notes)
+            break
+    else:
+        kind = ContainerKind.CONTAINER
+        sandbox_id = _without_dialect(container_id, annotations, sandbox_hint)
+    return Identity(container_id, sandbox_id, kind, "; ".join(notes))
+
+
+def _in_dialect(
+    dialect: Dialect,
+    container_id: str,
+    annotations: Mapping[str, str],
+    sandbox_hint: str,
+    notes: list[str],
+) -> tuple[ContainerKind, str]:
+    value = annotations[dialect.type_key]
+    named = annotations.get(dialect.sandbox_key, "")
+    if value == dialect.sandbox_value:
+        if named not in ("", container_id):
+            notes.append(f"sandbox names {named[:MAX_SHOWN]!r} as its sandbox")
+        sandbox_id = check_id(named or container_id, source=dialect.sandbox_key)
+        return ContainerKind.SANDBOX, sandbox_id
+    if value != dialect.container_value:
+        notes.append(f"{dialect.type_key} is {value[:MAX_SHOWN]!r}")
+    return ContainerKind.CONTAINER, check_id(named or sandbox_hint, source=dialect.sandbox_key)
+
+
+def _without_dialect(container_id: str, annotations: Mapping[str, str], sandbox_hint: str) -> str:
+    """Return the sandbox of a container that no container manager marked.
+
+    Kata before 3.x marks a container that is alone `pod_sandbox`, later ones `single_container`:
+    either way it is the workload itself and no pause container. A `pod_container` needs a sandbox,
+    which the Go runtime names in poststart and poststop.
+    """
+    if annotations.get(KATA_TYPE) != "pod_container":
+        return container_id
+    if not is_id(sandbox_hint):
+        raise ParseError("container of a pod, but no sandbox id", source=KATA_TYPE)
+    return sandbox_hint
+
+
+def _cpus(text: str, notes: list[str]) -> CpuSet | None:
+    if not text.strip():
+        return None
+    try:
+        return CpuSet.parse(text, source="cpu.cpus")
+    except ParseError as error:
+        notes.append(str(error))
+        return None
+
+
+def _mems(text: str, notes: list[str]) -> str:
+    try:
+        return str(CpuSet.parse(text, source="cpu.mems"))
+    except ParseError as error:
+        notes.append(str(error))
+        return ""
+
+
+def _name(annotations: Mapping[str, str], keys: tuple[str, ...], notes: list[str]) -> str:
+    for key in keys:
+        value = annotations.get(key, "")
+        if value:
+            if is_name(value):
+                return value
+            notes.append(f"{key} is not a name: {value[:MAX_SHOWN]!r}")
+    return ""

@@ -1,0 +1,170 @@
+"""JSON from outside: bounded loading, and typed getters whose errors name the path.
+
+Nothing here lives longer than one document. Out of scope: what the documents mean.
+
+A document is bounded before it is parsed (bytes, brackets), its depth by the interpreter's own
+limit. A key that appears twice in one object is refused: readers disagree which one counts (Go
+takes the last), and nobody who writes these documents honestly repeats a key. `null` reads as
+absent, because Go writes it for an empty map or list. NaN and Infinity are not JSON (RFC 8259).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final, NoReturn
+
+from kata_pin.errors import ParseError
+
+MAX_BYTES: Final = 4 * 1024 * 1024
+"""Longest document accepted; the hook takes no longer a state either."""
+
+MAX_BRACKETS: Final = 100_000
+"""Most objects and lists in one document: `[],[],...` grows thirtyfold when parsed."""
+
+MAX_TEXT: Final = 4096
+"""Longest single text, unless a getter says otherwise: PATH_MAX of Linux."""
+
+MAX_ITEMS: Final = 4096
+"""Most entries of one list or map, unless a getter says otherwise."""
+
+
+def load(data: bytes, *, source: str, limit: int = MAX_BYTES) -> object:
+    """Return the value of a UTF-8 JSON document; ParseError names `source` and what is wrong."""
+    if len(data) > limit:
+        raise ParseError(f"longer than {limit} bytes", source=source)
+    if data.count(b"[") + data.count(b"{") > MAX_BRACKETS:
+        raise ParseError(f"more than {MAX_BRACKETS} objects and lists", source=source)
+    try:
+        value: object = json.loads(
+            data.decode(),
+            object_pairs_hook=_unique_keys,
+            parse_constant=_refuse_constant,
+        )
+    except RecursionError:
+        raise ParseError("nested too deeply", source=source) from None
+    except ValueError as error:  # also UnicodeDecodeError, JSONDecodeError, an int too long
+        raise ParseError(f"not JSON: {error}", source=source) from error
+    return value
+
+
+def load_fields(data: bytes, *, source: str, limit: int = MAX_BYTES) -> Fields:
+    """Return the object that a document consists of."""
+    return Fields(load(data, source=source, limit=limit), source=source)
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("a key appears twice in one object")
+    return values
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+class Fields:
+    """One JSON object and where it stands; each getter checks the type and bounds of one value."""
+
+    __slots__ = ("_path", "_source", "_values")
+
+    def __init__(self, value: object, *, source: str, path: str = "") -> None:
+        """Take a parsed value; ParseError if it is not an object."""
+        self._source = source
+        self._path = path
+        if not isinstance(value, dict):
+            raise ParseError("not an object", source=self._place(""))
+        self._values: dict[str, object] = value
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def keys(self) -> list[str]:
+        """Return the object's keys in document order."""
+        return list(self._values)
+
+    def fail(self, key: str, message: str, text: str = "") -> ParseError:
+        """Return an error about `key`, for the caller to raise."""
+        return ParseError(message, source=self._place(key), text=text)
+
+    def need(self, *keys: str) -> Fields:
+        """Return the same object; ParseError names the first of `keys` that is absent or null."""
+        for key in keys:
+            if self._values.get(key) is None:
+                raise self.fail(key, "missing")
+        return self
+
+    def text(self, key: str, *, limit: int = MAX_TEXT) -> str:
+        """Return a text that can be encoded as UTF-8 again; empty when absent."""
+        value = self._values.get(key)
+        if value is None:
+            return ""
+        return self._checked_text(key, value, limit)
+
+    def number(self, key: str, low: int, high: int) -> int | None:
+        """Return an integer within low..high; None when absent. A boolean is not an integer."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.fail(key, "not an integer")
+        if not low <= value <= high:
+            raise self.fail(key, f"not within {low} to {high}")
+        return value
+
+    def flag(self, key: str) -> bool:
+        """Return a boolean; False when absent."""
+        value = self._values.get(key)
+        if value is None:
+            return False
+        if not isinstance(value, bool):
+            raise self.fail(key, "not true or false")
+        return value
+
+    def fields(self, key: str) -> Fields:
+        """Return a nested object; an empty one when absent."""
+        value = self._values.get(key)
+        path = f"{self._path}.{key}" if self._path else key
+        return Fields({} if value is None else value, source=self._source, path=path)
+
+    def items(self, key: str, *, limit: int = MAX_ITEMS) -> list[object]:
+        """Return a list; an empty one when absent."""
+        value = self._values.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise self.fail(key, "not a list")
+        if len(value) > limit:
+            raise self.fail(key, f"more than {limit} entries")
+        return value
+
+    def objects(self, key: str, *, limit: int = MAX_ITEMS) -> list[Fields]:
+        """Return a list of objects; an empty one when absent."""
+        path = f"{self._path}.{key}" if self._path else key
+        return [
+            Fields(item, source=self._source, path=f"{path}[{number}]")
+            for number, item in enumerate(self.items(key, limit=limit))
+        ]
+
+    def texts(self, key: str, *, limit: int = MAX_ITEMS) -> dict[str, str]:
+        """Return a map of texts (annotations, labels); an empty one when absent."""
+        inner = self.fields(key)
+        if len(inner._values) > limit:
+            raise self.fail(key, f"more than {limit} entries")
+        return {
+            name: inner._checked_text(name, value, MAX_BYTES)
+            for name, value in inner._values.items()
+        }
+
+    def _checked_text(self, key: str, value: object, limit: int) -> str:
+        if not isinstance(value, str):
+            raise self.fail(key, "not a text")
+        if len(value) > limit:
+            raise self.fail(key, f"longer than {limit} characters")
+        if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+            raise self.fail(key, "half of a surrogate pair")  # cannot be stored or printed
+        return value
+
+    def _place(self, key: str) -> str:
+        dotted = ".".join(part for part in (self._path, key[:80]) if part)
+        return f"{self._source}: {dotted}" if dotted else self._source

@@ -1,0 +1,220 @@
+"""Text of /proc: what a thread, its cgroup, its system call and its descriptors look like.
+
+Pure functions over bytes that someone read. The thread's name is under the control of whoever runs
+it, so `stat` is cut at the last closing bracket (proc_pid_stat(5)) and names are decoded in a way
+that always can be encoded again. parse_stat is the hot path: no validation that costs more than the
+split does.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from kata_pin.errors import ParseError
+from kata_pin.model.cpuset import CpuSet
+
+KVM_RUN: Final = 0xAE80
+"""ioctl request that runs a vCPU (linux/kvm.h: _IO(KVMIO, 0x80))."""
+
+IOCTL_NUMBERS: Final = {
+    "x86_64": 16,
+    "aarch64": 29,
+    "riscv64": 29,
+    "s390x": 54,
+    "ppc64le": 54,
+}
+"""Number of the ioctl system call by machine (uname -m)."""
+
+MAX_STAT: Final = 4096
+MAX_CGROUP: Final = 256 * 1024
+MAX_CMDLINE: Final = 128 * 1024
+"""Longest texts accepted; a longer cmdline is cut by the reader (contract of host.process)."""
+
+_VCPU_LINK: Final = re.compile(r"anon_inode:kvm-vcpu:([0-9]{1,5})\Z")
+_WORD: Final = re.compile(r"-?[0-9]{1,20}\Z|0x[0-9a-f]{1,16}\Z")
+
+
+class Stat(NamedTuple):
+    """The fields of proc_pid_stat(5) that kata-pin uses; times in clock ticks.
+
+    `starttime` is since boot, `processor` the pCPU it last ran on, `guest_time` the part of `utime`
+    spent in a guest.
+    """
+
+    pid: int
+    comm: str
+    state: str
+    ppid: int
+    flags: int
+    utime: int
+    stime: int
+    starttime: int
+    processor: int
+    guest_time: int
+
+
+def parse_stat(data: bytes) -> Stat:
+    """Read /proc/<pid>/stat or /proc/<pid>/task/<tid>/stat; ParseError when it is cut short."""
+    if len(data) > MAX_STAT:
+        raise ParseError(f"longer than {MAX_STAT} bytes", source="stat")
+    head, bracket, tail = data.rpartition(b") ")
+    number, opening, comm = head.partition(b" (")
+    if not (bracket and opening):
+        raise ParseError("no name in brackets", source="stat", text=_decode(data))
+    # The field numbers of proc_pid_stat(5), less the three up to the state: tail starts at 3.
+    field = tail.split(None, 41)
+    try:
+        return Stat(
+            int(number),
+            _decode(comm),
+            _decode(field[0]),
+            int(field[1]),
+            int(field[6]),
+            int(field[11]),
+            int(field[12]),
+            int(field[19]),
+            int(field[36]),
+            int(field[40]),
+        )
+    except (ValueError, IndexError):
+        raise ParseError("too few or wrong fields", source="stat", text=_decode(data)) from None
+
+
+def parse_comm(data: bytes) -> str:
+    """Read /proc/<pid>/comm: a name that may hold any byte but NUL, and one newline after it."""
+    return _decode(data.removesuffix(b"\n"))
+
+
+class Syscall(NamedTuple):
+    """The system call that a thread sleeps in (proc_pid_syscall(5)); number -1: none."""
+
+    number: int
+    args: tuple[int, ...]
+
+    def kvm_run_fd(self, machine: str = "x86_64") -> int | None:
+        """Return the descriptor of ioctl(fd, KVM_RUN), None when it is another call.
+
+        Kernel workers that live in the VMM (vhost, KVM's huge page recovery) show the call that
+        created them: leave out tasks with PF_USER_WORKER before believing this (facts/lab.md 1.5).
+        """
+        if self.number != IOCTL_NUMBERS.get(machine) or len(self.args) < 2:
+            return None
+        return self.args[0] if self.args[1] == KVM_RUN else None
+
+
+def parse_syscall(data: bytes) -> Syscall | None:
+    """Read /proc/<pid>/task/<tid>/syscall; None while the thread is `running`."""
+    if len(data) > MAX_STAT:
+        raise ParseError(f"longer than {MAX_STAT} bytes", source="syscall")
+    words = _decode(data).split()
+    if words == ["running"]:
+        return None
+    if not words or not all(_WORD.match(word) for word in words):
+        raise ParseError("not a system call", source="syscall", text=_decode(data))
+    number, *args = (int(word, 0 if word.startswith("0x") else 10) for word in words)
+    return Syscall(number, tuple(args))
+
+
+class CgroupEntry(NamedTuple):
+    """One hierarchy that a task is in (cgroups(7), /proc/<pid>/cgroup).
+
+    `controllers` is empty for cgroup v2; `removed` says that the cgroup's directory is gone.
+    """
+
+    hierarchy: int
+    controllers: tuple[str, ...]
+    path: str
+    removed: bool = False
+
+
+class Cgroups(NamedTuple):
+    """All hierarchies that a task is in."""
+
+    entries: tuple[CgroupEntry, ...]
+
+    @property
+    def unified(self) -> CgroupEntry | None:
+        """The entry of cgroup v2, None on a node with only v1."""
+        return next((e for e in self.entries if e.hierarchy == 0 and not e.controllers), None)
+
+    @property
+    def cpuset(self) -> CgroupEntry | None:
+        """The entry that the cpuset controller follows: v1's when mounted there, else v2's."""
+        return next((e for e in self.entries if "cpuset" in e.controllers), self.unified)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The distinct paths, in file order."""
+        return tuple(dict.fromkeys(entry.path for entry in self.entries))
+
+    def names(self, word: str) -> bool:
+        """Whether some path has an element that is `word`, or Kata's `kata_<word>`.
+
+        A systemd scope holds the id between other parts (`kata-<id>.scope`, `cri-o:<id>`), so an
+        element also counts when the id stands in it between characters that ids cannot end with.
+        """
+        if not word:
+            return False
+        exact = re.compile(rf"(?:^|[/:_-]){re.escape(word)}(?:$|[/:]|\.scope(?:$|/))")
+        return any(exact.search(path) for path in self.paths)
+
+
+def parse_cgroup(data: bytes) -> Cgroups:
+    """Read /proc/<pid>/cgroup of v1, v2 or both; a path may hold colons and spaces."""
+    if len(data) > MAX_CGROUP:
+        raise ParseError(f"longer than {MAX_CGROUP} bytes", source="cgroup")
+    return Cgroups(tuple(_cgroup_entry(line) for line in _decode(data).split("\n") if line))
+
+
+def _cgroup_entry(line: str) -> CgroupEntry:
+    parts = line.split(":", 2)
+    if len(parts) != 3 or not re.fullmatch(r"[0-9]{1,9}", parts[0], re.ASCII):
+        raise ParseError("not hierarchy:controllers:path", source="cgroup", text=line)
+    path = parts[2].removesuffix(" (deleted)")
+    if not path.startswith("/"):
+        raise ParseError("path does not start with a slash", source="cgroup", text=line)
+    controllers = tuple(parts[1].split(",")) if parts[1] else ()
+    return CgroupEntry(int(parts[0]), controllers, path, removed=path != parts[2])
+
+
+def parse_cmdline(data: bytes) -> tuple[str, ...]:
+    """Read /proc/<pid>/cmdline: arguments that end in NUL; empty for a kernel thread or a zombie.
+
+    The process can rewrite this text at will. Longer than MAX_CMDLINE: ParseError.
+    """
+    if len(data) > MAX_CMDLINE:
+        raise ParseError(f"longer than {MAX_CMDLINE} bytes", source="cmdline")
+    if not data:
+        return ()
+    return tuple(_decode(data).removesuffix("\0").split("\0"))
+
+
+def vcpu_of_link(target: str) -> int | None:
+    """Return N for a descriptor link `anon_inode:kvm-vcpu:N`, None for any other.
+
+    N is KVM's vCPU id: the APIC id on x86. `kvm-vcpu-stats:N` is another kind of descriptor.
+    """
+    match = _VCPU_LINK.match(target)
+    return None if match is None else int(match[1])
+
+
+def status_field(data: bytes, name: str) -> str | None:
+    """Return one field of /proc/<pid>/status, None when absent; newlines in Name are escaped."""
+    key = f"{name}:".encode()
+    for line in data.split(b"\n"):
+        if line.startswith(key):
+            return _decode(line[len(key) :]).strip()
+    return None
+
+
+def cpus_allowed(data: bytes) -> CpuSet:
+    """Return Cpus_allowed_list of /proc/<pid>/status."""
+    text = status_field(data, "Cpus_allowed_list")
+    if text is None:
+        raise ParseError("no Cpus_allowed_list", source="status")
+    return CpuSet.parse(text, source="Cpus_allowed_list")
+
+
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")
