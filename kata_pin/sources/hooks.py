@@ -168,10 +168,7 @@ class HookServer:
         """Serve one connection; the fault barrier between it and all others."""
         receiver = _Receiver()
         try:
-            pid, uid = _credentials(peer)
-            if uid not in self._owners:
-                log.warning("hook connection of pid %d refused: it is of uid %d", pid, uid)
-                return
+            self._check_owner(peer)
             await asyncio.get_running_loop().connect_accepted_socket(lambda: receiver, peer)
             async with asyncio.timeout(self._request_s):
                 message = await receiver.message
@@ -179,14 +176,20 @@ class HookServer:
                 await self._handler(receiver.connection(message))
         except TimeoutError:
             log.warning("hook connection dropped: out of time")
-        except (RemoteProtocolError, ConnectionError) as error:
+        except (RemoteProtocolError, ConnectionError, PermissionError) as error:
             log.warning("hook connection dropped: %s", error)
         except Exception:
             log.exception("hook connection failed")
         finally:
-            receiver.close()
-            peer.close()
+            receiver.close(peer)
             self._slots.release()
+
+    def _check_owner(self, peer: socket.socket) -> None:
+        """Raise PermissionError for a peer that is neither root nor we (SO_PEERCRED, unix(7))."""
+        raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        pid, uid, _ = _UCRED.unpack(raw)
+        if uid not in self._owners:
+            raise PermissionError(f"pid {pid} is of uid {uid}")
 
 
 class _Receiver(asyncio.Protocol):
@@ -202,9 +205,9 @@ class _Receiver(asyncio.Protocol):
         assert self._transport is not None, "a message came over a transport"
         return HookConnection(message, self._transport, self.gone)
 
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
+    def close(self, peer: socket.socket) -> None:
+        """Close the connection; `peer` is the transport's own once there is one."""
+        (self._transport or peer).close()
         self.message.cancel()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -227,10 +230,3 @@ class _Receiver(asyncio.Protocol):
     def _fail(self, error: Exception) -> None:
         if not self.message.done():
             self.message.set_exception(error)
-
-
-def _credentials(peer: socket.socket) -> tuple[int, int]:
-    """Return pid and uid of the connecting process (SO_PEERCRED, unix(7))."""
-    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    pid, uid, _ = _UCRED.unpack(raw)
-    return pid, uid
