@@ -187,7 +187,7 @@ class Hook:
 
     record_ms: int = setting(
         integer(1, 10000),
-        100,
+        250,
         "longest wait of a hook for the record; after it the message goes to the spool",
         unit="milliseconds",
     )
