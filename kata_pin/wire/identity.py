@@ -113,7 +113,7 @@ def identify(phase: Phase, state: OciState, config: OciConfig | None = None) -> 
 def identify_annotated(
     container_id: str, annotations: Mapping[str, str], sandbox_id: str
 ) -> Identity:
-    """Return who a container is when its id is known already, and its sandbox too (persist.json)."""
+    """Return who a container is whose id and sandbox are known already (persist.json)."""
     checked = check_id(container_id, source="container id")
     return _place(checked, annotations, sandbox_hint=sandbox_id, notes=[])
 

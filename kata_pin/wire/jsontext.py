@@ -28,12 +28,14 @@ MAX_ITEMS: Final = 4096
 """Most entries of one list or map, unless a getter says otherwise."""
 
 
-def load(data: bytes, *, source: str, limit: int = MAX_BYTES) -> object:
+def load(
+    data: bytes, *, source: str, limit: int = MAX_BYTES, brackets: int = MAX_BRACKETS
+) -> object:
     """Return the value of a UTF-8 JSON document; ParseError names `source` and what is wrong."""
     if len(data) > limit:
         raise ParseError(f"longer than {limit} bytes", source=source)
-    if data.count(b"[") + data.count(b"{") > MAX_BRACKETS:
-        raise ParseError(f"more than {MAX_BRACKETS} objects and lists", source=source)
+    if data.count(b"[") + data.count(b"{") > brackets:
+        raise ParseError(f"more than {brackets} objects and lists", source=source)
     try:
         value: object = json.loads(
             data.decode(),
@@ -79,9 +81,25 @@ class Fields:
     def __contains__(self, key: object) -> bool:
         return key in self._values
 
-    def keys(self) -> list[str]:
-        """Return the object's keys in document order."""
+    @property
+    def names(self) -> list[str]:
+        """The object's keys in document order."""
         return list(self._values)
+
+    def values(self) -> list[object]:
+        """Return the object's values in document order, unchecked."""
+        return list(self._values.values())
+
+    def folded(self) -> Fields:
+        """Return the object with lower-case keys, for documents that Go reads in any case."""
+        folded = {key.lower(): value for key, value in self._values.items()}
+        if len(folded) != len(self._values):
+            raise ParseError("two keys differ only by case", source=self._place(""))
+        return Fields(folded, source=self._source, path=self._path)
+
+    def get(self, key: str) -> object:
+        """Return a value unchecked; None when absent."""
+        return self._values.get(key)
 
     def fail(self, key: str, message: str, text: str = "") -> ParseError:
         """Return an error about `key`, for the caller to raise."""

@@ -9,18 +9,21 @@ pid in them is a witness in the sense of DESIGN D5.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final
 
-from kata_pin.model.sandbox import Container, ContainerState
+from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
 from kata_pin.wire.ident import check_id
-from kata_pin.wire.identity import KATA_BUNDLE, build, identify_annotated
+from kata_pin.wire.identity import KATA_BUNDLE, KATA_TYPE, Identity, build, identify_annotated
 from kata_pin.wire.jsontext import Fields, load_fields
 from kata_pin.wire.oci import MAX_PID, CpuResources, parse_cpu
 
 MAX_CONTAINERS: Final = 1024
 MAX_HOTPLUGGED: Final = 4096
+
+_NO_STATES: Final[Mapping[str, ContainerState]] = MappingProxyType({})
 
 
 class KataRuntime(StrEnum):
@@ -127,27 +130,41 @@ def container_state(data: bytes) -> ContainerState:
     return ContainerState.STOPPED if word == "stopped" else ContainerState.CREATED
 
 
-def to_container(
-    entry: PersistedContainer,
-    sandbox_id: str,
+def to_containers(
+    sandbox: PersistedSandbox,
     *,
-    state: ContainerState = ContainerState.RUNNING,
+    states: Mapping[str, ContainerState] = _NO_STATES,
     stamp_ns: int = 0,
     source: str = "adopted",
-) -> Container:
-    """Return the record of a container that no hook told us about, or whose cpuset changed.
+) -> tuple[Container, ...]:
+    """Return the records of containers that no hook told us about, or whose cpusets changed.
 
-    `sandbox_id` is the sandbox whose file this is: it counts where the annotations name none.
+    `states` holds container_state by id, where it could be read; running is assumed otherwise.
     """
-    return build(
-        identify_annotated(entry.id, entry.annotations, sandbox_id),
-        entry.annotations,
-        entry.cpu,
-        state=state,
-        bundle=entry.annotations.get(KATA_BUNDLE, ""),
-        stamp_ns=stamp_ns,
-        source=source,
+    return tuple(
+        build(
+            _identity(entry, sandbox),
+            entry.annotations,
+            entry.cpu,
+            state=states.get(entry.id, ContainerState.RUNNING),
+            bundle=entry.annotations.get(KATA_BUNDLE, ""),
+            stamp_ns=stamp_ns,
+            source=source,
+        )
+        for entry in sandbox.containers
     )
+
+
+def _identity(entry: PersistedContainer, sandbox: PersistedSandbox) -> Identity:
+    """Return who a container is.
+
+    Kata 1.x keeps its own mark only, and `pod_sandbox` is its word for a container that is alone
+    too: with others beside it, it is the pause container.
+    """
+    identity = identify_annotated(entry.id, entry.annotations, sandbox.sandbox_id)
+    if entry.annotations.get(KATA_TYPE) == "pod_sandbox" and len(sandbox.containers) > 1:
+        return replace(identity, kind=ContainerKind.SANDBOX)
+    return identity
 
 
 def _pid(fields: Fields, key: str) -> int:
