@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
@@ -44,8 +44,8 @@ class PassResult:
 class Supervisor:
     """Runs `pass_` for one sandbox whenever `mark` was called, and tells who waits for it."""
 
-    def __init__(self, sandbox_id: str, pass_: Callable[[str], PassResult]) -> None:
-        """`pass_` takes the sandbox id and is synchronous: a few milliseconds of short reads."""
+    def __init__(self, sandbox_id: str, pass_: Callable[[str], Awaitable[PassResult]]) -> None:
+        """`pass_` takes the sandbox id; whatever it awaits has a deadline."""
         self.sandbox_id = sandbox_id
         self.failures = 0
         self.report: Report | None = None
@@ -108,7 +108,7 @@ class Supervisor:
         self._dirty.clear()
         ticket, reasons, self._reasons = self._wanted, self._reasons, set()
         try:
-            result = self._pass(self.sandbox_id)
+            result = await self._pass(self.sandbox_id)
         except Exception as error:  # the fault barrier of one sandbox
             self.failures += 1
             self.report = None

@@ -22,7 +22,7 @@ class Script:
         self.runs = 0
         self.during: Callable[[], object] | None = None
 
-    def __call__(self, sandbox_id: str) -> PassResult:
+    async def __call__(self, sandbox_id: str) -> PassResult:
         self.runs += 1
         if self.during is not None:
             self.during()
@@ -83,7 +83,7 @@ async def test_a_failing_pass_is_tried_again_and_hurts_nobody() -> None:
     async with running(script) as supervisor:
         assert await _settled(supervisor, supervisor.mark("x")) is None
         async with asyncio.timeout(5):
-            while script.runs < 2:  # noqa: ASYNC110 - the retry has no event of its own
+            while script.runs < 2:
                 await asyncio.sleep(0.01)
         assert supervisor.failures == 1
         assert supervisor.report is not None
