@@ -1,0 +1,126 @@
+"""Running the real hook program, and a small daemon to answer it.
+
+`run_hook` starts the program as a runtime does; `HookDaemon` is the real HookServer in a thread,
+answering as its `answer` function says. Nothing here replaces code under test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import kata_pin.hook
+from kata_pin.sources.hooks import HookConnection, HookServer
+from kata_pin.wire.hookmsg import HookMessage
+
+HOOK = Path(kata_pin.hook.__file__)
+INTERPRETER = "/usr/bin/python3"  # the one of the shebang
+COMMAND = (INTERPRETER, "-IS", str(HOOK))
+STATE = b'{"ociVersion":"","id":"c1","status":"","pid":1,"bundle":"/run/b"}'
+
+Answer = Callable[[HookConnection], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class HookRun:
+    """How one call of the hook ended, and how long it took."""
+
+    status: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+def run_hook(runtime_dir: Path, *arguments: str, state: bytes = STATE) -> HookRun:
+    """Run the hook with an empty environment and `state` on stdin."""
+    start = time.monotonic()
+    done = subprocess.run(
+        [*COMMAND, *arguments, f"--runtime-dir={runtime_dir}"],
+        input=state,
+        capture_output=True,
+        env={},
+        timeout=20,
+        check=False,
+    )
+    seconds = time.monotonic() - start
+    return HookRun(done.returncode, done.stdout.decode(), done.stderr.decode(), seconds)
+
+
+@contextmanager
+def runtime_directory() -> Iterator[Path]:
+    """Make a runtime directory with a spool; its path is short, as socket paths must be."""
+    path = Path(tempfile.mkdtemp(prefix="kp-"))
+    (path / "spool").mkdir(mode=0o700)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+def spooled(runtime_dir: Path) -> list[Path]:
+    """Return the spool's files, hidden and unfinished ones too."""
+    return sorted((runtime_dir / "spool").iterdir())
+
+
+async def answer_at_once(connection: HookConnection) -> None:
+    """Answer as a daemon does that has nothing else to do."""
+    await connection.recorded()
+    await connection.pinned()
+
+
+async def gone_within(connection: HookConnection, seconds: float) -> bool:
+    """Wait until the hook has disconnected; return whether it did."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await connection.gone.wait()
+    except TimeoutError:
+        return False
+
+
+class HookDaemon:
+    """A HookServer in a thread of its own, as a context manager; `messages` is what it received."""
+
+    def __init__(self, runtime_dir: Path, answer: Answer = answer_at_once) -> None:
+        self.messages: list[HookMessage] = []
+        self._path = str(runtime_dir / "hook.sock")
+        self._answer = answer
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._ready.wait(5), "the test daemon did not start"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._loop is not None
+        assert self._stop is not None
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(5)
+        assert not self._thread.is_alive(), "the test daemon did not stop"
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        server = HookServer(self._path, self._take)
+        server.bind()
+        self._ready.set()
+        serving = asyncio.create_task(server.serve())
+        await self._stop.wait()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+    async def _take(self, connection: HookConnection) -> None:
+        self.messages.append(connection.message)
+        await self._answer(connection)
