@@ -1,9 +1,9 @@
 """Processes as /proc shows them: one at a time, or the table of all.
 
 The functions read anew at every call; a ProcessIndex lives as long as the daemon, or one command.
-Nothing is kept open, and threads are tasks.py's business. A process may vanish between two calls: that is
-TaskGone, an ordinary event. What a process says of itself (name, arguments) is its own to change;
-`exe`, `ppid`, flags and cgroup are the kernel's. Facts: proc_pid_stat(5), proc_pid_exe(5).
+Nothing is kept open, and threads are tasks.py's business. A process may vanish between two calls:
+that is TaskGone, an ordinary event. What a process says of itself (name, arguments) is its own to
+change; `exe`, `ppid`, flags and cgroup are the kernel's. Facts: proc_pid_stat(5), proc_pid_exe(5).
 """
 
 from __future__ import annotations
