@@ -17,16 +17,8 @@ from kata_pin.errors import ParseError
 from kata_pin.sources.ownedfile import FileRefused, read_owned
 from kata_pin.wire.kataconf import MAX_CHARACTERS, KataConfig, parse_kata_config
 
-DEFAULT_PATTERNS: Final = (
-    "/etc/kata-containers/configuration*.toml",
-    "/etc/kata-containers/runtime-rs/configuration*.toml",
-    "/opt/kata/share/defaults/kata-containers/configuration*.toml",
-    "/opt/kata/share/defaults/kata-containers/runtime-rs/configuration*.toml",
-    "/opt/kata/share/defaults/kata-containers/runtimes/*/configuration*.toml",
-    "/usr/share/defaults/kata-containers/configuration*.toml",
-    "/usr/share/kata-containers/defaults/configuration*.toml",
-)
-"""Where Kata's packages, kata-deploy and Debian put them."""
+PATTERNS: Final = ("configuration*.toml", "*/configuration*.toml", "*/*/configuration*.toml")
+"""Names below a folder: Kata's own, those in runtime-rs/, and kata-deploy's in runtimes/<name>/."""
 
 MAX_FILES: Final = 64
 
@@ -40,13 +32,19 @@ class KataConfigFile:
     problem: str = ""
 
 
-def read_kata_configs(patterns: Iterable[str] = DEFAULT_PATTERNS) -> tuple[KataConfigFile, ...]:
-    """Return every configuration that the patterns find, each file once, in pattern order.
+def read_kata_configs(folders: Iterable[str]) -> tuple[KataConfigFile, ...]:
+    """Return every configuration in the folders (setting paths.kata_configs), each file once.
 
-    A file that cannot be read or parsed is in the result with its problem: the others still count.
+    In the order of the folders. A file that cannot be read or parsed is in the result with its
+    problem: the others still count.
     """
-    found = (os.path.realpath(path) for pattern in patterns for path in sorted(glob.glob(pattern)))
-    return tuple(_read(path) for path in list(dict.fromkeys(found))[:MAX_FILES])
+    found = dict.fromkeys(
+        os.path.realpath(path)
+        for folder in folders
+        for pattern in PATTERNS
+        for path in sorted(glob.glob(os.path.join(glob.escape(folder), pattern)))
+    )
+    return tuple(_read(path) for path in list(found)[:MAX_FILES])
 
 
 def _read(path: str) -> KataConfigFile:

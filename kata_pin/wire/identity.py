@@ -107,7 +107,7 @@ def identify(phase: Phase, state: OciState, config: OciConfig | None = None) -> 
     if not phase.id_is_sandbox and state.id != container_id:
         notes.append(f"state id {state.id[:MAX_SHOWN]!r} is not the bundle's")
     hint = state.id if phase.id_is_sandbox else ""
-    return _place(container_id, annotations, hint, notes)
+    return _place(container_id, annotations, hint, notes, unread=config is None)
 
 
 def identify_annotated(
@@ -201,7 +201,12 @@ def _container_id(bundle: str, annotations: Mapping[str, str], notes: list[str])
 
 
 def _place(
-    container_id: str, annotations: Mapping[str, str], sandbox_hint: str, notes: list[str]
+    container_id: str,
+    annotations: Mapping[str, str],
+    sandbox_hint: str,
+    notes: list[str],
+    *,
+    unread: bool = False,
 ) -> Identity:
     for dialect in DIALECTS:
         if dialect.type_key in annotations:
@@ -209,7 +214,7 @@ def _place(
             break
     else:
         kind = ContainerKind.CONTAINER
-        sandbox_id = _without_dialect(container_id, annotations, sandbox_hint)
+        sandbox_id = _unmarked(container_id, annotations, sandbox_hint, unread=unread)
     return Identity(container_id, sandbox_id, kind, "; ".join(notes))
 
 
@@ -232,18 +237,22 @@ def _in_dialect(
     return ContainerKind.CONTAINER, check_id(named or sandbox_hint, source=dialect.sandbox_key)
 
 
-def _without_dialect(container_id: str, annotations: Mapping[str, str], sandbox_hint: str) -> str:
+def _unmarked(
+    container_id: str, annotations: Mapping[str, str], sandbox_hint: str, *, unread: bool
+) -> str:
     """Return the sandbox of a container that no container manager marked.
 
     Kata before 3.x marks a container that is alone `pod_sandbox`, later ones `single_container`:
     either way it is the workload itself and no pause container. A `pod_container` needs a sandbox,
-    which the Go runtime names in poststart and poststop.
+    which the Go runtime names in poststart and poststop. So it does when config.json could not be
+    read and the marks there are unknown (Kata 1.x passes no annotations in the state).
     """
-    if annotations.get(KATA_TYPE) != "pod_container":
-        return container_id
-    if not is_id(sandbox_hint):
-        raise ParseError("container of a pod, but no sandbox id", source=KATA_TYPE)
-    return sandbox_hint
+    kata_type = annotations.get(KATA_TYPE)
+    if kata_type == "pod_container" or (unread and kata_type is None and sandbox_hint):
+        if not is_id(sandbox_hint):
+            raise ParseError("container of a pod, but no sandbox id", source=KATA_TYPE)
+        return sandbox_hint
+    return container_id
 
 
 def _cpus(text: str, notes: list[str]) -> CpuSet | None:
