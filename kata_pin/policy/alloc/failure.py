@@ -1,0 +1,46 @@
+"""Why an allocation could not be made, in the kinds that the kubelet tells apart.
+
+Out of scope: settings that contradict each other; those are ConfigError, at start.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from kata_pin.errors import KataPinError
+
+
+class AllocFailure(StrEnum):
+    """The kinds of failure of the kubelet's static policy."""
+
+    NOT_ENOUGH_CPUS = "not-enough-cpus"
+    FAILED = "failed-to-allocate"
+    SMT_ALIGNMENT = "smt-alignment"
+    INVALID_STATE = "invalid-state"
+
+
+class AllocError(KataPinError):
+    """CPUs could not be given; `failure` says which kind, nothing was recorded.
+
+    `reason` is the word that the kubelet puts into the status of the refused pod.
+    """
+
+    def __init__(self, failure: AllocFailure, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.failure = failure
+
+    @property
+    def reason(self) -> str:
+        """Return SMTAlignmentError, or UnexpectedAdmissionError as for every untyped error."""
+        if self.failure is AllocFailure.SMT_ALIGNMENT:
+            return "SMTAlignmentError"
+        return "UnexpectedAdmissionError"
+
+
+def not_enough(requested: int, available: int) -> AllocError:
+    """Return the error for a request above what is available (both in CPUs)."""
+    return AllocError(
+        AllocFailure.NOT_ENOUGH_CPUS,
+        f"not enough CPUs available to satisfy request: requested={requested}, "
+        f"available={available}",
+    )

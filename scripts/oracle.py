@@ -1,0 +1,364 @@
+"""Run rows that say what the kubelet answers through the real allocator; see scripts/oracle.
+
+The formats are described in tests/data/oracles/README.md. A row passes if the allocator gives what
+the row expects, or fails with the kind of error that the row expects.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kata_pin.errors import ConfigError, ParseError
+from kata_pin.model.cpuset import EMPTY, CpuSet, union
+from kata_pin.model.topology import Cpu, HostTopology
+from kata_pin.policy.alloc.accumulator import Accumulator
+from kata_pin.policy.alloc.distributed import take_distributed
+from kata_pin.policy.alloc.failure import AllocError, AllocFailure
+from kata_pin.policy.alloc.kubelet import KubeletStatic
+from kata_pin.policy.alloc.options import StaticOptions
+from kata_pin.policy.alloc.packed import Packing, take_packed
+from kata_pin.policy.alloc.request import ContainerRequest, ContainerRole, PodRequest
+from kata_pin.policy.alloc.state import AllocState
+from kata_pin.policy.alloc.topology import Machine
+from kata_pin.wire.kubelet import parse_checkpoint
+
+Row = Mapping[str, Any]
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "tests" / "data" / "oracles"
+
+ERROR_TEXTS = {
+    "not enough cpus available": AllocFailure.NOT_ENOUGH_CPUS,
+    "failed to allocate": AllocFailure.FAILED,
+    "smt alignment": AllocFailure.SMT_ALIGNMENT,
+}
+"""How the kubelet's error texts begin, and the kinds that they stand for."""
+
+
+class MismatchError(Exception):
+    """A row's expectation was not met."""
+
+
+@dataclass
+class Topologies:
+    """The topologies that rows name, each made into a Machine once."""
+
+    rows: dict[str, Row] = field(default_factory=dict)
+    machines: dict[str, Machine] = field(default_factory=dict)
+
+    def add(self, document: Row, file: Path) -> None:
+        """Take those of a file, and those of the file that it refers to."""
+        self.rows.update(document.get("topologies", {}))
+        other = document.get("topologies_in")
+        if other:
+            near = [folder / other for folder in (file.parent, DATA) if (folder / other).exists()]
+            if near:
+                self.rows.update(json.loads(near[0].read_text())["topologies"])
+
+    def machine(self, row: Row) -> Machine:
+        """Return the machine that a row is about."""
+        name = row["topology"]
+        if name not in self.machines:
+            self.machines[name] = Machine.of(host_topology(self.rows[name]["cpus"]))
+        return self.machines[name]
+
+
+def host_topology(cpus: list[Mapping[str, int]]) -> HostTopology:
+    """Make the project's topology of an oracle's list of CPUs."""
+    threads: dict[int, int] = {}
+    known: list[Cpu] = []
+    for cpu in sorted(cpus, key=lambda one: one["cpu"]):
+        thread = threads.get(cpu["core"], 0)
+        threads[cpu["core"]] = thread + 1
+        known.append(
+            Cpu(cpu["cpu"], cpu["numa"], cpu["socket"], cpu["uncore"], cpu["core"], thread)
+        )
+    everything = CpuSet(one.cpu for one in known)
+    return HostTopology(cpus=tuple(known), online=everything, present=everything)
+
+
+def expect(what: str, expected: object, got: object) -> None:
+    """Raise MismatchError unless both are equal."""
+    if expected != got:
+        raise MismatchError(f"{what}\n    expected {expected}\n    got      {got}")
+
+
+def run_take(machine: Machine, row: Row) -> None:
+    """take_cases: one run of the packed or the distributed algorithm."""
+    options = read_options(row)
+    packing = Packing(
+        spread=options.distribute_cpus_across_cores,
+        by_llc=options.prefer_align_cpus_by_uncorecache,
+    )
+    available = CpuSet.parse(row["available"])
+    try:
+        if row["algorithm"] == "distributed":
+            group = row.get("cpu_group_size") or 1
+            got = take_distributed(machine, available, row["num_cpus"], group, packing)
+        else:
+            got = take_packed(machine, available, row["num_cpus"], packing)
+    except AllocError as error:
+        expect_error(row, error)
+        return
+    expect_no_error(row, got)
+    expect("CPUs", CpuSet.parse(row["expected"]), got)
+
+
+def run_order(machine: Machine, row: Row) -> None:
+    """order_cases: the ids of free units, or single CPUs, in the accumulator's order."""
+    accumulator = Accumulator(machine, CpuSet.parse(row["available"]).bits, 0)
+    orders: dict[str, Callable[[], list[int]]] = {
+        "sockets": accumulator.free_packages,
+        "numa_nodes": accumulator.free_nodes,
+        "cores": accumulator.free_cores,
+        "uncore_caches": accumulator.free_llcs,
+        "cpus": accumulator.cpus,
+    }
+    expected, got = row["expected_ids"], orders[row["kind"]]()
+    if not row.get("ordered", True):
+        expected, got = sorted(expected), sorted(got)
+    expect("ids", expected, got)
+
+
+def run_accumulator(machine: Machine, row: Row) -> None:
+    """accumulator_cases: sets taken one after another, then what is still needed."""
+    accumulator = Accumulator(machine, CpuSet.parse(row["available"]).bits, row["num_cpus"])
+    for cpus in row["take"]:
+        accumulator.take(CpuSet.parse(cpus).bits)
+    expect("satisfied", row["satisfied"], accumulator.satisfied)
+    expect("failed", row["failed"], accumulator.failed)
+
+
+def run_start(machine: Machine, row: Row) -> None:
+    """Op start: settings and a found state, accepted or refused."""
+    try:
+        policy = make_policy(machine, row)
+    except ConfigError as error:
+        expect(f"error ({error})", ("new", True), (row["error_at"], row["error"]))
+        return
+    try:
+        state = policy.start(make_state(row))
+    except AllocError as error:
+        expect(f"error ({error})", ("start", True), (row["error_at"], row["error"]))
+        return
+    expect_no_error(row, state.shared)
+    expect("shared pool", CpuSet.parse(row["expected_default"]), state.shared)
+
+
+def run_allocate(machine: Machine, row: Row) -> None:
+    """Op allocate: the first container of a pod."""
+    policy, before, pod = make_policy(machine, row), make_state(row), read_pod(row["pod"])
+    container = next(one for one in pod.containers if one.role is ContainerRole.APP)
+    nodes = None if row.get("numa_hint") is None else CpuSet(row["numa_hint"])
+    try:
+        after = policy.allocate(before, pod, container, nodes)
+    except AllocError as error:
+        expect_error(row, error)
+        return
+    got = after.get(pod.uid, container.name)
+    expect_no_error(row, got)
+    expect("CPUs", CpuSet.parse(row["expected"]) if row["allocated"] else None, got)
+    expect_disjoint(after)
+    if not row["allocated"]:
+        expect("state", before, after)
+
+
+def run_allocate_all(machine: Machine, row: Row) -> None:
+    """Op allocate_all: every container of a pod; which caches they touch."""
+    policy, state, pod = make_policy(machine, row), make_state(row), read_pod(row["pod"])
+    try:
+        for container in pod.containers:
+            state = policy.allocate(state, pod, container)
+    except AllocError as error:
+        expect_error(row, error)
+        return
+    expect_no_error(row, state.shared)
+    expect_disjoint(state)
+    apps = [one.name for one in pod.containers if one.role is ContainerRole.APP]
+    given = [state.get(pod.uid, name) or EMPTY for name in apps]
+    first = row.get("expected_first")
+    if first is not None:
+        expect("CPUs of the first", read_cpus(first), given[0])
+        return
+    touched = union(given).bits
+    caches = [llc for llc, bits in machine.llcs.items() if bits & touched]
+    expect("caches", sorted(row["expected_uncore"]), caches)
+
+
+def run_pod(machine: Machine, row: Row) -> None:
+    """Op pod: init containers first, then the rest; then one container is removed."""
+    policy, state, pod = make_policy(machine, row), make_state(row), read_pod(row["pod"])
+    for container in pod.containers:
+        state = policy.allocate(state, pod, container)
+        expect_disjoint(state)
+    expect("shared pool", CpuSet.parse(row["expected_after_alloc_default"]), state.shared)
+    removed = row.get("remove")
+    if removed:
+        state = policy.remove(state, pod.uid, removed)
+        expected = CpuSet.parse(row["expected_after_remove_default"])
+        expect("shared pool after removal", expected, state.shared)
+        expect_disjoint(state)
+
+
+def run_remove(machine: Machine, row: Row) -> None:
+    """Op remove: one container of a found state."""
+    policy, state = make_policy(machine, row), make_state(row)
+    owners = [pod for pod, containers in state.assignments.items() if row["remove"] in containers]
+    for pod in owners:
+        state = policy.remove(state, pod, row["remove"])
+        expect("CPUs of the removed", None, state.get(pod, row["remove"]))
+    expect("shared pool", CpuSet.parse(row["expected_default"]), state.shared)
+    expect_disjoint(state)
+
+
+def run_checkpoint(row: Row) -> None:
+    """checkpoints: a checkpoint file, restored or refused."""
+    restorable = row["checksum_valid"] and not row.get("restore_error")
+    try:
+        state = parse_checkpoint(row["file"].encode())
+    except ParseError as error:
+        expect(f"restored ({error})", restorable, False)  # noqa: FBT003 - what was got
+        return
+    expect("restored", restorable, state.policy == row["configured_policy"])
+
+
+def expect_error(row: Row, error: AllocError) -> None:
+    """Raise MismatchError unless the row expects an error, of this kind if its text tells."""
+    expect(f"error ({error})", row["error"], True)  # noqa: FBT003 - what was got
+    text = row.get("error_text", "").lower()
+    kinds = [kind for start, kind in ERROR_TEXTS.items() if start in text]
+    if kinds:
+        expect("kind of error", kinds[0], error.failure)
+
+
+def expect_no_error(row: Row, got: object) -> None:
+    """Raise MismatchError if the row expects an error."""
+    if row["error"]:
+        raise MismatchError(f"error\n    expected {row.get('error_text')}\n    got      {got}")
+
+
+def expect_disjoint(state: AllocState) -> None:
+    """Raise MismatchError if an exclusive CPU is in the shared pool."""
+    expect("exclusive in the shared pool", EMPTY, state.exclusive & state.shared)
+
+
+def make_policy(machine: Machine, row: Row) -> KubeletStatic:
+    """Make the policy that a row is about."""
+    reserved = read_cpus(row.get("reserved") or "")
+    return KubeletStatic.create(machine, read_options(row), row["num_reserved"], reserved)
+
+
+def make_state(row: Row) -> AllocState:
+    """Make the state that a row begins with."""
+    return AllocState(
+        shared=CpuSet.parse(row["default"]),
+        assignments={
+            pod: {name: CpuSet.parse(cpus) for name, cpus in containers.items()}
+            for pod, containers in row["assignments"].items()
+        },
+    )
+
+
+def read_options(row: Row) -> StaticOptions:
+    """Read options written as JSON booleans or as the kubelet's texts."""
+    options = row.get("options") or {}
+    return StaticOptions.parse({name: str(value).lower() for name, value in options.items()})
+
+
+def read_cpus(value: str | list[int]) -> CpuSet:
+    """Read a cpu list written as text or as numbers."""
+    return CpuSet.parse(value) if isinstance(value, str) else CpuSet(value)
+
+
+def read_pod(pod: Row) -> PodRequest:
+    """Read a pod: init containers come first."""
+    first = [read_container(one, ContainerRole.INIT) for one in pod.get("init", [])]
+    rest = [read_container(one, ContainerRole.APP) for one in pod.get("containers", [])]
+    return PodRequest(pod["uid"], (*first, *rest))
+
+
+def read_container(container: Row, role: ContainerRole) -> ContainerRequest:
+    """Read a container; an init container that restarts always is a sidecar."""
+    policy = container.get("restart_policy", container.get("restartPolicy"))
+    if role is ContainerRole.INIT and (policy == "Always" or container.get("restartable")):
+        role = ContainerRole.SIDECAR
+    request, limit = (milli(container.get(key) or "0") for key in ("request", "limit"))
+    return ContainerRequest(container["name"], request, limit, role)
+
+
+def milli(quantity: str) -> int:
+    """Read a CPU quantity, `1500m` or `1.5`, as thousandths, rounded up as Kubernetes does."""
+    text = str(quantity)
+    exact = Decimal(text[:-1]) if text.endswith("m") else Decimal(text) * 1000
+    return int(exact.to_integral_value("ROUND_CEILING"))
+
+
+SECTIONS: dict[str, Callable[[Machine, Row], None]] = {
+    "take_cases": run_take,
+    "order_cases": run_order,
+    "accumulator_cases": run_accumulator,
+}
+OPS: dict[str, Callable[[Machine, Row], None]] = {
+    "start": run_start,
+    "allocate": run_allocate,
+    "allocate_all": run_allocate_all,
+    "pod": run_pod,
+    "remove": run_remove,
+}
+
+
+def rows(files: list[Path]) -> Iterator[tuple[str, Row, Callable[[], None]]]:
+    """Yield each row of the files: the file, the row, and what runs it."""
+    topologies = Topologies()
+    documents: list[tuple[Path, Row]] = [(file, json.loads(file.read_text())) for file in files]
+    for file, document in documents:
+        topologies.add(document, file)
+
+    def in_topology(run: Callable[[Machine, Row], None], row: Row) -> None:
+        run(topologies.machine(row), row)
+
+    for file, document in documents:
+        for section, run in SECTIONS.items():
+            for row in document.get(section, []):
+                yield file.name, row, partial(in_topology, run, row)
+        for row in document.get("cases", []):
+            yield file.name, row, partial(in_topology, run_case, row)
+        for row in document.get("checkpoints", []):
+            yield file.name, row, partial(run_checkpoint, row)
+
+
+def run_case(machine: Machine, row: Row) -> None:
+    """cases: one operation of the static policy."""
+    OPS[row["op"]](machine, row)
+
+
+def main(arguments: list[str]) -> int:
+    """Run all rows of the files; return the exit code."""
+    if not arguments:
+        print("usage: scripts/oracle FILE...", file=sys.stderr)
+        return 2
+    passed = failed = 0
+    for file, row, run in rows([Path(argument) for argument in arguments]):
+        try:
+            run()
+        except Exception as error:  # noqa: BLE001 - one broken row must not hide the others
+            failed += 1
+            print(f"FAILED {file} {row.get('id', '')} {row.get('name', '')}")
+            print(f"  input {json.dumps(row)}")
+            why = error if isinstance(error, MismatchError) else traceback.format_exc()
+            print(f"  {why}")
+        else:
+            passed += 1
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
