@@ -2,7 +2,8 @@
 
     server = HookServer(path, handler)
     server.bind()                # from here on hooks are taken, if only into the backlog
-    await server.serve()         # until cancelled; then the socket is closed and removed
+    await server.serve()         # until cancelled
+    server.close()               # the socket is gone; serve() did so too, if it ever ran
 
 Each hook is one connection: one request, one or two answer lines, see kata_pin.wire.hookmsg. The
 handler gets a HookConnection once the whole request is there. Connections share nothing: one that

@@ -16,7 +16,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 
 from asyncinotify import Inotify, Mask
@@ -75,7 +75,7 @@ class Spool:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(entry.name))
 
-    async def watch(self) -> AsyncIterator[None]:
+    async def watch(self) -> AsyncGenerator[None, None]:
         """Yield whenever it is time for `pending`: at once, then after each arrival.
 
         Arrivals that come together may yield once. An overflow of the kernel's queue, or a folder
@@ -149,7 +149,7 @@ class Spool:
         return os.path.join(self._directory, name)
 
 
-async def _arrivals(inotify: Inotify) -> AsyncIterator[None]:
+async def _arrivals(inotify: Inotify) -> AsyncGenerator[None, None]:
     """Yield for each event that may mean a new message, until the watch is lost."""
     async for event in inotify:
         if event.mask & _LOST:

@@ -91,6 +91,7 @@ class HookDaemon:
 
     def __init__(self, runtime_dir: Path, answer: Answer = answer_at_once) -> None:
         self.messages: list[HookMessage] = []
+        self._failures: list[Exception] = []
         self._path = str(runtime_dir / "hook.sock")
         self._answer = answer
         self._ready = threading.Event()
@@ -109,6 +110,8 @@ class HookDaemon:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(5)
         assert not self._thread.is_alive(), "the test daemon did not stop"
+        for failure in self._failures:
+            raise failure
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -123,4 +126,8 @@ class HookDaemon:
 
     async def _take(self, connection: HookConnection) -> None:
         self.messages.append(connection.message)
-        await self._answer(connection)
+        try:
+            await self._answer(connection)
+        except Exception as error:
+            self._failures.append(error)  # a failed assertion in `answer` fails the test
+            raise
