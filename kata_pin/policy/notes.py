@@ -1,0 +1,181 @@
+"""What an operator should know about a placement; the codes are stable, machines read them.
+
+Each note has one function here, so that the texts stand together. Out of scope: when a note is
+due, which the module that finds it decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Final
+
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.placement import Note, NoteLevel, Overhead
+
+DEFAULT_VCPUS_ANNOTATION: Final = "io.katacontainers.config.hypervisor.default_vcpus"
+QUOTA_GATE: Final = "kubelet feature gate DisableCPUQuotaWithExclusiveCPUs"
+
+
+class NoteCode(StrEnum):
+    """Every code that policy gives to a note."""
+
+    FEWER_VCPUS = "fewer-vcpus"
+    FEWER_VCPUS_THAN_CONTAINERS = "fewer-vcpus-than-containers"
+    SHARED_WITHOUT_VCPU = "shared-without-vcpu"
+    SHARED_ON_OVERHEAD = "shared-on-overhead"
+    SURPLUS_OVERLAPS_PAIRS = "surplus-overlaps-pairs"
+    OVERHEAD_OVERLAPS_PAIRS = "overhead-overlaps-pairs"
+    ROLE_CONFLICT = "role-conflict"
+    VCPU_INDEX_UNKNOWN = "vcpu-index-unknown"
+    EXCLUSIVE_OFFLINE = "exclusive-offline"
+    EXCLUSIVE_OVERLAP = "exclusive-overlap"
+    RESERVE_TOO_LARGE = "reserve-too-large"
+    RESERVE_TAKES_CONTAINER = "reserve-takes-container"
+    FALLBACK = "fallback"
+    KATA_PINS_VCPUS = "kata-pins-vcpus"
+    RELEASED = "released"
+
+
+def remedies(vcpus: int, exclusive: int) -> tuple[str, ...]:
+    """Return what gives a VM one vCPU for each exclusive CPU and one for the guest's own work.
+
+    Kata's sizing rules: quota / period over the containers plus default_vcpus; a quota <= 0 counts
+    nothing, and any quota in the pod makes Kata ignore cpuset sizes (virtcontainers sandbox.go,
+    updateResources). The kubelet drops the quota of exclusive containers since Kubernetes 1.33.
+    """
+    lack = exclusive + 1 - vcpus
+    if lack <= 0:
+        return ()
+    return (
+        f"raise default_vcpus by {lack} in the handler's Kata configuration",
+        f"raise it for this pod by the annotation {DEFAULT_VCPUS_ANNOTATION} where Kata allows it",
+        f"keep the CPU quota of exclusive containers, which sizes the VM: {QUOTA_GATE}=false",
+        "set static_sandbox_resource_mgmt = true with a Kata that then sizes the VM by CPU shares",
+    )
+
+
+def fewer_vcpus(vcpus: int, exclusive: int) -> Note:
+    """Say that the VM has fewer vCPUs than exclusive CPUs, and how to size it."""
+    text = (
+        f"the VM has {vcpus} vCPUs for {exclusive} exclusive CPUs, so vCPUs share runs of CPUs"
+        f" and no more than {vcpus} CPUs work at a time; remedies:"
+        f" {'; '.join(remedies(vcpus, exclusive))}"
+    )
+    return _warning(NoteCode.FEWER_VCPUS, text)
+
+
+def fewer_vcpus_than_containers(vcpus: int, containers: int, exclusive: int) -> Note:
+    """Say that not even each container with exclusive CPUs can have a vCPU."""
+    text = (
+        f"the VM has {vcpus} vCPUs for {containers} containers with exclusive CPUs, so every vCPU"
+        f" takes the whole sandbox mask; remedies: {'; '.join(remedies(vcpus, exclusive))}"
+    )
+    return _warning(NoteCode.FEWER_VCPUS_THAN_CONTAINERS, text)
+
+
+def shared_without_vcpu(containers: Sequence[str], vcpus: int, exclusive: int) -> Note:
+    """Say that containers without exclusive CPUs have no vCPU of their own."""
+    text = (
+        f"no vCPU is left for {_names(containers)}, which must use vCPUs paired with exclusive"
+        f" CPUs; remedies: {'; '.join(remedies(vcpus, exclusive))}"
+    )
+    return _warning(NoteCode.SHARED_WITHOUT_VCPU, text)
+
+
+def shared_on_overhead(containers: Sequence[str], setting: Overhead, shared: CpuSet) -> Note:
+    """Say that the vCPUs of shared containers are kept off the containers' CPUs."""
+    text = (
+        f"{_names(containers)} run on surplus vCPUs, which overhead {setting} keeps off the shared"
+        f" CPUs {shared}; overhead auto, or a setting for the role vcpu, changes that"
+    )
+    return _warning(NoteCode.SHARED_ON_OVERHEAD, text)
+
+
+def surplus_overlaps_pairs(vcpus: int, cpus: CpuSet) -> Note:
+    """Say that surplus vCPUs may run on paired CPUs (DESIGN D10: a note, not drift)."""
+    text = (
+        f"{vcpus} surplus vCPUs may run on the paired CPUs {cpus}; overhead reserve:1 gives them a"
+        " CPU of their own"
+    )
+    return Note(NoteCode.SURPLUS_OVERLAPS_PAIRS, text)
+
+
+def overhead_overlaps_pairs(threads: int, cpus: CpuSet) -> Note:
+    """Say that threads other than vCPUs may run on paired CPUs."""
+    text = (
+        f"{threads} threads that are not vCPUs may run on the paired CPUs {cpus}; overhead"
+        " reserve:1, or housekeeping CPUs that the cgroup allows, keep them off"
+    )
+    return Note(NoteCode.OVERHEAD_OVERLAPS_PAIRS, text)
+
+
+def role_conflict(tids: Sequence[int], why: str) -> Note:
+    """Say which threads' roles are disputed (DESIGN D6)."""
+    text = f"the role of {_tids(tids)} is disputed ({why}): the whole sandbox mask"
+    return _warning(NoteCode.ROLE_CONFLICT, text)
+
+
+def vcpu_index_unknown(tids: Sequence[int]) -> Note:
+    """Say which vCPUs have no known index."""
+    text = f"{_tids(tids)}: vCPU of unknown index, the first to be surplus"
+    return _warning(NoteCode.VCPU_INDEX_UNKNOWN, text)
+
+
+def exclusive_offline(cpus: CpuSet) -> Note:
+    """Say which exclusive CPUs are off."""
+    return _warning(NoteCode.EXCLUSIVE_OFFLINE, f"the exclusive CPUs {cpus} are offline")
+
+
+def exclusive_overlap(cpus: CpuSet) -> Note:
+    """Say which CPUs two containers of the sandbox claim exclusively."""
+    text = (
+        f"the CPUs {cpus} are claimed as exclusive by more than one container of the sandbox;"
+        " the first recorded one keeps them"
+    )
+    return _warning(NoteCode.EXCLUSIVE_OVERLAP, text)
+
+
+def reserve_too_large(reserve: int, exclusive: int) -> Note:
+    """Say that a reserve leaves nothing to pair."""
+    text = (
+        f"overhead reserve:{reserve} takes all {exclusive} exclusive CPUs: nothing is left to pair,"
+        " every vCPU takes the whole sandbox mask"
+    )
+    return _warning(NoteCode.RESERVE_TOO_LARGE, text)
+
+
+def reserve_takes_container(containers: Sequence[str]) -> Note:
+    """Say which containers a reserve leaves without exclusive CPUs."""
+    text = f"the overhead reserve takes every exclusive CPU of {_names(containers)}"
+    return _warning(NoteCode.RESERVE_TAKES_CONTAINER, text)
+
+
+def fallback(threads: int, step: str, wanted: CpuSet, obstacle: str) -> Note:
+    """Say that threads can not have what they should (DESIGN D7)."""
+    text = f"{threads} threads want {wanted or 'no CPU'} and take step {step}: {obstacle}"
+    return _warning(NoteCode.FALLBACK, text)
+
+
+def kata_pins_vcpus() -> Note:
+    """Say that the vCPUs are left to Kata's own pinning (DESIGN D13)."""
+    text = "Kata pins the vCPUs of this sandbox itself (enable_vcpus_pinning): they are left to it"
+    return Note(NoteCode.KATA_PINS_VCPUS, text)
+
+
+def released(origin: str) -> Note:
+    """Say that pins are given back (DESIGN D18)."""
+    return Note(NoteCode.RELEASED, f"nothing confines the sandbox ({origin}): pins are given back")
+
+
+def _warning(code: NoteCode, text: str) -> Note:
+    return Note(code, text, NoteLevel.WARNING)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"container {name}" for name in names)
+
+
+def _tids(tids: Sequence[int]) -> str:
+    shown = ", ".join(str(tid) for tid in tids[:8])
+    return f"tid {shown}" + (f" and {len(tids) - 8} more" if len(tids) > 8 else "")

@@ -1,0 +1,31 @@
+"""Other writers of affinities: when Kata's own pinning is left to do the vCPUs (DESIGN D13)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from kata_pin.model.cpuset import EMPTY
+from kata_pin.model.placement import SandboxMask
+
+FOREIGN_AFTER: Final = 3
+"""How many times a mask must come back after we set ours to be another writer's."""
+
+
+class KataPinning(StrEnum):
+    """What the handler's Kata configuration makes of vCPU affinity."""
+
+    OFF = "off"
+    COUNT = "count"  # enable_vcpus_pinning: acts while vCPUs and CPUs of the union are as many
+    NUMA = "numa"  # enable_vcpus_pinning with enable_numa: acts always
+
+
+def kata_holds(pinning: KataPinning, vcpus: int, mask: SandboxMask) -> bool:
+    """Return whether Kata's own rule holds, so that its pins are not to be overwritten.
+
+    Kata compares the number of vCPU threads with the union over all its containers, the pod
+    sandbox's own cpuset included (virtcontainers sandbox.go, checkVCPUsPinning).
+    """
+    if pinning is KataPinning.COUNT:
+        return vcpus == len((mask.mask or EMPTY) | mask.overhead_extra)
+    return pinning is KataPinning.NUMA
