@@ -1,0 +1,124 @@
+"""Real QEMU with the idle firmware: its command line in Kata's shape, and which accelerator works.
+
+Shapes follow command lines recorded from Kata 3.21: no path on -qmp, a
+-pidfile, `sockets=MAX,maxcpus=MAX`, iothreads named by 16 hex digits. runtime-rs gives no -pidfile
+and only `-smp N,maxcpus=M`. What Kata adds for devices that an idle guest lacks is left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from tests.support.waiting import wait_for
+
+QEMU = "/usr/bin/qemu-system-x86_64"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Accelerator(StrEnum):
+    """What runs the guest's instructions."""
+
+    KVM = "kvm"
+    TCG = "tcg"
+
+    @property
+    def cpu_model(self) -> str:
+        """The -cpu model, which also names the device type that vCPUs are hotplugged with."""
+        return "host" if self is Accelerator.KVM else "max"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a VM is made of. `paused` starts it with -S: its vCPU threads never enter KVM_RUN.
+
+    `extra_monitor` is the path of Kata's debug monitor, empty for none. `smp` overrides the whole
+    -smp argument.
+    """
+
+    boot: int = 2
+    maximum: int = 8
+    iothreads: tuple[str, ...] = ("iothread-93faf1dd31a4eabb",)
+    debug_threads: bool = False
+    paused: bool = False
+    memory_mib: int = 16
+    smp: str = ""
+    extra: tuple[str, ...] = ()
+
+
+@functools.cache
+def firmware() -> Path:
+    """Return the idle guest's firmware, assembled when it is missing or old."""
+    done = subprocess.run(
+        [ROOT / "scripts" / "firmware"], check=True, capture_output=True, text=True, timeout=30
+    )
+    return Path(done.stdout.strip())
+
+
+def command_line(
+    name: str,
+    machine: Machine,
+    accelerator: Accelerator,
+    *,
+    smp: str,
+    qmp: Sequence[str] = (),
+    pidfile: Path | None = None,
+) -> list[str]:
+    """Return QEMU's arguments in the order that Kata's Go runtime uses."""
+    naming = f"{name},debug-threads=on" if machine.debug_threads else name
+    argv = [QEMU, "-name", naming, "-machine", f"q35,accel={accelerator}"]
+    argv += ["-cpu", accelerator.cpu_model]
+    for monitor in qmp:
+        argv += ["-qmp", monitor]
+    argv += ["-m", f"{machine.memory_mib}M", "-vga", "none", "-no-user-config", "-nodefaults"]
+    argv += ["-nographic", "--no-reboot", "-bios", str(firmware())]
+    argv += machine.extra
+    for iothread in machine.iothreads:
+        argv += ["-object", f"iothread,id={iothread}"]
+    if pidfile is not None:
+        argv += ["-pidfile", str(pidfile)]
+    if machine.paused:
+        argv += ["-S"]
+    return [*argv, "-smp", machine.smp or smp]
+
+
+@functools.cache
+def accelerator() -> Accelerator:
+    """Return KVM when a vCPU really runs on it here, else TCG; tried once and printed."""
+    found = Accelerator.KVM if _kvm_runs() else Accelerator.TCG
+    print(f"accelerator: {found} ({platform.node()})", file=sys.stderr)
+    return found
+
+
+def _kvm_runs() -> bool:
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return False
+    argv = command_line("probe", Machine(boot=1, maximum=1), Accelerator.KVM, smp="1")
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(argv, stdin=quiet, stdout=quiet, stderr=quiet) as vm:
+        try:
+            wait_for(lambda: vm.poll() is not None or _enters_kvm_run(vm.pid), "vCPU", 3.0)
+        except TimeoutError:
+            return False
+        else:
+            return vm.poll() is None
+        finally:
+            vm.kill()
+
+
+def _enters_kvm_run(pid: int) -> bool:
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            words = (task / "syscall").read_text().split()
+        except OSError:
+            continue
+        if words[:1] == ["16"] and words[2] == "0xae80":
+            return True
+    return False

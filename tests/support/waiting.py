@@ -1,0 +1,21 @@
+"""Waiting for a condition with a deadline: the only way tests here pass time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def wait_for(probe: Callable[[], T], what: str, timeout_s: float = 10.0) -> T:
+    """Return the first true value of `probe`; TimeoutError naming `what` after the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = probe()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {timeout_s:g} s")
+        time.sleep(0.002)
