@@ -55,14 +55,18 @@ def remedies(vcpus: int, exclusive: int) -> tuple[str, ...]:
     )
 
 
+def size_text(vcpus: int, exclusive: int) -> str:
+    """Return what the VM has against what it should have, with the remedies when it lacks vCPUs."""
+    text = f"the VM has {vcpus} vCPUs for {exclusive} exclusive CPUs"
+    if vcpus == exclusive:
+        text += ", none is left for the guest's own work"
+    found = remedies(vcpus, exclusive)
+    return f"{text}; remedies: {'; '.join(found)}" if found else text
+
+
 def fewer_vcpus(vcpus: int, exclusive: int) -> Note:
     """Say that the VM has fewer vCPUs than exclusive CPUs, and how to size it."""
-    text = (
-        f"the VM has {vcpus} vCPUs for {exclusive} exclusive CPUs, so vCPUs share runs of CPUs"
-        f" and no more than {vcpus} CPUs work at a time; remedies:"
-        f" {'; '.join(remedies(vcpus, exclusive))}"
-    )
-    return _warning(NoteCode.FEWER_VCPUS, text)
+    return _warning(NoteCode.FEWER_VCPUS, size_text(vcpus, exclusive))
 
 
 def fewer_vcpus_than_containers(vcpus: int, containers: int, exclusive: int) -> Note:
