@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -26,7 +26,6 @@ from kata_pin.host.tasks import list_tids, read_tasks
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
 from kata_pin.model.placement import (
-    Action,
     ActionResult,
     Drift,
     Note,
@@ -38,8 +37,10 @@ from kata_pin.model.placement import (
 from kata_pin.model.sandbox import Container, Sandbox, Vmm
 from kata_pin.model.thread import Thread, ThreadKey, ThreadRole
 from kata_pin.policy.drift import find_drift
+from kata_pin.policy.place import pairs as pairs_of
 from kata_pin.policy.place import place
 from kata_pin.policy.plan import make_plan
+from kata_pin.policy.writers import FOREIGN_AFTER
 
 log = logging.getLogger(__name__)
 
@@ -66,3 +67,180 @@ class Memory(Protocol):
         first_seen: Mapping[ThreadRole, CpuSet],
     ) -> None:
         """Remember both, before any affinity is set."""
+
+
+@dataclass
+class Held:
+    """What is held of one sandbox between passes; all of it can be found anew."""
+
+    roles: RoleCache = field(default_factory=RoleCache)
+    vmm: Vmm | None = None
+    problem: str = ""
+    qmp: QmpAnswers | None = None
+    report: Report | None = None
+    checked_at: float = 0.0
+    foreign: ForeignWatch = field(default_factory=ForeignWatch)
+
+    @property
+    def processes(self) -> frozenset[int]:
+        """The pids whose threads the last pass looked at."""
+        return frozenset(t.key.tgid for t in self.report.threads) if self.report else frozenset()
+
+
+class Engine:
+    """Runs passes; every collaborator is given, nothing is global."""
+
+    def __init__(
+        self,
+        root: HostRoot,
+        node: NodeWatch,
+        memory: Memory,
+        finder: VmmFinder,
+        index: ProcessIndex,
+    ) -> None:
+        self._root = root
+        self._node = node
+        self._memory = memory
+        self._finder = finder
+        self._index = index
+
+    def run(
+        self,
+        sandbox_id: str,
+        containers: Sequence[Container],
+        held: Held,
+        *,
+        act: bool,
+        release: bool = False,
+    ) -> Report:
+        """Look at one sandbox, and set what differs if `act`; return what was found and done.
+
+        `release` gives every pin back instead (DESIGN D18). Threads that exit meanwhile are left
+        out; a VMM that is not found is a report without threads, `held.problem` says why.
+        """
+        started = time.perf_counter_ns()
+        self._index.refresh()
+        held.vmm, held.problem = self._find(sandbox_id, containers, held)
+        sandbox = Sandbox(sandbox_id, tuple(containers), held.vmm)
+        node = self._node.current()
+        if release:
+            sandbox, node = replace(sandbox, containers=()), replace(node, kubelet=None)
+        try:
+            report = self._look_and_act(sandbox, node, held, act=act)
+        except TaskGone as gone:
+            held.vmm, held.problem = None, f"the VMM exited during the pass ({gone})"
+            report = Report(sandbox_id=sandbox_id)
+        report = replace(report, duration_ns=time.perf_counter_ns() - started)
+        held.report, held.checked_at = report, time.monotonic()
+        return report
+
+    def _find(
+        self, sandbox_id: str, containers: Sequence[Container], held: Held
+    ) -> tuple[Vmm | None, str]:
+        """Return the VMM, the known one while it lives, or why there is none."""
+        if held.vmm is not None and is_alive(self._root, held.vmm.process):
+            return held.vmm, ""
+        hints = [c.pid_hint for c in containers if c.pid_hint]
+        try:
+            return self._finder.find(sandbox_id, hints), ""
+        except VmmError as error:
+            return None, str(error)
+
+    def _look_and_act(self, sandbox: Sandbox, node: Node, held: Held, *, act: bool) -> Report:
+        """Observe and apply until two lists of threads are equal and nothing is left to set."""
+        if sandbox.vmm is None:
+            return Report(sandbox_id=sandbox.id, placement=place(sandbox, (), node))
+        pairs, first_seen = self._memory.pairs(sandbox.id), self._memory.first_seen(sandbox.id)
+        known = {t.key for t in held.report.threads} if held.report else None
+        foreign = held.foreign.left_alone(time.monotonic())
+        drifts: tuple[Drift, ...] = ()
+        results: dict[ThreadKey, ActionResult] = {}
+        for rounds in range(1, MAX_ROUNDS + 1):
+            threads = self._threads(sandbox.id, sandbox.vmm, held)
+            placement = place(sandbox, threads, node, kept=pairs, first_seen=first_seen)
+            if rounds == 1:
+                returned = dict.fromkeys(foreign, FOREIGN_AFTER)
+                drifts = find_drift(placement, threads, known=known, returned=returned)
+            may_act = act and (placement.mask.mask is not None or first_seen)
+            actions = make_plan(placement, threads, foreign=foreign) if may_act else ()
+            if not actions:
+                break
+            first_seen = first_seen or _first_masks(threads)
+            self._memory.keep(sandbox.id, pairs=pairs_of(placement), first_seen=first_seen)
+            done = apply_all(self._root, actions)
+            results |= {one.action.key: one for one in done}
+            threads = _after(threads, done)
+            if not any(one.outcome in _AGAIN for one in done) and self._same_threads(threads):
+                break
+        else:
+            rounds = MAX_ROUNDS
+        if placement.mask.mask is None and first_seen and act:
+            self._memory.keep(sandbox.id, pairs={}, first_seen={})
+        alive = {t.key for t in threads}
+        held.roles.keep_only(alive)
+        held.foreign.keep_only(alive)
+        return Report(
+            sandbox_id=sandbox.id,
+            threads=tuple(threads),
+            placement=placement,
+            drifts=drifts,
+            results=tuple(results.values()),
+            notes=tuple(_notes(results.values(), foreign)),
+            rounds=rounds,
+        )
+
+    def _same_threads(self, threads: Sequence[Thread]) -> bool:
+        """Whether no process has a thread that this round did not see.
+
+        Threads born while masks were set inherited what their creator had at that moment.
+        """
+        seen: dict[int, set[int]] = {}
+        for thread in threads:
+            seen.setdefault(thread.key.tgid, set()).add(thread.key.tid)
+        return all(set(list_tids(self._root, tgid)) <= tids for tgid, tids in seen.items())
+
+
+def _first_masks(threads: Iterable[Thread]) -> dict[ThreadRole, CpuSet]:
+    """Return each role's affinity before the first pin: the widest where threads differ."""
+    masks: dict[ThreadRole, CpuSet] = {}
+    for thread in threads:
+        role, affinity = thread.role.role, thread.task.affinity
+        if role not in masks or len(affinity) > len(masks[role]):
+            masks[role] = affinity
+    return masks
+
+
+def _after(threads: Iterable[Thread], done: Iterable[ActionResult]) -> list[Thread]:
+    """Return the threads as they are after the actions; those that are gone are left out."""
+    by_key = {one.action.key: one for one in done}
+    after: list[Thread] = []
+    for thread in threads:
+        result = by_key.get(thread.key)
+        if result is not None and result.outcome in {Outcome.GONE, Outcome.REUSED}:
+            continue
+        if result is not None and result.after is not None:
+            after.append(replace(thread, task=thread.task.with_affinity(result.after)))
+        else:
+            after.append(thread)
+    return after
+
+
+def _notes(results: Iterable[ActionResult], foreign: Iterable[ThreadKey]) -> Iterator[Note]:
+    """Say what the kernel did not let us do, one line a kind."""
+    outcomes = [one.outcome for one in results]
+    for outcome, text in _SAID.items():
+        count = outcomes.count(outcome)
+        if count:
+            yield Note(f"affinity-{outcome.value}", f"{count} threads: {text}", NoteLevel.WARNING)
+    left = len(list(foreign))
+    if left:
+        text = f"{left} threads are moved again and again by another writer; left alone for now"
+        yield Note("foreign-writer", text, NoteLevel.WARNING)
+
+
+_SAID: Final = {
+    Outcome.REFUSED: "no CPU of the mask is in the cgroup's cpuset (EINVAL)",
+    Outcome.DENIED: "not permitted; the daemon needs CAP_SYS_NICE (EPERM)",
+    Outcome.CLIPPED: "the kernel applies other CPUs than asked; the cpuset is changing",
+    Outcome.FIXED: "kernel threads that nobody may move",
+}

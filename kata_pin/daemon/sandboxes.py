@@ -1,0 +1,183 @@
+"""All sandboxes of the node: their supervisors, what is held of each, when each is over.
+
+Lifetime: the daemon's. A sandbox enters with the first record or when it is adopted, and leaves
+when its VMM has exited, or when there is none: where hooks run for every container of the node
+(CRI-O's `always`), those of other runtimes arrive here too and are dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Final
+
+from kata_pin.daemon.engine import Engine, Held
+from kata_pin.daemon.registry import Registry
+from kata_pin.daemon.supervisor import RETRY_S, PassResult, Supervisor, Verdict
+from kata_pin.daemon.view import SandboxFacts
+from kata_pin.errors import HostError
+from kata_pin.host.exit import wait_exit
+from kata_pin.host.root import HostRoot
+from kata_pin.model.placement import Report
+from kata_pin.model.sandbox import Container, Sandbox
+from kata_pin.model.thread import ProcessKey
+
+log = logging.getLogger(__name__)
+
+GRACE_S: Final = sum(RETRY_S)
+"""How long a sandbox may be without a VMM: Firecracker's hooks run before the VM starts."""
+
+
+class Sandboxes:
+    """Owns one Supervisor and one Held a sandbox; everything runs in the event loop's thread."""
+
+    def __init__(
+        self,
+        root: HostRoot,
+        engine: Engine,
+        registry: Registry,
+        *,
+        start: Callable[[Coroutine[object, object, None]], object],
+        acts: Callable[[], bool],
+    ) -> None:
+        """`start` runs a coroutine in the daemon's TaskGroup; `acts` says if pins may be set."""
+        self._root = root
+        self._engine = engine
+        self._registry = registry
+        self._start = start
+        self._acts = acts
+        self._held: dict[str, Held] = {}
+        self._supervisors: dict[str, Supervisor] = {}
+        self._since: dict[str, float] = {}
+        self._owners: dict[int, str] = {}
+        self.tracked: set[int] = set()
+        """Pids whose threads and children the process connector reports; shared with it."""
+
+    # ---- marking -------------------------------------------------------------------------
+
+    def mark(self, sandbox_id: str, reason: str, *, event: bool = True) -> int:
+        """Ask for a pass; starts the sandbox's supervisor if it is new. Returns a ticket.
+
+        `event`: something happened to the sandbox, so another writer's truce is over (D13).
+        """
+        supervisor = self._supervisors.get(sandbox_id)
+        if supervisor is None:
+            supervisor = Supervisor(sandbox_id, self._pass)
+            self._supervisors[sandbox_id] = supervisor
+            self._held[sandbox_id] = Held()
+            self._since[sandbox_id] = time.monotonic()
+            self._start(supervisor.run())
+        if event:
+            self._held[sandbox_id].foreign.forget()
+        return supervisor.mark(reason)
+
+    def mark_process(self, tgid: int, reason: str) -> None:
+        """Ask for a pass over the sandbox that a process works for, if any."""
+        sandbox_id = self._owners.get(tgid)
+        if sandbox_id is not None:
+            self.mark(sandbox_id, reason, event=False)
+
+    def mark_all(self, reason: str, *, event: bool = False) -> None:
+        """Ask for a pass over every sandbox."""
+        for sandbox_id in list(self._supervisors):
+            self.mark(sandbox_id, reason, event=event)
+
+    async def settled(self, sandbox_id: str, ticket: int) -> Report | None:
+        """Wait for the pass that answers a ticket; None when the sandbox is over or it failed."""
+        supervisor = self._supervisors.get(sandbox_id)
+        return None if supervisor is None else await supervisor.settled(ticket)
+
+    # ---- looking -------------------------------------------------------------------------
+
+    @property
+    def ids(self) -> list[str]:
+        """The sandboxes that are supervised."""
+        return sorted(self._supervisors)
+
+    def held(self, sandbox_id: str) -> Held | None:
+        """Return what is held of a sandbox."""
+        return self._held.get(sandbox_id)
+
+    def facts(self) -> Iterable[SandboxFacts]:
+        """Yield what the state document shows, in the order of ids."""
+        released = self._registry.released()
+        now = time.monotonic()
+        for sandbox_id in self.ids:
+            held = self._held[sandbox_id]
+            containers = self._registry.containers(sandbox_id)
+            yield SandboxFacts(
+                sandbox=Sandbox(sandbox_id, containers, held.vmm),
+                report=held.report,
+                checked_s=now - held.checked_at if held.report else None,
+                problem=held.problem,
+                released=sandbox_id in released,
+                foreign=frozenset(key.tid for key in held.foreign.left_alone(now)),
+            )
+
+    # ---- passes --------------------------------------------------------------------------
+
+    async def _pass(self, sandbox_id: str) -> PassResult:
+        held = self._held[sandbox_id]
+        released = sandbox_id in self._registry.released()
+        had_vmm = held.vmm is not None
+        act = self._acts() and not released
+        containers = self._registry.containers(sandbox_id)
+        report = self._engine.run(sandbox_id, containers, held, act=act)
+        self._track(sandbox_id, held)
+        if held.vmm is not None and not had_vmm:
+            self._start(self._watch_exit(sandbox_id, held.vmm.process))
+        if held.vmm is None:
+            verdict = self._without_vmm(sandbox_id, containers, had_vmm=had_vmm)
+            return PassResult(report, verdict)
+        return PassResult(report, Verdict.SETTLED if report.settled else Verdict.RETRY)
+
+    async def _watch_exit(self, sandbox_id: str, process: ProcessKey) -> None:
+        try:
+            await wait_exit(self._root, process)
+        except HostError as error:
+            log.warning("sandbox %s: only audits will notice its end: %s", sandbox_id, error)
+            return
+        if sandbox_id in self._supervisors:
+            self.mark(sandbox_id, "VMM exited")
+
+    def _without_vmm(
+        self, sandbox_id: str, containers: Sequence[Container], *, had_vmm: bool
+    ) -> Verdict:
+        """Say whether to look again for a VMM; drop the sandbox when it is over."""
+        age_s = time.monotonic() - self._since[sandbox_id]
+        if had_vmm:
+            why = "its VMM has exited"
+        elif not any(container.state.counts for container in containers):
+            why = "all its containers have stopped"
+        elif self._engine.runs_without_vmm(containers):
+            why = "its containers run without a VMM"
+        elif age_s > GRACE_S:
+            why = f"no VMM was found for {age_s:.0f} s"
+        else:
+            return Verdict.RETRY
+        log.info("sandbox %s is over: %s", sandbox_id, why)
+        self.drop(sandbox_id)
+        return Verdict.GONE
+
+    def drop(self, sandbox_id: str) -> None:
+        """Forget a sandbox; a later message about a container that lives makes it anew."""
+        self._registry.forget(sandbox_id)
+        self._supervisors.pop(sandbox_id, None)
+        self._held.pop(sandbox_id, None)
+        self._since.pop(sandbox_id, None)
+        self._untrack(sandbox_id, keep=frozenset())
+
+    def _track(self, sandbox_id: str, held: Held) -> None:
+        """Follow the processes that work for the sandbox: their threads, children and exits."""
+        for pid in held.processes - self.tracked:
+            self.tracked.add(pid)
+            self._owners[pid] = sandbox_id
+        self._untrack(sandbox_id, keep=held.processes)
+
+    def _untrack(self, sandbox_id: str, *, keep: frozenset[int]) -> None:
+        owned = [pid for pid, owner in self._owners.items() if owner == sandbox_id]
+        gone = [pid for pid in owned if pid not in keep]
+        for pid in gone:
+            del self._owners[pid]
+            self.tracked.discard(pid)

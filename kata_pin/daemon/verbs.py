@@ -1,0 +1,103 @@
+"""The verbs of the control socket (DESIGN D18, D19; wire/control.py has the protocol).
+
+Reading verbs: `ping`, `state`, `explain`. Acting verbs: `pin`, `unpin`, `reconcile`, `reload` and
+`release`, which gives every pin back and sets none until the daemon is restarted (uninstall).
+Every reply carries its result under `document`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kata_pin.daemon.control import Verb
+from kata_pin.daemon.sandboxes import Sandboxes
+from kata_pin.daemon.view import Json, explanation_document, results_document
+from kata_pin.errors import DaemonError
+from kata_pin.model.placement import Report
+from kata_pin.wire.control import Request
+
+
+@dataclass(frozen=True)
+class Verbs:
+    """The verbs over what the daemon gives them."""
+
+    sandboxes: Sandboxes
+    state: Callable[[], Json]
+    reload: Callable[[], str]
+    stop_acting: Callable[[], None]
+    acts: Callable[[], bool]
+
+    @property
+    def reading(self) -> Mapping[str, Verb]:
+        """Those that change nothing; the status socket has only them."""
+        return {"ping": self._ping, "state": self._state, "explain": self._explain}
+
+    @property
+    def all(self) -> Mapping[str, Verb]:
+        """Every verb."""
+        return {
+            **self.reading,
+            "pin": self._pin,
+            "unpin": self._unpin,
+            "reconcile": self._reconcile,
+            "reload": self._reload,
+            "release": self._release,
+        }
+
+    async def _ping(self, _request: Request) -> Json:
+        return {"document": {}}
+
+    async def _state(self, _request: Request) -> Json:
+        return {"document": self.state()}
+
+    async def _explain(self, request: Request) -> Json:
+        (sandbox_id,) = self._selected(request, need=True)
+        return {"document": explanation_document(*self.sandboxes.explanation(sandbox_id))}
+
+    async def _pin(self, request: Request) -> Json:
+        if not self.acts():
+            raise DaemonError("not pinned: the daemon only observes", hint="setting mode: act")
+        chosen = self._selected(request)
+        self.sandboxes.set_released(chosen, released=False)
+        return await self._pass_over(chosen, "pin")
+
+    async def _reconcile(self, request: Request) -> Json:
+        return await self._pass_over(self._selected(request), "reconcile")
+
+    async def _unpin(self, request: Request) -> Json:
+        return self._released(self._selected(request))
+
+    async def _release(self, _request: Request) -> Json:
+        self.stop_acting()
+        return self._released(self.sandboxes.ids)
+
+    async def _reload(self, _request: Request) -> Json:
+        problem = self.reload()
+        if problem:
+            raise DaemonError(f"configuration not reloaded: {problem}")
+        return {"document": {}}
+
+    def _released(self, chosen: Sequence[str]) -> Json:
+        self.sandboxes.set_released(chosen, released=True)
+        reports = [self.sandboxes.release(sandbox_id) for sandbox_id in chosen]
+        return {"document": results_document("unpin", reports)}
+
+    async def _pass_over(self, chosen: Sequence[str], reason: str) -> Json:
+        tickets = [(one, self.sandboxes.mark(one, reason)) for one in chosen]
+        reports: list[Report] = []
+        for sandbox_id, ticket in tickets:
+            report = await self.sandboxes.settled(sandbox_id, ticket)
+            if report is None:
+                raise DaemonError(f"the pass over sandbox {sandbox_id} failed", hint="see the log")
+            reports.append(report)
+        return {"document": results_document(reason, reports)}
+
+    def _selected(self, request: Request, *, need: bool = False) -> list[str]:
+        """Return the sandbox that a request names by its id; all where it names none."""
+        sandbox_id = request.fields.text("sandbox")
+        if not sandbox_id and not need:
+            return self.sandboxes.ids
+        if sandbox_id not in self.sandboxes.ids:
+            raise DaemonError(f"no sandbox {sandbox_id!r}", hint="kata-pin show lists them")
+        return [sandbox_id]
