@@ -1,0 +1,69 @@
+"""The audit tells moved, born and gone threads apart, and is quiet otherwise."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from kata_pin.errors import HostError
+from kata_pin.host.audit import NOTHING, Expected, Finding, audit_affinity, audit_deep
+from tests.support.hosttree import FakeHost, FakeScheduler
+
+ALL = frozenset(range(4))
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> FakeHost:
+    fake = FakeHost(tmp_path)
+    fake.process(10, threads=3)
+    return fake
+
+
+def test_nothing_differs(host: FakeHost) -> None:
+    """Nothing found is false, and always the same object."""
+    finding = audit_affinity(host.root, 10, dict.fromkeys((10, 11, 12), ALL))
+    assert finding is NOTHING
+    assert not finding
+
+
+def test_every_difference(host: FakeHost) -> None:
+    """A moved, an unexpected and a missing thread are each told by tid."""
+    host.scheduler.affinities[11] = frozenset({3})
+    finding = audit_affinity(host.root, 10, dict.fromkeys((10, 11, 99), ALL))
+    assert finding == Finding(moved=(11,), born=(12,), gone=(99,))
+
+
+def test_gone_process(host: FakeHost) -> None:
+    """All threads of a process that is not there are gone."""
+    assert audit_affinity(host.root, 7, {7: ALL, 8: ALL}) == Finding(gone=(7, 8))
+
+
+def test_thread_dies_after_the_listing(host: FakeHost) -> None:
+    """A thread that is listed but has no affinity any more is gone; the rest is still compared."""
+    del host.scheduler.affinities[11]
+    host.scheduler.affinities[12] = frozenset({0})
+    finding = audit_affinity(host.root, 10, dict.fromkeys((10, 11, 12), ALL))
+    assert finding == Finding(moved=(12,), gone=(11,))
+
+
+def test_deep_sees_a_reused_tid(host: FakeHost) -> None:
+    """The same tid and affinity with another start time is another thread."""
+    expected = {tid: Expected(100, ALL) for tid in (10, 11, 12)}
+    assert audit_deep(host.root, 10, expected) is NOTHING
+    host.thread(10, 11, starttime=200)
+    host.scheduler.affinities[12] = frozenset({1})
+    finding = audit_deep(host.root, 10, expected)
+    assert finding == Finding(moved=(12,), born=(11,), gone=(11,))
+
+
+def test_other_errors_are_raised(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An errno that no vanished thread explains is an error, not a finding."""
+
+    def broken(_self: FakeScheduler, _tid: int) -> set[int]:
+        raise OSError(errno.ENOSYS, "no such system call")
+
+    monkeypatch.setattr(FakeScheduler, "get_affinity", broken)
+    with pytest.raises(HostError, match="audit process 10"):
+        audit_affinity(host.root, 10, {})
