@@ -1,0 +1,100 @@
+"""JSON from outside: bounds, types, and errors that name the place."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from kata_pin.errors import ParseError
+from kata_pin.wire.jsontext import MAX_BRACKETS, MAX_BYTES, Fields, load, load_fields
+
+
+def fields(text: str) -> Fields:
+    return load_fields(text.encode(), source="doc")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        pytest.param(b"", "not JSON", id="empty"),
+        pytest.param(b"{", "not JSON", id="cut"),
+        pytest.param(b"\xff", "not JSON", id="not UTF-8"),
+        pytest.param(b'{"a":1,"a":2}', "twice", id="key repeated"),
+        pytest.param(b'{"b":{"a":1,"a":1}}', "twice", id="key repeated inside"),
+        pytest.param(b"[NaN]", "NaN", id="NaN"),
+        pytest.param(b"[-Infinity]", "Infinity", id="Infinity"),
+        pytest.param(b"[" * 50_000, "nested too deeply", id="depth bomb"),
+        pytest.param(b'{"a":' * 50_000, "nested too deeply", id="depth bomb of objects"),
+        pytest.param(b"[]," * (MAX_BRACKETS + 1), "objects and lists", id="many lists"),
+        pytest.param(b" " * (MAX_BYTES + 1), "longer than", id="too long"),
+        pytest.param(b"[" + b"9" * 100_000 + b"]", "not JSON", id="absurd number"),
+    ],
+)
+def test_load_refuses(data: bytes, message: str) -> None:
+    """A document that is none, or is made to hurt, is a ParseError in little time."""
+    start = time.perf_counter()
+    with pytest.raises(ParseError, match=rf"^doc: .*{message}"):
+        load(data, source="doc")
+    assert time.perf_counter() - start < 2
+
+
+def test_limits_are_the_callers() -> None:
+    """A caller can ask for less."""
+    with pytest.raises(ParseError, match="longer than 3 bytes"):
+        load(b"1234", source="doc", limit=3)
+    with pytest.raises(ParseError, match="more than 1 objects"):
+        load(b"[[]]", source="doc", brackets=1)
+
+
+def test_getters() -> None:
+    """Each getter returns its type, and a value for what is absent or null."""
+    doc = fields('{"t":"x","n":3,"f":true,"o":{"k":"v"},"l":[{"a":1}],"z":null}')
+    assert (doc.text("t"), doc.text("z"), doc.text("none")) == ("x", "", "")
+    assert (doc.number("n", 0, 9), doc.number("z", 0, 9)) == (3, None)
+    assert (doc.flag("f"), doc.flag("z")) == (True, False)
+    assert (doc.texts("o"), doc.texts("z")) == ({"k": "v"}, {})
+    assert [entry.number("a", 0, 1) for entry in doc.objects("l")] == [1]
+    assert doc.objects("z") == []
+    assert doc.fields("z").names == []
+    assert "t" in doc
+    assert "none" not in doc
+
+
+@pytest.mark.parametrize(
+    ("text", "getter", "message"),
+    [
+        ('{"a":{"b":1}}', lambda d: d.fields("a").text("b"), "doc: a.b: not a text"),
+        ('{"a":true}', lambda d: d.number("a", 0, 9), "doc: a: not an integer"),
+        ('{"a":1.0}', lambda d: d.number("a", 0, 9), "doc: a: not an integer"),
+        ('{"a":10}', lambda d: d.number("a", 0, 9), "doc: a: not within 0 to 9"),
+        ('{"a":1}', lambda d: d.flag("a"), "doc: a: not true or false"),
+        ('{"a":1}', lambda d: d.fields("a"), "doc: a: not an object"),
+        ('{"a":{}}', lambda d: d.items("a"), "doc: a: not a list"),
+        ('{"a":[1,2]}', lambda d: d.items("a", limit=1), "doc: a: more than 1 entries"),
+        ('{"a":[{},1]}', lambda d: d.objects("a"), "doc: a[1]: not an object"),
+        ('{"a":{"x":1}}', lambda d: d.texts("a"), "doc: a.x: not a text"),
+        ('{"a":{"x":"","y":""}}', lambda d: d.texts("a", limit=1), "doc: a: more than 1 entries"),
+        ('{"a":"xyz"}', lambda d: d.text("a", limit=2), "doc: a: longer than 2 characters"),
+        ('{"a":"\\ud800"}', lambda d: d.text("a"), "doc: a: half of a surrogate pair"),
+        ('{"a":null}', lambda d: d.need("a"), "doc: a: missing"),
+        ('{"a":1,"A":1}', lambda d: d.folded(), "doc: two keys differ only by case"),
+    ],
+)
+def test_errors_name_the_place(text: str, getter: object, message: str) -> None:
+    """A wrong value is a ParseError with the path to it."""
+    assert callable(getter)
+    with pytest.raises(ParseError) as caught:
+        getter(fields(text))
+    assert str(caught.value) == message
+
+
+def test_not_an_object() -> None:
+    """A document that is a list or a number has no members."""
+    with pytest.raises(ParseError, match=r"^doc: not an object$"):
+        fields("[1]")
+
+
+def test_an_emoji_is_a_text() -> None:
+    """A whole surrogate pair is one character and no error."""
+    assert fields('{"a":"\\ud83d\\ude00"}').text("a") == "\U0001f600"

@@ -1,0 +1,125 @@
+"""The state on a hook's stdin and config.json."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kata_pin.errors import ParseError
+from kata_pin.model.sandbox import ContainerState
+from kata_pin.wire.oci import CpuResources, OciState, Phase, parse_config, parse_state
+
+
+def state(**members: object) -> bytes:
+    return json.dumps({"bundle": "/b/x"} | members).encode()
+
+
+def config(cpu: object) -> bytes:
+    return json.dumps({"linux": {"resources": {"cpu": cpu}}}).encode()
+
+
+def test_go_runtime_state() -> None:
+    """Empty ociVersion and status, as Kata's Go runtime sends them, are valid."""
+    parsed = parse_state(state(ociVersion="", id="p1", status="", pid=1780, annotations={"a": "b"}))
+    assert parsed == OciState(id="p1", bundle="/b/x", pid=1780, annotations={"a": "b"})
+    assert parsed.annotations == {"a": "b"}
+
+
+def test_least_state() -> None:
+    """Only the bundle is needed; Go writes null for no annotations."""
+    assert parse_state(state(annotations=None)) == OciState(id="", bundle="/b/x")
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [("/a/b/", "/a/b"), ("//a///b", "/a/b"), ("/a/./b", "/a/b"), ("/", "/")],
+)
+def test_bundle_is_tidied(text: str, clean: str) -> None:
+    """Slashes that mean nothing do not change the bundle."""
+    assert parse_state(state(bundle=text)).bundle == clean
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"bundle": None}, "state: bundle: missing"),
+        ({"bundle": ""}, "not an absolute path"),
+        ({"bundle": "run/x"}, "not an absolute path"),
+        ({"bundle": "/run/../etc"}, "not an absolute path"),
+        ({"bundle": "/run/x\n"}, "control character"),
+        ({"bundle": "/" + "x" * 5000}, "longer than"),
+        ({"pid": "1"}, "state: pid: not an integer"),
+        ({"pid": -1}, "state: pid: not within"),
+        ({"pid": 1 << 40}, "state: pid: not within"),
+        ({"id": 1}, "state: id: not a text"),
+        ({"annotations": {"a": 1}}, "state: annotations.a: not a text"),
+        ({"annotations": []}, "state: annotations: not an object"),
+    ],
+)
+def test_wrong_state(members: dict[str, object], message: str) -> None:
+    """A member that is wrong is named."""
+    with pytest.raises(ParseError, match=message):
+        parse_state(state(**members))
+
+
+def test_config() -> None:
+    """Annotations, cpu resources and cgroupsPath are read; the rest is none of ours."""
+    parsed = parse_config(
+        json.dumps(
+            {
+                "process": {"args": ["sh"]},
+                "annotations": {"k": "v"},
+                "linux": {
+                    "cgroupsPath": "/kubepods/x",
+                    "resources": {
+                        "cpu": {
+                            "cpus": "2-3",
+                            "mems": "0",
+                            "quota": -1,
+                            "period": 100000,
+                            "shares": 2048,
+                        },
+                        "memory": {"limit": 1},
+                    },
+                },
+            }
+        ).encode()
+    )
+    assert parsed.cpu == CpuResources("2-3", "0", -1, 100000, 2048)
+    assert (parsed.cgroups_path, parsed.annotations) == ("/kubepods/x", {"k": "v"})
+
+
+@pytest.mark.parametrize("data", [b"{}", b'{"linux":null}', b'{"linux":{"resources":null}}'])
+def test_config_without_resources(data: bytes) -> None:
+    """Nothing said is None, not zero."""
+    assert parse_config(data).cpu == CpuResources()
+
+
+@pytest.mark.parametrize(
+    ("cpu", "message"),
+    [
+        ({"quota": "100"}, "linux.resources.cpu.quota: not an integer"),
+        ({"period": -1}, "linux.resources.cpu.period: not within"),
+        ({"shares": 1 << 64}, "linux.resources.cpu.shares: not within"),
+        ({"cpus": 3}, "linux.resources.cpu.cpus: not a text"),
+        ([], "linux.resources.cpu: not an object"),
+    ],
+)
+def test_wrong_config(cpu: object, message: str) -> None:
+    """A member that is wrong is named with its whole path."""
+    with pytest.raises(ParseError, match=message):
+        parse_config(config(cpu))
+
+
+def test_phases() -> None:
+    """What each phase says about a container, and which hooks wait for the pins."""
+    assert [phase.state for phase in Phase] == [
+        ContainerState.CREATED,
+        ContainerState.CREATED,
+        ContainerState.CREATED,
+        ContainerState.RUNNING,
+        ContainerState.STOPPED,
+    ]
+    assert {phase.value for phase in Phase if phase.waits_for_pins} == {"prestart", "createRuntime"}
+    assert {phase.value for phase in Phase if phase.id_is_sandbox} == {"poststart", "poststop"}
