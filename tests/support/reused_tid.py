@@ -1,0 +1,83 @@
+"""Run alone in a pid namespace: pins a tid that another thread has taken over.
+
+`before`: the tid changed hands before apply looked; prints the outcome and whether the new owner
+was touched. `during`: it changes hands between the look and the system call.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterable
+
+from kata_pin.host.affinity import apply
+from kata_pin.host.root import HOST, HostRoot
+from kata_pin.host.tasks import get_affinity, starttime
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.placement import Action
+from kata_pin.model.thread import ThreadKey
+from tests.support.waiting import wait_for
+
+
+class Sleeper:
+    """A thread that sleeps until it is ended."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.thread = threading.Thread(target=self.gate.wait, daemon=True)
+        self.thread.start()
+        assert self.thread.native_id is not None
+        self.tid: int = self.thread.native_id
+
+    def end(self) -> None:
+        """End the thread; its tid is free when this returns."""
+        self.gate.set()
+        self.thread.join()
+        path = f"/proc/self/task/{self.tid}"
+        wait_for(lambda: not os.path.exists(path), "the thread to be gone")
+
+
+def replace(old: Sleeper) -> Sleeper:
+    """End a thread and start one with the same tid."""
+    old.end()
+    with open("/proc/sys/kernel/ns_last_pid", "w", encoding="ascii") as file:
+        file.write(str(old.tid - 1))
+    new = Sleeper()
+    assert new.tid == old.tid
+    return new
+
+
+class Swapping:
+    """A scheduler before whose call the tid changes hands."""
+
+    def __init__(self, victim: Sleeper) -> None:
+        self.victim = victim
+
+    def get_affinity(self, tid: int) -> set[int]:
+        """Ask the kernel."""
+        return os.sched_getaffinity(tid)
+
+    def set_affinity(self, tid: int, cpus: Iterable[int]) -> None:
+        """Replace the thread, then set its successor's affinity."""
+        self.victim = replace(self.victim)
+        os.sched_setaffinity(tid, cpus)
+
+
+def main(case: str) -> None:
+    """Print what came of it."""
+    pid, victim = os.getpid(), Sleeper()
+    key = ThreadKey(pid, victim.tid, starttime(HOST, pid, victim.tid))
+    action = Action(key, CpuSet([min(os.sched_getaffinity(0))]), CpuSet(), "test")
+    if case == "during":
+        print(apply(HostRoot(scheduler=Swapping(victim)), action).outcome)
+        return
+    while starttime(HOST, pid, victim.tid) == key.starttime:  # a clock tick is 10 ms
+        victim = replace(victim)
+    before = get_affinity(victim.tid)
+    print(apply(HOST, action).outcome)
+    print("untouched" if get_affinity(victim.tid) == before else "touched")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
