@@ -39,13 +39,19 @@ class Sleeper:
 
 
 def replace(old: Sleeper) -> Sleeper:
-    """End a thread and start one with the same tid."""
+    """End a thread and start one with the same tid.
+
+    The kernel frees a number a moment after its thread left /proc, so the first try may miss.
+    """
     old.end()
-    with open("/proc/sys/kernel/ns_last_pid", "w", encoding="ascii") as file:
-        file.write(str(old.tid - 1))
-    new = Sleeper()
-    assert new.tid == old.tid
-    return new
+    for _ in range(100):
+        with open("/proc/sys/kernel/ns_last_pid", "w", encoding="ascii") as file:
+            file.write(str(old.tid - 1))
+        new = Sleeper()
+        if new.tid == old.tid:
+            return new
+        new.end()
+    raise AssertionError(f"tid {old.tid} was never given out again")
 
 
 class Swapping:
