@@ -161,7 +161,7 @@ class Paths:
     kata_configs: tuple[str, ...] = setting(
         listing(PATH),
         KATA_CONFIGS,
-        "folders or files of Kata's configuration; the hypervisor paths in them are accepted as "
+        "folders of Kata's configuration files; the hypervisor paths in them are accepted as "
         "VMMs",
     )
 

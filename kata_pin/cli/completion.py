@@ -1,0 +1,22 @@
+"""`kata-pin completion`: the scripts that make a shell complete our words."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the completion script of a shell.
+
+    For bash: kata-pin completion bash > /etc/bash_completion.d/kata-pin. Sandboxes complete too
+    while the daemon runs.
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None, "click.Choice above names only shells that click knows"
+    root = ctx.find_root()
+    click.echo(kind(root.command, {}, "kata-pin", "_KATA_PIN_COMPLETE").source())

@@ -1,0 +1,220 @@
+"""Lines and tables of text that fit a width without hiding anything.
+
+A cell that is too wide is wrapped where its column allows (a cpu list only after a comma, so that
+`12-15` never becomes `1` and `2-15`); when even that does not fit, each row becomes a block of
+lines. Nothing is ever cut. Pure: a table becomes a list of lines; printing is screen.py's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rich.cells import cell_len
+from rich.text import Text
+
+GAP: Final = 2
+"""Columns between two columns of a table."""
+
+NO_LIMIT: Final = 1_000_000
+"""Width of an output that is no terminal: lines stay whole, for grep."""
+
+WORDS: Final = " "
+NAMES: Final = " -/._"
+CPUS: Final = ", "
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the output can show: its width, and whether it can encode more than ASCII."""
+
+    width: int = 80
+    unicode: bool = True
+
+    @property
+    def arrow(self) -> str:
+        """Between a vCPU and its pCPU."""
+        return "→" if self.unicode else "->"
+
+    @property
+    def dot(self) -> str:
+        """Between facts on one line."""
+        return " · " if self.unicode else " | "
+
+    @property
+    def times(self) -> str:
+        """Before a count."""
+        return "×" if self.unicode else "x"  # noqa: RUF001 - the sign is meant
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its title, after which characters a cell may be broken, its side.
+
+    A piece between two breaks that is longer than `fold` is cut at that width all the same; 0
+    never cuts. `comfort` is a width below which `optional` columns are rather left out of the
+    table, which then says so.
+    """
+
+    title: str
+    breaks: str = WORDS
+    right: bool = False
+    fold: int = 0
+    comfort: int = 0
+    optional: bool = False
+
+
+Row = Sequence[Text]
+
+
+def table(columns: Sequence[Column], rows: Sequence[Row], look: Look) -> list[Text]:
+    """Return the lines of a table; each row has one cell a column."""
+    widths = _widths(columns, rows, look.width, comfortable=True)
+    if widths is not None:
+        return _laid_out(columns, rows, widths)
+    kept = [n for n, column in enumerate(columns) if not column.optional]
+    fewer = [columns[n] for n in kept]
+    short = [[row[n] for n in kept] for row in rows]
+    for comfortable in (True, False):
+        widths = _widths(fewer, short, look.width, comfortable=comfortable)
+        if widths is not None:
+            left_out = ", ".join(column.title for column in columns if column.optional)
+            remark = Text(f"not shown at this width: {left_out}", style="dim")
+            told = paragraph(remark, look) if left_out else []
+            return _laid_out(fewer, short, widths) + told
+    return list(_blocks(columns, rows, look))
+
+
+def _laid_out(columns: Sequence[Column], rows: Sequence[Row], widths: Sequence[int]) -> list[Text]:
+    titles = [Text(column.title, style="bold") for column in columns]
+    lines = _row_lines(columns, titles, widths)
+    for row in rows:
+        lines += _row_lines(columns, row, widths)
+    return lines
+
+
+def facts(pairs: Iterable[tuple[str, Text]], look: Look) -> list[Text]:
+    """Return `name  value` lines with the values below each other, wrapped."""
+    shown = [(name, value) for name, value in pairs if value.plain]
+    indent = max((len(name) for name, _ in shown), default=0) + GAP
+    lines: list[Text] = []
+    for name, value in shown:
+        first = Text(name.ljust(indent), style="bold")
+        for part in wrap(value, max(16, look.width - indent), WORDS + ","):
+            lines.append(first + part)
+            first = Text(" " * indent)
+    return lines
+
+
+def paragraph(text: Text, look: Look, *, indent: int = 0) -> list[Text]:
+    """Return the text's lines, broken at spaces; lines after the first are indented."""
+    parts = wrap(text, max(16, look.width - indent), WORDS)
+    return [parts[0], *(Text(" " * indent) + part for part in parts[1:])]
+
+
+def wrap(text: Text, width: int, breaks: str) -> list[Text]:
+    """Break a text into lines of at most `width` columns, after one of `breaks` where possible."""
+    lines: list[Text] = []
+    start = used = position = 0
+    for piece in _pieces(text.plain, breaks):
+        if used and used + cell_len(piece.rstrip(" ")) > width:
+            lines.append(text[start:position])
+            start, used = position, 0
+        while cell_len(piece.rstrip(" ")) > width:
+            count = _fitting(piece, width)
+            lines.append(text[position : position + count])
+            position += count
+            start, piece = position, piece[count:]  # noqa: PLW2901 - the rest of this very piece
+        used += cell_len(piece)
+        position += len(piece)
+    if position > start or not lines:
+        lines.append(text[start:position])
+    for line in lines:
+        line.rstrip()
+    return lines
+
+
+def _pieces(plain: str, breaks: str) -> list[str]:
+    """Split a text after each run of breaking characters."""
+    if not breaks:
+        return [plain] if plain else []
+    escaped = re.escape(breaks)
+    return re.findall(f"[^{escaped}]*[{escaped}]+|[^{escaped}]+", plain)
+
+
+def _fitting(piece: str, width: int) -> int:
+    """Return how many characters fit into the width, at least one."""
+    used = 0
+    for count, character in enumerate(piece):
+        used += cell_len(character)
+        if used > width:
+            return max(1, count)
+    return len(piece)
+
+
+def _widths(
+    columns: Sequence[Column], rows: Sequence[Row], width: int, *, comfortable: bool
+) -> list[int] | None:
+    """Return the columns' widths, None if the table can not fit."""
+    wide = [_natural(column, rows, n) for n, column in enumerate(columns)]
+    least = [_least(column, rows, n) for n, column in enumerate(columns)]
+    if comfortable:
+        least = [max(n, min(c.comfort, w)) for n, c, w in zip(least, columns, wide, strict=True)]
+    room = width - GAP * (len(columns) - 1)
+    if sum(least) > room:
+        return None
+    while sum(wide) > room:
+        spare, widest = max((w, n) for n, w in enumerate(wide) if w > least[n])
+        next_width = max((w for w in wide if w < spare), default=0)
+        excess = sum(wide) - room
+        wide[widest] = max(least[widest], min(spare - 1, max(next_width, spare - excess)))
+    return wide
+
+
+def _natural(column: Column, rows: Sequence[Row], n: int) -> int:
+    return max([cell_len(column.title), *(cell_len(row[n].plain) for row in rows)])
+
+
+def _least(column: Column, rows: Sequence[Row], n: int) -> int:
+    """Return the narrowest a column can be with every cell broken only where it may be."""
+    longest = max(
+        (cell_len(p.rstrip(" ")) for row in rows for p in _pieces(row[n].plain, column.breaks)),
+        default=0,
+    )
+    bounded = min(longest, column.fold) if column.fold else longest
+    return max(bounded, cell_len(column.title))
+
+
+def _row_lines(columns: Sequence[Column], row: Row, widths: Sequence[int]) -> list[Text]:
+    """Lay the cells of one row side by side; a row is as high as its highest cell."""
+    cells = [
+        wrap(cell, width, column.breaks)
+        for cell, width, column in zip(row, widths, columns, strict=True)
+    ]
+    height = max(len(cell) for cell in cells)
+    lines = []
+    for level in range(height):
+        line = Text()
+        for column, cell, width in zip(columns, cells, widths, strict=True):
+            part = cell[level] if level < len(cell) else Text()
+            padding = Text(" " * (width - part.cell_len))
+            line += (padding + part if column.right else part + padding) + Text(" " * GAP)
+        line.rstrip()
+        lines.append(line)
+    return lines
+
+
+def _blocks(columns: Sequence[Column], rows: Sequence[Row], look: Look) -> Iterator[Text]:
+    """Return each row as a block: its first cell, then one indented fact a column."""
+    for row in rows:
+        yield from wrap(Text(f"{columns[0].title} ", style="bold") + row[0], look.width, NAMES)
+        indent = max(len(column.title) for column in columns[1:]) + 2 * GAP
+        for column, cell in zip(columns[1:], row[1:], strict=True):
+            if not cell.plain:
+                continue
+            first = Text(f"{' ' * GAP}{column.title}".ljust(indent), style="bold")
+            for part in wrap(cell, max(12, look.width - indent), column.breaks):
+                yield first + part
+                first = Text(" " * indent)

@@ -1,0 +1,124 @@
+"""The entry of `kata-pin`: the group of commands, and what becomes of errors.
+
+Commands are imported when they run, not before: `kata-pin --help` needs click alone (STYLE 1.2).
+Expected failures are one line and a hint on stderr, never a traceback; exit statuses are those of
+errors.py, 2 for usage, 130 after Ctrl-C, 141 when the reader of our output went away.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any, Final
+
+import click
+
+from kata_pin import __version__
+from kata_pin.cli import screen
+from kata_pin.cli.options import Session, global_options
+from kata_pin.errors import KataPinError
+
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "show": ("show:show", "Show the sandboxes of this node, one of them, or its pCPUs."),
+    "who": ("inspect:who", "Show every thread of the host that may run on a pCPU."),
+    "explain": ("inspect:explain", "Explain why a sandbox's threads are where they are."),
+    "check": ("inspect:check", "Check that every thread is where it should be."),
+    "doctor": ("inspect:doctor", "Tell what this node gives us and what is missing."),
+    "pin": ("act:pin", "Set the affinities of one sandbox or of all now."),
+    "unpin": ("act:unpin", "Give the pins of one sandbox or of all back."),
+    "run": ("service:run", "Run the daemon in the foreground."),
+    "config": ("settings:config", "Show, check or start a configuration file."),
+    "install": ("install:install", "Put hook, service and sample settings on this node."),
+    "uninstall": ("install:uninstall", "Give every pin back and remove what install wrote."),
+    "completion": ("completion:completion", "Print the completion script of a shell."),
+}
+"""Every command in the order of the help: module and name below kata_pin.cli, and its summary."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the table's order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(f"kata_pin.cli.{module}"), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands from the table, importing none."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kata-pin", message="%(prog)s %(version)s")
+@global_options
+def cli() -> None:
+    """Keep every host thread of a Kata sandbox on the CPUs its pod was given.
+
+    Works with the daemon or, when it is down, from /proc itself. Exit status: 0 all is well, 1
+    failed, 2 wrong usage, 3 `check` found something, 78 wrong configuration.
+    """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    screen.tolerate_any_text()
+    session = Session()
+    try:
+        outcome = cli.main(arguments, prog_name="kata-pin", standalone_mode=False, obj=session)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_stdout()
+        return 141
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except KataPinError as error:
+        return _failed(session, error, error.exit_code)
+    except Exception as error:  # noqa: BLE001 - the last barrier: no traceback unless asked for
+        unexpected = KataPinError(
+            f"unexpected {type(error).__name__}: {error}",
+            hint="this is a bug; --debug shows where",
+        )
+        unexpected.__cause__ = error
+        return _failed(session, unexpected, 1)
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _failed(session: Session, error: KataPinError, status: int) -> int:
+    """Tell about an error: one line and a hint, as JSON too where JSON was asked for."""
+    from kata_pin.cli.safetext import safe
+
+    if session.debug:
+        import traceback
+
+        traceback.print_exception(error)
+    if session.json:
+        told: dict[str, Any] = {"version": 1, "kind": "error", "error": error.message}
+        screen.document({**told, "hint": error.hint, "exit_status": status})
+    sys.stderr.write(f"kata-pin: {safe(error.message)}\n")
+    if error.hint:
+        sys.stderr.write(f"  hint: {safe(error.hint)}\n")
+    return status
+
+
+def _forget_stdout() -> None:
+    """Let the interpreter's last flush go nowhere instead of failing loudly."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

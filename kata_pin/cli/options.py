@@ -1,0 +1,107 @@
+"""What every command takes: --config, --debug and --json, before or after the command's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from kata_pin.cli.client import Provider
+    from kata_pin.config import Config
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass
+class Session:
+    """The options of one run, and what follows from them; what costs is made when needed."""
+
+    config_file: str | None = None
+    debug: bool = False
+    json: bool = False
+
+    @cached_property
+    def config(self) -> Config:
+        """The configuration; raises ConfigError."""
+        from kata_pin.config import load
+
+        return load(self.config_file)
+
+    @property
+    def provider(self) -> Provider:
+        """Where documents come from."""
+        from kata_pin.cli.client import Provider
+
+        return Provider(self.config)
+
+
+def session_of(ctx: click.Context) -> Session:
+    """Return the run's session."""
+    return ctx.ensure_object(Session)
+
+
+def global_options(command: F) -> F:
+    """Add --config, --debug and --json to a command."""
+    for option in (_JSON, _DEBUG, _CONFIG):
+        command = option(command)
+    return command
+
+
+def _remember_config(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        session_of(ctx).config_file = value
+
+
+def _remember_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not session_of(ctx).debug:
+        import logging
+
+        session_of(ctx).debug = True
+        logging.basicConfig(level=logging.DEBUG, format="%(levelname)s %(name)s: %(message)s")
+
+
+def _remember_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        session_of(ctx).json = True
+
+
+_CONFIG = click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(),
+    expose_value=False,
+    callback=_remember_config,
+    help="Read this configuration file instead of /etc/kata-pin/config.yaml.",
+)
+_DEBUG = click.option(
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    callback=_remember_debug,
+    help="Log everything to stderr, and show where an error came from.",
+)
+_JSON = click.option(
+    "--json",
+    is_flag=True,
+    expose_value=False,
+    callback=_remember_json,
+    help="Print JSON; kata-pin's docs/json.md has its shape.",
+)
+
+
+def complete_sandbox(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Return the pods and ids that begin so, when a daemon answers quickly; else nothing."""
+    from kata_pin.cli.client import ask
+    from kata_pin.errors import KataPinError
+
+    try:
+        path = f"{session_of(ctx).config.runtime_dir}/status.sock"
+        sandboxes = ask(path, "state", {}, 0.5)["sandboxes"]
+    except (KataPinError, KeyError):
+        return []
+    names = [name for one in sandboxes for name in (one["pod"], one["id"])]
+    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]

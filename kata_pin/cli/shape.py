@@ -1,0 +1,164 @@
+"""The state document's shape, for the type checker (docs/json.md has it in words).
+
+The document comes from the daemon or from daemon/oneshot.py in this process; both are this
+program, so it is checked for its version (client.py) and then believed in shape. Its texts are
+not believed: pod names and thread names are tenants' words, see safetext.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, TypeAlias, TypedDict
+
+VERSION: Final = 1
+"""The version of every document this command line reads and writes."""
+
+Json: TypeAlias = "dict[str, Any]"
+
+
+class Note(TypedDict):
+    """Something the operator should know."""
+
+    code: str
+    text: str
+    level: str
+
+
+class Daemon(TypedDict, total=False):
+    """Whether the daemon made the document; `reason` says why it did not."""
+
+    running: bool
+    pid: int
+    version: str
+    uptime_s: float
+    reason: str
+
+
+class CpuPlace(TypedDict):
+    """One online pCPU and where it is."""
+
+    cpu: int
+    node: int
+    package: int
+    llc: int
+    core: int
+    thread: int
+    kind: str
+
+
+class Kubelet(TypedDict):
+    """What the kubelet's checkpoint says."""
+
+    policy: str
+    default: str
+
+
+class Node(TypedDict):
+    """The node."""
+
+    hostname: str
+    kernel: str
+    online: str
+    present: str
+    isolated: str
+    nohz_full: str
+    cpus: list[CpuPlace]
+    kubelet: Kubelet | None
+    live_threads: bool
+    mode: str
+
+
+class Container(TypedDict):
+    """One recorded container."""
+
+    id: str
+    name: str
+    kind: str
+    state: str
+    cpus: str | None
+    mems: str
+    exclusive: str
+    provenance: str
+    reason: str
+    source: str
+    recorded_s: float | None
+    quota_us: int | None
+    period_us: int | None
+    shares: int | None
+    bundle: str
+    note: str
+
+
+class Vmm(TypedDict):
+    """The accepted VMM process."""
+
+    kind: str
+    pid: int
+    starttime: int
+    exe: str
+    exe_deleted: bool
+    witness: str
+    kvm: bool
+    boot_vcpus: int
+    max_vcpus: int
+    orphan: bool
+    guest_cid: int
+
+
+class Thread(TypedDict):
+    """One thread that works for the sandbox."""
+
+    tid: int
+    tgid: int
+    starttime: int
+    comm: str
+    role: str
+    label: str
+    source: str
+    vcpu: int | None
+    apic_id: int | None
+    iothread: str
+    conflict: str
+    wanted: str | None
+    applied: str | None
+    step: str
+    reason: str
+    paired: bool
+    container: str
+    observed: str
+    last_cpu: int
+    cpu_ticks: int
+    cgroup: str
+    cpuset: str
+    state: Literal["ok", "drift", "left", "released"]
+
+
+class Sandbox(TypedDict):
+    """One sandbox."""
+
+    id: str
+    pod: str
+    handler: str
+    state: str
+    mask: str | None
+    mask_origin: str
+    exclusive: str
+    shared: str
+    checked_s: float | None
+    duration_ms: float | None
+    containers: list[Container]
+    vmm: Vmm | None
+    vmm_problem: str
+    threads: list[Thread]
+    notes: list[Note]
+
+
+class State(TypedDict):
+    """The whole document."""
+
+    version: int
+    kind: str
+    time: str
+    daemon: Daemon
+    node: Node
+    sandboxes: list[Sandbox]
+    notes: list[Note]
