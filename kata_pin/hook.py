@@ -40,7 +40,7 @@ class Options:
         self.phase = ""
         self.runtime_dir = "/run/kata-pin"
         self.record_s = 0.25  # a commit takes 1 ms; of 200 hooks at once on 2 CPUs some need 100
-        self.pin_s = 0.2  # from `recorded` on
+        self.pin_s = 0.2  # from `recorded` on; 0 does not wait for pins
         for argument in arguments:
             self._take(argument)
         if not self.phase:
@@ -164,7 +164,7 @@ def hand_over(options: Options) -> None:
         except OSError as lost:
             raise Problem(f"neither recorded ({away}) nor spooled ({lost})") from lost
         raise Problem(f"spooled, not recorded: {away}") from away
-    if options.phase in PINNED_PHASES:
+    if options.phase in PINNED_PHASES and options.pin_s:
         try:
             expect("pinned", daemon.answer(Deadline(options.pin_s)))
         except OSError as away:

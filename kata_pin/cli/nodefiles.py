@@ -1,0 +1,171 @@
+"""The files that `kata-pin install` puts on a node, made from hooks/ and the configuration.
+
+Pure but for reading the package's own data; nothing here writes. Out of scope: putting the files
+there and taking them away (nodechange.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+from kata_pin.config import DEFAULT_FILE, Config, Hook
+from kata_pin.config.text import sample
+from kata_pin.errors import KataPinError
+
+HOOK_PATH: Final = "/usr/libexec/kata-pin/kata-pin-hook"
+HOOKS_DIR: Final = "/usr/share/containers/oci/hooks.d"  # read by CRI-O and by podman
+CONTAINERD_FRAGMENT: Final = "/etc/kata-pin/containerd-hooks.json"
+
+PHASES: Final = ("createRuntime", "poststart", "poststop")
+"""The phases that every supported Kata runs on the host (facts: Kata's hooks-handling.md, and the
+sources of both runtimes)."""
+
+KATA_ONLY_PHASES: Final = ("createContainer",)
+"""Added where hooks are for Kata only: the Rust runtime runs it for each container."""
+
+MAX_INTERPRETER: Final = 200
+"""The kernel reads 256 bytes of a first line (execve(2)); `#!`, options and some room are ours."""
+
+_PLACEHOLDER: Final = re.compile(r"@([A-Z_]+)@")
+
+
+class Runtime(StrEnum):
+    """Who runs the hooks on this node."""
+
+    CRIO = "crio"
+    PODMAN = "podman"
+    CONTAINERD = "containerd"
+
+
+@dataclass(frozen=True)
+class NodeFile:
+    """One file: its absolute path on the node, content and mode.
+
+    A settings file is the administrator's once it is there: it is never overwritten.
+    """
+
+    path: str
+    content: bytes
+    mode: int = 0o644
+    settings: bool = False
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the files depend on beside the configuration's content.
+
+    `program` is the installed kata-pin, `python` the interpreter of the hook, `config_file` where
+    the daemon reads its settings.
+    """
+
+    program: str
+    python: str = "/usr/bin/python3"
+    runtimes: frozenset[Runtime] = frozenset()
+    prestart: bool = False
+    config_file: str = DEFAULT_FILE
+    config: Config = field(default_factory=Config)
+
+
+def node_files(choices: Choices) -> tuple[NodeFile, ...]:
+    """Return every file to install, in the order in which they may appear on the node.
+
+    The hook comes before what names it. Raises KataPinError where a choice can not work.
+    """
+    unit = "/usr/lib/systemd/system/kata-pin.service"
+    return (
+        NodeFile(HOOK_PATH, _hook_program(choices.python), 0o755),
+        NodeFile(choices.config_file, sample().encode(), settings=True),
+        NodeFile("/usr/lib/sysusers.d/kata-pin.conf", _filled("systemd/sysusers.conf", choices)),
+        NodeFile("/usr/lib/tmpfiles.d/kata-pin.conf", _filled("systemd/tmpfiles.conf", choices)),
+        NodeFile(unit, _filled("systemd/kata-pin.service", choices)),
+        *_hooks_dir(choices),
+        *_containerd(choices),
+    )
+
+
+def _hook_program(python: str) -> bytes:
+    """Return the hook with the interpreter in its first line."""
+    if not re.fullmatch(r"/[^\s]+", python) or len(python) > MAX_INTERPRETER:
+        raise KataPinError(
+            f"{python!r} can not stand in the first line of a program",
+            hint="give --python an absolute path without blanks",
+        )
+    source = files("kata_pin").joinpath("hook.py").read_text()
+    _, _, rest = source.partition("\n")
+    return f"#!{python} -IS\n{rest}".encode()
+
+
+def _filled(asset: str, choices: Choices) -> bytes:
+    """Return an asset with its @PLACEHOLDERS@ filled in."""
+    runtime_dir = choices.config.runtime_dir
+    if not re.fullmatch(r"/run/[^\s%]+", runtime_dir):
+        raise KataPinError(
+            f"runtime_dir {runtime_dir} is not below /run",
+            hint="the service and the spool need a folder that is empty after a boot",
+        )
+    values = {
+        "PROGRAM": choices.program,
+        "CONFIG": choices.config_file,
+        "GROUP": choices.config.group,
+        "RUNTIME_DIR": runtime_dir,
+        "RUNTIME_NAME": runtime_dir.removeprefix("/run/"),
+    }
+    text = _PLACEHOLDER.sub(lambda match: values[match[1]], _asset(asset))
+    return text.encode()
+
+
+def _hooks_dir(choices: Choices) -> Iterable[NodeFile]:
+    """Yield the files of hooks.d, one a phase; CRI-O's serve podman too, which reads them."""
+    if Runtime.CRIO in choices.runtimes:
+        template = json.loads(_asset("oci/crio.json"))
+    elif Runtime.PODMAN in choices.runtimes:
+        template = json.loads(_asset("oci/podman.json"))
+    else:
+        return
+    for phase in _phases(choices):
+        hook = {**template["hook"], "args": _arguments(phase, choices.config)}
+        content = _json({**template, "hook": hook, "stages": [phase]})
+        yield NodeFile(f"{HOOKS_DIR}/90-kata-pin-{phase}.json", content)
+
+
+def _containerd(choices: Choices) -> Iterable[NodeFile]:
+    """Yield the fragment of a base runtime spec, which the administrator merges into one."""
+    if Runtime.CONTAINERD not in choices.runtimes:
+        return
+    [template] = json.loads(_asset("oci/containerd.json"))["hooks"]["createRuntime"]
+    phases = (*_phases(choices), *KATA_ONLY_PHASES)
+    hooks = {p: [{**template, "args": _arguments(p, choices.config)}] for p in phases}
+    yield NodeFile(CONTAINERD_FRAGMENT, _json({"hooks": hooks}))
+
+
+def _phases(choices: Choices) -> tuple[str, ...]:
+    return ("prestart", *PHASES) if choices.prestart else PHASES
+
+
+def _arguments(phase: str, config: Config) -> list[str]:
+    """Return the hook's argv: what is the default in the hook too is left out."""
+    arguments = ["kata-pin-hook", phase]
+    if config.runtime_dir != Config().runtime_dir:
+        arguments.append(f"--runtime-dir={config.runtime_dir}")
+    if config.hook.record_ms != Hook().record_ms:
+        arguments.append(f"--record-ms={config.hook.record_ms}")
+    if config.hook.pin_ms != Hook().pin_ms:
+        arguments.append(f"--pin-ms={config.hook.pin_ms}")
+    if config.hook.strict:
+        arguments.append("--strict")
+    return arguments
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def _asset(name: str) -> str:
+    return Path(str(files("kata_pin.cli").joinpath("assets", name))).read_text(encoding="utf-8")
