@@ -1,0 +1,287 @@
+"""Every file recorded from real Kata 1.13 and 3.21 passes through the parsers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.sandbox import ContainerKind, ContainerState
+from kata_pin.wire import apic, cmdline, persist, proc
+from kata_pin.wire.identity import record
+from kata_pin.wire.oci import Phase, parse_config, parse_state
+from kata_pin.wire.qmp import check_answers
+from tests.support import recordings
+from tests.support.recordings import DATA, FOLDERS, files, label
+
+HOOKS = files("**/hooks*/*.json")
+CMDLINES = files("**/qemu-cmdline.txt")
+THREADS = files("**/qemu-threads.txt")
+STATUSES = files("**/qemu-status-cgroup-fd.txt")
+SANDBOXES = [path for path in files("**/run_vc_sbs_*_persist.json") if path.name.count("_") == 4]
+CONTAINERS = [path for path in files("**/run_vc_sbs_*_persist.json") if path.name.count("_") == 5]
+QMP = files("**/qmp.txt")
+PIDS = files("**/run_vc_vm_*_pid")
+PROCESSES = files("**/processes.txt")
+
+# Logs and listings for people: no parser reads such a thing.
+PROSE = {"README.md", "cgroups.txt", "cgroups2.txt", "cgroup-dirs.txt", "run-vc-tree.txt"}
+PROSE |= {"hooks-summary.txt", "update-and-teardown.txt", "runB-enable_vcpus_pinning.txt"}
+PROSE |= {"qmp-held-by-other-client.txt", "cnproc.txt", "thread-identification.txt", "run.txt"}
+
+
+def each(paths: Iterable[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("path", [pytest.param(path, id=label(path)) for path in paths])
+
+
+def test_no_recording_is_left_out() -> None:
+    """Each recorded file is parsed below, or is known to be a log for people."""
+    everything = {path for folder in FOLDERS for path in (DATA / folder).rglob("*.*")}
+    everything |= set(PIDS)
+    parsed = {*HOOKS, *CMDLINES, *THREADS, *STATUSES, *SANDBOXES, *CONTAINERS}
+    parsed |= {*QMP, *PIDS, *PROCESSES}
+    left = {path for path in everything - parsed if path.is_file() and path.name not in PROSE}
+    assert left == set()
+    counts = (len(HOOKS), len(CMDLINES), len(THREADS), len(SANDBOXES), len(CONTAINERS))
+    assert counts == (31, 10, 10, 10, 11)
+
+
+@each(HOOKS)
+def test_hook_input(path: Path) -> None:
+    """Each stdin names its container, sandbox, state, cpuset and quota."""
+    given = recordings.hook_input(path)
+    assert given.config is not None
+    config = parse_config(given.config)
+    container = record(Phase(given.phase), parse_state(given.stdin), config, stamp_ns=1)
+    folder = path.parts[-2]
+    expected_cpus = given.recorded["bundle_config"]["cpu"]["cpus"]
+    expected_id = given.recorded["argv"][2]
+    if folder == "hooks-cli":
+        expected_id, expected_sandbox = "b1", "b1"
+    else:
+        expected_sandbox = "p1"
+    assert (container.id, container.sandbox_id) == (expected_id, expected_sandbox)
+    pause = folder != "hooks-cli" and expected_id == expected_sandbox
+    assert container.kind is (ContainerKind.SANDBOX if pause else ContainerKind.CONTAINER)
+    assert (
+        container.state
+        is {
+            "prestart": ContainerState.CREATED,
+            "createRuntime": ContainerState.CREATED,
+            "poststart": ContainerState.RUNNING,
+            "poststop": ContainerState.STOPPED,
+        }[given.phase]
+    )
+    assert str(container.cpus) == expected_cpus
+    assert container.quota_us == given.recorded["bundle_config"]["cpu"].get("quota")
+    assert (container.note, container.source) == ("", f"hook:{given.phase}")
+    assert container.cgroups_path == f"/katalab/{expected_id}" or ":" in container.cgroups_path
+
+
+@each(HOOKS)
+def test_around_a_hook(path: Path) -> None:
+    """What surrounded the hook parses: its cgroup, the shim's line, the VMM's line behind pid."""
+    recorded = recordings.hook_input(path).recorded
+    proc.parse_cgroup("\n".join(recorded["cgroup"]).encode())
+    if "containerd-shim" in recorded["parent_cmdline"][0]:
+        assert cmdline.parse_shim(recorded["parent_cmdline"]).sandbox_id == "p1"
+    behind = recorded["state_pid"]
+    line = behind.get("cmdline") if isinstance(behind, dict) else None
+    if line and "qemu-system" in line[0]:
+        assert recorded["hook"] in ("prestart", "createRuntime")
+        assert cmdline.parse_qemu(line).sandbox_id == "p1"
+
+
+def test_the_state_pid_is_qemu_where_kata_says_so() -> None:
+    """Kata 3.21 hands QEMU's pid to prestart and createRuntime; its line is in the recording."""
+    recorded = [recordings.hook_input(path).recorded for path in HOOKS if "kata-3.21" in path.parts]
+    early = [entry for entry in recorded if entry["hook"] in ("prestart", "createRuntime")]
+    assert len(early) == 12
+    for entry in early:
+        assert "qemu-system" in entry["state_pid"]["cmdline"][0]
+
+
+@each(CMDLINES)
+def test_qemu_cmdline(path: Path) -> None:
+    """Each line gives sandbox, topology, accelerator, iothread, pid file, without a problem."""
+    command = cmdline.parse_qemu(recordings.argv(path))
+    new = "kata-3.21" in path.parts
+    sandbox = command.sandbox_id
+    assert command.name == f"sandbox-{sandbox}"
+    assert sandbox in {"p1", "p2", "b1"}
+    expected = (2, 16, 16, 1, 1) if new else (1, 2, 2, 1, 1)
+    guest = command.guest
+    shape = (guest.boot, guest.maximum, guest.sockets, guest.cores, guest.threads)
+    assert shape == expected
+    assert command.kvm is new
+    assert [re.sub("[0-9a-f]{16}$", "X", name) for name in command.iothreads] == ["iothread-X"]
+    assert command.pidfile == f"/run/vc/vm/{sandbox}/pid"
+    assert bool(command.guest_cid) is new
+    debug = "debug-and-extra-monitor" in path.parts
+    assert command.debug_threads is debug
+    monitor = "extra-monitor" if debug else "qmp"
+    with_path = debug or not new
+    assert command.qmp_paths == ((f"/run/vc/vm/{sandbox}/{monitor}.sock",) if with_path else ())
+    assert command.problems == ()
+
+
+@each(THREADS)
+def test_thread_table(path: Path) -> None:
+    """Masks and cgroups of each thread parse; a cgroup names the sandbox where Kata made one."""
+    table = recordings.threads(path)
+    assert len(table) >= 5
+    for thread in table:
+        assert CpuSet.parse(thread.cpus)
+        groups = proc.parse_cgroup(thread.cgroup)
+        assert groups.cpuset is not None
+        if groups.cpuset.path != "/":
+            assert groups.names("p2" if "kata_p2" in groups.cpuset.path else "p1")
+
+
+@each(STATUSES)
+def test_status_cgroup_and_descriptors(path: Path) -> None:
+    """Mask, cgroup and vCPU descriptors of each QEMU; hotplugged vCPUs have the highest ids."""
+    recorded = recordings.process(path)
+    assert proc.cpus_allowed(recorded.status)
+    assert proc.parse_cgroup(recorded.cgroup).unified is not None
+    vcpus = [proc.vcpu_of_link(target) for target in recorded.links.values()]
+    found = sorted(vcpu for vcpu in vcpus if vcpu is not None)
+    if "kata-3.21" not in path.parts:
+        assert found == []  # TCG
+    else:
+        assert found[:2] == [0, 1]
+        assert found[2:] == list(range(16 - len(found[2:]), 16))
+
+
+@each(SANDBOXES)
+def test_persist(path: Path) -> None:
+    """Each sandbox file gives its pid, cgroups, pinning and containers with live cpusets."""
+    parsed = persist.parse_persist(path.read_bytes())
+    assert parsed.sandbox_id == path.name.split("_")[3]
+    assert parsed.hypervisor == "qemu"
+    pids = list(path.parent.glob("run_vc_vm_*_pid"))
+    assert [int(pid.read_text()) for pid in pids] in ([parsed.vmm_pid], [])
+    assert parsed.vcpu_pinning is ("own-pinning-panic" in path.parts)
+    assert bool(parsed.virtiofsd_pid) is ("kata-3.21" in path.parts)
+    containers = persist.to_containers(parsed)
+    assert all(container.sandbox_id == parsed.sandbox_id for container in containers)
+    assert all(container.cpus for container in containers)
+    assert all(container.note == "" for container in containers)
+    assert containers[0].id == parsed.sandbox_id
+
+
+def test_persist_is_live() -> None:
+    """persist.json carries the cpuset after an update, not the one of config.json."""
+    before, after = (
+        persist.parse_persist((DATA / "kata-1.13" / folder / name).read_bytes())
+        for folder, name in (
+            ("cli", "run_vc_sbs_b1_persist.json"),
+            ("cli-after-update", "run_vc_sbs_b1_persist.json"),
+        )
+    )
+    assert [sandbox.containers[0].cpu.cpus for sandbox in (before, after)] == ["0-1", "1"]
+
+
+def test_persist_of_a_pod() -> None:
+    """A pod of both versions: the pause container and the other, each with its own."""
+    for version in ("kata-1.13/shimv2-sandbox-and-container", "kata-3.21/sandbox-and-container"):
+        data = (DATA / version / "run_vc_sbs_p1_persist.json").read_bytes()
+        pause, app = persist.to_containers(persist.parse_persist(data))
+        assert (pause.kind, pause.id) == (ContainerKind.SANDBOX, "p1")
+        assert (app.kind, app.id, app.sandbox_id) == (ContainerKind.CONTAINER, "p1c1", "p1")
+        assert app.quota_us in (100000, 200000)
+
+
+@each(CONTAINERS)
+def test_container_persist(path: Path) -> None:
+    """Each container file gives its state."""
+    assert persist.container_state(path.read_bytes()) is ContainerState.RUNNING
+
+
+@each(QMP)
+def test_qmp(path: Path) -> None:
+    """Answers check out, and index, place and APIC id agree with the command line's -smp."""
+    guest = cmdline.parse_qemu(recordings.argv(path.with_name("qemu-cmdline.txt"))).guest
+    tids = {thread.tid for thread in recordings.threads(path.with_name("qemu-threads.txt"))}
+    for replies in recordings.qmp_replies(path):
+        answers = check_answers(
+            replies["query-cpus-fast"],
+            replies["query-iothreads"],
+            replies["query-hotpluggable-cpus"],
+        )
+        assert len(answers.slots) == guest.maximum
+        assert {cpu.thread_id for cpu in answers.cpus} <= tids
+        assert {iothread.thread_id for iothread in answers.iothreads} <= tids
+        for cpu in answers.cpus:
+            place = apic.place_of(guest, cpu.index)
+            assert (cpu.place.socket, cpu.place.core, cpu.place.thread) == (
+                place.socket,
+                place.core,
+                place.thread,
+            )
+            assert apic.apic_id(guest, cpu.index) == cpu.index
+            assert cpu.hotplugged is (cpu.index >= guest.boot)
+
+
+def test_some_qmp_sessions_answered() -> None:
+    """Three of the recorded monitors answered; the others were held by the shim."""
+    answered = [path.parent.name for path in QMP if list(recordings.qmp_replies(path))]
+    assert sorted(answered) == [
+        "cli",
+        "cli-after-update",
+        "debug-and-extra-monitor",
+        "own-pinning-panic",
+    ]
+
+
+@each(PROCESSES)
+def test_processes(path: Path) -> None:
+    """virtiofsd names its sandbox, kernel threads nothing; all cpu lists parse."""
+    found = 0
+    for line in path.read_text().splitlines():
+        match = re.match(r"pid \d+ ppid (\d+) comm (.*?) cpus \['(.*?)'\] .*? :: (.*)$", line)
+        if match is None:
+            continue
+        found += 1
+        CpuSet.parse(match[3])
+        named = cmdline.names_sandbox(match[4].split(), "p1")
+        if match[2] == "virtiofsd":
+            assert named
+        if match[1] == "2":
+            assert not named
+    assert found
+
+
+def test_vcpu_threads_by_descriptor() -> None:
+    """Without names and QMP: system call and descriptor tell each vCPU thread (kernel 6.1)."""
+    text = (DATA / "kata-3.21" / "thread-identification.txt").read_text()
+    links = {int(fd): target for fd, target in re.findall(r"^(\d+) -> (\S+)$", text, re.MULTILINE)}
+    found = {}
+    calls = re.findall(r"^tid (\d+) .* syscall=(.*?) stack=", text, re.MULTILINE)
+    for tid, words in calls:
+        call = proc.parse_syscall(words.encode())
+        descriptor = None if call is None else call.kvm_run_fd()
+        if descriptor is not None:
+            found[int(tid)] = proc.vcpu_of_link(links[descriptor])
+    assert found == {1792: 0, 1793: 1, 1800: 15, 1801: 14, 1802: 13, 1803: 12}
+    assert len(calls) == 10
+
+
+def test_vhost_workers_are_no_vcpus() -> None:
+    """Kernel 6.12: vhost tasks inside QEMU show another ioctl and no vCPU descriptor."""
+    text = (DATA / "kata-3.21-kernel-6.12" / "run.txt").read_text()
+    calls = re.findall(r"comm vhost-\d+ .* syscall (.*)$", text, re.MULTILINE)
+    assert len(calls) == 3
+    for words in calls:
+        call = proc.parse_syscall(words.encode())
+        assert call is not None
+        assert call.kvm_run_fd() is None
+    lines = re.findall(r"^  \d+ '.*?' (\S+) (0::\S*) (\S*)$", text, re.MULTILINE)
+    assert len(lines) > 20
+    for cpus, cgroup, target in lines:
+        assert CpuSet.parse(cpus)
+        assert proc.parse_cgroup(cgroup.encode()).unified is not None
+        assert (proc.vcpu_of_link(target) is not None) is bool(target)
