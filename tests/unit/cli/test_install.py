@@ -318,19 +318,22 @@ def test_release_without_a_daemon(tmp_path: Path) -> None:
 async def test_release_by_the_daemon(tmp_path: Path) -> None:
     """With a daemon it is the daemon that releases, and nobody else."""
     asked: list[str] = []
+    by_ourselves: list[Config] = []
 
     async def release(request: Request) -> Json:
         asked.append(request.verb)
-        return {}
+        return {"document": {}}
 
     with runtime_directory() as directory:
         server = ControlServer(str(directory / "control.sock"), {"release": release})
         await server.start()
         config = from_text(f"version: 1\nruntime_dir: {directory}\n")
-        said = await asyncio.to_thread(release_pins, config, pytest.fail)
-        await server.close()
+        try:
+            said = await asyncio.to_thread(release_pins, config, by_ourselves.append)
+        finally:
+            await server.close()
     assert "by the daemon" in said
-    assert asked == ["release"]
+    assert (asked, by_ourselves) == (["release"], [])
 
 
 def test_commands(tmp_path: Path) -> None:
