@@ -138,7 +138,7 @@ def test_any_command_line(words: list[str]) -> None:
     cmdline.names_sandbox(words, "p1")
 
 
-annotations = st.dictionaries(
+markings = st.dictionaries(
     st.sampled_from([key for key in KEYS if "." in key] + ["io.kubernetes.cri-o.ContainerID"]),
     st.sampled_from(["sandbox", "container", "p1", "../x", "", "pod_container"])
     | st.text(max_size=8),
@@ -149,7 +149,7 @@ annotations = st.dictionaries(
     phase=st.sampled_from(Phase),
     bundle=st.sampled_from(["/run/c1", "/run/c1/userdata", "/", "/a b"]) | st.text(max_size=10),
     id=st.sampled_from(["c1", "p1"]) | st.text(max_size=8),
-    marks=annotations,
+    marks=markings,
     cpus=st.text(alphabet="0123456789,- x", max_size=20),
 )
 def test_any_record(phase: Phase, bundle: str, id: str, marks: dict[str, str], cpus: str) -> None:  # noqa: A002 - the state's own word
