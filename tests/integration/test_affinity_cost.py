@@ -1,0 +1,93 @@
+"""What looking and setting cost, against the bare system calls in the same run (DESIGN 5)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from kata_pin.host.affinity import apply_all
+from kata_pin.host.audit import Expected, audit_affinity, audit_deep
+from kata_pin.host.cpuset import CpusetReader
+from kata_pin.host.root import HOST
+from kata_pin.host.tasks import read_tasks
+from kata_pin.model.placement import Action
+from tests.support.specimen import Specimen, specimen
+
+
+def best_ms(work: Callable[[], object], runs: int = 9) -> float:
+    """Return the CPU time of the quickest run: what the work costs, without the neighbours."""
+    times = []
+    for _ in range(runs):
+        start = time.process_time_ns()
+        work()
+        times.append(time.process_time_ns() - start)
+    return min(times) / 1e6
+
+
+@pytest.fixture(scope="module")
+def herd() -> Iterator[list[Specimen]]:
+    """Ten processes of twenty threads."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(specimen(19)) for _ in range(10)]
+
+
+def test_audit(herd: list[Specimen]) -> None:
+    """The audit costs at most 3 x a bare listing with getaffinity."""
+    expected = {s.pid: {tid: frozenset(os.sched_getaffinity(tid)) for tid in s.tids} for s in herd}
+
+    def bare() -> None:
+        for pid in expected:
+            for name in os.listdir(f"/proc/{pid}/task"):
+                os.sched_getaffinity(int(name))
+
+    def audit() -> None:
+        for pid, threads in expected.items():
+            assert not audit_affinity(HOST, pid, threads)
+
+    floor, cost = best_ms(bare), best_ms(audit)
+    print(f"\n200 threads: bare {floor:.2f} ms, audit {cost:.2f} ms, {cost / floor:.2f} x")
+    assert cost <= 3 * floor
+
+
+def test_deep_audit(herd: list[Specimen]) -> None:
+    """The deep audit costs at most 2 x a bare listing with stat files and getaffinity."""
+    expected = {
+        s.pid: {
+            task.key.tid: Expected(task.key.starttime, frozenset(task.affinity))
+            for task in read_tasks(HOST, s.pid, CpusetReader(HOST))
+        }
+        for s in herd
+    }
+
+    def bare() -> None:
+        for pid in expected:
+            for name in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{name}/stat", "rb", buffering=0) as file:
+                    file.read(4096)
+                os.sched_getaffinity(int(name))
+
+    def audit() -> None:
+        for pid, threads in expected.items():
+            assert not audit_deep(HOST, pid, threads)
+
+    floor, cost = best_ms(bare), best_ms(audit)
+    print(f"\n200 threads: bare {floor:.2f} ms, deep audit {cost:.2f} ms, {cost / floor:.2f} x")
+    assert cost <= 2 * floor
+
+
+@pytest.mark.parametrize(("threads", "limit_ms"), [(20, 1.0), (260, 8.0)])
+def test_pass(threads: int, limit_ms: float) -> None:
+    """Reading all threads of a VMM, and setting them all, fits the budget of a pass."""
+    with specimen(threads - 1) as ours:
+        tasks = read_tasks(HOST, ours.pid, CpusetReader(HOST))
+        actions = [Action(task.key, task.affinity, task.affinity, "") for task in tasks]
+        read = best_ms(lambda: read_tasks(HOST, ours.pid, CpusetReader(HOST)))
+        applied = best_ms(lambda: apply_all(HOST, actions))
+    print(f"\n{threads} threads: read {read:.2f} ms, set and verified {applied:.2f} ms")
+    assert len(tasks) == threads
+    assert read <= limit_ms
+    assert applied <= limit_ms

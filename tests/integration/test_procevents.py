@@ -1,0 +1,382 @@
+"""Process events where they are late, too many, refused or not to be had."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import re
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kata_pin.errors import HostError
+from kata_pin.sources.procevents import (
+    MAX_PENDING,
+    Event,
+    Overrun,
+    ProcessBorn,
+    ProcEvents,
+    TaskExit,
+    ThreadBorn,
+    connector,
+)
+from tests.support.fakeconnector import EXIT, FORK, FakeConnector
+from tests.support.specimen import specimen
+
+REPOSITORY = Path(__file__).parents[2]
+DEADLINE_S = 20.0
+
+STORM = """
+import sys, threading
+for _ in range(int(sys.argv[1])):
+    thread = threading.Thread(target=int)
+    thread.start()
+    thread.join()
+"""
+
+
+def storm(threads: int) -> subprocess.Popen[bytes]:
+    """Start a process that makes and ends threads as fast as it can."""
+    return subprocess.Popen([sys.executable, "-I", "-S", "-c", STORM, str(threads)])
+
+
+async def opened(events: ProcEvents) -> ProcEvents:
+    try:
+        await events.open()
+    except HostError as error:
+        pytest.skip(str(error))
+    return events
+
+
+async def until(events: ProcEvents, wanted: Event) -> list[Event]:
+    seen: list[Event] = []
+    async with asyncio.timeout(DEADLINE_S):
+        while wanted not in seen:
+            seen += await anext(events)
+    return seen
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeConnector]:
+    kernel = FakeConnector()
+    yield kernel
+    kernel.close()
+
+
+@contextmanager
+def same_descriptors() -> Iterator[None]:
+    """Check that no descriptor is left open."""
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_latency() -> None:
+    """A birth is told well before a pass would find it; prints the figures."""
+    tracked: set[int] = set()
+    events = await opened(ProcEvents(tracked))
+    waits: list[float] = []
+    with specimen() as ours:
+        tracked.add(ours.pid)
+        for _ in range(50):
+            start = time.perf_counter()
+            grown = asyncio.create_task(asyncio.to_thread(ours.grow, 1))
+            batch = await asyncio.wait_for(anext(events), DEADLINE_S)
+            waits.append(time.perf_counter() - start)
+            assert batch == (ThreadBorn(ours.pid, (await grown)[0]),)
+    events.close()
+    median, worst = statistics.median(waits) * 1e3, max(waits) * 1e3
+    print(f"\nrequest to event: median {median:.2f} ms, worst {worst:.2f} ms, 50 births")
+    assert median < 20
+
+
+async def test_storm_elsewhere_is_cheap() -> None:
+    """20,000 threads of a stranger cost some microseconds each and tell the consumer nothing."""
+    events = await opened(ProcEvents({os.getpid()}, kernel_threads=False, forks=False))
+    consumer = asyncio.create_task(anext(events))
+    start = time.process_time()
+    child = storm(20_000)
+    assert await asyncio.wait_for(asyncio.to_thread(child.wait), DEADLINE_S * 2) == 0
+    cost_us = (time.process_time() - start) / 40_000 * 1e6
+    print(f"\n40,000 events of a stranger: {cost_us:.1f} us of CPU an event")
+    events.close()
+    with suppress(StopAsyncIteration):
+        # Our own thread that waits for the child is the one event that may come.
+        assert all(isinstance(event, ThreadBorn | TaskExit) for event in await consumer)
+    assert cost_us < 30
+
+
+async def test_overflow_in_the_kernel() -> None:
+    """ENOBUFS is told as an Overrun, and the same socket goes on afterwards."""
+
+    def narrow() -> socket.socket:
+        sock = connector()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        return sock
+
+    with specimen() as ours, same_descriptors():
+        events = await opened(ProcEvents({ours.pid}, connect=narrow))
+        for tid in ours.grow(100):
+            ours.end(tid)
+        assert (await asyncio.wait_for(anext(events), DEADLINE_S))[0] == Overrun()
+        (tid,) = ours.grow(1)
+        await until(events, ThreadBorn(ours.pid, tid))
+        events.close()
+
+
+async def test_tracked_storm_stays_bounded(fake: FakeConnector) -> None:
+    """A consumer that does not keep up gets one Overrun instead of ever more events."""
+    events = ProcEvents({500}, connect=fake.connect)
+    await events.open()
+    for tid in range(1000, 1000 + MAX_PENDING + 10):
+        fake.born(tid, 500)
+        if tid % 50 == 0:
+            await until_read(fake)
+    await until_read(fake)
+    assert await anext(events) == (Overrun(),)
+    fake.born(9000, 500)
+    assert await asyncio.wait_for(anext(events), DEADLINE_S) == (ThreadBorn(500, 9000),)
+    events.close()
+
+
+async def until_read(fake: FakeConnector) -> None:
+    """Wait until the listener took all that was sent (SIOCOUTQ counts what it did not)."""
+    import fcntl
+    import struct
+    import termios
+
+    assert fake._sock is not None
+    async with asyncio.timeout(DEADLINE_S):
+        while struct.unpack("i", fcntl.ioctl(fake._sock, termios.TIOCOUTQ, b"\0" * 4))[0]:
+            await asyncio.sleep(0)
+
+
+async def test_which_births_are_told(fake: FakeConnector) -> None:
+    """Kernel threads and forks only where wanted; a thread's parent fields are not believed."""
+    events = ProcEvents({500}, connect=fake.connect)
+    await events.open()
+    fake.born(700, 700, parent=2)
+    fake.born(701, 701, parent=500)
+    fake.born(702, 702, parent=600)
+    fake.born(703, 600, parent=500)
+    fake.born(704, 500, parent=600)
+    fake.exited(703, 600)
+    assert await until(events, ThreadBorn(500, 704)) == [
+        ProcessBorn(700, 2),
+        ProcessBorn(701, 500),
+        ThreadBorn(500, 704),
+    ]
+    events.close()
+
+
+async def test_unwanted_births(fake: FakeConnector) -> None:
+    """Switched off, neither kernel threads nor forks are told."""
+    events = ProcEvents({500}, kernel_threads=False, forks=False, connect=fake.connect)
+    await events.open()
+    fake.born(700, 700, parent=2)
+    fake.born(701, 701, parent=500)
+    fake.born(704, 500)
+    assert await until(events, ThreadBorn(500, 704)) == [ThreadBorn(500, 704)]
+    events.close()
+
+
+async def test_damaged_messages_are_skipped(fake: FakeConnector) -> None:
+    """Short messages and those of another connector are no events and no error."""
+    events = ProcEvents({500}, connect=fake.connect)
+    await events.open()
+    fake.send(b"x")
+    fake.send(b"\xff" * 200)
+    fake.born(704, 500)
+    assert await until(events, ThreadBorn(500, 704)) == [ThreadBorn(500, 704)]
+    events.close()
+
+
+async def test_subscribes_plainly_and_then_narrows(fake: FakeConnector) -> None:
+    """4 bytes first, because only those are acknowledged; then the filter; at the end, off."""
+    events = ProcEvents({500}, connect=fake.connect)
+    await events.open()
+    await until_read(fake)
+    fake.born(501, 500)
+    await until(events, ThreadBorn(500, 501))
+    assert fake.mask == FORK | EXIT
+    events.close()
+    async with asyncio.timeout(DEADLINE_S):
+        while len(fake.requests) < 3:
+            await asyncio.sleep(0)
+    assert [len(request) for request in fake.requests] == [4, 8, 4]
+
+
+async def test_kernel_without_filters() -> None:
+    """Before Linux 6.6 the filter is ignored: everything comes, and only what counts is told."""
+    fake = FakeConnector(filters=False)
+    events = ProcEvents({500}, connect=fake.connect)
+    await events.open()
+    fake.named(500, 500)
+    fake.born(501, 500)
+    assert await until(events, ThreadBorn(500, 501)) == [ThreadBorn(500, 501)]
+    assert fake.mask == 0xFFFF_FFFF
+    events.close()
+    fake.close()
+
+
+async def test_event_before_the_acknowledgement() -> None:
+    """An event that overtakes the acknowledgement is neither lost nor taken for it."""
+
+    class Eager(FakeConnector):
+        def _answer(self) -> None:
+            self.mask = 0xFFFF_FFFF
+            self.born(501, 500)
+            super()._answer()
+
+    fake = Eager()
+    events = ProcEvents({500}, connect=fake.connect)
+    await events.open()
+    assert (await anext(events))[0] == ThreadBorn(500, 501)
+    events.close()
+    fake.close()
+
+
+async def test_mute_kernel_is_no_hang() -> None:
+    """No acknowledgement, though other listeners' events arrive, is a reason within the timeout."""
+
+    class Mute(FakeConnector):
+        def _answer(self) -> None:
+            super()._answer()
+            self.mask = 0xFFFF_FFFF
+            for tid in range(501, 600):
+                self.born(tid, 500)
+
+    fake = Mute(mute=True)
+    start = time.monotonic()
+    with pytest.raises(HostError, match="pid and user namespaces"):
+        await ProcEvents({500}, connect=fake.connect).open(timeout_s=0.1)
+    assert time.monotonic() - start < 2
+    fake.close()
+
+
+async def test_refusing_kernel() -> None:
+    """An acknowledgement with an errno is that errno."""
+    fake = FakeConnector(error=errno.EPERM)
+    with pytest.raises(HostError) as caught:
+        await ProcEvents({500}, connect=fake.connect).open()
+    assert caught.value.errno == errno.EPERM
+    fake.close()
+
+
+async def test_no_socket_at_all() -> None:
+    """A kernel without the connector is a reason, not a crash."""
+
+    def nothing() -> socket.socket:
+        raise OSError(errno.EPROTONOSUPPORT, "no connector")
+
+    with pytest.raises(HostError, match="Protocol not supported"):
+        await ProcEvents(set(), connect=nothing).open()
+
+
+async def test_broken_socket_is_raised(fake: FakeConnector) -> None:
+    """An error while receiving reaches the consumer; closing still works."""
+
+    class Fragile(socket.socket):
+        broken = False
+
+        def recv_into(self, *args: Any) -> int:
+            if self.broken:
+                raise OSError(errno.EIO, "broken")
+            return super().recv_into(*args)
+
+    sock = Fragile(fileno=fake.connect().detach())
+    events = ProcEvents({500}, connect=lambda: sock)
+    await events.open()
+    sock.broken = True
+    fake.born(501, 500)
+    with pytest.raises(HostError, match="Input/output error"):
+        await asyncio.wait_for(anext(events), DEADLINE_S)
+    events.close()
+
+
+async def test_nobody_else_can_speak() -> None:
+    """A message of another process, even root's, does not reach the socket."""
+    sock = connector()
+    other = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, sock.proto)
+    with sock, other, pytest.raises((ConnectionRefusedError, PermissionError)):
+        other.sendto(b"x" * 76, (sock.getsockname()[0], 0))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("namespace", "reason"),
+    [
+        pytest.param(["--net"], "host's network namespace", id="net"),
+        pytest.param(
+            ["--pid", "--fork", "--mount-proc"], "host's pid and user namespaces", id="pid"
+        ),
+    ],
+)
+async def test_namespaces_without_events(namespace: list[str], reason: str) -> None:
+    """Away from the host's namespaces open() gives the reason soon, though events pour in."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("needs root and unshare")
+    listener = await opened(ProcEvents(set()))
+    noise = storm(100_000)
+    program = (
+        "import asyncio, time; from kata_pin.sources.procevents import ProcEvents\n"
+        "start = time.monotonic()\n"
+        "try: asyncio.run(ProcEvents(set()).open())\n"
+        "except Exception as error: print(time.monotonic() - start, error)\n"
+    )
+    answer = await asyncio.to_thread(
+        subprocess.run,
+        ["unshare", *namespace, sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        timeout=DEADLINE_S,
+    )
+    noise.kill()
+    noise.wait()
+    listener.close()
+    seconds, _, text = answer.stdout.partition(" ")
+    assert reason in text, answer.stderr
+    assert float(seconds) < 5
+
+
+async def test_nothing_is_left_open() -> None:
+    """Opening and closing, and giving up while opening, leave no descriptor and no task."""
+    with same_descriptors():
+        for _ in range(3):
+            events = await opened(ProcEvents(set()))
+            events.close()
+        fake = FakeConnector(mute=True)
+        opening = asyncio.create_task(ProcEvents(set(), connect=fake.connect).open(60))
+        while not fake.requests:
+            await asyncio.sleep(0)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        fake.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_importing_starts_nothing() -> None:
+    """The module's import opens no socket and starts no thread."""
+    program = (
+        "import os, threading; before = len(os.listdir('/proc/self/fd'))\n"
+        "import kata_pin.sources.procevents\n"
+        "print(len(os.listdir('/proc/self/fd')) - before, threading.active_count())"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=REPOSITORY
+    )
+    assert re.fullmatch(r"0 1\n", answer.stdout)
+    assert threading.active_count() >= 1
