@@ -27,8 +27,8 @@ MAX_REQUEST: Final = 64 * 1024
 MAX_REPLY: Final = 64 * 1024 * 1024
 """Longest reply line a client takes: a node with 250 sandboxes fills about 3 MiB."""
 
-MAX_REPLY_BRACKETS: Final = 2_000_000
-"""Most objects and lists in a reply; the daemon is trusted further than a pod is."""
+MAX_REPLY_VALUES: Final = 10_000_000
+"""Most brackets and commas in a reply; the daemon is trusted further than a pod is."""
 
 _RESERVED: Final = frozenset({"version", "verb", "ok", "error", "hint"})
 
@@ -123,9 +123,9 @@ def _line(head: dict[str, object], members: Mapping[str, object]) -> bytes:
 
 
 def _members(line: bytes, limit: int, source: str) -> tuple[Fields, dict[str, object]]:
-    brackets = MAX_REPLY_BRACKETS if source == "reply" else limit
+    values = MAX_REPLY_VALUES if source == "reply" else limit
     try:
-        value = load(line, source=source, limit=limit, brackets=brackets)
+        value = load(line, source=source, limit=limit, values=values)
         fields = Fields(value, source=source)
         version = fields.need("version").number("version", 0, 1 << 31)
     except ParseError as error:

@@ -2,10 +2,11 @@
 
 Nothing here lives longer than one document. Out of scope: what the documents mean.
 
-A document is bounded before it is parsed (bytes, brackets), its depth by the interpreter's own
-limit. A key that appears twice in one object is refused: readers disagree which one counts (Go
-takes the last), and nobody who writes these documents honestly repeats a key. `null` reads as
-absent, because Go writes it for an empty map or list. NaN and Infinity are not JSON (RFC 8259).
+A document is bounded before it is parsed (bytes, brackets and commas), its depth by the
+interpreter's own limit. A key that appears twice in one object is refused: readers disagree which
+one counts (Go takes the last), and nobody who writes these documents honestly repeats a key. `null`
+reads as absent, because Go writes it for an empty map or list. NaN and Infinity are not JSON
+(RFC 8259).
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from kata_pin.errors import ParseError
 MAX_BYTES: Final = 4 * 1024 * 1024
 """Longest document accepted; the hook takes no longer a state either."""
 
-MAX_BRACKETS: Final = 100_000
-"""Most objects and lists in one document: `[],[],...` grows thirtyfold when parsed."""
+MAX_VALUES: Final = 200_000
+"""Most brackets and commas in one document: `[],[],...` grows thirtyfold when parsed."""
 
 MAX_TEXT: Final = 4096
 """Longest single text, unless a getter says otherwise: PATH_MAX of Linux."""
@@ -28,14 +29,12 @@ MAX_ITEMS: Final = 4096
 """Most entries of one list or map, unless a getter says otherwise."""
 
 
-def load(
-    data: bytes, *, source: str, limit: int = MAX_BYTES, brackets: int = MAX_BRACKETS
-) -> object:
+def load(data: bytes, *, source: str, limit: int = MAX_BYTES, values: int = MAX_VALUES) -> object:
     """Return the value of a UTF-8 JSON document; ParseError names `source` and what is wrong."""
     if len(data) > limit:
         raise ParseError(f"longer than {limit} bytes", source=source)
-    if data.count(b"[") + data.count(b"{") > brackets:
-        raise ParseError(f"more than {brackets} objects and lists", source=source)
+    if data.count(b"[") + data.count(b"{") + data.count(b",") > values:
+        raise ParseError(f"more than {values} values", source=source)
     try:
         value: object = json.loads(
             data.decode(),

@@ -31,6 +31,9 @@ MAX_CGROUP: Final = 256 * 1024
 MAX_CMDLINE: Final = 128 * 1024
 """Longest texts accepted; a longer cmdline is cut by the reader (contract of host.process)."""
 
+_SCOPES: Final = {"cri-containerd", "crio", "docker", "kata", "libpod", "nerdctl"}
+"""What container managers put before the id in the name of a systemd scope."""
+
 _VCPU_LINK: Final = re.compile(r"anon_inode:kvm-vcpu:([0-9]{1,5})\Z")
 _WORD: Final = re.compile(r"-?[0-9]{1,20}\Z|0x[0-9a-f]{1,16}\Z")
 
@@ -148,16 +151,24 @@ class Cgroups(NamedTuple):
         """The distinct paths, in file order."""
         return tuple(dict.fromkeys(entry.path for entry in self.entries))
 
-    def names(self, word: str) -> bool:
-        """Whether some path has an element that is `word`, or Kata's `kata_<word>`.
+    def names(self, sandbox_id: str) -> bool:
+        """Whether some path has an element that is the sandbox's.
 
-        A systemd scope holds the id between other parts (`kata-<id>.scope`, `cri-o:<id>`), so an
-        element also counts when the id stands in it between characters that ids cannot end with.
+        That is the id itself, Kata's `kata_<id>`, the name of `slice:prefix:name` (which cgroupfs
+        takes literally), or a systemd scope `<runtime>-<id>.scope`. An id inside a longer word is
+        another container's.
         """
-        if not word:
-            return False
-        exact = re.compile(rf"(?:^|[/:_-]){re.escape(word)}(?:$|[/:]|\.scope(?:$|/))")
-        return any(exact.search(path) for path in self.paths)
+        return any(
+            sandbox_id and _element_names(element, sandbox_id)
+            for path in self.paths
+            for element in path.split("/")
+        )
+
+
+def _element_names(element: str, sandbox_id: str) -> bool:
+    if element.endswith(f"-{sandbox_id}.scope"):
+        return element.removesuffix(f"-{sandbox_id}.scope") in _SCOPES
+    return element.rpartition(":")[2].removeprefix("kata_") == sandbox_id
 
 
 def parse_cgroup(data: bytes) -> Cgroups:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 
 import pytest
 
 from kata_pin.errors import ParseError
-from kata_pin.wire.jsontext import MAX_BRACKETS, MAX_BYTES, Fields, load, load_fields
+from kata_pin.wire.jsontext import MAX_BYTES, MAX_VALUES, Fields, load, load_fields
 
 
 def fields(text: str) -> Fields:
@@ -26,7 +27,8 @@ def fields(text: str) -> Fields:
         pytest.param(b"[-Infinity]", "Infinity", id="Infinity"),
         pytest.param(b"[" * 50_000, "nested too deeply", id="depth bomb"),
         pytest.param(b'{"a":' * 50_000, "nested too deeply", id="depth bomb of objects"),
-        pytest.param(b"[]," * (MAX_BRACKETS + 1), "objects and lists", id="many lists"),
+        pytest.param(b"[]," * MAX_VALUES, "more than 200000 values", id="many lists"),
+        pytest.param(b"[" + b"0," * MAX_VALUES, "more than 200000 values", id="many numbers"),
         pytest.param(b" " * (MAX_BYTES + 1), "longer than", id="too long"),
         pytest.param(b"[" + b"9" * 100_000 + b"]", "not JSON", id="absurd number"),
     ],
@@ -43,8 +45,8 @@ def test_limits_are_the_callers() -> None:
     """A caller can ask for less."""
     with pytest.raises(ParseError, match="longer than 3 bytes"):
         load(b"1234", source="doc", limit=3)
-    with pytest.raises(ParseError, match="more than 1 objects"):
-        load(b"[[]]", source="doc", brackets=1)
+    with pytest.raises(ParseError, match="more than 1 values"):
+        load(b"[[]]", source="doc", values=1)
 
 
 def test_getters() -> None:
@@ -98,3 +100,27 @@ def test_not_an_object() -> None:
 def test_an_emoji_is_a_text() -> None:
     """A whole surrogate pair is one character and no error."""
     assert fields('{"a":"\\ud83d\\ude00"}').text("a") == "\U0001f600"
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        pytest.param(b"[]", id="lists"),
+        pytest.param(b'{"a":0}', id="objects"),
+        pytest.param(b'"abcdefgh"', id="texts"),
+        pytest.param(b"1.5e300", id="numbers"),
+        pytest.param(b'"' + "\U0001f600".encode() * 4 + b'"', id="wide texts"),
+    ],
+)
+def test_memory_is_bounded(element: bytes) -> None:
+    """The worst document that is accepted takes a bounded multiple of its size."""
+    count = MAX_VALUES // (2 if element[:1] in b"[{" else 1) - 2
+    data = b"[" + b",".join([element] * count) + b"]"
+    assert len(data) < MAX_BYTES
+    tracemalloc.start()
+    try:
+        load(data, source="doc")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 * 1024 * 1024

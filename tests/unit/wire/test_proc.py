@@ -191,12 +191,14 @@ def test_cgroup_that_is_none(data: bytes) -> None:
         pytest.param("/p1/sub", True, id="above"),
         pytest.param("/katalab/kata_p10", False, id="longer id"),
         pytest.param("/katalab/kata_p1.x", False, id="id goes on"),
+        pytest.param("/katalab/web-p1", False, id="id ends another's"),
+        pytest.param("/kubepods.slice/web-p1.scope", False, id="scope of another"),
         pytest.param("/katalab/xp1", False, id="id starts earlier"),
         pytest.param("/", False, id="root"),
     ],
 )
 def test_cgroup_names_a_sandbox(path: str, *, yes: bool) -> None:
-    """An id counts as a whole element, as `kata_<id>` and inside a scope, never as a part."""
+    """An id counts as a whole element, as `kata_<id>`, and in a scope, never as a part."""
     assert proc.parse_cgroup(f"0::{path}\n".encode()).names("p1") is yes
 
 
