@@ -1,1 +1,1 @@
-"""Finding the VMM of a sandbox and the roles of its threads."""
+"""The VMM of a sandbox: which process it is, what its threads do, which helpers it has."""

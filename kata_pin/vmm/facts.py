@@ -1,0 +1,83 @@
+"""What the vmm package needs to know of the host, as Protocols: host/ is not imported here.
+
+The daemon composes a HostFacts from kata_pin.host; it lives as long as the daemon, or one command.
+
+    HostFacts(root, index, partial(read_process, root), partial(cmdline, root), partial(exe, root),
+              partial(cgroups, root))
+
+Every reader raises TaskGone when the process is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kata_pin.model.thread import ProcessKey
+from kata_pin.wire.proc import Cgroups
+
+
+class HostPaths(Protocol):
+    """Where the host's files hang (host.root.HostRoot)."""
+
+    @property
+    def live(self) -> bool:
+        """Whether this is the running system and not a captured tree."""
+
+    def path(self, absolute: str) -> str:
+        """Return where an absolute path of the host is found."""
+
+    def proc(self, *parts: str | int) -> str:
+        """Return a path below /proc."""
+
+    def debug(self, *parts: str | int) -> str:
+        """Return a path below debugfs."""
+
+
+class ProcessFacts(Protocol):
+    """One process as its stat file shows it (host.process.Process)."""
+
+    @property
+    def key(self) -> ProcessKey:
+        """Its identity."""
+
+    @property
+    def ppid(self) -> int:
+        """Its parent."""
+
+    @property
+    def comm(self) -> str:
+        """Its name."""
+
+    @property
+    def flags(self) -> int:
+        """Its task flags."""
+
+
+class ProcessTable(Protocol):
+    """All processes as of the last refresh (host.process_index.ProcessIndex)."""
+
+    def get(self, pid: int) -> ProcessFacts | None:
+        """Return the process with this pid."""
+
+    def all(self) -> Sequence[ProcessFacts]:
+        """Return all processes."""
+
+    def children(self, ppid: int) -> Sequence[ProcessFacts]:
+        """Return the children of a process."""
+
+    def kernel_threads(self, comm: str) -> Sequence[ProcessFacts]:
+        """Return the kernel threads with exactly this name."""
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """The host's readers. The caller refreshes `processes`; the others read anew each time."""
+
+    root: HostPaths
+    processes: ProcessTable
+    read_process: Callable[[int], ProcessFacts]
+    cmdline: Callable[[int], Sequence[str]]
+    exe: Callable[[int], tuple[str, bool]]
+    cgroups: Callable[[int], Cgroups]

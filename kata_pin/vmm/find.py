@@ -1,0 +1,148 @@
+"""Finding the VMM process of a sandbox, and believing it (DESIGN D5).
+
+A candidate pid comes from a hook, from Kata's files or from a scan of command lines, and proves
+nothing. It is accepted when its executable is on the allow-list, its command line names the
+sandbox, and one witness agrees that the VMM cannot write: a cgroup that holds the id, a parent shim
+with that id, the pid in one of root's files, or a hook's pid from the root-only socket. A refused
+candidate is reported with its reason.
+
+A VmmFinder keeps nothing between calls. Out of scope: threads (roles.py), helpers (overhead.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kata_pin.errors import HostError, ParseError, VmmError
+from kata_pin.model.sandbox import Vmm, VmmKind
+from kata_pin.vmm import identity
+from kata_pin.vmm.allowlist import DEFAULT_EXECUTABLES, Allowlist
+from kata_pin.vmm.facts import HostFacts, ProcessFacts
+from kata_pin.vmm.identity import Named, Refused
+from kata_pin.vmm.shims import is_shim_of, shim_of
+from kata_pin.vmm.statefiles import KataPaths, SandboxPids, read_pids
+
+MAX_REASONS: Final = 8
+"""Refused candidates that an error lists: enough to see what is wrong."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A pid that may be the VMM's. `witness` is set when where it came from is one."""
+
+    pid: int
+    origin: str
+    witness: str = ""
+
+
+class VmmFinder:
+    """Finds VMMs; `executables` are paths, whose last part may be a pattern (fnmatch)."""
+
+    def __init__(
+        self,
+        host: HostFacts,
+        *,
+        paths: KataPaths | None = None,
+        executables: Iterable[str] = DEFAULT_EXECUTABLES,
+    ) -> None:
+        self._host = host
+        self._paths = paths or KataPaths()
+        self._allowed = Allowlist(host.root, executables)
+
+    def find(self, sandbox_id: str, hints: Sequence[int] = ()) -> Vmm:
+        """Return the sandbox's VMM; `hints` are pids that hooks told us over the root-only socket.
+
+        Raises VmmError that lists every candidate and why it was refused.
+        """
+        refused: dict[int, str] = {}
+        for candidate in self._candidates(sandbox_id, hints):
+            if candidate.pid not in refused:
+                try:
+                    return self._accept(sandbox_id, candidate)
+                except Refused as reason:
+                    refused[candidate.pid] = f"{candidate.origin} {candidate.pid}: {reason}"
+        raise VmmError(f"no VMM of sandbox {sandbox_id} was found{_listed(refused.values())}")
+
+    def sandboxes(self) -> dict[str, int]:
+        """Return pid by sandbox id of every process that claims to be a VMM: to adopt them.
+
+        A claim only: `find` decides. The first claim counts where several name one sandbox.
+        """
+        found: dict[str, int] = {}
+        for process in self._host.processes.all():
+            named = self._named(process)
+            if named is not None and named.sandbox_id:
+                found.setdefault(named.sandbox_id, process.key.pid)
+        return found
+
+    def _candidates(self, sandbox_id: str, hints: Sequence[int]) -> Iterable[Candidate]:
+        """Yield cheap ones first; the scan of all command lines is only reached without them."""
+        for pid in hints:
+            if pid > 0:
+                leader = identity.thread_group(self._host.root, pid)
+                yield Candidate(leader, "hook's pid", witness="pid from a hook")
+        pids = read_pids(self._host.root, self._paths, sandbox_id)
+        for pid, name in zip(pids.vmm, pids.from_file, strict=True):
+            leader = identity.thread_group(self._host.root, pid)
+            yield Candidate(leader, name, witness=f"pid in {name}")
+        for process in self._host.processes.all():
+            named = self._named(process)
+            if named is not None and named.sandbox_id == sandbox_id:
+                yield Candidate(process.key.pid, "process")
+
+    def _named(self, process: ProcessFacts) -> Named | None:
+        """Return what a process claims to be, None when its executable is no VMM's."""
+        try:
+            path, _ = self._host.exe(process.key.pid)
+            kind = self._allowed.kind_of(path)
+            return None if kind is None else identity.named(self._host, process.key.pid, kind)
+        except (HostError, ParseError):
+            return None
+
+    def _accept(self, sandbox_id: str, candidate: Candidate) -> Vmm:
+        """Return the Vmm, or raise Refused with the reason."""
+        pid = candidate.pid
+        try:
+            process = self._host.read_process(pid)
+            path, deleted = self._host.exe(pid)
+            kind = self._allowed.check(pid, path, deleted=deleted)
+            identity.check_namespace(self._host.root, pid)
+            named = identity.named(self._host, pid, kind)
+            if not named.is_of(sandbox_id):
+                raise Refused(f"its command line names {named.sandbox_id or 'no sandbox'}")
+            if kind is VmmKind.DRAGONBALL:
+                identity.check_dragonball(self._host.root, pid)
+            witness = self._witness(sandbox_id, process, kind) or candidate.witness
+            if not witness:
+                raise Refused("no cgroup, parent, file or hook confirms it")
+            shim = shim_of(self._host, process, sandbox_id)
+            if self._host.read_process(pid).key != process.key:
+                raise Refused("exited while it was looked at")
+        except HostError as error:
+            raise Refused(str(error)) from error
+        except ParseError as error:
+            raise Refused(f"its command line cannot be read: {error}") from error
+        orphan = kind is not VmmKind.DRAGONBALL and shim is None
+        return named.vmm(kind, process, path, deleted=deleted, witness=witness, orphan=orphan)
+
+    def _witness(self, sandbox_id: str, process: ProcessFacts, kind: VmmKind) -> str:
+        """Return the evidence that the VMM itself cannot write, empty for none."""
+        if self._host.cgroups(process.key.pid).names(sandbox_id):
+            return "cgroup holds the sandbox id"
+        if kind is not VmmKind.DRAGONBALL and is_shim_of(self._host, process.ppid, sandbox_id):
+            return f"parent {process.ppid} is the sandbox's shim"
+        pids: SandboxPids = read_pids(self._host.root, self._paths, sandbox_id)
+        for pid, name in zip(pids.vmm, pids.from_file, strict=True):
+            if pid == process.key.pid:
+                return f"pid in {name}"
+        return ""
+
+
+def _listed(reasons: Iterable[str]) -> str:
+    texts = list(reasons)
+    if not texts:
+        return ""
+    more = f"; and {len(texts) - MAX_REASONS} more" if len(texts) > MAX_REASONS else ""
+    return f": {'; '.join(texts[:MAX_REASONS])}{more}"

@@ -1,0 +1,111 @@
+"""Processes outside the VMM that work for one sandbox only (DESIGN D11).
+
+virtiofsd or nydusd with its children, the kernel's vhost workers and KVM helpers (kernel threads
+before Linux 6.4), and the shim. A process that merely looks alike is never included: kernel threads
+must be kernel threads of exactly the VMM's name, user processes must be named by root's
+persist.json or be a child of the sandbox's own shim. Nothing is kept between calls. Facts: lab.md
+1.6 and 3; kata.md 5.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from kata_pin.errors import HostError
+from kata_pin.model.sandbox import Vmm, VmmKind
+from kata_pin.model.thread import PF_KTHREAD, ProcessKey, RoleSource, ThreadRole
+from kata_pin.vmm.facts import HostFacts, ProcessFacts
+from kata_pin.vmm.shims import shim_of
+from kata_pin.vmm.statefiles import KataPaths, read_pids
+from kata_pin.wire.cmdline import names_sandbox
+
+KTHREADD: Final = 2
+"""The parent of every kernel thread."""
+
+MAX_DEPTH: Final = 4
+"""Generations of virtiofsd's children that are followed: it has one (its sandboxed half)."""
+
+_FILE_SERVERS: Final = ("virtiofsd", "nydusd")
+_KERNEL_THREADS: Final = (
+    ("vhost-{pid}", ThreadRole.VHOST),
+    ("kvm-pit/{pid}", ThreadRole.KVM),
+    ("kvm-nx-lpage-recovery-{pid}", ThreadRole.KVM),
+)
+
+
+@dataclass(frozen=True)
+class Helper:
+    """A process all of whose threads have one role for the sandbox."""
+
+    process: ProcessKey
+    role: ThreadRole
+    source: RoleSource
+
+
+def find_helpers(
+    host: HostFacts, vmm: Vmm, sandbox_id: str, *, paths: KataPaths | None = None
+) -> tuple[Helper, ...]:
+    """Return the helpers of a sandbox, by pid. Those that vanish meanwhile are left out."""
+    found = {helper.process: helper for helper in _kernel_threads(host, vmm.process.pid)}
+    process = host.processes.get(vmm.process.pid)
+    shim = shim_of(host, process, sandbox_id) if process is not None else None
+    servers = _file_servers(host, vmm, sandbox_id, shim, paths or KataPaths())
+    for server in _with_children(host, servers):
+        found[server.key] = Helper(server.key, ThreadRole.VIRTIOFSD, RoleSource.PROCESS)
+    if shim is not None and vmm.kind is not VmmKind.DRAGONBALL:
+        known = host.processes.get(shim)
+        if known is not None:
+            found[known.key] = Helper(known.key, ThreadRole.SHIM, RoleSource.PROCESS)
+    found.pop(vmm.process, None)
+    return tuple(found[key] for key in sorted(found))
+
+
+def _kernel_threads(host: HostFacts, pid: int) -> Iterator[Helper]:
+    """Yield kernel threads by exact name; the kernel cuts some names, and shows them whole too."""
+    for pattern, role in _KERNEL_THREADS:
+        name = pattern.format(pid=pid)
+        for process in host.processes.kernel_threads(name):
+            if process.ppid == KTHREADD and process.flags & PF_KTHREAD:
+                yield Helper(process.key, role, RoleSource.FLAGS)
+
+
+def _file_servers(
+    host: HostFacts, vmm: Vmm, sandbox_id: str, shim: int | None, paths: KataPaths
+) -> Iterator[ProcessFacts]:
+    """Yield virtiofsd or nydusd: the pid in persist.json, or the shim's child for this sandbox."""
+    recorded = read_pids(host.root, paths, sandbox_id).virtiofsd
+    parents = {shim, vmm.parent if vmm.parent > 1 else None} - {None}
+    if recorded:
+        process = host.processes.get(recorded)
+        if process is not None and _is_file_server(host, process):
+            yield process
+    for parent in parents:
+        for child in host.processes.children(parent or 0):
+            if _is_file_server(host, child) and _names(host, child, sandbox_id):
+                yield child
+
+
+def _with_children(host: HostFacts, servers: Iterable[ProcessFacts]) -> Iterator[ProcessFacts]:
+    generation = list(servers)
+    for _ in range(MAX_DEPTH):
+        yield from generation
+        generation = [c for server in generation for c in host.processes.children(server.key.pid)]
+
+
+def _is_file_server(host: HostFacts, process: ProcessFacts) -> bool:
+    """Whether its executable is a file server's (a kernel thread has none)."""
+    try:
+        path, _ = host.exe(process.key.pid)
+    except HostError:
+        return False
+    return os.path.basename(path).startswith(_FILE_SERVERS)
+
+
+def _names(host: HostFacts, process: ProcessFacts, sandbox_id: str) -> bool:
+    try:
+        return names_sandbox(host.cmdline(process.key.pid), sandbox_id)
+    except HostError:
+        return False

@@ -1,0 +1,128 @@
+"""Asking QEMU over QMP which thread is which vCPU, without ever being in Kata's way.
+
+QEMU serves one client a socket: a second one connects, waits without a greeting, and takes the slot
+when the first reconnects. So qmp.sock is only asked when the caller knows that it is free (DESIGN
+D6: in the window of the announcing hook, or when the shim is proven dead), after looking whether
+somebody holds it, with a greeting within 50 ms and all within 120 ms, closed whatever happens. The
+extra monitor socket is ours to ask at any time. Three read-only queries, nothing else.
+
+A session lives as long as one call. What QEMU answers is a hint: wire.qmp checks its shape, the
+roles check that the threads are QEMU's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from typing import Final
+
+from qemu.qmp import QMPClient, QMPError
+from qemu.qmp.protocol import Runstate
+
+from kata_pin.errors import QmpUnavailable, RemoteProtocolError
+from kata_pin.vmm.facts import HostPaths
+from kata_pin.wire.qmp import QmpAnswers, check_answers
+
+GREETING_S: Final = 0.05
+SESSION_S: Final = 0.12
+CLOSE_S: Final = 0.05
+
+MAX_SOCKETS: Final = 4 * 1024 * 1024
+"""Longest /proc/net/unix that is read."""
+
+_CONNECTED: Final = frozenset({"02", "03"})
+"""Socket states CONNECTING and CONNECTED of /proc/net/unix (linux/net.h, socket_state)."""
+
+# qemu.qmp logs every lost connection as an error, with a traceback; the caller reports it instead.
+_quiet = logging.getLogger(f"{__name__}.client")
+_quiet.propagate = False
+_quiet.addHandler(logging.NullHandler())
+
+
+async def query(
+    path: str,
+    *,
+    root: HostPaths | None = None,
+    pid: int = 0,
+    greeting_s: float = GREETING_S,
+    session_s: float = SESSION_S,
+) -> QmpAnswers:
+    """Return what QEMU says of its vCPUs, iothreads and vCPU slots.
+
+    With `root`, a socket that another client holds or waits for is not even connected (is_held).
+    Raises QmpUnavailable when it is held, closed, too slow, or answers nonsense. Cancelled, it is
+    off the socket before the cancellation goes on.
+    """
+    if root is not None and is_held(root, path, pid):
+        raise QmpUnavailable(f"{path}: another client holds it")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as end:
+        try:
+            end.connect(path)  # a unix socket connects at once, or EAGAIN: the queue is full
+        except OSError as error:
+            raise QmpUnavailable(f"{path}: {error.strerror or error}") from error
+        return await _session(end, path, greeting_s, session_s)
+
+
+async def _session(
+    end: socket.socket, path: str, greeting_s: float, session_s: float
+) -> QmpAnswers:
+    client = QMPClient()
+    client.logger = _quiet
+    try:
+        async with asyncio.timeout(session_s):
+            await asyncio.wait_for(client.connect(end), greeting_s)
+            return check_answers(
+                await client.execute("query-cpus-fast"),
+                await client.execute("query-iothreads"),
+                await client.execute("query-hotpluggable-cpus"),
+            )
+    except TimeoutError as error:
+        raise QmpUnavailable(f"{path}: no answer in time; another client may hold it") from error
+    except RemoteProtocolError as error:
+        raise QmpUnavailable(f"{path}: {error}") from error
+    except (QMPError, OSError, EOFError) as error:
+        raise QmpUnavailable(f"{path}: {str(error) or type(error).__name__}") from error
+    finally:
+        await _close(client, end)
+
+
+def is_held(root: HostPaths, path: str, pid: int = 0) -> bool:
+    """Whether some client is connected to a unix socket, or waits for it.
+
+    /proc/net/unix shows the server's end of each connection under the path that the listener is
+    bound to, also while it waits in the backlog. It covers one network namespace: ours, and that of
+    process `pid` (the VMM) where given. False also means unknown; the deadlines of `query` hold.
+    """
+    tables = [root.proc("net", "unix")]
+    if pid:
+        tables.append(root.proc(pid, "net", "unix"))
+    return any(_holds(line, path) for table in tables for line in _lines(table))
+
+
+def _lines(table: str) -> list[str]:
+    try:
+        with open(table, "rb") as file:
+            return file.read(MAX_SOCKETS).decode("utf-8", "backslashreplace").splitlines()
+    except OSError:
+        return []
+
+
+def _holds(line: str, path: str) -> bool:
+    """Read `num: refcount protocol flags type state inode path`."""
+    words = line.split(None, 7)
+    return len(words) == 8 and words[7] == path and words[5] in _CONNECTED
+
+
+async def _close(client: QMPClient, end: socket.socket) -> None:
+    """Give the slot up, first of all on the wire: that takes effect even if we are cancelled again.
+
+    A peer that vanished makes disconnect raise EOFError.
+    """
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    with contextlib.suppress(QMPError, OSError, EOFError, TimeoutError):
+        if client.runstate is not Runstate.IDLE:
+            async with asyncio.timeout(CLOSE_S):
+                await client.disconnect()

@@ -1,0 +1,49 @@
+"""The shim of a sandbox: the process of Kata's runtime that started the VMM and holds its QMP.
+
+A shim is believed when it belongs to root or to our uid and its command line has `-id <sandbox>`
+(containerd's shim protocol). A VMM without a living shim is an orphan: Kata's shim panics and
+leaves QEMU behind (seen with 3.21, enable_vcpus_pinning). Kata 1.x starts QEMU with -daemonize, so
+its parent is pid 1 although a shim lives: shims are looked for among all processes.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from kata_pin.errors import HostError, ParseError
+from kata_pin.model.thread import PF_KTHREAD
+from kata_pin.vmm import identity
+from kata_pin.vmm.facts import HostFacts, ProcessFacts
+from kata_pin.wire.cmdline import parse_shim
+
+SHIM_COMMS: Final = frozenset({"containerd-shim", "containerd-shi", "kata-shim", "kata-runtime"})
+"""Names of shim processes, cut at 15 characters by the kernel: they narrow the search only."""
+
+
+def shim_of(host: HostFacts, vmm: ProcessFacts, sandbox_id: str) -> int | None:
+    """Return the pid of the sandbox's living shim, None when there is none."""
+    if is_shim_of(host, vmm.ppid, sandbox_id):
+        return vmm.ppid
+    for process in host.processes.all():
+        if process.comm in SHIM_COMMS and is_shim_of(host, process.key.pid, sandbox_id):
+            return process.key.pid
+    return None
+
+
+def is_shim_of(host: HostFacts, pid: int, sandbox_id: str) -> bool:
+    """Whether a process is the sandbox's shim, by its owner and its command line."""
+    if pid <= 1:
+        return False
+    try:
+        if host.read_process(pid).flags & PF_KTHREAD:
+            return False
+        said = parse_shim(host.cmdline(pid)).sandbox_id
+    except (HostError, ParseError):
+        return False
+    return said == sandbox_id and _is_trusted(host, pid)
+
+
+def _is_trusted(host: HostFacts, pid: int) -> bool:
+
+    return identity.owner(host.root, pid) in {0, os.geteuid()}

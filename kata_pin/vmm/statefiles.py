@@ -1,0 +1,124 @@
+"""What Kata left on disk about a sandbox's processes: the pid file, persist.json, state.json.
+
+Only files of root (or of our own uid) are believed, and no symlink below Kata's directories is
+followed: a pid from here is a witness in the sense of DESIGN D5. Nothing is kept between calls.
+Kata rewrites persist.json in place, so a half-written one reads as absent and is read next time.
+Paths: Go runtime virtcontainers/persist/fs and qemu.go (-pidfile); runtime-rs crates/persist.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from typing import Final
+
+from kata_pin.errors import ParseError
+from kata_pin.vmm.facts import HostPaths
+from kata_pin.wire.ident import is_id
+from kata_pin.wire.persist import PersistedSandbox, parse_persist, parse_rs_state
+
+MAX_PERSIST: Final = 4 * 1024 * 1024
+MAX_PID_FILE: Final = 32
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: opening a FIFO that somebody put there must not hang.
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_PID: Final = re.compile(rb"[0-9]{1,10}\n?\Z")
+
+
+@dataclass(frozen=True)
+class KataPaths:
+    """Where Kata keeps its state: the Go runtime below `vc`, runtime-rs below `kata`."""
+
+    vc: str = "/run/vc"
+    kata: str = "/run/kata"
+
+    def main_qmp(self, sandbox_id: str) -> str:
+        """Return the Go runtime's QMP socket; runtime-rs has its in the bundle and keeps it."""
+        return f"{self.vc}/vm/{sandbox_id}/qmp.sock"
+
+    def extra_monitor(self, sandbox_id: str) -> str:
+        """Return the debug monitor socket (extra_monitor_socket = "qmp"), there or not."""
+        return f"{self.vc}/vm/{sandbox_id}/extra-monitor.sock"
+
+
+@dataclass(frozen=True)
+class SandboxPids:
+    """Pids that Kata's files name; 0 where they do not. `from_file` names the file by pid."""
+
+    vmm: tuple[int, ...] = ()
+    virtiofsd: int = 0
+    from_file: tuple[str, ...] = ()
+
+
+def read_pids(root: HostPaths, paths: KataPaths, sandbox_id: str) -> SandboxPids:
+    """Return what Kata's files say; files that are absent or not to be believed say nothing."""
+    if not is_id(sandbox_id):
+        return SandboxPids()
+    named: dict[int, str] = {}
+    pid = _pid_file(root.path(paths.vc), "vm", sandbox_id, "pid")
+    if pid:
+        named[pid] = "pid file"
+    virtiofsd = 0
+    for persisted, name in (
+        (_persist(root.path(paths.vc), sandbox_id), "persist.json"),
+        (_rs_state(root.path(paths.kata), sandbox_id), "state.json"),
+    ):
+        if persisted is not None:
+            virtiofsd = virtiofsd or persisted.virtiofsd_pid
+            if persisted.vmm_pid:
+                named.setdefault(persisted.vmm_pid, name)
+    return SandboxPids(tuple(named), virtiofsd, tuple(named.values()))
+
+
+def read_owned(base: str, *parts: str, limit: int) -> bytes | None:
+    """Return a file of root's or ours below `base`, None when it is absent or not to be believed.
+
+    `base` is the administrator's and may be a symlink; each part below it may not.
+    """
+    descriptor = -1
+    try:
+        descriptor = os.open(base, _DIRECTORY & ~os.O_NOFOLLOW)
+        for part in parts[:-1]:
+            descriptor = _descend(descriptor, part, _DIRECTORY)
+        descriptor = _descend(descriptor, parts[-1], _FILE)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid not in {0, os.geteuid()}:
+            return None
+        data = os.read(descriptor, limit + 1)
+    except OSError:
+        return None
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    return data if len(data) <= limit else None
+
+
+def _descend(descriptor: int, name: str, flags: int) -> int:
+    """Open `name` in the directory, closing the directory only once that worked."""
+    below = os.open(name, flags, dir_fd=descriptor)
+    os.close(descriptor)
+    return below
+
+
+def _pid_file(base: str, *parts: str) -> int:
+    data = read_owned(base, *parts, limit=MAX_PID_FILE)
+    return int(data) if data is not None and _PID.match(data) else 0
+
+
+def _persist(base: str, sandbox_id: str) -> PersistedSandbox | None:
+    data = read_owned(base, "sbs", sandbox_id, "persist.json", limit=MAX_PERSIST)
+    try:
+        return None if data is None else parse_persist(data)
+    except ParseError:
+        return None
+
+
+def _rs_state(base: str, sandbox_id: str) -> PersistedSandbox | None:
+    data = read_owned(base, sandbox_id, "state.json", limit=MAX_PERSIST)
+    try:
+        return None if data is None else parse_rs_state(data)
+    except ParseError:
+        return None
