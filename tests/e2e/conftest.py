@@ -1,0 +1,46 @@
+"""Tests that run inside a lab machine only (`scripts/lab test`); elsewhere none is collected."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator
+
+import pytest
+
+from tests.e2e import diagnosis
+from tests.e2e.node import VARIABLE, Node
+
+if VARIABLE not in os.environ:
+    collect_ignore_glob = ["test_*.py"]
+
+_BEGAN = pytest.StashKey[float]()
+
+
+@pytest.fixture(scope="session")
+def node() -> Node:
+    """The machine, as the lab promised it."""
+    return Node.read()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _results(node: Node) -> None:
+    node.results_folder()
+
+
+@pytest.hookimpl
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Note when the test began, for its part of the journal."""
+    item.stash[_BEGAN] = time.time()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Collect a diagnosis at the moment of failure, before fixtures take the scene away."""
+    report = yield
+    if report.failed:
+        text = report.longreprtext
+        diagnosis.collect(Node.read(), f"{item.name}-{report.when}", item.stash[_BEGAN], text)
+    return report

@@ -1,0 +1,60 @@
+"""What a failing test leaves: the journal since it began, threads and cgroups, kata-pin's view."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from tests.e2e.node import Node
+
+
+def collect(node: Node, name: str, began: float, report: str) -> Path:
+    """Write everything that helps to understand the failure of test `name`; return the folder."""
+    folder = node.results_folder() / "failures" / re.sub(r"[^A-Za-z0-9_.-]+", "_", name)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.txt").write_text(report)
+    (folder / "threads.txt").write_text(thread_table())
+    since = f"@{began:.0f}"
+    for file, argv in {
+        "journal.txt": ["journalctl", "--no-pager", "-o", "short-precise", "--since", since],
+        "kernel.txt": ["dmesg"],
+        "cgroups.txt": ["systemd-cgls", "--no-pager", "--full"],
+        "units.txt": ["systemctl", "--no-pager", "--all", "list-units"],
+        "kata-pin-show.json": ["kata-pin", "show", "--json"],
+    }.items():
+        (folder / file).write_text(_output(argv, 20 * node.scale))
+    return folder
+
+
+def _output(argv: list[str], seconds: float) -> str:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=seconds, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{error}\n"
+    return done.stdout + done.stderr
+
+
+def thread_table() -> str:
+    """Return a line for each thread of VMMs, their helpers and vhost workers."""
+    lines = [f"{'PID':>7} {'TID':>7} {'CPU':>4} {'MASK':<16} {'COMM':<16} CGROUP"]
+    for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
+        try:
+            comm = (process / "comm").read_text().strip()
+            if not comm.startswith(("qemu", "vhost-", "virtiofsd", "kvm-", "containerd-shim")):
+                continue
+            tasks = sorted((process / "task").iterdir(), key=lambda path: int(path.name))
+            lines += [_thread_line(process.name, task) for task in tasks]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return "\n".join(lines) + "\n"
+
+
+def _thread_line(pid: str, task: Path) -> str:
+    stat = (task / "stat").read_text()
+    comm = stat[stat.index("(") + 1 : stat.rindex(")")]
+    last_cpu = stat.rpartition(")")[2].split()[36]
+    mask = ",".join(str(cpu) for cpu in sorted(os.sched_getaffinity(int(task.name))))
+    cgroup = (task / "cgroup").read_text().strip().replace("\n", " ")
+    return f"{pid:>7} {task.name:>7} {last_cpu:>4} {mask:<16} {comm:<16} {cgroup}"

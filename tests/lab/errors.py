@@ -1,0 +1,30 @@
+"""Errors of the lab; each ends the command with its own exit code."""
+
+from __future__ import annotations
+
+from typing import Final
+
+EX_NOT_UP: Final = 75
+"""Exit code (EX_TEMPFAIL) of a machine that did not come up: the tests were not run."""
+
+
+class LabError(Exception):
+    """Something the lab needs is missing or failed; the message says what."""
+
+    exit_code = 1
+
+
+class DeadlineError(LabError):
+    """A wait ended without what was waited for."""
+
+
+class NotUpError(LabError):
+    """A lab machine did not come up; `console` is the end of what it printed."""
+
+    exit_code = EX_NOT_UP
+
+    def __init__(self, message: str, *, console: str = "") -> None:
+        super().__init__(
+            f"{message}\n--- end of its console ---\n{console}" if console else message
+        )
+        self.console = console

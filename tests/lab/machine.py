@@ -1,0 +1,241 @@
+"""One lab machine: a QEMU process, known by its pid and start time, and its folder.
+
+Lifetime: from `boot` to `stop`; what the machine writes to its disk goes to an unnamed file that
+the kernel frees when QEMU ends, so each boot begins with the image as built. The machine has no
+network device. QEMU listens on unix sockets in the machine's folder (mode 0700) and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tests.lab import accel, process
+from tests.lab.channel import PORTS, Channel, socket_name
+from tests.lab.errors import DeadlineError, LabError, NotUpError
+from tests.lab.flavours import FLAVOURS, Accel, Flavour
+from tests.lab.image import Image, Tell
+from tests.lab.needs import missing_to_boot, require
+from tests.lab.settings import Settings
+
+BOOT_S: Final = 60
+"""Deadline of a boot under KVM; multiplied by the scale."""
+ANSWER_S: Final = 6
+"""Deadline for the agent of a running machine to answer; multiplied by the scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What is known of a started machine; kept in its folder as machine.json."""
+
+    flavour: str
+    pid: int
+    started: int
+    accel: Accel
+    scale: float
+    image: str
+    boot_s: float | None = None
+    """Seconds from the start of QEMU to `systemctl is-system-running`; None until it is up."""
+
+
+class Machine:
+    """The machine of one flavour, running or not."""
+
+    def __init__(self, settings: Settings, flavour: Flavour, tell: Tell) -> None:
+        self.flavour = flavour
+        self.folder = settings.cache / "machines" / flavour.name
+        self._settings = settings
+        self._tell = tell
+
+    @property
+    def console(self) -> Path:
+        """What the machine printed on its serial console."""
+        return self.folder / "console.log"
+
+    def running(self) -> Running | None:
+        """Return what runs, or None; the pid is compared with its start time."""
+        try:
+            known: dict[str, Any] = json.loads((self.folder / "machine.json").read_text())
+            running = Running(**known)
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+        return running if process.start_time(running.pid) == running.started else None
+
+    def need(self) -> Running:
+        """Return what runs; raise LabError when nothing does."""
+        running = self.running()
+        if running is None:
+            raise LabError(
+                f"{self.flavour.name} is not running (scripts/lab boot {self.flavour.name})"
+            )
+        return running
+
+    def boot(self, image: Image, *, die_with_us: bool = False) -> Running:
+        """Start the machine and wait until systemd says that it runs.
+
+        With `die_with_us` the kernel ends QEMU when this process ends, however it ends. Raises
+        NotUpError, with the console, when it does not come up; nothing is left running then.
+        """
+        if self.running():
+            raise LabError(f"{self.flavour.name} is running already")
+        require(missing_to_boot(self._settings.cache), "boot a lab machine")
+        chosen = accel.choose(self._settings, self.flavour, image, self._tell)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True, mode=0o700)
+        began = time.monotonic()
+        with _interrupts_raise():
+            child = self._start(image, chosen, die_with_us=die_with_us)
+            try:
+                running = Running(
+                    flavour=self.flavour.name,
+                    pid=child.pid,
+                    started=process.start_time(child.pid),
+                    accel=chosen,
+                    scale=accel.SCALE[chosen] * self._settings.scale,
+                    image=image.folder.name,
+                )
+                self._remember(running)
+                self._wait_until_up(child, running)
+                running = Running(**{**asdict(running), "boot_s": time.monotonic() - began})
+                self._remember(running)
+            except BaseException:
+                process.end_group(child)
+                raise
+        self._tell(f"{self.flavour.name}: up after {running.boot_s:.0f} s ({chosen})")
+        return running
+
+    def stop(self) -> bool:
+        """End the machine; return False when it was not running.
+
+        Its disk is thrown away, so it is not asked to shut down.
+        """
+        running = self.running()
+        if running is None:
+            return False
+        process.end_process(running.pid, running.started)
+        (self.folder / "machine.json").unlink(missing_ok=True)
+        return True
+
+    def destroy(self) -> None:
+        """End the machine and remove its folder."""
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def connect(self) -> Channel:
+        """Return a channel to the running machine."""
+        running = self.need()
+        return Channel.connect(self.folder, deadline_s=ANSWER_S * running.scale)
+
+    def _remember(self, running: Running) -> None:
+        file = self.folder / "machine.json"
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps(asdict(running), indent=1))
+        new.rename(file)
+
+    def _start(self, image: Image, chosen: Accel, *, die_with_us: bool) -> subprocess.Popen[bytes]:
+        argv = self.arguments(image, chosen)
+        if die_with_us:
+            argv = ["setpriv", "--pdeathsig", "KILL", *argv]
+        with (self.folder / "qemu.log").open("wb") as log:
+            return subprocess.Popen(
+                ["nice", "-n", "5", *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                # The throw-away disk is made where there is room for it.
+                env={**os.environ, "TMPDIR": str(self._settings.cache)},
+                start_new_session=True,
+            )
+
+    def arguments(self, image: Image, chosen: Accel) -> list[str]:
+        """Return QEMU's command line; sockets and logs are relative to the machine's folder."""
+        argv = ["qemu-system-x86_64", "-name", f"kata-pin-lab-{self.flavour.name},debug-threads=on"]
+        argv += ["-nodefaults", "-no-user-config", "-machine", "q35", "-display", "none"]
+        argv += ["-accel", "kvm" if chosen == "kvm" else "tcg,thread=multi,tb-size=512"]
+        argv += self.flavour.cpu_arguments(chosen)
+        argv += ["-kernel", str(image.kernel), "-initrd", str(image.initrd)]
+        argv += ["-append", self.flavour.kernel_arguments, "-no-reboot"]
+        argv += ["-drive", f"file={image.disk},if=virtio,format=raw,cache=unsafe,snapshot=on"]
+        argv += ["-device", "virtio-rng-pci", "-device", "virtio-serial-pci"]
+        for port in range(PORTS):
+            argv += [
+                *("-chardev", f"socket,id=agent{port},path={socket_name(port)},server=on,wait=off"),
+                *("-device", f"virtserialport,chardev=agent{port},name=kata-lab.{port}"),
+            ]
+        # The console can be joined by hand: socat - UNIX-CONNECT:console.sock
+        argv += [
+            "-chardev",
+            "socket,id=tty,path=console.sock,server=on,wait=off,logfile=console.log",
+        ]
+        argv += ["-serial", "chardev:tty", "-qmp", "unix:qmp.sock,server=on,wait=off"]
+        return argv
+
+    def _wait_until_up(self, child: subprocess.Popen[bytes], running: Running) -> None:
+        limit = time.monotonic() + BOOT_S * running.scale
+        channel = self._first_answer(child, limit)
+        with channel:
+            try:
+                state = channel.run(
+                    ["systemctl", "is-system-running", "--wait"],
+                    deadline_s=max(1.0, limit - time.monotonic()),
+                )
+            except LabError as error:
+                raise self._not_up(str(error)) from error
+            if state.stdout.strip() != b"running":
+                failed = channel.run(
+                    ["systemctl", "--failed", "--plain", "--no-legend"],
+                    deadline_s=ANSWER_S * running.scale,
+                ).stdout.decode()
+                raise self._not_up(f"system state is {state.stdout.decode().strip()}:\n{failed}")
+
+    def _first_answer(self, child: subprocess.Popen[bytes], limit: float) -> Channel:
+        while True:
+            if child.poll() is not None:
+                log = process.tail(self.folder / "qemu.log")
+                raise self._not_up(f"QEMU ended with {child.returncode}: {log}")
+            if time.monotonic() > limit:
+                raise self._not_up("its agent did not answer in time")
+            try:
+                return Channel.connect(self.folder, deadline_s=2)
+            except DeadlineError:
+                continue
+            except LabError:
+                time.sleep(0.2)
+
+    def _not_up(self, reason: str) -> NotUpError:
+        return NotUpError(
+            f"{self.flavour.name} did not come up: {reason}", console=process.tail(self.console)
+        )
+
+
+def machines(settings: Settings, tell: Tell) -> list[Machine]:
+    """Return the machine of each flavour, running or not."""
+    return [Machine(settings, flavour, tell) for flavour in FLAVOURS.values()]
+
+
+@contextmanager
+def _interrupts_raise() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that `finally` runs for them too."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, interrupt) for number in _ENDINGS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+_ENDINGS: Final = (signal.SIGTERM, signal.SIGHUP)

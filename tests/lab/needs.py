@@ -1,0 +1,87 @@
+"""What the lab needs from this machine, checked before anything starts and named all at once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from tests.lab.errors import LabError
+from tests.lab.flavours import MEMORY_MIB
+
+DISK_GIB: Final = 7
+"""Free space that a build of one image takes at its worst (measured: 5.1 GiB), with a reserve."""
+
+_BUILD: Final = {
+    "apt-get": "apt",
+    "chroot": "coreutils",
+    "debootstrap": "debootstrap",
+    "mkfs.ext4": "e2fsprogs",
+    "tar": "tar",
+    "unshare": "util-linux",
+}
+_BOOT: Final = {"qemu-system-x86_64": "qemu-system-x86", "tar": "tar"}
+_KEYRING: Final = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+
+
+def _missing_commands(commands: dict[str, str]) -> list[str]:
+    return [
+        f"command {command} (package {package})"
+        for command, package in commands.items()
+        if shutil.which(command, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is None
+    ]
+
+
+def _existing_parent(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def missing_to_build(suite: str, cache: Path) -> list[str]:
+    """Return what is missing to build the image of `suite` below `cache`; empty if nothing is."""
+    missing = _missing_commands(_BUILD)
+    if os.geteuid() != 0:
+        missing.append("root: debootstrap makes devices and changes its root")
+    if not _KEYRING.exists():
+        missing.append(f"{_KEYRING} (package debian-archive-keyring)")
+    script = Path("/usr/share/debootstrap/scripts") / suite
+    if shutil.which("debootstrap") and not script.exists():
+        missing.append(f"{script} (a newer package debootstrap)")
+    parent = _existing_parent(cache)
+    if not os.access(parent, os.W_OK):
+        missing.append(f"permission to write in {parent}")
+    free = shutil.disk_usage(parent).free / 2**30
+    if free < DISK_GIB:
+        missing.append(
+            f"{DISK_GIB} GiB of disk at {parent}, there are {free:.1f}: "
+            "free some or set KATA_PIN_LAB_CACHE"
+        )
+    return missing
+
+
+def missing_to_boot(cache: Path) -> list[str]:
+    """Return what is missing to start a machine; empty if nothing is."""
+    missing = _missing_commands(_BOOT)
+    parent = _existing_parent(cache)
+    if not os.access(parent, os.W_OK):
+        missing.append(f"permission to write in {parent}")
+    available = _available_memory_mib()
+    if available < MEMORY_MIB:
+        missing.append(f"{MEMORY_MIB} MiB of memory, {available} MiB are available")
+    return missing
+
+
+def _available_memory_mib() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) // 1024
+    return 0
+
+
+def require(missing: list[str], purpose: str) -> None:
+    """Raise LabError listing everything in `missing`, if anything is."""
+    if missing:
+        lines = "".join(f"\n  - {item}" for item in missing)
+        raise LabError(f"cannot {purpose}, this machine lacks:{lines}")

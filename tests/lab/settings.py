@@ -1,0 +1,69 @@
+"""Where the lab keeps things and what may be set, all by environment variables.
+
+KATA_PIN_LAB_CACHE   everything that is kept (default: kata-pin/lab in the user's cache folder)
+KATA_PIN_LAB_MIRROR  the Debian mirror (default: the one that apt is configured with)
+KATA_PIN_LAB_ACCEL   auto (default), tcg or kvm
+KATA_PIN_LAB_SCALE   multiplies every deadline (default: 1, on top of what emulation needs)
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.lab.errors import LabError
+
+PROJECT: Final = Path(__file__).resolve().parents[2]
+LAB: Final = PROJECT / "tests" / "lab"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one command."""
+
+    cache: Path
+    mirror: str
+    accel: str
+    scale: float
+
+    @classmethod
+    def read(cls) -> Settings:
+        """Read the environment; raise LabError for a value that makes no sense."""
+        home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        accel = os.environ.get("KATA_PIN_LAB_ACCEL", "auto")
+        if accel not in ("auto", "tcg", "kvm"):
+            raise LabError(f"KATA_PIN_LAB_ACCEL is {accel!r}, not auto, tcg or kvm")
+        try:
+            scale = float(os.environ.get("KATA_PIN_LAB_SCALE", "1"))
+        except ValueError:
+            raise LabError("KATA_PIN_LAB_SCALE is not a number") from None
+        return cls(
+            cache=Path(os.environ.get("KATA_PIN_LAB_CACHE") or f"{home}/kata-pin/lab").absolute(),
+            mirror=os.environ.get("KATA_PIN_LAB_MIRROR", ""),
+            accel=accel,
+            scale=scale,
+        )
+
+    def find_mirror(self) -> str:
+        """Return the Debian mirror: the setting, else that of this machine's apt."""
+        if self.mirror:
+            return self.mirror
+        listing = subprocess.run(
+            ["apt-get", "indextargets", "--format", "$(ORIGIN)|$(LABEL)|$(SITE)"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        ).stdout
+        for line in listing.splitlines():
+            origin, _, rest = line.partition("|")
+            label, _, site = rest.partition("|")
+            if origin == label == "Debian" and site:
+                return site
+        raise LabError(
+            "no Debian mirror: apt is configured with none (or was never updated); "
+            "set KATA_PIN_LAB_MIRROR"
+        )

@@ -1,0 +1,212 @@
+"""`scripts/lab test`: a fresh machine, the project installed in it, tests/e2e, results back.
+
+Results (default build/lab/FLAVOUR): junit.xml and pytest.txt, summary.json (outcome and timings),
+console.log, journal.txt, install.txt, the captured topology, and failures/TEST/ for each failing
+test. Whatever happens the machine is ended and what it left is brought back if it still answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from tests.lab import install, transfer
+from tests.lab.channel import Channel
+from tests.lab.errors import EX_NOT_UP, LabError, NotUpError
+from tests.lab.flavours import CPUS, NODES, Flavour
+from tests.lab.image import VENV, Builder, Image, Tell
+from tests.lab.machine import Machine, Running
+from tests.lab.settings import PROJECT, Settings
+
+BOOTS: Final = 2
+"""Boots tried before the tests count as not run."""
+
+INSIDE: Final = "/root/kata-pin"
+RESULTS: Final = "/root/results"
+PUT_S: Final = 30
+TESTS_S: Final = 180
+"""Deadline of the whole test run; multiplied by the scale."""
+LOG_S: Final = 30
+
+_TREES: Final = ("tests/e2e", "tests/support", "tests/data", "hooks")
+_NOT_INSIDE: Final = shutil.ignore_patterns("__pycache__", "*.pyc", "sysfs")
+
+
+class Trial:
+    """One run of the tests in one machine."""
+
+    def __init__(self, settings: Settings, flavour: Flavour, tell: Tell, results: Path) -> None:
+        self._settings = settings
+        self._flavour = flavour
+        self._tell = tell
+        self._results = results
+        self._machine = Machine(settings, flavour, tell)
+        self._timings: dict[str, float] = {}
+
+    def run(self, pytest_arguments: Sequence[str], *, keep: bool) -> int:
+        """Build, boot, install, test, bring back; return the exit code."""
+        shutil.rmtree(self._results, ignore_errors=True)
+        self._results.mkdir(parents=True)
+        outcome, code, reason = "error", 1, ""
+        try:
+            with self._timed("build"):
+                image = Builder(self._settings, self._flavour.suite, self._tell).build()
+            with self._timed("boot"):
+                running = self._boot(image, keep=keep)
+            code = self._test(running, pytest_arguments)
+            outcome = "passed" if code == 0 else "failed"
+        except NotUpError as error:
+            outcome, code, reason = "not run", EX_NOT_UP, str(error)
+        except LabError as error:
+            reason = str(error)
+            raise
+        except KeyboardInterrupt:
+            outcome, reason = "interrupted", "interrupted"
+            raise
+        finally:
+            self._bring_console()
+            if not keep:
+                self._machine.stop()
+            self._summarize(outcome, reason)
+        self._tell(f"{self._flavour.name}: {outcome}; results in {self._results}")
+        return code
+
+    def _boot(self, image: Image, *, keep: bool) -> Running:
+        """Boot, once more if the machine does not come up; a running machine is replaced."""
+        self._machine.stop()
+        for left in reversed(range(BOOTS)):
+            try:
+                return self._machine.boot(image, die_with_us=not keep)
+            except NotUpError as error:
+                if not left:
+                    raise
+                self._tell(f"lab: {error}\nlab: trying once more")
+        raise AssertionError("unreachable")
+
+    def _test(self, running: Running, pytest_arguments: Sequence[str]) -> int:
+        with self._machine.connect() as channel:
+            try:
+                with self._timed("put"), tempfile.TemporaryDirectory() as folder:
+                    stage = self._stage(Path(folder))
+                    limit = PUT_S * running.scale
+                    transfer.put(channel, [str(stage)], "/root", deadline_s=limit)
+                with self._timed("install"):
+                    done = install.install(
+                        channel, self._flavour.suite, self._results, scale=running.scale
+                    )
+                self._tell(f"  install: {done.text}")
+                with self._timed("tests"):
+                    return self._pytest(channel, running, pytest_arguments, installed=done.ok)
+            finally:
+                channel.close()
+                self._bring_results(running)
+
+    def _stage(self, folder: Path) -> Path:
+        """Lay out what the machine gets besides the installed project."""
+        stage = folder / Path(INSIDE).name
+        for name in _TREES:
+            if (PROJECT / name).is_dir():
+                shutil.copytree(PROJECT / name, stage / name, ignore=_NOT_INSIDE)
+        return stage
+
+    def _pytest(
+        self, channel: Channel, running: Running, arguments: Sequence[str], *, installed: bool
+    ) -> int:
+        argv = [f"{VENV}/bin/python", "-m", "pytest", "-c", "tests/e2e/pytest.ini"]
+        argv += [f"--rootdir={INSIDE}", f"--junitxml={RESULTS}/junit.xml", "--durations=0", "-v"]
+        argv += arguments or ["tests/e2e"]
+        with (self._results / "pytest.txt").open("wb") as text:
+
+            def show(data: bytes) -> None:
+                text.write(data)
+                os.write(2, data)
+
+            done = channel.run(
+                argv,
+                deadline_s=TESTS_S * running.scale,
+                stdout=show,
+                stderr=show,
+                env={"KATA_PIN_LAB": json.dumps(self._promises(running, installed=installed))},
+                cwd=INSIDE,
+            )
+        return 0 if done.code == 0 else 1
+
+    def _promises(self, running: Running, *, installed: bool) -> dict[str, Any]:
+        """Return what tests/e2e/node.py reads."""
+        flavour = self._flavour
+        return {
+            "flavour": flavour.name,
+            "suite": flavour.suite.name,
+            "accel": running.accel,
+            "scale": running.scale,
+            "cpus": CPUS,
+            "nodes": NODES,
+            "cores": flavour.cores,
+            "threads": flavour.threads,
+            "kernel": flavour.suite.kernel,
+            "cgroup": flavour.cgroup,
+            "kvm": flavour.model == "kvm" or running.accel == "kvm",
+            "pins_stick": flavour.suite.pins_stick,
+            "nri": flavour.suite.nri,
+            "installed": installed,
+            "results": RESULTS,
+        }
+
+    def _bring_results(self, running: Running) -> None:
+        """Fetch what the tests wrote and the journal; a machine that is gone only gets a line."""
+        limit = LOG_S * running.scale
+        try:
+            with self._machine.connect() as channel:
+                script = f"mkdir -p {RESULTS} && journalctl --no-pager -o short-precise"
+                journal = f"{script} > {RESULTS}/journal.txt"
+                channel.run(["sh", "-c", journal], deadline_s=limit)
+                with tempfile.TemporaryDirectory() as folder:
+                    transfer.get(channel, [RESULTS], folder, deadline_s=limit)
+                    shutil.copytree(
+                        Path(folder) / Path(RESULTS).name, self._results, dirs_exist_ok=True
+                    )
+        except LabError as error:
+            self._tell(f"lab: results could not be brought back: {error}")
+
+    def _bring_console(self) -> None:
+        for name in ("console.log", "qemu.log"):
+            if (self._machine.folder / name).exists():
+                shutil.copy2(self._machine.folder / name, self._results / name)
+
+    def _summarize(self, outcome: str, reason: str) -> None:
+        summary = {
+            "flavour": self._flavour.name,
+            "outcome": outcome,
+            "reason": reason,
+            "seconds": {name: round(value, 1) for name, value in self._timings.items()},
+        }
+        (self._results / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._timings[name] = time.monotonic() - began
+
+
+def run(
+    settings: Settings,
+    flavour: Flavour,
+    tell: Callable[[str], None],
+    *,
+    results: str | None,
+    pytest_arguments: Sequence[str],
+    keep: bool,
+) -> int:
+    """Run the tests in a fresh machine of `flavour`; return the exit code of the command."""
+    folder = Path(results) if results else PROJECT / "build" / "lab" / flavour.name
+    return Trial(settings, flavour, tell, folder).run(pytest_arguments, keep=keep)
