@@ -21,6 +21,7 @@ from kata_pin.wire.hookmsg import HookMessage
 from kata_pin.wire.oci import Phase
 from tests.support.hooks import (
     COMMAND,
+    PATIENT,
     STATE,
     HookDaemon,
     gone_within,
@@ -30,7 +31,7 @@ from tests.support.hooks import (
 )
 
 BUDGET_S = 0.25 + 0.2
-START_S = 1.0  # the interpreter's start on a busy machine; no wait of the hook's
+START_S = 3.0  # the interpreter's start on a busy machine; no wait of the hook's
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_pins_too_late(runtime_dir: Path) -> None:
         assert await gone_within(connection, 5)
 
     with HookDaemon(runtime_dir, never_pin):
-        run = run_hook(runtime_dir, "prestart")
+        run = run_hook(runtime_dir, "prestart", "--pin-ms=80")
     assert (run.status, spooled(runtime_dir)) == (0, [])
     assert "recorded, pins not confirmed" in run.stderr
     assert run.seconds < BUDGET_S + START_S
@@ -242,7 +243,7 @@ def in_private_mounts(script: str) -> subprocess.CompletedProcess[str]:
 def test_deleted_cwd(runtime_dir: Path, tmp_path: Path, *, daemon_up: bool) -> None:
     """A working directory that is gone does not matter."""
     command = f"cd {tmp_path} && rmdir {tmp_path} && exec " + " ".join(COMMAND)
-    command += f" createRuntime --runtime-dir={runtime_dir}"
+    command += f" createRuntime {' '.join(PATIENT)} --runtime-dir={runtime_dir}"
     if daemon_up:
         with HookDaemon(runtime_dir) as daemon:
             done = subprocess.run(["sh", "-c", command], input=STATE, check=False, timeout=20)
@@ -257,7 +258,7 @@ def test_deleted_cwd(runtime_dir: Path, tmp_path: Path, *, daemon_up: bool) -> N
 @pytest.mark.parametrize("daemon_up", [True, False])
 def test_closed_descriptors(runtime_dir: Path, closed: str, *, daemon_up: bool) -> None:
     """Descriptors 0 to 2 may be closed: what takes their number is never mistaken for them."""
-    command = f"{' '.join(COMMAND)} createRuntime --runtime-dir={runtime_dir} {closed}"
+    command = f"{' '.join([*COMMAND, *PATIENT])} createRuntime --runtime-dir={runtime_dir} {closed}"
     messages: list[HookMessage] = []
 
     async def unpin(connection: HookConnection) -> None:
@@ -371,7 +372,7 @@ def test_few_descriptors(runtime_dir: Path) -> None:
     """The hook needs a handful of descriptors, whatever limit it inherits."""
     with HookDaemon(runtime_dir) as daemon:
         done = subprocess.run(
-            [*COMMAND, "createRuntime", f"--runtime-dir={runtime_dir}"],
+            [*COMMAND, *PATIENT, "createRuntime", f"--runtime-dir={runtime_dir}"],
             input=STATE, check=False, timeout=20,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8)),
         )  # fmt: skip

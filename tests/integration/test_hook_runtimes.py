@@ -1,0 +1,246 @@
+"""The installed hook, run by real OCI runtimes with what they really write to its stdin."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kata_pin.cli.nodechange import Node
+from kata_pin.cli.nodefiles import (
+    CONTAINERD_FRAGMENT,
+    HOOK_PATH,
+    HOOKS_DIR,
+    Choices,
+    Runtime,
+    node_files,
+)
+from kata_pin.config import from_text
+from kata_pin.sources.bundles import BundleReader
+from kata_pin.sources.hooks import HookConnection
+from kata_pin.sources.spool import Spool
+from kata_pin.wire.hookmsg import HookMessage
+from kata_pin.wire.oci import Phase, parse_config, parse_state
+from tests.support.hooks import HookDaemon
+from tests.support.ocirun import (
+    RUNTIMES,
+    OciContainer,
+    OciError,
+    available,
+    in_private_namespace,
+    make_rootfs,
+)
+from tests.support.waiting import wait_for
+
+pytestmark = [pytest.mark.oci, pytest.mark.root]
+
+LIFE = [Phase.PRESTART, Phase.CREATE_RUNTIME, Phase.POSTSTART, Phase.POSTSTOP]
+
+
+@pytest.fixture
+def runtime_dir() -> Iterator[Path]:
+    """A runtime directory below /run, where an installation accepts it."""
+    path = Path(tempfile.mkdtemp(prefix="kata-pin-test-", dir="/run"))
+    Spool(str(path / "spool")).prepare()
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(params=RUNTIMES)
+def runtime(request: pytest.FixtureRequest) -> str:
+    if not available(request.param):
+        pytest.skip(f"{request.param} is not installed")
+    return str(request.param)
+
+
+PATIENT = "record_ms: 5000, pin_ms: 5000"
+"""Budgets for tests in which the daemon answers, on a machine that others load too."""
+
+
+def installed(root: Path, runtime_dir: Path, runtime: Runtime, hook: str = PATIENT) -> Path:
+    """Install below `root`, with JSON files that name the hook where it is there; return it."""
+    settings = f"version: 1\nruntime_dir: {runtime_dir}\nhook: {{{hook}}}\n"
+    choices = Choices(
+        program="/usr/bin/kata-pin",
+        runtimes=frozenset({runtime}),
+        prestart=runtime is Runtime.CONTAINERD,
+        config=from_text(settings),
+    )
+    Node(str(root)).install(node_files(choices))
+    for file in [*root.rglob("*.json")]:
+        file.write_text(file.read_text().replace(HOOK_PATH, f"{root}{HOOK_PATH}"))
+    return root
+
+
+def containerd_hooks(root: Path, runtime_dir: Path, hook: str = PATIENT) -> dict[str, Any]:
+    installed(root, runtime_dir, Runtime.CONTAINERD, hook)
+    hooks = json.loads((root / CONTAINERD_FRAGMENT[1:]).read_text())["hooks"]
+    # run inside the container's mount namespace, where the hook is not; only Kata runs it outside
+    del hooks["createContainer"]
+    return dict(hooks)
+
+
+def check_life(messages: list[HookMessage], container: OciContainer) -> None:
+    """Check that the messages tell the container's whole life, each as the parsers want it."""
+    assert [message.phase for message in messages] == LIFE
+    for message in messages:
+        state = parse_state(message.body)
+        assert (state.id, state.bundle) == (container.name, str(container.bundle))
+        assert (state.pid > 0) == (message.phase is not Phase.POSTSTOP)
+    stamps = [message.stamp_ns for message in messages]
+    assert stamps == sorted(stamps)
+
+
+def test_life_of_a_container(runtime: str, runtime_dir: Path, tmp_path: Path) -> None:
+    """Every phase reaches the daemon in order, and its bundle can be read while it is there."""
+    seen = []
+
+    async def read_bundle(connection: HookConnection) -> None:
+        state = parse_state(connection.message.body)
+        seen.append(parse_config(BundleReader([str(tmp_path)]).read_config(state.bundle)))
+        await connection.recorded()
+        await connection.pinned()
+
+    hooks = containerd_hooks(tmp_path / "root", runtime_dir)
+    annotations = {"io.kubernetes.cri.sandbox-id": "p1"}
+    with HookDaemon(runtime_dir, read_bundle) as daemon:
+        with OciContainer(
+            runtime, tmp_path, "kp-life", hooks=hooks, annotations=annotations
+        ) as container:
+            container.start()
+            container.stop()
+        check_life(daemon.messages, container)
+    assert [dict(config.annotations) for config in seen] == [annotations] * 4
+    assert os.listdir(runtime_dir / "spool") == []
+
+
+def test_life_without_a_daemon(runtime: str, runtime_dir: Path, tmp_path: Path) -> None:
+    """Without a daemon the container lives as ever, and the spool tells its life in order."""
+    hooks = containerd_hooks(tmp_path / "root", runtime_dir)
+    with OciContainer(runtime, tmp_path, "kp-away", hooks=hooks) as container:
+        container.start()
+        assert container.status == "running"
+        container.stop()
+    check_life([e.message for e in Spool(str(runtime_dir / "spool")).pending()], container)
+
+
+def test_life_with_a_hung_daemon(runtime: str, runtime_dir: Path, tmp_path: Path) -> None:
+    """A daemon that never answers costs each phase its budget and the container nothing else."""
+
+    async def hang(connection: HookConnection) -> None:
+        await connection.gone.wait()
+
+    hooks = containerd_hooks(tmp_path / "root", runtime_dir, "record_ms: 100")
+    with HookDaemon(runtime_dir, hang) as daemon:
+        start = time.monotonic()
+        with OciContainer(runtime, tmp_path, "kp-hung", hooks=hooks) as container:
+            container.start()
+            took = time.monotonic() - start
+            assert container.status == "running"
+            container.stop()
+    assert 0.3 < took < 5
+    spooled = [entry.message for entry in Spool(str(runtime_dir / "spool")).pending()]
+    check_life(spooled, container)
+    assert spooled == daemon.messages
+
+
+def test_strict_mode(runtime: str, runtime_dir: Path, tmp_path: Path) -> None:
+    """In strict mode a container without pins does not come up, and one with pins does."""
+
+    async def unpin(connection: HookConnection) -> None:
+        await connection.recorded()
+        await connection.unpinned("no VMM found")
+
+    hooks = containerd_hooks(tmp_path / "root", runtime_dir, f"strict: true, {PATIENT}")
+    with (
+        HookDaemon(runtime_dir, unpin),
+        pytest.raises(OciError, match="hook"),
+        OciContainer(runtime, tmp_path, "kp-strict", hooks=hooks),
+    ):
+        pass
+    with (
+        HookDaemon(runtime_dir),
+        OciContainer(runtime, tmp_path, "kp-strict2", hooks=hooks) as container,
+    ):
+        assert container.status == "created"
+
+
+PODMAN_MARK = "io.kata-pin.enable=true"
+
+
+@pytest.mark.parametrize(
+    ("files", "annotation", "phases"),
+    [(Runtime.CRIO, "", [Phase.CREATE_RUNTIME, Phase.POSTSTART, Phase.POSTSTOP]),
+     (Runtime.PODMAN, PODMAN_MARK, [Phase.CREATE_RUNTIME, Phase.POSTSTART, Phase.POSTSTOP]),
+     (Runtime.PODMAN, "", [])],
+    ids=["always", "annotated", "not-annotated"],
+)  # fmt: skip
+@pytest.mark.skipif(not available("podman"), reason="podman is not installed")
+def test_podman_reads_hooks_d(
+    *,
+    runtime: str,
+    runtime_dir: Path,
+    podman_dir: Path,
+    tmp_path: Path,
+    files: Runtime,
+    annotation: str,
+    phases: list[Phase],
+) -> None:
+    """podman, and CRI-O by the same library, take the hooks.d files: always, or by annotation."""
+    root = installed(tmp_path / "root", runtime_dir, files)
+    make_rootfs(podman_dir / "rootfs")
+    with HookDaemon(runtime_dir) as daemon:
+        done = subprocess.run(
+            podman(runtime, podman_dir, root / HOOKS_DIR[1:], annotation),
+            capture_output=True, text=True, check=False, timeout=50,
+        )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
+    assert [message.phase for message in daemon.messages] == phases
+    for message in daemon.messages:
+        assert parse_state(message.body).bundle.endswith("/userdata")
+
+
+def podman(runtime: str, folder: Path, hooks_dir: Path, annotation: str) -> list[str]:
+    """Return the command that runs one container, all of podman's own files below `folder`."""
+    command = [
+        "podman", "--root", f"{folder}/storage", "--runroot", f"{folder}/run",
+        "--tmpdir", f"{folder}/libpod", "--storage-driver", "vfs", "--events-backend", "file",
+        "--cgroup-manager", "cgroupfs", "--runtime", runtime, "--hooks-dir", str(hooks_dir),
+        "run", "--rm", "--network", "none", "--ulimit", "nofile=1024:20000",
+        "--ulimit", "nproc=1024:20000", "--volume", "/usr:/usr:ro",
+        *(["--annotation", annotation] if annotation else []),
+        "--rootfs", f"{folder}/rootfs", "echo", "hello",
+    ]  # fmt: skip
+    return in_private_namespace(command)
+
+
+@pytest.fixture
+def podman_dir(runtime_dir: Path) -> Iterator[Path]:
+    """A folder with a short path, as podman wants it; then no cgroup of podman's is left."""
+    yield runtime_dir / "podman"
+    wait_for(lambda: all(map(removed, podman_cgroups())), "conmon to end")
+
+
+def podman_cgroups() -> list[Path]:
+    """Return the cgroups that podman leaves behind in every hierarchy, leaves first."""
+    parents = Path("/sys/fs/cgroup").glob("*/libpod_parent")
+    return [path for parent in parents for path in (parent / "conmon", parent)]
+
+
+def removed(cgroup: Path) -> bool:
+    """Remove an empty cgroup; return whether it is gone."""
+    try:
+        cgroup.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:  # EBUSY: conmon has not ended yet
+        return False
+    return True
