@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
-from kata_pin.model.placement import Desired, Placement
+from kata_pin.model.placement import Desired, Placement, Provenance
 from kata_pin.model.sandbox import Container, Sandbox
 from kata_pin.model.thread import Thread, ThreadRole
 from kata_pin.policy import notes
@@ -67,10 +67,9 @@ def _mask(placement: Placement) -> Iterator[str]:
 def _exclusive(sandbox: Sandbox, placement: Placement) -> Iterator[str]:
     titles = {one.id: one.title for one in sandbox.containers}
     for claim in placement.mask.claims:
-        yield (
-            f"{titles.get(claim.container_id, claim.container_id)}: {_cpus(claim.exclusive)}"
-            f" ({claim.provenance}): {claim.reason}"
-        )
+        known = "" if claim.provenance is Provenance.NONE else f" ({claim.provenance})"
+        title = titles.get(claim.container_id, claim.container_id)  # it may have left meanwhile
+        yield f"{title}: {_cpus(claim.exclusive)}{known}: {claim.reason}"
 
 
 def _size(threads: Iterable[Thread], placement: Placement, node: Node) -> Iterator[str]:
