@@ -46,7 +46,10 @@ class Shim(Protocol):
         """Hotplug vCPUs, highest free slot first; return their ids."""
 
     def unplug(self, count: int) -> list[str]:
-        """Unplug the vCPUs plugged last, and wait until their threads are gone."""
+        """Unplug the vCPUs plugged last, and wait until their threads are gone.
+
+        Do not plug again after this under TCG: QEMU 7.2 crashes.
+        """
 
     def stop(self) -> None:
         """Kill QEMU and reap it."""
@@ -134,9 +137,10 @@ class LocalShim:
         gone = []
         for _ in range(count):
             name = self._plugged.pop()
+            tid = self._tid(name)
             self.execute("device_del", id=name)
             self.execute("inject-nmi")  # the idle guest ejects when it gets one
-            wait_for(lambda name=name: not self._is_plugged(name), f"unplug of {name}")  # type: ignore[misc]
+            self._wait_gone(name, tid)
             gone.append(name)
         return gone
 
@@ -151,9 +155,22 @@ class LocalShim:
         """See Shim.kill; an object can only free the socket."""
         self.let_go()
 
-    def _is_plugged(self, name: str) -> bool:
-        slots = self.execute("query-hotpluggable-cpus")
-        return any(slot.get("qom-path", "").endswith(f"/{name}") for slot in slots)
+    def _tid(self, name: str) -> int:
+        for cpu in self.execute("query-cpus-fast"):
+            if cpu["qom-path"].endswith(f"/{name}"):
+                return int(cpu["thread-id"])
+        raise ValueError(f"{name} is not plugged")
+
+    def _wait_gone(self, name: str, tid: int) -> None:
+        """Wait until the thread has exited and the id is free again."""
+        assert self._process is not None, "not started"
+        task = Path(f"/proc/{self._process.pid}/task/{tid}")
+        wait_for(lambda: not task.exists(), f"exit of {name}")
+        wait_for(lambda: name not in self._peripherals(), f"unplug of {name}")
+
+    def _peripherals(self) -> set[str]:
+        listed = self.execute("qom-list", path="/machine/peripheral")
+        return {entry["name"] for entry in listed}
 
 
 def kill_pid(pid: int, timeout_s: float = 5.0) -> None:
