@@ -10,40 +10,54 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import grp
 import logging
 import os
 import signal
-import sqlite3
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Final
 
 from kata_pin import __version__
 from kata_pin.config.tree import Config, NewThreads
 from kata_pin.daemon.audit import Auditor
-from kata_pin.daemon.compose import Parts, compose
+from kata_pin.daemon.compose import Parts, boot_id, compose
 from kata_pin.daemon.control import ControlServer
 from kata_pin.daemon.intake import Intake
+from kata_pin.daemon.lock import locked
+from kata_pin.daemon.logs import set_up
 from kata_pin.daemon.notify import Notifier
+from kata_pin.daemon.reception import Reception
+from kata_pin.daemon.registry import Registry
 from kata_pin.daemon.sandboxes import Sandboxes
-from kata_pin.daemon.view import state_document
-from kata_pin.errors import ConfigError, DaemonError, HostError, ParseError, StateError
-from kata_pin.sources.hooks import HookConnection, HookServer
-from kata_pin.sources.procevents import Overrun, ProcEvents, ProcessBorn, TaskExit, ThreadBorn
+from kata_pin.daemon.verbs import Verbs
+from kata_pin.daemon.view import Json, state_document
+from kata_pin.errors import ConfigError, HostError, KataPinError
+from kata_pin.host.root import HOST
+from kata_pin.sources.bundles import BundleReader
+from kata_pin.sources.hooks import HookServer
+from kata_pin.sources.procevents import (
+    Event,
+    Overrun,
+    ProcessBorn,
+    ProcEvents,
+    TaskExit,
+    ThreadBorn,
+)
 from kata_pin.sources.spool import Spool
 
 log = logging.getLogger(__name__)
 
 EVENTS_RETRY_S: Final = 30.0
+"""Between tries to subscribe to process events where they are not to be had."""
+
 
 class Daemon:
     """The service of one node; `run` returns after SIGTERM or SIGINT."""
 
     def __init__(self, config: Config, *, reread: Callable[[], Config], notifier: Notifier) -> None:
         """`reread` gives the configuration anew on SIGHUP; raises ConfigError when it is wrong."""
-        self.config = config
+        self._config = config
         self._reread = reread
         self._notifier = notifier
         self._started = time.monotonic()
@@ -53,47 +67,244 @@ class Daemon:
     async def run(self) -> None:
         """Serve until told to stop.
 
-        Raises DaemonError when another daemon has the runtime directory, StateError or OSError
+        Raises DaemonError when another daemon serves the runtime directory, StateError or OSError
         when it cannot be used.
         """
-        with _locked(self.config.runtime_dir), contextlib.ExitStack() as closing:
-            registry = Registry(self._path("registry.db"), boot_id=boot_id())
+        os.makedirs(self._config.runtime_dir, mode=0o750, exist_ok=True)
+        with locked(self._config.runtime_dir), contextlib.ExitStack() as closing:
+            registry = Registry(self._path("registry.db"), boot_id=boot_id(HOST))
             closing.callback(registry.close)
-            self._registry = registry
-            self._parts = compose(self.config, registry)
-            self._intake = Intake(registry, BundleReader(self.config.paths.bundle_roots))
-            self._spool = Spool(self._path("spool"))
-            self._spool.prepare()
-            hooks = HookServer(self._path("hook.sock"), self._hook)
-            hooks.bind()
-            closing.callback(hooks.close)
-            await self._serve(hooks)
+            parts = compose(self._config, registry)
+            spool = Spool(self._path("spool"))
+            spool.prepare()
+            async with asyncio.TaskGroup() as tasks:
+                await self._serve(parts, spool, tasks)
 
-    async def _serve(self, hooks: HookServer) -> None:
+    async def _serve(self, parts: Parts, spool: Spool, tasks: asyncio.TaskGroup) -> None:
+        """Compose what the parts make possible, run it, and end it all when told to stop."""
+        self._parts = parts
+        self._running: set[asyncio.Task[object]] = set()
+        self._sandboxes = Sandboxes(
+            parts.root,
+            parts.engine,
+            parts.registry,
+            start=lambda work: self._spawn(tasks, work),
+            acts=self._acts,
+        )
+        self._auditor = Auditor(parts.root, self._sandboxes)
+        intake = Intake(parts.registry, BundleReader(self._config.paths.bundle_roots))
+        self._reception = Reception(lambda: self._config, intake, self._sandboxes, spool)
+        hooks = HookServer(self._path("hook.sock"), self._reception.hook)
+        hooks.bind()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
-        loop.add_signal_handler(signal.SIGHUP, self._reload)
-        try:
-            async with asyncio.TaskGroup() as tasks, self._control():
-                self._adopt_registry(tasks)
-                running = [
-                    tasks.create_task(one)
-                    for one in (
-                        hooks.serve(),
-                        self._follow_spool(),
-                        self._follow_events(),
-                        self._audit(),
-                        self._feed_watchdog(),
-                    )
-                ]
-                self._notifier.ready(self._status())
-                log.info("kata-pin %s serves %s", __version__, self.config.runtime_dir)
+        with _signals(loop, self._stop, self._reload):
+            async with self._control_sockets():
+                for sandbox_id in parts.registry.sandboxes():
+                    self._sandboxes.mark(sandbox_id, "start")
+                parts.index.refresh()
+                self._adopt()
+                for work in (
+                    hooks.serve(),
+                    self._reception.follow_spool(),
+                    self._follow_events(),
+                    self._audits(),
+                    self._report_to_systemd(),
+                ):
+                    self._spawn(tasks, work)
+                log.info("kata-pin %s serves %s", __version__, self._config.runtime_dir)
                 await self._stop.wait()
                 self._notifier.stopping()
-                self._sandboxes.stop()
-                for task in running:
+                for task in list(self._running):
                     task.cancel()
+
+    def _spawn(self, tasks: asyncio.TaskGroup, work: Coroutine[object, object, None]) -> None:
+        """Run something until the end, or until it returns by itself."""
+        task = tasks.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def _acts(self) -> bool:
+        return self._acting and self._config.acts
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._config.runtime_dir, name)
+
+    # ---- what runs until the end ---------------------------------------------------------
+
+    async def _audits(self) -> None:
+        """Audit affinities, and deeply every so often; the periods follow the configuration."""
+        deep_at = time.monotonic() + self._config.audit.deep_s
+        while True:
+            await asyncio.sleep(self._config.audit.affinity_s)
+            try:
+                if time.monotonic() < deep_at:
+                    await self._auditor.affinity()
+                else:
+                    deep_at = time.monotonic() + self._config.audit.deep_s
+                    await self._deep_audit()
+            except KataPinError as error:  # the next round looks again
+                log.error("audit failed: %s", error)
+
+    async def _deep_audit(self) -> None:
+        self._parts.index.refresh(full=True)
+        self._reception.take_spool()
+        if self._parts.node.changed():
+            self._sandboxes.mark_all("the node changed")
+        self._adopt()
+        await self._auditor.deep()
+
+    def _adopt(self) -> None:
+        """Take in sandboxes that run but that no message told us about."""
+        for sandbox_id, new in self._parts.adopt_all().items():
+            known = sandbox_id in self._sandboxes.ids
+            if new or not known:
+                log.info("sandbox %s: %d containers adopted", sandbox_id, new)
+                self._sandboxes.mark(sandbox_id, "adopted")
+
+    async def _follow_events(self) -> None:
+        """Mark sandboxes as their threads are born; without events the audit finds them."""
+        while self._config.new_threads is not NewThreads.AUDIT:
+            events = ProcEvents(self._sandboxes.tracked)
+            try:
+                await events.open()
+                self._set_live(live=True)
+                async for batch in events:
+                    for event in batch:
+                        self._take_event(event)
+            except HostError as error:
+                if self._config.new_threads is NewThreads.EVENTS:
+                    raise
+                self._set_live(live=False, why=str(error))
+            finally:
+                events.close()
+            await asyncio.sleep(EVENTS_RETRY_S)
+
+    def _set_live(self, *, live: bool, why: str = "") -> None:
+        if self._parts.node.live_threads == live:
+            return
+        self._parts.node.live_threads = live
+        if live:
+            log.info("new threads are reported by the kernel")
+        else:
+            log.warning("new threads are found by audits only: %s", why)
+        self._sandboxes.mark_all("process events")
+
+    def _take_event(self, event: Event) -> None:
+        match event:
+            case ThreadBorn(tgid, _):
+                self._sandboxes.mark_process(tgid, "thread born")
+            case TaskExit(tgid, _):
+                self._sandboxes.mark_process(tgid, "thread exited")
+            case ProcessBorn(pid, ppid):
+                self._sandboxes.mark_process(self._parts.served_by(pid, ppid), "process born")
+            case Overrun():
+                self._sandboxes.mark_all("process events were lost")
+
+    async def _report_to_systemd(self) -> None:
+        """Say that start-up is done, then feed the watchdog as long as the loop turns."""
+        self._notifier.ready(self._status())
+        period = self._notifier.watchdog_s
+        while period is not None:
+            await asyncio.sleep(period)
+            self._notifier.alive()
+            self._notifier.status(self._status())
+
+    def _status(self) -> str:
+        return f"{len(self._sandboxes.ids)} sandboxes, mode {self._config.mode.value}"
+
+    # ---- control -------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _control_sockets(self) -> AsyncIterator[None]:
+        verbs = Verbs(
+            sandboxes=self._sandboxes,
+            state=self._state,
+            reload=self._reload,
+            stop_acting=self._stop_acting,
+            acts=self._acts,
+        )
+        gid = _gid(self._config.group)
+        control = ControlServer(self._path("control.sock"), verbs.all)
+        mode = 0o660 if gid is not None else 0o600
+        status = ControlServer(self._path("status.sock"), verbs.reading, mode=mode, gid=gid)
+        await control.start()
+        await status.start()
+        try:
+            yield
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                loop.remove_signal_handler(number)
+            await control.close()
+            await status.close()
+
+    def _state(self) -> Json:
+        return state_document(
+            node=self._parts.node.current(),
+            mode=self._config.mode.value,
+            daemon={
+                "running": True,
+                "pid": os.getpid(),
+                "version": __version__,
+                "uptime_s": round(time.monotonic() - self._started, 3),
+            },
+            sandboxes=self._sandboxes.facts(),
+            notes=self._parts.node.notes,
+        )
+
+    def _stop_acting(self) -> None:
+        """Set nothing more until the daemon is restarted: it is being uninstalled."""
+        self._acting = False
+
+    def _reload(self) -> str:
+        """Read the configuration again; return what is wrong with it, empty when it is in force."""
+        self._notifier.reloading()
+        try:
+            fresh = self._reread()
+            if fresh.runtime_dir != self._config.runtime_dir:
+                raise ConfigError("needs a restart", key="runtime_dir")
+        except ConfigError as error:
+            log.error("configuration not reloaded: %s", error)
+            return str(error)
+        else:
+            self._config = fresh
+            self._parts.node.config = fresh
+            self._sandboxes.mark_all("configuration reloaded", event=True)
+            log.info("configuration reloaded")
+            return ""
+        finally:
+            self._notifier.ready(self._status())
+
+
+@contextlib.contextmanager
+def _signals(
+    loop: asyncio.AbstractEventLoop, stop: asyncio.Event, reload: Callable[[], object]
+) -> Iterator[None]:
+    handlers: dict[signal.Signals, Callable[[], object]] = {
+        signal.SIGTERM: stop.set,
+        signal.SIGINT: stop.set,
+        signal.SIGHUP: reload,
+    }
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in handlers:
+            loop.remove_signal_handler(number)
+
+
+def _gid(group: str) -> int | None:
+    """Return the id of the status socket's group; None, and root alone, where it is absent."""
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        log.info("no group %s: the status socket is root's alone", group)
+        return None
+
+
+def serve(config: Config, reread: Callable[[], Config], *, debug: bool = False) -> None:
+    """Run the daemon in the foreground until SIGTERM or SIGINT; raises KataPinError."""
+    set_up("debug" if debug else config.log_level.value, os.environ)
+    daemon = Daemon(config, reread=reread, notifier=Notifier(os.environ))
+    try:
+        asyncio.run(daemon.run())
+    except* KataPinError as group:
+        raise group.exceptions[0] from group

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -20,14 +20,14 @@ from kata_pin.daemon.nodefacts import NodeWatch
 from kata_pin.errors import TaskGone, VmmError
 from kata_pin.host.affinity import apply_all
 from kata_pin.host.cpuset import CpusetReader
-from kata_pin.host.process_index import ProcessIndex
+from kata_pin.host.process import ProcessIndex, is_alive
 from kata_pin.host.root import HostRoot
 from kata_pin.host.tasks import list_tids, read_tasks
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
 from kata_pin.model.placement import (
+    Action,
     ActionResult,
-    Drift,
     Note,
     NoteLevel,
     Outcome,
@@ -35,12 +35,19 @@ from kata_pin.model.placement import (
     Report,
 )
 from kata_pin.model.sandbox import Container, Sandbox, Vmm
-from kata_pin.model.thread import Thread, ThreadKey, ThreadRole
+from kata_pin.model.thread import Role, Thread, ThreadKey, ThreadRole
 from kata_pin.policy.drift import find_drift
 from kata_pin.policy.place import pairs as pairs_of
 from kata_pin.policy.place import place
 from kata_pin.policy.plan import make_plan
 from kata_pin.policy.writers import FOREIGN_AFTER
+from kata_pin.vmm.facts import HostFacts
+from kata_pin.vmm.find import VmmFinder
+from kata_pin.vmm.overhead import find_helpers
+from kata_pin.vmm.rolecache import RoleCache
+from kata_pin.vmm.roles import identify
+from kata_pin.vmm.statefiles import KataPaths
+from kata_pin.wire.qmp import QmpAnswers
 
 log = logging.getLogger(__name__)
 
@@ -87,22 +94,34 @@ class Held:
         return frozenset(t.key.tgid for t in self.report.threads) if self.report else frozenset()
 
 
+@dataclass(frozen=True)
 class Engine:
-    """Runs passes; every collaborator is given, nothing is global."""
+    """Runs passes; every collaborator is given, nothing is global.
 
-    def __init__(
-        self,
-        root: HostRoot,
-        node: NodeWatch,
-        memory: Memory,
-        finder: VmmFinder,
-        index: ProcessIndex,
-    ) -> None:
-        self._root = root
-        self._node = node
-        self._memory = memory
-        self._finder = finder
-        self._index = index
+    `_index` is the process table that `_host` gives to the vmm package.
+    """
+
+    _root: HostRoot
+    _node: NodeWatch
+    _memory: Memory
+    _index: ProcessIndex
+    _host: HostFacts
+    _finder: VmmFinder
+    _kata: KataPaths
+
+    def node(self) -> Node:
+        """Return the node's facts as of now."""
+        return self._node.current()
+
+    def runs_without_vmm(self, containers: Iterable[Container]) -> bool:
+        """Whether the hooks' pids show that another runtime than Kata runs these containers.
+
+        Kata's hooks tell the VMM's pid or a thread of its shim (facts of both runtimes); those of
+        runc and crun the container's first process. False where the pids are gone: not known.
+        """
+        hints = {one.pid_hint for one in containers if one.pid_hint}
+        answers = [self._finder.is_kata(pid) for pid in hints]
+        return bool(answers) and all(answer is False for answer in answers)
 
     def run(
         self,
@@ -150,44 +169,69 @@ class Engine:
         """Observe and apply until two lists of threads are equal and nothing is left to set."""
         if sandbox.vmm is None:
             return Report(sandbox_id=sandbox.id, placement=place(sandbox, (), node))
-        pairs, first_seen = self._memory.pairs(sandbox.id), self._memory.first_seen(sandbox.id)
+        look = self._observe(sandbox, sandbox.vmm, node, held)
         known = {t.key for t in held.report.threads} if held.report else None
         foreign = held.foreign.left_alone(time.monotonic())
-        drifts: tuple[Drift, ...] = ()
+        returned = dict.fromkeys(foreign, FOREIGN_AFTER)
+        drifts = find_drift(look.placement, look.threads, known=known, returned=returned)
         results: dict[ThreadKey, ActionResult] = {}
-        for rounds in range(1, MAX_ROUNDS + 1):
-            threads = self._threads(sandbox.id, sandbox.vmm, held)
-            placement = place(sandbox, threads, node, kept=pairs, first_seen=first_seen)
-            if rounds == 1:
-                returned = dict.fromkeys(foreign, FOREIGN_AFTER)
-                drifts = find_drift(placement, threads, known=known, returned=returned)
-            may_act = act and (placement.mask.mask is not None or first_seen)
-            actions = make_plan(placement, threads, foreign=foreign) if may_act else ()
-            if not actions:
-                break
-            first_seen = first_seen or _first_masks(threads)
-            self._memory.keep(sandbox.id, pairs=pairs_of(placement), first_seen=first_seen)
+        rounds = 1
+        while act and (actions := look.plan(foreign)):
+            self._remember(look)
             done = apply_all(self._root, actions)
             results |= {one.action.key: one for one in done}
-            threads = _after(threads, done)
-            if not any(one.outcome in _AGAIN for one in done) and self._same_threads(threads):
+            look.threads = _after(look.threads, done)
+            settled = not any(one.outcome in _AGAIN for one in done)
+            if (settled and self._same_threads(look.threads)) or rounds == MAX_ROUNDS:
                 break
-        else:
-            rounds = MAX_ROUNDS
-        if placement.mask.mask is None and first_seen and act:
+            rounds += 1
+            look = self._observe(sandbox, sandbox.vmm, node, held)
+        if act and look.released:
             self._memory.keep(sandbox.id, pairs={}, first_seen={})
-        alive = {t.key for t in threads}
+        alive = {t.key for t in look.threads}
         held.roles.keep_only(alive)
         held.foreign.keep_only(alive)
         return Report(
             sandbox_id=sandbox.id,
-            threads=tuple(threads),
-            placement=placement,
+            threads=tuple(look.threads),
+            placement=look.placement,
             drifts=drifts,
             results=tuple(results.values()),
             notes=tuple(_notes(results.values(), foreign)),
             rounds=rounds,
         )
+
+    def _observe(self, sandbox: Sandbox, vmm: Vmm, node: Node, held: Held) -> _Look:
+        """Look at the threads and decide where they should be."""
+        threads = self._threads(sandbox.id, vmm, held)
+        pairs = self._memory.pairs(sandbox.id)
+        first_seen = self._memory.first_seen(sandbox.id)
+        placement = place(sandbox, threads, node, kept=pairs, first_seen=first_seen)
+        return _Look(threads, placement, pairs, first_seen)
+
+    def _remember(self, look: _Look) -> None:
+        """Journal before pinning: the new pairs, and the masks that a release gives back."""
+        pairs = pairs_of(look.placement)
+        if look.first_seen and pairs == look.pairs:
+            return
+        first_seen = look.first_seen or _first_masks(look.threads)
+        self._memory.keep(look.placement.sandbox_id, pairs=pairs, first_seen=first_seen)
+
+    def _threads(self, sandbox_id: str, vmm: Vmm, held: Held) -> list[Thread]:
+        """Return every thread that works for the sandbox, with its role; raises TaskGone."""
+        cpusets = CpusetReader(self._root)
+        tasks = read_tasks(self._root, vmm.process.pid, cpusets)
+        roles = identify(self._host, vmm, tasks, held.roles, held.qmp)
+        threads = [Thread(task, roles[task.key]) for task in tasks if task.key in roles]
+        for helper in find_helpers(self._host, vmm, sandbox_id, paths=self._kata):
+            role = Role(helper.role, helper.source)
+            try:
+                helpers = read_tasks(self._root, helper.process.pid, cpusets)
+            except TaskGone:
+                continue
+            if is_alive(self._root, helper.process):
+                threads += [Thread(task, role) for task in helpers]
+        return threads
 
     def _same_threads(self, threads: Sequence[Thread]) -> bool:
         """Whether no process has a thread that this round did not see.
@@ -198,6 +242,27 @@ class Engine:
         for thread in threads:
             seen.setdefault(thread.key.tgid, set()).add(thread.key.tid)
         return all(set(list_tids(self._root, tgid)) <= tids for tgid, tids in seen.items())
+
+
+@dataclass
+class _Look:
+    """What one round saw and decided; `pairs` and `first_seen` are what was remembered."""
+
+    threads: list[Thread]
+    placement: Placement
+    pairs: Mapping[ThreadKey, int]
+    first_seen: Mapping[ThreadRole, CpuSet]
+
+    def plan(self, foreign: Collection[ThreadKey]) -> tuple[Action, ...]:
+        """Return what is to be set; nothing without a mask where we never set any."""
+        if self.placement.mask.mask is None and not self.first_seen:
+            return ()
+        return make_plan(self.placement, self.threads, foreign=foreign)
+
+    @property
+    def released(self) -> bool:
+        """Whether pins that were ours have been given back."""
+        return self.placement.mask.mask is None and bool(self.first_seen)
 
 
 def _first_masks(threads: Iterable[Thread]) -> dict[ThreadRole, CpuSet]:

@@ -18,7 +18,7 @@ from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState, Node
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.topology import HostTopology
-from kata_pin.sources.kubelet import read_checkpoint
+from kata_pin.sources.kubelet import read_kubelet
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ class NodeWatch:
         self._kubelet: KubeletState | None = None
         self._kubelet_stamp: tuple[int, int, int] | None = None
         self._kubelet_problem = ""
+        self._seen: tuple[CpuSet, KubeletState | None] | None = None
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -53,6 +54,12 @@ class NodeWatch:
             release_mask=self._release_mask(topology),
             live_threads=self.live_threads,
         )
+
+    def changed(self) -> bool:
+        """Whether the online CPUs or the kubelet's assignments changed since the last call."""
+        before = self._seen
+        self._seen = (self._current_topology().online, self._current_kubelet())
+        return before is not None and before != self._seen
 
     def _current_topology(self) -> HostTopology:
         now = online(self._root)
@@ -83,7 +90,7 @@ class NodeWatch:
     def _read_kubelet(self, path: str) -> None:
         """Read the checkpoint; one that is damaged keeps the last good one in force."""
         try:
-            self._kubelet = read_checkpoint(path)
+            self._kubelet = read_kubelet(path)
             self._kubelet_problem = ""
         except KataPinError as error:
             self._kubelet_problem = str(error)

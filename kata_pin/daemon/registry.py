@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
+from urllib.parse import quote
 
 from kata_pin.errors import ParseError, StateError
 from kata_pin.model.cpuset import CpuSet
@@ -77,6 +78,28 @@ class Registry:
         self.path = path
         self._boot_id = boot_id
         self._db = self._open()
+
+    @classmethod
+    def copy_of(cls, path: str, *, boot_id: str) -> Registry:
+        """Return a copy in memory, for looking without a daemon; empty where there is no file.
+
+        A file that cannot be used is left where it is and counts as empty.
+        """
+        copy = cls.__new__(cls)
+        copy.path, copy._boot_id = ":memory:", boot_id
+        copy._db = sqlite3.connect(":memory:", isolation_level=None)
+        with contextlib.suppress(sqlite3.Error, _Unusable):
+            source = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=2.0)
+            try:
+                source.backup(copy._db)
+            finally:
+                source.close()
+            copy._check(copy._db)
+            return copy
+        copy._db.close()
+        copy._db = sqlite3.connect(":memory:", isolation_level=None)
+        copy._check(copy._db)
+        return copy
 
     def close(self) -> None:
         """Close the file; the object is of no use afterwards."""

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Final
 
 from kata_pin.daemon.engine import Engine, Held
 from kata_pin.daemon.registry import Registry
 from kata_pin.daemon.supervisor import RETRY_S, PassResult, Supervisor, Verdict
 from kata_pin.daemon.view import SandboxFacts
-from kata_pin.errors import HostError
+from kata_pin.errors import DaemonError, HostError
 from kata_pin.host.exit import wait_exit
 from kata_pin.host.root import HostRoot
 from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import Container, Sandbox
 from kata_pin.model.thread import ProcessKey
+from kata_pin.policy.explain import explain
 
 log = logging.getLogger(__name__)
 
@@ -56,21 +57,25 @@ class Sandboxes:
 
     # ---- marking -------------------------------------------------------------------------
 
-    def mark(self, sandbox_id: str, reason: str, *, event: bool = True) -> int:
-        """Ask for a pass; starts the sandbox's supervisor if it is new. Returns a ticket.
-
-        `event`: something happened to the sandbox, so another writer's truce is over (D13).
-        """
-        supervisor = self._supervisors.get(sandbox_id)
-        if supervisor is None:
+    def enter(self, sandbox_id: str) -> Held:
+        """Return what is held of a sandbox; start its supervisor if it is new."""
+        if sandbox_id not in self._supervisors:
             supervisor = Supervisor(sandbox_id, self._pass)
             self._supervisors[sandbox_id] = supervisor
             self._held[sandbox_id] = Held()
             self._since[sandbox_id] = time.monotonic()
             self._start(supervisor.run())
+        return self._held[sandbox_id]
+
+    def mark(self, sandbox_id: str, reason: str, *, event: bool = True) -> int:
+        """Ask for a pass over a sandbox, new or known; return a ticket for `settled`.
+
+        `event`: something happened to the sandbox, so another writer's truce is over (D13).
+        """
+        held = self.enter(sandbox_id)
         if event:
-            self._held[sandbox_id].foreign.forget()
-        return supervisor.mark(reason)
+            held.foreign.forget()
+        return self._supervisors[sandbox_id].mark(reason)
 
     def mark_process(self, tgid: int, reason: str) -> None:
         """Ask for a pass over the sandbox that a process works for, if any."""
@@ -99,12 +104,14 @@ class Sandboxes:
         """Return what is held of a sandbox."""
         return self._held.get(sandbox_id)
 
-    def facts(self) -> Iterable[SandboxFacts]:
-        """Yield what the state document shows, in the order of ids."""
+    def facts(self, ids: Iterable[str] | None = None) -> Iterator[SandboxFacts]:
+        """Yield what documents show of these sandboxes, of all by default, in the order of ids."""
         released = self._registry.released()
         now = time.monotonic()
-        for sandbox_id in self.ids:
-            held = self._held[sandbox_id]
+        for sandbox_id in self.ids if ids is None else ids:
+            held = self._held.get(sandbox_id)
+            if held is None:  # it ended a moment ago
+                continue
             containers = self._registry.containers(sandbox_id)
             yield SandboxFacts(
                 sandbox=Sandbox(sandbox_id, containers, held.vmm),
@@ -114,6 +121,27 @@ class Sandboxes:
                 released=sandbox_id in released,
                 foreign=frozenset(key.tid for key in held.foreign.left_alone(now)),
             )
+
+    def explanation(self, sandbox_id: str) -> tuple[str, ...]:
+        """Return the lines that explain a sandbox's last pass; DaemonError before the first."""
+        held = self._held[sandbox_id]
+        if held.report is None or held.report.placement is None:
+            raise DaemonError(f"no pass over sandbox {sandbox_id} has ended yet")
+        sandbox = Sandbox(sandbox_id, self._registry.containers(sandbox_id), held.vmm)
+        return explain(sandbox, held.report.threads, held.report.placement, self._engine.node())
+
+    # ---- undoing -------------------------------------------------------------------------
+
+    def set_released(self, sandbox_ids: Sequence[str], *, released: bool) -> None:
+        """Remember that these sandboxes are to be left alone, or no longer (DESIGN D18)."""
+        self._registry.set_released(sandbox_ids, released=released)
+
+    def release(self, sandbox_id: str) -> Report:
+        """Give a sandbox's pins back now, and return what was done."""
+        held = self.enter(sandbox_id)
+        return self._engine.run(
+            sandbox_id, self._registry.containers(sandbox_id), held, act=True, release=True
+        )
 
     # ---- passes --------------------------------------------------------------------------
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from kata_pin.daemon.control import Verb
 from kata_pin.daemon.sandboxes import Sandboxes
-from kata_pin.daemon.view import Json, explanation_document, results_document
+from kata_pin.daemon.view import Json, applied_document, explanation_document
 from kata_pin.errors import DaemonError
-from kata_pin.model.placement import Report
 from kata_pin.wire.control import Request
 
 
@@ -53,7 +52,8 @@ class Verbs:
 
     async def _explain(self, request: Request) -> Json:
         (sandbox_id,) = self._selected(request, need=True)
-        return {"document": explanation_document(*self.sandboxes.explanation(sandbox_id))}
+        lines = self.sandboxes.explanation(sandbox_id)
+        return {"document": explanation_document(sandbox_id, lines)}
 
     async def _pin(self, request: Request) -> Json:
         if not self.acts():
@@ -80,18 +80,16 @@ class Verbs:
 
     def _released(self, chosen: Sequence[str]) -> Json:
         self.sandboxes.set_released(chosen, released=True)
-        reports = [self.sandboxes.release(sandbox_id) for sandbox_id in chosen]
-        return {"document": results_document("unpin", reports)}
+        for sandbox_id in chosen:
+            self.sandboxes.release(sandbox_id)
+        return {"document": applied_document("unpin", self.sandboxes.facts(chosen))}
 
-    async def _pass_over(self, chosen: Sequence[str], reason: str) -> Json:
-        tickets = [(one, self.sandboxes.mark(one, reason)) for one in chosen]
-        reports: list[Report] = []
+    async def _pass_over(self, chosen: Sequence[str], verb: str) -> Json:
+        tickets = [(one, self.sandboxes.mark(one, verb)) for one in chosen]
         for sandbox_id, ticket in tickets:
-            report = await self.sandboxes.settled(sandbox_id, ticket)
-            if report is None:
+            if await self.sandboxes.settled(sandbox_id, ticket) is None:
                 raise DaemonError(f"the pass over sandbox {sandbox_id} failed", hint="see the log")
-            reports.append(report)
-        return {"document": results_document(reason, reports)}
+        return {"document": applied_document(verb, self.sandboxes.facts(chosen))}
 
     def _selected(self, request: Request, *, need: bool = False) -> list[str]:
         """Return the sandbox that a request names by its id; all where it names none."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
-from kata_pin.model.placement import Claim, Desired, Note, Placement, Report
+from kata_pin.model.placement import ActionResult, Claim, Desired, Note, Placement, Report
 from kata_pin.model.sandbox import Container, Sandbox, Vmm
 from kata_pin.model.thread import Thread, ThreadRole
 
@@ -221,3 +221,44 @@ def _cpus(cpus: CpuSet | None) -> str | None:
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(max(0.0, seconds), 3)
+
+
+def applied_document(verb: str, sandboxes: Iterable[SandboxFacts]) -> Json:
+    """Return what was just set, for `pin`, `unpin` and `reconcile` (the document's `kind`)."""
+    return {
+        "version": VERSION,
+        "kind": verb,
+        "sandboxes": [_applied(facts) for facts in sandboxes],
+    }
+
+
+def _applied(facts: SandboxFacts) -> Json:
+    report = facts.report
+    placement = report.placement if report else None
+    threads = [_thread(t, placement, facts) for t in report.threads] if report else []
+    return {
+        "id": facts.sandbox.id,
+        "pod": facts.sandbox.pod,
+        "state": _state(facts, placement, threads),
+        "vmm_problem": facts.problem,
+        "threads": len(threads),
+        "duration_ms": round(report.duration_ns / 1e6, 3) if report else None,
+        "results": [_result(result) for result in report.results] if report else [],
+        "notes": [_note(note) for note in report.notes] if report else [],
+    }
+
+
+def _result(result: ActionResult) -> Json:
+    return {
+        "tid": result.action.key.tid,
+        "before": str(result.action.before),
+        "target": str(result.action.target),
+        "after": _cpus(result.after),
+        "outcome": result.outcome.value,
+        "reason": result.action.reason,
+    }
+
+
+def explanation_document(sandbox_id: str, lines: Sequence[str]) -> Json:
+    """Return an explanation: plain lines, sections without indentation."""
+    return {"version": VERSION, "kind": "explain", "sandbox": sandbox_id, "lines": list(lines)}

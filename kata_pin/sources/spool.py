@@ -75,6 +75,10 @@ class Spool:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(entry.name))
 
+    def reject(self, entry: SpoolEntry, reason: object) -> None:
+        """Set aside a message that can never be taken: its content is beyond repair."""
+        self._put_aside(entry.name, reason)
+
     async def watch(self) -> AsyncGenerator[None, None]:
         """Yield whenever it is time for `pending`: at once, then after each arrival.
 

@@ -11,6 +11,7 @@ A VmmFinder keeps nothing between calls. Out of scope: threads (roles.py), helpe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +24,8 @@ from kata_pin.vmm.facts import HostFacts, ProcessFacts
 from kata_pin.vmm.identity import Named, Refused
 from kata_pin.vmm.shims import is_shim_of, shim_of
 from kata_pin.vmm.statefiles import KataPaths, SandboxPids, read_pids
+
+_KATA_PROGRAMS: Final = ("containerd-shim-kata", "kata-runtime", "kata-shim")
 
 MAX_REASONS: Final = 8
 """Refused candidates that an error lists: enough to see what is wrong."""
@@ -76,6 +79,18 @@ class VmmFinder:
             if named is not None and named.sandbox_id:
                 found.setdefault(named.sandbox_id, process.key.pid)
         return found
+
+    def is_kata(self, pid: int) -> bool | None:
+        """Whether a hook's pid is Kata's: a VMM, its shim or its runtime; None when it is gone.
+
+        A thread's id counts as its process's (Kata's hooks tell a thread of the shim).
+        """
+        try:
+            path, _ = self._host.exe(identity.thread_group(self._host.root, pid))
+        except HostError:
+            return None
+        name = os.path.basename(path)
+        return self._allowed.kind_of(path) is not None or name.startswith(_KATA_PROGRAMS)
 
     def _candidates(self, sandbox_id: str, hints: Sequence[int]) -> Iterable[Candidate]:
         """Yield cheap ones first; the scan of all command lines is only reached without them."""

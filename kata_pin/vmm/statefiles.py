@@ -15,9 +15,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from kata_pin.errors import ParseError
+from kata_pin.model.sandbox import ContainerState
 from kata_pin.vmm.facts import HostPaths
 from kata_pin.wire.ident import is_id
-from kata_pin.wire.persist import PersistedSandbox, parse_persist, parse_rs_state
+from kata_pin.wire.persist import (
+    PersistedSandbox,
+    container_state,
+    parse_persist,
+    parse_rs_state,
+)
 
 MAX_PERSIST: Final = 4 * 1024 * 1024
 MAX_PID_FILE: Final = 32
@@ -71,6 +77,40 @@ def read_pids(root: HostPaths, paths: KataPaths, sandbox_id: str) -> SandboxPids
             if persisted.vmm_pid:
                 named.setdefault(persisted.vmm_pid, name)
     return SandboxPids(tuple(named), virtiofsd, tuple(named.values()))
+
+
+def read_state(root: HostPaths, paths: KataPaths, sandbox_id: str) -> PersistedSandbox | None:
+    """Return what Kata keeps of a sandbox; None when it keeps nothing that is to be believed."""
+    if not is_id(sandbox_id):
+        return None
+    persisted = _persist(root.path(paths.vc), sandbox_id)
+    return persisted or _rs_state(root.path(paths.kata), sandbox_id)
+
+
+def state_stamp(root: HostPaths, paths: KataPaths, sandbox_id: str) -> tuple[int, int]:
+    """Return modification time and size of what read_state reads; zeros where there is none."""
+    if is_id(sandbox_id):
+        for path in (f"{paths.vc}/sbs/{sandbox_id}/persist.json", f"{paths.kata}/{sandbox_id}"):
+            try:
+                status = os.lstat(root.path(path))
+            except OSError:
+                continue
+            return status.st_mtime_ns, status.st_size
+    return 0, 0
+
+
+def read_container_state(
+    root: HostPaths, paths: KataPaths, sandbox_id: str, container_id: str
+) -> ContainerState:
+    """Return the state that Go's runtime keeps of a container; running where none is kept."""
+    if is_id(sandbox_id) and is_id(container_id):
+        parts = ("sbs", sandbox_id, container_id, "persist.json")
+        data = read_owned(root.path(paths.vc), *parts, limit=MAX_PERSIST)
+        try:
+            return ContainerState.RUNNING if data is None else container_state(data)
+        except ParseError:
+            pass
+    return ContainerState.RUNNING
 
 
 def read_owned(base: str, *parts: str, limit: int) -> bytes | None:

@@ -208,3 +208,26 @@ def test_kill_loses_no_committed_record(path: str) -> None:
         ids = {c.id for c in again.containers("pod")}
         assert {f"c{n}" for n in acknowledged} <= ids
         again.close()
+
+
+def test_a_copy_has_everything_and_changes_nothing(registry: Registry, path: str) -> None:
+    """Looking without a daemon works on a copy, also while the daemon has the file open."""
+    registry.record(APP, stamp_ns=1, pid=1)
+    copy = Registry.copy_of(path, boot_id="boot-1")
+    assert copy.containers("pod") == (APP,)
+    copy.forget("pod")
+    assert registry.containers("pod") == (APP,)
+    copy.close()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"garbage" * 999], ids=["absent", "empty", "bad"])
+def test_a_copy_of_nothing_is_empty(tmp_path: Path, content: bytes | None) -> None:
+    """Without a file, or with one that is no registry, there is nothing recorded."""
+    path = tmp_path / "registry.db"
+    if content is not None:
+        path.write_bytes(content)
+    copy = Registry.copy_of(str(path), boot_id="b")
+    assert copy.sandboxes() == []
+    assert copy.record(APP, stamp_ns=1, pid=1)
+    copy.close()
+    assert path.exists() is (content is not None)

@@ -1,0 +1,113 @@
+"""Putting the parts together: what both the daemon and a command without a daemon need."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from kata_pin.config.tree import Config
+from kata_pin.daemon.engine import Engine
+from kata_pin.daemon.nodefacts import NodeWatch
+from kata_pin.daemon.registry import Registry
+from kata_pin.errors import TaskGone
+from kata_pin.host.files import read_text
+from kata_pin.host.process import ProcessIndex, cgroups, cmdline, exe, read_process
+from kata_pin.host.root import HostRoot
+from kata_pin.sources.kataconfig import read_kata_configs
+from kata_pin.vmm.facts import HostFacts
+from kata_pin.vmm.find import VmmFinder
+from kata_pin.vmm.statefiles import KataPaths, read_container_state, read_state, state_stamp
+from kata_pin.wire.persist import to_containers
+
+KTHREADD: Final = 2
+"""The pid of the parent of all kernel threads."""
+
+ADOPTED: Final = 0
+"""What stands for a hook's pid in the identity of a record that is no message's."""
+
+
+@dataclass
+class Parts:
+    """The composed parts; they live as long as the configuration's paths."""
+
+    root: HostRoot
+    registry: Registry
+    node: NodeWatch
+    index: ProcessIndex
+    finder: VmmFinder
+    engine: Engine
+    kata: KataPaths
+    _stamps: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def adopt_all(self) -> dict[str, int]:
+        """Record what Kata keeps of every sandbox that runs; return how much was new, by id.
+
+        For sandboxes that existed before us, and for messages that were lost with the daemon away
+        and the disk full. Kata's files are read only where they changed since the last call. A
+        message that comes later wins over what is read here.
+        """
+        running = self.finder.sandboxes()
+        self._stamps = {one: stamp for one, stamp in self._stamps.items() if one in running}
+        return {sandbox_id: self._adopt(sandbox_id) for sandbox_id in running}
+
+    def _adopt(self, sandbox_id: str) -> int:
+        stamp = state_stamp(self.root, self.kata, sandbox_id)
+        if self._stamps.get(sandbox_id) == stamp:
+            return 0
+        persisted = read_state(self.root, self.kata, sandbox_id)
+        if persisted is None:  # none there, or half written: the next audit looks again
+            return 0
+        self._stamps[sandbox_id] = stamp
+        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        states = {
+            one.id: read_container_state(self.root, self.kata, sandbox_id, one.id)
+            for one in persisted.containers
+        }
+        return sum(
+            self.registry.record(container, stamp_ns=now_ns, pid=ADOPTED)
+            for container in to_containers(persisted, states=states, stamp_ns=now_ns)
+            if container.sandbox_id == sandbox_id and self.registry.container(container.id) is None
+        )
+
+    def served_by(self, pid: int, ppid: int) -> int:
+        """Return the process that a new process works for: its parent, or a vhost worker's VMM.
+
+        Before Linux 6.4 vhost workers are kernel threads called `vhost-<pid of the VMM>`.
+        """
+        if ppid != KTHREADD:
+            return ppid
+        try:
+            name = read_process(self.root, pid).comm
+        except TaskGone:
+            return ppid
+        owner = name.removeprefix("vhost-")
+        return int(owner) if owner != name and owner.isdecimal() else ppid
+
+
+def compose(config: Config, registry: Registry) -> Parts:
+    """Return the parts for this host; raises HostError without /proc."""
+    root = HostRoot(debugfs=config.paths.debugfs)
+    node = NodeWatch(root, config, live_threads=False)
+    index = ProcessIndex(root)
+    kata = KataPaths(vc=config.paths.vc, kata=config.paths.kata)
+    host = HostFacts(
+        root,
+        index,
+        partial(read_process, root),
+        partial(cmdline, root),
+        partial(exe, root),
+        partial(cgroups, root),
+    )
+    configured = (
+        one.path for file in read_kata_configs(config.paths.kata_configs) for one in file.configs
+    )
+    finder = VmmFinder(host, paths=kata, executables=(*config.vmm_exes, *configured))
+    engine = Engine(root, node, registry, index, host, finder, kata)
+    return Parts(root, registry, node, index, finder, engine, kata)
+
+
+def boot_id(root: HostRoot) -> str:
+    """Return the kernel's id of this boot; raises OSError."""
+    return read_text(root.proc("sys/kernel/random/boot_id")).strip()

@@ -1,0 +1,145 @@
+"""The daemon's work once, without a daemon (DESIGN D19): what commands fall back to.
+
+Reading functions work on a copy of the registry in memory, take the spool in without removing it,
+and set nothing. `pin` and `unpin` use the registry's file itself, so that what they did is known to
+a daemon that starts later; the runtime directory's lock keeps the two apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+
+from kata_pin.config.tree import Config
+from kata_pin.daemon.compose import Parts, boot_id, compose
+from kata_pin.daemon.engine import Held
+from kata_pin.daemon.intake import Intake
+from kata_pin.daemon.lock import locked
+from kata_pin.daemon.registry import Registry
+from kata_pin.daemon.view import (
+    Json,
+    SandboxFacts,
+    applied_document,
+    explanation_document,
+    state_document,
+)
+from kata_pin.errors import DaemonError, ParseError
+from kata_pin.host.root import HOST
+from kata_pin.model.sandbox import Sandbox
+from kata_pin.policy.explain import explain as explain_lines
+from kata_pin.sources.bundles import BundleReader
+from kata_pin.sources.spool import Spool
+
+
+def state(config: Config) -> Json:
+    """Return the state document as of now; sets nothing. Raises KataPinError."""
+    with _reading(config) as parts:
+        return state_document(
+            node=parts.node.current(),
+            mode=config.mode.value,
+            daemon={"running": False, "reason": "looked without a daemon"},
+            sandboxes=list(_look(parts, act=False)),
+            notes=parts.node.notes,
+        )
+
+
+def explain(config: Config, sandbox_id: str) -> Json:
+    """Return the `explain` document of one sandbox; raises DaemonError when there is none."""
+    with _reading(config) as parts:
+        for facts in _look(parts, [sandbox_id], act=False):
+            report = facts.report
+            if report is not None and report.placement is not None:
+                node = parts.node.current()
+                lines = explain_lines(facts.sandbox, report.threads, report.placement, node)
+                return explanation_document(sandbox_id, lines)
+    raise DaemonError(f"no sandbox {sandbox_id!r}", hint="kata-pin show lists them")
+
+
+def pin(config: Config, sandbox_id: str | None) -> Json:
+    """Set the pins of one sandbox, or of all, once; return the `pin` document."""
+    with _writing(config) as parts:
+        chosen = _chosen(parts, sandbox_id)
+        parts.registry.set_released(chosen, released=False)
+        return applied_document("pin", list(_look(parts, chosen, act=True)))
+
+
+def unpin(config: Config, sandbox_id: str | None) -> Json:
+    """Give the pins of one sandbox, or of all, back; return the `unpin` document."""
+    with _writing(config) as parts:
+        chosen = _chosen(parts, sandbox_id)
+        parts.registry.set_released(chosen, released=True)
+        return applied_document("unpin", list(_look(parts, chosen, act=True, release=True)))
+
+
+def release_all(config: Config) -> Json:
+    """Give every pin back: what uninstall does where no daemon runs."""
+    return unpin(config, None)
+
+
+@contextlib.contextmanager
+def _reading(config: Config) -> Iterator[Parts]:
+    path = os.path.join(config.runtime_dir, "registry.db")
+    registry = Registry.copy_of(path, boot_id=boot_id(HOST))
+    try:
+        yield _gathered(config, registry)
+    finally:
+        registry.close()
+
+
+@contextlib.contextmanager
+def _writing(config: Config) -> Iterator[Parts]:
+    os.makedirs(config.runtime_dir, mode=0o750, exist_ok=True)
+    with locked(config.runtime_dir):
+        path = os.path.join(config.runtime_dir, "registry.db")
+        registry = Registry(path, boot_id=boot_id(HOST))
+        try:
+            yield _gathered(config, registry)
+        finally:
+            registry.close()
+
+
+def _gathered(config: Config, registry: Registry) -> Parts:
+    """Return the parts with everything recorded that can be known without hooks."""
+    parts = compose(config, registry)
+    intake = Intake(registry, BundleReader(config.paths.bundle_roots))
+    for entry in Spool(os.path.join(config.runtime_dir, "spool")).pending():
+        with contextlib.suppress(ParseError):
+            intake.take(entry.message, spooled=True)
+    parts.index.refresh()
+    parts.adopt_all()
+    return parts
+
+
+def _chosen(parts: Parts, sandbox_id: str | None) -> list[str]:
+    known = _known(parts)
+    if sandbox_id is None:
+        return known
+    if sandbox_id not in known:
+        raise DaemonError(f"no sandbox {sandbox_id!r}", hint="kata-pin show lists them")
+    return [sandbox_id]
+
+
+def _known(parts: Parts) -> list[str]:
+    return sorted({*parts.registry.sandboxes(), *parts.finder.sandboxes()})
+
+
+def _look(
+    parts: Parts, ids: Iterable[str] | None = None, *, act: bool, release: bool = False
+) -> Iterator[SandboxFacts]:
+    """Run a pass over each sandbox; those of other runtimes, without a VMM, are left out."""
+    released = parts.registry.released()
+    for sandbox_id in _known(parts) if ids is None else ids:
+        held = Held()
+        containers = parts.registry.containers(sandbox_id)
+        may_act = act and (release or sandbox_id not in released)
+        report = parts.engine.run(sandbox_id, containers, held, act=may_act, release=release)
+        if held.vmm is None and parts.engine.runs_without_vmm(containers):
+            continue
+        yield SandboxFacts(
+            sandbox=Sandbox(sandbox_id, containers, held.vmm),
+            report=report,
+            checked_s=0.0,
+            problem=held.problem,
+            released=sandbox_id in released,
+        )
