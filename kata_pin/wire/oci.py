@@ -1,8 +1,9 @@
 """The state that a runtime hands to hooks, and the container's config.json.
 
-Sources: OCI runtime-spec (state, hooks, config-linux), and what Kata's two runtimes really send
-(facts in docs/: `ociVersion` and `status` may be empty, `id` may be another container's). Parsing
-only; which container it is, is decided in `identity`. Values live as long as the caller keeps them.
+Sources: OCI runtime-spec (state, hooks, config-linux), and what Kata's two runtimes really send:
+`ociVersion` and `status` may be empty (src/runtime/pkg/katautils/hook.go), `id` may be another
+container's. Parsing only; which container it is, is decided in `identity`. Values live as long as
+the caller keeps them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ MAX_PID = 1 << 22
 
 _MAX_U64 = (1 << 64) - 1
 _MAX_I64 = (1 << 63) - 1
+
+_LIST_LIMIT = 64 * 1024
+"""Above what CpuSet.parse takes, so that a long list is its error and not the document's."""
 
 
 class Phase(StrEnum):
@@ -120,10 +124,6 @@ def parse_cpu(fields: Fields) -> CpuResources:
         period_us=fields.number("period", 0, _MAX_U64),
         shares=fields.number("shares", 0, _MAX_U64),
     )
-
-
-_LIST_LIMIT = 64 * 1024
-"""Above what CpuSet.parse takes, so that a long list is its error and not the document's."""
 
 
 def _bundle(fields: Fields) -> str:

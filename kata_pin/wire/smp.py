@@ -42,7 +42,7 @@ def parse_smp(values: Iterable[str], machine: str = "") -> GuestTopology:
             given[key] = number(texts[-1], source=f"-smp {key}", high=MAX_VCPUS)
     shape = _shape(given, prefer_sockets=_prefers_sockets(machine))
     total = shape.sockets * shape.dies * shape.cores * shape.threads
-    maximum = given.get("maxcpus") or total
+    maximum = given.get("maxcpus") or given.get("cpus") or total
     boot = given.get("cpus") or maximum
     if not 0 < boot <= maximum <= MAX_VCPUS or total != maximum:
         raise ParseError(

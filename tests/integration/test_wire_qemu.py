@@ -136,6 +136,27 @@ def test_apic_ids(arguments: list[str]) -> None:
     assert [apic.cpu_index(guest, vcpu) for vcpu in ids] == sorted(boot)
 
 
+@pytest.mark.parametrize(
+    "smp",
+    [
+        "2,maxcpus=1",
+        "4,sockets=3",
+        "2,sockets=99",
+        "2,maxcpus=5,sockets=2",
+        "x",
+        "6,sockets=2,cores=2,threads=2",
+        "4,cores=3,threads=1,sockets=1",
+    ],
+)
+def test_refusals(smp: str) -> None:
+    """What is refused here, QEMU refuses too: no running machine is left without a topology."""
+    assert cmdline.parse_qemu(["qemu", "-smp", smp]).problems
+    argv = [str(QEMU), "-accel", "tcg", "-S", "-display", "none", "-nodefaults", "-smp", smp]
+    result = subprocess.run(argv, capture_output=True, timeout=30, check=False, text=True)
+    assert result.returncode == 1
+    assert "smp" in result.stderr.lower() or "cpu" in result.stderr.lower()
+
+
 def test_cmdline_of_a_living_qemu() -> None:
     """The line as /proc shows it reads the same as the one that was given."""
     with running(["-smp", "2"], "tcg") as session:

@@ -62,6 +62,8 @@ def test_repeated_smp_merges() -> None:
         "2,maxcpus=1",
         "4,sockets=3",
         "2,sockets=99",
+        "2,maxcpus=5,sockets=2",
+        "6,sockets=2,cores=2,threads=2",
         "4,cores=3,threads=1,sockets=1",
         "x",
         "",
