@@ -18,6 +18,7 @@ from typing import Final
 
 from kata_pin.errors import HostError, ParseError, VmmError
 from kata_pin.model.sandbox import Vmm, VmmKind
+from kata_pin.model.thread import PF_KTHREAD
 from kata_pin.vmm import identity
 from kata_pin.vmm.allowlist import DEFAULT_EXECUTABLES, Allowlist
 from kata_pin.vmm.facts import HostFacts, ProcessFacts
@@ -109,6 +110,8 @@ class VmmFinder:
 
     def _named(self, process: ProcessFacts) -> Named | None:
         """Return what a process claims to be, None when its executable is no VMM's."""
+        if process.flags & PF_KTHREAD:
+            return None
         try:
             path, _ = self._host.exe(process.key.pid)
             kind = self._allowed.kind_of(path)

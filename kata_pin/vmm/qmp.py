@@ -22,7 +22,6 @@ from qemu.qmp import QMPClient, QMPError
 from qemu.qmp.protocol import Runstate
 
 from kata_pin.errors import QmpUnavailable, RemoteProtocolError
-from kata_pin.vmm.facts import HostPaths
 from kata_pin.wire.qmp import QmpAnswers, check_answers
 
 GREETING_S: Final = 0.05
@@ -44,18 +43,18 @@ _quiet.addHandler(logging.NullHandler())
 async def query(
     path: str,
     *,
-    root: HostPaths | None = None,
     pid: int = 0,
     greeting_s: float = GREETING_S,
     session_s: float = SESSION_S,
+    proc: str = "/proc",
 ) -> QmpAnswers:
     """Return what QEMU says of its vCPUs, iothreads and vCPU slots.
 
-    With `root`, a socket that another client holds or waits for is not even connected (is_held).
-    Raises QmpUnavailable when it is held, closed, too slow, or answers nonsense. Cancelled, it is
-    off the socket before the cancellation goes on.
+    A socket that another client holds or waits for is not even connected (is_held; `pid` is the
+    VMM's, if known). Raises QmpUnavailable when it is held, closed, too slow, or answers nonsense.
+    Cancelled, it is off the socket before the cancellation goes on.
     """
-    if root is not None and is_held(root, path, pid):
+    if is_held(path, pid=pid, proc=proc):
         raise QmpUnavailable(f"{path}: another client holds it")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as end:
         try:
@@ -88,16 +87,16 @@ async def _session(
         await _close(client, end)
 
 
-def is_held(root: HostPaths, path: str, pid: int = 0) -> bool:
+def is_held(path: str, *, pid: int = 0, proc: str = "/proc") -> bool:
     """Whether some client is connected to a unix socket, or waits for it.
 
     /proc/net/unix shows the server's end of each connection under the path that the listener is
     bound to, also while it waits in the backlog. It covers one network namespace: ours, and that of
     process `pid` (the VMM) where given. False also means unknown; the deadlines of `query` hold.
     """
-    tables = [root.proc("net", "unix")]
+    tables = [f"{proc}/net/unix"]
     if pid:
-        tables.append(root.proc(pid, "net", "unix"))
+        tables.append(f"{proc}/{pid}/net/unix")
     return any(_holds(line, path) for table in tables for line in _lines(table))
 
 

@@ -47,6 +47,11 @@ class RoleCache:
         """The iothread id that QMP told, by thread."""
         return self._iothreads
 
+    @property
+    def vcpus(self) -> dict[ThreadKey, int]:
+        """The cpu-index of each thread that is known to be a vCPU's, whatever the source."""
+        return {key: role.vcpu for key, role in self._roles.items() if role.vcpu is not None}
+
     def get(self, key: ThreadKey) -> Role | None:
         """Return a thread's role."""
         return self._roles.get(key)
@@ -111,4 +116,9 @@ def better(old: Role, new: Role) -> Role:
         return new
     if old.conflict:
         return old
-    return replace(old, conflict=f"{new.source} said something else before or after")
+    return replace(old, conflict=f"{old.source} said {_said(old)}, then {_said(new)}")
+
+
+def _said(role: Role) -> str:
+    known = role.role is ThreadRole.VCPU and role.vcpu is not None
+    return f"{role.role} {role.vcpu}" if known else role.role.value

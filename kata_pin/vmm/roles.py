@@ -28,6 +28,9 @@ from kata_pin.wire.qmp import QmpAnswers
 
 __all__ = ["RoleCache", "identify"]
 
+MAX_THREADS: Final = 4096
+"""A VMM with more is not looked into: all of it goes to the whole mask."""
+
 _X86: Final = frozenset({"x86_64", "i686"})
 _MONITORS: Final = frozenset({"-qmp", "--qmp", "-qmp-pretty", "--qmp-pretty"})
 
@@ -64,6 +67,7 @@ class _Look:
     vmm: Vmm
     tasks: Sequence[Task]
     machine: str
+    remembered: Mapping[ThreadKey, int]
     claims: dict[ThreadKey, list[_Claim]] = field(default_factory=dict)
 
     def add(self, key: ThreadKey, claim: _Claim) -> None:
@@ -79,14 +83,16 @@ class _Look:
 
     @property
     def known(self) -> dict[ThreadKey, int]:
-        """The vCPU threads named so far, by cpu-index."""
-        return {
+        """The vCPU threads named so far, now or in an earlier look, with their cpu-index."""
+        now = {
             key: claims[0].vcpu for key, claims in self.claims.items() if claims[0].vcpu is not None
         }
+        alive = {task.key for task in self.tasks}
+        return {key: index for key, index in self.remembered.items() if key in alive} | now
 
     @property
-    def sees_hotplugged(self) -> bool:
-        """Whether a source names vCPUs here that no earlier answer can have named."""
+    def sees_vcpus(self) -> bool:
+        """Whether a source names vCPUs here that names new ones too: KVM or thread names."""
         lasting = {RoleSource.DEBUGFS, RoleSource.KVM_FD, RoleSource.NAME}
         named = (c for claims in self.claims.values() for c in claims)
         return any(c.role is ThreadRole.VCPU and c.source in lasting for c in named)
@@ -115,7 +121,7 @@ def identify(
     """
     cache.bind(qmp, tasks)
     if cache.needs_look(tasks, vmm.guest.boot):
-        look = _Look(host, vmm, tasks, machine or os.uname().machine)
+        look = _Look(host, vmm, tasks, machine or os.uname().machine, cache.vcpus)
         cache.learn(_look(look, cache))
     roles = {}
     for task in tasks:
@@ -126,6 +132,11 @@ def identify(
 
 
 def _look(look: _Look, cache: RoleCache) -> dict[ThreadKey, Role]:
+    if len(look.tasks) > MAX_THREADS:
+        crowd = Role(
+            ThreadRole.EMULATOR, RoleSource.REST, conflict=f"more than {MAX_THREADS} threads"
+        )
+        return {task.key: crowd for task in look.tasks}
     _ask_kernel(look, cache)
     _ask_names(look)
     _ask_order(look)
@@ -260,14 +271,19 @@ def _doubt(look: _Look, task: Task) -> str:
     guest = look.vmm.guest
     if task.key.tid == task.key.tgid:
         return ""
-    if look.missing or not guest.boot:
-        count = f"{len(look.missing)} boot" if guest.boot else "its"
-        return f"may be a vCPU: {count} vCPUs have no known thread"
-    if guest.maximum > guest.boot and not look.sees_hotplugged:
-        newest = max(look.known, key=lambda key: (key.starttime, key.tid))
-        if (task.key.starttime, task.key.tid) > (newest.starttime, newest.tid):
-            return "may be a hotplugged vCPU: neither KVM nor names tell"
-    return ""
+    if look.missing:
+        return f"may be a vCPU: {len(look.missing)} boot vCPUs have no known thread"
+    if look.sees_vcpus or guest.boot == guest.maximum > 0:
+        return ""
+    boot = [_age(key) for key, index in look.known.items() if index < guest.boot]
+    if boot and _age(task.key) < max(boot):
+        return ""
+    return "may be a vCPU: neither KVM nor names tell"
+
+
+def _age(key: ThreadKey) -> tuple[int, int]:
+    """Sort key of creation."""
+    return (key.starttime, key.tid)
 
 
 def _flag_doubles(roles: dict[ThreadKey, Role]) -> dict[ThreadKey, Role]:
