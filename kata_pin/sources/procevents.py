@@ -21,6 +21,7 @@ Facts: drivers/connector/cn_proc.c, include/uapi/linux/cn_proc.h.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 import struct
 from collections.abc import Callable
@@ -28,7 +29,6 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import ECONNREFUSED, ENOBUFS, ETIMEDOUT
-from itertools import count
 from typing import Final
 
 from pyroute2.netlink import NETLINK_CONNECTOR, NLMSG_DONE
@@ -146,7 +146,6 @@ class ProcEvents:
         self._pending: list[Event] = []
         self._waiter: asyncio.Future[None] | None = None
         self._error: OSError | None = None
-        self._tokens = count(1)
         self._last_wake = 0.0
         self._hot = 0
         self._pause: asyncio.TimerHandle | None = None
@@ -206,7 +205,7 @@ class ProcEvents:
     async def _subscribe(self, sock: socket.socket, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        token = next(self._tokens)
+        token = secrets.randbits(31)
         sock.send(_request(token, PROC_CN_MCAST_LISTEN))
         async with asyncio.timeout_at(deadline):
             # With events always there nothing here would yield, and the timeout never fire.
@@ -307,7 +306,10 @@ def _request(token: int, operation: int, events: int | None = None) -> bytes:
 
 
 def _acknowledged(buffer: bytearray, size: int, token: int) -> int | None:
-    """Return the errno of our acknowledgement (0: granted), None if this is another message."""
+    """Return the errno of our acknowledgement (0: granted), None if this is another message.
+
+    Every listener sees every acknowledgement; only the token says whose it is.
+    """
     if size < _ACK.size:
         return None
     ack, what, error = _ACK.unpack_from(buffer)

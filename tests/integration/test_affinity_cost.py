@@ -66,8 +66,9 @@ def test_deep_audit(herd: list[Specimen]) -> None:
     def bare() -> None:
         for pid in expected:
             for name in os.listdir(f"/proc/{pid}/task"):
-                with open(f"/proc/{pid}/task/{name}/stat", "rb", buffering=0) as file:
-                    file.read(4096)
+                fd = os.open(f"/proc/{pid}/task/{name}/stat", os.O_RDONLY)
+                os.read(fd, 4096)
+                os.close(fd)
                 os.sched_getaffinity(int(name))
 
     def audit() -> None:

@@ -31,7 +31,7 @@ from kata_pin.sources.procevents import (
     ThreadBorn,
     connector,
 )
-from tests.support.fakeconnector import EXIT, FORK, FakeConnector
+from tests.support.fakeconnector import EXIT, FORK, FakeConnector, acknowledgement
 from tests.support.specimen import specimen
 
 REPOSITORY = Path(__file__).parents[2]
@@ -103,18 +103,27 @@ async def test_latency() -> None:
 
 async def test_storm_elsewhere_is_cheap() -> None:
     """20,000 threads of a stranger cost some microseconds each and tell the consumer nothing."""
-    events = await opened(ProcEvents({os.getpid()}, kernel_threads=False, forks=False))
+    wakes = 0
+
+    class Counting(ProcEvents):
+        def _wake(self) -> None:
+            nonlocal wakes
+            wakes += 1
+            super()._wake()
+
+    events = await opened(Counting({os.getpid()}, kernel_threads=False, forks=False))
     consumer = asyncio.create_task(anext(events))
     start = time.process_time()
     child = storm(20_000)
     assert await asyncio.wait_for(asyncio.to_thread(child.wait), DEADLINE_S * 2) == 0
     cost_us = (time.process_time() - start) / 40_000 * 1e6
-    print(f"\n40,000 events of a stranger: {cost_us:.1f} us of CPU an event")
+    print(f"\n40,000 events of a stranger: {cost_us:.1f} us of CPU an event, {wakes} wakes")
     events.close()
     with suppress(StopAsyncIteration):
         # Our own thread that waits for the child is the one event that may come.
         assert all(isinstance(event, ThreadBorn | TaskExit) for event in await consumer)
     assert cost_us < 30
+    assert wakes < 10_000, "events are read one by one"
 
 
 async def test_overflow_in_the_kernel() -> None:
@@ -235,14 +244,15 @@ async def test_event_before_the_acknowledgement() -> None:
 
     class Eager(FakeConnector):
         def _answer(self) -> None:
-            self.mask = 0xFFFF_FFFF
-            self.born(501, 500)
+            if not self.requests:
+                self.mask = FORK
+                self.born(501, 500)
             super()._answer()
 
     fake = Eager()
     events = ProcEvents({500}, connect=fake.connect)
     await events.open()
-    assert (await anext(events))[0] == ThreadBorn(500, 501)
+    assert await asyncio.wait_for(anext(events), DEADLINE_S) == (ThreadBorn(500, 501),)
     events.close()
     fake.close()
 
@@ -262,6 +272,38 @@ async def test_mute_kernel_is_no_hang() -> None:
     with pytest.raises(HostError, match="pid and user namespaces"):
         await ProcEvents({500}, connect=fake.connect).open(timeout_s=0.1)
     assert time.monotonic() - start < 2
+    fake.close()
+
+
+async def test_events_without_end_are_no_hang() -> None:
+    """When there always is another event to read, waiting for the acknowledgement still ends."""
+    fake = FakeConnector(mute=True)
+    events = ProcEvents({500}, connect=lambda: Endless(fileno=fake.connect().detach()))
+    with pytest.raises(HostError, match="no acknowledgement"):
+        await events.open(timeout_s=0.1)
+    fake.close()
+
+
+class Endless(socket.socket):
+    """A socket with another event always ready."""
+
+    def recv_into(self, buffer: Any, *_: Any) -> int:
+        """Give an event of nobody."""
+        buffer[:76] = bytes(76)
+        return 76
+
+
+async def test_acknowledgement_of_somebody_else() -> None:
+    """All listeners see all acknowledgements: another's does not count as ours."""
+
+    class Crowded(FakeConnector):
+        def _answer(self) -> None:
+            super()._answer()
+            self.send(acknowledgement(12345))
+
+    fake = Crowded(mute=True)
+    with pytest.raises(HostError, match="no acknowledgement"):
+        await ProcEvents({500}, connect=fake.connect).open(timeout_s=0.1)
     fake.close()
 
 

@@ -76,11 +76,16 @@ class FakeConnector:
         operation, mask = struct.unpack("=II", payload.ljust(8, b"\xff"))
         self.mask = mask if operation == 1 and not self.error else 0
         if len(payload) == 4 and operation == 1:
-            self.send(_message(0, (self.error, 0, 0, 0), ack=token + 1))
+            self.send(acknowledgement(token + 1, self.error))
 
     def _tell(self, what: int, *words: int) -> None:
         if what & self.mask:
             self.send(_message(what, words))
+
+
+def acknowledgement(ack: int, error: int = 0) -> bytes:
+    """Return what the kernel answers to all listeners."""
+    return _message(0, (error, 0, 0, 0), ack)
 
 
 def _message(what: int, words: tuple[int, ...], ack: int = 0) -> bytes:

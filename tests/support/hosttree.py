@@ -16,8 +16,13 @@ SYSFS: Final = Path(__file__).parent.parent / "data" / "sysfs"
 
 def listing(name: str) -> dict[str, str]:
     """Return the files of a captured or written tree of tests/data/sysfs."""
-    lines = (SYSFS / f"{name}.tree").read_text().splitlines()
-    return dict(line.split("\t", 1) for line in lines)
+    return parse_listing((SYSFS / f"{name}.tree").read_text())
+
+
+def parse_listing(text: str) -> dict[str, str]:
+    """Return the files that a listing has, one `path<TAB>content` a line."""
+    files = (line.partition("\t") for line in text.splitlines())
+    return {path: content for path, _, content in files}
 
 
 def grow(folder: Path, files: Mapping[str, str]) -> HostRoot:

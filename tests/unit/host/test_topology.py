@@ -99,6 +99,13 @@ def test_captured_machine(tmp_path: Path) -> None:
     assert host.distances == {0: (10,)}
 
 
+def test_shared_level_2_cache_is_no_last_level(tmp_path: Path) -> None:
+    """Without level 3 the package counts, though its CPUs share caches two by two."""
+    files = listing("hybrid")
+    files = {name: text for name, text in files.items() if "index3" not in name}
+    assert lists(read_topology(grow(tmp_path, files)).llcs) == {0: "0-15"}
+
+
 def test_dies_stand_for_missing_caches(tmp_path: Path) -> None:
     """Two dies in a package without cache files: each die counts as one cache."""
     files = listing("no-numa")
