@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 512  # hooks at once before connect(2) says EAGAIN; the kernel clips it to somaxconn
 MAX_CONNECTIONS = 256
 REQUEST_S = 1.0  # from accept to the last byte of the request
+ACCEPT_RETRY_S = 0.1
 HANDLER_S = 10.0  # far beyond every budget of a hook
 
 _UCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
@@ -107,6 +108,7 @@ class HookServer:
         self._request_s = request_s
         self._handler_s = handler_s
         self._owners = frozenset({0, os.geteuid()})
+        self._peers: set[socket.socket] = set()
         self._listener: socket.socket | None = None
         self._inode = 0
 
@@ -139,9 +141,12 @@ class HookServer:
             async with asyncio.TaskGroup() as talks:
                 while True:
                     await self._slots.acquire()
-                    peer = await self._accept(self._listener)
+                    peer = await _accept(self._listener)
+                    self._peers.add(peer)
                     talks.create_task(self._talk(peer))
         finally:
+            for peer in self._peers:  # a talk that was cancelled before its first turn
+                peer.close()
             self.close()
 
     def close(self) -> None:
@@ -153,17 +158,6 @@ class HookServer:
         with contextlib.suppress(FileNotFoundError):
             if os.stat(self._path).st_ino == self._inode:
                 os.unlink(self._path)
-
-    async def _accept(self, listener: socket.socket) -> socket.socket:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                peer, _ = await loop.sock_accept(listener)
-            except OSError as error:  # out of descriptors or memory: the backlog keeps the hooks
-                log.warning("can not accept a hook: %s", error.strerror)
-                await asyncio.sleep(0.1)
-                continue
-            return peer
 
     async def _talk(self, peer: socket.socket) -> None:
         """Serve one connection; the fault barrier between it and all others."""
@@ -183,6 +177,7 @@ class HookServer:
             log.exception("hook connection failed")
         finally:
             receiver.close(peer)
+            self._peers.discard(peer)
             self._slots.release()
 
     def _check_owner(self, peer: socket.socket) -> None:
@@ -231,3 +226,25 @@ class _Receiver(asyncio.Protocol):
     def _fail(self, error: Exception) -> None:
         if not self.message.done():
             self.message.set_exception(error)
+
+
+async def _accept(listener: socket.socket) -> socket.socket:
+    """Return the next connection; nothing is lost by a cancellation, as by loop.sock_accept."""
+    while True:
+        try:
+            return listener.accept()[0]
+        except BlockingIOError:
+            await _readable(listener)
+        except OSError as error:  # out of descriptors or memory: the backlog keeps the hooks
+            log.warning("can not accept a hook: %s", error.strerror)
+            await asyncio.sleep(ACCEPT_RETRY_S)
+
+
+async def _readable(listener: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(listener, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(listener)

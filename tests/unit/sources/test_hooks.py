@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import stat
@@ -248,3 +249,25 @@ async def test_no_task_or_descriptor_is_left(path: str) -> None:
         await asyncio.sleep(0)
     assert len(os.listdir("/proc/self/fd")) == before
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_stop_in_the_middle_of_a_burst(path: str) -> None:
+    """A server that is stopped at any moment of a burst closes every connection it took."""
+    before = len(os.listdir("/proc/self/fd"))
+    for turns in range(12):
+        clients = []
+        async with serving(path):
+            for _ in range(6):
+                client = socket.socket(socket.AF_UNIX)
+                client.connect(path)
+                client.sendall(hookmsg.encode(CREATE))
+                clients.append(client)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        for client in clients:
+            client.settimeout(5)
+            with contextlib.suppress(ConnectionResetError):
+                while client.recv(100):
+                    pass
+            client.close()
+    assert len(os.listdir("/proc/self/fd")) == before
