@@ -18,5 +18,4 @@ def completion(ctx: click.Context, shell: str) -> None:
 
     kind = get_completion_class(shell)
     assert kind is not None, "click.Choice above names only shells that click knows"
-    root = ctx.find_root()
-    click.echo(kind(root.command, {}, "kata-pin", "_KATA_PIN_COMPLETE").source())
+    click.echo(kind(ctx.find_root().command, {}, "kata-pin", "_KATA_PIN_COMPLETE").source())

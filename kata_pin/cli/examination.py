@@ -138,12 +138,14 @@ def cgroups(root: HostRoot) -> Row:
 
 def debugfs(root: HostRoot) -> Row:
     """Return whether KVM's directory in debugfs can be read: the best source of vCPU threads."""
-    path = root.debug("kvm")
-    remedy = f"mount -t debugfs none {root.path(root.debugfs)}"
+    mount, path = root.path(root.debugfs), root.debug("kvm")
     try:
+        if not os.listdir(mount):
+            text = f"not mounted at {mount}: vCPUs are found by KVM fds"
+            return Row("debugfs", "warn", text, f"mount -t debugfs none {mount}")
         vms = sum(1 for name in os.listdir(path) if "-" in name)
-    except FileNotFoundError:
-        return Row("debugfs", "warn", f"{path} does not exist: vCPUs are found by KVM fds", remedy)
+    except FileNotFoundError as error:
+        return Row("debugfs", "warn", f"{error.filename} does not exist: no KVM on this kernel")
     except OSError as error:
         return Row("debugfs", "warn", f"{path}: {error.strerror}: vCPUs are found by KVM fds")
     return Row("debugfs", "ok", f"{path} can be read, {vms} VMs in it")
@@ -249,8 +251,10 @@ def spool(config: Config) -> Row:
     path = os.path.join(config.runtime_dir, "spool")
     try:
         left = [name for name in os.listdir(path) if name.endswith(".msg")]
+    except FileNotFoundError:
+        return Row("spool", "info", f"{path} does not exist: no hook has left a message")
     except OSError as error:
-        return Row("spool", "info", f"{path}: {error.strerror}")
+        return Row("spool", "warn", f"{path}: {error.strerror}")
     if left:
         return Row("spool", "warn", f"{len(left)} messages wait in {path}", "start the daemon")
     return Row("spool", "ok", f"{path} is empty")

@@ -78,8 +78,7 @@ def _unplaced(state: State) -> Iterator[Json]:
 
 def _intruders(intruders: Sequence[Json], *, fails: bool) -> Iterator[Json]:
     for entry in intruders:
-        count = len(entry["tids"])
-        threads = "1 thread" if count == 1 else f"{count} threads"
+        threads = phrases.count(len(entry["tids"]), "thread")
         text = (
             f"{entry['comm']} (pid {entry['pid']}): {threads} may run on exclusive pCPUs "
             f"{entry['cpus']}"

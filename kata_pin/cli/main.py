@@ -19,6 +19,11 @@ from kata_pin.cli import screen
 from kata_pin.cli.options import Session, global_options
 from kata_pin.errors import KataPinError
 
+COMPLETE: Final = "_KATA_PIN_COMPLETE"
+"""The environment variable by which a shell asks for completions (click's protocol)."""
+
+_UNINSTALL: Final = "Give every pin back and remove what install wrote and nobody changed."
+
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "show": ("show:show", "Show the sandboxes of this node, one of them, or its pCPUs."),
     "who": ("inspect:who", "Show every thread of the host that may run on a pCPU."),
@@ -30,7 +35,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "run": ("service:run", "Run the daemon in the foreground."),
     "config": ("settings:config", "Show, check or start a configuration file."),
     "install": ("install:install", "Put hook, service and sample settings on this node."),
-    "uninstall": ("install:uninstall", "Give every pin back and remove what install wrote."),
+    "uninstall": ("install:uninstall", _UNINSTALL),
     "completion": ("completion:completion", "Print the completion script of a shell."),
 }
 """Every command in the order of the help: module and name below kata_pin.cli, and its summary."""
@@ -78,13 +83,14 @@ def run(arguments: list[str] | None = None) -> int:
     screen.tolerate_any_text()
     session = Session()
     try:
-        outcome = cli.main(arguments, prog_name="kata-pin", standalone_mode=False, obj=session)
-        sys.stdout.flush()
+        return _invoke(sys.argv[1:] if arguments is None else arguments, session)
     except BrokenPipeError:
         _forget_stdout()
         return 141
     except (KeyboardInterrupt, click.Abort):
         return 130
+    except click.exceptions.Exit as done:
+        return done.exit_code
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -97,6 +103,21 @@ def run(arguments: list[str] | None = None) -> int:
         )
         unexpected.__cause__ = error
         return _failed(session, unexpected, 1)
+
+
+def _invoke(arguments: list[str], session: Session) -> int:
+    """Run a command, or answer a shell's completion; return the exit status.
+
+    click's own `main` would turn a closed pipe into status 1, so it is not used.
+    """
+    instruction = os.environ.get(COMPLETE)
+    if instruction:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(cli, {}, "kata-pin", COMPLETE, instruction)
+    with cli.make_context("kata-pin", list(arguments), obj=session) as context:
+        outcome = cli.invoke(context)
+    sys.stdout.flush()
     return outcome if isinstance(outcome, int) else 0
 
 
@@ -122,3 +143,7 @@ def _forget_stdout() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from kata_pin.cli.layout import Look
 from kata_pin.cli.safetext import safe, styled
-from kata_pin.cli.shape import Daemon, Node, Note, Sandbox, Thread
+from kata_pin.cli.shape import Daemon, Note, Sandbox, State, Thread
 
 GOOD, BAD, ODD, DIM, NAME = "green", "bold red", "yellow", "dim", "bold cyan"
 
@@ -44,7 +44,12 @@ def age(seconds: float | None) -> str:
     return f"{seconds / 86400:.0f} d"
 
 
-def state(word: str, detail: str = "") -> Text:
+def count(number: int, one: str, many: str = "") -> str:
+    """Return a number with its noun."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
+def condition(word: str, detail: str = "") -> Text:
     """Return a state, styled."""
     return styled(f"{word} {detail}".strip(), STATE_STYLES.get(word, ""))
 
@@ -65,12 +70,12 @@ def daemon(facts: Daemon) -> Text:
     return styled(f"daemon {facts.get('version', '?')}, pid {facts.get('pid', '?')}, up {up}", DIM)
 
 
-def node(facts: Node, look: Look) -> Text:
+def node(state: State, look: Look) -> Text:
     """Return the node in one line; only what differs from the ordinary is said."""
-    online = len(facts["cpus"])
+    facts = state["node"]
     parts = [
         f"{safe(facts['hostname'])}, Linux {safe(facts['kernel'])}",
-        f"{online} pCPUs {safe(facts['online'])}",
+        f"{count(len(facts['cpus']), 'pCPU')} {safe(facts['online'])}",
     ]
     if facts["isolated"]:
         parts.append(f"isolated {safe(facts['isolated'])}")
@@ -82,7 +87,7 @@ def node(facts: Node, look: Look) -> Text:
         parts.append(f"kubelet {safe(kubelet['policy'])}{default}")
     if facts["mode"] != "act":
         parts.append(f"mode {safe(facts['mode'])}")
-    if not facts["live_threads"]:
+    if state["daemon"].get("running") and not facts["live_threads"]:
         parts.append("new threads wait for the audit")
     return Text(look.dot.join(parts))
 

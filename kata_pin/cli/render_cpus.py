@@ -18,7 +18,7 @@ from kata_pin.model.cpuset import CpuSet
 def cpus(state: State, look: Look) -> list[Text]:
     """Return one row a pCPU; neighbouring cores that no sandbox uses share a row."""
     lines = [
-        *paragraph(phrases.node(state["node"], look), look),
+        *paragraph(phrases.node(state, look), look),
         *paragraph(phrases.daemon(state["daemon"]), look),
     ]
     view = pcpus.view(state)
@@ -75,7 +75,7 @@ def _fold(cores: Sequence[Sequence[Pcpu]]) -> list[Text]:
 
 
 def _free(pcpu: Pcpu) -> str:
-    return "kubelet's default set" if pcpu.in_default else "free"
+    return "default set" if pcpu.in_default else "free"
 
 
 def _marks(pcpu: Pcpu) -> Text:

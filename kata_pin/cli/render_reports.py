@@ -29,17 +29,17 @@ def who(document: Json, look: Look) -> list[Text]:
     columns = [
         Column("PID", right=True),
         Column("NAME", NAMES, fold=12),
-        Column("THREADS", ", ", fold=16, comfort=24),
+        Column("OWNER", NAMES, fold=12, comfort=20),
         Column("AFFINITY", CPUS),
-        Column("OWNER", NAMES, fold=16, comfort=20),
+        Column("THREADS", ", ", fold=16, comfort=20),
     ]
     rows = [_process(process, look) for process in document["processes"]]
     lines += table(columns, rows, look) if rows else [Text("no user process")]
     lines += [Text(), *_kernel(document["kernel"], look)]
     intruders = sum(1 for process in document["processes"] if process["intruder"])
     if intruders:
-        who_ = "1 process is an intruder" if intruders == 1 else f"{intruders} processes intrude"
-        lines += [Text(), styled(f"! {who_} on this exclusive pCPU", phrases.BAD)]
+        told = f"! {phrases.count(intruders, 'intruder')} on this exclusive pCPU"
+        lines += [Text(), *paragraph(styled(told, phrases.BAD), look, indent=2)]
     return lines
 
 
@@ -81,9 +81,9 @@ def _process(process: Json, look: Look) -> list[Text]:
     return [
         Text(str(process["pid"])),
         styled(process["comm"], style),
-        styled(threads),
-        styled("; ".join(affinities)),
         styled(f"{owner}, intruder" if process["intruder"] else owner, style),
+        styled("; ".join(affinities)),
+        styled(threads),
     ]
 
 
@@ -94,7 +94,7 @@ def _kernel(kernel: Json, look: Look) -> list[Text]:
         if names:
             more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
             listed = ", ".join(names[:_NAMES_SHOWN])
-            text = f"{len(kernel[key])} kernel threads {words}: {listed}{more}"
+            text = f"{phrases.count(len(kernel[key]), 'kernel thread')} {words}: {listed}{more}"
             lines += paragraph(styled(text, phrases.DIM), look, indent=2)
     return lines
 
@@ -120,7 +120,8 @@ def check(document: Json, look: Look) -> list[Text]:
         head = f"{'FAIL' if finding['fails'] else 'note'} {finding['kind']}: "
         lines += paragraph(styled(head, style) + styled(finding["text"]), look, indent=2)
     fails = sum(1 for finding in document["findings"] if finding["fails"])
-    counted = f"{document['sandboxes']} sandboxes, {document['threads']} threads"
+    sandboxes = phrases.count(document["sandboxes"], "sandbox", "sandboxes")
+    counted = f"{sandboxes}, {phrases.count(document['threads'], 'thread')}"
     verdict = "ok" if document["ok"] else f"{fails} not as it should be"
     style = phrases.GOOD if document["ok"] else phrases.BAD
     return [*lines, *paragraph(styled(verdict, style) + Text(f": {counted}"), look)]
@@ -148,18 +149,20 @@ def doctor(document: Json, look: Look) -> list[Text]:
 
 def applied(document: Json, look: Look) -> list[Text]:
     """Return what `pin` or `unpin` did: one line a sandbox, and every thread that refused."""
-    verb = "pinned" if document["kind"] == "pin" else "released"
+    verb = "released" if document["kind"] == "unpin" else "moved"
     lines: list[Text] = []
     for sandbox in document["sandboxes"]:
         results = sandbox["results"]
         done = sum(1 for result in results if result["outcome"] == "done")
         name = sandbox["id"][:12] if sandbox["pod"] == sandbox["id"] else sandbox["pod"]
-        text = styled(f"{name}: ", phrases.NAME) + Text(f"{done} threads {verb}, ")
-        lines += paragraph(text + phrases.state(sandbox["state"]), look, indent=2)
+        counted = f"{done} of {sandbox['threads']} threads {verb}, "
+        text = styled(f"{name}: ", phrases.NAME) + Text(counted)
+        why = f": {sandbox['vmm_problem']}" if sandbox["vmm_problem"] else ""
+        lines += paragraph(text + phrases.condition(sandbox["state"]) + styled(why), look, indent=2)
         for result in results:
             if result["outcome"] not in _ORDINARY_OUTCOMES:
                 bad = f"! tid {result['tid']} to {result['target']}: {result['outcome']}"
                 lines += paragraph(styled(bad, phrases.BAD), look, indent=2)
-        for line in phrases.notes(sandbox.get("notes", ())):
+        for line in phrases.notes(sandbox["notes"]):
             lines += paragraph(line, look, indent=2)
     return lines or [Text("no sandboxes")]

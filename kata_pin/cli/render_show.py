@@ -56,7 +56,7 @@ def single(state: State, sandbox: Sandbox, look: Look) -> list[Text]:
 
 def _head(state: State, look: Look) -> list[Text]:
     return [
-        *paragraph(phrases.node(state["node"], look), look),
+        *paragraph(phrases.node(state, look), look),
         *paragraph(phrases.daemon(state["daemon"]), look),
         Text(),
     ]
@@ -69,13 +69,13 @@ def _summary(sandbox: Sandbox, look: Look) -> list[Text]:
         phrases.cpus(sandbox["mask"]),
         phrases.pairs(sandbox["threads"], look),
         phrases.overhead(sandbox["threads"]),
-        phrases.state(sandbox["state"], f"({drifting})" if drifting else ""),
+        phrases.condition(sandbox["state"], f"({drifting})" if drifting else ""),
         Text(phrases.age(sandbox["checked_s"])),
     ]
 
 
 def _sandbox_facts(sandbox: Sandbox, look: Look) -> list[Text]:
-    state = phrases.state(sandbox["state"])
+    state = phrases.condition(sandbox["state"])
     if sandbox["checked_s"] is not None:
         state += Text(f", checked {phrases.age(sandbox['checked_s'])} ago")
     if sandbox["duration_ms"] is not None:
@@ -180,6 +180,6 @@ def _thread(thread: Thread) -> list[Text]:
         styled(thread["observed"] or phrases.NOTHING, phrases.BAD if drift else ""),
         Text(str(thread["last_cpu"]) if thread["last_cpu"] >= 0 else phrases.NOTHING),
         Text(phrases.cpu_time(thread)),
-        phrases.state(thread["state"]),
+        phrases.condition(thread["state"]),
         styled("; ".join(part for part in why if part), phrases.DIM),
     ]

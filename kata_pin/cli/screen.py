@@ -34,16 +34,15 @@ def show(lines: Iterable[Text]) -> None:
         highlight=False,
         emoji=False,
         soft_wrap=True,
-        force_terminal=sys.stdout.isatty(),
-        no_color=not colours(),
+        force_terminal=colours(),
     )
     for line in lines:
         console.print(line)
 
 
 def colours() -> bool:
-    """Whether stdout gets colours."""
-    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    """Whether stdout gets colours and bold letters."""
+    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
     return sys.stdout.isatty() and wanted
 
 

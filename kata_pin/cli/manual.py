@@ -1,0 +1,201 @@
+"""The man page kata-pin(8), made from the commands' help and the settings table.
+
+`scripts/man` writes docs/kata-pin.8 and a test compares both, so that help, table and page agree.
+Only what neither says is written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import click
+
+from kata_pin import __version__
+from kata_pin.cli.main import COMMANDS, cli
+from kata_pin.config.table import SECTIONS, SETTINGS, Setting
+
+_DESCRIPTION: Final = """\
+A Kata container runs in a virtual machine. What runs on the host are the threads of its VMM: vCPUs,
+iothreads, the main loop, vhost workers, virtiofsd. kata-pin records the CPUs that each container of
+a pod was given, finds every thread that works for the pod's sandbox and keeps it on them.
+
+The OCI hook kata-pin-hook hands each container over to the daemon, which pins the sandbox's threads
+before the workload runs, looks again whenever something changed, and at the latest with every
+audit. Nothing is moved between cgroups; only affinities are set.
+
+Without the daemon, show, who, explain, check, doctor, pin and unpin read /proc and Kata's state
+themselves and say so."""
+
+_OUTPUT: Final = """\
+In the column vCPU→pCPU, 1→4 is a vCPU that may run on pCPU 4 alone, 0,3→6-7 are two vCPUs on the
+same set, and 1..8→4..11 pairs each vCPU of the run with its own pCPU. What is shown is what the
+kernel says now; a ! marks what differs from what is wanted.
+
+Tables wrap to fit the terminal and never cut a cpu list; columns that are left out for width are
+named below the table. Into a pipe or a file every row is one line. Colours appear on a terminal
+only, and not with NO_COLOR."""
+
+_HOOKS: Final = """\
+For CRI-O and podman install writes files into their hooks directory. containerd knows no such
+directory: give each Kata handler a base runtime spec that holds the hooks, and restart
+containerd."""
+
+_CONTAINERD: Final = """\
+ctr oci spec | jq -s '.[0] * .[1]' - /etc/kata-pin/containerd-hooks.json \\
+    > /etc/containerd/kata-base-spec.json
+
+# config.toml, in the table of each Kata handler
+base_runtime_spec = "/etc/containerd/kata-base-spec.json\"
+"""
+
+_STRICT: Final = """\
+The hook exits 0 whatever happens, so that no container fails because of kata-pin: without the
+daemon the message goes to the spool and is taken in later. With the setting hook.strict it fails
+the container instead. That can only work in prestart and createRuntime of Kata's Go runtime: its
+other hooks and the Rust runtime ignore a hook's exit status, or run it when nothing can be refused
+any more."""
+
+_FILES: Final = (
+    ("/etc/kata-pin/config.yaml", "settings; its absence means the defaults"),
+    ("/run/kata-pin/control.sock", "every request to the daemon, root only"),
+    ("/run/kata-pin/status.sock", "reading requests, for the group of the setting group"),
+    ("/run/kata-pin/hook.sock", "messages of hooks"),
+    ("/run/kata-pin/registry.db", "recorded containers and pins; survives the daemon"),
+    ("/run/kata-pin/spool/", "messages that no daemon took in time"),
+)
+
+_EXIT: Final = (
+    ("0", "all is well"),
+    ("1", "failed; for doctor: a check failed; for pin and unpin: the kernel refused a thread"),
+    ("2", "wrong usage"),
+    ("3", "check found drift, a shared exclusive pCPU or, by setting, an intruder"),
+    ("78", "the configuration is wrong"),
+)
+
+
+def page() -> str:
+    """Return the man page as roff (man(7))."""
+    lines = [
+        '.\\" Made by scripts/man from the commands and the settings table: do not edit.',
+        f'.TH KATA\\-PIN 8 "" "kata\\-pin {__version__}" "System Administration"',
+        *_section("NAME"),
+        "kata\\-pin \\- CPU placement for the host threads of Kata sandboxes",
+        *_section("SYNOPSIS"),
+        "\\fBkata\\-pin\\fR [\\fIOPTIONS\\fR] \\fICOMMAND\\fR [\\fIARGS\\fR]",
+        *_section("DESCRIPTION"),
+        *_paragraphs(_DESCRIPTION),
+        *_section("OPTIONS"),
+        "These stand before or after the command.",
+        *_options(cli),
+        *_section("COMMANDS"),
+        *_commands(),
+        *_section("OUTPUT"),
+        *_paragraphs(_OUTPUT),
+        *_section("CONFIGURATION"),
+        *_configuration(),
+        *_section("HOOKS"),
+        *_paragraphs(_HOOKS),
+        ".PP",
+        ".nf",
+        *(_roff(line) for line in _CONTAINERD.splitlines()),
+        ".fi",
+        ".PP",
+        *_paragraphs(_STRICT),
+        *_section("FILES"),
+        *(line for entry in _FILES for line in _tagged(*entry)),
+        *_section("EXIT STATUS"),
+        *(line for entry in _EXIT for line in _tagged(*entry)),
+        *_section("SEE ALSO"),
+        "\\fBtaskset\\fR(1), \\fBsched_setaffinity\\fR(2), \\fBcpuset\\fR(7), \\fBcgroups\\fR(7)",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _section(title: str) -> list[str]:
+    return [f".SH {title}"]
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    for n, paragraph in enumerate(text.split("\n\n")):
+        if n:
+            yield ".PP"
+        yield _roff(" ".join(paragraph.split()))
+
+
+def _tagged(tag: str, text: str) -> list[str]:
+    return [".TP", f"\\fB{_roff(tag)}\\fR", _roff(text)]
+
+
+def _commands() -> Iterator[str]:
+    context = click.Context(cli, info_name="kata-pin")
+    for name in COMMANDS:
+        found = cli.get_command(context, name)
+        assert found is not None, "the table of commands names only commands"
+        yield from _command(name, found)
+
+
+def _command(name: str, command: click.Command) -> Iterator[str]:
+    """Yield one command; the commands of a group follow it by their whole name."""
+    context = click.Context(command, info_name=name)
+    usage = " ".join(
+        piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"
+    )
+    yield f".SS kata\\-pin {_roff(f'{name} {usage}'.strip())}"
+    yield from _paragraphs(_help_text(command))
+    yield from _options(command)
+    if isinstance(command, click.Group):
+        for inner in command.list_commands(context):
+            found = command.get_command(context, inner)
+            assert found is not None, "a group lists only commands that it has"
+            yield from _command(f"{name} {inner}", found)
+
+
+def _help_text(command: click.Command) -> str:
+    return (command.help or "").replace("\b", "").strip()
+
+
+def _options(command: click.Command) -> Iterator[str]:
+    """Yield a command's options; those of every command only at the top."""
+    everywhere = {"config", "debug", "json"} if command is not cli else set()
+    context = click.Context(command)
+    for option in command.params:
+        if not isinstance(option, click.Option) or option.name in everywhere:
+            continue
+        record = option.get_help_record(context)
+        if record is not None:
+            yield from _tagged(record[0], record[1])
+
+
+def _configuration() -> Iterator[str]:
+    yield _roff(
+        "One YAML file, /etc/kata-pin/config.yaml or that of --config. It begins with version: 1. "
+        "A key that is not below is an error that names the nearest one. Values are read as "
+        "written: 010 is no octal number and on is no boolean. Anchors and tags are refused."
+    )
+    section = ""
+    for entry in SETTINGS:
+        parent = entry.key.rpartition(".")[0]
+        if parent != section:
+            section = parent
+            title = (SECTIONS[section].__doc__ or "").partition("\n")[0]
+            yield f".SS {_roff(section)}"
+            yield _roff(title)
+        yield from _setting(entry)
+
+
+def _setting(entry: Setting) -> Iterator[str]:
+    row = entry.row
+    unit = f", in {row.unit}" if row.unit else ""
+    yield from _tagged(entry.key, f"{row.help}.")
+    yield ".br"
+    yield _roff(f"Value: {row.kind.words}{unit}. Default: {entry.default_text}.")
+    if row.example:
+        yield ".br"
+        yield _roff(f"Example: {row.example}")
+
+
+def _roff(text: str) -> str:
+    """Return a text as one line of roff that shows it as it is."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-")
+    return f"\\&{escaped}" if escaped[:1] in {".", "'"} else escaped

@@ -1,0 +1,61 @@
+"""Every rendering that has a golden file: a name, and how its lines are made at a width."""
+
+from collections.abc import Callable
+
+from rich.text import Text
+
+from kata_pin.cli import findings, render_cpus, render_reports, render_show
+from kata_pin.cli.layout import Look
+from kata_pin.cli.shape import State
+from tests.unit.cli import documents as docs
+
+WIDTHS = (60, 80, 120, 200)
+
+Render = Callable[[Look], list[Text]]
+
+
+def _single(document: State, number: int = 0) -> Render:
+    return lambda look: render_show.single(document, document["sandboxes"][number], look)
+
+
+SEVERAL = docs.state(docs.database(), docs.drifted(), docs.lost(), isolated="12-15", present="0-17")
+DOWN = docs.without_daemon(docs.state(mode="observe", live_threads=False, kubelet=None, cpus=2))
+CHECKED = findings.check(
+    docs.state(
+        docs.database(),
+        docs.drifted(),
+        docs.lost(),
+        docs.sandbox("other/late", "5-6", state="conflict", exclusive="5"),
+    ),
+    [{"pid": 990, "comm": "node-exporter", "tids": [990, 991], "cpus": "4-5,12-15"}],
+    intruders_fail=False,
+)
+
+CASES: dict[str, Render] = {
+    "show": lambda look: render_show.overview(SEVERAL, look),
+    "show-nothing": lambda look: render_show.overview(DOWN, look),
+    "show-unicode": lambda look: render_show.overview(docs.foreign(), look),
+    "show-hostile": lambda look: render_show.overview(docs.hostile(), look),
+    "show-256": lambda look: render_show.overview(docs.large(), look),
+    "sandbox": _single(SEVERAL),
+    "sandbox-drift": _single(SEVERAL, 1),
+    "sandbox-no-vmm": _single(SEVERAL, 2),
+    "sandbox-hostile": _single(docs.hostile()),
+    "cpus": lambda look: render_cpus.cpus(SEVERAL, look),
+    "cpus-256": lambda look: render_cpus.cpus(docs.large(), look),
+    "who": lambda look: render_reports.who(docs.busy_cpu(), look),
+    "check": lambda look: render_reports.check(CHECKED, look),
+    "doctor": lambda look: render_reports.doctor(docs.examined(), look),
+    "pin": lambda look: render_reports.applied(docs.done(), look),
+    "explain": lambda look: render_reports.explain(docs.explained(), look),
+}
+
+
+def golden(name: str) -> str:
+    """Return one case at every width, then at 80 without Unicode."""
+    looks = [*(Look(width) for width in WIDTHS), Look(80, unicode=False)]
+    parts = []
+    for look in looks:
+        parts.append(f"=== {look.width} columns{'' if look.unicode else ', ASCII signs'} ===")
+        parts += [line.plain for line in CASES[name](look)]
+    return "\n".join(parts) + "\n"

@@ -1,0 +1,63 @@
+"""A daemon's real control sockets that answer with documents made by hand."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kata_pin.daemon.control import ControlServer, Verb
+from kata_pin.wire.control import Request
+
+Answers = dict[str, Callable[[Request], Any]]
+Serve = Callable[[Answers], Path]
+
+
+def _verb(answer: Callable[[Request], Any]) -> Verb:
+    async def verb(request: Request) -> dict[str, object]:
+        return {"document": answer(request)}
+
+    return verb
+
+
+class Sockets:
+    """Serves both sockets from a thread of its own until closed."""
+
+    def __init__(self, folder: Path, answers: Answers) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        verbs = {name: _verb(answer) for name, answer in answers.items()}
+        reading = {n: v for n, v in verbs.items() if n in {"state", "explain", "ping"}}
+        self._servers = [
+            ControlServer(str(folder / "control.sock"), verbs),
+            ControlServer(str(folder / "status.sock"), reading),
+        ]
+        for server in self._servers:
+            asyncio.run_coroutine_threadsafe(server.start(), self._loop).result(5)
+
+    def close(self) -> None:
+        """Stop serving and end the thread."""
+        for server in self._servers:
+            asyncio.run_coroutine_threadsafe(server.close(), self._loop).result(5)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Return a function that serves answers and gives the configuration file to reach them."""
+    running: list[Sockets] = []
+
+    def start(answers: Answers) -> Path:
+        running.append(Sockets(tmp_path, answers))
+        config = tmp_path / "config.yaml"
+        config.write_text(f"version: 1\nruntime_dir: {tmp_path}\n")
+        return config
+
+    yield start
+    for sockets in running:
+        sockets.close()

@@ -1,0 +1,379 @@
+"""State documents made by hand: data for the renderers, in the shape of docs/json.md."""
+
+from typing import Any, cast
+
+from kata_pin.cli.shape import Container, CpuPlace, Note, Sandbox, State, Thread, Vmm
+
+
+def places(count: int, *, nodes: int = 1, smt: bool = False) -> list[CpuPlace]:
+    """Return pCPUs numbered as Linux does: all first siblings, then all second ones."""
+    cores = count // 2 if smt else count
+    per_node = cores // nodes
+    return [
+        {
+            "cpu": cpu,
+            "node": (cpu % cores) // per_node,
+            "package": (cpu % cores) // per_node,
+            "llc": (cpu % cores) // per_node * per_node,
+            "core": cpu % cores,
+            "thread": cpu // cores,
+            "kind": "",
+        }
+        for cpu in range(count)
+    ]
+
+
+def state(*sandboxes: Sandbox, cpus: int = 16, **node: Any) -> State:
+    """Return a document; `node` overrides facts of the node."""
+    facts: dict[str, Any] = {
+        "hostname": "worker-7",
+        "kernel": "6.12.48",
+        "online": f"0-{cpus - 1}",
+        "present": f"0-{cpus - 1}",
+        "isolated": "",
+        "nohz_full": "",
+        "cpus": places(cpus, nodes=2 if cpus > 4 else 1, smt=cpus > 4),
+        "kubelet": {"policy": "static", "default": "0-3,8-11"},
+        "live_threads": True,
+        "mode": "act",
+    } | node
+    document = {
+        "version": 1,
+        "kind": "state",
+        "time": "2026-11-20T21:00:00Z",
+        "daemon": {"running": True, "pid": 812, "version": "0.1.0", "uptime_s": 93784.0},
+        "node": facts,
+        "sandboxes": list(sandboxes),
+        "notes": [],
+    }
+    return cast("State", document)
+
+
+def without_daemon(document: State, reason: str = "no socket in /run/kata-pin") -> State:
+    """Return the document as made without the daemon."""
+    return {**document, "daemon": {"running": False, "reason": reason}}
+
+
+def note(text: str, *, warning: bool = True) -> Note:
+    """Return a note."""
+    return {"code": "test", "text": text, "level": "warning" if warning else "info"}
+
+
+def vmm(**fields: Any) -> Vmm:
+    """Return a QEMU."""
+    facts = {
+        "kind": "qemu",
+        "pid": 4100,
+        "starttime": 99,
+        "exe": "/opt/kata/bin/qemu-system-x86_64",
+        "exe_deleted": False,
+        "witness": "cgroup",
+        "kvm": True,
+        "boot_vcpus": 1,
+        "max_vcpus": 16,
+        "orphan": False,
+        "guest_cid": 1234,
+    }
+    return cast("Vmm", facts | fields)
+
+
+def container(name: str, cpus: str | None, exclusive: str = "", **fields: Any) -> Container:
+    """Return a running container."""
+    facts = {
+        "id": name.encode().hex().ljust(64, "0")[:64],
+        "name": name,
+        "kind": "container",
+        "state": "running",
+        "cpus": cpus,
+        "mems": "",
+        "exclusive": exclusive,
+        "provenance": "kubelet" if exclusive else "none",
+        "reason": "assigned by the static policy" if exclusive else "",
+        "source": "hook:createRuntime",
+        "recorded_s": 75.0,
+        "quota_us": None,
+        "period_us": None,
+        "shares": None,
+        "bundle": "",
+        "note": "",
+    }
+    return cast("Container", facts | fields)
+
+
+def thread(tid: int, role: str, cpus: str, **fields: Any) -> Thread:
+    """Return a thread that is where it should be."""
+    index = fields.get("vcpu")
+    facts = {
+        "tid": tid,
+        "tgid": 4100,
+        "starttime": 100,
+        "comm": "qemu-system-x86",
+        "role": role,
+        "label": f"vcpu {'?' if index is None else index}" if role == "vcpu" else role,
+        "source": "debugfs" if role == "vcpu" else "rest",
+        "vcpu": None,
+        "apic_id": index,
+        "iothread": "",
+        "conflict": "",
+        "wanted": cpus,
+        "applied": cpus,
+        "step": "",
+        "reason": "paired with db" if role == "vcpu" else "overhead auto: shared CPUs",
+        "paired": role == "vcpu",
+        "container": "",
+        "observed": cpus,
+        "last_cpu": int(cpus.replace(",", "-").split("-")[0]),
+        "cpu_ticks": 1234,
+        "cgroup": "/kata_overhead/x",
+        "cpuset": "0-15",
+        "state": "ok",
+    }
+    return cast("Thread", facts | fields)
+
+
+def sandbox(pod: str, mask: str | None, *threads: Thread, **fields: Any) -> Sandbox:
+    """Return a sandbox whose threads are where they should be."""
+    facts = {
+        "id": pod.encode().hex().ljust(64, "0")[:64],
+        "pod": pod,
+        "handler": "kata",
+        "state": "ok",
+        "mask": mask,
+        "mask_origin": "union of 1 container",
+        "exclusive": "",
+        "shared": mask or "",
+        "checked_s": 1.2,
+        "duration_ms": 0.84,
+        "containers": [],
+        "vmm": vmm(),
+        "vmm_problem": "",
+        "threads": list(threads),
+        "notes": [],
+    }
+    return cast("Sandbox", facts | fields)
+
+
+def database() -> Sandbox:
+    """Return a sandbox with exclusive pCPUs, shared ones, and everything in place."""
+    return sandbox(
+        "default/db-0",
+        "4-7",
+        thread(4100, "emulator", "6-7"),
+        thread(4101, "vcpu", "6-7", vcpu=0, paired=False, reason="surplus: shared CPUs"),
+        thread(4102, "vcpu", "4", vcpu=1),
+        thread(4103, "vcpu", "5", vcpu=2),
+        thread(4104, "iothread", "6-7", iothread="iothread-0123456789abcdef", source="qmp"),
+        thread(4105, "vhost", "6-7", source="flags", comm="vhost-4100"),
+        thread(4090, "virtiofsd", "6-7", tgid=4090, source="process", comm="virtiofsd"),
+        thread(4001, "shim", "0-15", tgid=4001, state="left", applied=None, wanted=None,
+               source="process", reason="left alone", comm="containerd-shim"),
+        exclusive="4-5",
+        shared="6-7",
+        mask_origin="union of 2 containers",
+        containers=[
+            container("pause", None, kind="sandbox", recorded_s=80.0),
+            container("db", "4-5", "4-5"),
+            container("sidecar", "6-7"),
+        ],
+        notes=[note("vCPU 0 runs on shared CPUs", warning=False)],
+    )  # fmt: skip
+
+
+def drifted() -> Sandbox:
+    """Return a sandbox with two threads off their CPUs."""
+    return sandbox(
+        "trading/feed-handler-7f9c6d5b8-x2x4q",
+        "12-15",
+        thread(5101, "vcpu", "12", vcpu=0),
+        thread(5102, "vcpu", "0-15", vcpu=1, applied="13", wanted="13", state="drift", last_cpu=3),
+        thread(5103, "emulator", "0-15", applied="12-13", wanted="14-15", state="drift",
+               step="cgroup /kata_x allows 12-13"),
+        state="drift",
+        exclusive="12-15",
+        shared="",
+        containers=[container("feed", "12-15", "12-15")],
+        notes=[note("the VM has 2 vCPUs for 4 exclusive CPUs: raise default_vcpus to 5")],
+    )  # fmt: skip
+
+
+def lost() -> Sandbox:
+    """Return a sandbox whose VMM was not found, without a known pod."""
+    name = "f00d" * 16
+    return sandbox(
+        name,
+        None,
+        id=name,
+        state="no-vmm",
+        vmm=None,
+        vmm_problem="pid 77: exe /tmp/qemu is not on the allow-list",
+        mask_origin="",
+        checked_s=None,
+        duration_ms=None,
+        containers=[container("app", "3", state="created")],
+    )
+
+
+def large() -> State:
+    """Return a node of 256 pCPUs with one sandbox of 64 vCPUs and many idle cores."""
+    vcpus = [
+        thread(7000 + n, "vcpu", str(16 + n), vcpu=n, last_cpu=16 + n, reason="paired with big")
+        for n in range(64)
+    ]
+    emulators = [thread(7100 + n, "emulator", "8-15,136-143") for n in range(40)]
+    big = sandbox(
+        "hpc/big",
+        "8-79,136-143",
+        *vcpus,
+        *emulators,
+        exclusive="16-79",
+        shared="8-15,136-143",
+        containers=[container("big", "16-79", "16-79"), container("helper", "8-15,136-143")],
+    )
+    return state(
+        big,
+        cpus=256,
+        isolated="100-127,228-255",
+        nohz_full="100-127,228-255",
+        present="0-271",
+        kubelet={"policy": "static", "default": "0-7,128-135"},
+    )
+
+
+def hostile() -> State:
+    """Return a document whose foreign texts try to be markup, escapes, lines and directions."""
+    evil = "[red]x[/red]\x1b[31m\n\x00\u202e\u200b\x9b1m"
+    return without_daemon(
+        state(
+            sandbox(
+                f"ns/{evil}",
+                "4-5",
+                thread(1, "vcpu", "4", vcpu=0, comm=evil, reason=evil, iothread=""),
+                thread(2, "iothread", "5", iothread=evil, source="qmp", step=evil, conflict=evil),
+                id=evil,
+                handler=evil,
+                vmm_problem=evil,
+                mask_origin=evil,
+                vmm=vmm(exe=evil, witness=evil),
+                containers=[container(evil, "4-5", "4", reason=evil, note=evil, source=evil)],
+                notes=[note(evil), note(evil, warning=False)],
+            ),
+            hostname=evil,
+        ),
+        evil,
+    )
+
+
+def foreign() -> State:
+    """Return pods with names that are wide, combined or not Latin."""
+    return state(
+        sandbox("生产环境/数据库-0", "4-5", thread(1, "vcpu", "4", vcpu=0)),
+        sandbox("café/nai\u0308ve-🚀", "6,8,10,12,14", thread(2, "vcpu", "6,8,10,12,14", vcpu=0)),
+        sandbox("прод/очень-длинное-имя-пода-которое-не-помещается", "7"),
+    )
+
+
+def busy_cpu() -> dict[str, Any]:
+    """Return a `who` document of an exclusive pCPU with an intruder."""
+    return {
+        "version": 1,
+        "kind": "who",
+        "time": "2026-11-20T21:00:00Z",
+        "daemon": {"running": True, "pid": 812, "version": "0.1.0", "uptime_s": 5.0},
+        "cpu": 4,
+        "online": True,
+        "place": {**places(16, nodes=2, smt=True)[4], "siblings": "4,12", "marks": ["isolated"]},
+        "claims": [
+            {"sandbox": "ab", "pod": "default/db-0", "claim": "exclusive", "container": "db"}
+        ],
+        "processes": [
+            {
+                "pid": 990,
+                "comm": "node-exporter",
+                "sandbox": "",
+                "pod": "",
+                "intruder": True,
+                "threads": [
+                    {"tid": 990 + n, "comm": "worker", "affinity": "0-15", "label": ""}
+                    for n in range(12)
+                ],
+            },
+            {
+                "pid": 4100,
+                "comm": "qemu-system-x86",
+                "sandbox": "ab",
+                "pod": "default/db-0",
+                "intruder": False,
+                "threads": [
+                    {"tid": 4102, "comm": "qemu-system-x86", "affinity": "4", "label": "vcpu 1"}
+                ],
+            },
+        ],
+        "kernel": {
+            "bound": [{"tid": n, "comm": f"{name}/4"} for n, name in enumerate(
+                ["cpuhp", "migration", "ksoftirqd", "kworker", "idle_inject", "irq_work", "rcuc"]
+            )],
+            "roaming": [{"tid": 2, "comm": "kthreadd"}],
+        },
+    }  # fmt: skip
+
+
+def examined() -> dict[str, Any]:
+    """Return a `doctor` document with each status."""
+    rows = [
+        ("daemon", "ok", "0.1.0 runs, pid 812", "", ""),
+        ("rights", "fail", "CAP_SYS_NICE is missing: no affinity can be set", "run as root", ""),
+        ("debugfs", "warn", "/sys/kernel/debug/kvm does not exist", "mount -t debugfs none", ""),
+        ("isolation", "info", "no isolated CPUs", "", ""),
+        ("overhead", "ok", "can work: auto by shared CPUs, sandbox", "", "default/db-0"),
+    ]
+    names = ("check", "status", "text", "remedy", "sandbox")
+    return {
+        "version": 1,
+        "kind": "doctor",
+        "ok": False,
+        "rows": [dict(zip(names, row, strict=True)) for row in rows],
+    }
+
+
+def done() -> dict[str, Any]:
+    """Return a `pin` document in which one thread was refused."""
+    result = {
+        "tid": 5102,
+        "before": "0-15",
+        "target": "13",
+        "after": "13",
+        "outcome": "done",
+        "reason": "paired with feed",
+    }
+    refused = {**result, "tid": 5103, "target": "14-15", "after": None, "outcome": "refused"}
+    one = {
+        "id": "ab" * 32,
+        "pod": "trading/feed",
+        "state": "drift",
+        "vmm_problem": "",
+        "threads": 3,
+        "duration_ms": 0.9,
+        "results": [result, refused],
+        "notes": [note("cgroup /kata_x allows 12-13 only")],
+    }
+    other = {**one, "pod": "ab" * 32, "state": "no-vmm", "vmm_problem": "exe not allowed",
+             "threads": 0, "results": [], "notes": []}  # fmt: skip
+    return {"version": 1, "kind": "pin", "sandboxes": [one, other]}
+
+
+def explained() -> dict[str, Any]:
+    """Return an `explain` document."""
+    remedies = (
+        "remedies: raise default_vcpus to 5 in Kata's configuration, or give the container a CPU "
+        "limit so that Kata adds vCPUs"
+    )
+    lines = [
+        "sandbox abab (trading/feed)",
+        "containers",
+        "  feed (container, running): cpuset 12-15, recorded from hook:createRuntime",
+        "VM size",
+        f"  the VM has 2 vCPUs for 4 exclusive CPUs; {remedies}",
+        "threads",
+        "  tid 5102 vcpu 1 (debugfs): wanted 13, applied 13, now on 0-15: paired with feed",
+    ]
+    return {"version": 1, "kind": "explain", "sandbox": "abab", "lines": lines}

@@ -1,0 +1,140 @@
+"""Where documents come from: sockets that answer, refuse, stall or are not there."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kata_pin.cli.client import DaemonAway, DaemonSilent, Provider, ask
+from kata_pin.config import Config
+from kata_pin.errors import DaemonError, RemoteProtocolError
+from tests.unit.cli import documents as docs
+from tests.unit.cli.conftest import Serve
+
+
+@contextmanager
+def listener(path: Path, reply: bytes | None) -> Iterator[None]:
+    """Listen on a path; send `reply` to the first client, or nothing at all if it is None."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(path))
+        server.listen(4)
+        if reply is None:
+            yield
+            return
+
+        def answer() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(65536)
+                peer.sendall(reply)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join(5)
+
+
+def test_no_socket_means_no_daemon(tmp_path: Path) -> None:
+    """A missing socket, and one that a dead daemon left, are both `away`."""
+    path = tmp_path / "control.sock"
+    with pytest.raises(DaemonAway, match="nothing listens on"):
+        ask(str(path), "state", {}, 1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+        dead.bind(str(path))
+    with pytest.raises(DaemonAway):
+        ask(str(path), "state", {}, 1)
+
+
+def test_a_daemon_that_hangs_costs_the_deadline_only(tmp_path: Path) -> None:
+    """A listener that never answers is `silent` after the deadline."""
+    path = tmp_path / "control.sock"
+    with listener(path, None):
+        started = time.monotonic()
+        with pytest.raises(DaemonSilent, match=r"did not answer on .* within 0\.2 s"):
+            ask(str(path), "state", {}, 0.2)
+        assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (b"", "hung up before it answered"),
+        (b'{"version":1,"ok":true', "hung up before it answered"),
+        (b"[]\n", "reply"),
+        (b'{"version":1,"ok":true}\n', "answer to state has no document"),
+        (b'{"version":1,"ok":true,"document":3}\n', "answer to state has no document"),
+        (b'{"version":9,"ok":true,"document":{}}\n', "version 9"),
+    ],
+)
+def test_answers_that_break_the_protocol(tmp_path: Path, reply: bytes, words: str) -> None:
+    """A cut, foreign or empty answer is a protocol error, not a crash."""
+    path = tmp_path / "control.sock"
+    with listener(path, reply), pytest.raises(RemoteProtocolError, match=words):
+        ask(str(path), "state", {}, 5)
+
+
+def test_a_refusal_carries_error_and_hint(tmp_path: Path) -> None:
+    """`ok: false` is a DaemonError with both texts."""
+    path = tmp_path / "control.sock"
+    reply = b'{"version":1,"ok":false,"error":"no","hint":"try"}\n'
+    with listener(path, reply), pytest.raises(DaemonError) as caught:
+        ask(str(path), "pin", {}, 5)
+    assert (caught.value.message, caught.value.hint) == ("no", "try")
+
+
+def test_a_large_answer_is_read_whole(serve: Serve, tmp_path: Path) -> None:
+    """The document of a big node arrives complete."""
+    serve({"state": lambda _: docs.large()})
+    assert Provider(Config(runtime_dir=str(tmp_path))).state() == docs.large()
+
+
+@pytest.mark.root
+def test_no_permission_is_told_apart_from_no_daemon(tmp_path: Path) -> None:
+    """A user who may not connect is told so; /proc is not read with too few rights instead."""
+    path = tmp_path / "status.sock"
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents[:3]:
+        parent.chmod(0o755)
+    with listener(path, None):
+        path.chmod(0o600)
+        pid = os.fork()
+        if pid == 0:  # the child is another user and exits with what it found
+            os.setgid(65534)
+            os.setuid(65534)
+            try:
+                ask(str(path), "state", {}, 1)
+            except DaemonAway:
+                os._exit(1)
+            except DaemonError as error:
+                os._exit(0 if "no permission" in error.message else 2)
+            os._exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_writing_does_not_bypass_a_daemon_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pins are not set beside a daemon that is there: two writers must not race."""
+    monkeypatch.setattr("kata_pin.cli.client.WRITE_S", 0.2)  # the real deadline is 35 s
+    provider = Provider(Config(runtime_dir=str(tmp_path)))
+    with listener(tmp_path / "control.sock", None), pytest.raises(DaemonSilent):
+        provider.pin(None)
+
+
+def test_reading_without_a_daemon_looks_at_the_system(tmp_path: Path) -> None:
+    """The state is made in this process then, and says why."""
+    config = Config(runtime_dir=str(tmp_path / "absent"))
+    state = Provider(config).state()
+    assert state["daemon"] == {
+        "running": False,
+        "reason": f"nothing listens on {tmp_path}/absent/status.sock",
+    }
+    assert state["node"]["cpus"]
+    assert not (tmp_path / "absent").exists()

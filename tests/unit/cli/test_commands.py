@@ -1,0 +1,399 @@
+"""The commands end to end over a daemon's sockets: output, JSON, errors, exit statuses."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kata_pin.cli.main import COMMANDS, run
+from kata_pin.cli.shape import State
+from kata_pin.errors import DaemonError, KataPinError
+from kata_pin.wire.control import Request
+from tests.unit.cli import documents as docs
+from tests.unit.cli.conftest import Serve
+
+STATE = docs.state(docs.database(), docs.drifted(), docs.lost())
+CALM = docs.state(docs.database())
+
+
+def _state(document: State = STATE) -> Any:
+    return {"state": lambda _: deepcopy(document)}
+
+
+def _json(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Return the one JSON document on stdout."""
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    return json.loads(out)
+
+
+def test_show_prints_one_line_a_sandbox(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    """Into a pipe each sandbox is one line without colours, whatever COLUMNS says."""
+    config = serve(_state())
+    assert run(["show", "--config", str(config)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("default/db-0" in line for line in lines) == 1
+    assert not any("\x1b" in line for line in lines)
+    assert any("0→6-7 1→4 2→5" in line for line in lines)
+
+
+@pytest.mark.parametrize("options", [["--config", "{}", "--json", "show"], ["show", "--json"]])
+def test_options_stand_before_or_after_the_command(
+    serve: Serve, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    """--json and --config are taken in both places."""
+    config = str(serve(_state()))
+    arguments = [option.replace("{}", config) for option in options]
+    if config not in arguments:
+        arguments += ["--config", config]
+    assert run(arguments) == 0
+    assert _json(capsys) == STATE
+
+
+@pytest.mark.parametrize(
+    "name", ["default/db-0", "db-0", docs.database()["id"], docs.database()["id"][:8]]
+)
+def test_a_sandbox_is_named_in_four_ways(
+    serve: Serve, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """namespace/name, name, id and the start of an id all choose it."""
+    config = serve(_state())
+    assert run(["show", name, "--json", "--config", str(config)]) == 0
+    assert [one["pod"] for one in _json(capsys)["sandboxes"]] == ["default/db-0"]
+
+
+def test_an_unknown_sandbox_is_an_error_with_a_hint(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name that fits nothing gives one line, the nearest name, and status 1."""
+    config = serve(_state())
+    assert run(["show", "db-1", "--config", str(config)]) == 1
+    assert capsys.readouterr().err == ("kata-pin: no sandbox 'db-1'\n  hint: did you mean db-0?\n")
+
+
+def test_an_ambiguous_name_lists_the_candidates(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two sandboxes whose ids begin so, or two pods of one name, are named in the error."""
+    one = docs.sandbox("a/web", "4", id="abc1" * 16)
+    two = docs.sandbox("b/web", "5", id="abc2" * 16)
+    config = serve(_state(docs.state(one, two)))
+    for name in ("abc", "web"):
+        assert run(["show", name, "--config", str(config)]) == 1
+        error = capsys.readouterr().err
+        assert f"'{name}' means 2 sandboxes: a/web (abc1abc1abc1), b/web (abc2abc2abc2)" in error
+
+
+def test_hostile_names_do_not_reach_the_terminal(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither output nor error texts carry control characters of a pod or an argument."""
+    config = serve(_state(docs.hostile()))
+    for arguments in (["show"], ["show", "--cpus"], ["show", "ns/\x1b[31m"], ["show", "--json"]):
+        run([*arguments, "--config", str(config)])
+        captured = capsys.readouterr()
+        assert all(c.isprintable() or c == "\n" for c in captured.out + captured.err)
+
+
+def test_explain_asks_for_the_whole_id(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    """The daemon is asked by id, whatever the user typed."""
+    asked: list[str] = []
+
+    def explain(request: Request) -> object:
+        asked.append(request.fields.text("sandbox"))
+        return docs.explained()
+
+    config = serve({**_state(), "explain": explain})
+    assert run(["explain", "db-0", "--config", str(config)]) == 0
+    assert asked == [docs.database()["id"]]
+    assert "remedies: raise default_vcpus" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("document", "status"), [(CALM, 0), (STATE, 3)])
+def test_check_exits_3_on_drift(
+    serve: Serve, capsys: pytest.CaptureFixture[str], document: State, status: int
+) -> None:
+    """Drift is status 3, everything in place is 0, in text and as JSON."""
+    config = str(serve(_state(document)))
+    assert run(["check", "--config", config]) == status
+    assert ("FAIL drift" in capsys.readouterr().out) is (status == 3)
+    assert run(["check", "--json", "--config", config]) == status
+    told = _json(capsys)
+    assert told["ok"] is (status == 0)
+    assert {f["kind"] for f in told["findings"] if f["fails"]} == ({"drift"} if status else set())
+
+
+def test_check_fails_on_intruders_by_setting(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """This very process may run on a pCPU that is exclusive: reported, or status 3 by setting."""
+    cpu = min(os.sched_getaffinity(0))
+    sandbox = docs.sandbox("a/b", str(cpu), exclusive=str(cpu))
+    config = serve(_state(docs.state(sandbox, cpus=16)))
+    assert run(["check", "--config", str(config)]) == 0
+    assert f"(pid {os.getpid()})" in capsys.readouterr().out
+    config.write_text(config.read_text() + "intruders: fail\n")
+    assert run(["check", "--config", str(config)]) == 3
+
+
+def test_pin_exits_1_when_the_kernel_refused(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A refused thread is told and makes the status 1."""
+    config = serve({**_state(), "pin": lambda _: docs.done()})
+    assert run(["pin", "--config", str(config)]) == 1
+    assert "! tid 5103 to 14-15: refused" in capsys.readouterr().out
+
+
+def test_unpin_without_a_name_means_all(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    """No sandbox is named to the daemon then; with a name its id is."""
+    asked: list[dict[str, object]] = []
+
+    def unpin(request: Request) -> object:
+        asked.append(dict(request.arguments))
+        return {"version": 1, "kind": "unpin", "sandboxes": []}
+
+    config = serve({**_state(), "unpin": unpin})
+    assert run(["unpin", "--config", str(config)]) == 0
+    assert run(["unpin", "db-0", "--config", str(config)]) == 0
+    assert asked == [{}, {"sandbox": docs.database()["id"]}]
+    assert "no sandboxes" in capsys.readouterr().out
+
+
+def test_a_refusal_of_the_daemon_is_one_line(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the daemon refuses is printed with its hint, as JSON too where asked."""
+
+    def refuse(_: Request) -> object:
+        raise DaemonError("not pinned: the daemon only observes", hint="setting mode: act")
+
+    config = str(serve({**_state(), "pin": refuse}))
+    assert run(["pin", "--config", config, "--json"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == (
+        "kata-pin: not pinned: the daemon only observes\n  hint: setting mode: act\n"
+    )
+    assert json.loads(captured.out) == {
+        "version": 1,
+        "kind": "error",
+        "error": "not pinned: the daemon only observes",
+        "hint": "setting mode: act",
+        "exit_status": 1,
+    }
+
+
+def test_another_version_of_the_document_is_refused(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After an upgrade the old daemon's document is not guessed at."""
+    config = serve({"state": lambda _: {**STATE, "version": 2}})
+    assert run(["show", "--config", str(config)]) == 1
+    assert "document is of version 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "words"),
+    [
+        ("version: 1\nmodus: act\n", 78, "modus: no such setting"),
+        ("version: 1\nmode: \x1b[31m\n", 78, "not YAML"),
+        ("version: 1\nmode: 'a\\x1b'\n", 78, "expected one of act, observe"),
+    ],
+)
+def test_a_wrong_configuration_is_status_78(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, status: int, words: str
+) -> None:
+    """Every command ends with 78 and names the file."""
+    file = tmp_path / "k.yaml"
+    file.write_text(text)
+    for arguments in (["show"], ["check"], ["config", "show"], ["config", "check"]):
+        assert run([*arguments, "--config", str(file)]) == status
+        error = capsys.readouterr().err
+        assert f"kata-pin: {file}: " in error
+        assert words in error
+
+
+def test_config_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """show prints what holds, --changed what differs, sample is a legal file, check says ok."""
+    file = tmp_path / "k.yaml"
+    file.write_text("version: 1\naudit: {affinity_s: 2}\n")
+    options = ["--config", str(file)]
+    assert run(["config", "show", "--changed", *options]) == 0
+    assert capsys.readouterr().out == ("version: 1\naudit:\n  affinity_s: 2  # default: 10\n")
+    assert run(["config", "show", "--json", *options]) == 0
+    assert _json(capsys)["settings"]["audit"] == {"affinity_s": "2", "deep_s": "60"}
+    assert run(["config", "sample"]) == 0
+    file.write_text(capsys.readouterr().out)
+    assert run(["config", "check", str(file)]) == 0
+    assert capsys.readouterr().out == f"{file}: ok\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["shwo"], ["show", "--cpu"], ["who", "x"], ["who", "-1"], []]
+)
+def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Usage errors are click's, on stderr."""
+    assert run(arguments) == 2
+    captured = capsys.readouterr()
+    assert "Usage: kata-pin" in captured.out + captured.err
+
+
+def test_unexpected_errors_are_told_without_a_traceback(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bug is one line that asks for --debug; --debug shows the traceback."""
+    config = str(serve({"state": lambda _: {"version": 1}}))
+    assert run(["show", "--config", config]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("kata-pin: unexpected KeyError: ")
+    assert "Traceback" not in error
+    assert run(["--debug", "show", "--config", config]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_summaries_agree_with_the_commands(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What --help lists without importing is the first line of each command's own help."""
+    assert run([name, "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert COMMANDS[name][1] in text
+
+
+def test_help_imports_no_command() -> None:
+    """The group's help loads neither rich nor yaml nor any command (start-up matters)."""
+    code = (
+        "import sys; from kata_pin.cli.main import run; run(['--help']);"
+        "print([m for m in ('rich', 'yaml', 'asyncio', 'kata_pin.cli.show') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20
+    )
+    assert done.stdout.endswith("\n[]\n")
+
+
+def test_show_needs_neither_the_daemon_nor_asyncio(serve: Serve) -> None:
+    """`show` with a daemon loads no daemon code, no yaml beyond the settings, no asyncio."""
+    config = serve(_state())
+    code = (
+        "import sys; from kata_pin.cli.main import run;"
+        f"run(['show', '--config', {str(config)!r}]);"
+        "print([m for m in ('asyncio', 'kata_pin.daemon', 'pyroute2') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20
+    )
+    assert done.stdout.endswith("\n[]\n")
+
+
+def test_a_reader_that_goes_away_is_quiet(serve: Serve) -> None:
+    """A closed pipe ends the program with 141 and no word."""
+    config = serve(_state(docs.large()))
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "kata_pin.cli.main", "show", "--json", "--config", str(config)],
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=20,
+        )
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def _on_terminal(arguments: list[str], columns: int, **environ: str) -> str:
+    """Run a command on a pseudo-terminal of so many columns and return what it wrote."""
+    import fcntl
+    import struct
+    import termios
+
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 40, columns, 0, 0))
+    clean = {k: v for k, v in os.environ.items() if k not in {"COLUMNS", "NO_COLOR", "TERM"}}
+    with subprocess.Popen(
+        [sys.executable, "-m", "kata_pin.cli.main", *arguments],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**clean, "LC_ALL": "C.UTF-8", **environ},
+    ) as process:
+        os.close(slave)
+        written = b""
+        while True:
+            try:
+                data = os.read(master, 65536)
+            except OSError:  # EIO: the other side is closed
+                break
+            if not data:
+                break
+            written += data
+        process.wait(20)
+    os.close(master)
+    return written.decode()
+
+
+def test_a_terminal_gets_colours_and_its_width(serve: Serve) -> None:
+    """On a terminal of 60 columns lines fit and drift is red; NO_COLOR and TERM=dumb switch off."""
+    arguments = ["show", "--config", str(serve(_state()))]
+    coloured = _on_terminal(arguments, 60, TERM="xterm-256color")
+    assert "\x1b[1;31m" in coloured
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
+    assert max(map(len, plain.splitlines())) <= 60
+    for quiet in ({"TERM": "xterm", "NO_COLOR": "1"}, {"TERM": "dumb"}):
+        assert _on_terminal(arguments, 60, **quiet) == plain
+
+
+def test_an_ascii_output_gets_ascii_signs(serve: Serve) -> None:
+    """Where stdout cannot encode an arrow, ASCII stands for it and names are escaped."""
+    config = serve(_state(docs.foreign()))
+    done = subprocess.run(
+        [sys.executable, "-m", "kata_pin.cli.main", "show", "--config", str(config)],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+        timeout=20,
+    )
+    text = done.stdout.decode("ascii")
+    assert "0->4" in text
+    assert "\\u751f" in text
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_name_the_program(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each shell gets a script that asks kata-pin for words."""
+    assert run(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "_KATA_PIN_COMPLETE" in script
+    assert "kata-pin" in script
+
+
+def test_sandboxes_complete_while_the_daemon_runs(serve: Serve) -> None:
+    """The completion of `show` offers pods and ids; without a daemon nothing, quickly."""
+    config = serve(_state())
+    environ = {
+        **os.environ,
+        "_KATA_PIN_COMPLETE": "bash_complete",
+        "COMP_WORDS": f"kata-pin --config {config} show default/",
+        "COMP_CWORD": "4",
+    }
+    code = "from kata_pin.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=20,
+        check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["plain,default/db-0"]
+
+
+def test_exit_statuses_are_those_of_the_error_tree() -> None:
+    """Documented statuses and classes agree."""
+    assert KataPinError("x").exit_code == 1
+    assert DaemonError("x").exit_code == 1
