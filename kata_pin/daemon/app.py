@@ -101,7 +101,6 @@ class Daemon:
             async with self._control_sockets():
                 for sandbox_id in parts.registry.sandboxes():
                     self._sandboxes.mark(sandbox_id, "start")
-                parts.index.refresh()
                 self._adopt()
                 for work in (
                     hooks.serve(),
@@ -155,11 +154,11 @@ class Daemon:
 
     def _adopt(self) -> None:
         """Take in sandboxes that run but that no message told us about."""
+        self._parts.index.refresh()
         for sandbox_id, new in self._parts.adopt_all().items():
-            known = sandbox_id in self._sandboxes.ids
-            if new or not known:
-                log.info("sandbox %s: %d containers adopted", sandbox_id, new)
-                self._sandboxes.mark(sandbox_id, "adopted")
+            if new or sandbox_id not in self._sandboxes.ids:
+                log.info("sandbox %s: Kata's state told of %d containers", sandbox_id, new)
+                self._sandboxes.mark(sandbox_id, "Kata's state")
 
     async def _follow_events(self) -> None:
         """Mark sandboxes as their threads are born; without events the audit finds them."""
@@ -222,6 +221,7 @@ class Daemon:
             reload=self._reload,
             stop_acting=self._stop_acting,
             acts=self._acts,
+            look_around=self._adopt,
         )
         gid = _gid(self._config.group)
         control = ControlServer(self._path("control.sock"), verbs.all)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -15,17 +15,21 @@ from kata_pin.errors import TaskGone
 from kata_pin.host.files import read_text
 from kata_pin.host.process import ProcessIndex, cgroups, cmdline, exe, read_process
 from kata_pin.host.root import HostRoot
+from kata_pin.model.sandbox import Container
 from kata_pin.sources.kataconfig import read_kata_configs
 from kata_pin.vmm.facts import HostFacts
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.statefiles import KataPaths, read_container_state, read_state, state_stamp
-from kata_pin.wire.persist import to_containers
+from kata_pin.wire.persist import KataRuntime, to_containers
 
 KTHREADD: Final = 2
 """The pid of the parent of all kernel threads."""
 
 ADOPTED: Final = 0
 """What stands for a hook's pid in the identity of a record that is no message's."""
+
+
+_SOURCES: Final = {KataRuntime.GO: "persist.json", KataRuntime.RS: "state.json"}
 
 
 @dataclass
@@ -44,9 +48,9 @@ class Parts:
     def adopt_all(self) -> dict[str, int]:
         """Record what Kata keeps of every sandbox that runs; return how much was new, by id.
 
-        For sandboxes that existed before us, and for messages that were lost with the daemon away
-        and the disk full. Kata's files are read only where they changed since the last call. A
-        message that comes later wins over what is read here.
+        For sandboxes that existed before us, for messages that were lost with the daemon away and
+        the disk full, and for updates, which no hook tells. Kata's files are read only where they
+        changed since the last call. They count as of their last change, so the newest source wins.
         """
         running = self.finder.sandboxes()
         self._stamps = {one: stamp for one, stamp in self._stamps.items() if one in running}
@@ -60,16 +64,29 @@ class Parts:
         if persisted is None:  # none there, or half written: the next audit looks again
             return 0
         self._stamps[sandbox_id] = stamp
-        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         states = {
             one.id: read_container_state(self.root, self.kata, sandbox_id, one.id)
             for one in persisted.containers
         }
-        return sum(
-            self.registry.record(container, stamp_ns=now_ns, pid=ADOPTED)
-            for container in to_containers(persisted, states=states, stamp_ns=now_ns)
-            if container.sandbox_id == sandbox_id and self.registry.container(container.id) is None
+        changed_ns = stamp[0] - time.time_ns() + time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        found = to_containers(
+            persisted, states=states, stamp_ns=changed_ns, source=_SOURCES[persisted.runtime]
         )
+        return sum(self._record(one, sandbox_id) for one in found)
+
+    def _record(self, container: Container, sandbox_id: str) -> bool:
+        """Record a container of Kata's state where it tells something new; return if it does.
+
+        One that has stopped stays in Kata's state until it is deleted: a hook knows better.
+        """
+        known = self.registry.container(container.id)
+        if container.sandbox_id != sandbox_id:
+            return False
+        if known is not None:
+            if container.cpus is None or container.cpus == known.cpus or not known.state.counts:
+                return False
+            container = replace(container, state=known.state, kind=known.kind)
+        return self.registry.record(container, stamp_ns=container.recorded_ns, pid=ADOPTED)
 
     def served_by(self, pid: int, ppid: int) -> int:
         """Return the process that a new process works for: its parent, or a vhost worker's VMM.

@@ -306,19 +306,23 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def _merged(old: Container | None, new: Container) -> Container:
-    """Keep what an earlier record knew where a later message could not read the bundle."""
+    """Keep what an earlier record knew where a later source says nothing of it.
+
+    A message whose bundle could not be read, and Kata's own state, lack names or paths. A record
+    without any of the resources says nothing about them either.
+    """
     if old is None:
         return new
-    if new.cgroups_path or new.cpus is not None or new.pod_name:
-        return replace(new, pid_hint=new.pid_hint or old.pid_hint)
-    return replace(
-        old,
-        state=new.state,
-        source=new.source,
-        recorded_ns=new.recorded_ns,
-        pid_hint=new.pid_hint or old.pid_hint,
-        note=new.note or old.note,
-    )
+    kept = {name: getattr(old, name) for name in _TEXTS if not getattr(new, name)}
+    if all(getattr(new, name) in {None, ""} for name in _RESOURCES) and not new.cgroups_path:
+        kept |= {name: getattr(old, name) for name in _RESOURCES}
+    return replace(new, **kept, pid_hint=new.pid_hint or old.pid_hint)
+
+
+_TEXTS: Final = (
+    "cgroups_path", "name", "pod_name", "pod_namespace", "pod_uid", "handler", "bundle",
+)  # fmt: skip
+_RESOURCES: Final = ("cpus", "mems", "quota_us", "period_us", "shares")
 
 
 def _plain(value: object) -> str | int | None:

@@ -19,13 +19,17 @@ from kata_pin.wire.control import Request
 
 @dataclass(frozen=True)
 class Verbs:
-    """The verbs over what the daemon gives them."""
+    """The verbs over what the daemon gives them.
+
+    `look_around` takes in what Kata's own state tells before an operator's pass.
+    """
 
     sandboxes: Sandboxes
     state: Callable[[], Json]
     reload: Callable[[], str]
     stop_acting: Callable[[], None]
     acts: Callable[[], bool]
+    look_around: Callable[[], None]
 
     @property
     def reading(self) -> Mapping[str, Verb]:
@@ -85,6 +89,7 @@ class Verbs:
         return {"document": applied_document("unpin", self.sandboxes.facts(chosen))}
 
     async def _pass_over(self, chosen: Sequence[str], verb: str) -> Json:
+        self.look_around()
         tickets = [(one, self.sandboxes.mark(one, verb)) for one in chosen]
         for sandbox_id, ticket in tickets:
             if await self.sandboxes.settled(sandbox_id, ticket) is None:
