@@ -30,7 +30,7 @@ there can be. Beyond, the best found so far is taken, or else the request is pac
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """Which nodes give the even share, and which of them give the remainder, by position."""
+    """Nodes by position: which give the even share, and who gives each group of the remainder."""
 
     chosen: tuple[int, ...]
     extra: tuple[int, ...] = ()
@@ -82,12 +82,8 @@ def _deal(
     share = _even_share(accumulator.needed, len(split.chosen), group)
     for position in split.chosen:
         _take_from(accumulator, nodes[position], share, packing)
-    while not accumulator.satisfied:
-        for position in split.extra:
-            node = nodes[position]
-            left = (accumulator.machine.nodes[node] & accumulator.available).bit_count()
-            if left >= group and not accumulator.satisfied:
-                _take_from(accumulator, node, group, packing)
+    for position in split.extra:
+        _take_from(accumulator, nodes[position], group, packing)
     return CpuSet.from_bits(accumulator.taken)
 
 
@@ -160,9 +156,10 @@ class _Search:
         for extra in _subsets(givers, rest):
             if self._exhausted():
                 break
-            after = _hand_out(left, extra, rest, group)
-            if after is not None and (score := self._score(after)) < best[0]:
-                best = score, extra
+            after = list(left)
+            dealt = _hand_out(after, extra, rest, group)
+            if len(dealt) == rest and (score := self._score(after)) < best[0]:
+                best = score, dealt
         return best
 
     def _score(self, left: Sequence[int]) -> float:
@@ -192,16 +189,17 @@ def _subsets(givers: Sequence[int], rest: int) -> Iterator[tuple[int, ...]]:
         yield from combinations(givers, size)
 
 
-def _hand_out(left: Sequence[int], extra: Iterable[int], rest: int, group: int) -> list[int] | None:
-    """Return what is left after `rest` groups went round robin; None if they do not suffice."""
-    after = list(left)
+def _hand_out(left: list[int], extra: Iterable[int], rest: int, group: int) -> tuple[int, ...]:
+    """Take up to `rest` groups round robin off `left`; return who gave each, in turn."""
+    dealt: list[int] = []
     able = list(extra)
-    while rest and able:
-        able = [position for position in able if after[position] >= group]
-        for position in able[:rest]:
-            after[position] -= group
-        rest -= len(able[:rest])
-    return None if rest else after
+    while able and len(dealt) < rest:
+        able = [position for position in able if left[position] >= group]
+        turn = able[: rest - len(dealt)]
+        for position in turn:
+            left[position] -= group
+        dealt += turn
+    return tuple(dealt)
 
 
 def _round3(value: float) -> float:

@@ -1,0 +1,194 @@
+"""The packed and the distributed algorithm on invented hosts, against a second reading."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.topology import Cpu
+from kata_pin.policy.alloc.distributed import take_distributed
+from kata_pin.policy.alloc.failure import AllocError, AllocFailure
+from kata_pin.policy.alloc.kubelet import take
+from kata_pin.policy.alloc.options import StaticOptions
+from kata_pin.policy.alloc.packed import Packing, take_packed
+from kata_pin.policy.alloc.topology import Machine
+from tests.support.alloc_reference import Reference
+from tests.support.machines import Shape, host, server
+
+SHAPES = st.builds(
+    Shape,
+    uppers=st.integers(1, 3),
+    lowers=st.integers(1, 3),
+    llcs=st.integers(1, 2),
+    cores=st.integers(1, 4),
+    threads=st.sampled_from([1, 2, 2, 4]),
+    packages_in_nodes=st.booleans(),
+    threads_apart=st.booleans(),
+)
+OPTIONS = st.sampled_from(
+    [
+        StaticOptions(),
+        StaticOptions(distribute_cpus_across_cores=True),
+        StaticOptions(prefer_align_cpus_by_uncorecache=True),
+        StaticOptions(distribute_cpus_across_numa=True),
+        StaticOptions(distribute_cpus_across_numa=True, full_pcpus_only=True),
+        StaticOptions(true_unit_sizes=True),
+    ]
+)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[list[Cpu], CpuSet, int]:
+    """Draw a host, what is available on it (cores in part or as a whole), and a number of CPUs."""
+    cpus = draw(SHAPES).cpus()
+    by = draw(st.sampled_from(["cpu", "core", "llc"]))
+    units = sorted({getattr(cpu, by) for cpu in cpus})
+    used = draw(st.sets(st.sampled_from(units)))
+    odd = draw(st.sets(st.sampled_from([cpu.cpu for cpu in cpus]), max_size=3))
+    free = {cpu.cpu for cpu in cpus if getattr(cpu, by) not in used} ^ odd
+    return cpus, CpuSet(free), draw(st.integers(0, len(free)))
+
+
+@settings(deadline=None)
+@given(requests(), st.booleans(), st.booleans())
+def test_packed_is_the_rules(
+    request_: tuple[list[Cpu], CpuSet, int], spread: bool, by_llc: bool
+) -> None:
+    """The packed algorithm gives what a slow reading of its rules gives."""
+    cpus, free, wanted = request_
+    expected = Reference(cpus).packed(set(free), wanted, spread=spread, by_llc=by_llc)
+    got = take_packed(Machine.of(host(cpus)), free, wanted, Packing(spread=spread, by_llc=by_llc))
+    assert got == CpuSet(expected)
+
+
+@settings(deadline=None)
+@given(requests(), st.sampled_from([1, 2, 4]), st.booleans())
+def test_distributed_is_the_best_of_all_splits(
+    request_: tuple[list[Cpu], CpuSet, int], group: int, whole: bool
+) -> None:
+    """The distributed algorithm finds what trying every combination finds."""
+    cpus, free, wanted = request_
+    if whole:
+        wanted -= wanted % group
+    expected = Reference(cpus).distributed(set(free), wanted, group)
+    assert take_distributed(Machine.of(host(cpus)), free, wanted, group) == CpuSet(expected)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), min_size=2, max_size=7),
+    st.sampled_from([1, 2, 4]),
+    st.data(),
+)
+def test_distributed_is_the_best_on_uneven_nodes(
+    nodes: list[tuple[int, int]], group: int, data: st.DataObject
+) -> None:
+    """The same on nodes of many sizes, unevenly used, where several give a remainder."""
+    cpus: list[Cpu] = []
+    free: list[int] = []
+    for node, (size, used) in enumerate(nodes):
+        first = len(cpus)
+        cpus += [Cpu(first + n, node, 0, 0, first + n, 0) for n in range(size)]
+        free += range(first + min(used, size), first + size)
+    wanted = data.draw(st.integers(0, len(free) // group)) * group
+    expected = Reference(cpus).distributed(set(free), wanted, group)
+    got = take_distributed(Machine.of(host(cpus)), CpuSet(free), wanted, group)
+    assert got == CpuSet(expected)
+
+
+@given(requests(), OPTIONS)
+def test_gives_as_many_as_wanted_of_what_is_free(
+    request_: tuple[list[Cpu], CpuSet, int], options: StaticOptions
+) -> None:
+    """The result has the wanted size, is available, leaves the rest, and is the same each time."""
+    cpus, free, wanted = request_
+    machine = Machine.of(host(cpus))
+    got = take(machine, free, wanted, options)
+    assert len(got) == wanted
+    assert got <= free
+    assert take(Machine.of(host(cpus[::-1])), free, wanted, options) == got
+    second = take(machine, free - got, len(free) - wanted, options)
+    assert second.isdisjoint(got)
+    assert second | got == free
+
+
+@given(requests(), OPTIONS, st.integers(1, 9))
+def test_refuses_more_than_there_is(
+    request_: tuple[list[Cpu], CpuSet, int], options: StaticOptions, more: int
+) -> None:
+    """A request above what is available fails with the kind that says so."""
+    cpus, free, _ = request_
+    with pytest.raises(AllocError) as caught:
+        take(Machine.of(host(cpus)), free, len(free) + more, options)
+    assert caught.value.failure is AllocFailure.NOT_ENOUGH_CPUS
+
+
+@given(requests(), OPTIONS, st.data())
+def test_offline_cpus_do_no_harm(
+    request_: tuple[list[Cpu], CpuSet, int], options: StaticOptions, data: st.DataObject
+) -> None:
+    """On a ragged host, with CPUs offline, still nothing is given that is not available."""
+    cpus, free, wanted = request_
+    gone = data.draw(st.sets(st.sampled_from(cpus), max_size=max(0, len(cpus) - 1)))
+    online = [cpu for cpu in cpus if cpu not in gone]
+    usable = free & CpuSet(cpu.cpu for cpu in online)
+    wanted = min(wanted, len(usable))
+    got = take(Machine.of(host(online)), free, wanted, options)
+    assert len(got) == wanted
+    assert got <= usable
+
+
+@given(requests(), OPTIONS, st.integers(0, 40), st.integers(1, 3))
+def test_only_the_order_of_ids_counts(
+    request_: tuple[list[Cpu], CpuSet, int], options: StaticOptions, offset: int, step: int
+) -> None:
+    """New numbers in the same order, for CPUs and for every unit, give the same answer renamed."""
+    cpus, free, wanted = request_
+
+    def new(number: int) -> int:
+        return number * step + offset
+
+    renamed = [
+        replace(
+            cpu,
+            cpu=new(cpu.cpu),
+            core=new(cpu.core),
+            llc=new(cpu.llc),
+            node=new(cpu.node),
+            package=new(cpu.package),
+        )
+        for cpu in cpus
+    ]
+    got = take(Machine.of(host(cpus)), free, wanted, options)
+    again = take(Machine.of(host(renamed)), CpuSet(map(new, free)), wanted, options)
+    assert again == CpuSet(map(new, got))
+
+
+@given(requests())
+def test_packed_fills_used_units_first(request_: tuple[list[Cpu], CpuSet, int]) -> None:
+    """One CPU comes from a core that is as used as any in its node and its package."""
+    cpus, free, _ = request_
+    if not free:
+        return
+    topology = host(cpus)
+    got = take_packed(Machine.of(topology), free, 1).first
+    place = topology.get(got)
+    assert place is not None
+    around = topology.nodes[place.node] & topology.packages[place.package]
+    rivals = [topology.siblings(cpu) & free for cpu in around & free]
+    assert len(topology.siblings(got) & free) == min(map(len, rivals))
+
+
+@given(st.integers(0, 256), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]))
+def test_distributed_balances(wanted: int, group: int, nodes_per_package: int) -> None:
+    """On an idle server the nodes drawn from give equally much, but for one group."""
+    wanted -= wanted % group
+    topology = server(nodes_per_package)
+    got = take_distributed(Machine.of(topology), topology.online, wanted, group)
+    given_ = [len(cpus & got) for cpus in topology.nodes.values() if not cpus.isdisjoint(got)]
+    assert not given_ or max(given_) - min(given_) <= group
+    assert all(count % group == 0 for count in given_)

@@ -1,0 +1,81 @@
+"""Every row of what the kubelet's own tests say, and the script that runs such rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.oracle import DATA, ROOT, rows
+
+FILES = sorted(DATA.glob("*.json"))
+ROWS = [
+    pytest.param(run, id=f"{file}-{row.get('id', number)}")
+    for number, (file, row, run) in enumerate(rows(FILES))
+]
+
+
+@pytest.mark.parametrize("run", ROWS)
+def test_row(run: Callable[[], None]) -> None:
+    """The allocator answers what the row says."""
+    run()
+
+
+def oracle(*files: Path) -> subprocess.CompletedProcess[str]:
+    """Run the script as a user would, from elsewhere."""
+    command = [str(ROOT / "scripts" / "oracle"), *map(str, files)]
+    return subprocess.run(command, capture_output=True, text=True, cwd="/", timeout=50, check=False)
+
+
+def test_script_counts_all_rows() -> None:
+    """All rows of all files pass and are counted in the last line."""
+    done = oracle(*FILES)
+    assert done.stdout.splitlines()[-1] == "87 passed, 0 failed"
+    assert done.returncode == 0
+
+
+def corrupted(section: str, number: int, **changes: object) -> dict[str, Any]:
+    """Return a document with one row whose expectation is wrong."""
+    for file in FILES:
+        document: dict[str, Any] = json.loads(file.read_text())
+        if section in document:
+            kept = {key: document[key] for key in document if key.startswith("topologies")}
+            return kept | {section: [document[section][number] | changes]}
+    raise AssertionError(section)
+
+
+@pytest.mark.parametrize(
+    ("section", "number", "changes"),
+    [
+        ("take_cases", 1, {"expected": "1"}),
+        ("take_cases", 0, {"error": False}),
+        ("order_cases", 11, {"expected_ids": [2, 3, 4, 5]}),
+        ("accumulator_cases", 1, {"satisfied": False}),
+        ("cases", 0, {"expected_default": "1-10"}),
+        ("cases", 5, {"expected": "2-3,8-11"}),
+        ("cases", 5, {"op": "unheard-of"}),
+        ("cases", 13, {"error_text": "SMT Alignment Error: not that"}),
+        ("checkpoints", 0, {"checksum_valid": False}),
+    ],
+)
+def test_script_tells_a_failing_row(
+    tmp_path: Path, section: str, number: int, changes: dict[str, object]
+) -> None:
+    """A row that is not met is printed with its input, counted, and fails the run."""
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps(corrupted(section, number, **changes)))
+    done = oracle(file)
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "0 passed, 1 failed", done.stderr
+    assert lines[0].startswith("FAILED rows.json")
+    assert lines[1].startswith("  input {")
+    assert done.returncode == 1
+
+
+def test_script_without_files() -> None:
+    """Nothing to run is a usage error, not a success."""
+    assert oracle().returncode == 2
