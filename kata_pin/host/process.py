@@ -36,7 +36,7 @@ DELETED: Final = " (deleted)"
 GONE_ERRNOS: Final = frozenset({ENOENT, ESRCH})
 """What opening (ENOENT) or reading (ESRCH) a file of a vanished process gives."""
 
-YOUNG_TICKS = os.sysconf("SC_CLK_TCK")
+YOUNG_TICKS: Final = os.sysconf("SC_CLK_TCK")
 """For a second after its birth a process is read again: an exec or a kernel thread's naming may
 still change its name and flags."""
 
