@@ -29,6 +29,7 @@ _CHUNK: Final = 16 * 1024
 _BACKLOG: Final = 128 * 1024
 """Bytes waiting to be sent above which no more input is read."""
 _GRACE_S: Final = 5
+_HELLO_S: Final = 1.5
 
 Sink = Callable[[bytes], object]
 
@@ -85,7 +86,9 @@ class Channel:
     def close(self) -> None:
         """Let the port go; the agent ends what it still runs for it."""
         self._socket.close()
-        os.close(self._lock)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def __enter__(self) -> Self:
         return self
@@ -157,13 +160,19 @@ class Channel:
                 self._send(frames.WINDOW, json.dumps(shape).encode())
 
     def greet(self, deadline_s: float) -> None:
-        """Say hello until the agent echoes it; drops what an earlier client left in the port."""
+        """Say hello until the agent echoes it; drops what an earlier client left in the port.
+
+        More than once, because the guest may read a hello before it hears that the port was opened,
+        and then can not answer. All of them are before anything else in the stream.
+        """
         nonce = secrets.token_hex(8).encode()
-        self._send(frames.HELLO, nonce)
         limit = time.monotonic() + deadline_s
         while time.monotonic() < limit:
-            if (frames.HELLO, nonce) in self._step(min(1.0, limit - time.monotonic())):
-                return
+            self._send(frames.HELLO, nonce)
+            again = min(time.monotonic() + _HELLO_S, limit)
+            while time.monotonic() < again:
+                if (frames.HELLO, nonce) in self._step(again - time.monotonic()):
+                    return
         raise DeadlineError(f"the agent in the machine did not answer in {deadline_s:.0f} s")
 
     def _send(self, kind: bytes, payload: bytes = b"") -> None:

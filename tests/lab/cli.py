@@ -104,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     test = commands.add_parser("test", help="run tests/e2e in a fresh machine, bring back results")
     test.add_argument("--flavour", default=DEFAULT, help=argparse.SUPPRESS)
     test.add_argument("--keep", action="store_true", help="leave the machine running afterwards")
+    test.add_argument("--reuse", action="store_true", help="use a running machine as it is")
     test.add_argument("--results", metavar="FOLDER", help="default: build/lab/FLAVOUR")
     test.add_argument("pytest", nargs="*", metavar="-- PYTEST ARGUMENT")
     test.set_defaults(handler=_test)
@@ -201,5 +202,7 @@ def _test(settings: Settings, args: argparse.Namespace) -> int:
         tell,
         results=args.results,
         pytest_arguments=args.pytest,
-        keep=args.keep,
+        # A machine that ran before is not ended by a test that only borrowed it.
+        keep=args.keep or args.reuse,
+        reuse=args.reuse,
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -30,6 +29,15 @@ sys.exit(main())
 
 
 @dataclass(frozen=True, slots=True)
+class Project:
+    """The project made ready on the host: what goes to site-packages, and its command."""
+
+    site: Path
+    command: Path | None
+    log: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Installed:
     """Whether `kata-pin install` was run and succeeded, and a line to show."""
 
@@ -37,32 +45,34 @@ class Installed:
     text: str
 
 
-def install(channel: Channel, suite: Suite, results: Path, *, scale: float) -> Installed:
-    """Put the project into the machine and let it install itself; its output goes to install.txt.
+def prepare(folder: Path, log: Path) -> Project:
+    """Build the project's wheel and unpack it in `folder`; what the builder says goes to `log`."""
+    wheel = wheels.project_wheel(folder / "wheel", log, deadline_s=WHEEL_S)
+    site = folder / "site-packages"
+    _unpack(wheel, site, log)
+    command = folder / "kata-pin"
+    command.write_text(_COMMAND)
+    command.chmod(0o755)
+    has_command = (site / "kata_pin/cli/main.py").exists()
+    return Project(site=site, command=command if has_command else None, log=log)
+
+
+def install(channel: Channel, project: Project, suite: Suite, *, scale: float) -> Installed:
+    """Put the project into the machine and let it install itself; its output joins the log.
 
     A failing `kata-pin install` is a result for the tests, not an error of the lab.
     """
-    log = results / "install.txt"
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        wheel = wheels.project_wheel(folder / "wheel", log, deadline_s=WHEEL_S)
-        site = folder / "site-packages"
-        _unpack(wheel, site, log)
-        target = f"{VENV}/lib/python{suite.python}"
-        transfer.put(channel, [str(site)], target, deadline_s=INSTALL_S * scale)
-        has_command = (site / "kata_pin/cli/main.py").exists()
-        command = folder / "kata-pin"
-        command.write_text(_COMMAND)
-        command.chmod(0o755)
-        transfer.put(channel, [str(command)], f"{VENV}/bin", deadline_s=INSTALL_S * scale)
-    if not has_command:
-        return Installed(ok=False, text="the project has no command yet, its package is in place")
-    done = channel.run([f"{VENV}/bin/kata-pin", "install"], deadline_s=INSTALL_S * scale)
-    with log.open("ab") as text:
+    limit = INSTALL_S * scale
+    transfer.put(channel, [str(project.site)], f"{VENV}/lib/python{suite.python}", deadline_s=limit)
+    if project.command is None:
+        return Installed(ok=False, text="the project has no command yet; its package is in place")
+    transfer.put(channel, [str(project.command)], f"{VENV}/bin", deadline_s=limit)
+    done = channel.run([f"{VENV}/bin/kata-pin", "install"], deadline_s=limit)
+    with project.log.open("ab") as text:
         text.write(b"+ kata-pin install\n" + done.stdout + done.stderr)
     if done.code == 0:
-        return Installed(ok=True, text="kata-pin install done")
-    return Installed(ok=False, text=f"kata-pin install failed with {done.code}, see {log}")
+        return Installed(ok=True, text="kata-pin install: done")
+    return Installed(ok=False, text=f"kata-pin install: failed with {done.code}, see {project.log}")
 
 
 def _unpack(wheel: Path, site: Path, log: Path) -> None:

@@ -50,36 +50,43 @@ class Trial:
         self._machine = Machine(settings, flavour, tell)
         self._timings: dict[str, float] = {}
 
-    def run(self, pytest_arguments: Sequence[str], *, keep: bool) -> int:
+    def run(self, pytest_arguments: Sequence[str], *, keep: bool, reuse: bool) -> int:
         """Build, boot, install, test, bring back; return the exit code."""
         shutil.rmtree(self._results, ignore_errors=True)
         self._results.mkdir(parents=True)
         outcome, code, reason = "error", 1, ""
-        try:
-            with self._timed("build"):
-                image = Builder(self._settings, self._flavour.suite, self._tell).build()
-            with self._timed("boot"):
-                running = self._boot(image, keep=keep)
-            code = self._test(running, pytest_arguments)
-            outcome = "passed" if code == 0 else "failed"
-        except NotUpError as error:
-            outcome, code, reason = "not run", EX_NOT_UP, str(error)
-        except LabError as error:
-            reason = str(error)
-            raise
-        except KeyboardInterrupt:
-            outcome, reason = "interrupted", "interrupted"
-            raise
-        finally:
-            self._bring_console()
-            if not keep:
-                self._machine.stop()
-            self._summarize(outcome, reason)
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                with self._timed("build"):
+                    image = Builder(self._settings, self._flavour.suite, self._tell).build()
+                    project = install.prepare(Path(folder), self._results / "install.txt")
+                    tests = self._stage(Path(folder))
+                with self._timed("boot"):
+                    running = self._boot(image, keep=keep, reuse=reuse)
+                code = self._test(running, project, tests, pytest_arguments)
+                outcome = "passed" if code == 0 else "failed"
+            except NotUpError as error:
+                outcome, code, reason = "not run", EX_NOT_UP, str(error)
+                self._tell(f"lab: {error}")
+            except LabError as error:
+                reason = str(error)
+                raise
+            except KeyboardInterrupt:
+                outcome, reason = "interrupted", "interrupted"
+                raise
+            finally:
+                self._bring_console()
+                if not keep:
+                    self._machine.stop()
+                self._summarize(outcome, reason)
         self._tell(f"{self._flavour.name}: {outcome}; results in {self._results}")
         return code
 
-    def _boot(self, image: Image, *, keep: bool) -> Running:
-        """Boot, once more if the machine does not come up; a running machine is replaced."""
+    def _boot(self, image: Image, *, keep: bool, reuse: bool) -> Running:
+        """Boot, once more if the machine does not come up; replace a running one, or reuse it."""
+        running = self._machine.running()
+        if running and reuse:
+            return running
         self._machine.stop()
         for left in reversed(range(BOOTS)):
             try:
@@ -90,27 +97,31 @@ class Trial:
                 self._tell(f"lab: {error}\nlab: trying once more")
         raise AssertionError("unreachable")
 
-    def _test(self, running: Running, pytest_arguments: Sequence[str]) -> int:
-        with self._machine.connect() as channel:
-            try:
-                with self._timed("put"), tempfile.TemporaryDirectory() as folder:
-                    stage = self._stage(Path(folder))
-                    limit = PUT_S * running.scale
-                    transfer.put(channel, [str(stage)], "/root", deadline_s=limit)
+    def _test(
+        self,
+        running: Running,
+        project: install.Project,
+        tests: Path,
+        pytest_arguments: Sequence[str],
+    ) -> int:
+        try:
+            with self._machine.connect() as channel:
+                with self._timed("put"):
+                    channel.run(["rm", "-rf", INSIDE, RESULTS], deadline_s=PUT_S * running.scale)
+                    transfer.put(channel, [str(tests)], "/root", deadline_s=PUT_S * running.scale)
                 with self._timed("install"):
                     done = install.install(
-                        channel, self._flavour.suite, self._results, scale=running.scale
+                        channel, project, self._flavour.suite, scale=running.scale
                     )
-                self._tell(f"  install: {done.text}")
+                self._tell(f"  {done.text}")
                 with self._timed("tests"):
                     return self._pytest(channel, running, pytest_arguments, installed=done.ok)
-            finally:
-                channel.close()
-                self._bring_results(running)
+        finally:
+            self._bring_results(running)
 
     def _stage(self, folder: Path) -> Path:
         """Lay out what the machine gets besides the installed project."""
-        stage = folder / Path(INSIDE).name
+        stage = folder / "inside" / Path(INSIDE).name
         for name in _TREES:
             if (PROJECT / name).is_dir():
                 shutil.copytree(PROJECT / name, stage / name, ignore=_NOT_INSIDE)
@@ -169,9 +180,8 @@ class Trial:
                 channel.run(["sh", "-c", journal], deadline_s=limit)
                 with tempfile.TemporaryDirectory() as folder:
                     transfer.get(channel, [RESULTS], folder, deadline_s=limit)
-                    shutil.copytree(
-                        Path(folder) / Path(RESULTS).name, self._results, dirs_exist_ok=True
-                    )
+                    brought = Path(folder) / Path(RESULTS).name
+                    shutil.copytree(brought, self._results, dirs_exist_ok=True)
         except LabError as error:
             self._tell(f"lab: results could not be brought back: {error}")
 
@@ -206,7 +216,8 @@ def run(
     results: str | None,
     pytest_arguments: Sequence[str],
     keep: bool,
+    reuse: bool,
 ) -> int:
     """Run the tests in a fresh machine of `flavour`; return the exit code of the command."""
     folder = Path(results) if results else PROJECT / "build" / "lab" / flavour.name
-    return Trial(settings, flavour, tell, folder).run(pytest_arguments, keep=keep)
+    return Trial(settings, flavour, tell, folder).run(pytest_arguments, keep=keep, reuse=reuse)

@@ -103,10 +103,7 @@ def project_wheel(folder: Path, log: Path, *, deadline_s: float) -> Path:
         if (PROJECT / name).is_file():
             shutil.copy2(PROJECT / name, copy / name)
     (copy / "README.md").touch()
-    python = python_with_pip()
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps"]
-    if _has_module(python, "setuptools"):
-        pip += ["--no-build-isolation"]
+    pip = [python_with_pip(), "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps"]
     pip += [f"--wheel-dir={folder}", str(copy)]
     env = {**os.environ, "PIP_NO_INPUT": "1"}
     process.run(pip, deadline_s=deadline_s, log=log, env=env)
