@@ -56,7 +56,7 @@ class ProcessFacts(Protocol):
 
 
 class ProcessTable(Protocol):
-    """All processes as of the last refresh (host.process_index.ProcessIndex)."""
+    """All processes as of the last refresh (host.process.ProcessIndex)."""
 
     def get(self, pid: int) -> ProcessFacts | None:
         """Return the process with this pid."""

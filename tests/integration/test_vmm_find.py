@@ -1,0 +1,235 @@
+"""Finding VMMs among real processes: who is believed, and why the others are not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kata_pin.errors import VmmError
+from kata_pin.model.sandbox import Vmm, VmmKind
+from kata_pin.vmm.allowlist import DEFAULT_EXECUTABLES
+from kata_pin.vmm.find import VmmFinder
+from kata_pin.vmm.statefiles import KataPaths
+from tests.support.katalike import Accelerator, KataDirs, KataSandbox, Machine, Runtime
+from tests.support.qemu import QEMU
+from tests.support.vmmhost import Bystander, live, lookalike
+
+pytestmark = [pytest.mark.qemu, pytest.mark.root]
+
+CPUSETS = Path("/sys/fs/cgroup/cpuset")
+
+
+@pytest.fixture
+def dirs() -> Iterator[KataDirs]:
+    """Kata's directories, private and short."""
+    root = Path(tempfile.mkdtemp(prefix="kp"))
+    yield KataDirs.below(root)
+    shutil.rmtree(root)
+
+
+@pytest.fixture(autouse=True)
+def bystander() -> Iterator[Bystander]:
+    """A process named and called like the sandbox's QEMU, which none may take for it."""
+    with lookalike("-name", "sandbox-p1", "-smp", "2") as process:
+        one = Bystander(process.pid)
+        yield one
+        one.check()
+
+
+def _sandbox(dirs: KataDirs, name: str = "p1", **options: object) -> KataSandbox:
+    """Return a cheap sandbox: what is found does not depend on the accelerator."""
+    return replace(
+        KataSandbox(dirs, name, accelerator=Accelerator.TCG, machine=Machine(boot=1, maximum=2)),
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def _find(dirs: KataDirs, name: str = "p1", *hints: int, executables: tuple[str, ...] = ()) -> Vmm:
+    paths = KataPaths(str(dirs.vc), str(dirs.kata))
+    finder = VmmFinder(live(), paths=paths, executables=(*DEFAULT_EXECUTABLES, *executables))
+    return finder.find(name, hints)
+
+
+def _copy_of_python(dirs: KataDirs, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return a program of that name which runs Python, to put on the allow-list."""
+    monkeypatch.setenv("PYTHONHOME", sys.base_prefix)
+    return str(shutil.copy(os.path.realpath(sys.executable), dirs.vc / name))
+
+
+def _forget_files(kata: KataSandbox) -> None:
+    kata.persist_path.unlink()
+    kata.pidfile.unlink()
+
+
+@pytest.mark.parametrize("runtime", list(Runtime))
+def test_parent_shim_is_a_witness(dirs: KataDirs, runtime: Runtime) -> None:
+    """With neither files nor hints, the scan finds QEMU and its shim confirms it."""
+    with _sandbox(dirs, runtime=runtime) as kata:
+        kata.persist_path.unlink()
+        if runtime is Runtime.GO:
+            kata.pidfile.unlink()
+        vmm = _find(dirs)
+        assert vmm.process.pid == kata.pid
+        assert vmm.witness == f"parent {kata.shim.pid} is the sandbox's shim"
+        assert (vmm.kind, vmm.kvm, vmm.orphan) == (VmmKind.QEMU, False, False)
+        assert (vmm.guest.boot, vmm.guest.maximum) == (1, 2)
+        assert vmm.iothreads == kata.machine.iothreads
+
+
+def test_root_files_are_a_witness(dirs: KataDirs) -> None:
+    """The pid file alone, and persist.json alone, confirm a QEMU whose parent says nothing."""
+    with _sandbox(dirs, shim_process=False) as kata:
+        kata.persist_path.unlink()
+        assert _find(dirs).witness == "pid in pid file"
+        kata.write_persist(())
+        kata.pidfile.unlink()
+        assert _find(dirs).witness == "pid in persist.json"
+
+
+def test_hook_pid_is_a_witness(dirs: KataDirs) -> None:
+    """A pid from a hook confirms; the same QEMU found by the scan only is refused."""
+    with _sandbox(dirs, shim_process=False) as kata:
+        _forget_files(kata)
+        assert _find(dirs, "p1", kata.pid).witness == "pid from a hook"
+        with pytest.raises(VmmError, match=rf"process {kata.pid}: no cgroup, parent, file or hook"):
+            _find(dirs)
+
+
+@pytest.mark.skipif(not CPUSETS.is_dir(), reason="needs the cpuset hierarchy of cgroup v1")
+def test_cgroup_is_a_witness(dirs: KataDirs) -> None:
+    """A cgroup directory called kata_<sandbox> confirms."""
+    name = f"p{os.getpid()}"
+    cgroup = CPUSETS / f"kata_{name}"
+    cgroup.mkdir()
+    try:
+        for file in ("cpuset.cpus", "cpuset.mems"):
+            (cgroup / file).write_text((CPUSETS / file).read_text())
+        with _sandbox(dirs, name, shim_process=False, cgroups=(cgroup,)) as kata:
+            _forget_files(kata)
+            assert _find(dirs, name).witness == "cgroup holds the sandbox id"
+    finally:
+        cgroup.rmdir()
+
+
+def test_files_of_others_are_no_witness(dirs: KataDirs) -> None:
+    """A pid file of another uid, a symlink to one, and a symlinked directory prove nothing."""
+    with _sandbox(dirs, shim_process=False) as kata:
+        kata.persist_path.unlink()
+        os.chown(kata.pidfile, 65534, 65534)
+        with pytest.raises(VmmError, match="no cgroup, parent, file or hook"):
+            _find(dirs)
+        os.chown(kata.pidfile, 0, 0)
+        moved = kata.pidfile.rename(kata.pidfile.with_name("elsewhere"))
+        kata.pidfile.symlink_to(moved)
+        with pytest.raises(VmmError, match="no cgroup, parent, file or hook"):
+            _find(dirs)
+        kata.pidfile.unlink()
+        moved.rename(kata.pidfile)
+        real = kata.vm_dir.rename(kata.vm_dir.with_name("real"))
+        kata.vm_dir.symlink_to(real)
+        try:
+            with pytest.raises(VmmError, match="no cgroup, parent, file or hook"):
+                _find(dirs)
+        finally:
+            kata.vm_dir.unlink()
+            real.rename(kata.vm_dir)
+        assert _find(dirs).process.pid == kata.pid
+
+
+def test_a_lying_command_line_is_refused(dirs: KataDirs, bystander: Bystander) -> None:
+    """A process that only says it is the VMM is refused, whoever points at it."""
+    with pytest.raises(VmmError, match=r"its executable .* is not on the allow-list"):
+        _find(dirs, "p1", bystander.pid)
+
+
+def test_another_file_of_the_same_name_is_refused(
+    dirs: KataDirs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container's own mounts, /usr/bin/qemu-system-x86_64 can be anything."""
+    fake = _copy_of_python(dirs, "fake", monkeypatch)
+    mounts = f'mount --bind {fake} {QEMU} && exec setpriv --pdeathsig KILL -- "$@"'
+    prefix = ("unshare", "-m", "--propagation", "private", "sh", "-c", mounts, "sh")
+    with (
+        lookalike("-name", "sandbox-p1", executable=QEMU, prefix=prefix) as process,
+        pytest.raises(VmmError, match="is another file than the host's"),
+    ):
+        _find(dirs, "p1", process.pid)
+
+
+def test_a_nested_pid_namespace_is_refused(dirs: KataDirs) -> None:
+    """Even the real QEMU is refused in a pid namespace of its own, as in a container."""
+    argv = [QEMU, "-name", "sandbox-p1", "-S", "-nodefaults", "-nographic", "-M", "none"]
+    with subprocess.Popen(["unshare", "-p", "-f", "--kill-child", *argv]) as outer:
+        try:
+            children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
+            pid = 0
+            while not pid or QEMU not in os.readlink(f"/proc/{pid}/exe"):
+                pid = int(children.read_text() or 0)
+            with pytest.raises(VmmError, match="pid namespace of its own"):
+                _find(dirs, "p1", pid)
+        finally:
+            outer.kill()
+
+
+def test_another_sandbox_is_refused(dirs: KataDirs) -> None:
+    """A hint that points at another sandbox's VMM does not stick; the right one is still found."""
+    with _sandbox(dirs, "p2") as other:
+        with pytest.raises(VmmError, match="its command line names p2"):
+            _find(dirs, "p1", other.pid)
+        with _sandbox(dirs) as kata:
+            assert _find(dirs, "p1", other.pid).process.pid == kata.pid
+
+
+def test_stale_hints_are_refused(dirs: KataDirs) -> None:
+    """A pid that is gone, and one that Kata's Go shim gave for itself, are refused with reasons."""
+    with _sandbox(dirs) as kata:
+        gone = kata.pid
+        shim = kata.shim.pid
+        assert _find(dirs, "p1", shim).process.pid == kata.pid
+    with pytest.raises(VmmError, match=rf"hook's pid {gone}: .*[Nn]o such"):
+        _find(dirs, "p1", gone)
+
+
+def test_a_go_shim_is_no_dragonball(dirs: KataDirs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listed shim with the right -id is no VMM unless it has vCPU threads itself."""
+    binary = _copy_of_python(dirs, "containerd-shim-kata-v2", monkeypatch)
+    with (
+        lookalike("-id", "p9", comm="containerd-shim", executable=binary) as process,
+        pytest.raises(VmmError, match="runs no VM itself"),
+    ):
+        _find(dirs, "p9", process.pid, executables=(binary,))
+    with lookalike("-id", "p9", comm="db_vcpu0", executable=binary) as process:
+        assert _find(dirs, "p9", process.pid, executables=(binary,)).kind is VmmKind.DRAGONBALL
+
+
+def test_an_orphan_is_found_and_called_one(dirs: KataDirs) -> None:
+    """After its shim was killed, QEMU is still found by Kata's files, as an orphan."""
+    with _sandbox(dirs) as kata:
+        kata.orphan()
+        vmm = _find(dirs)
+        assert (vmm.process.pid, vmm.orphan) == (kata.pid, True)
+
+
+def test_a_replaced_executable_is_reported(dirs: KataDirs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an upgrade of the package the running binary is deleted: accepted, and said so."""
+    binary = _copy_of_python(dirs, "qemu-system-old", monkeypatch)
+    with lookalike("-name", "sandbox-p3", executable=binary) as process:
+        Path(binary).unlink()
+        vmm = _find(dirs, "p3", process.pid, executables=(binary,))
+        assert (vmm.exe, vmm.exe_deleted) == (binary, True)
+
+
+def test_sandboxes_are_listed_for_adoption(dirs: KataDirs, bystander: Bystander) -> None:
+    """The scan lists every sandbox by its VMM, and no process that is none."""
+    with _sandbox(dirs, "p1") as one, _sandbox(dirs, "p2", runtime=Runtime.RS) as two:
+        found = VmmFinder(live()).sandboxes()
+        assert {"p1": one.pid, "p2": two.pid}.items() <= found.items()
+        assert bystander.pid not in found.values()
