@@ -26,7 +26,7 @@ PINNED_PHASES = ("createRuntime", "prestart")
 MAX_STATE_BYTES = 4 * 1024 * 1024
 MAX_REPLY_BYTES = 1024
 STDIN_S = 1.0  # runtimes write the state at once; this ends the wait for one that never does
-RETRY_S = 0.005  # connect to a full backlog fails at once instead of waiting (unix(7), EAGAIN)
+RETRY_S = 0.005  # connect(2) to a full backlog fails at once with EAGAIN instead of waiting
 
 
 class Problem(Exception):  # noqa: N818 - not all are errors: `unpinned` can be an answer
@@ -172,9 +172,11 @@ def hand_over(options: Options) -> None:
 
 
 def expect(word: str, line: str) -> None:
-    """Raise Problem, with the daemon's reason, unless the line of the answer is `word`."""
-    if line != word:
+    """Raise Problem for a refusal, with the daemon's reason; ConnectionError for nonsense."""
+    if line.startswith(("refused ", "unpinned ")):
         raise Problem(line[:300])
+    if line != word:
+        raise ConnectionError(f"unexpected answer {line[:80]!r}")
 
 
 def complain(text: str) -> None:

@@ -10,12 +10,16 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Callable
+from dataclasses import asdict
 
 import click
 
+from kata_pin.cli import screen
 from kata_pin.cli.client import WRITE_S, DaemonAway, ask
 from kata_pin.cli.nodechange import Change, Node
 from kata_pin.cli.nodefiles import HOOKS_DIR, Choices, Runtime, node_files
+from kata_pin.cli.options import Session, global_options
+from kata_pin.cli.shape import VERSION
 from kata_pin.config import DEFAULT_FILE, Config, load
 from kata_pin.errors import KataPinError
 
@@ -78,8 +82,10 @@ def settings_below(root: str, config_file: str) -> Config:
 @click.option("--prestart", is_flag=True, help="Hook prestart too, for Kata 1.x.")
 @click.option("--python", default="/usr/bin/python3", show_default=True, help="For the hook.")
 @click.option("--program", help="Where kata-pin is.  [default: this one]")
-@click.option("--config", "config_file", default=DEFAULT_FILE, show_default=True, help="Settings.")
+@global_options
+@click.pass_obj
 def install(
+    session: Session,
     *,
     root: str,
     crio: bool,
@@ -88,13 +94,13 @@ def install(
     prestart: bool,
     python: str,
     program: str | None,
-    config_file: str,
 ) -> None:
     """Put hook, service and sample settings on this node.
 
     May be repeated: it writes what is missing or of another version and keeps what you changed.
     """
     chosen = {Runtime.CRIO: crio, Runtime.PODMAN: podman, Runtime.CONTAINERD: containerd}
+    config_file = session.config_file or DEFAULT_FILE
     choices = Choices(
         program=program or os.path.join(sysconfig.get_path("scripts"), "kata-pin"),
         python=python,
@@ -105,32 +111,44 @@ def install(
     )
     if root == "/":
         check_programs(choices)
-    for change in Node(root).install(node_files(choices)):
-        click.echo(str(change))
+    changes = Node(root).install(node_files(choices))
+    remarks = []
     if not choices.runtimes:
-        click.echo("no hooks: choose --crio, --podman or --containerd")
+        remarks.append("no hooks: choose --crio, --podman or --containerd")
     if root == "/":
-        click.echo(NEXT_STEPS)
+        remarks.append(NEXT_STEPS)
     if containerd:
-        click.echo(CONTAINERD_STEP)
+        remarks.append(CONTAINERD_STEP)
+    report(session, "install", changes, remarks)
 
 
 @click.command()
 @click.option("--root", default="/", metavar="DIR", help="Remove below DIR only; keeps the pins.")
-@click.option("--config", "config_file", default=DEFAULT_FILE, show_default=True, help="Settings.")
-def uninstall(root: str, config_file: str) -> None:
+@global_options
+@click.pass_obj
+def uninstall(session: Session, *, root: str) -> None:
     """Give every pin back and remove what install wrote and nobody changed."""
 
     def release() -> str:
         if root != "/":
             return "pins are left as they are (--root)"
-        from kata_pin.daemon import release_all
+        from kata_pin.daemon.oneshot import release_all
 
-        return release_pins(settings_below(root, config_file), release_all)
+        config = settings_below(root, session.config_file or DEFAULT_FILE)
+        return release_pins(config, release_all)
 
     changes, released = uninstall_node(root, release)
-    for change in changes:
-        click.echo(str(change))
-    click.echo(released)
+    remarks = [released]
     if root == "/":
-        click.echo("next: systemctl disable --now kata-pin; systemctl daemon-reload")
+        remarks.append("next: systemctl disable --now kata-pin; systemctl daemon-reload")
+    report(session, "uninstall", changes, remarks)
+
+
+def report(session: Session, kind: str, changes: list[Change], remarks: list[str]) -> None:
+    """Print what happened to each file, and what is left to do."""
+    if session.json:
+        rows = [asdict(change) for change in changes]
+        screen.document({"version": VERSION, "kind": kind, "changes": rows, "remarks": remarks})
+        return
+    for line in (*changes, *remarks):
+        click.echo(str(line))

@@ -56,23 +56,19 @@ class HookConnection:
         self._send(hookmsg.RECORDED, last=not self.message.phase.waits_for_pins)
 
     async def pinned(self) -> None:
-        """Say that the pins stand, or that this container needs none.
+        """Say, after `recorded`, that the pins stand, or that this container needs none.
 
-        Comes after `recorded`; where the hook does not wait for it, nothing is sent.
+        Nothing is sent where the hook does not wait for it: `recorded` was the last line then.
         """
-        self._conclude(hookmsg.PINNED)
+        self._send(hookmsg.PINNED, last=True)
 
     async def unpinned(self, reason: str) -> None:
         """Say that pins which should stand do not; in strict mode the hook fails the container."""
-        self._conclude(hookmsg.unpinned(reason))
+        self._send(hookmsg.unpinned(reason), last=True)
 
     async def refused(self, reason: str) -> None:
         """Say, in place of `recorded`, that the message can never be taken: it is not spooled."""
         self._send(hookmsg.refused(reason), last=True)
-
-    def _conclude(self, line: bytes) -> None:
-        if self.message.phase.waits_for_pins:
-            self._send(line, last=True)
 
     def _send(self, line: bytes, *, last: bool) -> None:
         if self._transport.is_closing():
@@ -108,7 +104,6 @@ class HookServer:
         self._request_s = request_s
         self._handler_s = handler_s
         self._owners = frozenset({0, os.geteuid()})
-        self._peers: set[socket.socket] = set()
         self._listener: socket.socket | None = None
         self._inode = 0
 
@@ -142,11 +137,8 @@ class HookServer:
                 while True:
                     await self._slots.acquire()
                     peer = await _accept(self._listener)
-                    self._peers.add(peer)
                     talks.create_task(self._talk(peer))
         finally:
-            for peer in self._peers:  # a talk that was cancelled before its first turn
-                peer.close()
             self.close()
 
     def close(self) -> None:
@@ -177,7 +169,6 @@ class HookServer:
             log.exception("hook connection failed")
         finally:
             receiver.close(peer)
-            self._peers.discard(peer)
             self._slots.release()
 
     def _check_owner(self, peer: socket.socket) -> None:

@@ -10,10 +10,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from kata_pin import hook
-from kata_pin.cli.install import install, release_pins, uninstall, uninstall_node
+from kata_pin.cli.install import release_pins, uninstall_node
+from kata_pin.cli.main import run
 from kata_pin.cli.nodechange import MANIFEST, Node
 from kata_pin.cli.nodefiles import HOOK_PATH, HOOKS_DIR, Choices, NodeFile, Runtime, node_files
 from kata_pin.cli.shape import Json
@@ -336,24 +336,41 @@ async def test_release_by_the_daemon(tmp_path: Path) -> None:
     assert (asked, by_ourselves) == (["release"], [])
 
 
-def test_commands(tmp_path: Path) -> None:
+Capture = pytest.CaptureFixture[str]
+
+
+def test_commands(tmp_path: Path, capsys: Capture) -> None:
     """Both commands work below a root, print what they did, and ask no daemon of this machine."""
-    runner = CliRunner()
-    arguments = ["--root", str(tmp_path), "--crio", "--program", "/usr/bin/kata-pin"]
-    done = runner.invoke(install, arguments, catch_exceptions=False)
-    assert done.exit_code == 0
-    assert f"wrote     {HOOK_PATH}" in done.output
-    assert "systemctl" not in done.output
-    done = runner.invoke(uninstall, ["--root", str(tmp_path)], catch_exceptions=False)
-    assert done.exit_code == 0
-    assert f"removed   {HOOK_PATH}" in done.output
+    below = ["--root", str(tmp_path)]
+    assert run(["install", *below, "--crio", "--program", "/usr/bin/kata-pin"]) == 0
+    output = capsys.readouterr().out
+    assert f"wrote     {HOOK_PATH}" in output
+    assert "systemctl" not in output
+    assert run(["uninstall", *below]) == 0
+    assert f"removed   {HOOK_PATH}" in capsys.readouterr().out
     assert tree(tmp_path) == {}
+
+
+def test_document(tmp_path: Path, capsys: Capture) -> None:
+    """With --json the same comes as a document."""
+    assert run(["install", "--root", str(tmp_path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["version"], document["kind"]) == (1, "install")
+    assert {"verb": "wrote", "path": HOOK_PATH, "reason": ""} in document["changes"]
+    assert document["remarks"] == ["no hooks: choose --crio, --podman or --containerd"]
 
 
 def test_settings_are_those_below_the_root(tmp_path: Path) -> None:
     """With --root the settings are read below it, not on this machine."""
-    (tmp_path / "etc/kata-pin").mkdir(parents=True)
-    (tmp_path / "etc/kata-pin/config.yaml").write_text("version: 1\ngroup: ops\n")
-    arguments = ["--root", str(tmp_path), "--program", "/usr/bin/kata-pin"]
-    assert CliRunner().invoke(install, arguments, catch_exceptions=False).exit_code == 0
+    (tmp_path / "etc/other").mkdir(parents=True)
+    (tmp_path / "etc/other/config.yaml").write_text("version: 1\ngroup: ops\n")
+    assert run(["install", "--root", str(tmp_path), "--config", "/etc/other/config.yaml"]) == 0
     assert "Group=ops\n" in (tmp_path / UNIT[1:]).read_text()
+    assert "--config /etc/other/config.yaml" in (tmp_path / UNIT[1:]).read_text()
+
+
+def test_programs_must_exist(capsys: Capture) -> None:
+    """On this machine itself an absent interpreter is refused before anything is written."""
+    assert run(["install", "--python", "/absent/python3"]) == 1
+    assert "/absent/python3 is not a program" in capsys.readouterr().err
+    assert not Path(MANIFEST).exists()

@@ -113,6 +113,18 @@ def test_pins_too_late(runtime_dir: Path) -> None:
     assert run.seconds < BUDGET_S + START_S
 
 
+def test_no_wait_for_pins(runtime_dir: Path) -> None:
+    """With a pin budget of 0 the hook ends with `recorded`, in strict mode too."""
+
+    async def never_pin(connection: HookConnection) -> None:
+        await connection.recorded()
+        assert await gone_within(connection, 5)
+
+    with HookDaemon(runtime_dir, never_pin):
+        run = run_hook(runtime_dir, "prestart", "--pin-ms=0", "--strict")
+    assert (run.status, run.stderr) == (0, "")
+
+
 def test_refused_is_not_spooled(runtime_dir: Path) -> None:
     """A message that can never be taken is not kept for later."""
 
@@ -155,7 +167,11 @@ def test_hung_daemon(runtime_dir: Path, backlog: int) -> None:
     assert only_spooled(runtime_dir).body == STATE
 
 
-@pytest.mark.parametrize("answer", [b"", b"rec", b"x" * 5000], ids=["none", "half", "endless"])
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"rec", b"x" * 5000, b"pinned\n", b"\xff\n"],
+    ids=["none", "half", "endless", "out-of-turn", "nonsense"],
+)
 def test_daemon_that_breaks_off(runtime_dir: Path, answer: bytes) -> None:
     """A daemon that dies, or babbles, before `recorded` gets the message by the spool."""
 
@@ -275,6 +291,14 @@ def test_closed_descriptors(runtime_dir: Path, closed: str, *, daemon_up: bool) 
         messages += [hookmsg.decode(file.read_bytes()) for file in spooled(runtime_dir)]
     assert done.returncode == 0
     assert [m.body for m in messages] == ([] if "<&-" in closed else [STATE])
+
+
+@pytest.mark.parametrize("other", ["", ">&-"])
+def test_closed_stdin_is_named(runtime_dir: Path, other: str) -> None:
+    """A closed stdin is told from an empty one."""
+    command = f"{' '.join(COMMAND)} poststop --runtime-dir={runtime_dir} <&- {other}"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, check=False, timeout=20)
+    assert (done.returncode, done.stderr) == (0, b"kata-pin-hook: stdin is closed\n")
 
 
 def test_largest_state(runtime_dir: Path) -> None:
