@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from kata_pin.cli import reach
+from kata_pin.cli import phrases, reach
 from kata_pin.cli.client import Provider
 from kata_pin.cli.nodefiles import HOOK_PATH
 from kata_pin.cli.reach import Row
@@ -148,7 +148,7 @@ def debugfs(root: HostRoot) -> Row:
         return Row("debugfs", "warn", f"{error.filename} does not exist: no KVM on this kernel")
     except OSError as error:
         return Row("debugfs", "warn", f"{path}: {error.strerror}: vCPUs are found by KVM fds")
-    return Row("debugfs", "ok", f"{path} can be read, {vms} VMs in it")
+    return Row("debugfs", "ok", f"{path} can be read, {phrases.count(vms, 'VM')} in it")
 
 
 def process_events(config: Config) -> Row:
@@ -256,7 +256,8 @@ def spool(config: Config) -> Row:
     except OSError as error:
         return Row("spool", "warn", f"{path}: {error.strerror}")
     if left:
-        return Row("spool", "warn", f"{len(left)} messages wait in {path}", "start the daemon")
+        waiting = phrases.count(len(left), "message waits", "messages wait")
+        return Row("spool", "warn", f"{waiting} in {path}", "start the daemon")
     return Row("spool", "ok", f"{path} is empty")
 
 

@@ -1,0 +1,226 @@
+"""`doctor`: each check on this host or on a prepared folder, and what it says of sandboxes."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from kata_pin.cli import examination, reach
+from kata_pin.cli.client import Provider
+from kata_pin.cli.main import run
+from kata_pin.cli.shape import Sandbox
+from kata_pin.config import Config, NewThreads, Paths, Qmp
+from kata_pin.host.root import HOST, HostRoot
+from kata_pin.model.cpuset import CpuSet
+from tests.unit.cli import documents as docs
+from tests.unit.cli.conftest import Serve
+
+KATA_CONFIG = """
+[hypervisor.qemu]
+path = "/opt/kata/bin/qemu-system-x86_64"
+default_vcpus = 2
+enable_debug = true
+extra_monitor_socket = "qmp"
+[runtime]
+enable_vcpus_pinning = {pinning}
+"""
+
+
+def root_with_status(folder: Path, capabilities: int) -> HostRoot:
+    """Return a root whose /proc/self/status has these effective capabilities."""
+    status = folder / "proc" / "self" / "status"
+    status.parent.mkdir(parents=True)
+    status.write_text(f"Name:\tx\nCapEff:\t{capabilities:016x}\nCapBnd:\t0\n")
+    return HostRoot(str(folder))
+
+
+def test_missing_rights_are_named(tmp_path: Path) -> None:
+    """Without capabilities each is a row of its own with its weight."""
+    rows = list(examination.rights(root_with_status(tmp_path, 0)))
+    assert [(r.status, r.text.split()[0]) for r in rows] == [
+        ("fail", "CAP_SYS_NICE"),
+        ("fail", "CAP_SYS_PTRACE"),
+        ("warn", "CAP_DAC_READ_SEARCH"),
+        ("info", "CAP_NET_ADMIN"),
+    ]
+
+
+def test_held_rights_are_one_row(tmp_path: Path) -> None:
+    """With all of them there is one ok."""
+    bits = sum(1 << bit for bit in (2, 12, 19, 23))
+    (row,) = examination.rights(root_with_status(tmp_path, bits))
+    assert row.status == "ok"
+
+
+def test_capability_numbers_are_the_kernels() -> None:
+    """The bits are those of linux/capability.h, where it is installed."""
+    header = Path("/usr/include/linux/capability.h")
+    if not header.exists():
+        pytest.skip("no kernel headers")
+    words = [line.split() for line in header.read_text().splitlines()]
+    for bit, (name, _, _) in examination.CAPABILITIES.items():
+        assert ["#define", name, str(bit)] in [line[:3] for line in words]
+
+
+def test_debugfs_states_are_told_apart(tmp_path: Path) -> None:
+    """Not mounted, without KVM, and readable are three answers."""
+    mount = tmp_path / "debug"
+    mount.mkdir()
+    host = HostRoot(str(tmp_path), debugfs="/debug")
+    assert examination.debugfs(host).remedy.startswith("mount -t debugfs")
+    (mount / "x86").mkdir()
+    assert "no KVM" in examination.debugfs(host).text
+    (mount / "kvm" / "41-13").mkdir(parents=True)
+    row = examination.debugfs(host)
+    assert (row.status, row.text) == ("ok", f"{mount}/kvm can be read, 1 VM in it")
+
+
+def test_process_events_are_tried_on_this_host() -> None:
+    """The row agrees with the setting: switched off is said even where they work."""
+    assert examination.process_events(Config()).status in {"ok", "warn"}
+    row = examination.process_events(Config(new_threads=NewThreads.AUDIT))
+    assert row.status in {"info", "warn"}
+
+
+def test_hooks_are_found_by_name(tmp_path: Path) -> None:
+    """A file that names the hook counts; the hook has to be there to be run."""
+    pattern = (f"{tmp_path}/*.json",)
+    program = tmp_path / "kata-pin-hook"
+    assert examination.hooks(pattern, str(program)).status == "warn"
+    (tmp_path / "other.json").write_text("{}")
+    assert examination.hooks(pattern, str(program)).status == "warn"
+    (tmp_path / "90-kata-pin.json").write_text('{"hook": {"path": "/x/kata-pin-hook"}}')
+    assert examination.hooks(pattern, str(program)).status == "fail"
+    program.write_text("#!/bin/true\n")
+    program.chmod(0o755)
+    row = examination.hooks(pattern, str(program))
+    assert (row.status, row.text) == ("ok", f"installed: {tmp_path}/90-kata-pin.json")
+
+
+def test_kubelet_states(tmp_path: Path) -> None:
+    """No checkpoint is information, a damaged one a warning."""
+    path = tmp_path / "cpu_manager_state"
+    config = Config(paths=Paths(kubelet_state=str(path)))
+    assert examination.kubelet(config).status == "info"
+    path.write_text("{")
+    assert examination.kubelet(config).status == "warn"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("pinning", "status"), [("true", "warn"), ("false", "ok")])
+def test_katas_own_pinning_is_a_warning(tmp_path: Path, pinning: str, status: str) -> None:
+    """Two writers of vCPU affinities are told, with what to change."""
+    (tmp_path / "configuration.toml").write_text(KATA_CONFIG.format(pinning=pinning))
+    (row,) = examination.kata(Config(paths=Paths(kata_configs=(str(tmp_path),))))
+    assert row.status == status
+    assert "default_vcpus 2" in row.text
+    assert "extra monitor qmp" in row.text
+    assert ("enable_vcpus_pinning = false" in row.remedy) is (status == "warn")
+
+
+def test_no_kata_configuration_is_a_warning(tmp_path: Path) -> None:
+    """The row says where it looked."""
+    (row,) = examination.kata(Config(paths=Paths(kata_configs=(str(tmp_path),))))
+    assert (row.status, str(tmp_path) in row.text) == ("warn", True)
+
+
+def test_spool_leftovers_are_counted(tmp_path: Path) -> None:
+    """Messages that no daemon took in are a warning."""
+    config = Config(runtime_dir=str(tmp_path))
+    assert examination.spool(config).status == "info"
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    (spool / "1-2.msg.tmp").touch()
+    assert examination.spool(config).status == "ok"
+    (spool / "1-2.msg").touch()
+    assert examination.spool(config).text == f"1 message waits in {spool}"
+
+
+def rows_of(sandbox: Sandbox, config: Config | None = None) -> dict[str, reach.Row]:
+    """Return the rows of one sandbox by their check."""
+    return {row.check: row for row in reach.sandboxes(docs.state(sandbox), config or Config())}
+
+
+def test_a_sandbox_in_order() -> None:
+    """Roles from a certain source and every reachable mode are ok."""
+    rows = rows_of(docs.database(), Config(housekeeping=CpuSet([0, 1])))
+    assert rows["vCPUs"].text == "3 recognised by debugfs (3)"
+    assert rows["overhead"].text == (
+        "can work: auto by shared CPUs, auto by the kubelet's default set, sandbox, housekeeping, "
+        "reserve:k"
+    )
+
+
+def test_a_vm_locked_into_its_cpuset() -> None:
+    """Where the cgroup allows the sandbox's CPUs only, the others are named as out of reach."""
+    threads = [
+        docs.thread(1, "vcpu", "4", vcpu=0, cpuset="4-5"),
+        docs.thread(2, "emulator", "4-5", cpuset="4-5"),
+    ]
+    sandbox = docs.sandbox("a/b", "4-5", *threads, exclusive="4-5", shared="")
+    row = rows_of(sandbox, Config(housekeeping=CpuSet([0])))["overhead"]
+    assert row.text == (
+        "can work: sandbox, reserve:k; cannot: auto by the kubelet's default set, housekeeping "
+        "(the cgroups allow 4-5)"
+    )
+
+
+def test_inferred_and_contradicting_roles_are_warnings() -> None:
+    """Creation order, contradiction and absence each have their text."""
+    ordered = docs.sandbox("a/b", "4", docs.thread(1, "vcpu", "4", vcpu=0, source="order"))
+    assert rows_of(ordered)["vCPUs"].text == "1 recognised by order (1): their order is inferred"
+    torn = docs.sandbox("a/b", "4", docs.thread(1, "vcpu", "4", vcpu=0, conflict="qmp: 1"))
+    assert rows_of(torn)["vCPUs"].text.endswith("sources disagree")
+    assert rows_of(docs.sandbox("a/b", "4"))["vCPUs"].status == "warn"
+
+
+def test_monitors(tmp_path: Path) -> None:
+    """An extra monitor is seen by its socket; nothing is connected to."""
+    sandbox = docs.database()
+    config = Config(paths=Paths(vc=str(tmp_path)))
+    assert rows_of(sandbox, config)["QMP"].status == "info"
+    folder = tmp_path / "vm" / sandbox["id"]
+    folder.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as monitor:
+        here = os.open(folder, os.O_RDONLY)
+        monitor.bind(f"/proc/self/fd/{here}/extra-monitor.sock")
+        os.close(here)
+        assert rows_of(sandbox, config)["QMP"].status == "ok"
+        off = Config(paths=config.paths, qmp=Qmp(enabled=False))
+        assert "switched off" in rows_of(sandbox, off)["QMP"].text
+
+
+def test_a_sandbox_without_a_vmm_is_one_row() -> None:
+    """Only the problem is told."""
+    rows = rows_of(docs.lost())
+    assert set(rows) == {"VMM"}
+    assert "not on the allow-list" in rows["VMM"].text
+
+
+def test_warnings_of_a_sandbox_are_rows() -> None:
+    """Notes of the pass are repeated under their code."""
+    assert "2 vCPUs for 4 exclusive CPUs" in rows_of(docs.drifted())["test"].text
+
+
+def test_a_check_that_breaks_is_a_row(tmp_path: Path) -> None:
+    """A root without /proc ends no examination."""
+    config = Config(runtime_dir=str(tmp_path))
+    document = examination.examine(config, Provider(config), HostRoot(str(tmp_path)))
+    assert not document["ok"]
+    assert any(row["text"].startswith("a check broke") for row in document["rows"])
+    assert any(row["check"] == "kubelet" for row in document["rows"])
+
+
+def test_doctor_exits_1_when_a_row_fails(
+    serve: Serve, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The exit status follows the document; the daemon is seen."""
+    config = serve({"state": lambda _: docs.state(docs.database())})
+    folder = tmp_path / "absent"
+    config.write_text(config.read_text() + f"paths: {{kata_configs: [{folder}]}}\n")
+    status = run(["doctor", "--config", str(config)])
+    out = capsys.readouterr().out
+    assert "0.1.0 runs, pid 812" in out
+    assert (status == 1) is (" fail " in out)
+    assert HOST.live
