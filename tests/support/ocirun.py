@@ -49,15 +49,17 @@ class OciContainer:
         *,
         hooks: Mapping[str, Any],
         annotations: Mapping[str, str] | None = None,
+        linux: Mapping[str, Any] | None = None,
     ) -> None:
+        """`linux` adds to config.json's `linux`: resources, cgroupsPath."""
         self.name = name
         self.bundle = folder / name
         self._runtime = runtime
         self._state = folder / f"{runtime}-state"
         self._log = folder / f"{name}.log"
-        self.bundle.mkdir()
+        self.bundle.mkdir(exist_ok=True)  # Kata's shim may have made it
         make_rootfs(self.bundle / "rootfs")
-        config = _config(hooks, annotations or {})
+        config = _config(hooks, annotations or {}, linux or {})
         (self.bundle / "config.json").write_text(json.dumps(config))
 
     def __enter__(self) -> Self:
@@ -71,6 +73,10 @@ class OciContainer:
     def start(self) -> None:
         """Start the workload."""
         self._run("start", self.name)
+
+    def update(self, cpus: str) -> None:
+        """Change the container's cpuset, as a kubelet does; no hook runs on it."""
+        self._run("update", "--cpuset-cpus", cpus, self.name)
 
     def stop(self) -> None:
         """Kill the workload and delete the container."""
@@ -119,7 +125,10 @@ def make_rootfs(path: Path) -> None:
         (path / link).symlink_to(f"usr/{link}")
 
 
-def _config(hooks: Mapping[str, Any], annotations: Mapping[str, str]) -> dict[str, Any]:
+def _config(
+    hooks: Mapping[str, Any], annotations: Mapping[str, str], linux: Mapping[str, Any]
+) -> dict[str, Any]:
+    namespaces = [{"type": "pid"}, {"type": "mount"}, {"type": "network"}]
     return {
         "ociVersion": "1.0.2",
         "process": {
@@ -133,7 +142,7 @@ def _config(hooks: Mapping[str, Any], annotations: Mapping[str, str]) -> dict[st
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/usr", "type": "bind", "source": "/usr", "options": ["rbind", "ro"]},
         ],
-        "linux": {"namespaces": [{"type": "pid"}, {"type": "mount"}, {"type": "network"}]},
+        "linux": {"namespaces": namespaces, **linux},
         "annotations": dict(annotations),
         "hooks": dict(hooks),
     }
