@@ -53,7 +53,7 @@ def requests(draw: st.DrawFn) -> tuple[list[Cpu], CpuSet, int]:
     return cpus, CpuSet(free), draw(st.integers(0, len(free)))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=300)
 @given(requests(), st.booleans(), st.booleans())
 def test_packed_is_the_rules(
     request_: tuple[list[Cpu], CpuSet, int], spread: bool, by_llc: bool

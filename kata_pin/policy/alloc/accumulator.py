@@ -1,7 +1,7 @@
 """The topology accumulator: collects CPUs for one request, best fit first.
 
 It holds what is available and what was taken, and knows the orders in which the kubelet looks at
-nodes, packages, caches, cores and CPUs (kubelet cpu_assignment.go, KEP-2902 and KEP-3327). An
+nodes, packages, caches, cores and CPUs (kubelet cpu_assignment.go, KEP-2902, KEP-4800). An
 Accumulator lives for one request. Out of scope: which steps are taken in which order; `packed` and
 `distributed` say that.
 

@@ -53,7 +53,7 @@ class Machine:
 
     @cached_property
     def nodes_first(self) -> bool:
-        """Whether NUMA nodes stand above packages in the hierarchy (facts: kubelet newAccumulator).
+        """Whether NUMA nodes stand above packages in the hierarchy (kubelet newCPUAccumulator).
 
         So it is unless a package holds several nodes, which is judged by the two counts alone.
         """

@@ -188,6 +188,8 @@ def test_whole_cores_only() -> None:
     assert failure(static, state, 8).failure is AllocFailure.SMT_ALIGNMENT
     pod = PodRequest("a", (app("c", 6),))
     assert cpus_of(allocate_all(static, state, pod), pod) == {"c": "1-3,5-7"}
+    apart = policy(2, "0-1", full_pcpus_only=True)
+    assert failure(apart, apart.start(AllocState()), 6).failure is AllocFailure.SMT_ALIGNMENT
 
 
 def test_too_much() -> None:
