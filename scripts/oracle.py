@@ -314,10 +314,20 @@ OPS: dict[str, Callable[[Machine, Row], None]] = {
 }
 
 
+def load(file: Path) -> Row:
+    """Read a file of rows; exit with 2 if that can not be done."""
+    try:
+        document: Row = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        print(f"oracle: {file}: {error}", file=sys.stderr)
+        sys.exit(2)
+    return document
+
+
 def rows(files: list[Path]) -> Iterator[tuple[str, Row, Callable[[], None]]]:
     """Yield each row of the files: the file, the row, and what runs it."""
     topologies = Topologies()
-    documents: list[tuple[Path, Row]] = [(file, json.loads(file.read_text())) for file in files]
+    documents: list[tuple[Path, Row]] = [(file, load(file)) for file in files]
     for file, document in documents:
         topologies.add(document, file)
 

@@ -79,3 +79,14 @@ def test_script_tells_a_failing_row(
 def test_script_without_files() -> None:
     """Nothing to run is a usage error, not a success."""
     assert oracle().returncode == 2
+
+
+def test_script_with_a_file_it_can_not_read(tmp_path: Path) -> None:
+    """A file that is missing or no JSON is named."""
+    file = tmp_path / "rows.json"
+    for text in (None, "{"):
+        if text:
+            file.write_text(text)
+        done = oracle(file)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"oracle: {file}: ")
