@@ -81,8 +81,11 @@ def place(
 
 
 def pairs(placement: Placement) -> dict[ThreadKey, int]:
-    """Return what `place` takes as `kept` in the next pass: the first CPU of each paired vCPU."""
-    return {key: one.applied.first for key, one in placement.desired.items() if one.paired}
+    """Return what `place` takes as `kept` in the next pass: one CPU of each vCPU's run.
+
+    Also of a vCPU whose cgroup does not let it have its run now: the run stays meant for it.
+    """
+    return {key: one.wanted.first for key, one in placement.desired.items() if one.container_id}
 
 
 class _Parts(NamedTuple):

@@ -87,8 +87,11 @@ def test_vcpu_that_may_not_have_its_pair_is_not_paired() -> None:
 def test_paired_vcpu_never_falls_back_to_the_pause_containers_cpus() -> None:
     """The pod sandbox's own CPUs are a fallback for overhead, not for a vCPU to be paired."""
     threads = [vcpu(0), vcpu(1, cpuset="8-9"), vcpu(2), main_thread(cpuset="8-10")]
-    where = node(settings=PlacementSettings(overhead=overhead("1")))
-    found = place(sandbox(pause("8"), A2), threads, where)
+    of = PlacementSettings(
+        overhead=overhead("1"), overhead_roles={ThreadRole.VCPU: overhead("auto")}
+    )
+    found = place(sandbox(pause("8"), A2), threads, node(settings=of))
+    assert applied(found, threads)["vcpu 0"] == "8"
     assert found.desired[threads[1].key].step == "cpuset"
     assert found.desired[threads[3].key].step == "shared"
     assert applied(found, threads)["emulator"] == "8"
@@ -101,6 +104,22 @@ def test_surplus_cpus_are_a_step() -> None:
     found = place(sandbox(A2), threads, node(settings=of))
     assert found.desired[threads[3].key].step == "surplus"
     assert applied(found, threads)["emulator"] == "10"
+
+
+def test_shared_before_reserve_before_surplus() -> None:
+    """With all three in reach the order is that of DESIGN D7."""
+    of = PlacementSettings(
+        overhead=overhead("0"),
+        overhead_roles={
+            ThreadRole.VCPU: overhead("10"),
+            ThreadRole.IOTHREAD: overhead("reserve:1"),
+        },
+    )
+    containers = (exclusive("a", "4-6"), shared("s", "2"))
+    wide, narrow = main_thread(cpuset="2-10"), main_thread(cpuset="4-10")
+    for one, step in ((wide, "shared"), (narrow, "reserve")):
+        found = place(sandbox(*containers), [*vcpus(0, 1, 2), one], node(settings=of))
+        assert found.desired[one.key].step == step
 
 
 def test_reserve_is_a_step() -> None:

@@ -121,6 +121,12 @@ def test_dealing_is_stable_when_threads_come_and_go() -> None:
     assert [str(found.desired[one.key].applied) for one in now] == ["4", "6", "4", "5", "5"]
 
 
+def test_crowded_threads_are_spread() -> None:
+    """New threads inherit one CPU: no more than a fair share of them stays on it."""
+    threads = [thread(IOTHREAD, 1001 + i, on="5") for i in range(4)]
+    assert where(threads, "4-7", "4-6") == ["5", "5", "4", "6"]
+
+
 def test_reason_says_isolated() -> None:
     """The reason tells why one CPU stands where several were wanted."""
     one = main_thread()

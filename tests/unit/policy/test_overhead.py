@@ -88,6 +88,7 @@ def test_modes(
     where = Node(at.topology, settings(text, housekeeping="0"), kubelet)
     found = place(sandbox(*containers), [one], where)
     assert applied(found, [one]).get("iothread", "") == expected
+    assert all(desired.step == "" for desired in found.desired.values())
 
 
 def test_every_role_by_default() -> None:
@@ -135,7 +136,7 @@ def test_reserve_shrinks_pairs() -> None:
 
 def test_reserve_of_one_role() -> None:
     """Each role has its own k of the end; the largest k shrinks x, thread or no thread."""
-    threads = [*vcpus(0, 1, 2), main_thread(), thread(IOTHREAD, 1001)]
+    threads = [*vcpus(0, 1, 2), main_thread(), thread(IOTHREAD, 1001), thread(VHOST, 1002)]
     of = settings("reserve:1", iothread="reserve:2", vhost="reserve:0")
     assert reserve_size(of) == 2
     found = place(sandbox(exclusive("a", "4-7")), threads, node(settings=of))
@@ -145,7 +146,9 @@ def test_reserve_of_one_role() -> None:
         "vcpu 2": "5",
         "emulator": "7",
         "iothread": "6-7",
+        "vhost": "6-7",
     }
+    assert found.desired[threads[-1].key].step == "reserve"  # reserve:0 names no CPU
 
 
 @pytest.mark.parametrize("k", [2, 3, 500])

@@ -151,6 +151,14 @@ S = shared("s", "3")
             id="container contiguity before index: next to its kept vCPU",
         ),
         pytest.param(
+            (exclusive("a", "4-5"), exclusive("b", "12-13")),
+            (0, 1, 2, 3),
+            guest(),
+            {1: 12},
+            {0: "13", 1: "12", 2: "4", 3: "5"},
+            id="container contiguity: who has a vCPU chooses neighbours first",
+        ),
+        pytest.param(
             (exclusive("a", "4-7"),),
             (0, 1, 2),
             guest(threads=2, numa="011", host="0/1"),

@@ -14,6 +14,7 @@ from kata_pin.model.topology import flat
 from kata_pin.policy.place import pairs, place
 from kata_pin.policy.writers import KataPinning
 from tests.support.world import (
+    after,
     applied,
     codes,
     exclusive,
@@ -372,6 +373,14 @@ def test_runs_are_kept_by_any_of_their_cpus() -> None:
     threads = vcpus(0, 1)
     found = place(sandbox(A4), threads, node(), kept={threads[0].key: 7})
     assert applied(found, threads) == {"vcpu 0": "6-7", "vcpu 1": "4-5"}
+
+
+def test_a_run_stays_meant_for_a_vcpu_that_can_not_have_it() -> None:
+    """Where cgroups keep vCPUs from their CPUs, the next pass does not deal the CPUs anew."""
+    threads = [vcpu(0, cpuset="5"), vcpu(1, cpuset="6")]
+    first = place(sandbox(A2), threads, node())
+    assert pairs(first) == {threads[0].key: 4, threads[1].key: 5}
+    assert place(sandbox(A2), after(first, threads), node(), kept=pairs(first)) == first
 
 
 def test_a_reused_tid_keeps_nothing() -> None:

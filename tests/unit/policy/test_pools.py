@@ -84,6 +84,7 @@ def test_reserve_takes_the_last(
         pytest.param([3, 3], 5, [3, 2], id="a tie goes to the first recorded"),
         pytest.param([2, 5], 4, [1, 3], id="the largest remainder first"),
         pytest.param([1, 6], 4, [1, 3], id="at least one each, the raised gets no second"),
+        pytest.param([9, 16, 15], 4, [1, 2, 1], id="one raised to 1 has no remainder to hear"),
         pytest.param([6, 1, 1], 3, [1, 1, 1], id="one each when there are no more"),
         pytest.param([8, 1, 1], 5, [3, 1, 1], id="the largest gives back what raising took"),
         pytest.param([5, 5, 1, 1], 5, [2, 1, 1, 1], id="a tie gives back from the end"),
