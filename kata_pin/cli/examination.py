@@ -18,7 +18,7 @@ from kata_pin.cli.client import Provider
 from kata_pin.cli.nodefiles import HOOK_PATH
 from kata_pin.cli.reach import Row
 from kata_pin.cli.shape import VERSION, Json, State
-from kata_pin.config import Config, NewThreads
+from kata_pin.config import DEFAULT_FILE, Config, NewThreads
 from kata_pin.errors import HostError, KataPinError
 from kata_pin.host.files import read_text
 from kata_pin.host.root import HOST, HostRoot
@@ -42,12 +42,22 @@ HOOK_FILES: Final = (
 HOOK_NAME: Final = "kata-pin-hook"
 
 
-def examine(config: Config, provider: Provider, root: HostRoot | None = None) -> Json:
-    """Return the `doctor` document; `ok` is False when a row fails."""
+def examine(
+    config: Config,
+    provider: Provider,
+    *,
+    file: str | None = None,
+    root: HostRoot | None = None,
+) -> Json:
+    """Return the `doctor` document; `ok` is False when a row fails.
+
+    `file` is the configuration file that was named, if one was.
+    """
     host = root or HostRoot(HOST.root, debugfs=config.paths.debugfs)
     rows: list[Row] = []
     state = _state(provider, rows)
     checks: list[Callable[[], Row | Iterator[Row]]] = [
+        lambda: configuration(file or DEFAULT_FILE),
         lambda: rights(host),
         lambda: pins(host),
         lambda: cgroups(host),
@@ -96,6 +106,18 @@ def _state(provider: Provider, rows: list[Row]) -> State | None:
         text = f"not running: {daemon.get('reason', '')}"
         rows.append(Row("daemon", "warn", text, "systemctl start kata-pin"))
     return state
+
+
+def configuration(file: str) -> Row:
+    """Return whether the configuration file is the administrator's alone: it allows VMMs."""
+    try:
+        status = os.stat(file)
+    except FileNotFoundError:
+        return Row("configuration", "info", f"no {file}: the defaults hold")
+    if status.st_uid != 0 or status.st_mode & 0o022:
+        text = f"{file} can be changed by others than root"
+        return Row("configuration", "warn", text, f"chown root {file}; chmod go-w {file}")
+    return Row("configuration", "ok", file)
 
 
 def rights(root: HostRoot) -> Iterator[Row]:

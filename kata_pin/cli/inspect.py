@@ -95,7 +95,7 @@ def doctor(session: Session) -> int:
     """
     from kata_pin.cli import examination
 
-    document = examination.examine(session.config, session.provider)
+    document = examination.examine(session.config, session.provider, file=session.config_file)
     if session.json:
         screen.document(document)
     else:

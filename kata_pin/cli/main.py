@@ -96,6 +96,11 @@ def run(arguments: list[str] | None = None) -> int:
         return error.exit_code
     except KataPinError as error:
         return _failed(session, error, error.exit_code)
+    except OSError as error:  # our own reads are translated; what is left is the output
+        _forget_stdout()
+        told = KataPinError(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        told.__cause__ = error
+        return _failed(session, told, 1)
     except Exception as error:  # noqa: BLE001 - the last barrier: no traceback unless asked for
         unexpected = KataPinError(
             f"unexpected {type(error).__name__}: {error}",

@@ -75,8 +75,10 @@ def recognised(sandbox: Sandbox, name: str) -> Row:
     if any(thread["conflict"] for thread in vcpus):
         return Row("vCPUs", "warn", f"{text}; sources disagree", "kata-pin explain", name)
     if not counts.keys() <= CERTAIN:
-        remedy = "mount debugfs, or grant CAP_SYS_PTRACE"
-        return Row("vCPUs", "warn", f"{text}: their order is inferred", remedy, name)
+        kvm = sandbox["vmm"] is not None and sandbox["vmm"]["kvm"]
+        remedy = "mount debugfs, or grant CAP_SYS_PTRACE" if kvm else ""
+        why = "their order is inferred" + ("" if kvm else ", as ever without KVM")
+        return Row("vCPUs", "warn", f"{text}: {why}", remedy, name)
     return Row("vCPUs", "ok", text, "", name)
 
 

@@ -23,7 +23,10 @@ _ORDINARY_OUTCOMES: Final = {"done", "gone", "clipped"}
 
 def who(document: Json, look: Look) -> list[Text]:
     """Return every thread of the host that may run on the pCPU."""
-    lines = [*facts(_place(document, look), look), Text()]
+    lines = facts(_place(document, look), look)
+    if not document["daemon"]["running"]:
+        lines += paragraph(phrases.daemon(document["daemon"]), look)
+    lines.append(Text())
     if not document["online"]:
         return [*lines[:-1], styled("offline: no thread can run on it", phrases.ODD)]
     columns = [
@@ -65,7 +68,6 @@ def _place(document: Json, look: Look) -> list[tuple[str, Text]]:
         ("pCPU", styled(str(document["cpu"]), phrases.NAME)),
         ("place", styled(where)),
         ("claim", styled("; ".join(claims) or "none")),
-        ("", phrases.daemon(document["daemon"]) if not document["daemon"]["running"] else Text()),
     ]
 
 

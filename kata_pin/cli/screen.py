@@ -53,11 +53,20 @@ def document(values: Mapping[str, object]) -> None:
 
 
 def tolerate_any_text() -> None:
-    """Make stdout and stderr show what they cannot encode as escapes instead of failing."""
+    """Make stdout and stderr show what they cannot encode as escapes instead of failing.
+
+    A stream that was closed before we started becomes one that goes nowhere.
+    """
+    sys.stdout = sys.stdout or _nowhere()
+    sys.stderr = sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")
 
 
 def _encodes(stream: TextIO, text: str) -> bool:

@@ -99,6 +99,19 @@ def test_intruders_are_users_processes_on_anothers_exclusive_cpu() -> None:
     assert not any(read_process(HOST, p).kernel for p in found if p in {1, 2})
 
 
+def test_a_sandboxs_own_threads_do_not_intrude() -> None:
+    """Threads that work for the owner are no intruders; those of another sandbox are."""
+    cpu = CPUS[0]
+    state = node_of_this_host()
+    with child({cpu}) as pid:
+        mine = docs.sandbox("a/b", str(cpu), docs.thread(pid, "vcpu", str(cpu)), exclusive=str(cpu))
+        state["sandboxes"] = [mine]
+        assert pid not in {entry["pid"] for entry in census.intruders(HOST, state)}
+        other = docs.sandbox("c/d", None, docs.thread(pid, "vcpu", str(cpu)))
+        state["sandboxes"] = [docs.sandbox("a/b", str(cpu), exclusive=str(cpu)), other]
+        assert pid in {entry["pid"] for entry in census.intruders(HOST, state)}
+
+
 def test_kernel_threads_are_summed_up_apart() -> None:
     """Kernel threads are never among the processes; bound ones have this CPU alone."""
     found = census.who(HOST, node_of_this_host(), CPUS[0])

@@ -35,6 +35,21 @@ def root_with_status(folder: Path, capabilities: int) -> HostRoot:
     return HostRoot(str(folder))
 
 
+@pytest.mark.root
+def test_a_configuration_that_others_can_change_is_a_warning(tmp_path: Path) -> None:
+    """The file allows executables as VMMs: it has to be root's alone."""
+    file = tmp_path / "k.yaml"
+    assert examination.configuration(str(file)).status == "info"
+    file.touch()
+    file.chmod(0o644)
+    assert examination.configuration(str(file)).status == "ok"
+    file.chmod(0o664)
+    assert examination.configuration(str(file)).status == "warn"
+    file.chmod(0o644)
+    os.chown(file, 65534, 0)
+    assert examination.configuration(str(file)).status == "warn"
+
+
 def test_missing_rights_are_named(tmp_path: Path) -> None:
     """Without capabilities each is a row of its own with its weight."""
     rows = list(examination.rights(root_with_status(tmp_path, 0)))
@@ -166,10 +181,23 @@ def test_a_vm_locked_into_its_cpuset() -> None:
     )
 
 
+def test_a_mode_works_only_if_every_thread_gets_there() -> None:
+    """One thread that is locked in takes a mode away."""
+    threads = [
+        docs.thread(1, "emulator", "4", cpuset="4-5"),
+        docs.thread(2, "virtiofsd", "4", cpuset="0-15"),
+    ]
+    sandbox = docs.sandbox("a/b", "4-5", *threads)
+    row = rows_of(sandbox, Config(housekeeping=CpuSet([0])))["overhead"]
+    assert "cannot: auto by the kubelet's default set, housekeeping" in row.text
+
+
 def test_inferred_and_contradicting_roles_are_warnings() -> None:
     """Creation order, contradiction and absence each have their text."""
     ordered = docs.sandbox("a/b", "4", docs.thread(1, "vcpu", "4", vcpu=0, source="order"))
     assert rows_of(ordered)["vCPUs"].text == "1 recognised by order (1): their order is inferred"
+    ordered["vmm"] = docs.vmm(kvm=False)
+    assert rows_of(ordered)["vCPUs"].remedy == ""
     torn = docs.sandbox("a/b", "4", docs.thread(1, "vcpu", "4", vcpu=0, conflict="qmp: 1"))
     assert rows_of(torn)["vCPUs"].text.endswith("sources disagree")
     assert rows_of(docs.sandbox("a/b", "4"))["vCPUs"].status == "warn"
@@ -206,7 +234,7 @@ def test_warnings_of_a_sandbox_are_rows() -> None:
 def test_a_check_that_breaks_is_a_row(tmp_path: Path) -> None:
     """A root without /proc ends no examination."""
     config = Config(runtime_dir=str(tmp_path))
-    document = examination.examine(config, Provider(config), HostRoot(str(tmp_path)))
+    document = examination.examine(config, Provider(config), root=HostRoot(str(tmp_path)))
     assert not document["ok"]
     assert any(row["text"].startswith("a check broke") for row in document["rows"])
     assert any(row["check"] == "kubelet" for row in document["rows"])

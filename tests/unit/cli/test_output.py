@@ -1,0 +1,178 @@
+"""What the program does with its output: start-up cost, pipes, terminals, encodings, completion."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from kata_pin.cli.main import run
+from kata_pin.cli.shape import State
+from tests.unit.cli import documents as docs
+from tests.unit.cli.conftest import Serve
+
+STATE = docs.state(docs.database(), docs.drifted(), docs.lost())
+
+
+def _state(document: State = STATE) -> Any:
+    return {"state": lambda _: deepcopy(document)}
+
+
+def test_help_imports_no_command() -> None:
+    """The group's help loads neither rich nor yaml nor any command (start-up matters)."""
+    code = (
+        "import sys; from kata_pin.cli.main import run; run(['--help']);"
+        "print([m for m in ('rich', 'yaml', 'asyncio', 'kata_pin.cli.show') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20
+    )
+    assert done.stdout.endswith("\n[]\n")
+
+
+def test_show_needs_neither_the_daemon_nor_asyncio(serve: Serve) -> None:
+    """`show` with a daemon loads no daemon code, no yaml beyond the settings, no asyncio."""
+    config = serve(_state())
+    code = (
+        "import sys; from kata_pin.cli.main import run;"
+        f"run(['show', '--config', {str(config)!r}]);"
+        "print([m for m in ('asyncio', 'kata_pin.daemon', 'pyroute2') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20
+    )
+    assert done.stdout.endswith("\n[]\n")
+
+
+def test_a_reader_that_goes_away_is_quiet(serve: Serve) -> None:
+    """A closed pipe ends the program with 141 and no word."""
+    config = serve(_state(docs.large()))
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "kata_pin.cli.main", "show", "--json", "--config", str(config)],
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=20,
+        )
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("redirection", [">/dev/full", ">&-"])
+def test_an_output_that_fails_is_told(serve: Serve, redirection: str) -> None:
+    """A full disk is one line and status 1; a closed stdout is no failure."""
+    command = f"{sys.executable} -m kata_pin.cli.main show --config {serve(_state())} {redirection}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], capture_output=True, text=True, timeout=20, check=False
+    )
+    told = "kata-pin: standard output: No space left on device\n"
+    expected = (1, told) if "full" in redirection else (0, "")
+    assert (done.returncode, done.stderr) == expected
+
+
+def test_watch_goes_on_until_it_is_interrupted(serve: Serve) -> None:
+    """The state is shown again and again; Ctrl-C ends it with 130 and no word."""
+    config = str(serve(_state()))
+    command = [sys.executable, "-m", "kata_pin.cli.main", "show", "--watch", "0.2", "--json"]
+    with subprocess.Popen(
+        [*command, "--config", config], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        documents = [json.loads(process.stdout.readline()) for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=20)
+    assert documents == [STATE, STATE]
+    assert (process.returncode, error) == (130, "")
+
+
+def _on_terminal(arguments: list[str], columns: int, **environ: str) -> str:
+    """Run a command on a pseudo-terminal of so many columns and return what it wrote."""
+    import fcntl
+    import struct
+    import termios
+
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 40, columns, 0, 0))
+    clean = {k: v for k, v in os.environ.items() if k not in {"COLUMNS", "NO_COLOR", "TERM"}}
+    with subprocess.Popen(
+        [sys.executable, "-m", "kata_pin.cli.main", *arguments],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**clean, "LC_ALL": "C.UTF-8", **environ},
+    ) as process:
+        os.close(slave)
+        written = b""
+        while True:
+            try:
+                data = os.read(master, 65536)
+            except OSError:  # EIO: the other side is closed
+                break
+            if not data:
+                break
+            written += data
+        process.wait(20)
+    os.close(master)
+    return written.decode()
+
+
+def test_a_terminal_gets_colours_and_its_width(serve: Serve) -> None:
+    """On a terminal of 60 columns lines fit and drift is red; NO_COLOR and TERM=dumb switch off."""
+    arguments = ["show", "--config", str(serve(_state()))]
+    coloured = _on_terminal(arguments, 60, TERM="xterm-256color")
+    assert "\x1b[1;31m" in coloured
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
+    assert max(map(len, plain.splitlines())) <= 60
+    for quiet in ({"TERM": "xterm", "NO_COLOR": "1"}, {"TERM": "dumb"}):
+        assert _on_terminal(arguments, 60, **quiet) == plain
+
+
+def test_an_ascii_output_gets_ascii_signs(serve: Serve) -> None:
+    """Where stdout cannot encode an arrow, ASCII stands for it and names are escaped."""
+    config = serve(_state(docs.foreign()))
+    done = subprocess.run(
+        [sys.executable, "-m", "kata_pin.cli.main", "show", "--config", str(config)],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+        timeout=20,
+    )
+    text = done.stdout.decode("ascii")
+    assert "0->4" in text
+    assert "\\u751f" in text
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_name_the_program(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each shell gets a script that asks kata-pin for words."""
+    assert run(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "_KATA_PIN_COMPLETE" in script
+    assert "kata-pin" in script
+
+
+def test_sandboxes_complete_while_the_daemon_runs(serve: Serve) -> None:
+    """The completion of `show` offers pods and ids; without a daemon nothing, quickly."""
+    config = serve(_state())
+    environ = {
+        **os.environ,
+        "_KATA_PIN_COMPLETE": "bash_complete",
+        "COMP_WORDS": f"kata-pin --config {config} show default/",
+        "COMP_CWORD": "4",
+    }
+    code = "from kata_pin.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=20,
+        check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["plain,default/db-0"]
