@@ -161,8 +161,7 @@ class Paths:
     kata_configs: tuple[str, ...] = setting(
         listing(PATH),
         KATA_CONFIGS,
-        "folders of Kata's configuration files; the hypervisor paths in them are accepted as "
-        "VMMs",
+        "folders of Kata's configuration files; the hypervisor paths in them are accepted as VMMs",
     )
 
 
