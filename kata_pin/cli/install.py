@@ -29,8 +29,8 @@ next:
   systemctl daemon-reload && systemctl enable --now kata-pin"""
 
 CONTAINERD_STEP = """\
-  containerd: merge /etc/kata-pin/containerd-hooks.json into the base runtime spec of Kata's
-  handlers, as kata-pin(8) shows, and restart containerd"""
+containerd: merge /etc/kata-pin/containerd-hooks.json into the base runtime spec of Kata's handlers,
+as kata-pin(8) shows, and restart containerd"""
 
 Release = Callable[[Config], object]
 """Gives back every pin when no daemon runs."""

@@ -1,0 +1,62 @@
+"""The installed unit, tmpfiles.d and sysusers.d files, read by systemd's own tools below a root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kata_pin.cli.nodechange import Node
+from kata_pin.cli.nodefiles import Choices, node_files
+
+MOST_EXPOSED = 30  # tenths, as systemd-analyze counts; irqbalance and journald are near it
+UNIT = "usr/lib/systemd/system/kata-pin.service"
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed"),
+]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    Node(str(tmp_path)).install(node_files(Choices(program="/usr/bin/true")))
+    return tmp_path
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        timeout=20, env={**os.environ, "SYSTEMD_PAGER": "cat"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_unit_is_understood(node: Path) -> None:
+    """systemd knows every line of the unit: a misspelt one would only be ignored."""
+    assert run("systemd-analyze", "verify", "--man=no", str(node / UNIT)) == ""
+
+
+def test_unit_is_hardened(node: Path) -> None:
+    """The unit's exposure stays low as systemd itself counts it."""
+    threshold = f"--threshold={MOST_EXPOSED}"
+    run("systemd-analyze", "security", "--offline=yes", threshold, str(node / UNIT))
+
+
+def test_group_and_directories(node: Path) -> None:
+    """The group gets in to read, and nobody but root to the spool."""
+    (node / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+    (node / "etc/group").write_text("root:x:0:\n")
+    run("systemd-sysusers", f"--root={node}")
+    run("systemd-tmpfiles", "--create", f"--root={node}", "kata-pin.conf")
+    gid = int((node / "etc/group").read_text().partition("kata-pin:x:")[2].partition(":")[0])
+    modes = {}
+    for name in ("run/kata-pin", "run/kata-pin/spool"):
+        status = (node / name).stat()
+        modes[name] = (oct(stat.S_IMODE(status.st_mode)), status.st_uid, status.st_gid)
+    assert modes == {"run/kata-pin": ("0o750", 0, gid), "run/kata-pin/spool": ("0o700", 0, 0)}
