@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
-from tests.e2e.capture import capture
 from tests.e2e.node import Node
 
 CPU = Path("/sys/devices/system/cpu")
@@ -39,7 +39,7 @@ def test_packages_cores_and_threads_are_those_promised(node: Node) -> None:
 
 
 def test_topology_is_captured_for_the_unit_tests(node: Node) -> None:
-    """The sysfs tree is written to the results, from where it joins tests/data/sysfs."""
-    lines = capture(Path("/sys"))
-    (node.results_folder() / f"lab-{node.flavour}.txt").write_text("".join(lines))
-    assert f"sys/devices/system/cpu/online\t0-{node.cpus - 1}\n" in lines
+    """scripts/capture-host writes the results' listing, from where it joins tests/data/sysfs."""
+    listing = node.run([sys.executable, "scripts/capture-host"])
+    (node.results_folder() / f"lab-{node.flavour}.tree").write_text(listing)
+    assert f"sys/devices/system/cpu/online\t0-{node.cpus - 1}\n" in listing

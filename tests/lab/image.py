@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, ParamSpec
 
-from tests.lab import process, wheels
+from tests.lab import process, ramdisk, wheels
 from tests.lab.errors import LabError
 from tests.lab.flavours import Suite
 from tests.lab.needs import missing_to_build, require
@@ -88,7 +88,7 @@ class Builder:
 
     def base_key(self) -> str:
         """Return the hash of everything that the base is made from."""
-        recipe = [self._suite.name, *self.packages(), *_DPKG_LINES, *_INITRAMFS_LINES]
+        recipe = [self._suite.name, *self.packages(), *_DPKG_LINES]
         return _digest("\n".join(recipe).encode())
 
     def image_key(self) -> str:
@@ -96,7 +96,7 @@ class Builder:
         parts = [self.base_key().encode(), wheels.guest_lock().encode(), DISK.encode()]
         for name, file in self._guest_files():
             parts += [name.encode(), file.read_bytes(), str(file.stat().st_mode & 0o111).encode()]
-        parts.append((LAB / "image.py").read_bytes())
+        parts += [(LAB / name).read_bytes() for name in ("image.py", "ramdisk.py")]
         return _digest(b"\0".join(parts))
 
     def find(self) -> Image | None:
@@ -177,11 +177,7 @@ class Builder:
         _copy_debs(self._debs(), archives)
         _write(tree / "usr/sbin/policy-rc.d", "#!/bin/sh\nexit 101\n", mode=0o755)
         _write(tree / "etc/dpkg/dpkg.cfg.d/kata-lab", "\n".join(_DPKG_LINES) + "\n")
-        for name, text in (
-            ("conf.d/kata-lab", _INITRAMFS_LINES[0]),
-            ("modules", _INITRAMFS_LINES[1]),
-        ):
-            _write(tree / "etc/initramfs-tools" / name, f"{text}\n")
+        _write(tree / "etc/initramfs-tools/conf.d/kata-lab", "MODULES=list\n")
         shutil.copyfile("/etc/resolv.conf", tree / "etc/resolv.conf")
         try:
             self._chroot(tree, "dpkg", "--configure", "-a", "--force-confold")
@@ -210,12 +206,14 @@ class Builder:
         self._step("copy of the base", self._copy_base, base, tree)
         self._step("wheels", self._install_wheels, tree, found)
         self._step("files", self._configure, tree)
-        for name, target in (("vmlinuz-*", "vmlinuz"), ("initrd.img-*", "initrd.img")):
-            shutil.copy2(_only(tree / "boot", name), part / target)
+        kernel = _only(tree / "boot", "vmlinuz-*")
+        release = kernel.name.removeprefix("vmlinuz-")
+        shutil.copy2(kernel, part / "vmlinuz")
+        ramdisk.build(tree, release, part / "initrd.img")
         self._step("disk", self._make_disk, tree, part / "disk.img")
         shutil.rmtree(tree)
-        kernel = _only(base / "tree/boot", "vmlinuz-*").name.removeprefix("vmlinuz-")
-        about = {"suite": self._suite.name, "kernel": kernel, "packages": _versions(base / "tree")}
+        packages = _versions(base / "tree")
+        about = {"suite": self._suite.name, "kernel": release, "packages": packages}
         (part / "about.json").write_text(json.dumps(about, indent=1, sort_keys=True))
         part.rename(final)
 
@@ -289,12 +287,6 @@ _DPKG_LINES: Final = (
     "path-exclude=/usr/share/man/*",
     "path-exclude=/usr/share/locale/*",
     "path-exclude=/usr/share/info/*",
-)
-
-_INITRAMFS_LINES: Final = (
-    # Only what finds the root disk: unpacking Debian's full ramdisk costs seconds when emulated.
-    "MODULES=list\nCOMPRESS=zstd\nCOMPRESSLEVEL=3",
-    "virtio_pci\nvirtio_blk\next4\ncrc32c",
 )
 
 

@@ -27,6 +27,15 @@ from kata_pin.cli.main import main
 sys.exit(main())
 """
 
+_STEPS: Final = (
+    (f"{VENV}/bin/kata-pin", "install", "--containerd"),
+    # What `kata-pin install` says to do next.
+    ("systemd-sysusers",),
+    ("systemd-tmpfiles", "--create", "kata-pin.conf"),
+    ("systemctl", "daemon-reload"),
+    ("systemctl", "enable", "--now", "kata-pin"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Project:
@@ -67,12 +76,14 @@ def install(channel: Channel, project: Project, suite: Suite, *, scale: float) -
     if project.command is None:
         return Installed(ok=False, text="the project has no command yet; its package is in place")
     transfer.put(channel, [str(project.command)], f"{VENV}/bin", deadline_s=limit)
-    done = channel.run([f"{VENV}/bin/kata-pin", "install"], deadline_s=limit)
     with project.log.open("ab") as text:
-        text.write(b"+ kata-pin install\n" + done.stdout + done.stderr)
-    if done.code == 0:
-        return Installed(ok=True, text="kata-pin install: done")
-    return Installed(ok=False, text=f"kata-pin install: failed with {done.code}, see {project.log}")
+        for step in _STEPS:
+            done = channel.run(step, deadline_s=limit)
+            text.write(f"+ {' '.join(step)}\n".encode() + done.stdout + done.stderr)
+            if done.code != 0:
+                failed = f"{' '.join(step)} failed with {done.code}, see {project.log}"
+                return Installed(ok=False, text=failed)
+    return Installed(ok=True, text="kata-pin is installed and its service runs")
 
 
 def _unpack(wheel: Path, site: Path, log: Path) -> None:

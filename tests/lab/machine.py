@@ -160,7 +160,14 @@ class Machine:
     def arguments(self, image: Image, chosen: Accel) -> list[str]:
         """Return QEMU's command line; sockets and logs are relative to the machine's folder."""
         argv = ["qemu-system-x86_64", "-name", f"kata-pin-lab-{self.flavour.name},debug-threads=on"]
-        argv += ["-nodefaults", "-no-user-config", "-machine", "q35", "-display", "none"]
+        argv += [
+            "-nodefaults",
+            "-no-user-config",
+            "-machine",
+            "q35,sata=off,smbus=off,i8042=off",
+            "-display",
+            "none",
+        ]
         argv += ["-accel", "kvm" if chosen == "kvm" else "tcg,thread=multi,tb-size=512"]
         argv += self.flavour.cpu_arguments(chosen)
         argv += ["-kernel", str(image.kernel), "-initrd", str(image.initrd)]

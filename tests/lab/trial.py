@@ -35,7 +35,7 @@ TESTS_S: Final = 180
 """Deadline of the whole test run; multiplied by the scale."""
 LOG_S: Final = 30
 
-_TREES: Final = ("tests/e2e", "tests/support", "tests/data", "hooks")
+_TREES: Final = ("tests/e2e", "tests/support", "tests/data", "hooks", "scripts")
 _NOT_INSIDE: Final = shutil.ignore_patterns("__pycache__", "*.pyc", "sysfs")
 
 
