@@ -28,16 +28,22 @@ GREETING_S: Final = 0.05
 SESSION_S: Final = 0.12
 CLOSE_S: Final = 0.05
 
+MAX_REPLY: Final = 2 * 1024 * 1024
+"""Longest line that QEMU may send: 4,096 vCPUs take about 1.2 MB."""
+
 MAX_SOCKETS: Final = 4 * 1024 * 1024
 """Longest /proc/net/unix that is read."""
 
 _CONNECTED: Final = frozenset({"02", "03"})
 """Socket states CONNECTING and CONNECTED of /proc/net/unix (linux/net.h, socket_state)."""
 
+_BROKEN: Final = (QMPError, OSError, EOFError, ValueError, RecursionError)
+"""What a session ends in when the peer misbehaves. The last two are a line above MAX_REPLY
+and JSON nested too deep; like a peer that vanished, they come out of disconnect."""
+
 # qemu.qmp logs every lost connection as an error, with a traceback; the caller reports it instead.
 _quiet = logging.getLogger(f"{__name__}.client")
-_quiet.propagate = False
-_quiet.addHandler(logging.NullHandler())
+_quiet.disabled = True
 
 
 async def query(
@@ -69,6 +75,7 @@ async def _session(
 ) -> QmpAnswers:
     client = QMPClient()
     client.logger = _quiet
+    client.readbuflen = MAX_REPLY
     try:
         async with asyncio.timeout(session_s):
             await asyncio.wait_for(client.connect(end), greeting_s)
@@ -81,7 +88,7 @@ async def _session(
         raise QmpUnavailable(f"{path}: no answer in time; another client may hold it") from error
     except RemoteProtocolError as error:
         raise QmpUnavailable(f"{path}: {error}") from error
-    except (QMPError, OSError, EOFError) as error:
+    except _BROKEN as error:
         raise QmpUnavailable(f"{path}: {str(error) or type(error).__name__}") from error
     finally:
         await _close(client, end)
@@ -115,13 +122,10 @@ def _holds(line: str, path: str) -> bool:
 
 
 async def _close(client: QMPClient, end: socket.socket) -> None:
-    """Give the slot up, first of all on the wire: that takes effect even if we are cancelled again.
-
-    A peer that vanished makes disconnect raise EOFError.
-    """
+    """Give the slot up, first of all on the wire: that holds even if we are cancelled again."""
     with contextlib.suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
-    with contextlib.suppress(QMPError, OSError, EOFError, TimeoutError):
+    with contextlib.suppress(*_BROKEN):
         if client.runstate is not Runstate.IDLE:
             async with asyncio.timeout(CLOSE_S):
                 await client.disconnect()

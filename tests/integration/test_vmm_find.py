@@ -18,8 +18,8 @@ from kata_pin.model.sandbox import Vmm, VmmKind
 from kata_pin.vmm.allowlist import DEFAULT_EXECUTABLES
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.statefiles import KataPaths
-from tests.support.katalike import Accelerator, KataDirs, KataSandbox, Machine, Runtime
-from tests.support.qemu import QEMU
+from tests.support.katalike import KataDirs, KataSandbox, Runtime
+from tests.support.qemu import QEMU, Accelerator, Machine
 from tests.support.vmmhost import Bystander, live, lookalike
 
 pytestmark = [pytest.mark.qemu, pytest.mark.root]

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_for(probe: Callable[[], T], what: str, timeout_s: float = 10.0) -> T:
+def wait_for(probe: Callable[[], T | None], what: str, timeout_s: float = 10.0) -> T:
     """Return the first true value of `probe`; TimeoutError naming `what` after the deadline."""
     deadline = time.monotonic() + timeout_s
     while True:

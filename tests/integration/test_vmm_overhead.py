@@ -1,0 +1,131 @@
+"""Helpers of a real sandbox: virtiofsd, KVM's kernel threads, the shim; and who is none of them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kata_pin.model.thread import RoleSource, ThreadRole
+from kata_pin.vmm.find import VmmFinder
+from kata_pin.vmm.overhead import find_helpers
+from kata_pin.vmm.statefiles import KataPaths
+from tests.support.katalike import VIRTIOFSD, KataDirs, KataSandbox
+from tests.support.qemu import Accelerator, accelerator
+from tests.support.vmmhost import Bystander, live, lookalike
+from tests.support.waiting import wait_for
+
+pytestmark = [
+    pytest.mark.qemu,
+    pytest.mark.root,
+    pytest.mark.skipif(not VIRTIOFSD.exists(), reason="needs virtiofsd of QEMU 7.2 or older"),
+]
+
+
+@pytest.fixture
+def dirs() -> Iterator[KataDirs]:
+    """Kata's directories, private and short."""
+    root = Path(tempfile.mkdtemp(prefix="kp"))
+    yield KataDirs.below(root)
+    shutil.rmtree(root)
+
+
+@pytest.fixture(autouse=True)
+def bystander() -> Iterator[Bystander]:
+    """A process that calls itself a vhost worker of everything."""
+    with lookalike("-name", "sandbox-p1", comm="vhost-1") as process:
+        one = Bystander(process.pid)
+        yield one
+        one.check()
+
+
+def _roles(dirs: KataDirs, kata: KataSandbox, *, files: bool = True) -> dict[int, ThreadRole]:
+    """Return role by pid of all helpers; without `files` Kata's own are not looked at."""
+    host = live()
+    vmm = VmmFinder(host).find(kata.id, [kata.pid])
+    paths = KataPaths(str(dirs.vc), str(dirs.kata)) if files else KataPaths("/none", "/none")
+    helpers = find_helpers(host, vmm, kata.id, paths=paths)
+    assert kata.pid not in {helper.process.pid for helper in helpers}
+    return {helper.process.pid: helper.role for helper in helpers}
+
+
+@pytest.mark.parametrize("files", [True, False], ids=["persist.json", "parent and arguments"])
+def test_virtiofsd_and_shim(dirs: KataDirs, files: bool) -> None:
+    """virtiofsd is found by persist.json, and without it as the shim's child for this sandbox."""
+    with KataSandbox(dirs, "p1", accelerator=Accelerator.TCG, virtiofsd=True) as kata:
+        roles = _roles(dirs, kata, files=files)
+        assert roles[kata.virtiofsd_pid] is ThreadRole.VIRTIOFSD
+        assert roles[kata.shim.pid] is ThreadRole.SHIM
+        assert len(roles) == 2
+
+
+def test_virtiofsd_of_an_orphan(dirs: KataDirs) -> None:
+    """With the shim gone, persist.json still names virtiofsd."""
+    with KataSandbox(dirs, "p1", accelerator=Accelerator.TCG, virtiofsd=True) as kata:
+        kata.orphan()
+        assert _roles(dirs, kata) == {kata.virtiofsd_pid: ThreadRole.VIRTIOFSD}
+
+
+@contextmanager
+def _virtiofsd(dirs: KataDirs, kata: KataSandbox) -> Iterator[subprocess.Popen[bytes]]:
+    """Run virtiofsd for the sandbox's own directory, but not as the shim's child."""
+    socket_path = dirs.vc / "other.sock"
+    argv = [str(VIRTIOFSD), f"--socket-path={socket_path}", "-o", f"source={kata.shared_dir}"]
+    with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_for(socket_path.exists, "virtiofsd's socket")
+            yield process
+        finally:
+            process.kill()
+
+
+def test_somebody_elses_virtiofsd(dirs: KataDirs) -> None:
+    """The same program with the same arguments under another parent is no helper."""
+    with (
+        KataSandbox(dirs, "p1", accelerator=Accelerator.TCG, virtiofsd=True) as kata,
+        _virtiofsd(dirs, kata) as other,
+    ):
+        assert other.pid not in _roles(dirs, kata, files=False)
+        assert other.pid not in _roles(dirs, kata)
+
+
+def test_a_recorded_pid_that_is_no_file_server(dirs: KataDirs, bystander: Bystander) -> None:
+    """A stale VirtiofsDaemonPid that another process has now is not believed."""
+    with KataSandbox(dirs, "p1", accelerator=Accelerator.TCG) as kata:
+        kata.virtiofsd_pid = bystander.pid
+        kata.write_persist(())
+        kata.virtiofsd_pid = 0
+        assert _roles(dirs, kata) == {kata.shim.pid: ThreadRole.SHIM}
+
+
+def test_neighbours_keep_their_helpers(dirs: KataDirs) -> None:
+    """Two sandboxes side by side: each gets its own shim and virtiofsd only."""
+    with (
+        KataSandbox(dirs, "p1", accelerator=Accelerator.TCG, virtiofsd=True) as one,
+        KataSandbox(dirs, "p12", accelerator=Accelerator.TCG, virtiofsd=True) as two,
+    ):
+        assert set(_roles(dirs, one)) == {one.shim.pid, one.virtiofsd_pid}
+        assert set(_roles(dirs, two)) == {two.shim.pid, two.virtiofsd_pid}
+
+
+def test_kernel_threads_of_kvm(dirs: KataDirs) -> None:
+    """KVM's kernel threads for this VM are found; a process of that name is not one."""
+    if accelerator() is not Accelerator.KVM:
+        pytest.skip("KVM does not work here")
+    with KataSandbox(dirs, "p1", accelerator=Accelerator.KVM) as kata:
+        named = f"kvm-pit/{kata.pid}"
+        with lookalike(comm=named, executable=sys.executable) as impostor:
+            host = live()
+            vmm = VmmFinder(host).find(kata.id, [kata.pid])
+            helpers = find_helpers(host, vmm, kata.id)
+            kernel = {h.process.pid for h in helpers if h.source is RoleSource.FLAGS}
+            truth = {p.key.pid for p in host.processes.all() if p.comm == named}
+            assert impostor.pid in truth
+            assert kernel == truth - {impostor.pid}
+            assert kernel

@@ -1,0 +1,260 @@
+"""QMP without being in Kata's way: real QEMU, a shim that holds the socket, hostile servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import pytest
+
+from kata_pin.errors import QmpUnavailable
+from kata_pin.vmm.qmp import SESSION_S, is_held, query
+from tests.support.katalike import KataDirs, KataSandbox
+from tests.support.qemu import Accelerator
+from tests.support.vmmhost import Bystander, lookalike
+from tests.support.waiting import wait_for
+
+pytestmark = [pytest.mark.qemu, pytest.mark.root]
+
+BLIND = "/nonexistent"
+"""A /proc that hides who holds a socket, as if the holder came between the look and the connect."""
+
+LATE_S = 1.0
+"""What a deadline of some ten milliseconds may take on a loaded machine."""
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A private directory with a short path."""
+    root = Path(tempfile.mkdtemp(prefix="kp"))
+    yield root
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def kata(scratch: Path) -> Iterator[KataSandbox]:
+    """A sandbox whose shim holds qmp.sock, with Kata's debug monitor beside it."""
+    dirs = KataDirs.below(scratch)
+    with KataSandbox(
+        dirs, "p1", accelerator=Accelerator.TCG, shim_process=False, extra_monitor=True
+    ) as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def bystander() -> Iterator[Bystander]:
+    """A process that looks alike and stays as it is."""
+    with lookalike("-name", "sandbox-p1") as process:
+        one = Bystander(process.pid)
+        yield one
+        one.check()
+
+
+def _free(kata: KataSandbox) -> str:
+    """Open the window: the shim lets go, and QEMU has noticed."""
+    path = str(kata.qmp_path)
+    kata.shim.let_go()
+    wait_for(lambda: not is_held(path), "socket to be free")
+    return path
+
+
+async def test_the_window(kata: KataSandbox) -> None:
+    """A free socket answers at once, and is free again for the shim afterwards."""
+    path = _free(kata)
+    answers = await query(path, pid=kata.pid)
+    kata.shim.hold()
+    assert {cpu.index: cpu.thread_id for cpu in answers.cpus} == kata.vcpus()
+    assert {one.id: one.thread_id for one in answers.iothreads} == kata.iothreads()
+    assert len(answers.slots) == kata.machine.maximum
+
+
+async def test_the_extra_monitor_answers_any_time(kata: KataSandbox) -> None:
+    """Kata's debug monitor answers while the shim holds the main socket."""
+    answers = await query(str(kata.extra_monitor_path))
+    assert {cpu.index: cpu.thread_id for cpu in answers.cpus} == kata.vcpus()
+
+
+async def test_a_held_socket_is_not_connected(kata: KataSandbox) -> None:
+    """While the shim holds it, nothing of ours ever shows up on the socket."""
+    path = str(kata.qmp_path)
+    before = _connections(path)
+    with pytest.raises(QmpUnavailable, match="another client holds it"):
+        await query(path, pid=kata.pid)
+    assert _connections(path) == before == 1
+
+
+async def test_a_waiting_client_counts_as_held(kata: KataSandbox) -> None:
+    """Somebody queueing for the slot is next: we do not queue behind him either."""
+    path = _free(kata)
+    with (
+        closing(socket.socket(socket.AF_UNIX)) as first,
+        closing(socket.socket(socket.AF_UNIX)) as second,
+    ):
+        first.connect(path)
+        second.connect(path)
+        first.close()
+        with pytest.raises(QmpUnavailable, match="another client holds it"):
+            await query(path)
+
+
+async def test_never_waits_behind_another_client(
+    kata: KataSandbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Connected by a race all the same, it is off the socket within the greeting's deadline.
+
+    The shim can then drop its connection and take a new one at once: no waiter has its slot.
+    """
+    path = str(kata.qmp_path)
+    started = time.monotonic()
+    with pytest.raises(QmpUnavailable, match="no answer in time"):
+        await query(path, proc=BLIND)
+    assert time.monotonic() - started < LATE_S
+    assert _connections(path) <= 2  # the shim's, and what QEMU has yet to sweep up
+    for _ in range(5):
+        kata.shim.let_go()
+        kata.shim.hold()
+        assert kata.vcpus()
+    assert not caplog.records
+
+
+async def test_a_reconnecting_shim_gets_its_slot(kata: KataSandbox) -> None:
+    """Kata drops and takes its connection while we keep asking: it is served each time."""
+    path = str(kata.qmp_path)
+
+    async def ask() -> None:
+        while True:
+            try:
+                await query(path)
+            except QmpUnavailable:
+                await asyncio.sleep(0)
+
+    asking = asyncio.create_task(ask())
+    for _ in range(30):
+        await asyncio.to_thread(kata.shim.let_go)
+        await asyncio.to_thread(kata.shim.hold)
+        assert await asyncio.to_thread(kata.vcpus)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+
+
+async def test_cancelled_it_closes_at_once(kata: KataSandbox) -> None:
+    """When the hook goes, so does the session: the slot is free before the cancel is over."""
+    path = _free(kata)
+    before = _sockets()
+    os.kill(kata.pid, signal.SIGSTOP)  # so that the session is caught in the middle
+    try:
+        session = asyncio.create_task(query(path, greeting_s=30, session_s=30))
+        while not is_held(path):
+            await asyncio.sleep(0)
+        session.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await session
+        assert _sockets() == before
+    finally:
+        os.kill(kata.pid, signal.SIGCONT)
+    kata.shim.hold()
+    assert kata.vcpus()
+
+
+async def test_a_stopped_qemu_costs_no_more_than_the_session(kata: KataSandbox) -> None:
+    """QEMU that does not run at all ends in the same error, in time."""
+    path = _free(kata)
+    os.kill(kata.pid, signal.SIGSTOP)
+    started = time.monotonic()
+    try:
+        with pytest.raises(QmpUnavailable, match="no answer in time"):
+            await query(path)
+    finally:
+        os.kill(kata.pid, signal.SIGCONT)
+    assert time.monotonic() - started < SESSION_S + LATE_S
+
+
+async def test_no_socket(scratch: Path) -> None:
+    """A path without a listener is an ordinary state with its reason."""
+    with pytest.raises(QmpUnavailable, match="No such file"):
+        await query(str(scratch / "qmp.sock"))
+
+
+# ---- hostile servers ---------------------------------------------------------------------
+
+GREETING = b'{"QMP": {"version": {"qemu": {"micro": 0}}, "capabilities": []}}\r\n'
+
+
+TWICE = '[{"cpu-index": 0, "thread-id": 1}, {"cpu-index": 0, "thread-id": 2}]'
+
+
+@asynccontextmanager
+async def _server(path: Path, value: str) -> AsyncIterator[str]:
+    """Serve QMP: greeting and handshake as they should be, then `value` to every command."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            writer.write(GREETING)
+            while sent := await reader.read(65536):  # without a newline, and one at a time
+                request = json.loads(sent)
+                body = "{}" if request["execute"] == "qmp_capabilities" else value
+                tail = f', "id": {json.dumps(request["id"])}' if "id" in request else ""
+                writer.write(f'{{"return": {body}{tail}}}\r\n'.encode())
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_unix_server(serve, str(path))
+    async with server:
+        yield str(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"),
+    [
+        pytest.param(TWICE, "cpu-index appears twice", id="twice"),
+        pytest.param('[{"cpu-index": -1, "thread-id": 1}]', "not within 0 to", id="negative"),
+        pytest.param('{"no": "list"}', "not a list", id="no list"),
+        pytest.param("[" * 2000 + "]" * 2000, "Disconnected", id="deep"),
+        pytest.param('"' + "x" * 20_000_000 + '"', "Disconnected", id="huge"),
+    ],
+)
+async def test_nonsense_is_unavailable(
+    scratch: Path, value: str, verdict: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Answers out of shape, too deep or too long end in QmpUnavailable, without a traceback."""
+    async with _server(scratch / "qmp.sock", value) as path:
+        with pytest.raises(QmpUnavailable, match=verdict):
+            await query(path, greeting_s=5, session_s=5)
+    assert not [record for record in caplog.records if record.name != "asyncio"]
+
+
+async def test_a_server_that_hangs_up(scratch: Path) -> None:
+    """A peer that closes in the middle is an ordinary state too."""
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(GREETING)
+        writer.close()
+
+    server = await asyncio.start_unix_server(hang_up, str(scratch / "qmp.sock"))
+    async with server:
+        with pytest.raises(QmpUnavailable):
+            await query(str(scratch / "qmp.sock"))
+
+
+def _connections(path: str) -> int:
+    """Return how many clients a socket has, served or waiting."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    fields = [line.split() for line in lines if line.endswith(f" {path}")]
+    return sum(words[5] in {"02", "03"} for words in fields)
+
+
+def _sockets() -> list[str]:
+    """Return the sockets that this process has open."""
+    links = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+    return sorted(link for link in links if "socket:" in link)
