@@ -124,6 +124,7 @@ def _filled(asset: str, choices: Choices) -> bytes:
 def _hooks_dir(choices: Choices) -> Iterable[NodeFile]:
     """Yield the files of hooks.d, one a phase; CRI-O's serve podman too, which reads them."""
     if Runtime.CRIO in choices.runtimes:
+        _refuse_strict(choices.config)
         template = json.loads(_asset("oci/crio.json"))
     elif Runtime.PODMAN in choices.runtimes:
         template = json.loads(_asset("oci/podman.json"))
@@ -133,6 +134,15 @@ def _hooks_dir(choices: Choices) -> Iterable[NodeFile]:
         hook = {**template["hook"], "args": _arguments(phase, choices.config)}
         content = _json({**template, "hook": hook, "stages": [phase]})
         yield NodeFile(f"{HOOKS_DIR}/90-kata-pin-{phase}.json", content)
+
+
+def _refuse_strict(config: Config) -> None:
+    """Raise KataPinError: CRI-O's hooks run for containers without a VMM too, the node's own."""
+    if config.hook.strict:
+        raise KataPinError(
+            "hook.strict with CRI-O would fail every container that is not Kata's",
+            hint="set hook.strict to false",
+        )
 
 
 def _containerd(choices: Choices) -> Iterable[NodeFile]:

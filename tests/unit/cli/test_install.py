@@ -109,7 +109,7 @@ def test_containerd_fragment() -> None:
 def test_settings_become_arguments() -> None:
     """Settings that differ from the hook's own defaults are in its arguments, no others are."""
     changed = "version: 1\nruntime_dir: /run/other\nhook: {record_ms: 90, pin_ms: 80, strict: true}"
-    files = contents(choose(Runtime.CRIO, config=changed))
+    files = contents(choose(Runtime.PODMAN, config=changed))
     arguments = json.loads(files[f"{HOOKS_DIR}/90-kata-pin-poststop.json"])["hook"]["args"]
     assert arguments[2:] == [
         "--runtime-dir=/run/other",
@@ -119,6 +119,12 @@ def test_settings_become_arguments() -> None:
     ]
     options = hook.Options(arguments[1:])
     assert (options.runtime_dir, options.record_s, options.pin_s) == ("/run/other", 0.09, 0.08)
+
+
+def test_strict_is_refused_for_crio() -> None:
+    """Strict hooks for every container of a node would fail those that no VMM runs."""
+    with pytest.raises(KataPinError, match="not Kata's"):
+        node_files(choose(Runtime.CRIO, config="version: 1\nhook: {strict: true}\n"))
 
 
 def test_defaults_are_the_hooks() -> None:
