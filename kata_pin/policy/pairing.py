@@ -32,6 +32,30 @@ def _index_key(thread: Thread) -> tuple[int, int, int]:
     return (-1 if index is None else index, key.starttime, key.tid)
 
 
+def holders(
+    vcpus: Sequence[Thread], runs: Sequence[Run], kept: Mapping[ThreadKey, int]
+) -> frozenset[ThreadKey]:
+    """Return which vCPUs, in index order, are paired with the runs; the others are surplus.
+
+    The first one serves the guest's own work and is surplus before any other. Of the rest, those
+    that hold a run (by the registry, else by an observed one-CPU mask) keep it, so that a
+    hotplugged vCPU moves nobody; the last by index follow.
+    """
+    if len(vcpus) <= len(runs):
+        return frozenset(thread.key for thread in vcpus)
+    candidates = vcpus[1:]
+    holding: dict[int, ThreadKey] = {}
+    for cpu_of in (lambda thread: kept.get(thread.key), _observed_cpu):
+        for thread in reversed(candidates):
+            cpu = cpu_of(thread)
+            number = next((n for n, run in enumerate(runs) if cpu in run.cpus), None)
+            if number is not None and thread.key not in holding.values():
+                holding.setdefault(number, thread.key)
+    chosen = list(holding.values())
+    others = [thread.key for thread in candidates if thread.key not in chosen]
+    return frozenset(chosen + others[len(others) - (len(runs) - len(chosen)) :])
+
+
 class Pairing:
     """One matching of vCPUs, in index order, with as many runs; `result` maps rank to run."""
 

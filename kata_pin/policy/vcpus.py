@@ -16,7 +16,7 @@ from kata_pin.model.thread import Thread, ThreadKey, ThreadRole
 from kata_pin.policy import notes
 from kata_pin.policy.mask import counted
 from kata_pin.policy.overhead import OverheadHome, reserve_size, setting_for
-from kata_pin.policy.pairing import Pairing, index_order
+from kata_pin.policy.pairing import Pairing, holders, index_order
 from kata_pin.policy.pools import Pools, Run, runs
 from kata_pin.policy.want import Kind, Want
 
@@ -74,9 +74,11 @@ def _pair(vcpus: Sequence[Thread], scene: VcpuScene) -> tuple[list[Want], list[N
     shared = scene.shared_containers
     for_shared = int(bool(shared) and containers < count < exclusive)
     cut = runs(pools.pools, count - for_shared)
-    beyond = count - len(cut)
-    wants = list(_unpaired(vcpus[:beyond], scene, kept_for_shared=bool(for_shared)))
-    wants += _paired(vcpus[beyond:], cut, scene)
+    paired = holders(vcpus, cut, scene.kept)
+    surplus = [thread for thread in vcpus if thread.key not in paired]
+    beyond = len(surplus)
+    wants = list(_unpaired(surplus, scene, kept_for_shared=bool(for_shared)))
+    wants += _paired([thread for thread in vcpus if thread.key in paired], cut, scene)
     said += _size_notes(scene, count, beyond, shared)
     return wants, said
 

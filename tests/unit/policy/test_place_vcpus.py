@@ -389,3 +389,25 @@ def test_a_reused_tid_keeps_nothing() -> None:
     old = replace(threads[0].key, starttime=1)
     found = place(sandbox(A2), threads, node(), kept={old: 5})
     assert applied(found, threads) == {"vcpu 0": "4", "vcpu 1": "5"}
+
+
+@pytest.mark.parametrize(
+    ("before", "plugged", "expected"),
+    [
+        pytest.param(
+            (0, 1, 2), (15,), {0: "0-1", 1: "4", 2: "5", 15: "0-1"}, id="a new vCPU is surplus"
+        ),
+        pytest.param((0, 1), (15,), {0: "0-1", 1: "5", 15: "4"}, id="vCPU 0 gives its pair up"),
+    ],
+)
+@pytest.mark.parametrize("registry", [True, False], ids=["registry", "observed masks"])
+def test_a_hotplugged_vcpu_moves_no_pair(
+    before: tuple[int, ...], plugged: tuple[int, ...], expected: dict[int, str], *, registry: bool
+) -> None:
+    """Legal pairs are kept before the last vCPUs by index are chosen; vCPU 0 is surplus first."""
+    pod = sandbox(A2, S)
+    first = place(pod, vcpus(*before), node())
+    standing = [*after(first, vcpus(*before)), *vcpus(*plugged, on="0-1")]
+    kept = pairs(first) if registry else {}
+    found = place(pod, standing, node(), kept=kept)
+    assert {one.role.vcpu: str(found.desired[one.key].applied) for one in standing} == expected
