@@ -40,7 +40,7 @@ class Intake:
         """Record one message; when this returns, the registry has committed.
 
         ParseError when the message can never be taken: its JSON or its ids are beyond repair.
-        StateError and sqlite3.Error when the registry cannot be written: the hook must spool.
+        StateError when the registry cannot be written: the hook must spool.
         """
         state = parse_state(message.body)
         config, note, gone = self._config(state)

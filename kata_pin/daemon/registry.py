@@ -19,9 +19,10 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Final
+from functools import wraps
+from typing import Concatenate, Final, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from kata_pin.errors import ParseError, StateError
@@ -66,9 +67,30 @@ _FIELDS: Final = (
     "recorded_ns", "pid_hint", "note",
 )  # fmt: skip
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _translated(
+    method: Callable[Concatenate[Registry, P], R],
+) -> Callable[Concatenate[Registry, P], R]:
+    """Raise StateError, naming the file, for whatever SQLite raises in a method."""
+
+    @wraps(method)
+    def translated(self: Registry, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(self, *args, **kwargs)
+        except sqlite3.Error as error:
+            raise StateError(f"{self.path}: {error}") from error
+
+    return translated
+
 
 class Registry:
-    """Typed access to the file; every public writer is one transaction."""
+    """Typed access to the file; every public writer is one transaction.
+
+    Every method raises StateError when the file cannot be read or written.
+    """
 
     def __init__(self, path: str, *, boot_id: str) -> None:
         """Open or create the file at `path` (0600); `boot_id` is the kernel's.
@@ -162,6 +184,7 @@ class Registry:
 
     # ---- containers ----------------------------------------------------------------------
 
+    @_translated
     def record(self, container: Container, *, stamp_ns: int, pid: int) -> bool:
         """Take a message's record; False (nothing written) if it is not newer than what is known.
 
@@ -198,6 +221,7 @@ class Registry:
             [*values, container.recorded_ns],
         )
 
+    @_translated
     def container(self, container_id: str) -> Container | None:
         """Return one container's record."""
         row = self._db.execute(
@@ -206,6 +230,7 @@ class Registry:
         ).fetchone()
         return None if row is None else _container(row)
 
+    @_translated
     def containers(self, sandbox_id: str) -> tuple[Container, ...]:
         """Return a sandbox's containers in the order they were first recorded."""
         rows = self._db.execute(
@@ -215,11 +240,13 @@ class Registry:
         )
         return tuple(_container(row) for row in rows)
 
+    @_translated
     def sandboxes(self) -> list[str]:
         """Return the ids of all sandboxes that have a record."""
         rows = self._db.execute("SELECT DISTINCT sandbox_id FROM containers ORDER BY sandbox_id")
         return [row[0] for row in rows]
 
+    @_translated
     def forget(self, sandbox_id: str) -> None:
         """Drop a sandbox that is gone; late messages about its containers stay recognised."""
         with _transaction(self._db):
@@ -237,6 +264,7 @@ class Registry:
 
     # ---- what passes need to remember ----------------------------------------------------
 
+    @_translated
     def pairs(self, sandbox_id: str) -> dict[ThreadKey, int]:
         """Return the pCPU each paired vCPU thread was given."""
         rows = self._db.execute(
@@ -244,6 +272,7 @@ class Registry:
         )
         return {ThreadKey(*row[:3]): row[3] for row in rows}
 
+    @_translated
     def first_seen(self, sandbox_id: str) -> dict[ThreadRole, CpuSet]:
         """Return the affinity each role had before the first pin; empty when never pinned."""
         rows = self._db.execute(
@@ -251,6 +280,7 @@ class Registry:
         )
         return {ThreadRole(role): CpuSet.parse(cpus) for role, cpus in rows}
 
+    @_translated
     def keep(
         self,
         sandbox_id: str,
@@ -271,10 +301,12 @@ class Registry:
                 [(sandbox_id, role.value, str(cpus)) for role, cpus in first_seen.items()],
             )
 
+    @_translated
     def released(self) -> frozenset[str]:
         """Return the sandboxes an operator unpinned: they are left alone until pinned again."""
         return frozenset(row[0] for row in self._db.execute("SELECT sandbox_id FROM released"))
 
+    @_translated
     def set_released(self, sandbox_ids: Iterable[str], *, released: bool) -> None:
         """Remember or forget that an operator unpinned these sandboxes."""
         statement = (
@@ -296,13 +328,15 @@ class _Unusable(Exception):  # noqa: N818 - says what is so, and never leaves th
 
 @contextlib.contextmanager
 def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Commit what the block writes, or nothing of it; a failed commit leaves nothing open."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
+        db.execute("COMMIT")
     except BaseException:
-        db.execute("ROLLBACK")
+        if db.in_transaction:  # SQLite itself rolls back after some errors, such as a full disk
+            db.execute("ROLLBACK")
         raise
-    db.execute("COMMIT")
 
 
 def _merged(old: Container | None, new: Container) -> Container:
