@@ -94,7 +94,8 @@ class Auditor:
         if expected is None or expected.report is not report:
             expected = self._expected[sandbox_id] = Expectation.of(report)
         findings, shrunk = look(expected)
-        if not findings and not shrunk:
+        truce_ended = held.foreign.ended(time.monotonic())
+        if not findings and not shrunk and not truce_ended:
             held.checked_at = time.monotonic()
             return False
         moved = [
@@ -104,7 +105,8 @@ class Auditor:
         ]
         if not shrunk:  # a cpuset that changed moves threads by itself
             held.foreign.drifted(moved, time.monotonic())
-        log.info("sandbox %s: audit found %s", sandbox_id, _told(findings, shrunk=shrunk))
+        told = _told(findings, shrunk=shrunk) or "the truce with another writer over"
+        log.info("sandbox %s: audit found %s", sandbox_id, told)
         self._sandboxes.mark(sandbox_id, "audit", event=False)
         return True
 

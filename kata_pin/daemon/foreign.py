@@ -48,6 +48,13 @@ class ForeignWatch:
         """Return the threads that are another writer's for now."""
         return frozenset(key for key, watch in self._threads.items() if now < watch.until)
 
+    def ended(self, now: float) -> bool:
+        """Whether a truce has ended since the last call: the placement is due to be asserted."""
+        over = [watch for watch in self._threads.values() if 0 < watch.until <= now]
+        for watch in over:
+            watch.until = 0.0
+        return bool(over)
+
     def forget(self) -> None:
         """End every truce: something changed, so the placement is asserted again (D13)."""
         for watch in self._threads.values():
