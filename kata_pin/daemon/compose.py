@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,7 +12,7 @@ from kata_pin.config.tree import Config
 from kata_pin.daemon.engine import Engine
 from kata_pin.daemon.nodefacts import NodeWatch
 from kata_pin.daemon.registry import Registry
-from kata_pin.errors import TaskGone
+from kata_pin.errors import ParseError, TaskGone
 from kata_pin.host.files import read_text
 from kata_pin.host.process import ProcessIndex, cgroups, cmdline, exe, read_process
 from kata_pin.host.root import HostRoot
@@ -21,6 +22,8 @@ from kata_pin.vmm.facts import HostFacts
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.statefiles import KataPaths, read_container_state, read_state, state_stamp
 from kata_pin.wire.persist import KataRuntime, to_containers
+
+log = logging.getLogger(__name__)
 
 KTHREADD: Final = 2
 """The pid of the parent of all kernel threads."""
@@ -69,9 +72,13 @@ class Parts:
             for one in persisted.containers
         }
         changed_ns = stamp[0] - time.time_ns() + time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        found = to_containers(
-            persisted, states=states, stamp_ns=changed_ns, source=_SOURCES[persisted.runtime]
-        )
+        try:
+            found = to_containers(
+                persisted, states=states, stamp_ns=changed_ns, source=_SOURCES[persisted.runtime]
+            )
+        except ParseError as error:  # one sandbox's annotations must not hide the others
+            log.warning("sandbox %s: Kata's state not taken in: %s", sandbox_id, error)
+            return 0
         return sum(self._record(one, sandbox_id) for one in found)
 
     def _record(self, container: Container, sandbox_id: str) -> bool:
