@@ -100,6 +100,7 @@ class ControlServer:
                 await self._talk(reader, writer)
         except (RemoteProtocolError, ConnectionError, TimeoutError) as error:
             log.debug("control client dropped: %s", str(error) or "too slow")
+            writer.transport.abort()  # what it did not take is not kept for it
         except Exception as error:  # the fault barrier of one client
             log.error("control client failed: %s", error)
             log.debug("control client failed", exc_info=True)

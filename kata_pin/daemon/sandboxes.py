@@ -148,15 +148,15 @@ class Sandboxes:
     async def _pass(self, sandbox_id: str) -> PassResult:
         held = self._held[sandbox_id]
         released = sandbox_id in self._registry.released()
-        had_vmm = held.vmm is not None
+        had = held.vmm
         act = self._acts() and not released
         containers = self._registry.containers(sandbox_id)
         report = self._engine.run(sandbox_id, containers, held, act=act)
         self._track(sandbox_id, held)
-        if held.vmm is not None and not had_vmm:
+        if held.vmm is not None and (had is None or had.process != held.vmm.process):
             self._start(self._watch_exit(sandbox_id, held.vmm.process))
         if held.vmm is None:
-            verdict = self._without_vmm(sandbox_id, containers, had_vmm=had_vmm)
+            verdict = self._without_vmm(sandbox_id, containers, had_vmm=had is not None)
             return PassResult(report, verdict)
         return PassResult(report, Verdict.SETTLED if report.settled else Verdict.RETRY)
 
