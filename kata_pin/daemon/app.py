@@ -25,14 +25,14 @@ from kata_pin.daemon.compose import Parts, boot_id, compose
 from kata_pin.daemon.control import ControlServer
 from kata_pin.daemon.intake import Intake
 from kata_pin.daemon.lock import locked
-from kata_pin.daemon.logs import set_up
+from kata_pin.daemon.logs import set_level, set_up
 from kata_pin.daemon.notify import Notifier
 from kata_pin.daemon.reception import Reception
 from kata_pin.daemon.registry import Registry
 from kata_pin.daemon.sandboxes import Sandboxes
 from kata_pin.daemon.verbs import Verbs
 from kata_pin.daemon.view import Json, state_document
-from kata_pin.errors import ConfigError, HostError, KataPinError
+from kata_pin.errors import ConfigError, DaemonError, HostError, KataPinError
 from kata_pin.host.root import HOST
 from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.hooks import HookServer
@@ -50,6 +50,9 @@ log = logging.getLogger(__name__)
 
 EVENTS_RETRY_S: Final = 30.0
 """Between tries to subscribe to process events where they are not to be had."""
+
+BOUND: Final = ("runtime_dir", "group", "paths", "hypervisors", "new_threads")
+"""Settings and sections that the parts are made of: changing them needs a restart."""
 
 
 class Daemon:
@@ -95,9 +98,9 @@ class Daemon:
         intake = Intake(parts.registry, BundleReader(self._config.paths.bundle_roots))
         self._reception = Reception(lambda: self._config, intake, self._sandboxes, spool)
         hooks = HookServer(self._path("hook.sock"), self._reception.hook)
-        hooks.bind()
         loop = asyncio.get_running_loop()
-        with _signals(loop, self._stop, self._reload):
+        with _signals(loop, self._stop, self._reload), contextlib.closing(hooks):
+            hooks.bind()
             async with self._control_sockets():
                 for sandbox_id in parts.registry.sandboxes():
                     self._sandboxes.mark(sandbox_id, "start")
@@ -118,6 +121,9 @@ class Daemon:
 
     def _spawn(self, tasks: asyncio.TaskGroup, work: Coroutine[object, object, None]) -> None:
         """Run something until the end, or until it returns by itself."""
+        if self._stop.is_set():  # nobody would end it any more
+            work.close()
+            return
         task = tasks.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -141,7 +147,7 @@ class Daemon:
                 else:
                     deep_at = time.monotonic() + self._config.audit.deep_s
                     await self._deep_audit()
-            except KataPinError as error:  # the next round looks again
+            except (KataPinError, OSError) as error:  # the next round looks again
                 log.error("audit failed: %s", error)
 
     async def _deep_audit(self) -> None:
@@ -258,12 +264,15 @@ class Daemon:
         self._notifier.reloading()
         try:
             fresh = self._reread()
-            if fresh.runtime_dir != self._config.runtime_dir:
-                raise ConfigError("needs a restart", key="runtime_dir")
+            for key in BOUND:
+                if getattr(fresh, key) != getattr(self._config, key):
+                    raise ConfigError("cannot change while the daemon runs", key=key)
         except ConfigError as error:
             log.error("configuration not reloaded: %s", error)
             return str(error)
         else:
+            if fresh.log_level is not self._config.log_level:
+                set_level(fresh.log_level.value)
             self._config = fresh
             self._parts.node.config = fresh
             self._sandboxes.mark_all("configuration reloaded", event=True)
@@ -308,3 +317,5 @@ def serve(config: Config, reread: Callable[[], Config], *, debug: bool = False) 
         asyncio.run(daemon.run())
     except* KataPinError as group:
         raise group.exceptions[0] from group
+    except* OSError as group:
+        raise DaemonError(f"cannot serve {config.runtime_dir}: {group.exceptions[0]}") from group

@@ -39,4 +39,9 @@ def set_up(level: str, environ: Mapping[str, str]) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """Log from another level on."""
     logging.getLogger("kata_pin").setLevel(level.upper())

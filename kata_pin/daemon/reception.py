@@ -86,7 +86,7 @@ class Reception:
         async for _ in self._spool.watch():
             try:
                 self.take_spool()
-            except KataPinError as error:  # it stays in the spool; each deep audit tries again
+            except (KataPinError, OSError) as error:  # it stays there; each deep audit tries again
                 log.warning("spool not taken in: %s", error)
 
     # ---- QMP's window --------------------------------------------------------------------
