@@ -26,18 +26,18 @@ class Proof:
         self,
         kata: KataSandbox,
         *,
-        pairs: Mapping[int, int],
+        vcpus: Mapping[int, set[int]],
         others: set[int],
         within_s: float = 0.0,
         claimed: bool = True,
     ) -> None:
         """Check every thread of a sandbox's QEMU.
 
-        `pairs` maps vCPU index to its pCPU, `others` is where every other thread should be.
+        `vcpus` maps indexes to where those vCPUs should be, `others` is for every other thread.
         `within_s` is how long it may take; `claimed`: kata-pin's own words are compared too.
         """
         started = time.monotonic()
-        while wrong := self._wrong(kata, pairs, others):
+        while wrong := self._wrong(kata, vcpus, others):
             if time.monotonic() - started > within_s:
                 for line in wrong:
                     self.failed(f"{kata.id}: {line}")
@@ -46,8 +46,8 @@ class Proof:
         count = len(kata.tids())
         self._threads += count
         took = f" after {(time.monotonic() - started) * 1000:.0f} ms" if within_s else ""
-        placed = ", ".join(f"vCPU {index} on {cpu}" for index, cpu in pairs.items())
-        rest = f"{'the rest' if pairs else 'all'} on {CpuSet(others)}"
+        placed = ", ".join(f"vCPU {index} on {CpuSet(cpus)}" for index, cpus in vcpus.items())
+        rest = f"{'the rest' if vcpus else 'all'} on {CpuSet(others)}"
         text = f"{kata.id}: {count} threads, {placed + ', ' if placed else ''}{rest}{took}"
         self.that(True, f"{text} (read back from the kernel)")
         if claimed:
@@ -79,10 +79,13 @@ class Proof:
             print("Every thread was where its pod's CPUs are. Nothing was left behind.")
         return 1 if self._failures else 0
 
-    def _wrong(self, kata: KataSandbox, pairs: Mapping[int, int], others: set[int]) -> list[str]:
+    def _wrong(
+        self, kata: KataSandbox, vcpus: Mapping[int, set[int]], others: set[int]
+    ) -> list[str]:
         """Return a line for each thread that is elsewhere; QEMU says which vCPU is which."""
-        wanted = {tid: {pairs[n]} for n, tid in kata.vcpus().items() if n in pairs}
-        wrong = [f"vCPU {n} is missing" for n in pairs if n not in kata.vcpus()]
+        truth = kata.vcpus()
+        wanted = {tid: vcpus[n] for n, tid in truth.items() if n in vcpus}
+        wrong = [f"vCPU {n} is missing" for n in vcpus if n not in truth]
         for tid in kata.tids():
             try:
                 affinity = os.sched_getaffinity(tid)

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,10 +20,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support import qemu
 from tests.support.katalike import ContainerSpec, KataDirs, KataSandbox
 from tests.support.ocirun import OciContainer
-from tests.support.qemu import Machine
+from tests.support.qemu import Accelerator, Machine
 from tests.support.waiting import wait_for
 
 PROGRAM = Path(sys.executable).with_name("kata-pin")
@@ -33,13 +33,13 @@ PERIOD_US = 100_000
 class Stage:
     """What the story plays on."""
 
-    def __init__(self) -> None:
+    def __init__(self, accelerator: Accelerator) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="kp-demo-"))
         self.dirs = KataDirs.below(self.root)
         self.runtime_dir = self.root / "kata-pin"
         self.cgroup = f"/kata-pin-demo-{os.getpid()}"
         self.debugfs = self._mount_debugfs()
-        self.accelerator = qemu.accelerator()
+        self.accelerator = accelerator
         self._daemon: subprocess.Popen[bytes] | None = None
         self._closing = contextlib.ExitStack()
         self._config = self._write_config()
@@ -70,15 +70,17 @@ class Stage:
         command = [str(PROGRAM), "--config", str(self._config), "run"]
         self._daemon = subprocess.Popen(command, stderr=log, stdin=subprocess.DEVNULL)
         log.close()
-        socket = self.runtime_dir / "control.sock"
-        wait_for(socket.exists, "the daemon to serve")
+        wait_for(self._serves, "the daemon to serve")
+
+    def _serves(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as peer:
+            return peer.connect_ex(str(self.runtime_dir / "control.sock")) == 0
 
     def kill_daemon(self) -> None:
         """End the daemon with SIGKILL: it cannot tidy up."""
         assert self._daemon is not None
         self._daemon.kill()
         self._daemon.wait(10)
-        (self.runtime_dir / "control.sock").unlink()
 
     @property
     def spooled(self) -> int:
@@ -94,7 +96,8 @@ class Stage:
         """
         iothreads = ("iothread-93faf1dd31a4eabb", "iothread-0a1b2c3d4e5f6071")
         machine = Machine(boot=2, maximum=8, iothreads=iothreads)
-        kata = self._closing.enter_context(KataSandbox(self.dirs, name, machine=machine))
+        made = KataSandbox(self.dirs, name, machine=machine, accelerator=self.accelerator)
+        kata = self._closing.enter_context(made)
         kata.shim.let_go()
         self._container(name, name, {}, kind="sandbox", cgroup=f"pod-{name}/pause")
         kata.shim.hold()
