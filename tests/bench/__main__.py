@@ -1,0 +1,86 @@
+"""scripts/bench: measure the bars of DESIGN 5 on this machine and print them.
+
+    scripts/bench [NAME...] [--json] [--quick]
+
+Without names everything is measured. Exit status 1 when something could not be measured, or when
+what was measured did something wrong (a hook's message lost); a missed bar is only printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tests.bench import audits, commands, events, growth, hooks, idle
+from tests.bench.figures import BenchError, Row, table
+from tests.bench.machine import described
+from tests.bench.node import BenchNode
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the benchmark: what it yields, and its rounds in full and in --quick."""
+
+    measure: Callable[[BenchNode, int], Iterator[Row]]
+    rounds: int
+    quick: int
+    about: str
+
+
+PARTS = {
+    "hook": Part(hooks.measure, 100, 20, "what a hook costs a container"),
+    "event": Part(events.measure_events, 300, 60, "from a message to the last thread verified"),
+    "thread": Part(events.measure_births, 60, 15, "from a vCPU's birth to its pin"),
+    "audit": Part(audits.measure, 30, 8, "audits of 5,000 threads in 250 sandboxes"),
+    "idle": Part(idle.measure, 60, 20, "the daemon at rest with 250 sandboxes, and its commands"),
+    "growth": Part(growth.measure, 10, 4, "audits from 10 to 1,000 sandboxes"),
+    "command": Part(commands.measure, 20, 5, "start of the command line"),
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Measure what was asked for and print it; return the exit status."""
+    about = "\n".join(f"  {name:8} {part.about}" for name, part in PARTS.items())
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Measure what kata-pin costs on this machine.", epilog=f"names:\n{about}",
+    )  # fmt: skip
+    parser.add_argument("names", nargs="*", metavar="NAME", help="parts to measure")
+    parser.add_argument("--json", action="store_true", help="print an array of rows as JSON")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, for a first look")
+    options = parser.parse_args(arguments)
+    unknown = set(options.names) - set(PARTS)
+    if unknown:
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    print(described(), file=sys.stderr if options.json else sys.stdout, flush=True)
+    rows: list[Row] = []
+    failed = False
+    for name, part in PARTS.items():
+        if not options.names or name in options.names:
+            failed |= _measure(name, part.quick if options.quick else part.rounds, rows)
+    if options.json:
+        print("[\n" + ",\n".join(row.as_json() for row in rows) + "\n]")
+    else:
+        print(table(rows))
+    return 1 if failed else 0
+
+
+def _measure(name: str, rounds: int, rows: list[Row]) -> bool:
+    """Measure one part, adding to `rows`; return whether it failed."""
+    start = time.monotonic()
+    print(f"{name}: {PARTS[name].about}", file=sys.stderr, flush=True)
+    try:
+        with BenchNode() as node:
+            rows.extend(PARTS[name].measure(node, rounds))
+    except (BenchError, TimeoutError, OSError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return True
+    print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,128 @@
+"""Audits of 5,000 threads in 250 sandboxes, against bare loops over the same threads.
+
+Timed: Auditor.affinity() and Auditor.deep() of a whole Daemon in this process, its 250 sandboxes
+adopted, pinned and settled, and the whole round that the service runs every deep audit (process
+table, spool, node, adoption, Auditor.deep). CPU time of this process, so that neighbours on the
+machine do not count; nothing else runs in it. Floors, in turns: listdir and sched_getaffinity; the
+same and one read of each stat file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from tests.bench.figures import MS, BenchError, Row, Samples, median_row
+from tests.bench.node import BenchNode
+from tests.bench.service import LocalService, local_service
+
+SANDBOXES = 250
+
+
+def measure(node: BenchNode, rounds: int) -> Iterator[Row]:
+    """Yield the rows of audits over 250 idle VMs."""
+    node.start(SANDBOXES)
+    yield from asyncio.run(_rounds(node, rounds))
+
+
+async def _rounds(node: BenchNode, rounds: int) -> list[Row]:
+    async with local_service(node.config(audits=False)) as daemon:
+        await daemon.settle(SANDBOXES)
+        figures = await take(daemon, rounds)
+    return figures.rows(f"{figures.threads} threads, {SANDBOXES} sandboxes")
+
+
+class Figures:
+    """CPU times of the audits and of their floors, and over how many threads."""
+
+    def __init__(self, threads: int, samples: Mapping[str, Sequence[float]]) -> None:
+        self.threads = threads
+        self._samples = {name: Samples(taken) for name, taken in samples.items()}
+
+    def of(self, name: str) -> Samples:
+        """Return the samples of `affinity`, `deep`, `round` or of a floor."""
+        return self._samples[name]
+
+    def rows(self, what: str) -> list[Row]:
+        """Return the rows, with their bars."""
+        bare, bare_stat = self.of("bare"), self.of("bare stat")
+        return [
+            cpu_row(f"affinity audit, {what}", self.of("affinity"), bare, bar=3.0),
+            cpu_row(f"deep audit, {what}", self.of("deep"), bare_stat, bar=2.0),
+            cpu_row(f"deep round with adoption, {what}", self.of("round"), bare_stat),
+        ]
+
+
+def cpu_row(name: str, samples: Samples, floor: Samples, *, bar: float | None = None) -> Row:
+    """Return the row of a median of CPU times."""
+    return replace(median_row(name, samples, floor, bar=bar), unit="ms CPU")
+
+
+async def take(daemon: LocalService, rounds: int) -> Figures:
+    """Run every audit and both floors in turns."""
+    tids = {
+        tgid: threads
+        for sandbox_id in daemon._sandboxes.ids
+        for tgid, threads in expected(daemon, sandbox_id).items()
+    }
+
+    async def bare_loop() -> None:
+        bare(tids)
+
+    async def bare_stat_loop() -> None:
+        bare_stat(tids)
+
+    measures: dict[str, Callable[[], Awaitable[object]]] = {
+        "bare": bare_loop,
+        "affinity": daemon._auditor.affinity,
+        "bare stat": bare_stat_loop,
+        "deep": daemon._auditor.deep,
+        "round": daemon._deep_audit,
+    }
+    samples: dict[str, list[float]] = {name: [] for name in measures}
+    for work in measures.values():  # what is derived once a report is not an audit's cost
+        await work()
+    for _ in range(rounds):
+        for name, work in measures.items():
+            start = time.process_time()
+            found = await work()
+            samples[name].append(time.process_time() - start)
+            if found:
+                raise BenchError(f"{name} found {found} sandboxes changed although nothing did")
+    return Figures(sum(map(len, tids.values())), samples)
+
+
+def expected(daemon: LocalService, sandbox_id: str) -> dict[int, list[int]]:
+    """Return the threads of a sandbox's last report by process."""
+    held = daemon._sandboxes.held(sandbox_id)
+    if held is None or held.report is None:
+        raise BenchError(f"no report on {sandbox_id}")
+    threads: dict[int, list[int]] = {}
+    for thread in held.report.threads:
+        threads.setdefault(thread.key.tgid, []).append(thread.key.tid)
+    return threads
+
+
+def bare(tids: Mapping[int, object]) -> None:
+    """List the threads of each process and get each affinity."""
+    for tgid in tids:
+        for name in os.listdir(f"/proc/{tgid}/task"):
+            os.sched_getaffinity(int(name))
+
+
+def bare_stat(tids: Mapping[int, object]) -> None:
+    """Do the same, and read each stat file."""
+    for tgid in tids:
+        for name in os.listdir(f"/proc/{tgid}/task"):
+            fd = os.open(f"/proc/{tgid}/task/{name}/stat", os.O_RDONLY)
+            os.read(fd, 4096)
+            os.close(fd)
+            os.sched_getaffinity(int(name))
+
+
+def per_sandbox_us(samples: Samples, sandboxes: int) -> float:
+    """Return the median CPU time for one sandbox in microseconds."""
+    return samples.median * MS * 1000 / sandboxes

@@ -1,0 +1,214 @@
+"""From an event to the last thread verified, and from a thread's birth to its pin.
+
+Timed for messages: Reception.hook, from the call with a decoded message until the answer `pinned`
+is written, in the event loop of a whole Daemon. That is the bundle read, the registry's commit, the
+supervisor's pass (process table, VMM, threads and helpers, roles, decision, masks set and read
+back, threads listed again) and the wake-ups between them; the socket is left out. All threads have
+all pCPUs before, so every one is set. Floor: list, set and get over the same threads, in turns.
+
+Timed for births: from the kernel's own stamp of the fork (process connector, CLOCK_MONOTONIC) until
+another process sees the affinity that the new vCPU should have, polling every 50 us. The daemon is
+`kata-pin run`; the vCPU is hotplugged by QMP, as Kata does.
+"""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import contextlib
+import itertools
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from dataclasses import replace
+from typing import Any, Final, Self
+
+from kata_pin.sources.hooks import HookConnection
+from kata_pin.sources.procevents import connector
+from kata_pin.wire.hookmsg import HookMessage
+from kata_pin.wire.oci import Phase
+from tests.bench.figures import BenchError, Row, Samples, in_turns, median_row, tail_row, timed
+from tests.bench.hooks import HookRunner
+from tests.bench.node import TWO_HUNDRED_SIXTY, BenchNode, Container, scatter
+from tests.bench.service import LocalService, local_service, service
+from tests.support.katalike import KataSandbox
+from tests.support.qemu import Machine
+
+_LISTEN = struct.pack("=IHHIIIIIIHHI", 40, 3, 0, 0, 0, 1, 1, 0, 0, 4, 0, 1)
+_EVENT = struct.Struct("=36xIIQIIII")  # proc_event: what, cpu, timestamp_ns, then four ids
+_FORK = 1
+
+POLL_S: Final = 50e-6
+"""Between two looks at a new thread's affinity; the figures are late by as much at most."""
+
+
+class TimedConnection(HookConnection):
+    """A hook whose answer ends the measurement."""
+
+    def __init__(self, message: HookMessage) -> None:
+        self.message = message
+        self.gone = asyncio.Event()
+        self.answers: list[str] = []
+
+    def _send(self, line: bytes, *, last: bool) -> None:
+        self.answers.append(line.decode().strip())
+        if last:
+            self.gone.set()
+
+
+def measure_events(node: BenchNode, rounds: int) -> Iterator[Row]:
+    """Yield the rows of messages."""
+    node.start(1)
+    node.start(1, TWO_HUNDRED_SIXTY, prefix="big")
+    twenty, big = node.sandboxes
+    yield from asyncio.run(_messages(node, twenty, rounds, bar_ms=5.0))
+    yield from asyncio.run(_messages(node, big, max(rounds // 3, 10), bar_ms=20.0))
+
+
+async def _messages(
+    node: BenchNode, sandbox: KataSandbox, rounds: int, *, bar_ms: float
+) -> list[Row]:
+    """Measure messages about a known sandbox, and first messages about one just forgotten."""
+    async with local_service(node.config(audits=False)) as daemon:
+        await daemon.settle(1)
+        work = node.container(sandbox.id, "c1", cpus=str(node.last_cpu))
+        tids, everywhere = sandbox.tids(), frozenset(node.online)
+        message = _messages_of(work, sandbox.pid)
+        await _take(daemon, next(message))
+        floor, known, fresh = [], [], []
+        for _ in range(rounds):
+            scatter(tids, everywhere)
+            floor.append(timed(lambda: bare(sandbox.pid, frozenset({node.last_cpu}))))
+            scatter(tids, everywhere)
+            known.append(await _timed(_take(daemon, next(message))))
+            daemon._sandboxes.drop(sandbox.id)
+            scatter(tids, everywhere)
+            fresh.append(await _timed(_take(daemon, next(message))))
+    what = f"{len(tids)} threads"
+    return [
+        tail_row(f"event to verified, {what}", Samples(known), Samples(floor), bar_ms=bar_ms),
+        tail_row(f"first message to verified, {what}", Samples(fresh), Samples(floor)),
+    ]
+
+
+def bare(pid: int, cpus: frozenset[int]) -> None:
+    """List the threads of a process, set each affinity and read it back: the floor of a pass."""
+    for name in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setaffinity(int(name), cpus)
+        os.sched_getaffinity(int(name))
+
+
+def _messages_of(container: Container, pid: int) -> Iterator[HookMessage]:
+    """Yield createRuntime messages, each newer than the last."""
+    for number in itertools.count():
+        stamp = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + number
+        yield HookMessage(Phase.CREATE_RUNTIME, stamp, os.getpid(), container.state(pid))
+
+
+async def _take(daemon: LocalService, message: HookMessage) -> None:
+    connection = TimedConnection(message)
+    await daemon._reception.hook(connection)
+    if connection.answers != ["recorded", "pinned"]:
+        raise BenchError(f"a message was answered {connection.answers}")
+
+
+async def _timed(work: Coroutine[Any, Any, None]) -> float:
+    start = time.perf_counter()
+    await work
+    return time.perf_counter() - start
+
+
+# ---- births --------------------------------------------------------------------------------------
+
+
+def measure_births(node: BenchNode, rounds: int) -> Iterator[Row]:
+    """Yield the rows of hotplugged vCPUs."""
+    if len(node.online) < 2:
+        raise BenchError("needs two pCPUs: a vCPU inherits the one")
+    first, last = next(iter(node.online)), node.last_cpu
+    sandbox = KataSandbox(
+        node.dirs, "plug", Machine(boot=1, maximum=4), shim_process=False,
+        containers=node.specs("plug")[:1],
+    )  # fmt: skip
+    node.sandboxes.append(sandbox.start())
+    with service(node), Births() as births:
+        run = HookRunner(node)
+        for name, cpu in (("c1", first), ("c2", last)):
+            one = node.container(sandbox.id, name, cpus=str(cpu))
+            run.time("createRuntime", one.state(sandbox.pid))
+        both = frozenset({first, last})
+        pinned, bare_one = in_turns(
+            rounds,
+            lambda: _birth_to_pin(sandbox, births, both),
+            lambda: _bare_reaction(births, both),
+        )
+    row = median_row("vCPU born to pinned, process events", pinned, bare_one)
+    yield replace(row, bar=2.0, bar_on_ratio=False)
+
+
+class Births:
+    """A subscription to process events of our own, for the kernel's stamps of forks."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket = connector()
+        self._socket.send(_LISTEN)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def drain(self) -> None:
+        """Forget what came so far."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._socket.recv(4096)
+
+    def thread_of(self, tgid: int, timeout_s: float = 5.0) -> tuple[int, float]:
+        """Return the next thread born in a process, and when: seconds of CLOCK_MONOTONIC."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            select.select([self._socket], [], [], timeout_s)
+            with contextlib.suppress(BlockingIOError):
+                data = self._socket.recv(4096)
+                what, _, stamp, _, _, child, group = _EVENT.unpack_from(data)
+                if what == _FORK and group == tgid and child != tgid:
+                    return child, stamp / 1e9
+        raise BenchError(f"no thread of {tgid} was born within {timeout_s:g} s")
+
+
+def _birth_to_pin(sandbox: KataSandbox, births: Births, both: frozenset[int]) -> float:
+    """Plug a vCPU; return the seconds from its birth until it is on one pCPU; unplug it."""
+    births.drain()
+    plugging = threading.Thread(target=sandbox.shim.plug, args=(1,))
+    plugging.start()
+    try:
+        tid, born = births.thread_of(sandbox.pid)
+        while os.sched_getaffinity(tid) == both:
+            if time.monotonic() > born + 5.0:
+                raise BenchError("a new vCPU was not pinned within 5 s")
+            time.sleep(POLL_S)
+        return time.monotonic() - born
+    finally:
+        plugging.join()
+        sandbox.shim.unplug(1)
+
+
+def _bare_reaction(births: Births, cpus: frozenset[int]) -> float:
+    """Start a thread of our own; return the seconds until its birth was heard and its mask set."""
+    births.drain()
+    until = _thread.allocate_lock()
+    until.acquire()
+    _thread.start_new_thread(until.acquire, ())
+    try:
+        tid, born = births.thread_of(os.getpid())
+        os.sched_setaffinity(tid, cpus)
+        os.sched_getaffinity(tid)
+        return time.monotonic() - born
+    finally:
+        until.release()

@@ -1,0 +1,127 @@
+"""The daemon under measurement: as a process of its own, or inside this one.
+
+ServiceProcess is `kata-pin run` as a user starts it. LocalService is the same Daemon object in this
+process's event loop, so that its own parts (reception, auditor, sandboxes) can be called and timed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+from kata_pin.config.tree import Config
+from kata_pin.daemon.app import Daemon
+from kata_pin.daemon.notify import Notifier
+from tests.bench.figures import BenchError
+from tests.bench.node import BenchNode
+from tests.support.waiting import wait_for
+
+KATA_PIN = (sys.executable, "-m", "kata_pin.cli.main")
+
+
+class ServiceProcess:
+    """`kata-pin run`; `log` is what it said."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log_file: Path) -> None:
+        self._process = process
+        self._log_file = log_file
+
+    @property
+    def pid(self) -> int:
+        """The daemon's process id."""
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """Everything it logged so far."""
+        return self._log_file.read_text(errors="replace")
+
+    def cpu_s(self) -> float:
+        """Return the CPU time it has used, in seconds, from schedstat (nanoseconds)."""
+        spent = sum(
+            int(Path(f"/proc/{self.pid}/task/{tid}/schedstat").read_text().split()[0])
+            for tid in os.listdir(f"/proc/{self.pid}/task")
+        )
+        return spent / 1e9
+
+    def memory_mib(self, field: str = "VmRSS") -> float:
+        """Return a field of its status file in MiB."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) / 1024
+        raise BenchError(f"no {field} of the daemon")
+
+
+@contextlib.contextmanager
+def service(node: BenchNode, **settings: object) -> Iterator[ServiceProcess]:
+    """Run the daemon until the end of the block; settings go to its configuration file."""
+    log_file = node.root / "daemon.log"
+    config = node.config_file(**settings)
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [*KATA_PIN, "--config", str(config), "run"],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        )  # fmt: skip
+    running = ServiceProcess(process, log_file)
+    try:
+        wait_for(lambda: "serves" in running.log or process.poll() is not None, "the daemon", 30)
+        if process.poll() is not None:
+            raise BenchError(f"the daemon ended: {running.log[-400:]}")
+        yield running
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class LocalService(Daemon):
+    """The Daemon in this process; its parts are reached as a pass or an event reaches them."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, reread=lambda: config, notifier=Notifier({}))
+        self.serving = asyncio.Event()
+
+    def _status(self) -> str:
+        """See Daemon: called when everything is composed."""
+        self.serving.set()
+        return super()._status()
+
+    def stop(self) -> None:
+        """End `run`."""
+        self._stop.set()
+
+    async def settle(self, count: int, timeout_s: float = 120.0) -> None:
+        """Wait until so many sandboxes have had a pass that found their VMM."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            held = [self._sandboxes.held(one) for one in self._sandboxes.ids]
+            if sum(one is not None and one.vmm is not None for one in held) >= count:
+                return
+            await asyncio.sleep(0.02)
+        raise BenchError(f"{count} sandboxes have not settled")
+
+
+@contextlib.asynccontextmanager
+async def local_service(config: Config) -> AsyncIterator[LocalService]:
+    """Run a Daemon in this event loop until the end of the block."""
+    daemon = LocalService(config)
+    running = asyncio.create_task(daemon.run())
+    try:
+        serving = asyncio.create_task(daemon.serving.wait())
+        await asyncio.wait({running, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        yield daemon
+    finally:
+        daemon.stop()
+        await running
