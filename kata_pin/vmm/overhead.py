@@ -16,7 +16,7 @@ from typing import Final
 
 from kata_pin.errors import HostError
 from kata_pin.model.sandbox import Vmm, VmmKind
-from kata_pin.model.thread import PF_KTHREAD, ProcessKey, RoleSource, ThreadRole
+from kata_pin.model.thread import ProcessKey, RoleSource, ThreadRole
 from kata_pin.vmm.facts import HostFacts, ProcessFacts
 from kata_pin.vmm.shims import shim_of
 from kata_pin.vmm.statefiles import KataPaths, read_pids
@@ -68,7 +68,7 @@ def _kernel_threads(host: HostFacts, pid: int) -> Iterator[Helper]:
     for pattern, role in _KERNEL_THREADS:
         name = pattern.format(pid=pid)
         for process in host.processes.kernel_threads(name):
-            if process.ppid == KTHREADD and process.flags & PF_KTHREAD:
+            if process.ppid == KTHREADD:
                 yield Helper(process.key, role, RoleSource.FLAGS)
 
 

@@ -37,9 +37,10 @@ MAX_SOCKETS: Final = 4 * 1024 * 1024
 _CONNECTED: Final = frozenset({"02", "03"})
 """Socket states CONNECTING and CONNECTED of /proc/net/unix (linux/net.h, socket_state)."""
 
-_BROKEN: Final = (QMPError, OSError, EOFError, ValueError, RecursionError)
-"""What a session ends in when the peer misbehaves. The last two are a line above MAX_REPLY
-and JSON nested too deep; like a peer that vanished, they come out of disconnect."""
+_BROKEN: Final = (QMPError, OSError, EOFError, ValueError, RecursionError, AssertionError)
+"""What a session ends in when the peer misbehaves: ValueError is a line above MAX_REPLY,
+RecursionError JSON nested too deep, and like a peer that vanished they come out of disconnect too.
+AssertionError is the client's own, when it is cancelled while it cleans up."""
 
 # qemu.qmp logs every lost connection as an error, with a traceback; the caller reports it instead.
 _quiet = logging.getLogger(f"{__name__}.client")
@@ -62,12 +63,18 @@ async def query(
     """
     if is_held(path, pid=pid, proc=proc):
         raise QmpUnavailable(f"{path}: another client holds it")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as end:
-        try:
-            end.connect(path)  # a unix socket connects at once, or EAGAIN: the queue is full
-        except OSError as error:
-            raise QmpUnavailable(f"{path}: {error.strerror or error}") from error
-        return await _session(end, path, greeting_s, session_s)
+    return await _session(_connected(path), path, greeting_s, session_s)
+
+
+def _connected(path: str) -> socket.socket:
+    """Return a connected socket; a unix socket connects at once, or not: EAGAIN, a full queue."""
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        end.connect(path)
+    except OSError as error:
+        end.close()
+        raise QmpUnavailable(f"{path}: {error.strerror or error}") from error
+    return end
 
 
 async def _session(
@@ -89,6 +96,7 @@ async def _session(
     except RemoteProtocolError as error:
         raise QmpUnavailable(f"{path}: {error}") from error
     except _BROKEN as error:
+        _raise_if_cancelled()
         raise QmpUnavailable(f"{path}: {str(error) or type(error).__name__}") from error
     finally:
         await _close(client, end)
@@ -121,11 +129,23 @@ def _holds(line: str, path: str) -> bool:
     return len(words) == 8 and words[7] == path and words[5] in _CONNECTED
 
 
+def _raise_if_cancelled() -> None:
+    """Go on with a cancellation that the client lost in one of its own errors."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 async def _close(client: QMPClient, end: socket.socket) -> None:
-    """Give the slot up, first of all on the wire: that holds even if we are cancelled again."""
+    """Give the slot up, first of all on the wire: that holds even if we are cancelled again.
+
+    The descriptor is only closed once the event loop has let go of it: its number is reused.
+    """
     with contextlib.suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
     with contextlib.suppress(*_BROKEN):
         if client.runstate is not Runstate.IDLE:
             async with asyncio.timeout(CLOSE_S):
                 await client.disconnect()
+    if client.runstate is Runstate.IDLE:
+        end.close()

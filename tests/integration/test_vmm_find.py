@@ -17,12 +17,20 @@ from kata_pin.errors import VmmError
 from kata_pin.model.sandbox import Vmm, VmmKind
 from kata_pin.vmm.allowlist import DEFAULT_EXECUTABLES
 from kata_pin.vmm.find import VmmFinder
+from kata_pin.vmm.shims import is_shim_of
 from kata_pin.vmm.statefiles import KataPaths
 from tests.support.katalike import KataDirs, KataSandbox, Runtime
 from tests.support.qemu import QEMU, Accelerator, Machine
 from tests.support.vmmhost import Bystander, live, lookalike
 
 pytestmark = [pytest.mark.qemu, pytest.mark.root]
+
+P1 = f"p{os.getpid()}"
+P2 = f"{P1}b"
+P3 = f"{P1}c"
+P8 = f"{P1}d"
+P9 = f"{P1}e"
+"""Sandbox ids of this run: other runs on the machine have their own."""
 
 CPUSETS = Path("/sys/fs/cgroup/cpuset")
 
@@ -38,13 +46,13 @@ def dirs() -> Iterator[KataDirs]:
 @pytest.fixture(autouse=True)
 def bystander() -> Iterator[Bystander]:
     """A process named and called like the sandbox's QEMU, which none may take for it."""
-    with lookalike("-name", "sandbox-p1", "-smp", "2") as process:
+    with lookalike("-name", f"sandbox-{P1}", "-smp", "2") as process:
         one = Bystander(process.pid)
         yield one
         one.check()
 
 
-def _sandbox(dirs: KataDirs, name: str = "p1", **options: object) -> KataSandbox:
+def _sandbox(dirs: KataDirs, name: str = P1, **options: object) -> KataSandbox:
     """Return a cheap sandbox: what is found does not depend on the accelerator."""
     return replace(
         KataSandbox(dirs, name, accelerator=Accelerator.TCG, machine=Machine(boot=1, maximum=2)),
@@ -52,7 +60,7 @@ def _sandbox(dirs: KataDirs, name: str = "p1", **options: object) -> KataSandbox
     )
 
 
-def _find(dirs: KataDirs, name: str = "p1", *hints: int, executables: tuple[str, ...] = ()) -> Vmm:
+def _find(dirs: KataDirs, name: str = P1, *hints: int, executables: tuple[str, ...] = ()) -> Vmm:
     paths = KataPaths(str(dirs.vc), str(dirs.kata))
     finder = VmmFinder(live(), paths=paths, executables=(*DEFAULT_EXECUTABLES, *executables))
     return finder.find(name, hints)
@@ -98,7 +106,7 @@ def test_hook_pid_is_a_witness(dirs: KataDirs) -> None:
     """A pid from a hook confirms; the same QEMU found by the scan only is refused."""
     with _sandbox(dirs, shim_process=False) as kata:
         _forget_files(kata)
-        assert _find(dirs, "p1", kata.pid).witness == "pid from a hook"
+        assert _find(dirs, P1, kata.pid).witness == "pid from a hook"
         with pytest.raises(VmmError, match=rf"process {kata.pid}: no cgroup, parent, file or hook"):
             _find(dirs)
 
@@ -147,7 +155,7 @@ def test_files_of_others_are_no_witness(dirs: KataDirs) -> None:
 def test_a_lying_command_line_is_refused(dirs: KataDirs, bystander: Bystander) -> None:
     """A process that only says it is the VMM is refused, whoever points at it."""
     with pytest.raises(VmmError, match=r"its executable .* is not on the allow-list"):
-        _find(dirs, "p1", bystander.pid)
+        _find(dirs, P1, bystander.pid)
 
 
 def test_another_file_of_the_same_name_is_refused(
@@ -158,15 +166,15 @@ def test_another_file_of_the_same_name_is_refused(
     mounts = f'mount --bind {fake} {QEMU} && exec setpriv --pdeathsig KILL -- "$@"'
     prefix = ("unshare", "-m", "--propagation", "private", "sh", "-c", mounts, "sh")
     with (
-        lookalike("-name", "sandbox-p1", executable=QEMU, prefix=prefix) as process,
+        lookalike("-name", f"sandbox-{P1}", executable=QEMU, prefix=prefix) as process,
         pytest.raises(VmmError, match="is another file than the host's"),
     ):
-        _find(dirs, "p1", process.pid)
+        _find(dirs, P1, process.pid)
 
 
 def test_a_nested_pid_namespace_is_refused(dirs: KataDirs) -> None:
     """Even the real QEMU is refused in a pid namespace of its own, as in a container."""
-    argv = [QEMU, "-name", "sandbox-p1", "-S", "-nodefaults", "-nographic", "-M", "none"]
+    argv = [QEMU, "-name", f"sandbox-{P1}", "-S", "-nodefaults", "-nographic", "-M", "none"]
     with subprocess.Popen(["unshare", "-p", "-f", "--kill-child", *argv]) as outer:
         try:
             children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
@@ -174,18 +182,18 @@ def test_a_nested_pid_namespace_is_refused(dirs: KataDirs) -> None:
             while not pid or QEMU not in os.readlink(f"/proc/{pid}/exe"):
                 pid = int(children.read_text() or 0)
             with pytest.raises(VmmError, match="pid namespace of its own"):
-                _find(dirs, "p1", pid)
+                _find(dirs, P1, pid)
         finally:
             outer.kill()
 
 
 def test_another_sandbox_is_refused(dirs: KataDirs) -> None:
     """A hint that points at another sandbox's VMM does not stick; the right one is still found."""
-    with _sandbox(dirs, "p2") as other:
-        with pytest.raises(VmmError, match="its command line names p2"):
-            _find(dirs, "p1", other.pid)
+    with _sandbox(dirs, P2) as other:
+        with pytest.raises(VmmError, match=f"its command line names {P2}"):
+            _find(dirs, P1, other.pid)
         with _sandbox(dirs) as kata:
-            assert _find(dirs, "p1", other.pid).process.pid == kata.pid
+            assert _find(dirs, P1, other.pid).process.pid == kata.pid
 
 
 def test_stale_hints_are_refused(dirs: KataDirs) -> None:
@@ -193,21 +201,30 @@ def test_stale_hints_are_refused(dirs: KataDirs) -> None:
     with _sandbox(dirs) as kata:
         gone = kata.pid
         shim = kata.shim.pid
-        assert _find(dirs, "p1", shim).process.pid == kata.pid
+        assert _find(dirs, P1, shim).process.pid == kata.pid
     with pytest.raises(VmmError, match=rf"hook's pid {gone}: .*[Nn]o such"):
-        _find(dirs, "p1", gone)
+        _find(dirs, P1, gone)
 
 
 def test_a_go_shim_is_no_dragonball(dirs: KataDirs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A listed shim with the right -id is no VMM unless it has vCPU threads itself."""
     binary = _copy_of_python(dirs, "containerd-shim-kata-v2", monkeypatch)
     with (
-        lookalike("-id", "p9", comm="containerd-shim", executable=binary) as process,
+        lookalike("-id", P9, comm="containerd-shim", executable=binary) as process,
         pytest.raises(VmmError, match="runs no VM itself"),
     ):
-        _find(dirs, "p9", process.pid, executables=(binary,))
-    with lookalike("-id", "p9", comm="db_vcpu0", executable=binary) as process:
-        assert _find(dirs, "p9", process.pid, executables=(binary,)).kind is VmmKind.DRAGONBALL
+        _find(dirs, P9, process.pid, executables=(binary,))
+    with lookalike("-id", P9, comm="db_vcpu0", executable=binary) as process:
+        assert _find(dirs, P9, process.pid, executables=(binary,)).kind is VmmKind.DRAGONBALL
+
+
+def test_whose_shims_are_believed() -> None:
+    """A process with the right -id counts when it is root's or ours, not another user's."""
+    for user, believed in (("0", True), ("65534", False)):
+        prefix = ("setpriv", f"--reuid={user}", "--clear-groups")
+        with lookalike("-id", P9, prefix=prefix, executable="/usr/bin/python3") as process:
+            assert is_shim_of(live(), process.pid, P9) is believed
+            assert not is_shim_of(live(), process.pid, P8)
 
 
 def test_an_orphan_is_found_and_called_one(dirs: KataDirs) -> None:
@@ -221,15 +238,15 @@ def test_an_orphan_is_found_and_called_one(dirs: KataDirs) -> None:
 def test_a_replaced_executable_is_reported(dirs: KataDirs, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an upgrade of the package the running binary is deleted: accepted, and said so."""
     binary = _copy_of_python(dirs, "qemu-system-old", monkeypatch)
-    with lookalike("-name", "sandbox-p3", executable=binary) as process:
+    with lookalike("-name", f"sandbox-{P3}", executable=binary) as process:
         Path(binary).unlink()
-        vmm = _find(dirs, "p3", process.pid, executables=(binary,))
+        vmm = _find(dirs, P3, process.pid, executables=(binary,))
         assert (vmm.exe, vmm.exe_deleted) == (binary, True)
 
 
 def test_sandboxes_are_listed_for_adoption(dirs: KataDirs, bystander: Bystander) -> None:
     """The scan lists every sandbox by its VMM, and no process that is none."""
-    with _sandbox(dirs, "p1") as one, _sandbox(dirs, "p2", runtime=Runtime.RS) as two:
+    with _sandbox(dirs, P1) as one, _sandbox(dirs, P2, runtime=Runtime.RS) as two:
         found = VmmFinder(live()).sandboxes()
-        assert {"p1": one.pid, "p2": two.pid}.items() <= found.items()
+        assert {P1: one.pid, P2: two.pid}.items() <= found.items()
         assert bystander.pid not in found.values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,10 @@ pytestmark = [
     pytest.mark.skipif(not VIRTIOFSD.exists(), reason="needs virtiofsd of QEMU 7.2 or older"),
 ]
 
+P1 = f"p{os.getpid()}"
+P12 = f"{P1}2"
+"""Sandbox ids of this run: other runs on the machine have their own."""
+
 
 @pytest.fixture
 def dirs() -> Iterator[KataDirs]:
@@ -39,7 +44,7 @@ def dirs() -> Iterator[KataDirs]:
 @pytest.fixture(autouse=True)
 def bystander() -> Iterator[Bystander]:
     """A process that calls itself a vhost worker of everything."""
-    with lookalike("-name", "sandbox-p1", comm="vhost-1") as process:
+    with lookalike("-name", f"sandbox-{P1}", comm="vhost-1") as process:
         one = Bystander(process.pid)
         yield one
         one.check()
@@ -58,7 +63,7 @@ def _roles(dirs: KataDirs, kata: KataSandbox, *, files: bool = True) -> dict[int
 @pytest.mark.parametrize("files", [True, False], ids=["persist.json", "parent and arguments"])
 def test_virtiofsd_and_shim(dirs: KataDirs, files: bool) -> None:
     """virtiofsd is found by persist.json, and without it as the shim's child for this sandbox."""
-    with KataSandbox(dirs, "p1", accelerator=Accelerator.TCG, virtiofsd=True) as kata:
+    with KataSandbox(dirs, P1, accelerator=Accelerator.TCG, virtiofsd=True) as kata:
         roles = _roles(dirs, kata, files=files)
         assert roles[kata.virtiofsd_pid] is ThreadRole.VIRTIOFSD
         assert roles[kata.shim.pid] is ThreadRole.SHIM
@@ -67,7 +72,7 @@ def test_virtiofsd_and_shim(dirs: KataDirs, files: bool) -> None:
 
 def test_virtiofsd_of_an_orphan(dirs: KataDirs) -> None:
     """With the shim gone, persist.json still names virtiofsd."""
-    with KataSandbox(dirs, "p1", accelerator=Accelerator.TCG, virtiofsd=True) as kata:
+    with KataSandbox(dirs, P1, accelerator=Accelerator.TCG, virtiofsd=True) as kata:
         kata.orphan()
         assert _roles(dirs, kata) == {kata.virtiofsd_pid: ThreadRole.VIRTIOFSD}
 
@@ -88,7 +93,7 @@ def _virtiofsd(dirs: KataDirs, kata: KataSandbox) -> Iterator[subprocess.Popen[b
 def test_somebody_elses_virtiofsd(dirs: KataDirs) -> None:
     """The same program with the same arguments under another parent is no helper."""
     with (
-        KataSandbox(dirs, "p1", accelerator=Accelerator.TCG, virtiofsd=True) as kata,
+        KataSandbox(dirs, P1, accelerator=Accelerator.TCG, virtiofsd=True) as kata,
         _virtiofsd(dirs, kata) as other,
     ):
         assert other.pid not in _roles(dirs, kata, files=False)
@@ -97,7 +102,7 @@ def test_somebody_elses_virtiofsd(dirs: KataDirs) -> None:
 
 def test_a_recorded_pid_that_is_no_file_server(dirs: KataDirs, bystander: Bystander) -> None:
     """A stale VirtiofsDaemonPid that another process has now is not believed."""
-    with KataSandbox(dirs, "p1", accelerator=Accelerator.TCG) as kata:
+    with KataSandbox(dirs, P1, accelerator=Accelerator.TCG) as kata:
         kata.virtiofsd_pid = bystander.pid
         kata.write_persist(())
         kata.virtiofsd_pid = 0
@@ -107,8 +112,8 @@ def test_a_recorded_pid_that_is_no_file_server(dirs: KataDirs, bystander: Bystan
 def test_neighbours_keep_their_helpers(dirs: KataDirs) -> None:
     """Two sandboxes side by side: each gets its own shim and virtiofsd only."""
     with (
-        KataSandbox(dirs, "p1", accelerator=Accelerator.TCG, virtiofsd=True) as one,
-        KataSandbox(dirs, "p12", accelerator=Accelerator.TCG, virtiofsd=True) as two,
+        KataSandbox(dirs, P1, accelerator=Accelerator.TCG, virtiofsd=True) as one,
+        KataSandbox(dirs, P12, accelerator=Accelerator.TCG, virtiofsd=True) as two,
     ):
         assert set(_roles(dirs, one)) == {one.shim.pid, one.virtiofsd_pid}
         assert set(_roles(dirs, two)) == {two.shim.pid, two.virtiofsd_pid}
@@ -118,7 +123,7 @@ def test_kernel_threads_of_kvm(dirs: KataDirs) -> None:
     """KVM's kernel threads for this VM are found; a process of that name is not one."""
     if accelerator() is not Accelerator.KVM:
         pytest.skip("KVM does not work here")
-    with KataSandbox(dirs, "p1", accelerator=Accelerator.KVM) as kata:
+    with KataSandbox(dirs, P1, accelerator=Accelerator.KVM) as kata:
         named = f"kvm-pit/{kata.pid}"
         with lookalike(comm=named, executable=sys.executable) as impostor:
             host = live()

@@ -26,6 +26,9 @@ from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.qemu, pytest.mark.root]
 
+P1 = f"p{os.getpid()}"
+"""Sandbox ids of this run: other runs on the machine have their own."""
+
 BLIND = "/nonexistent"
 """A /proc that hides who holds a socket, as if the holder came between the look and the connect."""
 
@@ -46,7 +49,7 @@ def kata(scratch: Path) -> Iterator[KataSandbox]:
     """A sandbox whose shim holds qmp.sock, with Kata's debug monitor beside it."""
     dirs = KataDirs.below(scratch)
     with KataSandbox(
-        dirs, "p1", accelerator=Accelerator.TCG, shim_process=False, extra_monitor=True
+        dirs, P1, accelerator=Accelerator.TCG, shim_process=False, extra_monitor=True
     ) as one:
         yield one
 
@@ -54,7 +57,7 @@ def kata(scratch: Path) -> Iterator[KataSandbox]:
 @pytest.fixture(autouse=True)
 def bystander() -> Iterator[Bystander]:
     """A process that looks alike and stays as it is."""
-    with lookalike("-name", "sandbox-p1") as process:
+    with lookalike("-name", f"sandbox-{P1}") as process:
         one = Bystander(process.pid)
         yield one
         one.check()
@@ -117,7 +120,7 @@ async def test_never_waits_behind_another_client(
     path = str(kata.qmp_path)
     started = time.monotonic()
     with pytest.raises(QmpUnavailable, match="no answer in time"):
-        await query(path, proc=BLIND)
+        await query(path, proc=BLIND, session_s=30)
     assert time.monotonic() - started < LATE_S
     assert _connections(path) <= 2  # the shim's, and what QEMU has yet to sweep up
     for _ in range(5):
@@ -165,6 +168,30 @@ async def test_cancelled_it_closes_at_once(kata: KataSandbox) -> None:
         os.kill(kata.pid, signal.SIGCONT)
     kata.shim.hold()
     assert kata.vcpus()
+
+
+async def test_cancelled_twice_it_still_leaves(scratch: Path) -> None:
+    """The peer sees the end although the closing itself was cancelled."""
+    ended = asyncio.Event()
+
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await reader.read()
+        ended.set()
+        writer.close()
+
+    connected = asyncio.Event()
+    path = str(scratch / "qmp.sock")
+    async with await asyncio.start_unix_server(mute, path):
+        session = asyncio.create_task(query(path, greeting_s=30, session_s=30))
+        await connected.wait()
+        session.cancel()
+        await asyncio.sleep(0)
+        session.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await session
+        async with asyncio.timeout(LATE_S):
+            await ended.wait()
 
 
 async def test_a_stopped_qemu_costs_no_more_than_the_session(kata: KataSandbox) -> None:

@@ -20,7 +20,7 @@ from kata_pin.model.thread import Role, RoleSource, ThreadKey, ThreadRole
 from kata_pin.vmm import debugfs, kvmfd
 from kata_pin.vmm.facts import HostFacts
 from kata_pin.vmm.find import VmmFinder
-from kata_pin.vmm.qmp import query
+from kata_pin.vmm.qmp import is_held, query
 from kata_pin.vmm.roles import RoleCache, identify
 from kata_pin.wire.qmp import QmpAnswers, QmpCpu, QmpIothread
 from tests.support.katalike import KataDirs, KataSandbox
@@ -29,6 +29,9 @@ from tests.support.vmmhost import Bystander, live, lookalike, private_debugfs, t
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.qemu, pytest.mark.root]
+
+P1 = f"p{os.getpid()}"
+"""Sandbox ids of this run: other runs on the machine have their own."""
 
 needs_kvm = pytest.mark.usefixtures("kvm")
 
@@ -77,7 +80,7 @@ def dirs(scratch: Path) -> KataDirs:
 @pytest.fixture(autouse=True)
 def bystander() -> Iterator[Bystander]:
     """A process that looks alike; its threads get no role and no other affinity."""
-    with lookalike("-name", "sandbox-p1", comm="CPU 0/KVM") as process:
+    with lookalike("-name", f"sandbox-{P1}", comm="CPU 0/KVM") as process:
         one = Bystander(process.pid)
         yield one
         one.check()
@@ -105,11 +108,11 @@ class Subject:
 
         def look() -> dict[ThreadKey, Role] | None:
             found = self.roles(machine=machine)
-            return found if _vcpus(found) == self.truth() else None
+            used = {r.source for r in found.values() if r.role is ThreadRole.VCPU}
+            done = _vcpus(found) == self.truth() and used <= set(sources)
+            return found if done else None
 
-        found = wait_for(look, "all vCPUs named")
-        used = {role.source for role in found.values() if role.role is ThreadRole.VCPU}
-        assert used <= set(sources)
+        found = wait_for(look, f"all vCPUs named by {', '.join(sources)}")
         assert not any(role.conflict for role in found.values())
         return found
 
@@ -127,7 +130,7 @@ def _iothreads(roles: dict[ThreadKey, Role]) -> dict[str, int]:
 
 
 def _sandbox(dirs: KataDirs, chosen: Accelerator, machine: Machine = Machine()) -> KataSandbox:  # noqa: B008 - frozen
-    return KataSandbox(dirs, "p1", machine=machine, accelerator=chosen, shim_process=False)
+    return KataSandbox(dirs, P1, machine=machine, accelerator=chosen, shim_process=False)
 
 
 def _answers(vcpus: dict[int, int], iothreads: dict[str, int]) -> QmpAnswers:
@@ -212,6 +215,7 @@ async def test_qmp_answers_alone(dirs: KataDirs) -> None:
     with _sandbox(dirs, Accelerator.TCG) as kata:
         kata.shim.plug(2)
         kata.shim.let_go()
+        wait_for(lambda: not is_held(str(kata.qmp_path)), "socket to be free")
         subject = Subject(kata, live())
         answers = await query(str(kata.qmp_path))
         kata.shim.hold()

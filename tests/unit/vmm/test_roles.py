@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,77 @@ def test_a_crowd_is_not_looked_into(host: HostFacts, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(roles, "MAX_THREADS", 2)
     found = _identify(host, _vmm(VmmKind.QEMU, boot=1), _tasks("qemu", "CPU 0/KVM", "x"))
     assert {role.conflict for role in found} == {"more than 2 threads"}
+
+
+# ---- a booted QEMU on a written tree -----------------------------------------------------
+
+MAIN, RCU, IOT, MON, CPU0, CPU1 = range(PID, PID + 6)
+BOOTED = _tasks(*["qemu-system-x86"] * 6)
+POLL, FUTEX, RUNNING = "271 0x1 0x4", "202 0x1 0x189", "running"
+KVM_RUN = "16 {fd:#x} 0xae80"
+
+
+@pytest.fixture
+def vmm() -> Vmm:
+    """Two boot vCPUs that can all be there is, and one iothread."""
+    return replace(_vmm(VmmKind.QEMU, boot=2), iothreads=("iot0",))
+
+
+def _boot(folder: Path, *, cpu0: str, cpu1: str, iothread: str = POLL) -> HostFacts:
+    """Write what the threads of a QEMU wait in; descriptor 10 + N is vCPU N."""
+    home = folder / "proc" / str(PID)
+    (home / "fd").mkdir(parents=True)
+    for number in range(2):
+        (home / "fd" / str(10 + number)).symlink_to(f"anon_inode:kvm-vcpu:{number}")
+    (home / "cmdline").write_bytes(b"qemu\0-qmp\0unix:fd=3\0")
+    calls = {MAIN: POLL, RCU: FUTEX, IOT: iothread, MON: POLL, CPU0: cpu0, CPU1: cpu1}
+    for tid, call in calls.items():
+        (home / "task" / str(tid)).mkdir(parents=True)
+        (home / "task" / str(tid) / "syscall").write_text(call)
+    return facts(HostRoot(str(folder)))
+
+
+def _debugfs(host: HostFacts, **tids: int) -> None:
+    for name, tid in tids.items():
+        folder = Path(host.root.debug("kvm", f"{PID}-9", name))
+        folder.mkdir(parents=True)
+        (folder / "pid").write_text(str(tid))
+
+
+def _sources(found: Sequence[Role]) -> list[tuple[int | None, RoleSource]]:
+    return [(role.vcpu, role.source) for role in found if role.role is ThreadRole.VCPU]
+
+
+def test_the_last_running_thread_is_the_last_vcpu(tmp_path: Path, vmm: Vmm) -> None:
+    """One boot vCPU is missing and one thread is busy where it belongs: by elimination."""
+    host = _boot(tmp_path, cpu0=KVM_RUN.format(fd=10), cpu1=RUNNING)
+    found = _sources(_identify(host, vmm, BOOTED))
+    assert found == [(0, RoleSource.KVM_FD), (1, RoleSource.KVM_FD)]
+
+
+def test_a_busy_iothread_is_no_vcpu(tmp_path: Path, vmm: Vmm) -> None:
+    """The one busy thread stands where an iothread does: elimination is wrong, order is not."""
+    host = _boot(tmp_path, cpu0=KVM_RUN.format(fd=10), cpu1=FUTEX, iothread=RUNNING)
+    found = _identify(host, vmm, BOOTED)
+    assert _sources(found) == [(0, RoleSource.KVM_FD), (1, RoleSource.ORDER)]
+    assert found[IOT - PID].iothread == "iot0"
+
+
+def test_a_doubtful_entry_needs_a_second_source(tmp_path: Path, vmm: Vmm) -> None:
+    """debugfs names a thread younger than the vCPU: only with its descriptor is it believed."""
+    young = [replace(t, key=replace(t.key, starttime=10**12)) for t in BOOTED]
+    host = _boot(tmp_path, cpu0=KVM_RUN.format(fd=10), cpu1=FUTEX)
+    _debugfs(host, vcpu0=CPU0, vcpu1=IOT)
+    found = _identify(host, vmm, young)
+    assert _sources(found) == [(0, RoleSource.DEBUGFS), (1, RoleSource.ORDER)]
+    assert found[IOT - PID].role is ThreadRole.IOTHREAD
+
+
+def test_a_worker_cannot_take_a_vcpus_place(tmp_path: Path, vmm: Vmm) -> None:
+    """An answer that names a kernel worker is ignored: the boot vCPU is still looked for."""
+    worker = replace(_tasks(*"1234567")[6], flags=PF_USER_WORKER)
+    host = _boot(tmp_path, cpu0=FUTEX, cpu1=FUTEX)
+    answers = QmpAnswers(cpus=(QmpCpu(0, worker.key.tid),))
+    found = _identify(host, vmm, [*BOOTED, worker], answers)
+    assert _sources(found) == [(0, RoleSource.ORDER), (1, RoleSource.ORDER)]
+    assert found[-1].source is RoleSource.FLAGS
