@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,22 +60,34 @@ class Shim(Protocol):
 
 
 class LocalShim:
-    """The stand-in as an object: QEMU is a child of the calling process."""
+    """The stand-in as an object: QEMU is a child of the calling process.
 
-    def __init__(self) -> None:
+    `timeout_s` bounds each answer of QEMU and each unplug. `eject_by_nmi`: the idle guest ejects a
+    vCPU when it gets an NMI; one with an operating system does so without.
+    """
+
+    def __init__(self, timeout_s: float = 10.0, *, eject_by_nmi: bool = True) -> None:
+        self._timeout_s = timeout_s
+        self._eject_by_nmi = eject_by_nmi
         self._process: subprocess.Popen[bytes] | None = None
         self._monitor: Monitor | None = None
         self._qmp_path = ""
         self._plugged: list[str] = []
-        self._count = 0
 
     @property
     def pid(self) -> int:
         """The calling process."""
         return os.getpid()
 
-    def start(self, argv: list[str], qmp_path: str, log_path: str) -> int:
-        """See Shim.start."""
+    @property
+    def plugged(self) -> tuple[str, ...]:
+        """The ids of the hotplugged vCPUs, in the order in which they were plugged."""
+        return tuple(self._plugged)
+
+    def start(
+        self, argv: list[str], qmp_path: str, log_path: str, pass_fds: Sequence[int] = ()
+    ) -> int:
+        """See Shim.start; QEMU gets the descriptors `pass_fds` too, under the same numbers."""
         self._qmp_path = qmp_path
         with contextlib.ExitStack() as stack:
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -84,7 +97,7 @@ class LocalShim:
             number = str(listener.fileno())
             self._process = subprocess.Popen(
                 [part.replace(QMP_FD, number) for part in argv],
-                pass_fds=(listener.fileno(),),
+                pass_fds=(listener.fileno(), *pass_fds),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -100,7 +113,7 @@ class LocalShim:
     def hold(self) -> None:
         """See Shim.hold."""
         if self._monitor is None:
-            self._monitor = Monitor(self._qmp_path)
+            self._monitor = Monitor(self._qmp_path, self._timeout_s)
 
     def let_go(self) -> None:
         """See Shim.let_go."""
@@ -112,7 +125,7 @@ class LocalShim:
         """See Shim.execute."""
         if self._monitor is not None:
             return self._monitor.execute(command, **arguments)
-        monitor = Monitor(self._qmp_path)
+        monitor = Monitor(self._qmp_path, self._timeout_s)
         try:
             return monitor.execute(command, **arguments)
         finally:
@@ -126,7 +139,7 @@ class LocalShim:
             raise ValueError(f"only {len(free)} slots are free")
         new = []
         for slot in free[:count]:
-            name = f"cpu-{len(self._plugged)}"
+            name = self._new_id(slot["props"])
             self.execute("device_add", driver=slot["type"], id=name, **slot["props"])
             self._plugged.append(name)
             new.append(name)
@@ -136,11 +149,13 @@ class LocalShim:
         """See Shim.unplug."""
         gone = []
         for _ in range(count):
-            name = self._plugged.pop()
+            name = self._next_to_go()
             tid = self._tid(name)
             self.execute("device_del", id=name)
-            self.execute("inject-nmi")  # the idle guest ejects when it gets one
+            if self._eject_by_nmi:
+                self.execute("inject-nmi")
             self._wait_gone(name, tid)
+            self._plugged.remove(name)
             gone.append(name)
         return gone
 
@@ -155,6 +170,15 @@ class LocalShim:
         """See Shim.kill; an object can only free the socket."""
         self.let_go()
 
+    def _new_id(self, props: Mapping[str, int]) -> str:
+        """Return the id of the next vCPU, which goes to the slot `props`: the Go runtime counts."""
+        del props
+        return f"cpu-{len(self._plugged)}"
+
+    def _next_to_go(self) -> str:
+        """Return the vCPU to unplug: the Go runtime takes the one plugged last."""
+        return self._plugged[-1]
+
     def _tid(self, name: str) -> int:
         for cpu in self.execute("query-cpus-fast"):
             if cpu["qom-path"].endswith(f"/{name}"):
@@ -165,8 +189,8 @@ class LocalShim:
         """Wait until the thread has exited and the id is free again."""
         assert self._process is not None, "not started"
         task = Path(f"/proc/{self._process.pid}/task/{tid}")
-        wait_for(lambda: not task.exists(), f"exit of {name}")
-        wait_for(lambda: name not in self._peripherals(), f"unplug of {name}")
+        wait_for(lambda: not task.exists(), f"exit of {name}", self._timeout_s)
+        wait_for(lambda: name not in self._peripherals(), f"unplug of {name}", self._timeout_s)
 
     def _peripherals(self) -> set[str]:
         listed = self.execute("qom-list", path="/machine/peripheral")
