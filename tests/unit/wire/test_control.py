@@ -47,7 +47,7 @@ def test_a_line_is_one_line() -> None:
         (b'{"version":1,"verb":7}', "verb: not a text"),
         (b'{"version":1,"verb":"' + b"x" * 99 + b'"}', "verb: longer"),
         (b'{"version":1,"verb":"x","a":"' + b"x" * 65536 + b'"}', "longer than 65536"),
-        (b'{"a":' * 5000, "nested too deeply"),
+        (b'{"a":' * 5000, "nested too deeply|not JSON"),  # newer Pythons nest deeper
     ],
 )
 def test_bad_requests(line: bytes, message: str) -> None:
