@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from kata_pin.errors import ParseError
-from kata_pin.host.files import read_bytes, read_text
+from kata_pin.host.files import STAT_BYTES, read_bytes, read_once, read_text
 from kata_pin.host.process import translated
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import EMPTY, CpuSet
@@ -70,9 +71,10 @@ def cgroup_mounts(root: HostRoot) -> tuple[CgroupMount, ...]:
 class CpusetReader:
     """Effective cpusets of threads, for one pass."""
 
-    def __init__(self, root: HostRoot) -> None:
+    def __init__(self, root: HostRoot, mounts: Sequence[CgroupMount] | None = None) -> None:
+        """`mounts` are those of `cgroup_mounts`, where the caller has them; else they are read."""
         self._root = root
-        self._mounts = cgroup_mounts(root)
+        self._mounts = cgroup_mounts(root) if mounts is None else mounts
         self._known: dict[bytes, tuple[str, CpuSet]] = {}
 
     def of(self, tgid: int, tid: int) -> tuple[str, CpuSet]:
@@ -82,7 +84,7 @@ class CpusetReader:
         TaskGone when the thread exited.
         """
         try:
-            data = read_bytes(f"{self._root.proc()}/{tgid}/task/{tid}/cgroup")
+            data = _read_cgroup(f"{self._root.proc()}/{tgid}/task/{tid}/cgroup")
         except OSError as error:
             raise translated(error, "read cgroup of", f"thread {tid}") from error
         found = self._known.get(data)
@@ -105,6 +107,12 @@ class CpusetReader:
     def _look(self, data: bytes) -> tuple[str, CpuSet]:
         entry = parse_cgroup(data).cpuset
         return ("", UNKNOWN_CPUSET) if entry is None else (entry.path, self.effective(entry))
+
+
+def _read_cgroup(path: str) -> bytes:
+    """Return a cgroup file: one record, so one read gives all of it or fills the buffer."""
+    data = read_once(path)
+    return data if len(data) < STAT_BYTES else read_bytes(path)
 
 
 def _mount(root: HostRoot, line: str) -> CgroupMount | None:

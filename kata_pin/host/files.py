@@ -15,11 +15,11 @@ TEXT_BYTES: Final = 64 * 1024
 """Most that is read of a sysfs or cgroup file; CpuSet.MAX_TEXT is half of it."""
 
 
-def read_once(path: str) -> bytes:
+def read_once(path: str, size: int = STAT_BYTES) -> bytes:
     """Return what one read of the file gives: for single-record files such as stat."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.read(fd, STAT_BYTES)
+        return os.read(fd, size)
     finally:
         os.close(fd)
 

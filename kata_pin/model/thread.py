@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -89,7 +89,16 @@ class Task:
 
     def with_affinity(self, affinity: CpuSet) -> Task:
         """Return the same thread with another affinity."""
-        return replace(self, affinity=affinity)
+        return Task(  # half the time of dataclasses.replace, for each thread of a pass
+            self.key,
+            self.comm,
+            self.flags,
+            affinity,
+            self.cpuset,
+            self.cgroup,
+            self.last_cpu,
+            self.cpu_ticks,
+        )
 
 
 @dataclass(frozen=True, slots=True)
