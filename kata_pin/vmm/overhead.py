@@ -19,7 +19,7 @@ from kata_pin.model.sandbox import Vmm, VmmKind
 from kata_pin.model.thread import ProcessKey, RoleSource, ThreadRole
 from kata_pin.vmm.facts import HostFacts, ProcessFacts
 from kata_pin.vmm.shims import shim_of
-from kata_pin.vmm.statefiles import KataPaths, read_pids
+from kata_pin.vmm.statefiles import KataPaths, virtiofsd_pid
 from kata_pin.wire.cmdline import names_sandbox
 
 KTHREADD: Final = 2
@@ -76,7 +76,7 @@ def _file_servers(
     host: HostFacts, vmm: Vmm, sandbox_id: str, shim: int | None, paths: KataPaths
 ) -> Iterator[ProcessFacts]:
     """Yield virtiofsd or nydusd: the pid in persist.json, or the shim's child for this sandbox."""
-    recorded = read_pids(host.root, paths, sandbox_id).virtiofsd
+    recorded = virtiofsd_pid(host.root, paths, sandbox_id)
     parents = {shim, vmm.parent if vmm.parent > 1 else None} - {None}
     if recorded:
         process = host.processes.get(recorded)

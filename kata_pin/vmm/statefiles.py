@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 import re
 import stat
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from kata_pin.errors import ParseError
@@ -52,11 +54,10 @@ class KataPaths:
 
 @dataclass(frozen=True)
 class SandboxPids:
-    """Pids that Kata's files name; 0 where they do not. `from_file` names the file by pid."""
+    """Pids that Kata's files name: the VMM's with the name of the file, virtiofsd's or 0."""
 
-    vmm: tuple[int, ...] = ()
+    vmm: Mapping[int, str] = field(default_factory=dict)
     virtiofsd: int = 0
-    from_file: tuple[str, ...] = ()
 
 
 def read_pids(root: HostPaths, paths: KataPaths, sandbox_id: str) -> SandboxPids:
@@ -76,7 +77,20 @@ def read_pids(root: HostPaths, paths: KataPaths, sandbox_id: str) -> SandboxPids
             virtiofsd = virtiofsd or persisted.virtiofsd_pid
             if persisted.vmm_pid:
                 named.setdefault(persisted.vmm_pid, name)
-    return SandboxPids(tuple(named), virtiofsd, tuple(named.values()))
+    return SandboxPids(named, virtiofsd)
+
+
+def virtiofsd_pid(root: HostPaths, paths: KataPaths, sandbox_id: str) -> int:
+    """Return the pid that Kata's files name, 0 for none; read again only where they changed."""
+    return _virtiofsd_pid(root, paths, sandbox_id, state_stamp(root, paths, sandbox_id))
+
+
+@lru_cache(maxsize=1024)
+def _virtiofsd_pid(
+    root: HostPaths, paths: KataPaths, sandbox_id: str, _stamp: tuple[int, int]
+) -> int:
+    """Every pass over a sandbox asks, and persist.json of a pod can be long."""
+    return read_pids(root, paths, sandbox_id).virtiofsd
 
 
 def read_state(root: HostPaths, paths: KataPaths, sandbox_id: str) -> PersistedSandbox | None:
@@ -90,7 +104,8 @@ def read_state(root: HostPaths, paths: KataPaths, sandbox_id: str) -> PersistedS
 def state_stamp(root: HostPaths, paths: KataPaths, sandbox_id: str) -> tuple[int, int]:
     """Return modification time and size of what read_state reads; zeros where there is none."""
     if is_id(sandbox_id):
-        for path in (f"{paths.vc}/sbs/{sandbox_id}/persist.json", f"{paths.kata}/{sandbox_id}"):
+        go = f"{paths.vc}/sbs/{sandbox_id}/persist.json"
+        for path in (go, f"{paths.kata}/{sandbox_id}/state.json"):
             try:
                 status = os.lstat(root.path(path))
             except OSError:
