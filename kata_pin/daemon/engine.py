@@ -89,6 +89,13 @@ class Held:
     foreign: ForeignWatch = field(default_factory=ForeignWatch)
 
     @property
+    def unsure(self) -> bool:
+        """Whether a thread may turn out to be a vCPU in a moment; no event tells when."""
+        return self.vmm is not None and self.roles.unsure(
+            self.vmm.guest.boot, self.vmm.guest.maximum
+        )
+
+    @property
     def processes(self) -> frozenset[int]:
         """The pids whose threads the last pass looked at."""
         return frozenset(t.key.tgid for t in self.report.threads) if self.report else frozenset()
@@ -219,7 +226,7 @@ class Engine:
 
     def _threads(self, sandbox_id: str, vmm: Vmm, held: Held) -> list[Thread]:
         """Return every thread that works for the sandbox, with its role; raises TaskGone."""
-        cpusets = CpusetReader(self._root)
+        cpusets = CpusetReader(self._root, self._node.cgroup_mounts)
         tasks = read_tasks(self._root, vmm.process.pid, cpusets)
         roles = identify(self._host, vmm, tasks, held.roles, held.qmp)
         threads = [Thread(task, roles[task.key]) for task in tasks if task.key in roles]
@@ -284,7 +291,7 @@ def _after(threads: Iterable[Thread], done: Iterable[ActionResult]) -> list[Thre
         if result is not None and result.outcome in {Outcome.GONE, Outcome.REUSED}:
             continue
         if result is not None and result.after is not None:
-            after.append(replace(thread, task=thread.task.with_affinity(result.after)))
+            after.append(Thread(thread.task.with_affinity(result.after), thread.role))
         else:
             after.append(thread)
     return after

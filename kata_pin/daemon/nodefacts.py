@@ -11,6 +11,7 @@ import os
 
 from kata_pin.config.tree import Config
 from kata_pin.errors import HostError, KataPinError
+from kata_pin.host.cpuset import CgroupMount, cgroup_mounts
 from kata_pin.host.process import init_affinity
 from kata_pin.host.root import HostRoot
 from kata_pin.host.topology import online, read_topology
@@ -36,6 +37,7 @@ class NodeWatch:
         self._kubelet_stamp: tuple[int, int, int] | None = None
         self._kubelet_problem = ""
         self._seen: tuple[CpuSet, KubeletState | None] | None = None
+        self._cgroup_mounts: tuple[CgroupMount, ...] | None = None
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -55,8 +57,19 @@ class NodeWatch:
             live_threads=self.live_threads,
         )
 
+    @property
+    def cgroup_mounts(self) -> tuple[CgroupMount, ...]:
+        """Where cgroups are mounted, read anew after each `changed`.
+
+        A node with 250 pods has thousands of mounts, and those of cgroups stay.
+        """
+        if self._cgroup_mounts is None:
+            self._cgroup_mounts = cgroup_mounts(self._root)
+        return self._cgroup_mounts
+
     def changed(self) -> bool:
         """Whether the online CPUs or the kubelet's assignments changed since the last call."""
+        self._cgroup_mounts = None
         before = self._seen
         self._seen = (self._current_topology().online, self._current_kubelet())
         return before is not None and before != self._seen

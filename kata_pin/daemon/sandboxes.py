@@ -100,6 +100,15 @@ class Sandboxes:
         """The sandboxes that are supervised."""
         return sorted(self._supervisors)
 
+    @property
+    def acts(self) -> bool:
+        """Whether pins may be set now."""
+        return self._acts()
+
+    def is_released(self, sandbox_id: str) -> bool:
+        """Whether an operator wants a sandbox to be left alone."""
+        return sandbox_id in self._registry.released()
+
     def held(self, sandbox_id: str) -> Held | None:
         """Return what is held of a sandbox."""
         return self._held.get(sandbox_id)
@@ -147,7 +156,7 @@ class Sandboxes:
 
     async def _pass(self, sandbox_id: str) -> PassResult:
         held = self._held[sandbox_id]
-        released = sandbox_id in self._registry.released()
+        released = self.is_released(sandbox_id)
         had = held.vmm
         act = self._acts() and not released
         containers = self._registry.containers(sandbox_id)
@@ -158,7 +167,9 @@ class Sandboxes:
         if held.vmm is None:
             verdict = self._without_vmm(sandbox_id, containers, had_vmm=had is not None)
             return PassResult(report, verdict)
-        return PassResult(report, Verdict.SETTLED if report.settled else Verdict.RETRY)
+        if not report.settled:
+            return PassResult(report, Verdict.RETRY)
+        return PassResult(report, Verdict.YOUNG if held.unsure else Verdict.SETTLED)
 
     async def _watch_exit(self, sandbox_id: str, process: ProcessKey) -> None:
         try:

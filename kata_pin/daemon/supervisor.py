@@ -25,10 +25,16 @@ RETRY_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0)
 a pass fails; about half a minute in all."""
 
 
+YOUNG_S: Final = (0.001, 0.002, 0.004, 0.008, 0.03, 0.1, 0.3, 0.6, 1.2)
+"""Waits between looks while a thread is too young to tell what it is: a hotplugged vCPU enters KVM
+some 1 to 3 ms after its birth; about two seconds in all."""
+
+
 class Verdict(Enum):
     """What a pass says about the sandbox's future."""
 
     SETTLED = auto()  # nothing more to do until something changes
+    YOUNG = auto()  # settled, but a thread may turn out to be a vCPU in a moment
     RETRY = auto()  # look again soon: no VMM yet, or some thread was refused
     GONE = auto()  # the sandbox is over: forget it
 
@@ -39,6 +45,13 @@ class PassResult:
 
     report: Report
     verdict: Verdict
+
+
+_WAITS_S: Final[dict[Verdict, tuple[float, ...]]] = {
+    Verdict.SETTLED: (),
+    Verdict.YOUNG: YOUNG_S,
+    Verdict.RETRY: RETRY_S,
+}
 
 
 class Supervisor:
@@ -75,33 +88,35 @@ class Supervisor:
 
     async def run(self) -> None:
         """Loop until the sandbox is gone; cancelled by the app."""
-        tries = 0
+        tries, last = 0, Verdict.SETTLED
         try:
             while True:
                 verdict = await self._one_pass()
                 if verdict is Verdict.GONE:
                     return
-                if verdict is Verdict.SETTLED:
+                if verdict is not last:
+                    tries, last = 0, verdict
+                waits = _WAITS_S[verdict]
+                if tries == len(waits):
+                    await self._dirty.wait()
+                elif await self._nothing_for(waits[tries]):
+                    tries += 1
+                elif verdict is Verdict.YOUNG:  # perhaps another thread was born
                     tries = 0
-                    await self._dirty.wait()
-                elif tries < len(RETRY_S):
-                    tries = await self._wait_to_retry(tries)
-                else:
-                    await self._dirty.wait()
         finally:
             self._ended = True
             async with self._finished:
                 self._finished.notify_all()
 
-    async def _wait_to_retry(self, tries: int) -> int:
-        """Sleep until the next try, or less when something changed; return the tries so far."""
+    async def _nothing_for(self, seconds: float) -> bool:
+        """Wait so long, then ask for a pass; return False at once when something changed."""
         try:
-            async with asyncio.timeout(RETRY_S[tries]):
+            async with asyncio.timeout(seconds):
                 await self._dirty.wait()
         except TimeoutError:
             self._dirty.set()
-            return tries + 1
-        return tries
+            return True
+        return False
 
     async def _one_pass(self) -> Verdict:
         await self._dirty.wait()

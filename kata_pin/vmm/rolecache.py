@@ -95,8 +95,28 @@ class RoleCache:
             return False
         vcpus = sum(role is not None and role.role is ThreadRole.VCPU for role in roles)
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        young = any(now_s - task.key.starttime / _TICKS < YOUNG_S for task in unnamed)
+        young = any(_is_young(task.key, now_s) for task in unnamed)
         return young or vcpus < boot or now_s - self._looked_s > RELOOK_S
+
+    def unsure(self, boot: int, maximum: int) -> bool:
+        """Whether a young thread may yet show that it is a vCPU: of `maximum`, 0 for any number.
+
+        While boot vCPUs are missing that may be any young thread that no source named; later only
+        one younger than every vCPU, for vCPUs are hotplugged one after the other.
+        """
+        vcpus = self.vcpus
+        if 0 < maximum <= len(vcpus) and not self._guessed(vcpus):
+            return False
+        newest = max(map(_born, vcpus), default=(0, 0)) if len(vcpus) >= boot else (0, 0)
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return any(
+            (key in vcpus or _born(key) > newest) and _is_young(key, now_s)
+            for key, role in self._roles.items()
+            if role.source in _UNNAMED
+        )
+
+    def _guessed(self, keys: Iterable[ThreadKey]) -> bool:
+        return any(self._roles[key].source in _UNNAMED for key in keys)
 
     def learn(self, found: dict[ThreadKey, Role]) -> None:
         """Take the roles of a look."""
@@ -117,6 +137,15 @@ def better(old: Role, new: Role) -> Role:
     if old.conflict:
         return old
     return replace(old, conflict=f"{old.source} said {_said(old)}, then {_said(new)}")
+
+
+def _born(key: ThreadKey) -> tuple[int, int]:
+    """Sort key of creation."""
+    return key.starttime, key.tid
+
+
+def _is_young(key: ThreadKey, now_s: float) -> bool:
+    return now_s - key.starttime / _TICKS < YOUNG_S
 
 
 def _said(role: Role) -> str:
