@@ -71,5 +71,8 @@ class Allowlist:
             ours = os.stat(self._root.path(path))
         except OSError:
             return True
-        theirs = os.stat(self._root.proc(pid, "exe"))
+        try:
+            theirs = os.stat(self._root.proc(pid, "exe"))
+        except OSError as error:
+            raise Refused(f"its executable cannot be compared: {error.strerror}") from error
         return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)

@@ -21,6 +21,8 @@ from kata_pin.wire.proc import Cgroups
 class HostPaths(Protocol):
     """Where the host's files hang (host.root.HostRoot)."""
 
+    def __hash__(self) -> int: ...
+
     @property
     def live(self) -> bool:
         """Whether this is the running system and not a captured tree."""

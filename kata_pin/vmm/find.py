@@ -24,7 +24,7 @@ from kata_pin.vmm.allowlist import DEFAULT_EXECUTABLES, Allowlist
 from kata_pin.vmm.facts import HostFacts, ProcessFacts
 from kata_pin.vmm.identity import Named, Refused
 from kata_pin.vmm.shims import is_shim_of, shim_of
-from kata_pin.vmm.statefiles import KataPaths, SandboxPids, read_pids
+from kata_pin.vmm.statefiles import KataPaths, read_pids
 
 _KATA_PROGRAMS: Final = ("containerd-shim-kata", "kata-runtime", "kata-shim")
 
@@ -99,10 +99,8 @@ class VmmFinder:
             if pid > 0:
                 leader = identity.thread_group(self._host.root, pid)
                 yield Candidate(leader, "hook's pid", witness="pid from a hook")
-        pids = read_pids(self._host.root, self._paths, sandbox_id)
-        for pid, name in zip(pids.vmm, pids.from_file, strict=True):
-            leader = identity.thread_group(self._host.root, pid)
-            yield Candidate(leader, name, witness=f"pid in {name}")
+        for pid, name in self._recorded(sandbox_id).items():
+            yield Candidate(pid, name, witness=f"pid in {name}")
         for process in self._host.processes.all():
             named = self._named(process)
             if named is not None and named.sandbox_id == sandbox_id:
@@ -151,11 +149,13 @@ class VmmFinder:
             return "cgroup holds the sandbox id"
         if kind is not VmmKind.DRAGONBALL and is_shim_of(self._host, process.ppid, sandbox_id):
             return f"parent {process.ppid} is the sandbox's shim"
-        pids: SandboxPids = read_pids(self._host.root, self._paths, sandbox_id)
-        for pid, name in zip(pids.vmm, pids.from_file, strict=True):
-            if pid == process.key.pid:
-                return f"pid in {name}"
-        return ""
+        name = self._recorded(sandbox_id).get(process.key.pid)
+        return f"pid in {name}" if name else ""
+
+    def _recorded(self, sandbox_id: str) -> dict[int, str]:
+        """Return the pids that Kata's files name, with the file; Dragonball's names a thread."""
+        pids = read_pids(self._host.root, self._paths, sandbox_id).vmm
+        return {identity.thread_group(self._host.root, pid): name for pid, name in pids.items()}
 
 
 def _listed(reasons: Iterable[str]) -> str:

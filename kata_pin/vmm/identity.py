@@ -105,9 +105,10 @@ def _qemu(argv: Sequence[str]) -> Named:
 
 
 def thread_group(root: HostPaths, tid: int) -> int:
-    """Return the process that a tid belongs to (hooks of Dragonball and of the Go runtime's
-    poststart name a thread); the tid itself when that cannot be read.
-    """  # noqa: D205 - one sentence
+    """Return the process that a tid belongs to, the tid itself when that cannot be read.
+
+    Hooks of Dragonball, and poststart hooks of the Go runtime, are told a thread of the shim.
+    """
     text = status_field(_status(root, tid), "Tgid")
     return int(text) if text is not None and text.isdecimal() else tid
 

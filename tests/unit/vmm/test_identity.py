@@ -148,10 +148,7 @@ def test_pids_of_both_runtimes(vc: Path, tmp_path: Path) -> None:
     rs = {"hypervisor": {"id": "p1", "pid": 99}}
     (tmp_path / "run/kata/p1/state.json").write_text(json.dumps(rs))
     pids = read_pids(HostRoot(str(tmp_path)), KataPaths(), "p1")
-    assert dict(zip(pids.vmm, pids.from_file, strict=True)) == {
-        1780: "pid file",
-        99: "state.json",
-    }
+    assert pids.vmm == {1780: "pid file", 99: "state.json"}
     assert pids.virtiofsd == 1778
 
 
@@ -164,14 +161,14 @@ def test_damaged_pid_files(vc: Path, tmp_path: Path, text: str) -> None:
     """A pid file that is not one number says nothing."""
     (vc / "vm/p1/pid").write_text(text)
     (vc / "sbs/p1/persist.json").write_text('{"HypervisorState": {"Pid": 17')
-    assert read_pids(HostRoot(str(tmp_path)), KataPaths(), "p1").vmm == ()
+    assert read_pids(HostRoot(str(tmp_path)), KataPaths(), "p1").vmm == {}
 
 
 @pytest.mark.parametrize("name", ["..", "../p1", "p1/../p1", "", "a" * 200])
 def test_ids_that_are_paths(vc: Path, tmp_path: Path, name: str) -> None:
     """An id that could lead elsewhere is not looked up at all."""
     (vc / "vm/p1/pid").write_text("1780")
-    assert read_pids(HostRoot(str(tmp_path)), KataPaths(), name).vmm == ()
+    assert read_pids(HostRoot(str(tmp_path)), KataPaths(), name).vmm == {}
 
 
 def test_what_is_no_file_of_ours(vc: Path) -> None:
