@@ -30,7 +30,7 @@ def unpin(session: Session, sandbox: str | None) -> int:
     """Give the pins of one sandbox or of all back.
 
     Each thread gets the affinity that was first seen for its role, else that of pid 1. The daemon
-    leaves such a sandbox alone until `pin` or a new container.
+    leaves such a sandbox alone until `pin`, also after a restart.
     """
     return _report(session, session.provider.unpin(_chosen(session, sandbox)))
 

@@ -66,6 +66,7 @@ class Daemon:
         self._started = time.monotonic()
         self._stop = asyncio.Event()
         self._acting = True
+        self._live: bool | None = None
 
     async def run(self) -> None:
         """Serve until told to stop.
@@ -168,6 +169,8 @@ class Daemon:
 
     async def _follow_events(self) -> None:
         """Mark sandboxes as their threads are born; without events the audit finds them."""
+        if self._config.new_threads is NewThreads.AUDIT:
+            self._set_live(live=False, why="setting new_threads")
         while self._config.new_threads is not NewThreads.AUDIT:
             events = ProcEvents(self._sandboxes.tracked)
             try:
@@ -185,14 +188,17 @@ class Daemon:
             await asyncio.sleep(EVENTS_RETRY_S)
 
     def _set_live(self, *, live: bool, why: str = "") -> None:
-        if self._parts.node.live_threads == live:
+        if self._live is live:
             return
-        self._parts.node.live_threads = live
+        self._live = live
         if live:
             log.info("new threads are reported by the kernel")
         else:
             log.warning("new threads are found by audits only: %s", why)
-        self._sandboxes.mark_all("process events")
+        if self._parts.node.live_threads != live:
+            self._parts.registry.set_live_threads(live=live)
+            self._parts.node.live_threads = live
+            self._sandboxes.mark_all("process events")
 
     def _take_event(self, event: Event) -> None:
         match event:

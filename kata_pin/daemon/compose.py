@@ -113,7 +113,7 @@ class Parts:
 def compose(config: Config, registry: Registry) -> Parts:
     """Return the parts for this host; raises HostError without /proc."""
     root = HostRoot(debugfs=config.paths.debugfs)
-    node = NodeWatch(root, config, live_threads=False)
+    node = NodeWatch(root, config, live_threads=registry.live_threads())
     index = ProcessIndex(root)
     kata = KataPaths(vc=config.paths.vc, kata=config.paths.kata)
     host = HostFacts(

@@ -94,6 +94,7 @@ def _writing(config: Config) -> Iterator[Parts]:
         path = os.path.join(config.runtime_dir, "registry.db")
         registry = Registry(path, boot_id=boot_id(HOST))
         try:
+            registry.set_live_threads(live=False)  # nobody will be there when a thread is born
             yield _gathered(config, registry)
         finally:
             registry.close()

@@ -141,8 +141,10 @@ class Reception:
             await connection.unpinned("the pass over the sandbox failed")
         elif held.vmm is None:
             await connection.unpinned(held.problem or "no VMM")
-        elif not self._config().acts:
-            await connection.unpinned("mode is observe")
+        elif self._sandboxes.is_released(container.sandbox_id):
+            await connection.unpinned("the operator released the sandbox")
+        elif not self._sandboxes.acts:
+            await connection.unpinned("the daemon only observes")
         elif not report.settled:
             await connection.unpinned("not every thread is where it should be")
         else:

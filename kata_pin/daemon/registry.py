@@ -317,6 +317,20 @@ class Registry:
         with _transaction(self._db):
             self._db.executemany(statement, [(one,) for one in sandbox_ids])
 
+    @_translated
+    def live_threads(self) -> bool:
+        """Return whether who set the pins last was told of new threads as they are born."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = 'live_threads'").fetchone()
+        return row is not None and row[0] == "yes"
+
+    @_translated
+    def set_live_threads(self, *, live: bool) -> None:
+        """Remember it, for whoever judges these pins later: it decides about the main thread."""
+        with _transaction(self._db):
+            self._db.execute(
+                "INSERT OR REPLACE INTO meta VALUES ('live_threads', ?)", ("yes" if live else "no",)
+            )
+
 
 class _Unusable(Exception):  # noqa: N818 - says what is so, and never leaves this module
     """The file cannot be used as it is; `label` goes into the name it is set aside under."""
