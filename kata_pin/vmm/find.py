@@ -12,13 +12,14 @@ A VmmFinder keeps nothing between calls. Out of scope: threads (roles.py), helpe
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from kata_pin.errors import HostError, ParseError, VmmError
 from kata_pin.model.sandbox import Vmm, VmmKind
-from kata_pin.model.thread import PF_KTHREAD
+from kata_pin.model.thread import PF_KTHREAD, ProcessKey
 from kata_pin.vmm import identity
 from kata_pin.vmm.allowlist import DEFAULT_EXECUTABLES, Allowlist
 from kata_pin.vmm.facts import HostFacts, ProcessFacts
@@ -27,6 +28,8 @@ from kata_pin.vmm.shims import is_shim_of, shim_of
 from kata_pin.vmm.statefiles import KataPaths, read_pids
 
 _KATA_PROGRAMS: Final = ("containerd-shim-kata", "kata-runtime", "kata-shim")
+
+NONE_KNOWN: Final[Mapping[str, ProcessKey]] = MappingProxyType({})
 
 MAX_REASONS: Final = 8
 """Refused candidates that an error lists: enough to see what is wrong."""
@@ -69,17 +72,30 @@ class VmmFinder:
                     refused[candidate.pid] = f"{candidate.origin} {candidate.pid}: {reason}"
         raise VmmError(f"no VMM of sandbox {sandbox_id} was found{_listed(refused.values())}")
 
-    def sandboxes(self) -> dict[str, int]:
-        """Return pid by sandbox id of every process that claims to be a VMM: to adopt them.
+    def sandboxes(self, known: Mapping[str, ProcessKey] = NONE_KNOWN) -> dict[str, int]:
+        """Return pid by sandbox id of every VMM that `find` would accept: to adopt them.
 
-        A claim only: `find` decides. The first claim counts where several name one sandbox.
+        `known` are VMMs that were accepted before, by sandbox: they are not looked at again.
+        Anybody may claim to be a VMM, so what is not believed costs one look and gets no more.
         """
         found: dict[str, int] = {}
+        sandbox_of = {key: sandbox_id for sandbox_id, key in known.items()}
         for process in self._host.processes.all():
-            named = self._named(process)
-            if named is not None and named.sandbox_id:
-                found.setdefault(named.sandbox_id, process.key.pid)
+            sandbox_id = sandbox_of.get(process.key) or self._believed(process)
+            if sandbox_id:
+                found.setdefault(sandbox_id, process.key.pid)
         return found
+
+    def _believed(self, process: ProcessFacts) -> str:
+        """Return the sandbox whose VMM a process is, empty for any other."""
+        named = self._named(process)
+        if named is None or not named.sandbox_id:
+            return ""
+        try:
+            self._accept(named.sandbox_id, Candidate(process.key.pid, "process"))
+        except Refused:
+            return ""
+        return named.sandbox_id
 
     def is_kata(self, pid: int) -> bool | None:
         """Whether a hook's pid is Kata's: a VMM, its shim or its runtime; None when it is gone.
