@@ -189,7 +189,7 @@ class Engine:
             results |= {one.action.key: one for one in done}
             look.threads = _after(look.threads, done)
             settled = not any(one.outcome in _AGAIN for one in done)
-            if (settled and self._same_threads(look.threads)) or rounds == MAX_ROUNDS:
+            if (settled and self._same_threads(look.threads, sandbox.vmm)) or rounds == MAX_ROUNDS:
                 break
             rounds += 1
             look = self._observe(sandbox, sandbox.vmm, node, held)
@@ -240,15 +240,24 @@ class Engine:
                 threads += [Thread(task, role) for task in helpers]
         return threads
 
-    def _same_threads(self, threads: Sequence[Thread]) -> bool:
-        """Whether no process has a thread that this round did not see.
+    def _same_threads(self, threads: Sequence[Thread], vmm: Vmm) -> bool:
+        """Whether no process has a thread that this round did not see; raises TaskGone for the VMM.
 
-        Threads born while masks were set inherited what their creator had at that moment.
+        Threads born while masks were set inherited what their creator had at that moment. A helper
+        that is gone has no new threads, and says nothing about the VMM.
         """
-        seen: dict[int, set[int]] = {}
+        seen: dict[int, set[int]] = {vmm.process.pid: set()}
         for thread in threads:
             seen.setdefault(thread.key.tgid, set()).add(thread.key.tid)
-        return all(set(list_tids(self._root, tgid)) <= tids for tgid, tids in seen.items())
+        return all(self._tids(tgid, vmm) <= tids for tgid, tids in seen.items())
+
+    def _tids(self, tgid: int, vmm: Vmm) -> set[int]:
+        try:
+            return set(list_tids(self._root, tgid))
+        except TaskGone:
+            if tgid == vmm.process.pid:
+                raise
+            return set()
 
 
 @dataclass
