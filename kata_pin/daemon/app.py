@@ -162,7 +162,7 @@ class Daemon:
     def _adopt(self) -> None:
         """Take in sandboxes that run but that no message told us about."""
         self._parts.index.refresh()
-        for sandbox_id, new in self._parts.adopt_all().items():
+        for sandbox_id, new in self._parts.adopt_all(self._sandboxes.vmms).items():
             if new or sandbox_id not in self._sandboxes.ids:
                 log.info("sandbox %s: Kata's state told of %d containers", sandbox_id, new)
                 self._sandboxes.mark(sandbox_id, "Kata's state")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -16,10 +17,11 @@ from kata_pin.errors import ParseError, TaskGone
 from kata_pin.host.files import read_text
 from kata_pin.host.process import ProcessIndex, cgroups, cmdline, exe, read_process
 from kata_pin.host.root import HostRoot
-from kata_pin.model.sandbox import Container
+from kata_pin.model.sandbox import Container, ContainerState
+from kata_pin.model.thread import ProcessKey
 from kata_pin.sources.kataconfig import read_kata_configs
 from kata_pin.vmm.facts import HostFacts
-from kata_pin.vmm.find import VmmFinder
+from kata_pin.vmm.find import NONE_KNOWN, VmmFinder
 from kata_pin.vmm.statefiles import KataPaths, read_container_state, read_state, state_stamp
 from kata_pin.wire.persist import KataRuntime, to_containers
 
@@ -30,6 +32,9 @@ KTHREADD: Final = 2
 
 ADOPTED: Final = 0
 """What stands for a hook's pid in the identity of a record that is no message's."""
+
+SETTLED_NS: Final = 1_000_000_000
+"""A file changed less than a second ago may change again without a new time: clocks are coarse."""
 
 
 _SOURCES: Final = {KataRuntime.GO: "persist.json", KataRuntime.RS: "state.json"}
@@ -48,14 +53,16 @@ class Parts:
     kata: KataPaths
     _stamps: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def adopt_all(self) -> dict[str, int]:
+    def adopt_all(self, known: Mapping[str, ProcessKey] = NONE_KNOWN) -> dict[str, int]:
         """Record what Kata keeps of every sandbox that runs; return how much was new, by id.
+
+        `known` are the VMMs of the sandboxes that are known already.
 
         For sandboxes that existed before us, for messages that were lost with the daemon away and
         the disk full, and for updates, which no hook tells. Kata's files are read only where they
         changed since the last call. They count as of their last change, so the newest source wins.
         """
-        running = self.finder.sandboxes()
+        running = self.finder.sandboxes(known)
         self._stamps = {one: stamp for one, stamp in self._stamps.items() if one in running}
         return {sandbox_id: self._adopt(sandbox_id) for sandbox_id in running}
 
@@ -66,12 +73,13 @@ class Parts:
         persisted = read_state(self.root, self.kata, sandbox_id)
         if persisted is None:  # none there, or half written: the next audit looks again
             return 0
-        self._stamps[sandbox_id] = stamp
+        if time.time_ns() - stamp[0] > SETTLED_NS:
+            self._stamps[sandbox_id] = stamp
         states = {
             one.id: read_container_state(self.root, self.kata, sandbox_id, one.id)
             for one in persisted.containers
         }
-        changed_ns = stamp[0] - time.time_ns() + time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        changed_ns = _boottime_of(stamp[0])
         try:
             found = to_containers(
                 persisted, states=states, stamp_ns=changed_ns, source=_SOURCES[persisted.runtime]
@@ -79,7 +87,10 @@ class Parts:
         except ParseError as error:  # one sandbox's annotations must not hide the others
             log.warning("sandbox %s: Kata's state not taken in: %s", sandbox_id, error)
             return 0
-        return sum(self._record(one, sandbox_id) for one in found)
+        new = sum(self._record(one, sandbox_id) for one in found)
+        if persisted.runtime is KataRuntime.GO:
+            new += self._record_gone({one.id for one in found}, sandbox_id, changed_ns)
+        return new
 
     def _record(self, container: Container, sandbox_id: str) -> bool:
         """Record a container of Kata's state where it tells something new; return if it does.
@@ -95,6 +106,17 @@ class Parts:
             container = replace(container, state=known.state, kind=known.kind)
         return self.registry.record(container, stamp_ns=container.recorded_ns, pid=ADOPTED)
 
+    def _record_gone(self, listed: Collection[str], sandbox_id: str, changed_ns: int) -> int:
+        """Record as stopped what Kata no longer keeps: its poststop was lost (DESIGN D8)."""
+        gone = [
+            replace(
+                one, state=ContainerState.STOPPED, source="persist.json", recorded_ns=changed_ns
+            )
+            for one in self.registry.containers(sandbox_id)
+            if one.state.counts and one.id not in listed
+        ]
+        return sum(self.registry.record(one, stamp_ns=changed_ns, pid=ADOPTED) for one in gone)
+
     def served_by(self, pid: int, ppid: int) -> int:
         """Return the process that a new process works for: its parent, or a vhost worker's VMM.
 
@@ -108,6 +130,12 @@ class Parts:
             return ppid
         owner = name.removeprefix("vhost-")
         return int(owner) if owner != name and owner.isdecimal() else ppid
+
+
+def _boottime_of(mtime_ns: int) -> int:
+    """Return a file's modification time on the hooks' clock; never later than now."""
+    age_ns = max(0, time.time_ns() - mtime_ns)
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - age_ns
 
 
 def compose(config: Config, registry: Registry) -> Parts:

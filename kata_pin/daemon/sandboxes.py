@@ -101,6 +101,11 @@ class Sandboxes:
         return sorted(self._supervisors)
 
     @property
+    def vmms(self) -> dict[str, ProcessKey]:
+        """The accepted VMM of each sandbox that has one."""
+        return {one: held.vmm.process for one, held in self._held.items() if held.vmm is not None}
+
+    @property
     def acts(self) -> bool:
         """Whether pins may be set now."""
         return self._acts()
