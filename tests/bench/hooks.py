@@ -8,6 +8,7 @@ that a pass has all of them to set.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -134,17 +135,26 @@ def other_runtime(node: BenchNode, rounds: int, *, suffix: str = "") -> Iterator
     """Measure the hook of a container that another runtime runs: CRI-O's `always`."""
     run = HookRunner(node)
     numbers = iter(range(rounds))
-    with subprocess.Popen(["/usr/bin/sleep", "600"]) as workload:
+    with _workload() as pid:
 
         def foreign() -> float:
-            one = node.container(f"runc{suffix.replace(' ', '')}{next(numbers):05d}", kata=False)
-            seconds = run.time("createRuntime", one.state(workload.pid))
+            one = node.container(f"other{next(numbers):05d}", kata=False)
+            seconds = run.time("createRuntime", one.state(pid))
             expect_silence(run, "createRuntime of another runtime's container")
             return seconds
 
         bare, samples = in_turns(rounds, run.time_bare, foreign)
-        workload.kill()
     yield median_row(f"hook createRuntime, container without a VM{suffix}", samples, bare)
+
+
+@contextlib.contextmanager
+def _workload() -> Iterator[int]:
+    """Run a process that stands for a container's; yield its pid."""
+    with subprocess.Popen(["/usr/bin/sleep", "600"]) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
 
 
 def daemon_away(node: BenchNode, rounds: int) -> Iterator[Row]:
