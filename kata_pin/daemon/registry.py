@@ -95,7 +95,7 @@ class Registry:
     def __init__(self, path: str, *, boot_id: str) -> None:
         """Open or create the file at `path` (0600); `boot_id` is the kernel's.
 
-        Raises StateError when the folder cannot be written at all.
+        Raises StateError when the folder cannot be written, or the file is good but not to be had.
         """
         self.path = path
         self._boot_id = boot_id
@@ -153,8 +153,10 @@ class Registry:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("PRAGMA synchronous=OFF")
             self._check(db)
-        except sqlite3.DatabaseError as error:
+        except sqlite3.Error as error:
             db.close()
+            if not _is_damage(error):  # a full file system, a lock: what is in it is still good
+                raise StateError(f"{self.path}: {error}") from error
             raise _Unusable(f"damaged ({error})", "damaged") from error
         except _Unusable:
             db.close()
@@ -338,6 +340,12 @@ class _Unusable(Exception):  # noqa: N818 - says what is so, and never leaves th
     def __init__(self, message: str, label: str) -> None:
         super().__init__(message)
         self.label = label
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    """Whether the file's content is to blame (sqlite.org/rescode.html), not the circumstances."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    return code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
 
 
 @contextlib.contextmanager

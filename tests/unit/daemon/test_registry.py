@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -165,6 +166,43 @@ def test_an_unusable_file_is_set_aside(
     fresh.close()
     aside = [n for n in os.listdir(Path(path).parent) if n.startswith("registry.db.")]
     assert any(name in caplog.text for name in aside)
+
+
+def test_a_file_that_is_locked_is_not_set_aside(registry: Registry, path: str) -> None:
+    """What keeps SQLite from a good file says nothing against the file: its records stay."""
+    registry.record(APP, stamp_ns=1, pid=1)
+    registry.close()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode=EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StateError, match=r"registry\.db: .*locked"):
+            Registry(path, boot_id="boot-1")
+    again = Registry(path, boot_id="boot-1")
+    assert again.sandboxes() == ["pod"]
+    again.close()
+
+
+@pytest.mark.root
+def test_a_full_file_system_loses_no_record(tmp_path: Path) -> None:
+    """With /run full the daemon cannot start, and with room again everything is still there."""
+    script = (
+        "import os, sys; from kata_pin.daemon.registry import Registry;"
+        "from kata_pin.errors import StateError; from kata_pin.model.sandbox import Container\n"
+        "path = sys.argv[1]\n"
+        "first = Registry(path, boot_id='b')\n"
+        "first.record(Container('app', 'pod', recorded_ns=1), stamp_ns=1, pid=1); first.close()\n"
+        "with open(path + '.fill', 'wb', buffering=0) as file:\n"
+        "    try:\n"
+        "        while True: file.write(bytes(4096))\n"
+        "    except OSError: pass\n"
+        "try: Registry(path, boot_id='b'); sys.exit('it opened')\n"
+        "except StateError: os.unlink(path + '.fill')\n"
+        "again = Registry(path, boot_id='b'); print(again.sandboxes()); again.close()\n"
+    )
+    mount = 'mount -t tmpfs -o size=512k none "$1" && exec "$2" -c "$3" "$1/registry.db"'
+    command = ["unshare", "-m", "sh", "-c", mount, "sh", str(tmp_path), sys.executable, script]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert (run.stdout, run.returncode) == ("['pod']\n", 0), run.stderr
 
 
 def _sql(path: str, statement: str) -> None:
