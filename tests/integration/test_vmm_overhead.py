@@ -119,6 +119,17 @@ def test_neighbours_keep_their_helpers(dirs: KataDirs) -> None:
         assert set(_roles(dirs, two)) == {two.shim.pid, two.virtiofsd_pid}
 
 
+def test_a_shared_parent(dirs: KataDirs) -> None:
+    """Two VMMs below one parent, as after their shims died: its arguments tell whose virtiofsd."""
+    with (
+        KataSandbox(dirs, P1, accelerator=Accelerator.TCG, shim_process=False) as one,
+        KataSandbox(dirs, P12, accelerator=Accelerator.TCG, shim_process=False) as two,
+        _virtiofsd(dirs, one) as server,
+    ):
+        assert _roles(dirs, one) == {server.pid: ThreadRole.VIRTIOFSD}
+        assert _roles(dirs, two) == {}
+
+
 def test_kernel_threads_of_kvm(dirs: KataDirs) -> None:
     """KVM's kernel threads for this VM are found; a process of that name is not one."""
     if accelerator() is not Accelerator.KVM:
