@@ -1,0 +1,258 @@
+"""The main flow on real parts: hooks recorded, threads found, pinned, followed and forgotten."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemon import Json, Node, private_node
+from tests.support.qemu import Accelerator, Machine
+from tests.support.waiting import wait_for
+
+pytestmark = [pytest.mark.qemu, pytest.mark.root]
+
+CONNECTED = "03"
+"""State of a connected socket in /proc/net/unix."""
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with private_node() as one:
+        yield one
+
+
+def _by_tid(shown: Json) -> dict[int, Json]:
+    return {thread["tid"]: thread for thread in shown["threads"]}
+
+
+def test_pins_stand_when_the_hook_returns(node: Node) -> None:
+    """Sandbox and container hooks end with every thread pinned, roles from QMP, and it is shown."""
+    node.start()
+    with node.pod("p1") as pod:
+        announced = pod.announce()
+        created = pod.create("c1", "1", exclusive=True)
+        assert (announced.stderr, created.stderr) == ("", "")  # recorded and pinned
+        pod.create("c2", "0")
+        assert pod.misplaced({0}, {1: 1}) == []
+        shown = node.wait_state("p1", "ok")
+        assert (shown["mask"], shown["exclusive"], shown["shared"]) == ("0-1", "1", "0")
+        assert [one["id"] for one in shown["containers"]] == [pod.id, "c1", "c2"]
+        threads = _by_tid(shown)
+        assert set(threads) >= set(pod.kata.tids())
+        for index, tid in pod.kata.vcpus().items():
+            assert (threads[tid]["vcpu"], threads[tid]["source"]) == (index, "qmp")
+        for name, tid in pod.kata.iothreads().items():
+            assert threads[tid]["iothread"] == name
+        assert shown["vmm"]["pid"] == pod.kata.pid
+
+
+def test_poststop_recomputes_and_exit_forgets(node: Node) -> None:
+    """A container that stops leaves the mask; the VMM's exit ends the sandbox and its records."""
+    node.start()
+    with node.pod("p1") as pod:
+        pod.announce()
+        pod.create("c1", "1")
+        pod.create("c2", "0")
+        pod.started("c1")
+        pod.wait_placed({0, 1})
+        pod.stop("c2")
+        pod.wait_placed({1})
+        assert node.registered()["c2"].state == "stopped"
+    wait_for(lambda: not node.sandboxes() and not node.registered(), "the sandbox to be forgotten")
+
+
+def test_hotplugged_vcpu_is_pinned_by_its_birth(node: Node) -> None:
+    """With no audit at all, vCPUs plugged later are pinned because their threads were born."""
+    node.start()
+    with node.pod("p1", machine=Machine(boot=1, maximum=4)) as pod:
+        pod.announce()
+        pod.create("c1", "1", exclusive=True)
+        pod.create("c2", "0")
+        pod.wait_placed({0}, {0: 1})
+        pod.kata.shim.plug(2)
+        assert len(pod.kata.vcpus()) == 3
+        node.wait_state("p1", "ok")
+        wait_for(
+            lambda: set(_by_tid(node.sandboxes()["p1"])) >= set(pod.kata.tids()),
+            "the new threads to be shown",
+        )
+        shown = node.sandboxes()["p1"]
+        paired = [t for t in shown["threads"] if t["paired"]]
+        assert [t["wanted"] for t in paired] == ["1"]  # never two vCPUs on one exclusive pCPU
+        for tid in pod.kata.tids():
+            assert _by_tid(shown)[tid]["applied"] == _cpus(tid)
+
+
+def test_under_tcg_too(node: Node) -> None:
+    """Without KVM the window's QMP answers name the vCPU threads, and they are paired."""
+    node.start()
+    with node.pod("p1", accelerator=Accelerator.TCG) as pod:
+        pod.announce()
+        pod.create("c1", "1", exclusive=True)
+        pod.create("c2", "0")
+        pod.wait_placed({0}, {1: 1})
+
+
+def test_the_qmp_slot_is_never_taken(node: Node) -> None:
+    """With qmp.sock held, hooks are answered at once, nobody waits behind it, and it stays free."""
+    node.start()
+    with node.pod("p1") as pod:
+        pod.write_bundle(pod.id, kind="sandbox")
+        run = node.hook(
+            "createRuntime", pod.id, pod.kata.pid
+        )  # the shim holds the socket meanwhile
+        assert run.stderr == ""
+        assert run.seconds < 0.5
+        assert _clients(pod.kata.qmp_path) == 1
+        assert pod.kata.shim.execute("query-status")["running"]
+        pod.create("c1", "1")
+        pod.wait_placed({1})
+        for _ in range(5):  # whoever waited would now get the greeting in the shim's place
+            pod.kata.shim.let_go()
+            wait_for(lambda: not _clients(pod.kata.qmp_path), "the socket to be free")
+            pod.kata.shim.hold()
+
+
+def test_changed_persist_is_taken_in_by_the_deep_audit(node: Node) -> None:
+    """A cpuset that only Kata's state tells about (no hook runs on update) moves the threads."""
+    node.configure(audit={"affinity_s": 0.1, "deep_s": 0.2})
+    node.start()
+    with node.pod("p1") as pod:
+        pod.announce()
+        pod.create("c1", "1")
+        pod.wait_placed({1})
+        pod.persist("c1", "0")
+        pod.wait_placed({0})
+        assert node.registered()["c1"].source == "persist.json"
+
+
+def test_adopted_without_any_hook(node: Node) -> None:
+    """A sandbox that ran before the daemon is found, believed and pinned from Kata's state."""
+    with node.pod("p1") as pod:
+        pod.persist("c1", "1")
+        node.start()
+        pod.wait_placed({1})
+        assert node.wait_state("p1", "ok")["vmm"]["pid"] == pod.kata.pid
+
+
+def test_observing_sets_nothing(node: Node) -> None:
+    """In mode observe hooks are recorded and drift is shown, and no affinity is set."""
+    node.configure(mode="observe")
+    node.start()
+    with node.pod("p1") as pod:
+        pod.announce()
+        run = pod.create("c1", "1")
+        assert "unpinned the daemon only observes" in run.stderr
+        shown = node.wait_state("p1", "drift")
+        assert shown["mask"] == "1"
+        assert pod.misplaced(os.sched_getaffinity(0)) == []
+        assert node.cli("pin", pod.id).returncode == 1
+        assert pod.misplaced(os.sched_getaffinity(0)) == []
+
+
+def test_unpin_pin_and_release(node: Node) -> None:
+    """Unpin gives the first masks back and lasts, also over a restart; release is for all."""
+    daemon = node.start()
+    everywhere = os.sched_getaffinity(0)
+    with node.pod("p1") as pod:
+        pod.announce()
+        pod.create("c1", "1", exclusive=True)
+        assert node.cli("unpin", pod.id).returncode == 0
+        assert pod.misplaced(everywhere) == []
+        assert node.sandboxes()["p1"]["state"] == "released"
+        daemon.kill()
+        node.start()
+        assert pod.misplaced(everywhere) == []
+        assert node.wait_state("p1", "released")
+        assert node.cli("pin", pod.id).returncode == 0
+        assert pod.misplaced({1}) == []
+        node.ask("release")
+        assert pod.misplaced(everywhere) == []
+        run = pod.create("c2", "0")  # it is being uninstalled: recorded, but nothing is set
+        assert "unpinned the operator released the sandbox" in run.stderr
+        assert pod.misplaced(everywhere) == []
+
+
+def test_commands_agree_without_the_daemon(node: Node) -> None:
+    """show, explain, check, pin and unpin work alone, and tell what the daemon told."""
+    daemon = node.start()
+    everywhere = os.sched_getaffinity(0)
+    with node.pod("p1") as pod:
+        pod.announce()
+        pod.create("c1", "1", exclusive=True)
+        pod.create("c2", "0")
+        by_daemon = _shown(node)
+        explained = node.cli("explain", pod.id).stdout
+        assert daemon.terminate() == 0
+        alone = _shown(node)
+        assert alone["sandboxes"] == by_daemon["sandboxes"]
+        assert (by_daemon["daemon"]["running"], alone["daemon"]["running"]) == (True, False)
+        assert len(explained.splitlines()) > 5
+        assert node.cli("explain", pod.id).stdout.splitlines()[0] == explained.splitlines()[0]
+        assert node.cli("check").returncode == 0
+        os.sched_setaffinity(pod.kata.pid, {1})
+        assert node.cli("check").returncode == 3
+        assert node.cli("pin").returncode == 0
+        others = [line for line in pod.misplaced({0}, {1: 1}) if str(pod.kata.pid) not in line]
+        assert others == []
+        main = os.sched_getaffinity(pod.kata.pid)
+        assert main == {0, 1}  # without events it keeps the mask: what is born inherits it
+        assert node.cli("check").returncode == 0
+        assert node.cli("unpin", pod.id).returncode == 0
+        assert pod.misplaced(everywhere) == []
+        node.start()
+        assert node.wait_state("p1", "released")
+
+
+def test_containers_of_other_runtimes_leave_nothing(node: Node) -> None:
+    """A container with no VMM behind it (CRI-O's `always`) is answered at once and dropped."""
+    node.start()
+    pid = os.getpid()  # what runc's hooks tell: a process of the container
+    annotations = {
+        "io.kubernetes.cri-o.ContainerType": "container",
+        "io.kubernetes.cri-o.SandboxID": node.id_of("other"),
+    }
+    cpu = {"cpus": "1", "quota": 100000, "period": 100000}
+    config = {"annotations": annotations, "linux": {"resources": {"cpu": cpu}}}
+    node.bundle("other", config)
+    before = os.sched_getaffinity(0)
+    run = node.hook("createRuntime", "other", pid)
+    assert (run.status, run.stderr) == (0, "")
+    assert run.seconds < 0.5
+    assert node.sandboxes() == {}
+    assert node.registered() == {}
+    assert node.hook("poststart", "other", pid).stderr == ""
+    assert node.hook("poststop", "other", pid).stderr == ""
+    wait_for(lambda: not node.sandboxes() and not node.registered(), "nothing to be left")
+    assert os.sched_getaffinity(0) == before
+
+
+def _shown(node: Node) -> Json:
+    """Return `show --json` without what differs from one moment to the next."""
+    document: Json = json.loads(node.cli("show", "--json").stdout)
+    document["sandboxes"] = list(node.by_name(document).values())
+    for sandbox in document["sandboxes"]:
+        for key in ("checked_s", "duration_ms"):
+            del sandbox[key]
+        for one in sandbox["containers"]:
+            del one["recorded_s"]
+        for thread in sandbox["threads"]:
+            for key in ("last_cpu", "cpu_ticks", "source", "apic_id"):
+                del thread[key]  # QMP told the daemon; the command must look at the kernel
+    return document
+
+
+def _clients(socket_path: Path) -> int:
+    """Return how many clients are connected to a unix socket, or wait to be."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return sum(line.split()[5] in {"02", CONNECTED} for line in lines if str(socket_path) in line)
+
+
+def _cpus(tid: int) -> str:
+    from kata_pin.model.cpuset import CpuSet
+
+    return str(CpuSet(os.sched_getaffinity(tid)))
