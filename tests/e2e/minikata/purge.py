@@ -1,0 +1,77 @@
+"""Ends everything below a minikata root: services, QEMUs, virtiofsds, links, and its cgroups.
+
+For tests, at their end and after a failure: `minikata --root R purge`. Processes are known by pid
+and start time. Cgroups are removed if empty; one that is not is named, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+
+sys.path.insert(0, os.path.realpath(f"{os.path.dirname(__file__)}/../../.."))
+
+from tests.e2e.minikata.ledger import starttime
+
+DEADLINE_S = 10.0
+
+
+def main(root: str) -> int:
+    """Purge; return the exit status."""
+    if not os.path.isdir(root):
+        return 0
+    for entry in os.scandir(root):
+        if entry.is_symlink():
+            os.unlink(entry.path)
+        elif entry.is_dir() and entry.name == "log":
+            shutil.rmtree(entry.path)
+        elif entry.is_dir():
+            _end(f"{entry.path}/pids")
+            for name in os.listdir(entry.path):
+                os.unlink(f"{entry.path}/{name}")
+            os.rmdir(entry.path)
+    left = _remove_cgroups(f"{root}/cgroups")
+    for path in left:
+        print(f"not empty: {path}", file=sys.stderr)
+    if not left:
+        os.rmdir(root)
+    return 1 if left else 0
+
+
+def _end(path: str) -> None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            noted = [tuple(map(int, line.split())) for line in file]
+    except FileNotFoundError:
+        return
+    for pid, started in noted:
+        if starttime(pid) == started:
+            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + DEADLINE_S
+    while any(starttime(pid) == started for pid, started in noted) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _remove_cgroups(ledger: str) -> list[str]:
+    """Remove the folders noted in the ledger, the deepest first; return those that stay."""
+    if not os.path.exists(ledger):
+        return []
+    with open(ledger, encoding="utf-8") as file:
+        folders = sorted(set(file.read().split("\n")) - {""}, key=len, reverse=True)
+    left = []
+    for folder in folders:
+        try:
+            os.rmdir(folder)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            left.append(folder)
+    os.unlink(ledger)
+    return left
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
