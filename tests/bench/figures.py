@@ -128,7 +128,7 @@ def tail_row(name: str, samples: Samples, floor: Samples, *, bar_ms: float | Non
         ratio=samples.median / floor.median,
         bar=bar_ms,
         bar_on_ratio=False,
-        detail=f"p50 {samples.median * MS:.2f} (floor {floor.median * MS:.2f}), {samples.spread}",
+        detail=f"p50 {samples.median * MS:.2f}, floor {floor.median * MS:.2f}; {samples.spread}",
     )
 
 

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from kata_pin.config.tree import Config
-from kata_pin.daemon.app import Daemon
+from kata_pin.daemon.app import Daemon, calm_collector
 from kata_pin.daemon.notify import Notifier
 from tests.bench.figures import BenchError
 from tests.bench.node import BenchNode
@@ -114,6 +114,7 @@ class LocalService(Daemon):
 @contextlib.asynccontextmanager
 async def local_service(config: Config) -> AsyncIterator[LocalService]:
     """Run a Daemon in this event loop until the end of the block."""
+    calm_collector()  # as `kata-pin run` does
     daemon = LocalService(config)
     running = asyncio.create_task(daemon.run())
     try:
