@@ -130,6 +130,12 @@ class Engine:
         answers = [self._finder.is_kata(pid) for pid in hints]
         return bool(answers) and all(answer is False for answer in answers)
 
+    def find(self, sandbox_id: str, containers: Sequence[Container], held: Held) -> Vmm | None:
+        """Return the sandbox's VMM as of now; sets nothing."""
+        self._index.refresh()
+        vmm, _ = self._find(sandbox_id, containers, held)
+        return vmm
+
     def run(
         self,
         sandbox_id: str,

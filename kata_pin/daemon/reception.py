@@ -103,8 +103,11 @@ class Reception:
 
     async def _ask_qemu(self, connection: HookConnection, container: Container) -> None:
         """Ask for vCPU threads and iothreads; the session ends at once when the hook goes."""
+        vmm = self._sandboxes.vmm_of(container.sandbox_id)
+        if vmm is None:  # the socket is nobody's that we know
+            return
         held = self._sandboxes.enter(container.sandbox_id)
-        session = asyncio.create_task(self._session(self._qmp_path(container)))
+        session = asyncio.create_task(self._session(self._qmp_path(container), vmm.process.pid))
         gone = asyncio.create_task(connection.gone.wait())
         try:
             await asyncio.wait({session, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -116,11 +119,15 @@ class Reception:
         with contextlib.suppress(asyncio.CancelledError):
             held.qmp = await session or held.qmp
 
-    async def _session(self, path: str) -> QmpAnswers | None:
+    async def _session(self, path: str, pid: int) -> QmpAnswers | None:
+        """Return QEMU's answers; its pid tells whose network namespace shows other clients."""
         qmp = self._config().qmp
         try:
             return await query(
-                path, greeting_s=qmp.greeting_ms / 1000, session_s=qmp.session_ms / 1000
+                path,
+                pid=pid,
+                greeting_s=qmp.greeting_ms / 1000,
+                session_s=qmp.session_ms / 1000,
             )
         except QmpUnavailable as error:
             log.info("QMP not asked: %s", error)

@@ -20,7 +20,7 @@ from kata_pin.errors import DaemonError, HostError
 from kata_pin.host.exit import wait_exit
 from kata_pin.host.root import HostRoot
 from kata_pin.model.placement import Report
-from kata_pin.model.sandbox import Container, Sandbox
+from kata_pin.model.sandbox import Container, Sandbox, Vmm
 from kata_pin.model.thread import ProcessKey
 from kata_pin.policy.explain import explain
 
@@ -118,6 +118,11 @@ class Sandboxes:
         """Return what is held of a sandbox."""
         return self._held.get(sandbox_id)
 
+    def vmm_of(self, sandbox_id: str) -> Vmm | None:
+        """Return a sandbox's VMM as of now, before or between its passes."""
+        containers = self._registry.containers(sandbox_id)
+        return self._engine.find(sandbox_id, containers, self.enter(sandbox_id))
+
     def facts(self, ids: Iterable[str] | None = None) -> Iterator[SandboxFacts]:
         """Yield what documents show of these sandboxes, of all by default, in the order of ids."""
         released = self._registry.released()
@@ -190,7 +195,7 @@ class Sandboxes:
     ) -> Verdict:
         """Say whether to look again for a VMM; drop the sandbox when it is over."""
         age_s = time.monotonic() - self._since[sandbox_id]
-        if had_vmm:
+        if had_vmm or self._registry.first_seen(sandbox_id):  # it was pinned before a restart
             why = "its VMM has exited"
         elif not any(container.state.counts for container in containers):
             why = "all its containers have stopped"
