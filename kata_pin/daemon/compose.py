@@ -60,7 +60,7 @@ class Parts:
 
         For sandboxes that existed before us, for messages that were lost with the daemon away and
         the disk full, and for updates, which no hook tells. Kata's files are read only where they
-        changed since the last call. They count as of their last change, so the newest source wins.
+        changed since the last call.
         """
         running = self.finder.sandboxes(known)
         self._stamps = {one: stamp for one, stamp in self._stamps.items() if one in running}
@@ -95,7 +95,9 @@ class Parts:
     def _record(self, container: Container, sandbox_id: str) -> bool:
         """Record a container of Kata's state where it tells something new; return if it does.
 
-        One that has stopped stays in Kata's state until it is deleted: a hook knows better.
+        Its cpuset is the live one: hooks tell that of config.json, which no update changes, so it
+        counts even where a hook came later. One that has stopped stays in Kata's state until it is
+        deleted: a hook knows better.
         """
         known = self.registry.container(container.id)
         if container.sandbox_id != sandbox_id:
@@ -104,7 +106,8 @@ class Parts:
             if container.cpus is None or container.cpus == known.cpus or not known.state.counts:
                 return False
             container = replace(container, state=known.state, kind=known.kind)
-        return self.registry.record(container, stamp_ns=container.recorded_ns, pid=ADOPTED)
+        self.registry.adopt(container)
+        return True
 
     def _record_gone(self, listed: Collection[str], sandbox_id: str, changed_ns: int) -> int:
         """Record as stopped what Kata no longer keeps: its poststop was lost (DESIGN D8)."""

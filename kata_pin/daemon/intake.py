@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kata_pin.daemon.registry import Registry
+from kata_pin.daemon.registry import RESOURCES, Registry
 from kata_pin.errors import ParseError
-from kata_pin.model.sandbox import Container
+from kata_pin.model.sandbox import Container, ContainerState
 from kata_pin.sources.bundles import BundleGone, BundleReader, BundleRefused
 from kata_pin.wire.hookmsg import HookMessage
 from kata_pin.wire.identity import record
@@ -55,6 +55,9 @@ class Intake:
             return Taken(None, "its bundle is gone")
         if config is None and known is not None:
             container = replace(container, sandbox_id=known.sandbox_id, kind=known.kind)
+        after_create = container.state is not ContainerState.CREATED
+        if known is not None and known.state.counts and after_create:
+            container = _with_resources_of(known, container)
         if not self._registry.record(container, stamp_ns=message.stamp_ns, pid=message.pid):
             return Taken(None, "a newer message is recorded")
         return Taken(container)
@@ -67,3 +70,14 @@ class Intake:
             return None, str(error), True
         except (BundleRefused, ParseError) as error:
             return None, str(error), False
+
+
+def _with_resources_of(known: Container, container: Container) -> Container:
+    """Keep what is known of a living container's CPUs.
+
+    config.json is what it was created with, and Kata's state may have told of an update since.
+    """
+    resources = {name: getattr(known, name) for name in RESOURCES}
+    if all(value in {None, ""} for value in resources.values()):
+        return container
+    return replace(container, **resources)

@@ -183,6 +183,11 @@ class Registry:
             raise _Unusable("from an earlier boot", "boot")
         if db.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
             raise _Unusable("damaged", "damaged")
+        try:
+            for row in db.execute(f"SELECT {', '.join(_FIELDS)} FROM containers"):  # noqa: S608 - constants
+                _container(row)
+        except StateError as error:
+            raise _Unusable(f"damaged ({error})", "damaged") from error
 
     # ---- containers ----------------------------------------------------------------------
 
@@ -200,6 +205,15 @@ class Registry:
             old = self.container(container.id)
             self._write(_merged(old, container))
         return True
+
+    @_translated
+    def adopt(self, container: Container) -> None:
+        """Take a record from what Kata keeps now, whatever messages said before.
+
+        The newest message seen stays what it is, so that late ones are recognised.
+        """
+        with _transaction(self._db):
+            self._write(_merged(self.container(container.id), container))
 
     def _newer(self, container_id: str, stamp_ns: int, pid: int) -> bool:
         row = self._db.execute(
@@ -370,15 +384,16 @@ def _merged(old: Container | None, new: Container) -> Container:
     if old is None:
         return new
     kept = {name: getattr(old, name) for name in _TEXTS if not getattr(new, name)}
-    if all(getattr(new, name) in {None, ""} for name in _RESOURCES) and not new.cgroups_path:
-        kept |= {name: getattr(old, name) for name in _RESOURCES}
+    if all(getattr(new, name) in {None, ""} for name in RESOURCES) and not new.cgroups_path:
+        kept |= {name: getattr(old, name) for name in RESOURCES}
     return replace(new, **kept, pid_hint=new.pid_hint or old.pid_hint)
 
 
 _TEXTS: Final = (
     "cgroups_path", "name", "pod_name", "pod_namespace", "pod_uid", "handler", "bundle",
 )  # fmt: skip
-_RESOURCES: Final = ("cpus", "mems", "quota_us", "period_us", "shares")
+RESOURCES: Final = ("cpus", "mems", "quota_us", "period_us", "shares")
+"""The fields of a Container that are `linux.resources.cpu`."""
 
 
 def _plain(value: object) -> str | int | None:

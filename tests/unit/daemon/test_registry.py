@@ -90,6 +90,15 @@ def test_a_late_message_about_a_forgotten_container_is_still_old(registry: Regis
     assert not registry.record(APP, stamp_ns=19, pid=4)
 
 
+def test_what_kata_keeps_counts_whatever_messages_said(registry: Registry) -> None:
+    """Kata's state can be older than a message and still be the live truth; stamps stay."""
+    registry.record(APP, stamp_ns=20, pid=5)
+    registry.forget("pod")
+    registry.adopt(replace(APP, cpus=CpuSet([9]), recorded_ns=3))
+    assert registry.containers("pod")[0].cpus == CpuSet([9])
+    assert not registry.record(APP, stamp_ns=19, pid=4)
+
+
 def test_tombstones_are_bounded(registry: Registry) -> None:
     """Only the newest stamps of finished containers are kept."""
     for n in range(TOMBSTONES + 50):
