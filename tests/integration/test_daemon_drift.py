@@ -1,0 +1,170 @@
+"""Threads that others move, settings that change: repaired, backed off from, shown."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.support.daemon import Node, Pod, private_node
+from tests.support.waiting import wait_for
+
+pytestmark = [pytest.mark.qemu, pytest.mark.root]
+
+FAST = {"affinity_s": 0.1, "deep_s": 0.5}
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with private_node() as one:
+        yield one
+
+
+@contextmanager
+def another_writer(tid: int, cpus: set[int]) -> Iterator[None]:
+    """Move a thread again and again, whenever it was put elsewhere."""
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.wait(0.005):
+            if os.sched_getaffinity(tid) != cpus:
+                os.sched_setaffinity(tid, cpus)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _thread(node: Node, tid: int) -> dict[str, object]:
+    return next(t for t in node.sandboxes()["p1"]["threads"] if t["tid"] == tid)
+
+
+def test_audit_repairs_a_moved_thread(node: Node) -> None:
+    """Without process events, the affinity audit alone repairs threads that were moved."""
+    node.configure(new_threads="audit", audit=FAST)
+    node.start()
+    with node.pod("p1") as pod:
+        pod.announce()
+        pod.create("c1", "1")
+        pod.wait_placed({1})
+        for tid in pod.kata.tids():
+            os.sched_setaffinity(tid, {0})
+        pod.wait_placed({1})
+        assert not node.ask("state")["node"]["live_threads"]
+
+
+def test_audit_finds_new_threads(node: Node) -> None:
+    """Without process events, a hotplugged vCPU is found and pinned by the audit."""
+    node.configure(new_threads="audit", audit=FAST)
+    node.start()
+    with node.pod("p1") as pod:
+        pod.announce()
+        pod.create("c1", "1")
+        pod.wait_placed({1})
+        os.sched_setaffinity(pod.kata.pid, {0})  # what is born inherits it
+        pod.kata.shim.plug(1)
+        pod.wait_placed({1})
+
+
+def test_another_writer_is_left_alone_and_shown(node: Node) -> None:
+    """A thread that keeps coming back is left to its writer, shown, and taken back on an event."""
+    node.configure(audit=FAST)
+    node.start()
+    with node.pod("p1") as pod:
+        pod.announce()
+        pod.create("c1", "1")
+        victim = pod.kata.vcpus()[0]
+        with another_writer(victim, {0}):
+            shown = wait_for(lambda: _backed_off(node), "the daemon to back off")
+        assert shown == [victim]
+        assert _thread(node, victim)["state"] == "drift"
+        assert node.sandboxes()["p1"]["state"] == "drift"
+        assert [line for line in pod.misplaced({1}) if str(victim) not in line] == []
+        os.sched_setaffinity(pod.kata.pid, {0})  # the rest is still kept
+        wait_for(lambda: os.sched_getaffinity(pod.kata.pid) == {1}, "the main thread's repair")
+        assert os.sched_getaffinity(victim) == {0}
+        pod.started("c1")  # a Kata event: the placement is asserted again
+        pod.wait_placed({1})
+
+
+def _backed_off(node: Node) -> list[int]:
+    """Return the threads left to another writer once a note says so."""
+    shown = node.sandboxes()["p1"]
+    if not any(note["code"] == "foreign-writer" for note in shown["notes"]):
+        return []
+    return [one["tid"] for one in shown["threads"] if one["state"] == "drift"]
+
+
+def _pinned_pod(node: Node, pod: Pod) -> None:
+    pod.announce()
+    pod.create("c1", "1", exclusive=True)
+    pod.create("c2", "0")
+    pod.wait_placed({0}, {1: 1})
+
+
+def test_reload_puts_new_settings_in_force(node: Node) -> None:
+    """SIGHUP and the reload verb apply a changed placement at once."""
+    daemon = node.start()
+    with node.pod("p1") as pod:
+        _pinned_pod(node, pod)
+        node.configure(vcpus="float", overhead="sandbox")
+        daemon.reload()
+        pod.wait_placed({0, 1})
+        node.configure(overhead="1")
+        node.ask("reload")
+        pod.wait_placed({1}, {1: 1})
+        assert pod.misplaced({1}, {1: 1}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param("mode: nonsense\nversion: 1\n", "mode", id="wrong value"),
+        pytest.param("version: 1\nmoed: act\n", "moed", id="unknown key"),
+        pytest.param("{{{", "", id="not YAML"),
+        pytest.param("", "runtime_dir", id="another runtime_dir"),
+        pytest.param(None, "no such file", id="file gone"),
+    ],
+)
+def test_a_wrong_configuration_changes_nothing(node: Node, text: str | None, said: str) -> None:
+    """A reload that cannot be is refused with its reason, and what held before still holds."""
+    daemon = node.start()
+    with node.pod("p1") as pod:
+        _pinned_pod(node, pod)
+        if text is None:
+            node.config.unlink()
+        else:
+            node.config.write_text(text)
+        daemon.reload()
+        assert "configuration not reloaded" in node.log
+        assert said in node.log.partition("configuration not reloaded")[2].splitlines()[0]
+        assert daemon.process.poll() is None
+        os.sched_setaffinity(pod.kata.pid, {1})
+        node.ask("reconcile")
+        assert pod.misplaced({0}, {1: 1}) == []
+
+
+def test_a_setting_that_needs_a_restart_is_named(node: Node) -> None:
+    """What the daemon is built on is not half changed: the reload is refused and says which."""
+    node.start()
+    paths = {**node.settings["paths"], "vc": "/run/other"}
+    node.configure(paths=paths)
+    done = node.cli("show", "--json")
+    assert done.returncode == 0
+    with pytest.raises(Exception, match="paths: cannot change while the daemon runs"):
+        node.ask("reload")
+
+
+def test_sigint_ends_like_sigterm(node: Node) -> None:
+    """Ctrl-C in a terminal ends the daemon as the service manager does."""
+    daemon = node.start()
+    daemon.process.send_signal(signal.SIGINT)
+    assert daemon.process.wait(2) == 0
