@@ -22,7 +22,7 @@ from kata_pin.host.process import GONE_ERRNOS
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import Action, ActionResult, Outcome
-from kata_pin.wire.proc import Stat, parse_stat
+from kata_pin.wire.proc import parse_starttime, parse_stat
 
 PF_NO_SETAFFINITY: Final = 0x0400_0000
 """Task flag of kernel threads whose affinity user space may not change (sched.h)."""
@@ -60,11 +60,11 @@ def apply_all(root: HostRoot, actions: Iterable[Action]) -> list[ActionResult]:
 def _apply(root: HostRoot, action: Action, fd: int) -> ActionResult:
     stat = None
     try:
-        stat = parse_stat(os.read(fd, STAT_BYTES))
-        if stat.starttime != action.key.starttime:
+        stat = os.read(fd, STAT_BYTES)
+        if parse_starttime(stat) != action.key.starttime:
             return ActionResult(action, Outcome.REUSED)
         root.scheduler.set_affinity(action.key.tid, action.target)
-        if parse_stat(os.pread(fd, STAT_BYTES, 0)).starttime != action.key.starttime:
+        if parse_starttime(os.pread(fd, STAT_BYTES, 0)) != action.key.starttime:
             return ActionResult(action, Outcome.REUSED)
         after = CpuSet(root.scheduler.get_affinity(action.key.tid))
     except OSError as error:
@@ -72,13 +72,13 @@ def _apply(root: HostRoot, action: Action, fd: int) -> ActionResult:
     return ActionResult(action, Outcome.DONE if after == action.target else Outcome.CLIPPED, after)
 
 
-def _failed(action: Action, error: OSError, stat: Stat | None) -> ActionResult:
+def _failed(action: Action, error: OSError, stat: bytes | None) -> ActionResult:
     """Return what an errno means; `stat` is None when the thread was not even seen."""
     if error.errno in GONE_ERRNOS:
         return ActionResult(action, Outcome.GONE)
     if error.errno == EPERM:
         return ActionResult(action, Outcome.DENIED)
     if error.errno == EINVAL and stat is not None:
-        fixed = bool(stat.flags & PF_NO_SETAFFINITY)
+        fixed = bool(parse_stat(stat).flags & PF_NO_SETAFFINITY)
         return ActionResult(action, Outcome.FIXED if fixed else Outcome.REFUSED)
     raise HostError("set affinity of", f"thread {action.key.tid}", error.errno or 0) from error

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 from kata_pin.host.files import read_once
 from kata_pin.host.process import GONE_ERRNOS, translated
 from kata_pin.host.root import HostRoot
-from kata_pin.wire.proc import parse_stat
+from kata_pin.wire.proc import parse_starttime
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def audit_deep(root: HostRoot, tgid: int, expected: Mapping[int, Expected]) -> F
     base = f"{root.proc()}/{tgid}/task"
 
     def look(tid: int) -> tuple[int, AbstractSet[int]]:
-        return parse_stat(read_once(f"{base}/{tid}/stat")).starttime, get_affinity(tid)
+        return parse_starttime(read_once(f"{base}/{tid}/stat")), get_affinity(tid)
 
     observed = _observe(root, tgid, look)
     if observed == expected:

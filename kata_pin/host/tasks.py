@@ -15,7 +15,7 @@ from kata_pin.host.process import task_names, translated
 from kata_pin.host.root import HOST, HostRoot
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.thread import Task, ThreadKey
-from kata_pin.wire.proc import parse_stat
+from kata_pin.wire.proc import parse_starttime, parse_stat
 
 
 def list_tids(root: HostRoot, tgid: int) -> list[int]:
@@ -68,7 +68,7 @@ def read_tasks(root: HostRoot, tgid: int, cpusets: CpusetReader) -> list[Task]:
 def starttime(root: HostRoot, tgid: int, tid: int) -> int:
     """Return when the thread started, in clock ticks since boot; raises TaskGone."""
     try:
-        return parse_stat(read_once(f"{root.proc()}/{tgid}/task/{tid}/stat")).starttime
+        return parse_starttime(read_once(f"{root.proc()}/{tgid}/task/{tid}/stat"))
     except OSError as error:
         raise translated(error, "read", f"thread {tid} of process {tgid}") from error
 

