@@ -40,13 +40,13 @@ from kata_pin.policy.drift import find_drift
 from kata_pin.policy.place import pairs as pairs_of
 from kata_pin.policy.place import place
 from kata_pin.policy.plan import make_plan
-from kata_pin.policy.writers import FOREIGN_AFTER
+from kata_pin.policy.writers import FOREIGN_AFTER, KataPinning
 from kata_pin.vmm.facts import HostFacts
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.overhead import find_helpers
 from kata_pin.vmm.rolecache import RoleCache
 from kata_pin.vmm.roles import identify
-from kata_pin.vmm.statefiles import KataPaths
+from kata_pin.vmm.statefiles import KataPaths, pins_vcpus
 from kata_pin.wire.qmp import QmpAnswers
 
 log = logging.getLogger(__name__)
@@ -219,8 +219,15 @@ class Engine:
         threads = self._threads(sandbox.id, vmm, held)
         pairs = self._memory.pairs(sandbox.id)
         first_seen = self._memory.first_seen(sandbox.id)
-        placement = place(sandbox, threads, node, kept=pairs, first_seen=first_seen)
+        kata = self._kata_pinning(sandbox.id, vmm)
+        placement = place(sandbox, threads, node, kept=pairs, first_seen=first_seen, kata=kata)
         return _Look(threads, placement, pairs, first_seen)
+
+    def _kata_pinning(self, sandbox_id: str, vmm: Vmm) -> KataPinning:
+        """Return what Kata does with the vCPUs: by NUMA where it bound the guest's memory."""
+        if not pins_vcpus(self._root, self._kata, sandbox_id):
+            return KataPinning.OFF
+        return KataPinning.NUMA if vmm.guest.host_nodes else KataPinning.COUNT
 
     def _remember(self, look: _Look) -> None:
         """Journal before pinning: the new pairs, and the masks that a release gives back."""

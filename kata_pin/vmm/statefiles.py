@@ -93,6 +93,19 @@ def _virtiofsd_pid(
     return read_pids(root, paths, sandbox_id).virtiofsd
 
 
+def pins_vcpus(root: HostPaths, paths: KataPaths, sandbox_id: str) -> bool:
+    """Whether Kata pins the sandbox's vCPUs too (enable_vcpus_pinning); read where it changed."""
+    return _pins_vcpus(root, paths, sandbox_id, state_stamp(root, paths, sandbox_id))
+
+
+@lru_cache(maxsize=1024)
+def _pins_vcpus(
+    root: HostPaths, paths: KataPaths, sandbox_id: str, _stamp: tuple[int, int]
+) -> bool:
+    persisted = read_state(root, paths, sandbox_id)
+    return persisted is not None and persisted.vcpu_pinning
+
+
 def read_state(root: HostPaths, paths: KataPaths, sandbox_id: str) -> PersistedSandbox | None:
     """Return what Kata keeps of a sandbox; None when it keeps nothing that is to be believed."""
     if not is_id(sandbox_id):

@@ -105,7 +105,7 @@ class KataSandbox:
     `shim_process` gives QEMU a parent that looks like Kata's shim; False is cheaper and makes the
     caller the parent. `cgroups` are directories whose cgroup.procs get QEMU's pid after its start.
     `extra_monitor` adds Kata's debug monitor socket; `virtiofsd` a real, idle virtiofsd (it needs
-    `shim_process`).
+    `shim_process`). `vcpu_pinning` is said in Kata's state; nobody acts on it.
     """
 
     dirs: KataDirs
@@ -116,6 +116,7 @@ class KataSandbox:
     shim_process: bool = True
     extra_monitor: bool = False
     virtiofsd: bool = False
+    vcpu_pinning: bool = False
     cgroups: Sequence[Path] = ()
     containers: Sequence[ContainerSpec] = ()
     pid: int = 0
@@ -298,7 +299,7 @@ class KataSandbox:
                     "SharedFS": "virtio-fs",
                 },
                 "SandboxCgroupOnly": False,
-                "EnableVCPUsPinning": False,
+                "EnableVCPUsPinning": self.vcpu_pinning,
             },
             "PersistVersion": 2,
         }
