@@ -155,9 +155,8 @@ def compose(config: Config, registry: Registry) -> Parts:
         partial(exe, root),
         partial(cgroups, root),
     )
-    configured = (
-        one.path for file in read_kata_configs(config.paths.kata_configs) for one in file.configs
-    )
+    files = read_kata_configs(config.paths.kata_configs)
+    configured = (path for file in files for one in file.configs for path in one.binaries)
     finder = VmmFinder(host, paths=kata, executables=(*config.vmm_exes, *configured))
     engine = Engine(root, node, registry, index, host, finder, kata)
     return Parts(root, registry, node, index, finder, engine, kata)
