@@ -7,6 +7,7 @@ when its VMM has exited, or when there is none: where hooks run for every contai
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -52,6 +53,7 @@ class Sandboxes:
         self._supervisors: dict[str, Supervisor] = {}
         self._since: dict[str, float] = {}
         self._owners: dict[int, str] = {}
+        self._turns = asyncio.Lock()
         self.tracked: set[int] = set()
         """Pids whose threads and children the process connector reports; shared with it."""
 
@@ -165,6 +167,12 @@ class Sandboxes:
     # ---- passes --------------------------------------------------------------------------
 
     async def _pass(self, sandbox_id: str) -> PassResult:
+        """Run one pass when its turn has come: between any two of them hooks are answered."""
+        async with self._turns:
+            await asyncio.sleep(0)
+            return self._run_pass(sandbox_id)
+
+    def _run_pass(self, sandbox_id: str) -> PassResult:
         held = self._held[sandbox_id]
         released = self.is_released(sandbox_id)
         had = held.vmm
