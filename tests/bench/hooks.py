@@ -9,6 +9,7 @@ that a pass has all of them to set.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import sqlite3
@@ -77,7 +78,7 @@ def measure(node: BenchNode, rounds: int) -> Iterator[Row]:
         yield from known_sandbox(node, first, rounds)
         yield from first_message(node, others)
         yield from other_runtime(node, rounds)
-        yield from many_at_once(node, daemon, first)
+        yield from many_at_once(node, daemon)
     yield from daemon_away(node, rounds)
 
 
@@ -182,25 +183,27 @@ class Ended:
     at_ns: int
 
 
-def many_at_once(node: BenchNode, daemon: ServiceProcess, sandbox: KataSandbox) -> Iterator[Row]:
+def many_at_once(node: BenchNode, daemon: ServiceProcess) -> Iterator[Row]:
     """Start 200 hooks of 200 containers at once; check that each message counts exactly once."""
-    names = [f"many{number:03d}" for number in range(AT_ONCE)]
-    states = []
-    for name in names:
-        container = node.container(sandbox.id, name, cpus=str(node.last_cpu))
-        file = node.root / f"{name}.json"
+    states, ids = [], []
+    for number, sandbox in zip(range(AT_ONCE), itertools.cycle(node.sandboxes), strict=False):
+        container = node.container(sandbox.id, f"many{number:03d}", cpus=str(node.last_cpu))
+        ids.append(container.id)
+        file = node.root / f"{container.id}.json"
         file.write_bytes(container.state(sandbox.pid))
-        states.append((file, node.root / f"{name}.err"))
+        states.append((file, node.root / f"{container.id}.err"))
     argv = [*COMMAND, "createRuntime", f"--runtime-dir={node.runtime_dir}"]
     quiet = [(file, Path("/dev/null")) for file, _ in states]
     bare_s, _ = _burst(list(BARE), quiet)
+    used_s = daemon.cpu_s()
     wall_s, ended = _burst(argv, states)
+    used_s = daemon.cpu_s() - used_s
     failed = [one for one in ended if one.status]
     if failed:
         raise BenchError(f"{len(failed)} of {AT_ONCE} hooks failed their container")
     spool = node.runtime_dir / "spool"
     wait_for(lambda: not list(spool.glob("*.msg")), "the spool to be taken in", 20)
-    stamps = _recorded(node, [f"{sandbox.id}-{name}" for name in names])
+    stamps = _recorded(node, ids)
     lost = {one.pid for one in ended} ^ set(stamps)
     if lost:
         raise BenchError(f"messages of {len(lost)} of {AT_ONCE} hooks were lost or counted twice")
@@ -210,6 +213,7 @@ def many_at_once(node: BenchNode, daemon: ServiceProcess, sandbox: KataSandbox) 
     unpinned = sum("pins not confirmed" in text for text in said)
     double = daemon.log.count("dropped: a newer message is recorded")
     counts = f"{late} spooled, {unpinned} left before pinned, {double} both acked and spooled"
+    counts += f"; daemon's CPU {used_s:.2f} s"
     yield Row(
         "hook, 200 at once, all ended", wall_s * MS, "ms", AT_ONCE, bare_s * MS, wall_s / bare_s,
         detail=f"none lost, none counted twice; {counts}",
