@@ -1,8 +1,9 @@
 """The audits: nothing depends on an event having arrived (DESIGN D1).
 
 The affinity audit lists each process's threads and asks the kernel for their affinities, nothing
-more. The deep audit also compares identities and cpusets. What they find only marks a sandbox for
-a pass. Out of scope: finding sandboxes that nobody told us about (app.py does after a deep audit).
+more while they are right. The deep audit also compares identities and cpusets. What they find only
+marks a sandbox for a pass. Out of scope: finding sandboxes that nobody told us about (app.py does
+after a deep audit).
 
 Lifetime: the daemon's; what is expected is derived from each sandbox's last report, once a report.
 """
@@ -116,7 +117,8 @@ class Auditor:
             for tgid, affinities in expected.affinities.items()
             if (found := audit_affinity(self._root, tgid, affinities))
         }
-        return findings, False
+        moved = any(found.moved for found in findings.values())
+        return findings, moved and _cpuset_changed(expected, CpusetReader(self._root))
 
     def _look_deep(
         self, expected: Expectation, cpusets: CpusetReader
@@ -126,11 +128,15 @@ class Auditor:
             for tgid, threads in expected.threads.items()
             if (found := audit_deep(self._root, tgid, threads))
         }
-        return findings, any(_changed(task, cpusets) for task in expected.cgroups.values())
+        return findings, _cpuset_changed(expected, cpusets)
 
 
 Look = Callable[[Expectation], tuple[dict[int, Finding], bool]]
 """Looks at one sandbox: what was found by process, and whether a cpuset changed."""
+
+
+def _cpuset_changed(expected: Expectation, cpusets: CpusetReader) -> bool:
+    return any(_changed(task, cpusets) for task in expected.cgroups.values())
 
 
 def _changed(task: Task, cpusets: CpusetReader) -> bool:

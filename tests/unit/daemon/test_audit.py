@@ -1,0 +1,70 @@
+"""What an audit makes of threads that are elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from kata_pin.daemon.audit import Auditor
+from kata_pin.daemon.engine import Held
+from kata_pin.daemon.sandboxes import Sandboxes
+from kata_pin.host.root import HostRoot
+from kata_pin.model.placement import Report
+from kata_pin.model.thread import ThreadRole
+from tests.support import world
+from tests.support.hosttree import FakeScheduler, grow
+
+PID = 100
+
+
+class OneSandbox:
+    """A node with one sandbox; its reports are made by the test."""
+
+    ids: Sequence[str] = ("pod",)
+
+    def __init__(self, held: Held) -> None:
+        self._held = held
+        self.marks = 0
+
+    def held(self, _sandbox_id: str) -> Held:
+        return self._held
+
+    def mark(self, _sandbox_id: str, _reason: str, *, event: bool = True) -> None:
+        assert not event
+        self.marks += 1
+
+
+@pytest.mark.parametrize(
+    ("cpuset", "blamed"),
+    [
+        pytest.param("0-1", True, id="nothing else changed"),
+        pytest.param("0", False, id="its cpuset changed"),
+    ],
+)
+async def test_another_writer_is_blamed_only_where_the_cpuset_is_the_same(
+    tmp_path: Path, cpuset: str, blamed: bool
+) -> None:
+    """Before Linux 6.2 a new cpuset wipes pins: however often Kata writes one, it is no rival."""
+    grow(
+        tmp_path,
+        {
+            "proc/self/mountinfo": "1 0 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw",
+            f"proc/{PID}/task/{PID}/cgroup": "0::/kata_pod",
+            "sys/fs/cgroup/kata_pod/cpuset.cpus.effective": cpuset,
+        },
+    )
+    scheduler = FakeScheduler()
+    scheduler.affinities[PID] = frozenset({0})
+    held = Held()
+    sandboxes = OneSandbox(held)
+    auditor = Auditor(HostRoot(str(tmp_path), scheduler=scheduler), cast("Sandboxes", sandboxes))
+    for _ in range(3):
+        thread = world.thread(ThreadRole.EMULATOR, PID, on="1", cpuset="0-1", tgid=PID)
+        held.report = Report("pod", threads=(thread,))
+        await auditor.affinity()
+    assert sandboxes.marks == 3
+    assert bool(held.foreign.left_alone(time.monotonic())) is blamed
