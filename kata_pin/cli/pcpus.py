@@ -86,7 +86,7 @@ def _enter(pcpus: dict[int, Pcpu], sandbox: Sandbox) -> None:
 def owning_container(sandbox: Sandbox, cpu: int) -> str:
     """Return the name of the container whose exclusive CPU it is, empty if none is recorded."""
     for container in sandbox["containers"]:
-        if container["state"] != "stopped" and cpu in parse(container["exclusive"]):
+        if container["state"] != "deleted" and cpu in parse(container["exclusive"]):
             return container["name"]
     return ""
 

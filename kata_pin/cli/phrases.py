@@ -13,6 +13,8 @@ from kata_pin.cli.safetext import safe, styled
 from kata_pin.cli.shape import Daemon, Note, Sandbox, State, Thread
 
 GOOD, BAD, ODD, DIM, NAME = "green", "bold red", "yellow", "dim", "bold cyan"
+OVER = frozenset({"stopped", "deleted"})
+"""States of containers that have ended."""
 
 STATE_STYLES: Final = {
     "ok": GOOD,

@@ -138,7 +138,7 @@ def _container(container: Container) -> list[Text]:
     recorded = f"{phrases.age(container['recorded_s'])} ago, {container['source']}"
     return [
         styled(container["name"], phrases.NAME),
-        styled(container["state"], phrases.DIM if container["state"] == "stopped" else ""),
+        styled(container["state"], phrases.DIM if container["state"] in phrases.OVER else ""),
         phrases.cpus(container["cpus"]),
         phrases.cpus(container["exclusive"]),
         styled(why),

@@ -110,10 +110,10 @@ class Parts:
         return True
 
     def _record_gone(self, listed: Collection[str], sandbox_id: str, changed_ns: int) -> int:
-        """Record as stopped what Kata no longer keeps: its poststop was lost (DESIGN D8)."""
+        """Record as deleted what Kata no longer keeps: its poststop was lost (DESIGN D8)."""
         gone = [
             replace(
-                one, state=ContainerState.STOPPED, source="persist.json", recorded_ns=changed_ns
+                one, state=ContainerState.DELETED, source="persist.json", recorded_ns=changed_ns
             )
             for one in self.registry.containers(sandbox_id)
             if one.state.counts and one.id not in listed

@@ -37,6 +37,9 @@ VERSION: Final = 1
 TOMBSTONES: Final = 4096
 """Stamps of finished containers that are remembered, to ignore messages that arrive late."""
 
+DELETED_KEPT: Final = 8
+"""Deleted containers of a sandbox that are still shown."""
+
 _SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE containers (
@@ -204,6 +207,8 @@ class Registry:
                 return False
             old = self.container(container.id)
             self._write(_merged(old, container))
+            if container.state is ContainerState.DELETED:
+                self._trim(container.sandbox_id)
         return True
 
     @_translated
@@ -271,12 +276,25 @@ class Registry:
                     f"DELETE FROM {table} WHERE sandbox_id = ?",  # noqa: S608 - constants
                     (sandbox_id,),
                 )
-            self._db.execute(
-                "DELETE FROM seen WHERE container_id NOT IN (SELECT id FROM containers)"
-                " AND stamp_ns <= coalesce((SELECT stamp_ns FROM seen"
-                " ORDER BY stamp_ns DESC LIMIT 1 OFFSET ?), -1)",
-                (TOMBSTONES,),
-            )
+            self._trim_tombstones()
+
+    def _trim(self, sandbox_id: str) -> None:
+        """Drop deleted containers but the last: one that fails again and again has many."""
+        self._db.execute(
+            "DELETE FROM containers WHERE sandbox_id = ?1 AND state = ?2 AND id NOT IN ("
+            "SELECT id FROM containers WHERE sandbox_id = ?1 AND state = ?2"
+            " ORDER BY recorded_ns DESC LIMIT ?3)",
+            (sandbox_id, ContainerState.DELETED.value, DELETED_KEPT),
+        )
+        self._trim_tombstones()
+
+    def _trim_tombstones(self) -> None:
+        self._db.execute(
+            "DELETE FROM seen WHERE container_id NOT IN (SELECT id FROM containers)"
+            " AND stamp_ns <= coalesce((SELECT stamp_ns FROM seen"
+            " ORDER BY stamp_ns DESC LIMIT 1 OFFSET ?), -1)",
+            (TOMBSTONES,),
+        )
 
     # ---- what passes need to remember ----------------------------------------------------
 

@@ -18,16 +18,20 @@ class ContainerKind(StrEnum):
 
 
 class ContainerState(StrEnum):
-    """Where a container is in its life, as far as the sources told us."""
+    """Where a container is in its life, as far as the sources told us.
+
+    A stopped one can still be listed and deleted; poststop runs when it is deleted.
+    """
 
     CREATED = "created"
     RUNNING = "running"
     STOPPED = "stopped"
+    DELETED = "deleted"
 
     @property
     def counts(self) -> bool:
         """Whether its cpuset counts in the sandbox mask (DESIGN D8)."""
-        return self is not ContainerState.STOPPED
+        return self in (ContainerState.CREATED, ContainerState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)

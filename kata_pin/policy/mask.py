@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.node import Node
 from kata_pin.model.placement import SandboxMask
-from kata_pin.model.sandbox import Container, ContainerKind, Sandbox
+from kata_pin.model.sandbox import Container, ContainerKind, ContainerState, Sandbox
 from kata_pin.policy.exclusive import claims
 
 
@@ -49,8 +49,10 @@ def sandbox_mask(
 
 
 def counted(sandbox: Sandbox, node: Node) -> tuple[Container, ...]:
-    """Return the containers that count: created or running, or all by `stopped_counts`."""
-    return sandbox.containers if node.settings.stopped_counts else sandbox.counting
+    """Return the containers that count: created or running, by `stopped_counts` stopped too."""
+    if not node.settings.stopped_counts:
+        return sandbox.counting
+    return tuple(c for c in sandbox.containers if c.state is not ContainerState.DELETED)
 
 
 def _union_of(containers: tuple[Container, ...], kind: ContainerKind) -> CpuSet:

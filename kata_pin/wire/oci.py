@@ -53,7 +53,7 @@ class Phase(StrEnum):
 
 _STATES = {
     Phase.POSTSTART: ContainerState.RUNNING,
-    Phase.POSTSTOP: ContainerState.STOPPED,
+    Phase.POSTSTOP: ContainerState.DELETED,
 }
 
 

@@ -61,7 +61,7 @@ def test_poststop_recomputes_and_exit_forgets(node: Node) -> None:
         pod.wait_placed({0, 1})
         pod.stop("c2")
         pod.wait_placed({1})
-        assert node.registered()["c2"].state == "stopped"
+        assert node.registered()["c2"].state == "deleted"
     wait_for(lambda: not node.sandboxes() and not node.registered(), "the sandbox to be forgotten")
 
 

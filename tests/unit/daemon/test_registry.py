@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.daemon.registry import TOMBSTONES, Registry
+from kata_pin.daemon.registry import DELETED_KEPT, TOMBSTONES, Registry
 from kata_pin.errors import StateError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
@@ -97,6 +97,17 @@ def test_what_kata_keeps_counts_whatever_messages_said(registry: Registry) -> No
     registry.adopt(replace(APP, cpus=CpuSet([9]), recorded_ns=3))
     assert registry.containers("pod")[0].cpus == CpuSet([9])
     assert not registry.record(APP, stamp_ns=19, pid=4)
+
+
+def test_deleted_containers_are_bounded(registry: Registry) -> None:
+    """A container that fails and is made anew for weeks leaves its last records and no others."""
+    registry.record(APP, stamp_ns=1, pid=1)
+    for n in range(2, 40):
+        over = replace(APP, id=f"c{n}", state=ContainerState.DELETED, recorded_ns=n)
+        registry.record(over, stamp_ns=n, pid=1)
+    kept = [one.id for one in registry.containers("pod")]
+    assert kept == ["app", *(f"c{n}" for n in range(40 - DELETED_KEPT, 40))]
+    assert not registry.record(replace(APP, id="c2"), stamp_ns=2, pid=1)
 
 
 def test_tombstones_are_bounded(registry: Registry) -> None:

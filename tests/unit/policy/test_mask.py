@@ -93,6 +93,8 @@ def test_stopped_counts_as_kata_does() -> None:
         "4",
         "",
     )
+    deleted = in_state(exclusive("b", "5"), ContainerState.DELETED)
+    assert parts(shared("a", "4"), deleted, at=at) == ("4", "", "4", "")
 
 
 @pytest.mark.parametrize(

@@ -276,9 +276,9 @@ def test_record_of_crio() -> None:
 
 
 def test_record_without_config() -> None:
-    """After poststop the bundle may be gone: the record has no cpuset and is stopped."""
+    """After poststop the bundle may be gone: the record has no cpuset, and is over."""
     container = record(Phase.POSTSTOP, OciState(id="c1", bundle="/run/c1"), None, stamp_ns=9)
-    assert (container.cpus, container.state) == (None, ContainerState.STOPPED)
+    assert (container.cpus, container.state) == (None, ContainerState.DELETED)
 
 
 @pytest.mark.parametrize("cpus", ["", " ", "\n"])

@@ -119,7 +119,7 @@ def test_phases() -> None:
         ContainerState.CREATED,
         ContainerState.CREATED,
         ContainerState.RUNNING,
-        ContainerState.STOPPED,
+        ContainerState.DELETED,
     ]
     assert {phase.value for phase in Phase if phase.waits_for_pins} == {"prestart", "createRuntime"}
     assert {phase.value for phase in Phase if phase.id_is_sandbox} == {"poststart", "poststop"}

@@ -72,7 +72,7 @@ def test_hook_input(path: Path) -> None:
             "prestart": ContainerState.CREATED,
             "createRuntime": ContainerState.CREATED,
             "poststart": ContainerState.RUNNING,
-            "poststop": ContainerState.STOPPED,
+            "poststop": ContainerState.DELETED,
         }[given.phase]
     )
     assert str(container.cpus) == expected_cpus
