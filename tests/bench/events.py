@@ -31,7 +31,6 @@ from typing import Any, Final, Self
 
 from kata_pin.sources.hooks import HookConnection
 from kata_pin.sources.procevents import connector
-from kata_pin.vmm.rolecache import YOUNG_S
 from kata_pin.wire.hookmsg import HookMessage
 from kata_pin.wire.oci import Phase
 from tests.bench.figures import MS, BenchError, Row, Samples, in_turns, median_row, tail_row, timed
@@ -68,7 +67,6 @@ def measure_events(node: BenchNode, rounds: int) -> Iterator[Row]:
     node.start(1)
     node.start(1, TWO_HUNDRED_SIXTY, prefix="big")
     twenty, big = node.sandboxes
-    time.sleep(YOUNG_S)  # later the roles of a known VM's threads are not looked up again
     yield from asyncio.run(_messages(node, twenty, rounds, bar_ms=5.0))
     yield from asyncio.run(_messages(node, big, max(rounds // 3, 10), bar_ms=20.0))
 
@@ -78,7 +76,7 @@ async def _messages(
 ) -> list[Row]:
     """Measure messages about a known sandbox, and first messages: the sandbox just forgotten."""
     async with local_service(node.config(audits=False)) as daemon:
-        await daemon.settle(1)
+        await daemon.settle([sandbox.id])
         work = node.container(sandbox.id, "c1", cpus=str(node.last_cpu))
         tids, everywhere = sandbox.tids(), frozenset(node.online)
         message = _messages_of(work, sandbox.pid)

@@ -47,13 +47,14 @@ class StandIns:
         shutil.copy(Path(INTERPRETER).resolve(), self.executable)
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def grow(self, count: int) -> None:
-        """Start processes until there are so many."""
+    def grow(self, count: int) -> list[str]:
+        """Start processes until there are so many; return the ids of their sandboxes."""
         fresh = [self._start(number) for number in range(len(self._processes), count)]
         for process in fresh:
             assert process.stdout is not None
             if process.stdout.readline() != b"up\n":
                 raise BenchError("a stand-in did not start")
+        return [_name(number) for number in range(count)]
 
     def close(self) -> None:
         """End them all."""
@@ -63,7 +64,7 @@ class StandIns:
             process.communicate()
 
     def _start(self, number: int) -> subprocess.Popen[bytes]:
-        name = f"standin{number:04d}"
+        name = _name(number)
         process = subprocess.Popen(
             [str(self.executable), "-ISc", _BODY, "-name", f"sandbox-{name}", "-smp", "1"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -82,6 +83,10 @@ class StandIns:
         }
         (folder / "persist.json").write_text(json.dumps(document))
         return process
+
+
+def _name(number: int) -> str:
+    return f"standin{number:04d}"
 
 
 def measure(node: BenchNode, rounds: int) -> Iterator[Row]:
@@ -108,8 +113,8 @@ _TITLES = {
 
 
 async def _at(node: BenchNode, stand_ins: StandIns, size: int, rounds: int) -> Figures:
-    stand_ins.grow(size)
+    ids = stand_ins.grow(size)
     config = replace(node.config(audits=False), hypervisors=(str(stand_ins.executable),))
     async with local_service(config) as daemon:
-        await daemon.settle(size)
-        return await take(daemon, rounds)
+        await daemon.settle(ids)
+        return await take(daemon, ids, rounds)

@@ -13,12 +13,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 
 from kata_pin.config.tree import Config
 from kata_pin.daemon.app import Daemon, calm_collector
 from kata_pin.daemon.notify import Notifier
+from kata_pin.vmm.rolecache import YOUNG_S
 from tests.bench.figures import BenchError
 from tests.bench.node import BenchNode
 from tests.support.waiting import wait_for
@@ -100,15 +101,21 @@ class LocalService(Daemon):
         """End `run`."""
         self._stop.set()
 
-    async def settle(self, count: int, timeout_s: float = 120.0) -> None:
-        """Wait until so many sandboxes have had a pass that found their VMM."""
+    async def settle(self, ids: Collection[str], timeout_s: float = 120.0) -> None:
+        """Wait until each of these sandboxes has been seen, and no thread of it is young."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            held = [self._sandboxes.held(one) for one in self._sandboxes.ids]
-            if sum(one is not None and one.vmm is not None for one in held) >= count:
+            held = [self._sandboxes.held(one) for one in ids]
+            if all(one is not None and one.vmm is not None for one in held):
+                await asyncio.sleep(YOUNG_S * 1.25)  # until then they are looked at again
                 return
             await asyncio.sleep(0.02)
-        raise BenchError(f"{count} sandboxes have not settled")
+        raise BenchError(f"{len(ids)} sandboxes have not settled")
+
+    def keep_only(self, ids: Collection[str]) -> None:
+        """Forget the sandboxes of others, which every daemon of this machine adopts."""
+        for stranger in set(self._sandboxes.ids) - set(ids):
+            self._sandboxes.drop(stranger)
 
 
 @contextlib.asynccontextmanager
