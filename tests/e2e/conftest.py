@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 
 import pytest
 
 from tests.e2e import diagnosis
+from tests.e2e.idlevm import idle_vm
 from tests.e2e.node import VARIABLE, Node
 
 if VARIABLE not in os.environ:
@@ -26,6 +28,13 @@ def node() -> Node:
 @pytest.fixture(scope="session", autouse=True)
 def _results(node: Node) -> None:
     node.results_folder()
+
+
+@pytest.fixture
+def start_vm(node: Node) -> Iterator[Callable[..., int]]:
+    """Start idle VMs, each with more QEMU arguments; they live until the failure is diagnosed."""
+    with ExitStack() as stack:
+        yield lambda *more: stack.enter_context(idle_vm(node, *more))
 
 
 @pytest.hookimpl

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -55,6 +54,7 @@ def _thread_line(pid: str, task: Path) -> str:
     stat = (task / "stat").read_text()
     comm = stat[stat.index("(") + 1 : stat.rindex(")")]
     last_cpu = stat.rpartition(")")[2].split()[36]
-    mask = ",".join(str(cpu) for cpu in sorted(os.sched_getaffinity(int(task.name))))
+    status = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
+    mask = status["Cpus_allowed_list"].strip()
     cgroup = (task / "cgroup").read_text().strip().replace("\n", " ")
     return f"{pid:>7} {task.name:>7} {last_cpu:>4} {mask:<16} {comm:<16} {cgroup}"

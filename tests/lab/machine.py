@@ -10,11 +10,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -92,24 +89,23 @@ class Machine:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True, mode=0o700)
         began = time.monotonic()
-        with _interrupts_raise():
-            child = self._start(image, chosen, die_with_us=die_with_us)
-            try:
-                running = Running(
-                    flavour=self.flavour.name,
-                    pid=child.pid,
-                    started=process.start_time(child.pid),
-                    accel=chosen,
-                    scale=accel.SCALE[chosen] * self._settings.scale,
-                    image=image.folder.name,
-                )
-                self._remember(running)
-                self._wait_until_up(child, running)
-                running = Running(**{**asdict(running), "boot_s": time.monotonic() - began})
-                self._remember(running)
-            except BaseException:
-                process.end_group(child)
-                raise
+        child = self._start(image, chosen, die_with_us=die_with_us)
+        try:
+            running = Running(
+                flavour=self.flavour.name,
+                pid=child.pid,
+                started=process.start_time(child.pid),
+                accel=chosen,
+                scale=accel.SCALE[chosen] * self._settings.scale,
+                image=image.folder.name,
+            )
+            self._remember(running)
+            self._wait_until_up(child, running)
+            running = Running(**{**asdict(running), "boot_s": time.monotonic() - began})
+            self._remember(running)
+        except BaseException:
+            process.end_group(child)
+            raise
         self._tell(f"{self.flavour.name}: up after {running.boot_s:.0f} s ({chosen})")
         return running
 
@@ -228,21 +224,3 @@ class Machine:
 def machines(settings: Settings, tell: Tell) -> list[Machine]:
     """Return the machine of each flavour, running or not."""
     return [Machine(settings, flavour, tell) for flavour in FLAVOURS.values()]
-
-
-@contextmanager
-def _interrupts_raise() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that `finally` runs for them too."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = {number: signal.signal(number, interrupt) for number in _ENDINGS}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-_ENDINGS: Final = (signal.SIGTERM, signal.SIGHUP)
