@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tests.bench.figures import MS, BenchError, Row, Samples, median_row
+from tests.bench.figures import BenchError, Row, Samples, median_row
 from tests.bench.node import BenchNode
 from tests.bench.service import LocalService, local_service
 
@@ -121,8 +121,3 @@ def bare_stat(tids: Mapping[int, object]) -> None:
             os.read(fd, 4096)
             os.close(fd)
             os.sched_getaffinity(int(name))
-
-
-def per_sandbox_us(samples: Samples, sandboxes: int) -> float:
-    """Return the median CPU time for one sandbox in microseconds."""
-    return samples.median * MS * 1000 / sandboxes

@@ -13,17 +13,20 @@ import contextlib
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from tests.bench.audits import Figures, cpu_row, per_sandbox_us, take
+from tests.bench.audits import Figures, cpu_row, take
 from tests.bench.figures import BenchError, Row
 from tests.bench.node import BenchNode
 from tests.bench.service import local_service
 from tests.support.hooks import INTERPRETER
 
 SIZES = (10, 100, 1000)
+
+LINEAR = 1.5
+"""Most that an audit's cost for one sandbox may grow, against that of a bare loop."""
 
 _BODY = """
 import _thread, sys
@@ -97,12 +100,19 @@ def measure(node: BenchNode, rounds: int) -> Iterator[Row]:
         what = f"{size} stand-ins, {taken.threads} threads"
         for name, floor in (("affinity", "bare"), ("deep", "bare stat"), ("round", "bare stat")):
             yield cpu_row(f"{_TITLES[name]}, {what}", taken.of(name), taken.of(floor))
-    for name, title in _TITLES.items():
-        small, large = (per_sandbox_us(figures[size].of(name), size) for size in (10, 1000))
+    for name, floor in (("affinity", "bare"), ("deep", "bare stat")):
+        grown, least = _growth(figures, name), _growth(figures, floor)
         yield Row(
-            f"{title}, one of 1,000 against one of 10", large, "us CPU", rounds,
-            floor=small, ratio=large / small,
+            f"{_TITLES[name]}, one sandbox of 1,000 against one of 10", grown, "x", rounds,
+            floor=least, ratio=grown / least, bar=LINEAR,
+            detail=f"a bare loop's cost grows {least:.2f} x too",
         )  # fmt: skip
+
+
+def _growth(figures: Mapping[int, Figures], name: str) -> float:
+    """Return how much more the same takes for one sandbox of the most than of the fewest."""
+    first, last = (figures[size].of(name).median / size for size in (SIZES[0], SIZES[-1]))
+    return last / first
 
 
 _TITLES = {
