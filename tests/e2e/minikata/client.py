@@ -169,7 +169,7 @@ def _start_service(call: Call, home: str, bundle: str) -> None:
         made += f"/{part}"
         _make_folder(made, 0o711)
     posix.mkdir(home, 0o700)
-    _make_folder(f"{call.root}/log", 0o700)
+    _make_folder(f"{call.root}/.log", 0o700)
     listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
     listener.bind(f"{home}/s")
     listener.listen(64)
@@ -197,7 +197,12 @@ def _start_service(call: Call, home: str, bundle: str) -> None:
 
 def _log_of(call: Call) -> str:
     """Return the path of the service's log; it stays when the sandbox goes, until purge."""
-    return f"{call.root}/log/{call.id}"
+    sandbox = call.id
+    try:  # noqa: SIM105 - contextlib would have to be imported
+        sandbox = posix.readlink(f"{call.root}/{call.id}")
+    except OSError:  # the sandbox itself
+        pass
+    return f"{call.root}/.log/{sandbox}"
 
 
 def _service_argv(call: Call, home: str) -> list[str]:

@@ -1,7 +1,8 @@
 """What one sandbox leaves on the machine, written down at once so that purge can end it all.
 
-HOME/pids has a line `pid starttime` for each process, ROOT/cgroups one for each folder made in
-/sys/fs/cgroup; HOME is ROOT/<sandbox>. It also carries the service's log, ROOT/log/<sandbox>.
+ROOT/.pids has a line `pid starttime` for each process, ROOT/.cgroups one for each folder made in
+/sys/fs/cgroup. Nothing is ever taken out of them but by purge. It also carries the service's log,
+ROOT/.log/<sandbox>. ROOT is the parent of the sandbox's folder, HOME.
 """
 
 from __future__ import annotations
@@ -25,15 +26,14 @@ class Ledger:
         """Note a process; one that is gone already needs no note."""
         started = starttime(pid)
         if started:
-            self._append(f"{self.home}/pids", f"{pid} {started}")
+            self._append(".pids", f"{pid} {started}")
 
     def note_cgroup(self, folder: str) -> None:
         """Note a cgroup folder."""
-        self._append(f"{os.path.dirname(self.home)}/cgroups", folder)
+        self._append(".cgroups", folder)
 
-    @staticmethod
-    def _append(path: str, line: str) -> None:
-        with open(path, "a", encoding="utf-8") as file:
+    def _append(self, name: str, line: str) -> None:
+        with open(f"{os.path.dirname(self.home)}/{name}", "a", encoding="utf-8") as file:
             file.write(f"{line}\n")
 
 

@@ -23,17 +23,17 @@ def main(root: str) -> int:
     """Purge; return the exit status."""
     if not os.path.isdir(root):
         return 0
+    _end(f"{root}/.pids")
     for entry in os.scandir(root):
         if entry.is_symlink():
             os.unlink(entry.path)
-        elif entry.is_dir() and entry.name == "log":
+        elif entry.is_dir() and entry.name == ".log":
             shutil.rmtree(entry.path)
         elif entry.is_dir():
-            _end(f"{entry.path}/pids")
             for name in os.listdir(entry.path):
                 os.unlink(f"{entry.path}/{name}")
             os.rmdir(entry.path)
-    left = _remove_cgroups(f"{root}/cgroups")
+    left = _remove_cgroups(f"{root}/.cgroups")
     for path in left:
         print(f"not empty: {path}", file=sys.stderr)
     if not left:
@@ -53,6 +53,7 @@ def _end(path: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while any(starttime(pid) == started for pid, started in noted) and time.monotonic() < deadline:
         time.sleep(0.01)
+    os.unlink(path)
 
 
 def _remove_cgroups(ledger: str) -> list[str]:
@@ -61,16 +62,23 @@ def _remove_cgroups(ledger: str) -> list[str]:
         return []
     with open(ledger, encoding="utf-8") as file:
         folders = sorted(set(file.read().split("\n")) - {""}, key=len, reverse=True)
-    left = []
-    for folder in folders:
+    left = [folder for folder in folders if not _remove(folder)]
+    os.unlink(ledger)
+    return left
+
+
+def _remove(folder: str) -> bool:
+    """Remove a cgroup; the kernel takes a moment after its last task has gone."""
+    for _ in range(20):
         try:
             os.rmdir(folder)
         except FileNotFoundError:
-            pass
+            return True
         except OSError:
-            left.append(folder)
-    os.unlink(ledger)
-    return left
+            time.sleep(0.01)
+        else:
+            return True
+    return False
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Started by client.py under the shim's name with a listening socket as descriptor 3. One thread
 accepts and watches the placeholders, the other does all the work, one command after the other. It
 ends when the sandbox is deleted, or could not be created; killed, it leaves QEMU an orphan.
-HOME (--home) is ROOT/<sandbox>: s, the socket; pids, what purge must end.
+HOME (--home) is ROOT/<sandbox>: s, the socket, and nothing else; see ledger.py.
 """
 
 from __future__ import annotations
