@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 THIRD_PARTIES: dict[str, set[str]] = {
     "asyncinotify": {"sources"},
     "click": {"cli"},
+    "google": {"wire"},  # protobuf
     "psutil": {"host", "vmm"},
     "pyroute2": {"sources"},
     "qemu": {"vmm"},

@@ -1,0 +1,154 @@
+"""ttrpc, containerd's small RPC: frames over a byte stream, envelopes in the frames.
+
+    frame    data length u32 | stream u32 | type u8 | flags u8 | data      (big-endian)
+
+A call is one request frame and one response frame with the same stream number; clients number
+streams 1, 3, 5... Source: github.com/containerd/ttrpc, PROTOCOL.md, channel.go, services.go.
+Streaming (type 3) is not used by NRI nor by the kata-agent and is not here.
+
+No sockets and no clocks: bytes in, frames out. A decoder lives as long as its connection.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from kata_pin.errors import ParseError
+from kata_pin.wire.proto import ttrpc_pb2
+
+MAX_DATA: Final = 4 << 20
+"""Longest data of one frame; Go's ttrpc refuses to send and to take more."""
+
+HEADER: Final = struct.Struct(">IIBB")
+
+REQUEST: Final = 1
+RESPONSE: Final = 2
+
+
+class Code(IntEnum):
+    """The status codes of gRPC that are used here."""
+
+    OK = 0
+    INVALID_ARGUMENT = 3
+    RESOURCE_EXHAUSTED = 8
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame. `data` is None for one whose data was too long and has been discarded."""
+
+    stream: int
+    kind: int
+    data: bytes | None
+
+
+class FrameDecoder:
+    """Takes a connection's bytes in any pieces; holds at most one frame.
+
+    The data of a frame longer than `MAX_DATA` is skipped as it comes, so the connection goes on;
+    the frame is given out at once, without data, for the caller to refuse.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._skip = 0
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Take more bytes; yield every frame that is whole now. Must be run to its end."""
+        if self._skip:
+            dropped = min(self._skip, len(data))
+            self._skip -= dropped
+            data = data[dropped:]
+        self._buffer += data
+        while len(self._buffer) >= HEADER.size:
+            length, stream, kind, _flags = HEADER.unpack_from(self._buffer)
+            if length > MAX_DATA:
+                self._discard(HEADER.size + length)
+                yield Frame(stream, kind, None)
+                continue
+            end = HEADER.size + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[HEADER.size : end])
+            del self._buffer[:end]
+            yield Frame(stream, kind, body)
+
+    def _discard(self, size: int) -> None:
+        """Drop the next `size` bytes, those that are here and those to come."""
+        here = min(size, len(self._buffer))
+        del self._buffer[:here]
+        self._skip = size - here
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A call: `payload` is the encoded message of `method`; `timeout_ns` 0 is none."""
+
+    service: str
+    method: str
+    payload: bytes = b""
+    timeout_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """An answer: `payload` counts if `code` is 0, `message` says what failed otherwise."""
+
+    payload: bytes = b""
+    code: int = Code.OK
+    message: str = ""
+
+
+def parse_request(data: bytes) -> Request:
+    """Read the data of a request frame; ParseError when it is not one."""
+    envelope = ttrpc_pb2.Request()
+    _fill(envelope, data, "ttrpc request")
+    return Request(envelope.service, envelope.method, envelope.payload, envelope.timeout_nano)
+
+
+def parse_response(data: bytes) -> Response:
+    """Read the data of a response frame; ParseError when it is not one."""
+    envelope = ttrpc_pb2.Response()
+    _fill(envelope, data, "ttrpc response")
+    return Response(envelope.payload, envelope.status.code, envelope.status.message)
+
+
+def encode_request(stream: int, request: Request) -> bytes:
+    """Return the frame of a call; ValueError beyond MAX_DATA."""
+    envelope = ttrpc_pb2.Request(
+        service=request.service,
+        method=request.method,
+        payload=request.payload,
+        timeout_nano=request.timeout_ns,
+    )
+    return _frame(stream, REQUEST, envelope.SerializeToString())
+
+
+def encode_response(stream: int, response: Response) -> bytes:
+    """Return the frame of an answer; success has no status at all. ValueError beyond MAX_DATA."""
+    envelope = ttrpc_pb2.Response(payload=response.payload)
+    if response.code != Code.OK:
+        envelope.status.code = response.code
+        envelope.status.message = response.message
+    return _frame(stream, RESPONSE, envelope.SerializeToString())
+
+
+def _frame(stream: int, kind: int, data: bytes) -> bytes:
+    if len(data) > MAX_DATA:
+        raise ValueError(f"{len(data)} bytes do not fit into a ttrpc frame")
+    return HEADER.pack(len(data), stream, kind, 0) + data
+
+
+def _fill(message: ttrpc_pb2.Request | ttrpc_pb2.Response, data: bytes, source: str) -> None:
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise ParseError(str(error), source=source) from error
