@@ -106,6 +106,7 @@ class Daemon:
             async with self._control_sockets():
                 for sandbox_id in parts.registry.sandboxes():
                     self._sandboxes.mark(sandbox_id, "start")
+                self._reception.take_spool()
                 self._adopt()
                 for work in (
                     hooks.serve(),

@@ -64,9 +64,14 @@ class Reception:
             report = await self._sandboxes.settled(container.sandbox_id, ticket)
             await self._answer(connection, container, report)
 
-    def take_spool(self) -> int:
-        """Take every spooled message in; return how many were new."""
-        new = 0
+    def take_spool(self) -> None:
+        """Take every spooled message in; what cannot be recorded now stays for the next time."""
+        try:
+            self._take_spool()
+        except (KataPinError, OSError) as error:
+            log.warning("spool not taken in: %s", error)
+
+    def _take_spool(self) -> None:
         for entry in self._spool.pending():
             try:
                 taken = self._intake.take(entry.message, spooled=True)
@@ -74,20 +79,15 @@ class Reception:
                 self._spool.reject(entry, error)
                 continue
             if taken.container is not None:
-                new += 1
                 self._sandboxes.mark(taken.container.sandbox_id, taken.container.source)
             else:
                 log.info("spooled message %s dropped: %s", entry.name, taken.reason)
             self._spool.done(entry)
-        return new
 
     async def follow_spool(self) -> None:
         """Take the spool in whenever something arrives; runs until cancelled."""
         async for _ in self._spool.watch():
-            try:
-                self.take_spool()
-            except (KataPinError, OSError) as error:  # it stays there; each deep audit tries again
-                log.warning("spool not taken in: %s", error)
+            self.take_spool()
 
     # ---- QMP's window --------------------------------------------------------------------
 
