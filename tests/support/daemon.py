@@ -293,10 +293,10 @@ class Pod:
         """Run a container's poststart: the state names the sandbox and a thread of the shim."""
         return self._of_shim("poststart", container_id)
 
-    def stop(self, container_id: str) -> HookRun:
+    def stop(self, container_id: str, *arguments: str) -> HookRun:
         """Delete a container: Kata forgets it, then its poststop runs."""
         self.kata.write_persist([c for c in self.kata.containers if c.id != container_id])
-        return self._of_shim("poststop", container_id)
+        return self._of_shim("poststop", container_id, *arguments)
 
     def persist(self, container_id: str, cpus: str | None, *, exclusive: bool = False) -> None:
         """Write a container into persist.json, or what it has now."""
@@ -359,8 +359,9 @@ class Pod:
             error.add_note("\n".join([*self.misplaced(rest, pairs), self.node.log[-4000:]]))
             raise
 
-    def _of_shim(self, phase: str, container_id: str) -> HookRun:
-        return self.node.hook(phase, container_id, self.kata.shim.pid, state_id=self.id)
+    def _of_shim(self, phase: str, container_id: str, *arguments: str) -> HookRun:
+        shim = self.kata.shim.pid
+        return self.node.hook(phase, container_id, shim, *arguments, state_id=self.id)
 
 
 @contextlib.contextmanager
