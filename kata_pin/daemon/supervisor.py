@@ -25,7 +25,7 @@ RETRY_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0)
 a pass fails; about half a minute in all."""
 
 
-YOUNG_S: Final = (0.001, 0.002, 0.004, 0.008, 0.03, 0.1, 0.3, 0.6, 1.2)
+YOUNG_S: Final = (0.0002, 0.001, 0.002, 0.004, 0.008, 0.03, 0.1, 0.3, 0.6, 1.2)
 """Waits between looks while a thread is too young to tell what it is: a hotplugged vCPU enters KVM
 some 1 to 3 ms after its birth; about two seconds in all."""
 
