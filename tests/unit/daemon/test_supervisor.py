@@ -105,3 +105,17 @@ async def test_the_end_wakes_every_waiter(count: int) -> None:
     async with asyncio.timeout(5):
         await task
         await asyncio.gather(*waiters)
+
+
+async def test_a_young_thread_is_looked_at_again() -> None:
+    """While a thread is young passes follow by themselves, and end once it is settled."""
+    script = Script(Verdict.YOUNG, Verdict.YOUNG, Verdict.YOUNG, Verdict.SETTLED)
+    settled = asyncio.Event()
+    script.during = lambda: settled.set() if script.runs == 4 else None
+    async with running(script) as supervisor:
+        supervisor.mark("thread born")
+        async with asyncio.timeout(5):
+            await settled.wait()
+        assert await _settled(supervisor, 1) is not None
+        await asyncio.sleep(0)
+    assert script.runs == 4
