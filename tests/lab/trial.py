@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from tests.lab import install, transfer
+from tests.lab import install, process, transfer
 from tests.lab.channel import Channel
 from tests.lab.errors import EX_NOT_UP, LabError, NotUpError
 from tests.lab.flavours import CPUS, NODES, Flavour
@@ -34,6 +34,7 @@ PUT_S: Final = 30
 TESTS_S: Final = 180
 """Deadline of the whole test run; multiplied by the scale."""
 LOG_S: Final = 30
+FIRMWARE_S: Final = 30
 
 _TREES: Final = ("tests/e2e", "tests/support", "tests/data", "hooks", "scripts")
 _NOT_INSIDE: Final = shutil.ignore_patterns("__pycache__", "*.pyc", "sysfs")
@@ -125,6 +126,11 @@ class Trial:
         for name in _TREES:
             if (PROJECT / name).is_dir():
                 shutil.copytree(PROJECT / name, stage / name, ignore=_NOT_INSIDE)
+        # No assembler inside: the firmware of idle guests goes along, as scripts/firmware made it.
+        firmware = [str(PROJECT / "scripts/firmware"), str(stage / ".cache/firmware")]
+        process.run(
+            firmware, deadline_s=FIRMWARE_S, log=self._results / "install.txt", env=dict(os.environ)
+        )
         return stage
 
     def _pytest(
@@ -144,7 +150,10 @@ class Trial:
                 deadline_s=TESTS_S * running.scale,
                 stdout=show,
                 stderr=show,
-                env={"KATA_PIN_LAB": json.dumps(self._promises(running, installed=installed))},
+                env={
+                    "KATA_PIN_LAB": json.dumps(self._promises(running, installed=installed)),
+                    "KATA_PIN_WAIT_SCALE": str(running.scale),  # tests/support/waiting.py
+                },
                 cwd=INSIDE,
             )
         return 0 if done.code == 0 else 1

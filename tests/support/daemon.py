@@ -35,7 +35,7 @@ from kata_pin.model.sandbox import Container
 from tests.support.hooks import HookRun, run_hook
 from tests.support.katalike import ContainerSpec, KataDirs, KataSandbox
 from tests.support.vmmhost import Bystander, lookalike
-from tests.support.waiting import wait_for
+from tests.support.waiting import SCALE, wait_for
 
 PROGRAM = Path(sys.executable).with_name("kata-pin")
 PERIOD_US = 100_000
@@ -106,7 +106,7 @@ class Node:
             capture_output=True,
             text=True,
             check=False,
-            timeout=30,
+            timeout=30 * SCALE,
         )
 
     @property
@@ -118,7 +118,7 @@ class Node:
 
     def ask(self, verb: str, **arguments: object) -> Json:
         """Return the document of a verb of the control socket."""
-        return ask(str(self.runtime_dir / "control.sock"), verb, arguments, 10.0)
+        return ask(str(self.runtime_dir / "control.sock"), verb, arguments, 10.0 * SCALE)
 
     def id_of(self, name: str) -> str:
         """Return the id of this node's sandbox of that name."""
@@ -207,7 +207,7 @@ class Daemon:
 
     def wait_ready(self, timeout_s: float = 20.0) -> None:
         """Wait until it has told the service manager that it serves; fail if it ends first."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s * SCALE
         self._node.notify.settimeout(0.1)
         while time.monotonic() < deadline:
             with contextlib.suppress(TimeoutError):
@@ -220,13 +220,13 @@ class Daemon:
     def terminate(self) -> int:
         """Ask it to end; return its exit status."""
         self.process.terminate()
-        return self.process.wait(10)
+        return self.process.wait(10 * SCALE)
 
     def kill(self) -> None:
         """End it with SIGKILL: it cannot tidy up."""
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(10)
+        self.process.wait(10 * SCALE)
 
     def reload(self) -> None:
         """Send SIGHUP and wait until it has told the service manager that it is done."""

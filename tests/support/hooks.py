@@ -21,13 +21,14 @@ from typing import Self
 import kata_pin.hook
 from kata_pin.sources.hooks import HookConnection, HookServer
 from kata_pin.wire.hookmsg import HookMessage
+from tests.support.waiting import SCALE
 
 HOOK = Path(kata_pin.hook.__file__)
 INTERPRETER = "/usr/bin/python3"  # the one of the shebang
 COMMAND = (INTERPRETER, "-IS", str(HOOK))
 STATE = b'{"ociVersion":"","id":"c1","status":"","pid":1,"bundle":"/run/b"}'
 
-PATIENT = ("--record-ms=5000", "--pin-ms=5000")
+PATIENT = tuple(f"--{budget}-ms={5000 * SCALE:.0f}" for budget in ("record", "pin"))
 """Budgets for tests in which the daemon answers, on a machine that others load too."""
 
 Answer = Callable[[HookConnection], Awaitable[None]]
@@ -54,7 +55,7 @@ def run_hook(runtime_dir: Path, *arguments: str, state: bytes = STATE) -> HookRu
         input=state,
         capture_output=True,
         env={},
-        timeout=20,
+        timeout=20 * SCALE,
         check=False,
     )
     seconds = time.monotonic() - start

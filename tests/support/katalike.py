@@ -103,7 +103,8 @@ class KataSandbox:
     """One sandbox: its directories, its QEMU and its shim.
 
     `shim_process` gives QEMU a parent that looks like Kata's shim; False is cheaper and makes the
-    caller the parent. `cgroups` are directories whose cgroup.procs get QEMU's pid after its start.
+    caller the parent. `cgroups` are directories whose cgroup.procs get QEMU's pid after its start,
+    `overhead_cgroups` those that get the shim's before: what it starts is born there.
     `extra_monitor` adds Kata's debug monitor socket; `virtiofsd` a real, idle virtiofsd (it needs
     `shim_process`). `vcpu_pinning` is said in Kata's state; nobody acts on it.
     """
@@ -118,6 +119,7 @@ class KataSandbox:
     virtiofsd: bool = False
     vcpu_pinning: bool = False
     cgroups: Sequence[Path] = ()
+    overhead_cgroups: Sequence[Path] = ()
     containers: Sequence[ContainerSpec] = ()
     pid: int = 0
     virtiofsd_pid: int = 0
@@ -175,6 +177,8 @@ class KataSandbox:
         self._shim = shim
         _running.add(self)
         try:
+            for cgroup in self.overhead_cgroups:
+                (cgroup / "cgroup.procs").write_text(str(shim.pid))
             log = self.vm_dir / "qemu.log"
             self.pid = shim.start(self._argv(accelerator), self._socket_path(), str(log))
             for cgroup in self.cgroups:

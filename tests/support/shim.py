@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tests.support.monitor import Monitor
-from tests.support.waiting import wait_for
+from tests.support.waiting import SCALE, wait_for
 
 QMP_FD = "{qmp-fd}"
 """In a command line: replaced by the number of the listening descriptor of qmp.sock."""
@@ -66,7 +66,7 @@ class LocalShim:
     vCPU when it gets an NMI; one with an operating system does so without.
     """
 
-    def __init__(self, timeout_s: float = 10.0, *, eject_by_nmi: bool = True) -> None:
+    def __init__(self, timeout_s: float = 10.0 * SCALE, *, eject_by_nmi: bool = True) -> None:
         self._timeout_s = timeout_s
         self._eject_by_nmi = eject_by_nmi
         self._process: subprocess.Popen[bytes] | None = None
@@ -189,8 +189,9 @@ class LocalShim:
         """Wait until the thread has exited and the id is free again."""
         assert self._process is not None, "not started"
         task = Path(f"/proc/{self._process.pid}/task/{tid}")
-        wait_for(lambda: not task.exists(), f"exit of {name}", self._timeout_s)
-        wait_for(lambda: name not in self._peripherals(), f"unplug of {name}", self._timeout_s)
+        limit = self._timeout_s / SCALE  # wait_for stretches by itself
+        wait_for(lambda: not task.exists(), f"exit of {name}", limit)
+        wait_for(lambda: name not in self._peripherals(), f"unplug of {name}", limit)
 
     def _peripherals(self) -> set[str]:
         listed = self.execute("qom-list", path="/machine/peripheral")
