@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -396,6 +397,20 @@ def test_own_pinning_of_rs_and_the_panic_of_go(folder: Path, dirs: KataDirs) -> 
             parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
             assert Path(f"/proc/{parent}/comm").read_text() != "containerd-shim\n"
             assert os.sched_getaffinity(vcpu_threads(pid)[0]) == {0}
+
+
+def test_dead_service_leaves_an_orphan(kata: Minikata) -> None:
+    """Kill the service: QEMU lives on, the pod's containers end, and can be deleted."""
+    with kata.container("p1", "p1") as pod, kata.container("c1", "p1") as app:
+        service, virtiofsd, vmm, *placeholders = kata.processes()
+        assert vmm == kata.qemu_pid("p1")
+        os.kill(service, signal.SIGKILL)
+        wait_for(lambda: not any(map(_runs, placeholders)), "the placeholders to end")
+        app.delete()
+        pod.delete()
+        assert not (kata.root / "p1").exists()
+        assert _runs(vmm)
+        assert _runs(virtiofsd)
 
 
 def test_purge_ends_everything(folder: Path, dirs: KataDirs) -> None:

@@ -17,7 +17,15 @@ Out of scope: everything that Kata does (service.py and its neighbours).
 
 import posix
 import sys
-from _socket import AF_UNIX, SHUT_WR, SOCK_CLOEXEC, SOCK_STREAM, socket
+from _socket import (
+    AF_UNIX,
+    SCM_RIGHTS,
+    SHUT_WR,
+    SOCK_CLOEXEC,
+    SOCK_STREAM,
+    SOL_SOCKET,
+    socket,
+)
 
 FLAGS = {
     *("--debug", "--systemd-cgroup", "--version", "--stats", "--force", "-f", "--all", "-a"),
@@ -36,6 +44,10 @@ SIGKILL = 9
 
 class Failure(Exception):  # noqa: N818 - it is not always this program's error
     """Why a command failed: one line for stderr and for containerd's log file."""
+
+
+class Gone(Failure):
+    """The sandbox's service is dead, as Kata's shim after a panic."""
 
 
 class Call:
@@ -99,7 +111,7 @@ def _run(call: Call) -> str:
     if verb == "delete":
         return _delete(call)
     if verb == "kill":
-        return _ask(call, "kill", call.words[2] if len(call.words) > 2 else "SIGTERM")
+        return _kill(call)
     if verb == "update":
         return _ask(call, "update", _resources(call), *_update_options(call))
     if verb in {"start", "state", "ps", "events"}:
@@ -126,9 +138,9 @@ def _create(call: Call) -> str:
         posix.symlink(sandbox, home)
     else:
         raise Failure(f"sandbox {sandbox} does not exist")
-    placeholder = _start_placeholder()
+    placeholder, lifeline = _start_placeholder()
     try:
-        _ask(call, "create", bundle, str(placeholder))
+        _ask(call, "create", bundle, str(placeholder), lifeline=lifeline)
         if call.has("pid-file"):
             _write_pid(call.options["pid-file"], placeholder)
     except BaseException:
@@ -240,14 +252,21 @@ def _interpreter() -> str:
     return target
 
 
-def _start_placeholder() -> int:
-    """Start the process that stands for the container's on the host; it keeps our stdio."""
+def _start_placeholder() -> tuple[int, int]:
+    """Start the process that stands for the container's on the host; return its pid and lifeline.
+
+    It keeps our stdout and stderr. Its stdin is a pipe whose other end, the lifeline, the service
+    gets: when that dies all containers of the pod end, as containerd has it with a dead shim.
+    """
+    ours, lifeline = posix.pipe()
     child = posix.fork()
     if child:
-        return child
+        posix.close(ours)
+        return child, lifeline
     try:
         posix.setsid()
-        posix.execve("/usr/bin/sleep", ["sleep", "infinity"], {})
+        posix.dup2(ours, 0)
+        posix.execve("/usr/bin/cat", ["cat"], {})
     finally:
         posix._exit(127)
 
@@ -264,25 +283,22 @@ def _write_pid(path: str, pid: int) -> None:
 
 
 def _delete(call: Call) -> str:
-    """Delete; forced, what is unknown or has lost its service counts as deleted."""
+    """Delete. With its service dead a container is gone already; QEMU stays, as with Kata."""
     force = call.has("force", "f")
-    try:
-        output = _ask(call, "delete", "force" if force else "")
-    except Failure:
-        if not force or _answers(call):
-            raise
-        output = ""
+    if _exists(f"{call.root}/{call.id}") or not force:
+        try:  # noqa: SIM105 - contextlib would have to be imported
+            _ask(call, "delete", "force" if force else "")
+        except Gone:
+            pass
     _remove(f"{call.root}/{call.id}")
-    return output
+    return ""
 
 
-def _answers(call: Call) -> bool:
-    """Whether the sandbox's service lives."""
+def _kill(call: Call) -> str:
     try:
-        _ask(call, "state")
-    except Failure:
-        return False
-    return True
+        return _ask(call, "kill", call.words[2] if len(call.words) > 2 else "SIGTERM")
+    except Gone:
+        raise Failure("container not running") from None
 
 
 def _resources(call: Call) -> str:
@@ -298,9 +314,10 @@ def _update_options(call: Call) -> list[str]:
     return [f"{name}={call.options[name]}" for name in names if name in call.options]
 
 
-def _ask(call: Call, verb: str, *arguments: str) -> str:
+def _ask(call: Call, verb: str, *arguments: str, lifeline: int = -1) -> str:
     """Pass a command on: fields with NUL between them; the answer is `0` or `1`, then text.
 
+    `lifeline` goes along as a descriptor and is closed here. Raises Gone without a service.
     No deadline: Kata itself waits for ever for a hook without one, and its caller for Kata.
     """
     path = f"{call.root}/{call.id}/s"
@@ -309,6 +326,14 @@ def _ask(call: Call, verb: str, *arguments: str) -> str:
     connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
     try:
         connection.connect(path)
+    except OSError as error:
+        connection.close()
+        raise Gone("ttrpc: closed") from error
+    try:
+        if lifeline >= 0:
+            rights = (SOL_SOCKET, SCM_RIGHTS, lifeline.to_bytes(4, sys.byteorder))
+            connection.sendmsg([b"\0"], [rights])
+            posix.close(lifeline)
         connection.sendall("\0".join((verb, call.id, *arguments)).encode())
         connection.shutdown(SHUT_WR)
         answer = _drain(connection.fileno()).decode()

@@ -1,6 +1,7 @@
 """One container of a sandbox: its config.json, its live resources, where it stands in its life.
 
-The process that containerd tracks is a placeholder: the real one would be in the guest.
+The process that containerd tracks is a placeholder: the real one would be in the guest. It ends
+when its lifeline, a descriptor of the service, closes.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ _SIZES: Final = ("quota", "period", "shares")
 class Container:
     """A container as Kata keeps it; `state` is ready, running or stopped."""
 
-    def __init__(self, name: str, bundle: str, placeholder: int) -> None:
+    def __init__(self, name: str, bundle: str, placeholder: int, lifeline: int) -> None:
         with open(f"{bundle}/config.json", encoding="utf-8") as file:
             self._spec: dict[str, Any] = json.load(file)
         self.id = name
         self.bundle = bundle
         self.placeholder = placeholder
+        self._lifeline = lifeline
         self.state = "ready"
         linux = self._spec.get("linux") or {}
         self.cgroups_path: str = linux.get("cgroupsPath") or ""
@@ -84,6 +86,10 @@ class Container:
             "ID": self.id,
             "RootFs": os.path.join(self.bundle, root),
         }
+
+    def close(self) -> None:
+        """Let go of the placeholder; a container is not used after this."""
+        os.close(self._lifeline)
 
     def runs(self) -> bool:
         """Whether the placeholder still runs; a zombie does not."""

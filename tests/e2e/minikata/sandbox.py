@@ -137,6 +137,7 @@ class Sandbox:
                 self._check_pinning()
                 self._store()
         self._run_after_hooks("poststop", container, "stopped")
+        container.close()
 
     def state(self, name: str) -> dict[str, Any]:
         """Return the OCI state; as with Kata 3.21 every container has QEMU's pid."""

@@ -86,13 +86,14 @@ class Service:
 
     def _serve(self, connection: socket.socket) -> bool:
         """Answer one command; return whether the service ends with it."""
-        verb, name, *arguments = (
-            b"".join(iter(lambda: connection.recv(65536), b"")).decode().split("\0")
-        )
+        (verb, name, *arguments), lifeline = _receive(connection)
         self._ledger.say(" ".join((verb, name, *arguments[:1])))
         fails = ends = False
         try:
-            output = self._answer(verb, name, arguments)
+            if verb == "create":
+                output = self._create(name, arguments[0], int(arguments[1]), lifeline)
+            else:
+                output = self._answer(verb, name, arguments)
             ends = verb == "delete" and name == self._the_sandbox.id
         except PanicError:
             raise
@@ -109,9 +110,6 @@ class Service:
         return ends
 
     def _answer(self, verb: str, name: str, arguments: list[str]) -> str:
-        if verb == "create":
-            self._create(name, arguments[0], int(arguments[1]))
-            return ""
         sandbox = self._the_sandbox
         if verb == "start":
             sandbox.start(name)
@@ -136,8 +134,8 @@ class Service:
             raise Refused("the sandbox does not exist")
         return self._sandbox
 
-    def _create(self, name: str, bundle: str, placeholder: int) -> None:
-        container = Container(name, bundle, placeholder)
+    def _create(self, name: str, bundle: str, placeholder: int, lifeline: int) -> str:
+        container = Container(name, bundle, placeholder, lifeline)
         if self._sandbox is None:
             settings = settings_module.read(self._config, container.annotations)
             kind = Sandbox if settings.go else RsSandbox
@@ -151,12 +149,21 @@ class Service:
         descriptor = os.pidfd_open(placeholder)
         self._watched[descriptor] = name
         self._poll.register(descriptor, select.POLLIN)
+        return ""
 
     def _remove_home(self) -> None:
         home = self._ledger.home
         for entry in os.listdir(home):
             os.unlink(f"{home}/{entry}")
         os.rmdir(home)
+
+
+def _receive(connection: socket.socket) -> tuple[list[str], int]:
+    """Return the fields of a command, and the lifeline that came with it or -1."""
+    text, descriptors, _, _ = socket.recv_fds(connection, 65536, 1)
+    while part := connection.recv(65536):
+        text += part
+    return text.lstrip(b"\0").decode().split("\0"), descriptors[0] if descriptors else -1
 
 
 def _signal(text: str) -> int:
