@@ -130,6 +130,11 @@ class Engine:
         answers = [self._finder.is_kata(pid) for pid in hints]
         return bool(answers) and all(answer is False for answer in answers)
 
+    def is_claimed(self, sandbox_id: str, containers: Iterable[Container]) -> bool:
+        """Whether a process says that it is the sandbox's VMM, although it is not accepted."""
+        hints = [one.pid_hint for one in containers if one.pid_hint]
+        return self._finder.is_claimed(sandbox_id, hints)
+
     def find(self, sandbox_id: str, containers: Sequence[Container], held: Held) -> Vmm | None:
         """Return the sandbox's VMM as of now; sets nothing."""
         self._index.refresh()

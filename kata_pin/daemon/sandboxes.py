@@ -203,10 +203,14 @@ class Sandboxes:
     ) -> Verdict:
         """Say whether to look again for a VMM; drop the sandbox when it is over."""
         age_s = time.monotonic() - self._since[sandbox_id]
-        if had_vmm or self._registry.first_seen(sandbox_id):  # it was pinned before a restart
+        if had_vmm:
             why = "its VMM has exited"
         elif not any(container.state.counts for container in containers):
             why = "all its containers have stopped"
+        elif self._engine.is_claimed(sandbox_id, containers):
+            return Verdict.RETRY  # refused, for a reason that can be remedied: its records stay
+        elif self._registry.first_seen(sandbox_id):  # it was pinned before a restart
+            why = "its VMM has exited"
         elif self._engine.runs_without_vmm(containers):
             why = "its containers run without a VMM"
         elif age_s > GRACE_S:

@@ -31,6 +31,9 @@ _KATA_PROGRAMS: Final = ("containerd-shim-kata", "kata-runtime", "kata-shim")
 
 NONE_KNOWN: Final[Mapping[str, ProcessKey]] = MappingProxyType({})
 
+_OWN_PROCESS: Final = (VmmKind.QEMU, VmmKind.CLOUD_HYPERVISOR, VmmKind.FIRECRACKER)
+"""VMMs that are a process of their own; Dragonball's has the command line of every shim."""
+
 MAX_REASONS: Final = 8
 """Refused candidates that an error lists: enough to see what is wrong."""
 
@@ -96,6 +99,24 @@ class VmmFinder:
         except Refused:
             return ""
         return named.sandbox_id
+
+    def is_claimed(self, sandbox_id: str, hints: Sequence[int] = ()) -> bool:
+        """Whether a process that a hook or Kata named says it is the VMM, believed or not.
+
+        Then a refusal is for the administrator to see, and no sign that the sandbox is over.
+        """
+        pids = {identity.thread_group(self._host.root, pid) for pid in hints if pid > 0}
+        return any(
+            self._claims(pid, sandbox_id) for pid in pids | self._recorded(sandbox_id).keys()
+        )
+
+    def _claims(self, pid: int, sandbox_id: str) -> bool:
+        try:
+            return any(
+                identity.named(self._host, pid, kind).is_of(sandbox_id) for kind in _OWN_PROCESS
+            )
+        except (HostError, ParseError):
+            return False
 
     def is_kata(self, pid: int) -> bool | None:
         """Whether a hook's pid is Kata's: a VMM, its shim or its runtime; None when it is gone.
