@@ -18,6 +18,8 @@ from kata_pin.config.tree import (
     LogLevel,
     Mode,
     NewThreads,
+    Nri,
+    NriEnabled,
     Paths,
     Qmp,
 )
@@ -32,6 +34,8 @@ __all__ = [
     "LogLevel",
     "Mode",
     "NewThreads",
+    "Nri",
+    "NriEnabled",
     "Paths",
     "Qmp",
     "from_text",

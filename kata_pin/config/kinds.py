@@ -133,6 +133,16 @@ def _read_name(raw: Raw) -> str:
 NAME: Final = Kind("a name", _read_name)
 
 
+def _read_plugin_index(raw: Raw) -> str:
+    text = text_of(raw)
+    if re.fullmatch(r"[0-9]{2}", text, re.ASCII) is None:
+        raise ParseError("expected two digits", text=text or "(nothing)")
+    return text
+
+
+PLUGIN_INDEX: Final = Kind("two digits", _read_plugin_index)
+
+
 def listing(kind: Kind[T]) -> Kind[tuple[T, ...]]:
     """A list of values of one kind; nothing at all is the empty list."""
 

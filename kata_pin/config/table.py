@@ -9,13 +9,14 @@ from operator import attrgetter
 from typing import Final, cast
 
 from kata_pin.config.kinds import Raw
-from kata_pin.config.tree import METADATA, Audit, Config, Hook, Paths, Qmp, Row
+from kata_pin.config.tree import METADATA, Audit, Config, Hook, Nri, Paths, Qmp, Row
 
 SECTIONS: Final[dict[str, type[object]]] = {
     "paths": Paths,
     "audit": Audit,
     "hook": Hook,
     "qmp": Qmp,
+    "nri": Nri,
 }
 """The sections of a file, by their key."""
 

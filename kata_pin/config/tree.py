@@ -21,6 +21,7 @@ from kata_pin.config.kinds import (
     NAME,
     OVERHEAD,
     PATH,
+    PLUGIN_INDEX,
     Kind,
     choice,
     integer,
@@ -78,6 +79,14 @@ class NewThreads(StrEnum):
     AUTO = "auto"
     EVENTS = "events"
     AUDIT = "audit"
+
+
+class NriEnabled(StrEnum):
+    """Whether containerd or CRI-O is asked to tell of its containers."""
+
+    AUTO = "auto"
+    YES = "yes"
+    NO = "no"
 
 
 class Intruders(StrEnum):
@@ -223,6 +232,25 @@ class Qmp:
 
 
 @dataclass(frozen=True)
+class Nri:
+    """The NRI plugin, which observes: it tells of updates, which no hook does."""
+
+    enabled: NriEnabled = setting(
+        choice(NriEnabled),
+        NriEnabled.AUTO,
+        "whether to be an NRI plugin. auto: whenever the socket is there; yes: the same, and warn "
+        "while it is not; no: never",
+    )
+    socket: str = setting(PATH, "/var/run/nri/nri.sock", "where containerd or CRI-O takes plugins")
+    index: str = setting(
+        PLUGIN_INDEX,
+        "95",
+        "place among the node's plugins; behind those that decide cpusets, to be told the result",
+    )
+    name: str = setting(NAME, "kata-pin", "name among the node's plugins")
+
+
+@dataclass(frozen=True)
 class Config:
     """All settings. `Config()` is what holds without a file."""
 
@@ -306,6 +334,7 @@ class Config:
     audit: Audit = field(default_factory=Audit)
     hook: Hook = field(default_factory=Hook)
     qmp: Qmp = field(default_factory=Qmp)
+    nri: Nri = field(default_factory=Nri)
 
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other, with ConfigError without a file."""

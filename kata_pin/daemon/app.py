@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Final
 
 from kata_pin import __version__
-from kata_pin.config.tree import Config, NewThreads
+from kata_pin.config.tree import Config, NewThreads, NriEnabled
 from kata_pin.daemon.audit import Auditor
 from kata_pin.daemon.compose import Parts, boot_id, compose
 from kata_pin.daemon.control import ControlServer
@@ -28,6 +28,7 @@ from kata_pin.daemon.intake import Intake
 from kata_pin.daemon.lock import locked
 from kata_pin.daemon.logs import set_level, set_up
 from kata_pin.daemon.notify import Notifier
+from kata_pin.daemon.nri import NriIntake
 from kata_pin.daemon.reception import Reception
 from kata_pin.daemon.registry import Registry
 from kata_pin.daemon.sandboxes import Sandboxes
@@ -37,6 +38,7 @@ from kata_pin.errors import ConfigError, DaemonError, HostError, KataPinError
 from kata_pin.host.root import HOST
 from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.hooks import HookServer
+from kata_pin.sources.nri import NriPlugin
 from kata_pin.sources.procevents import (
     Event,
     Overrun,
@@ -52,7 +54,7 @@ log = logging.getLogger(__name__)
 EVENTS_RETRY_S: Final = 30.0
 """Between tries to subscribe to process events where they are not to be had."""
 
-BOUND: Final = ("runtime_dir", "group", "paths", "hypervisors", "new_threads")
+BOUND: Final = ("runtime_dir", "group", "paths", "hypervisors", "new_threads", "nri")
 """Settings and sections that the parts are made of: changing them needs a restart."""
 
 
@@ -112,6 +114,7 @@ class Daemon:
                     hooks.serve(),
                     self._reception.follow_spool(),
                     self._follow_events(),
+                    self._follow_nri(),
                     self._audits(),
                     self._report_to_systemd(),
                 ):
@@ -212,6 +215,20 @@ class Daemon:
                 self._sandboxes.mark_process(self._parts.served_by(pid, ppid), "process born")
             case Overrun():
                 self._sandboxes.mark_all("process events were lost")
+
+    async def _follow_nri(self) -> None:
+        """Be an NRI plugin, unless it is not wanted; without one persist.json tells of updates."""
+        nri = self._config.nri
+        if nri.enabled is NriEnabled.NO:
+            return
+        plugin = NriPlugin(
+            NriIntake(self._parts, self._sandboxes),
+            socket_path=nri.socket,
+            name=nri.name,
+            index=nri.index,
+            wanted=nri.enabled is NriEnabled.YES,
+        )
+        await plugin.run()
 
     async def _report_to_systemd(self) -> None:
         """Say that start-up is done, then feed the watchdog as long as the loop turns."""

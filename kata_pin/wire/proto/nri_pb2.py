@@ -24,43 +24,43 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\tnri.proto\x12\x14nri.pkg.api.v1alpha1\"U\n\x15RegisterPluginRequest\x12\x13\n\x0bplugin_name\x18\x01 \x01(\t\x12\x12\n\nplugin_idx\x18\x02 \x01(\t\x12\x13\n\x0bNRI_version\x18\x03 \x01(\t\"x\n\x10\x43onfigureRequest\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\x12\x1c\n\x14registration_timeout\x18\x04 \x01(\x03\x12\x17\n\x0frequest_timeout\x18\x05 \x01(\x03\"#\n\x11\x43onfigureResponse\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x05\"\x87\x01\n\x12SynchronizeRequest\x12.\n\x04pods\x18\x01 \x03(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x33\n\ncontainers\x18\x02 \x03(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\x12\x0c\n\x04more\x18\x03 \x01(\x08\"#\n\x13SynchronizeResponse\x12\x0c\n\x04more\x18\x02 \x01(\x08\"\x84\x01\n\x10StateChangeEvent\x12\r\n\x05\x65vent\x18\x01 \x01(\x05\x12-\n\x03pod\x18\x02 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x03 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"q\n\x0c\x45ventRequest\x12-\n\x03pod\x18\x01 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x02 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"\xa2\x01\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12\x17\n\x0fruntime_handler\x18\x07 \x01(\t\x12\x34\n\x05linux\x18\x08 \x01(\x0b\x32%.nri.pkg.api.v1alpha1.LinuxPodSandbox\x12\x0b\n\x03pid\x18\t \x01(\r\"`\n\x0fLinuxPodSandbox\x12\x14\n\x0c\x63groups_path\x18\x04 \x01(\t\x12\x37\n\tresources\x18\x06 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"\xb4\x01\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x33\n\x05state\x18\x04 \x01(\x0e\x32$.nri.pkg.api.v1alpha1.ContainerState\x12\x33\n\x05linux\x18\x0b \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxContainer\x12\x0b\n\x03pid\x18\x0c \x01(\r\"_\n\x0eLinuxContainer\x12\x37\n\tresources\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\x12\x14\n\x0c\x63groups_path\x18\x05 \x01(\t\"=\n\x0eLinuxResources\x12+\n\x03\x63pu\x18\x02 \x01(\x0b\x32\x1e.nri.pkg.api.v1alpha1.LinuxCPU\"\xc6\x01\n\x08LinuxCPU\x12\x34\n\x06shares\x18\x01 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.OptionalUInt64\x12\x32\n\x05quota\x18\x02 \x01(\x0b\x32#.nri.pkg.api.v1alpha1.OptionalInt64\x12\x34\n\x06period\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.OptionalUInt64\x12\x0c\n\x04\x63pus\x18\x06 \x01(\t\x12\x0c\n\x04mems\x18\x07 \x01(\t\"\x1e\n\rOptionalInt64\x12\r\n\x05value\x18\x01 \x01(\x03\"\x1f\n\x0eOptionalUInt64\x12\r\n\x05value\x18\x01 \x01(\x04*\x82\x01\n\x0e\x43ontainerState\x12\x15\n\x11\x43ONTAINER_UNKNOWN\x10\x00\x12\x15\n\x11\x43ONTAINER_CREATED\x10\x01\x12\x14\n\x10\x43ONTAINER_PAUSED\x10\x02\x12\x15\n\x11\x43ONTAINER_RUNNING\x10\x03\x12\x15\n\x11\x43ONTAINER_STOPPED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\tnri.proto\x12\x14nri.pkg.api.v1alpha1\"U\n\x15RegisterPluginRequest\x12\x13\n\x0bplugin_name\x18\x01 \x01(\t\x12\x12\n\nplugin_idx\x18\x02 \x01(\t\x12\x13\n\x0bNRI_version\x18\x03 \x01(\t\"Z\n\x10\x43onfigureRequest\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\x12\x17\n\x0frequest_timeout\x18\x05 \x01(\x03\"#\n\x11\x43onfigureResponse\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x05\"\x87\x01\n\x12SynchronizeRequest\x12.\n\x04pods\x18\x01 \x03(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x33\n\ncontainers\x18\x02 \x03(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\x12\x0c\n\x04more\x18\x03 \x01(\x08\"#\n\x13SynchronizeResponse\x12\x0c\n\x04more\x18\x02 \x01(\x08\"\x84\x01\n\x10StateChangeEvent\x12\r\n\x05\x65vent\x18\x01 \x01(\x05\x12-\n\x03pod\x18\x02 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x03 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"q\n\x0c\x45ventRequest\x12-\n\x03pod\x18\x01 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x02 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"\xa2\x01\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12\x17\n\x0fruntime_handler\x18\x07 \x01(\t\x12\x34\n\x05linux\x18\x08 \x01(\x0b\x32%.nri.pkg.api.v1alpha1.LinuxPodSandbox\x12\x0b\n\x03pid\x18\t \x01(\r\"`\n\x0fLinuxPodSandbox\x12\x14\n\x0c\x63groups_path\x18\x04 \x01(\t\x12\x37\n\tresources\x18\x06 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"\xb4\x01\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x33\n\x05state\x18\x04 \x01(\x0e\x32$.nri.pkg.api.v1alpha1.ContainerState\x12\x33\n\x05linux\x18\x0b \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxContainer\x12\x0b\n\x03pid\x18\x0c \x01(\r\"_\n\x0eLinuxContainer\x12\x37\n\tresources\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\x12\x14\n\x0c\x63groups_path\x18\x05 \x01(\t\"=\n\x0eLinuxResources\x12+\n\x03\x63pu\x18\x02 \x01(\x0b\x32\x1e.nri.pkg.api.v1alpha1.LinuxCPU\"\xc6\x01\n\x08LinuxCPU\x12\x34\n\x06shares\x18\x01 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.OptionalUInt64\x12\x32\n\x05quota\x18\x02 \x01(\x0b\x32#.nri.pkg.api.v1alpha1.OptionalInt64\x12\x34\n\x06period\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.OptionalUInt64\x12\x0c\n\x04\x63pus\x18\x06 \x01(\t\x12\x0c\n\x04mems\x18\x07 \x01(\t\"\x1e\n\rOptionalInt64\x12\r\n\x05value\x18\x01 \x01(\x03\"\x1f\n\x0eOptionalUInt64\x12\r\n\x05value\x18\x01 \x01(\x04*\x82\x01\n\x0e\x43ontainerState\x12\x15\n\x11\x43ONTAINER_UNKNOWN\x10\x00\x12\x15\n\x11\x43ONTAINER_CREATED\x10\x01\x12\x14\n\x10\x43ONTAINER_PAUSED\x10\x02\x12\x15\n\x11\x43ONTAINER_RUNNING\x10\x03\x12\x15\n\x11\x43ONTAINER_STOPPED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'nri_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CONTAINERSTATE']._serialized_start=1579
-  _globals['_CONTAINERSTATE']._serialized_end=1709
+  _globals['_CONTAINERSTATE']._serialized_start=1549
+  _globals['_CONTAINERSTATE']._serialized_end=1679
   _globals['_REGISTERPLUGINREQUEST']._serialized_start=35
   _globals['_REGISTERPLUGINREQUEST']._serialized_end=120
   _globals['_CONFIGUREREQUEST']._serialized_start=122
-  _globals['_CONFIGUREREQUEST']._serialized_end=242
-  _globals['_CONFIGURERESPONSE']._serialized_start=244
-  _globals['_CONFIGURERESPONSE']._serialized_end=279
-  _globals['_SYNCHRONIZEREQUEST']._serialized_start=282
-  _globals['_SYNCHRONIZEREQUEST']._serialized_end=417
-  _globals['_SYNCHRONIZERESPONSE']._serialized_start=419
-  _globals['_SYNCHRONIZERESPONSE']._serialized_end=454
-  _globals['_STATECHANGEEVENT']._serialized_start=457
-  _globals['_STATECHANGEEVENT']._serialized_end=589
-  _globals['_EVENTREQUEST']._serialized_start=591
-  _globals['_EVENTREQUEST']._serialized_end=704
-  _globals['_PODSANDBOX']._serialized_start=707
-  _globals['_PODSANDBOX']._serialized_end=869
-  _globals['_LINUXPODSANDBOX']._serialized_start=871
-  _globals['_LINUXPODSANDBOX']._serialized_end=967
-  _globals['_CONTAINER']._serialized_start=970
-  _globals['_CONTAINER']._serialized_end=1150
-  _globals['_LINUXCONTAINER']._serialized_start=1152
-  _globals['_LINUXCONTAINER']._serialized_end=1247
-  _globals['_LINUXRESOURCES']._serialized_start=1249
-  _globals['_LINUXRESOURCES']._serialized_end=1310
-  _globals['_LINUXCPU']._serialized_start=1313
-  _globals['_LINUXCPU']._serialized_end=1511
-  _globals['_OPTIONALINT64']._serialized_start=1513
-  _globals['_OPTIONALINT64']._serialized_end=1543
-  _globals['_OPTIONALUINT64']._serialized_start=1545
-  _globals['_OPTIONALUINT64']._serialized_end=1576
+  _globals['_CONFIGUREREQUEST']._serialized_end=212
+  _globals['_CONFIGURERESPONSE']._serialized_start=214
+  _globals['_CONFIGURERESPONSE']._serialized_end=249
+  _globals['_SYNCHRONIZEREQUEST']._serialized_start=252
+  _globals['_SYNCHRONIZEREQUEST']._serialized_end=387
+  _globals['_SYNCHRONIZERESPONSE']._serialized_start=389
+  _globals['_SYNCHRONIZERESPONSE']._serialized_end=424
+  _globals['_STATECHANGEEVENT']._serialized_start=427
+  _globals['_STATECHANGEEVENT']._serialized_end=559
+  _globals['_EVENTREQUEST']._serialized_start=561
+  _globals['_EVENTREQUEST']._serialized_end=674
+  _globals['_PODSANDBOX']._serialized_start=677
+  _globals['_PODSANDBOX']._serialized_end=839
+  _globals['_LINUXPODSANDBOX']._serialized_start=841
+  _globals['_LINUXPODSANDBOX']._serialized_end=937
+  _globals['_CONTAINER']._serialized_start=940
+  _globals['_CONTAINER']._serialized_end=1120
+  _globals['_LINUXCONTAINER']._serialized_start=1122
+  _globals['_LINUXCONTAINER']._serialized_end=1217
+  _globals['_LINUXRESOURCES']._serialized_start=1219
+  _globals['_LINUXRESOURCES']._serialized_end=1280
+  _globals['_LINUXCPU']._serialized_start=1283
+  _globals['_LINUXCPU']._serialized_end=1481
+  _globals['_OPTIONALINT64']._serialized_start=1483
+  _globals['_OPTIONALINT64']._serialized_end=1513
+  _globals['_OPTIONALUINT64']._serialized_start=1515
+  _globals['_OPTIONALUINT64']._serialized_end=1546
 # @@protoc_insertion_point(module_scope)

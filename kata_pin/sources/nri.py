@@ -1,0 +1,349 @@
+"""The NRI plugin: what containerd or CRI-O tells of pods and containers as it happens.
+
+    plugin = NriPlugin(listener, socket_path=..., name="kata-pin", index="95", wanted=True)
+    await plugin.run()           # until cancelled
+
+It observes and nothing else: every answer is empty, so it can neither change a container nor stand
+against another plugin (DESIGN D14). A runtime calls its plugins one after the other under one lock,
+for every pod of the node, and closes the connection of one that takes too long: so the answer is
+sent before anything else is done. Only StartContainer is answered when the pins stand, or after a
+fifth of the runtime's timeout, because the workload runs next.
+
+The connection is made again whenever it is lost, for ever; then Synchronize tells everything anew.
+So an event that the listener could not take ends the connection: nothing stays lost.
+Out of scope: what events mean (daemon), and which pods are Kata's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, Final, Protocol
+
+from kata_pin.errors import KataPinError, ParseError, RemoteProtocolError
+from kata_pin.wire import nri, nrimux, ttrpc
+from kata_pin.wire.nri import Configuration, Event, EventKind, Snapshot
+from kata_pin.wire.ttrpc import Code, Frame, FrameDecoder, Request, Response
+
+log = logging.getLogger(__name__)
+
+CONNECT_S: Final = 5.0
+REGISTER_S: Final = 30.0  # the runtime takes plugins one at a time
+SYNCHRONIZE_S: Final = 600.0  # it waits for every pod operation that is under way
+RETRY_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+SHARE: Final = 0.2
+"""Of the runtime's timeout, what StartContainer may wait; a quarter with the answer's own way."""
+
+MAX_WAIT_S: Final = 1.0
+"""Longest wait of StartContainer however long the runtime would."""
+
+MAX_WAITING: Final = 64
+"""StartContainers that may wait at once; a runtime has one at a time."""
+
+MAX_PARTS: Final = 256
+"""Most messages of one Synchronize."""
+
+MAX_UNREAD: Final = 1 << 20
+"""Bytes of answers that a runtime may leave unread before it is given up."""
+
+_REGISTRATION: Final = 1  # the stream of our only call
+_UCRED: Final = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
+
+
+class Listener(Protocol):
+    """Who is told. An exception of any of these ends the connection, and all is told anew.
+
+    `stamp_ns` is when it was received, on CLOCK_BOOTTIME.
+    """
+
+    async def rebuild(self, snapshot: Snapshot, stamp_ns: int) -> None:
+        """Take everything that there is now. Events may come before this ends: they are newer."""
+
+    def take(self, event: Event, stamp_ns: int) -> int:
+        """Take one event; return a ticket for `placed`, 0 for nothing to wait for. Never blocks."""
+
+    async def placed(self, event: Event, ticket: int) -> None:
+        """Return once the pins stand that an event asks for; may be cancelled."""
+
+
+class NriPlugin:
+    """Keeps one plugin registered; `wanted` says whether a missing runtime is worth a warning."""
+
+    def __init__(
+        self, listener: Listener, *, socket_path: str, name: str, index: str, wanted: bool
+    ) -> None:
+        self._listener = listener
+        self._path = socket_path
+        self._name = name
+        self._index = index
+        self._wanted = wanted
+        self._tries = 0
+        self._trouble = ""
+
+    async def run(self) -> None:
+        """Connect, serve, and begin anew, until cancelled."""
+        while True:
+            try:
+                await self._serve()
+            except (KataPinError, OSError) as error:  # TimeoutError is an OSError
+                self._complain(error)
+            await asyncio.sleep(RETRY_S[min(self._tries, len(RETRY_S) - 1)])
+            self._tries += 1
+
+    async def _serve(self) -> None:
+        """Be a plugin until the connection ends; raises KataPinError or OSError."""
+        session = _Session(self._listener)
+        loop = asyncio.get_running_loop()
+        async with _deadline(CONNECT_S, "connecting"):
+            transport, _ = await loop.create_unix_connection(lambda: session, self._path)
+        try:
+            _check_owner(transport.get_extra_info("socket"))
+            async with _deadline(REGISTER_S, "registering"):
+                await session.register(self._name, self._index)
+            async with _deadline(SYNCHRONIZE_S, "Synchronize"):
+                told = await session.synchronized
+            log.info("NRI: %s", told)
+            self._tries, self._trouble = 0, ""
+            await session.closed
+        finally:
+            await session.end()
+
+    def _complain(self, error: Exception) -> None:
+        """Say once what is wrong, not at every try."""
+        trouble = str(error)
+        absent = isinstance(error, FileNotFoundError | ConnectionRefusedError)
+        if trouble == self._trouble:
+            level = logging.DEBUG
+        elif absent and not self._wanted:
+            level = logging.INFO
+        else:
+            level = logging.WARNING
+        self._trouble = trouble
+        log.log(level, "NRI: %s: %s", self._path, trouble)
+
+
+class _Session(asyncio.Protocol):
+    """One connection: the service Plugin on it, and the registration.
+
+    `synchronized` is what to say of the runtime, once everything has been told. `closed` ends with
+    the connection, normally or with the error that ended it. Both are ended by `end`.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._registered: asyncio.Future[None] = loop.create_future()
+        self.synchronized: asyncio.Future[str] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self._trunk = nrimux.MuxDecoder()
+        self._frames = {nrimux.PLUGIN: FrameDecoder(), nrimux.RUNTIME: FrameDecoder()}
+        self._transport: asyncio.Transport | None = None
+        self._runtime = Configuration("", "", nri.REQUEST_MS / 1000)
+        self._parts: list[Snapshot] = []
+        self._parts_since_ns = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def register(self, name: str, index: str) -> None:
+        """Register; raises RemoteProtocolError when refused, ConnectionError when it ended."""
+        request = Request(
+            nri.RUNTIME_SERVICE,
+            "RegisterPlugin",
+            nri.register_request(name, index),
+            timeout_ns=int(REGISTER_S * 1e9),
+        )
+        self._send(nrimux.RUNTIME, ttrpc.encode_request(_REGISTRATION, request))
+        await self._registered
+
+    async def end(self) -> None:
+        """Close the connection and end what was begun for it."""
+        self._stop(ConnectionResetError("ended"))
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- the transport -------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport), "a stream socket has a Transport"
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for connection, piece in self._trunk.feed(data):
+                self._take_piece(connection, piece)
+        except Exception as error:  # noqa: BLE001 - the peer's bytes or the listener: begin anew
+            self._stop(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop(exc or ConnectionResetError("the runtime closed the connection"))
+
+    def _stop(self, error: Exception) -> None:
+        """Close; whoever waits gets the error, the first one only."""
+        if self._transport is not None:
+            self._transport.abort()
+        known = isinstance(error, KataPinError | OSError)
+        shown = error if known else RemoteProtocolError(f"{type(error).__name__}: {error}")
+        if not known and not self.closed.done():
+            log.debug("NRI: unexpected error", exc_info=error)
+        for future in (self._registered, self.synchronized, self.closed):
+            if not future.done():
+                future.set_exception(shown)
+                future.exception()  # nobody may be waiting for it
+
+    def _send(self, connection: int, frame: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(nrimux.encode(connection, frame))
+        if self._transport.get_write_buffer_size() > MAX_UNREAD:
+            raise RemoteProtocolError("the runtime does not read our answers")
+
+    # ---- calls ---------------------------------------------------------------------------
+
+    def _take_piece(self, connection: int, piece: bytes) -> None:
+        decoder = self._frames.get(connection)
+        if decoder is None:  # as Go's side does
+            return
+        for frame in decoder.feed(piece):
+            if connection == nrimux.PLUGIN and frame.kind == ttrpc.REQUEST:
+                self._answer(frame)
+            elif connection == nrimux.RUNTIME and frame.kind == ttrpc.RESPONSE:
+                self._take_response(frame)
+
+    def _take_response(self, frame: Frame) -> None:
+        if frame.stream != _REGISTRATION or frame.data is None or self._registered.done():
+            return
+        response = ttrpc.parse_response(frame.data)
+        if response.code != Code.OK:
+            raise RemoteProtocolError(f"registration refused: {response.message[:200]}")
+        self._registered.set_result(None)
+
+    def _answer(self, frame: Frame) -> None:
+        """Serve one call of the runtime."""
+        stream = frame.stream
+        if frame.data is None:
+            self._refuse(stream, Code.RESOURCE_EXHAUSTED, "message too long")
+            return
+        request = ttrpc.parse_request(frame.data)
+        if request.service != nri.PLUGIN_SERVICE:
+            self._refuse(stream, Code.UNIMPLEMENTED, f"service {request.service[:80]}")
+        elif request.method == "Configure":
+            self._runtime = nri.parse_configure(request.payload)
+            self._reply(stream, nri.configure_reply())
+        elif request.method == "Synchronize":
+            self._synchronize(stream, request.payload)
+        elif request.method in _UNHEARD:
+            self._reply(stream)
+        else:
+            self._event(stream, request)
+
+    def _synchronize(self, stream: int, payload: bytes) -> None:
+        """Take a part; the last one makes the whole. A part is answered with its own `more`."""
+        part = nri.parse_synchronize(payload)
+        if not self._parts:
+            self._parts_since_ns = _now_ns()
+        self._parts.append(part)
+        if len(self._parts) > MAX_PARTS:
+            raise RemoteProtocolError("Synchronize does not end")
+        whole = None if part.more else nri.joined(self._parts)
+        self._reply(stream, nri.synchronize_reply(more=part.more))
+        if whole is not None:
+            self._parts = []
+            self._start(self._rebuild(whole, self._parts_since_ns))
+
+    def _event(self, stream: int, request: Request) -> None:
+        """Answer, then pass an event on; or the other way round where the workload waits."""
+        try:
+            event = nri.parse_event(request.method, request.payload)
+        except ParseError as error:  # an observer's error must not fail anybody's container
+            log.warning("NRI: %s not understood: %s", request.method[:80], error)
+            self._reply(stream)
+            return
+        if event is None and request.method != "StateChange":
+            self._refuse(stream, Code.UNIMPLEMENTED, f"method {request.method[:80]}")
+        elif event is None:
+            self._reply(stream)
+        elif event.kind is EventKind.START_CONTAINER and len(self._tasks) < MAX_WAITING:
+            ticket = self._listener.take(event, _now_ns())
+            if ticket:
+                self._start(self._answer_when_placed(stream, event, ticket))
+            else:
+                self._reply(stream)
+        else:
+            self._reply(stream)
+            self._listener.take(event, _now_ns())
+
+    async def _answer_when_placed(self, stream: int, event: Event, ticket: int) -> None:
+        budget_s = min(MAX_WAIT_S, SHARE * self._runtime.request_s)
+        try:
+            async with asyncio.timeout(budget_s):
+                await self._listener.placed(event, ticket)
+        except TimeoutError:
+            log.warning("NRI: pod %s: pins not awaited beyond %.1f s", event.pod.id, budget_s)
+        self._reply(stream)
+
+    async def _rebuild(self, snapshot: Snapshot, stamp_ns: int) -> None:
+        await self._listener.rebuild(snapshot, stamp_ns)
+        if not self.synchronized.done():
+            told = f"{len(snapshot.pods)} pods, {len(snapshot.containers)} containers"
+            name = f"{self._runtime.runtime} {self._runtime.version}"
+            self.synchronized.set_result(f"{name[:120]} told of {told}")
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something for this connection; if it fails, the connection ends."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._stop(error)
+
+    def _reply(self, stream: int, payload: bytes = b"") -> None:
+        self._send(nrimux.PLUGIN, ttrpc.encode_response(stream, Response(payload)))
+
+    def _refuse(self, stream: int, code: Code, message: str) -> None:
+        self._send(nrimux.PLUGIN, ttrpc.encode_response(stream, Response(b"", code, message)))
+
+
+_UNHEARD: Final = frozenset(
+    {
+        "Shutdown",
+        "CreateContainer",
+        "PostCreateContainer",
+        "UpdateContainer",
+        "UpdatePodSandbox",
+        "PostUpdatePodSandbox",
+        "ValidateContainerAdjustment",
+    }
+)
+"""Methods that are answered with nothing, should a runtime call them though we did not ask."""
+
+
+def _now_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+@contextlib.asynccontextmanager
+async def _deadline(seconds: float, what: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise TimeoutError(f"{what} took longer than {seconds:g} s") from None
+
+
+def _check_owner(sock: socket.socket) -> None:
+    """Raise PermissionError for a runtime that is neither root's nor ours (SO_PEERCRED)."""
+    pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    if uid not in {0, os.geteuid()}:
+        raise PermissionError(f"the socket's owner, pid {pid}, is of uid {uid}")
