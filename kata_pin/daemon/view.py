@@ -10,14 +10,23 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
-from kata_pin.model.placement import ActionResult, Claim, Desired, Note, Placement, Report
+from kata_pin.model.placement import (
+    ActionResult,
+    Claim,
+    Desired,
+    Note,
+    NoteLevel,
+    Placement,
+    Report,
+)
 from kata_pin.model.sandbox import Container, Sandbox, Vmm
 from kata_pin.model.thread import Thread, ThreadRole
+from kata_pin.policy.conflicts import conflicts
 
 VERSION: Final = 1
 
@@ -57,9 +66,28 @@ def state_document(
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "daemon": dict(daemon),
         "node": _node(node, mode),
-        "sandboxes": [_sandbox(facts, now_ns) for facts in sandboxes],
+        "sandboxes": [_sandbox(facts, now_ns) for facts in _with_conflicts(sandboxes)],
         "notes": [_note(note) for note in notes],
     }
+
+
+def _with_conflicts(sandboxes: Iterable[SandboxFacts]) -> list[SandboxFacts]:
+    """Add to each sandbox what others claim of its exclusive pCPUs: it takes all to see that."""
+    every = {facts.sandbox.id: facts for facts in sandboxes}
+    placements = {
+        sandbox_id: facts.report.placement
+        for sandbox_id, facts in every.items()
+        if facts.report is not None and facts.report.placement is not None
+    }
+    for conflict in conflicts(placements):
+        pods = {one: every[one].sandbox.pod for one in conflict.sandboxes}
+        for sandbox_id in conflict.sandboxes:
+            others = ", ".join(pod for one, pod in pods.items() if one != sandbox_id)
+            text = f"the exclusive pCPUs {conflict.cpus} are claimed by {others} too"
+            note = Note("conflict-exclusive", text, NoteLevel.WARNING)
+            facts = every[sandbox_id]
+            every[sandbox_id] = replace(facts, conflicts=(*facts.conflicts, note))
+    return list(every.values())
 
 
 def _node(node: Node, mode: str) -> Json:
@@ -126,7 +154,7 @@ def _state(facts: SandboxFacts, placement: Placement | None, threads: Sequence[J
         return "released"
     if facts.sandbox.vmm is None:
         return "no-vmm"
-    if any(note.code.startswith("conflict") for note in facts.conflicts):
+    if facts.conflicts:
         return "conflict"
     if placement is None or placement.mask.mask is None:
         return "unpinned"
@@ -206,6 +234,8 @@ def _thread(thread: Thread, placement: Placement | None, facts: SandboxFacts) ->
 def _thread_state(thread: Thread, desired: Desired | None, facts: SandboxFacts) -> str:
     if desired is None:
         return "left"
+    if facts.released:
+        return "released"
     if thread.task.affinity != desired.applied or thread.key.tid in facts.foreign:
         return "drift"
     return "released" if desired.release else "ok"
