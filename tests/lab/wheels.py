@@ -23,7 +23,7 @@ LOCK: Final = PROJECT / "requirements-dev.lock"
 
 HOST_ONLY: Final = frozenset(
     # Checkers run on the host only, and the random order of tests is no help where a run is long.
-    {"mypy", "mypy-extensions", "ruff", "pytest-randomly", "types-psutil", "types-pyyaml"}
+    {"mypy", "mypy-extensions", "ruff", "pytest-randomly", "types-pyyaml"}
     # Parts of mypy alone.
     | {"ast-serialize", "librt", "pathspec"}
     # Other systems.

@@ -31,7 +31,6 @@ THIRD_PARTIES: dict[str, set[str]] = {
     "asyncinotify": {"sources"},
     "click": {"cli"},
     "google": {"wire"},  # protobuf
-    "psutil": {"host", "vmm"},
     "pyroute2": {"sources"},
     "qemu": {"vmm"},
     "rich": {"cli"},
