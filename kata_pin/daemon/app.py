@@ -161,6 +161,8 @@ class Daemon:
         self._reception.take_spool()
         if self._parts.node.changed():
             self._sandboxes.mark_all("the node changed")
+        for sandbox_id in self._sandboxes.without_vmm:
+            self._sandboxes.mark(sandbox_id, "still without a VMM", event=False)
         self._adopt()
         await self._auditor.deep()
 

@@ -108,6 +108,11 @@ class Sandboxes:
         return {one: held.vmm.process for one, held in self._held.items() if held.vmm is not None}
 
     @property
+    def without_vmm(self) -> list[str]:
+        """The sandboxes whose VMM was not found, or not accepted, when last looked for."""
+        return [one for one, held in self._held.items() if held.vmm is None]
+
+    @property
     def acts(self) -> bool:
         """Whether pins may be set now."""
         return self._acts()

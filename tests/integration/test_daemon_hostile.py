@@ -1,0 +1,384 @@
+"""Lies and traps on the way from a hook to a thread: only the sandbox's own threads are set."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.daemon import Node, private_node
+from tests.support.hooks import run_hook
+from tests.support.katalike import ContainerSpec, KataDirs, KataSandbox
+from tests.support.qemu import Machine
+from tests.support.vmmhost import Bystander, lookalike
+from tests.support.waiting import wait_for
+
+pytestmark = [pytest.mark.qemu, pytest.mark.root]
+
+SMALL = Machine(boot=2, maximum=2)
+EVERYWHERE = os.sched_getaffinity(0)
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with private_node() as one:
+        yield one
+
+
+@contextmanager
+def liar(node: Node, name: str) -> Iterator[Bystander]:
+    """Run a process that calls itself the QEMU of a sandbox and must never be touched."""
+    with lookalike("-name", f"sandbox-{node.id_of(name)}", "-smp", "2") as process:
+        bystander = Bystander(process.pid)
+        yield bystander
+        bystander.check()
+
+
+def _container(node: Node, name: str, sandbox: str, cpus: str, **state: Any) -> None:
+    annotations = {
+        "io.kubernetes.cri.container-type": "container",
+        "io.kubernetes.cri.sandbox-id": sandbox,
+    }
+    linux = {"resources": {"cpu": {"cpus": cpus, "shares": 102}}}
+    node.bundle(name, {"annotations": annotations, "linux": linux, **state})
+
+
+def test_files_and_hooks_that_name_a_bystander(node: Node) -> None:
+    """Hook, pid file and persist.json naming a lookalike: refused with reasons, never touched."""
+    node.start()
+    with liar(node, "p1") as bystander:
+        sandbox = node.id_of("p1")
+        kata = KataSandbox(node.dirs, sandbox)
+        for folder in (kata.vm_dir, kata.persist_path.parent):
+            folder.mkdir(parents=True)
+        kata.pidfile.write_text(f"{bystander.pid}\n")
+        kata.pid = bystander.pid
+        kata.write_persist([ContainerSpec("c1", cpus="1")])
+        kata.pid = 0  # it is not to be ended
+        _container(node, "c1", sandbox, "1")
+        said = node.hook("createRuntime", "c1", bystander.pid).stderr
+        assert "unpinned" in said
+        assert "is not on the allow-list" in said
+        node.ask("reconcile")
+        bystander.check()
+        assert node.sandboxes()["p1"]["state"] == "no-vmm"
+        assert node.sandboxes()["p1"]["threads"] == []
+
+
+def test_a_hook_that_names_another_sandboxes_vmm(node: Node) -> None:
+    """A pid of another sandbox's real QEMU, in hook and files, is refused: its -name differs."""
+    node.start()
+    with node.pod("p1", machine=SMALL) as pod:
+        pod.announce()
+        pod.create("c1", "0")
+        thief = KataSandbox(node.dirs, node.id_of("p2"))
+        thief.persist_path.parent.mkdir(parents=True)
+        thief.pid = pod.kata.pid
+        thief.write_persist([ContainerSpec("c2", cpus="1")])
+        thief.pid = 0
+        _container(node, "c2", thief.id, "1")
+        said = node.hook("createRuntime", "c2", pod.kata.pid, "--pin-ms=100").stderr
+        assert f"its command line names {pod.id}" in said
+        shown = node.wait_state("p2", "no-vmm")
+        assert f"its command line names {pod.id}" in shown["vmm_problem"]
+        assert pod.misplaced({0}) == []
+        assert node.sandboxes()["p1"]["state"] == "ok"
+
+
+def test_a_claim_alone_is_not_adopted(node: Node) -> None:
+    """A real QEMU that only its own command line places in a sandbox is left alone."""
+    node.configure(audit={"affinity_s": 0.1, "deep_s": 0.1})
+    elsewhere = KataDirs.below(node.root / "x")
+    with KataSandbox(elsewhere, node.id_of("p1"), machine=SMALL, shim_process=False) as kata:
+        own = KataSandbox(node.dirs, kata.id)
+        own.persist_path.parent.mkdir(parents=True)
+        own.pid = 1
+        own.write_persist([ContainerSpec("c1", cpus="1")])
+        own.pid = 0
+        node.start()
+        node.ask("reconcile")
+        wait_for(lambda: node.ask("state"), "a document")
+        assert node.sandboxes() == {}
+        assert {frozenset(os.sched_getaffinity(tid)) for tid in kata.tids()} == {
+            frozenset(EVERYWHERE)
+        }
+
+
+def test_names_full_of_traps(node: Node) -> None:
+    """A VMM called `) R 1 (`, with newlines and escape codes, is parsed, pinned, shown safely."""
+    node.start()
+    trap = ") R 1 (\n\x1b[31m"
+    machine = Machine(boot=2, maximum=2, extra=("-name", f"process={trap}"))
+    with node.pod("p1", machine=machine) as pod:
+        assert trap in Path(f"/proc/{pod.kata.pid}/comm").read_text()
+        pod.announce()
+        pod.create("c1", "1", exclusive=True)
+        pod.create("c2", "0")
+        pod.wait_placed({0}, {1: 1})
+        for command in (("show",), ("show", pod.id), ("who", "1"), ("explain", pod.id)):
+            done = node.cli(*command)
+            assert done.returncode == 0, done.stderr
+            assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "sandbox", ["../../etc", "a/b", "", ".", "-x", "x" * 200, "a\nb", "\x1b[31m"]
+)
+def test_sandbox_ids_that_cannot_be(node: Node, sandbox: str) -> None:
+    """A container that names such a sandbox is refused at once; nothing of it is recorded."""
+    node.start()
+    _container(node, "c1", sandbox, "1")
+    run = node.hook("createRuntime", "c1", os.getpid())
+    assert run.status == 0
+    assert "refused" in run.stderr
+    assert "\x1b" not in run.stderr
+    assert "\n" not in run.stderr.rstrip("\n")
+    assert node.registered() == {}
+
+
+def test_a_state_that_names_another_sandbox(node: Node) -> None:
+    """Annotations and id of the state do not move a container out of its config.json's pod."""
+    node.start()
+    with node.pod("p1", machine=SMALL) as one, node.pod("p2", machine=SMALL) as two:
+        for pod in (one, two):
+            pod.announce()
+            pod.create(f"c-{pod.id}", "0")
+        two.write_bundle("c9", "1")
+        state = {
+            "ociVersion": "1.0.2",
+            "id": one.id,
+            "status": "created",
+            "pid": two.kata.pid,
+            "bundle": str(node.dirs.bundles / "c9"),
+            "annotations": {
+                "io.kubernetes.cri.container-type": "sandbox",
+                "io.kubernetes.cri.sandbox-id": one.id,
+            },
+        }
+        run_hook(node.runtime_dir, "createRuntime", state=json.dumps(state).encode())
+        two.wait_placed({0, 1})
+        assert one.misplaced({0}) == []
+        assert node.registered()["c9"].sandbox_id == two.id
+        assert "state id" in node.registered()["c9"].note
+
+
+def test_bundles_that_cannot_be_believed(node: Node) -> None:
+    """Symlinked, huge, unreadable and absent bundles are recorded without a cpuset, and noted."""
+    node.start()
+    outside = node.root / "outside"
+    outside.mkdir()
+    with node.pod("p1", machine=SMALL) as pod:
+        pod.announce()
+        pod.create("c1", "0")
+        whole = (pod.write_bundle("good", "1") / "config.json").read_text()
+        shutil.rmtree(node.dirs.bundles / "good")
+        (outside / "config.json").write_text(whole)
+        bundles = node.dirs.bundles
+        (bundles / "linked").symlink_to(outside)
+        (bundles / "file").mkdir()
+        (bundles / "file" / "config.json").symlink_to(outside / "config.json")
+        (bundles / "huge").mkdir()
+        with (bundles / "huge" / "config.json").open("wb") as huge:
+            huge.truncate(1 << 33)
+        (bundles / "fifo").mkdir()
+        os.mkfifo(bundles / "fifo" / "config.json")
+        (bundles / "foreign").mkdir()
+        (bundles / "foreign" / "config.json").write_text(whole)
+        os.chown(bundles / "foreign" / "config.json", 65534, 65534)
+        (bundles / "cut").mkdir()
+        (bundles / "cut" / "config.json").write_text(whole[:100])
+        names = ("linked", "file", "huge", "fifo", "foreign", "cut", "absent")
+        for name in names:
+            run = node.hook("poststart", name, pod.kata.shim.pid, state_id=pod.id)
+            assert (run.status, run.stderr) == (0, "")
+            assert run.seconds < 1
+        registered = node.registered()
+        for name in names:
+            assert registered[name].cpus is None
+            assert registered[name].note
+            assert registered[name].sandbox_id == pod.id
+        assert pod.misplaced({0}) == []
+        pod.create("c2", "1")
+        pod.wait_placed({0, 1})
+
+
+@pytest.mark.parametrize(
+    "cpus",
+    ["0-99999999999", "99999999999999999999", "1-0", "0x1", "0-8191,", "\u0661", "0," * 5000],
+)
+def test_absurd_cpu_lists(node: Node, cpus: str) -> None:
+    """A cpu list that cannot be is noted; the container counts for nothing, quickly."""
+    node.start()
+    with node.pod("p1", machine=SMALL) as pod:
+        pod.announce()
+        pod.create("c1", "0")
+        pod.write_bundle("c2", cpus)
+        assert node.hook("createRuntime", "c2", pod.kata.pid).seconds < 1
+        assert pod.misplaced({0}) == []
+        assert node.registered()["c2"].cpus is None
+        assert "cpu" in node.registered()["c2"].note
+
+
+def test_cpus_that_do_not_exist(node: Node) -> None:
+    """Offline and absent CPUs of a cpuset are left out; with none left the threads are shown so."""
+    node.start()
+    with node.pod("p1", machine=SMALL) as pod:
+        pod.announce()
+        pod.create("c1", "1,4000")
+        pod.wait_placed({1})
+        pod.stop("c1")
+        pod.create("c2", "4000-4001")
+        pod.wait_placed(EVERYWHERE)
+        assert node.daemon is not None
+        assert node.daemon.process.poll() is None
+
+
+_CROWD = """
+import sys, threading
+threading.stack_size(65536)
+for _ in range(int(sys.argv[1])):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def crowd(node: Node, name: str, threads: int) -> Iterator[int]:
+    """Run a believed VMM with that many threads; return its pid."""
+    program = node.root / "qemu-system-crowd"
+    shutil.copy(os.path.realpath(sys.executable), program)
+    sandbox = node.id_of(name)
+    with subprocess.Popen(
+        [str(program), "-c", _CROWD, str(threads), "-name", f"sandbox-{sandbox}", "-smp", "2"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={"PYTHONHOME": sys.base_prefix},
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def test_a_vmm_with_thousands_of_threads(node: Node) -> None:
+    """5,000 threads in one VMM all get the mask, and other sandboxes' hooks stay in budget."""
+    node.configure(hypervisors=[str(node.root / "qemu-system-crowd")])
+    node.start()
+    with node.pod("p1", machine=SMALL) as pod, crowd(node, "p2", 5000) as pid:
+        pod.announce()
+        _container(node, "c2", node.id_of("p2"), "1")
+        node.hook("createRuntime", "c2", pid, "--pin-ms=100")
+        tids = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+        wait_for(
+            lambda: all(os.sched_getaffinity(tid) == {1} for tid in tids), "the crowd's pins", 30
+        )
+        shown = node.wait_state("p2", "ok")
+        assert len(shown["threads"]) == 5001
+        run = pod.create("c1", "1", "--record-ms=1000", "--pin-ms=1000")
+        assert run.stderr == ""
+        assert len(node.ask("state")["sandboxes"]) >= 2
+        assert node.cli("check").returncode in {0, 3}
+
+
+def test_a_storm_of_threads_does_not_starve_others(node: Node) -> None:
+    """While one VMM's threads come and go without end, another sandbox is pinned in budget."""
+    node.configure(hypervisors=[str(node.root / "qemu-system-crowd")])
+    node.start()
+    with node.pod("p1", machine=SMALL) as pod, storming(node, "p2") as pid:
+        pod.announce()
+        _container(node, "c2", node.id_of("p2"), "0")
+        node.hook("createRuntime", "c2", pid, "--pin-ms=100")
+        for number in range(10):
+            run = pod.create(f"c{number}", "1", "--record-ms=1000", "--pin-ms=1000")
+            assert run.stderr == ""
+            assert pod.misplaced({1}) == []
+        started = time.monotonic()
+        node.ask("ping")
+        assert time.monotonic() - started < 0.5
+
+
+_STORM = """
+import sys, threading
+print("ready", flush=True)
+while True:
+    several = [threading.Thread(target=int) for _ in range(20)]
+    for one in several:
+        one.start()
+    for one in several:
+        one.join()
+"""
+
+
+@contextmanager
+def storming(node: Node, name: str) -> Iterator[int]:
+    """Run a believed VMM whose threads come and go as fast as they can."""
+    program = node.root / "qemu-system-crowd"
+    shutil.copy(os.path.realpath(sys.executable), program)
+    argv = ["nice", str(program), "-c", _STORM, "-name", f"sandbox-{node.id_of(name)}", "-smp", "2"]
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, env={"PATH": "/usr/bin:/bin", "PYTHONHOME": sys.base_prefix}
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def test_qmp_taken_in_the_window_is_given_back(node: Node) -> None:
+    """A QEMU that greets and then says nothing costs the hook its budget at most, not the pins."""
+    node.configure(qmp={"greeting_ms": 50, "session_ms": 120})
+    node.start()
+    with node.pod("p1", machine=SMALL) as pod:
+        pod.kata.shim.let_go()
+        pod.kata.qmp_path.unlink()
+        with mute_qmp(pod.kata.qmp_path) as closed:
+            pod.write_bundle(pod.id, kind="sandbox")
+            run = node.hook("createRuntime", pod.id, pod.kata.pid)
+            assert run.stderr == ""
+            assert run.seconds < 1
+            wait_for(closed.is_set, "the session to be closed", 2)
+        pod.create("c1", "1")
+        pod.wait_placed({1})
+
+
+@contextmanager
+def mute_qmp(path: Path) -> Iterator[threading.Event]:
+    """Listen as QEMU would, greet, and never answer; tell when the client has gone."""
+    closed = threading.Event()
+    greeting = {"QMP": {"version": {"qemu": {"major": 7}, "package": ""}, "capabilities": []}}
+
+    def serve(listener: socket.socket) -> None:
+        with suppress(OSError):
+            peer, _ = listener.accept()
+            with peer:
+                peer.sendall(json.dumps(greeting).encode() + b"\r\n")
+                while peer.recv(4096):
+                    continue
+                closed.set()
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+        listener.settimeout(10)
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        try:
+            yield closed
+        finally:
+            thread.join(10)
