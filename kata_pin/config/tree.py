@@ -121,28 +121,6 @@ KATA_CONFIGS: Final = (
 )
 """Where Kata's configuration files lie by default, the administrator's first."""
 
-_QEMU: Final = tuple(
-    f"{folder}/qemu-system-{arch}"
-    for folder in ("/usr/bin", "/usr/local/bin", "/opt/kata/bin")
-    for arch in ("x86_64", "aarch64", "s390x", "ppc64")
-)
-_BESIDE_QEMU: Final = tuple(
-    f"{folder}/{name}"
-    for folder in ("/usr/bin", "/usr/local/bin", "/opt/kata/bin")
-    for name in ("cloud-hypervisor", "firecracker", "containerd-shim-kata-v2")
-)
-VMM_EXES: Final = (
-    *_QEMU,
-    "/opt/kata/bin/qemu-system-x86_64-snp-experimental",
-    "/opt/kata/bin/qemu-system-x86_64-tdx-experimental",
-    "/opt/kata/bin/qemu-system-aarch64-cca-experimental",
-    "/usr/bin/qemu-kvm",
-    "/usr/libexec/qemu-kvm",
-    *_BESIDE_QEMU,
-    "/opt/kata/runtime-rs/bin/containerd-shim-kata-v2",
-)
-"""Executables accepted as a VMM by default (DESIGN D5); the shim is Dragonball's VMM."""
-
 
 @dataclass(frozen=True)
 class Paths:
@@ -264,9 +242,6 @@ class Config:
         NAME, "kata-pin", "group that may read the state through the status socket"
     )
     log_level: LogLevel = setting(choice(LogLevel), LogLevel.INFO, "least level that is logged")
-    history_limit: int = setting(
-        integer(0, 1_000_000), 10_000, "events kept in the history, oldest dropped first"
-    )
     hypervisors: tuple[str, ...] = setting(
         listing(PATH),
         (),
@@ -356,18 +331,12 @@ class Config:
         return self.mode is Mode.ACT
 
     @property
-    def vmm_exes(self) -> tuple[str, ...]:
-        """Every executable accepted as a VMM, but for those of Kata's configuration."""
-        return (*VMM_EXES, *self.hypervisors)
-
-    @property
     def placement(self) -> PlacementSettings:
         """The settings that policy needs."""
-        left_alone = {ThreadRole.SHIM: Overhead(OverheadKind.LEAVE)}
         return PlacementSettings(
             vcpus=self.vcpus,
             overhead=self.overhead,
-            overhead_roles=left_alone | dict(self.overhead_roles),
+            overhead_roles=self.overhead_roles,
             exclusive=self.exclusive,
             exclusive_handlers=self.exclusive_handlers,
             housekeeping=self.housekeeping,

@@ -20,6 +20,7 @@ from kata_pin.host.root import HostRoot
 from kata_pin.model.sandbox import Container, ContainerState
 from kata_pin.model.thread import ProcessKey
 from kata_pin.sources.kataconfig import read_kata_configs
+from kata_pin.vmm.allowlist import DEFAULT_EXECUTABLES
 from kata_pin.vmm.facts import HostFacts
 from kata_pin.vmm.find import NONE_KNOWN, VmmFinder
 from kata_pin.vmm.statefiles import KataPaths, read_container_state, read_state, state_stamp
@@ -157,7 +158,8 @@ def compose(config: Config, registry: Registry) -> Parts:
     )
     files = read_kata_configs(config.paths.kata_configs)
     configured = (path for file in files for one in file.configs for path in one.binaries)
-    finder = VmmFinder(host, paths=kata, executables=(*config.vmm_exes, *configured))
+    executables = (*DEFAULT_EXECUTABLES, *config.hypervisors, *configured)
+    finder = VmmFinder(host, paths=kata, executables=executables)
     engine = Engine(root, node, registry, index, host, finder, kata)
     return Parts(root, registry, node, index, finder, engine, kata)
 

@@ -32,7 +32,6 @@ configs = st.builds(
     mode=st.sampled_from(Mode),
     runtime_dir=paths,
     group=names,
-    history_limit=st.integers(0, 1_000_000),
     hypervisors=st.lists(paths, max_size=3).map(tuple),
     overhead=overheads,
     overhead_roles=st.dictionaries(st.sampled_from(ThreadRole), overheads, max_size=4).map(
