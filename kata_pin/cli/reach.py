@@ -49,6 +49,7 @@ def sandboxes(state: State, config: Config) -> Iterator[Row]:
     """Yield the rows of every sandbox."""
     for sandbox in state["sandboxes"]:
         name = phrases.owner(sandbox)
+        yield from records(sandbox, name)
         if sandbox["vmm"] is None:
             why = sandbox["vmm_problem"] or "none found"
             yield Row("VMM", "warn", why, "hypervisors allows more executables", name)
@@ -61,6 +62,15 @@ def sandboxes(state: State, config: Config) -> Iterator[Row]:
         for note in sandbox["notes"]:
             if note["level"] == "warning":
                 yield Row(note["code"], "warn", note["text"], "", name)
+
+
+def records(sandbox: Sandbox, name: str) -> Iterator[Row]:
+    """Yield what was in the way of recording a container that lives (DESIGN D4)."""
+    for container in sandbox["containers"]:
+        if container["note"] and container["state"] not in phrases.OVER:
+            remedy = "see paths.bundle_roots" if "bundle roots" in container["note"] else ""
+            text = f"container {container['name']}: {container['note']}"
+            yield Row("record", "warn", text, remedy, name)
 
 
 def recognised(sandbox: Sandbox, name: str) -> Row:

@@ -203,6 +203,17 @@ def test_inferred_and_contradicting_roles_are_warnings() -> None:
     assert rows_of(docs.sandbox("a/b", "4"))["vCPUs"].status == "warn"
 
 
+def test_a_bundle_that_may_not_be_read_is_named() -> None:
+    """A container recorded without a cpuset is told with the reason, one that is over is not."""
+    outside = "bundle '/data/x' is not read: outside all bundle roots"
+    sandbox = docs.sandbox("a/b", "4", containers=[docs.container("app", None, note=outside)])
+    row = rows_of(sandbox)["record"]
+    assert (row.status, row.text) == ("warn", f"container app: {outside}")
+    assert row.remedy == "see paths.bundle_roots"
+    sandbox["containers"][0]["state"] = "deleted"
+    assert "record" not in rows_of(sandbox)
+
+
 def test_monitors(tmp_path: Path) -> None:
     """An extra monitor is seen by its socket; nothing is connected to."""
     sandbox = docs.database()
