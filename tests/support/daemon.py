@@ -365,9 +365,9 @@ class Pod:
 
 
 @contextlib.contextmanager
-def private_node(**settings: Any) -> Iterator[Node]:
+def private_node(where: Path | None = None, **settings: Any) -> Iterator[Node]:
     """Make a node, end its daemon and remove it; its bystander must not have been touched."""
-    root = Path(tempfile.mkdtemp(prefix="kp"))
+    root = Path(tempfile.mkdtemp(prefix="kp", dir=where))
     node = Node(root, settings)
     try:
         with lookalike("-name", f"sandbox-{node.id_of('p1')}", "-smp", "2") as process:

@@ -1,0 +1,146 @@
+"""The daemon under the exact limits of the shipped systemd unit, applied without systemd."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import confined
+from tests.support.daemon import Node, private_node
+from tests.support.qemu import ROOT, Machine
+from tests.support.vmmhost import private_debugfs
+from tests.support.waiting import wait_for
+
+UNIT = ROOT / "hooks/systemd/kata-pin.service"
+GROUP = "nogroup"
+
+pytestmark = [
+    pytest.mark.qemu,
+    pytest.mark.root,
+    pytest.mark.skipif(
+        shutil.which("systemd-analyze") is None, reason="needs systemd-analyze for @system-service"
+    ),
+]
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    """A node below /run, as /tmp is the daemon's own under the unit."""
+    with private_node(Path("/run")) as one:
+        one.runtime_dir.mkdir(mode=0o750)
+        yield one
+
+
+def _prefix(node: Node) -> list[str]:
+    return confined.command(UNIT, node.runtime_dir, GROUP, [])
+
+
+def _status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _capabilities() -> int:
+    """Return the bounding set of the unit as the kernel writes it."""
+    numbers = {"CAP_DAC_READ_SEARCH": 2, "CAP_NET_ADMIN": 12, "CAP_SYS_PTRACE": 19}
+    numbers["CAP_SYS_NICE"] = 23  # linux/capability.h
+    names = confined.read_unit(UNIT)["CapabilityBoundingSet"].split()
+    return sum(1 << numbers[name] for name in names)
+
+
+def test_all_of_the_daemon_works_under_the_units_limits(node: Node) -> None:
+    """Hooks, pins, QMP, debugfs, process events, audits, spool, reload and stop all work."""
+    node.configure(audit={"affinity_s": 0.1, "deep_s": 0.3}, group=GROUP)
+    with private_debugfs(node.root / "debug"):
+        daemon = node.start(_prefix(node))
+        status = _status(daemon.pid)
+        for kind in ("CapBnd", "CapEff", "CapPrm"):
+            assert int(status[kind], 16) == _capabilities()
+        assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+        with node.pod("p1", machine=Machine(boot=2, maximum=4)) as pod:
+            assert pod.announce().stderr == ""
+            assert pod.create("c1", "1", exclusive=True).stderr == ""
+            assert pod.create("c2", "0").stderr == ""
+            assert pod.misplaced({0}, {1: 1}) == []
+            state = node.ask("state")
+            assert state["node"]["live_threads"]
+            shown = node.wait_state("p1", "ok")
+            sources = {t["role"]: t["source"] for t in shown["threads"]}
+            assert (sources["vcpu"], sources["iothread"]) == ("debugfs", "qmp")
+            pod.kata.shim.plug(1)
+            pod.wait_placed({0}, {1: 1})
+            os.sched_setaffinity(pod.kata.pid, {1})  # the audit repairs it
+            wait_for(lambda: os.sched_getaffinity(pod.kata.pid) == {0}, "the audit's repair")
+            with daemon.hung():
+                assert "spooled" in pod.create("c3", "0", "--record-ms=100").stderr
+            wait_for(lambda: "c3" in node.registered() and not node.spooled(), "the spool")
+            pod.persist("c2", "0-1")
+            wait_for(lambda: str(node.registered()["c2"].cpus) == "0-1", "Kata's state")
+            daemon.reload()
+            assert node.ask("unpin", sandbox=pod.id)["sandboxes"]
+            assert pod.misplaced({0, 1}) == []
+        wait_for(lambda: not node.sandboxes(), "the sandbox to end")
+        assert os.stat(node.runtime_dir / "status.sock").st_mode & 0o777 == 0o660
+        assert daemon.terminate() == 0
+        assert list(node.runtime_dir.glob("*.sock")) == []
+        for bad in ("Traceback", "ERROR", "failed"):
+            assert bad not in node.log
+
+
+_PROBE = """
+import ctypes, os, socket, sys
+def refused(what, *arguments):
+    try:
+        what(*arguments)
+    except OSError:
+        return True
+    return False
+libc = ctypes.CDLL(None, use_errno=True)
+results = {
+    "write /etc": refused(os.mkdir, "/etc/kata-pin-probe"),
+    "write /run": refused(os.mkdir, "/run/kata-pin-probe"),
+    "write cgroup": refused(os.mkdir, "/sys/fs/cgroup/kata-pin-probe"),
+    "write sysctl": refused(open, "/proc/sys/kernel/hostname", "w"),
+    "inet socket": refused(socket.socket, socket.AF_INET),
+    "vsock socket": refused(socket.socket, 40),
+    "unshare": libc.unshare(0x20000) == -1,
+    "mount": libc.mount(b"none", b"/tmp", b"tmpfs", 0, b"") == -1,
+    "reboot": libc.reboot(0) == -1,
+    "kvm": not os.path.exists("/dev/kvm"),
+    "setuid": refused(os.setuid, 1),
+    "set-uid file": refused(os.chmod, sys.argv[1], 0o4755),
+    "realtime": refused(os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(1)),
+    "runtime directory": not refused(os.mkdir, sys.argv[1] + "/probe"),
+    "unix socket": not refused(socket.socket, socket.AF_UNIX),
+    "netlink socket": not refused(socket.socket, socket.AF_NETLINK, socket.SOCK_DGRAM, 11),
+    "affinity": not refused(os.sched_setaffinity, 0, os.sched_getaffinity(0)),
+}
+print([name for name, held in results.items() if not held])
+"""
+
+
+def test_the_limits_are_really_in_force(node: Node) -> None:
+    """What the unit forbids fails and what it grants works: the test above proves something."""
+    done = subprocess.run(
+        [*_prefix(node), sys.executable, "-c", _PROBE, str(node.runtime_dir)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_every_directive_is_dealt_with(tmp_path: Path) -> None:
+    """A directive that the unit gains must be applied here, or named as not applicable."""
+    assert confined.read_unit(UNIT)["NoNewPrivileges"] == "yes"
+    changed = tmp_path / "changed.service"
+    changed.write_text(UNIT.read_text().replace("[Install]", "ProtectProc=invisible\n[Install]"))
+    with pytest.raises(ValueError, match="nothing here applies ProtectProc"):
+        confined.read_unit(changed)
