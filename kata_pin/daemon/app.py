@@ -27,6 +27,7 @@ from kata_pin.daemon.control import ControlServer
 from kata_pin.daemon.intake import Intake
 from kata_pin.daemon.lock import locked
 from kata_pin.daemon.logs import set_level, set_up
+from kata_pin.daemon.monitor import ExtraMonitor
 from kata_pin.daemon.notify import Notifier
 from kata_pin.daemon.nri import NriIntake
 from kata_pin.daemon.reception import Reception
@@ -97,6 +98,7 @@ class Daemon:
             parts.registry,
             start=lambda work: self._spawn(tasks, work),
             acts=self._acts,
+            ask=ExtraMonitor(parts.kata, lambda: self._config.qmp).ask,
         )
         self._auditor = Auditor(parts.root, self._sandboxes)
         intake = Intake(parts.registry, BundleReader(self._config.paths.bundle_roots))

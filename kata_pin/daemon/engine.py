@@ -84,6 +84,7 @@ class Held:
     vmm: Vmm | None = None
     problem: str = ""
     qmp: QmpAnswers | None = None
+    asked: frozenset[ThreadKey] = frozenset()
     report: Report | None = None
     checked_at: float = 0.0
     foreign: ForeignWatch = field(default_factory=ForeignWatch)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Final
 
 from kata_pin.daemon.engine import Engine, Held
@@ -42,13 +42,18 @@ class Sandboxes:
         *,
         start: Callable[[Coroutine[object, object, None]], object],
         acts: Callable[[], bool],
+        ask: Callable[[str, Held], Awaitable[bool]],
     ) -> None:
-        """`start` runs a coroutine in the daemon's TaskGroup; `acts` says if pins may be set."""
+        """`start` runs a coroutine in the daemon's TaskGroup; `acts` says if pins may be set.
+
+        `ask` learns more about a sandbox after a pass, and says whether another one may use it.
+        """
         self._root = root
         self._engine = engine
         self._registry = registry
         self._start = start
         self._acts = acts
+        self._ask = ask
         self._held: dict[str, Held] = {}
         self._supervisors: dict[str, Supervisor] = {}
         self._since: dict[str, float] = {}
@@ -172,6 +177,15 @@ class Sandboxes:
     # ---- passes --------------------------------------------------------------------------
 
     async def _pass(self, sandbox_id: str) -> PassResult:
+        """Run one pass, and another where the VMM itself could tell more."""
+        result = await self._in_turn(sandbox_id)
+        if result.verdict is not Verdict.GONE and await self._ask(
+            sandbox_id, self._held[sandbox_id]
+        ):
+            result = await self._in_turn(sandbox_id)
+        return result
+
+    async def _in_turn(self, sandbox_id: str) -> PassResult:
         """Run one pass when its turn has come: between any two of them hooks are answered."""
         async with self._turns:
             await asyncio.sleep(0)

@@ -1,0 +1,53 @@
+"""Kata's extra monitor: where it is on, QEMU names its threads at any time (DESIGN D6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.daemon import Json, Node, private_node
+from tests.support.qemu import Accelerator, Machine
+from tests.support.waiting import wait_for
+
+pytestmark = [pytest.mark.qemu, pytest.mark.root]
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with private_node() as one:
+        yield one
+
+
+def _by_tid(shown: Json) -> dict[int, Json]:
+    return {thread["tid"]: thread for thread in shown["threads"]}
+
+
+def test_threads_are_named_outside_of_katas_window(node: Node) -> None:
+    """With qmp.sock held all the time, under TCG: iothreads, boot vCPUs and a later one too."""
+    node.start()
+    machine = Machine(boot=1, maximum=4)
+    with node.pod("p1", machine=machine, accelerator=Accelerator.TCG, extra_monitor=True) as pod:
+        assert pod.create("c1", "1").stderr == ""
+        threads = _by_tid(node.wait_state("p1", "ok"))
+        for name, tid in pod.kata.iothreads().items():
+            assert (threads[tid]["iothread"], threads[tid]["source"]) == (name, "qmp")
+        pod.kata.shim.plug(1)
+        vcpus = pod.kata.vcpus()
+        assert len(vcpus) == 2
+
+        def named() -> bool:
+            shown = _by_tid(node.sandboxes()["p1"])
+            return all(tid in shown and shown[tid]["vcpu"] == n for n, tid in vcpus.items())
+
+        wait_for(named, "both vCPUs to be named")
+
+
+def test_it_can_be_switched_off(node: Node) -> None:
+    """With qmp.enabled false nothing is connected to; roles come from elsewhere."""
+    node.configure(qmp={"enabled": "false"})
+    node.start()
+    with node.pod("p1", extra_monitor=True) as pod:
+        pod.create("c1", "1")
+        threads = _by_tid(node.wait_state("p1", "ok"))
+        assert "qmp" not in {thread["source"] for thread in threads.values()}
