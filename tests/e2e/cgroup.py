@@ -1,4 +1,4 @@
-"""A cpuset cgroup for a test, version 1 or 2, removed at its end."""
+"""Cgroups for a test, version 1 or 2, with or without a cpuset, removed at its end."""
 
 from __future__ import annotations
 
@@ -31,28 +31,62 @@ class Cpuset:
         """Move a whole process in."""
         (self.folder / "cgroup.procs").write_text(str(pid))
 
+    def add_thread(self, tid: int) -> None:
+        """Move one thread in: version 1, or a threaded cgroup of version 2."""
+        name = "cgroup.threads" if self._version == 2 else "tasks"
+        (self.folder / name).write_text(str(tid))
+
     def pids(self) -> list[int]:
         """Return the processes in it."""
         return [int(word) for word in (self.folder / "cgroup.procs").read_text().split()]
 
 
+def top(node: Node) -> Path:
+    """Return the folder of the root cgroup, of the cpuset tree with version 1."""
+    return Path("/sys/fs/cgroup") if node.cgroup == 2 else Path("/sys/fs/cgroup/cpuset")
+
+
 @contextlib.contextmanager
 def cpuset(node: Node, name: str, cpus: str) -> Iterator[Cpuset]:
     """Make a top-level cgroup with that cpuset; at the end kill what is in it and remove it."""
-    root = Path("/sys/fs/cgroup") if node.cgroup == 2 else Path("/sys/fs/cgroup/cpuset")
-    if node.cgroup == 2:
-        (root / "cgroup.subtree_control").write_text("+cpuset")
-    folder = root / f"kata-pin-e2e-{name}"
-    folder.mkdir()
+    with cgroup(node, f"kata-pin-e2e-{name}", cpus) as group:
+        yield group
+
+
+@contextlib.contextmanager
+def cgroup(node: Node, path: str, cpus: str = "") -> Iterator[Cpuset]:
+    """Make a cgroup below the root, with a cpuset if `cpus` are given.
+
+    At the end what is in it is killed, and it is removed with the folders that were made above it.
+    """
+    made: list[Path] = []
+    folder = top(node)
+    for part in Path(path).parts:
+        if node.cgroup == 2 and cpus:
+            (folder / "cgroup.subtree_control").write_text("+cpuset")
+        folder /= part
+        if not folder.exists():
+            folder.mkdir()
+            made.append(folder)
+            if node.cgroup == 1:
+                _inherit(folder)
     group = Cpuset(folder, node.cgroup)
     try:
-        if node.cgroup == 1:  # version 1 takes no task before it knows its memory nodes
-            (folder / "cpuset.mems").write_text((root / "cpuset.mems").read_text())
-        group.write(cpus)
+        if cpus:
+            group.write(cpus)
         yield group
     finally:
         for pid in group.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         node.wait(lambda: not group.pids(), f"{folder} empty")
-        folder.rmdir()
+        for one in reversed(made):
+            with contextlib.suppress(OSError):  # another test's cgroup is still below it
+                one.rmdir()
+        assert not folder.exists()
+
+
+def _inherit(folder: Path) -> None:
+    """Give a cpuset of version 1 its parent's values: without them it takes no task."""
+    for name in ("cpuset.cpus", "cpuset.mems"):
+        (folder / name).write_text((folder.parent / name).read_text())

@@ -10,8 +10,12 @@ from contextlib import ExitStack
 import pytest
 
 from tests.e2e import diagnosis
+from tests.e2e.bystanders import Bystanders, bystanders
 from tests.e2e.idlevm import idle_vm
+from tests.e2e.katapods import Pods, private_daemon
 from tests.e2e.node import VARIABLE, Node
+from tests.support.daemon import Node as PrivateNode
+from tests.support.waiting import wait_for
 
 if VARIABLE not in os.environ:
     collect_ignore_glob = ["test_*.py"]
@@ -35,6 +39,43 @@ def start_vm(node: Node) -> Iterator[Callable[..., int]]:
     """Start idle VMs, each with more QEMU arguments; they live until the failure is diagnosed."""
     with ExitStack() as stack:
         yield lambda *more: stack.enter_context(idle_vm(node, *more))
+
+
+@pytest.fixture(scope="session")
+def kvm(node: Node) -> None:
+    """Skip where the machine has no KVM inside."""
+    if not node.kvm:
+        pytest.skip(f"{node.flavour} has no KVM inside")
+
+
+@pytest.fixture(scope="session")
+def _bystanders(node: Node) -> Iterator[Bystanders]:
+    with bystanders(node) as made:
+        yield made
+
+
+@pytest.fixture
+def untouched(_bystanders: Bystanders) -> Iterator[Bystanders]:
+    """Processes that are nobody's sandbox: no test that asks for them may have moved them."""
+    _bystanders.look()
+    yield _bystanders
+    _bystanders.check()
+
+
+@pytest.fixture(scope="module")
+def pinner(node: Node) -> Iterator[PrivateNode]:
+    """A daemon on directories of its own, for the tests of one module; it acts on events alone."""
+    with private_daemon() as made:
+        made.start()
+        yield made
+
+
+@pytest.fixture
+def start_pod(node: Node, pinner: PrivateNode) -> Iterator[Pods]:
+    """Start sandboxes as Kata does; they live until a failure is diagnosed."""
+    with ExitStack() as stack:
+        yield Pods(node, pinner, stack)
+    wait_for(lambda: not pinner.sandboxes(), "the sandboxes to be forgotten")
 
 
 @pytest.hookimpl

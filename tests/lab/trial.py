@@ -37,7 +37,7 @@ LOG_S: Final = 30
 FIRMWARE_S: Final = 30
 
 _TREES: Final = ("tests/e2e", "tests/support", "tests/data", "hooks", "scripts")
-_NOT_INSIDE: Final = shutil.ignore_patterns("__pycache__", "*.pyc", "sysfs")
+_NOT_INSIDE: Final = shutil.ignore_patterns("__pycache__", "*.pyc")
 
 
 class Trial:
