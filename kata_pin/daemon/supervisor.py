@@ -30,6 +30,12 @@ YOUNG_S: Final = (0.0002, 0.001, 0.002, 0.004, 0.008, 0.03, 0.1, 0.3, 0.6, 1.2)
 some 1 to 3 ms after its birth; about two seconds in all."""
 
 
+LONG_S: Final = 0.1
+MOST_REST_S: Final = 5.0
+"""A pass that took longer is followed by a rest as long as itself, at most this: a VMM that makes
+threads by the thousand must not take the daemon from the others."""
+
+
 class Verdict(Enum):
     """What a pass says about the sandbox's future."""
 
@@ -136,4 +142,10 @@ class Supervisor:
         self._done = max(self._done, ticket)
         async with self._finished:
             self._finished.notify_all()
+        await self._rest()
         return verdict
+
+    async def _rest(self) -> None:
+        took_s = self.report.duration_ns / 1e9 if self.report is not None else 0.0
+        if took_s > LONG_S:
+            await asyncio.sleep(min(took_s, MOST_REST_S))

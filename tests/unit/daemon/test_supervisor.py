@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from kata_pin.daemon.supervisor import RETRY_S, PassResult, Supervisor, Verdict
+from kata_pin.daemon.supervisor import LONG_S, RETRY_S, PassResult, Supervisor, Verdict
 from kata_pin.model.placement import Report
 
 Outcome = Verdict | Exception
@@ -119,3 +120,23 @@ async def test_a_young_thread_is_looked_at_again() -> None:
         assert await _settled(supervisor, 1) is not None
         await asyncio.sleep(0)
     assert script.runs == 4
+
+
+async def test_a_long_pass_is_followed_by_a_rest() -> None:
+    """A sandbox whose passes are long gets half of the time at most; who waits is told at once."""
+    ended: list[float] = []
+
+    async def slow(sandbox_id: str) -> PassResult:
+        ended.append(time.monotonic())
+        took_ns = int(2 * LONG_S * 1e9)
+        return PassResult(Report(sandbox_id=sandbox_id, duration_ns=took_ns), Verdict.SETTLED)
+
+    supervisor = Supervisor("pod", slow)
+    task = asyncio.create_task(supervisor.run())
+    assert await _settled(supervisor, supervisor.mark("one")) is not None
+    assert time.monotonic() - ended[0] < LONG_S
+    await _settled(supervisor, supervisor.mark("two"))
+    assert ended[1] - ended[0] >= 2 * LONG_S
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
