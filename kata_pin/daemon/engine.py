@@ -45,14 +45,17 @@ from kata_pin.vmm.facts import HostFacts
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.overhead import find_helpers
 from kata_pin.vmm.rolecache import RoleCache
-from kata_pin.vmm.roles import identify
+from kata_pin.vmm.roles import MAX_THREADS, identify
 from kata_pin.vmm.statefiles import KataPaths, pins_vcpus
 from kata_pin.wire.qmp import QmpAnswers
 
 log = logging.getLogger(__name__)
 
 MAX_ROUNDS: Final = 5
-"""Rounds of one pass: threads born meanwhile, or a cpuset that moved, need another look."""
+"""Rounds of one pass: threads born meanwhile, or a cpuset that moved, need another look.
+
+A sandbox with more than MAX_THREADS gets one: the daemon is there for the others too.
+"""
 
 _AGAIN: Final = frozenset({Outcome.CLIPPED, Outcome.REFUSED})
 
@@ -201,7 +204,8 @@ class Engine:
             results |= {one.action.key: one for one in done}
             look.threads = _after(look.threads, done)
             settled = not any(one.outcome in _AGAIN for one in done)
-            if (settled and self._same_threads(look.threads, sandbox.vmm)) or rounds == MAX_ROUNDS:
+            last = rounds == MAX_ROUNDS or len(look.threads) > MAX_THREADS
+            if last or (settled and self._same_threads(look.threads, sandbox.vmm)):
                 break
             rounds += 1
             look = self._observe(sandbox, sandbox.vmm, node, held)

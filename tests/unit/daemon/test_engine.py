@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,10 +12,10 @@ from typing import cast
 
 import pytest
 
-from kata_pin.daemon.engine import Engine, Held
+from kata_pin.daemon.engine import MAX_ROUNDS, Engine, Held
 from kata_pin.daemon.nodefacts import NodeWatch
 from kata_pin.host.process import ProcessIndex, cgroups, read_process
-from kata_pin.host.root import HostRoot
+from kata_pin.host.root import HostRoot, Scheduler
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
 from kata_pin.model.sandbox import Vmm, VmmKind
@@ -94,7 +95,7 @@ def sleeping() -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def _engine(scheduler: Killer, vmm: int, virtiofsd: int) -> Engine:
+def _engine(scheduler: Scheduler, vmm: int, virtiofsd: int) -> Engine:
     """Return an engine to which one child of ours is the VMM and another its virtiofsd."""
     root = HostRoot(debugfs="/nonexistent", scheduler=scheduler)
     index = ProcessIndex(root)
@@ -123,3 +124,25 @@ def test_a_helper_that_exits_during_a_pass_is_not_the_vmm() -> None:
         assert held.vmm is not None, held.problem
         assert vmm.pid in {thread.key.tgid for thread in report.threads}
         assert os.sched_getaffinity(vmm.pid) == {1}
+
+
+class Refuser:
+    """A scheduler that sets nothing."""
+
+    def set_affinity(self, tid: int, cpus: Iterable[int]) -> None:
+        raise OSError(errno.EINVAL, "refused")
+
+    def get_affinity(self, tid: int) -> set[int]:
+        return os.sched_getaffinity(tid)
+
+
+@pytest.mark.parametrize(("most", "rounds"), [(100, MAX_ROUNDS), (0, 1)])
+def test_a_crowd_of_threads_gets_one_round(
+    most: int, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A VMM with more threads than are looked into holds the daemon for one look, not for five."""
+    monkeypatch.setattr(f"{Engine.__module__}.MAX_THREADS", most)
+    with sleeping() as vmm:
+        engine = _engine(Refuser(), vmm.pid, 0)
+        report = engine.run("pod", (world.shared("app", "1"),), Held(), act=True)
+        assert (report.rounds, report.settled) == (rounds, False)
