@@ -158,7 +158,8 @@ class NriIntake:
         self._parts.index.refresh()
         try:
             self._parts.finder.find(sandbox_id)
-        except VmmError:
+        except VmmError as error:
+            log.debug("NRI: pod %s is not Kata's: %s", sandbox_id, error)
             return False
         return True
 

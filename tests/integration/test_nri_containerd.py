@@ -1,0 +1,224 @@
+"""The NRI plugin under the real containerd 1.7, with pods made through CRI and real QEMUs.
+
+Hooks are not installed and audits do not run: what the daemon knows, it knows from NRI. The runtime
+is minikata (tests/e2e/minikata), the container image one program made here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.containerd import Containerd, private_containerd, why_not
+from tests.support.daemon import Json, Node, private_node
+from tests.support.waiting import wait_for
+
+pytestmark = [
+    pytest.mark.qemu,
+    pytest.mark.root,
+    pytest.mark.oci,
+    pytest.mark.skipif(why_not() != "", reason=why_not()),
+]
+
+SHORT_TIMEOUT = "400ms"
+"""The runtime's patience with plugins where a test makes it wait."""
+
+
+class Cluster:
+    """A node and its containerd."""
+
+    def __init__(self, node: Node, containerd: Containerd) -> None:
+        self.node = node
+        self.containerd = containerd
+        self.cri = containerd.cri
+        node.configure(
+            hypervisors=[containerd.qemu],
+            nri={"enabled": "yes", "socket": str(containerd.nri_socket)},
+        )
+
+    def start(self) -> None:
+        """Start the daemon and wait until NRI has told it everything."""
+        told = self.told
+        self.node.start()
+        self.wait_told(told)
+
+    @property
+    def told(self) -> int:
+        """How often a Synchronize has been taken in."""
+        return (
+            self.node.log.count("NRI: containerd")
+            if (self.node.root / "daemon.log").exists()
+            else 0
+        )
+
+    def wait_told(self, before: int) -> None:
+        """Wait for another Synchronize."""
+        try:
+            wait_for(lambda: self.told > before, "NRI to synchronize", 20)
+        except TimeoutError as error:
+            error.add_note(self.node.log[-3000:] + self.containerd.log[-3000:])
+            raise
+
+    def run(self, pod: str, name: str, **resources: Any) -> str:
+        """Create and start a container of a pod."""
+        container = self.cri.create(pod, name, pod_name="p1", **resources)
+        self.cri.start(container)
+        return container
+
+    def shown(self, pod: str) -> Json | None:
+        """Return what the daemon shows of a pod."""
+        for one in self.node.ask("state")["sandboxes"]:
+            if one["id"] == pod:
+                return dict(one)
+        return None
+
+    def misplaced(self, pod: str, cpus: set[int]) -> list[str]:
+        """Return a line for each thread of a pod's QEMU that is elsewhere."""
+        pid = int((self.node.dirs.vc / "vm" / pod / "pid").read_text())
+        lines = []
+        for name in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(ProcessLookupError):
+                affinity = os.sched_getaffinity(int(name))
+                if affinity != cpus:
+                    lines.append(f"thread {name} on {affinity}, not {cpus}")
+        return lines
+
+    def wait_placed(self, pod: str, cpus: set[int]) -> None:
+        """Wait until every thread of a pod's QEMU is there."""
+        try:
+            wait_for(lambda: not self.misplaced(pod, cpus), "pins to stand")
+        except TimeoutError as error:
+            error.add_note("\n".join([*self.misplaced(pod, cpus), self.node.log[-4000:]]))
+            raise
+
+    def forget_files(self, pod: str) -> None:
+        """Remove what Kata keeps of containers: nobody but NRI can tell of them now."""
+        for path in (self.node.dirs.vc / "sbs" / pod).rglob("persist.json"):
+            path.unlink()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="cd"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def cluster(folder: Path) -> Iterator[Cluster]:
+    with private_node() as node, private_containerd(folder, node.dirs) as containerd:
+        yield Cluster(node, containerd)
+
+
+@pytest.fixture
+def impatient(folder: Path) -> Iterator[Cluster]:
+    with (
+        private_node() as node,
+        private_containerd(folder, node.dirs, request_timeout=SHORT_TIMEOUT) as containerd,
+    ):
+        yield Cluster(node, containerd)
+
+
+def test_a_pod_through_its_life(cluster: Cluster) -> None:
+    """Pins stand when StartContainer returns; update, stop and remove are followed at once."""
+    cluster.start()
+    cri = cluster.cri
+    pod = cri.run_pod("p1", "kata")
+    one = cri.create(pod, "c1", pod_name="p1", cpuset_cpus="1")
+    cri.start(one)
+    assert cluster.misplaced(pod, {1}) == []
+    cri.update(one, cpuset_cpus="0")
+    cluster.wait_placed(pod, {0})
+    record = cluster.node.registered()[one]
+    assert (str(record.cpus), record.source) == ("0", "nri:PostUpdateContainer")
+    assert (record.name, record.pod_name, record.pod_namespace) == ("c1", "p1", "shop")
+    assert (record.pod_uid, record.handler) == ("uid-p1", "kata")
+    two = cluster.run(pod, "c2", cpuset_cpus="1")
+    assert cluster.misplaced(pod, {0, 1}) == []
+    cri.stop(two)
+    cluster.wait_placed(pod, {0})
+    assert cluster.node.registered()[two].state == "stopped"
+    cri.remove(two)
+    wait_for(lambda: cluster.node.registered()[two].state == "deleted", "the removal")
+    cri.stop_pod(pod)
+    wait_for(lambda: pod not in {c.sandbox_id for c in cluster.node.registered().values()}, "end")
+    cri.remove_pod(pod)
+
+
+def test_pods_of_other_runtimes_leave_nothing(cluster: Cluster) -> None:
+    """A runc pod, before the daemon and beside it, is neither recorded nor touched."""
+    earlier = cluster.cri.run_pod("r0")
+    cluster.start()
+    pod = cluster.cri.run_pod("r1")
+    container = cluster.run(pod, "c1", cpuset_cpus="1")
+    cluster.cri.update(container, cpuset_cpus="0")
+    kata = cluster.cri.run_pod("p1", "kata")  # in order: when it is shown, the others are over
+    wait_for(lambda: cluster.shown(kata), "the Kata pod to be shown")
+    assert {one.sandbox_id for one in cluster.node.registered().values()} == {kata}
+    assert cluster.shown(pod) is None
+    assert cluster.shown(earlier) is None
+
+
+def test_synchronize_rebuilds(cluster: Cluster) -> None:
+    """A plugin that was away learns everything: new pods, updates and removals."""
+    cri = cluster.cri
+    pod = cri.run_pod("p1", "kata")
+    one = cluster.run(pod, "c1", cpuset_cpus="1")
+    two = cluster.run(pod, "c2", cpuset_cpus="0")
+    cluster.forget_files(pod)
+    cluster.start()
+    cluster.wait_placed(pod, {0, 1})
+    assert cluster.node.registered()[one].source == "nri:Synchronize"
+    assert cluster.node.daemon is not None
+    cluster.node.daemon.kill()
+    cri.update(one, cpuset_cpus="0")
+    cri.stop(two)
+    cri.remove(two)
+    cluster.forget_files(pod)
+    assert cluster.misplaced(pod, {0}) != []  # nobody follows
+    cluster.start()
+    cluster.wait_placed(pod, {0})
+    assert cluster.node.registered()[two].state == "deleted"
+
+
+def test_containerd_is_restarted(cluster: Cluster) -> None:
+    """Pins stay while containerd is away; then the plugin is there again and follows."""
+    cluster.start()
+    pod = cluster.cri.run_pod("p1", "kata")
+    one = cluster.run(pod, "c1", cpuset_cpus="1")
+    told = cluster.told
+    cluster.containerd.stop()
+    assert cluster.misplaced(pod, {1}) == []
+    cluster.containerd.start()
+    cluster.wait_told(told)
+    assert cluster.misplaced(pod, {1}) == []
+    cluster.containerd.cri.update(one, cpuset_cpus="0")
+    cluster.wait_placed(pod, {0})
+
+
+def test_a_hung_daemon_does_not_hold_containerd(impatient: Cluster) -> None:
+    """With the daemon stopped, containerd loses one timeout and goes on; later all is caught up."""
+    impatient.start()
+    cri = impatient.cri
+    pod = cri.run_pod("p1", "kata")
+    one = impatient.run(pod, "c1", cpuset_cpus="1")
+    assert impatient.node.daemon is not None
+    told = impatient.told
+    with impatient.node.daemon.hung():
+        began = time.monotonic()
+        cri.update(one, cpuset_cpus="0")
+        assert time.monotonic() - began < 5
+        began = time.monotonic()
+        two = impatient.run(pod, "c2", cpuset_cpus="0")
+        assert time.monotonic() - began < 5
+    impatient.wait_told(told)
+    impatient.wait_placed(pod, {0})
+    assert set(impatient.node.registered()) >= {one, two}

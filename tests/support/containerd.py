@@ -1,0 +1,345 @@
+"""The real containerd with NRI, out of a Debian 13 root, on a private piece of this machine.
+
+    with private_containerd(folder, node.dirs) as containerd:
+        pod = containerd.cri.run_pod("p1", "kata")
+
+A process of its own holds a mount namespace in which the root is overlaid; containerd and all that
+it starts are chrooted there. Pids, /sys and /dev are this machine's. `folder` has the same path
+inside and outside. At the end every process in the namespace is ended, by pid, then the cgroups
+are removed. Runtime handlers: the default is runc; `kata` is minikata (tests/e2e/minikata).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.lab.rootfs import root_builder
+from tests.support import qemu
+from tests.support.cri import Cri
+from tests.support.katalike import KataDirs
+from tests.support.waiting import wait_for
+
+PROJECT = Path(__file__).resolve().parents[2]
+IMAGE = "localhost/pause:1"
+START_S = 30.0
+
+_CONFIG = """
+version = 2
+root = "{folder}/root"
+state = "/run/containerd"
+[grpc]
+  address = "{folder}/c.sock"
+[plugins."io.containerd.nri.v1.nri"]
+  disable = false
+  socket_path = "{folder}/nri.sock"
+  plugin_path = "{folder}/no-plugins"
+  plugin_request_timeout = "{request_timeout}"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{image}"
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "native"
+    default_runtime_name = "runc"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.kata]
+    runtime_type = "io.containerd.runc.v2"
+    pod_annotations = ["minikata.*", "io.katacontainers.*"]
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.kata.options]
+      BinaryName = "{project}/tests/e2e/minikata/minikata"
+      Root = "{folder}/mk"
+"""
+
+_MOUNTS = """
+set -e
+mount -t overlay overlay -o lowerdir="$1",upperdir="$2/upper",workdir="$2/work" "$2/mnt"
+for one in proc sys dev; do mount --rbind "/$one" "$2/mnt/$one"; done
+mount -t tmpfs tmpfs "$2/mnt/run"
+mnt="$2/mnt"; shift 2
+while [ $# -gt 0 ]; do mkdir -p "$mnt$2"; mount --bind "$1" "$mnt$2"; shift 2; done
+echo ready
+exec sleep infinity
+"""
+
+
+def why_not() -> str:
+    """Return why containerd cannot be had here, empty if it can."""
+    if os.geteuid() != 0:
+        return "needs root: mounts and containers"
+    if root_builder(lambda _: None).find_root() is None:
+        return "no Debian 13 root: scripts/debian-root builds one (once, some minutes)"
+    return ""
+
+
+class Containerd:
+    """One containerd and its place; `shared` is the folder seen from both sides."""
+
+    def __init__(self, folder: Path, dirs: KataDirs, *, request_timeout: str = "2s") -> None:
+        self._folder = folder
+        self._dirs = dirs
+        self.shared = folder / "shared"
+        self.nri_socket = self.shared / "nri.sock"
+        self._request_timeout = request_timeout
+        self._holder: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._cri: Cri | None = None
+        self.cgroup = f"/kata-pin-cri-{os.getpid()}-{folder.name}"
+
+    @property
+    def cri(self) -> Cri:
+        """The client."""
+        assert self._cri is not None, "not started"
+        return self._cri
+
+    @property
+    def qemu(self) -> str:
+        """QEMU's path as this machine sees it, for the daemon's list of hypervisors."""
+        return f"{self._folder}/mnt/usr/bin/qemu-system-x86_64"
+
+    @property
+    def log(self) -> str:
+        """What containerd has said."""
+        return (self._folder / "containerd.log").read_text(errors="replace")
+
+    def prepare(self, minikata: Mapping[str, Any]) -> None:
+        """Make the place: mounts, configuration, image; `minikata` differs from its defaults."""
+        tree = root_builder(lambda _: None).find_root()
+        assert tree is not None, why_not()
+        for name in ("upper/etc", "work", "mnt", "shared/mk"):
+            (self._folder / name).mkdir(parents=True)
+        (self._folder / "upper/etc/resolv.conf").touch()
+        (self._folder / "upper/etc/minikata.json").write_text(
+            json.dumps(_minikata_settings() | dict(minikata))
+        )
+        (self.shared / "pause.tar").write_bytes(_pause_image(tree))
+        (self.shared / "config.toml").write_text(
+            _CONFIG.format(
+                folder=self.shared,
+                image=IMAGE,
+                project=PROJECT,
+                request_timeout=self._request_timeout,
+            )
+        )
+        binds = {
+            self.shared: str(self.shared),
+            PROJECT: str(PROJECT),
+            self._dirs.vc: "/run/vc",
+            self._dirs.kata: "/run/kata",
+            self._dirs.shared: "/run/kata-containers/shared/sandboxes",
+        }
+        places = [text for source, target in binds.items() for text in (str(source), target)]
+        self._holder = subprocess.Popen(
+            [
+                *("unshare", "--mount", "--propagation", "private", "sh", "-c", _MOUNTS, "sh"),
+                *(str(tree), str(self._folder), *places),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._holder.stdout is not None
+        assert self._holder.stdout.readline() == "ready\n", "the place could not be mounted"
+
+    def start(self) -> None:
+        """Start containerd and wait until it serves."""
+        with (self._folder / "containerd.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._inside("/usr/bin/containerd", "-c", str(self.shared / "config.toml")),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        socket = self.shared / "c.sock"
+        self._cri = Cri(socket, IMAGE, self.cgroup)
+        wait_for(lambda: socket.exists() and self.cri.answers(), "containerd to serve", START_S)
+
+    def import_image(self) -> None:
+        """Import the pause image, once."""
+        self.run(
+            *("ctr", "--address", str(self.shared / "c.sock"), "--namespace", "k8s.io"),
+            *("images", "import", "--snapshotter", "native", str(self.shared / "pause.tar")),
+        )
+
+    def stop(self) -> None:
+        """End containerd; its shims and containers live on."""
+        assert self._process is not None, "not started"
+        self.cri.close()
+        self._process.terminate()
+        self._process.wait(20)
+
+    def restart(self) -> None:
+        """End containerd and start it again, as an upgrade does."""
+        self.stop()
+        self.start()
+
+    def run(self, *argv: str) -> str:
+        """Run a command in the place; return its output."""
+        done = subprocess.run(
+            self._inside(*argv), capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def end(self) -> None:
+        """End every process of the place and remove its cgroups."""
+        if self._cri is not None:
+            self._cri.close()
+        if self._holder is None:
+            return
+        deadline = time.monotonic() + 20
+        while others := self._processes():
+            for pid in others:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if self._process is not None:
+                self._process.poll()
+            assert time.monotonic() < deadline, f"processes {others} do not end"
+            time.sleep(0.02)
+        self._holder.kill()
+        self._holder.wait(10)
+        if self._holder.stdout is not None:
+            self._holder.stdout.close()
+        if self._process is not None:
+            self._process.wait(10)
+        self._remove_cgroups()
+
+    def _inside(self, *argv: str) -> list[str]:
+        assert self._holder is not None, "not prepared"
+        enter = ("nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt")
+        return [*enter, "chroot", str(self._folder / "mnt"), *argv]
+
+    def _processes(self) -> set[int]:
+        """Return all but the holder: those in its mount namespace, and those of runc's pods."""
+        assert self._holder is not None, "not prepared"
+        space = os.readlink(f"/proc/{self._holder.pid}/ns/mnt")
+        found: set[int] = set()
+        for name in os.listdir("/proc"):
+            if name.isdecimal():
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/{name}/ns/mnt") == space:
+                        found.add(int(name))
+        for tree in self._cgroups():
+            for file in tree.rglob("cgroup.procs"):
+                found |= {int(line) for line in file.read_text().split()}
+        return found - {self._holder.pid}
+
+    def _cgroups(self) -> list[Path]:
+        """Return our cgroup in every hierarchy."""
+        return list(Path("/sys/fs/cgroup").glob(f"*{self.cgroup}"))
+
+    def _remove_cgroups(self) -> None:
+        for tree in self._cgroups():
+            self._remove_cgroup(tree)
+        for path in self._noted_cgroups():
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+    def _noted_cgroups(self) -> list[Path]:
+        """Return the cgroups that minikata made, the deepest first."""
+        found: set[Path] = set()
+        for ledger in self.shared.glob("mk/**/cgroups"):
+            found |= {Path(line) for line in ledger.read_text().splitlines()}
+        return sorted(found, key=lambda path: -len(path.parts))
+
+    def _remove_cgroup(self, top: Path) -> None:
+        for folder, _, _ in os.walk(top, topdown=False):
+            wait_for(lambda: _rmdir(folder), f"cgroup {folder} to be empty")  # noqa: B023
+
+
+def _minikata_settings() -> dict[str, Any]:
+    """Return what makes a pod cheap: an idle VM without devices."""
+    return {
+        "accel": str(qemu.accelerator()),
+        "firmware": str(qemu.firmware()),
+        "virtiofsd": False,
+        "network": False,
+        "vsock": False,
+        "default_memory": 64,
+    }
+
+
+def _rmdir(folder: str) -> bool:
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def private_containerd(
+    folder: Path, dirs: KataDirs, *, request_timeout: str = "2s", **minikata: Any
+) -> Iterator[Containerd]:
+    """Make a place below `folder`, start containerd in it, and remove it all at the end."""
+    containerd = Containerd(folder, dirs, request_timeout=request_timeout)
+    try:
+        containerd.prepare(minikata)
+        containerd.start()
+        containerd.import_image()
+        yield containerd
+    finally:
+        containerd.end()
+
+
+def _pause_image(tree: Path) -> bytes:
+    """Return an OCI archive with one static program that waits for ever: busybox as `sleep`."""
+    layer = _tar({"sleep": (tree / "bin/busybox").read_bytes()})
+    blobs: dict[str, bytes] = {}
+
+    def add(data: bytes) -> dict[str, Any]:
+        digest = hashlib.sha256(data).hexdigest()
+        blobs[f"blobs/sha256/{digest}"] = data
+        return {"digest": f"sha256:{digest}", "size": len(data)}
+
+    described_layer = {"mediaType": "application/vnd.oci.image.layer.v1.tar", **add(layer)}
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Entrypoint": ["/sleep", "infinity"]},
+        "rootfs": {"type": "layers", "diff_ids": [described_layer["digest"]]},
+    }
+    described_config = {
+        "mediaType": "application/vnd.oci.image.config.v1+json",
+        **add(json.dumps(config).encode()),
+    }
+    kind = "application/vnd.oci.image.manifest.v1+json"
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": kind,
+        "config": described_config,
+        "layers": [described_layer],
+    }
+    described = {
+        "mediaType": kind,
+        **add(json.dumps(manifest).encode()),
+        "annotations": {
+            "io.containerd.image.name": IMAGE,
+            "org.opencontainers.image.ref.name": "1",
+        },
+    }
+    blobs["index.json"] = json.dumps({"schemaVersion": 2, "manifests": [described]}).encode()
+    blobs["oci-layout"] = b'{"imageLayoutVersion":"1.0.0"}'
+    return _tar(blobs)
+
+
+def _tar(files: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(data), 0o755
+            archive.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()
