@@ -3,8 +3,9 @@
 Kata's Go runtime sends the sandbox's id as `id` in poststart and poststop, so identity comes from
 the bundle's path and the annotations of config.json and of the state. Four dialects of annotations
 are known; they are tried in Kata's own order (src/runtime/pkg/oci/utils.go): containerd, CRI-O,
-dockershim, then Kata's own, which names no sandbox. Without any, the container is alone in its
-sandbox and both ids are one (docker, nerdctl, podman, ctr).
+dockershim, then Kata's own, which names no sandbox. In a bundle of CRI-O's, CRI-O's come first.
+Without any, the container is alone in its sandbox and both ids are one (docker, nerdctl, podman,
+ctr).
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ DIALECTS: Final = (CONTAINERD, CRIO, DOCKERSHIM)
 MAX_SHOWN: Final = 40
 """Most characters of a foreign text in a note."""
 
+CRIO_BUNDLE: Final = "/userdata"
+"""How the paths of CRI-O's bundles end, and of podman's; containerd's never do."""
+
 CRIO_CONTAINER_ID: Final = "io.kubernetes.cri-o.ContainerID"
 KATA_TYPE: Final = "io.katacontainers.pkg.oci.container_type"
 KATA_BUNDLE: Final = "io.katacontainers.pkg.oci.bundle_path"
@@ -103,11 +107,12 @@ def identify(phase: Phase, state: OciState, config: OciConfig | None = None) -> 
     """
     notes: list[str] = []
     annotations = {**state.annotations, **(config.annotations if config else {})}
-    container_id = _container_id(state.bundle, annotations, notes)
+    dialects = _dialects(state.bundle)
+    container_id = _container_id(state.bundle, annotations, notes, dialects)
     if not phase.id_is_sandbox and state.id != container_id:
         notes.append(f"state id {state.id[:MAX_SHOWN]!r} is not the bundle's")
     hint = state.id if phase.id_is_sandbox else ""
-    return _place(container_id, annotations, hint, notes, unread=config is None)
+    return _place(container_id, annotations, hint, notes, dialects, unread=config is None)
 
 
 def identify_annotated(
@@ -115,7 +120,8 @@ def identify_annotated(
 ) -> Identity:
     """Return who a container is whose id and sandbox are known already (persist.json)."""
     checked = check_id(container_id, source="container id")
-    return _place(checked, annotations, sandbox_hint=sandbox_id, notes=[])
+    dialects = _dialects(annotations.get(KATA_BUNDLE, ""))
+    return _place(checked, annotations, sandbox_id, [], dialects)
 
 
 def record(
@@ -187,11 +193,22 @@ def build(
     )
 
 
-def _container_id(bundle: str, annotations: Mapping[str, str], notes: list[str]) -> str:
+def _dialects(bundle: str) -> tuple[Dialect, ...]:
+    """Return the dialects in the order they are asked, by whose bundle it is.
+
+    The marks of another container manager than the bundle's can only come from the pod's author,
+    who may not choose what pod a container belongs to.
+    """
+    return (CRIO, CONTAINERD, DOCKERSHIM) if bundle.endswith(CRIO_BUNDLE) else DIALECTS
+
+
+def _container_id(
+    bundle: str, annotations: Mapping[str, str], notes: list[str], dialects: tuple[Dialect, ...]
+) -> str:
     parts = bundle.split("/")
     by_path = parts[-2] if parts[-1] == "userdata" and len(parts) > 1 else parts[-1]
-    # Where containerd says what the container is, CRI-O's key can only come from the pod's author.
-    named = "" if CONTAINERD.type_key in annotations else annotations.get(CRIO_CONTAINER_ID, "")
+    foreign = dialects[0] is CONTAINERD and CONTAINERD.type_key in annotations
+    named = "" if foreign else annotations.get(CRIO_CONTAINER_ID, "")
     if not named:
         return check_id(by_path, source="bundle")
     check_id(named, source=CRIO_CONTAINER_ID)
@@ -205,10 +222,11 @@ def _place(
     annotations: Mapping[str, str],
     sandbox_hint: str,
     notes: list[str],
+    dialects: tuple[Dialect, ...],
     *,
     unread: bool = False,
 ) -> Identity:
-    for dialect in DIALECTS:
+    for dialect in dialects:
         if dialect.type_key in annotations:
             kind, sandbox_id = _in_dialect(dialect, container_id, annotations, sandbox_hint, notes)
             break

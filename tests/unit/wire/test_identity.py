@@ -141,6 +141,19 @@ def test_crio_container_id() -> None:
     assert who(marks, id="c9", bundle="/x/c9/userdata").note == ""
 
 
+def test_containerds_marks_in_a_bundle_of_crio_are_the_pod_authors() -> None:
+    """An annotation of the pod cannot put its containers, and their CPUs, into another sandbox."""
+    marks = {
+        CRIO + "ContainerType": "container",
+        CRIO + "SandboxID": "s1",
+        CRIO + "ContainerID": "c1",
+        CRI + "container-type": "container",
+        CRI + "sandbox-id": "victim",
+    }
+    bundle = "/run/containers/storage/overlay-containers/c1/userdata"
+    assert who(marks, bundle=bundle) == Identity("c1", "s1", CONTAINER)
+
+
 def test_unread_config() -> None:
     """Without config.json and marks, the Go runtime's id still names the sandbox."""
     assert who({}, phase=Phase.POSTSTART, id="s1") == Identity("c1", "s1", CONTAINER)
