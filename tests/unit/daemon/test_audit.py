@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from kata_pin.daemon.audit import Auditor
 from kata_pin.daemon.engine import Held
+from kata_pin.daemon.foreign import FIRST_TRUCE_S
 from kata_pin.daemon.sandboxes import Sandboxes
 from kata_pin.host.root import HostRoot
 from kata_pin.model.placement import Report
@@ -68,3 +70,27 @@ async def test_another_writer_is_blamed_only_where_the_cpuset_is_the_same(
         await auditor.affinity()
     assert sandboxes.marks == 3
     assert bool(held.foreign.left_alone(time.monotonic())) is blamed
+
+
+async def test_the_end_of_a_truce_is_found(tmp_path: Path) -> None:
+    """A thread that its other writer left where it was is looked at once the truce is over."""
+    scheduler = FakeScheduler()
+    scheduler.affinities[PID] = frozenset({0})
+    grow(tmp_path, {f"proc/{PID}/task/{PID}/stat": "x"})
+    held = Held()
+    thread = world.thread(ThreadRole.EMULATOR, PID, on="0", tgid=PID)
+    held.report = Report("pod", threads=(thread,))
+    now = time.monotonic()
+    for _ in range(3):
+        held.foreign.drifted([thread.key], now - FIRST_TRUCE_S + 0.05)
+    sandboxes = OneSandbox(held)
+    auditor = Auditor(HostRoot(str(tmp_path), scheduler=scheduler), cast("Sandboxes", sandboxes))
+    await auditor.affinity()
+    assert sandboxes.marks == 0
+    async with asyncio.timeout(5):
+        while not sandboxes.marks:
+            await auditor.affinity()
+            await asyncio.sleep(0.005)
+    assert not held.foreign.left_alone(time.monotonic())
+    await auditor.affinity()
+    assert sandboxes.marks == 1
