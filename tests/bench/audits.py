@@ -18,22 +18,24 @@ from dataclasses import replace
 from tests.bench.figures import BenchError, Row, Samples, median_row
 from tests.bench.node import BenchNode
 from tests.bench.service import LocalService, local_service
+from tests.bench.standins import Crowd, crowd
 
 SANDBOXES = 250
 
 
 def measure(node: BenchNode, rounds: int) -> Iterator[Row]:
     """Yield the rows of audits over 250 idle VMs."""
-    node.start(SANDBOXES)
-    yield from asyncio.run(_rounds(node, rounds))
+    with crowd(node, SANDBOXES) as sandboxes:
+        figures = asyncio.run(figures_of(node, sandboxes, rounds))
+    yield from figures.rows(f"{figures.threads} threads, {sandboxes.what}")
 
 
-async def _rounds(node: BenchNode, rounds: int) -> list[Row]:
-    async with local_service(node.config(audits=False)) as daemon:
-        ids = [sandbox.id for sandbox in node.sandboxes]
-        await daemon.settle(ids)
-        figures = await take(daemon, ids, rounds)
-    return figures.rows(f"{figures.threads} threads, {SANDBOXES} sandboxes")
+async def figures_of(node: BenchNode, sandboxes: Crowd, rounds: int) -> Figures:
+    """Return what audits of these sandboxes cost."""
+    config = replace(node.config(audits=False), hypervisors=sandboxes.hypervisors)
+    async with local_service(config) as daemon:
+        await daemon.settle(sandboxes.ids)
+        return await take(daemon, sandboxes.ids, rounds)
 
 
 class Figures:

@@ -35,10 +35,10 @@ from kata_pin.wire.hookmsg import HookMessage
 from kata_pin.wire.oci import Phase
 from tests.bench.figures import MS, BenchError, Row, Samples, in_turns, median_row, tail_row, timed
 from tests.bench.hooks import HookRunner
-from tests.bench.node import TWO_HUNDRED_SIXTY, BenchNode, Container, scatter
+from tests.bench.node import TWO_HUNDRED_SIXTY, BenchNode, Container, accelerator, scatter
 from tests.bench.service import LocalService, local_service, service
 from tests.support.katalike import KataSandbox
-from tests.support.qemu import Machine
+from tests.support.qemu import Accelerator, Machine
 
 _LISTEN = struct.pack("=IHHIIIIIIHHI", 40, 3, 0, 0, 0, 1, 1, 0, 0, 4, 0, 1)
 _EVENT = struct.Struct("=36xIIQIIII")  # proc_event: what, cpu, timestamp_ns, then four ids
@@ -145,6 +145,8 @@ async def _take(daemon: LocalService, message: HookMessage) -> None:
 
 def measure_births(node: BenchNode, rounds: int) -> Iterator[Row]:
     """Yield the rows of threads born in a VM: an iothread, and a hotplugged vCPU."""
+    if accelerator() is not Accelerator.KVM:
+        raise BenchError("needs KVM: under TCG nothing names a hotplugged vCPU")
     if len(node.online) < 2:
         raise BenchError("needs two pCPUs: a vCPU inherits the one")
     first, last = next(iter(node.online)), node.last_cpu

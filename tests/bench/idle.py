@@ -16,18 +16,21 @@ from tests.bench.figures import BenchError, Row
 from tests.bench.hooks import known_sandbox, other_runtime
 from tests.bench.node import BenchNode
 from tests.bench.service import ServiceProcess, service
+from tests.bench.standins import crowd
 from tests.support.waiting import wait_for
 
 
 def measure(node: BenchNode, seconds: int) -> Iterator[Row]:
     """Yield CPU and memory of the resting daemon over some seconds, then hooks and commands."""
-    node.start(SANDBOXES)
-    with service(node) as daemon:
+    with (
+        crowd(node, SANDBOXES) as sandboxes,
+        service(node, hypervisors=sandboxes.hypervisors) as daemon,
+    ):
         _wait_until_quiet(daemon)
         start_s, start = daemon.cpu_s(), time.monotonic()
         time.sleep(seconds)
         spent_s, elapsed = daemon.cpu_s() - start_s, time.monotonic() - start
-        suffix = f", {SANDBOXES} sandboxes"
+        suffix = f", {sandboxes.what}"
         yield Row(
             f"idle daemon, CPU{suffix}", 100 * spent_s / elapsed, "% of a core", 1,
             bar=1.0, bar_on_ratio=False, detail=f"{spent_s:.2f} s in {elapsed:.0f} s",
@@ -38,7 +41,8 @@ def measure(node: BenchNode, seconds: int) -> Iterator[Row]:
         )  # fmt: skip
         yield from show_rows(node, max(seconds // 6, 3), suffix=suffix)
         rounds = max(seconds // 2, 10)
-        yield from known_sandbox(node, node.sandboxes[0], rounds, suffix=suffix)
+        if node.sandboxes:
+            yield from known_sandbox(node, node.sandboxes[0], rounds, suffix=suffix)
         yield from other_runtime(node, rounds, suffix=suffix)
         if "ERROR" in daemon.log:
             raise BenchError(f"the daemon complained: {daemon.log[-400:]}")

@@ -24,7 +24,7 @@ from kata_pin.host.topology import online
 from tests.bench.figures import BenchError
 from tests.support import qemu
 from tests.support.katalike import ContainerSpec, KataDirs, KataSandbox, start_many, stop_many
-from tests.support.qemu import Machine
+from tests.support.qemu import Accelerator, Machine
 
 TWENTY = Machine(boot=14, maximum=16, iothreads=("io0", "io1"))
 """20 threads under KVM: 14 vCPUs, 2 iothreads, main, RCU, two of QEMU's and KVM's own."""
@@ -176,9 +176,9 @@ def scatter(tids: Sequence[int], cpus: frozenset[int]) -> None:
         os.sched_setaffinity(tid, cpus)
 
 
-def accelerator() -> str:
+def accelerator() -> Accelerator:
     """Return what runs the guests here."""
-    return str(qemu.accelerator())
+    return qemu.accelerator()
 
 
 def _config(
