@@ -13,12 +13,11 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
-import struct
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from kata_pin.errors import KataPinError, RemoteProtocolError
+from kata_pin.sources import unixsocket
 from kata_pin.wire.control import (
     MAX_REQUEST,
     LineDecoder,
@@ -35,8 +34,6 @@ MAX_CLIENTS: Final = 32
 REQUEST_S: Final = 5.0
 """Longest a client may take to send a request, and to take the reply."""
 VERB_S: Final = 30.0
-
-_UCRED: Final = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 
 Verb = Callable[[Request], Awaitable[Mapping[str, object]]]
 """Takes a request, returns the reply's members; raises KataPinError to refuse."""
@@ -59,16 +56,8 @@ class ControlServer:
 
     async def start(self) -> None:
         """Listen on the path, in place of what a dead daemon left; raises OSError."""
-        fresh = f"{self._path}.new"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(fresh)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        listener = unixsocket.listen(self._path, backlog=BACKLOG, mode=self._mode, gid=self._gid)
         try:
-            listener.bind(fresh)
-            os.chmod(fresh, self._mode)
-            if self._gid is not None:
-                os.chown(fresh, -1, self._gid)
-            os.rename(fresh, self._path)
             self._server = await asyncio.start_unix_server(
                 self._client, sock=listener, backlog=BACKLOG, limit=MAX_REQUEST
             )
@@ -115,12 +104,10 @@ class ControlServer:
         The file's mode keeps the others out already; a descriptor that was handed on is caught
         here, but for group members, whose groups the kernel does not tell.
         """
-        peer = writer.get_extra_info("socket")
-        raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        pid, uid, _gid = _UCRED.unpack(raw)
-        if uid in {0, os.geteuid()} or self._mode & 0o060:
+        who = unixsocket.peer(writer.get_extra_info("socket"))
+        if who.trusted or self._mode & 0o060:
             return True
-        log.warning("control client pid %d of uid %d turned away", pid, uid)
+        log.warning("control client pid %d of uid %d turned away", who.pid, who.uid)
         return False
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

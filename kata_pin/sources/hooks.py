@@ -19,10 +19,10 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 from collections.abc import Awaitable, Callable
 
 from kata_pin.errors import RemoteProtocolError
+from kata_pin.sources import unixsocket
 from kata_pin.wire import hookmsg
 from kata_pin.wire.hookmsg import HookDecoder, HookMessage
 
@@ -33,8 +33,6 @@ MAX_CONNECTIONS = 256
 REQUEST_S = 1.0  # from accept to the last byte of the request
 ACCEPT_RETRY_S = 0.1
 HANDLER_S = 10.0  # far beyond every budget of a hook
-
-_UCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 
 
 class HookConnection:
@@ -103,7 +101,6 @@ class HookServer:
         self._slots = asyncio.Semaphore(connections)
         self._request_s = request_s
         self._handler_s = handler_s
-        self._owners = frozenset({0, os.geteuid()})
         self._listener: socket.socket | None = None
         self._inode = 0
 
@@ -112,21 +109,8 @@ class HookServer:
 
         The caller makes sure that no other daemon lives. Raises OSError.
         """
-        fresh = f"{self._path}.new"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(fresh)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            listener.settimeout(0)
-            listener.bind(fresh)
-            os.chmod(fresh, 0o600)
-            listener.listen(BACKLOG)
-            self._inode = os.stat(fresh).st_ino
-            os.rename(fresh, self._path)  # no moment without a socket at the path
-        except OSError:
-            listener.close()
-            raise
-        self._listener = listener
+        self._listener = unixsocket.listen(self._path, backlog=BACKLOG)
+        self._inode = os.stat(self._path).st_ino
 
     async def serve(self) -> None:
         """Serve hooks until cancelled; needs `bind` before."""
@@ -173,10 +157,9 @@ class HookServer:
 
     def _check_owner(self, peer: socket.socket) -> None:
         """Raise PermissionError for a peer that is neither root nor we (SO_PEERCRED, unix(7))."""
-        raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        pid, uid, _ = _UCRED.unpack(raw)
-        if uid not in self._owners:
-            raise PermissionError(f"pid {pid} is of uid {uid}")
+        who = unixsocket.peer(peer)
+        if not who.trusted:
+            raise PermissionError(f"pid {who.pid} is of uid {who.uid}")
 
 
 class _Receiver(asyncio.Protocol):

@@ -19,14 +19,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
-import struct
 import time
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Final, Protocol
 
 from kata_pin.errors import KataPinError, ParseError, RemoteProtocolError
+from kata_pin.sources import unixsocket
 from kata_pin.wire import nri, nrimux, ttrpc
 from kata_pin.wire.nri import Configuration, Event, EventKind, Snapshot
 from kata_pin.wire.ttrpc import Code, Frame, FrameDecoder, Request, Response
@@ -54,7 +53,6 @@ MAX_UNREAD: Final = 1 << 20
 """Bytes of answers that a runtime may leave unread before it is given up."""
 
 _REGISTRATION: Final = 1  # the stream of our only call
-_UCRED: Final = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 
 
 class Listener(Protocol):
@@ -344,6 +342,6 @@ async def _deadline(seconds: float, what: str) -> AsyncIterator[None]:
 
 def _check_owner(sock: socket.socket) -> None:
     """Raise PermissionError for a runtime that is neither root's nor ours (SO_PEERCRED)."""
-    pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    if uid not in {0, os.geteuid()}:
-        raise PermissionError(f"the socket's owner, pid {pid}, is of uid {uid}")
+    who = unixsocket.peer(sock)
+    if not who.trusted:
+        raise PermissionError(f"the socket's owner, pid {who.pid}, is of uid {who.uid}")

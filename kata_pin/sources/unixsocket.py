@@ -1,0 +1,57 @@
+"""Unix sockets of the runtime directory: taking a path over without a gap, and who has connected.
+
+Nothing is kept. Out of scope: what is said on them. Facts: unix(7).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from typing import Final, NamedTuple
+
+_UCRED: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+class Peer(NamedTuple):
+    """The process on the other end, as of its connect."""
+
+    pid: int
+    uid: int
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it is root's or ours."""
+        return self.uid in {0, os.geteuid()}
+
+
+def listen(path: str, *, backlog: int, mode: int = 0o600, gid: int | None = None) -> socket.socket:
+    """Return a socket that listens on the path, in place of whatever a dead process left there.
+
+    It appears under its path only when it has its mode and listens, so nobody is ever turned away.
+    The caller makes sure that no living process serves the path. Raises OSError.
+    """
+    fresh = f"{path}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(fresh)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        listener.settimeout(0)
+        listener.bind(fresh)
+        os.chmod(fresh, mode)
+        if gid is not None:
+            os.chown(fresh, -1, gid)
+        listener.listen(backlog)
+        os.rename(fresh, path)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def peer(connected: socket.socket) -> Peer:
+    """Return who is on the other end (SO_PEERCRED)."""
+    raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, _ = _UCRED.unpack(raw)
+    return Peer(pid, uid)
