@@ -1,7 +1,8 @@
 """Ends everything below a minikata root: services, QEMUs, virtiofsds, links, and its cgroups.
 
 For tests, at their end and after a failure: `minikata --root R purge`. Processes are known by pid
-and start time. Cgroups are removed if empty; one that is not is named, and the exit status is 1.
+and start time. Cgroups are removed if empty. One with other roots' cgroups in it stays; one with processes is named, and the exit status
+is 1.
 """
 
 from __future__ import annotations
@@ -62,9 +63,14 @@ def _remove_cgroups(ledger: str) -> list[str]:
         return []
     with open(ledger, encoding="utf-8") as file:
         folders = sorted(set(file.read().split("\n")) - {""}, key=len, reverse=True)
-    left = [folder for folder in folders if not _remove(folder)]
+    left = [folder for folder in folders if not _remove(folder) and not _is_shared(folder)]
     os.unlink(ledger)
     return left
+
+
+def _is_shared(folder: str) -> bool:
+    """Whether it has cgroups below: not ours, which are gone, so another root's."""
+    return os.path.isdir(folder) and any(entry.is_dir() for entry in os.scandir(folder))
 
 
 def _remove(folder: str) -> bool:
