@@ -47,7 +47,7 @@ def state(config: Config) -> Json:
 def explain(config: Config, sandbox_id: str) -> Json:
     """Return the `explain` document of one sandbox; raises DaemonError when there is none."""
     with _reading(config) as parts:
-        for facts in _look(parts, [sandbox_id], act=False):
+        for facts in _look(parts, _chosen(parts, sandbox_id), act=False):
             report = facts.report
             if report is not None and report.placement is not None:
                 node = parts.node.current()
@@ -104,7 +104,7 @@ def _gathered(config: Config, registry: Registry) -> Parts:
     """Return the parts with everything recorded that can be known without hooks."""
     parts = compose(config, registry)
     intake = Intake(registry, BundleReader(config.paths.bundle_roots))
-    for entry in Spool(os.path.join(config.runtime_dir, "spool")).pending():
+    for entry in Spool(os.path.join(config.runtime_dir, "spool")).peek():
         with contextlib.suppress(ParseError):
             intake.take(entry.message, spooled=True)
     parts.index.refresh()

@@ -63,12 +63,28 @@ class Spool:
     def pending(self) -> Iterator[SpoolEntry]:
         """Yield the messages in the order of their stamps, reading each only when its turn comes.
 
-        Takes a message that appears meanwhile the next time. An absent folder holds none.
+        Takes a message that appears meanwhile the next time. An absent folder holds none. What is
+        no message, or an unreadable one, is set aside.
         """
-        for name in self._names():
-            message = self._message(name)
-            if message is not None:
-                yield SpoolEntry(name, message)
+        names, others = self._list()
+        for name in others:
+            self._sweep(name)
+        for name in names:
+            try:
+                message = self._message(name)
+            except (FileRefused, RemoteProtocolError) as error:
+                self._put_aside(name, error)
+            else:
+                if message is not None:
+                    yield SpoolEntry(name, message)
+
+    def peek(self) -> Iterator[SpoolEntry]:
+        """Yield the same messages, and leave every file as it is: for who only looks."""
+        for name in self._list()[0]:
+            with contextlib.suppress(FileRefused, RemoteProtocolError):
+                message = self._message(name)
+                if message is not None:
+                    yield SpoolEntry(name, message)
 
     def done(self, entry: SpoolEntry) -> None:
         """Remove a message that is recorded; one that is gone already is no error."""
@@ -97,17 +113,17 @@ class Spool:
                 log.warning("can not watch %s: %s", self._directory, error.strerror)
                 await asyncio.sleep(RETRY_S)
 
-    def _names(self) -> list[str]:
-        """Return the names of messages by stamp; sweep what is none on the way."""
-        messages = []
+    def _list(self) -> tuple[list[str], list[str]]:
+        """Return the names of messages by stamp, and those of everything else."""
+        messages, others = [], []
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._directory):
                 key = hookmsg.parse_spool_name(name)
                 if key is not None:
                     messages.append((key, name))
                 elif name != "bad":
-                    self._sweep(name)
-        return [name for _, name in sorted(messages)]
+                    others.append(name)
+        return [name for _, name in sorted(messages)], others
 
     def _sweep(self, name: str) -> None:
         """Deal with a file that is not a message: unfinished, abandoned or foreign."""
@@ -121,15 +137,16 @@ class Spool:
             log.debug("can not sweep %s: %s", name, error.strerror)
 
     def _message(self, name: str) -> HookMessage | None:
-        """Return the message of a file; None if it is gone, or was unreadable and set aside."""
+        """Return the message of a file; None if it is gone, or cannot be read for now.
+
+        Raises FileRefused and RemoteProtocolError for what is no message of ours.
+        """
         try:
             return _decode(name, read_owned(self._path(name), MAX_FILE_BYTES))
         except FileNotFoundError:
             return None
         except OSError as error:  # such as EMFILE: it stays for the next time
             log.warning("can not read spooled message %s: %s", name, error.strerror)
-        except (FileRefused, RemoteProtocolError) as error:
-            self._put_aside(name, error)
         return None
 
     def _put_aside(self, name: str, reason: object) -> None:
