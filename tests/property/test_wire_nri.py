@@ -1,0 +1,139 @@
+"""NRI's multiplexer over any split, and its messages from any bytes."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kata_pin.errors import ParseError, RemoteProtocolError
+from kata_pin.model.sandbox import ContainerState
+from kata_pin.wire import nri, nrimux, ttrpc
+from kata_pin.wire.nri import EventKind
+from kata_pin.wire.nrimux import MuxDecoder
+from kata_pin.wire.proto import nri_pb2 as pb
+from kata_pin.wire.ttrpc import FrameDecoder
+
+DATA = Path(__file__).resolve().parents[1] / "data/nri"
+
+connections = st.integers(0, (1 << 32) - 1)
+
+
+def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
+    """Cut data at these places, wherever they are."""
+    ends = sorted({min(cut, len(data)) for cut in cuts} | {len(data)})
+    return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+@given(
+    st.lists(st.tuples(connections, st.binary(min_size=1, max_size=9000)), max_size=5),
+    st.lists(st.integers(0, 30000)),
+)
+def test_any_split(messages: list[tuple[int, bytes]], cuts: list[int]) -> None:
+    """Every connection gets its bytes in order, however the trunk is cut."""
+    data = b"".join(nrimux.encode(*message) for message in messages)
+    decoder = MuxDecoder()
+    found: dict[int, bytes] = {}
+    for piece in pieces(data, cuts):
+        for connection, part in decoder.feed(piece):
+            found[connection] = found.get(connection, b"") + part
+    wanted: dict[int, bytes] = {}
+    for connection, message in messages:
+        wanted[connection] = wanted.get(connection, b"") + message
+    assert found == wanted
+
+
+@given(st.lists(st.integers(0, 20000), max_size=60))
+@settings(max_examples=30)
+def test_the_recording_over_any_split(cuts: list[int]) -> None:
+    """A real connection reads the same however it is cut, both layers together."""
+    data = (DATA / "from-containerd.bin").read_bytes()
+    assert _frames(pieces(data, cuts)) == _frames([data])
+
+
+def _frames(parts: list[bytes]) -> list[tuple[int, ttrpc.Frame]]:
+    trunk, inner = MuxDecoder(), {1: FrameDecoder(), 2: FrameDecoder()}
+    return [
+        (connection, frame)
+        for part in parts
+        for connection, piece in trunk.feed(part)
+        for frame in inner[connection].feed(piece)
+    ]
+
+
+@given(st.binary(max_size=300))
+def test_any_trunk(data: bytes) -> None:
+    """Any bytes are frames, unfinished, or a violation."""
+    with suppress(RemoteProtocolError):
+        for connection, piece in MuxDecoder().feed(data):
+            assert piece
+            assert connection >= 0
+
+
+METHODS = ["StateChange", *(kind.method for kind in EventKind)]
+SEEDS = [
+    ttrpc.parse_request(frame.data).payload
+    for connection, frame in _frames([(DATA / "from-containerd.bin").read_bytes()])
+    if connection == nrimux.PLUGIN and frame.data is not None
+]
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """A real message with a piece cut out or replaced."""
+    data = draw(st.sampled_from(SEEDS))
+    start = draw(st.integers(0, len(data)))
+    end = draw(st.integers(start, min(len(data), start + 60)))
+    return data[:start] + draw(st.binary(max_size=20)) + data[end:]
+
+
+@given(st.binary(max_size=300) | damaged(), st.sampled_from(METHODS))
+@settings(max_examples=300)
+def test_any_message(data: bytes, method: str) -> None:
+    """Any bytes are a message or a ParseError, and every message becomes a record."""
+    for parse in (nri.parse_configure, nri.parse_synchronize):
+        with suppress(ParseError):
+            parse(data)
+    with suppress(ParseError):
+        event = nri.parse_event(method, data)
+        if event is not None and event.container is not None:
+            nri.container_record(
+                event.pod, event.container, ContainerState.CREATED, stamp_ns=1, source="nri:x"
+            )
+        elif event is not None:
+            nri.pod_record(event.pod, ContainerState.RUNNING, stamp_ns=1, source="nri:x")
+
+
+wild = st.text(max_size=20) | st.sampled_from(["p1", "c1", "0-3", "0-99999999999", "../x", ""])
+
+
+@given(st.tuples(wild, wild, wild, wild, wild), st.integers(0, (1 << 32) - 1), st.integers(0, 200))
+def test_any_values(words: tuple[str, str, str, str, str], pid: int, state: int) -> None:
+    """Messages of the right shape with wild values: an event whose record is sound, or an error."""
+    pod_id, container_id, name, cpus, mems = words
+    container = pb.Container(
+        id=container_id,
+        pod_sandbox_id=pod_id,
+        name=name,
+        state=state,  # type: ignore[arg-type] # proto3 enums are open
+        linux=pb.LinuxContainer(
+            resources=pb.LinuxResources(cpu=pb.LinuxCPU(cpus=cpus, mems=mems)), cgroups_path=name
+        ),
+    )
+    request = pb.EventRequest(
+        pod=pb.PodSandbox(id=pod_id, name=name, uid=name, namespace=name, pid=pid),
+        container=container,
+    )
+    try:
+        event = nri.parse_event("StartContainer", request.SerializeToString())
+    except ParseError:
+        return
+    assert event is not None
+    assert event.container is not None
+    record = nri.container_record(
+        event.pod, event.container, event.container.state, stamp_ns=1, source="nri:x"
+    )
+    assert record.id == container_id
+    assert record.cpus is None or len(record.cpus) <= 8192
