@@ -23,7 +23,7 @@ from kata_pin.host.cpuset import CpusetReader
 from kata_pin.host.process import ProcessIndex, is_alive
 from kata_pin.host.root import HostRoot
 from kata_pin.host.tasks import list_tids, read_tasks
-from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.node import Node
 from kata_pin.model.placement import (
     Action,
@@ -305,12 +305,15 @@ class _Look:
 
 
 def _first_masks(threads: Iterable[Thread]) -> dict[ThreadRole, CpuSet]:
-    """Return each role's affinity before the first pin: the widest where threads differ."""
+    """Return each role's affinity before the first pin: all of them where threads differ.
+
+    They may be pinned one by one already, by Kata or by a daemon whose registry was lost: one
+    thread's affinity would later put all of them on one CPU.
+    """
     masks: dict[ThreadRole, CpuSet] = {}
     for thread in threads:
-        role, affinity = thread.role.role, thread.task.affinity
-        if role not in masks or len(affinity) > len(masks[role]):
-            masks[role] = affinity
+        role = thread.role.role
+        masks[role] = masks.get(role, EMPTY) | thread.task.affinity
     return masks
 
 

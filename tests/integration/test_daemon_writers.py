@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -32,3 +33,15 @@ def test_vcpus_are_katas_while_its_rule_holds(node: Node) -> None:
         pod.create("c2", "1", exclusive=True)
         pod.wait_placed({1})
         assert "kata-pins-vcpus" not in str(node.sandboxes()["p1"]["notes"])
+
+
+def test_pins_that_were_there_before_are_given_back_together(node: Node) -> None:
+    """vCPUs that somebody had pinned one by one are not all released to one of those CPUs."""
+    with node.pod("p1") as pod:
+        for index, tid in pod.kata.vcpus().items():
+            os.sched_setaffinity(tid, {index % 2})
+        node.start()
+        pod.create("c1", "0")
+        pod.wait_placed({0})
+        assert node.cli("unpin", pod.id).returncode == 0
+        assert {tuple(os.sched_getaffinity(tid)) for tid in pod.kata.vcpus().values()} == {(0, 1)}
