@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from errno import ENOENT, ESRCH
-from typing import Final
+from typing import Final, TypeVar
 
 from kata_pin.errors import HostError, TaskGone
 from kata_pin.host.files import read_bytes, read_once
@@ -39,6 +39,9 @@ GONE_ERRNOS: Final = frozenset({ENOENT, ESRCH})
 YOUNG_TICKS: Final = os.sysconf("SC_CLK_TCK")
 """For a second after its birth a process is read again: an exec or a kernel thread's naming may
 still change its name and flags."""
+
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,16 @@ def translated(error: OSError, operation: str, subject: str) -> HostError:
     return kind(operation, subject, error.errno or 0)
 
 
+def _grouped(entries: Iterable[tuple[K, Process]]) -> dict[K, list[Process]]:
+    """Return the processes by key, each group by pid."""
+    groups: dict[K, list[Process]] = {}
+    for key, process in entries:
+        groups.setdefault(key, []).append(process)
+    for group in groups.values():
+        group.sort(key=lambda process: process.pid)
+    return groups
+
+
 def _children_by_scan(root: HostRoot, pid: int) -> list[int]:
     found = []
     for name in os.listdir(root.proc()):
@@ -197,6 +210,8 @@ class ProcessIndex:
         self._inodes: dict[int, int] = {}
         self._processes: dict[int, Process] = {}
         self._young: set[int] = set()
+        self._by_parent: dict[int, list[Process]] | None = None
+        self._by_name: dict[str, list[Process]] | None = None
 
     def refresh(self, *, full: bool = False) -> None:
         """Look again: at new processes, or at all; raises HostError without /proc.
@@ -216,6 +231,8 @@ class ProcessIndex:
             del self._processes[pid]
         self._inodes = inodes
         self._young = set()
+        if gone or unread:
+            self._by_parent = self._by_name = None
         self._read(unread)
 
     def get(self, pid: int) -> Process | None:
@@ -228,16 +245,18 @@ class ProcessIndex:
 
     def children(self, ppid: int) -> list[Process]:
         """Return the children of a process, by pid."""
-        found = [process for process in self._processes.values() if process.ppid == ppid]
-        return sorted(found, key=lambda process: process.pid)
+        if self._by_parent is None:
+            self._by_parent = _grouped((p.ppid, p) for p in self._processes.values())
+        return list(self._by_parent.get(ppid, ()))
 
     def kernel_threads(self, comm: str) -> list[Process]:
         """Return the kernel threads with exactly this name, by pid: by flag, never by name alone.
 
         A process can name itself `vhost-123`, but cannot get the flag of a kernel thread.
         """
-        found = [p for p in self._processes.values() if p.comm == comm and p.kernel]
-        return sorted(found, key=lambda process: process.pid)
+        if self._by_name is None:
+            self._by_name = _grouped((p.comm, p) for p in self._processes.values() if p.kernel)
+        return list(self._by_name.get(comm, ()))
 
     def _list(self) -> dict[int, int]:
         path = self._root.proc()
