@@ -1,8 +1,8 @@
 """Ends everything below a minikata root: services, QEMUs, virtiofsds, links, and its cgroups.
 
 For tests, at their end and after a failure: `minikata --root R purge`. Processes are known by pid
-and start time. Cgroups are removed if empty. One with other roots' cgroups in it stays; one with processes is named, and the exit status
-is 1.
+and start time. Cgroups are removed if empty. One with other roots' cgroups in it stays; one with
+processes is named, and the exit status is 1.
 """
 
 from __future__ import annotations
