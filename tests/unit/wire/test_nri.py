@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,7 +156,7 @@ def _message_pod() -> pb.PodSandbox:
     return pb.PodSandbox(id="p1", name="web", namespace="shop", runtime_handler="kata", pid=7)
 
 
-def _message_container(**cpu: object) -> pb.Container:
+def _message_container(**cpu: Any) -> pb.Container:
     resources = pb.LinuxResources(cpu=pb.LinuxCPU(**cpu))
     return pb.Container(
         id="c1", pod_sandbox_id="p1", name="app", linux=pb.LinuxContainer(resources=resources)

@@ -46,6 +46,7 @@ def test_a_frame_that_is_too_long_is_skipped() -> None:
     header = ttrpc.HEADER.pack(ttrpc.MAX_DATA + 1, 9, ttrpc.REQUEST, 0)
     assert list(decoder.feed(header + b"x" * 100)) == [Frame(9, ttrpc.REQUEST, None)]
     rest = ttrpc.MAX_DATA + 1 - 100
+    found: list[Frame] = []
     after = ttrpc.encode_response(11, Response(b"y"))
     while rest:
         piece = min(rest, 1 << 20)
