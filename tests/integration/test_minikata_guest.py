@@ -1,0 +1,91 @@
+"""The Linux guest of minikata: how it is built, and that it boots as minikata's guest."""
+
+from __future__ import annotations
+
+import lzma
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.guest import build
+from tests.support.katalike import KataDirs
+from tests.support.minikata import minikata_node
+
+BUILT = Path.home() / ".cache/kata-pin/guest"
+
+RELEASE = "6.1.0-test"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """An unpacked Debian: a kernel, busybox, three modules of which one is compressed."""
+    for name in ("boot", "bin", f"lib/modules/{RELEASE}/kernel/net"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / f"boot/vmlinuz-{RELEASE}").write_bytes(b"kernel")
+    (tmp_path / "bin/busybox").write_bytes(b"busybox")
+    kernel = tmp_path / f"lib/modules/{RELEASE}/kernel"
+    (kernel / "virtio_pci.ko").write_bytes(b"\0depends=virtio,virtio-ring\0a")
+    (kernel / "virtio.ko").write_bytes(b"\0depends=\0b")
+    (kernel / "net/virtio-ring.ko.xz").write_bytes(lzma.compress(b"\0depends=virtio\0c"))
+    return tmp_path
+
+
+def test_modules_are_listed_in_loading_order(tree: Path) -> None:
+    """What a module needs comes before it, once; what the kernel has built in is left out."""
+    found = build.modules(tree, RELEASE, ("virtio_pci", "built_in"))
+    assert [name for name, _ in found] == ["virtio", "virtio_ring", "virtio_pci"]
+    assert found[1][1] == b"\0depends=virtio\0c"
+
+
+def test_build_is_kept(tree: Path, tmp_path: Path) -> None:
+    """The same tree and sources give one folder, which is built once."""
+    out = build.build(tree, tmp_path / "out")
+    made = (out / "initrd.img").stat().st_mtime_ns
+    assert (out / "vmlinuz").read_bytes() == b"kernel"
+    assert b"minikata-guest: ready" in (out / "initrd.img").read_bytes()
+    assert (build.build(tree, out) / "initrd.img").stat().st_mtime_ns == made
+
+
+def test_listener_is_a_program(tmp_path: Path) -> None:
+    """The listener runs on its own; without vsock it ends with 1."""
+    program = tmp_path / "listen"
+    program.write_bytes(build.assembled(build.HERE / "listen.s"))
+    program.chmod(0o755)
+    with subprocess.Popen([program]) as process:
+        try:
+            assert process.wait(0.5) == 1
+        except subprocess.TimeoutExpired:  # there is vsock here: it listens
+            process.kill()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="mk"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.mark.slow
+@pytest.mark.qemu
+@pytest.mark.root
+@pytest.mark.timeout(300)
+def test_guest_boots_as_minikatas(folder: Path) -> None:
+    """A pod's creation returns once Linux runs in the VM; needs a guest built before."""
+    guests = sorted(BUILT.glob("*/initrd.img"), key=lambda path: path.stat().st_mtime)
+    if not guests:
+        pytest.skip(f"no guest in {BUILT}: {sys.executable} tests/e2e/guest/build.py")
+    built = guests[-1].parent
+    linux = {"kernel": str(built / "vmlinuz"), "initrd": str(built / "initrd.img")}
+    with (
+        minikata_node(
+            folder, KataDirs.below(folder), guest="linux", accel="tcg", scale=4, **linux
+        ) as kata,
+        kata.container("p1", "p1", annotations={"minikata.guest": "linux"}) as pod,
+    ):
+        pod.start()
+        assert pod.status == "running"
