@@ -12,13 +12,10 @@ are removed. Runtime handlers: the default is runc; `kata` is minikata (tests/e2
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import io
 import json
 import os
 import signal
 import subprocess
-import tarfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,10 +25,10 @@ from tests.lab.rootfs import root_builder
 from tests.support import qemu
 from tests.support.cri import Cri
 from tests.support.katalike import KataDirs
+from tests.support.pauseimage import IMAGE, pause_archive
 from tests.support.waiting import wait_for
 
 PROJECT = Path(__file__).resolve().parents[2]
-IMAGE = "localhost/pause:1"
 START_S = 30.0
 
 _CONFIG = """
@@ -123,7 +120,7 @@ class Containerd:
         (self._folder / "upper/etc/minikata.json").write_text(
             json.dumps(_minikata_settings() | dict(minikata))
         )
-        (self.shared / "pause.tar").write_bytes(_pause_image(tree))
+        (self.shared / "pause.tar").write_bytes(pause_archive(tree / "bin/busybox"))
         (self.shared / "config.toml").write_text(
             _CONFIG.format(
                 folder=self.shared,
@@ -292,54 +289,3 @@ def private_containerd(
         yield containerd
     finally:
         containerd.end()
-
-
-def _pause_image(tree: Path) -> bytes:
-    """Return an OCI archive with one static program that waits for ever: busybox as `sleep`."""
-    layer = _tar({"sleep": (tree / "bin/busybox").read_bytes()})
-    blobs: dict[str, bytes] = {}
-
-    def add(data: bytes) -> dict[str, Any]:
-        digest = hashlib.sha256(data).hexdigest()
-        blobs[f"blobs/sha256/{digest}"] = data
-        return {"digest": f"sha256:{digest}", "size": len(data)}
-
-    described_layer = {"mediaType": "application/vnd.oci.image.layer.v1.tar", **add(layer)}
-    config = {
-        "architecture": "amd64",
-        "os": "linux",
-        "config": {"Entrypoint": ["/sleep", "infinity"]},
-        "rootfs": {"type": "layers", "diff_ids": [described_layer["digest"]]},
-    }
-    described_config = {
-        "mediaType": "application/vnd.oci.image.config.v1+json",
-        **add(json.dumps(config).encode()),
-    }
-    kind = "application/vnd.oci.image.manifest.v1+json"
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": kind,
-        "config": described_config,
-        "layers": [described_layer],
-    }
-    described = {
-        "mediaType": kind,
-        **add(json.dumps(manifest).encode()),
-        "annotations": {
-            "io.containerd.image.name": IMAGE,
-            "org.opencontainers.image.ref.name": "1",
-        },
-    }
-    blobs["index.json"] = json.dumps({"schemaVersion": 2, "manifests": [described]}).encode()
-    blobs["oci-layout"] = b'{"imageLayoutVersion":"1.0.0"}'
-    return _tar(blobs)
-
-
-def _tar(files: Mapping[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, data in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(data), 0o755
-            archive.addfile(entry, io.BytesIO(data))
-    return buffer.getvalue()

@@ -12,8 +12,9 @@ from typing import Any
 import grpc
 
 from tests.support.proto import cri_pb2 as pb
+from tests.support.waiting import SCALE
 
-DEADLINE_S = 30.0
+DEADLINE_S = 30.0 * SCALE
 _SERVICE = "/runtime.v1.RuntimeService/"
 
 
@@ -84,7 +85,7 @@ class Cri:
     def answers(self) -> bool:
         """Whether the runtime serves."""
         try:
-            self._call("Version", pb.Empty(), pb.Empty, deadline_s=1.0)
+            self._call("Version", pb.Empty(), pb.Empty, deadline_s=1.0 * SCALE)
         except grpc.RpcError:
             return False
         return True
