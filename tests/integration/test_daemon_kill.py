@@ -23,6 +23,8 @@ KILLS = 200
 LONGEST_LIFE_S = 0.2
 """A daemon is ready after about half of it here, so kills hit starts and work alike."""
 
+STRIDE = 3
+
 SMALL = Machine(boot=2, maximum=2)
 
 
@@ -86,6 +88,7 @@ class Storm:
         return {cpu for each in cpus for cpu in each} or os.sched_getaffinity(0)
 
 
+@pytest.mark.timeout(240)
 def test_killed_at_random_moments(node: Node) -> None:
     """200 kills while hooks arrive: every hook is recorded in the end, every thread is right."""
     seed = random.randrange(1 << 32)
@@ -133,20 +136,23 @@ def _check_records(node: Node, storm: Storm, told: str) -> None:
     assert list(node.runtime_dir.glob("registry.db.*")) == []  # never taken for damaged
 
 
-def test_killed_before_every_step(node: Node) -> None:
-    """Killed before each step of a start and of three hooks: the next start makes all right."""
+@pytest.mark.timeout(240)
+def test_killed_before_any_step(node: Node) -> None:
+    """Killed before each third step of a start and three hooks, all is right after the next start.
+
+    The first one is chosen by chance, so that a few runs cover all.
+    """
     log = node.root / "daemon.log"
     with node.pod("p1", machine=SMALL) as pod:
         pod.write_bundle(pod.id, kind="sandbox")
         for name, cpus in (("c1", "1"), ("c2", "0"), ("c3", "1")):
             pod.write_bundle(name, cpus)
-        step, died = 0, True
-        while died:
-            step += 1
-            died = _killed_at(node, pod, step)
-            assert step < 1000
-        print(f"{step - 1} steps")
-        assert step > 40
+        first = random.randrange(1, STRIDE + 1)
+        for step in range(first, 1000, STRIDE):
+            if not _killed_at(node, pod, step):
+                break
+        print(f"steps {first} to {step} by {STRIDE}")
+        assert 40 < step < 999
     assert "Traceback" not in log.read_text()
 
 
