@@ -33,7 +33,9 @@ _STEPS: Final = (
     ("systemd-sysusers",),
     ("systemd-tmpfiles", "--create", "kata-pin.conf"),
     ("systemctl", "daemon-reload"),
-    ("systemctl", "enable", "--now", "kata-pin"),
+    ("systemctl", "enable", "kata-pin"),
+    # Not `enable --now`: a machine that is used again may still run the project's last version.
+    ("systemctl", "restart", "kata-pin"),
 )
 
 
