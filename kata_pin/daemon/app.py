@@ -69,6 +69,7 @@ class Daemon:
         self._notifier = notifier
         self._started = time.monotonic()
         self._stop = asyncio.Event()
+        self._retimed = asyncio.Event()
         self._acting = True
         self._live: bool | None = None
 
@@ -148,7 +149,9 @@ class Daemon:
         """Audit affinities, and deeply every so often; the periods follow the configuration."""
         deep_at = time.monotonic() + self._config.audit.deep_s
         while True:
-            await asyncio.sleep(self._config.audit.affinity_s)
+            if await self._periods_changed(self._config.audit.affinity_s):
+                deep_at = time.monotonic() + self._config.audit.deep_s
+                continue
             try:
                 if time.monotonic() < deep_at:
                     await self._auditor.affinity()
@@ -157,6 +160,15 @@ class Daemon:
                     await self._deep_audit()
             except (KataPinError, OSError) as error:  # the next round looks again
                 log.error("audit failed: %s", error)
+
+    async def _periods_changed(self, seconds: float) -> bool:
+        """Wait for the next audit; return at once, and True, when its period is another one."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._retimed.wait()
+        changed = self._retimed.is_set()
+        self._retimed.clear()
+        return changed
 
     async def _deep_audit(self) -> None:
         self._parts.index.refresh(full=True)
@@ -302,6 +314,8 @@ class Daemon:
         else:
             if fresh.log_level is not self._config.log_level:
                 set_level(fresh.log_level.value)
+            if fresh.audit != self._config.audit:
+                self._retimed.set()
             self._config = fresh
             self._parts.node.config = fresh
             self._sandboxes.mark_all("configuration reloaded", event=True)

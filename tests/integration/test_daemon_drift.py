@@ -124,6 +124,17 @@ def test_reload_puts_new_settings_in_force(node: Node) -> None:
         assert pod.misplaced({1}, {1: 1}) == []
 
 
+def test_reload_shortens_the_wait_for_the_next_audit(node: Node) -> None:
+    """A shorter audit period counts at once, not after the end of the longer one."""
+    daemon = node.start()  # audits are an hour apart
+    with node.pod("p1") as pod:
+        _pinned_pod(node, pod)
+        node.configure(audit=FAST)
+        daemon.reload()
+        os.sched_setaffinity(pod.kata.vcpus()[1], {0})
+        wait_for(lambda: os.sched_getaffinity(pod.kata.vcpus()[1]) == {1}, "the audit")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
