@@ -78,6 +78,20 @@ def start_pod(node: Node, pinner: PrivateNode) -> Iterator[Pods]:
     wait_for(lambda: not pinner.sandboxes(), "the sandboxes to be forgotten")
 
 
+@pytest.fixture
+def configure(pinner: PrivateNode) -> Iterator[Callable[..., None]]:
+    """Change settings of the running daemon, for one test: it reads its configuration anew."""
+    before = dict(pinner.settings)
+
+    def change(**settings: object) -> None:
+        pinner.configure(**{**before, **settings})
+        assert pinner.daemon is not None
+        pinner.daemon.reload()
+
+    yield change
+    change()
+
+
 @pytest.hookimpl
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Note when the test began, for its part of the journal."""
