@@ -20,6 +20,7 @@ from typing import Any
 from tests.support import qemu
 from tests.support.katalike import KataDirs
 from tests.support.ocirun import OciContainer
+from tests.support.waiting import SCALE
 
 PROGRAM = Path(__file__).resolve().parents[1] / "e2e/minikata/minikata"
 
@@ -43,7 +44,7 @@ class MinikataContainer(OciContainer):
     def state(self) -> str:
         """What `state` prints."""
         done = subprocess.run(
-            self._command("state", self.name), capture_output=True, check=True, timeout=30
+            self._command("state", self.name), capture_output=True, check=True, timeout=30 * SCALE
         )
         return done.stdout.decode()
 
@@ -126,7 +127,7 @@ class Minikata:
 
     def purge(self) -> None:
         """End and remove whatever is left."""
-        subprocess.run(self.command("purge"), check=True, timeout=30)
+        subprocess.run(self.command("purge"), check=True, timeout=30 * SCALE)
 
 
 def vcpu_threads(pid: int) -> dict[int, int]:

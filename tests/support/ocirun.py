@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.support.waiting import wait_for
+from tests.support.waiting import SCALE, wait_for
 
 RUNTIMES = ("runc", "crun")
 
@@ -88,7 +88,7 @@ class OciContainer:
     def status(self) -> str:
         """The runtime's word for where the container is; empty when it knows none such."""
         done = subprocess.run(
-            self._command("state", self.name), capture_output=True, check=False, timeout=20
+            self._command("state", self.name), capture_output=True, check=False, timeout=20 * SCALE
         )
         return "" if done.returncode else str(json.loads(done.stdout)["status"])
 
@@ -109,7 +109,7 @@ class OciContainer:
     def _call(self, *arguments: str, output: Any) -> int:
         return subprocess.run(
             self._command(*arguments), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            check=False, timeout=30,
+            check=False, timeout=30 * SCALE,
         ).returncode  # fmt: skip
 
     def _command(self, *arguments: str) -> list[str]:

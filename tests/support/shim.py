@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -63,11 +63,19 @@ class LocalShim:
     """The stand-in as an object: QEMU is a child of the calling process.
 
     `timeout_s` bounds each answer of QEMU and each unplug. `eject_by_nmi`: the idle guest ejects a
-    vCPU when it gets an NMI; one with an operating system does so without.
+    vCPU when it gets an NMI; one with an operating system does so without. `note` is told QEMU's
+    pid as soon as there is one, before it answers.
     """
 
-    def __init__(self, timeout_s: float = 10.0 * SCALE, *, eject_by_nmi: bool = True) -> None:
+    def __init__(
+        self,
+        timeout_s: float = 10.0 * SCALE,
+        *,
+        eject_by_nmi: bool = True,
+        note: Callable[[int], None] | None = None,
+    ) -> None:
         self._timeout_s = timeout_s
+        self._note = note
         self._eject_by_nmi = eject_by_nmi
         self._process: subprocess.Popen[bytes] | None = None
         self._monitor: Monitor | None = None
@@ -103,6 +111,8 @@ class LocalShim:
                 stderr=log,
             )
         try:
+            if self._note is not None:
+                self._note(self._process.pid)
             self.hold()
         except BaseException as error:
             self.stop()

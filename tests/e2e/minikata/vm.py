@@ -53,7 +53,7 @@ class Vm:
         self._devices = Devices()
         kind = LocalShim if settings.go else RsShim
         idle = settings.guest == "idle"
-        self._shim = kind(QMP_S * settings.scale, eject_by_nmi=idle)
+        self._shim = kind(QMP_S * settings.scale, eject_by_nmi=idle, note=ledger.note_process)
         self._file_server: subprocess.Popen[bytes] | None = None
         self.uuid = _uuid()
         self.pid = 0
@@ -177,7 +177,6 @@ class Vm:
         argv = machine.command_line(made, self._devices, file_server=self._file_server is not None)
         log = f"{self._files.vm}/qemu.log"
         self.pid = self._shim.start(argv, self._files.qmp, log, self._devices.descriptors)
-        self._ledger.note_process(self.pid)
         if settings.go:
             wait_for(lambda: os.path.exists(self._files.places.pidfile), "QEMU's pid file")
 
