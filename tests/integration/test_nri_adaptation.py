@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.daemon import Node, private_node
-from tests.support.nriadaptation import Adaptation, why_not
+from tests.support.nrilibrary import Adaptation, why_not
 from tests.support.waiting import wait_for
 
 pytestmark = [

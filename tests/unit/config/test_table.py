@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kata_pin.config import Audit, Config, Hook, Intruders, Mode, Paths, from_text
+from kata_pin.config import Audit, Config, Hook, Intruders, Mode, Nri, NriEnabled, Paths, from_text
 from kata_pin.config.table import BY_KEY, SECTIONS, SETTINGS, Setting, flow
 from kata_pin.config.text import as_data, as_yaml, sample
 from kata_pin.config.tree import METADATA
@@ -47,6 +47,11 @@ configs = st.builds(
         Audit,
         affinity_s=st.integers(1, 600_000).map(lambda n: max(0.1, n / 10_000)),
         deep_s=st.integers(61, 86400).map(float),
+    ),
+    nri=st.builds(
+        Nri,
+        enabled=st.sampled_from(NriEnabled),
+        index=st.integers(0, 99).map("{:02}".format),
     ),
     hook=st.builds(Hook, pin_ms=st.integers(0, 10000), strict=st.booleans()),
 )
