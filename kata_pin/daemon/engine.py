@@ -180,7 +180,10 @@ class Engine:
     ) -> tuple[Vmm | None, str]:
         """Return the VMM, the known one while it lives, or why there is none."""
         if held.vmm is not None and is_alive(self._root, held.vmm.process):
-            return held.vmm, ""
+            process = self._index.get(held.vmm.process.pid)
+            if process is None or process.ppid == held.vmm.parent:
+                return held.vmm, ""
+            # its shim has died: look again, now as an orphan
         hints = [c.pid_hint for c in containers if c.pid_hint]
         try:
             return self._finder.find(sandbox_id, hints), ""

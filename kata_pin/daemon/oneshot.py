@@ -73,8 +73,12 @@ def unpin(config: Config, sandbox_id: str | None) -> Json:
 
 
 def release_all(config: Config) -> Json:
-    """Give every pin back: what uninstall does where no daemon runs."""
-    return unpin(config, None)
+    """Give every pin back: what uninstall does where no daemon runs.
+
+    Unlike unpin this is not remembered: a daemon that is installed again pins again.
+    """
+    with _writing(config) as parts:
+        return applied_document("unpin", list(_look(parts, act=True, release=True)))
 
 
 @contextlib.contextmanager

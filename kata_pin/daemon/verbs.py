@@ -70,11 +70,14 @@ class Verbs:
         return await self._pass_over(self._selected(request), "reconcile")
 
     async def _unpin(self, request: Request) -> Json:
-        return self._released(self._selected(request))
+        chosen = self._selected(request)
+        self.sandboxes.set_released(chosen, released=True)
+        return self._release_now(chosen)
 
     async def _release(self, _request: Request) -> Json:
+        """Unlike unpin this is not remembered: the next daemon, if there is one, pins again."""
         self.stop_acting()
-        return self._released(self.sandboxes.ids)
+        return self._release_now(self.sandboxes.ids)
 
     async def _reload(self, _request: Request) -> Json:
         problem = self.reload()
@@ -82,8 +85,7 @@ class Verbs:
             raise DaemonError(f"configuration not reloaded: {problem}")
         return {"document": {}}
 
-    def _released(self, chosen: Sequence[str]) -> Json:
-        self.sandboxes.set_released(chosen, released=True)
+    def _release_now(self, chosen: Sequence[str]) -> Json:
         for sandbox_id in chosen:
             self.sandboxes.release(sandbox_id)
         return {"document": applied_document("unpin", self.sandboxes.facts(chosen))}

@@ -134,6 +134,19 @@ def test_an_orphan_is_adopted_and_shown(node: Node) -> None:
         assert (vmm["pid"], vmm["orphan"]) == (pod.kata.pid, True)
 
 
+def test_a_shim_that_dies_under_the_daemon_makes_an_orphan(node: Node) -> None:
+    """The next look after the shim's death says so, without a restart."""
+    node.start()
+    with node.pod("p1") as pod:
+        pod.announce()
+        pod.create("c1", "1")
+        assert not node.sandboxes()["p1"]["vmm"]["orphan"]
+        pod.kata.orphan()
+        node.ask("reconcile")
+        assert node.sandboxes()["p1"]["vmm"]["orphan"]
+        assert pod.misplaced({1}) == []
+
+
 def test_a_sandbox_that_ended_meanwhile_is_forgotten(node: Node) -> None:
     """Records of a VMM that exited while no daemon ran do not stay."""
     daemon = node.start()
