@@ -191,6 +191,8 @@ class Trial:
                     transfer.get(channel, [RESULTS], folder, deadline_s=limit)
                     brought = Path(folder) / Path(RESULTS).name
                     shutil.copytree(brought, self._results, dirs_exist_ok=True)
+            if (self._results / "told.txt").exists():
+                self._tell((self._results / "told.txt").read_text().rstrip())
         except LabError as error:
             self._tell(f"lab: results could not be brought back: {error}")
 
