@@ -1,0 +1,68 @@
+"""A pod whose VM really boots Linux: vCPUs come online in the guest, vsock answers.
+
+The guest is `.cache/guest` of the checkout, made by tests/e2e/guest/build.py.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.e2e.idlevm import vcpu_tids
+from tests.e2e.node import Node
+from tests.support.katalike import KataDirs
+from tests.support.minikata import Minikata, minikata_node
+
+GUEST: Final = Path(__file__).resolve().parents[2] / ".cache/guest"
+PORT: Final = 1024
+SANDBOX: Final = "e2e-linux"
+
+
+def _ask(kata: Minikata, node: Node, question: str) -> str:
+    """Return the guest's answer; its address is where Kata's state says that the agent is."""
+    cid = int(kata.persist(SANDBOX)["AgentState"]["URL"].removeprefix("vsock://").split(":")[0])
+    with socket.socket(socket.AF_VSOCK) as connection:
+        connection.settimeout(10 * node.scale)
+        connection.connect((cid, PORT))
+        connection.sendall(f"{question}\n".encode())
+        with connection.makefile() as answer:
+            return answer.read().strip()
+
+
+def test_vcpus_of_a_real_guest_come_and_go(node: Node, tmp_path: Path) -> None:
+    """Hotplugged vCPUs are brought online by the guest, and leave it when they are unplugged.
+
+    A guest with Linux 6.12 numbers them by APIC id, so the first one plugged is the last CPU.
+    """
+    if not node.kvm:
+        pytest.skip(
+            f"{node.flavour} has no KVM inside: a guest takes minutes, and hangs on hotplug"
+        )
+    if not (GUEST / "initrd.img").exists():
+        pytest.skip(f"no guest in {GUEST}")
+    linux = {"kernel": str(GUEST / "vmlinuz"), "initrd": str(GUEST / "initrd.img")}
+    settings = {"guest": "linux", "accel": "kvm", "scale": node.scale, "default_maxvcpus": 4}
+    dirs = KataDirs.below(tmp_path)
+    with (
+        minikata_node(tmp_path, dirs, **settings, **linux) as kata,
+        kata.container(SANDBOX, SANDBOX),
+    ):
+        assert _ask(kata, node, "cpus") == "0"
+        first, second = ("3", "2") if _numbers_by_apic(kata, node) else ("1", "2")
+        both = {f"0,{second}-{first}", f"0-{second}"}
+        with kata.container("e2e-app", SANDBOX, quota=200_000, period=100_000) as app:
+            assert set(vcpu_tids(kata.qemu_pid(SANDBOX))) == {0, 3, 2}
+            node.wait(lambda: _ask(kata, node, "cpus") in both, "plugged vCPUs online")
+            assert "apicid\t\t: 3" in _ask(kata, node, "cpuinfo")
+            app.update_resources({"quota": 100_000})
+            assert "apicid\t\t: 2" not in _ask(kata, node, "cpuinfo")
+            assert _ask(kata, node, "cpus") in {f"0,{first}", f"0-{first}"}
+
+
+def _numbers_by_apic(kata: Minikata, node: Node) -> bool:
+    """Whether the guest's kernel gives CPU numbers to slots in advance (Linux 6.9 and later)."""
+    major, minor = _ask(kata, node, "kernel").split(".")[:2]
+    return (int(major), int(minor)) >= (6, 9)
