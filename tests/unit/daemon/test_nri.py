@@ -100,6 +100,7 @@ async def test_a_life(world: World) -> None:
     record = world.registry.container("c1")
     assert record is not None
     assert (record.cpus, record.pid_hint) == (CpuSet([4]), QEMU)
+    assert record.state is ContainerState.RUNNING  # as the event itself says
     world.tell(EventKind.STOP_CONTAINER, container=updated)
     assert world.state("c1") is ContainerState.STOPPED
     world.tell(EventKind.REMOVE_CONTAINER, container=updated)
@@ -120,6 +121,17 @@ def test_the_end_of_a_pod_ends_its_containers(world: World) -> None:
     world.tell(EventKind.REMOVE_POD_SANDBOX)
     assert {world.state(one) for one in ("p1", "c1")} == {ContainerState.DELETED}
     assert world.state("x") is ContainerState.RUNNING
+
+
+def test_one_container_ends_alone(world: World) -> None:
+    """The end of a container is not that of its neighbours."""
+    for name in ("c1", "c2"):
+        world.tell(EventKind.START_CONTAINER, container=_app(name=name))
+    world.tell(EventKind.STOP_CONTAINER, container=_app(name="c1"))
+    assert [world.state(one) for one in ("c1", "c2")] == [
+        ContainerState.STOPPED,
+        ContainerState.CREATED,
+    ]
 
 
 @pytest.mark.parametrize("late", [EventKind.POST_START_CONTAINER, EventKind.POST_UPDATE_CONTAINER])
@@ -212,6 +224,14 @@ async def test_rebuild(world: World) -> None:
     assert world.state("x") is ContainerState.RUNNING  # another runtime's
     assert world.marks[-1] == ("p1", "nri:Synchronize")
     assert world.registry.containers("r1") == ()
+
+
+async def test_rebuild_looks_at_everybody_again(world: World) -> None:
+    """A pod that was taken for another runtime's is looked at anew by a Synchronize."""
+    assert world.tell(EventKind.RUN_POD_SANDBOX, RUNC) == 0
+    world.vmms["r1"] = 300
+    await world.intake.rebuild(Snapshot((RUNC,)), 2000)
+    assert world.registry.sandboxes() == ["r1"]
 
 
 async def test_events_during_a_rebuild_are_newer(world: World) -> None:

@@ -137,6 +137,18 @@ async def test_synchronize_in_parts(told: Told, runtime: Runtime, path: Path) ->
         assert [one.id for one in snapshot.containers] == ["c1", "c2"]
 
 
+async def test_synchronize_again(told: Told, peer: Peer) -> None:
+    """A second Synchronize on one connection is a whole of its own."""
+    await peer.synchronize([pod("p1")])
+    await peer.synchronize([pod("p2")])
+    await _until(lambda: len(told.snapshots) == 3)
+    assert [[one.id for one in snapshot.pods] for snapshot in told.snapshots] == [
+        [],
+        ["p1"],
+        ["p2"],
+    ]
+
+
 @pytest.mark.parametrize("change", [False, True])
 async def test_every_event_in_both_styles(told: Told, peer: Peer, change: bool) -> None:
     """Each event is answered with nothing and told once, in order, with rising stamps."""
