@@ -70,10 +70,7 @@ def test_rewrite_of_the_same_cpuset(node: Node, pod: LabPod) -> None:
 def test_disjoint_cpuset_is_shown_with_the_step(
     pinner: PrivateNode, pod: LabPod, configure: Callable[..., None]
 ) -> None:
-    """Kata's cgroup moves before its state tells: the step and the cgroup are shown, then repaired.
-
-    Nothing of the time between may come back later: 6.12 remembers what was last set.
-    """
+    """Kata's cgroup moves before its state tells: step and cgroup are shown, later all is right."""
     configure(audit={"affinity_s": 1, "deep_s": 2})
     pod.confine("8-11")
     tids = list(pod.kata.vcpus().values())
