@@ -43,6 +43,9 @@ def main(argv: list[str] | None = None) -> int:
     except LabError as error:
         tell(f"lab: {error}")
         return error.exit_code
+    except OSError as error:  # a place of this machine that we may not use, or that is full
+        tell(f"lab: {error.strerror}: {error.filename}" if error.filename else f"lab: {error}")
+        return 1
     except KeyboardInterrupt:
         tell("lab: interrupted")
         return 130

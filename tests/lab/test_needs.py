@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +15,7 @@ import pytest
 
 from tests.lab import needs
 from tests.lab.errors import LabError
-from tests.lab.settings import PROJECT
+from tests.lab.settings import LAB, PROJECT
 
 
 def test_missing_commands_are_named_with_their_packages(
@@ -56,3 +58,55 @@ def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "command unshare (package util-linux)" in done.stderr
     assert not (tmp_path / "c" / "base").exists()
+
+
+@pytest.fixture
+def anyones() -> Iterator[Path]:
+    """A folder that nobody can read too; pytest's own are root's alone."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+@pytest.mark.root
+def test_nobody_on_a_full_disk_without_packages_is_told_all_of_it_at_once(anyones: Path) -> None:
+    """The real command, for a user with nothing: each lack is a line, exit 1, no traceback."""
+    cache = anyones / "cache"
+    done = _lab_as_nobody(anyones, cache, "build", "trixie-smt")
+    assert done.returncode == 1
+    first, *lines = done.stderr.splitlines()
+    assert first == "lab: cannot build a lab image, this machine lacks:"
+    assert "  - root: debootstrap makes devices and changes its root" in lines
+    assert "  - command unshare (package util-linux)" in lines
+    assert any(line.startswith(f"  - 7 GiB of disk at {cache}, there are 0.0: ") for line in lines)
+    assert all(line.startswith("  - ") for line in lines)
+
+
+@pytest.mark.root
+def test_results_that_cannot_be_written_are_named(anyones: Path) -> None:
+    """A clone that is somebody else's: the folder is named, exit 1, no traceback."""
+    done = _lab_as_nobody(anyones, anyones / "cache", "test", "trixie-smt")
+    assert done.returncode == 1
+    assert done.stderr == f"lab: Permission denied: {anyones}/clone/build\n"
+
+
+def _lab_as_nobody(folder: Path, cache: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run scripts/lab as nobody, with an empty PATH and a cache on a full disk."""
+    clone = folder / "clone"
+    shutil.copytree(LAB, clone / "tests/lab", ignore=shutil.ignore_patterns("__pycache__"))
+    (clone / "scripts").mkdir()
+    shutil.copy2(PROJECT / "scripts/lab", clone / "scripts/lab")
+    shutil.copy2(PROJECT / "requirements-dev.lock", clone)
+    cache.mkdir()
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    command = [*nobody, "/usr/bin/env", f"PATH={folder}", f"KATA_PIN_LAB_CACHE={cache}/lab"]
+    command += ["/usr/bin/python3", str(clone / "scripts/lab"), *words]
+    script = 'mount -t tmpfs -o size=1m,mode=777 none "$1" && shift && exec "$@"'
+    return subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", str(cache), *command],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
