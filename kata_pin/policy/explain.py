@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
 from kata_pin.model.placement import Desired, Placement, Provenance
-from kata_pin.model.sandbox import Container, Sandbox
+from kata_pin.model.sandbox import Container, GuestTopology, Sandbox
 from kata_pin.model.thread import Thread, ThreadRole
 from kata_pin.policy import notes
 from kata_pin.policy.mask import counted
 from kata_pin.policy.overhead import reserve_size
 from kata_pin.policy.pools import exclusive_pools
+from kata_pin.policy.vicinity import vicinities
 
 
 def explain(
@@ -29,7 +30,7 @@ def explain(
         ("mask", _mask(placement)),
         ("exclusive", _exclusive(sandbox, placement)),
         ("VM size", _size(threads, placement, node)),
-        ("threads", _threads(threads, placement)),
+        ("threads", _threads(sandbox, threads, placement, node)),
         ("notes", (f"{one.level}: {one.code}: {one.text}" for one in placement.notes)),
     ):
         lines.append(title)
@@ -86,7 +87,11 @@ def _size(threads: Iterable[Thread], placement: Placement, node: Node) -> Iterat
         yield f"{CpuSet(pools.reserved)} of the exclusive CPUs are reserved for overhead"
 
 
-def _threads(threads: Iterable[Thread], placement: Placement) -> Iterator[str]:
+def _threads(
+    sandbox: Sandbox, threads: Sequence[Thread], placement: Placement, node: Node
+) -> Iterator[str]:
+    guest = sandbox.vmm.guest if sandbox.vmm is not None else GuestTopology()
+    near = vicinities(threads, placement, guest, node.topology)
     for thread in sorted(threads, key=_thread_order):
         head = f"tid {thread.key.tid} {thread.label} ({thread.role.source})"
         desired = placement.desired.get(thread.key)
@@ -97,8 +102,12 @@ def _threads(threads: Iterable[Thread], placement: Placement) -> Iterator[str]:
         now = "" if observed == desired.applied else f", now on {_cpus(observed)}"
         yield (
             f"{head}: wanted {_cpus(desired.wanted)}, applied {_cpus(desired.applied)}{now}:"
-            f" {desired.reason}{_step(desired)}"
+            f" {desired.reason}{_near(near.get(thread.key, ''))}{_step(desired)}"
         )
+
+
+def _near(text: str) -> str:
+    return f" ({text})" if text else ""
 
 
 def _step(desired: Desired) -> str:
