@@ -115,7 +115,7 @@ class NriPlugin:
 
     def _complain(self, error: Exception) -> None:
         """Say once what is wrong, not at every try."""
-        trouble = str(error)
+        trouble = (error.strerror if isinstance(error, OSError) else None) or str(error)
         absent = isinstance(error, FileNotFoundError | ConnectionRefusedError)
         if trouble == self._trouble:
             level = logging.DEBUG

@@ -69,6 +69,7 @@ class Node:
             "version": 1,
             "runtime_dir": str(self.runtime_dir),
             "log_level": "debug",
+            "nri": {"enabled": "no"},
             "audit": dict(QUIET),
             "paths": {
                 "vc": str(self.dirs.vc),
