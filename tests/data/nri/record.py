@@ -16,7 +16,6 @@ from tests.support.containerd import Containerd, private_containerd
 from tests.support.katalike import KataDirs
 
 HERE = Path(__file__).parent
-SOCKET = "/tmp/nri-record.sock"
 
 
 class Silent:
@@ -83,8 +82,9 @@ async def _record(containerd: Containerd) -> None:
     await asyncio.to_thread(earlier)
     listener = Silent()
     relay = Relay(containerd.nri_socket)
-    async with await asyncio.start_unix_server(relay.serve, SOCKET) as server:
-        plugin = NriPlugin(listener, socket_path=SOCKET, name="kata-pin", index="95", wanted=True)
+    path = f"{containerd.shared}/relay.sock"
+    async with await asyncio.start_unix_server(relay.serve, path) as server:
+        plugin = NriPlugin(listener, socket_path=path, name="kata-pin", index="95", wanted=True)
         task = asyncio.create_task(plugin.run())
         await asyncio.wait_for(listener.synchronized.wait(), 10)
         await asyncio.to_thread(later)
@@ -95,6 +95,7 @@ async def _record(containerd: Containerd) -> None:
 
 
 if __name__ == "__main__":
-    folder = Path(tempfile.mkdtemp(prefix="cd"))
-    with private_containerd(folder, KataDirs.below(folder / "kata")) as made:
-        asyncio.run(_record(made))
+    with tempfile.TemporaryDirectory(prefix="cd") as name:
+        folder = Path(name)
+        with private_containerd(folder, KataDirs.below(folder / "kata")) as made:
+            asyncio.run(_record(made))
