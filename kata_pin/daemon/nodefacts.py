@@ -1,7 +1,7 @@
 """The node's facts as each pass needs them, read again only where they may have changed.
 
-Topology follows the online list (a cheap read), the kubelet's checkpoint its file's stamp. Lives
-as long as the daemon. Out of scope: following changes by events.
+Topology follows the online and the isolated CPUs (cheap reads), the kubelet's checkpoint its file's
+stamp. Lives as long as the daemon. Out of scope: following changes by events.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kata_pin.errors import HostError, KataPinError
 from kata_pin.host.cpuset import CgroupMount, cgroup_mounts
 from kata_pin.host.process import init_affinity
 from kata_pin.host.root import HostRoot
-from kata_pin.host.topology import online, read_topology
+from kata_pin.host.topology import isolated, online, read_topology
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState, Node
 from kata_pin.model.placement import Note, NoteLevel
@@ -36,7 +36,7 @@ class NodeWatch:
         self._kubelet: KubeletState | None = None
         self._kubelet_stamp: tuple[int, int, int] | None = None
         self._kubelet_problem = ""
-        self._seen: tuple[CpuSet, KubeletState | None] | None = None
+        self._seen: tuple[CpuSet, CpuSet, KubeletState | None] | None = None
         self._cgroup_mounts: tuple[CgroupMount, ...] | None = None
 
     @property
@@ -68,17 +68,19 @@ class NodeWatch:
         return self._cgroup_mounts
 
     def changed(self) -> bool:
-        """Whether the online CPUs or the kubelet's assignments changed since the last call."""
+        """Whether online or isolated CPUs or the kubelet's state changed since the last call."""
         self._cgroup_mounts = None
         before = self._seen
-        self._seen = (self._current_topology().online, self._current_kubelet())
+        topology = self._current_topology()
+        self._seen = (topology.online, topology.isolated, self._current_kubelet())
         return before is not None and before != self._seen
 
     def _current_topology(self) -> HostTopology:
-        now = online(self._root)
-        if self._topology is None or self._topology.online != now:
-            self._topology = read_topology(self._root)
-        return self._topology
+        now = (online(self._root), isolated(self._root))
+        known = self._topology
+        if known is None or (known.online, known.isolated) != now:
+            known = self._topology = read_topology(self._root)
+        return known
 
     def _release_mask(self, topology: HostTopology) -> CpuSet:
         """Return pid 1's affinity, else all online CPUs (DESIGN D18)."""

@@ -5,7 +5,7 @@ default (a virtual machine may have no NUMA nodes, no cache files, no dies); wha
 not a number or a CPU list is a ParseError that names the file. Out of scope: the CPUs of guests.
 
 Facts: Documentation/ABI/stable/sysfs-devices-system-cpu and sysfs-devices-node,
-Documentation/admin-guide/cputopology.rst of the kernel.
+Documentation/admin-guide/cputopology.rst and cgroup-v2.rst (isolated partitions) of the kernel.
 """
 
 from __future__ import annotations
@@ -45,6 +45,15 @@ def online(root: HostRoot) -> CpuSet:
         raise HostError("read", path, error.errno or 0) from error
 
 
+def isolated(root: HostRoot) -> CpuSet:
+    """Return the CPUs that nothing balances: isolated at boot, or now, by a cgroup's partition.
+
+    Only Linux 6.7 and later list the partitions' CPUs. Raises ParseError.
+    """
+    partitions = _cpus(root, "fs/cgroup/cpuset.cpus.isolated")
+    return _cpus(root, "devices/system/cpu/isolated") | partitions
+
+
 def read_topology(root: HostRoot) -> HostTopology:
     """Return the host's topology; offline CPUs are in `present` only.
 
@@ -59,7 +68,7 @@ def read_topology(root: HostRoot) -> HostTopology:
         cpus=tuple(_cpu(root, cpu, up, node_of.get(cpu, 0), kinds.get(cpu, "")) for cpu in up),
         online=up,
         present=_cpus(root, "devices/system/cpu/present") | up,
-        isolated=_cpus(root, "devices/system/cpu/isolated"),
+        isolated=isolated(root),
         nohz_full=_cpus(root, "devices/system/cpu/nohz_full"),
         distances={node: _distances(root, node) for node in sorted(nodes)},
     )

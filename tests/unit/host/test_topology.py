@@ -84,6 +84,14 @@ def test_several_caches_in_a_package(tmp_path: Path) -> None:
     assert str(host.nohz_full) == "6-7"
 
 
+def test_isolated_partitions_count_as_isolated(tmp_path: Path) -> None:
+    """CPUs that a cgroup's partition isolates now join those that were isolated at boot."""
+    tree = {**listing("several-llcs"), "sys/fs/cgroup/cpuset.cpus.isolated": "2-3"}
+    assert str(read_topology(grow(tmp_path, tree)).isolated) == "2-7,12-15"
+    empty = {**listing("single-cpu"), "sys/fs/cgroup/cpuset.cpus.isolated": ""}
+    assert not read_topology(grow(tmp_path / "none", empty)).isolated
+
+
 def test_single_cpu(tmp_path: Path) -> None:
     """A host with one CPU has one of everything."""
     host = of(tmp_path, "single-cpu")
