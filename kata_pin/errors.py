@@ -6,7 +6,6 @@
      +- RemoteProtocolError        a peer (QEMU, hook, control client, agent) broke its protocol
      +- HostError                  operation, subject, errno
      |   +- TaskGone               a thread or process vanished: normal during a pass
-     |   +- AffinityRefused        the kernel refused a mask (EINVAL or EPERM)
      +- VmmError                   no VMM found or not accepted as the sandbox's
      |   +- QmpUnavailable         the QMP socket cannot be used now
      +- StateError                 the registry's file is damaged or of another version
@@ -76,10 +75,6 @@ class HostError(KataPinError):
 
 class TaskGone(HostError):  # noqa: N818 - a state of the world, not a fault
     """The thread or process exited; ordinary while a pass runs."""
-
-
-class AffinityRefused(HostError):  # noqa: N818 - the words of the glossary
-    """The kernel refused an affinity: EINVAL (outside the cpuset) or EPERM (no CAP_SYS_NICE)."""
 
 
 class VmmError(KataPinError):

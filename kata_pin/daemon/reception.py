@@ -22,6 +22,7 @@ from kata_pin.model.sandbox import Container, ContainerKind
 from kata_pin.sources.hooks import HookConnection
 from kata_pin.sources.spool import Spool
 from kata_pin.vmm.qmp import query
+from kata_pin.vmm.statefiles import KataPaths
 from kata_pin.wire.qmp import QmpAnswers
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,8 @@ class Reception:
             return None
 
     def _qmp_path(self, container: Container) -> str:
-        return f"{self._config().paths.vc}/vm/{container.sandbox_id}/qmp.sock"
+        paths = self._config().paths
+        return KataPaths(vc=paths.vc, kata=paths.kata).main_qmp(container.sandbox_id)
 
     # ---- answers -------------------------------------------------------------------------
 

@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 
 VERSION: Final = 1
 
+BUSY_S: Final = 0.1
+"""Longest wait for another holder of the file's lock: it holds the event loop; hooks spool."""
+
 TOMBSTONES: Final = 4096
 """Stamps of finished containers that are remembered, to ignore messages that arrive late."""
 
@@ -149,7 +152,7 @@ class Registry:
     def _connect(self) -> sqlite3.Connection:
         try:
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            db = sqlite3.connect(self.path, isolation_level=None, timeout=2.0)
+            db = sqlite3.connect(self.path, isolation_level=None, timeout=BUSY_S)
         except (OSError, sqlite3.Error) as error:
             raise StateError(f"{self.path}: {error}") from error
         try:

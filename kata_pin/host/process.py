@@ -117,14 +117,6 @@ def cgroups(root: HostRoot, pid: int, tid: int | None = None) -> Cgroups:
     return parse_cgroup(_read(root, pid, where, lambda p: read_bytes(p, MAX_CGROUP)))
 
 
-def cgroup_paths(root: HostRoot, pid: int, tid: int | None = None) -> tuple[str, ...]:
-    """Return the distinct cgroup paths of a process, or of one thread, in the kernel's order.
-
-    Raises TaskGone. `cgroups` also says which hierarchy each belongs to.
-    """
-    return cgroups(root, pid, tid).paths
-
-
 def children(root: HostRoot, pid: int) -> list[int]:
     """Return the pids of the children of all of the process's threads, ascending.
 

@@ -165,10 +165,6 @@ class Action:
     before: CpuSet
     reason: str
 
-    def describe(self) -> str:
-        """Return one line for a person."""
-        return f"tid {self.key.tid}: {self.before} -> {self.target} ({self.reason})"
-
 
 class Outcome(StrEnum):
     """What came of an action, read back from the kernel."""

@@ -98,11 +98,6 @@ class HostTopology:
             ),
         )
 
-    @property
-    def smt(self) -> bool:
-        """Whether any core has more than one online thread."""
-        return any(len(cpus) > 1 for cpus in self._siblings.values())
-
 
 def _group(cpus: Iterable[Cpu], attribute: str) -> dict[int, CpuSet]:
     groups: dict[int, list[int]] = {}

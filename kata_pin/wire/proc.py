@@ -12,7 +12,6 @@ import re
 from typing import Final, NamedTuple
 
 from kata_pin.errors import ParseError
-from kata_pin.model.cpuset import CpuSet
 
 KVM_RUN: Final = 0xAE80
 """ioctl request that runs a vCPU (linux/kvm.h: _IO(KVMIO, 0x80))."""
@@ -90,11 +89,6 @@ def parse_starttime(data: bytes) -> int:
         return int(data[data.rindex(b") ") + 2 :].split(None, 20)[19])
     except (ValueError, IndexError):
         raise ParseError("too few or wrong fields", source="stat", text=_decode(data)) from None
-
-
-def parse_comm(data: bytes) -> str:
-    """Read /proc/<pid>/comm: a name that may hold any byte but NUL, and one newline after it."""
-    return _decode(data.removesuffix(b"\n"))
 
 
 class Syscall(NamedTuple):
@@ -225,14 +219,6 @@ def status_field(data: bytes, name: str) -> str | None:
         if line.startswith(key):
             return _decode(line[len(key) :]).strip()
     return None
-
-
-def cpus_allowed(data: bytes) -> CpuSet:
-    """Return Cpus_allowed_list of /proc/<pid>/status."""
-    text = status_field(data, "Cpus_allowed_list")
-    if text is None:
-        raise ParseError("no Cpus_allowed_list", source="status")
-    return CpuSet.parse(text, source="Cpus_allowed_list")
 
 
 def _decode(data: bytes) -> str:

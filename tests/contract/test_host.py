@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -193,8 +193,8 @@ def test_process_facts(subject: Subject) -> None:
     assert os.path.basename(path).startswith("python")
     assert not deleted
     assert len(process.cmdline(subject.root, subject.pid)) > 2
-    main = process.cgroup_paths(subject.root, subject.pid)
-    assert main == process.cgroup_paths(subject.root, subject.pid, subject.pid)
+    main = process.cgroups(subject.root, subject.pid).paths
+    assert main == process.cgroups(subject.root, subject.pid, subject.pid).paths
     assert all(path.startswith("/") for path in main)
 
 
@@ -203,7 +203,9 @@ def test_index_has_the_process(subject: Subject) -> None:
     index = ProcessIndex(subject.root)
     index.refresh()
     found = index.get(subject.pid)
-    assert found == process.read_process(subject.root, subject.pid)
+    now = process.read_process(subject.root, subject.pid)
+    assert found is not None
+    assert replace(found, state="") == replace(now, state="")  # it may run in one of the looks
     assert found in index.children(found.ppid)
     assert subject.pid in process.children(subject.root, found.ppid)
     assert all(index.get(tid) is None for tid in subject.tids if tid != subject.pid)

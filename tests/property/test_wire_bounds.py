@@ -29,11 +29,10 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "kata config": lambda data: kataconf.parse_kata_config(data.decode("utf-8", "replace")),
     "request": control.parse_request,
     "stat": proc.parse_stat,
-    "comm": proc.parse_comm,
     "syscall": proc.parse_syscall,
     "cgroup": proc.parse_cgroup,
     "cmdline": proc.parse_cmdline,
-    "status": proc.cpus_allowed,
+    "status": lambda data: proc.status_field(data, "Cpus_allowed_list"),
     "link": lambda data: proc.vcpu_of_link(data.decode("utf-8", "replace")),
 }
 

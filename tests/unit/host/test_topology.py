@@ -53,7 +53,6 @@ def test_no_numa_and_no_caches(tmp_path: Path) -> None:
     assert host.distances == {}
     assert lists(host.packages) == {0: "0-1", 1: "2-3"}
     assert lists(host.llcs) == {0: "0-1", 2: "2-3"}
-    assert not host.smt
 
 
 def test_sparse_numbers_and_offline_cpus(tmp_path: Path) -> None:

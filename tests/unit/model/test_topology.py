@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.model.topology import Cpu, HostTopology, flat
+from kata_pin.model.topology import Cpu, HostTopology
 from tests.support.world import cpus, smt_host, without
 
 
@@ -44,10 +44,3 @@ def test_siblings_and_place() -> None:
     assert host.siblings(9) == cpus("1,9")
     assert (host.siblings(8), host.get(8), host.node_of(8)) == (EMPTY, None, None)
     assert host.node_of(12) == 1
-
-
-def test_smt() -> None:
-    """A host is SMT when any core has two threads online."""
-    assert smt_host().smt
-    assert not without(smt_host(), "8-15").smt
-    assert not flat(4).smt

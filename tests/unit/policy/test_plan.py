@@ -37,7 +37,8 @@ def test_only_what_differs() -> None:
 def test_action_says_from_where_to_where() -> None:
     """An action carries the observed mask, the target and the reason."""
     (action,) = make_plan(wanting({0: "4"}), seen({0: "0-7"}))
-    assert action.describe() == "tid 1100: 0-7 -> 4 (for 0)"
+    said = (action.key.tid, str(action.before), str(action.target), action.reason)
+    assert said == (1100, "0-7", "4", "for 0")
 
 
 def test_second_plan_is_empty() -> None:

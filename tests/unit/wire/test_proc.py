@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from kata_pin.errors import ParseError
-from kata_pin.model.cpuset import CpuSet
 from kata_pin.wire import proc
 
 REST = b" S 7 1 1 0 -1 4194560 9 0 0 0 12 34 0 0 20 0 4 0 5678 1 2 3 0 0 0 0 0 0 0 0 0 0 0 0 17 11 "
@@ -73,8 +72,6 @@ def test_stat_of_a_real_thread_with_a_hostile_name() -> None:
         tid = thread.native_id
         parsed = proc.parse_stat(Path(f"/proc/self/task/{tid}/stat").read_bytes())
         assert (parsed.pid, parsed.comm, parsed.ppid) == (tid, "x) R 1\n(0 0", os.getppid())
-        comm = Path(f"/proc/self/task/{tid}/comm").read_bytes()
-        assert proc.parse_comm(comm) == "x) R 1\n(0 0"
     finally:
         done.set()
         thread.join()
@@ -234,14 +231,3 @@ def test_cmdline() -> None:
 def test_vcpu_of_link(target: str, vcpu: int | None) -> None:
     """Only the exact form of a vCPU's descriptor counts."""
     assert proc.vcpu_of_link(target) == vcpu
-
-
-def test_cpus_allowed() -> None:
-    """Cpus_allowed_list of a status file is read, of a real one too."""
-    assert proc.cpus_allowed(b"Name:\tx\nCpus_allowed:\t3\nCpus_allowed_list:\t0-1\n") == CpuSet(
-        [0, 1]
-    )
-    own = proc.cpus_allowed(Path("/proc/self/status").read_bytes())
-    assert set(own) == os.sched_getaffinity(0)
-    with pytest.raises(ParseError, match="no Cpus_allowed_list"):
-        proc.cpus_allowed(b"Name:\tCpus_allowed_list:\t0\n")

@@ -145,7 +145,8 @@ def test_thread_table(path: Path) -> None:
 def test_status_cgroup_and_descriptors(path: Path) -> None:
     """Mask, cgroup and vCPU descriptors of each QEMU; hotplugged vCPUs have the highest ids."""
     recorded = recordings.process(path)
-    assert proc.cpus_allowed(recorded.status)
+    mask = proc.status_field(recorded.status, "Cpus_allowed_list")
+    assert CpuSet.parse(mask or "")
     assert proc.parse_cgroup(recorded.cgroup).unified is not None
     vcpus = [proc.vcpu_of_link(target) for target in recorded.links.values()]
     found = sorted(vcpu for vcpu in vcpus if vcpu is not None)
