@@ -56,6 +56,7 @@ def test_spooled_without_a_daemon_and_taken_in_at_start(node: Node) -> None:
 
 def test_a_hung_daemon_counts_a_message_once(node: Node) -> None:
     """A stopped daemon makes the hook spool in budget; when it goes on, the message counts once."""
+    node.configure(log_level="debug")  # to see the second of each, by whichever way it comes
     daemon = node.start()
     with node.pod("p1", machine=SMALL) as pod:
         pod.announce()
