@@ -5,7 +5,10 @@ The guest is `.cache/guest` of the checkout, made by tests/e2e/guest/build.py.
 
 from __future__ import annotations
 
+import shutil
 import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +24,14 @@ PORT: Final = 1024
 SANDBOX: Final = "e2e-linux"
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path: sockets go below it."""
+    path = Path(tempfile.mkdtemp(prefix="mk"))
+    yield path
+    shutil.rmtree(path)
+
+
 def _ask(kata: Minikata, node: Node, question: str) -> str:
     """Return the guest's answer; its address is where Kata's state says that the agent is."""
     cid = int(kata.persist(SANDBOX)["AgentState"]["URL"].removeprefix("vsock://").split(":")[0])
@@ -32,7 +43,7 @@ def _ask(kata: Minikata, node: Node, question: str) -> str:
             return answer.read().strip()
 
 
-def test_vcpus_of_a_real_guest_come_and_go(node: Node, tmp_path: Path) -> None:
+def test_vcpus_of_a_real_guest_come_and_go(node: Node, folder: Path) -> None:
     """Hotplugged vCPUs are brought online by the guest, and leave it when they are unplugged.
 
     A guest with Linux 6.12 numbers them by APIC id, so the first one plugged is the last CPU.
@@ -45,9 +56,9 @@ def test_vcpus_of_a_real_guest_come_and_go(node: Node, tmp_path: Path) -> None:
         pytest.skip(f"no guest in {GUEST}")
     linux = {"kernel": str(GUEST / "vmlinuz"), "initrd": str(GUEST / "initrd.img")}
     settings = {"guest": "linux", "accel": "kvm", "scale": node.scale, "default_maxvcpus": 4}
-    dirs = KataDirs.below(tmp_path)
+    dirs = KataDirs.below(folder)
     with (
-        minikata_node(tmp_path, dirs, **settings, **linux) as kata,
+        minikata_node(folder, dirs, **settings, **linux) as kata,
         kata.container(SANDBOX, SANDBOX),
     ):
         assert _ask(kata, node, "cpus") == "0"
