@@ -40,6 +40,7 @@ from kata_pin.policy.drift import find_drift
 from kata_pin.policy.place import pairs as pairs_of
 from kata_pin.policy.place import place
 from kata_pin.policy.plan import make_plan
+from kata_pin.policy.release import undo
 from kata_pin.policy.writers import FOREIGN_AFTER, KataPinning
 from kata_pin.vmm.facts import HostFacts
 from kata_pin.vmm.find import VmmFinder
@@ -247,7 +248,8 @@ class Engine:
         pairs = pairs_of(look.placement)
         if look.first_seen and pairs == look.pairs:
             return
-        first_seen = look.first_seen or _first_masks(look.threads)
+        free = self._node.current().release_mask
+        first_seen = look.first_seen or _first_masks(look.threads, free)
         self._memory.keep(look.placement.sandbox_id, pairs=pairs, first_seen=first_seen)
 
     def _threads(self, sandbox_id: str, vmm: Vmm, held: Held) -> list[Thread]:
@@ -297,26 +299,30 @@ class _Look:
 
     def plan(self, foreign: Collection[ThreadKey]) -> tuple[Action, ...]:
         """Return what is to be set; nothing without a mask where we never set any."""
-        if self.placement.mask.mask is None and not self.first_seen:
+        if self.released:
+            return undo(self.placement, self.threads, foreign=foreign)
+        if self.placement.mask.mask is None:
             return ()
         return make_plan(self.placement, self.threads, foreign=foreign)
 
     @property
     def released(self) -> bool:
-        """Whether pins that were ours have been given back."""
+        """Whether pins that were ours are given back."""
         return self.placement.mask.mask is None and bool(self.first_seen)
 
 
-def _first_masks(threads: Iterable[Thread]) -> dict[ThreadRole, CpuSet]:
+def _first_masks(threads: Iterable[Thread], free: CpuSet) -> dict[ThreadRole, CpuSet]:
     """Return each role's affinity before the first pin: all of them where threads differ.
 
     They may be pinned one by one already, by Kata or by a daemon whose registry was lost: one
-    thread's affinity would later put all of them on one CPU.
+    thread's affinity would later put all of them on one CPU. A thread that may use the whole cpuset
+    of its cgroup has no affinity of its own, so `free` is added: cpusets grow.
     """
     masks: dict[ThreadRole, CpuSet] = {}
     for thread in threads:
-        role = thread.role.role
-        masks[role] = masks.get(role, EMPTY) | thread.task.affinity
+        role, task = thread.role.role, thread.task
+        own = free if task.cpuset and task.cpuset <= task.affinity else EMPTY
+        masks[role] = masks.get(role, EMPTY) | task.affinity | own
     return masks
 
 

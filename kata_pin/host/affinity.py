@@ -63,7 +63,7 @@ def _apply(root: HostRoot, action: Action, fd: int) -> ActionResult:
         stat = os.read(fd, STAT_BYTES)
         if parse_starttime(stat) != action.key.starttime:
             return ActionResult(action, Outcome.REUSED)
-        root.scheduler.set_affinity(action.key.tid, action.target)
+        root.scheduler.set_affinity(action.key.tid, action.ask or action.target)
         if parse_starttime(os.pread(fd, STAT_BYTES, 0)) != action.key.starttime:
             return ActionResult(action, Outcome.REUSED)
         after = CpuSet(root.scheduler.get_affinity(action.key.tid))

@@ -158,12 +158,17 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Set one thread's affinity."""
+    """Set one thread's affinity.
+
+    `ask` is what the kernel is asked for where that is wider than what it can grant now, which is
+    `target`: from Linux 6.2 on it is remembered, and holds again when the cpuset grows.
+    """
 
     key: ThreadKey
     target: CpuSet
     before: CpuSet
     reason: str
+    ask: CpuSet = EMPTY
 
 
 class Outcome(StrEnum):

@@ -8,12 +8,19 @@ is for those only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.node import Node, PlacementSettings
-from kata_pin.model.placement import Desired, OverheadKind, Placement, SandboxMask, VcpuMode
-from kata_pin.model.thread import Thread, ThreadRole
+from kata_pin.model.placement import (
+    Action,
+    Desired,
+    OverheadKind,
+    Placement,
+    SandboxMask,
+    VcpuMode,
+)
+from kata_pin.model.thread import Thread, ThreadKey, ThreadRole
 from kata_pin.policy import notes
 from kata_pin.policy.fallback import within
 from kata_pin.policy.overhead import setting_for
@@ -40,6 +47,29 @@ def release(
         if not _left_alone(thread.role.role, node.settings)
     }
     return Placement(sandbox_id, gone, desired, (notes.released(gone.origin),))
+
+
+def undo(
+    placement: Placement, threads: Iterable[Thread], *, foreign: Collection[ThreadKey] = ()
+) -> tuple[Action, ...]:
+    """Return the actions that give the pins back: one for every thread, right as it may look.
+
+    From Linux 6.2 on a pin can be hidden by a cpuset of the same CPUs, and would cut that cpuset
+    when it grows. So the whole mask is asked for, not only what of it the cpuset allows. Threads
+    that are gone or `foreign` (another writer keeps them, DESIGN D13) get none.
+    """
+    seen = {thread.key: thread.task.affinity for thread in threads}
+    return tuple(
+        Action(
+            key,
+            desired.applied,
+            seen[key],
+            desired.reason,
+            ask=EMPTY if desired.step else desired.wanted,
+        )
+        for key, desired in placement.desired.items()
+        if key in seen and key not in foreign and desired.applied
+    )
 
 
 def _left_alone(role: ThreadRole, settings: PlacementSettings) -> bool:

@@ -9,7 +9,7 @@ from kata_pin.model.placement import VcpuMode
 from kata_pin.model.thread import ThreadRole
 from kata_pin.model.topology import flat
 from kata_pin.policy.place import place
-from kata_pin.policy.release import release
+from kata_pin.policy.release import release, undo
 from tests.support.world import (
     applied,
     codes,
@@ -71,3 +71,25 @@ def test_release_on_request() -> None:
     found = release("pod", [one], node(release_mask="0-3"))
     assert applied(found, [one]) == {"vcpu 0": "0-3"}
     assert found.desired[one.key].release
+
+
+def test_undo_asks_for_the_whole_mask_even_where_nothing_shows() -> None:
+    """A pin that a cpuset of the same CPUs hides would cut that cpuset when it grows."""
+    hidden, gone = vcpu(0, on="4-5", cpuset="4-5"), vcpu(1, on="4", cpuset="4-5")
+    found = release("pod", [hidden, gone], node(release_mask="0-7"))
+    [action] = undo(found, [hidden])
+    assert (str(action.target), str(action.ask), str(action.before)) == ("4-5", "0-7", "4-5")
+
+
+def test_undo_asks_for_no_mask_that_the_kernel_refuses() -> None:
+    """Where the cpuset has none of the mask, what can be applied is all that can be asked."""
+    one = vcpu(0, on="8", cpuset="8-9")
+    [action] = undo(release("pod", [one], node(release_mask="4-7")), [one])
+    assert str(action.target) == "8-9"
+    assert not action.ask
+
+
+def test_undo_leaves_other_writers_threads() -> None:
+    """A thread that another writer keeps moving is theirs."""
+    one = vcpu(0, on="4")
+    assert undo(release("pod", [one], node(release_mask="0-7")), [one], foreign=[one.key]) == ()
