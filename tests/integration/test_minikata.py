@@ -75,22 +75,27 @@ def _kvm_only() -> None:
         pytest.skip("vCPU threads are told apart by KVM here")
 
 
+def _wait_vcpus(pid: int, expected: set[int]) -> None:
+    """Wait until the vCPU threads are these; one that is on a CPU cannot be told for a moment."""
+    wait_for(lambda: set(vcpu_threads(pid)) == expected, f"vCPUs {expected}")
+
+
 def test_vcpus_come_and_go_as_under_kata(kata: Minikata) -> None:
     """Sizes and indexes are those recorded: 2 boot, descending hotplug, unplug by a quota."""
     _kvm_only()
     with kata.container("p1", "p1", cpus="0-1") as pod:
         pod.start()
         pid = kata.qemu_pid("p1")
-        assert set(vcpu_threads(pid)) == {0, 1, 15, 14}  # the pod's cpuset counts, without quota
+        _wait_vcpus(pid, {0, 1, 15, 14})  # the pod's cpuset counts, without quota
         with kata.container("c1", "p1", cpus="1", quota=100000, period=100000) as app:
             app.start()
-            assert set(vcpu_threads(pid)) == {0, 1, 15}  # a quota: cpusets count no more
+            _wait_vcpus(pid, {0, 1, 15})  # a quota: cpusets count no more
             app.update_resources({"quota": 300000})
-            assert set(vcpu_threads(pid)) == {0, 1, 15, 14, 13}
+            _wait_vcpus(pid, {0, 1, 15, 14, 13})
             app.stop()
-            assert set(vcpu_threads(pid)) == {0, 1, 15, 14, 13}  # a deletion resizes nothing
+            _wait_vcpus(pid, {0, 1, 15, 14, 13})  # a deletion resizes nothing
         with kata.container("c2", "p1", cpus="0"):
-            assert set(vcpu_threads(pid)) == {0, 1, 15, 14, 13}
+            _wait_vcpus(pid, {0, 1, 15, 14, 13})
 
 
 def test_cpuset_is_the_union_and_leaves_with_a_deletion(kata: Minikata) -> None:
@@ -383,7 +388,7 @@ def test_own_pinning_of_rs_and_the_panic_of_go(folder: Path, dirs: KataDirs) -> 
         rs = {"minikata.runtime": "rs"}
         with kata.container("p1", "p1", annotations=rs, cpus="0-1") as pod:
             pid = json.loads(pod.state)["pid"]
-            affinities = {n: os.sched_getaffinity(t) for n, t in vcpu_threads(pid).items()}
+            affinities = {n: os.sched_getaffinity(t) for n, t in _two_vcpus(pid).items()}
             assert affinities == {0: {0}, 7: {1}}
         with kata.container("p2", "p2"):
             pid = kata.qemu_pid("p2")
@@ -455,7 +460,7 @@ def test_daemon_pins_a_minikata_pod(folder: Path) -> None:
                 one.start()
             node.wait_state("p1", "ok")
             pid = kata.qemu_pid(name)
-            vcpus = vcpu_threads(pid)
+            vcpus = _two_vcpus(pid)
             assert set(vcpus) == {0, 7}
             for task in Path(f"/proc/{pid}/task").iterdir():
                 wanted = {1} if int(task.name) == vcpus[7] else {0}
@@ -473,3 +478,13 @@ def _masks(pid: int) -> set[tuple[int, ...]]:
 def _hook(phase: str, runtime_dir: Path) -> dict[str, Any]:
     arguments = [*COMMAND, phase, f"--runtime-dir={runtime_dir}", *PATIENT]
     return {"path": COMMAND[0], "args": arguments}
+
+
+def _two_vcpus(pid: int) -> dict[int, int]:
+    """Return thread by vCPU once both can be told."""
+
+    def both() -> dict[int, int] | None:
+        found = vcpu_threads(pid)
+        return found if len(found) == 2 else None
+
+    return wait_for(both, "two vCPU threads")
