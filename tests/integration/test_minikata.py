@@ -134,7 +134,7 @@ def test_threads_are_in_the_cgroups_that_kata_uses(kata: Minikata) -> None:
             assert pid in inside
         else:
             _kvm_only()
-            assert inside == set(vcpu_threads(pid).values())
+            assert inside == set(_two_vcpus(pid).values())
 
 
 def test_hooks_get_what_kata_3_21_gave(kata: Minikata, dumped: Path) -> None:

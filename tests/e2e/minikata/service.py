@@ -95,8 +95,9 @@ class Service:
             else:
                 output = self._answer(verb, name, arguments)
             ends = verb == "delete" and name == self._the_sandbox.id
-        except PanicError:
-            raise
+        except PanicError as error:
+            self._ledger.say(f"panic: {error}")  # before the caller sees its connection closed
+            os._exit(PANIC_STATUS)
         except (Refused, HookError, RuntimeError, OSError, ValueError, KeyError) as error:
             fails, output = True, str(error)
             self._ledger.say(f"{verb} {name}: {type(error).__name__}: {error}")
