@@ -22,7 +22,7 @@ from typing import Final
 from kata_pin import __version__
 from kata_pin.config.tree import Config, NewThreads, NriEnabled
 from kata_pin.daemon.audit import Auditor
-from kata_pin.daemon.compose import Parts, boot_id, compose
+from kata_pin.daemon.compose import KTHREADD, Parts, boot_id, compose
 from kata_pin.daemon.control import ControlServer
 from kata_pin.daemon.intake import Intake
 from kata_pin.daemon.lock import locked
@@ -54,6 +54,10 @@ log = logging.getLogger(__name__)
 
 EVENTS_RETRY_S: Final = 30.0
 """Between tries to subscribe to process events where they are not to be had."""
+
+KERNEL_THREAD_LOOKS_S: Final = (0.005, 0.05, 0.5)
+"""Looks at a new kernel thread after the first: a vhost worker of Linux 6.1 gets its name and then
+its creator's cgroup, which takes its affinity away, only after its birth, and no event tells."""
 
 BOUND: Final = ("runtime_dir", "group", "paths", "hypervisors", "new_threads", "nri")
 """Settings and sections that the parts are made of: changing them needs a restart."""
@@ -228,9 +232,14 @@ class Daemon:
             case TaskExit(tgid, _):
                 self._sandboxes.mark_process(tgid, "thread exited")
             case ProcessBorn(pid, ppid):
-                self._sandboxes.mark_process(self._parts.served_by(pid, ppid), "process born")
+                self._mark_born(pid, ppid)
+                for wait_s in KERNEL_THREAD_LOOKS_S if ppid == KTHREADD else ():
+                    asyncio.get_running_loop().call_later(wait_s, self._mark_born, pid, ppid)
             case Overrun():
                 self._sandboxes.mark_all("process events were lost")
+
+    def _mark_born(self, pid: int, ppid: int) -> None:
+        self._sandboxes.mark_process(self._parts.served_by(pid, ppid), "process born")
 
     async def _follow_nri(self) -> None:
         """Be an NRI plugin, unless it is not wanted; without one persist.json tells of updates."""
