@@ -87,6 +87,7 @@ def configure(pinner: PrivateNode) -> Iterator[Callable[..., None]]:
         pinner.configure(**{**before, **settings})
         assert pinner.daemon is not None
         pinner.daemon.reload()
+        pinner.ask("reconcile")  # what follows is not the reload's doing
 
     yield change
     change()
