@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests.e2e.criruntime import CriNode, kata_handler, qemu_pid
+from tests.e2e.criruntime import HOLD, CriNode, kata_handler, qemu_pid
 from tests.e2e.node import Node
 from tests.e2e.nodepods import VmThreads
 from tests.e2e.unit import Unit
@@ -74,16 +75,10 @@ def _state(unit: Unit, pod: str, name: str) -> str:
 
 
 def test_pod_through_its_life(node: Node, unit: Unit, pods: CriNode) -> None:
-    """Hooks run in their phases, pins are right at each step, an update is followed, all ends.
-
-    createRuntime stands for created, poststart for running, poststop for deleted.
-    """
+    """Created, updated, stopped, removed: pins are right at each step, as the kernel tells."""
     pod = pods.run_pod("life")
-    app = pods.cri.create(pod, "app", pod_name="life", cpuset_cpus="4", **ONE_CPU)
-    node.wait(lambda: _state(unit, pod, "app") == "created", "createRuntime")
+    app = pods.create(pod, "life", "app", cpuset_cpus="4", **ONE_CPU)
     _wait_placed(node, pod, {15: 4}, {4})
-    pods.cri.start(app)
-    node.wait(lambda: _state(unit, pod, "app") == "running", "poststart")
     log = pods.create(pod, "life", "log", cpuset_cpus="6-7", **SHARES)
     _wait_placed(node, pod, {15: 4}, {6, 7})
     shown = unit.sandbox(pod)
@@ -99,7 +94,7 @@ def test_pod_through_its_life(node: Node, unit: Unit, pods: CriNode) -> None:
 
     pods.cri.stop(log)
     pods.cri.remove(log)
-    node.wait(lambda: _state(unit, pod, "log") == "deleted", "poststop")
+    node.wait(lambda: _state(unit, pod, "log") == "deleted", "log deleted")
     _wait_placed(node, pod, {15: 5}, {5})
     pods.cri.stop_pod(pod)
     pods.cri.remove_pod(pod)
@@ -111,15 +106,24 @@ def _written_cpuset(pod: str) -> str:
     return (folder / "cpuset.cpus").read_text().strip()
 
 
-def test_hooks_came_from_the_base_spec(node: Node, unit: Unit, pods: CriNode) -> None:
-    """With NRI off and no audit, the hooks of the base spec alone bring the pins, in each phase."""
+def test_hooks_of_the_base_spec_alone(node: Node, unit: Unit, pods: CriNode) -> None:
+    """Without NRI and audits: createRuntime, poststart and poststop each tell, in their phases.
+
+    Pins stand while createRuntime has not ended: before the workload runs.
+    """
     quiet = {"affinity_s": 3600, "deep_s": 86400}
-    with unit.restarted_with(nri={"enabled": "no"}, audit=quiet):
+    with unit.restarted_with(nri={"enabled": "no"}, audit=quiet), ThreadPoolExecutor(1) as pool:
         pod = pods.run_pod("hooks")
         app = pods.cri.create(pod, "app", pod_name="hooks", cpuset_cpus="10", **ONE_CPU)
-        _wait_told_by(node, unit, pod, "createRuntime")
-        _wait_placed(node, pod, {15: 10}, {10})
-        pods.cri.start(app)
+        HOLD.touch()
+        starting = pool.submit(pods.cri.start, app)
+        try:
+            _wait_told_by(node, unit, pod, "createRuntime")
+            _wait_placed(node, pod, {15: 10}, {10})
+            assert not starting.done()
+        finally:
+            HOLD.unlink()
+        starting.result()
         _wait_told_by(node, unit, pod, "poststart")
         pods.cri.stop(app)
         pods.cri.remove(app)
@@ -133,7 +137,7 @@ def _wait_told_by(node: Node, unit: Unit, pod: str, phase: str) -> None:
 
 
 def test_containerd_restarts_under_running_pods(node: Node, unit: Unit, pods: CriNode) -> None:
-    """Pods outlive a restart of containerd, pins stay where they are, and all works on as before."""
+    """Pods outlive a restart of containerd, their pins stay, and work goes on as before."""
     pod = pods.run_pod("stays")
     pods.create(pod, "stays", "app", cpuset_cpus="11", **ONE_CPU)
     log = pods.create(pod, "stays", "log", cpuset_cpus="12-13", **SHARES)

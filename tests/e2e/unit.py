@@ -105,20 +105,24 @@ class Unit:
     @contextlib.contextmanager
     def settings(self, **settings: Any) -> Iterator[None]:
         """Have the daemon read settings (SIGHUP), and those of before at the end."""
-        with self.file(json.dumps({"version": 1, **settings})):
+        try:
+            with self.file(json.dumps({"version": 1, **settings})):
+                self.reload()
+                yield
+        finally:
             self.reload()
-            yield
-        self.reload()
 
     @contextlib.contextmanager
     def restarted_with(self, **settings: Any) -> Iterator[None]:
         """Restart the unit with settings that no reload changes, and with those of before."""
-        with self.file(json.dumps({"version": 1, **settings})):
+        try:
+            with self.file(json.dumps({"version": 1, **settings})):
+                self.systemctl("restart")
+                self.wait_running()
+                yield
+        finally:
             self.systemctl("restart")
             self.wait_running()
-            yield
-        self.systemctl("restart")
-        self.wait_running()
 
     @contextlib.contextmanager
     def file(self, text: str) -> Iterator[None]:
