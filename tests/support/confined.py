@@ -100,7 +100,7 @@ def apply_mounts(unit: Unit, writable: str) -> None:
     _mount(writable, writable, "", MS_BIND)
     if unit.get("PrivateTmp") == "yes":
         for folder in ("/tmp", "/var/tmp"):
-            _mount("tmpfs", folder, "tmpfs", 0, "mode=1777")
+            _private_tmp(folder)
     if unit.get("PrivateDevices") == "yes":
         _private_devices()
     if unit.get("ProtectSystem") == "strict":
@@ -120,6 +120,17 @@ def apply_mounts(unit: Unit, writable: str) -> None:
         _read_only("/sys/fs/cgroup")
     if unit.get("ProtectKernelLogs") == "yes":
         _mount("/dev/null", "/proc/kmsg", "", MS_BIND)
+
+
+def _private_tmp(folder: str) -> None:
+    """Hide a folder but for this project, which may lie below it: an installed one never does."""
+    project = Path(__file__).resolve().parents[2]
+    descriptor = os.open(project, os.O_PATH)
+    _mount("tmpfs", folder, "tmpfs", 0, "mode=1777")
+    if project.is_relative_to(folder):
+        project.mkdir(parents=True)
+        _mount(f"/proc/self/fd/{descriptor}", str(project), "", MS_BIND | MS_REC)
+    os.close(descriptor)
 
 
 def _mount_points() -> Iterator[str]:
