@@ -20,6 +20,7 @@ from tests.e2e.idlevm import tids, vcpu_tids
 from tests.e2e.node import Node
 from tests.support.katalike import KataDirs
 from tests.support.minikata import Minikata
+from tests.support.waiting import SCALE
 
 HOOKS: Final = Path("/etc/kata-pin/containerd-hooks.json")
 HERE: Final = KataDirs(
@@ -35,8 +36,14 @@ SHARED: Final[dict[str, Any]] = {"shares": 102}
 
 
 def installed_hooks() -> dict[str, Any]:
-    """Return the `hooks` of config.json as they were installed for containerd."""
+    """Return the `hooks` of config.json as they were installed for containerd.
+
+    But for `timeout`: a start of Python takes 50 times longer here, and seconds on a busy machine.
+    """
     found: dict[str, Any] = json.loads(HOOKS.read_text())["hooks"]
+    for hooks in found.values():
+        for hook in hooks:
+            hook["timeout"] = int(hook["timeout"] * SCALE)
     return found
 
 
