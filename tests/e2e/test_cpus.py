@@ -83,6 +83,9 @@ def test_masks_shrink_with_a_cpu_and_come_back(
     switch(7, True)
     if node.cgroup == 1:
         assert pod.cgroup.effective() == "4,6"
+        assert pod.overhead.effective() == "0-4,6,8-15"
+        (pod.overhead.folder.parent / "cpuset.cpus").write_text("0-15")
+        pod.overhead.write("0-15")
         pod.confine("4-7")
     pod.wait_placed(REST, {1: 4, 0: 5})
     assert "exclusive-offline" not in {n["code"] for n in pinner.wait_state("p1", "ok")["notes"]}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -106,5 +105,5 @@ def test_worker_in_the_overhead_cgroup_goes_where_qemu_cannot(
     threads = pod.shown()
     steps = {threads[tid]["step"] for tid in pod.workers}
     assert steps == ({"shared"} if node.kernel == "6.12" else {""})
-    assert threads[pod.kata.pid]["step"] == "shared"
-    assert Path(f"/proc/{pod.kata.pid}").exists()
+    # On version 1 only vCPU threads are confined; on version 2 all of QEMU is.
+    assert threads[pod.kata.pid]["step"] == ("shared" if node.cgroup == 2 else "")
