@@ -26,7 +26,8 @@ HOOKS: Final = Path("/etc/kata-pin/containerd-hooks.json")
 HERE: Final = KataDirs(
     vc=Path("/run/vc"),
     kata=Path("/run/kata"),
-    bundles=Path("/run/containerd/io.containerd.runtime.v2.task/e2e"),
+    # Not containerd's own folder: when it starts it removes bundles that it does not know.
+    bundles=Path("/run/k3s/containerd/io.containerd.runtime.v2.task/e2e"),
     shared=Path("/run/kata-containers/shared/sandboxes"),
 )
 EXCLUSIVE: Final[dict[str, Any]] = {"quota": 100_000, "period": 100_000}

@@ -203,7 +203,7 @@ def test_sixty_sandboxes_with_churn(
     cpus = ExclusiveCpus()
     workers = [Worker(number, ships, cpus) for number in range(WORKERS)]
     restarts = int(unit.show("NRestarts")["NRestarts"])
-    with unit.settings(audit={"affinity_s": 5, "deep_s": 15}):
+    with unit.settings(audit={"affinity_s": 10, "deep_s": 20}):
         with ThreadPoolExecutor(WORKERS + 1) as pool:
             pods = pool.submit(_cri_pods, containerd)
             share = (SANDBOXES - CRI_PODS) // WORKERS
