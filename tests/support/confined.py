@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 NOTHING_TO_APPLY = {
-    *("Type", "ExecStart", "ExecReload", "Restart", "RestartSec", "WatchdogSec", "TimeoutStopSec"),
+    *("Type", "ExecStart", "ExecReload", "Restart", "RestartSec", "WatchdogSec"),
+    *("TimeoutStartSec", "TimeoutStopSec"),
     *("OOMScoreAdjust", "RuntimeDirectory", "RuntimeDirectoryMode", "RuntimeDirectoryPreserve"),
     *("IPAddressDeny", "KeyringMode"),
     *("ProtectKernelModules", "ProtectClock"),  # by the capabilities they leave out
