@@ -284,10 +284,14 @@ class Registry:
     def _trim(self, sandbox_id: str) -> None:
         """Drop deleted containers but the last: one that fails again and again has many."""
         self._db.execute(
-            "DELETE FROM containers WHERE sandbox_id = ?1 AND state = ?2 AND id NOT IN ("
-            "SELECT id FROM containers WHERE sandbox_id = ?1 AND state = ?2"
-            " ORDER BY recorded_ns DESC LIMIT ?3)",
-            (sandbox_id, ContainerState.DELETED.value, DELETED_KEPT),
+            "DELETE FROM containers WHERE sandbox_id = :sandbox AND state = :state AND id NOT IN ("
+            "SELECT id FROM containers WHERE sandbox_id = :sandbox AND state = :state"
+            " ORDER BY recorded_ns DESC LIMIT :kept)",
+            {
+                "sandbox": sandbox_id,
+                "state": ContainerState.DELETED.value,
+                "kept": DELETED_KEPT,
+            },
         )
         self._trim_tombstones()
 
