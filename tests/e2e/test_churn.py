@@ -195,6 +195,7 @@ def containerd(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield made
 
 
+@pytest.mark.timeout(1800)
 def test_sixty_sandboxes_with_churn(
     node: Node, unit: Unit, ships: Fleet, containerd: CriNode
 ) -> None:
@@ -221,7 +222,7 @@ def test_sixty_sandboxes_with_churn(
         _settle(node, unit, books)
         _say(node, began, "all is in place")
         threads = _compare(unit, books)
-    _say(node, began, f"{len(books)} sandboxes, {threads} threads, all where the books say")
+        _say(node, began, f"{len(books)} sandboxes, {threads} threads, all where the books say")
     assert len(books) == SANDBOXES
     assert int(unit.show("NRestarts")["NRestarts"]) == restarts + KILLS
     assert "atchdog timeout" not in unit.journal(since=began)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -136,12 +137,13 @@ class Unit:
 
     def reload(self) -> None:
         """Reload, as the unit's ExecReload does it; wait until the daemon has said so."""
-        count = self._reloads()
+        began = time.time() - 1  # the journal is asked in whole seconds
+        count = self._reloads(began)
         self.systemctl("reload")
-        self._node.wait(lambda: self._reloads() > count, "the configuration reloaded")
+        self._node.wait(lambda: self._reloads(began) > count, "the configuration reloaded")
 
-    def _reloads(self) -> int:
-        return self.journal().count("configuration reloaded")
+    def _reloads(self, since: float) -> int:
+        return self.journal(since).count("configuration reloaded")
 
     def journal(self, since: float = 0) -> str:
         """Return what the unit's daemons, and systemd of the unit, have said since a time()."""

@@ -31,7 +31,7 @@ BOOTS: Final = 2
 INSIDE: Final = "/root/kata-pin"
 RESULTS: Final = "/root/results"
 PUT_S: Final = 30
-TESTS_S: Final = 180
+TESTS_S: Final = 300
 """Deadline of the whole test run; multiplied by the scale."""
 LOG_S: Final = 30
 FIRMWARE_S: Final = 30
