@@ -20,9 +20,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Final
 
 from kata_pin import __version__
-from kata_pin.config.tree import Config, NewThreads, NriEnabled
+from kata_pin.config.tree import Config, NriEnabled
 from kata_pin.daemon.audit import Auditor
-from kata_pin.daemon.compose import KTHREADD, Parts, boot_id, compose
+from kata_pin.daemon.births import Births
+from kata_pin.daemon.compose import Parts, boot_id, compose
 from kata_pin.daemon.control import ControlServer
 from kata_pin.daemon.intake import Intake
 from kata_pin.daemon.lock import locked
@@ -35,29 +36,14 @@ from kata_pin.daemon.registry import Registry
 from kata_pin.daemon.sandboxes import Sandboxes
 from kata_pin.daemon.verbs import Verbs
 from kata_pin.daemon.view import Json, state_document
-from kata_pin.errors import ConfigError, DaemonError, HostError, KataPinError
+from kata_pin.errors import ConfigError, DaemonError, KataPinError
 from kata_pin.host.root import HOST
 from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.hooks import HookServer
 from kata_pin.sources.nri import NriPlugin
-from kata_pin.sources.procevents import (
-    Event,
-    Overrun,
-    ProcessBorn,
-    ProcEvents,
-    TaskExit,
-    ThreadBorn,
-)
 from kata_pin.sources.spool import Spool
 
 log = logging.getLogger(__name__)
-
-EVENTS_RETRY_S: Final = 30.0
-"""Between tries to subscribe to process events where they are not to be had."""
-
-KERNEL_THREAD_LOOKS_S: Final = (0.005, 0.05, 0.5)
-"""Looks at a new kernel thread after the first: a vhost worker of Linux 6.1 gets its name and then
-its creator's cgroup, which takes its affinity away, only after its birth, and no event tells."""
 
 BOUND: Final = ("runtime_dir", "group", "paths", "hypervisors", "new_threads", "nri")
 """Settings and sections that the parts are made of: changing them needs a restart."""
@@ -75,7 +61,6 @@ class Daemon:
         self._stop = asyncio.Event()
         self._retimed = asyncio.Event()
         self._acting = True
-        self._live: bool | None = None
 
     async def run(self) -> None:
         """Serve until told to stop.
@@ -120,7 +105,7 @@ class Daemon:
                 for work in (
                     hooks.serve(),
                     self._reception.follow_spool(),
-                    self._follow_events(),
+                    Births(parts, self._sandboxes, self._config.new_threads).follow(),
                     self._follow_nri(),
                     self._audits(),
                     self._report_to_systemd(),
@@ -191,55 +176,6 @@ class Daemon:
             if new or sandbox_id not in self._sandboxes.ids:
                 log.info("sandbox %s: Kata's state told of %d containers", sandbox_id, new)
                 self._sandboxes.mark(sandbox_id, "Kata's state")
-
-    async def _follow_events(self) -> None:
-        """Mark sandboxes as their threads are born; without events the audit finds them."""
-        if self._config.new_threads is NewThreads.AUDIT:
-            self._set_live(live=False, why="setting new_threads")
-        while self._config.new_threads is not NewThreads.AUDIT:
-            events = ProcEvents(self._sandboxes.tracked)
-            try:
-                await events.open()
-                self._set_live(live=True)
-                async for batch in events:
-                    for event in batch:
-                        self._take_event(event)
-            except HostError as error:
-                if self._config.new_threads is NewThreads.EVENTS:
-                    raise
-                self._set_live(live=False, why=str(error))
-            finally:
-                events.close()
-            await asyncio.sleep(EVENTS_RETRY_S)
-
-    def _set_live(self, *, live: bool, why: str = "") -> None:
-        if self._live is live:
-            return
-        self._live = live
-        if live:
-            log.info("new threads are reported by the kernel")
-        else:
-            log.warning("new threads are found by audits only: %s", why)
-        if self._parts.node.live_threads != live:
-            self._parts.registry.set_live_threads(live=live)
-            self._parts.node.live_threads = live
-            self._sandboxes.mark_all("process events")
-
-    def _take_event(self, event: Event) -> None:
-        match event:
-            case ThreadBorn(tgid, _):
-                self._sandboxes.mark_process(tgid, "thread born")
-            case TaskExit(tgid, _):
-                self._sandboxes.mark_process(tgid, "thread exited")
-            case ProcessBorn(pid, ppid):
-                self._mark_born(pid, ppid)
-                for wait_s in KERNEL_THREAD_LOOKS_S if ppid == KTHREADD else ():
-                    asyncio.get_running_loop().call_later(wait_s, self._mark_born, pid, ppid)
-            case Overrun():
-                self._sandboxes.mark_all("process events were lost")
-
-    def _mark_born(self, pid: int, ppid: int) -> None:
-        self._sandboxes.mark_process(self._parts.served_by(pid, ppid), "process born")
 
     async def _follow_nri(self) -> None:
         """Be an NRI plugin, unless it is not wanted; without one persist.json tells of updates."""
