@@ -19,12 +19,13 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import wraps
 from typing import Concatenate, Final, ParamSpec, TypeVar
 from urllib.parse import quote
 
+from kata_pin.daemon.transaction import transaction
 from kata_pin.errors import ParseError, StateError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
@@ -133,6 +134,11 @@ class Registry:
         """Close the file; the object is of no use afterwards."""
         self._db.close()
 
+    @property
+    def database(self) -> sqlite3.Connection:
+        """The open file, for who has a table of its own in it (history.py)."""
+        return self._db
+
     # ---- opening -------------------------------------------------------------------------
 
     def _open(self) -> sqlite3.Connection:
@@ -172,7 +178,7 @@ class Registry:
     def _check(self, db: sqlite3.Connection) -> None:
         tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
         if not tables:
-            with _transaction(db):
+            with transaction(db):
                 for statement in _SCHEMA.split(";"):
                     db.execute(statement)
                 db.executemany(
@@ -205,7 +211,7 @@ class Registry:
         late and spooled counts once. A record without facts of its own (a poststop whose bundle
         could not be read) keeps those of the earlier record.
         """
-        with _transaction(self._db):
+        with transaction(self._db):
             if not self._newer(container.id, stamp_ns, pid):
                 return False
             old = self.container(container.id)
@@ -220,7 +226,7 @@ class Registry:
 
         The newest message seen stays what it is, so that late ones are recognised.
         """
-        with _transaction(self._db):
+        with transaction(self._db):
             self._write(_merged(self.container(container.id), container))
 
     def _newer(self, container_id: str, stamp_ns: int, pid: int) -> bool:
@@ -273,7 +279,7 @@ class Registry:
     @_translated
     def forget(self, sandbox_id: str) -> None:
         """Drop a sandbox that is gone; late messages about its containers stay recognised."""
-        with _transaction(self._db):
+        with transaction(self._db):
             for table in ("containers", "pairs", "first_seen", "released"):
                 self._db.execute(
                     f"DELETE FROM {table} WHERE sandbox_id = ?",  # noqa: S608 - constants
@@ -330,7 +336,7 @@ class Registry:
         first_seen: Mapping[ThreadRole, CpuSet],
     ) -> None:
         """Replace what is remembered; called before the masks are set, so a kill loses nothing."""
-        with _transaction(self._db):
+        with transaction(self._db):
             self._db.execute("DELETE FROM pairs WHERE sandbox_id = ?", (sandbox_id,))
             self._db.executemany(
                 "INSERT OR REPLACE INTO pairs VALUES (?, ?, ?, ?, ?)",
@@ -355,7 +361,7 @@ class Registry:
             if released
             else "DELETE FROM released WHERE sandbox_id = ?"
         )
-        with _transaction(self._db):
+        with transaction(self._db):
             self._db.executemany(statement, [(one,) for one in sandbox_ids])
 
     @_translated
@@ -367,7 +373,7 @@ class Registry:
     @_translated
     def set_live_threads(self, *, live: bool) -> None:
         """Remember it, for whoever judges these pins later: it decides about the main thread."""
-        with _transaction(self._db):
+        with transaction(self._db):
             self._db.execute(
                 "INSERT OR REPLACE INTO meta VALUES ('live_threads', ?)", ("yes" if live else "no",)
             )
@@ -385,19 +391,6 @@ def _is_damage(error: sqlite3.Error) -> bool:
     """Whether the file's content is to blame (sqlite.org/rescode.html), not the circumstances."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     return code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
-
-
-@contextlib.contextmanager
-def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Commit what the block writes, or nothing of it; a failed commit leaves nothing open."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:  # SQLite itself rolls back after some errors, such as a full disk
-            db.execute("ROLLBACK")
-        raise
 
 
 def _merged(old: Container | None, new: Container) -> Container:
