@@ -131,7 +131,9 @@ def _boot(settings: Settings, args: argparse.Namespace) -> None:
     if machine.running():
         tell(f"{args.flavour} is running already")
         return
-    machine.boot(_builder(settings, args).build())
+    builder = _builder(settings, args)
+    machine.check_needs(built=builder.find() is not None)
+    machine.boot(builder.build())
 
 
 def _enter(settings: Settings, args: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ from tests.lab.channel import PORTS, Channel, socket_name
 from tests.lab.errors import DeadlineError, LabError, NotUpError
 from tests.lab.flavours import FLAVOURS, Accel, Flavour
 from tests.lab.image import Image, Tell
-from tests.lab.needs import missing_to_boot, require
+from tests.lab.needs import missing_to_boot, missing_to_build, missing_to_test, require
 from tests.lab.settings import Settings
 
 BOOT_S: Final = 60
@@ -75,6 +75,18 @@ class Machine:
                 f"{self.flavour.name} is not running (scripts/lab boot {self.flavour.name})"
             )
         return running
+
+    def check_needs(self, *, built: bool, results: Path | None = None) -> None:
+        """Raise LabError naming everything that is missing here, before anything is begun.
+
+        That is to boot; to build, unless the image is `built`; to run the tests, if there is a
+        folder for their `results`.
+        """
+        cache = self._settings.cache
+        missing = [] if built else missing_to_build(self.flavour.suite.name, cache)
+        missing += missing_to_boot(cache)
+        missing += missing_to_test(results) if results else []
+        require(missing, f"{'test in' if results else 'boot'} a lab machine")
 
     def boot(self, image: Image, *, die_with_us: bool = False) -> Running:
         """Start the machine and wait until systemd says that it runs.

@@ -21,7 +21,13 @@ _BUILD: Final = {
     "tar": "tar",
     "unshare": "util-linux",
 }
-_BOOT: Final = {"qemu-system-x86_64": "qemu-system-x86", "tar": "tar"}
+_BOOT: Final = {
+    "qemu-system-x86_64": "qemu-system-x86",
+    "setpriv": "util-linux",
+    "tar": "tar",
+}
+_TEST: Final = {"as": "binutils", "ld": "binutils"}
+"""For the firmware and the guest of the machines that the tests start inside."""
 _KEYRING: Final = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
@@ -49,9 +55,8 @@ def missing_to_build(suite: str, cache: Path) -> list[str]:
     script = Path("/usr/share/debootstrap/scripts") / suite
     if shutil.which("debootstrap") and not script.exists():
         missing.append(f"{script} (a newer package debootstrap)")
+    missing += _missing_permission(cache)
     parent = _existing_parent(cache)
-    if not os.access(parent, os.W_OK):
-        missing.append(f"permission to write in {parent}")
     free = shutil.disk_usage(parent).free / 2**30
     if free < DISK_GIB:
         missing.append(
@@ -63,14 +68,21 @@ def missing_to_build(suite: str, cache: Path) -> list[str]:
 
 def missing_to_boot(cache: Path) -> list[str]:
     """Return what is missing to start a machine; empty if nothing is."""
-    missing = _missing_commands(_BOOT)
-    parent = _existing_parent(cache)
-    if not os.access(parent, os.W_OK):
-        missing.append(f"permission to write in {parent}")
+    missing = _missing_commands(_BOOT) + _missing_permission(cache)
     available = _available_memory_mib()
     if available < MEMORY_MIB:
         missing.append(f"{MEMORY_MIB} MiB of memory, {available} MiB are available")
     return missing
+
+
+def missing_to_test(results: Path) -> list[str]:
+    """Return what is missing to make ready what the tests need, and to keep their results."""
+    return _missing_commands(_TEST) + _missing_permission(results)
+
+
+def _missing_permission(folder: Path) -> list[str]:
+    parent = _existing_parent(folder)
+    return [] if os.access(parent, os.W_OK) else [f"permission to write in {parent}"]
 
 
 def _available_memory_mib() -> int:
@@ -81,7 +93,7 @@ def _available_memory_mib() -> int:
 
 
 def require(missing: list[str], purpose: str) -> None:
-    """Raise LabError listing everything in `missing`, if anything is."""
+    """Raise LabError listing everything in `missing` once, if anything is."""
     if missing:
-        lines = "".join(f"\n  - {item}" for item in missing)
+        lines = "".join(f"\n  - {item}" for item in dict.fromkeys(missing))
         raise LabError(f"cannot {purpose}, this machine lacks:{lines}")

@@ -8,6 +8,7 @@ KATA_PIN_LAB_SCALE   multiplies every deadline (default: 1, on top of what emula
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from tests.lab.errors import LabError
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
 LAB: Final = PROJECT / "tests" / "lab"
+APT_UPDATE_S: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +53,38 @@ class Settings:
         """Return the Debian mirror: the setting, else that of this machine's apt."""
         if self.mirror:
             return self.mirror
-        listing = subprocess.run(
-            ["apt-get", "indextargets", "--format", "$(ORIGIN)|$(LABEL)|$(SITE)"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=30,
-        ).stdout
-        for line in listing.splitlines():
-            origin, _, rest = line.partition("|")
-            label, _, site = rest.partition("|")
-            if origin == label == "Debian" and site:
-                return site
+        site = _site_of_apt()
+        if not site and os.geteuid() == 0:
+            _update_apt(APT_UPDATE_S * self.scale)
+            site = _site_of_apt()
+        if site:
+            return site
         raise LabError(
-            "no Debian mirror: apt is configured with none (or was never updated); "
+            "no Debian mirror: apt is configured with none (or cannot be updated); "
             "set KATA_PIN_LAB_MIRROR"
         )
+
+
+def _update_apt(deadline_s: float) -> None:
+    """Have apt fetch its lists: without them it does not say which of its sources is Debian's."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(
+            ["apt-get", "-q", "update"], stdout=subprocess.DEVNULL, check=False, timeout=deadline_s
+        )
+
+
+def _site_of_apt() -> str:
+    """Return the Debian mirror of this machine's apt, "" if it knows none."""
+    listing = subprocess.run(
+        ["apt-get", "indextargets", "--format", "$(ORIGIN)|$(LABEL)|$(SITE)"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    ).stdout
+    for line in listing.splitlines():
+        origin, _, rest = line.partition("|")
+        label, _, site = rest.partition("|")
+        if origin == label == "Debian" and site:
+            return site
+    return ""

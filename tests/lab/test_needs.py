@@ -84,11 +84,16 @@ def test_nobody_on_a_full_disk_without_packages_is_told_all_of_it_at_once(anyone
 
 
 @pytest.mark.root
-def test_results_that_cannot_be_written_are_named(anyones: Path) -> None:
-    """A clone that is somebody else's: the folder is named, exit 1, no traceback."""
+def test_what_tests_lack_is_told_before_anything_starts(anyones: Path) -> None:
+    """`test`: what building, booting, testing and the results lack, in one list, each once."""
     done = _lab_as_nobody(anyones, anyones / "cache", "test", "trixie-smt")
     assert done.returncode == 1
-    assert done.stderr == f"lab: Permission denied: {anyones}/clone/build\n"
+    first, *lines = done.stderr.splitlines()
+    assert first == "lab: cannot test in a lab machine, this machine lacks:"
+    assert f"  - permission to write in {anyones}/clone" in lines
+    for package in ("util-linux", "qemu-system-x86", "binutils"):
+        assert [line for line in lines if line.endswith(f"(package {package})")]
+    assert len(lines) == len(set(lines))
 
 
 def _lab_as_nobody(folder: Path, cache: Path, *words: str) -> subprocess.CompletedProcess[str]:
