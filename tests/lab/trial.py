@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from tests.lab.errors import EX_NOT_UP, LabError, NotUpError
 from tests.lab.flavours import CPUS, NODES, Flavour
 from tests.lab.image import VENV, Builder, Image, Tell
 from tests.lab.machine import Machine, Running
+from tests.lab.rootfs import RootBuilder
 from tests.lab.settings import PROJECT, Settings
 
 BOOTS: Final = 2
@@ -34,7 +36,7 @@ PUT_S: Final = 30
 TESTS_S: Final = 300
 """Deadline of the whole test run; multiplied by the scale."""
 LOG_S: Final = 30
-FIRMWARE_S: Final = 30
+STAGE_S: Final = 60
 
 _TREES: Final = ("tests/e2e", "tests/support", "tests/data", "hooks", "scripts")
 _NOT_INSIDE: Final = shutil.ignore_patterns("__pycache__", "*.pyc")
@@ -53,13 +55,16 @@ class Trial:
 
     def run(self, pytest_arguments: Sequence[str], *, keep: bool, reuse: bool) -> int:
         """Build, boot, install, test, bring back; return the exit code."""
+        builder = Builder(self._settings, self._flavour.suite, self._tell)
+        if not (reuse and self._machine.running()):
+            self._machine.check_needs(built=builder.find() is not None, results=self._results)
         shutil.rmtree(self._results, ignore_errors=True)
         self._results.mkdir(parents=True)
         outcome, code, reason = "error", 1, ""
         with tempfile.TemporaryDirectory() as folder:
             try:
                 with self._timed("build"):
-                    image = Builder(self._settings, self._flavour.suite, self._tell).build()
+                    image = builder.build()
                     project = install.prepare(Path(folder), self._results / "install.txt")
                     tests = self._stage(Path(folder))
                 with self._timed("boot"):
@@ -128,9 +133,14 @@ class Trial:
                 shutil.copytree(PROJECT / name, stage / name, ignore=_NOT_INSIDE)
         # No assembler inside: the firmware of idle guests goes along, as scripts/firmware made it.
         firmware = [str(PROJECT / "scripts/firmware"), str(stage / ".cache/firmware")]
-        process.run(
-            firmware, deadline_s=FIRMWARE_S, log=self._results / "install.txt", env=dict(os.environ)
-        )
+        # Likewise the Linux guest, of the release's own kernel.
+        tree = RootBuilder(self._settings, self._flavour.suite, self._tell).build_root()
+        guest = [sys.executable, str(PROJECT / "tests/e2e/guest/build.py"), f"--tree={tree}"]
+        guest += [f"--out={stage / '.cache/guest'}"]
+        for argv in (firmware, guest):
+            process.run(
+                argv, deadline_s=STAGE_S, log=self._results / "install.txt", env=dict(os.environ)
+            )
         return stage
 
     def _pytest(
