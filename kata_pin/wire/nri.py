@@ -1,18 +1,18 @@
-"""NRI's messages, version v1alpha1, as far as an observer needs them.
+"""NRI's messages, version v1alpha1: what the runtime tells, and what an observer answers.
 
 The runtime (containerd, CRI-O) calls the service Plugin; the plugin calls the service Runtime once,
 to register. Source: github.com/containerd/nri, pkg/api/api.proto and pkg/adaptation. Two styles of
 events exist: one method each from NRI 0.12 on, before that StateChange with a number for those that
 a plugin cannot influence. Both end up as an Event here.
 
-An observer's answers are empty: it adjusts nothing. Out of scope: the connection (sources), and
-whether a pod is Kata's (daemon).
+An observer's answers are empty: it adjusts nothing. Answers that act are in nrireply.py. Out of
+scope: the connection (sources), and whether a pod is Kata's (daemon).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final, TypeVar
 
@@ -51,8 +51,10 @@ class EventKind(IntEnum):
     RUN_POD_SANDBOX = 1
     STOP_POD_SANDBOX = 2
     REMOVE_POD_SANDBOX = 3
+    CREATE_CONTAINER = 4
     START_CONTAINER = 6
     POST_START_CONTAINER = 7
+    UPDATE_CONTAINER = 8
     POST_UPDATE_CONTAINER = 9
     STOP_CONTAINER = 10
     REMOVE_CONTAINER = 11
@@ -86,16 +88,28 @@ _ENDS: Final = frozenset(
     }
 )
 
-EVENTS: Final = sum(1 << (kind - 1) for kind in EventKind)
-"""The mask that Configure is answered with. Every version since 0.2 knows these bits; a runtime
-refuses a plugin that asks for one it does not know."""
+ASKED: Final = frozenset({EventKind.CREATE_CONTAINER, EventKind.UPDATE_CONTAINER})
+"""The events whose answer decides something; an observer does not ask for them."""
+
+OBSERVED: Final = tuple(kind for kind in EventKind if kind not in ASKED)
+"""The events that an observer asks for."""
+
+EVENTS: Final = sum(1 << (kind - 1) for kind in OBSERVED)
+"""The mask that Configure is answered with by an observer. Every version since 0.2 knows these
+bits; a runtime refuses a plugin that asks for one it does not know."""
+
+ACTING_EVENTS: Final = EVENTS | sum(1 << (kind - 1) for kind in ASKED)
+"""The mask of a plugin that decides cpusets."""
+
+MAX_ANNOTATION: Final = 253
+"""Longest value of an annotation that is looked at; ours are single words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
     """A pod sandbox. `pid` is the VMM's for Kata, 0 where the runtime does not tell (NRI < 0.12).
 
-    `cpu` is what the sandbox's own spec has.
+    `cpu` is what the sandbox's own spec has. `annotations` are those of the pod, without long ones.
     """
 
     id: str
@@ -106,11 +120,15 @@ class Pod:
     pid: int = 0
     cgroups_path: str = ""
     cpu: CpuResources = _NO_CPU
+    annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
 class PodContainer:
-    """A container of a pod; `cpu` is its spec's, with every update made so far."""
+    """A container of a pod; `cpu` is its spec's, with every update made so far.
+
+    `memory_limit` is in bytes, 0 for none.
+    """
 
     id: str
     pod_id: str
@@ -118,25 +136,34 @@ class PodContainer:
     state: ContainerState = ContainerState.CREATED
     cgroups_path: str = ""
     cpu: CpuResources = _NO_CPU
+    memory_limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event; `container` is None for those of pods only."""
+    """One event; `container` is None for those of pods only.
+
+    `asked` is what UpdateContainer would set: a number of 0 and an empty text stay as they are.
+    """
 
     kind: EventKind
     pod: Pod
     container: PodContainer | None = None
+    asked: CpuResources = _NO_CPU
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What the runtime says of itself when it configures the plugin."""
+    """What the runtime says of itself when it configures the plugin.
+
+    `nri` is the version of NRI in it, empty before 0.12.
+    """
 
     runtime: str
     version: str
     request_s: float
     """After so long without an answer the runtime closes the connection."""
+    nri: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +184,9 @@ def parse_configure(data: bytes) -> Configuration:
     timeout_ms = message.request_timeout
     if not 0 < timeout_ms <= MAX_TIMEOUT_MS:
         timeout_ms = REQUEST_MS
-    return Configuration(message.runtime_name, message.runtime_version, timeout_ms / 1000)
+    return Configuration(
+        message.runtime_name, message.runtime_version, timeout_ms / 1000, message.NRI_version
+    )
 
 
 def parse_synchronize(data: bytes) -> Snapshot:
@@ -192,11 +221,15 @@ def parse_event(method: str, data: bytes) -> Event | None:
     """
     if method == "StateChange":
         change = _parsed(nri_pb2.StateChangeEvent(), data)
-        known = change.event in _METHODS
+        known = change.event in OBSERVED
         return _event(EventKind(change.event), change.pod, change.container) if known else None
     kind = _BY_METHOD.get(method)
     if kind is None:
         return None
+    if kind is EventKind.UPDATE_CONTAINER:
+        update = _parsed(nri_pb2.UpdateContainerRequest(), data)
+        event = _event(kind, update.pod, update.container)
+        return replace(event, asked=_cpu(update.linux_resources.cpu))
     request = _parsed(nri_pb2.EventRequest(), data)
     return _event(kind, request.pod, request.container)
 
@@ -223,6 +256,9 @@ def _pod(message: nri_pb2.PodSandbox) -> Pod:
         pid=message.pid if message.pid <= MAX_PID else 0,
         cgroups_path=_path(message.linux.cgroups_path),
         cpu=_cpu(message.linux.resources.cpu),
+        annotations={
+            key: value for key, value in message.annotations.items() if len(value) <= MAX_ANNOTATION
+        },
     )
 
 
@@ -234,6 +270,7 @@ def _container(message: nri_pb2.Container) -> PodContainer:
         state=_STATES.get(message.state, ContainerState.CREATED),
         cgroups_path=_path(message.linux.cgroups_path),
         cpu=_cpu(message.linux.resources.cpu),
+        memory_limit=max(0, message.linux.resources.memory.limit.value),
     )
 
 

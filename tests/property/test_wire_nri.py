@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kata_pin.errors import ParseError, RemoteProtocolError
+from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.sandbox import ContainerState
-from kata_pin.wire import nri, nrimux, ttrpc
+from kata_pin.wire import nri, nrimux, nrireply, ttrpc
 from kata_pin.wire.nri import EventKind
 from kata_pin.wire.nrimux import MuxDecoder
+from kata_pin.wire.nrireply import Answer, Cpuset, Update
 from kata_pin.wire.proto import nri_pb2 as pb
 from kata_pin.wire.ttrpc import FrameDecoder
 
@@ -137,3 +139,39 @@ def test_any_values(words: tuple[str, str, str, str, str], pid: int, state: int)
     )
     assert record.id == container_id
     assert record.cpus is None or len(record.cpus) <= 8192
+
+
+cpusets = st.builds(
+    Cpuset,
+    st.sets(st.integers(0, 300), max_size=40).map(CpuSet),
+    st.sets(st.integers(0, 7), max_size=4).map(CpuSet),
+)
+ids = st.text("0123456789abcdef", min_size=1, max_size=64)
+
+
+@given(cpusets, st.dictionaries(ids, st.tuples(cpusets, st.booleans()), max_size=5))
+def test_answers_read_back(adjust: Cpuset, changes: dict[str, tuple[Cpuset, bool]]) -> None:
+    """What a runtime reads of any answer is what was meant: lists of CPUs, no other resource."""
+    updates = tuple(Update(one, cpuset, must) for one, (cpuset, must) in changes.items())
+    message = pb.CreateContainerResponse()
+    message.ParseFromString(nrireply.create_reply(Answer(adjust, updates)))
+    assert message.HasField("adjust") is bool(adjust)
+    assert _cpuset(message.adjust.linux.resources) == adjust
+    read = {one.container_id: one for one in message.update}
+    assert set(read) == {one for one, (cpuset, _) in changes.items() if cpuset}
+    for one, update in read.items():
+        assert _cpuset(update.linux.resources) == changes[one][0]
+        assert update.ignore_failure is not changes[one][1]
+
+
+def _cpuset(resources: pb.LinuxResources) -> Cpuset:
+    known = pb.LinuxCPU(cpus=resources.cpu.cpus, mems=resources.cpu.mems)
+    assert resources == pb.LinuxResources(cpu=known) or not resources.HasField("cpu")
+    return Cpuset(CpuSet.parse(resources.cpu.cpus), CpuSet.parse(resources.cpu.mems))
+
+
+@given(st.binary(max_size=100))
+def test_any_update_response(data: bytes) -> None:
+    """Any bytes are a list of containers or a ParseError."""
+    with suppress(ParseError):
+        nrireply.parse_update_response(data)

@@ -75,8 +75,9 @@ def test_configure_reply_as_bytes() -> None:
 def test_methods_are_named_as_in_nri() -> None:
     """The methods of the service Plugin, as the .proto has them."""
     assert [kind.method for kind in EventKind] == [
-        *("RunPodSandbox", "StopPodSandbox", "RemovePodSandbox", "StartContainer"),
-        *("PostStartContainer", "PostUpdateContainer", "StopContainer", "RemoveContainer"),
+        *("RunPodSandbox", "StopPodSandbox", "RemovePodSandbox", "CreateContainer"),
+        *("StartContainer", "PostStartContainer", "UpdateContainer", "PostUpdateContainer"),
+        *("StopContainer", "RemoveContainer"),
     ]
 
 
@@ -163,7 +164,7 @@ def _message_container(**cpu: Any) -> pb.Container:
     )
 
 
-@pytest.mark.parametrize("kind", EventKind)
+@pytest.mark.parametrize("kind", nri.OBSERVED)
 def test_both_styles_are_one(kind: EventKind) -> None:
     """One method for an event (NRI 0.12) and StateChange with its number mean the same."""
     pod, container = _message_pod(), None if kind.of_pod else _message_container(cpus="2-3")
@@ -177,7 +178,9 @@ def test_both_styles_are_one(kind: EventKind) -> None:
     assert (event.container is None) is kind.of_pod
 
 
-@pytest.mark.parametrize("method", ["CreateContainer", "ValidateContainerAdjustment", "Nonsense"])
+@pytest.mark.parametrize(
+    "method", ["PostCreateContainer", "ValidateContainerAdjustment", "Nonsense"]
+)
 def test_other_methods_are_no_events(method: str) -> None:
     """What was not asked for is not read at all."""
     assert nri.parse_event(method, b"\xff\xff") is None
@@ -188,6 +191,37 @@ def test_other_state_changes_are_no_events(number: int) -> None:
     """Numbers that were not asked for, or of a later version, mean nothing."""
     change = pb.StateChangeEvent(event=number, pod=_message_pod())
     assert nri.parse_event("StateChange", change.SerializeToString()) is None
+
+
+def test_what_an_allocator_is_asked() -> None:
+    """CreateContainer has the pod's annotations, UpdateContainer what is to be set beside it."""
+    pod = _message_pod()
+    pod.annotations.update({"qos.gocrane.io/cpu-manager": "share", "long": "x" * 254})
+    container = _message_container(cpus="2-3")
+    container.linux.resources.memory.limit.value = 4096
+    request = pb.EventRequest(pod=pod, container=container)
+    event = nri.parse_event("CreateContainer", request.SerializeToString())
+    assert event is not None
+    assert event.container is not None
+    assert event.pod.annotations == {"qos.gocrane.io/cpu-manager": "share"}
+    assert (event.container.memory_limit, event.asked) == (4096, CpuResources())
+    update = pb.UpdateContainerRequest(
+        pod=pod,
+        container=container,
+        linux_resources=pb.LinuxResources(cpu=pb.LinuxCPU(quota=pb.OptionalInt64(value=7))),
+    )
+    event = nri.parse_event("UpdateContainer", update.SerializeToString())
+    assert event is not None
+    assert event.container is not None
+    assert (event.container.cpu.cpus, event.asked) == ("2-3", CpuResources(quota_us=7))
+    assert nri.ACTING_EVENTS == 0x7EF
+
+
+def test_the_version_of_nri() -> None:
+    """NRI tells its own version from 0.12 on; before, there is none."""
+    message = pb.ConfigureRequest(runtime_name="containerd", NRI_version="v0.12.1")
+    assert nri.parse_configure(message.SerializeToString()).nri == "v0.12.1"
+    assert nri.parse_configure(b"").nri == ""
 
 
 def test_absent_and_zero_differ() -> None:
