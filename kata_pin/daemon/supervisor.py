@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -53,6 +54,23 @@ class PassResult:
     verdict: Verdict
 
 
+@dataclass(frozen=True)
+class Cause:
+    """Why a pass runs: what was told, and when the first of it was (CLOCK_MONOTONIC, seconds).
+
+    A pass that is only repeated keeps the cause of the one before: its pins are what was asked for
+    then.
+    """
+
+    reasons: tuple[str, ...] = ()
+    since: float = 0.0
+
+    @property
+    def age_s(self) -> float:
+        """How long ago the first of it was told."""
+        return time.monotonic() - self.since
+
+
 _WAITS_S: Final[dict[Verdict, tuple[float, ...]]] = {
     Verdict.SETTLED: (),
     Verdict.YOUNG: YOUNG_S,
@@ -68,18 +86,22 @@ class Supervisor:
         self.sandbox_id = sandbox_id
         self.failures = 0
         self.report: Report | None = None
+        self.cause = Cause()
         self._pass = pass_
         self._wanted = 0
         self._done = 0
         self._dirty = asyncio.Event()
         self._finished = asyncio.Condition()
-        self._reasons: set[str] = set()
+        self._reasons: dict[str, None] = {}
+        self._marked = 0.0
         self._ended = False
 
     def mark(self, reason: str) -> int:
         """Ask for a pass; return a ticket that `settled` takes. Cheap, never blocks."""
         self._wanted += 1
-        self._reasons.add(reason)
+        if not self._reasons:
+            self._marked = time.monotonic()
+        self._reasons[reason] = None
         self._dirty.set()
         return self._wanted
 
@@ -127,14 +149,17 @@ class Supervisor:
     async def _one_pass(self) -> Verdict:
         await self._dirty.wait()
         self._dirty.clear()
-        ticket, reasons, self._reasons = self._wanted, self._reasons, set()
+        ticket = self._wanted
+        if self._reasons:
+            self.cause = Cause(tuple(self._reasons), self._marked)
+            self._reasons = {}
         try:
             result = await self._pass(self.sandbox_id)
         except Exception as error:  # the fault barrier of one sandbox
             self.failures += 1
             self.report = None
             log.error("sandbox %s: pass failed: %s", self.sandbox_id, error)
-            log.debug("sandbox %s: after %s", self.sandbox_id, sorted(reasons), exc_info=True)
+            log.debug("sandbox %s: after %s", self.sandbox_id, self.cause.reasons, exc_info=True)
             verdict = Verdict.RETRY
         else:
             self.report = result.report

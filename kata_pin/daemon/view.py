@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from kata_pin.daemon.standing import sandbox_state, thread_state
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
 from kata_pin.model.placement import (
     ActionResult,
     Claim,
-    Desired,
     Note,
     NoteLevel,
     Placement,
@@ -150,15 +150,13 @@ def _sandbox(facts: SandboxFacts, now_ns: int) -> Json:
 
 
 def _state(facts: SandboxFacts, placement: Placement | None, threads: Sequence[Json]) -> str:
-    if facts.released:
-        return "released"
-    if facts.sandbox.vmm is None:
-        return "no-vmm"
-    if facts.conflicts:
-        return "conflict"
-    if placement is None or placement.mask.mask is None:
-        return "unpinned"
-    return "drift" if any(t["state"] == "drift" for t in threads) else "ok"
+    return sandbox_state(
+        [thread["state"] for thread in threads],
+        vmm=facts.sandbox.vmm is not None,
+        mask=placement.mask.mask if placement is not None else None,
+        released=facts.released,
+        shared=bool(facts.conflicts),
+    )
 
 
 def _container(container: Container, claims: Iterable[Claim], now_ns: int) -> Json:
@@ -227,18 +225,8 @@ def _thread(thread: Thread, placement: Placement | None, facts: SandboxFacts) ->
         "cpu_ticks": task.cpu_ticks,
         "cgroup": task.cgroup,
         "cpuset": str(task.cpuset),
-        "state": _thread_state(thread, desired, facts),
+        "state": thread_state(thread, desired, released=facts.released, foreign=facts.foreign),
     }
-
-
-def _thread_state(thread: Thread, desired: Desired | None, facts: SandboxFacts) -> str:
-    if desired is None:
-        return "left"
-    if facts.released:
-        return "released"
-    if thread.task.affinity != desired.applied or thread.key.tid in facts.foreign:
-        return "drift"
-    return "released" if desired.release else "ok"
 
 
 def _note(note: Note) -> Json:

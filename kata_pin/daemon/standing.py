@@ -1,0 +1,81 @@
+"""How a sandbox and its threads stand, in the words that documents, history and metrics share.
+
+And what a pass came to (Passed), for those who keep account of passes. Pure, nothing is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from kata_pin.daemon.supervisor import Cause
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.placement import Desired, Outcome, Report
+from kata_pin.model.thread import Thread
+
+GONE = "gone"
+"""The state of a sandbox that is over; only the history knows it."""
+
+_MOVED = frozenset({Outcome.DONE, Outcome.CLIPPED})
+
+
+@dataclass(frozen=True)
+class Passed:
+    """One pass over one sandbox, and why it ran. `state` is the sandbox's after it."""
+
+    sandbox_id: str
+    pod: str
+    state: str
+    report: Report
+    cause: Cause
+
+    @property
+    def mask(self) -> CpuSet | None:
+        """The sandbox mask, None without one."""
+        placement = self.report.placement
+        return None if placement is None else placement.mask.mask
+
+    @property
+    def moved(self) -> int:
+        """How many threads have another affinity than before."""
+        return sum(
+            one.outcome in _MOVED and one.after != one.action.before for one in self.report.results
+        )
+
+
+def thread_state(
+    thread: Thread, desired: Desired | None, *, released: bool, foreign: Collection[int] = ()
+) -> str:
+    """Return `left`, `released`, `drift` or `ok`; `foreign` are tids that another writer moves."""
+    if desired is None:
+        return "left"
+    if released:
+        return "released"
+    if thread.task.affinity != desired.applied or thread.key.tid in foreign:
+        return "drift"
+    return "released" if desired.release else "ok"
+
+
+def thread_states(report: Report, *, released: bool) -> Iterator[tuple[Thread, str]]:
+    """Yield a report's threads with their states."""
+    desired = report.placement.desired if report.placement is not None else {}
+    for thread in report.threads:
+        yield thread, thread_state(thread, desired.get(thread.key), released=released)
+
+
+def sandbox_state(
+    threads: Iterable[str], *, vmm: bool, mask: CpuSet | None, released: bool, shared: bool = False
+) -> str:
+    """Return a sandbox's state by those of its threads; `shared`: others claim its exclusive pCPUs.
+
+    The words are those of the state document (docs/json.md).
+    """
+    if released:
+        return "released"
+    if not vmm:
+        return "no-vmm"
+    if shared:
+        return "conflict"
+    if mask is None:
+        return "unpinned"
+    return "drift" if "drift" in threads else "ok"
