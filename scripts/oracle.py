@@ -25,8 +25,8 @@ from kata_pin.policy.alloc.failure import AllocError, AllocFailure
 from kata_pin.policy.alloc.kubelet import KubeletStatic
 from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.packed import Packing, take_packed
-from kata_pin.policy.alloc.request import ContainerRequest, ContainerRole, PodRequest
-from kata_pin.policy.alloc.state import AllocState
+from kata_pin.policy.alloc.request import ContainerRole, KubeletContainer, KubeletPod
+from kata_pin.policy.alloc.state import StaticState
 from kata_pin.policy.alloc.topology import Machine
 from kata_pin.wire.kubelet import parse_checkpoint
 
@@ -244,7 +244,7 @@ def expect_no_error(row: Row, got: object) -> None:
         raise MismatchError(f"error\n    expected {row.get('error_text')}\n    got      {got}")
 
 
-def expect_disjoint(state: AllocState) -> None:
+def expect_disjoint(state: StaticState) -> None:
     """Raise MismatchError if an exclusive CPU is in the shared pool."""
     expect("exclusive in the shared pool", EMPTY, state.exclusive & state.shared)
 
@@ -255,9 +255,9 @@ def make_policy(machine: Machine, row: Row) -> KubeletStatic:
     return KubeletStatic.create(machine, read_options(row), row["num_reserved"], reserved)
 
 
-def make_state(row: Row) -> AllocState:
+def make_state(row: Row) -> StaticState:
     """Make the state that a row begins with."""
-    return AllocState(
+    return StaticState(
         shared=CpuSet.parse(row["default"]),
         assignments={
             pod: {name: CpuSet.parse(cpus) for name, cpus in containers.items()}
@@ -277,20 +277,20 @@ def read_cpus(value: str | list[int]) -> CpuSet:
     return CpuSet.parse(value) if isinstance(value, str) else CpuSet(value)
 
 
-def read_pod(pod: Row) -> PodRequest:
+def read_pod(pod: Row) -> KubeletPod:
     """Read a pod: init containers come first."""
     first = [read_container(one, ContainerRole.INIT) for one in pod.get("init", [])]
     rest = [read_container(one, ContainerRole.APP) for one in pod.get("containers", [])]
-    return PodRequest(pod["uid"], (*first, *rest))
+    return KubeletPod(pod["uid"], (*first, *rest))
 
 
-def read_container(container: Row, role: ContainerRole) -> ContainerRequest:
+def read_container(container: Row, role: ContainerRole) -> KubeletContainer:
     """Read a container; an init container that restarts always is a sidecar."""
     policy = container.get("restart_policy", container.get("restartPolicy"))
     if role is ContainerRole.INIT and (policy == "Always" or container.get("restartable")):
         role = ContainerRole.SIDECAR
     request, limit = (milli(container.get(key) or "0") for key in ("request", "limit"))
-    return ContainerRequest(container["name"], request, limit, role)
+    return KubeletContainer(container["name"], request, limit, role)
 
 
 def milli(quantity: str) -> int:

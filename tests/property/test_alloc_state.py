@@ -11,8 +11,8 @@ from kata_pin.policy.alloc.failure import AllocError
 from kata_pin.policy.alloc.hints import ManagerPolicy, choose
 from kata_pin.policy.alloc.kubelet import KubeletStatic
 from kata_pin.policy.alloc.options import StaticOptions
-from kata_pin.policy.alloc.request import ContainerRequest, ContainerRole, PodRequest
-from kata_pin.policy.alloc.state import AllocState
+from kata_pin.policy.alloc.request import ContainerRole, KubeletContainer, KubeletPod
+from kata_pin.policy.alloc.state import StaticState
 from kata_pin.policy.alloc.topology import Machine
 from tests.support.machines import Shape, host
 
@@ -44,18 +44,18 @@ class Pods(RuleBasedStateMachine):
         """Begin with an empty state; reserved CPUs may leave their siblings alone."""
         reserved = CpuSet(range(reserve)) if strange else EMPTY
         self.policy = KubeletStatic.create(MACHINE, options, reserve, reserved)
-        self.state = self.policy.start(AllocState())
-        self.pods: dict[str, PodRequest] = {}
+        self.state = self.policy.start(StaticState())
+        self.pods: dict[str, KubeletPod] = {}
         self.born = 0
 
     @rule(containers=CONTAINERS, manager=st.sampled_from(list(ManagerPolicy)))
     def come(self, containers: list[tuple[ContainerRole, int]], manager: ManagerPolicy) -> None:
         """A pod's containers are allocated in turn until one is refused."""
         self.born += 1
-        pod = PodRequest(
+        pod = KubeletPod(
             f"pod{self.born}",
             tuple(
-                ContainerRequest(f"c{number}", cpus * 1000, cpus * 1000, role)
+                KubeletContainer(f"c{number}", cpus * 1000, cpus * 1000, role)
                 for number, (role, cpus) in enumerate(containers)
             ),
         )
@@ -88,7 +88,7 @@ class Pods(RuleBasedStateMachine):
         What may be reused is forgotten, as in the kubelet.
         """
         if self.state.shared:
-            found = AllocState(self.state.shared, self.state.assignments)
+            found = StaticState(self.state.shared, self.state.assignments)
             self.state = self.policy.start(found)
             for uid, held in found.assignments.items():
                 for container in self.pods[uid].containers:

@@ -16,8 +16,8 @@ from kata_pin.policy.alloc.failure import AllocError, AllocFailure
 from kata_pin.policy.alloc.hints import Hint, make_hints
 from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.packed import Packing, take_packed
-from kata_pin.policy.alloc.request import ContainerRequest, ContainerRole, PodRequest
-from kata_pin.policy.alloc.state import AllocState, Reusable
+from kata_pin.policy.alloc.request import ContainerRole, KubeletContainer, KubeletPod
+from kata_pin.policy.alloc.state import Reusable, StaticState
 from kata_pin.policy.alloc.topology import Machine
 
 
@@ -97,7 +97,7 @@ class KubeletStatic:
         cpus = self.machine.cpus
         return cpus - self.reserved if self.options.strict_cpu_reservation else cpus
 
-    def start(self, state: AllocState) -> AllocState:
+    def start(self, state: StaticState) -> StaticState:
         """Return the state to begin with: the one found, or a first one in place of an empty one.
 
         Raises AllocError (INVALID_STATE) when it can not be of this host and these settings.
@@ -113,17 +113,17 @@ class KubeletStatic:
             raise _invalid(f"the host has CPUs {self.pool}, the state {known}")
         return state
 
-    def available(self, state: AllocState) -> CpuSet:
+    def available(self, state: StaticState) -> CpuSet:
         """Return what can be given out: the shared pool without reserved CPUs."""
         return state.shared - self.reserved
 
     def allocate(
         self,
-        state: AllocState,
-        pod: PodRequest,
-        container: ContainerRequest,
+        state: StaticState,
+        pod: KubeletPod,
+        container: KubeletContainer,
         nodes: CpuSet | None = None,
-    ) -> AllocState:
+    ) -> StaticState:
         """Return the state with the container's CPUs in it; the same state if it gets none.
 
         `nodes` is the NUMA hint: those nodes are drawn from first. A container that has CPUs
@@ -156,7 +156,7 @@ class KubeletStatic:
         rest = take(self.machine, allocatable - taken, wanted - len(taken), self.options)
         return taken | rest
 
-    def remove(self, state: AllocState, pod: str, container: str) -> AllocState:
+    def remove(self, state: StaticState, pod: str, container: str) -> StaticState:
         """Return the state without the container; its CPUs return to the shared pool.
 
         CPUs that another container of the pod still has stay with that one.
@@ -164,7 +164,7 @@ class KubeletStatic:
         return state.removed(pod, container)
 
     def hints(
-        self, state: AllocState, pod: PodRequest, container: ContainerRequest
+        self, state: StaticState, pod: KubeletPod, container: KubeletContainer
     ) -> tuple[Hint, ...] | None:
         """Return the NUMA hints for a container; None = no opinion, empty = can not be served.
 
@@ -178,7 +178,7 @@ class KubeletStatic:
             return self._hints(held, EMPTY, wanted) if len(held) == wanted else ()
         return self._hints(self.available(state), state.reusable.of(pod.uid), wanted)
 
-    def pod_hints(self, state: AllocState, pod: PodRequest) -> tuple[Hint, ...] | None:
+    def pod_hints(self, state: StaticState, pod: KubeletPod) -> tuple[Hint, ...] | None:
         """Return the NUMA hints for a whole pod (the topology manager's scope `pod`)."""
         wanted = pod.exclusive_cpus_of_pod()
         if wanted == 0:
@@ -202,7 +202,7 @@ class KubeletStatic:
             align_by_socket=self.options.align_by_socket,
         )
 
-    def _check_smt(self, state: AllocState, wanted: int) -> None:
+    def _check_smt(self, state: StaticState, wanted: int) -> None:
         threads = self.machine.threads_per_core
         if wanted % threads:
             raise AllocError(
@@ -220,7 +220,7 @@ class KubeletStatic:
                 f"requested={wanted}, CPUs per core = {threads}",
             )
 
-    def _check_reserved(self, state: AllocState) -> None:
+    def _check_reserved(self, state: StaticState) -> None:
         shared = self.reserved & state.shared
         if self.options.strict_cpu_reservation and shared:
             raise _invalid(f"strictly reserved CPUs {shared} are in the shared pool {state.shared}")
@@ -229,7 +229,7 @@ class KubeletStatic:
                 f"reserved CPUs {self.reserved} are not all in the shared pool {state.shared}"
             )
 
-    def _check_assignments(self, state: AllocState) -> None:
+    def _check_assignments(self, state: StaticState) -> None:
         for pod, containers in state.assignments.items():
             for container, cpus in containers.items():
                 if not cpus.isdisjoint(state.shared):
@@ -240,7 +240,7 @@ class KubeletStatic:
 
 
 def _reusable_after(
-    state: AllocState, pod: PodRequest, container: ContainerRequest, cpus: CpuSet
+    state: StaticState, pod: KubeletPod, container: KubeletContainer, cpus: CpuSet
 ) -> Reusable:
     """Return what the pod's next container may reuse; other pods' reusable CPUs are forgotten.
 

@@ -19,7 +19,7 @@ class ContainerRole(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerRequest:
+class KubeletContainer:
     """CPU request and limit of a container, in thousandths of a CPU; 0 when it has none.
 
     `memory_equal` says whether it has a memory request and an equal memory limit.
@@ -38,18 +38,18 @@ class ContainerRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class PodRequest:
+class KubeletPod:
     """A pod's containers of all roles, in the order in which they start."""
 
     uid: str
-    containers: tuple[ContainerRequest, ...]
+    containers: tuple[KubeletContainer, ...]
 
     @property
     def guaranteed(self) -> bool:
         """Whether the pod's QoS class is Guaranteed: each of its containers must be."""
         return bool(self.containers) and all(one.guaranteed for one in self.containers)
 
-    def exclusive_cpus(self, container: ContainerRequest) -> int:
+    def exclusive_cpus(self, container: KubeletContainer) -> int:
         """Return how many exclusive CPUs the container gets from the kubelet; 0 = shared pool.
 
         A container of a Guaranteed pod gets its request if that is a whole number of CPUs.

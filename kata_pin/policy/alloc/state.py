@@ -28,7 +28,7 @@ class Reusable:
 
 
 @dataclass(frozen=True, slots=True)
-class AllocState:
+class StaticState:
     """`shared` is the pool of all who have no exclusive CPUs (the kubelet's default set)."""
 
     shared: CpuSet = EMPTY
@@ -50,7 +50,7 @@ class AllocState:
             cpus for name, cpus in self.assignments.get(pod, {}).items() if name != container
         )
 
-    def assigned(self, pod: str, container: str, cpus: CpuSet) -> AllocState:
+    def assigned(self, pod: str, container: str, cpus: CpuSet) -> StaticState:
         """Return the state in which the container has these CPUs and the shared pool lacks them."""
         containers = {**self.assignments.get(pod, {}), container: cpus}
         return replace(
@@ -59,7 +59,7 @@ class AllocState:
             assignments={**self.assignments, pod: containers},
         )
 
-    def removed(self, pod: str, container: str) -> AllocState:
+    def removed(self, pod: str, container: str) -> StaticState:
         """Return the state without the container.
 
         Its CPUs go to the shared pool, but those that another container of its pod still has.

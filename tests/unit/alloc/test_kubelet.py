@@ -9,8 +9,8 @@ from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.policy.alloc.failure import AllocError, AllocFailure
 from kata_pin.policy.alloc.kubelet import KubeletStatic, reserved_count
 from kata_pin.policy.alloc.options import StaticOptions
-from kata_pin.policy.alloc.request import ContainerRequest, ContainerRole, PodRequest
-from kata_pin.policy.alloc.state import AllocState
+from kata_pin.policy.alloc.request import ContainerRole, KubeletContainer, KubeletPod
+from kata_pin.policy.alloc.state import StaticState
 from kata_pin.policy.alloc.topology import Machine
 from tests.support.machines import Shape, host
 
@@ -23,22 +23,22 @@ def policy(reserve: int = 0, reserved: str = "", **options: bool) -> KubeletStat
     return KubeletStatic.create(EIGHT, StaticOptions(**options), reserve, CpuSet.parse(reserved))
 
 
-def app(name: str, cpus: int) -> ContainerRequest:
+def app(name: str, cpus: int) -> KubeletContainer:
     """Return an app container that asks for whole CPUs."""
-    return ContainerRequest(name, cpus * 1000, cpus * 1000)
+    return KubeletContainer(name, cpus * 1000, cpus * 1000)
 
 
-def init(name: str, cpus: int) -> ContainerRequest:
+def init(name: str, cpus: int) -> KubeletContainer:
     """Return an init container that asks for whole CPUs."""
-    return ContainerRequest(name, cpus * 1000, cpus * 1000, ContainerRole.INIT)
+    return KubeletContainer(name, cpus * 1000, cpus * 1000, ContainerRole.INIT)
 
 
-def sidecar(name: str, cpus: int) -> ContainerRequest:
+def sidecar(name: str, cpus: int) -> KubeletContainer:
     """Return a sidecar that asks for whole CPUs."""
-    return ContainerRequest(name, cpus * 1000, cpus * 1000, ContainerRole.SIDECAR)
+    return KubeletContainer(name, cpus * 1000, cpus * 1000, ContainerRole.SIDECAR)
 
 
-def allocate_all(static: KubeletStatic, state: AllocState, *pods: PodRequest) -> AllocState:
+def allocate_all(static: KubeletStatic, state: StaticState, *pods: KubeletPod) -> StaticState:
     """Allocate each container of each pod in turn."""
     for pod in pods:
         for container in pod.containers:
@@ -46,7 +46,7 @@ def allocate_all(static: KubeletStatic, state: AllocState, *pods: PodRequest) ->
     return state
 
 
-def cpus_of(state: AllocState, pod: PodRequest) -> dict[str, str]:
+def cpus_of(state: StaticState, pod: KubeletPod) -> dict[str, str]:
     """Return the cpu lists of a pod's containers."""
     return {name: str(cpus) for name, cpus in state.assignments.get(pod.uid, {}).items()}
 
@@ -55,7 +55,7 @@ def test_reserved_by_number() -> None:
     """2 of 8 CPUs reserved are the two threads of the first core; shared, but never given out."""
     static = policy(2)
     assert static.reserved == CpuSet.parse("0,4")
-    state = static.start(AllocState())
+    state = static.start(StaticState())
     assert state.shared == CpuSet.parse("0-7")
     assert static.available(state) == CpuSet.parse("1-3,5-7")
 
@@ -63,7 +63,7 @@ def test_reserved_by_number() -> None:
 def test_strict_reservation() -> None:
     """Strictly reserved CPUs are not in the shared pool either."""
     static = policy(2, strict_cpu_reservation=True)
-    assert static.start(AllocState()).shared == CpuSet.parse("1-3,5-7")
+    assert static.start(StaticState()).shared == CpuSet.parse("1-3,5-7")
 
 
 def test_reserved_list_must_have_the_number() -> None:
@@ -97,45 +97,45 @@ def test_state_that_can_not_be(shared: str, assigned: str, strict: bool) -> None
     assignments = {"pod": {"c": CpuSet.parse(assigned)}} if assigned else {}
     static = policy(1, "0", strict_cpu_reservation=strict)
     with pytest.raises(AllocError) as caught:
-        static.start(AllocState(CpuSet.parse(shared), assignments))
+        static.start(StaticState(CpuSet.parse(shared), assignments))
     assert caught.value.failure is AllocFailure.INVALID_STATE
 
 
 def test_found_state_is_kept() -> None:
     """A state that fits is taken as it is."""
-    state = AllocState(CpuSet.parse("0-6"), {"pod": {"c": CpuSet.parse("7")}})
+    state = StaticState(CpuSet.parse("0-6"), {"pod": {"c": CpuSet.parse("7")}})
     assert policy(1, "0").start(state) is state
 
 
 def test_again_is_the_same() -> None:
     """Allocating a container that has CPUs changes nothing."""
-    static, pod = policy(), PodRequest("a", (app("c", 2),))
-    once = allocate_all(static, static.start(AllocState()), pod)
+    static, pod = policy(), KubeletPod("a", (app("c", 2),))
+    once = allocate_all(static, static.start(StaticState()), pod)
     assert cpus_of(once, pod) == {"c": "0,4"}
     assert allocate_all(static, once, pod) == once
 
 
 def test_who_gets_exclusive_cpus() -> None:
     """Only whole CPUs in a pod of which every container is Guaranteed."""
-    whole, part = app("whole", 2), ContainerRequest("part", 1500, 1500)
-    mixed = PodRequest("mixed", (whole, part))
+    whole, part = app("whole", 2), KubeletContainer("part", 1500, 1500)
+    mixed = KubeletPod("mixed", (whole, part))
     assert [mixed.exclusive_cpus(one) for one in mixed.containers] == [2, 0]
     for other in (
-        ContainerRequest("more", 1000, 2000),
-        ContainerRequest("none"),
-        ContainerRequest("memory", 1000, 1000, memory_equal=False),
+        KubeletContainer("more", 1000, 2000),
+        KubeletContainer("none"),
+        KubeletContainer("memory", 1000, 1000, memory_equal=False),
     ):
-        assert PodRequest("pod", (whole, other)).exclusive_cpus(whole) == 0
+        assert KubeletPod("pod", (whole, other)).exclusive_cpus(whole) == 0
 
 
 def test_init_containers_lend_their_cpus() -> None:
     """Later containers of the pod may take an init container's CPUs; other pods may not."""
     static = policy()
-    pod = PodRequest("a", (init("i1", 4), init("i2", 4), app("c", 2)))
-    state = allocate_all(static, static.start(AllocState()), pod)
+    pod = KubeletPod("a", (init("i1", 4), init("i2", 4), app("c", 2)))
+    state = allocate_all(static, static.start(StaticState()), pod)
     assert cpus_of(state, pod) == {"i1": "0-1,4-5", "i2": "0-1,4-5", "c": "0,4"}
     assert state.shared == CpuSet.parse("2-3,6-7")
-    other = PodRequest("b", (app("c", 2),))
+    other = KubeletPod("b", (app("c", 2),))
     after = allocate_all(static, state, other)
     assert cpus_of(after, other) == {"c": "2,6"}
     assert after.reusable.of("a") == EMPTY
@@ -143,8 +143,8 @@ def test_init_containers_lend_their_cpus() -> None:
 
 def test_sidecars_lend_nothing() -> None:
     """A sidecar keeps running, so its CPUs are its own."""
-    static, pod = policy(), PodRequest("a", (sidecar("s", 2), app("c", 2)))
-    state = allocate_all(static, static.start(AllocState()), pod)
+    static, pod = policy(), KubeletPod("a", (sidecar("s", 2), app("c", 2)))
+    state = allocate_all(static, static.start(StaticState()), pod)
     assert cpus_of(state, pod) == {"s": "0,4", "c": "1,5"}
     assert pod.exclusive_cpus_of_pod() == 4
 
@@ -152,8 +152,8 @@ def test_sidecars_lend_nothing() -> None:
 def test_running_containers_are_never_reusable() -> None:
     """When an init container comes again after its app, the app's CPUs are not lent twice."""
     static = policy()
-    pod = PodRequest("a", (init("i", 2), app("c", 2), app("d", 2)))
-    state = static.start(AllocState())
+    pod = KubeletPod("a", (init("i", 2), app("c", 2), app("d", 2)))
+    state = static.start(StaticState())
     for index in (0, 1, 0, 2):
         state = static.allocate(state, pod, pod.containers[index])
     assert cpus_of(state, pod) == {"i": "0,4", "c": "0,4", "d": "1,5"}
@@ -161,8 +161,8 @@ def test_running_containers_are_never_reusable() -> None:
 
 def test_removal_returns_what_nobody_else_has() -> None:
     """Of a removed container only CPUs that no sibling holds return to the shared pool."""
-    static, pod = policy(), PodRequest("a", (init("i", 4), app("c", 2)))
-    state = allocate_all(static, static.start(AllocState()), pod)
+    static, pod = policy(), KubeletPod("a", (init("i", 4), app("c", 2)))
+    state = allocate_all(static, static.start(StaticState()), pod)
     state = static.remove(state, "a", "i")
     assert state.shared == CpuSet.parse("1-3,5-7")
     state = static.remove(state, "a", "c")
@@ -171,9 +171,9 @@ def test_removal_returns_what_nobody_else_has() -> None:
     assert static.remove(state, "a", "c") is state
 
 
-def failure(static: KubeletStatic, state: AllocState, cpus: int) -> AllocError:
+def failure(static: KubeletStatic, state: StaticState, cpus: int) -> AllocError:
     """Return the error of a request."""
-    pod = PodRequest("x", (app("c", cpus),))
+    pod = KubeletPod("x", (app("c", cpus),))
     with pytest.raises(AllocError) as caught:
         static.allocate(state, pod, pod.containers[0])
     return caught.value
@@ -182,20 +182,20 @@ def failure(static: KubeletStatic, state: AllocState, cpus: int) -> AllocError:
 def test_whole_cores_only() -> None:
     """full-pcpus-only refuses odd requests, and CPUs whose core has a reserved thread."""
     static = policy(1, "0", full_pcpus_only=True)
-    state = static.start(AllocState())
+    state = static.start(StaticState())
     odd = failure(static, state, 3)
     assert (odd.failure, odd.reason) == (AllocFailure.SMT_ALIGNMENT, "SMTAlignmentError")
     assert failure(static, state, 8).failure is AllocFailure.SMT_ALIGNMENT
-    pod = PodRequest("a", (app("c", 6),))
+    pod = KubeletPod("a", (app("c", 6),))
     assert cpus_of(allocate_all(static, state, pod), pod) == {"c": "1-3,5-7"}
     apart = policy(2, "0-1", full_pcpus_only=True)
-    assert failure(apart, apart.start(AllocState()), 6).failure is AllocFailure.SMT_ALIGNMENT
+    assert failure(apart, apart.start(StaticState()), 6).failure is AllocFailure.SMT_ALIGNMENT
 
 
 def test_too_much() -> None:
     """More than available is refused with the reason of untyped errors."""
     static = policy(2)
-    error = failure(static, static.start(AllocState()), 7)
+    error = failure(static, static.start(StaticState()), 7)
     assert error.failure is AllocFailure.NOT_ENOUGH_CPUS
     assert error.reason == "UnexpectedAdmissionError"
 
@@ -223,8 +223,8 @@ def test_hint(by_socket: bool, free: str, wanted: int, expected: str) -> None:
 def test_hints_of_a_container_and_of_a_pod() -> None:
     """Hints come from what is available, then from what is held; a wrong size can not be served."""
     static = KubeletStatic.create(FOUR_NODES, StaticOptions(), 0)
-    pod = PodRequest("a", (app("c", 4), app("d", 4)))
-    state = static.start(AllocState())
+    pod = KubeletPod("a", (app("c", 4), app("d", 4)))
+    state = static.start(StaticState())
     first = static.hints(state, pod, pod.containers[0]) or ()
     assert [str(hint.nodes) for hint in first if hint.preferred] == ["0", "1", "2", "3"]
     whole = static.pod_hints(state, pod) or ()
@@ -233,15 +233,15 @@ def test_hints_of_a_container_and_of_a_pod() -> None:
     held = static.hints(state, pod, pod.containers[0]) or ()
     assert all(2 in hint.nodes for hint in held)
     assert all(2 in hint.nodes for hint in static.pod_hints(state, pod) or ())
-    grown = PodRequest("a", (app("c", 5), app("d", 4)))
+    grown = KubeletPod("a", (app("c", 5), app("d", 4)))
     assert static.hints(state, grown, grown.containers[0]) == ()
     assert static.pod_hints(state, grown) == ()
-    shared = PodRequest("s", (ContainerRequest("c", 500, 500),))
+    shared = KubeletPod("s", (KubeletContainer("c", 500, 500),))
     assert static.hints(state, shared, shared.containers[0]) is None
     assert static.pod_hints(state, shared) is None
 
 
 def test_pod_needs_at_once() -> None:
     """Init containers run one by one beside earlier sidecars; apps beside all sidecars."""
-    pod = PodRequest("a", (init("i", 3), sidecar("s", 2), init("j", 5), app("c", 1), app("d", 1)))
+    pod = KubeletPod("a", (init("i", 3), sidecar("s", 2), init("j", 5), app("c", 1), app("d", 1)))
     assert pod.exclusive_cpus_of_pod() == 7
