@@ -1,0 +1,366 @@
+"""What our own allocator is asked, what it holds, and what it answers (DESIGN 4, D9, D14).
+
+Frozen values: every change makes a new AllocState, so that a refused request leaves no trace and
+the registry can store old and new in one transaction. Policies (policy/alloc) make them; wire/alloc
+writes and reads them. Out of scope: the kubelet's own requests and state (policy/alloc/request).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Final
+
+from kata_pin.model.cpuset import EMPTY, CpuSet, union
+from kata_pin.model.placement import Note
+
+POLICY_KEY: Final = "cpu-policy.kata-pin.io"
+"""Pod annotation: none, share or exclusive. Wins over Crane's."""
+
+CRANE_KEY: Final = "qos.gocrane.io/cpu-manager"
+"""Crane's pod annotation with the same values."""
+
+FAIL_KEY: Final = "cpu-policy-fail.kata-pin.io"
+"""Pod annotation: strict or best-effort. A pod can be stricter than its node, never less strict."""
+
+PERIOD_US: Final = 100_000
+SHARES_PER_CPU: Final = 1024
+
+
+def millis_of_shares(shares: int) -> int:
+    """Return the CPU request, in thousandths of a CPU, that the kubelet wrote as CFS shares.
+
+    Inverse of its MilliCPUToShares, which rounds down: exact from 2 shares to its ceiling, that of
+    256 CPUs.
+    """
+    return -(-shares * 1000 // SHARES_PER_CPU)
+
+
+class CpuClass(StrEnum):
+    """How a container has its CPUs.
+
+    NONE: those of the shared pool, whatever they are at the moment. SHARE: CPUs of its own choice
+    that stay in the shared pool, so that others may run there too. EXCLUSIVE: nobody else's.
+    """
+
+    NONE = "none"
+    SHARE = "share"
+    EXCLUSIVE = "exclusive"
+
+
+class Qos(StrEnum):
+    """Quality-of-service class of a pod, as Kubernetes has it."""
+
+    GUARANTEED = "guaranteed"
+    BURSTABLE = "burstable"
+    BEST_EFFORT = "best-effort"
+
+
+class Eligibility(StrEnum):
+    """Who can have CPUs of its own; all need a whole number of CPUs.
+
+    KUBELET: containers of Guaranteed pods. RELAXED (Crane): a container whose CPU limit equals its
+    CPU request, whatever the other containers of its pod have.
+    """
+
+    KUBELET = "kubelet"
+    RELAXED = "relaxed"
+
+
+class GrantKind(StrEnum):
+    """Whom a grant is for: a container, or a pod's VM (overhead threads and surplus vCPUs)."""
+
+    CONTAINER = "container"
+    SANDBOX = "sandbox"
+
+
+class Guarantee(StrEnum):
+    """Against whom `exclusive` holds.
+
+    NODE: every container of the node is in the pools, which needs NRI. SANDBOXES: only the threads
+    of Kata sandboxes are confined; other containers may run on exclusive CPUs.
+    """
+
+    NODE = "every container of the node"
+    SANDBOXES = "sandboxes only"
+
+
+@dataclass(frozen=True, slots=True)
+class PodRequest:
+    """A pod. `sandbox_id` names its VM, empty for pods that are not Kata's.
+
+    `ordered` is what the administrator ordered for this pod (`kata-pin policy set`): it wins over
+    annotations and needs no allow rule. `overhead_millis` is the CPU of the pod's overhead
+    (RuntimeClass), 0 when it tells none.
+    """
+
+    pod_uid: str
+    namespace: str = ""
+    name: str = ""
+    handler: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
+    qos: Qos = Qos.BURSTABLE
+    kata: bool = False
+    sandbox_id: str = ""
+    overhead_millis: int = 0
+    ordered: CpuClass | None = None
+
+    @property
+    def title(self) -> str:
+        """Return `namespace/name`, or the uid of a pod without a name."""
+        return f"{self.namespace}/{self.name}" if self.name else self.pod_uid
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRequest:
+    """A container. `cpu_millis` is its CPU request in thousandths of a CPU (`1` is 1000).
+
+    `quota_us` and `period_us` are those of the OCI runtime spec; no quota, or none above 0: no CPU
+    limit. `init` is True for init containers that end before the next container starts, False for
+    sidecars.
+    """
+
+    container_id: str
+    pod: PodRequest
+    name: str = ""
+    cpu_millis: int = 0
+    quota_us: int | None = None
+    period_us: int = PERIOD_US
+    init: bool = False
+
+    @property
+    def limit_millis(self) -> int:
+        """Return the CPU limit in thousandths of a CPU, rounded; 0 for none."""
+        if not self.quota_us or self.quota_us < 0 or self.period_us <= 0:
+            return 0
+        return (self.quota_us * 1000 + self.period_us // 2) // self.period_us
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What one container (or VM) has.
+
+    `exclusive` is nobody else's. `shared` is what it may use of the shared pool: its own choice for
+    SHARE, the pool of the moment (its part within `zone`, where that is not empty) for NONE and for
+    the fraction of a mixed grant; None when it has exclusive CPUs only. `mems` are the NUMA nodes
+    for its memory, empty: not decided.
+    """
+
+    request: ContainerRequest
+    policy: str
+    cpu_class: CpuClass = CpuClass.NONE
+    exclusive: CpuSet = EMPTY
+    shared: CpuSet | None = None
+    zone: CpuSet = EMPTY
+    mems: CpuSet = EMPTY
+    kind: GrantKind = GrantKind.CONTAINER
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def container_id(self) -> str:
+        """The container's id, the sandbox's for a VM."""
+        return self.request.container_id
+
+    @property
+    def pod_uid(self) -> str:
+        """The uid of its pod."""
+        return self.request.pod.pod_uid
+
+    @property
+    def bound(self) -> CpuSet:
+        """CPUs that it chose and shares: they stay in the shared pool, never become exclusive."""
+        return self.shared or EMPTY if self.cpu_class is CpuClass.SHARE else EMPTY
+
+    @property
+    def own(self) -> CpuSet:
+        """CPUs chosen for it, exclusive or bound."""
+        return self.exclusive | self.bound
+
+    @property
+    def cpus(self) -> CpuSet:
+        """Its cpuset."""
+        return self.exclusive | (self.shared or EMPTY)
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """The CPUs of the node by use.
+
+    `shared` and the sets of `exclusive` never overlap, and together are all CPUs given out.
+    `reserved` (never given out to one container) is part of `shared` unless the reservation is
+    strict; `housekeeping` carries the overhead of VMs and is in no other pool, but may be reserved
+    too.
+    """
+
+    reserved: CpuSet
+    housekeeping: CpuSet
+    shared: CpuSet
+    exclusive: Mapping[str, CpuSet] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AllocState:
+    """Who has what. `cpus` are those that shared and exclusive are made of (nothing else is).
+
+    `grants` are by container id, in the order in which they were made.
+    """
+
+    cpus: CpuSet = EMPTY
+    reserved: CpuSet = EMPTY
+    housekeeping: CpuSet = EMPTY
+    grants: Mapping[str, Grant] = field(default_factory=dict, hash=False)
+
+    @property
+    def exclusive(self) -> CpuSet:
+        """All CPUs that somebody has for himself."""
+        return union(grant.exclusive for grant in self.grants.values())
+
+    @property
+    def shared(self) -> CpuSet:
+        """The shared pool."""
+        return self.cpus - self.exclusive
+
+    @property
+    def pools(self) -> Pools:
+        """The pools."""
+        held = {one: grant.exclusive for one, grant in self.grants.items() if grant.exclusive}
+        return Pools(self.reserved, self.housekeeping, self.shared, held)
+
+    def get(self, container_id: str) -> Grant | None:
+        """Return a container's grant, None if it has none."""
+        return self.grants.get(container_id)
+
+    def of_pod(self, pod_uid: str) -> tuple[Grant, ...]:
+        """Return the grants of a pod, its VM's included."""
+        return tuple(grant for grant in self.grants.values() if grant.pod_uid == pod_uid)
+
+    def with_grant(self, grant: Grant) -> AllocState:
+        """Return the state with this grant; one that is there already keeps its place."""
+        return replace(self, grants={**self.grants, grant.container_id: grant})
+
+    def without(self, container_id: str) -> AllocState:
+        """Return the state without a container's grant."""
+        if container_id not in self.grants:
+            return self
+        rest = {one: grant for one, grant in self.grants.items() if one != container_id}
+        return replace(self, grants=rest)
+
+
+class RefusalKind(StrEnum):
+    """Why nothing was given."""
+
+    KUBELET_STATIC = "kubelet-static"
+    FOREIGN_PLUGIN = "foreign-plugin"
+    NOT_ENOUGH_CPUS = "not-enough-cpus"
+    SHARED_MINIMUM = "shared-minimum"
+    ALIGNMENT = "alignment"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A container did not get what it asked for.
+
+    `strict`: its creation is to be refused; else it runs in the shared pool and somebody is told.
+    """
+
+    kind: RefusalKind
+    message: str
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The answer to one event.
+
+    `changed` holds the grants whose CPUs or memory nodes differ from before, those of containers
+    that are new included; empty when nothing is to be written. After a strict refusal `state` is
+    the one before.
+    """
+
+    state: AllocState
+    changed: tuple[Grant, ...] = ()
+    refused: Refusal | None = None
+    notes: tuple[Note, ...] = ()
+
+    def changed_but(self, container_id: str) -> tuple[Grant, ...]:
+        """Return what changed for all others: an NRI reply lists those as updates."""
+        return tuple(grant for grant in self.changed if grant.container_id != container_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A container that runs, with the CPUs it is seen to have; None: nothing confines it."""
+
+    request: ContainerRequest
+    cpus: CpuSet | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One choice that was considered, and the keys by which it was compared, the first first."""
+
+    level: str
+    unit: int
+    cpus: CpuSet
+    keys: tuple[tuple[str, int], ...] = ()
+    taken: CpuSet = EMPTY
+
+
+@dataclass(frozen=True, slots=True)
+class AllowRule:
+    """Pods that may choose by annotation; the patterns know `*` and `?` (shell style)."""
+
+    namespace: str = "*"
+    handler: str = "*"
+    classes: frozenset[CpuClass] = frozenset({CpuClass.SHARE, CpuClass.EXCLUSIVE})
+
+    def allows(self, pod: PodRequest, cpu_class: CpuClass) -> bool:
+        """Return whether this rule lets the pod have CPUs in this way."""
+        return (
+            cpu_class in self.classes
+            and fnmatchcase(pod.namespace, self.namespace)
+            and fnmatchcase(pod.handler, self.handler)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VmSettings:
+    """What stands behind a Kata pod beside its containers' vCPUs.
+
+    `default_vcpus` is Kata's setting: a VM has so many vCPUs more than its containers' limits.
+    `overhead_millis` is counted for a pod that tells no overhead. `own_cpus` above 0 gives each VM
+    with exclusive CPUs so many more for its overhead threads and surplus vCPUs; else they run in
+    the housekeeping pool, or in the shared pool if there is none.
+    """
+
+    default_vcpus: int = 1
+    overhead_millis: int = 250
+    own_cpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AllocSettings:
+    """The administrator's settings.
+
+    `cpus` are those that may be used at all, None: those online and not isolated by the kernel.
+    `reserved` are never given to one container; `strict_reserved` keeps them out of the shared pool
+    too. `shared_min` is the least the shared pool may have, None: one core. `options` are those of
+    the kubelet's static policy by their names (policy/alloc/options). `allow` are the rules for
+    annotations. `strict`: who cannot be served is refused. `pin_memory`: grants name memory nodes.
+    `max_sharers`: how many SHARE containers may choose the same CPU.
+    """
+
+    cpus: CpuSet | None = None
+    reserved: CpuSet = EMPTY
+    strict_reserved: bool = False
+    housekeeping: CpuSet = EMPTY
+    shared_min: int | None = None
+    eligibility: Eligibility = Eligibility.KUBELET
+    options: Mapping[str, str] = field(default_factory=dict, hash=False)
+    allow: tuple[AllowRule, ...] = ()
+    strict: bool = False
+    vm: VmSettings = VmSettings()
+    pin_memory: bool = False
+    max_sharers: int = 1
