@@ -8,6 +8,11 @@
      |   +- TaskGone               a thread or process vanished: normal during a pass
      +- VmmError                   no VMM found or not accepted as the sandbox's
      |   +- QmpUnavailable         the QMP socket cannot be used now
+     +- GuestError                 the kata-agent of a guest did not do what it was asked
+     |   +- AgentUnavailable       no connection, lost, or no answer in time
+     |   +- AgentDenied            the guest's policy refuses the request: an ordinary state
+     |   +- AgentUnsupported       the agent does not know the request
+     |   +- AgentFailed            any other refusal, or an answer that makes no sense
      +- StateError                 the registry's file is damaged or of another version
      +- DaemonError                the daemon is not there or refused a request
 
@@ -83,6 +88,26 @@ class VmmError(KataPinError):
 
 class QmpUnavailable(VmmError):  # noqa: N818 - an ordinary state
     """QMP cannot be used now: another client holds it, it is closed, or it was too slow."""
+
+
+class GuestError(KataPinError):
+    """The agent in a guest did not do what it was asked; its words are bounded and printable."""
+
+
+class AgentUnavailable(GuestError):  # noqa: N818 - an ordinary state
+    """There is no agent to talk to: no connection, a lost one, or no answer in time."""
+
+
+class AgentDenied(GuestError):  # noqa: N818 - an ordinary state
+    """The guest's policy does not allow the request (Kata's agent policy, confidential pods)."""
+
+
+class AgentUnsupported(GuestError):  # noqa: N818 - an ordinary state
+    """The agent is of a version or build that does not know the request."""
+
+
+class AgentFailed(GuestError):  # noqa: N818 - says who failed
+    """The agent refused for another reason, or answered with what its protocol does not allow."""
 
 
 class StateError(KataPinError):

@@ -36,6 +36,9 @@ class Code(IntEnum):
 
     OK = 0
     INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
     UNIMPLEMENTED = 12
     INTERNAL = 13
@@ -53,11 +56,12 @@ class Frame:
 class FrameDecoder:
     """Takes a connection's bytes in any pieces; holds at most one frame.
 
-    The data of a frame longer than `MAX_DATA` is skipped as it comes, so the connection goes on;
+    The data of a frame longer than `limit` is skipped as it comes, so the connection goes on;
     the frame is given out at once, without data, for the caller to refuse.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = MAX_DATA) -> None:
+        self._limit = limit
         self._buffer = bytearray()
         self._skip = 0
 
@@ -70,7 +74,7 @@ class FrameDecoder:
         self._buffer += data
         while len(self._buffer) >= HEADER.size:
             length, stream, kind, _flags = HEADER.unpack_from(self._buffer)
-            if length > MAX_DATA:
+            if length > self._limit:
                 self._discard(HEADER.size + length)
                 yield Frame(stream, kind, None)
                 continue

@@ -21,8 +21,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sources": {"errors", "model", "wire"},
     "vmm": {"errors", "model", "wire"},
     "host": {"errors", "model", "wire"},
-    "daemon": {"errors", "model", "policy", "wire", "config", "sources", "vmm", "host"},
-    "cli": {"errors", "model", "policy", "wire", "config", "sources", "vmm", "host", "daemon"},
+    "guest": {"errors", "model", "wire"},
+    "daemon": {"errors", "model", "policy", "wire", "config", "sources", "vmm", "host", "guest"},
+    "cli": {
+        *("errors", "model", "policy", "wire", "config", "sources", "vmm", "host", "guest"),
+        "daemon",
+    },
     "hook": set(),
 }
 """What each station may import beside itself (docs/architecture.md)."""

@@ -1,5 +1,6 @@
 """Protobuf messages: our own minimal .proto files, and the code that scripts/proto makes of them.
 
 Only fields that kata-pin reads or writes are there; protobuf skips the others. Field numbers and
-types are those of github.com/containerd/ttrpc/proto and github.com/containerd/nri/pkg/api.
+types are those of github.com/containerd/ttrpc/proto, github.com/containerd/nri/pkg/api and
+github.com/kata-containers/kata-containers/src/libs/protocols/protos.
 """

@@ -1,0 +1,1 @@
+"""The guest: the kata-agent's client, over vsock or hybrid vsock."""

@@ -1,0 +1,197 @@
+"""One ttrpc connection to a guest's agent: connect, call, close.
+
+    connection = await Connection.open(address, connect_s=2.0)
+    payload = await connection.call(AGENT, "GetMetrics", b"", call_s=2.0, limit=1 << 20)
+
+Every byte that comes is hostile. One call is under way at a time; the only frame that may come is
+its answer, and no longer than `limit`. Anything else (another stream's frame, a longer one,
+garbage, the end) and a deadline that passes end the connection, so a late answer can never be taken
+for the next one. What a guest can make this allocate is `limit` and one read; what it can make this
+wait is the deadline. Lives as long as its owner wants; out of scope: what calls mean (guest.agent).
+
+Facts: vsock(7); hybrid vsock, github.com/firecracker-microvm docs/vsock.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Final
+
+from kata_pin.errors import (
+    AgentDenied,
+    AgentFailed,
+    AgentUnavailable,
+    AgentUnsupported,
+    GuestError,
+    ParseError,
+)
+from kata_pin.guest.address import AgentAddress, VsockAddress
+from kata_pin.wire import ttrpc
+from kata_pin.wire.agent import printable
+from kata_pin.wire.ttrpc import Code, FrameDecoder, Request, Response
+
+READ: Final = 64 * 1024
+MAX_GREETING: Final = 32
+"""Longest answer to CONNECT: `OK <port>` and a newline."""
+
+ENVELOPE: Final = 64
+"""What the ttrpc answer adds to its payload, generously."""
+
+_LAST_STREAM: Final = 0x7FFFFFFF
+
+
+class Connection:
+    """A connection that is open until a call fails or `close` is called."""
+
+    def __init__(
+        self, address: AgentAddress, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._address = address
+        self._reader = reader
+        self._writer = writer
+        self._stream = -1
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    async def open(cls, address: AgentAddress, *, connect_s: float) -> Connection:
+        """Connect; AgentUnavailable when nobody answers within `connect_s` seconds."""
+        sock = _socket(address)
+        try:
+            async with asyncio.timeout(connect_s):
+                reader, writer = await _connect(sock, address)
+        except (OSError, EOFError, ParseError) as error:  # TimeoutError is an OSError
+            sock.close()
+            reason = _reason(error, f"no connection within {connect_s:g} s")
+            raise AgentUnavailable(f"agent {address}: {reason}") from error
+        except BaseException:
+            sock.close()
+            raise
+        return cls(address, reader, writer)
+
+    @property
+    def closed(self) -> bool:
+        """Whether no call can be made any more."""
+        return self._writer.is_closing()
+
+    async def close(self) -> None:
+        """Close at once; what was not sent is lost. May be called again."""
+        self._abort()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+    async def call(
+        self, service: str, method: str, payload: bytes, *, call_s: float, limit: int
+    ) -> bytes:
+        """Make one call and return the payload of its answer, `limit` bytes at most.
+
+        Raises a GuestError; the connection is closed then, unless the agent itself refused.
+        """
+        async with self._turn:
+            if self.closed:
+                raise AgentUnavailable(f"agent {self._address}: the connection is closed")
+            try:
+                async with asyncio.timeout(call_s):
+                    response = await self._exchange(service, method, payload, call_s, limit)
+            except (OSError, EOFError) as error:
+                self._abort()
+                reason = _reason(error, f"no answer within {call_s:g} s")
+                raise AgentUnavailable(f"agent {self._address}: {method}: {reason}") from error
+            except ParseError as error:
+                self._abort()
+                raise AgentFailed(f"agent {self._address}: {method}: {error}") from error
+            except BaseException:
+                self._abort()
+                raise
+        if response.code != Code.OK:
+            raise _refusal(self._address, method, response)
+        return response.payload
+
+    def _abort(self) -> None:
+        self._writer.transport.abort()
+
+    async def _exchange(
+        self, service: str, method: str, payload: bytes, call_s: float, limit: int
+    ) -> Response:
+        self._stream += 2  # a client's are odd: 1, 3, 5...
+        if self._stream > _LAST_STREAM:
+            raise EOFError("out of streams")
+        request = Request(service, method, payload, timeout_ns=int(call_s * 1e9))
+        self._writer.write(ttrpc.encode_request(self._stream, request))
+        await self._writer.drain()
+        decoder = FrameDecoder(limit + ENVELOPE)
+        while True:
+            data = await self._reader.read(READ)
+            if not data:
+                raise EOFError("the agent closed the connection")
+            for frame in decoder.feed(data):
+                if frame.kind != ttrpc.RESPONSE or frame.stream != self._stream:
+                    raise ParseError("answer to nothing that was asked", source="ttrpc")
+                if frame.data is None:
+                    raise ParseError(f"answer longer than {limit} bytes", source="ttrpc")
+                return ttrpc.parse_response(frame.data)
+
+
+def _socket(address: AgentAddress) -> socket.socket:
+    family = socket.AF_VSOCK if isinstance(address, VsockAddress) else socket.AF_UNIX
+    kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    try:
+        return socket.socket(family, kind)
+    except OSError as error:  # the host has no vsock
+        raise AgentUnavailable(f"agent {address}: {_reason(error, '')}") from error
+
+
+async def _connect(
+    sock: socket.socket, address: AgentAddress
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    loop = asyncio.get_running_loop()
+    if isinstance(address, VsockAddress):
+        await loop.sock_connect(sock, (address.cid, address.port))
+    else:
+        await loop.sock_connect(sock, address.path)
+        await _pass_through(sock, address.port)
+    return await asyncio.open_connection(sock=sock, limit=READ)
+
+
+async def _pass_through(sock: socket.socket, port: int) -> None:
+    """Have the VMM connect its unix socket with a port of the guest.
+
+    Its answer is read byte by byte: what follows it is the agent's.
+    """
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(sock, f"CONNECT {port}\n".encode())
+    answer = b""
+    while not answer.endswith(b"\n"):
+        byte = await loop.sock_recv(sock, 1)
+        if not byte:
+            raise EOFError("the VMM closed the connection: nobody listens in the guest")
+        answer += byte
+        if len(answer) > MAX_GREETING:
+            break
+    if not answer.startswith(b"OK ") or len(answer) > MAX_GREETING:
+        raise ParseError("not OK", source="CONNECT", text=printable(answer.decode("latin-1")))
+
+
+def _refusal(address: AgentAddress, method: str, response: Response) -> GuestError:
+    """Return the error for an answer that is not OK: by its code, and by its text for old agents.
+
+    Rust's ttrpc says under other codes than its own that it has no such method or service.
+    """
+    text = response.message
+    shown = f"agent {address}: {method}: {printable(text) or f'code {response.code}'}"
+    unknown = ("is not supported", "service does not exist", f"{method} does not exist")
+    if response.code == Code.PERMISSION_DENIED or "is blocked by policy" in text:
+        return AgentDenied(shown)
+    if response.code == Code.UNIMPLEMENTED or text.endswith(unknown):
+        return AgentUnsupported(shown)
+    if response.code == Code.DEADLINE_EXCEEDED:
+        return AgentUnavailable(shown)
+    return AgentFailed(shown)
+
+
+def _reason(error: Exception, late: str) -> str:
+    """Say what went wrong in a few words; `late` if it was our own deadline, which has no errno."""
+    if isinstance(error, TimeoutError) and error.errno is None:
+        return late
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

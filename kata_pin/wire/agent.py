@@ -1,0 +1,191 @@
+"""The kata-agent's requests and answers: protobuf bytes of one ttrpc call each.
+
+Only what kata-pin asks. Names and numbers: kata-containers, src/libs/protocols/protos (agent.proto,
+oci.proto, health.proto). A field that an older agent leaves out reads as empty or 0.
+
+The answers come from a guest and are hostile: their size is bounded by who received them, texts are
+clipped and made printable here. Out of scope: the connection (guest), what an answer is worth
+(policy).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from kata_pin.errors import ParseError
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.wire.proto import agent_pb2
+
+AGENT: Final = "grpc.AgentService"
+HEALTH: Final = "grpc.Health"
+
+MAX_WORDS: Final = 200
+"""Longest text of a guest that is kept: a version, a feature, an error message."""
+
+MAX_FEATURES: Final = 64
+MAX_PER_CPU: Final = 8192
+
+NOBODY: Final = 65534
+"""The user that reads a file in a container: it needs no right there (nobody)."""
+
+KILL: Final = 9
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUsage:
+    """CPU time that a container's cgroup has used, in ns.
+
+    `per_cpu` is by guest CPU number, where the guest has cgroup v1 (cpuacct.usage_percpu lists all
+    possible CPUs); with cgroup v2 it is empty.
+    """
+
+    total_ns: int
+    per_cpu_ns: tuple[int, ...] = ()
+
+
+def printable(text: str) -> str:
+    """Return a guest's text fit for a log: at most MAX_WORDS characters, all of them printable."""
+    clipped = text[:MAX_WORDS]
+    if not clipped.isprintable():
+        clipped = "".join(c if c.isprintable() else "?" for c in clipped)
+    return clipped + ("..." if len(text) > MAX_WORDS else "")
+
+
+# ---- requests --------------------------------------------------------------------------------
+
+
+def check_request() -> bytes:
+    """Health.Check and Health.Version."""
+    return _encoded(agent_pb2.CheckRequest())
+
+
+def details_request() -> bytes:
+    """AgentService.GetGuestDetails, without a look at the memory."""
+    return _encoded(agent_pb2.GuestDetailsRequest())
+
+
+def update_request(container_id: str, cpus: CpuSet) -> bytes:
+    """AgentService.UpdateContainer with a cpuset and nothing else.
+
+    The agent leaves alone what the request does not name (protocols/src/trans.rs). It ignores an
+    empty cpuset, so one is refused here with ValueError.
+    """
+    if not cpus:
+        raise ValueError("the agent ignores an empty cpuset: send every online CPU to lift one")
+    resources = agent_pb2.LinuxResources(cpu=agent_pb2.LinuxCPU(cpus=str(cpus)))
+    message = agent_pb2.UpdateContainerRequest(container_id=container_id, resources=resources)
+    return _encoded(message)
+
+
+def metrics_request() -> bytes:
+    """AgentService.GetMetrics."""
+    return _encoded(agent_pb2.GetMetricsRequest())
+
+
+def stats_request(container_id: str) -> bytes:
+    """AgentService.StatsContainer."""
+    return _encoded(agent_pb2.StatsContainerRequest(container_id=container_id))
+
+
+def exec_request(container_id: str, exec_id: str, args: tuple[str, ...]) -> bytes:
+    """AgentService.ExecProcess: a program of the container, as nobody, without any capability."""
+    process = agent_pb2.Process(
+        user=agent_pb2.User(uid=NOBODY, gid=NOBODY),
+        args=args,
+        env=["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+        cwd="/",
+        no_new_privileges=True,
+    )
+    message = agent_pb2.ExecProcessRequest(
+        container_id=container_id, exec_id=_checked(exec_id), process=process
+    )
+    return _encoded(message)
+
+
+def read_request(container_id: str, exec_id: str, size: int) -> bytes:
+    """AgentService.ReadStdout: at most `size` bytes; empty at the end."""
+    message = agent_pb2.ReadStreamRequest(
+        container_id=container_id, exec_id=_checked(exec_id), len=size
+    )
+    return _encoded(message)
+
+
+def wait_request(container_id: str, exec_id: str) -> bytes:
+    """AgentService.WaitProcess, which also removes the process from the agent's books."""
+    message = agent_pb2.WaitProcessRequest(container_id=container_id, exec_id=_checked(exec_id))
+    return _encoded(message)
+
+
+def kill_request(container_id: str, exec_id: str) -> bytes:
+    """AgentService.SignalProcess with SIGKILL to one process that was started here."""
+    message = agent_pb2.SignalProcessRequest(
+        container_id=container_id, exec_id=_checked(exec_id), signal=KILL
+    )
+    return _encoded(message)
+
+
+def _encoded(message: Message) -> bytes:
+    return bytes(message.SerializeToString())
+
+
+def _checked(exec_id: str) -> str:
+    """An empty exec id would be the container's own process, or all of them: never send one."""
+    if not exec_id:
+        raise ValueError("an empty exec id means the container itself")
+    return exec_id
+
+
+# ---- answers ---------------------------------------------------------------------------------
+
+
+def parse_serving(data: bytes) -> bool:
+    """Read the answer of Check: whether the agent serves."""
+    return _parse(agent_pb2.HealthCheckResponse(), data, "Check").status == 1
+
+
+def parse_version(data: bytes) -> tuple[str, str]:
+    """Read the answer of Version: of the interface, of the agent."""
+    message = _parse(agent_pb2.VersionCheckResponse(), data, "Version")
+    return printable(message.grpc_version), printable(message.agent_version)
+
+
+def parse_features(data: bytes) -> tuple[str, ...]:
+    """Read the answer of GetGuestDetails: what the agent was built with, such as agent-policy."""
+    message = _parse(agent_pb2.GuestDetailsResponse(), data, "GetGuestDetails")
+    features = message.agent_details.extra_features[:MAX_FEATURES]
+    return tuple(printable(feature) for feature in features)
+
+
+def parse_metrics(data: bytes) -> str:
+    """Read the answer of GetMetrics: text in the format of Prometheus (wire.guestmetrics)."""
+    return _parse(agent_pb2.Metrics(), data, "GetMetrics").metrics
+
+
+def parse_usage(data: bytes) -> CpuUsage:
+    """Read the CPU time in the answer of StatsContainer."""
+    message = _parse(agent_pb2.StatsContainerResponse(), data, "StatsContainer")
+    usage = message.cgroup_stats.cpu_stats.cpu_usage
+    return CpuUsage(usage.total_usage, tuple(usage.percpu_usage[:MAX_PER_CPU]))
+
+
+def parse_read(data: bytes) -> bytes:
+    """Read the answer of ReadStdout."""
+    return _parse(agent_pb2.ReadStreamResponse(), data, "ReadStdout").data
+
+
+def parse_wait(data: bytes) -> int:
+    """Read the answer of WaitProcess: the exit status."""
+    return _parse(agent_pb2.WaitProcessResponse(), data, "WaitProcess").status
+
+
+def _parse(message: M, data: bytes, source: str) -> M:
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise ParseError(str(error), source=source) from error
+    return message

@@ -1,0 +1,108 @@
+"""An agent played by a test: the service behind a VMM's unix socket (hybrid vsock).
+
+    async with AgentDouble(path) as agent:
+        agent.answer("Check", pb.HealthCheckResponse(status=1))
+        ...
+        assert agent.asked["UpdateContainer"] == [...]
+
+What it answers is set by method: a message, a Response, or a function of the request's payload.
+Hostile behaviour is a `twist`: a coroutine that gets the writer, the stream and the frame that an
+honest agent would send. It uses kata-pin's own codecs, which are held to recorded bytes elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from google.protobuf.message import Message
+
+from kata_pin.guest.address import HybridVsockAddress
+from kata_pin.wire import ttrpc
+from kata_pin.wire.ttrpc import Code, FrameDecoder, Response
+
+Reply = Message | Response | Callable[[bytes], Message | Response]
+Twist = Callable[[asyncio.StreamWriter, int, bytes], Awaitable[None]]
+
+
+class AgentDouble:
+    """Serves until the context ends; `asked` are the payloads received, by method."""
+
+    def __init__(self, path: Path, *, greeting: bytes = b"OK 1073741824\n") -> None:
+        self.address = HybridVsockAddress(str(path))
+        self.asked: dict[str, list[bytes]] = defaultdict(list)
+        self.deadlines_ns: list[int] = []
+        self.connects: list[bytes] = []
+        self.twist: Twist | None = None
+        self._greeting = greeting
+        self._replies: dict[str, Reply] = {}
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+
+    def answer(self, method: str, reply: Reply) -> None:
+        """Answer a method so from now on; methods that are not set are not implemented."""
+        self._replies[method] = reply
+
+    def drop(self) -> None:
+        """Close every connection."""
+        for writer in self._writers:
+            writer.transport.abort()
+
+    @property
+    def connected(self) -> int:
+        """How many connections are open."""
+        return len(self._writers)
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_unix_server(self._serve, self.address.path)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.drop()
+        await self._server.wait_closed()
+        while self._writers:
+            await asyncio.sleep(0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            self.connects.append(await reader.readline())
+            writer.write(self._greeting)
+            decoder = FrameDecoder()
+            while data := await reader.read(65536):
+                for frame in decoder.feed(data):
+                    await self._answer(writer, frame.stream, frame.data or b"")
+        except OSError:
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.transport.abort()
+
+    async def _answer(self, writer: asyncio.StreamWriter, stream: int, data: bytes) -> None:
+        request = ttrpc.parse_request(data)
+        self.asked[request.method].append(request.payload)
+        self.deadlines_ns.append(request.timeout_ns)
+        frame = ttrpc.encode_response(stream, self._response(request.method, request.payload))
+        if self.twist is not None:
+            await self.twist(writer, stream, frame)
+        else:
+            writer.write(frame)
+
+    def _response(self, method: str, payload: bytes) -> Response:
+        reply: Any = self._replies.get(method)
+        if reply is None:
+            return Response(b"", Code.UNIMPLEMENTED, f"method {method}")
+        if callable(reply):
+            reply = reply(payload)
+        return reply if isinstance(reply, Response) else Response(reply.SerializeToString())
