@@ -3,11 +3,14 @@
     plugin = NriPlugin(listener, socket_path=..., name="kata-pin", index="95", wanted=True)
     await plugin.run()           # until cancelled
 
-It observes and nothing else: every answer is empty, so it can neither change a container nor stand
-against another plugin (DESIGN D14). A runtime calls its plugins one after the other under one lock,
-for every pod of the node, and closes the connection of one that takes too long: so the answer is
-sent before anything else is done. Only StartContainer is answered when the pins stand, or after a
-fifth of the runtime's timeout, because the workload runs next.
+It observes and nothing else unless it is given a Decider: every answer is empty, so it can neither
+change a container nor stand against another plugin (DESIGN D14). A runtime calls its plugins one
+after the other under one lock, for every pod of the node, and closes the connection of one that
+takes too long: so the answer is sent before anything else is done. Only StartContainer is answered
+when the pins stand, or after a fifth of the runtime's timeout, because the workload runs next.
+
+A Decider is asked before the answer, and what it says is the answer; it must be quick. Its own
+trouble is never a container's: an unexpected error is logged and answered with nothing.
 
 The connection is made again whenever it is lost, for ever; then Synchronize tells everything anew.
 So an event that the listener could not take ends the connection: nothing stays lost.
@@ -26,8 +29,9 @@ from typing import Any, Final, Protocol
 
 from kata_pin.errors import KataPinError, ParseError, RemoteProtocolError
 from kata_pin.sources import unixsocket
-from kata_pin.wire import nri, nrimux, ttrpc
+from kata_pin.wire import nri, nrimux, nrireply, ttrpc
 from kata_pin.wire.nri import Configuration, Event, EventKind, Snapshot
+from kata_pin.wire.nrireply import Answer, Update
 from kata_pin.wire.ttrpc import Code, Frame, FrameDecoder, Request, Response
 
 log = logging.getLogger(__name__)
@@ -71,13 +75,42 @@ class Listener(Protocol):
         """Return once the pins stand that an event asks for; may be cancelled."""
 
 
+class CreationRefused(KataPinError):  # noqa: N818 - refused by a rule, not failed
+    """A container may not be created: the runtime tells the reason to whoever wants it."""
+
+
+class Decider(Protocol):
+    """Who decides cpusets. Every method answers at once, with what it decided recorded."""
+
+    def adopt(self, snapshot: Snapshot) -> tuple[Update, ...]:
+        """Take everything that there is now; return what is to be changed of it.
+
+        The listener is told the same afterwards.
+        """
+
+    def decide(self, event: Event, stamp_ns: int) -> Answer:
+        """Take a creation, an update or an end; return what it changes. Raises CreationRefused.
+
+        The listener is told of these events only where this raised anything else.
+        """
+
+
 class NriPlugin:
     """Keeps one plugin registered; `wanted` says whether a missing runtime is worth a warning."""
 
     def __init__(
-        self, listener: Listener, *, socket_path: str, name: str, index: str, wanted: bool
+        self,
+        listener: Listener,
+        *,
+        socket_path: str,
+        name: str,
+        index: str,
+        wanted: bool,
+        decider: Decider | None = None,
     ) -> None:
+        """Without a `decider` it observes."""
         self._listener = listener
+        self._decider = decider
         self._path = socket_path
         self._name = name
         self._index = index
@@ -97,7 +130,7 @@ class NriPlugin:
 
     async def _serve(self) -> None:
         """Be a plugin until the connection ends; raises KataPinError or OSError."""
-        session = _Session(self._listener)
+        session = _Session(self._listener, self._decider)
         loop = asyncio.get_running_loop()
         async with _deadline(CONNECT_S, "connecting"):
             transport, _ = await loop.create_unix_connection(lambda: session, self._path)
@@ -134,9 +167,10 @@ class _Session(asyncio.Protocol):
     the connection, normally or with the error that ended it. Both are ended by `end`.
     """
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, decider: Decider | None) -> None:
         loop = asyncio.get_running_loop()
         self._listener = listener
+        self._decider = decider
         self._registered: asyncio.Future[None] = loop.create_future()
         self.synchronized: asyncio.Future[str] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
@@ -233,14 +267,42 @@ class _Session(asyncio.Protocol):
         if request.service != nri.PLUGIN_SERVICE:
             self._refuse(stream, Code.UNIMPLEMENTED, f"service {request.service[:80]}")
         elif request.method == "Configure":
-            self._runtime = nri.parse_configure(request.payload)
-            self._reply(stream, nri.configure_reply())
+            self._configure(stream, request.payload)
         elif request.method == "Synchronize":
             self._synchronize(stream, request.payload)
+        elif self._decider is not None and request.method in _DECIDED:
+            self._decide(stream, request, self._decider)
         elif request.method in _UNHEARD:
             self._reply(stream)
         else:
             self._event(stream, request)
+
+    def _configure(self, stream: int, payload: bytes) -> None:
+        self._runtime = nri.parse_configure(payload)
+        events = nri.EVENTS if self._decider is None else nri.ACTING_EVENTS
+        self._reply(stream, nri.configure_reply(events))
+
+    def _decide(self, stream: int, request: Request, decider: Decider) -> None:
+        """Answer with what is decided; an end that is not decided is told to the listener."""
+        try:
+            event = nri.parse_event(request.method, request.payload)
+        except ParseError as error:
+            log.warning("NRI: %s not understood: %s", request.method[:80], error)
+            self._reply(stream)
+            return
+        assert event is not None, "these methods are events"
+        stamp_ns = _now_ns()
+        try:
+            answer = decider.decide(event, stamp_ns)
+        except CreationRefused as refused:
+            self._refuse(stream, Code.RESOURCE_EXHAUSTED, refused.message)
+        except Exception:  # a decider's fault must not fail anybody's container
+            log.exception("NRI: %s not decided", request.method)
+            self._reply(stream)
+            if event.kind not in nri.ASKED:
+                self._listener.take(event, stamp_ns)
+        else:
+            self._reply(stream, _answer_bytes(event, answer))
 
     def _synchronize(self, stream: int, payload: bytes) -> None:
         """Take a part; the last one makes the whole. A part is answered with its own `more`."""
@@ -251,10 +313,21 @@ class _Session(asyncio.Protocol):
         if len(self._parts) > MAX_PARTS:
             raise RemoteProtocolError("Synchronize does not end")
         whole = None if part.more else nri.joined(self._parts)
-        self._reply(stream, nri.synchronize_reply(more=part.more))
-        if whole is not None:
-            self._parts = []
-            self._start(self._rebuild(whole, self._parts_since_ns))
+        if whole is None:
+            self._reply(stream, nri.synchronize_reply(more=True))
+            return
+        updates = self._adopted(whole) if self._decider is not None else ()
+        self._reply(stream, nrireply.synchronize_reply(updates))
+        self._parts = []
+        self._start(self._rebuild(whole, self._parts_since_ns))
+
+    def _adopted(self, whole: Snapshot) -> tuple[Update, ...]:
+        assert self._decider is not None, "asked for by who has one"
+        try:
+            return self._decider.adopt(whole)
+        except Exception:  # the node goes on as it is
+            log.exception("NRI: Synchronize not decided")
+            return ()
 
     def _event(self, stream: int, request: Request) -> None:
         """Answer, then pass an event on; or the other way round where the workload waits."""
@@ -325,6 +398,15 @@ _UNHEARD: Final = frozenset(
     }
 )
 """Methods that are answered with nothing, should a runtime call them though we did not ask."""
+
+_DECIDED: Final = frozenset({"CreateContainer", "UpdateContainer", "StopContainer"})
+"""Methods whose answer may change containers."""
+
+
+def _answer_bytes(event: Event, answer: Answer) -> bytes:
+    if event.kind is EventKind.CREATE_CONTAINER:
+        return nrireply.create_reply(answer)
+    return nrireply.update_reply(answer.updates)
 
 
 def _now_ns() -> int:
