@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from google.protobuf.message import Message
 
@@ -25,8 +25,8 @@ from kata_pin.guest.address import HybridVsockAddress
 from kata_pin.wire import ttrpc
 from kata_pin.wire.ttrpc import Code, FrameDecoder, Response
 
-Reply = Message | Response | Callable[[bytes], Message | Response]
-Twist = Callable[[asyncio.StreamWriter, int, bytes], Awaitable[None]]
+Reply: TypeAlias = Message | Response | Callable[[bytes], Message | Response]
+Twist: TypeAlias = Callable[[asyncio.StreamWriter, int, bytes], Awaitable[None]]
 
 
 class AgentDouble:
