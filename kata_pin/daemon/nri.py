@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from kata_pin.daemon.compose import ADOPTED, Parts
+from kata_pin.daemon.adoption import ADOPTED
+from kata_pin.daemon.compose import Parts
 from kata_pin.daemon.sandboxes import Sandboxes
 from kata_pin.errors import VmmError
 from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
