@@ -1,0 +1,139 @@
+"""The map from vCPU threads to guest CPUs, and what each of its links rests on (DESIGN D12).
+
+Three numbers are kept apart: the tid of the thread, the VMM's cpu-index with the APIC id, and the
+number that Linux in the guest uses. Whoever needs one from another follows the links, and is as
+sure as the weakest of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.thread import ThreadKey
+
+
+class LinkState(StrEnum):
+    """How well a link is known."""
+
+    MEASURED = "measured"  # read in this boot
+    PROVEN = "proven"  # follows from what never changes, or from a rule that the lab proved
+    INFERRED = "inferred"  # follows from a rule that this very guest may not keep
+    UNKNOWN = "unknown"
+
+    @property
+    def rank(self) -> int:
+        """Return a number that is lower for a state that says less."""
+        return _RANK[self]
+
+
+_RANK = {
+    LinkState.UNKNOWN: 0,
+    LinkState.INFERRED: 1,
+    LinkState.PROVEN: 2,
+    LinkState.MEASURED: 3,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One step of the map: how well it is known, and from where."""
+
+    state: LinkState
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class VcpuLink:
+    """One vCPU from its thread to its guest CPU.
+
+    `thread_link` leads from the thread to the cpu-index, `apic_link` to the APIC id, `guest_link`
+    to the guest CPU. `cpus` are the pCPUs that the thread is to run on, `container_id` is whose
+    they are (empty: nobody's own), `paired` whether it has them now.
+    """
+
+    key: ThreadKey
+    index: int | None
+    apic_id: int | None
+    guest_cpu: int | None
+    thread_link: Link
+    apic_link: Link
+    guest_link: Link
+    cpus: CpuSet
+    paired: bool = False
+    container_id: str = ""
+
+    @property
+    def weakest(self) -> Link:
+        """The link that the whole is as good as: what was measured is of the thread itself."""
+        if self.guest_link.state is LinkState.MEASURED:
+            return self.guest_link
+        every = (self.thread_link, self.apic_link, self.guest_link)
+        return min(every, key=lambda link: link.state.rank)
+
+    @property
+    def state(self) -> LinkState:
+        """How well it is known which guest CPU this thread is."""
+        return self.weakest.state
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The guest CPU of a vCPU thread as read in this boot; `source` says by what."""
+
+    guest_cpu: int
+    source: str
+
+
+@dataclass(frozen=True)
+class GuestFacts:
+    """What is known of a guest beside its threads.
+
+    `release` is its kernel's (`6.12.47`; empty: not known), `source` where that is from. `measured`
+    holds what was read of living threads: a thread's guest CPU does not change while it lives.
+    """
+
+    release: str = ""
+    source: str = ""
+    measured: Mapping[ThreadKey, Measured] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class GuestMap:
+    """The links of a sandbox's vCPU threads by cpu-index, unknown ones first.
+
+    `hotplugged` is whether a vCPU is there that did not exist when the VM started.
+    """
+
+    sandbox_id: str
+    links: tuple[VcpuLink, ...] = ()
+    hotplugged: bool = False
+    facts: GuestFacts = field(default_factory=GuestFacts)
+
+    def usable(self, *, inferred: bool = False) -> dict[ThreadKey, int]:
+        """Return the guest CPUs that may be acted on, inferred ones too if that is allowed."""
+        least = LinkState.INFERRED if inferred else LinkState.PROVEN
+        return {
+            one.key: one.guest_cpu
+            for one in self.links
+            if one.guest_cpu is not None and one.state.rank >= least.rank
+        }
+
+    @property
+    def every(self) -> CpuSet | None:
+        """All guest CPUs, None while one of them is not known."""
+        known = [one.guest_cpu for one in self.links if one.guest_cpu is not None]
+        return CpuSet(known) if len(known) == len(self.links) else None
+
+
+@dataclass(frozen=True, slots=True)
+class GuestCpuset:
+    """Which guest CPUs a container's processes should use; None: any, and `reason` says why."""
+
+    container_id: str
+    cpus: CpuSet | None
+    reason: str
+    owned: bool = False
+    """Whether they are the container's alone."""

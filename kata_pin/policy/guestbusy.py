@@ -1,0 +1,90 @@
+"""Which guest CPU a vCPU thread is, told by who was busy while who ran (DESIGN D12).
+
+Between two looks a guest CPU is busy for as long as its vCPU thread runs on the host, give or take
+exits and ticks. So a thread that ran clearly longer than all others and a guest CPU that was busy
+for just as long are one. Passive: nothing runs in the guest for it. It says nothing rather than
+guess: a thread that ran little, two that ran alike, a guest CPU that fits two threads, a guest that
+polls while idle, or one that counts stolen time as busy, give no answer.
+
+Out of scope: reading the times (guest/ and host/), how often two looks must agree (Votes.needed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from kata_pin.model.guestmap import Measured
+from kata_pin.model.thread import ThreadKey
+
+LEAST_S: Final = 0.2
+"""Least that a thread must have run to be told from noise: 20 ticks of the guest's clock."""
+
+SLACK_S: Final = 0.03
+SLACK_SHARE: Final = 0.05
+"""How far busy and run times of one vCPU may differ: ticks of 10 ms at both ends, and exits."""
+
+APART: Final = 3.0
+"""How many times its slack a time must be away from every other one."""
+
+SOURCE: Final = "busy times in the guest and on the host"
+
+
+def match(ran: Mapping[ThreadKey, float], busy: Mapping[int, float]) -> dict[ThreadKey, int]:
+    """Return the guest CPU of each thread that fits one and only one.
+
+    `ran` and `busy` are seconds over one and the same interval, of all vCPU threads and of all
+    guest CPUs.
+    """
+    found: dict[ThreadKey, int] = {}
+    for key, seconds in ran.items():
+        if seconds < LEAST_S or _near(seconds, (s for other, s in ran.items() if other != key)):
+            continue
+        fitting = [cpu for cpu, s in busy.items() if abs(s - seconds) <= _slack(seconds)]
+        if len(fitting) == 1:
+            others = (s for cpu, s in busy.items() if cpu != fitting[0])
+            if not _near(seconds, others):
+                found[key] = fitting[0]
+    return found
+
+
+def _slack(seconds: float) -> float:
+    return SLACK_S + seconds * SLACK_SHARE
+
+
+def _near(seconds: float, others: Iterable[float]) -> bool:
+    """Whether another time is too near to this one to be told from it."""
+    return any(abs(other - seconds) < APART * _slack(seconds) for other in others)
+
+
+@dataclass
+class Votes:
+    """What several intervals said of living threads; one contradiction and a thread is not told."""
+
+    needed: int = 2
+    _said: dict[ThreadKey, tuple[int, int]] = field(default_factory=dict)
+    _doubted: set[ThreadKey] = field(default_factory=set)
+
+    def add(self, found: Mapping[ThreadKey, int]) -> None:
+        """Take the answer of one interval."""
+        for key, cpu in found.items():
+            said, times = self._said.get(key, (cpu, 0))
+            if said != cpu:
+                self._doubted.add(key)
+            self._said[key] = (said, times + 1)
+
+    def keep_only(self, alive: Iterable[ThreadKey]) -> None:
+        """Drop threads that are gone."""
+        living = set(alive)
+        self._said = {key: said for key, said in self._said.items() if key in living}
+        self._doubted &= living
+
+    @property
+    def measured(self) -> dict[ThreadKey, Measured]:
+        """The threads that enough intervals agree about."""
+        return {
+            key: Measured(cpu, SOURCE)
+            for key, (cpu, times) in self._said.items()
+            if times >= self.needed and key not in self._doubted
+        }
