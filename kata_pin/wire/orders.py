@@ -1,0 +1,77 @@
+"""The administrator's orders: which pods are to have their CPUs how, one line each.
+
+    # pod                 class
+    shop/database         exclusive
+    0c7a4d2be81f          share
+
+A pod is named by `namespace/name`, or by the whole id of its sandbox where no Kubernetes names it.
+The classes are those of CpuClass. Anything else makes the whole file unusable: half of an
+administrator's orders is not what he ordered. Out of scope: the file itself (sources/orders.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kata_pin.errors import ParseError
+from kata_pin.model.alloc import CpuClass
+from kata_pin.wire.ident import is_id, is_name
+
+MAX_BYTES: Final = 1 << 20
+MAX_ORDERS: Final = 4096
+"""Most pods that are named; no node has more."""
+
+_HEAD: Final = (
+    "# Written by `kata-pin policy set`; one line a pod: namespace/name or sandbox id, class.\n"
+)
+
+
+def parse_orders(data: bytes) -> dict[str, CpuClass]:
+    """Return the class ordered for each pod; ParseError names the line that is wrong."""
+    if len(data) > MAX_BYTES:
+        raise ParseError(f"larger than {MAX_BYTES} bytes", source="orders")
+    try:
+        lines = data.decode("ascii").split("\n")
+    except UnicodeDecodeError as error:
+        raise ParseError("not ASCII", source=f"orders: byte {error.start}") from error
+    orders: dict[str, CpuClass] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split("#", 1)[0].split()
+        if not words:
+            continue
+        pod, cpu_class = _order(words, f"orders: line {number}")
+        if pod in orders:
+            raise ParseError(
+                "a second order for the pod", source=f"orders: line {number}", text=pod
+            )
+        if len(orders) == MAX_ORDERS:
+            raise ParseError(f"more than {MAX_ORDERS} orders", source="orders")
+        orders[pod] = cpu_class
+    return orders
+
+
+def render_orders(orders: Mapping[str, CpuClass]) -> bytes:
+    """Return the file's content, in the order of the pods' names."""
+    width = max((len(pod) for pod in orders), default=0)
+    lines = (f"{pod:<{width}}  {orders[pod].value}\n" for pod in sorted(orders))
+    return (_HEAD + "".join(lines)).encode("ascii")
+
+
+def is_pod(text: str) -> bool:
+    """Return whether `text` can name a pod: `namespace/name`, or a sandbox id."""
+    namespace, slash, name = text.partition("/")
+    return is_name(namespace) and is_name(name) if slash else is_id(text)
+
+
+def _order(words: list[str], source: str) -> tuple[str, CpuClass]:
+    if len(words) != 2:
+        raise ParseError("expected a pod and a class", source=source, text=" ".join(words))
+    pod, word = words
+    if not is_pod(pod):
+        raise ParseError("neither namespace/name nor a sandbox id", source=source, text=pod)
+    try:
+        return pod, CpuClass(word)
+    except ValueError:
+        offered = ", ".join(CpuClass)
+        raise ParseError(f"expected one of {offered}", source=source, text=word) from None

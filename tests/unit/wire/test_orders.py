@@ -1,0 +1,65 @@
+"""The administrator's orders: what is read, what is refused, and that writing reads back."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kata_pin.errors import ParseError
+from kata_pin.model.alloc import CpuClass
+from kata_pin.wire import orders
+from kata_pin.wire.orders import is_pod, parse_orders, render_orders
+
+
+def test_what_an_administrator_writes() -> None:
+    """Comments, blank lines and any white space between the two words."""
+    text = b"# mine\n\nshop/web   share  # for the night\n  0c7a4d\texclusive\nshop/db none"
+    assert parse_orders(text) == {
+        "shop/web": CpuClass.SHARE,
+        "0c7a4d": CpuClass.EXCLUSIVE,
+        "shop/db": CpuClass.NONE,
+    }
+    assert parse_orders(b"") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"shop/web", "line 1: expected a pod and a class"),
+        (b"\nshop/web share now", "line 2: expected a pod and a class"),
+        (b"shop/web shared", "line 1: expected one of none, share, exclusive: 'shared'"),
+        (b"shop/web Share", "expected one of"),
+        (b"a/b/c share", "neither namespace/name nor a sandbox id"),
+        (b"../etc share", "neither namespace/name nor a sandbox id"),
+        (b"/web share", "neither namespace/name nor a sandbox id"),
+        (b"shop/web share\nshop/web none", "line 2: a second order for the pod"),
+        ("shöp/web share".encode(), "byte 2: not ASCII"),
+        (b"x" * (orders.MAX_BYTES + 1), "larger than"),
+        (b"".join(b"p%d none\n" % n for n in range(orders.MAX_ORDERS + 1)), "more than 4096"),
+    ],
+)
+def test_half_an_order_is_none(text: bytes, said: str) -> None:
+    """One wrong line makes the file unusable, and the error names it."""
+    with pytest.raises(ParseError, match=said):
+        parse_orders(text)
+
+
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True)
+pods = names | st.builds("{}/{}".format, names, names)
+
+
+@given(st.dictionaries(pods, st.sampled_from(CpuClass), max_size=20))
+def test_written_orders_read_back(given_orders: dict[str, CpuClass]) -> None:
+    """What is written is what is read, for every name that a pod can have."""
+    assert all(map(is_pod, given_orders))
+    assert parse_orders(render_orders(given_orders)) == given_orders
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes(data: bytes) -> None:
+    """Any bytes are orders or a ParseError."""
+    with suppress(ParseError):
+        assert all(map(is_pod, parse_orders(data)))
