@@ -107,7 +107,8 @@ class Vmm:
     """The process that runs a sandbox's virtual machine, accepted by DESIGN D5.
 
     `witness` says which evidence that the VMM itself cannot write confirmed it. `kvm` is False for
-    TCG. `iothreads` are the ids on the command line; `guest_cid` the vsock address (0: none).
+    TCG. `iothreads` are the ids on the command line; `guest_cid` the vsock address (0: none),
+    `kernel` the path of the guest's kernel there.
     `orphan` is True when its shim is gone. `exe_deleted`: the binary was replaced on disk.
     """
 
@@ -121,6 +122,7 @@ class Vmm:
     iothreads: tuple[str, ...] = ()
     debug_threads: bool = False
     guest_cid: int = 0
+    kernel: str = ""
     orphan: bool = False
     exe_deleted: bool = False
 

@@ -44,6 +44,7 @@ class Named:
     iothreads: tuple[str, ...] = ()
     debug_threads: bool = False
     guest_cid: int = 0
+    kernel: str = ""
     cut: bool = False
 
     def is_of(self, sandbox_id: str) -> bool:
@@ -73,6 +74,7 @@ class Named:
             iothreads=self.iothreads,
             debug_threads=self.debug_threads,
             guest_cid=self.guest_cid,
+            kernel=self.kernel,
             orphan=orphan,
             exe_deleted=deleted,
         )
@@ -101,6 +103,7 @@ def _qemu(argv: Sequence[str]) -> Named:
         iothreads=said.iothreads,
         debug_threads=said.debug_threads,
         guest_cid=said.guest_cid,
+        kernel=said.kernel,
     )
 
 

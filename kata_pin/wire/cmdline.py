@@ -51,6 +51,7 @@ class QemuCommand:
     kvm: bool = False
     iothreads: tuple[str, ...] = ()
     guest_cid: int = 0
+    kernel: str = ""
     pidfile: str = ""
     qmp_paths: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
@@ -69,6 +70,7 @@ class _Collected:
     iothreads: list[str] = field(default_factory=list)
     qmp_paths: list[str] = field(default_factory=list)
     guest_cid: int = 0
+    kernel: str = ""
     pidfile: str = ""
     problems: list[str] = field(default_factory=list)
 
@@ -92,6 +94,7 @@ def parse_qemu(argv: Sequence[str]) -> QemuCommand:
         kvm=_first_accel(found) == "kvm",
         iothreads=tuple(dict.fromkeys(found.iothreads)),
         guest_cid=found.guest_cid,
+        kernel=found.kernel,
         pidfile=found.pidfile,
         qmp_paths=tuple(dict.fromkeys(found.qmp_paths)),
         problems=tuple(found.problems),
@@ -118,6 +121,8 @@ def _collect(found: _Collected, option: str, value: str) -> None:
             _collect_device(found, properties(value, first="driver"))
         case "qmp" | "qmp-pretty":
             _collect_monitor(found, value)
+        case "kernel":
+            found.kernel = value
         case "pidfile":
             found.pidfile = value
 

@@ -93,6 +93,12 @@ def test_guest_cid() -> None:
     assert qemu("-device", "virtio-net-pci,guest-cid=9").guest_cid == 0
 
 
+def test_kernel() -> None:
+    """The guest's kernel is named by its path, the last one counts."""
+    assert qemu("-kernel", "/a/vmlinuz", "-kernel", "/b/vmlinux").kernel == "/b/vmlinux"
+    assert qemu().kernel == ""
+
+
 @pytest.mark.parametrize("cid", ["2", "99999999999999", "x", "-1", "4294967296"])
 def test_an_absurd_cid_is_a_problem(cid: str) -> None:
     """A cid that vsock reserves or cannot have is reported and not used."""
