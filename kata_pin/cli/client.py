@@ -64,6 +64,16 @@ class Provider:
 
             return _checked(oneshot.explain(self.config, sandbox_id))
 
+    def history(self, name: str, *, since_s: int | None, limit: int) -> Json:
+        """Return the `history` document: of all, or of the sandboxes that a name means."""
+        asked = {"sandbox": name, "since_s": since_s, "limit": limit}
+        try:
+            return _checked(self._ask("history", reading=True, **asked))
+        except (DaemonAway, DaemonSilent):
+            from kata_pin.daemon import oneshot
+
+            return _checked(oneshot.history(self.config, name, since_s=since_s, limit=limit))
+
     def pin(self, sandbox_id: str | None) -> Json:
         """Have the pins of one sandbox or of all set now; return the report's document."""
         try:
@@ -82,8 +92,8 @@ class Provider:
 
             return _checked(oneshot.unpin(self.config, sandbox_id))
 
-    def _ask(self, verb: str, *, reading: bool, sandbox: str | None = None) -> Json:
-        arguments = {} if sandbox is None else {"sandbox": sandbox}
+    def _ask(self, verb: str, *, reading: bool, **given: str | int | None) -> Json:
+        arguments = {name: value for name, value in given.items() if value is not None}
         deadline_s = READ_S if reading else WRITE_S
         away: DaemonAway | None = None
         for name in _SOCKETS[reading]:

@@ -28,6 +28,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "show": ("show:show", "Show the sandboxes of this node, one of them, or its pCPUs."),
     "who": ("inspect:who", "Show every thread of the host that may run on a pCPU."),
     "explain": ("inspect:explain", "Explain why a sandbox's threads are where they are."),
+    "history": ("history:history", "Show what changed of sandboxes, when and why."),
     "check": ("inspect:check", "Check that every thread is where it should be."),
     "doctor": ("inspect:doctor", "Tell what this node gives us and what is missing."),
     "pin": ("act:pin", "Set the affinities of one sandbox or of all now."),

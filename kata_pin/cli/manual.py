@@ -25,7 +25,7 @@ before the workload runs, looks again whenever something changed, and at the lat
 audit. Nothing is moved between cgroups; only affinities are set.
 
 Without the daemon, show, who, explain, check, doctor, pin and unpin read /proc and Kata's state
-themselves and say so."""
+themselves and say so; history reads what the daemon left."""
 
 _OUTPUT: Final = """\
 In the column vCPU→pCPU, 1→4 is a vCPU that may run on pCPU 4 alone, 0,3→6-7 are two vCPUs on the

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Final, cast
 
 from kata_pin.config.kinds import Raw
-from kata_pin.config.tree import METADATA, Audit, Config, Hook, Nri, Paths, Qmp, Row
+from kata_pin.config.tree import METADATA, Audit, Config, History, Hook, Nri, Paths, Qmp, Row
 
 SECTIONS: Final[dict[str, type[object]]] = {
     "paths": Paths,
@@ -17,6 +17,7 @@ SECTIONS: Final[dict[str, type[object]]] = {
     "hook": Hook,
     "qmp": Qmp,
     "nri": Nri,
+    "history": History,
 }
 """The sections of a file, by their key."""
 

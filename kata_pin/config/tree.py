@@ -229,6 +229,21 @@ class Nri:
 
 
 @dataclass(frozen=True)
+class History:
+    """What `kata-pin history` can show; kept below runtime_dir, in memory, for one boot."""
+
+    rows: int = setting(
+        integer(0, 1_000_000),
+        10_000,
+        "most changes that are kept, of all sandboxes and of those that are over; the oldest go "
+        "first. 0 keeps none",
+    )
+    sandbox_rows: int = setting(
+        integer(1, 100_000), 200, "most changes that are kept of one sandbox"
+    )
+
+
+@dataclass(frozen=True)
 class Config:
     """All settings. `Config()` is what holds without a file."""
 
@@ -310,6 +325,7 @@ class Config:
     hook: Hook = field(default_factory=Hook)
     qmp: Qmp = field(default_factory=Qmp)
     nri: Nri = field(default_factory=Nri)
+    history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other, with ConfigError without a file."""

@@ -25,6 +25,7 @@ from kata_pin.daemon.audit import Auditor
 from kata_pin.daemon.births import Births
 from kata_pin.daemon.compose import Parts, boot_id, compose
 from kata_pin.daemon.control import ControlServer
+from kata_pin.daemon.history import History
 from kata_pin.daemon.intake import Intake
 from kata_pin.daemon.lock import locked
 from kata_pin.daemon.logs import set_level, set_up
@@ -82,6 +83,7 @@ class Daemon:
         """Compose what the parts make possible, run it, and end it all when told to stop."""
         self._parts = parts
         self._running: set[asyncio.Task[object]] = set()
+        self._history = History(parts.registry, lambda: self._config.history)
         self._sandboxes = Sandboxes(
             parts.root,
             parts.engine,
@@ -89,6 +91,7 @@ class Daemon:
             start=lambda work: self._spawn(tasks, work),
             acts=self._acts,
             ask=ExtraMonitor(parts.kata, lambda: self._config.qmp).ask,
+            observers=(self._history,),
         )
         self._auditor = Auditor(parts.root, self._sandboxes)
         intake = Intake(parts.registry, BundleReader(self._config.paths.bundle_roots))
@@ -214,6 +217,7 @@ class Daemon:
             stop_acting=self._stop_acting,
             acts=self._acts,
             look_around=self._adopt,
+            history=self._history,
         )
         gid = _gid(self._config.group)
         control = ControlServer(self._path("control.sock"), verbs.all)

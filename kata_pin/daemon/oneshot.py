@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable, Iterator
 
 from kata_pin.config.tree import Config
 from kata_pin.daemon.compose import Parts, boot_id, compose
 from kata_pin.daemon.engine import Held
+from kata_pin.daemon.history import History, history_document
 from kata_pin.daemon.intake import Intake
 from kata_pin.daemon.lock import locked
 from kata_pin.daemon.registry import Registry
+from kata_pin.daemon.standing import stands
+from kata_pin.daemon.supervisor import Cause
 from kata_pin.daemon.view import (
     Json,
     SandboxFacts,
@@ -56,12 +60,19 @@ def explain(config: Config, sandbox_id: str) -> Json:
     raise DaemonError(f"no sandbox {sandbox_id!r}", hint="kata-pin show lists them")
 
 
+def history(config: Config, name: str, *, since_s: int | None, limit: int) -> Json:
+    """Return the `history` document as the registry's file has it; raises KataPinError."""
+    with contextlib.closing(_copy(config)) as registry:
+        found = History(registry, lambda: config.history)
+        return history_document(found.changes(name, since_s=since_s, limit=limit))
+
+
 def pin(config: Config, sandbox_id: str | None) -> Json:
     """Set the pins of one sandbox, or of all, once; return the `pin` document."""
     with _writing(config) as parts:
         chosen = _chosen(parts, sandbox_id)
         parts.registry.set_released(chosen, released=False)
-        return applied_document("pin", list(_look(parts, chosen, act=True)))
+        return applied_document("pin", list(_act(config, parts, "pin", chosen)))
 
 
 def unpin(config: Config, sandbox_id: str | None) -> Json:
@@ -69,7 +80,7 @@ def unpin(config: Config, sandbox_id: str | None) -> Json:
     with _writing(config) as parts:
         chosen = _chosen(parts, sandbox_id)
         parts.registry.set_released(chosen, released=True)
-        return applied_document("unpin", list(_look(parts, chosen, act=True, release=True)))
+        return applied_document("unpin", list(_act(config, parts, "unpin", chosen, release=True)))
 
 
 def release_all(config: Config) -> Json:
@@ -78,17 +89,18 @@ def release_all(config: Config) -> Json:
     Unlike unpin this is not remembered: a daemon that is installed again pins again.
     """
     with _writing(config) as parts:
-        return applied_document("unpin", list(_look(parts, act=True, release=True)))
+        return applied_document("unpin", list(_act(config, parts, "release", release=True)))
 
 
 @contextlib.contextmanager
 def _reading(config: Config) -> Iterator[Parts]:
-    path = os.path.join(config.runtime_dir, "registry.db")
-    registry = Registry.copy_of(path, boot_id=boot_id(HOST))
-    try:
+    with contextlib.closing(_copy(config)) as registry:
         yield _gathered(config, registry)
-    finally:
-        registry.close()
+
+
+def _copy(config: Config) -> Registry:
+    path = os.path.join(config.runtime_dir, "registry.db")
+    return Registry.copy_of(path, boot_id=boot_id(HOST))
 
 
 @contextlib.contextmanager
@@ -127,6 +139,23 @@ def _chosen(parts: Parts, sandbox_id: str | None) -> list[str]:
 
 def _known(parts: Parts) -> list[str]:
     return sorted({*parts.registry.sandboxes(), *parts.finder.sandboxes()})
+
+
+def _act(
+    config: Config,
+    parts: Parts,
+    verb: str,
+    ids: Iterable[str] | None = None,
+    *,
+    release: bool = False,
+) -> Iterator[SandboxFacts]:
+    """Run a pass that sets pins over each sandbox, and tell the history of it."""
+    history = History(parts.registry, lambda: config.history)
+    cause = Cause((f"{verb}, without a daemon",), time.monotonic())
+    for facts in _look(parts, ids, act=True, release=release):
+        if facts.report is not None:
+            history.passed(stands(facts.sandbox, facts.report, cause, released=facts.released))
+        yield facts
 
 
 def _look(

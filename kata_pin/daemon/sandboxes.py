@@ -15,7 +15,8 @@ from typing import Final
 
 from kata_pin.daemon.engine import Engine, Held
 from kata_pin.daemon.registry import Registry
-from kata_pin.daemon.supervisor import RETRY_S, PassResult, Supervisor, Verdict
+from kata_pin.daemon.standing import Observer, stands
+from kata_pin.daemon.supervisor import RETRY_S, Cause, PassResult, Supervisor, Verdict
 from kata_pin.daemon.view import SandboxFacts
 from kata_pin.errors import DaemonError, HostError
 from kata_pin.host.exit import wait_exit
@@ -43,10 +44,12 @@ class Sandboxes:
         start: Callable[[Coroutine[object, object, None]], object],
         acts: Callable[[], bool],
         ask: Callable[[str, Held], Awaitable[bool]],
+        observers: Sequence[Observer] = (),
     ) -> None:
         """`start` runs a coroutine in the daemon's TaskGroup; `acts` says if pins may be set.
 
         `ask` learns more about a sandbox after a pass, and says whether another one may use it.
+        `observers` are told of every pass before who waits for it.
         """
         self._root = root
         self._engine = engine
@@ -54,6 +57,7 @@ class Sandboxes:
         self._start = start
         self._acts = acts
         self._ask = ask
+        self._observers = observers
         self._held: dict[str, Held] = {}
         self._supervisors: dict[str, Supervisor] = {}
         self._since: dict[str, float] = {}
@@ -169,10 +173,14 @@ class Sandboxes:
 
     def release(self, sandbox_id: str) -> Report:
         """Give a sandbox's pins back now, and return what was done."""
-        held = self.enter(sandbox_id)
-        return self._engine.run(
-            sandbox_id, self._registry.containers(sandbox_id), held, act=True, release=True
-        )
+        held, containers = self.enter(sandbox_id), self._registry.containers(sandbox_id)
+        released = self.is_released(sandbox_id)
+        cause = Cause(("unpin" if released else "release",), time.monotonic())
+        report = self._engine.run(sandbox_id, containers, held, act=True, release=True)
+        sandbox = Sandbox(sandbox_id, containers, held.vmm)
+        for observer in self._observers:
+            observer.passed(stands(sandbox, report, cause, released=released))
+        return report
 
     # ---- passes --------------------------------------------------------------------------
 
@@ -196,17 +204,28 @@ class Sandboxes:
         released = self.is_released(sandbox_id)
         had = held.vmm
         act = self._acts() and not released
+        cause = self._supervisors[sandbox_id].cause
         containers = self._registry.containers(sandbox_id)
         report = self._engine.run(sandbox_id, containers, held, act=act)
         self._track(sandbox_id, held)
         if held.vmm is not None and (had is None or had.process != held.vmm.process):
             self._start(self._watch_exit(sandbox_id, held.vmm.process))
+        sandbox = Sandbox(sandbox_id, containers, held.vmm)
+        verdict = self._verdict(sandbox, report, held, had_vmm=had is not None)
+        passed = stands(sandbox, report, cause, released=released)
+        for observer in self._observers:
+            if verdict is Verdict.GONE:
+                observer.ended(passed)
+            else:
+                observer.passed(passed)
+        return PassResult(report, verdict)
+
+    def _verdict(self, sandbox: Sandbox, report: Report, held: Held, *, had_vmm: bool) -> Verdict:
         if held.vmm is None:
-            verdict = self._without_vmm(sandbox_id, containers, had_vmm=had is not None)
-            return PassResult(report, verdict)
+            return self._without_vmm(sandbox.id, sandbox.containers, had_vmm=had_vmm)
         if not report.settled:
-            return PassResult(report, Verdict.RETRY)
-        return PassResult(report, Verdict.YOUNG if held.unsure else Verdict.SETTLED)
+            return Verdict.RETRY
+        return Verdict.YOUNG if held.unsure else Verdict.SETTLED
 
     async def _watch_exit(self, sandbox_id: str, process: ProcessKey) -> None:
         try:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final, Protocol
 
 from kata_pin.daemon.supervisor import Cause
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import Desired, Outcome, Report
+from kata_pin.model.sandbox import Sandbox
 from kata_pin.model.thread import Thread
 
-GONE = "gone"
+NO_VMM: Final = "no-vmm"
+GONE: Final = "gone"
 """The state of a sandbox that is over; only the history knows it."""
 
-_MOVED = frozenset({Outcome.DONE, Outcome.CLIPPED})
+_MOVED: Final = frozenset({Outcome.DONE, Outcome.CLIPPED})
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,16 @@ class Passed:
         )
 
 
+class Observer(Protocol):
+    """Who keeps account of passes; called in the event loop, so it must be quick and never fail."""
+
+    def passed(self, passed: Passed) -> None:
+        """Take a pass after which the sandbox goes on."""
+
+    def ended(self, passed: Passed) -> None:
+        """Take a pass that found the sandbox to be over."""
+
+
 def thread_state(
     thread: Thread, desired: Desired | None, *, released: bool, foreign: Collection[int] = ()
 ) -> str:
@@ -63,6 +76,18 @@ def thread_states(report: Report, *, released: bool) -> Iterator[tuple[Thread, s
         yield thread, thread_state(thread, desired.get(thread.key), released=released)
 
 
+def stands(sandbox: Sandbox, report: Report, cause: Cause, *, released: bool) -> Passed:
+    """Return what a pass over a sandbox came to."""
+    placement = report.placement
+    state = sandbox_state(
+        (word for _, word in thread_states(report, released=released)),
+        vmm=sandbox.vmm is not None,
+        mask=placement.mask.mask if placement is not None else None,
+        released=released,
+    )
+    return Passed(sandbox.id, sandbox.pod, state, report, cause)
+
+
 def sandbox_state(
     threads: Iterable[str], *, vmm: bool, mask: CpuSet | None, released: bool, shared: bool = False
 ) -> str:
@@ -73,7 +98,7 @@ def sandbox_state(
     if released:
         return "released"
     if not vmm:
-        return "no-vmm"
+        return NO_VMM
     if shared:
         return "conflict"
     if mask is None:

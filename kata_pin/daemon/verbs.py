@@ -1,8 +1,8 @@
 """The verbs of the control socket (DESIGN D18, D19; wire/control.py has the protocol).
 
-Reading verbs: `ping`, `state`, `explain`. Acting verbs: `pin`, `unpin`, `reconcile`, `reload` and
-`release`, which gives every pin back and sets none until the daemon is restarted (uninstall).
-Every reply carries its result under `document`.
+Reading verbs: `ping`, `state`, `explain`, `history`. Acting verbs: `pin`, `unpin`, `reconcile`,
+`reload` and `release`, which gives every pin back and sets none until the daemon is restarted
+(uninstall). Every reply carries its result under `document`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kata_pin.daemon.control import Verb
+from kata_pin.daemon.history import MAX_SHOWN, MAX_SINCE_S, History, history_document
 from kata_pin.daemon.sandboxes import Sandboxes
 from kata_pin.daemon.view import Json, applied_document, explanation_document
 from kata_pin.errors import DaemonError
@@ -30,11 +31,17 @@ class Verbs:
     stop_acting: Callable[[], None]
     acts: Callable[[], bool]
     look_around: Callable[[], None]
+    history: History
 
     @property
     def reading(self) -> Mapping[str, Verb]:
         """Those that change nothing; the status socket has only them."""
-        return {"ping": self._ping, "state": self._state, "explain": self._explain}
+        return {
+            "ping": self._ping,
+            "state": self._state,
+            "explain": self._explain,
+            "history": self._history,
+        }
 
     @property
     def all(self) -> Mapping[str, Verb]:
@@ -58,6 +65,13 @@ class Verbs:
         (sandbox_id,) = self._selected(request, need=True)
         lines = self.sandboxes.explanation(sandbox_id)
         return {"document": explanation_document(sandbox_id, lines)}
+
+    async def _history(self, request: Request) -> Json:
+        fields = request.fields
+        since_s = fields.number("since_s", 0, MAX_SINCE_S)
+        limit = fields.number("limit", 1, MAX_SHOWN) or MAX_SHOWN
+        changes = self.history.changes(fields.text("sandbox"), since_s=since_s, limit=limit)
+        return {"document": history_document(changes)}
 
     async def _pin(self, request: Request) -> Json:
         if not self.acts():

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from rich.text import Text
 
-from kata_pin.cli import findings, render_cpus, render_reports, render_show
+from kata_pin.cli import findings, render_cpus, render_history, render_reports, render_show
 from kata_pin.cli.layout import Look
 from kata_pin.cli.shape import State
 from tests.unit.cli import documents as docs
@@ -47,6 +47,7 @@ CASES: dict[str, Render] = {
     "check": lambda look: render_reports.check(CHECKED, look),
     "doctor": lambda look: render_reports.doctor(docs.examined(), look),
     "pin": lambda look: render_reports.applied(docs.done(), look),
+    "history": lambda look: render_history.history(docs.changed(), look),
     "explain": lambda look: render_reports.explain(docs.explained(), look),
 }
 

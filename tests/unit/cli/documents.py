@@ -377,3 +377,36 @@ def explained() -> dict[str, Any]:
         "  tid 5102 vcpu 1 (debugfs): wanted 13, applied 13, now on 0-15: paired with feed",
     ]
     return {"version": 1, "kind": "explain", "sandbox": "abab", "lines": lines}
+
+
+def changed() -> dict[str, Any]:
+    """Return a `history` document."""
+    base: dict[str, Any] = {
+        "time": "2026-11-20T20:59:58.120Z",
+        "age_s": 1.88,
+        "sandbox": "abab",
+        "pod": "trading/feed",
+        "state": "ok",
+        "was_state": "",
+        "mask": "12-15",
+        "was_mask": None,
+        "threads": 21,
+        "moved": 21,
+        "reasons": ["hook:createRuntime"],
+        "waited_ms": 4.6,
+    }
+    drift = {"time": "2026-11-20T20:59:59.000Z", "age_s": 1.0, "was_state": "ok"}
+    born = {"was_mask": "12-15", "moved": 1, "reasons": ["thread born", "audit"]}
+    wider = {"was_mask": "12-15", "mask": "4-5,12-15", "reasons": ["nri:PostUpdateContainer"]}
+    over = {"state": "gone", "was_mask": "4-5,12-15", "mask": None, "threads": 0, "moved": 0}
+    return {
+        "version": 1,
+        "kind": "history",
+        "time": "2026-11-20T21:00:00Z",
+        "changes": [
+            base,
+            base | drift | born,
+            base | drift | wider,
+            base | drift | over | {"reasons": ["VMM exited"], "waited_ms": 61_000.0},
+        ],
+    }

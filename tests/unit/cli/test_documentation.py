@@ -61,6 +61,7 @@ TABLES = documented()
         (docs.busy_cpu(), "who"),
         (census.who(HOST, docs.state(cpus=8192), min(os.sched_getaffinity(0))), "who"),
         (docs.explained(), "explain"),
+        (docs.changed(), "history"),
         (CHECKED, "check"),
         (check(docs.state(), [], intruders_fail=True), "check"),
         (docs.examined(), "doctor"),

@@ -140,3 +140,24 @@ async def test_a_long_pass_is_followed_by_a_rest() -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
+
+
+async def test_a_pass_knows_what_asked_for_it_and_when() -> None:
+    """The cause is what was told since the last pass; one that is only repeated keeps its cause."""
+    script = Script(Verdict.RETRY, Verdict.SETTLED)
+    causes: list[tuple[str, ...]] = []
+    async with running(script) as supervisor:
+        script.during = lambda: causes.append(supervisor.cause.reasons)
+        start = time.monotonic()
+        supervisor.mark("hook")
+        supervisor.mark("audit")
+        await asyncio.sleep(0)
+        supervisor.mark("hook")
+        async with asyncio.timeout(5):
+            while script.runs < 2:
+                await asyncio.sleep(0.001)
+        assert start <= supervisor.cause.since <= start + RETRY_S[0]
+        await _settled(supervisor, supervisor.mark("thread born"))
+    assert causes[-1] == ("thread born",)
+    assert set(causes[0]) == {"hook", "audit"}
+    assert len(causes) >= 3
