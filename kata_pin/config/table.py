@@ -9,7 +9,8 @@ from operator import attrgetter
 from typing import Final, cast
 
 from kata_pin.config.kinds import Raw
-from kata_pin.config.tree import METADATA, Audit, Config, History, Hook, Nri, Paths, Qmp, Row
+from kata_pin.config.row import METADATA, Row
+from kata_pin.config.tree import Audit, Config, History, Hook, Nri, Paths, Qmp
 
 SECTIONS: Final[dict[str, type[object]]] = {
     "paths": Paths,

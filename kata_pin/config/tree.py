@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final, TypeVar, cast
+from typing import Final
 
 from kata_pin.config.kinds import (
     BOOLEAN,
@@ -22,41 +22,18 @@ from kata_pin.config.kinds import (
     OVERHEAD,
     PATH,
     PLUGIN_INDEX,
-    Kind,
     choice,
     integer,
     listing,
     mapping,
     number,
 )
+from kata_pin.config.row import setting
 from kata_pin.errors import ConfigError
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.node import PlacementSettings
 from kata_pin.model.placement import ExclusiveMode, Overhead, OverheadKind, VcpuMode
 from kata_pin.model.thread import ThreadRole
-
-T = TypeVar("T")
-
-METADATA: Final = "kata_pin.setting"
-"""Key of a dataclass field's metadata that holds its Row."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """What a setting's field carries: everything about it but its key."""
-
-    kind: Kind[object]
-    default: object
-    help: str
-    unit: str = ""
-    example: str = ""
-
-
-def setting(kind: Kind[T], default: T, help_text: str, *, unit: str = "", example: str = "") -> T:
-    """Declare one setting as a dataclass field."""
-    row = Row(cast("Kind[object]", kind), default, help_text, unit, example)
-    made: T = field(default_factory=lambda: default, metadata={METADATA: row})
-    return made
 
 
 class Mode(StrEnum):

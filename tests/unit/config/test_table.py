@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kata_pin.config import Audit, Config, Hook, Intruders, Mode, Nri, NriEnabled, Paths, from_text
+from kata_pin.config.row import METADATA
 from kata_pin.config.table import BY_KEY, SECTIONS, SETTINGS, Setting, flow
 from kata_pin.config.text import as_data, as_yaml, sample
-from kata_pin.config.tree import METADATA
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.placement import ExclusiveMode, Overhead, OverheadKind
 from kata_pin.model.thread import ThreadRole
