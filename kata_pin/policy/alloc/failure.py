@@ -11,12 +11,13 @@ from kata_pin.errors import KataPinError
 
 
 class AllocFailure(StrEnum):
-    """The kinds of failure of the kubelet's static policy."""
+    """The kinds of failure of the kubelet's static policy, and SHARED_MINIMUM, which is ours."""
 
     NOT_ENOUGH_CPUS = "not-enough-cpus"
     FAILED = "failed-to-allocate"
     SMT_ALIGNMENT = "smt-alignment"
     INVALID_STATE = "invalid-state"
+    SHARED_MINIMUM = "shared-minimum"
 
 
 class AllocError(KataPinError):

@@ -1,0 +1,144 @@
+"""Choosing CPUs for a container: what every policy needs, and the kubelet's way of doing it.
+
+A Choice is made once for a host and the settings. Out of scope: whether a container may have CPUs
+of its own (`demand`), and which CPUs are free (`pooled`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+from kata_pin.model.alloc import AllocState, Candidate
+from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.policy.alloc.accumulator import Accumulator
+from kata_pin.policy.alloc.failure import AllocError, AllocFailure, not_enough
+from kata_pin.policy.alloc.kubelet import take
+from kata_pin.policy.alloc.options import StaticOptions
+from kata_pin.policy.alloc.topology import Machine, Masks
+
+
+class Choice(Protocol):
+    """How CPUs are chosen. `beside` are those that the container's pod has already."""
+
+    def choose(self, free: CpuSet, wanted: int, beside: CpuSet) -> CpuSet:
+        """Return `wanted` of the free CPUs; AllocError when that can not be done."""
+        ...
+
+    def candidates(self, free: CpuSet, wanted: int, beside: CpuSet) -> tuple[Candidate, ...]:
+        """Return what `choose` looks at, in its order; `taken` is what it takes of each."""
+        ...
+
+    def zone(self, state: AllocState, millis: int, beside: CpuSet) -> CpuSet:
+        """Return where a container should use the shared pool; empty: anywhere.
+
+        `millis` is what it requests of the pool, in thousandths of a CPU.
+        """
+        ...
+
+
+class KubeletChoice:
+    """The kubelet's algorithms, packed or distributed by the options; `beside` plays no part."""
+
+    def __init__(self, machine: Machine, options: StaticOptions) -> None:
+        self._machine = machine
+        self._options = options
+
+    def choose(self, free: CpuSet, wanted: int, beside: CpuSet) -> CpuSet:
+        """Return what the kubelet would take; AllocError as there."""
+        check_alignment(self._machine, self._options, free, wanted)
+        return take(self._machine, free, wanted, self._options)
+
+    def candidates(self, free: CpuSet, wanted: int, beside: CpuSet) -> tuple[Candidate, ...]:
+        """Return each step's units in the accumulator's order, down to what was taken last."""
+        if self._options.distribute_cpus_across_numa:
+            return self._by_node(free, self.choose(free, wanted, beside))
+        if wanted > len(free):
+            return ()
+        return tuple(_packed(self._machine, self._options, free, wanted))
+
+    def zone(self, state: AllocState, millis: int, beside: CpuSet) -> CpuSet:
+        """Return nothing: the kubelet's shared pool is one."""
+        return EMPTY
+
+    def _by_node(self, free: CpuSet, taken: CpuSet) -> tuple[Candidate, ...]:
+        accumulator = Accumulator(self._machine, free.bits, 0)
+        return tuple(
+            _candidate("node", node, self._machine.nodes[node], free.bits, taken.bits)
+            for node in accumulator.nodes()
+        )
+
+
+def check_alignment(machine: Machine, options: StaticOptions, free: CpuSet, wanted: int) -> None:
+    """Raise AllocError if whole cores are demanded (full-pcpus-only) and can not be given."""
+    if not options.full_pcpus_only:
+        return
+    threads = machine.threads_per_core
+    if wanted % threads:
+        raise AllocError(
+            AllocFailure.SMT_ALIGNMENT,
+            f"requested {wanted} CPUs, not a multiple of CPUs per core = {threads}",
+        )
+    whole = whole_cores(machine, free.bits).bit_count()
+    if whole < wanted:
+        raise not_enough(wanted, whole)
+
+
+def whole_cores(machine: Machine, free: int) -> int:
+    """Return the CPUs of all cores of which every CPU is free."""
+    return machine.union(core for core in machine.cores.values() if core & ~free == 0)
+
+
+class _Step(NamedTuple):
+    """A step of the packed algorithm: its units in order, and the taking."""
+
+    level: str
+    units: Callable[[], list[int]]
+    masks: Masks
+    take: Callable[[], None]
+
+
+def _packed(
+    machine: Machine, options: StaticOptions, free: CpuSet, wanted: int
+) -> Iterator[Candidate]:
+    """Yield the units of each step of `take_packed`, until the request is served."""
+    accumulator = Accumulator(machine, free.bits, wanted, true_sizes=options.true_unit_sizes)
+    for step in _steps(accumulator, options):
+        if accumulator.satisfied:
+            return
+        units, available, taken = step.units(), accumulator.available, accumulator.taken
+        step.take()
+        got = accumulator.taken & ~taken
+        for unit in units:
+            yield _candidate(step.level, unit, step.masks[unit], available, got)
+
+
+def _steps(accumulator: Accumulator, options: StaticOptions) -> Iterator[_Step]:
+    """Yield the steps of `take_packed` in its order."""
+    machine = accumulator.machine
+    node = ("node", accumulator.nodes, machine.nodes)
+    package = ("package", accumulator.packages, machine.packages)
+    upper, lower = (node, package) if machine.nodes_first else (package, node)
+    yield _Step(*upper, accumulator.take_upper)
+    yield _Step(*lower, accumulator.take_lower)
+    if options.prefer_align_cpus_by_uncorecache:
+        yield _Step("llc", accumulator.llcs, machine.llcs, accumulator.take_llcs)
+    spread = options.distribute_cpus_across_cores
+    if not spread:
+        yield _Step("core", accumulator.cores, machine.cores, accumulator.take_cores)
+    singles = {cpu: 1 << cpu for cpu in machine.cpus}
+    yield _Step(
+        "cpu",
+        lambda: accumulator.cpus(spread=spread),
+        singles,
+        lambda: accumulator.take_cpus(spread=spread),
+    )
+
+
+def _candidate(level: str, unit: int, bits: int, available: int, taken: int) -> Candidate:
+    """Return a unit with its keys: fewest available first, then by id; `of` is its size."""
+    here = bits & available
+    keys = (("available", here.bit_count()), ("id", unit), ("of", bits.bit_count()))
+    return Candidate(
+        level, unit, CpuSet.from_bits(here), keys, taken=CpuSet.from_bits(bits & taken)
+    )

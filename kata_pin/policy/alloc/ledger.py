@@ -1,0 +1,73 @@
+"""Book-keeping over an AllocState: the pools' part in each grant, and what an event changed.
+
+Pure. Which CPUs a container gets of its own is decided elsewhere (`pooled`); here follows what that
+means for everybody who uses the shared pool.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from kata_pin.model.alloc import AllocState, CpuClass, Grant, GrantKind
+from kata_pin.model.cpuset import CpuSet, union
+
+
+def settled(state: AllocState) -> AllocState:
+    """Return the state in which everybody who follows a pool has that pool's CPUs of now.
+
+    Grants that stay the same stay the same objects.
+    """
+    pool = state.shared
+    roomy = _roomy(state, pool)
+    grants = {
+        name: _following(grant, pool, state.housekeeping or pool, roomy)
+        for name, grant in state.grants.items()
+    }
+    return replace(state, grants=grants)
+
+
+def changes(before: AllocState, after: AllocState) -> tuple[Grant, ...]:
+    """Return the grants of `after` that are new or have other CPUs or memory nodes than before."""
+    changed = []
+    for name, grant in after.grants.items():
+        old = before.grants.get(name)
+        if old is grant:
+            continue
+        if old is None or (old.cpus, old.mems) != (grant.cpus, grant.mems):
+            changed.append(grant)
+    return tuple(changed)
+
+
+def bound(state: AllocState, sharers: int = 1) -> CpuSet:
+    """Return the CPUs that at least so many SHARE containers chose."""
+    if sharers == 1:
+        return union(grant.bound for grant in state.grants.values())
+    counts = Counter(cpu for grant in state.grants.values() for cpu in grant.bound)
+    return CpuSet(cpu for cpu, count in counts.items() if count >= sharers)
+
+
+def _following(grant: Grant, pool: CpuSet, vm_pool: CpuSet, roomy: set[CpuSet]) -> Grant:
+    if grant.cpu_class is CpuClass.SHARE or grant.shared is None:
+        return grant
+    followed = vm_pool if grant.kind is GrantKind.SANDBOX else pool
+    if grant.zone in roomy or followed is not pool:
+        followed = (followed & grant.zone) or followed
+    return grant if followed == grant.shared else replace(grant, shared=followed)
+
+
+def _roomy(state: AllocState, pool: CpuSet) -> set[CpuSet]:
+    """Return the zones whose part of the pool is enough for what its followers requested.
+
+    A zone that is too small for them is not kept to: they use the whole pool instead.
+    """
+    load: Counter[CpuSet] = Counter()
+    for grant in state.grants.values():
+        if grant.zone and grant.shared is not None:
+            load[grant.zone] += pool_millis(grant)
+    return {zone for zone, millis in load.items() if len(pool & zone) * 1000 >= max(millis, 1)}
+
+
+def pool_millis(grant: Grant) -> int:
+    """Return what of a container's request the shared pool has to serve, in thousandths."""
+    return max(0, grant.request.cpu_millis - 1000 * len(grant.exclusive))

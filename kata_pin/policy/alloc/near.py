@@ -1,0 +1,104 @@
+"""Nearness: growing a set of CPUs by the nearest ones, shrinking it where that breaks least.
+
+Both keep CPUs in use: caches are warm there and vCPUs are pinned. Pure. Near means, in this order:
+the same core, last-level cache, NUMA node, package, and then nodes by the kernel's distances
+(Documentation/ABI/stable/sysfs-devices-node, `distance`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.topology import HostTopology
+from kata_pin.policy.alloc.failure import not_enough
+from kata_pin.policy.alloc.packed import Packing, take_packed
+from kata_pin.policy.alloc.topology import Machine, Masks
+
+WHOLE_CORES = Packing(by_llc=True, true_sizes=True)
+"""Packing on hosts as they are: whole caches, whole cores, half-used cores for what is left."""
+
+
+def grow(machine: Machine, topology: HostTopology, held: CpuSet, free: CpuSet, more: int) -> CpuSet:
+    """Return `held` and `more` of the free CPUs, the nearest; AllocError if there are not enough.
+
+    Among equally near ones whole cores come first.
+    """
+    free -= held
+    if more > len(free):
+        raise not_enough(more, len(free))
+    grown = held
+    for layer in layers(machine, topology, held):
+        here = free & layer
+        part = take_packed(machine, here, min(more, len(here)), WHOLE_CORES)
+        grown |= part
+        free -= here
+        more -= len(part)
+        if more == 0:
+            break
+    return grown
+
+
+def shrink(topology: HostTopology, held: CpuSet, wanted: int) -> CpuSet:
+    """Return `wanted` of the CPUs held: what is dropped stood alone, or last in topology order.
+
+    First go CPUs of the node with the fewest of the set, in it those of the cache, then of the core
+    with the fewest: whole cores stay whole as long as they can.
+    """
+    kept = held
+    units = [topology.nodes, topology.llcs, topology.cores]
+    ranks = {cpu: rank for rank, cpu in enumerate(topology.in_order(held))}
+    while len(kept) > wanted:
+        counts = [
+            {cpu: len(kept & cpus) for cpus in level.values() for cpu in kept & cpus}
+            for level in units
+        ]
+        now = kept
+        dropped = min(now, key=lambda cpu: (*(count.get(cpu, 0) for count in counts), -ranks[cpu]))
+        kept -= CpuSet([dropped])
+    return kept
+
+
+def layers(machine: Machine, topology: HostTopology, around: CpuSet) -> Iterator[CpuSet]:
+    """Yield ever wider sets of CPUs around some, the last of them the whole host."""
+    wider = [machine.cores, machine.llcs, machine.nodes, machine.packages]
+    if machine.nodes_first:
+        wider[2:] = [machine.packages, machine.nodes]
+    for masks in wider:
+        yield CpuSet.from_bits(_touched(masks, around.bits))
+    for node in nodes_by_distance(topology, around):
+        yield topology.nodes[node]
+    yield machine.cpus
+
+
+def nodes_by_distance(topology: HostTopology, around: CpuSet) -> list[int]:
+    """Return the nodes that have CPUs, the nearest to these CPUs first; by number when unknown."""
+    known = sorted(topology.distances)
+    column = {node: place for place, node in enumerate(known)}
+    homes = [node for node, cpus in topology.nodes.items() if cpus & around]
+
+    def distance(node: int) -> int:
+        rows = [topology.distances.get(home, ()) for home in homes]
+        place = column.get(node, -1)
+        told = [row[place] for row in rows if 0 <= place < len(row)]
+        return min(told, default=0)
+
+    return sorted(topology.nodes, key=lambda node: (distance(node), node))
+
+
+def apartness(machine: Machine, cpus: int, around: int) -> tuple[int, int]:
+    """Return how far CPUs (bits) are from others: by node (0 same, 1 same package, 2), by cache.
+
+    (0, 0) if there are no others.
+    """
+    if not around:
+        return 0, 0
+    if _touched(machine.nodes, around) & cpus:
+        by_node = 0
+    else:
+        by_node = 1 if machine.package_bits(around) & cpus else 2
+    return by_node, 0 if _touched(machine.llcs, around) & cpus else 1
+
+
+def _touched(masks: Masks, bits: int) -> int:
+    return Machine.union(mask for mask in masks.values() if mask & bits)

@@ -1,0 +1,59 @@
+"""The policies by name: `static`, `annotation`, `topology`, and those that others bring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kata_pin.errors import ConfigError
+from kata_pin.model.alloc import AllocSettings
+from kata_pin.model.topology import HostTopology
+from kata_pin.policy.alloc.choice import Choice, KubeletChoice
+from kata_pin.policy.alloc.demand import annotated_demand, static_demand, topology_demand
+from kata_pin.policy.alloc.options import StaticOptions
+from kata_pin.policy.alloc.policy import Factory, Policy
+from kata_pin.policy.alloc.pooled import PooledPolicy
+from kata_pin.policy.alloc.topology import Machine
+from kata_pin.policy.alloc.zones import ZoneChoice
+
+
+def static(topology: HostTopology, settings: AllocSettings) -> Policy:
+    """Return the policy `static`: eligible containers get exclusive CPUs, chosen as the kubelet."""
+    return PooledPolicy("static", topology, settings, static_demand, _kubelet_choice)
+
+
+def annotation(topology: HostTopology, settings: AllocSettings) -> Policy:
+    """Return the policy `annotation`: pods choose none, share or exclusive where it is allowed."""
+    return PooledPolicy("annotation", topology, settings, annotated_demand, _kubelet_choice)
+
+
+def topology_aware(topology: HostTopology, settings: AllocSettings) -> Policy:
+    """Return the policy `topology`: narrow zones, whole cores, pods close together, fractions."""
+    return PooledPolicy("topology", topology, settings, topology_demand, ZoneChoice)
+
+
+BUILTIN: Final[Mapping[str, Factory]] = {
+    "static": static,
+    "annotation": annotation,
+    "topology": topology_aware,
+}
+
+
+def create(
+    name: str,
+    topology: HostTopology,
+    settings: AllocSettings,
+    third: Mapping[str, Factory] | None = None,
+) -> Policy:
+    """Return the policy of that name, ours before a third one (`policy.GROUP`).
+
+    Raises ConfigError for an unknown name, and for settings that do not suit.
+    """
+    known = {**(third or {}), **BUILTIN}
+    if name not in known:
+        raise ConfigError(f"no policy {name!r}, known are {', '.join(known)}", key="policy")
+    return known[name](topology, settings)
+
+
+def _kubelet_choice(_: HostTopology, machine: Machine, options: StaticOptions) -> Choice:
+    return KubeletChoice(machine, options)

@@ -1,0 +1,375 @@
+"""A policy over pools: one rule says what a container is to get, one choice says which CPUs.
+
+`static`, `annotation` and `topology` (policies.py) are this class with a rule and a choice of their
+own. Its invariants, after every call: no CPU is exclusive twice; exclusive and shared CPUs are
+disjoint and together `state.cpus`; a CPU that a SHARE container chose is in the shared pool; the
+shared pool has its minimum as far as the host has CPUs. It holds no state and lives as long as the
+host and the settings stay the same. Out of scope: live changes step by step (`phases`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+from kata_pin.model.alloc import (
+    AllocSettings,
+    AllocState,
+    Candidate,
+    ContainerRequest,
+    CpuClass,
+    Decision,
+    Grant,
+    GrantKind,
+    Refusal,
+    RefusalKind,
+    Running,
+)
+from kata_pin.model.cpuset import EMPTY, CpuSet, union
+from kata_pin.model.placement import Note
+from kata_pin.model.topology import HostTopology
+from kata_pin.policy.alloc.choice import Choice, check_alignment, whole_cores
+from kata_pin.policy.alloc.demand import Demand, strict
+from kata_pin.policy.alloc.failure import AllocError, AllocFailure
+from kata_pin.policy.alloc.ledger import bound, changes, settled
+from kata_pin.policy.alloc.near import grow, shrink
+from kata_pin.policy.alloc.options import StaticOptions
+from kata_pin.policy.alloc.reconciling import Claims, differing
+from kata_pin.policy.alloc.topology import Machine
+from kata_pin.policy.alloc.vm import overhead_millis, shared_floor, vm_grant
+
+Rule: TypeAlias = Callable[[ContainerRequest, AllocSettings], Demand]
+
+REFUSALS: Final = {
+    AllocFailure.SMT_ALIGNMENT: RefusalKind.ALIGNMENT,
+    AllocFailure.SHARED_MINIMUM: RefusalKind.SHARED_MINIMUM,
+}
+
+
+class PooledPolicy:
+    """A Policy; `make_choice` is called with what every choice is made from."""
+
+    def __init__(
+        self,
+        name: str,
+        topology: HostTopology,
+        settings: AllocSettings,
+        rule: Rule,
+        make_choice: Callable[[HostTopology, Machine, StaticOptions], Choice],
+    ) -> None:
+        self._name = name
+        self._topology = topology
+        self._machine = Machine.of(topology)
+        self._settings = settings
+        self._rule = rule
+        self._options = StaticOptions.parse(settings.options)
+        self._options.check_against(self._machine)
+        self._choice = make_choice(topology, self._machine, self._options)
+
+    @property
+    def name(self) -> str:
+        """The policy's name."""
+        return self._name
+
+    def start(self) -> AllocState:
+        """Return the state of a node without containers.
+
+        Where the settings leave no CPU for the shared pool (all others are offline), the whole host
+        is shared: containers have to run somewhere.
+        """
+        settings, online = self._settings, self._machine.cpus
+        allowed = online - self._topology.isolated if settings.cpus is None else settings.cpus
+        housekeeping = settings.housekeeping & online
+        kept_out = housekeeping | (settings.reserved if settings.strict_reserved else EMPTY)
+        cpus = (allowed & online) - kept_out
+        if not cpus:
+            return AllocState(cpus=online, reserved=online)
+        return AllocState(cpus, settings.reserved & online, housekeeping)
+
+    def allocate(self, state: AllocState, request: ContainerRequest) -> Decision:
+        """Give a new container its CPUs; who has a grant keeps it (`change` is for that).
+
+        The pod's init containers have ended when another of its containers starts: what they had is
+        given to that one first, and what is left over returns to the shared pool.
+        """
+        if state.get(request.container_id) is not None:
+            return Decision(state)
+        ended = [one for one in state.of_pod(request.pod.pod_uid) if one.request.init]
+        kept = state
+        for grant in ended:
+            kept = kept.without(grant.container_id)
+        prefer = _own(ended)
+        demand = self._rule(request, self._settings)
+        try:
+            after = self._served(kept, request, demand, prefer, floor_from=state)
+        except AllocError as error:
+            refusal = _refusal(error, strict=strict(request, self._settings))
+            if refusal.strict:
+                return Decision(state, refused=refusal, notes=demand.notes)
+            after = self._in_pool(kept, request, (*demand.reasons, error.message))
+            return self._decided(state, after, demand, refusal)
+        return self._decided(state, after, demand)
+
+    def release(self, state: AllocState, container_id: str) -> Decision:
+        """Take a container's CPUs back, or with a sandbox's id those of its whole pod."""
+        grant = state.get(container_id)
+        if grant is None:
+            return Decision(state)
+        gone = [grant]
+        if grant.kind is GrantKind.SANDBOX:
+            gone = list(state.of_pod(grant.pod_uid))
+        after = state
+        for one in gone:
+            after = after.without(one.container_id)
+        after = settled(self._with_vm(after, grant))
+        return Decision(after, changes(state, after))
+
+    def change(self, state: AllocState, request: ContainerRequest) -> Decision:
+        """Give a running container what it asks for now; who can not be served keeps what it has.
+
+        CPUs in use stay: a larger set grows by the nearest, a smaller one gives up what stands
+        alone, and one that is to be shared or exclusive from now on is the same as before.
+        """
+        old = state.get(request.container_id)
+        if old is None:
+            return self.allocate(state, request)
+        demand = self._rule(request, self._settings)
+        try:
+            after = self._served(state, request, demand, old.own, floor_from=state, home=old.zone)
+        except AllocError as error:
+            return Decision(state, refused=_refusal(error, strict=False), notes=demand.notes)
+        return self._decided(state, after, demand)
+
+    def reconcile(self, state: AllocState, running: Sequence[Running]) -> Decision:
+        """Bring a state in line with what runs and with this host.
+
+        Grants hold as far as their CPUs still exist. Containers without a grant keep the CPUs that
+        they are seen on, if those are as many as they are to have and nobody else's (lost state).
+        Then, in the old order, everybody is served; who can not be is in the shared pool.
+        """
+        claims = Claims(state, running, lambda one: self._rule(one, self._settings))
+        after = self.start()
+        free = after.cpus - after.reserved
+        for vm in claims.vms(free):
+            after = after.with_grant(vm)
+        notes: list[Note] = []
+        for one, prefer in claims.within(free):
+            demand = self._rule(one.request, self._settings)
+            notes += demand.notes
+            old = state.get(one.request.container_id)
+            home = EMPTY if old is None else old.zone & self._machine.cpus
+            try:
+                after = self._served(
+                    after,
+                    one.request,
+                    demand,
+                    prefer,
+                    floor_from=after,
+                    home=home,
+                    avoid=claims.pending,
+                )
+            except AllocError as error:
+                why = (*demand.reasons, error.message)
+                after = self._in_pool(after, one.request, why, home)
+        after = settled(after)
+        return Decision(after, differing(state, after, running), notes=tuple(notes))
+
+    def decline(self, state: AllocState, request: ContainerRequest, refusal: Refusal) -> Decision:
+        """Answer while somebody else decides: nothing changes, whoever asked for CPUs is told."""
+        demand = self._rule(request, self._settings)
+        if demand.pooled:
+            return Decision(state, notes=demand.notes)
+        told = replace(refusal, strict=strict(request, self._settings))
+        return Decision(state, refused=told, notes=demand.notes)
+
+    def candidates(self, state: AllocState, request: ContainerRequest) -> tuple[Candidate, ...]:
+        """Return what would be considered for a request; for a pooled one only the shared pool."""
+        demand = self._rule(request, self._settings)
+        rest = state.without(request.container_id)
+        if demand.pooled:
+            return (Candidate("pool", 0, rest.shared, taken=rest.shared),)
+        free = self._free(rest, demand)
+        return self._choice.candidates(free, demand.whole, _beside(rest, request))
+
+    # What an event comes to.
+
+    def _served(
+        self,
+        state: AllocState,
+        request: ContainerRequest,
+        demand: Demand,
+        prefer: CpuSet,
+        *,
+        floor_from: AllocState,
+        home: CpuSet = EMPTY,
+        avoid: CpuSet = EMPTY,
+    ) -> AllocState:
+        """Return the state with the container's grant and its VM's; AllocError if not possible.
+
+        `prefer`: CPUs to keep; `home`: where it has used the pool; `avoid`: claimed by others.
+        The minimum of the shared pool is asked for only where exclusive CPUs become more than they
+        are in `floor_from`: what was given stays given.
+        """
+        rest = state.without(request.container_id)
+        if demand.pooled:
+            return self._in_pool(state, request, demand.reasons, home)
+        own = self._pick(rest, request, demand, prefer, avoid)
+        grant = self._grant(rest, request, demand, own)
+        after = self._with_vm(state.with_grant(grant), grant)
+        if len(after.exclusive) > len(floor_from.exclusive):
+            self._check_floor(after)
+        return after
+
+    def _in_pool(
+        self,
+        state: AllocState,
+        request: ContainerRequest,
+        reasons: tuple[str, ...],
+        home: CpuSet = EMPTY,
+    ) -> AllocState:
+        """Return the state in which the container follows the shared pool."""
+        rest = state.without(request.container_id)
+        zone = self._choice.zone(rest, request.cpu_millis, home or _beside(rest, request))
+        grant = Grant(request, self._name, shared=EMPTY, zone=zone, reasons=reasons)
+        return self._with_vm(state.with_grant(grant), grant)
+
+    def _grant(
+        self, rest: AllocState, request: ContainerRequest, demand: Demand, own: CpuSet
+    ) -> Grant:
+        grant = Grant(
+            request,
+            self._name,
+            demand.cpu_class,
+            mems=self._mems(own),
+            reasons=demand.reasons,
+        )
+        if demand.cpu_class is CpuClass.SHARE:
+            return replace(grant, shared=own)
+        if not demand.fraction_millis:
+            return replace(grant, exclusive=own)
+        zone = self._choice.zone(rest, demand.fraction_millis, own)
+        return replace(grant, exclusive=own, shared=EMPTY, zone=zone)
+
+    def _with_vm(self, state: AllocState, grant: Grant) -> AllocState:
+        """Return the state in which the VM of the grant's pod has what it needs now."""
+        pod = grant.request.pod
+        if not (pod.kata and pod.sandbox_id):
+            return state
+        members = [one for one in state.of_pod(pod.pod_uid) if one.kind is GrantKind.CONTAINER]
+        rest = state.without(pod.sandbox_id)
+        if not members:
+            return rest
+        old = state.get(pod.sandbox_id)
+        own = EMPTY
+        if self._settings.vm.own_cpus and any(one.exclusive for one in members):
+            own = self._vm_cpus(rest, members, old)
+        near = _own(members) or union(one.zone for one in members)
+        zone = self._choice.zone(rest, overhead_millis(pod, self._settings), near)
+        vm = vm_grant(members, self._settings, own=own, zone=zone, old=old)
+        return state if vm is old else state.with_grant(vm)
+
+    def _vm_cpus(self, rest: AllocState, members: Sequence[Grant], old: Grant | None) -> CpuSet:
+        """Return a VM's own CPUs, those it has first; none if the shared pool would be too small.
+
+        The pod's containers come first: a VM without CPUs of its own runs in the pool.
+        """
+        held = EMPTY if old is None else old.exclusive
+        wanted = self._settings.vm.own_cpus
+        free = rest.shared - rest.reserved - bound(rest)
+        floor = shared_floor(rest, self._settings, self._minimum())
+        if len(free) < wanted or (len(rest.shared) - wanted < floor and not held):
+            return EMPTY
+        try:
+            return self._nearest(free, wanted, held, _own(members))
+        except AllocError:  # whole cores only, and there is none
+            return EMPTY
+
+    def _decided(
+        self,
+        before: AllocState,
+        after: AllocState,
+        demand: Demand,
+        refused: Refusal | None = None,
+    ) -> Decision:
+        state = settled(after)
+        return Decision(state, changes(before, state), refused, demand.notes)
+
+    # Which CPUs.
+
+    def _free(self, rest: AllocState, demand: Demand, prefer: CpuSet = EMPTY) -> CpuSet:
+        """Return the CPUs that may be given out.
+
+        For SHARE those that the fewest have chosen, and of the preferred ones all that are allowed.
+        """
+        pool = rest.shared - rest.reserved
+        if demand.cpu_class is CpuClass.EXCLUSIVE:
+            return pool - bound(rest)
+        most = max(1, self._settings.max_sharers)
+        for sharers in range(1, most):
+            free = pool - bound(rest, sharers)
+            if len(free) >= demand.whole:
+                return free | ((prefer & pool) - bound(rest, most))
+        return pool - bound(rest, most)
+
+    def _pick(
+        self,
+        rest: AllocState,
+        request: ContainerRequest,
+        demand: Demand,
+        prefer: CpuSet,
+        avoid: CpuSet,
+    ) -> CpuSet:
+        """Return the CPUs for a demand, those preferred first; AllocError if there are too few."""
+        free = self._free(rest, demand, prefer) - (avoid - prefer)
+        return self._nearest(free, demand.whole, prefer, _beside(rest, request))
+
+    def _nearest(self, free: CpuSet, wanted: int, prefer: CpuSet, beside: CpuSet) -> CpuSet:
+        """Return `wanted` free CPUs: as many preferred ones as there are, and the nearest."""
+        check_alignment(self._machine, self._options, free, wanted)
+        kept = prefer & free
+        if self._options.full_pcpus_only:
+            kept = CpuSet.from_bits(whole_cores(self._machine, kept.bits))
+            free = CpuSet.from_bits(whole_cores(self._machine, free.bits))
+        if not kept:
+            return self._choice.choose(free, wanted, beside)
+        if len(kept) >= wanted:
+            return shrink(self._topology, kept, wanted)
+        return grow(self._machine, self._topology, kept, free, wanted - len(kept))
+
+    def _mems(self, own: CpuSet) -> CpuSet:
+        """Return the memory nodes of these CPUs, if they are to be set."""
+        if not self._settings.pin_memory:
+            return EMPTY
+        return CpuSet(node for node, cpus in self._topology.nodes.items() if cpus & own)
+
+    def _check_floor(self, state: AllocState) -> None:
+        """Raise AllocError if the shared pool has become too small."""
+        floor = shared_floor(state, self._settings, self._minimum())
+        left = len(state.shared)
+        if left < floor:
+            raise AllocError(
+                AllocFailure.SHARED_MINIMUM,
+                f"{left} CPUs would be left in the shared pool, it needs {floor}",
+            )
+
+    def _minimum(self) -> int:
+        """Return the least size of the shared pool: the setting, else the size of a core."""
+        if self._settings.shared_min is not None:
+            return max(1, self._settings.shared_min)
+        return max(core.bit_count() for core in self._machine.cores.values())
+
+
+def _beside(state: AllocState, request: ContainerRequest) -> CpuSet:
+    """Return the CPUs that the pod's other containers have of their own, else their zones."""
+    pod = [one for one in state.of_pod(request.pod.pod_uid) if one.kind is GrantKind.CONTAINER]
+    return _own(pod) or union(one.zone for one in pod)
+
+
+def _own(grants: Sequence[Grant]) -> CpuSet:
+    return union(one.own for one in grants)
+
+
+def _refusal(error: AllocError, *, strict: bool) -> Refusal:
+    kind = REFUSALS.get(error.failure, RefusalKind.NOT_ENOUGH_CPUS)
+    return Refusal(kind, error.message, strict)

@@ -1,0 +1,113 @@
+"""Who claims which CPUs when a state is brought in line with what runs.
+
+Claims come from the old state and, for containers that it does not know, from the CPUs they are
+seen on. A claim keeps others away until its container has been served. Lives for one reconcile.
+Out of scope: serving (`pooled`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from kata_pin.model.alloc import (
+    AllocState,
+    ContainerRequest,
+    CpuClass,
+    Grant,
+    GrantKind,
+    Running,
+)
+from kata_pin.model.cpuset import EMPTY, CpuSet, union
+from kata_pin.policy.alloc.demand import Demand
+
+
+class Claims:
+    """The claims of running containers; `pending` are those of containers not yet served."""
+
+    def __init__(
+        self,
+        state: AllocState,
+        running: Sequence[Running],
+        rule: Callable[[ContainerRequest], Demand],
+    ) -> None:
+        self._state = state
+        self._rule = rule
+        self._known = {one.request.container_id: one for one in running}
+        self._claims: dict[str, CpuSet] = {}
+
+    @property
+    def pending(self) -> CpuSet:
+        """All CPUs that are still claimed."""
+        return union(self._claims.values())
+
+    def within(self, free: CpuSet) -> Iterator[tuple[Running, CpuSet]]:
+        """Yield each container with the CPUs to prefer for it.
+
+        First those with old grants in their order, then containers seen on CPUs that can be theirs,
+        then the rest as they are listed. `free` are the CPUs that can be given out. A container's
+        claim ends when the next one is asked for.
+        """
+        self._claims = self._old(free)
+        self._claims |= self._seen(free)
+        claimants = list(self._claims)
+        others = [name for name in self._known if name not in self._claims]
+        for name in claimants + others:
+            yield self._known[name], self._claims.get(name, EMPTY)
+            self._claims.pop(name, None)
+
+    def vms(self, free: CpuSet) -> Iterator[Grant]:
+        """Yield the old grants of VMs that have CPUs of their own still, and run."""
+        pods = {one.request.pod.pod_uid for one in self._known.values()}
+        for grant in self._state.grants.values():
+            if grant.kind is GrantKind.SANDBOX and grant.pod_uid in pods and grant.exclusive & free:
+                yield replace(grant, exclusive=grant.exclusive & free)
+
+    def _old(self, free: CpuSet) -> dict[str, CpuSet]:
+        """Return what running containers had; a CPU that was exclusive goes to the first owner."""
+        claims: dict[str, CpuSet] = {}
+        exclusive = EMPTY
+        for name, grant in self._state.grants.items():
+            if name in self._known and grant.kind is GrantKind.CONTAINER:
+                claims[name] = (grant.own & free) - exclusive
+                exclusive |= grant.exclusive
+        return claims
+
+    def _seen(self, free: CpuSet) -> dict[str, CpuSet]:
+        """Return the CPUs that unknown containers are seen on, where that is what they should have.
+
+        As many as they are to get, all free, and nobody else's.
+        """
+        claims: dict[str, CpuSet] = {}
+        taken = union(self._claims.values())
+        for name, one in self._known.items():
+            if name in self._claims or one.cpus is None:
+                continue
+            demand = self._rule(one.request)
+            fits = len(one.cpus) == demand.whole and one.cpus <= free - taken
+            if not demand.pooled and fits:
+                claims[name] = one.cpus
+                if demand.cpu_class is CpuClass.EXCLUSIVE:
+                    taken |= one.cpus
+        return claims
+
+
+def differing(
+    before: AllocState, after: AllocState, running: Sequence[Running]
+) -> tuple[Grant, ...]:
+    """Return the grants whose CPUs are not those that the container is seen on.
+
+    Where that is not known, and for VMs: not those of the old grant.
+    """
+    seen = {one.request.container_id: one.cpus for one in running}
+    return tuple(
+        grant for name, grant in after.grants.items() if _had(before, seen, name) != grant.cpus
+    )
+
+
+def _had(before: AllocState, seen: dict[str, CpuSet | None], name: str) -> CpuSet | None:
+    observed = seen.get(name)
+    if observed is not None:
+        return observed
+    old = before.get(name)
+    return None if old is None else old.cpus

@@ -1,0 +1,92 @@
+"""What stands behind a Kata pod: its VM's vCPUs and overhead threads, as part of the arithmetic.
+
+Kata's Go runtime gives a VM ceil(default_vcpus + sum of its containers' CPU limits) vCPUs
+(virtcontainers/sandbox.go, updateResources), so that there are more vCPUs than exclusive CPUs in
+the ordinary case. The surplus vCPUs and every thread that is not a vCPU need CPUs too: of their
+own, the housekeeping pool's, or the shared pool's. Pure. Out of scope: which thread goes where
+inside them (policy.place).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kata_pin.model.alloc import (
+    AllocSettings,
+    AllocState,
+    ContainerRequest,
+    CpuClass,
+    Grant,
+    GrantKind,
+    PodRequest,
+)
+from kata_pin.model.cpuset import EMPTY, CpuSet
+
+
+def vcpus(members: Sequence[Grant], default_vcpus: int) -> int:
+    """Return how many vCPUs Kata gives the VM of these containers."""
+    millis = sum(one.request.limit_millis for one in members)
+    return default_vcpus - (-millis // 1000)
+
+
+def overhead_millis(pod: PodRequest, settings: AllocSettings) -> int:
+    """Return the CPU of a VM's overhead in thousandths: what the pod tells, else the setting."""
+    return pod.overhead_millis or settings.vm.overhead_millis
+
+
+def shared_floor(state: AllocState, settings: AllocSettings, minimum: int) -> int:
+    """Return how many CPUs the shared pool needs: its minimum, or what the VMs in it need.
+
+    VMs with CPUs of their own need none of it, nor do any where there is a housekeeping pool.
+    """
+    if state.housekeeping:
+        return minimum
+    millis = sum(
+        overhead_millis(grant.request.pod, settings)
+        for grant in state.grants.values()
+        if grant.kind is GrantKind.SANDBOX and not grant.exclusive
+    )
+    return max(minimum, -(-millis // 1000))
+
+
+def vm_grant(
+    members: Sequence[Grant],
+    settings: AllocSettings,
+    *,
+    own: CpuSet,
+    zone: CpuSet,
+    old: Grant | None,
+) -> Grant:
+    """Return the grant of the VM of these containers (at least one); `old` if it is the same.
+
+    Its CPUs are its own, or those of the pool that it follows, near the containers if it can.
+    """
+    pod = members[0].request.pod
+    grant = Grant(
+        ContainerRequest(pod.sandbox_id, pod, cpu_millis=overhead_millis(pod, settings)),
+        members[0].policy,
+        CpuClass.EXCLUSIVE if own else CpuClass.NONE,
+        exclusive=own,
+        shared=None if own else EMPTY,
+        zone=EMPTY if own else zone,
+        kind=GrantKind.SANDBOX,
+        reasons=(_balance(members, own, settings),),
+    )
+    if old is not None and not own and old.shared is not None:
+        grant = replace(grant, shared=old.shared)
+    return old if old == grant else grant
+
+
+def _balance(members: Sequence[Grant], own: CpuSet, settings: AllocSettings) -> str:
+    exclusive = sum(len(one.exclusive) for one in members)
+    count = vcpus(members, settings.vm.default_vcpus)
+    if own:
+        place = f"{own}, its own"
+    else:
+        place = "the housekeeping pool" if settings.housekeeping else "the shared pool"
+    surplus = max(0, count - exclusive)
+    return (
+        f"VM of {count} vCPUs for {exclusive} exclusive CPUs: {surplus} surplus vCPUs and the "
+        f"overhead threads run on {place}"
+    )

@@ -1,0 +1,168 @@
+"""The choice of the policy `topology`: the narrowest zone that serves, near to the pod, fitting.
+
+A zone is a last-level cache, a NUMA node, a package or the host. The zones that have enough free
+CPUs are compared by KEYS in their order, smaller first; inside the best one CPUs are packed by
+whole caches and cores. Pure; made once for a host.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from kata_pin.model.alloc import AllocState, Candidate
+from kata_pin.model.cpuset import EMPTY, CpuSet, union
+from kata_pin.model.topology import HostTopology
+from kata_pin.policy.alloc.choice import check_alignment, whole_cores
+from kata_pin.policy.alloc.failure import not_enough
+from kata_pin.policy.alloc.ledger import pool_millis
+from kata_pin.policy.alloc.near import WHOLE_CORES, apartness, nodes_by_distance
+from kata_pin.policy.alloc.options import StaticOptions
+from kata_pin.policy.alloc.packed import take_packed
+from kata_pin.policy.alloc.topology import Machine
+
+KEYS: Final = ("nodes", "from_pod", "split", "level", "cache_from_pod", "left", "id")
+"""What zones are compared by.
+
+- nodes: the fewest NUMA nodes that can serve in it.
+- from_pod: 0 on a node where the pod has CPUs (or if it has none), 1 in such a package, else 2.
+- split: CPUs that could come as whole cores elsewhere and would come as single threads here.
+- level: 0 cache, 1 node, 2 package, 3 host.
+- cache_from_pod: 0 in a cache where the pod has CPUs (or if it has none), else 1.
+- left: free CPUs that remain: the tightest fit keeps large zones for large requests.
+- id: the lowest CPU of the zone.
+"""
+
+
+class _Zone(NamedTuple):
+    """A zone: its level in the order of narrowness, and its CPUs as bits."""
+
+    level: int
+    name: str
+    unit: int
+    bits: int
+
+
+class ZoneChoice:
+    """Chooses by zones."""
+
+    def __init__(self, topology: HostTopology, machine: Machine, options: StaticOptions) -> None:
+        self._topology = topology
+        self._machine = machine
+        self._options = options
+        self._zones = tuple(_zones(machine))
+
+    def choose(self, free: CpuSet, wanted: int, beside: CpuSet) -> CpuSet:
+        """Return CPUs of the best zone; AllocError when no zone, so not the host, has enough."""
+        check_alignment(self._machine, self._options, free, wanted)
+        if wanted == 0:
+            return EMPTY
+        ranked = self._ranked(free, wanted, beside)
+        if not ranked:
+            raise not_enough(wanted, len(free))
+        _, zone = ranked[0]
+        return self._inside(zone, free, wanted, beside)
+
+    def candidates(self, free: CpuSet, wanted: int, beside: CpuSet) -> tuple[Candidate, ...]:
+        """Return every zone that could serve, the best first, with what is taken of that."""
+        ranked = self._ranked(free, wanted, beside)
+        return tuple(
+            Candidate(
+                zone.name,
+                zone.unit,
+                free & CpuSet.from_bits(zone.bits),
+                tuple(zip(KEYS, key, strict=True)),
+                taken=self._inside(zone, free, wanted, beside) if place == 0 else EMPTY,
+            )
+            for place, (key, zone) in enumerate(ranked)
+        )
+
+    def zone(self, state: AllocState, millis: int, beside: CpuSet) -> CpuSet:
+        """Return the nodes of the pod's CPUs, else the node whose part of the pool is idlest.
+
+        Anywhere for a container that requests nothing, or more than there is left of that part.
+        """
+        nodes = self._topology.nodes
+        if millis == 0 or len(nodes) < 2:
+            return EMPTY
+        pool = state.shared
+        load = Counter[CpuSet]()
+        for grant in state.grants.values():
+            load[grant.zone] += pool_millis(grant)
+
+        def left(zone: CpuSet) -> int:
+            return 1000 * len(pool & zone) - load[zone]
+
+        near = union(cpus for cpus in nodes.values() if cpus & beside)
+        zone = near or max(nodes.values(), key=left)
+        return zone if left(zone) >= millis else EMPTY
+
+    def _ranked(
+        self, free: CpuSet, wanted: int, beside: CpuSet
+    ) -> list[tuple[tuple[int, ...], _Zone]]:
+        """Return the zones that can serve with their keys, the best first."""
+        bits = free.bits
+        whole = whole_cores(self._machine, bits)
+        keyed = [
+            (self._key(zone, bits, whole, wanted, beside.bits), zone)
+            for zone in self._zones
+            if (zone.bits & bits).bit_count() >= wanted
+        ]
+        return sorted(keyed)
+
+    def _key(self, zone: _Zone, free: int, whole: int, wanted: int, beside: int) -> tuple[int, ...]:
+        """Return the values of KEYS."""
+        here = zone.bits & free
+        by_node, by_cache = apartness(self._machine, here, beside)
+        pairs = wanted - wanted % self._machine.threads_per_core
+        split = max(0, pairs - (zone.bits & whole).bit_count())
+        left = here.bit_count() - wanted
+        nodes = self._fewest_nodes(here, wanted)
+        return (nodes, by_node, split, zone.level, by_cache, left, zone.unit)
+
+    def _fewest_nodes(self, here: int, wanted: int) -> int:
+        counts = sorted((bits & here).bit_count() for bits in self._machine.nodes.values())
+        nodes = 0
+        while wanted > 0:
+            wanted -= counts.pop()
+            nodes += 1
+        return nodes
+
+    def _inside(self, zone: _Zone, free: CpuSet, wanted: int, beside: CpuSet) -> CpuSet:
+        """Return `wanted` free CPUs of a zone, node by node: as few nodes as can be, near ones."""
+        here = free & CpuSet.from_bits(zone.bits)
+        taken = EMPTY
+        while len(taken) < wanted:
+            missing = wanted - len(taken)
+            node = self._next_node(here, missing, taken or beside)
+            part = here & self._topology.nodes[node]
+            taken |= take_packed(self._machine, part, min(missing, len(part)), WHOLE_CORES)
+            here -= part
+        return taken
+
+    def _next_node(self, here: CpuSet, missing: int, around: CpuSet) -> int:
+        """Return the nearest node that has all that is missing, else the one that has the most.
+
+        Among equally near ones the tightest fit.
+        """
+        far = {node: n for n, node in enumerate(nodes_by_distance(self._topology, around))}
+        sizes = {node: len(here & cpus) for node, cpus in self._topology.nodes.items()}
+        enough = [node for node, size in sizes.items() if size >= missing]
+        if enough:
+            rank = far if around else dict.fromkeys(far, 0)
+            return min(enough, key=lambda node: (rank[node], sizes[node], node))
+        return min(sizes, key=lambda node: (-sizes[node], far[node]))
+
+
+def _zones(machine: Machine) -> Iterator[_Zone]:
+    """Yield every zone; a unit that has the CPUs of a narrower one is not told twice."""
+    seen: set[int] = set()
+    levels = (("llc", machine.llcs), ("node", machine.nodes), ("package", machine.packages))
+    for level, (name, masks) in enumerate(levels):
+        for unit, bits in masks.items():
+            if bits not in seen:
+                seen.add(bits)
+                yield _Zone(level, name, unit, bits)
+    if machine.bits not in seen:
+        yield _Zone(3, "host", 0, machine.bits)
