@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
+from kata_pin.daemon.allotment import Allotment, nothing_allotted
 from kata_pin.daemon.foreign import ForeignWatch
 from kata_pin.daemon.nodefacts import NodeWatch
 from kata_pin.errors import TaskGone, VmmError
@@ -110,7 +111,8 @@ class Held:
 class Engine:
     """Runs passes; every collaborator is given, nothing is global.
 
-    `_index` is the process table that `_host` gives to the vmm package.
+    `_index` is the process table that `_host` gives to the vmm package. `_allot` says what our own
+    allocator gave to containers.
     """
 
     _root: HostRoot
@@ -120,6 +122,7 @@ class Engine:
     _host: HostFacts
     _finder: VmmFinder
     _kata: KataPaths
+    _allot: Callable[[Sequence[Container]], Allotment] = nothing_allotted
 
     def node(self) -> Node:
         """Return the node's facts as of now."""
@@ -163,12 +166,12 @@ class Engine:
         started = time.perf_counter_ns()
         self._index.refresh()
         held.vmm, held.problem = self._find(sandbox_id, containers, held)
-        sandbox = Sandbox(sandbox_id, tuple(containers), held.vmm)
-        node = self._node.current()
+        node, allotment = self._node.current(), self._allot(containers)
         if release:
-            sandbox, node = replace(sandbox, containers=()), replace(node, kubelet=None)
+            node, allotment = replace(node, kubelet=None), Allotment()
+        sandbox = Sandbox(sandbox_id, allotment.containers, held.vmm)
         try:
-            report = self._look_and_act(sandbox, node, held, act=act)
+            report = self._look_and_act(sandbox, node, allotment, held, act=act)
         except TaskGone as gone:
             held.vmm, held.problem = None, f"the VMM exited during the pass ({gone})"
             report = Report(sandbox_id=sandbox_id)
@@ -191,11 +194,15 @@ class Engine:
         except VmmError as error:
             return None, str(error)
 
-    def _look_and_act(self, sandbox: Sandbox, node: Node, held: Held, *, act: bool) -> Report:
+    def _look_and_act(
+        self, sandbox: Sandbox, node: Node, allotment: Allotment, held: Held, *, act: bool
+    ) -> Report:
         """Observe and apply until two lists of threads are equal and nothing is left to set."""
+        given, pool = allotment.allocated, allotment.pool
         if sandbox.vmm is None:
-            return Report(sandbox_id=sandbox.id, placement=place(sandbox, (), node))
-        look = self._observe(sandbox, sandbox.vmm, node, held)
+            placement = place(sandbox, (), node, allocated=given, pool=pool)
+            return Report(sandbox_id=sandbox.id, placement=placement)
+        look = self._observe(sandbox, sandbox.vmm, node, allotment, held)
         known = {t.key for t in held.report.threads} if held.report else None
         foreign = held.foreign.left_alone(time.monotonic())
         returned = dict.fromkeys(foreign, FOREIGN_AFTER)
@@ -212,7 +219,7 @@ class Engine:
             if last or (settled and self._same_threads(look.threads, sandbox.vmm)):
                 break
             rounds += 1
-            look = self._observe(sandbox, sandbox.vmm, node, held)
+            look = self._observe(sandbox, sandbox.vmm, node, allotment, held)
         if act and look.released:
             self._memory.keep(sandbox.id, pairs={}, first_seen={})
         alive = {t.key for t in look.threads}
@@ -228,13 +235,24 @@ class Engine:
             rounds=rounds,
         )
 
-    def _observe(self, sandbox: Sandbox, vmm: Vmm, node: Node, held: Held) -> _Look:
+    def _observe(
+        self, sandbox: Sandbox, vmm: Vmm, node: Node, allotment: Allotment, held: Held
+    ) -> _Look:
         """Look at the threads and decide where they should be."""
         threads = self._threads(sandbox.id, vmm, held)
         pairs = self._memory.pairs(sandbox.id)
         first_seen = self._memory.first_seen(sandbox.id)
         kata = self._kata_pinning(sandbox.id, vmm)
-        placement = place(sandbox, threads, node, kept=pairs, first_seen=first_seen, kata=kata)
+        placement = place(
+            sandbox,
+            threads,
+            node,
+            kept=pairs,
+            first_seen=first_seen,
+            allocated=allotment.allocated,
+            pool=allotment.pool,
+            kata=kata,
+        )
         return _Look(threads, placement, pairs, first_seen)
 
     def _kata_pinning(self, sandbox_id: str, vmm: Vmm) -> KataPinning:

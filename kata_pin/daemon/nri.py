@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -135,6 +135,23 @@ class NriIntake:
         return self._registry.record(container, stamp_ns=container.recorded_ns, pid=ADOPTED)
 
     # ---- whose pod -----------------------------------------------------------------------
+
+    def is_kata(self, pod: Pod) -> bool:
+        """Whether a pod has a VMM, or a process that says it is the pod's."""
+        return self._of_kata(pod) is not None or self._is_claimed(pod)
+
+    def kata_among(self, pods: Iterable[Pod]) -> frozenset[str]:
+        """Return the ids of the pods of which `is_kata` holds, with one look at all processes."""
+        self._parts.index.refresh()
+        running = self._parts.finder.sandboxes(self._sandboxes.vmms)
+        return frozenset(
+            pod.id
+            for pod in pods
+            if self._of_kata(pod, running=pod.id in running) is not None or self._is_claimed(pod)
+        )
+
+    def _is_claimed(self, pod: Pod) -> bool:
+        return self._parts.finder.is_claimed(pod.id, [pod.pid] if pod.pid else [])
 
     def _of_kata(self, pod: Pod, *, running: bool | None = None) -> Pod | None:
         """Return a pod that has a VMM, its pid 0 if that is not Kata's; None for any other pod.

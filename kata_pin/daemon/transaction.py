@@ -12,7 +12,14 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Commit what the block writes, or nothing of it; a failed commit leaves nothing open."""
+    """Commit what the block writes, or nothing of it; a failed commit leaves nothing open.
+
+    Inside another one it is a part of that: the outermost commits.
+    """
+    inside = db.in_transaction
+    if inside:
+        yield
+        return
     db.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -94,6 +94,9 @@ class Decider(Protocol):
         The listener is told of these events only where this raised anything else.
         """
 
+    def ended(self) -> None:
+        """Take note that the connection has ended: nothing is delivered any more."""
+
 
 class NriPlugin:
     """Keeps one plugin registered; `wanted` says whether a missing runtime is worth a warning."""
@@ -144,6 +147,8 @@ class NriPlugin:
             self._tries, self._trouble = 0, ""
             await session.closed
         finally:
+            if self._decider is not None:
+                self._decider.ended()
             await session.end()
 
     def _complain(self, error: Exception) -> None:

@@ -35,6 +35,7 @@ class Told:
         self.decided: list[EventKind] = []
         self.adopted: list[Snapshot] = []
         self.answer: Answer | Exception = Answer()
+        self.ends = 0
 
     async def rebuild(self, snapshot: Snapshot, stamp_ns: int) -> None:
         pass
@@ -57,6 +58,9 @@ class Told:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
+
+    def ended(self) -> None:
+        self.ends += 1
 
 
 @pytest.fixture
@@ -150,6 +154,15 @@ async def test_what_cannot_be_read_is_answered_with_nothing(told: Told, peer: Pe
     response = await peer.event(EventKind.CREATE_CONTAINER, pod("../p"), container())
     assert (response.code, response.payload) == (Code.OK, b"")
     assert told.decided == []
+
+
+async def test_the_end_of_a_connection_is_told(told: Told, path: Path) -> None:
+    """Who decides knows when nothing is delivered any more."""
+    async with connected(told, path) as peer:
+        await peer.configure()
+        await peer.synchronize()
+        assert told.ends == 0
+    assert told.ends == 1
 
 
 @pytest.mark.parametrize("acts", [False, True])

@@ -1,0 +1,183 @@
+"""The settings of our own allocator, off by default (DESIGN D14): the section `alloc`.
+
+Out of scope: what they mean for a decision (policy/alloc), and which CPUs exist: that is checked
+when the policy is made for the host.
+"""
+
+# ruff: noqa: RUF009 - setting() makes a dataclass field, it is not a default shared by instances
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from kata_pin.config.kinds import (
+    BOOLEAN,
+    CPUS,
+    NAME,
+    PATH,
+    Kind,
+    Raw,
+    choice,
+    integer,
+    listing,
+    mapping,
+    text_of,
+)
+from kata_pin.config.row import setting
+from kata_pin.errors import ParseError
+from kata_pin.model.alloc import AllocSettings, AllowRule, CpuClass, Eligibility, VmSettings
+from kata_pin.model.cpuset import EMPTY, CpuSet
+
+NO_POLICY: Final = "none"
+"""The policy's name that means: no allocator."""
+
+ORDERS_FILE: Final = "/etc/kata-pin/policies"
+MAX_PATTERN: Final = 253
+
+
+class Fail(StrEnum):
+    """What becomes of a container that cannot have what it asks for."""
+
+    BEST_EFFORT = "best-effort"
+    STRICT = "strict"
+
+
+def _read_rule(raw: Raw) -> AllowRule:
+    if not isinstance(raw, dict):
+        raise ParseError("expected a mapping with namespace, handler or classes")
+    unknown = sorted(raw.keys() - {"namespace", "handler", "classes"})
+    if unknown:
+        raise ParseError("expected namespace, handler or classes", text=unknown[0])
+    if not raw.keys() & {"namespace", "handler"}:
+        raise ParseError("expected a namespace, a handler or both")
+    classes = frozenset(listing(choice(CpuClass)).read(raw.get("classes", ["share", "exclusive"])))
+    if not classes or CpuClass.NONE in classes:
+        raise ParseError("classes: expected share, exclusive or both")
+    return AllowRule(
+        _pattern(raw.get("namespace", "*")), _pattern(raw.get("handler", "*")), classes
+    )
+
+
+def _pattern(raw: Raw) -> str:
+    text = text_of(raw)
+    if not text or len(text) > MAX_PATTERN or not text.isascii() or not text.isprintable():
+        raise ParseError("expected a name, * and ? match anything", text=text or "(nothing)")
+    return text
+
+
+def _write_rule(rule: AllowRule) -> Raw:
+    classes: list[Raw] = [one.value for one in sorted(rule.classes)]
+    return {"namespace": rule.namespace, "handler": rule.handler, "classes": classes}
+
+
+ALLOW_RULE: Final = Kind("a mapping with namespace, handler and classes", _read_rule, _write_rule)
+
+
+@dataclass(frozen=True)
+class Alloc:
+    """Our own allocator: which CPUs each container gets."""
+
+    policy: str = setting(
+        NAME,
+        NO_POLICY,
+        "who gets which CPUs. none: kata-pin decides nothing; static: as the kubelet's static "
+        "policy; annotation: as pods' annotations and `kata-pin policy set` say; topology: NUMA "
+        "nodes and caches are kept together; other names: policies of other packages",
+        example="annotation",
+    )
+    cpus: CpuSet = setting(
+        CPUS, EMPTY, "pCPUs that may be given out; empty: those online and not isolated"
+    )
+    reserved: CpuSet = setting(
+        CPUS,
+        EMPTY,
+        "pCPUs never given to one container alone; they stay in the shared pool",
+        example="0-1",
+    )
+    strict_reserved: bool = setting(
+        BOOLEAN, default=False, help_text="keep alloc.reserved out of the shared pool too"
+    )
+    housekeeping: CpuSet = setting(
+        CPUS,
+        EMPTY,
+        "pCPUs for overhead threads and surplus vCPUs of sandboxes; in no other pool",
+        example="0",
+    )
+    shared_minimum: int = setting(
+        integer(0, 8192), 0, "fewest pCPUs that the shared pool may have; 0: those of one core"
+    )
+    eligibility: Eligibility = setting(
+        choice(Eligibility),
+        Eligibility.KUBELET,
+        "who can have pCPUs of its own, a whole number of them. kubelet: containers of Guaranteed "
+        "pods; relaxed: any container whose limit equals its request",
+    )
+    options: Mapping[str, str] = setting(
+        mapping(NAME, NAME),
+        MappingProxyType({}),
+        "options of the kubelet's static policy, by their names",
+        example='{full-pcpus-only: "true"}',
+    )
+    allow: tuple[AllowRule, ...] = setting(
+        listing(ALLOW_RULE),
+        (),
+        "pods that may ask for CPUs by annotation, by namespace and runtime handler; nobody by "
+        "default",
+        example="[{namespace: shop, handler: kata, classes: [share]}]",
+    )
+    fail: Fail = setting(
+        choice(Fail),
+        Fail.BEST_EFFORT,
+        "who cannot have what it asks for. best-effort: it runs in the shared pool; strict: its "
+        "creation is refused, which needs NRI",
+    )
+    pin_memory: bool = setting(
+        BOOLEAN, default=False, help_text="give containers the memory nodes of their pCPUs too"
+    )
+    max_sharers: int = setting(
+        integer(1, 64), 1, "how many containers of class share may have the same pCPU"
+    )
+    default_vcpus: int = setting(
+        integer(0, 64), 1, "Kata's default_vcpus: vCPUs of a VM beside those of its containers"
+    )
+    overhead_millis: int = setting(
+        integer(0, 64_000),
+        250,
+        "CPU time of a VM's overhead threads, for pods that tell no overhead",
+        unit="thousandths of a CPU",
+    )
+    own_cpus: int = setting(
+        integer(0, 64),
+        0,
+        "pCPUs that each VM with exclusive ones gets beside them, for overhead and surplus vCPUs",
+    )
+    orders: str = setting(
+        PATH, ORDERS_FILE, "the file of `kata-pin policy set`; watched, and read again on change"
+    )
+
+    @property
+    def on(self) -> bool:
+        """Whether there is an allocator."""
+        return self.policy != NO_POLICY
+
+    @property
+    def settings(self) -> AllocSettings:
+        """The settings that policies need."""
+        return AllocSettings(
+            cpus=self.cpus or None,
+            reserved=self.reserved,
+            strict_reserved=self.strict_reserved,
+            housekeeping=self.housekeeping,
+            shared_min=self.shared_minimum or None,
+            eligibility=self.eligibility,
+            options=self.options,
+            allow=self.allow,
+            strict=self.fail is Fail.STRICT,
+            vm=VmSettings(self.default_vcpus, self.overhead_millis, self.own_cpus),
+            pin_memory=self.pin_memory,
+            max_sharers=self.max_sharers,
+        )

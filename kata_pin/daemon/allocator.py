@@ -1,0 +1,282 @@
+"""Our own allocator at work: who gets which CPUs on this node (DESIGN D8, D9, D14, D15).
+
+Off by default. It stands aside, with a reason, while the kubelet's static policy or another NRI
+plugin decides; nothing is written then, and its grants mean nothing. Each decision is stored before
+anybody is told of it, so that a daemon that is killed finds the same state. Lost state, another
+host and offline CPUs are reconciled with what runs; nothing here keeps the daemon from starting.
+
+Lifetime: the daemon's; everything runs in the event loop's thread, between two awaits. Out of
+scope: the rules (policy/alloc), delivery to the runtime (delivery.py), affinities (engine.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kata_pin.config.alloc import Alloc
+from kata_pin.daemon.allocstore import AllocStore
+from kata_pin.daemon.allotment import Allotment, allot
+from kata_pin.daemon.nodefacts import NodeWatch
+from kata_pin.errors import KataPinError
+from kata_pin.model.alloc import (
+    AllocState,
+    ContainerRequest,
+    CpuClass,
+    Decision,
+    Grant,
+    GrantKind,
+    Guarantee,
+    PodRequest,
+    Refusal,
+    Running,
+)
+from kata_pin.model.placement import Note, NoteLevel
+from kata_pin.model.sandbox import Container
+from kata_pin.model.topology import HostTopology
+from kata_pin.policy.alloc.policy import Policy
+from kata_pin.policy.alloc.refusals import other_owner
+
+log = logging.getLogger(__name__)
+
+FOREIGN_AFTER: Final = 3
+"""So many containers in a row that were given a cpuset before we were asked: a plugin decides."""
+
+REMEMBERED: Final = 64
+"""Refusals and notes that are kept to be shown."""
+
+Make = Callable[[HostTopology], Policy]
+"""Makes the policy for a host; raises ConfigError."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A container that did not get what it asked for, to be shown; `at` is time.time()."""
+
+    at: float
+    container_id: str
+    title: str
+    refusal: Refusal
+
+
+class Allocator:
+    """Holds the state and takes decisions; raises StateError when one cannot be stored."""
+
+    def __init__(
+        self, settings: Alloc, node: NodeWatch, store: AllocStore, make: Make | None
+    ) -> None:
+        """`make` is None where no policy of that name exists: `problem` says so later."""
+        self.problem = ""
+        self.guarantee = Guarantee.SANDBOXES
+        self.refused: deque[Refused] = deque(maxlen=REMEMBERED)
+        self.refusals = 0
+        self._settings = settings
+        self._node = node
+        self._store = store
+        self._make = make
+        self._policy: Policy | None = None
+        self._topology: HostTopology | None = None
+        self._decided = False
+        self._state = (store.read() if settings.on else None) or AllocState()
+        self._orders: Mapping[str, CpuClass] = {}
+        self._owners = 0
+        self._told: Callable[[Collection[str], str], None] = lambda _ids, _why: None
+        self._said: dict[str, Note] = {}
+
+    # ---- looking -------------------------------------------------------------------------
+
+    @property
+    def on(self) -> bool:
+        """Whether the configuration wants an allocator."""
+        return self._settings.on
+
+    @property
+    def policy_name(self) -> str:
+        """The policy's name."""
+        return self._settings.policy
+
+    @property
+    def state(self) -> AllocState:
+        """Who has what, also while it means nothing."""
+        return self._state
+
+    @property
+    def aside(self) -> str:
+        """Why nothing is decided now, empty while it is."""
+        if not self.on:
+            return "the setting alloc.policy is none"
+        owner = self._owner()
+        return owner.message if owner is not None else self.problem
+
+    @property
+    def decides(self) -> bool:
+        """Whether grants are in force."""
+        return not self.aside
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What the operator should know."""
+        if not self.on:
+            return ()
+        why = self.aside
+        own = (Note("alloc-aside", f"kata-pin allots no CPUs: {why}", NoteLevel.WARNING),)
+        return (*(own if why else ()), *self._said.values())
+
+    def view(self, containers: Sequence[Container]) -> Allotment:
+        """Return what a pass over a sandbox with these containers needs to know."""
+        if not self.on or self.aside:
+            return Allotment(tuple(containers))
+        return allot(containers, self._state)
+
+    def candidates(self, request: ContainerRequest) -> tuple[object, ...]:
+        """Return the choices that the policy would consider for a request now."""
+        return () if self._policy is None else self._policy.candidates(self._state, request)
+
+    def _owner(self) -> Refusal | None:
+        """Return who else decides cpusets on this node."""
+        plugins = ("one before us in line",) if self._owners >= FOREIGN_AFTER else ()
+        return other_owner(self._node.current().kubelet, plugins)
+
+    # ---- starting, and what changes under us ---------------------------------------------
+
+    def begin(self, told: Callable[[Collection[str], str], None]) -> None:
+        """Bring the state in line with the host; `told` hears which sandboxes have other CPUs."""
+        self._told = told
+        self.follow_host()
+
+    def follow_host(self) -> None:
+        """Follow what changes without an event: the host's CPUs, and who else decides."""
+        if not self.on:
+            return
+        topology = self._node.current().topology
+        anew = topology is not self._topology
+        if anew:
+            self._make_policy(topology)
+        if self.decides and (anew or not self._decided):
+            self.reconcile([Running(grant.request, grant.cpus) for grant in self.containers()])
+        self._decided = self.decides
+
+    def _make_policy(self, topology: HostTopology) -> None:
+        self._topology = topology
+        try:
+            if self._make is None:
+                raise KataPinError(f"no policy {self.policy_name!r} is known")
+            self._policy = self._make(topology)
+            self.problem = ""
+        except KataPinError as error:
+            self._policy, self.problem = None, str(error)
+            log.error("allocator: %s", error)
+
+    def containers(self) -> Iterator[Grant]:
+        """Yield the grants of containers, not those of VMs."""
+        return (one for one in self._state.grants.values() if one.kind is GrantKind.CONTAINER)
+
+    def ordered(self, namespace: str, name: str, sandbox_id: str) -> CpuClass | None:
+        """Return what the administrator ordered for a pod."""
+        by_name = self._orders.get(f"{namespace}/{name}") if name else None
+        return by_name or self._orders.get(sandbox_id)
+
+    def set_orders(self, orders: Mapping[str, CpuClass]) -> None:
+        """Take the administrator's orders; running containers are changed at once."""
+        self._orders = orders
+        self._rewrite(self._as_ordered, "orders")
+
+    def set_annotations(self, annotations: Mapping[str, Mapping[str, str]]) -> None:
+        """Take the annotations that pods have now, by uid; those not named keep theirs."""
+
+        def rewritten(pod: PodRequest) -> PodRequest:
+            return replace(pod, annotations=annotations.get(pod.pod_uid, pod.annotations))
+
+        self._rewrite(rewritten, "annotations")
+
+    def _as_ordered(self, pod: PodRequest) -> PodRequest:
+        return replace(pod, ordered=self.ordered(pod.namespace, pod.name, pod.sandbox_id))
+
+    def _rewrite(self, rewritten: Callable[[PodRequest], PodRequest], why: str) -> None:
+        """Change every container whose pod is not what it was."""
+        for grant in list(self.containers()):
+            pod = rewritten(grant.request.pod)
+            if pod != grant.request.pod or pod.annotations != grant.request.pod.annotations:
+                self.change(replace(grant.request, pod=pod), why)
+
+    # ---- deciding ------------------------------------------------------------------------
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Store decisions and records of the block in one transaction, or nothing of it."""
+        before = self._state
+        try:
+            with self._store.together():
+                yield
+        except BaseException:
+            self._state = before
+            raise
+
+    def admit(self, request: ContainerRequest, *, foreign: bool = False) -> Decision:
+        """Give a new container its CPUs. `foreign`: somebody else gave it a cpuset already."""
+        self._owners = self._owners + 1 if foreign else 0
+        owner = other_owner(None, ("one before us in line",)) if foreign else self._owner()
+        if self._policy is None:
+            return Decision(self._state)
+        if owner is not None:
+            decision = self._policy.decline(self._state, request, owner)
+        else:
+            decision = self._policy.allocate(self._state, request)
+        return self._take(decision, "allocated", request)
+
+    def change(self, request: ContainerRequest, why: str) -> Decision:
+        """Give a running container what it asks for now."""
+        if self._policy is None or not self.decides:
+            return Decision(self._state)
+        return self._take(self._policy.change(self._state, request), why, request)
+
+    def release(self, container_ids: Iterable[str], why: str) -> None:
+        """Take back what containers had that are over."""
+        for container_id in container_ids:
+            if self._policy is not None and self._state.get(container_id) is not None:
+                self._take(self._policy.release(self._state, container_id), why)
+
+    def reconcile(self, running: Sequence[Running]) -> None:
+        """Bring the state in line with what runs: everything there is."""
+        if self._policy is not None and self.decides:
+            self._take(self._policy.reconcile(self._state, running), "reconciled")
+
+    def _take(
+        self, decision: Decision, why: str, request: ContainerRequest | None = None
+    ) -> Decision:
+        """Store a decision, then make it known."""
+        if decision.state != self._state or decision.changed:
+            self._store.write(decision.state)
+            self._state = decision.state
+        for note in decision.notes:
+            self._say(note)
+        if decision.refused is not None and request is not None:
+            self._refuse(decision.refused, request)
+        sandboxes = {one.request.pod.sandbox_id for one in decision.changed} - {""}
+        if sandboxes:
+            self._told(sandboxes, why)
+        return decision
+
+    def _say(self, note: Note) -> None:
+        if note.text not in self._said:
+            log.warning("allocator: %s", note.text)
+        self._said.pop(note.text, None)
+        self._said[note.text] = note
+        while len(self._said) > REMEMBERED:
+            del self._said[next(iter(self._said))]
+
+    def _refuse(self, refusal: Refusal, request: ContainerRequest) -> None:
+        title = f"{request.pod.title} {request.name}"
+        log.warning(
+            "allocator: %s: %s: %s",
+            title,
+            "creation refused" if refusal.strict else "runs in the shared pool",
+            refusal.message,
+        )
+        self.refusals += 1
+        self.refused.append(Refused(time.time(), request.container_id, title, refusal))

@@ -1,0 +1,93 @@
+"""Which cpuset each container has in the runtime, which it is to have, and what is to be sent.
+
+A cpuset reaches a container only in an answer to the runtime (DESIGN D14), so what is decided
+between two answers waits for the next: it is pending, and shown as that. What was sent counts as
+delivered until the runtime tells otherwise; each connection begins with everything it has.
+
+A Kata container without a CPU quota above 0 is never written to: Kata would size its VM by the
+cpuset (facts of both runtimes). One whose new cpuset neither holds the old one nor lies in it gets
+both first, so that its threads are on the new CPUs before the old ones go: widen, pin, narrow.
+
+Lifetime: the daemon's; nothing of it needs to survive. Out of scope: the answers themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kata_pin.model.alloc import AllocState, Grant, GrantKind
+from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.wire.nrireply import Cpuset, Update
+
+
+def written(grant: Grant, state: AllocState) -> Cpuset:
+    """Return the cpuset that the runtime is to give a container; nothing: it is left as it is.
+
+    A VM's own CPUs, or the housekeeping pool, are part of it beside exclusive ones: Kata confines
+    all of QEMU to it (DESIGN D7), and overhead threads need a place there.
+    """
+    request = grant.request
+    kata = request.pod.kata
+    if grant.kind is GrantKind.SANDBOX or (kata and (request.quota_us or 0) <= 0):
+        return Cpuset()
+    home = _overhead_home(grant, state) if kata and grant.exclusive else EMPTY
+    return Cpuset(grant.cpus | home, grant.mems)
+
+
+def _overhead_home(grant: Grant, state: AllocState) -> CpuSet:
+    vm = state.get(grant.request.pod.sandbox_id)
+    return (vm.exclusive if vm is not None else EMPTY) | state.housekeeping
+
+
+class Delivery:
+    """What the runtime was told to give each container, or has told us that it has."""
+
+    def __init__(self) -> None:
+        self._there: dict[str, Cpuset] = {}
+
+    def clear(self) -> None:
+        """Forget everything: the runtime is about to tell it anew."""
+        self._there.clear()
+
+    def has(self, container_id: str, cpuset: Cpuset) -> None:
+        """Take note of the cpuset that a container has, as the runtime tells or we answered."""
+        self._there[container_id] = cpuset
+
+    def gone(self, container_id: str) -> None:
+        """Forget a container."""
+        self._there.pop(container_id, None)
+
+    def pending(self, state: AllocState) -> dict[str, Cpuset]:
+        """Return what is still to be sent, by container, only those the runtime knows."""
+        return dict(self._steps(state))
+
+    def next(self, state: AllocState, *, but: str = "") -> tuple[Update, ...]:
+        """Return the updates for an answer, none of `but`, and count them as delivered."""
+        updates = tuple(
+            Update(container_id, cpuset)
+            for container_id, cpuset in self._steps(state)
+            if container_id != but
+        )
+        for update in updates:
+            self._there[update.container_id] = _over(
+                self._there[update.container_id], update.cpuset
+            )
+        return updates
+
+    def _steps(self, state: AllocState) -> Iterator[tuple[str, Cpuset]]:
+        for container_id, there in self._there.items():
+            grant = state.get(container_id)
+            wanted = Cpuset() if grant is None else written(grant, state)
+            if wanted and _over(there, wanted) != there:
+                assert grant is not None, "nothing is written without a grant"
+                yield container_id, _step(there, wanted, kata=grant.request.pod.kata)
+
+
+def _step(there: Cpuset, wanted: Cpuset, *, kata: bool) -> Cpuset:
+    apart = not (there.cpus <= wanted.cpus or wanted.cpus <= there.cpus)
+    return Cpuset(there.cpus | wanted.cpus, wanted.mems) if kata and apart else wanted
+
+
+def _over(there: Cpuset, new: Cpuset) -> Cpuset:
+    """Return the cpuset after an update: what it leaves empty stays."""
+    return Cpuset(new.cpus or there.cpus, new.mems or there.mems)

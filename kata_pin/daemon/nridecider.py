@@ -1,0 +1,203 @@
+"""NRI with our own allocator: what is decided when a container is made, changed or over (D14).
+
+The Listener and the Decider of sources/nri.py around the observer (nri.py). Every container of the
+node is told to the allocator, not only Kata's: those without CPUs of their own follow the shared
+pool. Decisions and records of one event are one transaction. A container that somebody else gave a
+cpuset is left alone, and so is one whose creation has failed after we adjusted it: a plugin behind
+us may have set the same, and no conflict may keep a pod from starting twice. After some such
+failures in a row nothing is adjusted any more.
+
+Lifetime: the daemon's. Out of scope: the connection, and the rules.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import Final
+
+from kata_pin.daemon.allocator import Allocator
+from kata_pin.daemon.allocrequest import (
+    cpuset_of,
+    pod_uid,
+    request_of,
+    request_of_record,
+    with_asked,
+)
+from kata_pin.daemon.delivery import Delivery, written
+from kata_pin.daemon.nri import NriIntake
+from kata_pin.daemon.registry import Registry
+from kata_pin.model.alloc import ContainerRequest, Guarantee, Running
+from kata_pin.model.sandbox import ContainerKind
+from kata_pin.sources.nri import CreationRefused
+from kata_pin.wire.nri import Event, EventKind, Pod, PodContainer, Snapshot
+from kata_pin.wire.nrireply import Answer, Cpuset, Update
+
+log = logging.getLogger(__name__)
+
+FAILURES: Final = 3
+"""After so many such failures in a row nothing is adjusted until the runtime is there anew."""
+
+MAX_FAILED: Final = 256
+"""Containers whose creation failed after we adjusted it, that are remembered."""
+
+
+class NriDecider:
+    """Answers for the allocator; `intake` records what is Kata's."""
+
+    def __init__(
+        self, intake: NriIntake, allocator: Allocator, delivery: Delivery, registry: Registry
+    ) -> None:
+        self._intake = intake
+        self._allocator = allocator
+        self._delivery = delivery
+        self._registry = registry
+        self._adjusted: dict[str, tuple[str, str]] = {}
+        self._failed: dict[tuple[str, str], None] = {}
+        self._failures = 0
+
+    # ---- the decider ---------------------------------------------------------------------
+
+    def decide(self, event: Event, stamp_ns: int) -> Answer:
+        """Answer CreateContainer, UpdateContainer and StopContainer. Raises CreationRefused."""
+        assert event.container is not None, "these events are about containers"
+        with self._allocator.together():
+            match event.kind:
+                case EventKind.CREATE_CONTAINER:
+                    return self._create(event, event.container, stamp_ns)
+                case EventKind.UPDATE_CONTAINER:
+                    return self._update(event, event.container)
+                case _:
+                    self.take(event, stamp_ns)
+                    return Answer(updates=self._updates(but=event.container.id))
+
+    def adopt(self, snapshot: Snapshot) -> tuple[Update, ...]:
+        """Bring the allocator in line with everything that there is; return what is to change."""
+        kata = self._intake.kata_among(snapshot.pods)
+        pods = {pod.id: pod for pod in snapshot.pods}
+        told = [one for one in snapshot.containers if one.pod_id in pods]
+        running = [
+            Running(
+                self._request(pods[one.pod_id], one, kata=one.pod_id in kata),
+                cpuset_of(one.cpu).cpus or None,
+            )
+            for one in told
+        ]
+        self._allocator.reconcile([*running, *self._of_other_runtimes(pods.keys())])
+        self._failures = 0
+        self._adjusted.clear()
+        self._delivery.clear()
+        for one in told:
+            self._delivery.has(one.id, cpuset_of(one.cpu))
+        self._allocator.guarantee = Guarantee.NODE
+        return self._updates()
+
+    def ended(self) -> None:
+        """Nothing is delivered now, and containers of other runtimes may come unseen."""
+        self._delivery.clear()
+        self._allocator.guarantee = Guarantee.SANDBOXES
+
+    # ---- the listener --------------------------------------------------------------------
+
+    def take(self, event: Event, stamp_ns: int) -> int:
+        """Take an event that is only told; return the ticket for `placed`."""
+        container = event.container
+        if event.kind.ends:
+            self._end(event)
+        elif container is not None:
+            if self._adjusted.pop(container.id, None) is not None:
+                self._failures = 0
+            self._delivery.has(container.id, cpuset_of(container.cpu))
+        return self._intake.take(event, stamp_ns)
+
+    async def placed(self, event: Event, ticket: int) -> None:
+        """Return after the pass that an event asked for."""
+        await self._intake.placed(event, ticket)
+
+    async def rebuild(self, snapshot: Snapshot, stamp_ns: int) -> None:
+        """Record all that there is."""
+        await self._intake.rebuild(snapshot, stamp_ns)
+
+    # ---- events --------------------------------------------------------------------------
+
+    def _create(self, event: Event, container: PodContainer, stamp_ns: int) -> Answer:
+        request = self._request(event.pod, container, kata=self._intake.is_kata(event.pod))
+        there = cpuset_of(container.cpu)
+        name = (request.pod.pod_uid, request.name)
+        foreign = bool(there.cpus) or name in self._failed or self._failures >= FAILURES
+        decision = self._allocator.admit(request, foreign=foreign)
+        if decision.refused is not None and decision.refused.strict:
+            raise CreationRefused(decision.refused.message)
+        if request.pod.kata:
+            self._intake.take(event, stamp_ns)
+        state = self._allocator.state
+        grant = state.get(container.id)
+        adjust = Cpuset() if grant is None else written(grant, state)
+        self._delivery.has(container.id, adjust or there)
+        if adjust:
+            self._adjusted[container.id] = name
+        return Answer(adjust, self._updates(but=container.id))
+
+    def _update(self, event: Event, container: PodContainer) -> Answer:
+        """Take in what a container is to have from now on; its own cpuset may follow from it."""
+        asked = replace(container, cpu=with_asked(container.cpu, event.asked))
+        self._delivery.has(container.id, cpuset_of(asked.cpu))
+        grant = self._allocator.state.get(container.id)
+        if grant is not None:
+            request = self._request(event.pod, asked, kata=grant.request.pod.kata)
+            self._allocator.change(request, "UpdateContainer")
+        return Answer(updates=self._updates())
+
+    def _end(self, event: Event) -> None:
+        """Give back what a container had, or all of a pod's."""
+        if event.container is not None:
+            over = [event.container.id]
+        else:
+            over = [
+                one.container_id
+                for one in self._allocator.containers()
+                if one.pod_uid == pod_uid(event.pod)
+            ]
+        for container_id in over:
+            self._note_failure(container_id)
+            self._delivery.gone(container_id)
+        self._allocator.release(over, event.kind.method)
+
+    def _note_failure(self, container_id: str) -> None:
+        """Remember a container that ends before it was started, though we adjusted it."""
+        name = self._adjusted.pop(container_id, None)
+        if name is None:
+            return
+        log.warning(
+            "allocator: creation of container %s failed after its cpuset was set; the next one of "
+            "that name is left alone",
+            container_id,
+        )
+        self._failures += 1
+        self._failed[name] = None
+        while len(self._failed) > MAX_FAILED:
+            del self._failed[next(iter(self._failed))]
+
+    # ---- parts ---------------------------------------------------------------------------
+
+    def _updates(self, *, but: str = "") -> tuple[Update, ...]:
+        if not self._allocator.decides:
+            return ()
+        return self._delivery.next(self._allocator.state, but=but)
+
+    def _request(self, pod: Pod, container: PodContainer, *, kata: bool) -> ContainerRequest:
+        ordered = self._allocator.ordered(pod.namespace, pod.name, pod.id)
+        return request_of(pod, container, kata=kata, ordered=ordered)
+
+    def _of_other_runtimes(self, listed: Collection[str]) -> Iterator[Running]:
+        """Yield what runs in sandboxes that this runtime does not know of."""
+        for sandbox_id in self._registry.sandboxes():
+            if sandbox_id in listed:
+                continue
+            for record in self._registry.containers(sandbox_id):
+                if record.state.counts and record.kind is ContainerKind.CONTAINER:
+                    ordered = self._allocator.ordered(
+                        record.pod_namespace, record.pod_name, sandbox_id
+                    )
+                    yield Running(request_of_record(record, ordered), record.cpus)
