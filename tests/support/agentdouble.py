@@ -23,6 +23,7 @@ from google.protobuf.message import Message
 
 from kata_pin.guest.address import HybridVsockAddress
 from kata_pin.wire import ttrpc
+from kata_pin.wire.proto import agent_pb2 as pb
 from kata_pin.wire.ttrpc import Code, FrameDecoder, Response
 
 Reply: TypeAlias = Message | Response | Callable[[bytes], Message | Response]
@@ -106,3 +107,72 @@ class AgentDouble:
         if callable(reply):
             reply = reply(payload)
         return reply if isinstance(reply, Response) else Response(reply.SerializeToString())
+
+
+class HonestAgent(AgentDouble):
+    """A double that does what an agent does: keeps cpusets, runs `cat`, refuses by policy.
+
+    Containers: `app`; `sealed`, whose requests the policy denies; `mute`, whose output it hides.
+    Its guest has CPU 0 with APIC id 0 and CPU 3 with APIC id 15.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.cpus = {"app": "0,3", "sealed": "0,3", "mute": "0,3"}
+        self._output: dict[str, list[bytes]] = {}
+        version = pb.VersionCheckResponse(grpc_version="0.0.1", agent_version="4.1.0")
+        details = pb.AgentDetails(version="4.1.0", extra_features=["agent-policy"])
+        usage = pb.CpuUsage(total_usage=7_000_000, percpu_usage=[5_000_000, 0, 0, 2_000_000])
+        stats = pb.CgroupStats(cpu_stats=pb.CpuStats(cpu_usage=usage))
+        self.answer("Check", pb.HealthCheckResponse(status=1))
+        self.answer("Version", version)
+        self.answer("GetGuestDetails", pb.GuestDetailsResponse(agent_details=details))
+        self.answer("GetMetrics", pb.Metrics(metrics=METRICS))
+        self.answer("StatsContainer", pb.StatsContainerResponse(cgroup_stats=stats))
+        self.answer("UpdateContainer", self._update)
+        self.answer("ExecProcess", self._exec)
+        self.answer("ReadStdout", self._read)
+        self.answer("WaitProcess", pb.WaitProcessResponse())
+        self.answer("SignalProcess", pb.GetMetricsRequest())
+
+    def _update(self, payload: bytes) -> Message | Response:
+        asked = pb.UpdateContainerRequest.FromString(payload)
+        if refusal := self._refusal("UpdateContainerRequest", asked.container_id):
+            return refusal
+        self.cpus[asked.container_id] = asked.resources.cpu.cpus or self.cpus[asked.container_id]
+        return pb.GetMetricsRequest()  # Empty
+
+    def _exec(self, payload: bytes) -> Message | Response:
+        asked = pb.ExecProcessRequest.FromString(payload)
+        if refusal := self._refusal("ExecProcessRequest", asked.container_id):
+            return refusal
+        program, path = asked.process.args
+        if program != "cat":
+            return Response(b"", Code.INTERNAL, f'"failed to exec {program}: ENOENT"')
+        allowed = f"Name:\tcat\nCpus_allowed_list:\t{self.cpus[asked.container_id]}\n".encode()
+        text = {"/proc/self/status": allowed, "/proc/cpuinfo": CPUINFO}[path]
+        self._output[asked.exec_id] = [] if asked.container_id == "mute" else [text[:10], text[10:]]
+        return pb.GetMetricsRequest()
+
+    def _read(self, payload: bytes) -> Message:
+        pieces = self._output[pb.ReadStreamRequest.FromString(payload).exec_id]
+        return pb.ReadStreamResponse(data=pieces.pop(0) if pieces else b"")
+
+    def _refusal(self, request: str, container: str) -> Response | None:
+        if container not in self.cpus:
+            return Response(b"", Code.INVALID_ARGUMENT, '"invalid container id"')
+        if container == "sealed":
+            return Response(b"", Code.PERMISSION_DENIED, f'"{request} is blocked by policy: "')
+        return None
+
+
+METRICS = """\
+# HELP kata_guest_cpu_time Guest CPU statistics.
+# TYPE kata_guest_cpu_time gauge
+kata_guest_cpu_time{cpu="0",item="idle"} 9000
+kata_guest_cpu_time{cpu="0",item="user"} 1200
+kata_guest_cpu_time{cpu="1",item="idle"} 100
+kata_guest_cpu_time{cpu="1",item="user"} 10100
+kata_guest_cpu_time{cpu="total",item="user"} 11300
+"""
+CPUINFO = b"processor\t: 0\napicid\t\t: 0\n\nprocessor\t: 3\napicid\t\t: 15\n"
