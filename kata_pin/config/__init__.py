@@ -9,6 +9,7 @@ tree.py holds the table; file.py reads a file; text.py writes samples.
 from __future__ import annotations
 
 from kata_pin.config.file import DEFAULT_FILE, from_text, load
+from kata_pin.config.metrics import Metrics
 from kata_pin.config.tree import (
     Audit,
     Config,
@@ -34,6 +35,7 @@ __all__ = [
     "Hook",
     "Intruders",
     "LogLevel",
+    "Metrics",
     "Mode",
     "NewThreads",
     "Nri",

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Final, cast
 
 from kata_pin.config.kinds import Raw
+from kata_pin.config.metrics import Metrics
 from kata_pin.config.row import METADATA, Row
 from kata_pin.config.tree import Audit, Config, History, Hook, Nri, Paths, Qmp
 
@@ -19,6 +20,7 @@ SECTIONS: Final[dict[str, type[object]]] = {
     "qmp": Qmp,
     "nri": Nri,
     "history": History,
+    "metrics": Metrics,
 }
 """The sections of a file, by their key."""
 

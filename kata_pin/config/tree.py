@@ -28,6 +28,7 @@ from kata_pin.config.kinds import (
     mapping,
     number,
 )
+from kata_pin.config.metrics import Metrics
 from kata_pin.config.row import setting
 from kata_pin.errors import ConfigError
 from kata_pin.model.cpuset import EMPTY, CpuSet
@@ -303,6 +304,7 @@ class Config:
     qmp: Qmp = field(default_factory=Qmp)
     nri: Nri = field(default_factory=Nri)
     history: History = field(default_factory=History)
+    metrics: Metrics = field(default_factory=Metrics)
 
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other, with ConfigError without a file."""

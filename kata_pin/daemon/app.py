@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Final
 
 from kata_pin import __version__
+from kata_pin.config.metrics import EndpointKind
 from kata_pin.config.tree import Config, NriEnabled
 from kata_pin.daemon.audit import Auditor
 from kata_pin.daemon.births import Births
@@ -35,6 +36,8 @@ from kata_pin.daemon.nri import NriIntake
 from kata_pin.daemon.reception import Reception
 from kata_pin.daemon.registry import Registry
 from kata_pin.daemon.sandboxes import Sandboxes
+from kata_pin.daemon.scrape import MetricsServer
+from kata_pin.daemon.tally import Tally
 from kata_pin.daemon.verbs import Verbs
 from kata_pin.daemon.view import Json, state_document
 from kata_pin.errors import ConfigError, DaemonError, KataPinError
@@ -46,7 +49,7 @@ from kata_pin.sources.spool import Spool
 
 log = logging.getLogger(__name__)
 
-BOUND: Final = ("runtime_dir", "group", "paths", "hypervisors", "new_threads", "nri")
+BOUND: Final = ("runtime_dir", "group", "paths", "hypervisors", "new_threads", "nri", "metrics")
 """Settings and sections that the parts are made of: changing them needs a restart."""
 
 
@@ -82,8 +85,10 @@ class Daemon:
     async def _serve(self, parts: Parts, spool: Spool, tasks: asyncio.TaskGroup) -> None:
         """Compose what the parts make possible, run it, and end it all when told to stop."""
         self._parts = parts
+        self._readers = _readers(self._config.group)
         self._running: set[asyncio.Task[object]] = set()
         self._history = History(parts.registry, lambda: self._config.history)
+        self._tally = Tally()
         self._sandboxes = Sandboxes(
             parts.root,
             parts.engine,
@@ -91,12 +96,15 @@ class Daemon:
             start=lambda work: self._spawn(tasks, work),
             acts=self._acts,
             ask=ExtraMonitor(parts.kata, lambda: self._config.qmp).ask,
-            observers=(self._history,),
+            observers=(self._history, self._tally),
         )
         self._auditor = Auditor(parts.root, self._sandboxes)
         intake = Intake(parts.registry, BundleReader(self._config.paths.bundle_roots))
-        self._reception = Reception(lambda: self._config, intake, self._sandboxes, spool)
+        self._reception = Reception(
+            lambda: self._config, intake, self._sandboxes, spool, self._tally
+        )
         hooks = HookServer(self._path("hook.sock"), self._reception.hook)
+        self._metrics = self._metrics_server()
         loop = asyncio.get_running_loop()
         with _signals(loop, self._stop, self._reload), contextlib.closing(hooks):
             hooks.bind()
@@ -108,9 +116,10 @@ class Daemon:
                 for work in (
                     hooks.serve(),
                     self._reception.follow_spool(),
-                    Births(parts, self._sandboxes, self._config.new_threads).follow(),
+                    Births(parts, self._sandboxes, self._config.new_threads, self._tally).follow(),
                     self._follow_nri(),
                     self._audits(),
+                    self._serve_metrics(),
                     self._report_to_systemd(),
                 ):
                     self._spawn(tasks, work)
@@ -150,7 +159,9 @@ class Daemon:
                 else:
                     deep_at = time.monotonic() + self._config.audit.deep_s
                     await self._deep_audit()
+                self._tally.audited()
             except (KataPinError, OSError) as error:  # the next round looks again
+                self._tally.failed("audit", error)
                 log.error("audit failed: %s", error)
 
     async def _periods_changed(self, seconds: float) -> bool:
@@ -194,6 +205,11 @@ class Daemon:
         )
         await plugin.run()
 
+    async def _serve_metrics(self) -> None:
+        """Answer Prometheus, unless nobody is to ask."""
+        if self._metrics is not None:
+            await self._metrics.serve()
+
     async def _report_to_systemd(self) -> None:
         """Say that start-up is done, then feed the watchdog as long as the loop turns."""
         self._notifier.ready(self._status())
@@ -205,6 +221,23 @@ class Daemon:
 
     def _status(self) -> str:
         return f"{len(self._sandboxes.ids)} sandboxes, mode {self._config.mode.value}"
+
+    def _metrics_server(self) -> MetricsServer | None:
+        """Return who answers Prometheus; what that takes is imported where it is wanted."""
+        settings = self._config.metrics
+        if settings.listen.kind is EndpointKind.NONE:
+            return None
+        from kata_pin.daemon.metrics import Metrics  # noqa: PLC0415 - 40 ms, 3 MiB
+
+        metrics = Metrics(
+            self._tally,
+            self._sandboxes,
+            self._history,
+            lambda: self._parts.node.current().topology.online,
+            single=settings.sandboxes,
+        )
+        path = self._path("metrics.sock")
+        return MetricsServer(settings.listen, path=path, text=metrics.text, readers=self._readers)
 
     # ---- control -------------------------------------------------------------------------
 
@@ -219,9 +252,8 @@ class Daemon:
             look_around=self._adopt,
             history=self._history,
         )
-        gid = _gid(self._config.group)
+        gid, mode = self._readers
         control = ControlServer(self._path("control.sock"), verbs.all)
-        mode = 0o660 if gid is not None else 0o600
         status = ControlServer(self._path("status.sock"), verbs.reading, mode=mode, gid=gid)
         await control.start()
         await status.start()
@@ -292,13 +324,13 @@ def _signals(
             loop.remove_signal_handler(number)
 
 
-def _gid(group: str) -> int | None:
-    """Return the id of the status socket's group; None, and root alone, where it is absent."""
+def _readers(group: str) -> tuple[int | None, int]:
+    """Return the group of sockets that only read, and their mode: root's alone without it."""
     try:
-        return grp.getgrnam(group).gr_gid
+        return grp.getgrnam(group).gr_gid, 0o660
     except KeyError:
         log.info("no group %s: the status socket is root's alone", group)
-        return None
+        return None, 0o600
 
 
 def calm_collector() -> None:

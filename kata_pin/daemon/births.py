@@ -15,6 +15,7 @@ from typing import Final
 from kata_pin.config.tree import NewThreads
 from kata_pin.daemon.compose import KTHREADD, Parts
 from kata_pin.daemon.sandboxes import Sandboxes
+from kata_pin.daemon.tally import Tally
 from kata_pin.errors import HostError
 from kata_pin.sources.procevents import (
     Event,
@@ -38,11 +39,14 @@ its creator's cgroup, which takes its affinity away, only after its birth, and n
 class Births:
     """Follows process events until cancelled."""
 
-    def __init__(self, parts: Parts, sandboxes: Sandboxes, wanted: NewThreads) -> None:
+    def __init__(
+        self, parts: Parts, sandboxes: Sandboxes, wanted: NewThreads, tally: Tally
+    ) -> None:
         """`wanted` is the setting new_threads."""
         self._parts = parts
         self._sandboxes = sandboxes
         self._wanted = wanted
+        self._tally = tally
         self._live: bool | None = None
 
     async def follow(self) -> None:
@@ -93,6 +97,7 @@ class Births:
                 for wait_s in KERNEL_THREAD_LOOKS_S if ppid == KTHREADD else ():
                     asyncio.get_running_loop().call_later(wait_s, self._mark_born, pid, ppid)
             case Overrun():
+                self._tally.overrun()
                 self._sandboxes.mark_all("process events were lost")
 
     def _mark_born(self, pid: int, ppid: int) -> None:

@@ -139,6 +139,9 @@ class History:
             self._write(passed, (GONE, None))
         self._last.pop(passed.sandbox_id, None)
 
+    def failed(self, operation: str, error: Exception) -> None:
+        """See Observer: what a pass that broke off changed is told by the next one."""
+
     def _standing(self, sandbox_id: str) -> Standing | None:
         """Return how a sandbox stood last, None if it has no row or had come to its end."""
         if sandbox_id not in self._last:

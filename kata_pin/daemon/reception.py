@@ -16,6 +16,7 @@ from collections.abc import Callable
 from kata_pin.config.tree import Config
 from kata_pin.daemon.intake import Intake
 from kata_pin.daemon.sandboxes import Sandboxes
+from kata_pin.daemon.tally import Tally
 from kata_pin.errors import KataPinError, ParseError, QmpUnavailable
 from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import Container, ContainerKind
@@ -32,23 +33,39 @@ class Reception:
     """Takes hook connections and the spool."""
 
     def __init__(
-        self, config: Callable[[], Config], intake: Intake, sandboxes: Sandboxes, spool: Spool
+        self,
+        config: Callable[[], Config],
+        intake: Intake,
+        sandboxes: Sandboxes,
+        spool: Spool,
+        tally: Tally,
     ) -> None:
         """`config` gives the configuration in force."""
         self._config = config
         self._intake = intake
         self._sandboxes = sandboxes
         self._spool = spool
+        self._tally = tally
 
     async def hook(self, connection: HookConnection) -> None:
         """Serve one hook. An error other than a hopeless message ends it without an answer.
 
         Then the hook spools: that is what a registry that cannot be written needs.
         """
+        try:
+            await self._serve(connection)
+        except (KataPinError, OSError) as error:
+            self._tally.failed("hook", error)
+            raise
+        finally:
+            self._tally.hook(connection.message.stamp_ns)
+
+    async def _serve(self, connection: HookConnection) -> None:
         message = connection.message
         try:
             taken = self._intake.take(message, spooled=False)
         except ParseError as error:
+            self._tally.failed("hook", error)
             log.warning("hook message of pid %d refused: %s", message.pid, error)
             await connection.refused(str(error))
             return
@@ -70,6 +87,7 @@ class Reception:
         try:
             self._take_spool()
         except (KataPinError, OSError) as error:
+            self._tally.failed("spool", error)
             log.warning("spool not taken in: %s", error)
 
     def _take_spool(self) -> None:

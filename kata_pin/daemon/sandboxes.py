@@ -126,9 +126,14 @@ class Sandboxes:
         """Whether pins may be set now."""
         return self._acts()
 
+    @property
+    def released(self) -> frozenset[str]:
+        """The sandboxes that an operator wants to be left alone."""
+        return self._registry.released()
+
     def is_released(self, sandbox_id: str) -> bool:
         """Whether an operator wants a sandbox to be left alone."""
-        return sandbox_id in self._registry.released()
+        return sandbox_id in self.released
 
     def held(self, sandbox_id: str) -> Held | None:
         """Return what is held of a sandbox."""
@@ -186,6 +191,14 @@ class Sandboxes:
 
     async def _pass(self, sandbox_id: str) -> PassResult:
         """Run one pass, and another where the VMM itself could tell more."""
+        try:
+            return await self._asked_pass(sandbox_id)
+        except Exception as error:
+            for observer in self._observers:
+                observer.failed("pass", error)
+            raise
+
+    async def _asked_pass(self, sandbox_id: str) -> PassResult:
         result = await self._in_turn(sandbox_id)
         if result.verdict is not Verdict.GONE and await self._ask(
             sandbox_id, self._held[sandbox_id]

@@ -55,6 +55,9 @@ class Observer(Protocol):
     def ended(self, passed: Passed) -> None:
         """Take a pass that found the sandbox to be over."""
 
+    def failed(self, operation: str, error: Exception) -> None:
+        """Take a pass that broke off; `operation` says so."""
+
 
 def thread_state(
     thread: Thread, desired: Desired | None, *, released: bool, foreign: Collection[int] = ()

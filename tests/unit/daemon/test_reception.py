@@ -16,6 +16,7 @@ from kata_pin.daemon.intake import Intake
 from kata_pin.daemon.reception import Reception
 from kata_pin.daemon.registry import Registry
 from kata_pin.daemon.sandboxes import Sandboxes
+from kata_pin.daemon.tally import Tally
 from kata_pin.errors import StateError
 from kata_pin.model.placement import Report
 from kata_pin.sources.bundles import BundleReader
@@ -91,7 +92,7 @@ def reception(tmp_path: Path, registry: Registry, marked: Marked) -> Reception:
     spool = Spool(str(tmp_path / "spool"))
     spool.prepare()
     intake = Intake(registry, BundleReader([str(tmp_path / "bundles")]))
-    return Reception(Config, intake, cast("Sandboxes", marked), spool)
+    return Reception(Config, intake, cast("Sandboxes", marked), spool, Tally())
 
 
 def _message(tmp_path: Path, phase: Phase, stamp: int = 5) -> HookMessage:
