@@ -20,12 +20,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kata_pin.config.alloc import Alloc
+from kata_pin.daemon.allocrequest import request_of_record
 from kata_pin.daemon.allocstore import AllocStore
-from kata_pin.daemon.allotment import Allotment, allot
+from kata_pin.daemon.allotment import Allotment, allot, nothing_allotted
 from kata_pin.daemon.nodefacts import NodeWatch
 from kata_pin.errors import KataPinError
 from kata_pin.model.alloc import (
     AllocState,
+    Candidate,
     ContainerRequest,
     CpuClass,
     Decision,
@@ -37,7 +39,7 @@ from kata_pin.model.alloc import (
     Running,
 )
 from kata_pin.model.placement import Note, NoteLevel
-from kata_pin.model.sandbox import Container
+from kata_pin.model.sandbox import Container, ContainerKind
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.policy import Policy
 from kata_pin.policy.alloc.refusals import other_owner
@@ -53,6 +55,9 @@ REMEMBERED: Final = 64
 Make = Callable[[HostTopology], Policy]
 """Makes the policy for a host; raises ConfigError."""
 
+Told = Callable[[Collection[str], str], None]
+"""Hears which sandboxes have other CPUs, and why."""
+
 
 @dataclass(frozen=True)
 class Refused:
@@ -67,11 +72,8 @@ class Refused:
 class Allocator:
     """Holds the state and takes decisions; raises StateError when one cannot be stored."""
 
-    def __init__(
-        self, settings: Alloc, node: NodeWatch, store: AllocStore, make: Make | None
-    ) -> None:
-        """`make` is None where no policy of that name exists: `problem` says so later."""
-        self.problem = ""
+    def __init__(self, settings: Alloc, node: NodeWatch, store: AllocStore, make: Make) -> None:
+        self.problem = "it has not begun yet"
         self.guarantee = Guarantee.SANDBOXES
         self.refused: deque[Refused] = deque(maxlen=REMEMBERED)
         self.refusals = 0
@@ -85,7 +87,7 @@ class Allocator:
         self._state = (store.read() if settings.on else None) or AllocState()
         self._orders: Mapping[str, CpuClass] = {}
         self._owners = 0
-        self._told: Callable[[Collection[str], str], None] = lambda _ids, _why: None
+        self._told: Told | None = None
         self._said: dict[str, Note] = {}
 
     # ---- looking -------------------------------------------------------------------------
@@ -110,6 +112,8 @@ class Allocator:
         """Why nothing is decided now, empty while it is."""
         if not self.on:
             return "the setting alloc.policy is none"
+        if not self._node.config.acts:
+            return "the setting mode is observe"
         owner = self._owner()
         return owner.message if owner is not None else self.problem
 
@@ -128,12 +132,30 @@ class Allocator:
         return (*(own if why else ()), *self._said.values())
 
     def view(self, containers: Sequence[Container]) -> Allotment:
-        """Return what a pass over a sandbox with these containers needs to know."""
-        if not self.on or self.aside:
-            return Allotment(tuple(containers))
+        """Return what a pass over a sandbox needs to know, with its containers as recorded.
+
+        Where the allocator is at work, what is new among them is given its CPUs first, and what is
+        over gives its own back: so that nothing depends on an event.
+        """
+        if not self.on:
+            return nothing_allotted(containers)
+        if self._told is not None:
+            self.follow_host()
+            self._settle(containers)
+        if self._told is not None and self.aside:
+            return nothing_allotted(containers)
         return allot(containers, self._state)
 
-    def candidates(self, request: ContainerRequest) -> tuple[object, ...]:
+    def _settle(self, containers: Sequence[Container]) -> None:
+        over = [one.id for one in containers if not one.state.counts]
+        self.release(over, "its containers have stopped")
+        for one in containers:
+            free = one.cpus is None and one.kind is ContainerKind.CONTAINER
+            if free and one.state.counts and self._state.get(one.id) is None:
+                ordered = self.ordered(one.pod_namespace, one.pod_name, one.sandbox_id)
+                self.admit(request_of_record(one, ordered))
+
+    def candidates(self, request: ContainerRequest) -> tuple[Candidate, ...]:
         """Return the choices that the policy would consider for a request now."""
         return () if self._policy is None else self._policy.candidates(self._state, request)
 
@@ -144,8 +166,8 @@ class Allocator:
 
     # ---- starting, and what changes under us ---------------------------------------------
 
-    def begin(self, told: Callable[[Collection[str], str], None]) -> None:
-        """Bring the state in line with the host; `told` hears which sandboxes have other CPUs."""
+    def begin(self, told: Told) -> None:
+        """Bring the state in line with the host, and decide from now on."""
         self._told = told
         self.follow_host()
 
@@ -164,8 +186,6 @@ class Allocator:
     def _make_policy(self, topology: HostTopology) -> None:
         self._topology = topology
         try:
-            if self._make is None:
-                raise KataPinError(f"no policy {self.policy_name!r} is known")
             self._policy = self._make(topology)
             self.problem = ""
         except KataPinError as error:
@@ -217,8 +237,18 @@ class Allocator:
             self._state = before
             raise
 
+    def release_sandbox(self, sandbox_id: str) -> None:
+        """Take back what a sandbox had that is over."""
+        over = [
+            one.container_id
+            for one in self.containers()
+            if one.request.pod.sandbox_id == sandbox_id
+        ]
+        self.release(over, "the sandbox is over")
+
     def admit(self, request: ContainerRequest, *, foreign: bool = False) -> Decision:
         """Give a new container its CPUs. `foreign`: somebody else gave it a cpuset already."""
+        self.follow_host()
         self._owners = self._owners + 1 if foreign else 0
         owner = other_owner(None, ("one before us in line",)) if foreign else self._owner()
         if self._policy is None:
@@ -258,7 +288,7 @@ class Allocator:
         if decision.refused is not None and request is not None:
             self._refuse(decision.refused, request)
         sandboxes = {one.request.pod.sandbox_id for one in decision.changed} - {""}
-        if sandboxes:
+        if sandboxes and self._told is not None:
             self._told(sandboxes, why)
         return decision
 

@@ -9,8 +9,11 @@ from typing import Final
 
 from kata_pin.config.tree import Config
 from kata_pin.daemon.adoption import Adoption
+from kata_pin.daemon.allocator import Allocator
+from kata_pin.daemon.allocstore import AllocStore
 from kata_pin.daemon.engine import Engine
 from kata_pin.daemon.nodefacts import NodeWatch
+from kata_pin.daemon.policies import make_policy
 from kata_pin.daemon.registry import Registry
 from kata_pin.errors import TaskGone
 from kata_pin.host.files import read_text
@@ -39,6 +42,7 @@ class Parts:
     engine: Engine
     kata: KataPaths
     adoption: Adoption
+    allocator: Allocator
 
     def adopt_all(self, known: Mapping[str, ProcessKey] = NONE_KNOWN) -> dict[str, int]:
         """Record what Kata keeps of every sandbox that runs; return how much was new, by id.
@@ -80,9 +84,11 @@ def compose(config: Config, registry: Registry) -> Parts:
     configured = (path for file in files for one in file.configs for path in one.binaries)
     executables = (*DEFAULT_EXECUTABLES, *config.hypervisors, *configured)
     finder = VmmFinder(host, paths=kata, executables=executables)
-    engine = Engine(root, node, registry, index, host, finder, kata)
+    make = partial(make_policy, config.alloc)
+    allocator = Allocator(config.alloc, node, AllocStore(registry), make)
+    engine = Engine(root, node, registry, index, host, finder, kata, allocator.view)
     adoption = Adoption(root, registry, kata)
-    return Parts(root, registry, node, index, finder, engine, kata, adoption)
+    return Parts(root, registry, node, index, finder, engine, kata, adoption, allocator)
 
 
 def boot_id(root: HostRoot) -> str:

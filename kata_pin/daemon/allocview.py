@@ -1,0 +1,83 @@
+"""The state document's part about our own allocator, as plain JSON values (docs/json.md).
+
+Pure over what the allocator holds at the moment. CPU sets are Linux cpu lists.
+"""
+
+from __future__ import annotations
+
+import time
+
+from kata_pin.daemon.allocator import Allocator, Refused
+from kata_pin.daemon.delivery import Delivery, written
+from kata_pin.daemon.view import Json
+from kata_pin.model.alloc import AllocState, Grant
+from kata_pin.wire.nrireply import Cpuset
+
+
+def allocation_document(
+    allocator: Allocator, delivery: Delivery | None = None, orders_problem: str = ""
+) -> Json | None:
+    """Return the allocator's part, None where the configuration wants none.
+
+    `delivery` is absent where no daemon looks: then nothing is known of what runtimes were told.
+    """
+    if not allocator.on:
+        return None
+    state = allocator.state
+    pending = {} if delivery is None else delivery.pending(state)
+    return {
+        "policy": allocator.policy_name,
+        "aside": allocator.aside,
+        "guarantee": allocator.guarantee.value,
+        "pools": {
+            "reserved": str(state.reserved),
+            "housekeeping": str(state.housekeeping),
+            "shared": str(state.shared),
+            "exclusive": str(state.exclusive),
+        },
+        "grants": [_grant(one, state, pending) for one in state.grants.values()],
+        "refusals": allocator.refusals,
+        "refused": [_refused(one) for one in allocator.refused],
+        "orders_problem": orders_problem,
+        "notes": [
+            {"code": note.code, "text": note.text, "level": note.level.value}
+            for note in allocator.notes
+        ],
+    }
+
+
+def _grant(grant: Grant, state: AllocState, pending: dict[str, Cpuset]) -> Json:
+    request, pod = grant.request, grant.request.pod
+    own = written(grant, state)
+    waits = pending.get(grant.container_id)
+    return {
+        "id": grant.container_id,
+        "kind": grant.kind.value,
+        "name": request.name,
+        "pod": pod.title,
+        "pod_uid": pod.pod_uid,
+        "sandbox": pod.sandbox_id,
+        "kata": pod.kata,
+        "class": grant.cpu_class.value,
+        "policy": grant.policy,
+        "cpus": str(grant.cpus),
+        "exclusive": str(grant.exclusive),
+        "shared": None if grant.shared is None else str(grant.shared),
+        "mems": str(grant.mems),
+        "millis": request.cpu_millis,
+        "ordered": None if pod.ordered is None else pod.ordered.value,
+        "written": str(own.cpus),
+        "pending": None if waits is None else str(waits.cpus),
+        "reasons": list(grant.reasons),
+    }
+
+
+def _refused(one: Refused) -> Json:
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(one.at)),
+        "id": one.container_id,
+        "container": one.title,
+        "kind": one.refusal.kind.value,
+        "message": one.refusal.message,
+        "strict": one.refusal.strict,
+    }

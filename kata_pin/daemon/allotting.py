@@ -1,0 +1,90 @@
+"""The allocator composed with what feeds it and what it moves: NRI, orders, passes.
+
+    allotting = Allotting(parts)
+    allotting.begin(sandboxes)            # before the first pass
+    await allotting.follow_orders()       # until cancelled
+    NriPlugin(..., decider=allotting.decider(intake))
+
+Everything is off, and costs nothing, with alloc.policy none. Lifetime: the daemon's. Out of scope:
+how a sandbox's threads follow (engine.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from kata_pin.daemon.allocview import allocation_document
+from kata_pin.daemon.compose import Parts
+from kata_pin.daemon.delivery import Delivery
+from kata_pin.daemon.nri import NriIntake
+from kata_pin.daemon.nridecider import NriDecider
+from kata_pin.daemon.sandboxes import Sandboxes
+from kata_pin.daemon.standing import Passed
+from kata_pin.daemon.view import Json
+from kata_pin.errors import StateError
+from kata_pin.sources.orders import OrdersFile
+
+log = logging.getLogger(__name__)
+
+
+class Allotting:
+    """Keeps sandboxes, orders and the runtime in step with the allocator."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._allocator = parts.allocator
+        self._delivery = Delivery()
+        self._orders = OrdersFile(parts.node.config.alloc.orders)
+        self._orders_problem = ""
+        self._sandboxes: Sandboxes | None = None
+
+    def begin(self, sandboxes: Sandboxes) -> None:
+        """Start deciding; sandboxes whose CPUs change get a pass."""
+        self._sandboxes = sandboxes
+        if self._allocator.on:
+            self._read_orders()
+            self._allocator.begin(self._moved)
+
+    def decider(self, intake: NriIntake) -> NriDecider | None:
+        """Return who answers NRI, None while kata-pin only observes there."""
+        if not self._allocator.on:
+            return None
+        return NriDecider(intake, self._allocator, self._delivery, self._parts.registry)
+
+    async def follow_orders(self) -> None:
+        """Take the administrator's orders in whenever their file changes."""
+        if self._allocator.on:
+            async for _ in self._orders.watch():
+                self._read_orders()
+
+    def document(self) -> Json | None:
+        """Return the state document's part about allocation."""
+        return allocation_document(self._allocator, self._delivery, self._orders_problem)
+
+    def _read_orders(self) -> None:
+        try:
+            self._allocator.set_orders(self._orders.read())
+            self._orders_problem = ""
+        except StateError as error:  # those read before stay in force
+            if str(error) != self._orders_problem:
+                log.warning("orders not taken: %s", error)
+            self._orders_problem = str(error)
+
+    def _moved(self, sandbox_ids: Collection[str], why: str) -> None:
+        assert self._sandboxes is not None, "begun"
+        for sandbox_id in sandbox_ids:
+            if sandbox_id in self._sandboxes.ids:
+                self._sandboxes.mark(sandbox_id, f"allocator: {why}")
+
+    # ---- what passes tell ----------------------------------------------------------------
+
+    def passed(self, passed: Passed) -> None:
+        """Take a pass: nothing follows from it."""
+
+    def ended(self, passed: Passed) -> None:
+        """Take back what a sandbox had that is over."""
+        self._allocator.release_sandbox(passed.sandbox_id)
+
+    def failed(self, operation: str, error: Exception) -> None:
+        """Take a pass that broke off: the next one settles it."""
