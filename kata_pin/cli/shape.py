@@ -152,6 +152,66 @@ class Sandbox(TypedDict):
     notes: list[Note]
 
 
+class Pools(TypedDict):
+    """The CPUs of the node by use."""
+
+    reserved: str
+    housekeeping: str
+    shared: str
+    exclusive: str
+
+
+Grant = TypedDict(
+    "Grant",
+    {
+        "id": str,
+        "kind": str,
+        "name": str,
+        "pod": str,
+        "pod_uid": str,
+        "sandbox": str,
+        "kata": bool,
+        "class": str,
+        "policy": str,
+        "cpus": str,
+        "exclusive": str,
+        "shared": str | None,
+        "mems": str,
+        "millis": int,
+        "ordered": str | None,
+        "written": str,
+        "pending": str | None,
+        "reasons": list[str],
+    },
+)
+"""What our allocator gave one container, or a sandbox's VM."""
+
+
+class Refused(TypedDict):
+    """A container that did not get what it asked for."""
+
+    time: str
+    id: str
+    container: str
+    kind: str
+    message: str
+    strict: bool
+
+
+class Allocation(TypedDict):
+    """Our own allocator."""
+
+    policy: str
+    aside: str
+    guarantee: str
+    pools: Pools
+    grants: list[Grant]
+    refusals: int
+    refused: list[Refused]
+    orders_problem: str
+    notes: list[Note]
+
+
 class State(TypedDict):
     """The whole document."""
 
@@ -161,4 +221,5 @@ class State(TypedDict):
     daemon: Daemon
     node: Node
     sandboxes: list[Sandbox]
+    allocation: Allocation | None
     notes: list[Note]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from operator import attrgetter
 from typing import Final, cast
 
+from kata_pin.config.alloc import Alloc
 from kata_pin.config.kinds import Raw
 from kata_pin.config.metrics import Metrics
 from kata_pin.config.row import METADATA, Row
@@ -20,6 +21,7 @@ SECTIONS: Final[dict[str, type[object]]] = {
     "qmp": Qmp,
     "nri": Nri,
     "history": History,
+    "alloc": Alloc,
     "metrics": Metrics,
 }
 """The sections of a file, by their key."""

@@ -15,6 +15,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from kata_pin.config.alloc import Alloc
 from kata_pin.config.kinds import (
     BOOLEAN,
     CPUS,
@@ -304,6 +305,7 @@ class Config:
     qmp: Qmp = field(default_factory=Qmp)
     nri: Nri = field(default_factory=Nri)
     history: History = field(default_factory=History)
+    alloc: Alloc = field(default_factory=Alloc)
     metrics: Metrics = field(default_factory=Metrics)
 
     def __post_init__(self) -> None:

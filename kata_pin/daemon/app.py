@@ -22,6 +22,7 @@ from typing import Final
 from kata_pin import __version__
 from kata_pin.config.metrics import EndpointKind
 from kata_pin.config.tree import Config, NriEnabled
+from kata_pin.daemon.allotting import Allotting
 from kata_pin.daemon.audit import Auditor
 from kata_pin.daemon.births import Births
 from kata_pin.daemon.compose import Parts, boot_id, compose
@@ -49,7 +50,7 @@ from kata_pin.sources.spool import Spool
 
 log = logging.getLogger(__name__)
 
-BOUND: Final = ("runtime_dir", "group", "paths", "hypervisors", "new_threads", "nri", "metrics")
+BOUND: Final = ("runtime_dir", "group", "paths", "hypervisors", "new_threads", "nri", "metrics", "alloc")
 """Settings and sections that the parts are made of: changing them needs a restart."""
 
 
@@ -89,6 +90,7 @@ class Daemon:
         self._running: set[asyncio.Task[object]] = set()
         self._history = History(parts.registry, lambda: self._config.history)
         self._tally = Tally()
+        self._allotting = Allotting(parts)
         self._sandboxes = Sandboxes(
             parts.root,
             parts.engine,
@@ -96,8 +98,9 @@ class Daemon:
             start=lambda work: self._spawn(tasks, work),
             acts=self._acts,
             ask=ExtraMonitor(parts.kata, lambda: self._config.qmp).ask,
-            observers=(self._history, self._tally),
+            observers=(self._history, self._tally, self._allotting),
         )
+        self._allotting.begin(self._sandboxes)
         self._auditor = Auditor(parts.root, self._sandboxes)
         intake = Intake(parts.registry, BundleReader(self._config.paths.bundle_roots))
         self._reception = Reception(
@@ -118,6 +121,7 @@ class Daemon:
                     self._reception.follow_spool(),
                     Births(parts, self._sandboxes, self._config.new_threads, self._tally).follow(),
                     self._follow_nri(),
+                    self._allotting.follow_orders(),
                     self._audits(),
                     self._serve_metrics(),
                     self._report_to_systemd(),
@@ -196,12 +200,15 @@ class Daemon:
         nri = self._config.nri
         if nri.enabled is NriEnabled.NO:
             return
+        intake = NriIntake(self._parts, self._sandboxes)
+        decider = self._allotting.decider(intake)
         plugin = NriPlugin(
-            NriIntake(self._parts, self._sandboxes),
+            decider or intake,
             socket_path=nri.socket,
             name=nri.name,
             index=nri.index,
             wanted=nri.enabled is NriEnabled.YES,
+            decider=decider,
         )
         await plugin.run()
 
@@ -275,6 +282,7 @@ class Daemon:
             },
             sandboxes=self._sandboxes.facts(),
             notes=self._parts.node.notes,
+            allocation=self._allotting.document(),
         )
 
     def _stop_acting(self) -> None:

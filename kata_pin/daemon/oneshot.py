@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from kata_pin.config.tree import Config
+from kata_pin.daemon.allocview import allocation_document
 from kata_pin.daemon.compose import Parts, boot_id, compose
 from kata_pin.daemon.engine import Held
 from kata_pin.daemon.history import History, history_document
@@ -45,6 +46,7 @@ def state(config: Config) -> Json:
             daemon={"running": False, "reason": "looked without a daemon"},
             sandboxes=list(_look(parts, act=False)),
             notes=parts.node.notes,
+            allocation=allocation_document(parts.allocator),
         )
 
 

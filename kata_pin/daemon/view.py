@@ -57,6 +57,7 @@ def state_document(
     daemon: Mapping[str, object],
     sandboxes: Iterable[SandboxFacts],
     notes: Iterable[Note] = (),
+    allocation: Json | None = None,
 ) -> Json:
     """Return the whole document."""
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -67,6 +68,7 @@ def state_document(
         "daemon": dict(daemon),
         "node": _node(node, mode),
         "sandboxes": [_sandbox(facts, now_ns) for facts in _with_conflicts(sandboxes)],
+        "allocation": allocation,
         "notes": [_note(note) for note in notes],
     }
 

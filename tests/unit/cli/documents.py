@@ -44,6 +44,7 @@ def state(*sandboxes: Sandbox, cpus: int = 16, **node: Any) -> State:
         "daemon": {"running": True, "pid": 812, "version": "0.1.0", "uptime_s": 93784.0},
         "node": facts,
         "sandboxes": list(sandboxes),
+        "allocation": None,
         "notes": [],
     }
     return cast("State", document)

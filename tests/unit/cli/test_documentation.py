@@ -97,6 +97,10 @@ def test_the_state_of_this_host_has_the_documented_fields(tmp_path: Path) -> Non
         ("state.sandboxes[].containers[]", shape.Container),
         ("state.sandboxes[].vmm", shape.Vmm),
         ("state.sandboxes[].threads[]", shape.Thread),
+        ("state.allocation", shape.Allocation),
+        ("state.allocation.pools", shape.Pools),
+        ("state.allocation.grants[]", shape.Grant),
+        ("state.allocation.refused[]", shape.Refused),
         ("state.notes[]", shape.Note),
     ],
 )
