@@ -123,13 +123,17 @@ def fleet(node: Node, folder: Path, **settings: Any) -> Iterator[Fleet]:
             made.stop()
 
 
-def vhost_threads(pid: int) -> set[int]:
-    """Return the vhost workers of a QEMU that are kernel threads (Linux 6.1); later: none."""
-    found = set()
+def vhost_threads() -> dict[int, set[int]]:
+    """Return the vhost workers that are kernel threads, by the pid of their QEMU.
+
+    So it is on Linux 6.1; later they are threads of QEMU itself.
+    """
+    found: dict[int, set[int]] = {}
     for child in Path("/proc/2/task/2/children").read_text().split():
         with contextlib.suppress(OSError):
-            if Path(f"/proc/{child}/comm").read_text().strip() == f"vhost-{pid}":
-                found.add(int(child))
+            name, _, pid = Path(f"/proc/{child}/comm").read_text().strip().partition("-")
+            if name == "vhost":
+                found.setdefault(int(pid), set()).add(int(child))
     return found
 
 

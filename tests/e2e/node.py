@@ -14,6 +14,9 @@ from typing import Final
 VARIABLE: Final = "KATA_PIN_LAB"
 """Environment variable with the promises as JSON; set by `scripts/lab test` only."""
 
+PAUSE_S: Final = 0.02
+"""Time between two looks at a condition; multiplied by the scale, for a look costs more there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -47,7 +50,7 @@ class Node:
         limit = time.monotonic() + seconds * self.scale
         while not condition():
             assert time.monotonic() < limit, f"not in {seconds * self.scale:.0f} s: {what}"
-            time.sleep(0.05)
+            time.sleep(PAUSE_S * self.scale)
 
     def run(self, argv: Sequence[str], seconds: float = 30) -> str:
         """Run a command of the machine; return its output, fail with its errors."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,16 +49,30 @@ class Unit:
 
     def wait_running(self, *, other_than: int = 0) -> int:
         """Wait until the unit is active and its daemon answers; return its pid."""
-        self._node.wait(
-            lambda: (
-                self.show("ActiveState")["ActiveState"] == "active"
-                and self.pid not in {0, other_than}
-                and self.answers()
-            ),
-            f"{UNIT} active and answering",
-            seconds=30,
-        )
-        return self.pid
+        found = 0
+
+        def right() -> bool:
+            nonlocal found
+            shown = self.show("ActiveState", "MainPID")
+            found = int(shown["MainPID"])
+            return (
+                shown["ActiveState"] == "active" and found not in {0, other_than} and self.answers()
+            )
+
+        self._node.wait(right, f"{UNIT} active and answering", seconds=30)
+        return found
+
+    def wait_starting(self, *, other_than: int) -> int:
+        """Wait until another daemon has opened the registry, long before it is up; its pid."""
+        found = 0
+
+        def right() -> bool:
+            nonlocal found
+            found = self.pid
+            return found not in {0, other_than} and _has_open(found, RUNTIME_DIR / "registry.db")
+
+        self._node.wait(right, f"{UNIT} about to take in what there is", seconds=30)
+        return found
 
     @contextlib.contextmanager
     def drop_in(self, name: str, text: str) -> Iterator[None]:
@@ -149,3 +164,13 @@ class Unit:
         """Return what the unit's daemons, and systemd of the unit, have said since a time()."""
         after = f"--since=@{since:.0f}"
         return self._node.run(["journalctl", "-u", UNIT, "-o", "cat", "--no-pager", after])
+
+
+def _has_open(pid: int, file: Path) -> bool:
+    """Whether a process has a file open."""
+    with contextlib.suppress(OSError):  # it may end while we look
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/{descriptor}") == str(file):
+                    return True
+    return False
