@@ -60,11 +60,13 @@ def node_pods(node: Node, folder: Path, **settings: Any) -> Iterator[Minikata]:
     finally:
         logs = kata.root / ".log"
         sandboxes = [one.name for one in logs.iterdir()] if logs.exists() else []
-        kata.purge()
-        for place in (HERE.vc / "vm", HERE.vc / "sbs", HERE.kata, HERE.shared):
-            for name in sandboxes:  # those that were not deleted before
-                shutil.rmtree(place / name, ignore_errors=True)
-        shutil.rmtree(HERE.bundles)
+        try:
+            kata.purge()
+        finally:
+            for place in (HERE.vc / "vm", HERE.vc / "sbs", HERE.kata, HERE.shared):
+                for name in sandboxes:  # those that were not deleted before
+                    shutil.rmtree(place / name, ignore_errors=True)
+            shutil.rmtree(HERE.bundles)
 
 
 class VmThreads:

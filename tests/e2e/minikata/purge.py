@@ -7,6 +7,7 @@ processes is named, and the exit status is 1.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -50,7 +51,8 @@ def _end(path: str) -> None:
         return
     for pid, started in noted:
         if starttime(pid) == started:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # ended with its service just now
+                os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + DEADLINE_S
     while any(starttime(pid) == started for pid, started in noted) and time.monotonic() < deadline:
         time.sleep(0.01)
