@@ -12,7 +12,6 @@ from typing import NamedTuple, Protocol
 from kata_pin.model.alloc import AllocState, Candidate
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.policy.alloc.accumulator import Accumulator
-from kata_pin.policy.alloc.failure import AllocError, AllocFailure, not_enough
 from kata_pin.policy.alloc.kubelet import take
 from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.topology import Machine, Masks
@@ -46,7 +45,6 @@ class KubeletChoice:
 
     def choose(self, free: CpuSet, wanted: int, beside: CpuSet) -> CpuSet:
         """Return what the kubelet would take; AllocError as there."""
-        check_alignment(self._machine, self._options, free, wanted)
         return take(self._machine, free, wanted, self._options)
 
     def candidates(self, free: CpuSet, wanted: int, beside: CpuSet) -> tuple[Candidate, ...]:
@@ -67,26 +65,6 @@ class KubeletChoice:
             _candidate("node", node, self._machine.nodes[node], free.bits, taken.bits)
             for node in accumulator.nodes()
         )
-
-
-def check_alignment(machine: Machine, options: StaticOptions, free: CpuSet, wanted: int) -> None:
-    """Raise AllocError if whole cores are demanded (full-pcpus-only) and can not be given."""
-    if not options.full_pcpus_only:
-        return
-    threads = machine.threads_per_core
-    if wanted % threads:
-        raise AllocError(
-            AllocFailure.SMT_ALIGNMENT,
-            f"requested {wanted} CPUs, not a multiple of CPUs per core = {threads}",
-        )
-    whole = whole_cores(machine, free.bits).bit_count()
-    if whole < wanted:
-        raise not_enough(wanted, whole)
-
-
-def whole_cores(machine: Machine, free: int) -> int:
-    """Return the CPUs of all cores of which every CPU is free."""
-    return machine.union(core for core in machine.cores.values() if core & ~free == 0)
 
 
 class _Step(NamedTuple):

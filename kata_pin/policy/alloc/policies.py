@@ -29,7 +29,7 @@ def annotation(topology: HostTopology, settings: AllocSettings) -> Policy:
 
 def topology_aware(topology: HostTopology, settings: AllocSettings) -> Policy:
     """Return the policy `topology`: narrow zones, whole cores, pods close together, fractions."""
-    return PooledPolicy("topology", topology, settings, topology_demand, ZoneChoice)
+    return PooledPolicy("topology", topology, settings, topology_demand, _zone_choice)
 
 
 BUILTIN: Final[Mapping[str, Factory]] = {
@@ -57,3 +57,7 @@ def create(
 
 def _kubelet_choice(_: HostTopology, machine: Machine, options: StaticOptions) -> Choice:
     return KubeletChoice(machine, options)
+
+
+def _zone_choice(topology: HostTopology, machine: Machine, _: StaticOptions) -> Choice:
+    return ZoneChoice(topology, machine)

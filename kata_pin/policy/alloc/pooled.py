@@ -29,7 +29,8 @@ from kata_pin.model.alloc import (
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.placement import Note
 from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.choice import Choice, check_alignment, whole_cores
+from kata_pin.policy.alloc.alignment import in_whole_cores, whole_cores
+from kata_pin.policy.alloc.choice import Choice
 from kata_pin.policy.alloc.demand import Demand, strict
 from kata_pin.policy.alloc.failure import AllocError, AllocFailure
 from kata_pin.policy.alloc.ledger import bound, changes, settled
@@ -63,7 +64,7 @@ class PooledPolicy:
         self._machine = Machine.of(topology)
         self._settings = settings
         self._rule = rule
-        self._options = StaticOptions.parse(settings.options)
+        self._options = StaticOptions.parse({"true-unit-sizes": "true", **settings.options})
         self._options.check_against(self._machine)
         self._choice = make_choice(topology, self._machine, self._options)
 
@@ -190,6 +191,8 @@ class PooledPolicy:
         if demand.pooled:
             return (Candidate("pool", 0, rest.shared, taken=rest.shared),)
         free = self._free(rest, demand)
+        if self._options.full_pcpus_only:
+            free = CpuSet.from_bits(whole_cores(self._machine, free.bits))
         return self._choice.candidates(free, demand.whole, _beside(rest, request))
 
     # What an event comes to.
@@ -326,11 +329,14 @@ class PooledPolicy:
 
     def _nearest(self, free: CpuSet, wanted: int, prefer: CpuSet, beside: CpuSet) -> CpuSet:
         """Return `wanted` free CPUs: as many preferred ones as there are, and the nearest."""
-        check_alignment(self._machine, self._options, free, wanted)
+        if not self._options.full_pcpus_only:
+            return self._kept(free, wanted, prefer, beside)
+        return in_whole_cores(
+            self._machine, free, wanted, lambda cpus: self._kept(cpus, wanted, prefer, beside)
+        )
+
+    def _kept(self, free: CpuSet, wanted: int, prefer: CpuSet, beside: CpuSet) -> CpuSet:
         kept = prefer & free
-        if self._options.full_pcpus_only:
-            kept = CpuSet.from_bits(whole_cores(self._machine, kept.bits))
-            free = CpuSet.from_bits(whole_cores(self._machine, free.bits))
         if not kept:
             return self._choice.choose(free, wanted, beside)
         if len(kept) >= wanted:

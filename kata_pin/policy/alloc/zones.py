@@ -14,11 +14,10 @@ from typing import Final, NamedTuple
 from kata_pin.model.alloc import AllocState, Candidate
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.choice import check_alignment, whole_cores
+from kata_pin.policy.alloc.alignment import whole_cores
 from kata_pin.policy.alloc.failure import not_enough
 from kata_pin.policy.alloc.ledger import pool_millis
 from kata_pin.policy.alloc.near import WHOLE_CORES, apartness, nodes_by_distance
-from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.packed import take_packed
 from kata_pin.policy.alloc.topology import Machine
 
@@ -47,15 +46,13 @@ class _Zone(NamedTuple):
 class ZoneChoice:
     """Chooses by zones."""
 
-    def __init__(self, topology: HostTopology, machine: Machine, options: StaticOptions) -> None:
+    def __init__(self, topology: HostTopology, machine: Machine) -> None:
         self._topology = topology
         self._machine = machine
-        self._options = options
         self._zones = tuple(_zones(machine))
 
     def choose(self, free: CpuSet, wanted: int, beside: CpuSet) -> CpuSet:
         """Return CPUs of the best zone; AllocError when no zone, so not the host, has enough."""
-        check_alignment(self._machine, self._options, free, wanted)
         if wanted == 0:
             return EMPTY
         ranked = self._ranked(free, wanted, beside)
@@ -79,9 +76,9 @@ class ZoneChoice:
         )
 
     def zone(self, state: AllocState, millis: int, beside: CpuSet) -> CpuSet:
-        """Return the nodes of the pod's CPUs, else the node whose part of the pool is idlest.
+        """Return the nodes of the pod's CPUs, or the node whose part of the pool is idlest.
 
-        Anywhere for a container that requests nothing, or more than there is left of that part.
+        Whichever has room for the request first; anywhere if none has, or if nothing is requested.
         """
         nodes = self._topology.nodes
         if millis == 0 or len(nodes) < 2:
@@ -95,8 +92,9 @@ class ZoneChoice:
             return 1000 * len(pool & zone) - load[zone]
 
         near = union(cpus for cpus in nodes.values() if cpus & beside)
-        zone = near or max(nodes.values(), key=left)
-        return zone if left(zone) >= millis else EMPTY
+        idlest = max(nodes.values(), key=left)
+        roomy = (zone for zone in (near, idlest) if zone and left(zone) >= millis)
+        return next(roomy, EMPTY)
 
     def _ranked(
         self, free: CpuSet, wanted: int, beside: CpuSet

@@ -1,0 +1,339 @@
+"""Our policies over any sequence of events, beside a model that only counts CPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from kata_pin.model.alloc import (
+    POLICY_KEY,
+    AllocSettings,
+    AllocState,
+    AllowRule,
+    ContainerRequest,
+    CpuClass,
+    Decision,
+    Eligibility,
+    Grant,
+    GrantKind,
+    PodRequest,
+    Qos,
+    RefusalKind,
+    Running,
+    VmSettings,
+)
+from kata_pin.model.cpuset import EMPTY, CpuSet, union
+from kata_pin.model.topology import HostTopology
+from kata_pin.policy.alloc.ledger import bound
+from kata_pin.policy.alloc.phases import PhaseKind, transition
+from kata_pin.policy.alloc.policies import BUILTIN, create
+from kata_pin.policy.alloc.policy import Policy
+from kata_pin.wire.alloc import dump_state, parse_state
+from tests.support.machines import Shape, host
+from tests.support.podspecs import NAMESPACE, container, pod
+
+HOST = host(Shape(uppers=2, llcs=2, cores=2).cpus())
+"""16 CPUs: 2 packages, each a node with 2 caches of 2 cores with 2 threads."""
+
+ALL = CpuSet(range(16))
+ALLOW = (AllowRule(namespace=NAMESPACE),)
+
+SETTINGS = st.builds(
+    AllocSettings,
+    reserved=st.sampled_from([EMPTY, CpuSet([0]), CpuSet([0, 8])]),
+    strict_reserved=st.booleans(),
+    housekeeping=st.sampled_from([EMPTY, CpuSet([1, 9])]),
+    shared_min=st.sampled_from([None, 1, 5]),
+    eligibility=st.sampled_from(Eligibility),
+    options=st.sampled_from([{}, {"full-pcpus-only": "true"}]),
+    allow=st.just(ALLOW),
+    strict=st.booleans(),
+    vm=st.builds(VmSettings, own_cpus=st.sampled_from([0, 0, 1, 2])),
+    pin_memory=st.booleans(),
+    max_sharers=st.sampled_from([1, 2]),
+)
+CLASSES = st.sampled_from([*CpuClass, "shared", None])
+SIZES = st.sampled_from([0, 500, 1000, 2000, 2000, 2500, 4000, 6000, 12000])
+PODS = st.sampled_from([f"p{n}" for n in range(5)])
+
+
+def without(cpus: CpuSet) -> HostTopology:
+    """Return the host with these CPUs offline."""
+    rest = host([cpu for cpu in HOST.cpus if cpu.cpu not in cpus])
+    return replace(rest, present=ALL)
+
+
+class Node(RuleBasedStateMachine):
+    """A node on which containers come, go and change while the daemon and CPUs come and go."""
+
+    policy_name = "static"
+
+    @initialize(chosen=SETTINGS)
+    def start(self, chosen: AllocSettings) -> None:
+        """Begin with an empty node."""
+        self.settings = chosen
+        self.topology = HOST
+        self.policy: Policy = create(self.policy_name, HOST, chosen)
+        self.state = self.policy.start()
+        self.born = 0
+        self.requests: dict[str, ContainerRequest] = {}
+        self.starved = False
+        """Whether CPUs went offline, which may take the shared pool below its minimum."""
+
+    @rule(
+        uid=PODS,
+        chosen=CLASSES,
+        millis=SIZES,
+        kata=st.booleans(),
+        qos=st.sampled_from(Qos),
+        init=st.booleans(),
+    )
+    def create(
+        self, *, uid: str, chosen: str | None, millis: int, kata: bool, qos: Qos, init: bool
+    ) -> None:
+        """A container is created, in a pod that may have some already."""
+        self.born += 1
+        known = [one.pod for one in self.requests.values() if one.pod.pod_uid == uid]
+        notes = {POLICY_KEY: str(chosen)} if chosen else {}
+        owner = known[0] if known else pod(uid, annotations=notes, kata=kata, qos=qos)
+        request = container(millis, owner, f"c{self.born}", init=init)
+        ended = [name for name, one in self.requests.items() if one.pod.pod_uid == uid and one.init]
+        before = self.state
+        decision = self.policy.allocate(before, request)
+        assert decision == self.policy.allocate(before, request)
+        if decision.refused and decision.refused.strict:
+            assert decision.state is before
+            assert decision.changed == ()
+            return
+        for name in ended:
+            del self.requests[name]
+        self.requests[request.container_id] = request
+        self.take(decision)
+        grant = self.state.grants[request.container_id]
+        assert grant.request == request
+        if decision.refused:
+            assert grant.cpu_class is CpuClass.NONE
+        assert self.policy.allocate(self.state, request).state is self.state
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        """A container ends: what it had is free again, and its VM's with the last one."""
+        name = data.draw(st.sampled_from(sorted(self.requests)))
+        before = self.state
+        had = before.grants[name].exclusive
+        del self.requests[name]
+        self.take(self.policy.release(before, name))
+        assert had <= self.state.shared | self.state.exclusive
+        assert self.state.get(name) is None
+        assert self.policy.release(self.state, name).changed == ()
+
+    @precondition(lambda self: any(one.pod.kata for one in self.requests.values()))
+    @rule(data=st.data())
+    def end_vm(self, data: st.DataObject) -> None:
+        """A whole pod ends."""
+        vms = {one.pod.sandbox_id for one in self.requests.values() if one.pod.kata}
+        vm = data.draw(st.sampled_from(sorted(vms)))
+        self.requests = {
+            name: one for name, one in self.requests.items() if one.pod.sandbox_id != vm
+        }
+        self.take(self.policy.release(self.state, vm))
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), chosen=CLASSES, millis=SIZES, ordered=st.booleans())
+    def change(self, data: st.DataObject, chosen: str | None, millis: int, ordered: bool) -> None:
+        """A running container gets another class or size, by annotation or by order."""
+        name = data.draw(st.sampled_from(sorted(self.requests)))
+        old = self.requests[name]
+        owner: PodRequest = replace(old.pod, annotations={POLICY_KEY: str(chosen)})
+        if ordered and chosen in list(CpuClass):
+            owner = replace(old.pod, ordered=CpuClass(str(chosen)))
+        request = replace(old, pod=owner, cpu_millis=millis, quota_us=millis * 100)
+        before, held = self.state, self.state.grants[name]
+        decision = self.policy.change(before, request)
+        assert decision == self.policy.change(before, request)
+        if decision.refused:
+            assert decision.state is before
+            assert not decision.refused.strict
+            return
+        self.requests[name] = request
+        self.take(decision)
+        now = self.state.grants[name]
+        assert self.policy.change(self.state, request).changed == ()
+        kept, wanted = len(now.own & held.own), min(len(now.own), len(held.own))
+        if "full-pcpus-only" not in self.settings.options and now.own and not self.starved:
+            assert kept >= wanted - len(bound(before.without(name)) & held.own)
+
+    @rule(offline=st.sampled_from(["", "3", "2,10", "4-7,12-15", "1-15"]))
+    def hotplug(self, offline: str) -> None:
+        """CPUs go or come back; the daemon may have been away: everything goes on."""
+        cpus = CpuSet.parse(offline)
+        self.topology = without(cpus)
+        self.policy = create(self.policy_name, self.topology, self.settings)
+        self.starved = self.starved or bool(cpus)
+        self.reconcile(self.state)
+
+    @rule()
+    def restart(self) -> None:
+        """A restart finds the same state, and nothing is to be written."""
+        self.state = parse_state(dump_state(self.state))
+        before = self.state
+        self.reconcile(before)
+        if not self.starved:
+            for name, grant in before.grants.items():
+                assert self.state.grants[name].exclusive >= grant.exclusive
+
+    @rule()
+    def lose(self) -> None:
+        """The state is lost: who runs on CPUs of its own keeps them."""
+        before = self.state
+        self.reconcile(AllocState())
+        if self.starved or self.settings.vm.own_cpus:
+            return
+        for name, grant in before.grants.items():
+            if grant.cpu_class is CpuClass.EXCLUSIVE and grant.shared is None:
+                assert self.state.grants[name].exclusive == grant.exclusive
+
+    def reconcile(self, found: AllocState) -> None:
+        """Bring a state in line with what runs: containers are seen on the CPUs they have."""
+        running = [
+            Running(request, self.state.grants[name].cpus)
+            for name, request in self.requests.items()
+        ]
+        decision = self.policy.reconcile(found, running)
+        seen = {one.request.container_id: one.cpus for one in running}
+        self.state = decision.state
+        assert decision.refused is None
+        for grant in self.state.grants.values():
+            if grant.kind is GrantKind.CONTAINER:
+                differs = seen[grant.container_id] != grant.cpus
+                assert (grant in decision.changed) == differs
+        again = self.policy.reconcile(
+            self.state,
+            [
+                replace(one, cpus=self.state.grants[one.request.container_id].cpus)
+                for one in running
+            ],
+        )
+        assert again.changed == ()
+
+    def take(self, decision: Decision) -> None:
+        """Take a decision: `changed` is what differs, and the way there is safe."""
+        before, after = self.state, decision.state
+        differing = {
+            name
+            for name, grant in after.grants.items()
+            if name not in before.grants
+            or before.grants[name].cpus != grant.cpus
+            or before.grants[name].mems != grant.mems
+        }
+        assert {grant.container_id for grant in decision.changed} == differing
+        if not decision.changed:
+            assert {n: g.cpus for n, g in before.grants.items() if n in after.grants} == {
+                n: g.cpus for n, g in after.grants.items()
+            }
+        walk(before, after)
+        self.state = after
+
+    @invariant()
+    def everybody_runs(self) -> None:
+        """Each container has a grant and CPUs that are online; each Kata pod's VM has one."""
+        vms = {one.pod.sandbox_id for one in self.requests.values() if one.pod.kata}
+        assert set(self.state.grants) == set(self.requests) | vms
+        for grant in self.state.grants.values():
+            assert grant.cpus
+            assert grant.cpus <= self.topology.online
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        """Shared and exclusive CPUs are disjoint and all there are; reserved ones are not given."""
+        state = self.state
+        assert state.shared | state.exclusive == state.cpus
+        assert state.shared.isdisjoint(state.exclusive)
+        assert state.shared
+        assert len(state.exclusive) == sum(len(one.exclusive) for one in state.grants.values())
+        owned = state.exclusive | bound(state)
+        assert owned.isdisjoint(state.reserved | state.housekeeping)
+        if state.housekeeping:
+            assert state.housekeeping.isdisjoint(state.cpus)
+
+    @invariant()
+    def exclusive_means_exclusive(self) -> None:
+        """Nobody else runs on an exclusive CPU; chosen shared CPUs are in the shared pool."""
+        for grant in self.state.grants.values():
+            others = union(one.cpus for one in self.state.grants.values() if one is not grant)
+            assert grant.exclusive.isdisjoint(others)
+            assert grant.bound <= self.state.shared
+            if grant.cpu_class is CpuClass.NONE and grant.kind is GrantKind.CONTAINER:
+                assert grant.cpus <= self.state.shared
+        assert not bound(self.state, self.settings.max_sharers + 1)
+
+    @invariant()
+    def sizes_are_right(self) -> None:
+        """A container has as many CPUs of its own as it asked for, or none."""
+        for grant in self.state.grants.values():
+            self.check_size(grant)
+
+    def check_size(self, grant: Grant) -> None:
+        if grant.kind is GrantKind.SANDBOX:
+            assert len(grant.own) in {0, self.settings.vm.own_cpus}
+        elif grant.own:
+            assert len(grant.own) == grant.request.cpu_millis // 1000
+            fraction = grant.request.cpu_millis % 1000
+            assert bool(fraction) == (grant.cpu_class is CpuClass.EXCLUSIVE and bool(grant.shared))
+        if self.settings.options and grant.own:
+            assert union(self.topology.siblings(cpu) for cpu in grant.own) == grant.own
+
+    @invariant()
+    def pool_has_its_minimum(self) -> None:
+        """The shared pool never falls below the setting, by default one core."""
+        least = 2 if self.settings.shared_min is None else self.settings.shared_min
+        if not self.starved and self.state.exclusive:
+            assert len(self.state.shared) >= least
+
+
+def walk(before: AllocState, after: AllocState) -> None:
+    """Assert that no phase puts somebody on CPUs that are still, or already, another's alone."""
+    now = {name: grant.cpus for name, grant in before.grants.items() if name in after.grants}
+    alone = {name: before.grants[name].exclusive for name in now}
+    for phase in transition(before, after):
+        for name in phase.cpus:
+            others = union(
+                cpus & now[other] - after.grants[other].cpus - after.grants[other].exclusive
+                if phase.kind is not PhaseKind.HAND_OVER
+                else EMPTY
+                for other, cpus in alone.items()
+                if other != name
+            )
+            assert phase.cpus[name]
+            assert phase.cpus[name].isdisjoint(others)
+        now |= phase.cpus
+    assert now == {name: after.grants[name].cpus for name in now}
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_any_events(name: str) -> None:
+    """The invariants hold for each policy."""
+    machine = type("Node", (Node,), {"policy_name": name})
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=60, stateful_step_count=25, deadline=None)
+    )
+
+
+def test_refusal_names_the_reason() -> None:
+    """Who would take the shared pool below its minimum is told so."""
+    policy = create("static", HOST, AllocSettings(shared_min=14))
+    refused = policy.allocate(policy.start(), container(3000, pod(kata=False))).refused
+    assert refused is not None
+    assert refused.kind is RefusalKind.SHARED_MINIMUM
