@@ -60,6 +60,13 @@ class NewThreads(StrEnum):
     AUDIT = "audit"
 
 
+class Changes(StrEnum):
+    """How changed cpusets and CPUs are noticed."""
+
+    EVENTS = "events"
+    AUDIT = "audit"
+
+
 class NriEnabled(StrEnum):
     """Whether containerd or CRI-O is asked to tell of its containers."""
 
@@ -292,6 +299,13 @@ class Config:
         NewThreads.AUTO,
         "events: the kernel's process events must work; audit: threads are found by the audit "
         "only; auto: events if they work",
+    )
+    changes: Changes = setting(
+        choice(Changes),
+        Changes.EVENTS,
+        "how changed cpusets are noticed. events: the files of Kata, of the kubelet and of cgroups "
+        "are watched, and the kernel tells of CPUs that go on- or offline; audit: the deep audit "
+        "finds what changed",
     )
     intruders: Intruders = setting(
         choice(Intruders),

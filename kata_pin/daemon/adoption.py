@@ -93,6 +93,9 @@ class Adoption:
         if container.sandbox_id != sandbox_id:
             return False
         if known is not None:
+            if known.sandbox_id != sandbox_id:
+                log.warning("sandbox %s: %s is another's container", sandbox_id, container.id)
+                return False
             if container.cpus is None or container.cpus == known.cpus or not known.state.counts:
                 return False
             container = replace(container, state=known.state, kind=known.kind)

@@ -21,12 +21,13 @@ from typing import Final
 
 from kata_pin import __version__
 from kata_pin.config.metrics import EndpointKind
-from kata_pin.config.tree import Config, NriEnabled
+from kata_pin.config.tree import Changes, Config, NriEnabled
 from kata_pin.daemon.allotting import Allotting
 from kata_pin.daemon.audit import Auditor
 from kata_pin.daemon.births import Births
 from kata_pin.daemon.compose import Parts, boot_id, compose
 from kata_pin.daemon.control import ControlServer
+from kata_pin.daemon.following import CgroupWatch, Following
 from kata_pin.daemon.history import History
 from kata_pin.daemon.intake import Intake
 from kata_pin.daemon.lock import locked
@@ -47,10 +48,14 @@ from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.hooks import HookServer
 from kata_pin.sources.nri import NriPlugin
 from kata_pin.sources.spool import Spool
+from kata_pin.sources.statewatch import StateWatch
 
 log = logging.getLogger(__name__)
 
-BOUND: Final = ("runtime_dir", "group", "paths", "hypervisors", "new_threads", "nri", "metrics", "alloc")
+BOUND: Final = (
+    *("runtime_dir", "group", "paths", "hypervisors", "new_threads", "changes", "nri", "metrics"),
+    "alloc",
+)
 """Settings and sections that the parts are made of: changing them needs a restart."""
 
 
@@ -88,6 +93,8 @@ class Daemon:
         self._parts = parts
         self._readers = _readers(self._config.group)
         self._running: set[asyncio.Task[object]] = set()
+        paths = self._config.paths
+        watch = StateWatch(vc=paths.vc, kata=paths.kata, kubelet=paths.kubelet_state)
         self._history = History(parts.registry, lambda: self._config.history)
         self._tally = Tally()
         self._allotting = Allotting(parts)
@@ -98,9 +105,10 @@ class Daemon:
             start=lambda work: self._spawn(tasks, work),
             acts=self._acts,
             ask=ExtraMonitor(parts.kata, lambda: self._config.qmp).ask,
-            observers=(self._history, self._tally, self._allotting),
+            observers=(self._history, self._tally, CgroupWatch(parts, watch), self._allotting),
         )
         self._allotting.begin(self._sandboxes)
+        self._following = Following(parts, self._sandboxes, watch)
         self._auditor = Auditor(parts.root, self._sandboxes)
         intake = Intake(parts.registry, BundleReader(self._config.paths.bundle_roots))
         self._reception = Reception(
@@ -115,11 +123,12 @@ class Daemon:
                 for sandbox_id in parts.registry.sandboxes():
                     self._sandboxes.mark(sandbox_id, "start")
                 self._reception.take_spool()
-                self._adopt()
+                self._following.look_around()
                 for work in (
                     hooks.serve(),
                     self._reception.follow_spool(),
                     Births(parts, self._sandboxes, self._config.new_threads, self._tally).follow(),
+                    *self._followed(),
                     self._follow_nri(),
                     self._allotting.follow_orders(),
                     self._audits(),
@@ -184,16 +193,15 @@ class Daemon:
             self._sandboxes.mark_all("the node changed")
         for sandbox_id in self._sandboxes.without_vmm:
             self._sandboxes.mark(sandbox_id, "still without a VMM", event=False)
-        self._adopt()
+        self._following.rearm()
+        self._following.look_around()
         await self._auditor.deep()
 
-    def _adopt(self) -> None:
-        """Take in sandboxes that run but that no message told us about."""
-        self._parts.index.refresh()
-        for sandbox_id, new in self._parts.adopt_all(self._sandboxes.vmms).items():
-            if new or sandbox_id not in self._sandboxes.ids:
-                log.info("sandbox %s: Kata's state told of %d containers", sandbox_id, new)
-                self._sandboxes.mark(sandbox_id, "Kata's state")
+    def _followed(self) -> Iterator[Coroutine[object, object, None]]:
+        """Yield what follows changes by events, unless audits are to find them."""
+        if self._config.changes is Changes.EVENTS:
+            yield self._following.follow()
+            yield self._following.follow_cpus()
 
     async def _follow_nri(self) -> None:
         """Be an NRI plugin, unless it is not wanted; without one persist.json tells of updates."""
@@ -256,7 +264,7 @@ class Daemon:
             reload=self._reload,
             stop_acting=self._stop_acting,
             acts=self._acts,
-            look_around=self._adopt,
+            look_around=self._following.look_around,
             history=self._history,
         )
         gid, mode = self._readers

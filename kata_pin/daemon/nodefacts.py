@@ -1,7 +1,7 @@
 """The node's facts as each pass needs them, read again only where they may have changed.
 
 Topology follows the online and the isolated CPUs (cheap reads), the kubelet's checkpoint its file's
-stamp. Lives as long as the daemon. Out of scope: following changes by events.
+stamp. Lives as long as the daemon. Out of scope: following changes by events (following.py).
 """
 
 from __future__ import annotations
@@ -67,6 +67,11 @@ class NodeWatch:
             self._cgroup_mounts = cgroup_mounts(self._root)
         return self._cgroup_mounts
 
+    @property
+    def kubelet(self) -> KubeletState | None:
+        """The kubelet's assignments as of now; the last good ones while its file is damaged."""
+        return self._current_kubelet()
+
     def changed(self) -> bool:
         """Whether online or isolated CPUs or the kubelet's state changed since the last call."""
         self._cgroup_mounts = None
@@ -108,5 +113,6 @@ class NodeWatch:
             self._kubelet = read_kubelet(path)
             self._kubelet_problem = ""
         except KataPinError as error:
-            self._kubelet_problem = str(error)
+            kept = "what it said before holds" if self._kubelet else "nothing is known of it"
+            self._kubelet_problem = f"{error}; {kept}"
             log.warning("kubelet checkpoint not used: %s", error)

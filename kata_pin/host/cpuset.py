@@ -10,6 +10,7 @@ proc_pid_mountinfo(5).
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 from collections.abc import Sequence
@@ -66,6 +67,21 @@ def cgroup_mounts(root: HostRoot) -> tuple[CgroupMount, ...]:
     except OSError:
         return ()
     return tuple(mount for line in text.split("\n") if (mount := _mount(root, line)))
+
+
+def cpuset_folders(mounts: Sequence[CgroupMount], cgroup: str) -> list[str]:
+    """Return the folders whose written cpuset bounds a cgroup: its own and those above it.
+
+    Innermost first, without the root, which nobody writes, and those without a cpuset of their own.
+    """
+    found: list[str] = []
+    for mount in mounts:
+        folder = mount.folder(cgroup)
+        while folder is not None and folder != mount.point:
+            if os.path.exists(f"{folder}/cpuset.cpus"):
+                found.append(folder)
+            folder = posixpath.dirname(folder)
+    return found
 
 
 class CpusetReader:

@@ -1,0 +1,205 @@
+"""Following the files that tell of cpusets: events made into fresh reads and marks (DESIGN D1).
+
+Kata's state of one sandbox is read when it was written, and a pass asked for, also when nothing in
+it is new: Kata sets affinities and cpusets of its own when it writes it (DESIGN D13). A checkpoint
+of the kubelet that says something else asks for passes, first over the pods that it is about. A
+written cpuset asks for a pass over the sandboxes below it, a CPU that goes on- or offline for
+passes over all of them.
+
+Nothing depends on events: `look_around` and `rearm` are the audit's part. Lifetime: the daemon's.
+Out of scope: how events come (sources/), and what a record means (adoption.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from kata_pin.daemon.compose import Parts
+from kata_pin.daemon.sandboxes import Sandboxes
+from kata_pin.daemon.standing import Passed
+from kata_pin.errors import HostError, KataPinError
+from kata_pin.host.cpuset import cpuset_folders
+from kata_pin.policy.checkpoint import touched
+from kata_pin.sources.statewatch import Changes, StateWatch
+from kata_pin.sources.uevents import cpu_changes
+
+log = logging.getLogger(__name__)
+
+SPACING_S: Final = 0.02
+"""Least time between two reads of one sandbox's state: who writes it more often waits."""
+
+MAX_RECENT: Final = 4096
+"""Sandboxes whose last read is remembered."""
+
+CPUSETS_FOLLOW_S: Final = (0.05, 0.5)
+"""Looks after a CPU went on- or offline: Linux updates cpusets, and by them affinities, later."""
+
+KATA: Final = "Kata's state"
+KUBELET: Final = "the kubelet's checkpoint"
+CPUSET: Final = "a written cpuset"
+NODE: Final = "the node changed"
+
+
+class CgroupWatch:
+    """Has the cpusets watched of the cgroups that sandboxes' threads are in; an Observer."""
+
+    def __init__(self, parts: Parts, watch: StateWatch) -> None:
+        self._node = parts.node
+        self._watch = watch
+        self._known: dict[str, frozenset[str]] = {}
+
+    def passed(self, passed: Passed) -> None:
+        """Watch the cgroups that a pass saw threads in, and those above them."""
+        cgroups = frozenset(thread.task.cgroup for thread in passed.report.threads)
+        if cgroups != self._known.get(passed.sandbox_id):
+            self._known[passed.sandbox_id] = cgroups
+            self._watch.watch_cpusets(passed.sandbox_id, self._folders(cgroups))
+
+    def ended(self, passed: Passed) -> None:
+        """Watch them no longer."""
+        self._known.pop(passed.sandbox_id, None)
+        self._watch.watch_cpusets(passed.sandbox_id, ())
+
+    def failed(self, operation: str, error: Exception) -> None:
+        """Leave it as it was: nothing is known of a pass that broke off."""
+
+    def _folders(self, cgroups: Iterable[str]) -> list[str]:
+        mounts = self._node.cgroup_mounts
+        found = (one for cgroup in sorted(cgroups) for one in cpuset_folders(mounts, cgroup))
+        return list(dict.fromkeys(found))
+
+
+class Following:
+    """Acts on what a StateWatch tells."""
+
+    def __init__(self, parts: Parts, sandboxes: Sandboxes, watch: StateWatch) -> None:
+        self._parts = parts
+        self._sandboxes = sandboxes
+        self._watch = watch
+        self._kubelet = parts.node.kubelet
+        self._recent: dict[str, float] = {}
+        self._waiting: set[str] = set()
+        self._looks: list[asyncio.TimerHandle] = []
+
+    async def follow(self) -> None:
+        """Act on changes until cancelled."""
+        async for changes in self._watch.changes():
+            try:
+                self._take(changes)
+            except (KataPinError, OSError) as error:  # the audit looks again
+                log.error("a change was not taken in: %s", error)
+            await asyncio.sleep(0)
+
+    async def follow_cpus(self) -> None:
+        """Ask for passes when CPUs go on- or offline; returns where the kernel does not tell."""
+        self._parts.node.changed()  # what is so now is no change
+        try:
+            async for _ in cpu_changes():
+                self._take_cpus()
+        except HostError as error:
+            log.warning("CPUs that go on- or offline are found by audits only: %s", error)
+
+    def look_around(self) -> None:
+        """Take in what Kata keeps of every sandbox that runs, those that nobody told of too."""
+        self._parts.index.refresh()
+        for sandbox_id, new in self._parts.adopt_all(self._sandboxes.vmms).items():
+            if new or self._sandboxes.held(sandbox_id) is None:
+                self._adopted(sandbox_id, new)
+
+    def rearm(self) -> None:
+        """Watch again what events may have missed; the audit's part."""
+        self._watch.rearm()
+
+    # ---- changes -------------------------------------------------------------------------
+
+    def _take(self, changes: Changes) -> None:
+        if changes.everything:
+            self._look_at_everything()
+            return
+        self._take_states(changes.sandboxes)
+        for sandbox_id in changes.cpusets:
+            self._sandboxes.mark(sandbox_id, CPUSET, event=False)
+        if changes.kubelet:
+            self._take_checkpoint()
+
+    def _look_at_everything(self) -> None:
+        """Look at what nobody may have told of: watching began, or events were lost."""
+        self.look_around()
+        self._take_checkpoint()
+        self._sandboxes.mark_all("events of files")
+
+    def _take_states(self, sandbox_ids: Collection[str]) -> None:
+        """Read the state of these sandboxes now, or a little later if it was read just now."""
+        now = time.monotonic()
+        loop = asyncio.get_running_loop()
+        due = []
+        for sandbox_id in sandbox_ids:
+            wait_s = self._recent.get(sandbox_id, 0.0) + SPACING_S - now
+            if wait_s <= 0:
+                due.append(sandbox_id)
+            elif sandbox_id not in self._waiting:
+                self._waiting.add(sandbox_id)
+                loop.call_later(wait_s, self._take_late, sandbox_id)
+        self._read(due)
+
+    def _take_late(self, sandbox_id: str) -> None:
+        self._waiting.discard(sandbox_id)
+        try:
+            self._read([sandbox_id])
+        except (KataPinError, OSError) as error:
+            log.error("a change was not taken in: %s", error)
+
+    def _read(self, sandbox_ids: Collection[str]) -> None:
+        """Take in the state of those that have a VMM, known or found in one look at processes."""
+        vmms = self._sandboxes.vmms
+        running: Collection[str] = vmms
+        if any(one not in vmms for one in sandbox_ids):
+            self._parts.index.refresh()
+            running = self._parts.finder.sandboxes(vmms)
+        if len(self._recent) > MAX_RECENT:
+            self._recent.clear()
+        for sandbox_id in sandbox_ids:
+            self._recent[sandbox_id] = time.monotonic()
+            if sandbox_id in running:
+                self._adopted(sandbox_id, self._parts.adoption.one(sandbox_id))
+            elif self._sandboxes.held(sandbox_id) is not None:
+                self._sandboxes.mark(sandbox_id, KATA)
+
+    def _adopted(self, sandbox_id: str, new: int) -> None:
+        if new:
+            log.info("sandbox %s: Kata's state told of %d containers", sandbox_id, new)
+        self._sandboxes.mark(sandbox_id, KATA)
+
+    def _take_checkpoint(self) -> None:
+        """Mark what a checkpoint that says something else is about: its pods before the others."""
+        before, now = self._kubelet, self._parts.node.kubelet
+        if before == now:
+            return
+        self._kubelet = now
+        pods, everybody = touched(before, now)
+        log.info("the kubelet's checkpoint changed, for %d pods", len(pods))
+        for sandbox_id in self._sandboxes.ids:
+            if self._is_of(sandbox_id, pods):
+                self._sandboxes.mark(sandbox_id, KUBELET)
+        if everybody:
+            self._sandboxes.mark_all(KUBELET)
+
+    def _take_cpus(self) -> None:
+        """Mark all where the online CPUs are others; and once more when cpusets have followed."""
+        if not self._parts.node.changed():
+            return
+        log.info("the online CPUs are %s", self._parts.node.current().topology.online)
+        self._sandboxes.mark_all(NODE)
+        for look in self._looks:
+            look.cancel()
+        loop = asyncio.get_running_loop()
+        self._looks = [
+            loop.call_later(wait_s, self._sandboxes.mark_all, NODE) for wait_s in CPUSETS_FOLLOW_S
+        ]
+
+    def _is_of(self, sandbox_id: str, pods: Collection[str]) -> bool:
+        return any(one.pod_uid in pods for one in self._parts.registry.containers(sandbox_id))

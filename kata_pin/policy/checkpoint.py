@@ -1,0 +1,30 @@
+"""What a new checkpoint of the kubelet changes: whose CPUs are others than before.
+
+Out of scope: what a container gets by it (exclusive.py, precedence.py).
+"""
+
+from __future__ import annotations
+
+from kata_pin.model.node import KubeletState
+
+
+def touched(before: KubeletState | None, now: KubeletState | None) -> tuple[frozenset[str], bool]:
+    """Return the uids of the pods whose assignments differ, and whether all others may differ too.
+
+    Others may where the policy or the default set is another: that is what every container has that
+    is not in the checkpoint.
+    """
+    if before is None or now is None:
+        one = before or now
+        uids = one.entries.keys() | one.pod_entries.keys() if one is not None else frozenset()
+        return frozenset(uids), before is not now
+    pods = {
+        uid
+        for uid in before.entries.keys() | now.entries.keys()
+        if before.entries.get(uid) != now.entries.get(uid)
+    } | {
+        uid
+        for uid in before.pod_entries.keys() | now.pod_entries.keys()
+        if before.pod_entries.get(uid) != now.pod_entries.get(uid)
+    }
+    return frozenset(pods), (before.policy, before.default) != (now.policy, now.default)
