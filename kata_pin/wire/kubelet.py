@@ -3,11 +3,13 @@
 The format is the kubelet's (pkg/kubelet/cm/cpumanager/state/checkpoint.go). The checksum of
 versions 1 to 3 is FNV-1a over Go's dump of the struct, rebuilt here; version 4 hashes the raw text
 of its `data`. A stored checksum of 0 goes unchecked in versions 1 and 2, as their readers do it.
-Keys match in any case, as in Go. Only read, never written.
+Keys match in any case, as in Go. The kubelet's file is only read; `dump_checkpoint` makes one of
+our own state, to be compared.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -61,6 +63,32 @@ def parse_checkpoint(data: bytes) -> KubeletState:
         pod_entries=content.pods,
         version=version,
     )
+
+
+def dump_checkpoint(state: KubeletState) -> bytes:
+    """Return a checkpoint of version 2 (Kubernetes 1.18 to 1.35), as the kubelet would write it.
+
+    Assignments to whole pods are left out: version 2 has none.
+    """
+    content = _Content(
+        policy=state.policy,
+        default=str(state.default),
+        entries={
+            pod: {name: str(cpus) for name, cpus in sorted(containers.items())}
+            for pod, containers in sorted(state.entries.items())
+        },
+        flat={},
+        pods={},
+        has_pods=False,
+    )
+    dumps = dict(_dumps(content))
+    document: dict[str, object] = {
+        "policyName": content.policy,
+        "defaultCpuSet": content.default,
+        **({"entries": content.entries} if content.entries else {}),
+        "checksum": checksum(dumps[2]),
+    }
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def checksum(text: str) -> int:

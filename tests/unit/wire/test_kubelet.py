@@ -12,7 +12,7 @@ import pytest
 
 from kata_pin.errors import ParseError
 from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.wire.kubelet import checksum, parse_checkpoint
+from kata_pin.wire.kubelet import checksum, dump_checkpoint, parse_checkpoint
 
 ORACLE = Path(__file__).parents[2] / "data" / "kubelet" / "kubelet_checkpoints.json"
 ROWS: list[dict[str, Any]] = json.loads(ORACLE.read_text())["checkpoints"]
@@ -47,6 +47,12 @@ def test_oracle(row: dict[str, Any]) -> None:
     assert {pod: {"cpuSet": str(cpus)} for pod, cpus in state.pod_entries.items()} == folded.get(
         "podEntries".lower(), {}
     )
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row["version"] == 2])
+def test_written_as_the_kubelet_writes(row: dict[str, Any]) -> None:
+    """A file of version 2 that was read is written again byte by byte."""
+    assert dump_checkpoint(parse_checkpoint(row["file"].encode())) == row["file"].encode()
 
 
 @pytest.mark.parametrize("row", ROWS, ids=LABELS)
