@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from tests.lab import wheels
 from tests.lab.errors import LabError
 from tests.lab.flavours import MEMORY_MIB
 
@@ -77,7 +78,15 @@ def missing_to_boot(cache: Path) -> list[str]:
 
 def missing_to_test(results: Path) -> list[str]:
     """Return what is missing to make ready what the tests need, and to keep their results."""
-    return _missing_commands(_TEST) + _missing_permission(results)
+    return _missing_commands(_TEST) + _missing_pip() + _missing_permission(results)
+
+
+def _missing_pip() -> list[str]:
+    try:
+        wheels.python_with_pip()
+    except LabError as error:
+        return [str(error).removeprefix("no ")]
+    return []
 
 
 def _missing_permission(folder: Path) -> list[str]:
