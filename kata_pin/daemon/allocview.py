@@ -24,7 +24,9 @@ def allocation_document(
     if not allocator.on:
         return None
     state = allocator.state
-    pending = {} if delivery is None else delivery.pending(state)
+    pending = {}
+    if delivery is not None and allocator.decides:
+        pending = delivery.pending(state)
     return {
         "policy": allocator.policy_name,
         "aside": allocator.aside,

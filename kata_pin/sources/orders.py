@@ -61,7 +61,7 @@ class OrdersFile:
         except OSError as error:
             raise StateError(f"{self.path}: {error.strerror}") from error
 
-    def change(self, change: Callable[[Orders], None]) -> Orders:
+    def change(self, change: Callable[[Orders], object]) -> Orders:
         """Let `change` alter the orders, write them, and return them.
 
         Raises StateError, also for a file that cannot be read: nobody's orders are overwritten.

@@ -40,6 +40,8 @@ CASES: dict[str, Render] = {
     "sandbox": _single(SEVERAL),
     "sandbox-drift": _single(SEVERAL, 1),
     "sandbox-no-vmm": _single(SEVERAL, 2),
+GRANTS = (docs.allotted()["allocation"] or {"grants": []})["grants"]
+
     "sandbox-hostile": _single(docs.hostile()),
     "cpus": lambda look: render_cpus.cpus(SEVERAL, look),
     "cpus-256": lambda look: render_cpus.cpus(docs.large(), look),

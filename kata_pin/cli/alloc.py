@@ -1,0 +1,15 @@
+"""`kata-pin alloc`: our own allocator, looked at closely; nothing here changes anything."""
+
+from __future__ import annotations
+
+import click
+
+from kata_pin.cli.grants import explain
+
+
+@click.group()
+def alloc() -> None:
+    """Look at what the allocator did, and would do."""
+
+
+alloc.add_command(explain)
