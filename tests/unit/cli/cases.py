@@ -4,7 +4,14 @@ from collections.abc import Callable
 
 from rich.text import Text
 
-from kata_pin.cli import findings, render_cpus, render_history, render_reports, render_show
+from kata_pin.cli import (
+    findings,
+    render_cpus,
+    render_history,
+    render_pools,
+    render_reports,
+    render_show,
+)
 from kata_pin.cli.layout import Look
 from kata_pin.cli.shape import State
 from tests.unit.cli import documents as docs
@@ -45,6 +52,16 @@ GRANTS = (docs.allotted()["allocation"] or {"grants": []})["grants"]
     "sandbox-hostile": _single(docs.hostile()),
     "cpus": lambda look: render_cpus.cpus(SEVERAL, look),
     "cpus-256": lambda look: render_cpus.cpus(docs.large(), look),
+    "pools": lambda look: render_pools.pools(docs.allotted(), look),
+    "pools-aside": lambda look: render_pools.pools(
+        docs.allotted(aside="the kubelet's CPU manager policy is static"), look
+    ),
+    "pools-no-nri": lambda look: render_pools.pools(
+        docs.allotted(guarantee="sandboxes only", grants=[], refused=[], notes=[]), look
+    ),
+    "pools-none": lambda look: render_pools.pools(docs.state(), look),
+    "alloc-explain": lambda look: render_pools.explain(GRANTS[1], look),
+    "alloc-explain-pending": lambda look: render_pools.explain(GRANTS[3], look),
     "who": lambda look: render_reports.who(docs.busy_cpu(), look),
     "check": lambda look: render_reports.check(CHECKED, look),
     "doctor": lambda look: render_reports.doctor(docs.examined(), look),

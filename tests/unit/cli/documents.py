@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from kata_pin.cli.shape import Container, CpuPlace, Note, Sandbox, State, Thread, Vmm
+from kata_pin.cli.shape import Container, CpuPlace, Grant, Note, Sandbox, State, Thread, Vmm
 
 
 def places(count: int, *, nodes: int = 1, smt: bool = False) -> list[CpuPlace]:
