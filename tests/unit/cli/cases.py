@@ -38,6 +38,8 @@ CHECKED = findings.check(
     intruders_fail=False,
 )
 
+GRANTS = (docs.allotted()["allocation"] or {"grants": []})["grants"]
+
 CASES: dict[str, Render] = {
     "show": lambda look: render_show.overview(SEVERAL, look),
     "show-nothing": lambda look: render_show.overview(DOWN, look),
@@ -47,8 +49,6 @@ CASES: dict[str, Render] = {
     "sandbox": _single(SEVERAL),
     "sandbox-drift": _single(SEVERAL, 1),
     "sandbox-no-vmm": _single(SEVERAL, 2),
-GRANTS = (docs.allotted()["allocation"] or {"grants": []})["grants"]
-
     "sandbox-hostile": _single(docs.hostile()),
     "cpus": lambda look: render_cpus.cpus(SEVERAL, look),
     "cpus-256": lambda look: render_cpus.cpus(docs.large(), look),

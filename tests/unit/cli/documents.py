@@ -318,6 +318,65 @@ def busy_cpu() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def grant(pod: str, name: str, **fields: Any) -> Grant:
+    """Return a grant of the allocator, of class none unless told."""
+    known = {
+        "id": f"{pod}/{name}".encode().hex().ljust(64, "0"),
+        "kind": "container",
+        "name": name,
+        "pod": pod,
+        "pod_uid": f"uid-{pod}",
+        "sandbox": "",
+        "kata": False,
+        "class": "none",
+        "policy": "annotation",
+        "cpus": "0-1,8-9",
+        "exclusive": "",
+        "shared": "0-1,8-9",
+        "mems": "",
+        "millis": 500,
+        "ordered": None,
+        "written": "0-1,8-9",
+        "pending": None,
+        "reasons": ["its pod has no annotation"],
+    }
+    return cast("Grant", known | fields)
+
+
+def allotted(**fields: Any) -> State:
+    """Return a state whose node has an allocator at work; `fields` override its own."""
+    own: dict[str, Any] = {"class": "exclusive", "shared": None, "kata": True, "millis": 4000}
+    why = ["annotation cpu-policy.kata-pin.io says exclusive", "its CPU limit equals its request"]
+    vm = "VM of 5 vCPUs for 4 exclusive CPUs: 1 surplus vCPUs and the overhead threads run on 3"
+    grants = [
+        grant("shop/web", "app"),
+        grant("default/db-0", "postgres", **own, cpus="4-5,12-13", exclusive="4-5,12-13",
+              sandbox="ab" * 32, written="3-5,12-13", reasons=why),
+        grant("default/db-0", "", kind="sandbox", id="ab" * 32, kata=True, written="", cpus="3",
+              shared="3", reasons=[vm]),
+        grant("media/\x1b[31mencoder", "x264", **own, cpus="6-7", exclusive="6-7",
+              ordered="exclusive", pending="2,6-7", written="6-7",
+              reasons=["the administrator ordered exclusive"]),
+        grant("shop/cache", "redis", **{"class": "share"}, shared="1,9", cpus="1,9", pending="1,9"),
+    ]  # fmt: skip
+    allocation = {
+        "policy": "annotation",
+        "aside": "",
+        "guarantee": "every container of the node",
+        "pools": {"reserved": "0", "housekeeping": "3", "shared": "0-1,8-9",
+                  "exclusive": "4-7,12-13"},
+        "grants": grants,
+        "refusals": 1,
+        "refused": [{"time": "2026-11-20T20:58:00Z", "id": "cd" * 32, "container": "shop/late app",
+                     "kind": "not-enough-cpus", "message": "not enough CPUs: 8 asked for, 2 free",
+                     "strict": False}],
+        "orders_problem": "",
+        "notes": [note("annotation cpu-policy.kata-pin.io of pod shop/typo: 'shared' is not none, "
+                       "share or exclusive: treated as none")],
+    } | fields  # fmt: skip
+    return cast("State", {**state(kubelet=None), "allocation": allocation})
+
+
 def examined() -> dict[str, Any]:
     """Return a `doctor` document with each status."""
     rows = [
@@ -411,62 +470,3 @@ def changed() -> dict[str, Any]:
             base | drift | over | {"reasons": ["VMM exited"], "waited_ms": 61_000.0},
         ],
     }
-def grant(pod: str, name: str, **fields: Any) -> Grant:
-    """Return a grant of the allocator, of class none unless told."""
-    known = {
-        "id": f"{pod}/{name}".encode().hex().ljust(64, "0"),
-        "kind": "container",
-        "name": name,
-        "pod": pod,
-        "pod_uid": f"uid-{pod}",
-        "sandbox": "",
-        "kata": False,
-        "class": "none",
-        "policy": "annotation",
-        "cpus": "0-1,8-9",
-        "exclusive": "",
-        "shared": "0-1,8-9",
-        "mems": "",
-        "millis": 500,
-        "ordered": None,
-        "written": "0-1,8-9",
-        "pending": None,
-        "reasons": ["its pod has no annotation"],
-    }
-    return cast("Grant", known | fields)
-
-
-def allotted(**fields: Any) -> State:
-    """Return a state whose node has an allocator at work; `fields` override its own."""
-    own: dict[str, Any] = {"class": "exclusive", "shared": None, "kata": True, "millis": 4000}
-    why = ["annotation cpu-policy.kata-pin.io says exclusive", "its CPU limit equals its request"]
-    vm = "VM of 5 vCPUs for 4 exclusive CPUs: 1 surplus vCPUs and the overhead threads run on 3"
-    grants = [
-        grant("shop/web", "app"),
-        grant("default/db-0", "postgres", **own, cpus="4-5,12-13", exclusive="4-5,12-13",
-              sandbox="ab" * 32, written="3-5,12-13", reasons=why),
-        grant("default/db-0", "", kind="sandbox", id="ab" * 32, kata=True, written="", cpus="3",
-              shared="3", reasons=[vm]),
-        grant("media/\x1b[31mencoder", "x264", **own, cpus="6-7", exclusive="6-7",
-              ordered="exclusive", pending="2,6-7", written="6-7",
-              reasons=["the administrator ordered exclusive"]),
-        grant("shop/cache", "redis", **{"class": "share"}, shared="1,9", cpus="1,9", pending="1,9"),
-    ]  # fmt: skip
-    allocation = {
-        "policy": "annotation",
-        "aside": "",
-        "guarantee": "every container of the node",
-        "pools": {"reserved": "0", "housekeeping": "3", "shared": "0-1,8-9",
-                  "exclusive": "4-7,12-13"},
-        "grants": grants,
-        "refusals": 1,
-        "refused": [{"time": "2026-11-20T20:58:00Z", "id": "cd" * 32, "container": "shop/late app",
-                     "kind": "not-enough-cpus", "message": "not enough CPUs: 8 asked for, 2 free",
-                     "strict": False}],
-        "orders_problem": "",
-        "notes": [note("annotation cpu-policy.kata-pin.io of pod shop/typo: 'shared' is not none, "
-                       "share or exclusive: treated as none")],
-    } | fields  # fmt: skip
-    return cast("State", {**state(kubelet=None), "allocation": allocation})
-
-

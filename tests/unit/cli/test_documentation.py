@@ -12,8 +12,8 @@ from kata_pin.cli import census, shape
 from kata_pin.cli.findings import check
 from kata_pin.cli.main import COMMANDS, cli
 from kata_pin.cli.manual import page
-from kata_pin.config import Config
 from kata_pin.cli.pools import pools_document
+from kata_pin.config import Config
 from kata_pin.config.table import SETTINGS
 from kata_pin.daemon import oneshot
 from kata_pin.host.root import HOST
@@ -59,10 +59,9 @@ TABLES = documented()
     ("document", "kind"),
     [
         (docs.state(docs.database(), docs.drifted()), "state"),
-        (docs.busy_cpu(), "who"),
-        (map_document(docs.state(docs.database(), docs.drifted(), docs.lost())), "map"),
         (docs.allotted(), "state"),
         (pools_document(docs.allotted()), "pools"),
+        (docs.busy_cpu(), "who"),
         (census.who(HOST, docs.state(cpus=8192), min(os.sched_getaffinity(0))), "who"),
         (docs.explained(), "explain"),
         (docs.changed(), "history"),
