@@ -20,7 +20,7 @@ from tests.support.katalike import KataDirs
 from tests.support.minikata import Minikata, minikata_node
 
 GUEST: Final = Path(__file__).resolve().parents[2] / ".cache/guest"
-PORT: Final = 1024
+ASK_PORT: Final = 1025
 SANDBOX: Final = "e2e-linux"
 
 
@@ -37,7 +37,7 @@ def _ask(kata: Minikata, node: Node, question: str) -> str:
     cid = int(kata.persist(SANDBOX)["AgentState"]["URL"].removeprefix("vsock://").split(":")[0])
     with socket.socket(socket.AF_VSOCK) as connection:
         connection.settimeout(10 * node.scale)
-        connection.connect((cid, PORT))
+        connection.connect((cid, ASK_PORT))
         connection.sendall(f"{question}\n".encode())
         with connection.makefile() as answer:
             return answer.read().strip()

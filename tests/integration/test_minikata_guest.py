@@ -48,19 +48,29 @@ def test_build_is_kept(tree: Path, tmp_path: Path) -> None:
     made = (out / "initrd.img").stat().st_mtime_ns
     assert (out / "vmlinuz").read_bytes() == b"kernel"
     assert b"minikata-guest: ready" in (out / "initrd.img").read_bytes()
+    assert b"Kata's agent protocol" in (out / "initrd.img").read_bytes()
     assert (build.build(tree, out) / "initrd.img").stat().st_mtime_ns == made
 
 
-def test_listener_is_a_program(tmp_path: Path) -> None:
-    """The listener runs on its own; without vsock it ends with 1."""
-    program = tmp_path / "listen"
-    program.write_bytes(build.assembled(build.HERE / "listen.s"))
-    program.chmod(0o755)
-    with subprocess.Popen([program]) as process:
-        try:
-            assert process.wait(0.5) == 1
-        except subprocess.TimeoutExpired:  # there is vsock here: it listens
-            process.kill()
+@pytest.mark.root
+def test_python_is_whole(tmp_path: Path) -> None:
+    """The agent's Python starts with nothing but what is put into the ramdisk, and serves."""
+    for name, mode, data in build.python(Path("/")):
+        target = tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if mode == build.FOLDER:
+            target.mkdir(exist_ok=True)
+        else:
+            target.write_bytes(data)
+            target.chmod(0o755)
+    shutil.copyfile(build.HERE / "agent.py", tmp_path / "agent.py")
+    code = "import agent; print(len(agent.Message(agent.text(1, 'x')).text(1)))"
+    program = f"import sys; sys.path.insert(0, '/'); {code}"
+    done = subprocess.run(
+        ["chroot", str(tmp_path), "/usr/bin/python3", "-IS", "-c", program],
+        check=False, capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 
     tests/e2e/guest/build.py [--tree TREE] [--out FOLDER]
 
-TREE is a Debian root with a kernel and busybox-static; without one both packages are fetched with
-`apt-get download`. Without --out the result is kept in the user's cache folder, by what it was made
-of, and an existing one is taken. Needs binutils; with --tree neither root nor a network.
-The guest: `init`, `answer` and `listen.s` beside this file.
+TREE is a Debian root with a kernel, busybox-static and python3; without one the first two are
+fetched with `apt-get download`, and the Python is this machine's. Without --out the result is kept
+in the user's cache folder, by what it was made of, and an existing one is taken. Needs binutils;
+with --tree neither root nor a network. The guest: `init` and `agent.py` beside this file.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import argparse
 import hashlib
 import lzma
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +30,9 @@ sys.path.insert(0, str(HERE.parents[2]))
 from tests.lab.ramdisk import Archive  # noqa: E402 - the path comes first
 
 MODULES: Final = ("virtio_pci", "virtio_console", "vmw_vsock_virtio_transport")
+PYTHON: Final = "usr/bin/python3"
+LOADER: Final = "lib64/ld-linux-x86-64.so.2"
+LIBRARIES: Final = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu")
 FOLDER: Final = 0o040755
 PROGRAM: Final = 0o100755
 FILE: Final = 0o100644
@@ -61,12 +66,13 @@ def build(tree: Path, out: Path) -> Path:
 def ramdisk(tree: Path, release: str) -> bytes:
     """Return the initial ramdisk for a kernel release."""
     archive = Archive()
-    for name in ("bin", "dev", "modules", "proc", "sys"):
+    for name in ("bin", "dev", "lib", "lib64", "modules", "proc", "sys", "usr", "usr/lib"):
         archive.add(name, FOLDER)
     archive.add("bin/busybox", PROGRAM, _busybox(tree).read_bytes())
-    archive.add("bin/answer", PROGRAM, (HERE / "answer").read_bytes())
-    archive.add("bin/listen", PROGRAM, assembled(HERE / "listen.s"))
+    archive.add("agent.py", PROGRAM, (HERE / "agent.py").read_bytes())
     archive.add("init", PROGRAM, (HERE / "init").read_bytes())
+    for name, mode, data in python(tree if (tree / PYTHON).exists() else Path("/")):
+        archive.add(name, mode, data)
     for number, (name, data) in enumerate(modules(tree, release, MODULES)):
         archive.add(f"modules/{number:02}-{name}.ko", FILE, data)
     return archive.finish()
@@ -105,13 +111,34 @@ def _depends(module: bytes) -> list[str]:
     return [name.replace("-", "_") for name in line.split(",") if name]
 
 
-def assembled(source: Path) -> bytes:
-    """Assemble and link a program without a library."""
-    with tempfile.TemporaryDirectory() as folder:
-        whole, program = f"{folder}/listen.o", f"{folder}/listen"
-        subprocess.run(["as", "--64", "-o", whole, str(source)], check=True, timeout=30)
-        subprocess.run(["ld", "-s", "-o", program, whole], check=True, timeout=30)
-        return Path(program).read_bytes()
+def python(tree: Path) -> Iterator[tuple[str, int, bytes]]:
+    """Yield name, mode and content of what `python3 -IS` needs for modules that are built in."""
+    program = (tree / PYTHON).resolve()
+    home = f"usr/lib/{program.name}"
+    for folder in ("usr/bin", home, f"{home}/encodings", f"{home}/lib-dynload"):
+        yield folder, FOLDER, b""
+    yield PYTHON, PROGRAM, program.read_bytes()
+    for name in ("os.py", *(f"encodings/{name}.py" for name in ("__init__", "aliases", "utf_8"))):
+        yield f"{home}/{name}", FILE, (tree / home / name).read_bytes()
+    yield LOADER, PROGRAM, _first(tree, LOADER, f"usr/{LOADER}").read_bytes()
+    for name, path in libraries(tree, program).items():
+        yield f"lib/{name}", PROGRAM, path.read_bytes()
+
+
+def libraries(tree: Path, program: Path) -> dict[str, Path]:
+    """Return the libraries that a program needs, and those that they need, by name."""
+    found: dict[str, Path] = {}
+    waiting = [program]
+    while waiting:
+        listed = subprocess.run(
+            ["readelf", "-d", str(waiting.pop())],
+            check=True, capture_output=True, text=True, timeout=30,
+        ).stdout  # fmt: skip
+        for name in re.findall(r"\(NEEDED\).*\[(.+)\]", listed):
+            if name not in found and not name.startswith("ld-linux"):
+                found[name] = _first(tree, *(f"{folder}/{name}" for folder in LIBRARIES))
+                waiting.append(found[name])
+    return found
 
 
 def fetched(folder: Path) -> Path:
@@ -135,7 +162,7 @@ def fetched(folder: Path) -> Path:
 def cache(tree: Path) -> Path:
     """Return the folder for the guest that this tree and these sources make."""
     digest = hashlib.sha256(_kernel(tree).read_bytes())
-    for name in ("build.py", "init", "answer", "listen.s"):
+    for name in ("build.py", "init", "agent.py"):
         digest.update((HERE / name).read_bytes())
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "kata-pin/guest" / digest.hexdigest()[:12]

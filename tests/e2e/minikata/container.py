@@ -52,6 +52,15 @@ class Container:
         return all(self.annotations.get(key) != "container" for key in _SANDBOX_TYPES)
 
     @property
+    def guest_arguments(self) -> list[str]:
+        """What runs in the guest: the annotation `minikata.guest.run`, else nothing much.
+
+        The process of config.json is not taken: the container's root filesystem is not in there.
+        """
+        text = self.annotations.get("minikata.guest.run", "")
+        return ["sh", "-c", text] if text else ["sleep", "1000000"]
+
+    @property
     def cpu(self) -> Mapping[str, Any]:
         """The live CPU resources."""
         cpu: dict[str, Any] = self.resources["cpu"]

@@ -31,6 +31,7 @@ class RsSandbox(Sandbox):
         """Start a container: nothing is sized or written again."""
         container = self.container(name)
         container.state = "running"
+        self._agent.start(name)
         self._run_after_hooks("poststart", container, "running")
 
     def update(self, name: str, cpu: Mapping[str, Any]) -> None:
@@ -39,6 +40,7 @@ class RsSandbox(Sandbox):
         self._need_vm()
         had_quota = bool(sizing.quota(container.cpu))
         container.merge(cpu)
+        self._agent.update(name, container.cpu)
         if not had_quota or cpu.get("quota"):
             self._vm.resize(self._wanted())
         self._write_cpuset()

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.e2e.minikata import hooks, sizing
+from tests.e2e.minikata.agent import Agent
 from tests.e2e.minikata.cgroups import Cgroup, sandbox_path
 from tests.e2e.minikata.container import Container
 from tests.e2e.minikata.files import Files, persist
@@ -25,6 +26,8 @@ from tests.e2e.minikata.ledger import Ledger
 from tests.e2e.minikata.pinning import OwnPinning, PanicError
 from tests.e2e.minikata.settings import Settings
 from tests.e2e.minikata.vm import Vm
+
+AGENT_S = 20.0
 
 
 class Refused(Exception):  # noqa: N818 - the caller's mistake, in runc's words
@@ -86,6 +89,7 @@ class Sandbox:
         if container.state != "ready":
             raise Refused(f"cannot start a container that is {container.state}")
         container.state = "running"
+        self._agent.start(name)
         self._store(container)
         if not container.is_pod_sandbox:
             self._resize()
@@ -97,6 +101,7 @@ class Sandbox:
         container = self.container(name)
         self._need_vm()
         container.merge(cpu)
+        self._agent.update(name, container.cpu)
         self._resize()
         self._write_cpuset()
         self._check_pinning()
@@ -133,6 +138,7 @@ class Sandbox:
             del self._containers[name]
             self._files.remove_container(name)
             if self._up:
+                self._agent.remove(name)
                 self._write_cpuset()
                 self._check_pinning()
                 self._store()
@@ -170,10 +176,17 @@ class Sandbox:
         self._vm.wait_for_guest()
 
     def _take_in(self, container: Container) -> None:
+        self._agent.create(container.id, container.guest_arguments)
         self._resize()
         self._write_cpuset()
         self._check_pinning()
         self._store(container)
+
+    @property
+    def _agent(self) -> Agent:
+        """The guest's agent; an idle guest has none."""
+        settings = self._settings
+        return Agent(self._vm.cid if settings.guest == "linux" else 0, AGENT_S * settings.scale)
 
     def _resize(self) -> None:
         """Size the VM by the containers that are not stopped."""
