@@ -81,6 +81,7 @@ class Following:
         self._sandboxes = sandboxes
         self._watch = watch
         self._kubelet = parts.node.kubelet
+        parts.node.changed()  # what is so now is no change
         self._recent: dict[str, float] = {}
         self._waiting: set[str] = set()
         self._looks: list[asyncio.TimerHandle] = []
@@ -96,7 +97,6 @@ class Following:
 
     async def follow_cpus(self) -> None:
         """Ask for passes when CPUs go on- or offline; returns where the kernel does not tell."""
-        self._parts.node.changed()  # what is so now is no change
         try:
             async for _ in cpu_changes():
                 self._take_cpus()

@@ -166,6 +166,3 @@ def test_a_sandbox_of_runtime_rs_appears(node: Node) -> None:
     node.start()
     with node.pod("p1", runtime=Runtime.RS):
         assert node.wait_state("p1", "unpinned")["vmm"]
-
-
-# ---- the kubelet's checkpoint ------------------------------------------------------------
