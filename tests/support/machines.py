@@ -67,3 +67,8 @@ def hybrid() -> HostTopology:
     big = [Cpu(number, 0, 0, 0, number - number % 2, number % 2, "big") for number in range(16)]
     small = [Cpu(number, 0, 0, 0, number, 0, "small") for number in range(16, 24)]
     return host(big + small)
+
+
+def halved() -> HostTopology:
+    """Return 3 cores with siblings n and n + 3, of which CPU 3 is offline: 5 CPUs, one node."""
+    return host([cpu for cpu in Shape(cores=3).cpus() if cpu.cpu != 3])

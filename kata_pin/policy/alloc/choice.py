@@ -49,10 +49,10 @@ class KubeletChoice:
 
     def candidates(self, free: CpuSet, wanted: int, beside: CpuSet) -> tuple[Candidate, ...]:
         """Return each step's units in the accumulator's order, down to what was taken last."""
-        if self._options.distribute_cpus_across_numa:
-            return self._by_node(free, self.choose(free, wanted, beside))
         if wanted > len(free):
             return ()
+        if self._options.distribute_cpus_across_numa:
+            return self._by_node(free, self.choose(free, wanted, beside))
         return tuple(_packed(self._machine, self._options, free, wanted))
 
     def zone(self, state: AllocState, millis: int, beside: CpuSet) -> CpuSet:

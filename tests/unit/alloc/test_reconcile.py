@@ -1,0 +1,212 @@
+"""Bringing a state in line with what runs: lost state, other hosts, offline CPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kata_pin.model.alloc import (
+    POLICY_KEY,
+    AllocSettings,
+    AllocState,
+    AllowRule,
+    ContainerRequest,
+    CpuClass,
+    Eligibility,
+    GrantKind,
+    Running,
+    VmSettings,
+)
+from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.node import KubeletState
+from kata_pin.model.topology import HostTopology
+from kata_pin.policy.alloc.exchange import as_kubelet, from_kubelet
+from kata_pin.policy.alloc.policies import BUILTIN, create
+from kata_pin.wire.kubelet import dump_checkpoint, parse_checkpoint
+from tests.support.machines import Shape, host
+from tests.support.podspecs import container, pod
+
+HOST = host(Shape(uppers=2, llcs=2, cores=2).cpus())
+"""16 CPUs: 2 packages, each a node with 2 caches of 2 cores; siblings are n and n + 8."""
+
+OPEN = AllocSettings(
+    eligibility=Eligibility.RELAXED, allow=(AllowRule(namespace="shop"),), shared_min=2
+)
+
+
+def cpus(text: str) -> CpuSet:
+    return CpuSet.parse(text)
+
+
+def offline(text: str) -> HostTopology:
+    """Return the host without these CPUs."""
+    return host([cpu for cpu in HOST.cpus if cpu.cpu not in cpus(text)])
+
+
+def wishing(cpu_class: str, millis: int = 2000, uid: str = "pod") -> ContainerRequest:
+    return container(millis, pod(uid, annotations={POLICY_KEY: cpu_class}, kata=False))
+
+
+def filled(*requests: ContainerRequest, name: str = "annotation") -> AllocState:
+    """Return the state in which these containers were served one after the other."""
+    policy = create(name, HOST, OPEN)
+    state = policy.start()
+    for request in requests:
+        state = policy.allocate(state, request).state
+    return state
+
+
+def seen(state: AllocState) -> list[Running]:
+    """Return what runs by a state."""
+    return [
+        Running(grant.request, grant.cpus)
+        for grant in state.grants.values()
+        if grant.kind is GrantKind.CONTAINER
+    ]
+
+
+THREE = (wishing("exclusive", 2000, "x"), wishing("share", 2000, "s"), wishing("none", 500, "n"))
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_nothing_happened(name: str) -> None:
+    """A state that is right stays, and nothing is written."""
+    state = filled(*THREE, name=name)
+    decision = create(name, HOST, OPEN).reconcile(state, seen(state))
+    assert decision.state == state
+    assert decision.changed == ()
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_lost_state(name: str) -> None:
+    """Without a state, containers keep the CPUs they are seen on, and nothing is written."""
+    state = filled(*THREE, wishing("exclusive", 4000, "y"), name=name)
+    policy = create(name, HOST, OPEN)
+    decision = policy.reconcile(AllocState(), list(reversed(seen(state))))
+    held = {one: grant.exclusive for one, grant in decision.state.grants.items()}
+    assert held == {one: grant.exclusive for one, grant in state.grants.items()}
+    assert decision.changed == ()
+
+
+def test_ended_meanwhile() -> None:
+    """Who runs no more has nothing; who shares hears of the CPUs that came back."""
+    state = filled(*THREE)
+    decision = create("annotation", HOST, OPEN).reconcile(state, seen(state)[1:])
+    assert set(decision.state.grants) == {"s-app", "n-app"}
+    assert [grant.container_id for grant in decision.changed] == ["n-app"]
+    assert decision.state.shared == cpus("0-15")
+
+
+def test_began_meanwhile() -> None:
+    """A container that nobody asked about is served after those that had CPUs already."""
+    state = filled(*THREE)
+    fresh = Running(wishing("exclusive", 2000, "z"), cpus("0-15"))
+    decision = create("annotation", HOST, OPEN).reconcile(state, [fresh, *seen(state)])
+    assert decision.state.grants["x-app"].exclusive == cpus("0,8")
+    assert decision.state.grants["z-app"].exclusive == cpus("2,10")
+    assert {grant.container_id for grant in decision.changed} == {"z-app", "n-app"}
+
+
+def test_offline_cpu_is_replaced_by_the_nearest() -> None:
+    """An exclusive CPU that went offline is replaced; the others of the container stay."""
+    state = filled(*THREE)
+    decision = create("annotation", offline("8"), OPEN).reconcile(state, seen(state))
+    assert decision.state.grants["x-app"].exclusive >= cpus("0")
+    assert len(decision.state.grants["x-app"].exclusive) == 2
+    assert decision.state.grants["s-app"].cpus == cpus("1,9")
+    assert decision.refused is None
+
+
+def test_growing_takes_no_claimed_cpu() -> None:
+    """Who lost a CPU does not get one that another container, served later, has."""
+    state = filled(wishing("exclusive", 2000, "a"), wishing("exclusive", 2000, "b"))
+    decision = create("annotation", offline("8"), OPEN).reconcile(state, seen(state))
+    assert decision.state.grants["b-app"].exclusive == cpus("1,9")
+    assert decision.state.grants["a-app"].exclusive.isdisjoint(cpus("1,9"))
+
+
+def test_too_few_cpus_left() -> None:
+    """On a host that shrank the later ones fall back to the shared pool; nobody is stopped."""
+    state = filled(*(wishing("exclusive", 4000, f"p{n}") for n in range(3)))
+    decision = create("annotation", offline("4-7,12-15"), OPEN).reconcile(state, seen(state))
+    classes = [grant.cpu_class for grant in decision.state.grants.values()]
+    assert classes == [CpuClass.EXCLUSIVE, CpuClass.NONE, CpuClass.NONE]
+    assert decision.state.grants["p2-app"].cpus == decision.state.shared == cpus("2-3,10-11")
+
+
+def test_waiting_containers_are_served_when_cpus_come_back() -> None:
+    """What did not fit before is tried again."""
+    small = create("annotation", offline("4-7,12-15"), OPEN)
+    state = filled(*(wishing("exclusive", 4000, f"p{n}") for n in range(3)))
+    state = small.reconcile(state, seen(state)).state
+    state = create("annotation", HOST, OPEN).reconcile(state, seen(state)).state
+    assert all(grant.exclusive for grant in state.grants.values())
+
+
+def test_contradicting_observations() -> None:
+    """Two unknown containers on the same CPUs: one keeps them, the other gets others."""
+    running = [Running(wishing("exclusive", 2000, uid), cpus("3,11")) for uid in ("a", "b")]
+    state = create("annotation", HOST, OPEN).reconcile(AllocState(), running).state
+    assert state.grants["a-app"].exclusive == cpus("3,11")
+    assert state.grants["b-app"].exclusive.isdisjoint(cpus("3,11"))
+
+
+@pytest.mark.parametrize("cpu_list", ["0-15", "3", "0,3,11", "20-21", ""])
+def test_observed_cpus_that_can_not_be_its_own(cpu_list: str) -> None:
+    """Another number of CPUs than it is to have, or CPUs that are not there, mean nothing."""
+    running = [Running(wishing("exclusive", 2000), cpus(cpu_list))]
+    state = create("annotation", HOST, OPEN).reconcile(AllocState(), running).state
+    assert state.grants["pod-app"].exclusive == cpus("0,8")
+
+
+def test_settings_changed() -> None:
+    """CPUs that are reserved from now on are given back; the container gets others."""
+    state = filled(*THREE)
+    policy = create("annotation", HOST, replace(OPEN, reserved=cpus("0,8")))
+    after = policy.reconcile(state, seen(state)).state
+    assert after.exclusive.isdisjoint(cpus("0,8"))
+    assert len(after.grants["x-app"].exclusive) == 2
+
+
+def test_own_cpus_of_vms_stay() -> None:
+    """A VM keeps its own CPUs, whatever the order in which its containers are served."""
+    policy = create("topology", HOST, replace(OPEN, vm=VmSettings(own_cpus=2)))
+    state = policy.start()
+    for uid in ("a", "b"):
+        state = policy.allocate(state, container(2000, pod(uid))).state
+    decision = policy.reconcile(state, list(reversed(seen(state))))
+    assert decision.changed == ()
+    assert decision.state.grants["vm-b"].exclusive == state.grants["vm-b"].exclusive
+
+
+def test_unconfined_containers_are_told() -> None:
+    """A container that nothing confines is given its CPUs, also where its grant is old."""
+    state = filled(*THREE)
+    running = [replace(one, cpus=None) for one in seen(state)]
+    decision = create("annotation", HOST, OPEN).reconcile(AllocState(), running)
+    assert len(decision.changed) == 3
+
+
+def test_kubelets_checkpoint_and_back() -> None:
+    """Our state survives the kubelet's format; a node changes over without moving anybody."""
+    state = filled(wishing("exclusive", 2000, "x"), wishing("none", 500, "n"), THREE[1])
+    written = dump_checkpoint(as_kubelet(state))
+    kubelet = parse_checkpoint(written)
+    assert kubelet.static
+    assert kubelet.entries == {"x": {"app": cpus("0,8")}}
+    assert kubelet.default == state.shared
+    running = from_kubelet(kubelet, [grant.request for grant in state.grants.values()])
+    taken = create("static", HOST, OPEN).reconcile(AllocState(), running).state
+    assert taken.grants["x-app"].exclusive == cpus("0,8")
+
+
+def test_checkpoint_of_a_node_with_housekeeping() -> None:
+    """What nobody has exclusively is in the default set: together it is the whole host."""
+    chosen = replace(OPEN, housekeeping=cpus("7,15"), vm=VmSettings(own_cpus=1))
+    policy = create("static", HOST, chosen)
+    state = policy.allocate(policy.start(), container(2000, pod("a"))).state
+    kubelet: KubeletState = as_kubelet(state)
+    assert kubelet.default | state.exclusive == cpus("0-15")
+    assert set(kubelet.entries["a"]) == {"app", "vm-a"}
+    assert EMPTY not in kubelet.entries["a"].values()

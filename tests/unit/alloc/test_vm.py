@@ -1,0 +1,132 @@
+"""The VM behind a Kata pod as part of the arithmetic: surplus vCPUs, overhead, housekeeping."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kata_pin.model.alloc import (
+    AllocSettings,
+    AllocState,
+    ContainerRequest,
+    CpuClass,
+    Eligibility,
+    GrantKind,
+    RefusalKind,
+    VmSettings,
+)
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.policy.alloc.policies import BUILTIN, create
+from kata_pin.policy.alloc.vm import vcpus
+from tests.support.machines import Shape, host
+from tests.support.podspecs import container, pod
+
+HOST = host(Shape(uppers=2, llcs=2, cores=2).cpus())
+"""16 CPUs: 2 packages, each a node with 2 caches of 2 cores; siblings are n and n + 8."""
+
+PLAIN = AllocSettings(eligibility=Eligibility.RELAXED)
+OWN = replace(PLAIN, vm=VmSettings(own_cpus=2))
+
+
+def cpus(text: str) -> CpuSet:
+    return CpuSet.parse(text)
+
+
+def after(chosen: AllocSettings, *requests: ContainerRequest, name: str = "static") -> AllocState:
+    """Return the state in which these containers were served one after the other."""
+    policy = create(name, HOST, chosen)
+    state = policy.start()
+    for request in requests:
+        state = policy.allocate(state, request).state
+    return state
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [([2000], 3), ([2000, 500], 4), ([500, 500], 2), ([0], 1), ([1001], 3)],
+)
+def test_vcpus(limits: list[int], expected: int) -> None:
+    """Kata rounds default_vcpus plus the sum of the limits up; no limit counts nothing."""
+    state = after(PLAIN, *(container(one, pod(), f"c{n}") for n, one in enumerate(limits)))
+    members = [one for one in state.grants.values() if one.kind is GrantKind.CONTAINER]
+    assert vcpus(members, 1) == expected
+
+
+def test_vm_follows_the_shared_pool() -> None:
+    """Without housekeeping the VM's overhead runs in the shared pool, never on exclusive CPUs."""
+    state = after(PLAIN, container(2000, pod("a")), container(2000, pod("b")))
+    assert state.grants["vm-a"].cpus == state.grants["vm-b"].cpus == cpus("2-7,10-15")
+    assert state.grants["vm-a"].kind is GrantKind.SANDBOX
+    assert "3 vCPUs for 2 exclusive CPUs: 1 surplus" in state.grants["vm-a"].reasons[0]
+
+
+def test_vm_runs_on_housekeeping() -> None:
+    """With a housekeeping pool the overhead is there, and it does not count in the shared pool."""
+    state = after(replace(PLAIN, housekeeping=cpus("7,15")), container(2000, pod("a")))
+    assert state.grants["vm-a"].cpus == cpus("7,15")
+    assert state.shared == cpus("0-3,5-6,8-11,13-14")
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_no_vm_for_other_pods(name: str) -> None:
+    """Only Kata's pods have one."""
+    assert set(after(PLAIN, container(2000, pod(kata=False)), name=name).grants) == {"pod-app"}
+
+
+def test_vm_with_cpus_of_its_own() -> None:
+    """With the setting a VM with exclusive CPUs has more for its overhead, near the containers."""
+    state = after(OWN, container(2000, pod("a")), container(500, pod("b")), name="topology")
+    assert state.grants["a-app"].exclusive == cpus("0,8")
+    assert state.grants["vm-a"].exclusive == cpus("1,9")
+    assert state.grants["vm-a"].cpu_class is CpuClass.EXCLUSIVE
+    assert state.grants["vm-b"].exclusive == cpus("")
+    assert "run on 1,9, its own" in state.grants["vm-a"].reasons[0]
+
+
+def test_own_cpus_come_and_go_with_the_need() -> None:
+    """They are the VM's while one of its containers has exclusive CPUs, and are kept meanwhile."""
+    policy = create("topology", HOST, OWN)
+    owner = pod("a")
+    state = after(OWN, container(2000, owner), container(500, owner, "log"), name="topology")
+    own = state.grants["vm-a"].exclusive
+    state = policy.change(state, container(4000, owner)).state
+    assert state.grants["vm-a"].exclusive == own
+    state = policy.release(state, "a-app").state
+    assert state.shared == cpus("0-15")
+    assert state.grants["vm-a"].cpus == cpus("0-3,8-11")
+    assert set(policy.release(state, "a-log").state.grants) == set()
+
+
+def test_own_cpus_are_not_taken_from_the_last() -> None:
+    """The container is served, its VM runs in the pool where the pool would become too small."""
+    state = after(OWN, container(13000, pod("a")))
+    assert len(state.grants["a-app"].exclusive) == 13
+    assert state.grants["vm-a"].cpus == state.shared
+    assert len(state.shared) == 3
+
+
+def test_overhead_counts_in_the_shared_pool() -> None:
+    """VMs in the shared pool need room there: what a pod tells, else the setting."""
+    policy = create("static", HOST, PLAIN)
+    heavy = [container(500, pod(f"p{n}", overhead_millis=1000)) for n in range(5)]
+    state = after(PLAIN, *heavy)
+    refused = policy.allocate(state, container(11000, pod("x"))).refused
+    assert refused is not None
+    assert refused.kind is RefusalKind.SHARED_MINIMUM
+    assert "it needs 6" in refused.message
+    assert policy.allocate(state, container(10000, pod("x"))).refused is None
+    kept = replace(PLAIN, housekeeping=cpus("0"))
+    elsewhere = create("static", HOST, kept)
+    assert elsewhere.allocate(after(kept, *heavy), container(11000, pod("x"))).refused is None
+
+
+def test_release_of_a_vm_is_the_whole_pods() -> None:
+    """When the pod goes, all of it goes."""
+    policy = create("static", HOST, OWN)
+    owner = pod("a")
+    state = after(OWN, container(2000, owner), container(2000, owner, "two"), container(500))
+    decision = policy.release(state, "vm-a")
+    assert set(decision.state.grants) == {"pod-app", "vm-pod"}
+    assert decision.state.shared == cpus("0-15")
+    assert {one.container_id for one in decision.changed} == {"pod-app", "vm-pod"}

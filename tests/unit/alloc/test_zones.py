@@ -1,0 +1,88 @@
+"""The choice of the policy `topology`."""
+
+from __future__ import annotations
+
+import pytest
+
+from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.policy.alloc.failure import AllocError
+from kata_pin.policy.alloc.topology import Machine
+from kata_pin.policy.alloc.zones import KEYS, ZoneChoice
+from tests.support.machines import Shape, host
+
+HOST = host(Shape(uppers=2, lowers=2, llcs=2, cores=2).cpus())
+"""32 CPUs: 2 packages of 2 nodes of 2 caches of 2 cores; siblings are n and n + 16.
+
+Caches are 0-1, 2-3, ... with their siblings, nodes 0-3, 4-7, 8-11, 12-15 with theirs.
+"""
+
+CHOICE = ZoneChoice(HOST, Machine.of(HOST))
+
+
+def cpus(text: str) -> CpuSet:
+    return CpuSet.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("free", "wanted", "beside", "expected"),
+    [
+        ("0-31", 2, "", "0,16"),
+        ("0-31", 4, "", "0-1,16-17"),
+        ("0-31", 8, "", "0-3,16-19"),
+        ("0-31", 12, "", "0-5,16-21"),
+        ("2-31", 2, "", "2,18"),
+        ("1-31", 4, "", "2-3,18-19"),
+        ("0-9,11-25,27-31", 2, "10,26", "11,27"),
+        ("0-9,12-25,28-31", 2, "10,26", "8,24"),
+        ("0-7,12-23,28-31", 2, "10,26", "12,28"),
+        ("0-7,16-23", 2, "10,26", "0,16"),
+        ("0,2,4,6,1,17", 2, "", "1,17"),
+        ("0-3,7,23", 2, "", "7,23"),
+        ("0,16,4-7", 3, "", "4-6"),
+    ],
+    ids=[
+        "whole core",
+        "whole cache",
+        "whole node",
+        "a node and the nearest",
+        "tightest fit",
+        "a cache that fits, not one in part use",
+        "beside the pod in its cache",
+        "beside the pod on its node",
+        "beside the pod in its package",
+        "elsewhere",
+        "whole core before narrow zone",
+        "whole core before lower zone",
+        "one node before two",
+    ],
+)
+def test_choose(free: str, wanted: int, beside: str, expected: str) -> None:
+    """The narrowest zone that serves, near to the pod, with whole cores, fitting tightly."""
+    assert CHOICE.choose(cpus(free), wanted, cpus(beside)) == cpus(expected)
+
+
+def test_too_few() -> None:
+    """No zone, so not even the host, has enough."""
+    with pytest.raises(AllocError, match="requested=4, available=3"):
+        CHOICE.choose(cpus("1-3"), 4, EMPTY)
+    assert CHOICE.choose(cpus("1-3"), 0, EMPTY) == EMPTY
+    assert CHOICE.candidates(cpus("1-3"), 4, EMPTY) == ()
+
+
+def test_candidates_are_in_the_order_of_their_keys() -> None:
+    """What is told is what was compared: sorted by the keys, the first one is taken."""
+    free = cpus("0-5,8,16-31")
+    told = CHOICE.candidates(free, 4, cpus("8"))
+    keys = [tuple(value for _, value in one.keys) for one in told]
+    assert keys == sorted(keys)
+    assert all(tuple(name for name, _ in one.keys) == KEYS for one in told)
+    assert told[0].taken == CHOICE.choose(free, 4, cpus("8"))
+    assert all(not one.taken for one in told[1:])
+    assert all(one.cpus <= free and len(one.cpus) >= 4 for one in told)
+
+
+def test_fewest_nodes() -> None:
+    """A request above every node spans as few nodes as possible, the fullest first."""
+    taken = CHOICE.choose(cpus("0-1,4-6,8-11,24-27"), 10, EMPTY)
+    assert taken >= cpus("8-11,24-27")
+    assert len([node for node in HOST.nodes.values() if node & taken]) == 2
