@@ -70,7 +70,12 @@ def test_shrink(held: str, wanted: int, expected: str) -> None:
 def test_nodes_follow_distances() -> None:
     """The kernel's distances say which node is next; without them the numbers do."""
     assert nodes_by_distance(HOST, cpus("12")) == [0, 1, 2, 3]
-    rows = {0: (10, 11, 30, 20), 1: (11, 10, 20, 30), 2: (30, 20, 10, 11), 3: (20, 30, 11, 10)}
+    rows: dict[int, tuple[int, ...]] = {
+        0: (10, 11, 30, 20),
+        1: (11, 10, 20, 30),
+        2: (30, 20, 10, 11),
+        3: (20, 30, 11, 10),
+    }
     measured = replace(HOST, distances=rows)
     assert nodes_by_distance(measured, cpus("12")) == [3, 2, 0, 1]
     held = cpus("12-15,28-31")
