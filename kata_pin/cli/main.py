@@ -27,6 +27,7 @@ _UNINSTALL: Final = "Give every pin back and remove what install wrote and nobod
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "show": ("show:show", "Show the sandboxes of this node, one of them, or its pCPUs."),
     "who": ("inspect:who", "Show every thread of the host that may run on a pCPU."),
+    "map": ("guestmap:guest_map", "Show which pCPU is which vCPU, which guest CPU, and whose."),
     "explain": ("inspect:explain", "Explain why a sandbox's threads are where they are."),
     "history": ("history:history", "Show what changed of sandboxes, when and why."),
     "check": ("inspect:check", "Check that every thread is where it should be."),

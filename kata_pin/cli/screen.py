@@ -20,7 +20,7 @@ def look() -> Look:
     from kata_pin.cli.layout import NO_LIMIT, Look
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else NO_LIMIT
-    return Look(width, unicode=_encodes(sys.stdout, "→×·"))  # noqa: RUF001 - what we print
+    return Look(width, unicode=_encodes(sys.stdout, "→×·─╳"))  # noqa: RUF001 - what we print
 
 
 def show(lines: Iterable[Text]) -> None:

@@ -104,6 +104,62 @@ class Vmm(TypedDict):
     guest_cid: int
 
 
+class Known(TypedDict):
+    """How well one link of the map is known."""
+
+    state: str
+    source: str
+
+
+class GuestLinks(TypedDict):
+    """The links from a vCPU thread to its guest CPU."""
+
+    vcpu: Known
+    apic_id: Known
+    guest_cpu: Known
+
+
+class GuestVcpu(TypedDict):
+    """One vCPU thread and the guest CPU it is."""
+
+    tid: int
+    vcpu: int | None
+    apic_id: int | None
+    guest_cpu: int | None
+    state: str
+    source: str
+    links: GuestLinks
+    cpus: str
+    paired: bool
+    container: str
+
+
+class GuestContainer(TypedDict):
+    """The guest CPUs of one container."""
+
+    id: str
+    name: str
+    cpus: str | None
+    owned: bool
+    reason: str
+    told: str | None
+    proof: str | None
+    detail: str
+
+
+class Guest(TypedDict):
+    """The map of a sandbox, and what its guest was told."""
+
+    state: str
+    detail: str
+    asked_s: float | None
+    kernel: str
+    kernel_source: str
+    hotplugged: bool
+    vcpus: list[GuestVcpu]
+    containers: list[GuestContainer]
+
+
 class Thread(TypedDict):
     """One thread that works for the sandbox."""
 
@@ -148,6 +204,7 @@ class Sandbox(TypedDict):
     containers: list[Container]
     vmm: Vmm | None
     vmm_problem: str
+    guest: Guest | None
     threads: list[Thread]
     notes: list[Note]
 

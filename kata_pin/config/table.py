@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Final, cast
 
 from kata_pin.config.alloc import Alloc
+from kata_pin.config.guest import Guest
 from kata_pin.config.kinds import Raw
 from kata_pin.config.metrics import Metrics
 from kata_pin.config.row import METADATA, Row
@@ -20,6 +21,7 @@ SECTIONS: Final[dict[str, type[object]]] = {
     "hook": Hook,
     "qmp": Qmp,
     "nri": Nri,
+    "guest": Guest,
     "history": History,
     "alloc": Alloc,
     "metrics": Metrics,

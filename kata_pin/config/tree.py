@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from kata_pin.config.alloc import Alloc
+from kata_pin.config.guest import Guest
 from kata_pin.config.kinds import (
     BOOLEAN,
     CPUS,
@@ -318,6 +319,7 @@ class Config:
     hook: Hook = field(default_factory=Hook)
     qmp: Qmp = field(default_factory=Qmp)
     nri: Nri = field(default_factory=Nri)
+    guest: Guest = field(default_factory=Guest)
     history: History = field(default_factory=History)
     alloc: Alloc = field(default_factory=Alloc)
     metrics: Metrics = field(default_factory=Metrics)

@@ -28,6 +28,7 @@ from kata_pin.daemon.births import Births
 from kata_pin.daemon.compose import Parts, boot_id, compose
 from kata_pin.daemon.control import ControlServer
 from kata_pin.daemon.following import CgroupWatch, Following
+from kata_pin.daemon.guests import Guests
 from kata_pin.daemon.history import History
 from kata_pin.daemon.intake import Intake
 from kata_pin.daemon.lock import locked
@@ -97,6 +98,13 @@ class Daemon:
         watch = StateWatch(vc=paths.vc, kata=paths.kata, kubelet=paths.kubelet_state)
         self._history = History(parts.registry, lambda: self._config.history)
         self._tally = Tally()
+        self._guests = Guests(
+            parts,
+            settings=lambda: self._config.guest,
+            acts=self._acts,
+            vmm_of=lambda one: self._sandboxes.known_vmm(one),  # noqa: PLW0108 - made below
+            start=lambda work: self._spawn(tasks, work),
+        )
         self._allotting = Allotting(parts)
         self._sandboxes = Sandboxes(
             parts.root,
@@ -105,6 +113,7 @@ class Daemon:
             start=lambda work: self._spawn(tasks, work),
             acts=self._acts,
             ask=ExtraMonitor(parts.kata, lambda: self._config.qmp).ask,
+            guests=self._guests,
             observers=(self._history, self._tally, CgroupWatch(parts, watch), self._allotting),
         )
         self._allotting.begin(self._sandboxes)
@@ -196,6 +205,7 @@ class Daemon:
         self._following.rearm()
         self._following.look_around()
         await self._auditor.deep()
+        self._guests.audit()
 
     def _followed(self) -> Iterator[Coroutine[object, object, None]]:
         """Yield what follows changes by events, unless audits are to find them."""
@@ -266,6 +276,7 @@ class Daemon:
             acts=self._acts,
             look_around=self._following.look_around,
             history=self._history,
+            guests=self._guests,
         )
         gid, mode = self._readers
         control = ControlServer(self._path("control.sock"), verbs.all)

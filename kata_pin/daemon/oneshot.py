@@ -7,6 +7,7 @@ a daemon that starts later; the runtime directory's lock keeps the two apart.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import time
@@ -16,6 +17,9 @@ from kata_pin.config.tree import Config
 from kata_pin.daemon.allocview import allocation_document
 from kata_pin.daemon.compose import Parts, boot_id, compose
 from kata_pin.daemon.engine import Held
+from kata_pin.daemon.guestkernel import kernel_facts
+from kata_pin.daemon.guests import give_back
+from kata_pin.daemon.guestview import GuestView, look_at_guest
 from kata_pin.daemon.history import History, history_document
 from kata_pin.daemon.intake import Intake
 from kata_pin.daemon.lock import locked
@@ -31,8 +35,10 @@ from kata_pin.daemon.view import (
 )
 from kata_pin.errors import DaemonError, ParseError
 from kata_pin.host.root import HOST
+from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import Sandbox
 from kata_pin.policy.explain import explain as explain_lines
+from kata_pin.policy.guestwords import guest_lines
 from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.spool import Spool
 
@@ -57,7 +63,11 @@ def explain(config: Config, sandbox_id: str) -> Json:
             report = facts.report
             if report is not None and report.placement is not None:
                 node = parts.node.current()
-                lines = explain_lines(facts.sandbox, report.threads, report.placement, node)
+                view = facts.guest
+                told = guest_lines(facts.sandbox, view.look.map, view.look.cpusets) if view else ()
+                lines = explain_lines(
+                    facts.sandbox, report.threads, report.placement, node, guest=list(told)
+                )
                 return explanation_document(sandbox_id, lines)
     raise DaemonError(f"no sandbox {sandbox_id!r}", hint="kata-pin show lists them")
 
@@ -82,7 +92,7 @@ def unpin(config: Config, sandbox_id: str | None) -> Json:
     with _writing(config) as parts:
         chosen = _chosen(parts, sandbox_id)
         parts.registry.set_released(chosen, released=True)
-        return applied_document("unpin", list(_act(config, parts, "unpin", chosen, release=True)))
+        return applied_document("unpin", _undo(config, parts, "unpin", chosen))
 
 
 def release_all(config: Config) -> Json:
@@ -91,7 +101,7 @@ def release_all(config: Config) -> Json:
     Unlike unpin this is not remembered: a daemon that is installed again pins again.
     """
     with _writing(config) as parts:
-        return applied_document("unpin", list(_act(config, parts, "release", release=True)))
+        return applied_document("unpin", _undo(config, parts, "release"))
 
 
 @contextlib.contextmanager
@@ -143,6 +153,16 @@ def _known(parts: Parts) -> list[str]:
     return sorted({*parts.registry.sandboxes(), *parts.finder.sandboxes()})
 
 
+def _undo(
+    config: Config, parts: Parts, verb: str, ids: Iterable[str] | None = None
+) -> list[SandboxFacts]:
+    """Give pins back, then the guests' CPUs to all of their containers."""
+    done = list(_act(config, parts, verb, ids, release=True))
+    passes = [(one.sandbox, one.report) for one in done if one.report is not None]
+    asyncio.run(give_back(parts, config.guest, passes))
+    return done
+
+
 def _act(
     config: Config,
     parts: Parts,
@@ -160,6 +180,16 @@ def _act(
         yield facts
 
 
+def _guest(parts: Parts, sandbox: Sandbox, report: Report) -> GuestView | None:
+    """Return the map of a sandbox; nobody asks the guest without a daemon."""
+    if sandbox.vmm is None:
+        return None
+    facts = kernel_facts(parts.root, sandbox.vmm)
+    inferred = parts.node.config.guest.act_on_inferred
+    look = look_at_guest(sandbox, report, parts.node.current(), facts, inferred=inferred)
+    return GuestView(look, detail="no daemon runs, which would ask it") if look else None
+
+
 def _look(
     parts: Parts, ids: Iterable[str] | None = None, *, act: bool, release: bool = False
 ) -> Iterator[SandboxFacts]:
@@ -172,9 +202,11 @@ def _look(
         report = parts.engine.run(sandbox_id, containers, held, act=may_act, release=release)
         if held.vmm is None and parts.engine.runs_without_vmm(containers):
             continue
+        sandbox = Sandbox(sandbox_id, containers, held.vmm)
         yield SandboxFacts(
-            sandbox=Sandbox(sandbox_id, containers, held.vmm),
+            sandbox=sandbox,
             report=report,
+            guest=_guest(parts, sandbox, report),
             checked_s=0.0,
             problem=held.problem,
             released=sandbox_id in released,

@@ -11,9 +11,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from kata_pin.daemon.engine import Engine, Held
+from kata_pin.daemon.guests import Guests
 from kata_pin.daemon.registry import Registry
 from kata_pin.daemon.standing import Observer, stands
 from kata_pin.daemon.supervisor import RETRY_S, Cause, PassResult, Supervisor, Verdict
@@ -44,12 +46,13 @@ class Sandboxes:
         start: Callable[[Coroutine[object, object, None]], object],
         acts: Callable[[], bool],
         ask: Callable[[str, Held], Awaitable[bool]],
+        guests: Guests,
         observers: Sequence[Observer] = (),
     ) -> None:
         """`start` runs a coroutine in the daemon's TaskGroup; `acts` says if pins may be set.
 
         `ask` learns more about a sandbox after a pass, and says whether another one may use it.
-        `observers` are told of every pass before who waits for it.
+        `observers` are told of every pass before who waits for it, `guests` too.
         """
         self._root = root
         self._engine = engine
@@ -57,7 +60,8 @@ class Sandboxes:
         self._start = start
         self._acts = acts
         self._ask = ask
-        self._observers = observers
+        self._guests = guests
+        self._observers = (*observers, guests)
         self._held: dict[str, Held] = {}
         self._supervisors: dict[str, Supervisor] = {}
         self._since: dict[str, float] = {}
@@ -139,6 +143,11 @@ class Sandboxes:
         """Return what is held of a sandbox."""
         return self._held.get(sandbox_id)
 
+    def known_vmm(self, sandbox_id: str) -> Vmm | None:
+        """Return the VMM that the last pass over a sandbox found."""
+        held = self._held.get(sandbox_id)
+        return None if held is None else held.vmm
+
     def vmm_of(self, sandbox_id: str) -> Vmm | None:
         """Return a sandbox's VMM as of now, before or between its passes."""
         containers = self._registry.containers(sandbox_id)
@@ -152,14 +161,15 @@ class Sandboxes:
             held = self._held.get(sandbox_id)
             if held is None:  # it ended a moment ago
                 continue
-            containers = self._registry.containers(sandbox_id)
+            sandbox = Sandbox(sandbox_id, self._registry.containers(sandbox_id), held.vmm)
             yield SandboxFacts(
-                sandbox=Sandbox(sandbox_id, containers, held.vmm),
+                sandbox=sandbox,
                 report=held.report,
                 checked_s=now - held.checked_at if held.report else None,
                 problem=held.problem,
                 released=sandbox_id in released,
                 foreign=frozenset(key.tid for key in held.foreign.left_alone(now)),
+                guest=self._guests.view(sandbox, held.report),
             )
 
     def explanation(self, sandbox_id: str) -> tuple[str, ...]:
@@ -168,7 +178,13 @@ class Sandboxes:
         if held.report is None or held.report.placement is None:
             raise DaemonError(f"no pass over sandbox {sandbox_id} has ended yet")
         sandbox = Sandbox(sandbox_id, self._registry.containers(sandbox_id), held.vmm)
-        return explain(sandbox, held.report.threads, held.report.placement, self._engine.node())
+        return explain(
+            sandbox,
+            held.report.threads,
+            held.report.placement,
+            self._engine.node(),
+            guest=self._guests.lines(sandbox, held.report),
+        )
 
     # ---- undoing -------------------------------------------------------------------------
 
@@ -199,12 +215,20 @@ class Sandboxes:
             raise
 
     async def _asked_pass(self, sandbox_id: str) -> PassResult:
+        await self._guests.before(sandbox_id, lambda: self._foreseen(sandbox_id))
         result = await self._in_turn(sandbox_id)
         if result.verdict is not Verdict.GONE and await self._ask(
             sandbox_id, self._held[sandbox_id]
         ):
             result = await self._in_turn(sandbox_id)
         return result
+
+    async def _foreseen(self, sandbox_id: str) -> Report:
+        """Return what a pass would decide now; nothing is set, and nothing of it is kept."""
+        async with self._turns:
+            held = replace(self._held[sandbox_id])
+            containers = self._registry.containers(sandbox_id)
+            return self._engine.run(sandbox_id, containers, held, act=False)
 
     async def _in_turn(self, sandbox_id: str) -> PassResult:
         """Run one pass when its turn has come: between any two of them hooks are answered."""

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kata_pin.daemon.control import Verb
+from kata_pin.daemon.guests import Guests
 from kata_pin.daemon.history import MAX_SHOWN, MAX_SINCE_S, History, history_document
 from kata_pin.daemon.sandboxes import Sandboxes
 from kata_pin.daemon.view import Json, applied_document, explanation_document
 from kata_pin.errors import DaemonError
 from kata_pin.wire.control import Request
+
+GUESTS_S: Final = 3.0
+"""Longest that an undo waits for guests: their containers are given all guest CPUs back."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class Verbs:
     acts: Callable[[], bool]
     look_around: Callable[[], None]
     history: History
+    guests: Guests
 
     @property
     def reading(self) -> Mapping[str, Verb]:
@@ -86,12 +92,12 @@ class Verbs:
     async def _unpin(self, request: Request) -> Json:
         chosen = self._selected(request)
         self.sandboxes.set_released(chosen, released=True)
-        return self._release_now(chosen)
+        return await self._release_now(chosen)
 
     async def _release(self, _request: Request) -> Json:
         """Unlike unpin this is not remembered: the next daemon, if there is one, pins again."""
         self.stop_acting()
-        return self._release_now(self.sandboxes.ids)
+        return await self._release_now(self.sandboxes.ids)
 
     async def _reload(self, _request: Request) -> Json:
         problem = self.reload()
@@ -99,9 +105,10 @@ class Verbs:
             raise DaemonError(f"configuration not reloaded: {problem}")
         return {"document": {}}
 
-    def _release_now(self, chosen: Sequence[str]) -> Json:
+    async def _release_now(self, chosen: Sequence[str]) -> Json:
         for sandbox_id in chosen:
             self.sandboxes.release(sandbox_id)
+        await self.guests.settled(chosen, GUESTS_S)
         return {"document": applied_document("unpin", self.sandboxes.facts(chosen))}
 
     async def _pass_over(self, chosen: Sequence[str], verb: str) -> Json:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from kata_pin.daemon.guestview import GuestView, guest_document
 from kata_pin.daemon.standing import sandbox_state, thread_state
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
@@ -38,7 +39,7 @@ class SandboxFacts:
     """Everything known about one sandbox at the time the document is made.
 
     `checked_s` is the age of the last pass or audit in seconds, None if there was none. `foreign`
-    are the tids whose affinity another writer keeps changing.
+    are the tids whose affinity another writer keeps changing. `guest` is None without a VMM.
     """
 
     sandbox: Sandbox
@@ -48,6 +49,7 @@ class SandboxFacts:
     released: bool = False
     conflicts: Sequence[Note] = ()
     foreign: frozenset[int] = frozenset()
+    guest: GuestView | None = None
 
 
 def state_document(
@@ -146,6 +148,7 @@ def _sandbox(facts: SandboxFacts, now_ns: int) -> Json:
         ],
         "vmm": _vmm(sandbox.vmm),
         "vmm_problem": facts.problem,
+        "guest": guest_document(facts.guest, sandbox),
         "threads": threads,
         "notes": [_note(note) for note in dict.fromkeys(notes)],
     }

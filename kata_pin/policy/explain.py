@@ -21,9 +21,17 @@ from kata_pin.policy.vicinity import vicinities
 
 
 def explain(
-    sandbox: Sandbox, threads: Sequence[Thread], placement: Placement, node: Node
+    sandbox: Sandbox,
+    threads: Sequence[Thread],
+    placement: Placement,
+    node: Node,
+    *,
+    guest: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return the lines: containers, mask, exclusive CPUs and why, VM size, threads, notes."""
+    """Return the lines: containers, mask, exclusive CPUs and why, VM size, threads, guest, notes.
+
+    `guest` are the lines of guestwords.py, left out where there are none.
+    """
     lines = [f"sandbox {sandbox.id} ({sandbox.pod})"]
     for title, body in (
         ("containers", _containers(sandbox, node)),
@@ -31,6 +39,7 @@ def explain(
         ("exclusive", _exclusive(sandbox, placement)),
         ("VM size", _size(threads, placement, node)),
         ("threads", _threads(sandbox, threads, placement, node)),
+        *([("guest", guest)] if guest else []),
         ("notes", (f"{one.level}: {one.code}: {one.text}" for one in placement.notes)),
     ):
         lines.append(title)

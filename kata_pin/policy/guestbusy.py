@@ -6,12 +6,15 @@ for just as long are one. Passive: nothing runs in the guest for it. It says not
 guess: a thread that ran little, two that ran alike, a guest CPU that fits two threads, a guest that
 polls while idle, or one that counts stolen time as busy, give no answer.
 
+The agent's metrics name guest CPUs by their rank among the online ones; `by_rank` tells what that
+leaves of the ways in which guests number.
+
 Out of scope: reading the times (guest/ and host/), how often two looks must agree (Votes.needed).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -56,6 +59,28 @@ def _slack(seconds: float) -> float:
 def _near(seconds: float, others: Iterable[float]) -> bool:
     """Whether another time is too near to this one to be told from it."""
     return any(abs(other - seconds) < APART * _slack(seconds) for other in others)
+
+
+def by_rank(
+    ranks: Mapping[ThreadKey, int], numberings: Sequence[Mapping[ThreadKey, int]]
+) -> dict[ThreadKey, int]:
+    """Return the guest CPUs of threads whose rank among the online ones is known.
+
+    That is all that the agent's metrics tell. `numberings` are the ways in which this guest may
+    number its vCPUs: those that give another order are out, and only what all others agree about
+    is an answer.
+    """
+    fitting = [one for one in numberings if _ordered(ranks, one)]
+    return {
+        key: numbers.pop()
+        for key in ranks
+        if len(numbers := {one[key] for one in fitting if key in one}) == 1
+    }
+
+
+def _ordered(ranks: Mapping[ThreadKey, int], numbering: Mapping[ThreadKey, int]) -> bool:
+    line = sorted(numbering.values())
+    return all(key in numbering and line.index(numbering[key]) == r for key, r in ranks.items())
 
 
 @dataclass

@@ -97,6 +97,19 @@ def measured_by_apic(found: GuestMap, table: Mapping[int, int]) -> dict[ThreadKe
     }
 
 
+def numberings(found: GuestMap, guest: GuestTopology) -> list[dict[ThreadKey, int]]:
+    """Return the ways in which a guest may have numbered its vCPUs, whatever its kernel.
+
+    Empty where a vCPU's index is not known, or the start of the VM is not.
+    """
+    indexes = {one.key: one.index for one in found.links if one.index is not None}
+    if len(indexes) < len(found.links) or not guest.boot:
+        return []
+    top = guest.boot + guest.maximum - 1
+    late = {key: top - n if n >= guest.boot else n for key, n in indexes.items()}
+    return [indexes, late]
+
+
 def release_of(text: str) -> tuple[int, int] | None:
     """Return major and minor of a kernel release such as `6.12.47-171`, None for other texts."""
     match = _RELEASE.match(text)

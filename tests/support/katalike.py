@@ -106,7 +106,8 @@ class KataSandbox:
     caller the parent. `cgroups` are directories whose cgroup.procs get QEMU's pid after its start,
     `overhead_cgroups` those that get the shim's before: what it starts is born there.
     `extra_monitor` adds Kata's debug monitor socket; `virtiofsd` a real, idle virtiofsd (it needs
-    `shim_process`). `vcpu_pinning` is said in Kata's state; nobody acts on it.
+    `shim_process`). `vcpu_pinning` is said in Kata's state; nobody acts on it. `agent_url` is where
+    Kata's state says that the agent listens; nobody does by default.
     """
 
     dirs: KataDirs
@@ -118,6 +119,7 @@ class KataSandbox:
     extra_monitor: bool = False
     virtiofsd: bool = False
     vcpu_pinning: bool = False
+    agent_url: str = ""
     cgroups: Sequence[Path] = ()
     overhead_cgroups: Sequence[Path] = ()
     containers: Sequence[ContainerSpec] = ()
@@ -288,7 +290,7 @@ class KataSandbox:
                 "VirtiofsDaemonPid": self.virtiofsd_pid,
                 "Pid": self.pid,
             },
-            "AgentState": {"URL": "vsock://3960766453:1024"},
+            "AgentState": {"URL": self.agent_url},
             "Config": {
                 "HypervisorType": "qemu",
                 "ContainerConfigs": [

@@ -8,10 +8,12 @@ from kata_pin.cli import (
     findings,
     render_cpus,
     render_history,
+    render_map,
     render_pools,
     render_reports,
     render_show,
 )
+from kata_pin.cli.guestmap import map_document
 from kata_pin.cli.layout import Look
 from kata_pin.cli.shape import State
 from tests.unit.cli import documents as docs
@@ -52,6 +54,9 @@ CASES: dict[str, Render] = {
     "sandbox-hostile": _single(docs.hostile()),
     "cpus": lambda look: render_cpus.cpus(SEVERAL, look),
     "cpus-256": lambda look: render_cpus.cpus(docs.large(), look),
+    "map": lambda look: render_map.guest_map(map_document(SEVERAL), look),
+    "map-hostile": lambda look: render_map.guest_map(map_document(docs.hostile()), look),
+    "map-nothing": lambda look: render_map.guest_map(map_document(DOWN), look),
     "pools": lambda look: render_pools.pools(docs.allotted(), look),
     "pools-aside": lambda look: render_pools.pools(
         docs.allotted(aside="the kubelet's CPU manager policy is static"), look

@@ -2,7 +2,17 @@
 
 from typing import Any, cast
 
-from kata_pin.cli.shape import Container, CpuPlace, Grant, Note, Sandbox, State, Thread, Vmm
+from kata_pin.cli.shape import (
+    Container,
+    CpuPlace,
+    Grant,
+    Guest,
+    Note,
+    Sandbox,
+    State,
+    Thread,
+    Vmm,
+)
 
 
 def places(count: int, *, nodes: int = 1, smt: bool = False) -> list[CpuPlace]:
@@ -148,10 +158,60 @@ def sandbox(pod: str, mask: str | None, *threads: Thread, **fields: Any) -> Sand
         "containers": [],
         "vmm": vmm(),
         "vmm_problem": "",
+        "guest": None,
         "threads": list(threads),
         "notes": [],
     }
     return cast("Sandbox", facts | fields)
+
+
+def links(*numbers: tuple[int, str, int | None, str, str], **fields: Any) -> Guest:
+    """Return a guest's map: (vCPU, pCPUs, guest CPU, state, owner's id) each."""
+    vcpus = [
+        {
+            "tid": 4101 + n,
+            "vcpu": index,
+            "apic_id": index,
+            "guest_cpu": number,
+            "state": known,
+            "source": f"what is {known}",
+            "links": {
+                "vcpu": {"state": "measured", "source": "debugfs"},
+                "apic_id": {"state": "measured", "source": "KVM's vCPU id"},
+                "guest_cpu": {"state": known, "source": f"what is {known}"},
+            },
+            "cpus": cpus,
+            "paired": bool(owner),
+            "container": owner,
+        }
+        for n, (index, cpus, number, known, owner) in enumerate(numbers)
+    ]
+    facts = {
+        "state": "told",
+        "detail": "",
+        "asked_s": 3.4,
+        "kernel": "6.12.47",
+        "kernel_source": "/opt/kata/share/kata-containers/vmlinux.container",
+        "hotplugged": False,
+        "vcpus": vcpus,
+        "containers": [],
+    }
+    return cast("Guest", facts | fields)
+
+
+def confined(name: str, cpus: str | None, **fields: Any) -> dict[str, Any]:
+    """Return the guest CPUs of a container, which its guest was told and read back."""
+    facts = {
+        "id": name.encode().hex().ljust(64, "0")[:64],
+        "name": name,
+        "cpus": cpus,
+        "owned": cpus is not None,
+        "reason": "guest CPUs of its own vCPUs",
+        "told": cpus,
+        "proof": None if cpus is None else "read",
+        "detail": "",
+    }
+    return facts | fields
 
 
 def database() -> Sandbox:
@@ -177,6 +237,15 @@ def database() -> Sandbox:
             container("sidecar", "6-7"),
         ],
         notes=[note("vCPU 0 runs on shared CPUs", warning=False)],
+        guest=links(
+            (0, "6-7", 0, "proven", ""), (1, "4", 1, "proven", b"db".hex().ljust(64, "0")),
+            (2, "5", 2, "measured", b"db".hex().ljust(64, "0")),
+            containers=[
+                confined("db", "1-2"),
+                confined("sidecar", "0", owned=False, proof="none",
+                         reason="guest CPUs of vCPUs that are no container's own"),
+            ],
+        ),
     )  # fmt: skip
 
 
@@ -194,6 +263,17 @@ def drifted() -> Sandbox:
         shared="",
         containers=[container("feed", "12-15", "12-15")],
         notes=[note("the VM has 2 vCPUs for 4 exclusive CPUs: raise default_vcpus to 5")],
+        guest=links(
+            (0, "12", 0, "proven", b"feed".hex().ljust(64, "0")),
+            (15, "13", None, "unknown", b"feed".hex().ljust(64, "0")),
+            (14, "14-15", 3, "inferred", ""),
+            state="failed", detail="1 of 2 containers is not as it was told", hotplugged=True,
+            kernel="", kernel_source="-kernel: changed since the VMM's start", asked_s=None,
+            containers=[
+                confined("feed", None, told="0-3", proof="broken", detail="runs on 0-15",
+                         reason="1 of its own vCPU has no guest CPU that may be acted on"),
+            ],
+        ),
     )  # fmt: skip
 
 
@@ -229,6 +309,10 @@ def large() -> State:
         exclusive="16-79",
         shared="8-15,136-143",
         containers=[container("big", "16-79", "16-79"), container("helper", "8-15,136-143")],
+        guest=links(
+            *((n, str(16 + n), n, "proven", b"big".hex().ljust(64, "0")) for n in range(64)),
+            containers=[confined("big", "0-63"), confined("helper", None, reason="no vCPU left")],
+        ),
     )
     return state(
         big,
@@ -257,6 +341,15 @@ def hostile() -> State:
                 vmm=vmm(exe=evil, witness=evil),
                 containers=[container(evil, "4-5", "4", reason=evil, note=evil, source=evil)],
                 notes=[note(evil), note(evil, warning=False)],
+                guest=links(
+                    (0, "4", 0, evil, evil),
+                    (1, "5", None, "unknown", evil),
+                    state=evil,
+                    detail=evil,
+                    kernel=evil,
+                    kernel_source=evil,
+                    containers=[confined(evil, "1", reason=evil, proof=evil, detail=evil)],
+                ),
             ),
             hostname=evil,
         ),

@@ -10,6 +10,7 @@ import pytest
 
 from kata_pin.cli import census, shape
 from kata_pin.cli.findings import check
+from kata_pin.cli.guestmap import map_document
 from kata_pin.cli.main import COMMANDS, cli
 from kata_pin.cli.manual import page
 from kata_pin.cli.pools import pools_document
@@ -59,6 +60,7 @@ TABLES = documented()
     ("document", "kind"),
     [
         (docs.state(docs.database(), docs.drifted()), "state"),
+        (map_document(docs.state(docs.database(), docs.drifted(), docs.lost())), "map"),
         (docs.allotted(), "state"),
         (pools_document(docs.allotted()), "pools"),
         (docs.busy_cpu(), "who"),
@@ -99,6 +101,11 @@ def test_the_state_of_this_host_has_the_documented_fields(tmp_path: Path) -> Non
         ("state.sandboxes[]", shape.Sandbox),
         ("state.sandboxes[].containers[]", shape.Container),
         ("state.sandboxes[].vmm", shape.Vmm),
+        ("state.sandboxes[].guest", shape.Guest),
+        ("state.sandboxes[].guest.vcpus[]", shape.GuestVcpu),
+        ("state.sandboxes[].guest.vcpus[].links", shape.GuestLinks),
+        ("state.sandboxes[].guest.vcpus[].links.vcpu", shape.Known),
+        ("state.sandboxes[].guest.containers[]", shape.GuestContainer),
         ("state.sandboxes[].threads[]", shape.Thread),
         ("state.allocation", shape.Allocation),
         ("state.allocation.pools", shape.Pools),

@@ -1,0 +1,28 @@
+"""How long threads have run on a CPU: the first number of /proc/<pid>/schedstat, in ns.
+
+Finer than the ticks of stat, and what a vCPU thread ran is what its guest CPU can have been busy.
+Fact: Documentation/scheduler/sched-stats.rst. Nothing is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kata_pin.errors import TaskGone
+from kata_pin.host.files import read_once
+from kata_pin.host.root import HostRoot
+from kata_pin.host.tasks import starttime
+from kata_pin.model.thread import ThreadKey
+
+
+def run_times(root: HostRoot, keys: Iterable[ThreadKey]) -> dict[ThreadKey, float]:
+    """Return the seconds that each thread has run since its birth; those that are gone are out."""
+    found: dict[ThreadKey, float] = {}
+    for key in keys:
+        try:
+            text = read_once(root.proc(key.tgid, "task", key.tid, "schedstat"))
+            if starttime(root, key.tgid, key.tid) == key.starttime:
+                found[key] = int(text.split(maxsplit=1)[0]) / 1e9
+        except (OSError, TaskGone, ValueError, IndexError):
+            continue
+    return found

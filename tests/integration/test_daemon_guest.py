@@ -1,0 +1,324 @@
+"""The daemon and guests: real QEMU and pins, and an agent behind a unix socket (hybrid vsock).
+
+What a Linux in the guest makes of it is for the lab.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemon import Json, Node, Pod, private_node
+from tests.support.katalike import ContainerSpec
+from tests.support.playedguest import Mood, PlayedGuest
+from tests.support.qemu import Machine
+from tests.support.waiting import wait_for
+
+pytestmark = [pytest.mark.qemu, pytest.mark.root]
+
+TWO = Machine(boot=2, maximum=2)
+ASKED = {"connect_ms": 300, "call_ms": 300}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="kpg"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def guest(folder: Path) -> Iterator[PlayedGuest]:
+    with PlayedGuest(folder / "agent") as one:
+        yield one
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with private_node(guest=dict(ASKED)) as one:
+        yield one
+
+
+def two_containers(pod: Pod) -> None:
+    """Announce a pod, and create an exclusive container `own` and one that shares, `log`."""
+    pod.announce()
+    pod.create("own", "1", exclusive=True)
+    pod.create("log", "0")
+    pod.wait_placed({0}, {1: 1})
+
+
+def told(node: Node, state: str, **proofs: str) -> Json:
+    """Wait until a guest is shown in a state, with these proofs; return what is shown."""
+
+    def shown() -> Json | None:
+        one = node.sandboxes().get("p1")
+        found: Json = one["guest"] if one and one["guest"] else {"state": "", "containers": []}
+        has = {c["name"][:4]: c["proof"] for c in found["containers"]}
+        fits = found["state"] == state and all(has.get(n) == p for n, p in proofs.items())
+        return found if fits else None
+
+    try:
+        return wait_for(shown, f"the guest shown as {state} {proofs}")
+    except TimeoutError as error:
+        error.add_note(str(node.sandboxes().get("p1", {}).get("guest")))
+        error.add_note(node.log[-3000:])
+        raise
+
+
+def test_each_container_on_its_own_vcpus(node: Node, guest: PlayedGuest) -> None:
+    """The exclusive container gets the guest CPU of its pair, the other one the rest."""
+    node.start()
+    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
+        two_containers(pod)
+        guest.wait_cpus(own="1", log="0")
+        shown = told(node, "told", own="none", log="none")
+        assert [
+            (v["vcpu"], v["guest_cpu"], v["state"], v["container"]) for v in shown["vcpus"]
+        ] == [
+            (0, 0, "proven", ""),
+            (1, 1, "proven", "own"),
+        ]
+        assert not any(name == pod.id for name, _ in guest.said)  # never the pause container
+        assert "ExecProcess" not in guest.requests
+        picture = node.cli("map", pod.id).stdout
+        assert "proven" in picture
+        assert "own" in picture
+        assert "guest CPUs 1: guest CPUs of its own vCPUs" in node.cli("explain", pod.id).stdout
+
+
+def test_read_back_where_programs_are_allowed(node: Node, guest: PlayedGuest) -> None:
+    """With guest.exec what was set is read back; a guest that lies about success is found out."""
+    node.configure(guest={**ASKED, "exec": True})
+    node.start()
+    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
+        two_containers(pod)
+        told(node, "told", own="read", log="read")
+        guest.mood = Mood.LIES
+        guest.cpus["own"] = "0-1"
+        node.ask("reconcile")
+        shown = told(node, "failed", own="broken", log="read")
+        assert shown["containers"][0]["detail"] == "may run on guest CPUs 0-1"
+        guest.mood = Mood.HONEST
+        node.ask("reconcile")
+        told(node, "told", own="read", log="read")
+
+
+def test_a_denial_is_a_state(node: Node, guest: PlayedGuest) -> None:
+    """A policy that denies is shown, host pins stand, and the guest is not asked over and over."""
+    guest.mood = Mood.DENIES
+    node.start()
+    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
+        two_containers(pod)
+        shown = told(node, "denied")
+        assert "policy" in shown["detail"]
+        before = len(guest.requests)
+        for _ in range(5):
+            pod.started("own")
+        assert len(guest.requests) == before
+        assert pod.misplaced({0}, {1: 1}) == []
+        guest.mood = Mood.HONEST
+        node.ask("pin")  # an operator does not wait
+        guest.wait_cpus(own="1", log="0")
+
+
+@pytest.mark.parametrize("mood", [Mood.HANGS, Mood.FLOODS])
+def test_hostile_guest_never_delays_host_pins(node: Node, guest: PlayedGuest, mood: Mood) -> None:
+    """Hooks are answered and pins stand as ever while the guest hangs or floods."""
+    node.configure(guest={"connect_ms": 5000, "call_ms": 5000})
+    guest.mood = mood
+    node.start()
+    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
+        two_containers(pod)
+        wait_for(lambda: guest.requests, "the guest to be asked")
+        for number in range(10):
+            began = time.monotonic()
+            assert pod.create(f"c{number}", "0").stderr == ""  # recorded and pinned in its budget
+            assert time.monotonic() - began < 2
+            assert pod.misplaced({0}, {1: 1}) == []
+        assert guest.connected <= 1
+
+
+def test_hanging_guest_is_left_alone_for_longer_and_longer(node: Node, guest: PlayedGuest) -> None:
+    """It is shown, asked ever more rarely, and told once it answers again."""
+    guest.mood = Mood.HANGS
+    node.start()
+    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
+        two_containers(pod)
+        told(node, "unreachable")
+        guest.mood = Mood.HONEST
+        guest.wait_cpus(own="1", log="0")
+        told(node, "told")
+
+
+def test_no_agent_at_all(node: Node, folder: Path) -> None:
+    """A sandbox whose agent is not there is pinned as ever, and says so."""
+    node.start()
+    with node.pod("p1", machine=TWO, agent_url=f"hvsock://{folder}/none:1024") as pod:
+        two_containers(pod)
+        assert "No such file" in told(node, "unreachable")["detail"]
+
+
+def test_agent_restarts(node: Node, guest: PlayedGuest) -> None:
+    """What an agent forgot is said again with the next audit."""
+    node.configure(guest=dict(ASKED), audit={"affinity_s": 0.2, "deep_s": 0.4})
+    node.start()
+    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
+        two_containers(pod)
+        guest.wait_cpus(own="1", log="0")
+        guest.stop()
+        guest.cpus.clear()
+        told(node, "unreachable")
+        guest.start()
+        guest.wait_cpus(own="1", log="0")
+        told(node, "told")
+
+
+def test_said_again_after_kata_touched_it(node: Node, guest: PlayedGuest) -> None:
+    """An update by Kata drops our value from the agent's books: it is said again."""
+    node.start()
+    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
+        two_containers(pod)
+        guest.wait_cpus(own="1", log="0")
+        before = guest.said.count(("own", "1"))
+        pod.started("own")
+        wait_for(lambda: guest.said.count(("own", "1")) > before, "the cpuset to be said again")
+
+
+def test_undo_gives_every_guest_cpu_back(node: Node, guest: PlayedGuest) -> None:
+    """unpin restores the full list before it returns; pin confines again."""
+    node.start()
+    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
+        two_containers(pod)
+        guest.wait_cpus(own="1", log="0")
+        assert node.cli("unpin").returncode == 0
+        assert guest.cpus == {"own": "0-1", "log": "0-1"}
+        assert node.cli("pin").returncode == 0
+        guest.wait_cpus(own="1", log="0")
+
+
+def test_switched_off_it_gives_back(node: Node, guest: PlayedGuest) -> None:
+    """With guest.enabled off what was confined is widened, and nothing else is said."""
+    daemon = node.start()
+    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
+        two_containers(pod)
+        guest.wait_cpus(own="1", log="0")
+        node.configure(guest={**ASKED, "enabled": False})
+        daemon.reload()
+        guest.wait_cpus(own="0-1", log="0-1")
+        pod.create("late", "0")
+        pod.started("late")
+        assert "late" not in guest.cpus
+
+
+def test_observing_says_nothing(node: Node, guest: PlayedGuest) -> None:
+    """A daemon that only observes asks no guest."""
+    node.configure(mode="observe", guest=dict(ASKED))
+    node.start()
+    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
+        pod.announce()
+        pod.create("own", "1", exclusive=True)
+        assert told(node, "off")["containers"][0]["cpus"] == "1"
+        assert guest.requests == []
+
+
+def test_leaving_container_widens_the_others(node: Node, guest: PlayedGuest) -> None:
+    """When the exclusive container is gone, the shared one may use its guest CPU again."""
+    node.start()
+    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
+        two_containers(pod)
+        guest.wait_cpus(own="1", log="0")
+        pod.stop("own")
+        guest.wait_cpus(log="0-1")
+
+
+def test_container_that_the_agent_does_not_know_yet(node: Node, guest: PlayedGuest) -> None:
+    """runtime-rs' hooks run before the container is made in the guest: told a little later."""
+    guest.mood = Mood.UNKNOWING
+    node.start()
+    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
+        two_containers(pod)
+        told(node, "failed", own="refused")
+        guest.mood = Mood.HONEST
+        pod.started("own")
+        guest.wait_cpus(own="1", log="0")
+
+
+def test_hotplugged_vcpu(node: Node, guest: PlayedGuest) -> None:
+    """A hotplugged vCPU of an unknown kernel restricts nobody; read in the guest it is used."""
+    guest.online, guest.apic = "0-1", {0: 0, 1: 3}
+    node.start()
+    with node.pod("p1", machine=Machine(boot=1, maximum=4), agent_url=guest.url) as pod:
+        pod.announce()
+        pod.kata.shim.plug(1)
+        pod.create("own", "1", exclusive=True)
+        pod.create("log", "0")
+        pod.wait_placed({0}, {3: 1})
+        shown = wait_for(lambda: _mapped(node, 3), "the hotplugged vCPU to be shown")
+        assert (shown["guest_cpu"], shown["state"]) == (None, "unknown")
+        assert "own" not in guest.cpus
+        guest.wait_cpus(log="0")
+        node.configure(guest={**ASKED, "exec": True})
+        assert node.daemon is not None
+        node.daemon.reload()
+        guest.wait_cpus(own="1", log="0")
+        read = wait_for(lambda: _mapped(node, 3), "the hotplugged vCPU to be shown")
+        assert (read["guest_cpu"], read["state"]) == (1, "measured")
+
+
+def _mapped(node: Node, index: int) -> Json | None:
+    found = node.sandboxes().get("p1", {}).get("guest") or {"vcpus": []}
+    return next((one for one in found["vcpus"] if one["vcpu"] == index), None)
+
+
+def test_killed_at_any_time(node: Node, guest: PlayedGuest) -> None:
+    """kill -9 while guests are told: the next daemon says it again, and can still undo it."""
+    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
+        for number in range(6):
+            daemon = node.start()
+            two_containers(pod)
+            if number % 2:
+                guest.wait_cpus(own="1", log="0")
+            daemon.kill()
+            guest.cpus = dict.fromkeys(guest.cpus, "0-1")  # nobody keeps it meanwhile
+        daemon = node.start()
+        guest.wait_cpus(own="1", log="0")
+        daemon.kill()
+        node.configure(guest={**ASKED, "enabled": False})
+        node.start()
+        guest.wait_cpus(own="0-1", log="0-1")
+
+
+def test_undone_without_a_daemon(node: Node, guest: PlayedGuest) -> None:
+    """unpin with no daemon gives guest CPUs back too."""
+    daemon = node.start()
+    with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
+        two_containers(pod)
+        guest.wait_cpus(own="1", log="0")
+        daemon.terminate()
+        assert node.cli("unpin").returncode == 0
+        assert guest.cpus == {"own": "0-1", "log": "0-1"}
+
+
+def test_widened_before_vcpus_move(node: Node, guest: PlayedGuest) -> None:
+    """Where a pair goes to another container, both may use old and new guest CPUs meanwhile."""
+    node.start()
+    with node.pod("p1", machine=Machine(boot=3, maximum=3), agent_url=guest.url) as pod:
+        guest.online = "0-2"
+        pod.announce()
+        pod.create("a", "1", exclusive=True)
+        guest.wait_cpus(a="2")
+        told(node, "told")
+        pod.create("b", "0", exclusive=True)
+        guest.wait_cpus(a="2", b="1")
+        pod.kata.write_persist(  # they change places
+            ContainerSpec(name, cpus=cpus, quota=100_000) for name, cpus in (("a", "0"), ("b", "1"))
+        )
+        node.ask("reconcile")
+        guest.wait_cpus(a="1", b="2")
+        order = [guest.said.index(one) for one in (("a", "1-2"), ("b", "1-2"), ("a", "1"))]
+        assert order == sorted(order)
