@@ -49,6 +49,9 @@ log = logging.getLogger(__name__)
 FOREIGN_AFTER: Final = 3
 """So many containers in a row that were given a cpuset before we were asked: a plugin decides."""
 
+PLUGINS: Final = ("one that is called before kata-pin, or sets the same after it",)
+"""What is known of another plugin: NRI tells no names before its version 0.10."""
+
 REMEMBERED: Final = 64
 """Refusals and notes that are kept to be shown."""
 
@@ -110,12 +113,20 @@ class Allocator:
     @property
     def aside(self) -> str:
         """Why nothing is decided now, empty while it is."""
+        idle = self._idle()
+        if idle:
+            return idle
+        owner = other_owner(None, PLUGINS if self._owners >= FOREIGN_AFTER else ())
+        return owner.message if owner is not None else self.problem
+
+    def _idle(self) -> str:
+        """Return why kata-pin only observes, whoever asks for what; empty if it does not."""
         if not self.on:
             return "the setting alloc.policy is none"
         if not self._node.config.acts:
             return "the setting mode is observe"
-        owner = self._owner()
-        return owner.message if owner is not None else self.problem
+        owner = other_owner(self._node.current().kubelet)
+        return "" if owner is None else owner.message
 
     @property
     def decides(self) -> bool:
@@ -141,9 +152,9 @@ class Allocator:
             return nothing_allotted(containers)
         if self._told is not None:
             self.follow_host()
+            if self.aside:
+                return nothing_allotted(containers)
             self._settle(containers)
-        if self._told is not None and self.aside:
-            return nothing_allotted(containers)
         return allot(containers, self._state)
 
     def _settle(self, containers: Sequence[Container]) -> None:
@@ -158,11 +169,6 @@ class Allocator:
     def candidates(self, request: ContainerRequest) -> tuple[Candidate, ...]:
         """Return the choices that the policy would consider for a request now."""
         return () if self._policy is None else self._policy.candidates(self._state, request)
-
-    def _owner(self) -> Refusal | None:
-        """Return who else decides cpusets on this node."""
-        plugins = ("one before us in line",) if self._owners >= FOREIGN_AFTER else ()
-        return other_owner(self._node.current().kubelet, plugins)
 
     # ---- starting, and what changes under us ---------------------------------------------
 
@@ -250,9 +256,9 @@ class Allocator:
         """Give a new container its CPUs. `foreign`: somebody else gave it a cpuset already."""
         self.follow_host()
         self._owners = self._owners + 1 if foreign else 0
-        owner = other_owner(None, ("one before us in line",)) if foreign else self._owner()
-        if self._policy is None:
+        if self._policy is None or self._idle():
             return Decision(self._state)
+        owner = other_owner(None, PLUGINS) if foreign else None
         if owner is not None:
             decision = self._policy.decline(self._state, request, owner)
         else:

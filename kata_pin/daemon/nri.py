@@ -42,7 +42,7 @@ _STATES: Final[Mapping[EventKind, ContainerState]] = {
 }
 """The state that an event tells; PostUpdateContainer leaves it to the container's own."""
 
-_NOTHING: Final = 0
+NOTHING: Final = 0
 """The ticket of an event after which nothing is to be awaited."""
 
 
@@ -61,15 +61,15 @@ class NriIntake:
         if event.kind is EventKind.REMOVE_POD_SANDBOX:
             self._strangers.pop(event.pod.id, None)
         if pod is None:
-            return _NOTHING
+            return NOTHING
         source = f"nri:{event.kind.method}"
         records = list(self._records(replace(event, pod=pod), stamp_ns, source))
         told = [self._record(one) for one in records]
-        return self._sandboxes.mark(pod.id, source) if any(told) else _NOTHING
+        return self._sandboxes.mark(pod.id, source) if any(told) else NOTHING
 
     async def placed(self, event: Event, ticket: int) -> None:
         """Return after a pass that began after the event was taken; the caller has a deadline."""
-        if ticket != _NOTHING:
+        if ticket != NOTHING:
             await self._sandboxes.settled(event.pod.id, ticket)
 
     async def rebuild(self, snapshot: Snapshot, stamp_ns: int) -> None:

@@ -26,7 +26,7 @@ from kata_pin.daemon.allocrequest import (
     with_asked,
 )
 from kata_pin.daemon.delivery import Delivery, written
-from kata_pin.daemon.nri import NriIntake
+from kata_pin.daemon.nri import NOTHING, NriIntake
 from kata_pin.daemon.registry import Registry
 from kata_pin.model.alloc import ContainerRequest, Guarantee, Running
 from kata_pin.model.sandbox import ContainerKind
@@ -106,9 +106,9 @@ class NriDecider:
         if event.kind.ends:
             self._end(event)
         elif container is not None:
-            if self._adjusted.pop(container.id, None) is not None:
-                self._failures = 0
             self._delivery.has(container.id, cpuset_of(container.cpu))
+        if event.kind is EventKind.POST_CREATE_CONTAINER:
+            return self._made(event)
         return self._intake.take(event, stamp_ns)
 
     async def placed(self, event: Event, ticket: int) -> None:
@@ -149,6 +149,13 @@ class NriDecider:
             self._allocator.change(request, "UpdateContainer")
         return Answer(updates=self._updates())
 
+    def _made(self, event: Event) -> int:
+        """Take note that a creation has succeeded with what we adjusted."""
+        if event.container is not None and event.container.id in self._adjusted:
+            del self._adjusted[event.container.id]
+            self._failures = 0
+        return NOTHING
+
     def _end(self, event: Event) -> None:
         """Give back what a container had, or all of a pod's."""
         if event.container is not None:
@@ -165,7 +172,7 @@ class NriDecider:
         self._allocator.release(over, event.kind.method)
 
     def _note_failure(self, container_id: str) -> None:
-        """Remember a container that ends before it was started, though we adjusted it."""
+        """Remember a container that ends before it was made, though we adjusted it."""
         name = self._adjusted.pop(container_id, None)
         if name is None:
             return

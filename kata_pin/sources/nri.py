@@ -176,6 +176,8 @@ class _Session(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._listener = listener
         self._decider = decider
+        self._kinds = nri.OBSERVED if decider is None else nri.EVERY
+        self._methods = frozenset(kind.method for kind in self._kinds)
         self._registered: asyncio.Future[None] = loop.create_future()
         self.synchronized: asyncio.Future[str] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
@@ -277,7 +279,7 @@ class _Session(asyncio.Protocol):
             self._synchronize(stream, request.payload)
         elif self._decider is not None and request.method in _DECIDED:
             self._decide(stream, request, self._decider)
-        elif request.method in _UNHEARD:
+        elif request.method in _UNHEARD and request.method not in self._methods:
             self._reply(stream)
         else:
             self._event(stream, request)
@@ -290,7 +292,7 @@ class _Session(asyncio.Protocol):
     def _decide(self, stream: int, request: Request, decider: Decider) -> None:
         """Answer with what is decided; an end that is not decided is told to the listener."""
         try:
-            event = nri.parse_event(request.method, request.payload)
+            event = nri.parse_event(request.method, request.payload, self._kinds)
         except ParseError as error:
             log.warning("NRI: %s not understood: %s", request.method[:80], error)
             self._reply(stream)
@@ -337,7 +339,7 @@ class _Session(asyncio.Protocol):
     def _event(self, stream: int, request: Request) -> None:
         """Answer, then pass an event on; or the other way round where the workload waits."""
         try:
-            event = nri.parse_event(request.method, request.payload)
+            event = nri.parse_event(request.method, request.payload, self._kinds)
         except ParseError as error:  # an observer's error must not fail anybody's container
             log.warning("NRI: %s not understood: %s", request.method[:80], error)
             self._reply(stream)

@@ -11,7 +11,7 @@ scope: the connection (sources), and whether a pod is Kata's (daemon).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final, TypeVar
@@ -52,6 +52,7 @@ class EventKind(IntEnum):
     STOP_POD_SANDBOX = 2
     REMOVE_POD_SANDBOX = 3
     CREATE_CONTAINER = 4
+    POST_CREATE_CONTAINER = 5
     START_CONTAINER = 6
     POST_START_CONTAINER = 7
     UPDATE_CONTAINER = 8
@@ -91,14 +92,19 @@ _ENDS: Final = frozenset(
 ASKED: Final = frozenset({EventKind.CREATE_CONTAINER, EventKind.UPDATE_CONTAINER})
 """The events whose answer decides something; an observer does not ask for them."""
 
-OBSERVED: Final = tuple(kind for kind in EventKind if kind not in ASKED)
+OBSERVED: Final = tuple(
+    kind for kind in EventKind if kind not in {*ASKED, EventKind.POST_CREATE_CONTAINER}
+)
 """The events that an observer asks for."""
 
 EVENTS: Final = sum(1 << (kind - 1) for kind in OBSERVED)
 """The mask that Configure is answered with by an observer. Every version since 0.2 knows these
 bits; a runtime refuses a plugin that asks for one it does not know."""
 
-ACTING_EVENTS: Final = EVENTS | sum(1 << (kind - 1) for kind in ASKED)
+EVERY: Final = tuple(EventKind)
+"""The events that a plugin asks for that decides cpusets."""
+
+ACTING_EVENTS: Final = sum(1 << (kind - 1) for kind in EVERY)
 """The mask of a plugin that decides cpusets."""
 
 MAX_ANNOTATION: Final = 253
@@ -214,17 +220,17 @@ def joined(parts: Iterable[Snapshot]) -> Snapshot:
     return Snapshot(pods, containers)
 
 
-def parse_event(method: str, data: bytes) -> Event | None:
-    """Read a request of the service Plugin; None when it is no event that is followed.
+def parse_event(method: str, data: bytes, kinds: Collection[EventKind] = OBSERVED) -> Event | None:
+    """Read a request of the service Plugin; None when it is none of the events that are followed.
 
     ParseError when it is one but cannot be read.
     """
     if method == "StateChange":
         change = _parsed(nri_pb2.StateChangeEvent(), data)
-        known = change.event in OBSERVED
+        known = change.event in kinds and change.event not in ASKED
         return _event(EventKind(change.event), change.pod, change.container) if known else None
     kind = _BY_METHOD.get(method)
-    if kind is None:
+    if kind is None or kind not in kinds:
         return None
     if kind is EventKind.UPDATE_CONTAINER:
         update = _parsed(nri_pb2.UpdateContainerRequest(), data)

@@ -96,7 +96,7 @@ async def connected(told: Told, path: Path, *, acts: bool = True) -> AsyncIterat
 @pytest.fixture
 async def peer(told: Told, path: Path) -> AsyncIterator[Peer]:
     async with connected(told, path) as one:
-        assert await one.configure() == 0x7EF
+        assert await one.configure() == 0x7FF
         await one.synchronize()
         yield one
 
@@ -124,6 +124,14 @@ async def test_synchronize_is_answered_with_its_last_part(told: Told, peer: Peer
         message = pb.SynchronizeRequest(pods=[pod()], more=more)
         assert (await peer.call("Synchronize", message)).payload == payload
     assert [len(one.pods) for one in told.adopted] == [2]
+
+
+@pytest.mark.parametrize("change", [False, True])
+async def test_a_creation_that_succeeded_is_told(told: Told, peer: Peer, change: bool) -> None:
+    """PostCreateContainer comes to who decides, in both styles, and changes nothing."""
+    kind = EventKind.POST_CREATE_CONTAINER
+    response = await peer.event(kind, pod(), container(), change=change)
+    assert (response.code, response.payload, told.events) == (Code.OK, b"", [kind])
 
 
 async def test_a_refused_creation(told: Told, peer: Peer) -> None:
