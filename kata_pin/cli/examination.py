@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from kata_pin.cli import phrases, reach
+from kata_pin.cli import guestreach, phrases, reach
 from kata_pin.cli.client import Provider
 from kata_pin.cli.nodefiles import HOOK_PATH
 from kata_pin.cli.reach import Row
@@ -72,6 +72,7 @@ def examine(
         known = state
         checks.append(lambda: isolation(known))
         checks.append(lambda: reach.sandboxes(known, config))
+        checks.append(lambda: guestreach.guests(known, config))
     for check in checks:
         rows += _guarded(check)
     return {

@@ -6,10 +6,10 @@ from typing import Final
 
 from rich.text import Text
 
-from kata_pin.cli import phrases
+from kata_pin.cli import phrases, render_map
 from kata_pin.cli.layout import CPUS, NAMES, Column, Look, facts, paragraph, table
 from kata_pin.cli.safetext import styled
-from kata_pin.cli.shape import Container, Sandbox, State, Thread, Vmm
+from kata_pin.cli.shape import Container, Guest, GuestVcpu, Sandbox, State, Thread, Vmm
 
 _PAIRS: Final = ", "
 _ROLES: Final = " -"
@@ -26,6 +26,7 @@ def overview(state: State, look: Look) -> list[Text]:
             Column("MASK", CPUS),
             Column(f"vCPU{look.arrow}pCPU", _PAIRS),
             Column("OVERHEAD", ", +"),
+            Column("GUEST", optional=True),
             Column("STATE"),
             Column("CHECKED", breaks=""),
         ]
@@ -47,7 +48,8 @@ def single(state: State, sandbox: Sandbox, look: Look) -> list[Text]:
     lines = [*_head(state, look), *_sandbox_facts(sandbox, look), Text()]
     lines += _containers(sandbox, look)
     if sandbox["threads"]:
-        lines += [Text(), *_threads(sandbox["threads"], look)]
+        vcpus = {one["tid"]: one for one in sandbox["guest"]["vcpus"]} if sandbox["guest"] else {}
+        lines += [Text(), *_threads(sandbox["threads"], vcpus, look)]
     notes = phrases.notes(sandbox["notes"])
     if notes:
         lines += [Text(), *(part for note in notes for part in paragraph(note, look, indent=2))]
@@ -69,6 +71,7 @@ def _summary(sandbox: Sandbox, look: Look) -> list[Text]:
         phrases.cpus(sandbox["mask"]),
         phrases.pairs(sandbox["threads"], look),
         phrases.overhead(sandbox["threads"]),
+        _guest(sandbox["guest"]),
         phrases.condition(sandbox["state"], f"({drifting})" if drifting else ""),
         Text(phrases.age(sandbox["checked_s"])),
     ]
@@ -90,8 +93,15 @@ def _sandbox_facts(sandbox: Sandbox, look: Look) -> list[Text]:
         ("VMM", _vmm(sandbox["vmm"], sandbox["vmm_problem"], look)),
         (f"vCPU{look.arrow}pCPU", phrases.pairs(sandbox["threads"], look)),
         ("overhead", phrases.overhead(sandbox["threads"])),
+        ("guest", render_map.condition(sandbox["guest"]) if sandbox["guest"] else Text()),
     ]
     return facts(pairs, look)
+
+
+def _guest(guest: Guest | None) -> Text:
+    if guest is None:
+        return Text(phrases.NOTHING)
+    return styled(guest["state"], render_map.STATE_STYLES.get(guest["state"], phrases.DIM))
 
 
 def _mask(sandbox: Sandbox, look: Look) -> Text:
@@ -125,13 +135,17 @@ def _containers(sandbox: Sandbox, look: Look) -> list[Text]:
         Column("STATE"),
         Column("CPUS", CPUS),
         Column("EXCLUSIVE", CPUS),
+        Column("GUEST", CPUS),
         Column("WHY", fold=16, comfort=24),
         Column("RECORDED", " :", fold=14, optional=True),
     ]
-    return table(columns, [_container(c) for c in sandbox["containers"]], look)
+    guest = sandbox["guest"]
+    inside = {one["id"]: one["cpus"] or "any" for one in guest["containers"]} if guest else {}
+    rows = [_container(one, inside.get(one["id"])) for one in sandbox["containers"]]
+    return table(columns, rows, look)
 
 
-def _container(container: Container) -> list[Text]:
+def _container(container: Container, inside: str | None) -> list[Text]:
     why = f"{container['provenance']}: {container['reason']}" if container["reason"] else ""
     if container["note"]:
         why = f"{why}; {container['note']}" if why else container["note"]
@@ -141,15 +155,17 @@ def _container(container: Container) -> list[Text]:
         styled(container["state"], phrases.DIM if container["state"] in phrases.OVER else ""),
         phrases.cpus(container["cpus"]),
         phrases.cpus(container["exclusive"]),
+        phrases.cpus(inside),
         styled(why),
         styled(recorded, phrases.DIM),
     ]
 
 
-def _threads(threads: list[Thread], look: Look) -> list[Text]:
+def _threads(threads: list[Thread], vcpus: dict[int, GuestVcpu], look: Look) -> list[Text]:
     columns = [
         Column("TID", right=True),
         Column("ROLE", _ROLES, fold=10, comfort=16),
+        Column("GUEST", right=True),
         Column("LEARNT", NAMES, fold=10, optional=True),
         Column("WANTED", CPUS),
         Column("OBSERVED", CPUS),
@@ -161,10 +177,10 @@ def _threads(threads: list[Thread], look: Look) -> list[Text]:
     ordered = sorted(
         threads, key=lambda t: (t["role"] != "vcpu", t["vcpu"] or 0, t["role"], t["tid"])
     )
-    return table(columns, [_thread(thread) for thread in ordered], look)
+    return table(columns, [_thread(one, vcpus.get(one["tid"])) for one in ordered], look)
 
 
-def _thread(thread: Thread) -> list[Text]:
+def _thread(thread: Thread, vcpu: GuestVcpu | None) -> list[Text]:
     role = f"{thread['role']} {thread['iothread']}" if thread["iothread"] else thread["label"]
     why = [thread["reason"]]
     if thread["step"]:
@@ -175,6 +191,7 @@ def _thread(thread: Thread) -> list[Text]:
     return [
         Text(str(thread["tid"])),
         styled(role),
+        Text(phrases.NOTHING) if vcpu is None else render_map.number(vcpu),
         styled(thread["source"], phrases.DIM),
         phrases.cpus(thread["applied"]),
         styled(thread["observed"] or phrases.NOTHING, phrases.BAD if drift else ""),

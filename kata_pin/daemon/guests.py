@@ -54,6 +54,10 @@ _INSISTING: Final = frozenset({"pin", "unpin", "release", "reconcile", "configur
 """Reasons of passes that an operator wants."""
 
 
+Claims = tuple[tuple[object, ...], ...]
+"""What of a sandbox's containers decides about pairs."""
+
+
 class Guests:
     """See the module; everything runs in the event loop's thread."""
 
@@ -78,7 +82,7 @@ class Guests:
         self._book = GuestBook(parts.registry)
         self._ties = _ties(parts, settings, self._book)
         self._keepers: dict[str, Keeper] = {}
-        self._containers: dict[str, tuple[Container, ...]] = {}
+        self._claims: dict[str, Claims] = {}
 
     # ---- passes --------------------------------------------------------------------------
 
@@ -95,7 +99,7 @@ class Guests:
 
     def ended(self, passed: Passed) -> None:
         """See Observer: forget the guest."""
-        self._containers.pop(passed.sandbox_id, None)
+        self._claims.pop(passed.sandbox_id, None)
         keeper = self._keepers.pop(passed.sandbox_id, None)
         if keeper is not None:
             keeper.stop()
@@ -114,7 +118,7 @@ class Guests:
         if keeper is None:
             return
         reasons = set(passed.cause.reasons)
-        self._containers[sandbox_id] = sandbox.containers
+        self._claims[sandbox_id] = _claims(sandbox.containers)
         keeper.take(
             vmm,
             partial(self._look, sandbox, report),
@@ -156,7 +160,7 @@ class Guests:
         if keeper is None or vmm is None or not keeper.may_widen:
             return
         containers = self._parts.registry.containers(sandbox_id)
-        if containers == self._containers.get(sandbox_id):
+        if _claims(containers) == self._claims.get(sandbox_id):
             return
         sandbox = Sandbox(sandbox_id, containers, vmm)
         try:
@@ -201,6 +205,13 @@ class Guests:
         if view is None:
             return []
         return list(guest_lines(sandbox, view.look.map, view.look.cpusets))
+
+
+def _claims(containers: Iterable[Container]) -> Claims:
+    return tuple(
+        (one.id, one.cpus, one.quota_us, one.period_us, one.shares, one.state.counts)
+        for one in containers
+    )
 
 
 def _ties(parts: Parts, settings: Callable[[], Guest], book: GuestBook) -> Ties:

@@ -165,11 +165,13 @@ def sandbox(pod: str, mask: str | None, *threads: Thread, **fields: Any) -> Sand
     return cast("Sandbox", facts | fields)
 
 
-def links(*numbers: tuple[int, str, int | None, str, str], **fields: Any) -> Guest:
+def links(
+    *numbers: tuple[int, str, int | None, str, str], first: int = 4101, **fields: Any
+) -> Guest:
     """Return a guest's map: (vCPU, pCPUs, guest CPU, state, owner's id) each."""
     vcpus = [
         {
-            "tid": 4101 + n,
+            "tid": first + n,
             "vcpu": index,
             "apic_id": index,
             "guest_cpu": number,
@@ -267,7 +269,8 @@ def drifted() -> Sandbox:
             (0, "12", 0, "proven", b"feed".hex().ljust(64, "0")),
             (15, "13", None, "unknown", b"feed".hex().ljust(64, "0")),
             (14, "14-15", 3, "inferred", ""),
-            state="failed", detail="1 of 2 containers is not as it was told", hotplugged=True,
+            first=5101, state="failed", detail="1 of 2 containers is not as it was told",
+            hotplugged=True,
             kernel="", kernel_source="-kernel: changed since the VMM's start", asked_s=None,
             containers=[
                 confined("feed", None, told="0-3", proof="broken", detail="runs on 0-15",
@@ -311,6 +314,7 @@ def large() -> State:
         containers=[container("big", "16-79", "16-79"), container("helper", "8-15,136-143")],
         guest=links(
             *((n, str(16 + n), n, "proven", b"big".hex().ljust(64, "0")) for n in range(64)),
+            first=7000,
             containers=[confined("big", "0-63"), confined("helper", None, reason="no vCPU left")],
         ),
     )
