@@ -70,6 +70,7 @@ def examine(
     ]
     if state is not None:
         known = state
+        checks.append(lambda: connections(known))
         checks.append(lambda: isolation(known))
         checks.append(lambda: reach.sandboxes(known, config))
         checks.append(lambda: guestreach.guests(known, config))
@@ -282,6 +283,28 @@ def spool(config: Config) -> Row:
         waiting = phrases.count(len(left), "message waits", "messages wait")
         return Row("spool", "warn", f"{waiting} in {path}", "start the daemon")
     return Row("spool", "ok", f"{path} is empty")
+
+
+def connections(state: State) -> Iterator[Row]:
+    """Yield how the daemon stands with NRI and where it serves metrics; nothing without it."""
+    daemon = state["daemon"]
+    if not daemon.get("running"):
+        return
+    nri, metrics = daemon.get("nri"), daemon.get("metrics")
+    if nri is None:
+        yield Row("NRI", "info", "switched off by nri.enabled: persist.json tells of updates")
+    elif nri["connected_s"] is None:
+        text = f"{nri['socket']}: {nri['problem']}: persist.json tells of updates"
+        yield Row("NRI", "info", text, "enable NRI in containerd or CRI-O")
+    else:
+        since = phrases.age(nri["connected_s"])
+        yield Row("NRI", "ok", f"{nri['runtime']} on {nri['socket']}, connected for {since}")
+    if metrics is None:
+        yield Row("metrics", "info", "switched off by metrics.listen")
+    elif metrics["problem"]:
+        yield Row("metrics", "warn", f"not served: {metrics['problem']}", "see metrics.listen")
+    else:
+        yield Row("metrics", "ok", metrics["address"])
 
 
 def isolation(state: State) -> Row:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from kata_pin.cli.layout import Look
 from kata_pin.cli.safetext import safe, styled
-from kata_pin.cli.shape import Daemon, Note, Sandbox, State, Thread
+from kata_pin.cli.shape import Daemon, Note, Sandbox, State, Thread, Writer
 
 GOOD, BAD, ODD, DIM, NAME = "green", "bold red", "yellow", "dim", "bold cyan"
 OVER = frozenset({"stopped", "deleted"})
@@ -28,6 +28,9 @@ STATE_STYLES: Final = {
 """How the states of sandboxes and threads look; their words are always there too."""
 
 NOTHING: Final = "-"
+
+SHOWN: Final = 6
+"""Threads that are named one by one."""
 
 RUN: Final = 3
 """Shortest run of one-to-one pairs that is written as a run."""
@@ -104,6 +107,19 @@ def notes(found: Iterable[Note], prefix: str = "", *, warnings_only: bool = Fals
             mark, style = ("! ", ODD) if warning else ("- ", "")
             lines.append(styled(f"{mark}{prefix}{note['text']}", style))
     return lines
+
+
+def writer(found: Writer) -> str:
+    """Return who else sets affinities, and how that is known."""
+    if found["who"] == "kata":
+        does = "pins the vCPUs" if found["acts"] else "may pin the vCPUs, and does not now"
+        return f"Kata {does} ({found['evidence']})"
+    tids = ", ".join(str(tid) for tid in found["tids"][:SHOWN])
+    more = f" and {len(found['tids']) - SHOWN} more" if len(found["tids"]) > SHOWN else ""
+    left = "; left alone for now" if found["acts"] else ""
+    since = age(found["since_s"])
+    seen = count(found["seen"], "time")
+    return f"another writer, seen {seen}, first {since} ago, moves tid {tids}{more}{left}"
 
 
 def drifting(threads: Iterable[Thread]) -> int:

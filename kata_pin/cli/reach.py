@@ -23,6 +23,15 @@ CERTAIN: Final = frozenset({"debugfs", "qmp", "kvm-fd", "name"})
 """Sources that know a vCPU's index; creation order only infers it (DESIGN D6)."""
 
 
+_REMEDIES: Final = {
+    "kata": "set enable_vcpus_pinning = false, or leave vCPUs to Kata (vcpus: leave)",
+    "other": "find who sets affinities there (taskset, another CPU manager); kata-pin history",
+}
+
+_TOLD_OTHERWISE: Final = frozenset({"foreign-writer"})
+"""Codes of notes that have a row of their own."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One check: its name, `ok`, `info`, `warn` or `fail`, what was found, what helps."""
@@ -57,10 +66,11 @@ def sandboxes(state: State, config: Config) -> Iterator[Row]:
         yield recognised(sandbox, name)
         if sandbox["vmm"]["kind"] == "qemu":
             yield monitor(sandbox, config, name)
+        yield from writers(sandbox, name)
         if sandbox["mask"]:
             yield overhead(sandbox, state, config, name)
         for note in sandbox["notes"]:
-            if note["level"] == "warning":
+            if note["level"] == "warning" and note["code"] not in _TOLD_OTHERWISE:
                 yield Row(note["code"], "warn", note["text"], "", name)
 
 
@@ -90,6 +100,13 @@ def recognised(sandbox: Sandbox, name: str) -> Row:
         why = "their order is inferred" + ("" if kvm else ", as ever without KVM")
         return Row("vCPUs", "warn", f"{text}: {why}", remedy, name)
     return Row("vCPUs", "ok", text, "", name)
+
+
+def writers(sandbox: Sandbox, name: str) -> Iterator[Row]:
+    """Yield who else sets affinities of the sandbox's threads (DESIGN D13)."""
+    for writer in sandbox["writers"]:
+        status = "info" if writer["who"] == "kata" and not writer["acts"] else "warn"
+        yield Row("writer", status, phrases.writer(writer), _REMEDIES[writer["who"]], name)
 
 
 def monitor(sandbox: Sandbox, config: Config, name: str) -> Row:

@@ -94,6 +94,7 @@ def _sandbox_facts(sandbox: Sandbox, look: Look) -> list[Text]:
         (f"vCPU{look.arrow}pCPU", phrases.pairs(sandbox["threads"], look)),
         ("overhead", phrases.overhead(sandbox["threads"])),
         ("guest", render_map.condition(sandbox["guest"]) if sandbox["guest"] else Text()),
+        *(("writer", styled(phrases.writer(one), phrases.ODD)) for one in sandbox["writers"]),
     ]
     return facts(pairs, look)
 

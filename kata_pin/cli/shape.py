@@ -23,6 +23,22 @@ class Note(TypedDict):
     level: str
 
 
+class Nri(TypedDict):
+    """The connection to the runtime's NRI."""
+
+    socket: str
+    runtime: str
+    connected_s: float | None
+    problem: str
+
+
+class Metrics(TypedDict):
+    """Where metrics are served."""
+
+    address: str
+    problem: str
+
+
 class Daemon(TypedDict, total=False):
     """Whether the daemon made the document; `reason` says why it did not."""
 
@@ -31,6 +47,8 @@ class Daemon(TypedDict, total=False):
     version: str
     uptime_s: float
     reason: str
+    nri: Nri | None
+    metrics: Metrics | None
 
 
 class CpuPlace(TypedDict):
@@ -188,6 +206,17 @@ class Thread(TypedDict):
     state: Literal["ok", "drift", "left", "released"]
 
 
+class Writer(TypedDict):
+    """Who else sets affinities of a sandbox's threads."""
+
+    who: str
+    acts: bool
+    evidence: str
+    seen: int
+    since_s: float | None
+    tids: list[int]
+
+
 class Sandbox(TypedDict):
     """One sandbox."""
 
@@ -206,6 +235,7 @@ class Sandbox(TypedDict):
     vmm_problem: str
     guest: Guest | None
     threads: list[Thread]
+    writers: list[Writer]
     notes: list[Note]
 
 

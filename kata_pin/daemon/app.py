@@ -36,6 +36,7 @@ from kata_pin.daemon.logs import set_level, set_up
 from kata_pin.daemon.monitor import ExtraMonitor
 from kata_pin.daemon.notify import Notifier
 from kata_pin.daemon.nri import NriIntake
+from kata_pin.daemon.peers import metrics_document, nri_document
 from kata_pin.daemon.reception import Reception
 from kata_pin.daemon.registry import Registry
 from kata_pin.daemon.sandboxes import Sandboxes
@@ -72,6 +73,7 @@ class Daemon:
         self._stop = asyncio.Event()
         self._retimed = asyncio.Event()
         self._acting = True
+        self._nri: NriPlugin | None = None
 
     async def run(self) -> None:
         """Serve until told to stop.
@@ -220,7 +222,7 @@ class Daemon:
             return
         intake = NriIntake(self._parts, self._sandboxes)
         decider = self._allotting.decider(intake)
-        plugin = NriPlugin(
+        self._nri = NriPlugin(
             decider or intake,
             socket_path=nri.socket,
             name=nri.name,
@@ -228,7 +230,7 @@ class Daemon:
             wanted=nri.enabled is NriEnabled.YES,
             decider=decider,
         )
-        await plugin.run()
+        await self._nri.run()
 
     async def _serve_metrics(self) -> None:
         """Answer Prometheus, unless nobody is to ask."""
@@ -298,6 +300,8 @@ class Daemon:
                 "pid": os.getpid(),
                 "version": __version__,
                 "uptime_s": round(time.monotonic() - self._started, 3),
+                "nri": nri_document(self._nri),
+                "metrics": metrics_document(self._metrics),
             },
             sandboxes=self._sandboxes.facts(),
             notes=self._parts.node.notes,

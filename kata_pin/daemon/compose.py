@@ -12,6 +12,7 @@ from kata_pin.daemon.adoption import Adoption
 from kata_pin.daemon.allocator import Allocator
 from kata_pin.daemon.allocstore import AllocStore
 from kata_pin.daemon.engine import Engine
+from kata_pin.daemon.katapins import KataPinsReader
 from kata_pin.daemon.nodefacts import NodeWatch
 from kata_pin.daemon.policies import make_policy
 from kata_pin.daemon.registry import Registry
@@ -20,6 +21,7 @@ from kata_pin.host.files import read_text
 from kata_pin.host.process import ProcessIndex, cgroups, cmdline, exe, read_process
 from kata_pin.host.root import HostRoot
 from kata_pin.model.thread import ProcessKey
+from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.kataconfig import read_kata_configs
 from kata_pin.vmm.allowlist import DEFAULT_EXECUTABLES
 from kata_pin.vmm.facts import HostFacts
@@ -43,6 +45,7 @@ class Parts:
     kata: KataPaths
     adoption: Adoption
     allocator: Allocator
+    kata_pins: KataPinsReader
 
     def adopt_all(self, known: Mapping[str, ProcessKey] = NONE_KNOWN) -> dict[str, int]:
         """Record what Kata keeps of every sandbox that runs; return how much was new, by id.
@@ -86,9 +89,10 @@ def compose(config: Config, registry: Registry) -> Parts:
     finder = VmmFinder(host, paths=kata, executables=executables)
     make = partial(make_policy, config.alloc)
     allocator = Allocator(config.alloc, node, AllocStore(registry), make)
-    engine = Engine(root, node, registry, index, host, finder, kata, allocator.view)
+    kata_pins = KataPinsReader(root, kata, BundleReader(config.paths.bundle_roots), files)
+    engine = Engine(root, node, registry, index, host, finder, kata, kata_pins, allocator.view)
     adoption = Adoption(root, registry, kata)
-    return Parts(root, registry, node, index, finder, engine, kata, adoption, allocator)
+    return Parts(root, registry, node, index, finder, engine, kata, adoption, allocator, kata_pins)
 
 
 def boot_id(root: HostRoot) -> str:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from kata_pin.daemon.allotment import Allotment, nothing_allotted
-from kata_pin.daemon.foreign import ForeignWatch
+from kata_pin.daemon.foreign import ForeignWatch, OtherWriter
+from kata_pin.daemon.katapins import KataPinsReader
 from kata_pin.daemon.nodefacts import NodeWatch
 from kata_pin.errors import TaskGone, VmmError
 from kata_pin.host.affinity import apply_all
@@ -42,13 +43,13 @@ from kata_pin.policy.place import pairs as pairs_of
 from kata_pin.policy.place import place
 from kata_pin.policy.plan import make_plan
 from kata_pin.policy.release import undo
-from kata_pin.policy.writers import FOREIGN_AFTER, KataPinning
+from kata_pin.policy.writers import FOREIGN_AFTER, NO_PINS, KataPins
 from kata_pin.vmm.facts import HostFacts
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.overhead import find_helpers
 from kata_pin.vmm.rolecache import RoleCache
 from kata_pin.vmm.roles import MAX_THREADS, identify
-from kata_pin.vmm.statefiles import KataPaths, pins_vcpus
+from kata_pin.vmm.statefiles import KataPaths
 from kata_pin.wire.qmp import QmpAnswers
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class Held:
     report: Report | None = None
     checked_at: float = 0.0
     foreign: ForeignWatch = field(default_factory=ForeignWatch)
+    kata: KataPins = NO_PINS
 
     @property
     def unsure(self) -> bool:
@@ -122,11 +124,16 @@ class Engine:
     _host: HostFacts
     _finder: VmmFinder
     _kata: KataPaths
+    _kata_pins: KataPinsReader
     _allot: Callable[[Sequence[Container]], Allotment] = nothing_allotted
 
     def node(self) -> Node:
         """Return the node's facts as of now."""
         return self._node.current()
+
+    def forget(self, sandbox_id: str) -> None:
+        """Drop what is remembered of a sandbox that is over."""
+        self._kata_pins.forget(sandbox_id)
 
     def runs_without_vmm(self, containers: Iterable[Container]) -> bool:
         """Whether the hooks' pids show that another runtime than Kata runs these containers.
@@ -231,7 +238,7 @@ class Engine:
             placement=look.placement,
             drifts=drifts,
             results=tuple(results.values()),
-            notes=tuple(_notes(results.values(), foreign)),
+            notes=tuple(_notes(results.values(), foreign, held.foreign.writer())),
             rounds=rounds,
         )
 
@@ -242,7 +249,7 @@ class Engine:
         threads = self._threads(sandbox.id, vmm, held)
         pairs = self._memory.pairs(sandbox.id)
         first_seen = self._memory.first_seen(sandbox.id)
-        kata = self._kata_pinning(sandbox.id, vmm)
+        held.kata = self._kata_pins.of(sandbox.id, sandbox.containers, vmm)
         placement = place(
             sandbox,
             threads,
@@ -251,15 +258,9 @@ class Engine:
             first_seen=first_seen,
             allocated=allotment.allocated,
             pool=allotment.pool,
-            kata=kata,
+            kata=held.kata,
         )
         return _Look(threads, placement, pairs, first_seen)
-
-    def _kata_pinning(self, sandbox_id: str, vmm: Vmm) -> KataPinning:
-        """Return what Kata does with the vCPUs: by NUMA where it bound the guest's memory."""
-        if not pins_vcpus(self._root, self._kata, sandbox_id):
-            return KataPinning.OFF
-        return KataPinning.NUMA if vmm.guest.host_nodes else KataPinning.COUNT
 
     def _remember(self, look: _Look) -> None:
         """Journal before pinning: the new pairs, and the masks that a release gives back."""
@@ -359,16 +360,20 @@ def _after(threads: Iterable[Thread], done: Iterable[ActionResult]) -> list[Thre
     return after
 
 
-def _notes(results: Iterable[ActionResult], foreign: Iterable[ThreadKey]) -> Iterator[Note]:
+def _notes(
+    results: Iterable[ActionResult], foreign: Collection[ThreadKey], writer: OtherWriter | None
+) -> Iterator[Note]:
     """Say what the kernel did not let us do, one line a kind."""
     outcomes = [one.outcome for one in results]
     for outcome, text in _SAID.items():
         count = outcomes.count(outcome)
         if count:
             yield Note(f"affinity-{outcome.value}", f"{count} threads: {text}", NoteLevel.WARNING)
-    left = len(list(foreign))
-    if left:
-        text = f"{left} threads are moved again and again by another writer; left alone for now"
+    if foreign and writer is not None:
+        text = (
+            f"{len(foreign)} threads are moved again and again by another writer, seen"
+            f" {writer.seen} times; left alone for now"
+        )
         yield Note("foreign-writer", text, NoteLevel.WARNING)
 
 

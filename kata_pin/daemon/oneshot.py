@@ -23,6 +23,7 @@ from kata_pin.daemon.guestview import GuestView, look_at_guest
 from kata_pin.daemon.history import History, history_document
 from kata_pin.daemon.intake import Intake
 from kata_pin.daemon.lock import locked
+from kata_pin.daemon.otherwriters import writers_of
 from kata_pin.daemon.registry import Registry
 from kata_pin.daemon.standing import stands
 from kata_pin.daemon.supervisor import Cause
@@ -210,4 +211,5 @@ def _look(
             checked_s=0.0,
             problem=held.problem,
             released=sandbox_id in released,
+            writers=writers_of(held, time.monotonic()),
         )

@@ -16,6 +16,7 @@ from typing import Final
 
 from kata_pin.daemon.engine import Engine, Held
 from kata_pin.daemon.guests import Guests
+from kata_pin.daemon.otherwriters import writers_of
 from kata_pin.daemon.registry import Registry
 from kata_pin.daemon.standing import Observer, stands
 from kata_pin.daemon.supervisor import RETRY_S, Cause, PassResult, Supervisor, Verdict
@@ -170,6 +171,7 @@ class Sandboxes:
                 released=sandbox_id in released,
                 foreign=frozenset(key.tid for key in held.foreign.left_alone(now)),
                 guest=self._guests.view(sandbox, held.report),
+                writers=writers_of(held, now),
             )
 
     def explanation(self, sandbox_id: str) -> tuple[str, ...]:
@@ -302,6 +304,7 @@ class Sandboxes:
         self._supervisors.pop(sandbox_id, None)
         self._held.pop(sandbox_id, None)
         self._since.pop(sandbox_id, None)
+        self._engine.forget(sandbox_id)
         self._untrack(sandbox_id, keep=frozenset())
 
     def _track(self, sandbox_id: str, held: Held) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kata_pin.daemon.guestview import GuestView, guest_document
+from kata_pin.daemon.otherwriters import Writer
 from kata_pin.daemon.standing import sandbox_state, thread_state
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
@@ -39,7 +40,8 @@ class SandboxFacts:
     """Everything known about one sandbox at the time the document is made.
 
     `checked_s` is the age of the last pass or audit in seconds, None if there was none. `foreign`
-    are the tids whose affinity another writer keeps changing. `guest` is None without a VMM.
+    are the tids whose affinity another writer keeps changing, `writers` who else sets affinities.
+    `guest` is None without a VMM.
     """
 
     sandbox: Sandbox
@@ -50,6 +52,7 @@ class SandboxFacts:
     conflicts: Sequence[Note] = ()
     foreign: frozenset[int] = frozenset()
     guest: GuestView | None = None
+    writers: Sequence[Writer] = ()
 
 
 def state_document(
@@ -150,6 +153,7 @@ def _sandbox(facts: SandboxFacts, now_ns: int) -> Json:
         "vmm_problem": facts.problem,
         "guest": guest_document(facts.guest, sandbox),
         "threads": threads,
+        "writers": [writer.document for writer in facts.writers],
         "notes": [_note(note) for note in dict.fromkeys(notes)],
     }
 

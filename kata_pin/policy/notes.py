@@ -34,6 +34,7 @@ class NoteCode(StrEnum):
     RESERVE_TAKES_CONTAINER = "reserve-takes-container"
     FALLBACK = "fallback"
     KATA_PINS_VCPUS = "kata-pins-vcpus"
+    KATA_MAY_PIN = "kata-may-pin"
     RELEASED = "released"
 
 
@@ -161,10 +162,20 @@ def fallback(threads: int, step: str, wanted: CpuSet, obstacle: str) -> Note:
     return _warning(NoteCode.FALLBACK, text)
 
 
-def kata_pins_vcpus() -> Note:
-    """Say that the vCPUs are left to Kata's own pinning (DESIGN D13)."""
-    text = "Kata pins the vCPUs of this sandbox itself (enable_vcpus_pinning): they are left to it"
+def kata_pins_vcpus(evidence: str) -> Note:
+    """Say that the vCPUs are left to Kata's own pinning (DESIGN D13), and how that is known."""
+    setting = f"enable_vcpus_pinning by {evidence}" if evidence else "enable_vcpus_pinning"
+    text = f"Kata pins the vCPUs of this sandbox itself ({setting}): they are left to it"
     return Note(NoteCode.KATA_PINS_VCPUS, text)
+
+
+def kata_may_pin(evidence: str, vcpus: int) -> Note:
+    """Say that Kata's own pinning is on and rests: it acts on equal numbers only (DESIGN D13)."""
+    text = (
+        f"enable_vcpus_pinning is on (by {evidence}); Kata rests while its containers have other"
+        f" than {vcpus} CPUs, as many as there are vCPUs"
+    )
+    return Note(NoteCode.KATA_MAY_PIN, text)
 
 
 def released(origin: str) -> Note:

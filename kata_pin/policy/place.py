@@ -32,7 +32,7 @@ from kata_pin.policy.pools import exclusive_pools
 from kata_pin.policy.release import release
 from kata_pin.policy.vcpus import VcpuScene, vcpu_wants
 from kata_pin.policy.want import Fit, Kind, Want
-from kata_pin.policy.writers import KataPinning, kata_holds
+from kata_pin.policy.writers import NO_PINS, KataPinning, KataPins, kata_holds
 
 
 def place(
@@ -44,7 +44,7 @@ def place(
     first_seen: Mapping[ThreadRole, CpuSet] | None = None,
     allocated: Mapping[str, CpuSet] | None = None,
     pool: CpuSet = EMPTY,
-    kata: KataPinning = KataPinning.OFF,
+    kata: KataPins = NO_PINS,
 ) -> Placement:
     """Return the placement of all threads of the sandbox.
 
@@ -63,11 +63,13 @@ def place(
     scene = VcpuScene(sandbox, node, mask, pools, home, kept or {})
     wants: list[Want] = []
     said: list[Note] = []
-    yields = kata_holds(kata, parts.vcpu_count, mask)
+    yields = kata_holds(kata.pinning, parts.vcpu_count, mask)
     if yields:
-        said.append(notes.kata_pins_vcpus())
+        said.append(notes.kata_pins_vcpus(kata.evidence))
     else:
         wants, said = vcpu_wants(parts.vcpus, scene)
+        if kata.pinning is not KataPinning.OFF:
+            said = [*said, notes.kata_may_pin(kata.evidence, parts.vcpu_count)]
     disputed = list(_disputed_wants(parts.disputed, mask, node, yields=yields))
     wants += disputed
     said += _dispute_notes(disputed)

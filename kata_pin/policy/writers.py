@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -18,6 +19,17 @@ class KataPinning(StrEnum):
     OFF = "off"
     COUNT = "count"  # enable_vcpus_pinning: acts while vCPUs and CPUs of the union are as many
     NUMA = "numa"  # enable_vcpus_pinning with enable_numa: acts always
+
+
+@dataclass(frozen=True, slots=True)
+class KataPins:
+    """What Kata's configuration makes of one sandbox's vCPUs, and what says so; empty: nothing."""
+
+    pinning: KataPinning = KataPinning.OFF
+    evidence: str = ""
+
+
+NO_PINS: Final = KataPins()
 
 
 def kata_holds(pinning: KataPinning, vcpus: int, mask: SandboxMask) -> bool:

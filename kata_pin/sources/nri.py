@@ -50,6 +50,9 @@ MAX_WAIT_S: Final = 1.0
 MAX_WAITING: Final = 64
 """StartContainers that may wait at once; a runtime has one at a time."""
 
+MAX_NAME: Final = 120
+"""Longest name and version of a runtime that is shown."""
+
 MAX_PARTS: Final = 256
 """Most messages of one Synchronize."""
 
@@ -111,10 +114,16 @@ class NriPlugin:
         wanted: bool,
         decider: Decider | None = None,
     ) -> None:
-        """Without a `decider` it observes."""
+        """Without a `decider` it observes.
+
+        `connected_at` is of CLOCK_MONOTONIC, None while there is no connection; then `problem`.
+        """
+        self.runtime = ""
+        self.connected_at: float | None = None
+        self.problem = "not connected yet"
         self._listener = listener
         self._decider = decider
-        self._path = socket_path
+        self.path = socket_path
         self._name = name
         self._index = index
         self._wanted = wanted
@@ -136,7 +145,7 @@ class NriPlugin:
         session = _Session(self._listener, self._decider)
         loop = asyncio.get_running_loop()
         async with _deadline(CONNECT_S, "connecting"):
-            transport, _ = await loop.create_unix_connection(lambda: session, self._path)
+            transport, _ = await loop.create_unix_connection(lambda: session, self.path)
         try:
             _check_owner(transport.get_extra_info("socket"))
             async with _deadline(REGISTER_S, "registering"):
@@ -145,6 +154,7 @@ class NriPlugin:
                 told = await session.synchronized
             log.info("NRI: %s", told)
             self._tries, self._trouble = 0, ""
+            self.runtime, self.connected_at, self.problem = session.runtime, time.monotonic(), ""
             await session.closed
         finally:
             if self._decider is not None:
@@ -162,7 +172,8 @@ class NriPlugin:
         else:
             level = logging.WARNING
         self._trouble = trouble
-        log.log(level, "NRI: %s: %s", self._path, trouble)
+        self.connected_at, self.problem = None, trouble
+        log.log(level, "NRI: %s: %s", self.path, trouble)
 
 
 class _Session(asyncio.Protocol):
@@ -188,6 +199,11 @@ class _Session(asyncio.Protocol):
         self._parts: list[Snapshot] = []
         self._parts_since_ns = 0
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def runtime(self) -> str:
+        """The runtime's name and version, as it tells them."""
+        return f"{self._runtime.runtime} {self._runtime.version}".strip()[:MAX_NAME]
 
     async def register(self, name: str, index: str) -> None:
         """Register; raises RemoteProtocolError when refused, ConnectionError when it ended."""
@@ -371,8 +387,7 @@ class _Session(asyncio.Protocol):
         await self._listener.rebuild(snapshot, stamp_ns)
         if not self.synchronized.done():
             told = f"{len(snapshot.pods)} pods, {len(snapshot.containers)} containers"
-            name = f"{self._runtime.runtime} {self._runtime.version}"
-            self.synchronized.set_result(f"{name[:120]} told of {told}")
+            self.synchronized.set_result(f"{self.runtime} told of {told}")
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something for this connection; if it fails, the connection ends."""

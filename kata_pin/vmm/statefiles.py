@@ -21,6 +21,7 @@ from kata_pin.model.sandbox import ContainerState
 from kata_pin.vmm.facts import HostPaths
 from kata_pin.wire.ident import is_id
 from kata_pin.wire.persist import (
+    KataRuntime,
     PersistedSandbox,
     container_state,
     parse_persist,
@@ -93,17 +94,25 @@ def _virtiofsd_pid(
     return read_pids(root, paths, sandbox_id).virtiofsd
 
 
-def pins_vcpus(root: HostPaths, paths: KataPaths, sandbox_id: str) -> bool:
-    """Whether Kata pins the sandbox's vCPUs too (enable_vcpus_pinning); read where it changed."""
-    return _pins_vcpus(root, paths, sandbox_id, state_stamp(root, paths, sandbox_id))
+def persisted_pinning(
+    root: HostPaths, paths: KataPaths, sandbox_id: str
+) -> tuple[bool, str] | None:
+    """Return whether Kata pins the sandbox's vCPUs too (enable_vcpus_pinning), and the file's name.
+
+    None where there is no file to be believed, or it is being written; read only where it changed.
+    """
+    return _persisted_pinning(root, paths, sandbox_id, state_stamp(root, paths, sandbox_id))
 
 
 @lru_cache(maxsize=1024)
-def _pins_vcpus(
+def _persisted_pinning(
     root: HostPaths, paths: KataPaths, sandbox_id: str, _stamp: tuple[int, int]
-) -> bool:
+) -> tuple[bool, str] | None:
     persisted = read_state(root, paths, sandbox_id)
-    return persisted is not None and persisted.vcpu_pinning
+    if persisted is None:
+        return None
+    name = "persist.json" if persisted.runtime is KataRuntime.GO else "state.json"
+    return persisted.vcpu_pinning, name
 
 
 def read_state(root: HostPaths, paths: KataPaths, sandbox_id: str) -> PersistedSandbox | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.daemon import Node, private_node
+from tests.support.daemon import Node, move_elsewhere, private_node
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.qemu, pytest.mark.root]
 
@@ -45,3 +47,56 @@ def test_pins_that_were_there_before_are_given_back_together(node: Node) -> None
         pod.wait_placed({0})
         assert node.cli("unpin", pod.id).returncode == 0
         assert {tuple(os.sched_getaffinity(tid)) for tid in pod.kata.vcpus().values()} == {(0, 1)}
+
+
+def test_an_annotation_leaves_vcpus_to_kata_where_its_state_cannot_be_read(node: Node) -> None:
+    """Without persist.json the sandbox's own config.json says that Kata pins, and is named."""
+    node.start()
+    with node.pod("p1") as pod:
+        pod.kata.persist_path.unlink()
+        key = "io.katacontainers.enable_vcpus_pinning"
+        file = pod.write_bundle(pod.id, kind="sandbox") / "config.json"
+        config = json.loads(file.read_text())
+        config["annotations"][key] = "true"
+        file.write_text(json.dumps(config))
+        node.hook("createRuntime", pod.id, pod.kata.pid)
+        pod.write_bundle("c1", "0,1", exclusive=True)
+        node.hook("createRuntime", "c1", pod.kata.pid)
+        shown = node.wait_state("p1", "ok")
+        (writer,) = shown["writers"]
+        assert (writer["who"], writer["acts"]) == ("kata", True)
+        assert f"annotation {key} in config.json" in writer["evidence"]
+        assert "Kata pins the vCPUs" in node.cli("show", pod.id).stdout
+        pod.kata.write_persist(pod.kata.containers)  # Kata's own word, once it is there
+        node.ask("reconcile", sandbox=pod.id)
+        assert node.sandboxes()["p1"]["writers"] == []
+
+
+def test_who_moves_threads_again_and_again_is_named() -> None:
+    """Seen how often, since when, which threads: by show and doctor, also once left alone."""
+    with private_node(audit={"affinity_s": 0.1, "deep_s": 3600}) as node:
+        node.start()
+        with node.pod("p1") as pod:
+            pod.announce()
+            pod.create("c1", "0")
+            pod.wait_placed({0})
+            tid = pod.kata.tids()[-1]
+
+            def moved_back() -> bool:
+                if os.sched_getaffinity(tid) == {0}:
+                    move_elsewhere(tid, {1})
+                return bool(node.sandboxes()["p1"]["writers"])
+
+            wait_for(moved_back, "another writer to be known", 20)
+            (writer,) = node.sandboxes()["p1"]["writers"]
+            assert (writer["who"], writer["acts"], writer["tids"]) == ("other", True, [tid])
+            assert writer["seen"] >= 3
+            assert 0 < writer["since_s"] < 60
+            assert "another writer, seen" in node.cli("show", pod.id).stdout
+            rows = json.loads(node.cli("doctor", "--json").stdout)["rows"]
+            own = [row for row in rows if pod.id in row["sandbox"] and row["check"] == "writer"]
+            assert [row["status"] for row in own] == ["warn"]
+            assert f"moves tid {tid}" in own[0]["text"]
+            checks = {row["check"]: row for row in rows}
+            assert checks["NRI"]["text"].startswith("switched off")
+            assert checks["metrics"]["text"].endswith("metrics.sock")

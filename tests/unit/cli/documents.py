@@ -7,11 +7,14 @@ from kata_pin.cli.shape import (
     CpuPlace,
     Grant,
     Guest,
+    Metrics,
     Note,
+    Nri,
     Sandbox,
     State,
     Thread,
     Vmm,
+    Writer,
 )
 
 
@@ -33,6 +36,15 @@ def places(count: int, *, nodes: int = 1, smt: bool = False) -> list[CpuPlace]:
     ]
 
 
+NRI: Nri = {
+    "socket": "/var/run/nri/nri.sock",
+    "runtime": "containerd v2.1.4",
+    "connected_s": 93700.0,
+    "problem": "",
+}
+METRICS: Metrics = {"address": "unix:/run/kata-pin/metrics.sock", "problem": ""}
+
+
 def state(*sandboxes: Sandbox, cpus: int = 16, **node: Any) -> State:
     """Return a document; `node` overrides facts of the node."""
     facts: dict[str, Any] = {
@@ -51,7 +63,14 @@ def state(*sandboxes: Sandbox, cpus: int = 16, **node: Any) -> State:
         "version": 1,
         "kind": "state",
         "time": "2026-11-20T21:00:00Z",
-        "daemon": {"running": True, "pid": 812, "version": "0.1.0", "uptime_s": 93784.0},
+        "daemon": {
+            "running": True,
+            "pid": 812,
+            "version": "0.1.0",
+            "uptime_s": 93784.0,
+            "nri": NRI,
+            "metrics": METRICS,
+        },
         "node": facts,
         "sandboxes": list(sandboxes),
         "allocation": None,
@@ -160,6 +179,7 @@ def sandbox(pod: str, mask: str | None, *threads: Thread, **fields: Any) -> Sand
         "vmm_problem": "",
         "guest": None,
         "threads": list(threads),
+        "writers": [],
         "notes": [],
     }
     return cast("Sandbox", facts | fields)
@@ -251,6 +271,12 @@ def database() -> Sandbox:
     )  # fmt: skip
 
 
+def writer(who: str, **fields: Any) -> Writer:
+    """Return another writer."""
+    facts = {"who": who, "acts": False, "evidence": "", "seen": 0, "since_s": None, "tids": []}
+    return cast("Writer", facts | fields)
+
+
 def drifted() -> Sandbox:
     """Return a sandbox with two threads off their CPUs."""
     return sandbox(
@@ -264,6 +290,10 @@ def drifted() -> Sandbox:
         exclusive="12-15",
         shared="",
         containers=[container("feed", "12-15", "12-15")],
+        writers=[
+            writer("kata", evidence="enable_vcpus_pinning, says persist.json"),
+            writer("other", acts=True, seen=4, since_s=185.0, tids=[5101, 5102]),
+        ],
         notes=[note("the VM has 2 vCPUs for 4 exclusive CPUs: raise default_vcpus to 5")],
         guest=links(
             (0, "12", 0, "proven", b"feed".hex().ljust(64, "0")),
@@ -376,7 +406,8 @@ def busy_cpu() -> dict[str, Any]:
         "version": 1,
         "kind": "who",
         "time": "2026-11-20T21:00:00Z",
-        "daemon": {"running": True, "pid": 812, "version": "0.1.0", "uptime_s": 5.0},
+        "daemon": {"running": True, "pid": 812, "version": "0.1.0", "uptime_s": 5.0,
+                   "nri": None, "metrics": None},
         "cpu": 4,
         "online": True,
         "place": {**places(16, nodes=2, smt=True)[4], "siblings": "4,12", "marks": ["isolated"]},

@@ -9,7 +9,7 @@ import pytest
 from kata_pin.cli import examination, reach
 from kata_pin.cli.client import Provider
 from kata_pin.cli.main import run
-from kata_pin.cli.shape import Sandbox
+from kata_pin.cli.shape import Nri, Sandbox
 from kata_pin.config import Config, NewThreads, Paths, Qmp
 from kata_pin.host.root import HOST, HostRoot
 from kata_pin.model.cpuset import CpuSet
@@ -263,3 +263,45 @@ def test_doctor_exits_1_when_a_row_fails(
     assert "0.1.0 runs, pid 812" in out
     assert (status == 1) is (" fail " in out)
     assert HOST.live
+
+
+@pytest.mark.parametrize(
+    ("nri", "status", "text"),
+    [
+        (None, "info", "switched off"),
+        ({**docs.NRI, "connected_s": None, "problem": "refused"}, "info", "nri.sock: refused"),
+        (docs.NRI, "ok", "containerd v2.1.4 on /var/run/nri/nri.sock, connected for 26 h"),
+    ],
+)
+def test_the_connection_to_nri_is_told(nri: Nri | None, status: str, text: str) -> None:
+    """Connected since when and to what, or why not."""
+    state = docs.state()
+    state["daemon"]["nri"] = nri
+    row = next(row for row in examination.connections(state) if row.check == "NRI")
+    assert row.status == status
+    assert text in row.text
+
+
+def test_where_metrics_are_served_is_told() -> None:
+    """The address, or what is in the way; nothing of both without the daemon."""
+    state = docs.state()
+    rows = {row.check: row for row in examination.connections(state)}
+    assert (rows["metrics"].status, rows["metrics"].text) == ("ok", docs.METRICS["address"])
+    state["daemon"]["metrics"] = {"address": "http://x", "problem": "http://x: in use"}
+    rows = {row.check: row for row in examination.connections(state)}
+    assert rows["metrics"].status == "warn"
+    state["daemon"]["metrics"] = None
+    rows = {row.check: row for row in examination.connections(state)}
+    assert rows["metrics"].status == "info"
+    assert list(examination.connections(docs.without_daemon(state))) == []
+
+
+def test_other_writers_are_named() -> None:
+    """Who, by which evidence, how often, since when; a Kata that rests is no warning."""
+    kata, other = reach.writers(docs.drifted(), "pod")
+    assert (kata.status, other.status) == ("info", "warn")
+    assert "persist.json" in kata.text
+    assert "seen 4 times, first 3 m ago, moves tid 5101, 5102" in other.text
+    acting = docs.sandbox("p", "1", writers=[docs.writer("kata", acts=True, evidence="e")])
+    (row,) = reach.writers(acting, "pod")
+    assert (row.status, row.text) == ("warn", "Kata pins the vCPUs (e)")

@@ -22,7 +22,7 @@ from tests.unit.cli import documents as docs
 from tests.unit.cli.cases import CHECKED
 
 DOCS = Path(__file__).parents[3] / "docs"
-ONLY_RUNNING = {"pid", "version", "uptime_s"}
+ONLY_RUNNING = {"pid", "version", "uptime_s", "nri", "metrics"}
 
 
 def documented() -> dict[str, set[str]]:
@@ -76,7 +76,8 @@ TABLES = documented()
 def test_documents_have_the_documented_fields(document: Any, kind: str) -> None:
     """Every object in a document has exactly the fields of its table."""
     for path, fields in occurring(document, kind).items():
-        expected = TABLES["state.daemon" if path.endswith(".daemon") else path]
+        before, daemon, after = path.partition(".daemon")
+        expected = TABLES[f"state.daemon{after}" if daemon else before]
         if path.endswith(".daemon"):
             expected = expected - ({"reason"} if document["daemon"]["running"] else ONLY_RUNNING)
         assert fields == expected, path
@@ -95,6 +96,8 @@ def test_the_state_of_this_host_has_the_documented_fields(tmp_path: Path) -> Non
     [
         ("state", shape.State),
         ("state.daemon", shape.Daemon),
+        ("state.daemon.nri", shape.Nri),
+        ("state.daemon.metrics", shape.Metrics),
         ("state.node", shape.Node),
         ("state.node.cpus[]", shape.CpuPlace),
         ("state.node.kubelet", shape.Kubelet),
@@ -107,6 +110,7 @@ def test_the_state_of_this_host_has_the_documented_fields(tmp_path: Path) -> Non
         ("state.sandboxes[].guest.vcpus[].links.vcpu", shape.Known),
         ("state.sandboxes[].guest.containers[]", shape.GuestContainer),
         ("state.sandboxes[].threads[]", shape.Thread),
+        ("state.sandboxes[].writers[]", shape.Writer),
         ("state.allocation", shape.Allocation),
         ("state.allocation.pools", shape.Pools),
         ("state.allocation.grants[]", shape.Grant),

@@ -13,6 +13,7 @@ from typing import cast
 import pytest
 
 from kata_pin.daemon.engine import MAX_ROUNDS, Engine, Held
+from kata_pin.daemon.katapins import KataPinsReader
 from kata_pin.daemon.nodefacts import NodeWatch
 from kata_pin.host.process import ProcessIndex, cgroups, read_process
 from kata_pin.host.root import HostRoot, Scheduler
@@ -21,6 +22,7 @@ from kata_pin.model.node import Node
 from kata_pin.model.sandbox import Vmm, VmmKind
 from kata_pin.model.thread import ProcessKey, ThreadKey, ThreadRole
 from kata_pin.model.topology import flat
+from kata_pin.sources.bundles import BundleReader
 from kata_pin.vmm.facts import HostFacts
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.statefiles import KataPaths
@@ -110,7 +112,8 @@ def _engine(scheduler: Scheduler, vmm: int, virtiofsd: int) -> Engine:
     )
     finder = cast("VmmFinder", OneFinder(vmm))
     paths = KataPaths("/nonexistent", "/nonexistent")
-    return Engine(root, cast("NodeWatch", OneNode()), Memory(), index, host, finder, paths)
+    pins = KataPinsReader(root, paths, BundleReader([]), ())
+    return Engine(root, cast("NodeWatch", OneNode()), Memory(), index, host, finder, paths, pins)
 
 
 @pytest.mark.root

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from kata_pin.daemon.foreign import FIRST_TRUCE_S, LONGEST_TRUCE_S, WINDOW_S, ForeignWatch
+from kata_pin.daemon.foreign import (
+    FIRST_TRUCE_S,
+    LONGEST_TRUCE_S,
+    WINDOW_S,
+    ForeignWatch,
+    OtherWriter,
+)
 from kata_pin.model.thread import ThreadKey
 
 ONE, TWO = ThreadKey(1, 2, 3), ThreadKey(1, 3, 3)
@@ -51,3 +57,17 @@ def test_an_event_ends_the_truce_and_gone_threads_are_dropped() -> None:
     assert watch.left_alone(4) == {TWO}
     watch.forget()
     assert not watch.left_alone(4)
+
+
+def test_another_writer_is_told_with_all_it_did() -> None:
+    """Ordinary drift names nobody; who moved a thread three times stays known, truce or not."""
+    watch = ForeignWatch()
+    watch.drifted([ONE, TWO], 100)
+    watch.drifted([ONE], 110)
+    assert watch.writer() is None
+    watch.drifted([ONE], 120)
+    watch.drifted([ONE], 121)
+    watch.forget()
+    assert watch.writer() == OtherWriter(4, 100, frozenset({ONE}))
+    watch.keep_only([TWO])
+    assert watch.writer() is None

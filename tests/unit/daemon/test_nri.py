@@ -36,7 +36,9 @@ class World:
         self.awaited: list[tuple[str, int]] = []
         finder = SimpleNamespace(is_kata=self._is_kata, find=self._find, sandboxes=self._running)
         index = SimpleNamespace(refresh=lambda: None)
-        parts = SimpleNamespace(registry=registry, finder=finder, index=index)
+        self.annotations: dict[str, dict[str, str]] = {}
+        pins = SimpleNamespace(tell=self.annotations.__setitem__)
+        parts = SimpleNamespace(registry=registry, finder=finder, index=index, kata_pins=pins)
         sandboxes = SimpleNamespace(
             vmms={}, held=lambda _id: None, mark=self._mark, settled=self._settled
         )
@@ -84,6 +86,15 @@ def _app(cpus: str = "2-3", name: str = "c1", **fields: Any) -> PodContainer:
     return PodContainer(
         name, "p1", name="app", cgroups_path=f"/pods/{name}", cpu=CpuResources(cpus=cpus), **fields
     )
+
+
+async def test_annotations_are_passed_on(world: World) -> None:
+    """What a pod's annotations say of Kata's own pinning is for whoever asks; events and all."""
+    world.tell(EventKind.RUN_POD_SANDBOX, Pod("p1", pid=QEMU, annotations={"k": "v"}))
+    assert world.annotations == {"p1": {"k": "v"}}
+    pod = Pod("p1", pid=QEMU, annotations={"k": "w"})
+    await world.intake.rebuild(Snapshot((pod,), ()), 5000)
+    assert world.annotations == {"p1": {"k": "w"}}
 
 
 async def test_a_life(world: World) -> None:

@@ -12,7 +12,7 @@ from kata_pin.model.sandbox import Container
 from kata_pin.model.thread import Thread, ThreadRole
 from kata_pin.model.topology import flat
 from kata_pin.policy.place import pairs, place
-from kata_pin.policy.writers import KataPinning
+from kata_pin.policy.writers import KataPinning, KataPins
 from tests.support.world import (
     after,
     applied,
@@ -309,16 +309,19 @@ def test_surplus_can_be_left_alone() -> None:
 def test_yielding_to_kata(kata: KataPinning, indexes: tuple[int, ...], yields: bool) -> None:
     """The vCPUs are left to Kata only while its own rule holds; overhead never is (D13)."""
     threads = [*vcpus(*indexes), main_thread()]
-    found = place(sandbox(A2), threads, node(), kata=kata)
+    found = place(sandbox(A2), threads, node(), kata=KataPins(kata, "persist.json"))
     assert (threads[0].key not in found.desired) is yields
     assert main_thread().key in found.desired
     assert ("kata-pins-vcpus" in codes(found)) is yields
+    rests = kata is KataPinning.COUNT and not yields
+    assert ("kata-may-pin" in codes(found)) is rests
+    assert all("persist.json" in one.text for one in found.notes if one.code.startswith("kata-"))
 
 
 def test_kata_counts_the_pause_containers_cpus() -> None:
     """Kata's union includes the pod sandbox's own cpuset, so its rule is judged with it."""
     threads = vcpus(0, 1)
-    found = place(sandbox(pause("8"), A2), threads, node(), kata=KataPinning.COUNT)
+    found = place(sandbox(pause("8"), A2), threads, node(), kata=KataPins(KataPinning.COUNT))
     assert set(found.desired) == {one.key for one in threads}
 
 

@@ -8,7 +8,7 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -69,12 +69,12 @@ async def runtime(path: Path) -> AsyncIterator[Runtime]:
 
 
 @contextlib.asynccontextmanager
-async def running(told: Told, path: Path, *, wanted: bool = True) -> AsyncIterator[None]:
+async def running(told: Told, path: Path, *, wanted: bool = True) -> AsyncIterator[NriPlugin]:
     """Run the plugin meanwhile."""
     plugin = NriPlugin(told, socket_path=str(path), name="kata-pin", index="95", wanted=wanted)
     task = asyncio.create_task(plugin.run())
     try:
-        yield
+        yield plugin
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -346,3 +346,25 @@ async def test_a_runtime_of_somebody_else(
         assert await listener.stdout.readline() == b"0\n"
     assert "is of uid 65534" in caplog.text
     await listener.wait()
+
+
+async def test_how_the_connection_stands(told: Told, path: Path) -> None:
+    """Why there is none, then the runtime and since when, then why it ended."""
+
+    async def until(stands: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not stands():
+                await asyncio.sleep(0.001)
+
+    async with running(told, path) as plugin:
+        assert plugin.connected_at is None
+        await until(lambda: "No such file" in plugin.problem)
+        async with Runtime(path) as runtime:
+            peer = await runtime.plugin()
+            await peer.ready(version="v1.7.24")
+            await told.rebuilt.wait()
+            await until(lambda: plugin.connected_at is not None)
+            assert (plugin.runtime, plugin.problem) == ("containerd v1.7.24", "")
+            peer.writer.close()
+            await until(lambda: plugin.connected_at is None)
+            assert "closed" in plugin.problem
