@@ -246,6 +246,11 @@ def _shown(node: Node) -> Json:
         for thread in sandbox["threads"]:
             for key in ("last_cpu", "cpu_ticks", "source", "apic_id"):
                 del thread[key]  # QMP told the daemon; the command must look at the kernel
+        guest = sandbox["guest"]  # only the daemon asks it
+        sandbox["guest"] = [
+            *((one["tid"], one["guest_cpu"], one["container"]) for one in guest["vcpus"]),
+            *((one["id"], one["cpus"], one["reason"]) for one in guest["containers"]),
+        ]
     return document
 
 
