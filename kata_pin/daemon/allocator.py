@@ -227,7 +227,7 @@ class Allocator:
         """Change every container whose pod is not what it was."""
         for grant in list(self.containers()):
             pod = rewritten(grant.request.pod)
-            if pod != grant.request.pod or pod.annotations != grant.request.pod.annotations:
+            if pod != grant.request.pod:
                 self.change(replace(grant.request, pod=pod), why)
 
     # ---- deciding ------------------------------------------------------------------------

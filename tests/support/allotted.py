@@ -1,0 +1,79 @@
+"""An allocator of a host made here, over a real registry: for tests of what it does with events."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, cast
+
+from kata_pin.config.alloc import Alloc
+from kata_pin.config.tree import Config
+from kata_pin.daemon.allocator import Allocator
+from kata_pin.daemon.allocstore import AllocStore
+from kata_pin.daemon.nodefacts import NodeWatch
+from kata_pin.daemon.policies import make_policy
+from kata_pin.daemon.registry import Registry
+from kata_pin.model.alloc import AllowRule, ContainerRequest, CpuClass, Eligibility, PodRequest
+from kata_pin.model.node import KubeletState, Node
+from kata_pin.model.topology import HostTopology, flat
+
+ANYBODY = (AllowRule(),)
+
+
+@dataclass
+class Host:
+    """What an allocator reads of a node: topology, the kubelet's state, the configuration."""
+
+    topology: HostTopology = field(default_factory=lambda: flat(8))
+    kubelet: KubeletState | None = None
+    config: Config = field(default_factory=Config)
+
+    def current(self) -> Node:
+        """Return the node."""
+        return Node(self.topology, kubelet=self.kubelet)
+
+
+def settings(**fields: Any) -> Alloc:
+    """Return settings under which anybody may choose by annotation."""
+    known = {"policy": "annotation", "eligibility": Eligibility.RELAXED, "allow": ANYBODY}
+    return Alloc(**(known | fields))
+
+
+def allocator(registry: Registry, host: Host, **fields: Any) -> Allocator:
+    """Return an allocator that has not begun."""
+    chosen = settings(**fields)
+    make = partial(make_policy, chosen)
+    return Allocator(chosen, cast("NodeWatch", host), AllocStore(registry), make)
+
+
+class Moves:
+    """Who hears of sandboxes with other CPUs."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[frozenset[str], str]] = []
+
+    def __call__(self, sandboxes: Collection[str], why: str) -> None:
+        self.told.append((frozenset(sandboxes), why))
+
+
+def request(
+    name: str, cpu_class: str = "", *, cpus: int = 0, kata: bool = True, quota: bool = True
+) -> ContainerRequest:
+    """Return the request of a container of a pod of its own; `cpus` is its limit and request."""
+    pod = PodRequest(
+        f"uid-{name}",
+        "shop",
+        name,
+        "kata",
+        {"cpu-policy.kata-pin.io": cpu_class} if cpu_class else {},
+        kata=kata,
+        sandbox_id=f"s-{name}" if kata else "",
+    )
+    limit = cpus * 100_000 if quota and cpus else None
+    return ContainerRequest(f"c-{name}", pod, "app", cpus * 1000, limit)
+
+
+def ordered(one: ContainerRequest, cpu_class: CpuClass) -> ContainerRequest:
+    """Return a request for which the administrator ordered a class."""
+    return replace(one, pod=replace(one.pod, ordered=cpu_class))

@@ -1,0 +1,320 @@
+"""The allocator with a real registry: what is stored, who hears of it, when it stands aside."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kata_pin.config.alloc import Fail
+from kata_pin.config.tree import Config, Mode
+from kata_pin.daemon.allocator import FOREIGN_AFTER, Allocator
+from kata_pin.daemon.allocstore import AllocStore
+from kata_pin.daemon.registry import Registry
+from kata_pin.errors import StateError
+from kata_pin.model.alloc import AllocState, CpuClass, RefusalKind, Running
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.node import KubeletState
+from kata_pin.model.sandbox import Container, ContainerState
+from kata_pin.model.topology import flat
+from tests.support.allotted import Host, Moves, allocator, request
+from tests.support.world import cpus, without
+
+STATIC = KubeletState("static", cpus("0-3"))
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    one = Registry(str(tmp_path / "registry.db"), boot_id="b")
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+@pytest.fixture
+def moves() -> Moves:
+    return Moves()
+
+
+@pytest.fixture
+def begun(registry: Registry, host: Host, moves: Moves) -> Allocator:
+    one = allocator(registry, host)
+    one.begin(moves)
+    moves.told.clear()
+    return one
+
+
+def stored(registry: Registry) -> AllocState | None:
+    return AllocStore(registry).read()
+
+
+def test_a_decision_is_stored_and_told(begun: Allocator, registry: Registry, moves: Moves) -> None:
+    """Who has CPUs is in the registry, and every sandbox whose CPUs changed gets a pass."""
+    begun.admit(request("web"))
+    begun.admit(request("db", "exclusive", cpus=2))
+    grant = begun.state.get("c-db")
+    assert grant is not None
+    assert len(grant.exclusive) == 2
+    assert stored(registry) == begun.state
+    assert moves.told[-1][0] == {"s-web", "s-db"}
+    begun.release(["c-db"], "test")
+    assert begun.state.exclusive == CpuSet()
+    assert stored(registry) == begun.state
+    assert moves.told[-1][0] >= {"s-web"}
+
+
+def test_a_restart_finds_the_same(begun: Allocator, registry: Registry, host: Host) -> None:
+    """Another daemon over the same registry, killed or not, holds the same state."""
+    for number in range(3):
+        begun.admit(request(f"db{number}", "exclusive", cpus=1))
+    again = allocator(registry, host)
+    assert again.state == begun.state
+    moved = Moves()
+    again.begin(moved)
+    assert again.state == begun.state
+    assert moved.told == []
+
+
+def test_nothing_of_a_failed_transaction_stays(begun: Allocator, registry: Registry) -> None:
+    """A record that cannot be written takes the decision of the same event back."""
+    before = begun.state
+
+    def event() -> None:
+        with begun.together():
+            begun.admit(request("db", "exclusive", cpus=2))
+            assert begun.state != before
+            raise StateError("no room")
+
+    with pytest.raises(StateError):
+        event()
+    assert begun.state == before
+    assert stored(registry) == before
+
+
+def test_decision_and_record_are_one_transaction(
+    begun: Allocator, registry: Registry, tmp_path: Path
+) -> None:
+    """Who reads the file meanwhile sees both or none."""
+
+    def seen() -> tuple[bool, bool]:
+        copy = Registry.copy_of(str(tmp_path / "registry.db"), boot_id="b")
+        state = AllocStore(copy).read()
+        known = (copy.container("c-db") is not None, bool(state and state.get("c-db")))
+        copy.close()
+        return known
+
+    with begun.together():
+        begun.admit(request("db", "exclusive", cpus=2))
+        registry.record(Container("c-db", "s-db"), stamp_ns=1, pid=0)
+        assert seen() == (False, False)
+    assert seen() == (True, True)
+
+
+def test_off_by_default(registry: Registry, host: Host) -> None:
+    """Without a policy nothing is decided, shown or stored."""
+    off = allocator(registry, host, policy="none")
+    off.begin(Moves())
+    off.admit(request("db", "exclusive", cpus=2))
+    recorded = (Container("c", "s", cpus=cpus("1")),)
+    view = off.view(recorded)
+    assert (view.containers, view.pool, off.on) == (recorded, CpuSet(), False)
+    assert stored(registry) is None
+    assert off.notes == ()
+
+
+@pytest.mark.parametrize("why", ["kubelet", "observe"])
+def test_it_stands_aside(registry: Registry, host: Host, why: str) -> None:
+    """While the kubelet is static, or kata-pin observes, nobody is refused and nothing is given."""
+    if why == "kubelet":
+        host.kubelet = STATIC
+    else:
+        host.config = Config(mode=Mode.OBSERVE)
+    one = allocator(registry, host, fail=Fail.STRICT)
+    one.begin(Moves())
+    decision = one.admit(request("db", "exclusive", cpus=2))
+    assert (decision.refused, decision.state.grants) == (None, {})
+    assert not one.decides
+    assert why in one.aside
+    recorded = (Container("c", "s", cpus=cpus("1")), Container("d", "s"))
+    assert one.view(recorded).containers == recorded
+    assert one.view(recorded).pool == CpuSet()
+    assert [note.code for note in one.notes] == ["alloc-aside"]
+
+
+def test_it_comes_back_when_the_kubelet_lets_go(begun: Allocator, host: Host) -> None:
+    """A checkpoint that becomes static takes grants out of force; they come back with its end."""
+    begun.admit(request("db", "exclusive", cpus=2))
+    mine = (Container("c-db", "s-db", cpus=cpus("0-7")),)
+    given = begun.view(mine).containers[0].cpus
+    assert given is not None
+    assert len(given) == 2
+    host.kubelet = STATIC
+    assert begun.view(mine).containers == mine
+    host.kubelet = None
+    assert begun.view(mine).containers[0].cpus == given
+
+
+def test_another_plugin_is_left_alone(begun: Allocator) -> None:
+    """A cpuset that somebody else gave is not replaced; after some in a row nothing is decided."""
+    for number in range(FOREIGN_AFTER):
+        assert begun.decides
+        begun.admit(request(f"web{number}"), foreign=True)
+    assert "another NRI plugin" in begun.aside
+    assert begun.state.grants == {}
+    begun.admit(request("db", "exclusive", cpus=2))
+    assert begun.decides
+    assert begun.state.get("c-db") is not None
+
+
+def test_who_asked_is_told_and_who_did_not_is_not(
+    registry: Registry, host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beside another plugin only a container that asked for its own CPUs is refused."""
+    one = allocator(registry, host, fail=Fail.STRICT)
+    one.begin(Moves())
+    assert one.admit(request("web"), foreign=True).refused is None
+    with caplog.at_level(logging.WARNING):
+        refused = one.admit(request("db", "exclusive", cpus=2), foreign=True).refused
+    assert refused is not None
+    assert (refused.kind, refused.strict) == (RefusalKind.FOREIGN_PLUGIN, True)
+    assert "shop/db app: creation refused" in caplog.text
+    assert (one.refusals, one.refused[0].container_id) == (1, "c-db")
+
+
+def test_not_enough_cpus(begun: Allocator) -> None:
+    """Who cannot be served runs in the shared pool, and that is shown."""
+    decision = begun.admit(request("db", "exclusive", cpus=64))
+    assert decision.refused is not None
+    assert not decision.refused.strict
+    assert begun.refused[0].refusal.kind is RefusalKind.NOT_ENOUGH_CPUS
+    mine = (Container("c-db", "s-db"),)
+    assert begun.view(mine).containers[0].cpus == CpuSet(range(8))
+
+
+def test_a_policy_that_nobody_has(registry: Registry, host: Host) -> None:
+    """A wrong setting keeps the daemon from nothing: it is said, and nothing is decided."""
+    one = allocator(registry, host, policy="crane")
+    one.begin(Moves())
+    assert "no policy 'crane'" in one.aside
+    assert one.admit(request("db", "exclusive", cpus=2)).state.grants == {}
+
+
+def test_an_offline_cpu(begun: Allocator, host: Host, moves: Moves) -> None:
+    """A CPU that goes is replaced at the next look, and the sandbox gets a pass."""
+    begun.admit(request("db", "exclusive", cpus=2))
+    had = begun.state.exclusive
+    host.topology = without(flat(8), str(had.first))
+    moves.told.clear()
+    begun.follow_host()
+    assert had.first not in begun.state.cpus
+    assert len(begun.state.exclusive) == 2
+    assert any("s-db" in told for told, _ in moves.told)
+
+
+def test_lost_state_is_rebuilt_from_what_runs(begun: Allocator) -> None:
+    """Containers that run on CPUs that can be theirs keep them."""
+    begun.reconcile([Running(request("db", "exclusive", cpus=2), cpus("4-5")), *_shared()])
+    assert begun.state.exclusive == cpus("4-5")
+
+
+def _shared() -> list[Running]:
+    return [Running(request("web", kata=False), cpus("0-7"))]
+
+
+def test_a_pass_admits_what_no_event_told(begun: Allocator) -> None:
+    """A container that hooks recorded is given CPUs; one that stopped gives them back."""
+    one = Container("c1", "s1", name="app", pod_name="db", pod_namespace="shop")
+    begun.set_orders({"shop/db": CpuClass.EXCLUSIVE})
+    asks = replace(one, quota_us=100_000, period_us=100_000, shares=1024)
+    given = begun.view((asks,)).containers[0].cpus
+    assert given is not None
+    assert len(given) == 1
+    assert begun.view((asks,)).allocated == {"c1": given}
+    assert begun.state.exclusive == given
+    begun.view((replace(asks, state=ContainerState.STOPPED),))
+    assert begun.state.exclusive == CpuSet()
+
+
+def test_a_pass_leaves_a_foreign_cpuset(begun: Allocator) -> None:
+    """A recorded cpuset without a grant is somebody else's: it stays, and so does the record."""
+    mine = (Container("c1", "s1", cpus=cpus("2")),)
+    assert begun.view(mine).containers == mine
+    assert begun.state.get("c1") is None
+
+
+def test_a_sandbox_that_is_over(begun: Allocator) -> None:
+    """What its containers had is everybody's again."""
+    begun.admit(request("db", "exclusive", cpus=2))
+    begun.release_sandbox("s-db")
+    assert begun.state.exclusive == CpuSet()
+    assert begun.state.get("c-db") is None
+
+
+def test_orders_change_who_runs(begun: Allocator, moves: Moves) -> None:
+    """none to share, exclusive to share, and back, without making the container anew."""
+    begun.admit(request("web", cpus=2))
+    moves.told.clear()
+    for cpu_class in (CpuClass.SHARE, CpuClass.EXCLUSIVE, CpuClass.SHARE):
+        begun.set_orders({"shop/web": cpu_class})
+        grant = begun.state.get("c-web")
+        assert grant is not None
+        assert grant.cpu_class is cpu_class
+        assert len(grant.own) == 2
+    assert begun.state.shared == CpuSet(range(8))
+    begun.set_orders({})
+    grant = begun.state.get("c-web")
+    assert grant is not None
+    assert grant.cpu_class is CpuClass.NONE
+    assert moves.told[0] == (frozenset({"s-web"}), "orders")
+
+
+def test_orders_that_change_nothing_write_nothing(begun: Allocator, moves: Moves) -> None:
+    """The same orders again, or those of other pods, move nobody."""
+    begun.admit(request("web", cpus=2))
+    begun.set_orders({"shop/web": CpuClass.SHARE})
+    moves.told.clear()
+    begun.set_orders({"shop/web": CpuClass.SHARE, "shop/other": CpuClass.EXCLUSIVE})
+    assert moves.told == []
+
+
+def test_a_sandbox_is_ordered_by_its_id(begun: Allocator) -> None:
+    """Where no Kubernetes names pods the sandbox's id does."""
+    begun.set_orders({"s1": CpuClass.SHARE})
+    assert begun.ordered("", "", "s1") is CpuClass.SHARE
+    assert begun.ordered("shop", "web", "s2") is None
+
+
+def test_annotations_change_who_runs(begun: Allocator) -> None:
+    """What the API server tells of a running pod counts, for pods that it names."""
+    begun.admit(request("web", cpus=2))
+    begun.admit(request("db", "share", cpus=2))
+    begun.set_annotations({"uid-web": {"cpu-policy.kata-pin.io": "exclusive"}})
+    classes = {one.pod_uid: one.cpu_class for one in begun.containers()}
+    assert classes == {"uid-web": CpuClass.EXCLUSIVE, "uid-db": CpuClass.SHARE}
+
+
+def test_an_unreadable_row_is_none(begun: Allocator, registry: Registry, host: Host) -> None:
+    """A damaged state counts as lost, and the daemon starts."""
+    begun.admit(request("db", "exclusive", cpus=2))
+    registry.database.execute("UPDATE alloc SET state = '{'")
+    again = allocator(registry, host)
+    assert again.state == AllocState()
+    again.begin(Moves())
+    assert again.state.cpus == CpuSet(range(8))
+
+
+def test_notes_are_said_once(begun: Allocator, caplog: pytest.LogCaptureFixture) -> None:
+    """A typo in an annotation is a warning, not one in each pass, and stays to be shown."""
+    with caplog.at_level(logging.WARNING):
+        for number in range(3):
+            typo = request("web", "shared", cpus=2)
+            begun.admit(replace(typo, container_id=f"c{number}"))
+    assert caplog.text.count("'shared' is not none, share or exclusive") == 1
+    assert len(begun.notes) == 1

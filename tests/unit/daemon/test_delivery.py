@@ -1,0 +1,127 @@
+"""What is sent to the runtime, when, and what never is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kata_pin.daemon.delivery import Delivery, written
+from kata_pin.model.alloc import AllocState, ContainerRequest, CpuClass, Grant, GrantKind
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.wire.nrireply import Cpuset, Update
+from tests.support.allotted import request
+from tests.support.world import cpus
+
+ALL = CpuSet(range(8))
+
+
+def _grant(one: ContainerRequest, exclusive: str = "", shared: str | None = None) -> Grant:
+    return Grant(
+        one,
+        "annotation",
+        CpuClass.EXCLUSIVE if exclusive else CpuClass.NONE,
+        exclusive=cpus(exclusive),
+        shared=None if shared is None else cpus(shared),
+    )
+
+
+def _state(*grants: Grant, housekeeping: str = "") -> AllocState:
+    state = AllocState(ALL, housekeeping=cpus(housekeeping))
+    for grant in grants:
+        state = state.with_grant(grant)
+    return state
+
+
+PLAIN = _grant(request("web", kata=False), shared="0-5")
+OWN = _grant(request("db", cpus=2), exclusive="6-7")
+
+
+def test_a_kata_container_without_a_quota_is_never_written_to() -> None:
+    """Kata sizes a VM by a cpuset that comes without a quota: whatever it is granted, no cpuset."""
+    for quota_us in (None, 0, -1):
+        one = replace(OWN.request, quota_us=quota_us)
+        assert not written(replace(OWN, request=one), _state(OWN))
+    assert written(OWN, _state(OWN)) == Cpuset(cpus("6-7"))
+    runc = replace(OWN.request, quota_us=None, pod=replace(OWN.request.pod, kata=False))
+    assert written(replace(OWN, request=runc), _state(OWN)) == Cpuset(cpus("6-7"))
+
+
+def test_overhead_has_a_place_in_an_exclusive_cpuset() -> None:
+    """The VM's own CPUs and the housekeeping pool are in it; no VM is written to itself."""
+    vm = replace(_grant(request("db"), exclusive="5"), kind=GrantKind.SANDBOX)
+    vm = replace(vm, request=replace(vm.request, container_id="s-db"))
+    assert written(OWN, _state(OWN, vm)).cpus == cpus("5-7")
+    assert written(OWN, _state(OWN, housekeeping="0")).cpus == cpus("0,6-7")
+    shares = _grant(request("x", cpus=1), shared="1")
+    assert written(shares, _state(shares, housekeeping="0")).cpus == cpus("1")
+    assert not written(vm, _state(vm))
+
+
+def test_memory_nodes_go_along() -> None:
+    """Where the policy names memory nodes they are written beside the CPUs."""
+    assert written(replace(OWN, mems=cpus("1")), _state(OWN)) == Cpuset(cpus("6-7"), cpus("1"))
+
+
+def test_what_differs_is_sent_once() -> None:
+    """A container that has another cpuset is updated in the next answer, and in no later one."""
+    delivery, state = Delivery(), _state(PLAIN)
+    delivery.has("c-web", Cpuset(ALL))
+    assert delivery.pending(state) == {"c-web": Cpuset(cpus("0-5"))}
+    assert delivery.next(state) == (Update("c-web", Cpuset(cpus("0-5"))),)
+    assert delivery.pending(state) == {}
+    assert delivery.next(state) == ()
+
+
+def test_the_container_being_made_is_left_out() -> None:
+    """It may not be in the list of updates: NRI fails the creation."""
+    delivery, state = Delivery(), _state(PLAIN)
+    delivery.has("c-web", Cpuset())
+    assert delivery.next(state, but="c-web") == ()
+    assert delivery.pending(state) == {"c-web": Cpuset(cpus("0-5"))}
+
+
+def test_who_the_runtime_does_not_know_is_not_written_to() -> None:
+    """Containers of other runtimes, those that are gone, and those without a grant."""
+    delivery = Delivery()
+    assert delivery.next(_state(PLAIN)) == ()
+    delivery.has("c-web", Cpuset())
+    delivery.gone("c-web")
+    delivery.has("stranger", Cpuset(ALL))
+    assert delivery.next(_state(PLAIN)) == ()
+    delivery.has("c-web", Cpuset())
+    delivery.clear()
+    assert delivery.next(_state(PLAIN)) == ()
+
+
+def test_what_the_runtime_tells_is_what_is_there() -> None:
+    """A cpuset that somebody changed is pending again."""
+    delivery, state = Delivery(), _state(PLAIN)
+    delivery.has("c-web", Cpuset(cpus("0-5")))
+    assert delivery.next(state) == ()
+    delivery.has("c-web", Cpuset(cpus("0-3")))
+    assert [update.cpuset.cpus for update in delivery.next(state)] == [cpus("0-5")]
+
+
+def test_a_vm_is_widened_before_it_is_narrowed() -> None:
+    """CPUs that a VM leaves stay in its cpuset for one answer, so that its threads move first."""
+    delivery, state = Delivery(), _state(OWN)
+    delivery.has("c-db", Cpuset(cpus("4-5")))
+    sent = [[update.cpuset.cpus for update in delivery.next(state)] for _ in range(3)]
+    assert sent == [[cpus("4-7")], [cpus("6-7")], []]
+
+
+def test_a_part_or_more_is_one_step() -> None:
+    """Narrowing and widening alone need no step between, nor does a container without a VM."""
+    for there in ("5-7", "6", ""):
+        delivery = Delivery()
+        delivery.has("c-db", Cpuset(cpus(there)))
+        assert [one.cpuset.cpus for one in delivery.next(_state(OWN))] == [cpus("6-7")]
+    delivery = Delivery()
+    delivery.has("c-web", Cpuset(cpus("6-7")))
+    assert [one.cpuset.cpus for one in delivery.next(_state(PLAIN))] == [cpus("0-5")]
+
+
+def test_undecided_memory_nodes_do_not_wait() -> None:
+    """Memory nodes that a container has and nobody decided are no difference."""
+    delivery = Delivery()
+    delivery.has("c-web", Cpuset(cpus("0-5"), cpus("0")))
+    assert delivery.next(_state(PLAIN)) == ()

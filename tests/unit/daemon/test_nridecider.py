@@ -1,0 +1,299 @@
+"""What NRI is answered: adjustments, updates of others, refusals, and what is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kata_pin.config.alloc import Fail
+from kata_pin.daemon.compose import Parts
+from kata_pin.daemon.delivery import Delivery
+from kata_pin.daemon.nri import NriIntake
+from kata_pin.daemon.nridecider import FAILURES, NriDecider
+from kata_pin.daemon.registry import Registry
+from kata_pin.daemon.sandboxes import Sandboxes
+from kata_pin.errors import VmmError
+from kata_pin.model.alloc import CpuClass, Guarantee
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.node import KubeletState
+from kata_pin.model.sandbox import Container, ContainerState
+from kata_pin.sources.nri import CreationRefused
+from kata_pin.wire.nri import Event, EventKind, Pod, PodContainer, Snapshot
+from kata_pin.wire.nrireply import Answer, Cpuset
+from kata_pin.wire.oci import CpuResources
+from tests.support.allotted import Host, Moves, allocator
+from tests.support.world import cpus
+
+QEMU, PAUSE = 100, 200
+KEY = "cpu-policy.kata-pin.io"
+CREATE, UPDATE, STOP = (
+    *(EventKind.CREATE_CONTAINER, EventKind.UPDATE_CONTAINER),
+    EventKind.STOP_CONTAINER,
+)
+
+
+class World:
+    """A decider over a real registry and allocator; which pods have a VM is played."""
+
+    def __init__(self, registry: Registry, **settings: Any) -> None:
+        self.registry = registry
+        self.host = Host()
+        self.kata: set[str] = set()
+        finder = SimpleNamespace(
+            is_kata=lambda pid: pid == QEMU,
+            find=self._find,
+            sandboxes=lambda _known: dict.fromkeys(self.kata, QEMU),
+            is_claimed=lambda _id, _pids: False,
+        )
+        index = SimpleNamespace(refresh=lambda: None)
+        pins = SimpleNamespace(tell=lambda _id, _annotations: None)
+        parts = SimpleNamespace(registry=registry, finder=finder, index=index, kata_pins=pins)
+        sandboxes = SimpleNamespace(vmms={}, held=lambda _id: None, mark=lambda *_: 1)
+        intake = NriIntake(cast("Parts", parts), cast("Sandboxes", sandboxes))
+        self.allocator = allocator(registry, self.host, **settings)
+        self.allocator.begin(Moves())
+        self.delivery = Delivery()
+        self.decider = NriDecider(intake, self.allocator, self.delivery, registry)
+        self._stamp = 1000
+
+    def tell(self, kind: EventKind, pod: Pod, container: PodContainer, **fields: Any) -> Answer:
+        """Have an event answered, or told where it is only told."""
+        self._stamp += 1
+        event = Event(kind, pod, container, **fields)
+        if kind in (CREATE, UPDATE, STOP):
+            return self.decider.decide(event, self._stamp)
+        self.decider.take(event, self._stamp)
+        return Answer()
+
+    def make(self, pod: Pod, container: PodContainer) -> Answer:
+        """Create a container with success."""
+        answer = self.tell(CREATE, pod, container)
+        made = _with(container, answer.adjust)
+        self.tell(EventKind.POST_CREATE_CONTAINER, pod, made)
+        return answer
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self.allocator.guarantee
+
+    def _find(self, sandbox_id: str) -> int:
+        if sandbox_id not in self.kata:
+            raise VmmError("none")
+        return QEMU
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    one = Registry(str(tmp_path / "registry.db"), boot_id="b")
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def world(registry: Registry) -> World:
+    return World(registry)
+
+
+def _pod(name: str, cpu_class: str = "", *, kata: bool = True) -> Pod:
+    return Pod(
+        name,
+        name=name,
+        namespace="shop",
+        uid=f"uid-{name}",
+        handler="kata" if kata else "",
+        pid=QEMU if kata else PAUSE,
+        annotations={KEY: cpu_class} if cpu_class else {},
+    )
+
+
+def _app(pod: str, limit: int = 0, **fields: Any) -> PodContainer:
+    """Return a container whose CPU request is its limit, in CPUs."""
+    cpu = CpuResources(
+        quota_us=limit * 100_000 or None, period_us=100_000, shares=limit * 1024 or None
+    )
+    return PodContainer(f"c-{pod}", pod, name="app", **({"cpu": cpu} | fields))
+
+
+def _with(container: PodContainer, cpuset: Cpuset) -> PodContainer:
+    cpu = replace(container.cpu, cpus=str(cpuset.cpus) or container.cpu.cpus)
+    return replace(container, cpu=cpu)
+
+
+def _updates(answer: Answer) -> dict[str, str]:
+    return {one.container_id: str(one.cpuset.cpus) for one in answer.updates}
+
+
+def test_exclusive_cpus_leave_everybody_else(world: World) -> None:
+    """The creation is adjusted, and the same answer takes the CPUs from the others; then back."""
+    plain = world.make(_pod("web", kata=False), _app("web"))
+    assert plain.adjust.cpus == CpuSet(range(8))
+    own = world.make(_pod("db", "exclusive"), _app("db", 2))
+    assert len(own.adjust.cpus) == 2
+    rest = CpuSet(range(8)) - own.adjust.cpus
+    assert _updates(own) == {"c-web": str(rest)}
+    assert not any(update.must for update in own.updates)
+    over = world.tell(STOP, _pod("db"), _app("db", 2))
+    assert _updates(over) == {"c-web": "0-7"}
+
+
+def test_a_kata_container_without_a_quota_gets_no_cpuset(world: World) -> None:
+    """Neither at creation nor by any later answer, whatever becomes of the pools (D14)."""
+    answers = [world.make(_pod("web"), _app("web"))]
+    answers.append(world.make(_pod("db", "exclusive"), _app("db", 2)))
+    answers.append(world.tell(STOP, _pod("db"), _app("db", 2)))
+    assert not answers[0].adjust
+    assert all("c-web" not in _updates(one) for one in answers)
+    assert world.allocator.state.get("c-web") is not None
+
+
+def test_the_creation_is_recorded_with_the_decision(world: World) -> None:
+    """A Kata container's record is there with its grant; another runtime's has none."""
+    world.make(_pod("db", "exclusive"), _app("db", 2))
+    record = world.registry.container("c-db")
+    assert record is not None
+    assert (record.state, record.source) == (ContainerState.CREATED, "nri:CreateContainer")
+    world.make(_pod("web", kata=False), _app("web"))
+    assert world.registry.container("c-web") is None
+    world.tell(STOP, _pod("db"), _app("db", 2))
+    stopped = world.registry.container("c-db")
+    assert stopped is not None
+    assert stopped.state is ContainerState.STOPPED
+
+
+def test_a_strict_refusal(registry: Registry) -> None:
+    """Who cannot be served is refused with the reason, and leaves nothing behind."""
+    world = World(registry, fail=Fail.STRICT)
+    with pytest.raises(CreationRefused, match="CPUs"):
+        world.tell(CREATE, _pod("db", "exclusive"), _app("db", 64))
+    assert registry.container("c-db") is None
+    assert world.allocator.state.get("c-db") is None
+    assert world.delivery.pending(world.allocator.state) == {}
+
+
+def test_best_effort_runs_in_the_shared_pool(world: World) -> None:
+    """Without strict it gets the shared pool's cpuset."""
+    answer = world.make(_pod("db", "exclusive"), _app("db", 64))
+    assert answer.adjust.cpus == CpuSet(range(8))
+
+
+def test_a_foreign_cpuset_is_not_replaced(world: World) -> None:
+    """Who was given a cpuset before we were asked keeps it: to set it twice is a conflict."""
+    container = _with(_app("db", 2), Cpuset(cpus("3-4")))
+    answer = world.make(_pod("db", "exclusive"), container)
+    assert answer == Answer()
+    world.make(_pod("web", kata=False), _app("web"))
+    assert _updates(world.tell(STOP, _pod("web", kata=False), _app("web"))) == {}
+
+
+def test_kubelet_static_is_observed(world: World) -> None:
+    """While the kubelet decides every answer is the observer's."""
+    world.make(_pod("web", kata=False), _app("web"))
+    world.host.kubelet = KubeletState("static", cpus("0-1"))
+    assert world.make(_pod("db", "exclusive"), _app("db", 2)) == Answer()
+    assert world.tell(STOP, _pod("web", kata=False), _app("web")) == Answer()
+
+
+def test_a_creation_that_failed_is_not_adjusted_again(world: World) -> None:
+    """A plugin behind us may have set the same: the next try of that container goes through."""
+    pod, first = _pod("db", "exclusive"), _app("db", 2)
+    assert world.tell(CREATE, pod, first).adjust
+    world.tell(STOP, pod, first)
+    second = replace(first, id="c-db-2")
+    assert not world.make(pod, second).adjust
+    other = world.make(_pod("db2", "exclusive"), _app("db2", 2))
+    assert other.adjust
+
+
+def test_failures_in_a_row_end_adjusting(world: World) -> None:
+    """After some of them nobody is adjusted, until the runtime has told everything anew."""
+    for number in range(FAILURES):
+        pod, one = _pod(f"db{number}", "exclusive"), _app(f"db{number}", 1)
+        assert world.tell(CREATE, pod, one).adjust
+        world.tell(STOP, pod, one)
+    assert not world.make(_pod("web", kata=False), _app("web")).adjust
+    world.decider.adopt(Snapshot())
+    assert world.make(_pod("web2", kata=False), _app("web2")).adjust
+
+
+def test_a_start_that_fails_is_no_conflict(world: World) -> None:
+    """A container that was made and never started says nothing about other plugins."""
+    pod, first = _pod("db", "exclusive"), _app("db", 2)
+    world.make(pod, first)
+    world.tell(STOP, pod, first)
+    assert world.make(pod, replace(first, id="c-db-2")).adjust
+
+
+def test_a_resize_keeps_and_grows(world: World) -> None:
+    """UpdateContainer with another limit changes the container itself in the same answer."""
+    pod, one = _pod("db", "exclusive"), _app("db", 2)
+    had = world.make(pod, one).adjust.cpus
+    asked = CpuResources(quota_us=300_000, shares=3072)
+    answer = world.tell(UPDATE, pod, _with(one, Cpuset(had)), asked=asked)
+    now = CpuSet.parse(_updates(answer)["c-db"])
+    assert len(now) == 3
+    assert had < now
+
+
+def test_an_order_is_delivered_by_the_next_answer(world: World) -> None:
+    """A class ordered between two answers is pending until the runtime calls again."""
+    pod, one = _pod("db"), _app("db", 2)
+    shared = world.make(pod, one).adjust.cpus
+    world.tell(EventKind.START_CONTAINER, pod, _with(one, Cpuset(shared)))
+    world.allocator.set_orders({"shop/db": CpuClass.EXCLUSIVE})
+    own = world.allocator.state.exclusive
+    assert world.delivery.pending(world.allocator.state) == {"c-db": Cpuset(own)}
+    answer = world.make(_pod("web", kata=False), _app("web"))
+    assert _updates(answer) == {"c-db": str(own)}
+
+
+def test_synchronize_brings_everything_in_line(world: World) -> None:
+    """What runs is taken in: Kata's and others', each with the cpuset that it is to have."""
+    world.kata = {"db"}
+    snapshot = Snapshot(
+        (_pod("db", "exclusive"), _pod("web", kata=False), _pod("free")),
+        (
+            _with(_app("db", 2), Cpuset(cpus("4-5"))),
+            _app("web"),
+            _app("free"),
+            _app("stray"),
+        ),
+    )
+    updates = {one.container_id: str(one.cpuset.cpus) for one in world.decider.adopt(snapshot)}
+    assert updates == {"c-web": "0-3,6-7"}
+    assert world.allocator.state.exclusive == cpus("4-5")
+    assert world.guarantee.value == Guarantee.NODE.value
+    assert {one.container_id for one in world.allocator.containers()} == {
+        *("c-db", "c-web"),
+        "c-free",
+    }
+    world.decider.ended()
+    assert world.guarantee.value == Guarantee.SANDBOXES.value
+    assert world.delivery.pending(world.allocator.state) == {}
+
+
+def test_synchronize_leaves_other_runtimes_sandboxes(world: World) -> None:
+    """A sandbox that this runtime does not list keeps what it has."""
+    record = Container(
+        "c-x", "x", state=ContainerState.RUNNING, pod_name="x", pod_namespace="shop",
+        quota_us=100_000, period_us=100_000, shares=1024, name="app",
+    )  # fmt: skip
+    world.registry.adopt(record)
+    world.allocator.set_orders({"shop/x": CpuClass.EXCLUSIVE})
+    world.allocator.view((record,))
+    had = world.allocator.state.exclusive
+    assert len(had) == 1
+    world.decider.adopt(Snapshot((_pod("web", kata=False),), (_app("web"),)))
+    assert world.allocator.state.exclusive == had
+
+
+def test_the_end_of_a_pod_gives_everything_back(world: World) -> None:
+    """StopPodSandbox counts for all its containers, were no StopContainer to come."""
+    pod = _pod("db", "exclusive")
+    world.make(pod, _app("db", 2))
+    world.decider.take(Event(EventKind.STOP_POD_SANDBOX, pod), 5000)
+    assert world.allocator.state.exclusive == CpuSet()
