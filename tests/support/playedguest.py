@@ -52,6 +52,7 @@ class PlayedGuest:
         self.said: list[tuple[str, str]] = []
         self.used_ns: dict[str, int] = {}
         self.mood = Mood.HONEST
+        self.unknown: set[str] = set()
         self.requests: list[str] = []
         self._output: dict[str, list[bytes]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -137,7 +138,7 @@ class PlayedGuest:
         return self.cpus.setdefault(container, self.online)
 
     def _unknown(self, container: str) -> Response | None:
-        if self.mood is Mood.UNKNOWING:
+        if self.mood is Mood.UNKNOWING or container in self.unknown:
             return Response(b"", Code.INVALID_ARGUMENT, f'"invalid container id {container}"')
         return None
 

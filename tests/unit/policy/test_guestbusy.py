@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kata_pin.model.thread import ThreadKey
-from kata_pin.policy.guestbusy import Votes, match
+from kata_pin.policy.guestbusy import Votes, by_rank, match
 
 
 def key(tid: int) -> ThreadKey:
@@ -59,3 +59,34 @@ def test_a_contradiction_is_not_forgotten() -> None:
     for _ in range(2):
         votes.add({key(1): 5})
     assert [m.guest_cpu for m in votes.measured.values()] == [5]
+
+
+def keys(numbers: dict[int, int]) -> dict[ThreadKey, int]:
+    """Return numbers by thread instead of tid."""
+    return {key(tid): number for tid, number in numbers.items()}
+
+
+BY_APIC = keys({0: 0, 13: 13, 14: 14, 15: 15})
+AS_THEY_CAME = keys({0: 0, 15: 1, 14: 2, 13: 3})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        pytest.param({15: 3}, {15: 15}, id="the last by number: by APIC id"),
+        pytest.param({15: 1}, {15: 1}, id="the first hotplugged: as they came"),
+        pytest.param({14: 2}, {}, id="the one in the middle tells nothing"),
+        pytest.param({0: 0}, {0: 0}, id="a boot vCPU has one number anyway"),
+        pytest.param({15: 3, 13: 3}, {}, id="no numbering gives this"),
+        pytest.param({15: 1, 13: 3}, {15: 1, 13: 3}, id="two that agree"),
+        pytest.param({7: 0}, {}, id="a thread that no numbering has"),
+    ],
+)
+def test_rank_tells_the_numberings_apart(ranks: dict[int, int], expected: dict[int, int]) -> None:
+    """A rank among the online CPUs is no number, but it refutes one of two numberings."""
+    assert by_rank(keys(ranks), [BY_APIC, AS_THEY_CAME]) == keys(expected)
+
+
+def test_rank_without_numberings() -> None:
+    """Where it is not known how many vCPUs the VM started with, a rank says nothing."""
+    assert by_rank(keys({15: 3}), []) == {}

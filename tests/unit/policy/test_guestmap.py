@@ -9,7 +9,7 @@ import pytest
 from kata_pin.model.guestmap import GuestFacts, GuestMap, LinkState, Measured
 from kata_pin.model.sandbox import GuestTopology, Sandbox, VmmKind
 from kata_pin.model.thread import RoleSource, Thread
-from kata_pin.policy.guestmap import guest_map, measured_by_apic, release_of
+from kata_pin.policy.guestmap import guest_map, measured_by_apic, numberings, release_of
 from kata_pin.policy.place import place
 from kata_pin.wire.apic import apic_id
 from tests.support.world import exclusive, main_thread, node, sandbox, vcpu, vcpus
@@ -216,3 +216,13 @@ def test_map_says_whose_pcpus() -> None:
 def test_release(text: str, expected: tuple[int, int] | None) -> None:
     """Major and minor are read as numbers, other texts are none."""
     assert release_of(text) == expected
+
+
+def test_numberings() -> None:
+    """Both ways to number hotplugged vCPUs, none where an index or the start is not known."""
+    found = mapped(*vcpus(0, 1, 15, 14))
+    by_index, late = numberings(found, GO)
+    assert sorted(by_index.values()) == [0, 1, 14, 15]
+    assert {key.tid: number for key, number in late.items()} == {1100: 0, 1101: 1, 1114: 3, 1115: 2}
+    assert numberings(mapped(vcpu(0), vcpu(None, tid=1150)), GO) == []
+    assert numberings(found, GuestTopology()) == []
