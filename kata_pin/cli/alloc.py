@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from kata_pin.cli.grants import explain
+from kata_pin.cli.whatif import what_if
 
 
 @click.group()
@@ -13,3 +14,4 @@ def alloc() -> None:
 
 
 alloc.add_command(explain)
+alloc.add_command(what_if)

@@ -85,8 +85,10 @@ def _balance(members: Sequence[Grant], own: CpuSet, settings: AllocSettings) -> 
         place = f"{own}, its own"
     else:
         place = "the housekeeping pool" if settings.housekeeping else "the shared pool"
+    if not exclusive:
+        return f"its VM has {count} vCPUs; the overhead threads run on {place}"
     surplus = max(0, count - exclusive)
     return (
-        f"VM of {count} vCPUs for {exclusive} exclusive CPUs: {surplus} surplus vCPUs and the "
-        f"overhead threads run on {place}"
+        f"its VM has {count} vCPUs and {exclusive} exclusive CPUs; the surplus vCPUs ({surplus}) "
+        f"and the overhead threads run on {place}"
     )

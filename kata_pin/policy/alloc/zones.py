@@ -21,13 +21,13 @@ from kata_pin.policy.alloc.near import WHOLE_CORES, apartness, nodes_by_distance
 from kata_pin.policy.alloc.packed import take_packed
 from kata_pin.policy.alloc.topology import Machine
 
-KEYS: Final = ("nodes", "from_pod", "split", "level", "cache_from_pod", "left", "id")
+KEYS: Final = ("nodes", "from_pod", "split", "width", "cache_from_pod", "left", "id")
 """What zones are compared by.
 
 - nodes: the fewest NUMA nodes that can serve in it.
 - from_pod: 0 on a node where the pod has CPUs (or if it has none), 1 in such a package, else 2.
 - split: CPUs that could come as whole cores elsewhere and would come as single threads here.
-- level: 0 cache, 1 node, 2 package, 3 host.
+- width: 0 cache, 1 node, 2 package, 3 host.
 - cache_from_pod: 0 in a cache where the pod has CPUs (or if it has none), else 1.
 - left: free CPUs that remain: the tightest fit keeps large zones for large requests.
 - id: the lowest CPU of the zone.

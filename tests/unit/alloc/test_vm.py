@@ -58,7 +58,7 @@ def test_vm_follows_the_shared_pool() -> None:
     state = after(PLAIN, container(2000, pod("a")), container(2000, pod("b")))
     assert state.grants["vm-a"].cpus == state.grants["vm-b"].cpus == cpus("2-7,10-15")
     assert state.grants["vm-a"].kind is GrantKind.SANDBOX
-    assert "3 vCPUs for 2 exclusive CPUs: 1 surplus" in state.grants["vm-a"].reasons[0]
+    assert "3 vCPUs and 2 exclusive CPUs; the surplus vCPUs (1)" in state.grants["vm-a"].reasons[0]
 
 
 def test_vm_runs_on_housekeeping() -> None:

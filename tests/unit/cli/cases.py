@@ -12,11 +12,13 @@ from kata_pin.cli import (
     render_pools,
     render_reports,
     render_show,
+    render_whatif,
 )
 from kata_pin.cli.guestmap import map_document
 from kata_pin.cli.layout import Look
 from kata_pin.cli.shape import State
 from tests.unit.cli import documents as docs
+from tests.unit.cli.supposed import FULL, POOLED, SERVED
 
 WIDTHS = (60, 80, 120, 200)
 
@@ -57,6 +59,9 @@ CASES: dict[str, Render] = {
     "map": lambda look: render_map.guest_map(map_document(SEVERAL), look),
     "map-hostile": lambda look: render_map.guest_map(map_document(docs.hostile()), look),
     "map-nothing": lambda look: render_map.guest_map(map_document(DOWN), look),
+    "what-if": lambda look: render_whatif.what_if(SERVED, look),
+    "what-if-shared": lambda look: render_whatif.what_if(POOLED, look),
+    "what-if-full": lambda look: render_whatif.what_if(FULL, look),
     "pools": lambda look: render_pools.pools(docs.allotted(), look),
     "pools-aside": lambda look: render_pools.pools(
         docs.allotted(aside="the kubelet's CPU manager policy is static"), look

@@ -1,0 +1,34 @@
+"""`what-if` documents as policies answer: served, in the shared pool, refused."""
+
+from typing import Final
+
+from kata_pin.cli.shape import Json
+from kata_pin.cli.supposition import Question, answer, occupied
+from kata_pin.model.alloc import AllocSettings, CpuClass
+from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.topology import HostTopology
+from kata_pin.policy.alloc.policies import create
+from tests.support.machines import Shape, host
+from tests.unit.cli import documents as docs
+
+HOST: Final[HostTopology] = host(Shape(uppers=2, llcs=2, cores=2).cpus())
+"""16 CPUs: 2 packages, each a node with 2 caches of 2 cores; siblings are n and n + 8."""
+
+
+def supposed(
+    policy: str,
+    question: Question,
+    *,
+    taken: CpuSet = EMPTY,
+    strict: bool = False,
+    on_node: bool = False,
+) -> Json:
+    """Return the answer about the host, empty or with the grants of docs.allotted()."""
+    chosen = create(policy, HOST, AllocSettings(strict=strict))
+    document = docs.allotted() if on_node else None
+    return answer(chosen, occupied(chosen, document, taken), question)
+
+
+SERVED = supposed("topology", Question(5500), taken=CpuSet([0, 8, 9]))
+POOLED = supposed("annotation", Question(2500, CpuClass.EXCLUSIVE), on_node=True)
+FULL = supposed("static", Question(14000), taken=CpuSet([0, 8]), strict=True)
