@@ -6,7 +6,6 @@ The guest is `.cache/guest` of the checkout, made by tests/e2e/guest/build.py.
 from __future__ import annotations
 
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +14,11 @@ from typing import Final
 import pytest
 
 from tests.e2e.idlevm import vcpu_tids
+from tests.e2e.linuxguest import GUEST, Guest, linux
 from tests.e2e.node import Node
 from tests.support.katalike import KataDirs
 from tests.support.minikata import Minikata, minikata_node
 
-GUEST: Final = Path(__file__).resolve().parents[2] / ".cache/guest"
-ASK_PORT: Final = 1025
 SANDBOX: Final = "e2e-linux"
 
 
@@ -34,13 +32,8 @@ def folder() -> Iterator[Path]:
 
 def _ask(kata: Minikata, node: Node, question: str) -> str:
     """Return the guest's answer; its address is where Kata's state says that the agent is."""
-    cid = int(kata.persist(SANDBOX)["AgentState"]["URL"].removeprefix("vsock://").split(":")[0])
-    with socket.socket(socket.AF_VSOCK) as connection:
-        connection.settimeout(10 * node.scale)
-        connection.connect((cid, ASK_PORT))
-        connection.sendall(f"{question}\n".encode())
-        with connection.makefile() as answer:
-            return answer.read().strip()
+    url: str = kata.persist(SANDBOX)["AgentState"]["URL"]
+    return Guest(node, int(url.removeprefix("vsock://").split(":")[0])).ask(question)
 
 
 def test_vcpus_of_a_real_guest_come_and_go(node: Node, folder: Path) -> None:
@@ -54,11 +47,10 @@ def test_vcpus_of_a_real_guest_come_and_go(node: Node, folder: Path) -> None:
         )
     if not (GUEST / "initrd.img").exists():
         pytest.skip(f"no guest in {GUEST}")
-    linux = {"kernel": str(GUEST / "vmlinuz"), "initrd": str(GUEST / "initrd.img")}
-    settings = {"guest": "linux", "accel": "kvm", "scale": node.scale, "default_maxvcpus": 4}
+    settings = linux(node, default_maxvcpus=4)
     dirs = KataDirs.below(folder)
     with (
-        minikata_node(folder, dirs, **settings, **linux) as kata,
+        minikata_node(folder, dirs, **settings) as kata,
         kata.container(SANDBOX, SANDBOX),
     ):
         assert _ask(kata, node, "cpus") == "0"
