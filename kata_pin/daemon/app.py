@@ -31,6 +31,7 @@ from kata_pin.daemon.following import CgroupWatch, Following
 from kata_pin.daemon.guests import Guests
 from kata_pin.daemon.history import History
 from kata_pin.daemon.intake import Intake
+from kata_pin.daemon.journal import CONFIGURATION_REFUSED, STARTED, about
 from kata_pin.daemon.lock import locked
 from kata_pin.daemon.logs import set_level, set_up
 from kata_pin.daemon.monitor import ExtraMonitor
@@ -147,7 +148,10 @@ class Daemon:
                     self._report_to_systemd(),
                 ):
                     self._spawn(tasks, work)
-                log.info("kata-pin %s serves %s", __version__, self._config.runtime_dir)
+                started = about(STARTED)
+                log.info(
+                    "kata-pin %s serves %s", __version__, self._config.runtime_dir, extra=started
+                )
                 await self._stop.wait()
                 self._notifier.stopping()
                 for task in list(self._running):
@@ -321,7 +325,8 @@ class Daemon:
                 if getattr(fresh, key) != getattr(self._config, key):
                     raise ConfigError("cannot change while the daemon runs", key=key)
         except ConfigError as error:
-            log.error("configuration not reloaded: %s", error)
+            refused = about(CONFIGURATION_REFUSED)
+            log.error("configuration not reloaded: %s", error, extra=refused)
             return str(error)
         else:
             if fresh.log_level is not self._config.log_level:

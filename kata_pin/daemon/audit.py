@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Final
 
 from kata_pin.daemon.engine import Held
+from kata_pin.daemon.journal import DRIFT_FOUND, about
 from kata_pin.daemon.sandboxes import Sandboxes
 from kata_pin.errors import TaskGone
 from kata_pin.host.audit import Expected, Finding, audit_affinity, audit_deep
@@ -107,7 +108,8 @@ class Auditor:
         if not shrunk:  # a cpuset that changed moves threads by itself
             held.foreign.drifted(moved, time.monotonic())
         told = _told(findings, shrunk=shrunk) or "the truce with another writer over"
-        log.info("sandbox %s: audit found %s", sandbox_id, told)
+        drift = about(DRIFT_FOUND, source="audit")
+        log.info("sandbox %s: audit found %s", sandbox_id, told, extra=drift)
         self._sandboxes.mark(sandbox_id, "audit", event=False)
         return True
 

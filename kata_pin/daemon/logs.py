@@ -1,23 +1,18 @@
 """Log lines for the journal, or for a terminal (STYLE: one line a fact, greppable by sandbox).
 
-Under systemd each line begins with its priority in angle brackets (sd-daemon(3)); elsewhere with
-its level's name.
+Where standard error is the journal's, records become entries with fields (journal.py); without its
+socket each line begins with its priority in angle brackets (sd-daemon(3)); elsewhere with time and
+level.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Mapping
-from typing import Final
 
-_PRIORITIES: Final = {
-    logging.DEBUG: 7,
-    logging.INFO: 6,
-    logging.WARNING: 4,
-    logging.ERROR: 3,
-    logging.CRITICAL: 2,
-}
+from kata_pin.daemon.journal import PRIORITIES, SOCKET, JournalHandler, reads_stderr
 
 
 class JournalFormatter(logging.Formatter):
@@ -25,15 +20,17 @@ class JournalFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record's lines."""
-        prefix = f"<{_PRIORITIES.get(record.levelno, 6)}>"
+        prefix = f"<{PRIORITIES.get(record.levelno, 6)}>"
         return "\n".join(prefix + line for line in super().format(record).splitlines())
 
 
-def set_up(level: str, environ: Mapping[str, str]) -> None:
-    """Log to standard error from `level` on; JOURNAL_STREAM says that the journal reads it."""
-    handler = logging.StreamHandler(sys.stderr)
-    if environ.get("JOURNAL_STREAM"):
+def set_up(level: str, environ: Mapping[str, str], *, journal: str = SOCKET) -> None:
+    """Log from `level` on, to the journal's socket where the journal reads standard error."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if reads_stderr(environ):
         handler.setFormatter(JournalFormatter("%(message)s"))
+        if os.path.exists(journal):
+            handler = JournalHandler(journal, fallback=handler)
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     root = logging.getLogger()

@@ -16,6 +16,7 @@ from typing import Final
 
 from kata_pin.daemon.engine import Engine, Held
 from kata_pin.daemon.guests import Guests
+from kata_pin.daemon.journal import SANDBOX_OVER, about
 from kata_pin.daemon.otherwriters import writers_of
 from kata_pin.daemon.registry import Registry
 from kata_pin.daemon.standing import Observer, stands
@@ -294,7 +295,7 @@ class Sandboxes:
             why = f"no VMM was found for {age_s:.0f} s"
         else:
             return Verdict.RETRY
-        log.info("sandbox %s is over: %s", sandbox_id, why)
+        log.info("sandbox %s is over: %s", sandbox_id, why, extra=about(SANDBOX_OVER))
         self.drop(sandbox_id)
         return Verdict.GONE
 

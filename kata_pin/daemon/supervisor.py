@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
+from kata_pin.daemon.journal import PASS_FAILED, about
 from kata_pin.model.placement import Report
 
 log = logging.getLogger(__name__)
@@ -158,7 +159,8 @@ class Supervisor:
         except Exception as error:  # the fault barrier of one sandbox
             self.failures += 1
             self.report = None
-            log.error("sandbox %s: pass failed: %s", self.sandbox_id, error)
+            why = about(PASS_FAILED, source=", ".join(self.cause.reasons))
+            log.error("sandbox %s: pass failed: %s", self.sandbox_id, error, extra=why)
             log.debug("sandbox %s: after %s", self.sandbox_id, self.cause.reasons, exc_info=True)
             verdict = Verdict.RETRY
         else:
