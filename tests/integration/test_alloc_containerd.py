@@ -14,9 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.node import KubeletState
+from kata_pin.wire.kubelet import dump_checkpoint
 from tests.support.containerd import private_containerd, why_not
 from tests.support.cricluster import Cluster
 from tests.support.daemon import Json, private_node
@@ -37,7 +40,7 @@ ALLOC: Json = {
     "eligibility": "relaxed",
     "allow": [{"namespace": "shop"}],
 }
-ONE_CPU = {"cpu_quota": 100_000, "cpu_period": 100_000, "cpu_shares": 1024}
+ONE_CPU: Json = {"cpu_quota": 100_000, "cpu_period": 100_000, "cpu_shares": 1024}
 """What the kubelet writes for a request and a limit of one CPU."""
 
 
@@ -69,9 +72,7 @@ class Allotted(Cluster):
         shown = self.shown(pod)
         assert shown is not None
         return {
-            one["label"]: _affinity(one["tid"])
-            for one in shown["threads"]
-            if one["role"] == "vcpu"
+            one["label"]: _affinity(one["tid"]) for one in shown["threads"] if one["role"] == "vcpu"
         }
 
     def wait_exclusive(self, pod: str, cpus: str) -> None:
@@ -133,3 +134,125 @@ def test_exclusive_cpus_come_and_go(cluster: Allotted) -> None:
     assert cluster.cgroup(plain) == "0-1"
     cluster.wait_exclusive(pod, "")
     assert cluster.allocation()["pools"]["shared"] == "0-1"
+
+
+def test_a_policy_changed_live(cluster: Allotted) -> None:
+    """none to share and exclusive to share on a running pod: threads at once, cpusets with the
+    next answer; nothing is made anew."""
+    cluster.start()
+    pod, app = run(cluster, "k1", handler="kata", **ONE_CPU)
+    _, plain = run(cluster, "r0")
+    qemu = (cluster.node.dirs.vc / "vm" / pod / "pid").read_text()
+    order(cluster, "shop/k1", "share")
+    own = wait_for(lambda: shared_cpus(cluster, app), "the order to be in force")
+    wait_for(lambda: set(cluster.vcpus(pod).values()) == {own}, "the vCPUs to be on their CPU")
+    assert cluster.cgroup(plain) == "0-1"
+    order(cluster, "shop/k1", "exclusive")
+    cluster.wait_exclusive(pod, own)
+    (other,) = {"0", "1"} - {own}
+    assert cluster.cgroup(plain) == "0-1"
+    assert cluster.grant(plain)["pending"] == other
+    run(cluster, "r1")
+    assert cluster.cgroup(plain) == other
+    assert cluster.sandbox_cgroup(pod) == own
+    assert cluster.grant(plain)["pending"] is None
+    order(cluster, "shop/k1", "share")
+    cluster.wait_exclusive(pod, "")
+    assert cluster.grant(app)["cpus"] == own
+    run(cluster, "r2")
+    assert cluster.cgroup(plain) == "0-1"
+    assert (cluster.node.dirs.vc / "vm" / pod / "pid").read_text() == qemu
+
+
+def shared_cpus(cluster: Allotted, container: str) -> str:
+    """Return the CPUs of a container of class share, empty for any other."""
+    grant = cluster.grant(container)
+    return str(grant["cpus"]) if grant["class"] == "share" else ""
+
+
+def order(cluster: Allotted, pod: str, cpu_class: str) -> None:
+    """Order a class for a pod as an administrator does."""
+    done = cluster.node.cli("policy", "set", pod, cpu_class)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_pool_change_gives_a_vm_more_vcpus(cluster: Allotted) -> None:
+    """A Kata container without a CPU quota keeps its vCPUs while pools shrink and grow (D14)."""
+    cluster.start()
+    pod, free = run(cluster, "k0", handler="kata", cpu_shares=512)
+    count = len(cluster.vcpus(pod))
+    assert cluster.grant(free)["written"] == ""
+    for _ in range(2):
+        other, own = run(cluster, "k1", "exclusive", handler="kata", **ONE_CPU)
+        held = cluster.grant(own)["exclusive"]
+        cluster.wait_placed(pod, {0, 1} - {int(held)})
+        assert len(cluster.vcpus(pod)) == count
+        cluster.cri.stop(own)
+        cluster.wait_placed(pod, {0, 1})
+        assert len(cluster.vcpus(pod)) == count
+        cluster.cri.stop_pod(other)
+        cluster.cri.remove_pod(other)
+    record = cluster.node.registered()[free]
+    assert record.cpus is None
+
+
+def test_kubelet_static_is_only_observed(cluster: Allotted) -> None:
+    """With the kubelet's static policy active nothing is adjusted, and the reason is shown."""
+    static = dump_checkpoint(KubeletState("static", CpuSet([0, 1])))
+    (cluster.node.root / "cpu_manager_state").write_bytes(static)
+    cluster.start()
+    _, plain = run(cluster, "r0")
+    pod, app = run(cluster, "k1", "exclusive", handler="kata", **ONE_CPU)
+    assert cluster.cgroup(plain) == "0-1"
+    shown = cluster.allocation()
+    assert "kubelet" in shown["aside"]
+    assert (shown["grants"], shown["refused"]) == ([], [])
+    assert cluster.node.registered()[app].cpus is None
+    said = cluster.node.cli("pools")
+    assert "stands aside: the kubelet's CPU manager policy is static" in said.stdout
+    assert cluster.shown(pod) is not None
+
+
+def test_strict_refuses_and_best_effort_does_not(cluster: Allotted) -> None:
+    """A pod that wants to be refused is not created without its CPUs; another one runs shared."""
+    cluster.start()
+    many = {"cpu_quota": 400_000, "cpu_period": 100_000, "cpu_shares": 4096}
+    _, app = run(cluster, "k1", "exclusive", handler="kata", **many)
+    assert cluster.grant(app)["cpus"] == "0-1"
+    annotations = {KEY: "exclusive", "cpu-policy-fail.kata-pin.io": "strict"}
+    pod = cluster.cri.run_pod("k2", "kata", annotations)
+    with pytest.raises(grpc.RpcError, match="not enough CPUs"):
+        cluster.cri.create(pod, "app", pod_name="k2", **many)
+    shown = cluster.allocation()
+    assert [(one["container"], one["strict"]) for one in shown["refused"]] == [
+        ("shop/k1 app", False),
+        ("shop/k2 app", True),
+    ]
+    _, plain = run(cluster, "r0")
+    assert cluster.cgroup(plain) == "0-1"
+
+
+def test_killed_at_any_point(cluster: Allotted) -> None:
+    """A daemon killed between any two steps comes back to the same grants, and goes on."""
+    cluster.start()
+    _, plain = run(cluster, "r0")
+    pod, app = run(cluster, "k1", "exclusive", handler="kata", **ONE_CPU)
+    before = cluster.allocation()["grants"]
+    own = cluster.grant(app)["exclusive"]
+    kill_and_start(cluster)
+    assert cluster.allocation()["grants"] == before
+    cluster.wait_exclusive(pod, own)
+    assert cluster.node.daemon is not None
+    cluster.node.daemon.kill()
+    cluster.cri.stop(app)
+    _, late = run(cluster, "r1")
+    cluster.start()
+    assert cluster.allocation()["pools"]["exclusive"] == ""
+    wait_for(lambda: cluster.cgroup(plain) == "0-1", "Synchronize's updates to be applied")
+    assert cluster.cgroup(late) == "0-1"
+
+
+def kill_and_start(cluster: Allotted) -> None:
+    assert cluster.node.daemon is not None
+    cluster.node.daemon.kill()
+    cluster.start()
