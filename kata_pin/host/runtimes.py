@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kata_pin.errors import TaskGone
+from kata_pin.errors import ParseError, TaskGone
 from kata_pin.host.files import read_once
 from kata_pin.host.root import HostRoot
 from kata_pin.host.tasks import starttime
@@ -23,6 +23,6 @@ def run_times(root: HostRoot, keys: Iterable[ThreadKey]) -> dict[ThreadKey, floa
             text = read_once(root.proc(key.tgid, "task", key.tid, "schedstat"))
             if starttime(root, key.tgid, key.tid) == key.starttime:
                 found[key] = int(text.split(maxsplit=1)[0]) / 1e9
-        except (OSError, TaskGone, ValueError, IndexError):
+        except (OSError, TaskGone, ParseError, ValueError, IndexError):
             continue
     return found

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.bench import audits, commands, events, growth, hooks, idle
+from tests.bench import audits, commands, events, growth, guestmap, hooks, idle
 from tests.bench.figures import BenchError, Row, table
 from tests.bench.machine import described
 from tests.bench.node import BenchNode
@@ -37,6 +37,7 @@ PARTS = {
     "audit": Part(audits.measure, 30, 8, "audits of 5,000 threads in 250 sandboxes"),
     "idle": Part(idle.measure, 60, 20, "the daemon at rest with 250 sandboxes, and its commands"),
     "growth": Part(growth.measure, 10, 4, "audits from 10 to 1,000 sandboxes"),
+    "map": Part(guestmap.measure, 2000, 300, "which vCPU is which guest CPU, of 64"),
     "command": Part(commands.measure, 20, 5, "start of the command line"),
 }
 

@@ -6,7 +6,8 @@
         assert guest.cpus["c1"] == "1"
 
 It keeps a cpuset for each container it is asked about, as the kernel in a guest would. What kind of
-guest it is can be changed at any time: `mood`.
+guest it is can be changed at any time: `mood`. `used_ns` and `per_cpu_ns` are
+what containers have used, `times_ms` how long the online CPUs were busy and idle, by rank.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class PlayedGuest:
         self.cpus: dict[str, str] = {}
         self.said: list[tuple[str, str]] = []
         self.used_ns: dict[str, int] = {}
+        self.per_cpu_ns: dict[str, list[int]] = {}
+        self.times_ms: list[tuple[float, float]] = []
         self.mood = Mood.HONEST
         self.unknown: set[str] = set()
         self.requests: list[str] = []
@@ -159,15 +162,18 @@ class PlayedGuest:
 
     def _StatsContainer(self, payload: bytes) -> Message:
         name = pb.StatsContainerRequest.FromString(payload).container_id
-        usage = pb.CpuUsage(total_usage=self.used_ns.get(name, 0))
+        usage = pb.CpuUsage(
+            total_usage=self.used_ns.get(name, 0), percpu_usage=self.per_cpu_ns.get(name, [])
+        )
         stats = pb.CgroupStats(cpu_stats=pb.CpuStats(cpu_usage=usage))
         return pb.StatsContainerResponse(cgroup_stats=stats)
 
     def _GetMetrics(self, _payload: bytes) -> Message:
+        times = self.times_ms or [(0.0, 0.0)] * len(CpuSet.parse(self.online))
         lines = [
-            f'kata_guest_cpu_time{{cpu="{rank}",item="{item}"}} {rank}'
-            for rank in range(len(CpuSet.parse(self.online)))
-            for item in ("user", "idle")
+            f'kata_guest_cpu_time{{cpu="{rank}",item="{item}"}} {value}'
+            for rank, both in enumerate(times)
+            for item, value in zip(("user", "idle"), both, strict=True)
         ]
         return pb.Metrics(metrics="\n".join(lines) + "\n")
 

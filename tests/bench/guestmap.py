@@ -1,0 +1,53 @@
+"""The map of 64 vCPUs: which guest CPU each is, and what each container should use.
+
+Computed after each pass, in the event loop. A bare loop that makes as many frozen values is the
+floor: that much any map costs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kata_pin.daemon.guestview import look_at_guest
+from kata_pin.model.guestmap import GuestFacts, Link, LinkState, VcpuLink
+from kata_pin.model.placement import Report
+from kata_pin.model.sandbox import GuestTopology
+from kata_pin.model.thread import Thread
+from kata_pin.model.topology import flat
+from kata_pin.policy.guestmap import guest_map
+from kata_pin.policy.place import place
+from kata_pin.wire.apic import apic_id
+from tests.bench.figures import Row, in_turns, tail_row, timed
+from tests.bench.node import BenchNode
+from tests.support.world import exclusive, node, sandbox, shared, vcpus
+
+VCPUS = 64
+BAR_MS = 1.0
+
+
+def measure(_node: BenchNode, rounds: int) -> Iterator[Row]:
+    """Yield the map alone, and all that a pass hands over to a guest's keeper."""
+    guest = GuestTopology(boot=1, maximum=VCPUS, sockets=VCPUS)
+    containers = [exclusive(f"c{n}", f"{1 + 8 * n}-{8 + 8 * n}") for n in range(7)]
+    pod = sandbox(*containers, shared("log", "0"), guest=guest)
+    on = f"0-{VCPUS}"
+    threads = vcpus(*range(VCPUS), on=on, cpuset=on)
+    where = node(flat(VCPUS + 1))
+    placement = place(pod, threads, where)
+    report = Report(pod.id, tuple(threads), placement)
+    facts = GuestFacts("6.18.35")
+    alone, whole, floor = in_turns(
+        rounds,
+        lambda: timed(lambda: guest_map(pod, threads, placement, facts, apic_of=apic_id)),
+        lambda: timed(lambda: look_at_guest(pod, report, where, facts, machine="x86_64")),
+        lambda: timed(lambda: _bare(threads)),
+    )
+    yield tail_row(f"map of {VCPUS} vCPUs, p99", alone, floor, bar_ms=BAR_MS)
+    yield tail_row("the same with each container's guest CPUs, p99", whole, floor)
+
+
+_LINK = Link(LinkState.PROVEN, "a bare loop")
+
+
+def _bare(threads: Sequence[Thread]) -> list[VcpuLink]:
+    return [VcpuLink(one.key, 0, 0, 0, _LINK, _LINK, _LINK, one.task.affinity) for one in threads]
