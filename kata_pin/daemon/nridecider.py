@@ -30,7 +30,7 @@ from kata_pin.daemon.nri import NOTHING, NriIntake
 from kata_pin.daemon.registry import Registry
 from kata_pin.model.alloc import ContainerRequest, Guarantee, Running
 from kata_pin.model.sandbox import ContainerKind
-from kata_pin.sources.nri import CreationRefused
+from kata_pin.sources.nrilistener import CreationRefused
 from kata_pin.wire.nri import Event, EventKind, Pod, PodContainer, Snapshot
 from kata_pin.wire.nrireply import Answer, Cpuset, Update
 

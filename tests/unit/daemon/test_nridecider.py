@@ -22,7 +22,7 @@ from kata_pin.model.alloc import CpuClass, Guarantee
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState
 from kata_pin.model.sandbox import Container, ContainerState
-from kata_pin.sources.nri import CreationRefused
+from kata_pin.sources.nrilistener import CreationRefused
 from kata_pin.wire.nri import Event, EventKind, Pod, PodContainer, Snapshot
 from kata_pin.wire.nrireply import Answer, Cpuset
 from kata_pin.wire.oci import CpuResources

@@ -13,7 +13,8 @@ import pytest
 
 from kata_pin.errors import StateError
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.sources.nri import CreationRefused, NriPlugin
+from kata_pin.sources.nri import NriPlugin
+from kata_pin.sources.nrilistener import CreationRefused
 from kata_pin.wire import nri, nrimux, nrireply, ttrpc
 from kata_pin.wire.nri import Event, EventKind, Snapshot
 from kata_pin.wire.nrimux import MuxDecoder
