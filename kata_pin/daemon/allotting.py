@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from typing import Final
 
+from kata_pin.config.tree import Nri
 from kata_pin.daemon.allocview import allocation_document
 from kata_pin.daemon.compose import Parts
 from kata_pin.daemon.delivery import Delivery
@@ -26,6 +28,9 @@ from kata_pin.errors import StateError
 from kata_pin.sources.orders import OrdersFile
 
 log = logging.getLogger(__name__)
+
+LAST: Final = "99"
+"""The last place among NRI's plugins."""
 
 
 class Allotting:
@@ -51,6 +56,13 @@ class Allotting:
         if not self._allocator.on:
             return None
         return NriDecider(intake, self._allocator, self._delivery, self._parts.registry)
+
+    def plugin_index(self, chosen: str) -> str:
+        """Return our place among NRI's plugins; `chosen` is the setting.
+
+        Who decides is called last unless the setting says otherwise: so it sees what others set.
+        """
+        return LAST if self._allocator.on and chosen == Nri().index else chosen
 
     async def follow_orders(self) -> None:
         """Take the administrator's orders in whenever their file changes."""

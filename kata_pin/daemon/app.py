@@ -230,7 +230,7 @@ class Daemon:
             decider or intake,
             socket_path=nri.socket,
             name=nri.name,
-            index=nri.index,
+            index=self._allotting.plugin_index(nri.index),
             wanted=nri.enabled is NriEnabled.YES,
             decider=decider,
         )
