@@ -7,6 +7,7 @@ sandbox's cgroup, which minikata writes as Kata does.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -23,6 +24,7 @@ from kata_pin.wire.kubelet import dump_checkpoint
 from tests.support.containerd import private_containerd, why_not
 from tests.support.cricluster import Cluster
 from tests.support.daemon import Json, private_node
+from tests.support.rival import rival
 from tests.support.waiting import wait_for
 
 pytestmark = [
@@ -256,3 +258,33 @@ def kill_and_start(cluster: Allotted) -> None:
     assert cluster.node.daemon is not None
     cluster.node.daemon.kill()
     cluster.start()
+
+
+def test_a_plugin_before_us_is_left_alone(cluster: Allotted) -> None:
+    """Who was given a cpuset by another plugin keeps it, starts, and is not moved later."""
+    cluster.start()
+    with rival(cluster.containerd.nri_socket, index="50", cpus="0") as other:
+        _, plain = run(cluster, "r0")
+        _, app = run(cluster, "k1", "exclusive", handler="kata", **ONE_CPU)
+        assert other.creations == 2
+        assert cluster.cgroup(plain) == "0"
+        assert cluster.allocation()["grants"] == []
+        (refused,) = cluster.allocation()["refused"]
+        assert (refused["id"], refused["kind"]) == (app, "foreign-plugin")
+        run(cluster, "r1")
+        assert "another NRI plugin" in cluster.allocation()["aside"]
+
+
+def test_a_plugin_behind_us_fails_nobody_twice(cluster: Allotted) -> None:
+    """Two plugins that set the same fail a creation; its next try goes through without us."""
+    cluster.node.settings["nri"]["index"] = "10"
+    cluster.node.config.write_text(json.dumps(cluster.node.settings))
+    cluster.start()
+    with rival(cluster.containerd.nri_socket, index="50", cpus="0"):
+        pod = cluster.cri.run_pod("r0")
+        with pytest.raises(grpc.RpcError, match="both tried to set CPU"):
+            cluster.cri.create(pod, "app", pod_name="r0")
+        again = cluster.cri.create(pod, "app", pod_name="r0")
+        cluster.cri.start(again)
+        assert cluster.cgroup(again) == "0"
+        assert "left alone" in cluster.node.log

@@ -1,0 +1,85 @@
+"""Another NRI plugin that decides cpusets, run in a thread of the test.
+
+    with rival(socket, index="50", cpus="0") as other:
+        ...
+
+It gives every new container the same CPUs. It is kata-pin's own connection with another decider.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.sources.nri import NriPlugin
+from kata_pin.wire.nri import Event, EventKind, Snapshot
+from kata_pin.wire.nrireply import Answer, Cpuset, Update
+from tests.support.waiting import wait_for
+
+
+class Rival:
+    """The decider; `creations` is how often it was asked."""
+
+    def __init__(self, cpus: str) -> None:
+        self._cpus = CpuSet.parse(cpus)
+        self.creations = 0
+        self.synchronized = False
+
+    async def rebuild(self, snapshot: Snapshot, stamp_ns: int) -> None:
+        """Take note that events flow from now on."""
+        self.synchronized = True
+
+    def take(self, event: Event, stamp_ns: int) -> int:
+        """Ignore what is only told."""
+        return 0
+
+    async def placed(self, event: Event, ticket: int) -> None:
+        """Wait for nothing."""
+
+    def adopt(self, snapshot: Snapshot) -> tuple[Update, ...]:
+        """Leave what runs as it is."""
+        return ()
+
+    def decide(self, event: Event, stamp_ns: int) -> Answer:
+        """Give every new container our CPUs."""
+        if event.kind is not EventKind.CREATE_CONTAINER:
+            return Answer()
+        self.creations += 1
+        return Answer(Cpuset(self._cpus))
+
+    def ended(self) -> None:
+        """Take note of nothing."""
+
+
+@contextlib.contextmanager
+def rival(socket: Path, *, index: str, cpus: str) -> Iterator[Rival]:
+    """Run the plugin meanwhile."""
+    decider = Rival(cpus)
+    loop = asyncio.new_event_loop()
+
+    def work() -> None:
+        plugin = NriPlugin(
+            decider,
+            socket_path=str(socket),
+            name="rival",
+            index=index,
+            wanted=True,
+            decider=decider,
+        )
+        with contextlib.suppress(asyncio.CancelledError):
+            loop.run_until_complete(task := loop.create_task(plugin.run()))
+            del task
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        wait_for(lambda: decider.synchronized, "the rival to be registered")
+        yield decider
+    finally:
+        loop.call_soon_threadsafe(lambda: [one.cancel() for one in asyncio.all_tasks(loop)])
+        thread.join(20)
+        loop.close()
