@@ -37,7 +37,7 @@ def parse_release(head: bytes) -> str:
     if head[_MAGIC : _MAGIC + 4] != b"HdrS" or len(head) < _VERSION + 2:
         raise ParseError("not a bzImage", source="kernel image")
     (offset,) = struct.unpack_from("<H", head, _VERSION)
-    match = _RELEASE.match(head, _SECTOR + offset) if offset else None
+    match = _RELEASE.match(head, _SECTOR + offset)
     if match is None:
         raise ParseError("a bzImage that does not say its release", source="kernel image")
     return match[0].decode("ascii")

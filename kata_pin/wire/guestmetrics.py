@@ -19,12 +19,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from kata_pin.errors import ParseError
-from kata_pin.model.cpuset import MAX_CPU
 
 MAX_METRICS: Final = 2 << 20
 """Longest text accepted, in characters."""
-
-MAX_SAMPLES: Final = 16 * (MAX_CPU + 1)
 
 _SAMPLE: Final = re.compile(
     r'^kata_guest_cpu_time\{cpu="([0-9]{1,4})",item="([a-z_]{1,16})"\} ([0-9.e+]{1,24})$',
@@ -72,11 +69,8 @@ def parse_cpu_times(text: str) -> tuple[RankTime, ...]:
 
 
 def _samples(text: str) -> Iterator[tuple[int, str, float]]:
-    for count, match in enumerate(_SAMPLE.finditer(text)):
-        if count >= MAX_SAMPLES:
-            raise ParseError(f"more than {MAX_SAMPLES} CPU times", source="metrics")
-        value = _time(match[3])
-        yield int(match[1]), match[2], value
+    for match in _SAMPLE.finditer(text):
+        yield int(match[1]), match[2], _time(match[3])
 
 
 def _time(text: str) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.errors import AgentFailed, AgentUnavailable, AgentUnsupported, GuestError
+from kata_pin.errors import AgentDenied, AgentFailed, AgentUnavailable, AgentUnsupported, GuestError
 from kata_pin.guest.address import HybridVsockAddress, VsockAddress
 from kata_pin.guest.agent import MAX_METRICS, SMALL, AgentClient
 from kata_pin.model.cpuset import CpuSet
@@ -68,6 +68,11 @@ async def _drip(writer: asyncio.StreamWriter, stream: int, frame: bytes) -> None
             return
 
 
+async def _later(writer: asyncio.StreamWriter, stream: int, frame: bytes) -> None:
+    await asyncio.sleep(0.05)
+    writer.write(frame)
+
+
 async def _half(writer: asyncio.StreamWriter, stream: int, frame: bytes) -> None:
     writer.write(frame[:-1])
     writer.write_eof()
@@ -83,7 +88,8 @@ async def _other_stream(writer: asyncio.StreamWriter, stream: int, frame: bytes)
 
 
 async def _request(writer: asyncio.StreamWriter, stream: int, frame: bytes) -> None:
-    writer.write(ttrpc.encode_request(stream, ttrpc.Request("grpc.Health", "Check")))
+    body = frame[ttrpc.HEADER.size :]
+    writer.write(ttrpc.HEADER.pack(len(body), stream, ttrpc.REQUEST, 0) + body)
 
 
 async def _garbage(writer: asyncio.StreamWriter, stream: int, frame: bytes) -> None:
@@ -207,6 +213,29 @@ async def test_an_agent_without_the_request(agent: AgentDouble, code: int, text:
             await client.metrics()
 
 
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (Code.PERMISSION_DENIED, AgentDenied),
+        (Code.INTERNAL, AgentDenied),
+        (Code.DEADLINE_EXCEEDED, AgentUnavailable),
+    ],
+)
+async def test_refusals_by_code_and_text(
+    agent: AgentDouble, code: int, kind: type[GuestError]
+) -> None:
+    """A denial is known by its code or by the agent's words, a deadline of the agent's by its code.
+
+    The connection goes on: it was the agent's own answer.
+    """
+    words = "" if kind is AgentUnavailable else '"GetMetricsRequest is blocked by policy: "'
+    agent.answer("GetMetrics", Response(b"", code, words))
+    async with AgentClient(agent.address, connect_s=5, call_s=5) as client:
+        with pytest.raises(kind):
+            await client.metrics()
+        assert await client.check()
+
+
 async def test_words_of_a_guest_are_made_safe(agent: AgentDouble) -> None:
     """An error text is clipped, and nothing in it can steer a terminal or a log."""
     evil = "\x1b[2Jx\n2026-01-01 root: ok\u202e" + "y" * 50_000
@@ -254,6 +283,13 @@ async def test_a_vmm_that_does_not_pass_us_on(folder: Path, greeting: bytes) -> 
         with pytest.raises(AgentUnavailable):
             await AgentClient(agent.address, connect_s=CALL_S, call_s=5).connect()
         assert time.monotonic() - began < CALL_S + SLACK_S
+
+
+async def test_a_greeting_without_an_end(folder: Path) -> None:
+    """More than a greeting is long is not read to its end."""
+    async with AgentDouble(folder / "s", greeting=b"OK " + b"1" * 100) as agent:
+        with pytest.raises(AgentUnavailable, match="CONNECT"):
+            await AgentClient(agent.address, connect_s=60, call_s=5).connect()
 
 
 async def test_nobody_there(folder: Path) -> None:
@@ -326,6 +362,7 @@ async def test_output_without_an_end(agent: AgentDouble) -> None:
 async def test_output_byte_by_byte(agent: AgentDouble) -> None:
     """An agent that answers each read with a byte, for ever, is given up at the deadline."""
     agent.answer("ReadStdout", pb.ReadStreamResponse(data=b"x"))
+    agent.twist = _later
     async with AgentClient(agent.address, connect_s=5, call_s=CALL_S) as client:
         began = time.monotonic()
         with pytest.raises(GuestError):
