@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.bench import audits, commands, events, growth, guestmap, hooks, idle
+from tests.bench import allocation, audits, commands, events, growth, guestmap, hooks, idle
 from tests.bench.figures import BenchError, Row, table
 from tests.bench.machine import described
 from tests.bench.node import BenchNode
@@ -38,6 +38,7 @@ PARTS = {
     "idle": Part(idle.measure, 60, 20, "the daemon at rest with 250 sandboxes, and its commands"),
     "growth": Part(growth.measure, 10, 4, "audits from 10 to 1,000 sandboxes"),
     "map": Part(guestmap.measure, 2000, 300, "which vCPU is which guest CPU, of 64"),
+    "alloc": Part(allocation.measure, 300, 60, "decisions of the allocator; 1,000 pods of churn"),
     "command": Part(commands.measure, 20, 5, "start of the command line"),
 }
 
