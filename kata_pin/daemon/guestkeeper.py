@@ -45,7 +45,7 @@ WIDEN_S: Final = 0.05
 """Most that a pass waits for a guest, where pairs are about to move."""
 
 PROMPT_S: Final = WIDEN_S / 2
-"""A guest that took longer for a connection and a call is not asked before a pass."""
+"""A guest that never took less for a connection and a call is not asked before a pass."""
 
 RETRY_S: Final = (0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0)
 """Rests after the first, second, ... failure in a row."""
@@ -271,9 +271,12 @@ class Keeper:
     async def _session(self, vmm: Vmm) -> None:
         started = time.monotonic()
         async with self._ties.connect(self._id, vmm) as agent:
+            connected = time.monotonic()
             for name, cpus in self._due.items():
+                asked = time.monotonic()
                 await self._tell(agent, name, cpus)
-                self._prompt = self._prompt or time.monotonic() - started < PROMPT_S
+                took_s = time.monotonic() - asked + connected - started
+                self._prompt = self._prompt or took_s < PROMPT_S
             self._asked_at = time.monotonic()
             self._check = False
             await self._measure(agent)

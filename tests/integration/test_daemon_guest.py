@@ -315,6 +315,10 @@ def test_widened_before_vcpus_move(node: Node, guest: PlayedGuest) -> None:
         told(node, "told")
         pod.create("b", "0", exclusive=True)
         guest.wait_cpus(a="2", b="1")
+        for number in range(10):  # it is asked before a pass once it was prompt
+            said = len(guest.said)
+            pod.started("a")
+            wait_for(lambda: len(guest.said) >= said + 2, f"being told again {number}")  # noqa: B023 - called at once
         pod.kata.write_persist(  # they change places
             ContainerSpec(name, cpus=cpus, quota=100_000) for name, cpus in (("a", "0"), ("b", "1"))
         )

@@ -14,7 +14,7 @@ import pytest
 
 from kata_pin.config.guest import Guest
 from kata_pin.daemon.guestbook import GuestBook
-from kata_pin.daemon.guestkeeper import WIDEN_S, Aim, Decide, Keeper, Ties
+from kata_pin.daemon.guestkeeper import RETRY_S, WIDEN_S, Aim, Decide, Keeper, Ties
 from kata_pin.daemon.guestmeasure import Measuring
 from kata_pin.daemon.guestview import GuestLook, GuestState, Proof, look_at_guest
 from kata_pin.daemon.registry import Registry
@@ -27,6 +27,7 @@ from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import Container, GuestTopology, Sandbox, Vmm
 from kata_pin.policy.place import place
 from tests.support.playedguest import Mood, PlayedGuest
+from tests.support.waiting import SCALE
 from tests.support.world import exclusive, node, sandbox, shared, vcpu, vcpus
 
 OWN, LOG = exclusive("own", "4"), shared("log", "0-1")
@@ -197,19 +198,17 @@ async def test_rests_grow(tmp_path: Path) -> None:
     case.take()
     task = asyncio.create_task(case.keeper.run())
     try:
-        async with asyncio.timeout(5):
-            while tries < 2:  # at once, and after half a second
+        async with asyncio.timeout(10):
+            while tries < 3:  # at once, after half a second, after another one
                 await asyncio.sleep(0.01)
-        began = time.monotonic()
         for _ in range(50):
             case.take(again=True)
             await asyncio.sleep(0)
-        assert tries == 2
+        assert tries == 3
         case.take(insist=True)
-        async with asyncio.timeout(5):
-            while tries < 3:
+        async with asyncio.timeout(RETRY_S[2] * 0.8):
+            while tries < 4:
                 await asyncio.sleep(0.01)
-        assert time.monotonic() - began < 0.9
     finally:
         case.keeper.stop()
         await asyncio.wait_for(task, 5)
@@ -255,9 +254,7 @@ async def test_widened_first(tmp_path: Path, guest: PlayedGuest) -> None:
     both = (exclusive("a", "4"), exclusive("b", "5"))
     case.topology = GuestTopology(boot=3, maximum=3, sockets=3)
     case.threads = vcpus(0, 1, 2)
-    case.take(*both)
-    await case.keeper.attempt()
-    assert case.keeper.may_widen
+    await _promptly(case, *both)
     before = dict(guest.cpus)
 
     def later(facts: GuestFacts) -> GuestLook | None:
@@ -283,13 +280,22 @@ async def test_widened_first(tmp_path: Path, guest: PlayedGuest) -> None:
 async def test_a_slow_guest_delays_a_pass_once(tmp_path: Path, guest: PlayedGuest) -> None:
     """The first time costs the budget, the next times nothing, until it has answered again."""
     case = Case(tmp_path, guest)
-    case.take()
-    await case.keeper.attempt()
+    await _promptly(case)
     guest.mood = Mood.HANGS
     first, second = await _widening_s(case), await _widening_s(case)
-    assert WIDEN_S <= first < WIDEN_S + 0.15
-    assert second < 0.02
+    assert WIDEN_S <= first < WIDEN_S + 0.2 * SCALE
+    assert second < WIDEN_S / 2
     assert not case.keeper.may_widen
+
+
+async def _promptly(case: Case, *containers: Container) -> None:
+    """Tell a guest its cpusets until it was prompt once: this machine may be busy."""
+    for _ in range(50):
+        case.take(*containers, insist=True)
+        await case.keeper.attempt()
+        if case.keeper.may_widen:
+            return
+    raise TimeoutError("a guest that is never prompt")
 
 
 async def _widening_s(case: Case) -> float:
