@@ -233,7 +233,7 @@ async def test_refusals_by_code_and_text(
     async with AgentClient(agent.address, connect_s=5, call_s=5) as client:
         with pytest.raises(kind):
             await client.metrics()
-        assert await client.check()
+        assert (await client.check()).agent_version
 
 
 async def test_words_of_a_guest_are_made_safe(agent: AgentDouble) -> None:
