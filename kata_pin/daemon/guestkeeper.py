@@ -375,8 +375,11 @@ class Keeper:
     def _state(self) -> tuple[GuestState, str]:
         if self._aim is Aim.LEAVE:
             return GuestState.OFF, ""
-        if not self._targets:
-            return GuestState.IDLE, ""
-        if self._trouble is not None:
+        targets = self._targets
+        if targets and self._trouble is not None:
             return self._trouble
-        return (GuestState.PENDING if self._due else GuestState.TOLD), ""
+        if self._due:
+            return GuestState.PENDING, ""
+        if not self._ties.settings().enabled:
+            return GuestState.OFF, ""
+        return (GuestState.TOLD if targets else GuestState.IDLE), ""
