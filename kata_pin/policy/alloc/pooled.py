@@ -146,10 +146,15 @@ class PooledPolicy:
         """Bring a state in line with what runs and with this host.
 
         Grants hold as far as their CPUs still exist. Containers without a grant keep the CPUs that
-        they are seen on, if those are as many as they are to have and nobody else's (lost state).
+        they are seen on, if those are what they are to have and nobody else's (lost state).
         Then, in the old order, everybody is served; who can not be is in the shared pool.
         """
-        claims = Claims(state, running, lambda one: self._rule(one, self._settings))
+        claims = Claims(
+            state,
+            running,
+            lambda one: self._rule(one, self._settings),
+            vm_cpus=self._settings.vm.own_cpus,
+        )
         after = self.start()
         free = after.cpus - after.reserved
         for vm in claims.vms(free):
@@ -219,7 +224,7 @@ class PooledPolicy:
             return self._in_pool(state, request, demand.reasons, home)
         own = self._pick(rest, request, demand, prefer, avoid)
         grant = self._grant(rest, request, demand, own)
-        after = self._with_vm(state.with_grant(grant), grant)
+        after = self._with_vm(state.with_grant(grant), grant, prefer - own, avoid - prefer)
         if len(after.exclusive) > len(floor_from.exclusive):
             self._check_floor(after)
         return after
@@ -254,8 +259,13 @@ class PooledPolicy:
         zone = self._choice.zone(rest, demand.fraction_millis, own)
         return replace(grant, exclusive=own, shared=EMPTY, zone=zone)
 
-    def _with_vm(self, state: AllocState, grant: Grant) -> AllocState:
-        """Return the state in which the VM of the grant's pod has what it needs now."""
+    def _with_vm(
+        self, state: AllocState, grant: Grant, spare: CpuSet = EMPTY, avoid: CpuSet = EMPTY
+    ) -> AllocState:
+        """Return the state in which the VM of the grant's pod has what it needs now.
+
+        One that had no CPUs of its own gets `spare` ones first, and none of `avoid`.
+        """
         pod = grant.request.pod
         if not (pod.kata and pod.sandbox_id):
             return state
@@ -266,25 +276,28 @@ class PooledPolicy:
         old = state.get(pod.sandbox_id)
         own = EMPTY
         if self._settings.vm.own_cpus and any(one.exclusive for one in members):
-            own = self._vm_cpus(rest, members, old)
+            held = EMPTY if old is None else old.exclusive
+            free = rest.shared - rest.reserved - bound(rest) - (avoid - held)
+            kept = held <= free and len(held) == self._settings.vm.own_cpus
+            own = held if kept else self._vm_cpus(rest, members, free, held or spare)
         near = _own(members) or union(one.zone for one in members)
         zone = self._choice.zone(rest, overhead_millis(pod, self._settings), near)
         vm = vm_grant(members, self._settings, own=own, zone=zone, old=old)
         return state if vm is old else state.with_grant(vm)
 
-    def _vm_cpus(self, rest: AllocState, members: Sequence[Grant], old: Grant | None) -> CpuSet:
-        """Return a VM's own CPUs, those it has first; none if the shared pool would be too small.
+    def _vm_cpus(
+        self, rest: AllocState, members: Sequence[Grant], free: CpuSet, prefer: CpuSet
+    ) -> CpuSet:
+        """Return a VM's own CPUs; none if the shared pool would be too small.
 
         The pod's containers come first: a VM without CPUs of its own runs in the pool.
         """
-        held = EMPTY if old is None else old.exclusive
         wanted = self._settings.vm.own_cpus
-        free = rest.shared - rest.reserved - bound(rest)
         floor = shared_floor(rest, self._settings, self._minimum())
-        if len(free) < wanted or (len(rest.shared) - wanted < floor and not held):
+        if len(free) < wanted or len(rest.shared) - wanted < floor:
             return EMPTY
         try:
-            return self._nearest(free, wanted, held, _own(members))
+            return self._nearest(free, wanted, prefer, _own(members))
         except AllocError:  # whole cores only, and there is none
             return EMPTY
 

@@ -30,9 +30,13 @@ class Claims:
         state: AllocState,
         running: Sequence[Running],
         rule: Callable[[ContainerRequest], Demand],
+        *,
+        vm_cpus: int = 0,
     ) -> None:
+        """`vm_cpus` are those that a VM has beside its containers', within the cpuset."""
         self._state = state
         self._rule = rule
+        self._vm_cpus = vm_cpus
         self._known = {one.request.container_id: one for one in running}
         self._claims: dict[str, CpuSet] = {}
 
@@ -74,9 +78,10 @@ class Claims:
         return claims
 
     def _seen(self, free: CpuSet) -> dict[str, CpuSet]:
-        """Return the CPUs that unknown containers are seen on, where that is what they should have.
+        """Return the CPUs that unknown containers are seen on, where those can be their own.
 
-        As many as they are to get, all free, and nobody else's.
+        All free, nobody else's, and as many as they are to get; a Kata container's cpuset can hold
+        those of its VM and of housekeeping too.
         """
         claims: dict[str, CpuSet] = {}
         taken = union(self._claims.values())
@@ -84,11 +89,13 @@ class Claims:
             if name in self._claims or one.cpus is None:
                 continue
             demand = self._rule(one.request)
-            fits = len(one.cpus) == demand.whole and one.cpus <= free - taken
-            if not demand.pooled and fits:
-                claims[name] = one.cpus
-                if demand.cpu_class is CpuClass.EXCLUSIVE:
-                    taken |= one.cpus
+            seen = one.cpus & free
+            most = demand.whole + (self._vm_cpus if one.request.pod.kata else 0)
+            if demand.pooled or not demand.whole <= len(seen) <= most or seen & taken:
+                continue
+            claims[name] = seen
+            if demand.cpu_class is CpuClass.EXCLUSIVE:
+                taken |= seen
         return claims
 
 

@@ -160,6 +160,26 @@ def test_observed_cpus_that_can_not_be_its_own(cpu_list: str) -> None:
     assert state.grants["pod-app"].exclusive == cpus("0,8")
 
 
+def test_lost_state_of_vms() -> None:
+    """A Kata container's cpuset holds its VM's CPUs and housekeeping too: nobody moves for that."""
+    chosen = replace(OPEN, housekeeping=cpus("7,15"), vm=VmSettings(own_cpus=1))
+    policy = create("topology", HOST, chosen)
+    state = policy.start()
+    for uid in ("a", "b"):
+        state = policy.allocate(state, container(3000, pod(uid))).state
+    running = [
+        Running(one.request, one.cpus | state.grants[f"vm-{one.pod_uid}"].cpus | cpus("7,15"))
+        for one in state.grants.values()
+        if one.kind is GrantKind.CONTAINER
+    ]
+    after = policy.reconcile(AllocState(), running).state
+    for one in running:
+        vm = after.grants[one.request.pod.sandbox_id]
+        assert after.grants[one.request.container_id].cpus | vm.cpus == (one.cpus or EMPTY) - cpus(
+            "7,15"
+        )
+
+
 def test_settings_changed() -> None:
     """CPUs that are reserved from now on are given back; the container gets others."""
     state = filled(*THREE)

@@ -106,6 +106,16 @@ def test_own_cpus_are_not_taken_from_the_last() -> None:
     assert len(state.shared) == 3
 
 
+def test_own_cpus_stay_when_the_pool_needs_more() -> None:
+    """VMs that come later make the pool's need grow; what was given before stays given."""
+    heavy = [container(500, pod(f"p{n}", overhead_millis=2000)) for n in range(6)]
+    state = after(OWN, container(2000, pod("a")), *heavy)
+    own = state.grants["vm-a"].exclusive
+    assert len(own) == 2
+    changed = create("static", HOST, OWN).change(state, container(1000, pod("a"))).state
+    assert changed.grants["vm-a"].exclusive == own
+
+
 def test_overhead_counts_in_the_shared_pool() -> None:
     """VMs in the shared pool need room there: what a pod tells, else the setting."""
     policy = create("static", HOST, PLAIN)
