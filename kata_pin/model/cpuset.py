@@ -107,11 +107,15 @@ class CpuSet:
     def ranges(self) -> list[tuple[int, int]]:
         """Return maximal runs (low, high), ascending."""
         runs: list[tuple[int, int]] = []
-        for cpu in self:
-            if runs and runs[-1][1] == cpu - 1:
-                runs[-1] = (runs[-1][0], cpu)
-            else:
-                runs.append((cpu, cpu))
+        bits, low = self._bits, 0
+        while bits:
+            gap = (bits & -bits).bit_length() - 1
+            bits >>= gap
+            low += gap
+            size = (~bits & (bits + 1)).bit_length() - 1  # how many ones the number ends with
+            bits >>= size
+            runs.append((low, low + size - 1))
+            low += size
         return runs
 
     def mask(self) -> str:

@@ -8,8 +8,9 @@ the state is rebuilt from what runs. Codec only: no files, no clocks.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import cache
 from typing import Final, TypeVar
 
 from kata_pin.errors import ParseError
@@ -45,6 +46,7 @@ def dump_state(state: AllocState) -> bytes:
     numbers: dict[PodRequest, int] = {}
     for grant in state.grants.values():
         numbers.setdefault(grant.request.pod, len(numbers))
+    listed = cache(str)  # most grants have the same few sets: those of the pools
     document = {
         "version": VERSION,
         "cpus": str(state.cpus),
@@ -52,7 +54,8 @@ def dump_state(state: AllocState) -> bytes:
         "housekeeping": str(state.housekeeping),
         "pods": [_dump_pod(pod) for pod in numbers],
         "grants": [
-            _dump_grant(grant, numbers[grant.request.pod]) for grant in state.grants.values()
+            _dump_grant(grant, numbers[grant.request.pod], listed)
+            for grant in state.grants.values()
         ],
     }
     return json.dumps(document, separators=(",", ":")).encode("ascii")
@@ -114,7 +117,7 @@ def _parse_pod(fields: Fields) -> PodRequest:
     )
 
 
-def _dump_grant(grant: Grant, pod: int) -> Mapping[str, object]:
+def _dump_grant(grant: Grant, pod: int, listed: Callable[[CpuSet], str]) -> Mapping[str, object]:
     request = grant.request
     return {
         "container_id": request.container_id,
@@ -126,10 +129,10 @@ def _dump_grant(grant: Grant, pod: int) -> Mapping[str, object]:
         "init": request.init,
         "policy": grant.policy,
         "class": grant.cpu_class.value,
-        "exclusive": str(grant.exclusive),
-        "shared": None if grant.shared is None else str(grant.shared),
-        "zone": str(grant.zone),
-        "mems": str(grant.mems),
+        "exclusive": listed(grant.exclusive),
+        "shared": None if grant.shared is None else listed(grant.shared),
+        "zone": listed(grant.zone),
+        "mems": listed(grant.mems),
         "kind": grant.kind.value,
         "reasons": list(grant.reasons),
     }
