@@ -1,6 +1,6 @@
 """scripts/bench: measure the bars of DESIGN 5 on this machine and print them.
 
-    scripts/bench [NAME...] [--json] [--quick]
+    scripts/bench [NAME...] [--json] [--quick] [--minutes N]
 
 Without names everything is measured. Exit status 1 when something could not be measured, or when
 what was measured did something wrong (a hook's message lost); a missed bar is only printed.
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.bench import allocation, audits, commands, events, growth, guestmap, hooks, idle
+from tests.bench import allocation, audits, commands, events, growth, guestmap, hooks, idle, soak
 from tests.bench.figures import BenchError, Row, table
 from tests.bench.machine import described
 from tests.bench.node import BenchNode
@@ -39,6 +39,7 @@ PARTS = {
     "growth": Part(growth.measure, 10, 4, "audits from 10 to 1,000 sandboxes"),
     "map": Part(guestmap.measure, 2000, 300, "which vCPU is which guest CPU, of 64"),
     "alloc": Part(allocation.measure, 300, 60, "decisions of the allocator; 1,000 pods of churn"),
+    "soak": Part(soak.measure, 60, 20, "a day of churn: what stays behind (--minutes N)"),
     "command": Part(commands.measure, 20, 5, "start of the command line"),
 }
 
@@ -52,6 +53,7 @@ def main(arguments: list[str]) -> int:
     )  # fmt: skip
     parser.add_argument("names", nargs="*", metavar="NAME", help="parts to measure")
     parser.add_argument("--json", action="store_true", help="print an array of rows as JSON")
+    parser.add_argument("--minutes", type=float, metavar="N", help="how long to soak")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, for a first look")
     options = parser.parse_args(arguments)
     unknown = set(options.names) - set(PARTS)
@@ -62,7 +64,10 @@ def main(arguments: list[str]) -> int:
     failed = False
     for name, part in PARTS.items():
         if not options.names or name in options.names:
-            failed |= _measure(name, part.quick if options.quick else part.rounds, rows)
+            rounds = part.quick if options.quick else part.rounds
+            if name == "soak" and options.minutes is not None:
+                rounds = max(1, round(60 * options.minutes))
+            failed |= _measure(name, rounds, rows)
     if options.json:
         print("[\n" + ",\n".join(row.as_json() for row in rows) + "\n]")
     else:

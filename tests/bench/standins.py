@@ -11,13 +11,14 @@ import contextlib
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.bench.figures import BenchError
 from tests.bench.node import BenchNode, accelerator
 from tests.support.hooks import INTERPRETER
+from tests.support.katalike import ContainerSpec
 from tests.support.qemu import Accelerator
 
 _BODY = """
@@ -33,22 +34,56 @@ sys.stdin.read()
 """
 
 
+def program(node: BenchNode) -> Path:
+    """Return the executable of a node's stand-ins, which its daemon must be told to believe."""
+    path = node.root / "qemu-system-x86_64"
+    if not path.exists():
+        shutil.copy(Path(INTERPRETER).resolve(), path)
+    return path
+
+
+def begin(executable: Path, name: str) -> subprocess.Popen[bytes]:
+    """Start a stand-in for a sandbox's VMM; `wait_up` waits for its threads."""
+    return subprocess.Popen(
+        [str(executable), "-ISc", _BODY, "-name", f"sandbox-{name}", "-smp", "1"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def wait_up(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a stand-in has its threads."""
+    assert process.stdout is not None
+    if process.stdout.readline() != b"up\n":
+        raise BenchError("a stand-in did not start")
+
+
+def write_state(node: BenchNode, name: str, pid: int, containers: Sequence[ContainerSpec]) -> None:
+    """Write what Kata keeps of a sandbox, in place as Kata does."""
+    folder = node.dirs.vc / "sbs" / name
+    folder.mkdir(exist_ok=True)
+    entries = [one.entry(name, node.dirs.bundles / one.id) for one in containers]
+    document = {
+        "State": "running",
+        "SandboxContainer": name,
+        "HypervisorState": {"Type": "qemu", "Pid": pid},
+        "Config": {"HypervisorType": "qemu", "ContainerConfigs": entries},
+    }
+    (folder / "persist.json").write_text(json.dumps(document))
+
+
 class StandIns:
     """Processes that look like idle VMs, with the state that Kata keeps of them."""
 
     def __init__(self, node: BenchNode) -> None:
         self._node = node
-        self.executable = node.root / "qemu-system-x86_64"
-        shutil.copy(Path(INTERPRETER).resolve(), self.executable)
+        self.executable = program(node)
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def grow(self, count: int) -> list[str]:
         """Start processes until there are so many; return the ids of their sandboxes."""
         fresh = [self._start(number) for number in range(len(self._processes), count)]
         for process in fresh:
-            assert process.stdout is not None
-            if process.stdout.readline() != b"up\n":
-                raise BenchError("a stand-in did not start")
+            wait_up(process)
         return [_name(number) for number in range(count)]
 
     def close(self) -> None:
@@ -60,23 +95,9 @@ class StandIns:
 
     def _start(self, number: int) -> subprocess.Popen[bytes]:
         name = _name(number)
-        process = subprocess.Popen(
-            [str(self.executable), "-ISc", _BODY, "-name", f"sandbox-{name}", "-smp", "1"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+        process = begin(self.executable, name)
         self._processes.append(process)
-        folder = self._node.dirs.vc / "sbs" / name
-        folder.mkdir()
-        containers = [
-            one.entry(name, self._node.dirs.bundles / one.id) for one in self._node.specs(name)
-        ]
-        document = {
-            "State": "running",
-            "SandboxContainer": name,
-            "HypervisorState": {"Type": "qemu", "Pid": process.pid},
-            "Config": {"HypervisorType": "qemu", "ContainerConfigs": containers},
-        }
-        (folder / "persist.json").write_text(json.dumps(document))
+        write_state(self._node, name, process.pid, self._node.specs(name))
         return process
 
 

@@ -1,0 +1,28 @@
+"""A minute of churn leaves nothing behind; `scripts/bench soak` does it for as long as wanted."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.bench.node import BenchNode
+from tests.bench.soak import HISTORY_ROWS, LIVING, soak
+
+EARLY_MIB = 8.0
+"""Python's own heap still settles in the first minute; twenty of them are judged by the bench."""
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_minute_of_churn_leaves_nothing_behind() -> None:
+    """Descriptors, watches and rows are as before the first sandbox; memory has settled."""
+    with BenchNode() as node:
+        done = soak(node, 60)
+    assert done.after.churned > 2 * LIVING
+    assert max(sample.living for sample in done.during) == LIVING
+    assert done.during[-1].watches > done.before.watches
+    assert done.after.descriptors == done.before.descriptors
+    assert done.after.watches == done.before.watches
+    assert done.rows_left == 0
+    assert done.after.rows["history"] <= HISTORY_ROWS
+    assert done.memory_grown_mib < EARLY_MIB
