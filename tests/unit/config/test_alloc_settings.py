@@ -1,0 +1,86 @@
+"""The section alloc: who decides, rules for annotations, and what policies are given."""
+
+from __future__ import annotations
+
+import pytest
+
+from kata_pin.config import Config, from_text
+from kata_pin.config.alloc import Alloc, Fail
+from kata_pin.config.text import as_yaml
+from kata_pin.errors import ConfigError
+from kata_pin.model.alloc import AllocSettings, AllowRule, CpuClass, Eligibility, PodRequest
+from kata_pin.model.cpuset import CpuSet
+
+
+def read(body: str) -> Config:
+    """Read a file with this section."""
+    return from_text(f"version: 1\nalloc: {{{body}}}\n", "k.yaml")
+
+
+def test_off_by_default() -> None:
+    """Without the section nothing is decided, and policies would get their own defaults."""
+    assert not Config().alloc.on
+    assert Alloc().settings == AllocSettings()
+
+
+def test_every_setting_reaches_the_policies() -> None:
+    """What the file says is what a policy is given."""
+    config = read(
+        "policy: topology, cpus: 0-15, reserved: 0-1, strict_reserved: true, housekeeping: 2, "
+        "shared_minimum: 4, eligibility: relaxed, options: {full-pcpus-only: 'true'}, "
+        "allow: [{namespace: shop}], fail: strict, pin_memory: true, max_sharers: 3, "
+        "default_vcpus: 2, overhead_millis: 500, own_cpus: 1"
+    )
+    assert config.alloc.on
+    found = config.alloc.settings
+    assert (found.cpus, found.reserved, found.housekeeping) == (
+        *(CpuSet(range(16)), CpuSet([0, 1])),
+        CpuSet([2]),
+    )
+    assert (found.strict_reserved, found.shared_min, found.strict) == (True, 4, True)
+    assert (found.eligibility, found.options) == (
+        Eligibility.RELAXED,
+        {"full-pcpus-only": "true"},
+    )
+    assert (found.pin_memory, found.max_sharers) == (True, 3)
+    assert (found.vm.default_vcpus, found.vm.overhead_millis, found.vm.own_cpus) == (2, 500, 1)
+    assert config.alloc.fail is Fail.STRICT
+
+
+def test_rules_for_annotations() -> None:
+    """Namespace and handler by pattern; both classes unless the rule names them."""
+    shop, kata, share = read(
+        "allow: [{namespace: shop}, {handler: 'kata*'}, {namespace: 'a?', classes: [share]}]"
+    ).alloc.allow
+    assert shop == AllowRule("shop", "*")
+    assert kata.allows(PodRequest("u", "x", "p", "kata-qemu"), CpuClass.EXCLUSIVE)
+    assert not kata.allows(PodRequest("u", "x", "p", "runc"), CpuClass.SHARE)
+    assert share.allows(PodRequest("u", "ab"), CpuClass.SHARE)
+    assert not share.allows(PodRequest("u", "ab"), CpuClass.EXCLUSIVE)
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("shop", "expected a mapping"),
+        ("{}", "expected a mapping|expected a namespace, a handler"),
+        ("{classes: [share]}", "expected a namespace, a handler or both"),
+        ("{namespace: shop, pod: web}", "'pod'"),
+        ("{namespace: shop, classes: [none]}", "expected share, exclusive or both"),
+        ("{namespace: shop, classes: []}", "expected share, exclusive or both"),
+        ("{namespace: shop, classes: [all]}", "expected one of none, share, exclusive"),
+        ('{namespace: "a\\tb"}', "expected a name"),
+        ("{namespace: [a]}", "not a list"),
+    ],
+)
+def test_wrong_rules(rule: str, said: str) -> None:
+    """A rule that cannot be meant is refused with its key."""
+    with pytest.raises(ConfigError, match=said) as caught:
+        read(f"allow: [{rule}]")
+    assert caught.value.key == "alloc.allow"
+
+
+def test_rules_are_written_back() -> None:
+    """`config show` prints what reads back as the same rules."""
+    config = read("policy: annotation, allow: [{namespace: shop, classes: [share]}]")
+    assert from_text(as_yaml(config)).alloc == config.alloc
