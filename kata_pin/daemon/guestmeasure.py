@@ -10,14 +10,20 @@ Lifetime: the sandbox's; another VMM is another guest. Out of scope: when to ask
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from kata_pin.config.guest import Guest
 from kata_pin.daemon.guestkernel import kernel_facts
 from kata_pin.daemon.guestview import GuestLook, Proof
-from kata_pin.errors import AgentDenied, AgentFailed, AgentUnsupported, ParseError
+from kata_pin.errors import (
+    AgentDenied,
+    AgentFailed,
+    AgentUnavailable,
+    AgentUnsupported,
+    ParseError,
+)
 from kata_pin.guest.agent import AgentClient
 from kata_pin.host.root import HostRoot
 from kata_pin.host.runtimes import run_times
@@ -32,6 +38,8 @@ from kata_pin.wire.guestmetrics import RankTime, parse_cpu_times
 
 LEAST_GROWTH_MS: Final = 1.0
 """A rank whose time grows by less is of a CPU that is not online any more."""
+
+T = TypeVar("T")
 
 _REFUSALS: Final = (AgentDenied, AgentFailed, AgentUnsupported)
 """What one kind of request may end in while others go on."""
@@ -107,8 +115,8 @@ class Measuring:
         """Learn more about the vCPU threads; what the guest refuses is left out."""
         try:
             if self.settings().exec and container:
-                table = await agent.read_apic_ids(container)
-                self._read |= measured_by_apic(look.map, table)
+                table = await _by_program(agent, agent.read_apic_ids(container))
+                self._read |= measured_by_apic(look.map, table or {})
             elif self._vmm is not None:
                 self._compare(look.map, self._vmm, parse_cpu_times(await agent.metrics()))
         except (*_REFUSALS, ParseError):
@@ -132,14 +140,12 @@ class Measuring:
         self, agent: AgentClient, container: str, cpus: CpuSet, look: GuestLook
     ) -> tuple[Proof, str] | None:
         """Return what is known of a cpuset now and why, None where there is nothing new to say."""
-        try:
-            if self.settings().exec:
-                now = await agent.read_cpus(container)
-                if now <= cpus:  # a guest CPU that is offline is not shown
-                    return Proof.READ, ""
+        if self.settings().exec:
+            now = await _by_program(agent, agent.read_cpus(container))
+            if now is not None and now <= cpus:  # a guest CPU that is offline is not shown
+                return Proof.READ, ""
+            if now is not None:
                 return Proof.BROKEN, f"may run on guest CPUs {now}"
-        except _REFUSALS:
-            pass  # no program there, or not permitted: its CPU time may tell
         try:
             return await self._fits(agent, container, cpus, look.map)
         except _REFUSALS:
@@ -167,6 +173,20 @@ class Measuring:
         if told:
             return Proof.BROKEN, "it used CPU time outside its guest CPUs"
         return Proof.FITS, ""
+
+
+async def _by_program(agent: AgentClient, answer: Awaitable[T]) -> T | None:
+    """Return what a program in a container tells, None where it can not be run or does not end.
+
+    A container may be frozen, or have no such program; the agent may be well all the same.
+    """
+    try:
+        return await answer
+    except _REFUSALS:
+        return None
+    except AgentUnavailable:
+        await agent.connect()
+        return None
 
 
 def _since(before: _Usage, now: _Usage) -> Used:

@@ -37,6 +37,7 @@ class Mood(Enum):
     HANGS = auto()  # takes requests and never answers
     FLOODS = auto()  # answers with more than anybody asked for
     UNKNOWING = auto()  # knows no container
+    FROZEN = auto()  # its containers run no program to its end
 
 
 class PlayedGuest:
@@ -124,7 +125,8 @@ class PlayedGuest:
             head = (1 << 22).to_bytes(4, "big") + stream.to_bytes(4, "big") + b"\x02\x00"
             writer.write(head + bytes(1 << 20))
             return
-        writer.write(frame)
+        if self.mood is not Mood.FROZEN or self.requests[-1] != "ReadStdout":
+            writer.write(frame)
 
     def _named(self, method: str) -> object:
         def answer(payload: bytes) -> Message | Response:

@@ -137,6 +137,17 @@ async def test_refusals_are_no_trouble(
         assert await case.measuring.proof(agent, "own", cpus("1"), case.look) is None
 
 
+async def test_frozen_container_is_no_silent_agent(tmp_path: Path, guest: PlayedGuest) -> None:
+    """A program that does not end tells nothing, and the agent is asked on."""
+    guest.mood = Mood.FROZEN
+    case = Case(tmp_path, exec=True)
+    async with AgentClient(parse_address(guest.url), connect_s=0.3, call_s=0.3) as agent:
+        await case.measuring.measure(agent, case.look, "own")
+        assert await case.measuring.proof(agent, "own", cpus("1"), case.look) is None
+    assert guest.requests[-1] == "StatsContainer"
+    assert case.numbers() == UNKNOWN
+
+
 async def test_another_vmm_is_another_guest(tmp_path: Path, agent: AgentClient) -> None:
     """What was measured ends with the VMM; with a thread that is gone it ends too."""
     case = Case(tmp_path, exec=True)
