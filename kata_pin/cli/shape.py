@@ -85,6 +85,15 @@ class Node(TypedDict):
     mode: str
 
 
+class Told(TypedDict):
+    """What one source told of a container's cpuset."""
+
+    source: str
+    cpus: str | None
+    age_s: float
+    believed: bool
+
+
 class Container(TypedDict):
     """One recorded container."""
 
@@ -97,6 +106,8 @@ class Container(TypedDict):
     exclusive: str
     provenance: str
     reason: str
+    told: list[Told]
+    told_reason: str
     source: str
     recorded_s: float | None
     quota_us: int | None

@@ -83,11 +83,10 @@ class Adoption:
         return new
 
     def _record(self, container: Container, sandbox_id: str) -> bool:
-        """Record a container of Kata's state where it tells something new; return if it does.
+        """Record a container of Kata's state; return whether it tells something new.
 
-        Its cpuset is the live one: hooks tell that of config.json, which no update changes, so it
-        counts even where a hook came later. One that has stopped stays in Kata's state until it is
-        deleted: a hook knows better.
+        Its cpuset is the live one, to be weighed against other sources' (policy/precedence.py). One
+        that has stopped stays in Kata's state until it is deleted: a hook knows better.
         """
         known = self._registry.container(container.id)
         if container.sandbox_id != sandbox_id:
@@ -96,11 +95,10 @@ class Adoption:
             if known.sandbox_id != sandbox_id:
                 log.warning("sandbox %s: %s is another's container", sandbox_id, container.id)
                 return False
-            if container.cpus is None or container.cpus == known.cpus or not known.state.counts:
+            if container.cpus is None or not known.state.counts:
                 return False
             container = replace(container, state=known.state, kind=known.kind)
-        self._registry.adopt(container)
-        return True
+        return self._registry.adopt(container)
 
     def _record_gone(self, listed: Collection[str], sandbox_id: str, changed_ns: int) -> int:
         """Record as deleted what Kata no longer keeps: its poststop was lost (DESIGN D8)."""

@@ -38,6 +38,7 @@ from kata_pin.model.placement import (
 )
 from kata_pin.model.sandbox import Container, Sandbox, Vmm
 from kata_pin.model.thread import Role, Thread, ThreadKey, ThreadRole
+from kata_pin.policy import precedence
 from kata_pin.policy.drift import find_drift
 from kata_pin.policy.place import pairs as pairs_of
 from kata_pin.policy.place import place
@@ -95,6 +96,8 @@ class Held:
     checked_at: float = 0.0
     foreign: ForeignWatch = field(default_factory=ForeignWatch)
     kata: KataPins = NO_PINS
+    written: CpuSet = EMPTY
+    """The written cpuset of the sandbox's cgroup, where a pass needed it."""
 
     @property
     def unsure(self) -> bool:
@@ -150,6 +153,11 @@ class Engine:
         hints = [one.pid_hint for one in containers if one.pid_hint]
         return self._finder.is_claimed(sandbox_id, hints)
 
+    def believed(self, containers: Sequence[Container], held: Held) -> tuple[Container, ...]:
+        """Return the containers with the cpusets that passes go by."""
+        kubelet = self._node.kubelet
+        return precedence.settled(containers, kubelet=kubelet, written=held.written)
+
     def find(self, sandbox_id: str, containers: Sequence[Container], held: Held) -> Vmm | None:
         """Return the sandbox's VMM as of now; sets nothing."""
         self._index.refresh()
@@ -173,7 +181,8 @@ class Engine:
         started = time.perf_counter_ns()
         self._index.refresh()
         held.vmm, held.problem = self._find(sandbox_id, containers, held)
-        node, allotment = self._node.current(), self._allot(containers)
+        held.written = self._written(sandbox_id, containers, held)
+        node, allotment = self._node.current(), self._allot(self.believed(containers, held))
         if release:
             node, allotment = replace(node, kubelet=None), Allotment()
         sandbox = Sandbox(sandbox_id, allotment.containers, held.vmm)
@@ -200,6 +209,25 @@ class Engine:
             return self._finder.find(sandbox_id, hints), ""
         except VmmError as error:
             return None, str(error)
+
+    def _written(self, sandbox_id: str, containers: Sequence[Container], held: Held) -> CpuSet:
+        """Return what was written for the sandbox's cgroup; it is read where nothing better tells.
+
+        That is the cgroup of vCPU threads, known from the pass before, or the VMM's: with version 1
+        Kata moves vCPU threads alone. It has the sandbox's id in its name.
+        """
+        if held.vmm is None or not any(precedence.is_stale(one) for one in containers):
+            return EMPTY
+        threads = held.report.threads if held.report else ()
+        vcpus = [one.key for one in threads if one.role.role is ThreadRole.VCPU]
+        pid = held.vmm.process.pid
+        tgid, tid = (vcpus[0].tgid, vcpus[0].tid) if vcpus else (pid, pid)
+        try:
+            reader = CpusetReader(self._root, self._node.cgroup_mounts)
+            cgroup, cpus = reader.written(tgid, tid)
+        except TaskGone:
+            return EMPTY
+        return cpus if sandbox_id in cgroup else EMPTY
 
     def _look_and_act(
         self, sandbox: Sandbox, node: Node, allotment: Allotment, held: Held, *, act: bool

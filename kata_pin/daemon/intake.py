@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kata_pin.daemon.registry import RESOURCES, Registry
+from kata_pin.daemon.records import RESOURCES
+from kata_pin.daemon.registry import Registry
 from kata_pin.errors import ParseError
 from kata_pin.model.sandbox import Container, ContainerState
 from kata_pin.sources.bundles import BundleGone, BundleReader, BundleRefused
@@ -56,7 +57,7 @@ class Intake:
         if config is None and known is not None:
             container = replace(container, sandbox_id=known.sandbox_id, kind=known.kind)
         after_create = container.state is not ContainerState.CREATED
-        if known is not None and known.state.counts and after_create:
+        if config is not None and known is not None and known.state.counts and after_create:
             container = _with_resources_of(known, container)
         if not self._registry.record(container, stamp_ns=message.stamp_ns, pid=message.pid):
             return Taken(None, "a newer message is recorded")
@@ -73,11 +74,12 @@ class Intake:
 
 
 def _with_resources_of(known: Container, container: Container) -> Container:
-    """Keep what is known of a living container's CPUs.
+    """Keep what is known of a living container's quota and shares.
 
-    config.json is what it was created with, and Kata's state may have told of an update since.
+    config.json is what it was created with, and an update may have been told since. Its cpuset is
+    kept as the bundle's word, and weighed against others' (observations.py).
     """
-    resources = {name: getattr(known, name) for name in RESOURCES}
+    resources = {name: getattr(known, name) for name in RESOURCES if name != "cpus"}
     if all(value in {None, ""} for value in resources.values()):
         return container
     return replace(container, **resources)

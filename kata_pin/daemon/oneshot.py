@@ -67,7 +67,12 @@ def explain(config: Config, sandbox_id: str) -> Json:
                 view = facts.guest
                 told = guest_lines(facts.sandbox, view.look.map, view.look.cpusets) if view else ()
                 lines = explain_lines(
-                    facts.sandbox, report.threads, report.placement, node, guest=list(told)
+                    facts.sandbox,
+                    report.threads,
+                    report.placement,
+                    node,
+                    guest=list(told),
+                    now_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
                 )
                 return explanation_document(sandbox_id, lines)
     raise DaemonError(f"no sandbox {sandbox_id!r}", hint="kata-pin show lists them")
@@ -203,7 +208,7 @@ def _look(
         report = parts.engine.run(sandbox_id, containers, held, act=may_act, release=release)
         if held.vmm is None and parts.engine.runs_without_vmm(containers):
             continue
-        sandbox = Sandbox(sandbox_id, containers, held.vmm)
+        sandbox = Sandbox(sandbox_id, parts.engine.believed(containers, held), held.vmm)
         yield SandboxFacts(
             sandbox=sandbox,
             report=report,

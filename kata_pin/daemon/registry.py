@@ -20,15 +20,16 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import wraps
 from typing import Concatenate, Final, ParamSpec, TypeVar
 from urllib.parse import quote
 
+from kata_pin.daemon.observations import Observations
+from kata_pin.daemon.records import FIELDS, container_of, merged, row_of
 from kata_pin.daemon.transaction import transaction
-from kata_pin.errors import ParseError, StateError
+from kata_pin.errors import StateError
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
+from kata_pin.model.sandbox import Container, ContainerState
 from kata_pin.model.thread import ThreadKey, ThreadRole
 
 log = logging.getLogger(__name__)
@@ -68,12 +69,6 @@ CREATE TABLE first_seen (
 CREATE TABLE released (sandbox_id TEXT PRIMARY KEY) WITHOUT ROWID;
 """
 
-_FIELDS: Final = (
-    "id", "sandbox_id", "kind", "state", "cpus", "mems", "quota_us", "period_us", "shares",
-    "cgroups_path", "name", "pod_name", "pod_namespace", "pod_uid", "handler", "bundle", "source",
-    "recorded_ns", "pid_hint", "note",
-)  # fmt: skip
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -107,6 +102,7 @@ class Registry:
         self.path = path
         self._boot_id = boot_id
         self._db = self._open()
+        self._observations = self._begin(self._db)
 
     @classmethod
     def copy_of(cls, path: str, *, boot_id: str) -> Registry:
@@ -124,10 +120,12 @@ class Registry:
             finally:
                 source.close()
             copy._check(copy._db)
+            copy._observations = copy._begin(copy._db)
             return copy
         copy._db.close()
         copy._db = sqlite3.connect(":memory:", isolation_level=None)
         copy._check(copy._db)
+        copy._observations = copy._begin(copy._db)
         return copy
 
     def close(self) -> None:
@@ -154,6 +152,10 @@ class Registry:
                 return self._connect()
             except _Unusable as again:
                 raise StateError(f"{self.path}: {again}") from again
+
+    @_translated
+    def _begin(self, db: sqlite3.Connection) -> Observations:
+        return Observations(db)
 
     def _connect(self) -> sqlite3.Connection:
         try:
@@ -196,8 +198,8 @@ class Registry:
         if db.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
             raise _Unusable("damaged", "damaged")
         try:
-            for row in db.execute(f"SELECT {', '.join(_FIELDS)} FROM containers"):  # noqa: S608 - constants
-                _container(row)
+            for row in db.execute(f"SELECT {', '.join(FIELDS)} FROM containers"):  # noqa: S608 - constants
+                container_of(row)
         except StateError as error:
             raise _Unusable(f"damaged ({error})", "damaged") from error
 
@@ -215,19 +217,25 @@ class Registry:
             if not self._newer(container.id, stamp_ns, pid):
                 return False
             old = self.container(container.id)
-            self._write(_merged(old, container))
+            self._write(self._observations.take(container, merged(old, container)))
             if container.state is ContainerState.DELETED:
                 self._trim(container.sandbox_id)
         return True
 
     @_translated
-    def adopt(self, container: Container) -> None:
-        """Take a record from what Kata keeps now, whatever messages said before.
+    def adopt(self, container: Container) -> bool:
+        """Take a record from what Kata keeps now; False where it makes no difference.
 
-        The newest message seen stays what it is, so that late ones are recognised.
+        Of one that is known its cpuset alone is new. The newest message seen stays what it is, so
+        that late ones are recognised.
         """
         with transaction(self._db):
-            self._write(_merged(self.container(container.id), container))
+            old = self.container(container.id)
+            fresh = self._observations.take(container, merged(old, container))
+            if old is not None and fresh.cpus == old.cpus:
+                return False
+            self._write(fresh)
+        return True
 
     def _newer(self, container_id: str, stamp_ns: int, pid: int) -> bool:
         row = self._db.execute(
@@ -243,32 +251,31 @@ class Registry:
         return True
 
     def _write(self, container: Container) -> None:
-        values = [_plain(getattr(container, field)) for field in _FIELDS]
-        updates = ", ".join(f"{field} = excluded.{field}" for field in _FIELDS[1:])
-        marks = ", ".join("?" * (len(_FIELDS) + 1))
+        updates = ", ".join(f"{field} = excluded.{field}" for field in FIELDS[1:])
+        marks = ", ".join("?" * (len(FIELDS) + 1))
         self._db.execute(
             f"INSERT INTO containers VALUES ({marks}) ON CONFLICT (id) DO UPDATE SET {updates}",  # noqa: S608 - field names are constants
-            [*values, container.recorded_ns],
+            [*row_of(container), container.recorded_ns],
         )
 
     @_translated
     def container(self, container_id: str) -> Container | None:
         """Return one container's record."""
         row = self._db.execute(
-            f"SELECT {', '.join(_FIELDS)} FROM containers WHERE id = ?",  # noqa: S608 - constants
+            f"SELECT {', '.join(FIELDS)} FROM containers WHERE id = ?",  # noqa: S608 - constants
             (container_id,),
         ).fetchone()
-        return None if row is None else _container(row)
+        return None if row is None else container_of(row)
 
     @_translated
     def containers(self, sandbox_id: str) -> tuple[Container, ...]:
         """Return a sandbox's containers in the order they were first recorded."""
         rows = self._db.execute(
-            f"SELECT {', '.join(_FIELDS)} FROM containers WHERE sandbox_id = ?"  # noqa: S608 - constants
+            f"SELECT {', '.join(FIELDS)} FROM containers WHERE sandbox_id = ?"  # noqa: S608 - constants
             " ORDER BY first_ns, id",
             (sandbox_id,),
         )
-        return tuple(_container(row) for row in rows)
+        return self._observations.with_told(sandbox_id, map(container_of, rows))
 
     @_translated
     def sandboxes(self) -> list[str]:
@@ -302,6 +309,7 @@ class Registry:
         self._trim_tombstones()
 
     def _trim_tombstones(self) -> None:
+        self._observations.trim()
         self._db.execute(
             "DELETE FROM seen WHERE container_id NOT IN (SELECT id FROM containers)"
             " AND stamp_ns <= coalesce((SELECT stamp_ns FROM seen"
@@ -391,46 +399,3 @@ def _is_damage(error: sqlite3.Error) -> bool:
     """Whether the file's content is to blame (sqlite.org/rescode.html), not the circumstances."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     return code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
-
-
-def _merged(old: Container | None, new: Container) -> Container:
-    """Keep what an earlier record knew where a later source says nothing of it.
-
-    A message whose bundle could not be read, and Kata's own state, lack names or paths. A record
-    without any of the resources says nothing about them either.
-    """
-    if old is None:
-        return new
-    kept = {name: getattr(old, name) for name in _TEXTS if not getattr(new, name)}
-    if all(getattr(new, name) in {None, ""} for name in RESOURCES) and not new.cgroups_path:
-        kept |= {name: getattr(old, name) for name in RESOURCES}
-    return replace(new, **kept, pid_hint=new.pid_hint or old.pid_hint)
-
-
-_TEXTS: Final = (
-    "cgroups_path", "name", "pod_name", "pod_namespace", "pod_uid", "handler", "bundle",
-)  # fmt: skip
-RESOURCES: Final = ("cpus", "mems", "quota_us", "period_us", "shares")
-"""The fields of a Container that are `linux.resources.cpu`."""
-
-
-def _plain(value: object) -> str | int | None:
-    if value is None or isinstance(value, int):
-        return value
-    return str(value)
-
-
-def _container(row: tuple[object, ...]) -> Container:
-    values = dict(zip(_FIELDS, row, strict=True))
-    try:
-        cpus = None if values["cpus"] is None else CpuSet.parse(str(values["cpus"]))
-        return Container(
-            **{  # type: ignore[arg-type] # SQLite is dynamic; the schema gives the types
-                **values,
-                "cpus": cpus,
-                "kind": ContainerKind(str(values["kind"])),
-                "state": ContainerState(str(values["state"])),
-            }
-        )
-    except (ParseError, ValueError) as error:
-        raise StateError(f"registry row of container {values['id']}: {error}") from error

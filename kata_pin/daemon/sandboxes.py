@@ -163,7 +163,7 @@ class Sandboxes:
             held = self._held.get(sandbox_id)
             if held is None:  # it ended a moment ago
                 continue
-            sandbox = Sandbox(sandbox_id, self._registry.containers(sandbox_id), held.vmm)
+            sandbox = self._sandbox(sandbox_id, held)
             yield SandboxFacts(
                 sandbox=sandbox,
                 report=held.report,
@@ -180,14 +180,20 @@ class Sandboxes:
         held = self._held[sandbox_id]
         if held.report is None or held.report.placement is None:
             raise DaemonError(f"no pass over sandbox {sandbox_id} has ended yet")
-        sandbox = Sandbox(sandbox_id, self._registry.containers(sandbox_id), held.vmm)
+        sandbox = self._sandbox(sandbox_id, held)
         return explain(
             sandbox,
             held.report.threads,
             held.report.placement,
             self._engine.node(),
             guest=self._guests.lines(sandbox, held.report),
+            now_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
         )
+
+    def _sandbox(self, sandbox_id: str, held: Held) -> Sandbox:
+        """Return a sandbox as its passes go by it."""
+        containers = self._registry.containers(sandbox_id)
+        return Sandbox(sandbox_id, self._engine.believed(containers, held), held.vmm)
 
     # ---- undoing -------------------------------------------------------------------------
 

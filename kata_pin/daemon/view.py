@@ -26,9 +26,10 @@ from kata_pin.model.placement import (
     Placement,
     Report,
 )
-from kata_pin.model.sandbox import Container, Sandbox, Vmm
+from kata_pin.model.sandbox import Container, Sandbox, Told, Vmm
 from kata_pin.model.thread import Thread, ThreadRole
 from kata_pin.policy.conflicts import conflicts
+from kata_pin.policy.precedence import believed, why
 
 VERSION: Final = 1
 
@@ -180,6 +181,8 @@ def _container(container: Container, claims: Iterable[Claim], now_ns: int) -> Js
         "exclusive": str(claim.exclusive) if claim else "",
         "provenance": claim.provenance.value if claim else "none",
         "reason": claim.reason if claim else "",
+        "told": [_told(one, container, now_ns) for one in container.told],
+        "told_reason": why(container.told) if container.told else "",
         "source": container.source,
         "recorded_s": _rounded((now_ns - container.recorded_ns) / 1e9),
         "quota_us": container.quota_us,
@@ -187,6 +190,15 @@ def _container(container: Container, claims: Iterable[Claim], now_ns: int) -> Js
         "shares": container.shares,
         "bundle": container.bundle,
         "note": container.note,
+    }
+
+
+def _told(told: Told, container: Container, now_ns: int) -> Json:
+    return {
+        "source": told.source.value,
+        "cpus": _cpus(told.cpus),
+        "age_s": _rounded((now_ns - told.recorded_ns) / 1e9) if told.recorded_ns else 0.0,
+        "believed": told is believed(container.told),
     }
 
 

@@ -108,6 +108,25 @@ class CpusetReader:
             found = self._known[data] = self._look(data)
         return found
 
+    def written(self, tgid: int, tid: int) -> tuple[str, CpuSet]:
+        """Return the thread's cgroup and the CPUs that somebody wrote for it; EMPTY for none.
+
+        A set that is all that the cgroup above allows says nothing: version 1 makes cgroups so, and
+        who writes it may as well not have. Raises TaskGone when the thread exited.
+        """
+        cgroup, _ = self.of(tgid, tid)
+        for mount in self._mounts:
+            folder = mount.folder(cgroup)
+            if folder is None or folder == mount.point:
+                continue
+            cpus = _read(f"{folder}/cpuset.cpus")
+            if cpus:
+                above = posixpath.dirname(folder)
+                v1 = mount.hierarchy is Hierarchy.V1
+                allowed = _v1_cpus(above) if v1 else _v2_cpus(above, mount.point)
+                return cgroup, EMPTY if allowed <= cpus else cpus
+        return cgroup, EMPTY
+
     def effective(self, entry: CgroupEntry) -> CpuSet:
         """Return the CPUs that a cgroup allows, EMPTY if that cannot be known."""
         wanted = Hierarchy.V1 if entry.controllers else Hierarchy.V2

@@ -34,6 +34,28 @@ class ContainerState(StrEnum):
         return self in (ContainerState.CREATED, ContainerState.RUNNING)
 
 
+class CpusetSource(StrEnum):
+    """Who tells a container's cpuset (policy/precedence.py has their order)."""
+
+    NRI = "nri"
+    KATA = "persist.json"
+    KUBELET = "kubelet"
+    CGROUP = "cgroup"
+    BUNDLE = "bundle"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The cpuset that a source told last, None for none; `recorded_ns` is when it changed to that.
+
+    A CLOCK_BOOTTIME stamp; 0 where the source is read anew in each pass.
+    """
+
+    source: CpusetSource
+    cpus: CpuSet | None
+    recorded_ns: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Container:
     """What was recorded for one container.
@@ -41,7 +63,8 @@ class Container:
     `cpus` is `linux.resources.cpu.cpus`: None when the container has no cpuset. `quota_us`,
     `period_us` and `shares` are those of the OCI runtime spec (config-linux, cpu); None if absent.
     `recorded_ns` is the CLOCK_BOOTTIME stamp of the message that this record is from; `source`
-    names it (`hook:createRuntime`, `spool:poststart`, `bundle`, `adopted`).
+    names it (`hook:createRuntime`, `spool:poststart`, `bundle`, `adopted`). `told` is what each
+    source told of `cpus`, which is the one that is believed.
     """
 
     id: str
@@ -64,6 +87,7 @@ class Container:
     recorded_ns: int = 0
     pid_hint: int = 0
     note: str = ""
+    told: tuple[Told, ...] = ()
 
     @property
     def title(self) -> str:

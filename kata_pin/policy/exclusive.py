@@ -70,6 +70,11 @@ def pooled(cgroups_path: str) -> bool:
     )
 
 
+def looks_exclusive(container: Container) -> bool:
+    """Whether cgroup path, quota and shares say that the cpuset is the container's alone."""
+    return bool(_inferred(container).exclusive)
+
+
 def _claim(
     container: Container,
     every: tuple[Container, ...],

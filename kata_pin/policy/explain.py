@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
 from kata_pin.model.placement import Desired, Placement, Provenance
-from kata_pin.model.sandbox import Container, GuestTopology, Sandbox
+from kata_pin.model.sandbox import Container, GuestTopology, Sandbox, Told
 from kata_pin.model.thread import Thread, ThreadRole
 from kata_pin.policy import notes
 from kata_pin.policy.mask import counted
 from kata_pin.policy.overhead import reserve_size
 from kata_pin.policy.pools import exclusive_pools
+from kata_pin.policy.precedence import why
 from kata_pin.policy.vicinity import vicinities
 
 
@@ -27,14 +28,16 @@ def explain(
     node: Node,
     *,
     guest: Sequence[str] = (),
+    now_ns: int = 0,
 ) -> tuple[str, ...]:
     """Return the lines: containers, mask, exclusive CPUs and why, VM size, threads, guest, notes.
 
-    `guest` are the lines of guestwords.py, left out where there are none.
+    `guest` are the lines of guestwords.py, left out where there are none. `now_ns` is
+    CLOCK_BOOTTIME, for the ages of what sources told.
     """
     lines = [f"sandbox {sandbox.id} ({sandbox.pod})"]
     for title, body in (
-        ("containers", _containers(sandbox, node)),
+        ("containers", _containers(sandbox, node, now_ns)),
         ("mask", _mask(placement)),
         ("exclusive", _exclusive(sandbox, placement)),
         ("VM size", _size(threads, placement, node)),
@@ -47,7 +50,7 @@ def explain(
     return tuple(lines)
 
 
-def _containers(sandbox: Sandbox, node: Node) -> Iterator[str]:
+def _containers(sandbox: Sandbox, node: Node, now_ns: int) -> Iterator[str]:
     counting = {one.id for one in counted(sandbox, node)}
     for one in sandbox.containers:
         counts = "" if one.id in counting else ", does not count"
@@ -55,6 +58,17 @@ def _containers(sandbox: Sandbox, node: Node) -> Iterator[str]:
             f"{one.title} ({one.kind}, {one.state}{counts}): {_cpuset(one)},"
             f" recorded from {one.source or 'an unknown source'}"
         )
+        if one.told:
+            told = "; ".join(_told(each, now_ns) for each in one.told)
+            yield f"{one.title}: {told}: {why(one.told)}"
+
+
+def _told(told: Told, now_ns: int) -> str:
+    cpus = "no cpuset" if told.cpus is None else f"cpuset {told.cpus}"
+    if not told.recorded_ns or not now_ns:
+        return f"{told.source} says {cpus}"
+    age_s = max(0, now_ns - told.recorded_ns) / 1e9
+    return f"{told.source} says {cpus} since {age_s:.1f} s"
 
 
 def _cpuset(container: Container) -> str:

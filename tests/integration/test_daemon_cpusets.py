@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.daemon import Node, Pod, private_node
+from tests.support.katalike import Runtime
 from tests.support.specimen import cpuset_cgroup
 from tests.support.waiting import wait_for
 
@@ -62,25 +64,59 @@ def test_a_cpuset_that_somebody_writes(group: Path) -> None:
 
 def test_a_cpuset_above_the_sandboxs_own(group: Path) -> None:
     """A pod's cgroup is narrowed, and the sandbox's within it."""
-    own = group / "kata_p1"
-    own.mkdir()
-    for name in ("cpuset.mems", "cpuset.cpus"):
-        (own / name).write_text((group / name).read_text())
-    try:
-        with private_node() as node, _confined(node, own) as pod:
-            node.start()
-            pod.announce()
-            pod.create("c1", "0,1")
-            pod.wait_placed({0, 1})
-            _write(own, "0")
-            _wait_seen(node, "0")
-            _write(group, "0")  # nothing of the sandbox's own changes by this
-            _write(group, "0-1")
-            _write(own, "0-1")
-            _wait_seen(node, "0-1")
-            pod.wait_placed({0, 1}, within_s=3.0)
-    finally:
-        wait_for(lambda: _removed(own), "the cgroup to be empty")
+    with private_node() as node, _own(group, "p1") as own, _confined(node, own) as pod:
+        node.start()
+        pod.announce()
+        pod.create("c1", "0,1")
+        pod.wait_placed({0, 1})
+        _write(own, "0")
+        _wait_seen(node, "0")
+        _write(group, "0")  # nothing of the sandbox's own changes by this
+        _write(group, "0-1")
+        _write(own, "0-1")
+        _wait_seen(node, "0-1")
+        pod.wait_placed({0, 1}, within_s=3.0)
+
+
+def test_the_union_where_nothing_else_tells(group: Path) -> None:
+    """runtime-rs without NRI: only the sandbox's cgroup tells of an update, and show says so."""
+    with (
+        private_node() as node,
+        _own(group, node.id_of("p1")) as own,
+        node.pod("p1", runtime=Runtime.RS, cgroups=[own]) as pod,
+    ):
+        node.start()
+        pod.announce()
+        pod.create("c1", "0")
+        pod.wait_placed({0})
+        _write(own, "1")
+        pod.wait_placed({1}, within_s=3.0)
+        (shown,) = (one for one in node.sandboxes()["p1"]["containers"] if one["id"] == "c1")
+        assert [(one["source"], one["cpus"], one["believed"]) for one in shown["told"]] == [
+            ("bundle", "0", False),
+            ("cgroup", "1", True),
+        ]
+        assert (shown["cpus"], node.sandboxes()["p1"]["mask"]) == ("1", "1")
+        lines = "\n".join(node.ask("explain", sandbox=pod.id)["lines"])
+        assert "cgroup says cpuset 1: the sandbox's cgroup stands above config.json" in lines
+        _write(own, "0-1")  # all that is allowed above: as if nobody had written it
+        pod.wait_placed({0}, within_s=3.0)
+
+
+def test_persist_json_stands_above_the_union(group: Path) -> None:
+    """With Kata's Go runtime the cgroup only bounds: who has what is known."""
+    with (
+        private_node() as node,
+        _own(group, node.id_of("p1")) as own,
+        node.pod("p1", cgroups=[own]) as pod,
+    ):
+        node.start()
+        pod.announce()
+        pod.create("c1", "0,1")
+        _write(own, "1")
+        pod.wait_placed({1}, within_s=3.0)
+        (shown,) = (one for one in node.sandboxes()["p1"]["containers"] if one["id"] == "c1")
+        assert (shown["cpus"], shown["told_reason"]) == ("0-1", "all sources agree")
 
 
 def test_without_events_the_audit_converges(group: Path) -> None:
@@ -94,6 +130,19 @@ def test_without_events_the_audit_converges(group: Path) -> None:
         for cpus, where in (("1", {1}), ("0-1", {0, 1})):
             _write(group, cpus)
             pod.wait_placed(where)
+
+
+@contextlib.contextmanager
+def _own(group: Path, name: str) -> Iterator[Path]:
+    """Make the sandbox's cgroup below a pod's."""
+    own = group / f"kata_{name}"
+    own.mkdir()
+    for file in ("cpuset.mems", "cpuset.cpus"):
+        (own / file).write_text((group / file).read_text())
+    try:
+        yield own
+    finally:
+        wait_for(lambda: _removed(own), "the cgroup to be empty")
 
 
 def _removed(folder: Path) -> bool:

@@ -242,7 +242,8 @@ def _shown(node: Node) -> Json:
         for key in ("checked_s", "duration_ms"):
             del sandbox[key]
         for one in sandbox["containers"]:
-            del one["recorded_s"]
+            for key in ("recorded_s", "told", "told_reason"):  # events may be on their way
+                del one[key]
         for thread in sandbox["threads"]:
             for key in ("last_cpu", "cpu_ticks", "source", "apic_id"):
                 del thread[key]  # QMP told the daemon; the command must look at the kernel

@@ -119,6 +119,8 @@ def container(name: str, cpus: str | None, exclusive: str = "", **fields: Any) -
         "exclusive": exclusive,
         "provenance": "kubelet" if exclusive else "none",
         "reason": "assigned by the static policy" if exclusive else "",
+        "told": [{"source": "bundle", "cpus": cpus, "age_s": 75.0, "believed": True}],
+        "told_reason": "config.json alone tells it",
         "source": "hook:createRuntime",
         "recorded_s": 75.0,
         "quota_us": None,

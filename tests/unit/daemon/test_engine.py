@@ -72,6 +72,7 @@ class OneNode:
     """The node's facts, without looking."""
 
     cgroup_mounts = ()
+    kubelet = None
 
     def current(self) -> Node:
         return world.node(flat(2))

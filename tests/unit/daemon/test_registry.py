@@ -17,7 +17,7 @@ import pytest
 from kata_pin.daemon.registry import DELETED_KEPT, TOMBSTONES, Registry
 from kata_pin.errors import StateError
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
+from kata_pin.model.sandbox import Container, ContainerKind, ContainerState, CpusetSource, Told
 from kata_pin.model.thread import ThreadKey, ThreadRole
 
 APP = Container(
@@ -39,6 +39,7 @@ APP = Container(
     recorded_ns=10,
     pid_hint=77,
 )
+RECORDED = replace(APP, told=(Told(CpusetSource.BUNDLE, APP.cpus, 10),))
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_a_record_survives_a_restart_whole(registry: Registry, path: str) -> Non
     assert registry.record(APP, stamp_ns=10, pid=1)
     registry.close()
     again = Registry(path, boot_id="boot-1")
-    assert again.containers("pod") == (APP,)
+    assert again.containers("pod") == (RECORDED,)
     assert again.sandboxes() == ["pod"]
     again.close()
 
@@ -272,9 +273,9 @@ def test_a_copy_has_everything_and_changes_nothing(registry: Registry, path: str
     """Looking without a daemon works on a copy, also while the daemon has the file open."""
     registry.record(APP, stamp_ns=1, pid=1)
     copy = Registry.copy_of(path, boot_id="boot-1")
-    assert copy.containers("pod") == (APP,)
+    assert copy.containers("pod") == (RECORDED,)
     copy.forget("pod")
-    assert registry.containers("pod") == (APP,)
+    assert registry.containers("pod") == (RECORDED,)
     copy.close()
 
 
