@@ -31,7 +31,7 @@ from tests.support.minikata import Minikata, MinikataContainer, minikata_node
 pytestmark = pytest.mark.usefixtures("kvm", "untouched")
 
 ONE: Final = {"quota": 100_000, "period": 100_000}
-PHASES: Final = ("prestart", "createRuntime", "poststart", "poststop")
+PHASES: Final = ("createRuntime", "poststart", "poststop")
 MAXIMUM: Final = 6
 WATCH_S: Final = 3.0
 """How long run times are measured."""
@@ -274,7 +274,7 @@ def test_an_agent_that_lies(pod: GuestPod) -> None:
 def test_an_agent_that_refuses(pod: GuestPod) -> None:
     """A policy that denies is a state; host pins stand as always."""
     pod.guest.mode("refuse")
-    _move_a(pod, "8")
+    _move_a(pod, "10")
     pod.wait_state("denied", seconds=60)
     _check_host(pod)
     pod.guest.mode("honest")
@@ -287,7 +287,7 @@ def test_an_agent_that_hangs(pod: GuestPod) -> None:
     _configure(pod, exec=True, call_ms=3000)
     pod.guest.mode("hang")
     began = time.monotonic()
-    _move_a(pod, "9")
+    _move_a(pod, "11")
     _check_host(pod)
     seconds = time.monotonic() - began
     pod.node.tell(
@@ -302,8 +302,8 @@ def test_an_agent_that_hangs(pod: GuestPod) -> None:
 
 def test_fewer_vcpus_than_exclusive_cpus(pod: GuestPod) -> None:
     """A vCPU for each container with exclusive CPUs and none left: the shared one may use any."""
-    pod.containers["b"].update_resources({"quota": -1, "shares": 3072, "cpus": "10-12"})
-    pod.exclusive["b"] = CpuSet.parse("10-12")
+    pod.containers["b"].update_resources({"quota": -1, "shares": 3072, "cpus": "12-14"})
+    pod.exclusive["b"] = CpuSet.parse("12-14")
     pod.daemon.ask("reconcile")
     pod.node.wait(lambda: len(vcpus(pod.pid)) == 2, "two vCPUs", 60)
     pod.wait_right(60)
