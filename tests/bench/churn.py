@@ -143,6 +143,11 @@ class Ours:
         self.state = state
         return True
 
+    def share(self, pod: str) -> None:
+        """Let a pod in that uses the shared pool."""
+        (request,) = requests(TracePod(pod, 0, (0,)))
+        self.state = self.policy.allocate(self.state, request).state
+
     def go(self, pod: str) -> None:
         """Take them back."""
         self.state = self.policy.release(self.state, f"vm-{pod}").state
