@@ -23,7 +23,8 @@ from kata_pin.daemon.guestkeeper import Aim, Keeper, Ties
 from kata_pin.daemon.guestmeasure import Measuring
 from kata_pin.daemon.guestview import GuestLook, GuestState, GuestView, look_at_guest
 from kata_pin.daemon.standing import Passed
-from kata_pin.errors import AgentUnavailable, ParseError, StateError
+from kata_pin.daemon.supervisor import Cause
+from kata_pin.errors import AgentUnavailable, KataPinError, ParseError, StateError
 from kata_pin.guest.address import AgentAddress, VsockAddress, parse_address
 from kata_pin.guest.agent import AgentClient
 from kata_pin.model.guestmap import GuestFacts
@@ -83,6 +84,7 @@ class Guests:
         self._ties = _ties(parts, settings, self._book)
         self._keepers: dict[str, Keeper] = {}
         self._claims: dict[str, Claims] = {}
+        self._causes: dict[str, Cause] = {}
 
     # ---- passes --------------------------------------------------------------------------
 
@@ -94,12 +96,13 @@ class Guests:
             return
         try:
             self._hand_over(passed, vmm)
-        except StateError as error:
+        except (KataPinError, OSError, ValueError) as error:  # an observer never fails
             log.error("sandbox %s: guest left alone: %s", passed.sandbox_id, error)
 
     def ended(self, passed: Passed) -> None:
         """See Observer: forget the guest."""
         self._claims.pop(passed.sandbox_id, None)
+        self._causes.pop(passed.sandbox_id, None)
         keeper = self._keepers.pop(passed.sandbox_id, None)
         if keeper is not None:
             keeper.stop()
@@ -117,7 +120,9 @@ class Guests:
         keeper = self._keepers.get(sandbox_id) or self._new_keeper(sandbox, report)
         if keeper is None:
             return
-        reasons = set(passed.cause.reasons)
+        repeated = passed.cause == self._causes.get(sandbox_id)  # for the same events
+        reasons = frozenset() if repeated else frozenset(passed.cause.reasons)
+        self._causes[sandbox_id] = passed.cause
         self._claims[sandbox_id] = _claims(sandbox.containers)
         keeper.take(
             vmm,
@@ -165,7 +170,7 @@ class Guests:
         sandbox = Sandbox(sandbox_id, containers, vmm)
         try:
             await keeper.widen(partial(self._look, sandbox, await look()))
-        except StateError as error:
+        except (KataPinError, OSError, ValueError) as error:  # the pass matters more
             log.error("sandbox %s: guest not told before vCPUs move: %s", sandbox_id, error)
 
     # ---- audits and undo -----------------------------------------------------------------

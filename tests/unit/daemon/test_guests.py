@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+import tempfile
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,7 @@ from kata_pin.model.placement import Action, ActionResult, Outcome, Report
 from kata_pin.model.sandbox import Container, GuestTopology, Vmm
 from kata_pin.policy.place import place
 from tests.support.katalike import ContainerSpec, KataDirs, KataSandbox
+from tests.support.playedguest import PlayedGuest
 from tests.support.world import exclusive, node, sandbox, shared, vcpus
 
 TWO = GuestTopology(boot=2, maximum=2, sockets=2)
@@ -62,9 +65,11 @@ class Case:
         results = () if settled else (ActionResult(action, Outcome.REFUSED),)
         return Report("pod", tuple(threads), placement, results=results)
 
-    def passed(self, reason: str = "hook:poststart", *, settled: bool = True) -> Passed:
+    def passed(
+        self, reason: str = "hook:poststart", *, settled: bool = True, since: float = 0.0
+    ) -> Passed:
         """Return what observers are told."""
-        return Passed("pod", "ns/pod", "ok", self.report(settled=settled), Cause((reason,), 0.0))
+        return Passed("pod", "ns/pod", "ok", self.report(settled=settled), Cause((reason,), since))
 
     def state(self) -> GuestState:
         """Return how the guest is shown."""
@@ -91,6 +96,32 @@ def test_a_keeper_is_made_once(case: Case) -> None:
     case.guests.passed(case.passed())
     assert len(case.started) == 1
     assert case.state() is GuestState.PENDING
+
+
+@pytest.mark.parametrize(
+    ("reason", "since", "again"),
+    [
+        pytest.param("hook:poststart", 0.0, False, id="a pass that is repeated"),
+        pytest.param("hook:poststart", 1.0, True, id="another event of Kata"),
+        pytest.param("thread born", 1.0, False, id="no event of Kata"),
+        pytest.param("audit", 1.0, False, id="drift"),
+        pytest.param("pin", 1.0, True, id="an operator"),
+    ],
+)
+async def test_what_is_said_again(case: Case, reason: str, since: float, again: bool) -> None:
+    """What Kata or an operator did has it said again, once an event."""
+    folder = Path(tempfile.mkdtemp(prefix="gs"))
+    with PlayedGuest(folder / "agent") as guest:
+        KataSandbox(case.dirs, "pod", agent_url=guest.url).write_persist([ContainerSpec("pod")])
+        case.guests.passed(case.passed())
+        task = asyncio.create_task(case.started.pop())
+        await case.guests.settled(["pod"], 5)
+        assert case.state() is GuestState.TOLD
+        case.guests.passed(case.passed(reason, since=since))
+        assert case.state() is (GuestState.PENDING if again else GuestState.TOLD)
+        case.guests.ended(case.passed())
+        await asyncio.wait_for(task, 5)
+    shutil.rmtree(folder)
 
 
 def test_pins_that_do_not_stand_tell_no_guest(case: Case) -> None:
