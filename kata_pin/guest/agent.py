@@ -168,20 +168,24 @@ class AgentClient:
         """Run a program in a container, as nobody, and return what it prints.
 
         At most `limit` bytes; AgentFailed for more, or when its status is not 0. All of it within
-        the deadline of one call. A program that is given up is killed.
+        the deadline of one call; a program that is given up is killed, which may take two more.
         """
         exec_id = f"kata-pin-{secrets.token_hex(8)}"
+        started = False
         try:
             async with asyncio.timeout(self._call_s):
-                await self._call("ExecProcess", agent.exec_request(container_id, exec_id, args))
+                request = agent.exec_request(container_id, exec_id, args)
+                await self._call("ExecProcess", request)
+                started = True
                 output = await self._output(container_id, exec_id, limit)
                 status = await self._wait(container_id, exec_id)
         except TimeoutError as error:
             await self._kill(container_id, exec_id)
             late = f"{args[0]} not done within {self._call_s:g} s"
             raise AgentUnavailable(f"agent {self.address}: {late}") from error
-        except GuestError:
-            await self._kill(container_id, exec_id)
+        except GuestError as error:
+            if started or isinstance(error, AgentUnavailable):  # it may have been started
+                await self._kill(container_id, exec_id)
             raise
         if status != 0:
             raise AgentFailed(f"agent {self.address}: {args[0]} ended with status {status}")

@@ -60,7 +60,9 @@ class Connection:
         sock = _socket(address)
         try:
             async with asyncio.timeout(connect_s):
-                reader, writer = await _connect(sock, address)
+                await _connect(sock, address)
+            # Not under the deadline: from here on the socket is the transport's to close.
+            reader, writer = await asyncio.open_connection(sock=sock, limit=READ)
         except (OSError, EOFError, ParseError) as error:  # TimeoutError is an OSError
             sock.close()
             reason = _reason(error, f"no connection within {connect_s:g} s")
@@ -142,16 +144,13 @@ def _socket(address: AgentAddress) -> socket.socket:
         raise AgentUnavailable(f"agent {address}: {_reason(error, '')}") from error
 
 
-async def _connect(
-    sock: socket.socket, address: AgentAddress
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _connect(sock: socket.socket, address: AgentAddress) -> None:
     loop = asyncio.get_running_loop()
     if isinstance(address, VsockAddress):
         await loop.sock_connect(sock, (address.cid, address.port))
     else:
         await loop.sock_connect(sock, address.path)
         await _pass_through(sock, address.port)
-    return await asyncio.open_connection(sock=sock, limit=READ)
 
 
 async def _pass_through(sock: socket.socket, port: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 import shutil
 import socket
@@ -310,6 +311,20 @@ async def test_no_guest_with_that_cid() -> None:
     assert time.monotonic() - began < CALL_S + SLACK_S
 
 
+async def test_connections_that_come_too_late_leave_nothing(folder: Path) -> None:
+    """Deadlines of any length, some at the very moment of the greeting: no descriptor stays."""
+    async with HonestAgent(folder / "s") as agent:
+        before = len(os.listdir("/proc/self/fd"))
+        for step in range(60):
+            client = AgentClient(agent.address, connect_s=step * 2e-5, call_s=5)
+            with contextlib.suppress(AgentUnavailable):
+                await client.connect()
+            await client.close()
+        async with asyncio.timeout(5):  # the double may still be taking some of them in
+            while len(os.listdir("/proc/self/fd")) > before:
+                await asyncio.sleep(0)
+
+
 async def test_nothing_is_left_open(agent: AgentDouble) -> None:
     """Cancelled, failed or done: the other end sees the connection closed."""
     agent.twist = _silent
@@ -347,6 +362,15 @@ async def test_a_program_that_hangs_is_killed(agent: AgentDouble) -> None:
     assert killed.exec_id == started.exec_id != ""
     assert (killed.container_id, killed.signal) == ("app", 9)
     assert len(agent.connects) == 2
+
+
+async def test_a_program_that_was_not_started_is_not_killed(agent: AgentDouble) -> None:
+    """A denial is the end of it: one connection, no signal."""
+    async with AgentClient(agent.address, connect_s=5, call_s=5) as client:
+        with pytest.raises(AgentDenied):
+            await client.read_cpus("sealed")
+    assert not agent.asked["SignalProcess"]
+    assert len(agent.connects) == 1
 
 
 async def test_output_without_an_end(agent: AgentDouble) -> None:
