@@ -81,6 +81,12 @@ def strict(request: ContainerRequest, settings: AllocSettings) -> bool:
     return settings.strict or request.pod.annotations.get(FAIL_KEY) == STRICT
 
 
+def asked(pod: PodRequest) -> bool:
+    """Return whether CPUs of its own were asked for this pod by somebody, not just by a rule."""
+    chose = POLICY_KEY in pod.annotations or CRANE_KEY in pod.annotations
+    return chose or pod.ordered is not None or pod.annotations.get(FAIL_KEY) == STRICT
+
+
 def chosen_class(pod: PodRequest, settings: AllocSettings) -> Demand:
     """Return the class that the administrator ordered or the pod's annotation chose.
 

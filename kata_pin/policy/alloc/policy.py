@@ -73,7 +73,8 @@ class Policy(Protocol):
     def decline(self, state: AllocState, request: ContainerRequest, refusal: Refusal) -> Decision:
         """Answer for a node on which somebody else decides (`refusals`): the state stays.
 
-        Only a container that asked for CPUs of its own is refused, strictly if it or the node says.
+        Only a container for which CPUs were asked, by annotation or order, is refused, strictly if
+        it or the node says; being eligible is not asking.
         """
         ...
 

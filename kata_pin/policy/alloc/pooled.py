@@ -31,7 +31,7 @@ from kata_pin.model.placement import Note
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.alignment import in_whole_cores, whole_cores
 from kata_pin.policy.alloc.choice import Choice
-from kata_pin.policy.alloc.demand import Demand, strict
+from kata_pin.policy.alloc.demand import Demand, asked, strict
 from kata_pin.policy.alloc.failure import AllocError, AllocFailure
 from kata_pin.policy.alloc.ledger import bound, changes, settled
 from kata_pin.policy.alloc.near import grow, shrink
@@ -182,9 +182,12 @@ class PooledPolicy:
         return Decision(after, differing(state, after, running), notes=tuple(notes))
 
     def decline(self, state: AllocState, request: ContainerRequest, refusal: Refusal) -> Decision:
-        """Answer while somebody else decides: nothing changes, whoever asked for CPUs is told."""
+        """Answer while somebody else decides: nothing changes, whoever asked for CPUs is told.
+
+        Who is merely eligible is no business of ours then, also on a strict node.
+        """
         demand = self._rule(request, self._settings)
-        if demand.pooled:
+        if demand.pooled or not asked(request.pod):
             return Decision(state, notes=demand.notes)
         told = replace(refusal, strict=strict(request, self._settings))
         return Decision(state, refused=told, notes=demand.notes)

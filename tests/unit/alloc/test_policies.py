@@ -392,6 +392,19 @@ def test_decline(strict: bool) -> None:
     assert innocent.state is asked.state is state
 
 
+@pytest.mark.parametrize("name", ["static", "topology"])
+def test_no_innocent_pod_fails_where_the_kubelet_decides(name: str) -> None:
+    """A strict node whose kubelet is static: Guaranteed pods are the kubelet's, none is refused."""
+    chosen = policy(name, replace(OPEN, strict=True))
+    refusal = other_owner(KubeletState("static", cpus("0-7")))
+    assert refusal is not None
+    assert chosen.decline(chosen.start(), container(2000, pod("b")), refusal).refused is None
+    insists = container(2000, pod("c", annotations={FAIL_KEY: "strict"}))
+    told_so = chosen.decline(chosen.start(), insists, refusal).refused
+    assert told_so is not None
+    assert told_so.strict
+
+
 def test_candidates_of_the_kubelets_choice() -> None:
     """Each step's units in order with their keys; together they took what is granted."""
     chosen = policy()
