@@ -18,9 +18,9 @@ def guest_map(session: Session, sandbox: str | None) -> None:
 
     From left to right: the pCPUs of a vCPU thread, the vCPU's index, the number that Linux in the
     guest has for it, and the container that has it as its own. Each link is measured, proven,
-    inferred or unknown; guest CPUs that are only inferred are used where the setting
-    guest.act_on_inferred says so, unknown ones never. Below, what each container should use and
-    what its guest was told.
+    inferred (a broken line) or unknown (a cross); guest CPUs that are only inferred are used where
+    the setting guest.act_on_inferred says so, unknown ones never. Below, what each container should
+    use and what its guest was told.
     """
     from kata_pin.cli.selection import choose
 

@@ -149,7 +149,8 @@ def test_unit_has_the_rights_it_needs() -> None:
         "CAP_SYS_NICE", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_NET_ADMIN",
     }  # fmt: skip
     assert not {"PrivateNetwork", "PrivateUsers", "PrivatePIDs", "ProtectProc"} & set(service)
-    assert set(service["RestrictAddressFamilies"].split()) == {"AF_UNIX", "AF_NETLINK"}
+    families = set(service["RestrictAddressFamilies"].split())
+    assert families == {"AF_UNIX", "AF_NETLINK", "AF_VSOCK"}
     assert service["Type"] == "notify"
     assert service["RuntimeDirectoryPreserve"] == "yes"
     assert service["RuntimeDirectory"] == "kata-pin"
