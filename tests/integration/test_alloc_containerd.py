@@ -7,12 +7,15 @@ sandbox's cgroup, which minikata writes as Kata does.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import grpc
@@ -288,3 +291,58 @@ def test_a_plugin_behind_us_fails_nobody_twice(cluster: Allotted) -> None:
         cluster.cri.start(again)
         assert cluster.cgroup(again) == "0"
         assert "left alone" in cluster.node.log
+
+
+def test_kills_at_random_points(cluster: Allotted) -> None:
+    """Killed in the middle of anything, the daemon finds a state that what runs agrees with.
+
+    After each kill: no CPU lost, none given twice, every cgroup and every thread as the grants say.
+    """
+    random = Random(6)
+    cluster.start()
+    _, plain = run(cluster, "r0")
+    for number in range(4):
+        with killed_within(cluster, random.uniform(0, 0.4)):
+            pod, app = run(cluster, f"k{number}", "exclusive", handler="kata", **ONE_CPU)
+        agreed(cluster, plain, pod, app)
+        with killed_within(cluster, random.uniform(0, 0.1)):
+            cluster.cri.stop(app)
+        agreed(cluster, plain, pod)
+        cluster.cri.stop_pod(pod)
+        cluster.cri.remove_pod(pod)
+
+
+@contextlib.contextmanager
+def killed_within(cluster: Allotted, seconds: float) -> Iterator[None]:
+    """Kill the daemon so many seconds into the block, and start it again after it."""
+    assert cluster.node.daemon is not None
+    timer = threading.Timer(seconds, cluster.node.daemon.process.kill)
+    timer.start()
+    yield
+    timer.join()
+    kill_and_start(cluster)
+
+
+def agreed(cluster: Allotted, plain: str, pod: str, app: str = "") -> None:
+    """Wait until grants, cgroups and threads agree; `app` is a container with its own CPU."""
+
+    def agree() -> bool:
+        shown = cluster.allocation()
+        grants = {one["id"]: one for one in shown["grants"]}
+        own = grants[app]["exclusive"] if app else ""
+        if {own, shown["pools"]["shared"]} not in ({"0", "1"}, {"", "0-1"}):
+            return False
+        followed = cluster.cgroup(plain) == shown["pools"]["shared"] == grants[plain]["cpus"]
+        sandbox = cluster.shown(pod) or {"exclusive": None}
+        return bool(followed and sandbox["exclusive"] == own)
+
+    try:
+        wait_for(agree, "everything to agree", 20)
+    except TimeoutError as error:
+        error.add_note(f"{cluster.allocation()}\n{cluster.cgroup(plain)}\n{cluster.shown(pod)}")
+        error.add_note(cluster.node.log[-5000:])
+        raise
+    if app:
+        own = cluster.grant(app)["exclusive"]
+        assert cluster.grant(app)["written"] == own
+        assert own in cluster.vcpus(pod).values()
