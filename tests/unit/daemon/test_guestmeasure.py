@@ -193,3 +193,5 @@ async def test_time_by_guest_cpu(tmp_path: Path, guest: PlayedGuest, agent: Agen
         guest.per_cpu_ns["log"] = [int(one * 1e9) for one in per_cpu]
         verdicts.append(await case.measuring.proof(agent, "log", cpus("0"), case.look))
     assert [one and one[0] for one in verdicts] == [None, Proof.FITS, Proof.BROKEN]
+    guest.per_cpu_ns["log"][0] += int(1e9)  # under the old cpuset, before the new one was set
+    assert await case.measuring.proof(agent, "log", cpus("1"), case.look) is None
