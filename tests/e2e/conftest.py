@@ -107,5 +107,7 @@ def pytest_runtest_makereport(
     report = yield
     if report.failed:
         text = report.longreprtext
-        diagnosis.collect(Node.read(), f"{item.name}-{report.when}", item.stash[_BEGAN], text)
+        name = f"{item.name}-{report.when}"
+        private = getattr(item, "funcargs", {}).get("pinner")
+        diagnosis.collect(Node.read(), name, item.stash[_BEGAN], text, private=private)
     return report

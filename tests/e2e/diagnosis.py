@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Final
 
+from kata_pin.errors import KataPinError
 from tests.e2e.node import Node
+from tests.support.daemon import Node as PrivateNode
+
+LOG_BYTES: Final = 500_000
+"""What is kept of a private daemon's log: its end."""
 
 
-def collect(node: Node, name: str, began: float, report: str) -> Path:
-    """Write everything that helps to understand the failure of test `name`; return the folder."""
+def collect(
+    node: Node, name: str, began: float, report: str, *, private: PrivateNode | None = None
+) -> Path:
+    """Write everything that helps to understand the failure of test `name`; return the folder.
+
+    `private` is the daemon that the test had for itself; the journal and `kata-pin show` are the
+    installed one's.
+    """
     folder = node.results_folder() / "failures" / re.sub(r"[^A-Za-z0-9_.-]+", "_", name)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.txt").write_text(report)
@@ -24,7 +37,17 @@ def collect(node: Node, name: str, began: float, report: str) -> Path:
         "kata-pin-show.json": ["kata-pin", "show", "--json"],
     }.items():
         (folder / file).write_text(_output(argv, 20 * node.scale))
+    if private is not None:
+        (folder / "private-daemon.log").write_text(private.log[-LOG_BYTES:])
+        (folder / "private-state.json").write_text(_state(private))
     return folder
+
+
+def _state(daemon: PrivateNode) -> str:
+    try:
+        return json.dumps(daemon.ask("state"), indent=1)
+    except KataPinError as error:
+        return f"{error}\n"
 
 
 def _output(argv: list[str], seconds: float) -> str:
