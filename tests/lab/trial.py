@@ -35,6 +35,8 @@ RESULTS: Final = "/root/results"
 PUT_S: Final = 30
 TESTS_S: Final = 300
 """Deadline of the whole test run; multiplied by the scale."""
+TEST_S: Final = 90
+"""Deadline of a test that sets none itself; multiplied by the scale."""
 LOG_S: Final = 30
 STAGE_S: Final = 60
 
@@ -148,6 +150,7 @@ class Trial:
     ) -> int:
         argv = [f"{VENV}/bin/python", "-m", "pytest", "-c", "tests/e2e/pytest.ini"]
         argv += [f"--rootdir={INSIDE}", f"--junitxml={RESULTS}/junit.xml", "--durations=0", "-v"]
+        argv += [f"--timeout={TEST_S * running.scale:g}"]
         argv += arguments or ["tests/e2e"]
         with (self._results / "pytest.txt").open("wb") as text:
 
