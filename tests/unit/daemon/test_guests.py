@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +98,22 @@ def test_a_keeper_is_made_once(case: Case) -> None:
     assert case.state() is GuestState.PENDING
 
 
+@contextlib.asynccontextmanager
+async def told(case: Case) -> AsyncIterator[PlayedGuest]:
+    """Have the guest of a case told what is due."""
+    folder = Path(tempfile.mkdtemp(prefix="gs"))
+    with PlayedGuest(folder / "agent") as guest:
+        KataSandbox(case.dirs, "pod", agent_url=guest.url).write_persist([ContainerSpec("pod")])
+        case.guests.passed(case.passed())
+        task = asyncio.create_task(case.started.pop())
+        await case.guests.settled(["pod"], 5)
+        assert case.state() is GuestState.TOLD
+        yield guest
+        case.guests.ended(case.passed())
+        await asyncio.wait_for(task, 5)
+    shutil.rmtree(folder)
+
+
 @pytest.mark.parametrize(
     ("reason", "since", "again"),
     [
@@ -110,18 +126,34 @@ def test_a_keeper_is_made_once(case: Case) -> None:
 )
 async def test_what_is_said_again(case: Case, reason: str, since: float, again: bool) -> None:
     """What Kata or an operator did has it said again, once an event."""
-    folder = Path(tempfile.mkdtemp(prefix="gs"))
-    with PlayedGuest(folder / "agent") as guest:
-        KataSandbox(case.dirs, "pod", agent_url=guest.url).write_persist([ContainerSpec("pod")])
-        case.guests.passed(case.passed())
-        task = asyncio.create_task(case.started.pop())
-        await case.guests.settled(["pod"], 5)
-        assert case.state() is GuestState.TOLD
+    async with told(case):
         case.guests.passed(case.passed(reason, since=since))
         assert case.state() is (GuestState.PENDING if again else GuestState.TOLD)
-        case.guests.ended(case.passed())
-        await asyncio.wait_for(task, 5)
-    shutil.rmtree(folder)
+
+
+async def test_a_pass_is_foreseen_where_claims_changed(case: Case) -> None:
+    """Only then may pairs move, and only a guest that was prompt once is asked before it."""
+    seen = 0
+
+    async def foreseen() -> Report:
+        nonlocal seen
+        seen += 1
+        return case.report()
+
+    registry = case.parts.registry
+    async with told(case):
+        for number in range(50):  # this machine may be too busy for a prompt answer at first
+            registry.adopt(exclusive("own", "4"))
+            case.guests.passed(case.passed("pin", since=float(number)))
+            await case.guests.settled(["pod"], 5)
+            seen = 0
+            await case.guests.before("pod", foreseen)
+            assert seen == 0
+            registry.adopt(exclusive("own", "5"))
+            await case.guests.before("pod", foreseen)
+            if seen:
+                break
+        assert seen == 1
 
 
 def test_pins_that_do_not_stand_tell_no_guest(case: Case) -> None:
