@@ -14,7 +14,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.bench import allocation, audits, commands, events, growth, guestmap, hooks, idle, soak
+from tests.bench import (
+    allocation,
+    audits,
+    commands,
+    events,
+    growth,
+    guestmap,
+    hooks,
+    idle,
+    nrireplies,
+    soak,
+)
 from tests.bench.figures import BenchError, Row, table
 from tests.bench.machine import described
 from tests.bench.node import BenchNode
@@ -34,6 +45,7 @@ PARTS = {
     "hook": Part(hooks.measure, 100, 20, "what a hook costs a container"),
     "event": Part(events.measure_events, 300, 60, "from a message to the last thread verified"),
     "thread": Part(events.measure_births, 60, 15, "from a vCPU's birth to its pin"),
+    "nri": Part(nrireplies.measure, 100, 20, "NRI's answers while 100 sandboxes reconcile"),
     "audit": Part(audits.measure, 30, 8, "audits of 5,000 threads in 250 sandboxes"),
     "idle": Part(idle.measure, 60, 20, "the daemon at rest with 250 sandboxes, and its commands"),
     "growth": Part(growth.measure, 10, 4, "audits from 10 to 1,000 sandboxes"),

@@ -133,11 +133,11 @@ def measure(node: BenchNode, seconds: int) -> Iterator[Row]:
     yield row("soak: rows left", "", done.rows_left, 0, str(last.rows))
 
 
-def soak(node: BenchNode, seconds: float) -> Soaked:
-    """Churn for so long; BenchError when the daemon complains."""
+def soak(node: BenchNode, seconds: float, *, living: int = LIVING) -> Soaked:
+    """Churn for so long, with so many sandboxes at once; BenchError when the daemon complains."""
     settings = {**SETTINGS, "hypervisors": [str(program(node))]}
     with service(node, **settings) as daemon, contextlib.ExitStack() as closing:
-        churn = Churn(node)
+        churn = Churn(node, living)
         closing.callback(churn.close)
         probe = Probe(node, daemon, churn)
         people = People(node, daemon)
@@ -249,8 +249,9 @@ class Churn:
 
     prefix = "soak"
 
-    def __init__(self, node: BenchNode) -> None:
+    def __init__(self, node: BenchNode, living: int) -> None:
         self._node = node
+        self._most = living
         self._living: deque[Life] = deque()
         self._dice = random.Random(8)
         self.churned = 0
@@ -267,7 +268,7 @@ class Churn:
         self._living.append(life)
         life.begin()
         self._dice.choice(self._living).live(self._dice)
-        if len(self._living) > LIVING:
+        if len(self._living) > self._most:
             self._living.popleft().end(quietly=self._dice.random() < 0.3)
 
     def close(self) -> None:
