@@ -21,6 +21,7 @@ from kata_pin.daemon.otherwriters import writers_of
 from kata_pin.daemon.registry import Registry
 from kata_pin.daemon.standing import Observer, stands
 from kata_pin.daemon.supervisor import RETRY_S, Cause, PassResult, Supervisor, Verdict
+from kata_pin.daemon.turns import Turns
 from kata_pin.daemon.view import SandboxFacts
 from kata_pin.errors import DaemonError, HostError
 from kata_pin.host.exit import wait_exit
@@ -68,7 +69,7 @@ class Sandboxes:
         self._supervisors: dict[str, Supervisor] = {}
         self._since: dict[str, float] = {}
         self._owners: dict[int, str] = {}
-        self._turns = asyncio.Lock()
+        self._turns = Turns(self._is_awaited)
         self.tracked: set[int] = set()
         """Pids whose threads and children the process connector reports; shared with it."""
 
@@ -234,16 +235,20 @@ class Sandboxes:
 
     async def _foreseen(self, sandbox_id: str) -> Report:
         """Return what a pass would decide now; nothing is set, and nothing of it is kept."""
-        async with self._turns:
+        async with self._turns.turn(sandbox_id):
             held = replace(self._held[sandbox_id])
             containers = self._registry.containers(sandbox_id)
             return self._engine.run(sandbox_id, containers, held, act=False)
 
     async def _in_turn(self, sandbox_id: str) -> PassResult:
         """Run one pass when its turn has come: between any two of them hooks are answered."""
-        async with self._turns:
+        async with self._turns.turn(sandbox_id):
             await asyncio.sleep(0)
             return self._run_pass(sandbox_id)
+
+    def _is_awaited(self, sandbox_id: str) -> bool:
+        supervisor = self._supervisors.get(sandbox_id)
+        return supervisor is not None and supervisor.is_awaited()
 
     def _run_pass(self, sandbox_id: str) -> PassResult:
         held = self._held[sandbox_id]

@@ -91,6 +91,7 @@ class Supervisor:
         self._pass = pass_
         self._wanted = 0
         self._done = 0
+        self._awaiting = 0
         self._dirty = asyncio.Event()
         self._finished = asyncio.Condition()
         self._reasons: dict[str, None] = {}
@@ -111,9 +112,17 @@ class Supervisor:
 
         Returns the last report, None if the pass failed or the sandbox ended meanwhile.
         """
-        async with self._finished:
-            await self._finished.wait_for(lambda: self._done >= ticket or self._ended)
+        self._awaiting += 1
+        try:
+            async with self._finished:
+                await self._finished.wait_for(lambda: self._done >= ticket or self._ended)
+        finally:
+            self._awaiting -= 1
         return self.report
+
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for a pass."""
+        return self._awaiting > 0
 
     async def run(self) -> None:
         """Loop until the sandbox is gone; cancelled by the app."""

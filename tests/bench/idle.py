@@ -26,7 +26,7 @@ def measure(node: BenchNode, seconds: int) -> Iterator[Row]:
         crowd(node, SANDBOXES) as sandboxes,
         service(node, hypervisors=sandboxes.hypervisors) as daemon,
     ):
-        _wait_until_quiet(daemon)
+        wait_until_quiet(daemon)
         start_s, start = daemon.cpu_s(), time.monotonic()
         time.sleep(seconds)
         spent_s, elapsed = daemon.cpu_s() - start_s, time.monotonic() - start
@@ -48,7 +48,7 @@ def measure(node: BenchNode, seconds: int) -> Iterator[Row]:
             raise BenchError(f"the daemon complained: {daemon.log[-400:]}")
 
 
-def _wait_until_quiet(daemon: ServiceProcess) -> None:
+def wait_until_quiet(daemon: ServiceProcess) -> None:
     """Wait until the daemon has used next to nothing for two seconds."""
 
     def quiet() -> bool:

@@ -2,7 +2,7 @@
 
 `kata-pin run` as a process of its own with 100 sandboxes; a runtime played here (nriruntime.py of
 tests/support) calls it one event at a time, as containerd does under its lock. Meanwhile all
-threads are scattered again and again, and `reconcile` asks for passes over every sandbox.
+threads are scattered again and again, and a reload asks for passes over every sandbox.
 
 Timed: from a call's bytes to its answer's, for each kind of event in turn: an update, a start, that
 waits for its pins because the workload runs next, a stop, and a pod of another runtime. Floor: the
@@ -13,6 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import re
+import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -21,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from kata_pin.cli.client import ask
-from kata_pin.errors import KataPinError
 from kata_pin.wire.nri import EventKind
 from kata_pin.wire.proto import nri_pb2 as pb
 from tests.bench.figures import MS, BenchError, Row, Samples
+from tests.bench.idle import wait_until_quiet
 from tests.bench.node import BenchNode, scatter
-from tests.bench.service import service
+from tests.bench.service import ServiceProcess, service
 from tests.bench.standins import crowd
 from tests.support.nriruntime import Peer, Runtime, container, pod
 from tests.support.waiting import wait_for
@@ -36,6 +40,9 @@ TIMEOUT_MS = 2000
 """The runtime's timeout, its own default; an answer has a quarter of it at most."""
 
 BAR_MS = 50.0
+
+STORM_S = 0.2
+"""Between two demands for passes over every sandbox; they take longer."""
 
 KINDS = {
     "update": EventKind.POST_UPDATE_CONTAINER,
@@ -88,16 +95,17 @@ async def _taken(
 ) -> Taken:
     taken = Taken()
     async with Runtime(path) as runtime:
-        with service(node, **settings):
+        with service(node, **settings) as daemon:
             peer = await runtime.plugin()
             await peer.registered()
             await peer.configure(timeout_ms=TIMEOUT_MS)
             await peer.synchronize([_pod(one) for one in ids])
             await asyncio.to_thread(_wait_settled, node, ids)
+            await asyncio.to_thread(wait_until_quiet, daemon)
             calls = Calls(peer, ids)
             for _ in range(max(rounds // 4, 10)):
                 await calls.round(taken.rest)
-            storm = Storm(node)
+            storm = Storm(node, daemon)
             storm.start()
             try:
                 for _ in range(rounds):
@@ -130,11 +138,12 @@ class Calls:
 class Storm:
     """Scatters every thread and has every sandbox reconciled, again and again, in a thread."""
 
-    def __init__(self, node: BenchNode) -> None:
+    def __init__(self, node: BenchNode, daemon: ServiceProcess) -> None:
         self._node = node
+        self._daemon = daemon
         self._tids = [tid for one in node.sandboxes for tid in one.tids()]
         self._over = threading.Event()
-        self._passes = 0
+        self._before = _applied(node)
         self._trouble: Exception | None = None
         self._thread = threading.Thread(target=self._run)
 
@@ -143,22 +152,33 @@ class Storm:
         self._thread.start()
 
     def stop(self) -> int:
-        """End; return how many passes were asked for. BenchError when the daemon refused one."""
+        """End; return how many passes set something. BenchError when the daemon is in trouble."""
         self._over.set()
         self._thread.join()
         if self._trouble is not None:
             raise BenchError(f"reconcile: {self._trouble}")
-        return self._passes
+        return _applied(self._node) - self._before
 
     def _run(self) -> None:
-        control = str(self._node.runtime_dir / "control.sock")
         try:
-            while not self._over.is_set():
+            while not self._over.wait(STORM_S):
                 scatter(self._tids, frozenset(self._node.online))
-                document = ask(control, "reconcile", {}, 35.0)
-                self._passes += len(document["sandboxes"])
-        except (KataPinError, OSError) as error:
+                os.kill(self._daemon.pid, signal.SIGHUP)
+        except OSError as error:
             self._trouble = error
+
+
+def _applied(node: BenchNode) -> int:
+    """Return how many passes have set something, as metrics tell."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(30)
+        peer.connect(str(node.runtime_dir / "metrics.sock"))
+        peer.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        text = b"".join(iter(lambda: peer.recv(65536), b"")).decode()
+    found = re.search(r"^kata_pin_apply_seconds_count ([0-9.]+)$", text, re.MULTILINE)
+    if found is None:
+        raise BenchError("no count of passes in the metrics")
+    return int(float(found[1]))
 
 
 def _pod(sandbox_id: str) -> pb.PodSandbox:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from kata_pin.daemon.supervisor import LONG_S, RETRY_S, PassResult, Supervisor, Verdict
+from kata_pin.daemon.supervisor import LONG_S, RETRY_S, Cause, PassResult, Supervisor, Verdict
 from kata_pin.model.placement import Report
 
 Outcome = Verdict | Exception
@@ -161,3 +161,37 @@ async def test_a_pass_knows_what_asked_for_it_and_when() -> None:
     assert causes[-1] == ("thread born",)
     assert set(causes[0]) == {"hook", "audit"}
     assert len(causes) >= 3
+
+
+async def test_whether_somebody_waits_is_known() -> None:
+    """From the wait for a ticket to its end, also where the one who waits gives up."""
+    script = Script(Verdict.SETTLED)
+    supervisor = Supervisor("pod", script)
+    ticket = supervisor.mark("hook")
+    assert not supervisor.is_awaited()
+    waiting = asyncio.create_task(supervisor.settled(ticket))
+    given_up = asyncio.create_task(supervisor.settled(ticket))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    assert supervisor.is_awaited()
+    running_ = asyncio.create_task(supervisor.run())
+    async with asyncio.timeout(5):
+        await waiting
+    assert not supervisor.is_awaited()
+    running_.cancel()
+    await asyncio.gather(running_, return_exceptions=True)
+
+
+async def test_a_repeated_pass_keeps_its_cause() -> None:
+    """Nothing else has asked for it: its pins are what was asked for the first time."""
+    script = Script(Verdict.RETRY, Verdict.RETRY, Verdict.SETTLED)
+    causes: list[Cause] = []
+    async with running(script) as supervisor:
+        script.during = lambda: causes.append(supervisor.cause)
+        supervisor.mark("hook")
+        async with asyncio.timeout(5):
+            while script.runs < 3:
+                await asyncio.sleep(0.005)
+    assert {cause.reasons for cause in causes} == {("hook",)}
+    assert len({cause.since for cause in causes}) == 1
