@@ -99,6 +99,7 @@ class Daemon:
         self._running: set[asyncio.Task[object]] = set()
         paths = self._config.paths
         watch = StateWatch(vc=paths.vc, kata=paths.kata, kubelet=paths.kubelet_state)
+        self._watch = watch
         self._history = History(parts.registry, lambda: self._config.history)
         self._tally = Tally()
         self._guests = Guests(
@@ -265,6 +266,7 @@ class Daemon:
             self._sandboxes,
             self._history,
             lambda: self._parts.node.current().topology.online,
+            overruns=lambda: self._watch.overruns,
             single=settings.sandboxes,
         )
         path = self._path("metrics.sock")

@@ -53,13 +53,18 @@ class Metrics:
         history: History,
         online: Callable[[], CpuSet],
         *,
+        overruns: Callable[[], int],
         single: int,
     ) -> None:
-        """`online` are the node's pCPUs; so many sandboxes at most get series of their own."""
+        """`online` are the node's pCPUs, `overruns` those of file events.
+
+        So many sandboxes at most get series of their own.
+        """
         self._tally = tally
         self._sandboxes = sandboxes
         self._history = history
         self._online = online
+        self._overruns = overruns
         self._single = single
         self._known: dict[str, tuple[Report, bool, Counted]] = {}
         self._turn = asyncio.Lock()
@@ -152,7 +157,7 @@ class Metrics:
         yield CounterMetricFamily(
             "kata_pin_event_overruns",
             "Times that the kernel dropped events because we were too slow.",
-            tally.overruns,
+            tally.overruns + self._overruns(),
         )
         if tally.audited_at is not None:
             yield GaugeMetricFamily(

@@ -81,7 +81,10 @@ class _Cpuset:
 
 
 class StateWatch:
-    """Watches files by inotify; `watched` counts the watches, for whoever looks for leaks."""
+    """Watches files by inotify; `watched` counts the watches, for whoever looks for leaks.
+
+    `overruns` counts how often the kernel dropped events.
+    """
 
     def __init__(self, *, vc: str, kata: str, kubelet: str) -> None:
         """`vc` and `kata` are where the two runtimes keep their state, `kubelet` the checkpoint."""
@@ -90,6 +93,7 @@ class StateWatch:
         self._cpusets: dict[str, dict[str, None]] = {}
         self._inodes: dict[str, int] = {}
         self._open: _Open | None = None
+        self.overruns = 0
 
     @property
     def watched(self) -> int:
@@ -162,6 +166,7 @@ class StateWatch:
                 self._take(one, changes)
             if changes:
                 yield changes
+        self.overruns += 1
         log.warning("events of files were lost: everything is looked at anew")
 
     def _take(self, happening: Happening, changes: Changes) -> None:

@@ -336,8 +336,10 @@ async def test_an_overflow_is_everything_and_nothing_leaks(world: World) -> None
         for _ in range(LIMIT // 4 + 10):  # four events each, and no two in a row are equal
             path.rename(other)
             other.rename(path)
+        assert world.watch.overruns == 0
         while not (await world.told()).everything:
             pass
+        assert world.watch.overruns == 1
         assert (descriptors(), kernel_watches(), world.watch.watched) == before
         world.sandbox("p1", '{"more": 1}')
         assert (await world.told()).sandboxes == {"p1"}
