@@ -27,7 +27,7 @@ from kata_pin.host.cpuset import CpusetReader
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import Report
-from kata_pin.model.thread import Task, ThreadKey
+from kata_pin.model.thread import Task, ThreadKey, ThreadRole
 
 log = logging.getLogger(__name__)
 
@@ -42,23 +42,25 @@ class Expectation:
     report: Report
     threads: dict[int, dict[int, Expected]]
     affinities: dict[int, dict[int, frozenset[int]]]
-    cgroups: dict[str, Task]
-    """One thread of each cgroup, to see whether that cgroup's cpuset changed."""
+    members: tuple[Task, ...]
+    """One thread of each cgroup, to see whether that cgroup's cpuset changed, and every vCPU
+    thread: they alone are moved one by one (by Kata on cgroup v1, and into threaded cgroups)."""
 
     @classmethod
     def of(cls, report: Report) -> Expectation:
         """Derive it from a report."""
         threads: dict[int, dict[int, Expected]] = {}
-        cgroups: dict[str, Task] = {}
+        members: dict[str | int, Task] = {}
         for thread in report.threads:
             task = thread.task
             expected = Expected(task.key.starttime, _cpus(task.affinity))
             threads.setdefault(task.key.tgid, {})[task.key.tid] = expected
-            cgroups.setdefault(task.cgroup, task)
+            is_vcpu = thread.role.role is ThreadRole.VCPU
+            members.setdefault(task.key.tid if is_vcpu else task.cgroup, task)
         affinities = {
             tgid: {tid: one.affinity for tid, one in tids.items()} for tgid, tids in threads.items()
         }
-        return cls(report, threads, affinities, cgroups)
+        return cls(report, threads, affinities, tuple(members.values()))
 
 
 class Auditor:
@@ -138,7 +140,7 @@ Look = Callable[[Expectation], tuple[dict[int, Finding], bool]]
 
 
 def _cpuset_changed(expected: Expectation, cpusets: CpusetReader) -> bool:
-    return any(_changed(task, cpusets) for task in expected.cgroups.values())
+    return any(_changed(task, cpusets) for task in expected.members)
 
 
 def _changed(task: Task, cpusets: CpusetReader) -> bool:

@@ -169,8 +169,7 @@ def test_vcpus_in_a_threaded_cgroup(
     for tid in pod.kata.vcpus().values():
         inner.add_thread(tid)
     pod.wait_placed(REST, PAIRS)
-    pinner.ask("reconcile")  # an audit does not see a move that changes no mask
-    assert _cgroups(pod) == {f"/kata_{pod.id}/vcpus"}
+    wait_for(lambda: _cgroups(pod) == {f"/kata_{pod.id}/vcpus"}, "the vCPUs' cgroup to be shown")
     inner.write("5")
     first = pod.kata.vcpus()[0]
     wait_for(lambda: pod.shown()[first]["step"] == "cpuset", "the step of vCPU 0")

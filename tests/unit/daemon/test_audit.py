@@ -94,3 +94,27 @@ async def test_the_end_of_a_truce_is_found(tmp_path: Path) -> None:
     assert not held.foreign.left_alone(time.monotonic())
     await auditor.affinity()
     assert sandboxes.marks == 1
+
+
+async def test_a_vcpu_thread_in_another_cgroup_is_found(tmp_path: Path) -> None:
+    """A vCPU thread moved alone, its affinity as before: only its cgroup file tells."""
+    main, vcpu = world.main_thread(on="0-1", cpuset="0-1"), world.vcpu(0, on="0", cpuset="0-1")
+    folder = f"proc/{main.key.tgid}/task"
+    scheduler = FakeScheduler()
+    stat = " ".join(["S", *["0"] * 18, "5", "0"])
+    files = {"proc/self/mountinfo": "1 0 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"}
+    for thread in (main, vcpu):
+        scheduler.affinities[thread.key.tid] = frozenset(thread.task.affinity)
+        files[f"{folder}/{thread.key.tid}/stat"] = f"{thread.key.tid} (qemu) {stat}"
+        files[f"{folder}/{thread.key.tid}/cgroup"] = "0::/kata_pod"
+    for name in ("kata_pod", "kata_pod/vcpus"):
+        files[f"sys/fs/cgroup/{name}/cpuset.cpus.effective"] = "0-1"
+    grow(tmp_path, files)
+    held = Held(report=Report("pod", threads=(main, vcpu)))
+    sandboxes = OneSandbox(held)
+    auditor = Auditor(HostRoot(str(tmp_path), scheduler=scheduler), cast("Sandboxes", sandboxes))
+    await auditor.deep()
+    assert sandboxes.marks == 0
+    (tmp_path / folder / str(vcpu.key.tid) / "cgroup").write_text("0::/kata_pod/vcpus\n")
+    await auditor.deep()
+    assert sandboxes.marks == 1
