@@ -45,15 +45,17 @@ def guest() -> Iterator[PlayedGuest]:
 class Case:
     """A keeper of sandbox `pod` with its registry, and a guest that can be reached or not."""
 
-    def __init__(self, folder: Path, guest: PlayedGuest | None, **settings: object) -> None:
-        self.settings = Guest(connect_ms=200, call_ms=200, **settings)  # type: ignore[arg-type]
+    def __init__(
+        self, folder: Path, guest: PlayedGuest | None, turns: asyncio.Semaphore | None = None
+    ) -> None:
+        self.settings = Guest(connect_ms=200, call_ms=200)
         self.registry = Registry(str(folder / "registry.db"), boot_id="boot")
         self.registry.adopt(Container("own", "pod"))
         self.book = GuestBook(self.registry)
         self.guest = guest
         self.topology = TWO
         self.threads = [vcpu(0), vcpu(1, on="4")]  # the pair stands, and is kept
-        ties = Ties(lambda: self.settings, self.book, self._connect, asyncio.Semaphore(1))
+        ties = Ties(lambda: self.settings, self.book, self._connect, turns or asyncio.Semaphore(1))
         self.keeper = Keeper("pod", ties, Measuring(HOST, lambda: self.settings))
 
     def _connect(self, _sandbox_id: str, _vmm: Vmm) -> AgentClient:
@@ -235,6 +237,25 @@ async def test_an_attempt_ends(tmp_path: Path, guest: PlayedGuest, mood: Mood) -
     assert time.monotonic() - began < 3
     assert case.state() in {GuestState.UNREACHABLE, GuestState.DENIED}
     assert set(case.proofs().values()) == {Proof.REFUSED}
+
+
+async def test_few_guests_are_talked_to_at_once(tmp_path: Path, guest: PlayedGuest) -> None:
+    """However many guests hang, no more than the turns there are have a connection."""
+    guest.mood = Mood.HANGS
+    cases = []
+    turns = asyncio.Semaphore(2)
+    for number in range(6):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        cases.append(Case(folder, guest, turns))
+        cases[-1].take()
+    most = 0
+    attempts = asyncio.gather(*(case.keeper.attempt() for case in cases))
+    while not attempts.done():
+        most = max(most, guest.connected)
+        await asyncio.sleep(0.005)
+    assert 0 < most <= 4  # one that was closed may still be counted by the other side
+    assert {case.state() for case in cases} == {GuestState.UNREACHABLE}
 
 
 async def test_one_refused_container_holds_nobody_up(tmp_path: Path, guest: PlayedGuest) -> None:
