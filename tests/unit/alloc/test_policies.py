@@ -282,10 +282,11 @@ def test_init_container_hands_its_cpus_on() -> None:
     state = after(chosen, container(2000, pod("other", kata=False)))
     state = chosen.allocate(state, container(4000, owner, "init", init=True)).state
     assert state.grants["pod-init"].exclusive == cpus("1-2,9-10")
+    state = chosen.release(state, "other-app").state
     state = chosen.allocate(state, container(2000, owner, "app")).state
     assert state.get("pod-init") is None
     assert state.grants["pod-app"].exclusive == cpus("1,9")
-    assert state.exclusive == cpus("0-1,8-9")
+    assert state.exclusive == cpus("1,9")
 
 
 def test_sidecar_keeps_its_cpus() -> None:

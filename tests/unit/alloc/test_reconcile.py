@@ -23,6 +23,7 @@ from kata_pin.model.node import KubeletState
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.exchange import as_kubelet, from_kubelet
 from kata_pin.policy.alloc.policies import BUILTIN, create
+from kata_pin.policy.alloc.policy import Policy
 from kata_pin.wire.kubelet import dump_checkpoint, parse_checkpoint
 from tests.support.machines import Shape, host
 from tests.support.podspecs import container, pod
@@ -189,15 +190,35 @@ def test_settings_changed() -> None:
     assert len(after.grants["x-app"].exclusive) == 2
 
 
-def test_own_cpus_of_vms_stay() -> None:
-    """A VM keeps its own CPUs, whatever the order in which its containers are served."""
+def beside_a_gap() -> tuple[Policy, AllocState]:
+    """Return a VM with CPUs of its own, when CPUs nearer to its container have become free."""
     policy = create("topology", HOST, replace(OPEN, vm=VmSettings(own_cpus=2)))
     state = policy.start()
-    for uid in ("a", "b"):
-        state = policy.allocate(state, container(2000, pod(uid))).state
-    decision = policy.reconcile(state, list(reversed(seen(state))))
+    for request in (wishing("exclusive", 2000, "x"), container(2000, pod("a"))):
+        state = policy.allocate(state, request).state
+    state = policy.release(state, "x-app").state
+    assert state.grants["a-app"].exclusive == cpus("1,9")
+    assert state.grants["vm-a"].exclusive == cpus("2,10")
+    return policy, state
+
+
+def test_own_cpus_of_vms_stay() -> None:
+    """A VM keeps its own CPUs."""
+    policy, state = beside_a_gap()
+    decision = policy.reconcile(state, seen(state))
     assert decision.changed == ()
-    assert decision.state.grants["vm-b"].exclusive == state.grants["vm-b"].exclusive
+    assert decision.state == state
+
+
+def test_own_cpus_of_vms_are_found_again() -> None:
+    """Of what a Kata container is seen on, what is not its own is its VM's."""
+    policy, state = beside_a_gap()
+    running = [replace(one, cpus=cpus("1-2,9-10")) for one in seen(state)]
+    after = policy.reconcile(AllocState(), running).state
+    assert {one: grant.exclusive for one, grant in after.grants.items()} == {
+        "a-app": cpus("1,9"),
+        "vm-a": cpus("2,10"),
+    }
 
 
 def test_unconfined_containers_are_told() -> None:
