@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -298,6 +299,19 @@ def test_an_agent_that_hangs(pod: GuestPod) -> None:
     _configure(pod, exec=True)
     pod.wait_state("told", seconds=60)
     pod.wait_right(60)
+
+
+def test_a_vm_that_stands_still(pod: GuestPod) -> None:
+    """A stopped VMM answers nothing, not even the connection; the daemon goes on, and asks again."""
+    os.kill(pod.pid, signal.SIGSTOP)
+    try:
+        pod.daemon.ask("reconcile")
+        pod.wait_state("unreachable", seconds=60)
+    finally:
+        os.kill(pod.pid, signal.SIGCONT)
+    pod.daemon.ask("reconcile")
+    pod.wait_state("told", seconds=60)
+    assert pod.wrong() == []
 
 
 def test_fewer_vcpus_than_exclusive_cpus(pod: GuestPod) -> None:
