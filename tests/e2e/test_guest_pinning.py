@@ -302,7 +302,7 @@ def test_an_agent_that_hangs(pod: GuestPod) -> None:
 
 
 def test_a_vm_that_stands_still(pod: GuestPod) -> None:
-    """A stopped VMM answers nothing, not even the connection; the daemon goes on, and asks again."""
+    """A stopped VMM answers nothing, not even a connection; the daemon goes on and asks again."""
     os.kill(pod.pid, signal.SIGSTOP)
     try:
         pod.daemon.ask("reconcile")
