@@ -158,9 +158,8 @@ def _pending(allocation: Allocation, look: Look) -> list[Text]:
 
 
 def _told(allocation: Allocation, look: Look) -> Iterator[Text]:
-    if allocation["orders_problem"]:
-        text = f"! orders not in force: {allocation['orders_problem']}"
-        yield from paragraph(styled(text, phrases.ODD), look)
+    for problem in allocation["problems"]:
+        yield from paragraph(styled(f"! not read: {problem}", phrases.ODD), look)
     for one in allocation["refused"]:
         yield from paragraph(styled(_refusal(one), phrases.ODD), look)
     for note in phrases.notes(allocation["notes"]):

@@ -306,7 +306,7 @@ class Allocation(TypedDict):
     grants: list[Grant]
     refusals: int
     refused: list[Refused]
-    orders_problem: str
+    problems: list[str]
     notes: list[Note]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
+from urllib.parse import urlsplit
 
 from kata_pin.config.kinds import (
     BOOLEAN,
@@ -25,6 +26,7 @@ from kata_pin.config.kinds import (
     integer,
     listing,
     mapping,
+    number,
     text_of,
 )
 from kata_pin.config.row import setting
@@ -73,6 +75,37 @@ def _write_rule(rule: AllowRule) -> Raw:
     classes: list[Raw] = [one.value for one in sorted(rule.classes)]
     return {"namespace": rule.namespace, "handler": rule.handler, "classes": classes}
 
+
+def _read_url(raw: Raw) -> str:
+    """Read an http or https address; plain http may not leave this host."""
+    text = text_of(raw)
+    if not text:
+        return ""
+    if len(text) > MAX_URL or not text.isascii() or not text.isprintable() or " " in text:
+        raise ParseError("not an address", text=text)
+    try:
+        parts = urlsplit(text)
+        host, _ = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise ParseError("not an address", text=text) from error
+    if parts.scheme not in {"http", "https"} or not host or parts.username is not None:
+        raise ParseError("expected https://host:port/path", text=text)
+    if parts.scheme == "http" and host not in _LOOPBACK:
+        raise ParseError("http is for this host only, take https", text=text)
+    return text
+
+
+URL: Final = Kind("an address, https or http on this host", _read_url)
+
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+MAX_URL: Final = 2048
+
+
+def _read_optional_path(raw: Raw) -> str:
+    return PATH.read(raw) if text_of(raw) else ""
+
+
+OPTIONAL_PATH: Final = Kind("an absolute path, or nothing", _read_optional_path)
 
 ALLOW_RULE: Final = Kind("a mapping with namespace, handler and classes", _read_rule, _write_rule)
 
@@ -154,6 +187,29 @@ class Alloc:
         integer(0, 64),
         0,
         "pCPUs that each VM with exclusive ones gets beside them, for overhead and surplus vCPUs",
+    )
+    pods_url: str = setting(
+        URL,
+        "",
+        "where the kubelet lists its pods, to follow annotations of running ones; empty: they "
+        "count when a container is made only",
+        example="https://node-7:10250/pods",
+    )
+    pods_token: str = setting(
+        OPTIONAL_PATH,
+        "",
+        "file with the token that is shown to the kubelet; it needs `get` on nodes/proxy",
+        example="/etc/kata-pin/token",
+    )
+    pods_ca: str = setting(
+        OPTIONAL_PATH,
+        "",
+        "file of the certificate authority that the kubelet's certificate is from; empty: the "
+        "host's",
+        example="/etc/kubernetes/pki/ca.crt",
+    )
+    pods_s: float = setting(
+        number(1, 3600), 10.0, "time between two looks at alloc.pods_url", unit="seconds"
     )
     orders: str = setting(
         PATH, ORDERS_FILE, "the file of `kata-pin policy set`; watched, and read again on change"

@@ -24,6 +24,7 @@ from kata_pin.policy.exclusive import pooled
 from kata_pin.wire.nri import Pod, PodContainer
 from kata_pin.wire.nrireply import Cpuset
 from kata_pin.wire.oci import CpuResources
+from kata_pin.wire.podlist import about_cpus
 
 _KUBELETS: Final = "kubepods"
 _LEAST_SHARES: Final = 2
@@ -44,7 +45,7 @@ def request_of(
         pod.namespace,
         pod.name,
         pod.handler,
-        pod.annotations,
+        about_cpus(pod.annotations),
         _qos(container.cgroups_path, container.cpu),
         kata=kata,
         sandbox_id=pod.id if kata else "",

@@ -6,6 +6,7 @@ Pure over what the allocator holds at the moment. CPU sets are Linux cpu lists.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from kata_pin.daemon.allocator import Allocator, Refused
 from kata_pin.daemon.delivery import Delivery, written
@@ -15,7 +16,7 @@ from kata_pin.wire.nrireply import Cpuset
 
 
 def allocation_document(
-    allocator: Allocator, delivery: Delivery | None = None, orders_problem: str = ""
+    allocator: Allocator, delivery: Delivery | None = None, problems: Sequence[str] = ()
 ) -> Json | None:
     """Return the allocator's part, None where the configuration wants none.
 
@@ -40,7 +41,7 @@ def allocation_document(
         "grants": [_grant(one, state, pending) for one in state.grants.values()],
         "refusals": allocator.refusals,
         "refused": [_refused(one) for one in allocator.refused],
-        "orders_problem": orders_problem,
+        "problems": list(problems),
         "notes": [
             {"code": note.code, "text": note.text, "level": note.level.value}
             for note in allocator.notes

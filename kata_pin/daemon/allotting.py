@@ -2,7 +2,7 @@
 
     allotting = Allotting(parts)
     allotting.begin(sandboxes)            # before the first pass
-    await allotting.follow_orders()       # until cancelled
+    await allotting.follow_orders()       # until cancelled; follow_pods beside it
     NriPlugin(..., decider=allotting.decider(intake))
 
 Everything is off, and costs nothing, with alloc.policy none. Lifetime: the daemon's. Out of scope:
@@ -11,6 +11,7 @@ how a sandbox's threads follow (engine.py).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Collection
 from typing import Final
@@ -26,6 +27,7 @@ from kata_pin.daemon.standing import Passed
 from kata_pin.daemon.view import Json
 from kata_pin.errors import StateError
 from kata_pin.sources.orders import OrdersFile
+from kata_pin.sources.podlist import PodList
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class Allotting:
         self._delivery = Delivery()
         self._orders = OrdersFile(parts.node.config.alloc.orders)
         self._orders_problem = ""
+        self._pods_problem = ""
         self._sandboxes: Sandboxes | None = None
 
     def begin(self, sandboxes: Sandboxes) -> None:
@@ -70,9 +73,29 @@ class Allotting:
             async for _ in self._orders.watch():
                 self._read_orders()
 
+    async def follow_pods(self) -> None:
+        """Take in what annotations running pods have now, where the configuration says from whom.
+
+        A list that cannot be had changes nothing: pods keep the annotations they had.
+        """
+        alloc = self._parts.node.config.alloc
+        if not self._allocator.on or not alloc.pods_url:
+            return
+        pods = PodList(alloc.pods_url, alloc.pods_token, alloc.pods_ca)
+        while True:
+            try:
+                self._allocator.set_annotations(await pods.read())
+                self._pods_problem = ""
+            except StateError as error:
+                if str(error) != self._pods_problem:
+                    log.warning("annotations not followed: %s", error)
+                self._pods_problem = str(error)
+            await asyncio.sleep(alloc.pods_s)
+
     def document(self) -> Json | None:
         """Return the state document's part about allocation."""
-        return allocation_document(self._allocator, self._delivery, self._orders_problem)
+        problems = tuple(one for one in (self._orders_problem, self._pods_problem) if one)
+        return allocation_document(self._allocator, self._delivery, problems)
 
     def _read_orders(self) -> None:
         try:

@@ -144,6 +144,7 @@ class Daemon:
                     *self._followed(),
                     self._follow_nri(),
                     self._allotting.follow_orders(),
+                    self._allotting.follow_pods(),
                     self._audits(),
                     self._serve_metrics(),
                     self._report_to_systemd(),

@@ -27,6 +27,7 @@ from kata_pin.wire.kubelet import dump_checkpoint
 from tests.support.containerd import private_containerd, why_not
 from tests.support.cricluster import Cluster
 from tests.support.daemon import Json, private_node
+from tests.support.kubeletpods import playing_kubelet
 from tests.support.rival import rival
 from tests.support.waiting import wait_for
 
@@ -167,6 +168,22 @@ def test_a_policy_changed_live(cluster: Allotted) -> None:
     run(cluster, "r2")
     assert cluster.cgroup(plain) == "0-1"
     assert (cluster.node.dirs.vc / "vm" / pod / "pid").read_text() == qemu
+
+
+def test_an_annotation_changed_live(cluster: Allotted) -> None:
+    """What the kubelet lists counts for a running pod; without a list it keeps what it had."""
+    with playing_kubelet() as kubelet:
+        settings = cluster.node.settings
+        settings["alloc"] |= {"pods_url": kubelet.url("/open"), "pods_s": "1"}
+        cluster.node.config.write_text(json.dumps(settings))
+        cluster.start()
+        pod, app = run(cluster, "k1", handler="kata", **ONE_CPU)
+        kubelet.pods["uid-k1"] = {KEY: "share"}
+        own = wait_for(lambda: shared_cpus(cluster, app), "the annotation to be in force")
+        kubelet.pods["uid-k1"] = {KEY: "exclusive"}
+        cluster.wait_exclusive(pod, own)
+    wait_for(lambda: cluster.allocation()["problems"], "the kubelet's end to be noticed")
+    assert cluster.grant(app)["exclusive"] == own
 
 
 def shared_cpus(cluster: Allotted, container: str) -> str:

@@ -500,7 +500,7 @@ def allotted(**fields: Any) -> State:
         "refused": [{"time": "2026-11-20T20:58:00Z", "id": "cd" * 32, "container": "shop/late app",
                      "kind": "not-enough-cpus", "message": "not enough CPUs: 8 asked for, 2 free",
                      "strict": False}],
-        "orders_problem": "",
+        "problems": ["/etc/kata-pin/policies: line 3: expected one of none, share, exclusive"],
         "notes": [note("annotation cpu-policy.kata-pin.io of pod shop/typo: 'shared' is not none, "
                        "share or exclusive: treated as none")],
     } | fields  # fmt: skip

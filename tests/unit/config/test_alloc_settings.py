@@ -84,3 +84,28 @@ def test_rules_are_written_back() -> None:
     """`config show` prints what reads back as the same rules."""
     config = read("policy: annotation, allow: [{namespace: shop, classes: [share]}]")
     assert from_text(as_yaml(config)).alloc == config.alloc
+
+
+@pytest.mark.parametrize(
+    "text", ["", "https://node-7:10250/pods", "http://127.0.0.1:10255/pods", "http://[::1]:1/pods"]
+)
+def test_addresses(text: str) -> None:
+    """https anywhere, http on this host, or nothing."""
+    assert read(f"pods_url: '{text}'").alloc.pods_url == text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("http://node-7:10255/pods", "this host only"),
+        ("ftp://localhost/pods", "expected https"),
+        ("localhost:10255", "expected https"),
+        ("https://user:secret@node/pods", "expected https"),
+        ("https://node:99999/pods", "not an address"),
+        ("https://node/a b", "not an address"),
+    ],
+)
+def test_wrong_addresses(text: str, said: str) -> None:
+    """A credential leaves this host under TLS alone, and stands in a file."""
+    with pytest.raises(ConfigError, match=said):
+        read(f"pods_url: '{text}'")

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kata_pin.config import Audit, Config, Hook, Intruders, Mode, Nri, NriEnabled, Paths, from_text
@@ -58,6 +58,7 @@ configs = st.builds(
 
 
 @given(configs)
+@settings(deadline=None)  # more than a hundred settings are drawn
 def test_any_config_survives_its_own_text(config: Config) -> None:
     """What `config show` prints reads back as the same Config, whole or changed lines only."""
     assert from_text(as_yaml(config)) == config
@@ -65,6 +66,7 @@ def test_any_config_survives_its_own_text(config: Config) -> None:
 
 
 @given(configs)
+@settings(deadline=None)  # more than a hundred settings are drawn
 def test_any_config_is_plain_yaml(config: Config) -> None:
     """The text is YAML for every other reader too."""
     assert set(yaml.safe_load(as_yaml(config))) == set(as_data(config))

@@ -19,7 +19,10 @@ from kata_pin.model.sandbox import Container
 from kata_pin.wire.nri import Pod, PodContainer
 from kata_pin.wire.oci import CpuResources
 
-POD = Pod("p1", name="web", namespace="shop", uid="u1", handler="kata", annotations={"a": "b"})
+CHOSE = {"cpu-policy.kata-pin.io": "share"}
+POD = Pod(
+    "p1", name="web", namespace="shop", uid="u1", handler="kata", annotations=CHOSE | {"a": "b"}
+)
 TWO = CpuResources(shares=2048, quota_us=200_000, period_us=100_000)
 
 
@@ -34,7 +37,7 @@ def test_a_kata_container() -> None:
     assert (found.cpu_millis, found.limit_millis) == (2000, 2000)
     assert (found.pod.title, found.pod.handler, found.pod.annotations) == (
         *("shop/web", "kata"),
-        {"a": "b"},
+        CHOSE,
     )
     assert (found.pod.sandbox_id, found.pod.ordered) == ("p1", CpuClass.SHARE)
     assert request_of(POD, _app(), kata=False, ordered=None).pod.sandbox_id == ""

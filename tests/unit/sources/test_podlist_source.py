@@ -1,0 +1,109 @@
+"""Asking a kubelet that is played here over real HTTP and TLS: answers, refusals, deadlines."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kata_pin.errors import StateError
+from kata_pin.sources import podlist
+from kata_pin.sources.podlist import PodList
+from tests.support.kubeletpods import TOKEN, Kubelet, playing_kubelet
+
+
+@pytest.fixture
+def kubelet() -> Iterator[Kubelet]:
+    with playing_kubelet() as server:
+        yield server
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> str:
+    path = tmp_path / "token"
+    path.write_text(f"{TOKEN}\n")
+    return str(path)
+
+
+async def test_with_a_token(kubelet: Kubelet, token: str) -> None:
+    """The credential is shown, and read anew when it was replaced."""
+    pods = PodList(kubelet.url(), token)
+    assert await pods.read() == {"u1": {}}
+    Path(token).write_text("old")
+    with pytest.raises(StateError, match="answers 401"):
+        await pods.read()
+    Path(token).write_text(TOKEN)
+    assert await pods.read() == {"u1": {}}
+
+
+async def test_without_a_token(kubelet: Kubelet) -> None:
+    """An open port needs none; a closed one refuses."""
+    assert await PodList(kubelet.url("/open")).read() == {"u1": {}}
+    with pytest.raises(StateError, match="answers 401"):
+        await PodList(kubelet.url()).read()
+
+
+@pytest.mark.parametrize("text", ["", "a\nb", "é"])
+async def test_a_token_that_is_none(kubelet: Kubelet, token: str, text: str) -> None:
+    """What could break out of a header is never sent."""
+    Path(token).write_text(text)
+    with pytest.raises(StateError, match="not a token"):
+        await PodList(kubelet.url(), token).read()
+
+
+async def test_deadline(kubelet: Kubelet) -> None:
+    """A kubelet that drips its answer is given up in time."""
+    began = time.monotonic()
+    with pytest.raises(StateError, match="no answer within"):
+        await PodList(kubelet.url("/slow"), deadline_s=0.2).read()
+    assert time.monotonic() - began < 3
+
+
+async def test_a_list_without_end(kubelet: Kubelet) -> None:
+    """An answer that is too long is not read to its end."""
+    with pytest.raises(StateError, match="longer than"):
+        await PodList(kubelet.url("/long")).read()
+
+
+async def test_nobody_there(kubelet: Kubelet, tmp_path: Path) -> None:
+    """No server, another protocol, an absent token: each is said."""
+    with pytest.raises(StateError, match="refused"):
+        await PodList("http://localhost:1/pods").read()
+    with pytest.raises(StateError, match="TLS"):
+        await PodList(kubelet.url(scheme="https")).read()
+    with pytest.raises(StateError, match="No such file"):
+        await PodList(kubelet.url(), str(tmp_path / "none")).read()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+async def test_https(kubelet: Kubelet, token: str, tmp_path: Path) -> None:
+    """The kubelet's certificate is checked: against the authority that is named, or not at all."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    kubelet.socket = context.wrap_socket(kubelet.socket, server_side=True)
+    url = kubelet.url(scheme="https")
+    assert await PodList(url, token, str(certificate)).read() == {"u1": {}}
+    with pytest.raises(StateError, match="TLS"):
+        await PodList(url, token).read()
+    with pytest.raises(StateError, match="TLS"):
+        await PodList(url.replace("localhost", "127.0.0.1"), token, str(certificate)).read()
+
+
+def test_the_deadline_is_shorter_than_the_period() -> None:
+    """One look is over before the next one by default."""
+    assert podlist.DEADLINE_S < 10
