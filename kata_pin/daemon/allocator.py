@@ -76,7 +76,7 @@ class Allocator:
     """Holds the state and takes decisions; raises StateError when one cannot be stored."""
 
     def __init__(self, settings: Alloc, node: NodeWatch, store: AllocStore, make: Make) -> None:
-        self.problem = "it has not begun yet"
+        self.problem = ""
         self.guarantee = Guarantee.SANDBOXES
         self.refused: deque[Refused] = deque(maxlen=REMEMBERED)
         self.refusals = 0
@@ -152,8 +152,9 @@ class Allocator:
             return nothing_allotted(containers)
         if self._told is not None:
             self.follow_host()
-            if self.aside:
-                return nothing_allotted(containers)
+        if self.aside:
+            return nothing_allotted(containers)
+        if self._told is not None:
             self._settle(containers)
         return allot(containers, self._state)
 

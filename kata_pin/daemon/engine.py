@@ -182,9 +182,12 @@ class Engine:
         self._index.refresh()
         held.vmm, held.problem = self._find(sandbox_id, containers, held)
         held.written = self._written(sandbox_id, containers, held)
-        node, allotment = self._node.current(), self._allot(self.believed(containers, held))
+        containers = self.believed(containers, held)
+        node, allotment = self._node.current(), nothing_allotted(containers)
         if release:
             node, allotment = replace(node, kubelet=None), Allotment()
+        elif held.vmm is not None:  # containers of other runtimes come here too
+            allotment = self._allot(containers)
         sandbox = Sandbox(sandbox_id, allotment.containers, held.vmm)
         try:
             report = self._look_and_act(sandbox, node, allotment, held, act=act)

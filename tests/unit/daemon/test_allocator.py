@@ -300,6 +300,20 @@ def test_annotations_change_who_runs(begun: Allocator) -> None:
     assert classes == {"uid-web": CpuClass.EXCLUSIVE, "uid-db": CpuClass.SHARE}
 
 
+def test_who_only_looks_decides_nothing(begun: Allocator, registry: Registry, host: Host) -> None:
+    """A command without a daemon sees the grants as they are stored, and gives none."""
+    begun.admit(request("db", "exclusive", cpus=2))
+    looking = allocator(registry, host)
+    mine = (Container("c-db", "s-db"), Container("c-new", "s-db"))
+    view = looking.view(mine)
+    assert view.containers[0].cpus == begun.state.exclusive
+    assert view.containers[1] == mine[1]
+    assert looking.aside == ""
+    assert looking.state == begun.state
+    host.kubelet = STATIC
+    assert looking.view(mine).containers == mine
+
+
 def test_an_unreadable_row_is_none(begun: Allocator, registry: Registry, host: Host) -> None:
     """A damaged state counts as lost, and the daemon starts."""
     begun.admit(request("db", "exclusive", cpus=2))
