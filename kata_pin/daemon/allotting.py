@@ -25,7 +25,9 @@ from kata_pin.daemon.nridecider import NriDecider
 from kata_pin.daemon.sandboxes import Sandboxes
 from kata_pin.daemon.standing import Passed
 from kata_pin.daemon.view import Json
-from kata_pin.errors import StateError
+from kata_pin.errors import HostError, StateError
+from kata_pin.host.cpuset import CpusetReader
+from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.sources.orders import OrdersFile
 from kata_pin.sources.podlist import PodList
 
@@ -91,6 +93,24 @@ class Allotting:
                     log.warning("annotations not followed: %s", error)
                 self._pods_problem = str(error)
             await asyncio.sleep(alloc.pods_s)
+
+    def audit(self) -> None:
+        """Look whether containers of other runtimes have the cpusets that they were given."""
+        if not self._allocator.on:
+            return
+        self._allocator.follow_host()
+        if self._allocator.decides:
+            for container_id in self._delivery.verify(self._allocator.state, self._cgroup_of):
+                log.warning(
+                    "allocator: container %s may run on other CPUs than its own", container_id
+                )
+
+    def _cgroup_of(self, pid: int) -> tuple[str, CpuSet]:
+        reader = CpusetReader(self._parts.root, self._parts.node.cgroup_mounts)
+        try:
+            return reader.of(pid, pid)
+        except HostError:  # TaskGone is one
+            return "", EMPTY
 
     def document(self) -> Json | None:
         """Return the state document's part about allocation."""

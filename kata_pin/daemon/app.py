@@ -213,6 +213,7 @@ class Daemon:
         self._following.rearm()
         self._following.look_around()
         await self._auditor.deep()
+        self._allotting.audit()
         self._guests.audit()
 
     def _followed(self) -> Iterator[Coroutine[object, object, None]]:

@@ -2,7 +2,8 @@
 
 A cpuset reaches a container only in an answer to the runtime (DESIGN D14), so what is decided
 between two answers waits for the next: it is pending, and shown as that. What was sent counts as
-delivered until the runtime tells otherwise; each connection begins with everything it has.
+delivered until the runtime tells otherwise, or the container's cgroup does when it is looked at;
+each connection begins with everything it has.
 
 A Kata container without a CPU quota above 0 is never written to: Kata would size its VM by the
 cpuset (facts of both runtimes). One whose new cpuset neither holds the old one nor lies in it gets
@@ -13,11 +14,14 @@ Lifetime: the daemon's; nothing of it needs to survive. Out of scope: the answer
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from kata_pin.model.alloc import AllocState, Grant, GrantKind
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.wire.nrireply import Cpuset, Update
+
+Look = Callable[[int], tuple[str, CpuSet]]
+"""Returns the cgroup of a process and the CPUs it allows, both empty if it is gone."""
 
 
 def written(grant: Grant, state: AllocState) -> Cpuset:
@@ -44,18 +48,41 @@ class Delivery:
 
     def __init__(self) -> None:
         self._there: dict[str, Cpuset] = {}
+        self._pids: dict[str, int] = {}
 
     def clear(self) -> None:
         """Forget everything: the runtime is about to tell it anew."""
         self._there.clear()
+        self._pids.clear()
 
-    def has(self, container_id: str, cpuset: Cpuset) -> None:
+    def has(self, container_id: str, cpuset: Cpuset, *, pid: int = 0) -> None:
         """Take note of the cpuset that a container has, as the runtime tells or we answered."""
         self._there[container_id] = cpuset
+        if pid:
+            self._pids[container_id] = pid
 
     def gone(self, container_id: str) -> None:
         """Forget a container."""
         self._there.pop(container_id, None)
+        self._pids.pop(container_id, None)
+
+    def verify(self, state: AllocState, look: Look) -> list[str]:
+        """Look at the cgroups of containers; return those that may run where they should not.
+
+        They are updated with the next answer. Not Kata's: their threads are looked at in each pass.
+        A cgroup that allows less is no concern: one above it may.
+        """
+        astray = []
+        for container_id, pid in self._pids.items():
+            grant = state.get(container_id)
+            if grant is None or grant.request.pod.kata:
+                continue
+            cgroup, cpus = look(pid)
+            wanted = written(grant, state).cpus
+            if container_id in cgroup and not cpus <= wanted | self._there[container_id].cpus:
+                self._there[container_id] = Cpuset(cpus, self._there[container_id].mems)
+                astray.append(container_id)
+        return astray
 
     def pending(self, state: AllocState) -> dict[str, Cpuset]:
         """Return what is still to be sent, by container, only those the runtime knows."""

@@ -89,7 +89,7 @@ class NriDecider:
         self._adjusted.clear()
         self._delivery.clear()
         for one in told:
-            self._delivery.has(one.id, cpuset_of(one.cpu))
+            self._delivery.has(one.id, cpuset_of(one.cpu), pid=one.pid)
         self._allocator.guarantee = Guarantee.NODE
         return self._updates()
 
@@ -106,7 +106,7 @@ class NriDecider:
         if event.kind.ends:
             self._end(event)
         elif container is not None:
-            self._delivery.has(container.id, cpuset_of(container.cpu))
+            self._delivery.has(container.id, cpuset_of(container.cpu), pid=container.pid)
         if event.kind is EventKind.POST_CREATE_CONTAINER:
             return self._made(event)
         return self._intake.take(event, stamp_ns)

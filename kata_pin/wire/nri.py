@@ -133,7 +133,7 @@ class Pod:
 class PodContainer:
     """A container of a pod; `cpu` is its spec's, with every update made so far.
 
-    `memory_limit` is in bytes, 0 for none.
+    `memory_limit` is in bytes, 0 for none. `pid` is 0 until it is started; for Kata the VMM's.
     """
 
     id: str
@@ -143,6 +143,7 @@ class PodContainer:
     cgroups_path: str = ""
     cpu: CpuResources = _NO_CPU
     memory_limit: int = 0
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +278,7 @@ def _container(message: nri_pb2.Container) -> PodContainer:
         cgroups_path=_path(message.linux.cgroups_path),
         cpu=_cpu(message.linux.resources.cpu),
         memory_limit=max(0, message.linux.resources.memory.limit.value),
+        pid=message.pid if message.pid <= MAX_PID else 0,
     )
 
 

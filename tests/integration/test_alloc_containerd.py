@@ -63,9 +63,13 @@ class Allotted(Cluster):
 
     def cgroup(self, container: str) -> str:
         """Return the cpuset of a runc container's cgroup."""
+        return self.cgroup_file(container).read_text().strip()
+
+    def cgroup_file(self, container: str) -> Path:
+        """Return the file of that cpuset."""
         parent = Path("/sys/fs/cgroup/cpuset") / self.containerd.cgroup.lstrip("/")
         (file,) = parent.glob(f"**/{container}/cpuset.cpus")
-        return file.read_text().strip()
+        return file
 
     def sandbox_cgroup(self, pod: str) -> str:
         """Return the cpuset of the cgroup that minikata made for a sandbox."""
@@ -233,6 +237,21 @@ def test_kubelet_static_is_only_observed(cluster: Allotted) -> None:
     said = cluster.node.cli("pools")
     assert "stands aside: the kubelet's CPU manager policy is static" in said.stdout
     assert cluster.shown(pod) is not None
+
+
+def test_a_cpuset_that_somebody_changed(cluster: Allotted) -> None:
+    """A cgroup that allows more than was given is seen by the audit, and put right."""
+    settings = cluster.node.settings
+    settings["audit"] = {"affinity_s": 0.5, "deep_s": 0.5}
+    cluster.node.config.write_text(json.dumps(settings))
+    cluster.start()
+    _, plain = run(cluster, "r0")
+    run(cluster, "k1", "exclusive", handler="kata", **ONE_CPU)
+    given = cluster.cgroup(plain)
+    cluster.cgroup_file(plain).write_text("0-1")
+    wait_for(lambda: cluster.grant(plain)["pending"] == given, "the audit to see it")
+    run(cluster, "r1")
+    assert cluster.cgroup(plain) == given
 
 
 def test_strict_refuses_and_best_effort_does_not(cluster: Allotted) -> None:

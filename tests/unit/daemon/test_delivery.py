@@ -125,3 +125,28 @@ def test_undecided_memory_nodes_do_not_wait() -> None:
     delivery = Delivery()
     delivery.has("c-web", Cpuset(cpus("0-5"), cpus("0")))
     assert delivery.next(_state(PLAIN)) == ()
+
+
+def test_a_cgroup_that_allows_more_is_updated_again() -> None:
+    """What an update left undone, or somebody wrote, is seen and sent once more."""
+    delivery, state = Delivery(), _state(PLAIN, OWN)
+    delivery.has("c-web", Cpuset(cpus("0-5")), pid=7)
+    delivery.has("c-db", Cpuset(cpus("6-7")), pid=8)
+    places = {7: ("/pods/c-web", cpus("0-5")), 8: ("/pods/c-db", ALL)}
+    assert delivery.verify(state, places.__getitem__) == []
+    places[7] = ("/pods/c-web", ALL)
+    assert delivery.verify(state, places.__getitem__) == ["c-web"]
+    assert [one.container_id for one in delivery.next(state)] == ["c-web"]
+
+
+def test_what_is_no_sign_of_anything() -> None:
+    """Fewer CPUs, another process of that number, a process that is gone, an update that is due."""
+    delivery, state = Delivery(), _state(PLAIN)
+    delivery.has("c-web", Cpuset(cpus("0-6")), pid=7)
+    for place in (
+        *(("/pods/c-web", cpus("3")), ("/pods/other", ALL), ("", CpuSet())),
+        ("/pods/c-web", cpus("0-6")),
+    ):
+        assert delivery.verify(state, lambda _pid, place=place: place) == []  # type: ignore[misc]
+    delivery.gone("c-web")
+    assert delivery.verify(state, lambda _pid: ("/pods/c-web", ALL)) == []
