@@ -60,8 +60,9 @@ _FILES: Final = (
     ("/etc/kata-pin/config.yaml", "settings; its absence means the defaults"),
     ("/run/kata-pin/control.sock", "every request to the daemon, root only"),
     ("/run/kata-pin/status.sock", "reading requests, for the group of the setting group"),
+    ("/run/kata-pin/metrics.sock", "Prometheus' /metrics, for the same group"),
     ("/run/kata-pin/hook.sock", "messages of hooks"),
-    ("/run/kata-pin/registry.db", "recorded containers and pins; survives the daemon"),
+    ("/run/kata-pin/registry.db", "recorded containers, pins and history; survives the daemon"),
     ("/run/kata-pin/spool/", "messages that no daemon took in time"),
 )
 
