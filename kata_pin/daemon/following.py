@@ -42,6 +42,7 @@ KATA: Final = "Kata's state"
 KUBELET: Final = "the kubelet's checkpoint"
 CPUSET: Final = "a written cpuset"
 NODE: Final = "the node changed"
+LOST: Final = "events of files were lost"
 
 
 class CgroupWatch:
@@ -84,6 +85,7 @@ class Following:
         parts.node.changed()  # what is so now is no change
         self._recent: dict[str, float] = {}
         self._waiting: set[str] = set()
+        self._began = False
         self._looks: list[asyncio.TimerHandle] = []
 
     async def follow(self) -> None:
@@ -127,10 +129,15 @@ class Following:
             self._take_checkpoint()
 
     def _look_at_everything(self) -> None:
-        """Look at what nobody may have told of: watching began, or events were lost."""
+        """Look at what nobody may have told of: watching began, or events were lost.
+
+        At the start passes are due anyway, and what was written before them they see.
+        """
         self.look_around()
         self._take_checkpoint()
-        self._sandboxes.mark_all("events of files")
+        if self._began:
+            self._sandboxes.mark_all(LOST)
+        self._began = True
 
     def _take_states(self, sandbox_ids: Collection[str]) -> None:
         """Read the state of these sandboxes now, or a little later if it was read just now."""

@@ -189,7 +189,7 @@ class StateWatch:
                 if folder.moved(happening):
                     folder.arm()
                     changes.sandboxes |= self._list(file, folder)
-                elif folder.there and is_id(happening.name):
+                elif folder.there and happening.mask & Mask.ISDIR and is_id(happening.name):
                     self._entry(file, folder, happening)
                     changes.sandboxes.add(happening.name)
 

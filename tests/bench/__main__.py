@@ -19,6 +19,7 @@ from tests.bench import (
     audits,
     commands,
     events,
+    following,
     growth,
     guestmap,
     hooks,
@@ -44,6 +45,7 @@ class Part:
 PARTS = {
     "hook": Part(hooks.measure, 100, 20, "what a hook costs a container"),
     "event": Part(events.measure_events, 300, 60, "from a message to the last thread verified"),
+    "follow": Part(following.measure, 200, 40, "from an update without a hook to its pins"),
     "thread": Part(events.measure_births, 60, 15, "from a vCPU's birth to its pin"),
     "nri": Part(nrireplies.measure, 100, 20, "NRI's answers while 100 sandboxes reconcile"),
     "audit": Part(audits.measure, 30, 8, "audits of 5,000 threads in 250 sandboxes"),

@@ -111,6 +111,11 @@ class Waits:
         self._wall.append(time.perf_counter() - start)
         self._cpu.append(time.thread_time() - cpu)
 
+    @property
+    def wall(self) -> Samples:
+        """What was taken, by the clock."""
+        return Samples(self._wall)
+
     def row(self, name: str, floor: Samples, *, bar_ms: float | None = None) -> Row:
         """Return the row of the p99 by the clock; CPU time tells what neighbours added."""
         cpu = Samples(self._cpu)

@@ -177,7 +177,7 @@ def test_unpin_pin_and_release(node: Node) -> None:
         assert pod.misplaced(everywhere) == []
         daemon.terminate()
         node.start()  # installed again: nobody unpinned these sandboxes
-        pod.wait_placed({0, 1})
+        pod.wait_placed({0}, {1: 1})
 
 
 def test_commands_agree_without_the_daemon(node: Node) -> None:

@@ -123,6 +123,11 @@ UNIONS = {
         [guaranteed("a", "0-1"), stale("b", "2-3")],
         {"a": "0-1", "b": "6-7"},
     ),
+    "the exclusive one was resized elsewhere": (
+        "2-5",
+        [guaranteed("a", "0-1"), stale("b", "2-3")],
+        {"a": "4-5", "b": "2-3"},
+    ),
     "the shared one grew, not the exclusive": (
         "0-5",
         [guaranteed("a", "0-1"), stale("b", "2-3")],
