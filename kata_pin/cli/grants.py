@@ -24,7 +24,7 @@ def explain(session: Session, container: str) -> None:
     """Explain why a container has its CPUs.
 
     Which rule or order decided, what it was given, and what the runtime was told. CONTAINER is the
-    start of its id, its name, or namespace/pod/name; a sandbox's id means its VM.
+    start of its id, its name, or namespace/pod/name; `vm:` and a sandbox's id means its VM.
     """
     grant = choose_grant(session.provider.state(), container)
     if session.json:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kata_pin.config.alloc import Alloc
-from kata_pin.daemon.allocrequest import request_of_record
+from kata_pin.daemon.allocrequest import request_of_record, sandbox_of
 from kata_pin.daemon.allocstore import AllocStore
 from kata_pin.daemon.allotment import Allotment, allot, nothing_allotted
 from kata_pin.daemon.nodefacts import NodeWatch
@@ -222,7 +222,7 @@ class Allocator:
         self._rewrite(rewritten, "annotations")
 
     def _as_ordered(self, pod: PodRequest) -> PodRequest:
-        return replace(pod, ordered=self.ordered(pod.namespace, pod.name, pod.sandbox_id))
+        return replace(pod, ordered=self.ordered(pod.namespace, pod.name, sandbox_of(pod)))
 
     def _rewrite(self, rewritten: Callable[[PodRequest], PodRequest], why: str) -> None:
         """Change every container whose pod is not what it was."""
@@ -249,7 +249,7 @@ class Allocator:
         over = [
             one.container_id
             for one in self.containers()
-            if one.request.pod.sandbox_id == sandbox_id
+            if sandbox_of(one.request.pod) == sandbox_id
         ]
         self.release(over, "the sandbox is over")
 
@@ -294,7 +294,7 @@ class Allocator:
             self._say(note)
         if decision.refused is not None and request is not None:
             self._refuse(decision.refused, request)
-        sandboxes = {one.request.pod.sandbox_id for one in decision.changed} - {""}
+        sandboxes = {sandbox_of(one.request.pod) for one in decision.changed} - {""}
         if sandboxes and self._told is not None:
             self._told(sandboxes, why)
         return decision

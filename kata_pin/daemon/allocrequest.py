@@ -26,9 +26,23 @@ from kata_pin.wire.nrireply import Cpuset
 from kata_pin.wire.oci import CpuResources
 from kata_pin.wire.podlist import about_cpus
 
+_VM: Final = "vm:"  # no id has a colon
 _KUBELETS: Final = "kubepods"
 _LEAST_SHARES: Final = 2
 """What the kernel takes as none, and the kubelet writes for a request of nothing."""
+
+
+def vm_of(sandbox_id: str) -> str:
+    """Return what a sandbox's VM is known by to policies.
+
+    Not the sandbox's id: where there is no pod, that is the container's own.
+    """
+    return f"{_VM}{sandbox_id}"
+
+
+def sandbox_of(pod: PodRequest) -> str:
+    """Return the id of a pod's sandbox, empty for one that is not Kata's."""
+    return pod.sandbox_id.removeprefix(_VM)
 
 
 def pod_uid(pod: Pod) -> str:
@@ -48,7 +62,7 @@ def request_of(
         about_cpus(pod.annotations),
         _qos(container.cgroups_path, container.cpu),
         kata=kata,
-        sandbox_id=pod.id if kata else "",
+        sandbox_id=vm_of(pod.id) if kata else "",
         ordered=ordered,
     )
     return _request(container.id, container.name, container.cpu, of)
@@ -64,7 +78,7 @@ def request_of_record(record: Container, ordered: CpuClass | None) -> ContainerR
         record.handler,
         qos=_qos(record.cgroups_path, cpu),
         kata=True,
-        sandbox_id=record.sandbox_id,
+        sandbox_id=vm_of(record.sandbox_id),
         ordered=ordered,
     )
     return _request(record.id, record.name, cpu, of)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 
 from kata_pin.daemon.allocator import Allocator, Refused
+from kata_pin.daemon.allocrequest import sandbox_of
 from kata_pin.daemon.delivery import Delivery, written
 from kata_pin.daemon.view import Json
 from kata_pin.model.alloc import AllocState, Grant
@@ -59,7 +60,7 @@ def _grant(grant: Grant, state: AllocState, pending: dict[str, Cpuset]) -> Json:
         "name": request.name,
         "pod": pod.title,
         "pod_uid": pod.pod_uid,
-        "sandbox": pod.sandbox_id,
+        "sandbox": sandbox_of(pod),
         "kata": pod.kata,
         "class": grant.cpu_class.value,
         "policy": grant.policy,

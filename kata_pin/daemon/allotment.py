@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kata_pin.model.alloc import AllocState, GrantKind
+from kata_pin.daemon.allocrequest import vm_of
+from kata_pin.model.alloc import AllocState
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.sandbox import Container, ContainerKind
 
@@ -40,9 +41,9 @@ def allot(containers: Iterable[Container], state: AllocState) -> Allotment:
     given: dict[str, CpuSet] = {}
     every: list[Container] = []
     for container in containers:
-        grant = state.get(container.id)
         of_vm = container.kind is ContainerKind.SANDBOX
-        if grant is not None and (grant.kind is GrantKind.SANDBOX) == of_vm:
+        grant = state.get(vm_of(container.id) if of_vm else container.id)
+        if grant is not None:
             container = replace(container, cpus=grant.cpus)  # noqa: PLW2901 - the same, with them
             if not of_vm:
                 given[container.id] = grant.exclusive

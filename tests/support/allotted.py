@@ -10,6 +10,7 @@ from typing import Any, cast
 from kata_pin.config.alloc import Alloc
 from kata_pin.config.tree import Config
 from kata_pin.daemon.allocator import Allocator
+from kata_pin.daemon.allocrequest import vm_of
 from kata_pin.daemon.allocstore import AllocStore
 from kata_pin.daemon.nodefacts import NodeWatch
 from kata_pin.daemon.policies import make_policy
@@ -68,7 +69,7 @@ def request(
         "kata",
         {"cpu-policy.kata-pin.io": cpu_class} if cpu_class else {},
         kata=kata,
-        sandbox_id=f"s-{name}" if kata else "",
+        sandbox_id=vm_of(f"s-{name}") if kata else "",
     )
     limit = cpus * 100_000 if quota and cpus else None
     return ContainerRequest(f"c-{name}", pod, "app", cpus * 1000, limit)

@@ -242,6 +242,19 @@ def test_a_pass_admits_what_no_event_told(begun: Allocator) -> None:
     assert begun.state.exclusive == CpuSet()
 
 
+def test_a_container_that_is_its_own_sandbox(begun: Allocator, moves: Moves) -> None:
+    """Without pods a container's id is its sandbox's: it and its VM have a grant each."""
+    alone = Container("c1", "c1", quota_us=200_000, period_us=100_000, shares=2048)
+    begun.set_orders({"c1": CpuClass.EXCLUSIVE})
+    given = begun.view((alone,)).containers[0].cpus
+    assert given is not None
+    assert begun.state.exclusive == given
+    assert len(given) == 2
+    assert moves.told[-1][0] == {"c1"}
+    begun.release_sandbox("c1")
+    assert begun.state.grants == {}
+
+
 def test_a_pass_leaves_a_foreign_cpuset(begun: Allocator) -> None:
     """A recorded cpuset without a grant is somebody else's: it stays, and so does the record."""
     mine = (Container("c1", "s1", cpus=cpus("2")),)

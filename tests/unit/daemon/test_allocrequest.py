@@ -11,6 +11,7 @@ from kata_pin.daemon.allocrequest import (
     pod_uid,
     request_of,
     request_of_record,
+    sandbox_of,
     with_asked,
 )
 from kata_pin.model.alloc import CpuClass, Qos
@@ -39,7 +40,7 @@ def test_a_kata_container() -> None:
         *("shop/web", "kata"),
         CHOSE,
     )
-    assert (found.pod.sandbox_id, found.pod.ordered) == ("p1", CpuClass.SHARE)
+    assert (sandbox_of(found.pod), found.pod.ordered) == ("p1", CpuClass.SHARE)
     assert request_of(POD, _app(), kata=False, ordered=None).pod.sandbox_id == ""
 
 
@@ -93,7 +94,7 @@ def test_a_record_asks_for_the_same() -> None:
     assert request_of_record(record, None).pod == told.pod
     assert request_of_record(record, None).limit_millis == told.limit_millis
     nameless = request_of_record(Container("c1", "p1"), None).pod
-    assert (nameless.pod_uid, nameless.sandbox_id) == ("p1", "p1")
+    assert (nameless.pod_uid, sandbox_of(nameless)) == ("p1", "p1")
     assert pod_uid(Pod("p1")) == "p1"
 
 

@@ -17,7 +17,7 @@ PAUSE = Container("s-db", "s-db", kind=ContainerKind.SANDBOX)
 OWN = Grant(request("db", cpus=2), "static", CpuClass.EXCLUSIVE, exclusive=cpus("6-7"))
 VM = replace(
     Grant(request("db"), "static", kind=GrantKind.SANDBOX, shared=cpus("1")),
-    request=replace(request("db"), container_id="s-db"),
+    request=replace(request("db"), container_id="vm:s-db"),
 )
 STATE = AllocState(CpuSet(range(8))).with_grant(OWN).with_grant(VM)
 

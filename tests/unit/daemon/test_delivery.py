@@ -48,7 +48,7 @@ def test_a_kata_container_without_a_quota_is_never_written_to() -> None:
 def test_overhead_has_a_place_in_an_exclusive_cpuset() -> None:
     """The VM's own CPUs and the housekeeping pool are in it; no VM is written to itself."""
     vm = replace(_grant(request("db"), exclusive="5"), kind=GrantKind.SANDBOX)
-    vm = replace(vm, request=replace(vm.request, container_id="s-db"))
+    vm = replace(vm, request=replace(vm.request, container_id="vm:s-db"))
     assert written(OWN, _state(OWN, vm)).cpus == cpus("5-7")
     assert written(OWN, _state(OWN, housekeeping="0")).cpus == cpus("0,6-7")
     shares = _grant(request("x", cpus=1), shared="1")

@@ -192,10 +192,13 @@ def test_a_foreign_cpuset_is_not_replaced(world: World) -> None:
 
 def test_kubelet_static_is_observed(world: World) -> None:
     """While the kubelet decides every answer is the observer's."""
-    world.make(_pod("web", kata=False), _app("web"))
+    world.make(_pod("web", kata=False), _app("web", 1))
+    world.allocator.set_orders({"shop/web": CpuClass.EXCLUSIVE})
+    assert world.delivery.pending(world.allocator.state) != {}
     world.host.kubelet = KubeletState("static", cpus("0-1"))
     assert world.make(_pod("db", "exclusive"), _app("db", 2)) == Answer()
-    assert world.tell(STOP, _pod("web", kata=False), _app("web")) == Answer()
+    stopped = PodContainer("c-other", "web")
+    assert world.tell(STOP, _pod("web", kata=False), stopped) == Answer()
 
 
 def test_a_creation_that_failed_is_not_adjusted_again(world: World) -> None:
