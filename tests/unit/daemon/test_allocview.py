@@ -1,0 +1,87 @@
+"""What is shown of the allocator: by the daemon, and by a command that looks without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kata_pin.config.alloc import Alloc
+from kata_pin.config.tree import Config, Nri
+from kata_pin.daemon import oneshot
+from kata_pin.daemon.allocstore import AllocStore
+from kata_pin.daemon.allocview import allocation_document
+from kata_pin.daemon.allotting import LAST, Allotting
+from kata_pin.daemon.compose import boot_id, compose
+from kata_pin.daemon.delivery import Delivery
+from kata_pin.daemon.registry import Registry
+from kata_pin.host.root import HOST
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.wire.nrireply import Cpuset
+from tests.support.allotted import Host, Moves, allocator, request
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    one = Registry(str(tmp_path / "registry.db"), boot_id=boot_id(HOST))
+    yield one
+    one.close()
+
+
+def test_pools_and_grants(registry: Registry) -> None:
+    """Who has what, what the runtime is told, what is pending, and why."""
+    one = allocator(registry, Host())
+    one.begin(Moves())
+    one.admit(request("web", kata=False))
+    one.admit(request("db", "exclusive", cpus=2))
+    delivery = Delivery()
+    delivery.has("c-web", Cpuset(CpuSet(range(8))))
+    shown = allocation_document(one, delivery, ["orders: line 1"])
+    assert shown is not None
+    own = shown["pools"]["exclusive"]
+    assert CpuSet.parse(own) | CpuSet.parse(shown["pools"]["shared"]) == CpuSet(range(8))
+    web, db, vm = sorted(shown["grants"], key=lambda grant: (grant["kind"], grant["id"] != "c-web"))
+    assert (db["class"], db["exclusive"], db["written"], db["sandbox"]) == (
+        *("exclusive", own),
+        *(own, "s-db"),
+    )
+    assert (web["pending"], web["sandbox"]) == (shown["pools"]["shared"], "")
+    assert (vm["id"], vm["kind"], vm["written"]) == ("vm:s-db", "sandbox", "")
+    assert shown["problems"] == ["orders: line 1"]
+
+
+def test_refusals(registry: Registry) -> None:
+    """Who did not get what it asked for, when, and what became of it."""
+    one = allocator(registry, Host())
+    one.begin(Moves())
+    one.admit(request("db", "exclusive", cpus=64))
+    shown = allocation_document(one)
+    assert shown is not None
+    (refused,) = shown["refused"]
+    assert (shown["refusals"], refused["container"], refused["strict"]) == (1, "shop/db app", False)
+
+
+def test_without_a_daemon(registry: Registry, tmp_path: Path) -> None:
+    """The grants are those of the registry; nothing is known of what is pending."""
+    one = allocator(registry, Host())
+    one.begin(Moves())
+    one.admit(request("web"))
+    assert AllocStore(registry).read() == one.state
+    config = Config(runtime_dir=str(tmp_path), alloc=Alloc(policy="annotation"))
+    shown = oneshot.state(config)["allocation"]
+    assert [grant["id"] for grant in shown["grants"]] == ["c-web", "vm:s-web"]
+    assert {grant["pending"] for grant in shown["grants"]} == {None}
+    assert shown["aside"] == ""
+    assert oneshot.state(Config(runtime_dir=str(tmp_path)))["allocation"] is None
+
+
+def test_who_decides_is_the_last_plugin(registry: Registry) -> None:
+    """Unless the setting says otherwise, or nothing is decided."""
+    for policy, chosen, index in (
+        ("annotation", Nri().index, LAST),
+        ("annotation", "50", "50"),
+        ("none", Nri().index, Nri().index),
+    ):
+        parts = compose(Config(alloc=Alloc(policy=policy)), registry)
+        assert Allotting(parts).plugin_index(chosen) == index
