@@ -6,18 +6,19 @@ threads are scattered again and again, and a reload asks for passes over every s
 
 Timed: from a call's bytes to its answer's, for each kind of event in turn: an update, a start, that
 waits for its pins because the workload runs next, a stop, and a pod of another runtime. Floor: the
-same calls while nothing else happens.
+same calls while nothing else happens. Also without the time that daemon and runtime waited for a
+CPU: those are the neighbours' on a machine that is not idle.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import re
-import signal
 import socket
-import threading
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,9 +30,10 @@ from kata_pin.wire.nri import EventKind
 from kata_pin.wire.proto import nri_pb2 as pb
 from tests.bench.figures import MS, BenchError, Row, Samples
 from tests.bench.idle import wait_until_quiet
-from tests.bench.node import BenchNode, scatter
+from tests.bench.node import BenchNode
 from tests.bench.service import ServiceProcess, service
 from tests.bench.standins import crowd
+from tests.support.hooks import INTERPRETER
 from tests.support.nriruntime import Peer, Runtime, container, pod
 from tests.support.waiting import wait_for
 
@@ -40,9 +42,6 @@ TIMEOUT_MS = 2000
 """The runtime's timeout, its own default; an answer has a quarter of it at most."""
 
 BAR_MS = 50.0
-
-STORM_S = 0.2
-"""Between two demands for passes over every sandbox; they take longer."""
 
 KINDS = {
     "update": EventKind.POST_UPDATE_CONTAINER,
@@ -64,29 +63,44 @@ def measure(node: BenchNode, rounds: int) -> Iterator[Row]:
     yield from taken.rows(sandboxes.what)
 
 
+@dataclass(frozen=True)
+class Answer:
+    """An answer: the kind of event, its seconds, and those without waits for a CPU."""
+
+    kind: str
+    seconds: float
+    own_s: float
+
+
 @dataclass
 class Taken:
-    """Seconds that answers took, by the kind of event, at rest and under load; passes meanwhile."""
+    """Answers at rest and under load; how many passes set something meanwhile."""
 
-    rest: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
-    load: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    rest: list[Answer] = field(default_factory=list)
+    load: list[Answer] = field(default_factory=list)
     reconciled: int = 0
 
     def rows(self, what: str) -> Iterator[Row]:
         """Yield a row a kind, and that of the longest answer."""
         for kind in KINDS:
-            floor, load = Samples(self.rest[kind]), Samples(self.load[kind])
+            floor, load = (
+                Samples([one.seconds for one in taken if one.kind == kind])
+                for taken in (self.rest, self.load)
+            )
+            own = Samples([one.own_s for one in self.load if one.kind == kind])
             yield Row(
                 f"NRI answer, {kind}, {what} reconciling", load.percentile(99) * MS, "ms",
                 len(load.seconds), floor=floor.percentile(99) * MS,
                 ratio=load.median / floor.median, bar=BAR_MS, bar_on_ratio=False,
-                detail=f"p50 {load.median * MS:.2f}; {load.spread}",
+                detail=f"p50 {load.median * MS:.2f}; {load.spread}; without waits for a CPU "
+                f"p50 {own.median * MS:.2f}, {own.spread}",
             )  # fmt: skip
-        every = [seconds for taken in self.load.values() for seconds in taken]
+        longest = max(self.load, key=lambda one: one.seconds)
         yield Row(
-            f"NRI answer, the longest, {what} reconciling", max(every) * MS, "ms", len(every),
-            bar=TIMEOUT_MS / 4, bar_on_ratio=False,
-            detail=f"a quarter of {TIMEOUT_MS} ms; {self.reconciled} passes meanwhile",
+            f"NRI answer, the longest, {what} reconciling", longest.seconds * MS, "ms",
+            len(self.load), bar=TIMEOUT_MS / 4, bar_on_ratio=False,
+            detail=f"a quarter of {TIMEOUT_MS} ms; without waits for a CPU "
+            f"{longest.own_s * MS:.0f}; {self.reconciled} passes meanwhile",
         )  # fmt: skip
 
 
@@ -102,70 +116,67 @@ async def _taken(
             await peer.synchronize([_pod(one) for one in ids])
             await asyncio.to_thread(_wait_settled, node, ids)
             await asyncio.to_thread(wait_until_quiet, daemon)
-            calls = Calls(peer, ids)
+            calls = Calls(peer, ids, daemon)
             for _ in range(max(rounds // 4, 10)):
                 await calls.round(taken.rest)
-            storm = Storm(node, daemon)
-            storm.start()
-            try:
+            before = _applied(node)
+            with storm(node, daemon):
                 for _ in range(rounds):
                     await calls.round(taken.load)
-            finally:
-                taken.reconciled = await asyncio.to_thread(storm.stop)
+            taken.reconciled = _applied(node) - before
     return taken
 
 
 class Calls:
     """The runtime's calls, one sandbox after the other."""
 
-    def __init__(self, peer: Peer, ids: list[str]) -> None:
+    def __init__(self, peer: Peer, ids: list[str], daemon: ServiceProcess) -> None:
         self._peer = peer
+        self._waits = [f"/proc/{pid}/schedstat" for pid in (daemon.pid, os.getpid())]
         self._ids = itertools.cycle(ids)
         self._numbers = itertools.count()
 
-    async def round(self, taken: dict[str, list[float]]) -> None:
-        """Call once for each kind of event; add the seconds."""
+    async def round(self, taken: list[Answer]) -> None:
+        """Call once for each kind of event; add the answers."""
         sandbox_id, number = next(self._ids), next(self._numbers)
         app = container(f"{sandbox_id}-n{number}", sandbox_id, cpus="0")
         for name, kind in KINDS.items():
             known = kind is not EventKind.RUN_POD_SANDBOX
             told = _pod(sandbox_id) if known else pod(f"other{number}", runtime_handler="runc")
-            start = time.perf_counter()
+            start, waited = time.perf_counter(), self._waited_s()
             await self._peer.event(kind, told, app if known else None)
-            taken[name].append(time.perf_counter() - start)
+            took = time.perf_counter() - start
+            taken.append(Answer(name, took, max(0.0, took - (self._waited_s() - waited))))
+
+    def _waited_s(self) -> float:
+        """Return how long the daemon and we have waited for a CPU so far (schedstat)."""
+        return sum(int(Path(path).read_text().split()[1]) for path in self._waits) / 1e9
 
 
-class Storm:
-    """Scatters every thread and has every sandbox reconciled, again and again, in a thread."""
+_STORM = """
+import os, signal, sys, time
+daemon, cpus, *tids = map(int, sys.argv[1:])
+while True:
+    for tid in tids:
+        os.sched_setaffinity(tid, range(cpus))
+    os.kill(daemon, signal.SIGHUP)
+    time.sleep(0.2)
+"""
 
-    def __init__(self, node: BenchNode, daemon: ServiceProcess) -> None:
-        self._node = node
-        self._daemon = daemon
-        self._tids = [tid for one in node.sandboxes for tid in one.tids()]
-        self._over = threading.Event()
-        self._before = _applied(node)
-        self._trouble: Exception | None = None
-        self._thread = threading.Thread(target=self._run)
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self) -> int:
-        """End; return how many passes set something. BenchError when the daemon is in trouble."""
-        self._over.set()
-        self._thread.join()
-        if self._trouble is not None:
-            raise BenchError(f"reconcile: {self._trouble}")
-        return _applied(self._node) - self._before
-
-    def _run(self) -> None:
-        try:
-            while not self._over.wait(STORM_S):
-                scatter(self._tids, frozenset(self._node.online))
-                os.kill(self._daemon.pid, signal.SIGHUP)
-        except OSError as error:
-            self._trouble = error
+@contextlib.contextmanager
+def storm(node: BenchNode, daemon: ServiceProcess) -> Iterator[None]:
+    """Scatter every thread and have every sandbox reconciled, again and again, in a process."""
+    tids = [str(tid) for one in node.sandboxes for tid in one.tids()]
+    cpus = str(list(node.online)[-1] + 1)
+    process = subprocess.Popen([INTERPRETER, "-IS", "-c", _STORM, str(daemon.pid), cpus, *tids])
+    try:
+        yield
+        if process.poll() is not None:
+            raise BenchError("what scatters the threads has ended")
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _applied(node: BenchNode) -> int:
