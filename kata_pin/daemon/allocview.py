@@ -6,7 +6,7 @@ Pure over what the allocator holds at the moment. CPU sets are Linux cpu lists.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kata_pin.daemon.allocator import Allocator, Refused
 from kata_pin.daemon.allocrequest import sandbox_of
@@ -26,7 +26,8 @@ def allocation_document(
     if not allocator.on:
         return None
     state = allocator.state
-    pending = {}
+    pending: dict[str, Cpuset] = {}
+    told = delivery or Delivery()
     if delivery is not None and allocator.decides:
         pending = delivery.pending(state)
     return {
@@ -39,7 +40,7 @@ def allocation_document(
             "shared": str(state.shared),
             "exclusive": str(state.exclusive),
         },
-        "grants": [_grant(one, state, pending) for one in state.grants.values()],
+        "grants": [_grant(one, state, pending, told) for one in state.grants.values()],
         "refusals": allocator.refusals,
         "refused": [_refused(one) for one in allocator.refused],
         "problems": list(problems),
@@ -50,9 +51,11 @@ def allocation_document(
     }
 
 
-def _grant(grant: Grant, state: AllocState, pending: dict[str, Cpuset]) -> Json:
+def _grant(
+    grant: Grant, state: AllocState, pending: Mapping[str, Cpuset], delivery: Delivery
+) -> Json:
     request, pod = grant.request, grant.request.pod
-    own = written(grant, state)
+    own = written(grant, state) if delivery.knows(grant.container_id) else Cpuset()
     waits = pending.get(grant.container_id)
     return {
         "id": grant.container_id,

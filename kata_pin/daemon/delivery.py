@@ -61,6 +61,10 @@ class Delivery:
         if pid:
             self._pids[container_id] = pid
 
+    def knows(self, container_id: str) -> bool:
+        """Whether the runtime that is connected has told of a container."""
+        return container_id in self._there
+
     def gone(self, container_id: str) -> None:
         """Forget a container."""
         self._there.pop(container_id, None)

@@ -36,7 +36,8 @@ def test_pools_and_grants(registry: Registry) -> None:
     one.admit(request("web", kata=False))
     one.admit(request("db", "exclusive", cpus=2))
     delivery = Delivery()
-    delivery.has("c-web", Cpuset(CpuSet(range(8))))
+    for name in ("c-web", "c-db"):
+        delivery.has(name, Cpuset(CpuSet(range(8))))
     shown = allocation_document(one, delivery, ["orders: line 1"])
     assert shown is not None
     own = shown["pools"]["exclusive"]
