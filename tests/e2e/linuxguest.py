@@ -71,6 +71,12 @@ class Guest:
             with connection.makefile() as answer:
                 return answer.read().strip()
 
+    def restart_agent(self) -> None:
+        """Have the agent end, and wait for the next one; containers live on."""
+        before = self.ask("agent")
+        self.ask("restart")
+        self._node.wait(lambda: self.ask("agent") not in {before, ""}, "another agent", 20)
+
     def mode(self, name: str) -> None:
         """Have the agent behave so from now on."""
         assert self.ask(f"mode {name}") == name

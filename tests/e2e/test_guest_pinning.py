@@ -249,8 +249,7 @@ def test_after_the_daemon_was_killed(pod: GuestPod) -> None:
 
 def test_after_the_agent_restarted(pod: GuestPod) -> None:
     """A new agent is a new connection; what somebody else did to a cpuset meanwhile is undone."""
-    pod.guest.ask("restart")
-    pod.node.wait(lambda: pod.guest.ask("cpus") != "", "the agent to be back")
+    pod.guest.restart_agent()
     pod.guest.ask(f"widen {pod.name_of('b')}")
     assert pod.wrong()
     pod.daemon.ask("reconcile")

@@ -13,6 +13,7 @@ Port 1025 answers a tester's questions, one for each connection:
     mode M                   honest; lie: success, and nothing done; refuse: as genpolicy's default
                              policy; hang: no answer until the mode is another
     widen C                  a container gets every CPU, as if somebody else had done it
+    agent                    its pid
     restart                  the agent ends; init starts it again
 """
 
@@ -188,6 +189,8 @@ class Agent:
         if verb == "widen":
             write(f"{CGROUPS}/{rest}/cpuset.cpus", read(ONLINE))
             return rest
+        if verb == "agent":
+            return str(posix.getpid())
         if verb == "restart":
             start_new_thread(end_soon, ())
             return "restarting"
