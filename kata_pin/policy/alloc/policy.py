@@ -48,9 +48,9 @@ class Policy(Protocol):
         ...
 
     def release(self, state: AllocState, container_id: str) -> Decision:
-        """Take a container's CPUs back; the shared pool grows by them.
+        """Take a container's CPUs back; the shared pool grows by them, unless others wait for them.
 
-        An unknown container changes nothing.
+        A sandbox's id stands for all of its pod. An unknown container changes nothing.
         """
         ...
 

@@ -10,6 +10,7 @@ host and the settings stay the same. Out of scope: live changes step by step (`p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -113,7 +114,10 @@ class PooledPolicy:
         return self._decided(state, after, demand)
 
     def release(self, state: AllocState, container_id: str) -> Decision:
-        """Take a container's CPUs back, or with a sandbox's id those of its whole pod."""
+        """Take a container's CPUs back, or with a sandbox's id those of its whole pod.
+
+        Containers that run in the shared pool for want of CPUs are tried again, oldest first.
+        """
         grant = state.get(container_id)
         if grant is None:
             return Decision(state)
@@ -123,7 +127,7 @@ class PooledPolicy:
         after = state
         for one in gone:
             after = after.without(one.container_id)
-        after = settled(self._with_vm(after, grant))
+        after = settled(self._retried(self._with_vm(after, grant)))
         return Decision(after, changes(state, after))
 
     def change(self, state: AllocState, request: ContainerRequest) -> Decision:
@@ -205,6 +209,17 @@ class PooledPolicy:
 
     # What an event comes to.
 
+    def _retried(self, state: AllocState) -> AllocState:
+        """Return the state in which those who wait for CPUs of their own have them, if they fit."""
+        for grant in tuple(state.grants.values()):
+            if grant.kind is GrantKind.SANDBOX or grant.cpu_class is not CpuClass.NONE:
+                continue
+            demand = self._rule(grant.request, self._settings)
+            if not demand.pooled:
+                with suppress(AllocError):
+                    state = self._served(state, grant.request, demand, EMPTY, floor_from=state)
+        return state
+
     def _served(
         self,
         state: AllocState,
@@ -220,16 +235,20 @@ class PooledPolicy:
 
         `prefer`: CPUs to keep; `home`: where it has used the pool; `avoid`: claimed by others.
         The minimum of the shared pool is asked for only where exclusive CPUs become more than they
-        are in `floor_from`: what was given stays given.
+        are in `floor_from`: what was given stays given. Its VM's own CPUs are given up for it.
         """
         rest = state.without(request.container_id)
         if demand.pooled:
             return self._in_pool(state, request, demand.reasons, home)
         own = self._pick(rest, request, demand, prefer, avoid)
         grant = self._grant(rest, request, demand, own)
-        after = self._with_vm(state.with_grant(grant), grant, prefer - own, avoid - prefer)
-        if len(after.exclusive) > len(floor_from.exclusive):
-            self._check_floor(after)
+        granted = state.with_grant(grant)
+        after = self._with_vm(granted, grant, prefer - own, avoid - prefer)
+        if self._shortage(after, floor_from):
+            after = self._with_vm(granted, grant, own_cpus=0)
+        shortage = self._shortage(after, floor_from)
+        if shortage:
+            raise AllocError(AllocFailure.SHARED_MINIMUM, shortage)
         return after
 
     def _in_pool(
@@ -263,11 +282,18 @@ class PooledPolicy:
         return replace(grant, exclusive=own, shared=EMPTY, zone=zone)
 
     def _with_vm(
-        self, state: AllocState, grant: Grant, spare: CpuSet = EMPTY, avoid: CpuSet = EMPTY
+        self,
+        state: AllocState,
+        grant: Grant,
+        spare: CpuSet = EMPTY,
+        avoid: CpuSet = EMPTY,
+        *,
+        own_cpus: int | None = None,
     ) -> AllocState:
         """Return the state in which the VM of the grant's pod has what it needs now.
 
-        One that had no CPUs of its own gets `spare` ones first, and none of `avoid`.
+        One that had no CPUs of its own gets `spare` ones first, and none of `avoid`. `own_cpus`
+        stands for the setting.
         """
         pod = grant.request.pod
         if not (pod.kata and pod.sandbox_id):
@@ -278,10 +304,11 @@ class PooledPolicy:
             return rest
         old = state.get(pod.sandbox_id)
         own = EMPTY
-        if self._settings.vm.own_cpus and any(one.exclusive for one in members):
+        wanted = self._settings.vm.own_cpus if own_cpus is None else own_cpus
+        if wanted and any(one.exclusive for one in members):
             held = EMPTY if old is None else old.exclusive
             free = rest.shared - rest.reserved - bound(rest) - (avoid - held)
-            kept = held <= free and len(held) == self._settings.vm.own_cpus
+            kept = held <= free and len(held) == wanted
             own = held if kept else self._vm_cpus(rest, members, free, held or spare)
         near = _own(members) or union(one.zone for one in members)
         zone = self._choice.zone(rest, overhead_millis(pod, self._settings), near)
@@ -365,15 +392,12 @@ class PooledPolicy:
             return EMPTY
         return CpuSet(node for node, cpus in self._topology.nodes.items() if cpus & own)
 
-    def _check_floor(self, state: AllocState) -> None:
-        """Raise AllocError if the shared pool has become too small."""
-        floor = shared_floor(state, self._settings, self._minimum())
-        left = len(state.shared)
-        if left < floor:
-            raise AllocError(
-                AllocFailure.SHARED_MINIMUM,
-                f"{left} CPUs would be left in the shared pool, it needs {floor}",
-            )
+    def _shortage(self, state: AllocState, before: AllocState) -> str:
+        """Return what the shared pool lacks now that exclusive CPUs are more than before."""
+        left, floor = len(state.shared), shared_floor(state, self._settings, self._minimum())
+        if left >= floor or len(state.exclusive) <= len(before.exclusive):
+            return ""
+        return f"{left} CPUs would be left in the shared pool, it needs {floor}"
 
     def _minimum(self) -> int:
         """Return the least size of the shared pool: the setting, else the size of a core."""

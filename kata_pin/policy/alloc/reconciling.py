@@ -13,7 +13,6 @@ from dataclasses import replace
 from kata_pin.model.alloc import (
     AllocState,
     ContainerRequest,
-    CpuClass,
     Grant,
     GrantKind,
     Running,
@@ -52,7 +51,7 @@ class Claims:
         then the rest as they are listed. `free` are the CPUs that can be given out. A container's
         claim ends when the next one is asked for.
         """
-        self._claims = self._old(free)
+        self._claims = self._old()
         self._claims |= self._seen(free)
         claimants = list(self._claims)
         others = [name for name in self._known if name not in self._claims]
@@ -67,35 +66,31 @@ class Claims:
             if grant.kind is GrantKind.SANDBOX and grant.pod_uid in pods and grant.exclusive & free:
                 yield replace(grant, exclusive=grant.exclusive & free)
 
-    def _old(self, free: CpuSet) -> dict[str, CpuSet]:
+    def _old(self) -> dict[str, CpuSet]:
         """Return what running containers had; a CPU that was exclusive goes to the first owner."""
         claims: dict[str, CpuSet] = {}
         exclusive = EMPTY
         for name, grant in self._state.grants.items():
-            if name in self._known and grant.kind is GrantKind.CONTAINER:
-                claims[name] = (grant.own & free) - exclusive
+            if name in self._known:
+                claims[name] = grant.own - exclusive
                 exclusive |= grant.exclusive
         return claims
 
     def _seen(self, free: CpuSet) -> dict[str, CpuSet]:
         """Return the CPUs that unknown containers are seen on, where those can be their own.
 
-        All free, nobody else's, and as many as they are to get; a Kata container's cpuset can hold
-        those of its VM and of housekeeping too.
+        All there are of them, as many as they are to get; a Kata container's cpuset can hold those
+        of its VM and of housekeeping too.
         """
         claims: dict[str, CpuSet] = {}
-        taken = union(self._claims.values())
         for name, one in self._known.items():
             if name in self._claims or one.cpus is None:
                 continue
             demand = self._rule(one.request)
             seen = one.cpus & free
             most = demand.whole + (self._vm_cpus if one.request.pod.kata else 0)
-            if demand.pooled or not demand.whole <= len(seen) <= most or seen & taken:
-                continue
-            claims[name] = seen
-            if demand.cpu_class is CpuClass.EXCLUSIVE:
-                taken |= seen
+            if not demand.pooled and demand.whole <= len(seen) <= most:
+                claims[name] = seen
         return claims
 
 

@@ -73,6 +73,7 @@ def test_quantities_are_compared_as_numbers() -> None:
     for quota, period in [(100_000, 100_000), (50_000, 50_000), (20_000, 20_000)]:
         request = ContainerRequest("c", pod(), "c", 1000, quota_us=quota, period_us=period)
         assert request.limit_millis == 1000
+    assert ContainerRequest("c", pod(), quota_us=499, period_us=1500).limit_millis == 333
     assert ContainerRequest("c", pod(), quota_us=-1).limit_millis == 0
     assert ContainerRequest("c", pod(), quota_us=1, period_us=0).limit_millis == 0
 

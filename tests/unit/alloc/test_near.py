@@ -8,7 +8,7 @@ import pytest
 
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.policy.alloc.failure import AllocError
-from kata_pin.policy.alloc.near import apartness, grow, nodes_by_distance, shrink
+from kata_pin.policy.alloc.near import apartness, grow, layers, nodes_by_distance, shrink
 from kata_pin.policy.alloc.topology import Machine
 from tests.support.machines import Shape, host
 
@@ -43,6 +43,28 @@ def test_grow(held: str, free: str, more: int, expected: str) -> None:
     assert grow(MACHINE, HOST, cpus(held), cpus(free), more) == cpus(expected)
 
 
+def test_grow_where_packages_lie_in_nodes() -> None:
+    """The same package comes before the rest of the node."""
+    small = host(
+        Shape(uppers=2, lowers=2, llcs=1, cores=2, threads=1, packages_in_nodes=True).cpus()
+    )
+    machine = Machine.of(small)
+    assert machine.nodes_first
+    assert small.packages[1] == cpus("2-3")
+    assert grow(machine, small, cpus("2"), cpus("0-1,3-7"), 1) == cpus("2-3")
+    one_cache = host([replace(cpu, llc=0) for cpu in small.cpus if cpu.node == 0])
+    assert grow(Machine.of(one_cache), one_cache, cpus("2"), cpus("0-1"), 1) == cpus("0,2")
+
+
+def test_layers_widen() -> None:
+    """Each layer holds what the one before it held: core, cache, then the smaller unit first."""
+    nested = host(Shape(uppers=2, lowers=2, cores=1, packages_in_nodes=True, threads=1).cpus())
+    found = list(layers(Machine.of(nested), nested, cpus("1")))
+    assert found[:4] == [cpus("1"), cpus("1"), cpus("1"), cpus("0-1")]
+    plain = list(layers(MACHINE, HOST, cpus("0")))
+    assert [len(layer) for layer in plain[:4]] == [2, 4, 8, 16]
+
+
 def test_grow_too_far() -> None:
     """More than there is: an error, what is held does not count as free."""
     with pytest.raises(AllocError):
@@ -58,6 +80,8 @@ def test_grow_too_far() -> None:
         ("0,16,8", 2, "0,16"),
         ("0,8,24,9,25", 4, "8,9,24,25"),
         ("0-1,16-17,2,18", 4, "0-1,16-17"),
+        ("0,16,2-3,18-19", 4, "2-3,18-19"),
+        ("0-1,16-17,4", 4, "0-1,16-17"),
         ("3", 0, ""),
         ("3,5", 2, "3,5"),
     ],

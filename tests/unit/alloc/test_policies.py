@@ -131,6 +131,9 @@ def test_share_containers_choose_different_cpus() -> None:
     third = two.allocate(after(two, *full[:2]), full[2])
     assert third.refused is None
     assert len(third.state.grants["p2-app"].cpus) == 8
+    fourth = two.allocate(third.state, wishing("share", 8000, "p3"))
+    assert fourth.refused is None
+    assert two.allocate(fourth.state, wishing("share", 1000, "p4")).refused is not None
 
 
 def test_story_none_to_share() -> None:
@@ -254,6 +257,27 @@ def test_best_effort_runs_in_the_shared_pool(name: str) -> None:
     assert decision.refused.message in decision.state.grants["b-app"].reasons
 
 
+@pytest.mark.parametrize("name", BUILTIN)
+def test_who_waits_is_served_when_cpus_return(name: str) -> None:
+    """Who runs in the shared pool for want of CPUs gets them when others end, oldest first."""
+    chosen = policy(name)
+    state = after(
+        chosen,
+        wishing("exclusive", 8000, "a"),
+        wishing("exclusive", 4000, "b"),
+        wishing("exclusive", 8000, "c"),
+        wishing("exclusive", 6000, "d"),
+        container(500, pod("e", kata=False)),
+    )
+    assert {one for one, grant in state.grants.items() if grant.exclusive} == {"a-app", "b-app"}
+    first = chosen.release(state, "b-app").state
+    assert {one for one, grant in first.grants.items() if grant.exclusive} == {"a-app", "d-app"}
+    second = chosen.release(first, "a-app")
+    assert len(second.state.grants["c-app"].exclusive) == 8
+    assert second.state.grants["d-app"].exclusive == first.grants["d-app"].exclusive
+    assert [one.container_id for one in second.changed] == ["c-app"]
+
+
 @pytest.mark.parametrize("by_pod", [True, False])
 def test_strict_refuses_and_leaves_no_trace(by_pod: bool) -> None:
     """Strict, by node or by pod: nothing is given and nothing changes."""
@@ -333,6 +357,48 @@ def test_zone_too_small_is_not_kept_to() -> None:
     assert state.grants["b-app"].cpus == state.shared
 
 
+def test_zone_that_is_nearly_full_is_not_kept_to() -> None:
+    """`topology`: two CPUs that are left of a node are not enough for who requests three."""
+    chosen = policy("topology")
+    burst = container(3000, pod("b", kata=False), limit=0)
+    state = after(chosen, burst)
+    assert state.grants["b-app"].cpus == cpus("0-3,8-11")
+    state = chosen.allocate(state, wishing("exclusive", 6000, "c")).state
+    assert state.shared & cpus("0-3,8-11") == cpus("3,11")
+    assert state.grants["b-app"].cpus == state.shared
+
+
+def test_no_zone_for_who_fits_in_none() -> None:
+    """`topology`: a request above what any node has left uses the whole pool from the start."""
+    big = container(12000, pod("b", kata=False), limit=0)
+    grant = after(policy("topology"), big).grants["b-app"]
+    assert (grant.zone, grant.cpus) == (EMPTY, cpus("0-15"))
+
+
+def test_zone_is_kept() -> None:
+    """`topology`: a container goes on using its node when another one has become idler."""
+    chosen = policy("topology")
+    state = after(
+        chosen,
+        container(2500, pod("a", kata=False), limit=0),
+        container(1500, pod("b", kata=False), limit=0),
+    )
+    assert state.grants["b-app"].cpus == cpus("4-7,12-15")
+    state = chosen.release(state, "a-app").state
+    request = state.grants["b-app"].request
+    assert chosen.change(state, request).changed == ()
+    grown = chosen.change(state, replace(request, cpu_millis=1600)).state
+    assert grown.grants["b-app"].cpus == cpus("4-7,12-15")
+
+
+def test_memory_nodes_alone_are_a_change() -> None:
+    """Who has the same CPUs and other memory nodes is listed."""
+    request = wishing("exclusive", 2000, "a")
+    state = after(policy("topology"), request)
+    pinned = policy("topology", replace(OPEN, pin_memory=True)).change(state, request)
+    assert told(pinned) == {"a-app": "0,8"}
+
+
 def test_memory_nodes() -> None:
     """With the setting, grants of own CPUs name their nodes; without it, and shared, none."""
     chosen = policy("topology", replace(OPEN, pin_memory=True))
@@ -362,9 +428,12 @@ def test_full_pcpus_only_with_unequal_cores() -> None:
     )
     state = after(chosen, wishing("exclusive", 2000, "a"))
     assert state.exclusive == cpus("1,4")
-    refused = chosen.allocate(state, wishing("exclusive", 2000, "b"))
-    assert refused.refused is None
-    assert refused.state.exclusive == cpus("1-2,4-5")
+    second = chosen.allocate(state, wishing("exclusive", 2000, "b"))
+    assert second.refused is None
+    assert second.state.exclusive == cpus("1-2,4-5")
+    odd = chosen.allocate(chosen.start(), wishing("exclusive", 1000, "c")).refused
+    assert odd is not None
+    assert odd.kind is RefusalKind.ALIGNMENT
 
 
 def test_who_else_decides() -> None:
@@ -421,6 +490,14 @@ def test_candidates_of_the_kubelets_choice() -> None:
     assert taken == granted
     cores = [dict(one.keys)["available"] for one in told_of if one.level == "core"][:4]
     assert cores == [1, 2, 2, 2]
+
+
+def test_candidates_end_where_the_request_is_served() -> None:
+    """Steps that were not needed are not told."""
+    chosen = policy(chosen=replace(OPEN, shared_min=1))
+    told_of = chosen.candidates(chosen.start(), container(8000))
+    assert [(one.level, one.unit) for one in told_of if one.taken] == [("node", 0)]
+    assert {one.level for one in told_of} == {"node"}
 
 
 def test_candidates_of_who_gets_none() -> None:

@@ -109,6 +109,18 @@ def test_began_meanwhile() -> None:
     assert {grant.container_id for grant in decision.changed} == {"z-app", "n-app"}
 
 
+def test_what_a_container_gives_up_is_free() -> None:
+    """Who was resized meanwhile keeps a part; the rest is there for those served after it."""
+    state = filled(wishing("exclusive", 12000, "a"))
+    running = [
+        Running(wishing("exclusive", 2000, "a"), state.grants["a-app"].cpus),
+        Running(wishing("exclusive", 12000, "z"), None),
+    ]
+    after = create("annotation", HOST, OPEN).reconcile(state, running).state
+    assert len(after.grants["a-app"].exclusive) == 2
+    assert len(after.grants["z-app"].exclusive) == 12
+
+
 def test_offline_cpu_is_replaced_by_the_nearest() -> None:
     """An exclusive CPU that went offline is replaced; the others of the container stay."""
     state = filled(*THREE)

@@ -108,12 +108,25 @@ def test_own_cpus_are_not_taken_from_the_last() -> None:
 
 def test_own_cpus_stay_when_the_pool_needs_more() -> None:
     """VMs that come later make the pool's need grow; what was given before stays given."""
-    heavy = [container(500, pod(f"p{n}", overhead_millis=2000)) for n in range(6)]
+    heavy = [container(500, pod(f"p{n}", overhead_millis=2000)) for n in range(7)]
     state = after(OWN, container(2000, pod("a")), *heavy)
     own = state.grants["vm-a"].exclusive
     assert len(own) == 2
     changed = create("static", HOST, OWN).change(state, container(1000, pod("a"))).state
     assert changed.grants["vm-a"].exclusive == own
+
+
+def test_own_cpus_are_given_up_for_a_container() -> None:
+    """Where both do not fit any more, the container is served and its VM runs in the pool."""
+    chosen = replace(OWN, shared_min=4)
+    policy = create("static", HOST, chosen)
+    owner = pod("a")
+    state = after(chosen, container(6000, owner, "one"))
+    assert len(state.grants["vm-a"].exclusive) == 2
+    state = policy.allocate(state, container(6000, owner, "two")).state
+    assert len(state.grants["a-two"].exclusive) == 6
+    assert state.grants["vm-a"].cpus == state.shared
+    assert len(state.shared) == 4
 
 
 def test_overhead_counts_in_the_shared_pool() -> None:
@@ -129,6 +142,13 @@ def test_overhead_counts_in_the_shared_pool() -> None:
     kept = replace(PLAIN, housekeeping=cpus("0"))
     elsewhere = create("static", HOST, kept)
     assert elsewhere.allocate(after(kept, *heavy), container(11000, pod("x"))).refused is None
+
+
+def test_vms_with_their_own_cpus_need_none_of_the_pool() -> None:
+    """Overhead that has CPUs of its own does not count in the shared pool."""
+    policy = create("static", HOST, OWN)
+    state = after(OWN, container(2000, pod("a", overhead_millis=12000)))
+    assert policy.allocate(state, container(4000, pod("b", kata=False))).refused is None
 
 
 def test_release_of_a_vm_is_the_whole_pods() -> None:

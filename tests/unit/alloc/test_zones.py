@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kata_pin.model.cpuset import EMPTY, CpuSet
@@ -33,6 +35,7 @@ def cpus(text: str) -> CpuSet:
         ("2-31", 2, "", "2,18"),
         ("1-31", 4, "", "2-3,18-19"),
         ("0-9,11-25,27-31", 2, "10,26", "11,27"),
+        ("9,11,27", 1, "10,26", "11"),
         ("0-9,12-25,28-31", 2, "10,26", "8,24"),
         ("0-7,12-23,28-31", 2, "10,26", "12,28"),
         ("0-7,16-23", 2, "10,26", "0,16"),
@@ -48,6 +51,7 @@ def cpus(text: str) -> CpuSet:
         "tightest fit",
         "a cache that fits, not one in part use",
         "beside the pod in its cache",
+        "its cache before a tighter fit",
         "beside the pod on its node",
         "beside the pod in its package",
         "elsewhere",
@@ -79,6 +83,32 @@ def test_candidates_are_in_the_order_of_their_keys() -> None:
     assert told[0].taken == CHOICE.choose(free, 4, cpus("8"))
     assert all(not one.taken for one in told[1:])
     assert all(one.cpus <= free and len(one.cpus) >= 4 for one in told)
+
+
+def test_whole_cores_before_a_narrow_zone() -> None:
+    """Two whole cores of two caches rather than one and two halves of one cache."""
+    wide = host(Shape(llcs=2, cores=4).cpus())
+    choice = ZoneChoice(wide, Machine.of(wide))
+    free = cpus("0,8,1,2,4,12")
+    assert wide.llcs[0] == cpus("0-3,8-11")
+    assert choice.choose(free, 4, EMPTY) == cpus("0,4,8,12")
+
+
+def test_rest_of_a_large_request_is_on_the_nearest_node() -> None:
+    """The kernel's distances decide where a request goes on that no node can serve."""
+    rows: dict[int, tuple[int, ...]] = {
+        0: (10, 30, 30, 11), 1: (30, 10, 11, 30), 2: (30, 11, 10, 30), 3: (11, 30, 30, 10),
+    }  # fmt: skip
+    far = replace(HOST, distances=rows)
+    choice = ZoneChoice(far, Machine.of(far))
+    assert choice.choose(cpus("0-31"), 18, EMPTY) >= cpus("0-3,16-19,12-15,28-31")
+
+
+def test_a_zone_is_told_once() -> None:
+    """A cache that is a whole node and package is one candidate."""
+    plain = host(Shape(uppers=2, cores=4).cpus())
+    told = ZoneChoice(plain, Machine.of(plain)).candidates(cpus("0-15"), 2, EMPTY)
+    assert [one.level for one in told] == ["llc", "llc", "host"]
 
 
 def test_fewest_nodes() -> None:

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from kata_pin.cli.main import run
-from kata_pin.cli.supposition import Question
+from kata_pin.cli.supposition import Question, answer, occupied
 from kata_pin.errors import KataPinError
-from kata_pin.model.alloc import CpuClass
-from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.alloc import AllocSettings, CpuClass
+from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.policy.alloc.policies import create
 from tests.support.hosttree import SYSFS
 from tests.unit.cli import documents as docs
 from tests.unit.cli.conftest import Serve
-from tests.unit.cli.supposed import FULL, POOLED, SERVED, supposed
+from tests.unit.cli.supposed import FULL, HOST, POOLED, SERVED, supposed
 from tests.unit.cli.test_documentation import TABLES, occurring
 
 SERVER = str(SYSFS / "two-sockets-smt.tree")
@@ -136,6 +137,32 @@ def test_one_more_container_of_a_pod() -> None:
         supposed("topology", Question(1000, pod="media/other"), on_node=True)
 
 
+def test_who_uses_a_part_of_the_pool_goes_on_with_it() -> None:
+    """A container that keeps to one node's shared CPUs is not told of changes on another."""
+    document = docs.allotted()
+    allocation = document["allocation"]
+    assert allocation is not None
+    for grant in allocation["grants"]:
+        if grant["class"] == "none" and grant["kind"] == "container":
+            grant["shared"] = grant["cpus"] = "0-1"
+    chosen = create("static", HOST, AllocSettings())
+    state = occupied(chosen, document, EMPTY)
+    answered = answer(chosen, state, Question(1000))
+    assert CpuSet.parse(answered["grant"]["exclusive"]).isdisjoint(CpuSet.parse("0-1"))
+    assert not {one["id"] for one in allocation["grants"] if one["cpus"] == "0-1"} & set(
+        answered["others"]
+    )
+
+
+def test_annotation_is_asked_for_exclusive(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a class the policy `annotation` is asked for exclusive CPUs."""
+    ask = ["alloc", "what-if", "--cpus", "2", "--policy", "annotation", "--topology", SERVER]
+    assert run([*ask, "--json"]) == 0
+    assert _json(capsys)["grant"]["class"] == "exclusive"
+    assert run([*ask, "--json", "--class", "share"]) == 0
+    assert _json(capsys)["grant"]["class"] == "share"
+
+
 def test_refused() -> None:
     """A strict node would refuse the creation: nothing is given and nothing changes."""
     assert FULL["grant"] is None
@@ -145,12 +172,6 @@ def test_refused() -> None:
 
 def test_kubelets_cpus_are_taken() -> None:
     """What the kubelet's static policy gave out is nobody's to give."""
-    from kata_pin.cli.supposition import occupied
-    from kata_pin.model.alloc import AllocSettings
-    from kata_pin.model.cpuset import EMPTY
-    from kata_pin.policy.alloc.policies import create
-    from tests.unit.cli.supposed import HOST
-
     document = docs.state()
     document["node"]["kubelet"] = {"policy": "static", "default": "0-3,8-11"}
     chosen = create("static", HOST, AllocSettings())

@@ -12,6 +12,7 @@ import pytest
 
 from kata_pin.errors import ParseError
 from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.node import KubeletState
 from kata_pin.wire.kubelet import checksum, dump_checkpoint, parse_checkpoint
 
 ORACLE = Path(__file__).parents[2] / "data" / "kubelet" / "kubelet_checkpoints.json"
@@ -53,6 +54,15 @@ def test_oracle(row: dict[str, Any]) -> None:
 def test_written_as_the_kubelet_writes(row: dict[str, Any]) -> None:
     """A file of version 2 that was read is written again byte by byte."""
     assert dump_checkpoint(parse_checkpoint(row["file"].encode())) == row["file"].encode()
+
+
+def test_written_in_the_kubelets_order() -> None:
+    """Maps are sorted, as Go writes them, whatever the order in the state."""
+    cpus = CpuSet([1])
+    one = KubeletState("static", EMPTY, {"b": {"y": cpus, "x": cpus}, "a": {"z": cpus}})
+    same = KubeletState("static", EMPTY, {"a": {"z": cpus}, "b": {"x": cpus, "y": cpus}})
+    assert dump_checkpoint(one) == dump_checkpoint(same)
+    assert parse_checkpoint(dump_checkpoint(one)) == same
 
 
 @pytest.mark.parametrize("row", ROWS, ids=LABELS)
