@@ -40,6 +40,12 @@ REAL: Final = "/sys/kernel/debug"
 pytestmark = pytest.mark.usefixtures("kvm", "untouched")
 
 
+@pytest.fixture
+def daemon_sets_nothing(configure: Callable[..., None]) -> None:
+    """The module's daemon sees a sandbox's state appear, and would pin by every source it has."""
+    configure(mode="observe")
+
+
 def test_every_role_is_found_and_pinned_with_qmp_held(
     node: Node, pinner: PrivateNode, start_pod: Pods
 ) -> None:
@@ -74,6 +80,7 @@ def test_every_role_is_found_and_pinned_with_qmp_held(
     assert _qmp_clients(pod) == 1
 
 
+@pytest.mark.usefixtures("daemon_sets_nothing")
 @pytest.mark.parametrize(
     ("debugfs", "ptrace", "source"),
     [(REAL, False, RoleSource.DEBUGFS), (NOWHERE, True, RoleSource.KVM_FD)],
@@ -95,6 +102,7 @@ def test_source_alone_names_hotplugged_vcpus_too(
     assert pod.misplaced({6, 7}, {14: 4, 15: 5}) == []
 
 
+@pytest.mark.usefixtures("daemon_sets_nothing")
 def test_creation_order_alone_names_boot_vcpus(pinner: PrivateNode, start_pod: Pods) -> None:
     """Without debugfs and descriptors the order of creation names the vCPUs of the start."""
     pod = _unannounced(start_pod)
@@ -103,6 +111,7 @@ def test_creation_order_alone_names_boot_vcpus(pinner: PrivateNode, start_pod: P
     assert set(seen["sources"]) == {RoleSource.ORDER}
 
 
+@pytest.mark.usefixtures("daemon_sets_nothing")
 def test_with_every_source_gone_nothing_is_guessed(pinner: PrivateNode, start_pod: Pods) -> None:
     """With nothing left to tell plugged vCPUs, none is paired: all may be vCPUs, on the mask."""
     pod = _unannounced(start_pod)
@@ -153,7 +162,8 @@ def _pass_of_its_own(node: PrivateNode, pod: LabPod, *, debugfs: str, ptrace: bo
 
     A fork costs milliseconds where a start of Python costs seconds.
     """
-    settings = {**node.settings, "paths": {**node.settings["paths"], "debugfs": debugfs}}
+    paths = {**node.settings["paths"], "debugfs": debugfs}
+    settings = {**node.settings, "mode": "act", "paths": paths}
 
     def look() -> Json:
         registry = Registry(":memory:", boot_id=boot_id(HOST))
