@@ -72,8 +72,8 @@ class _Shares:
             return GuestCpuset(name, None, NO_VCPUS)
         hidden = self.hidden.get(name, 0)
         if hidden:
-            what = "vCPU has" if hidden == 1 else "vCPUs have"
-            why = f"{hidden} of its own {what} no guest CPU that may be acted on"
+            have = "has" if hidden == 1 else "have"
+            why = f"{hidden} of its own vCPUs {have} no guest CPU that may be acted on"
             return GuestCpuset(name, None, why)
         if name in self.own:
             return GuestCpuset(name, self.own[name], "guest CPUs of its own vCPUs", owned=True)

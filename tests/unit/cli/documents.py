@@ -306,7 +306,7 @@ def drifted() -> Sandbox:
             kernel="", kernel_source="-kernel: changed since the VMM's start", asked_s=None,
             containers=[
                 confined("feed", None, told="0-3", proof="broken", detail="runs on 0-15",
-                         reason="1 of its own vCPU has no guest CPU that may be acted on"),
+                         reason="1 of its own vCPUs has no guest CPU that may be acted on"),
             ],
         ),
     )  # fmt: skip

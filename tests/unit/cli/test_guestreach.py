@@ -13,7 +13,7 @@ from kata_pin.config.guest import Guest
 from tests.unit.cli import documents as docs
 
 ON = Config()
-HIDDEN = "1 of its own vCPU has no guest CPU that may be acted on"
+HIDDEN = "1 of its own vCPUs has no guest CPU that may be acted on"
 
 
 def rows(sandbox: Sandbox, config: Config = ON) -> list[tuple[str, str, str]]:

@@ -83,7 +83,7 @@ def test_unknown_link_leaves_its_container_unrestricted() -> None:
     found = told(TWO, vcpus(0, 1, 2, 15), guest=guest)
     assert found == {
         "a": "1-2",
-        "b": "1 of its own vCPU has no guest CPU that may be acted on",
+        "b": "1 of its own vCPUs has no guest CPU that may be acted on",
         "s": "0",
     }
 

@@ -17,7 +17,7 @@ guest
   vCPUs were hotplugged; the guest's kernel is Linux 6.18.35 (/opt/vmlinux)
   tid 1100 is vCPU 0 (KVM), APIC id 0 (SMP), guest CPU 0 (BOOT): proven, nobody's own
   tid 1115 is vCPU 15 (KVM), APIC id 15 (SMP), guest CPU 15 (LATE): inferred, app
-  app: unrestricted: 1 of its own vCPU has no guest CPU that may be acted on
+  app: unrestricted: 1 of its own vCPUs has no guest CPU that may be acted on
   log: guest CPUs 0: guest CPUs of vCPUs that are no container's own
 notes
 """
