@@ -162,10 +162,29 @@ class Allocator:
         over = [one.id for one in containers if not one.state.counts]
         self.release(over, "its containers have stopped")
         for one in containers:
-            free = one.cpus is None and one.kind is ContainerKind.CONTAINER
-            if free and one.state.counts and self._state.get(one.id) is None:
-                ordered = self.ordered(one.pod_namespace, one.pod_name, one.sandbox_id)
-                self.admit(request_of_record(one, ordered))
+            if one.kind is not ContainerKind.CONTAINER or not one.state.counts:
+                continue
+            ordered = self.ordered(one.pod_namespace, one.pod_name, one.sandbox_id)
+            request = request_of_record(one, ordered)
+            grant = self._state.get(one.id)
+            if grant is not None:
+                self._follow_record(grant.request, request)
+            elif one.cpus is None:
+                self.admit(request)
+
+    def _follow_record(self, known: ContainerRequest, told: ContainerRequest) -> None:
+        """Follow what records tell anew: a later source may know names and sizes that none had.
+
+        With NRI the runtime tells, and knows annotations too.
+        """
+        if self.guarantee is Guarantee.NODE:
+            return
+        now = replace(told, pod=replace(told.pod, annotations=known.pod.annotations))
+        if told.cpu_millis == 0 and told.quota_us is None:
+            size = (known.cpu_millis, known.quota_us, known.period_us)
+            now = replace(now, cpu_millis=size[0], quota_us=size[1], period_us=size[2])
+        if now != known:
+            self.change(now, "its record")
 
     def candidates(self, request: ContainerRequest) -> tuple[Candidate, ...]:
         """Return the choices that the policy would consider for a request now."""

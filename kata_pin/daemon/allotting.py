@@ -16,7 +16,7 @@ import logging
 from collections.abc import Collection
 from typing import Final
 
-from kata_pin.config.tree import Nri
+from kata_pin.config.tree import Nri, NriEnabled
 from kata_pin.daemon.allocview import allocation_document
 from kata_pin.daemon.compose import Parts
 from kata_pin.daemon.delivery import Delivery
@@ -27,6 +27,7 @@ from kata_pin.daemon.standing import Passed
 from kata_pin.daemon.view import Json
 from kata_pin.errors import HostError, StateError
 from kata_pin.host.cpuset import CpusetReader
+from kata_pin.model.alloc import Grant
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.sources.orders import OrdersFile
 from kata_pin.sources.podlist import PodList
@@ -55,6 +56,15 @@ class Allotting:
         if self._allocator.on:
             self._read_orders()
             self._allocator.begin(self._moved)
+            over = [one.container_id for one in self._allocator.containers() if self._is_over(one)]
+            self._allocator.release(over, "nobody tells of it any more")
+
+    def _is_over(self, grant: Grant) -> bool:
+        """Whether a grant of an earlier daemon is nobody's: no record, or nobody will ever tell."""
+        if not grant.request.pod.kata:
+            return self._parts.node.config.nri.enabled is NriEnabled.NO
+        record = self._parts.registry.container(grant.container_id)
+        return record is None or not record.state.counts
 
     def decider(self, intake: NriIntake) -> NriDecider | None:
         """Return who answers NRI, None while kata-pin only observes there."""

@@ -15,7 +15,7 @@ from kata_pin.daemon.allocator import FOREIGN_AFTER, Allocator
 from kata_pin.daemon.allocstore import AllocStore
 from kata_pin.daemon.registry import Registry
 from kata_pin.errors import StateError
-from kata_pin.model.alloc import AllocState, CpuClass, RefusalKind, Running
+from kata_pin.model.alloc import AllocState, CpuClass, Guarantee, RefusalKind, Running
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState
 from kata_pin.model.sandbox import Container, ContainerState
@@ -240,6 +240,24 @@ def test_a_pass_admits_what_no_event_told(begun: Allocator) -> None:
     assert begun.state.exclusive == given
     begun.view((replace(asks, state=ContainerState.STOPPED),))
     assert begun.state.exclusive == CpuSet()
+
+
+def test_a_record_that_tells_more_later(begun: Allocator) -> None:
+    """A container of which only its name was known gets what it asks for once that is recorded."""
+    begun.set_orders({"shop/db": CpuClass.EXCLUSIVE})
+    nameless = Container("c1", "s1")
+    begun.view((nameless,))
+    bare = replace(nameless, pod_name="db", pod_namespace="shop", pod_uid="u1", name="app")
+    begun.view((bare,))
+    assert begun.state.exclusive == CpuSet()
+    sized = replace(bare, quota_us=200_000, period_us=100_000, shares=2048)
+    assert len(begun.view((sized,)).containers[0].cpus or ()) == 2
+    had = begun.state.exclusive
+    begun.view((bare,))  # says nothing
+    assert begun.state.exclusive == had
+    begun.guarantee = Guarantee.NODE  # the runtime itself tells sizes
+    begun.view((replace(sized, quota_us=300_000, shares=3072),))
+    assert begun.state.exclusive == had
 
 
 def test_a_container_that_is_its_own_sandbox(begun: Allocator, moves: Moves) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from kata_pin.config.alloc import Alloc
-from kata_pin.config.tree import Config, Nri
+from kata_pin.config.tree import Config, Nri, NriEnabled
 from kata_pin.daemon import oneshot
 from kata_pin.daemon.allocstore import AllocStore
 from kata_pin.daemon.allocview import allocation_document
@@ -16,10 +18,12 @@ from kata_pin.daemon.allotting import LAST, Allotting
 from kata_pin.daemon.compose import boot_id, compose
 from kata_pin.daemon.delivery import Delivery
 from kata_pin.daemon.registry import Registry
+from kata_pin.daemon.sandboxes import Sandboxes
 from kata_pin.host.root import HOST
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.sandbox import Container, ContainerState
 from kata_pin.wire.nrireply import Cpuset
-from tests.support.allotted import Host, Moves, allocator, request
+from tests.support.allotted import Host, Moves, allocator, request, settings
 
 
 @pytest.fixture
@@ -75,6 +79,21 @@ def test_without_a_daemon(registry: Registry, tmp_path: Path) -> None:
     assert {grant["pending"] for grant in shown["grants"]} == {None}
     assert shown["aside"] == ""
     assert oneshot.state(Config(runtime_dir=str(tmp_path)))["allocation"] is None
+
+
+@pytest.mark.parametrize(("nri", "kept"), [("auto", {"c-db", "c-web"}), ("no", {"c-db"})])
+def test_grants_of_an_earlier_daemon(registry: Registry, nri: str, kept: set[str]) -> None:
+    """Who has no record, and without NRI who is no sandbox's, has nothing any more."""
+    one = allocator(registry, Host())
+    one.begin(Moves())
+    for asked in (request("db"), request("lost"), request("over"), request("web", kata=False)):
+        one.admit(asked)
+    registry.adopt(Container("c-db", "s-db"))
+    registry.adopt(Container("c-over", "s-over", state=ContainerState.STOPPED))
+    config = Config(alloc=settings(), nri=Nri(enabled=NriEnabled(nri)))
+    parts = compose(config, registry)
+    Allotting(parts).begin(cast("Sandboxes", SimpleNamespace(ids=[])))
+    assert {grant.container_id for grant in parts.allocator.containers()} == kept
 
 
 def test_who_decides_is_the_last_plugin(registry: Registry) -> None:
