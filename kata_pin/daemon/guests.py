@@ -254,8 +254,8 @@ def agent_address(parts: Parts, sandbox_id: str, vmm: Vmm) -> AgentAddress:
     """Return where a sandbox's agent listens: QEMU's cid, else what Kata's state says.
 
     A QEMU that names another guest's cid only has that guest asked about containers that it does
-    not know: every request names a container of this sandbox. Raises AgentUnavailable when neither
-    tells.
+    not know: what changes something names a container of this sandbox. Raises AgentUnavailable when
+    neither tells.
     """
     try:
         if vmm.guest_cid:
