@@ -85,7 +85,7 @@ class KataPinsReader:
 
     def tell(self, sandbox_id: str, annotations: Mapping[str, str]) -> None:
         """Take a pod's annotations as NRI tells them."""
-        ours = {key: annotations[key] for key in (*ANNOTATIONS, CONFIG_PATH) if key in annotations}
+        ours = _ours(annotations)
         if ours:
             _remember(self._told, sandbox_id, ours)
 
@@ -121,7 +121,7 @@ class KataPinsReader:
                 except KataPinError as error:
                     log.debug("sandbox %s: %s", sandbox_id, error)
                     continue
-                _remember(self._annotated, sandbox_id, config.annotations)
+                _remember(self._annotated, sandbox_id, _ours(config.annotations))
                 return config.annotations, "config.json"
         return self._told.get(sandbox_id, {}), "the pod"
 
@@ -138,6 +138,11 @@ class KataPinsReader:
         if not all(found.values()):
             return False, f"{len(found)} configurations of Kata that disagree"
         return True, ", ".join(found)
+
+
+def _ours(annotations: Mapping[str, str]) -> Mapping[str, str]:
+    """Return those that matter here; the others may be long, and are not kept."""
+    return {key: annotations[key] for key in (*ANNOTATIONS, CONFIG_PATH) if key in annotations}
 
 
 def _is_meant(file: KataConfigFile, binaries: Iterable[str], named: str, vmm: Vmm) -> bool:
