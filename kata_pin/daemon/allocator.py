@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -36,6 +36,7 @@ from kata_pin.model.alloc import (
     Guarantee,
     PodRequest,
     Refusal,
+    RefusalKind,
     Running,
 )
 from kata_pin.model.placement import Note, NoteLevel
@@ -79,7 +80,7 @@ class Allocator:
         self.problem = ""
         self.guarantee = Guarantee.SANDBOXES
         self.refused: deque[Refused] = deque(maxlen=REMEMBERED)
-        self.refusals = 0
+        self.refusals: Counter[RefusalKind] = Counter()
         self._settings = settings
         self._node = node
         self._store = store
@@ -334,5 +335,5 @@ class Allocator:
             "creation refused" if refusal.strict else "runs in the shared pool",
             refusal.message,
         )
-        self.refusals += 1
+        self.refusals[refusal.kind] += 1
         self.refused.append(Refused(time.time(), request.container_id, title, refusal))

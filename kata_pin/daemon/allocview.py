@@ -41,7 +41,7 @@ def allocation_document(
             "exclusive": str(state.exclusive),
         },
         "grants": [_grant(one, state, pending, told) for one in state.grants.values()],
-        "refusals": allocator.refusals,
+        "refusals": allocator.refusals.total(),
         "refused": [_refused(one) for one in allocator.refused],
         "problems": list(problems),
         "notes": [

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Final
 
+from prometheus_client.core import Metric
+
 from kata_pin.config.tree import Nri, NriEnabled
+from kata_pin.daemon.allocmetrics import alloc_metrics
 from kata_pin.daemon.allocview import allocation_document
 from kata_pin.daemon.compose import Parts
 from kata_pin.daemon.delivery import Delivery
@@ -121,6 +124,10 @@ class Allotting:
             return reader.of(pid, pid)
         except HostError:  # TaskGone is one
             return "", EMPTY
+
+    def metrics(self) -> Iterator[Metric]:
+        """Yield the allocator's metrics."""
+        return alloc_metrics(self._allocator, self._delivery)
 
     def document(self) -> Json | None:
         """Return the state document's part about allocation."""

@@ -270,6 +270,7 @@ class Daemon:
             lambda: self._parts.node.current().topology.online,
             overruns=lambda: self._watch.overruns,
             single=settings.sandboxes,
+            more=self._allotting.metrics,
         )
         path = self._path("metrics.sock")
         return MetricsServer(settings.listen, path=path, text=metrics.text, readers=self._readers)

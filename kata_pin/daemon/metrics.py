@@ -55,10 +55,11 @@ class Metrics:
         *,
         overruns: Callable[[], int],
         single: int,
+        more: Callable[[], Iterable[Metric]] = tuple,
     ) -> None:
         """`online` are the node's pCPUs, `overruns` those of file events.
 
-        So many sandboxes at most get series of their own.
+        So many sandboxes at most get series of their own. `more` are the families of others.
         """
         self._tally = tally
         self._sandboxes = sandboxes
@@ -66,6 +67,7 @@ class Metrics:
         self._online = online
         self._overruns = overruns
         self._single = single
+        self._more = more
         self._known: dict[str, tuple[Report, bool, Counted]] = {}
         self._turn = asyncio.Lock()
 
@@ -78,7 +80,7 @@ class Metrics:
 
     async def _families(self) -> list[Metric]:
         await self._count()
-        families = [*self._node(), *self._deeds()]
+        families = [*self._node(), *self._deeds(), *self._more()]
         if self._single:
             families.append(self._sandbox_threads())
         return families

@@ -12,6 +12,7 @@ import pytest
 from kata_pin.config.alloc import Alloc
 from kata_pin.config.tree import Config, Nri, NriEnabled
 from kata_pin.daemon import oneshot
+from kata_pin.daemon.allocmetrics import alloc_metrics
 from kata_pin.daemon.allocstore import AllocStore
 from kata_pin.daemon.allocview import allocation_document
 from kata_pin.daemon.allotting import LAST, Allotting
@@ -65,6 +66,27 @@ def test_refusals(registry: Registry) -> None:
     assert shown is not None
     (refused,) = shown["refused"]
     assert (shown["refusals"], refused["container"], refused["strict"]) == (1, "shop/db app", False)
+
+
+def test_metrics(registry: Registry) -> None:
+    """Pools, classes, what waits and who was refused; nothing of it without a policy."""
+    one, delivery = allocator(registry, Host()), Delivery()
+    one.begin(Moves())
+    one.admit(request("web", kata=False))
+    delivery.has("c-web", Cpuset())
+    one.admit(request("db", "exclusive", cpus=2))
+    one.admit(request("much", "exclusive", cpus=64))
+    values = {
+        (sample.name.removeprefix("kata_pin_alloc_"), *sample.labels.values()): sample.value
+        for family in alloc_metrics(one, delivery)
+        for sample in family.samples
+    }
+    assert values["deciding",] == 1
+    assert (values["cpus", "exclusive"], values["cpus", "shared"]) == (2, 6)
+    assert (values["containers", "none"], values["containers", "exclusive"]) == (2, 1)
+    assert values["pending",] == 1
+    assert values["refusals_total", "not-enough-cpus"] == 1
+    assert list(alloc_metrics(allocator(registry, Host(), policy="none"), delivery)) == []
 
 
 def test_without_a_daemon(registry: Registry, tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""Metrics of our own allocator; none at all while the configuration wants none.
+
+Names and labels are a contract with dashboards (docs/metrics.md). Labels have few values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from kata_pin.daemon.allocator import Allocator
+from kata_pin.daemon.delivery import Delivery
+from kata_pin.model.alloc import CpuClass, RefusalKind
+
+
+def alloc_metrics(allocator: Allocator, delivery: Delivery) -> Iterator[Metric]:
+    """Yield what there is to say now."""
+    if not allocator.on:
+        return
+    deciding, state = allocator.decides, allocator.state
+    yield GaugeMetricFamily(
+        "kata_pin_alloc_deciding", "Whether kata-pin decides cpusets now.", int(deciding)
+    )
+    cpus = GaugeMetricFamily("kata_pin_alloc_cpus", "pCPUs by pool.", labels=("pool",))
+    for pool in ("exclusive", "shared", "reserved", "housekeeping"):
+        cpus.add_metric((pool,), len(getattr(state, pool)))
+    yield cpus
+    containers = GaugeMetricFamily(
+        "kata_pin_alloc_containers", "Containers by class.", labels=("class",)
+    )
+    found = Counter(grant.cpu_class for grant in allocator.containers())
+    for cpu_class in CpuClass:
+        containers.add_metric((cpu_class.value,), found[cpu_class])
+    yield containers
+    yield GaugeMetricFamily(
+        "kata_pin_alloc_pending",
+        "Containers that have another cpuset until the runtime's next call.",
+        len(delivery.pending(state)) if deciding else 0,
+    )
+    refusals = CounterMetricFamily(
+        "kata_pin_alloc_refusals",
+        "Containers that did not get what they asked for.",
+        labels=("kind",),
+    )
+    for kind in RefusalKind:
+        refusals.add_metric((kind.value,), allocator.refusals[kind])
+    yield refusals
