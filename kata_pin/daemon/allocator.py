@@ -90,6 +90,7 @@ class Allocator:
         self._decided = False
         self._state = (store.read() if settings.on else None) or AllocState()
         self._orders: Mapping[str, CpuClass] = {}
+        self._annotations: Mapping[str, Mapping[str, str]] = {}
         self._owners = 0
         self._told: Told | None = None
         self._said: dict[str, Note] = {}
@@ -239,7 +240,18 @@ class Allocator:
         def rewritten(pod: PodRequest) -> PodRequest:
             return replace(pod, annotations=annotations.get(pod.pod_uid, pod.annotations))
 
+        self._annotations = annotations
         self._rewrite(rewritten, "annotations")
+
+    def newest(self, request: ContainerRequest) -> ContainerRequest:
+        """Return a request with the annotations that its pod has now, as far as they are known.
+
+        A runtime tells those of the pod's creation for ever.
+        """
+        known = self._state.get(request.container_id)
+        annotations = request.pod.annotations if known is None else known.request.pod.annotations
+        annotations = self._annotations.get(request.pod.pod_uid, annotations)
+        return replace(request, pod=replace(request.pod, annotations=annotations))
 
     def _as_ordered(self, pod: PodRequest) -> PodRequest:
         return replace(pod, ordered=self.ordered(pod.namespace, pod.name, sandbox_of(pod)))

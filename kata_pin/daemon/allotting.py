@@ -14,12 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Iterator
-from typing import Final
-
-from prometheus_client.core import Metric
+from typing import TYPE_CHECKING, Final
 
 from kata_pin.config.tree import Nri, NriEnabled
-from kata_pin.daemon.allocmetrics import alloc_metrics
 from kata_pin.daemon.allocview import allocation_document
 from kata_pin.daemon.compose import Parts
 from kata_pin.daemon.delivery import Delivery
@@ -34,6 +31,9 @@ from kata_pin.model.alloc import Grant
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.sources.orders import OrdersFile
 from kata_pin.sources.podlist import PodList
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,9 @@ class Allotting:
             return "", EMPTY
 
     def metrics(self) -> Iterator[Metric]:
-        """Yield the allocator's metrics."""
+        """Yield the allocator's metrics; their library is loaded where somebody is answered."""
+        from kata_pin.daemon.allocmetrics import alloc_metrics
+
         return alloc_metrics(self._allocator, self._delivery)
 
     def document(self) -> Json | None:

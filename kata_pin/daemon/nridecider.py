@@ -195,7 +195,8 @@ class NriDecider:
 
     def _request(self, pod: Pod, container: PodContainer, *, kata: bool) -> ContainerRequest:
         ordered = self._allocator.ordered(pod.namespace, pod.name, pod.id)
-        return request_of(pod, container, kata=kata, ordered=ordered)
+        told = request_of(pod, container, kata=kata, ordered=ordered)
+        return self._allocator.newest(told)
 
     def _of_other_runtimes(self, listed: Collection[str]) -> Iterator[Running]:
         """Yield what runs in sandboxes that this runtime does not know of."""

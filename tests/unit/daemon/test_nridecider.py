@@ -279,6 +279,24 @@ def test_synchronize_brings_everything_in_line(world: World) -> None:
     assert world.delivery.pending(world.allocator.state) == {}
 
 
+def test_annotations_of_the_creation_are_old(world: World) -> None:
+    """What the kubelet told later counts for new containers, and after a reconnection."""
+    pod, one = _pod("db"), _app("db", 1)
+    shared = world.make(pod, one).adjust
+    world.allocator.set_annotations({"uid-db": {KEY: "exclusive"}})
+    own = world.allocator.state.exclusive
+    assert len(own) == 1
+    world.kata = {"db"}
+    world.decider.adopt(Snapshot((pod,), (_with(one, shared),)))
+    assert world.allocator.state.exclusive == own
+    world.allocator.set_annotations({})  # another daemon, that has not asked the kubelet yet
+    world.decider.adopt(Snapshot((pod,), (_with(one, shared),)))
+    assert world.allocator.state.exclusive == own
+    world.allocator.set_annotations({"uid-db": {KEY: "exclusive"}})
+    second = replace(_app("db", 1), id="c-db-2", name="second")
+    assert len(world.make(pod, second).adjust.cpus) == 1
+
+
 def test_synchronize_leaves_other_runtimes_sandboxes(world: World) -> None:
     """A sandbox that this runtime does not list keeps what it has."""
     record = Container(
