@@ -26,7 +26,7 @@ from kata_pin.errors import (
 )
 from kata_pin.guest.agent import AgentClient
 from kata_pin.host.root import HostRoot
-from kata_pin.host.runtimes import run_times
+from kata_pin.host.runtimes import ready_times, run_times
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.guestmap import GuestFacts, GuestMap, LinkState, Measured
 from kata_pin.model.sandbox import Vmm
@@ -55,12 +55,12 @@ class _Busy:
 
 @dataclass(frozen=True)
 class _Usage:
-    """What a container had used, and the threads of its guest CPUs had run, at one moment."""
+    """What a container had used, and how long the threads of its guest CPUs were ready to run."""
 
     cpus: CpuSet
     total: float
     per_cpu: Sequence[float]
-    ran: Mapping[ThreadKey, float]
+    ready: Mapping[ThreadKey, float]
 
 
 @dataclass
@@ -161,7 +161,7 @@ class Measuring:
             cpus,
             used.total_ns / 1e9,
             [ns / 1e9 for ns in used.per_cpu_ns],
-            run_times(self.root, own) if whole else {},
+            ready_times(self.root, own) if whole else {},
         )
         before = self._usage.get(container)
         self._usage[container] = now
@@ -190,13 +190,13 @@ async def _by_program(agent: AgentClient, answer: Awaitable[T]) -> T | None:
 
 
 def _since(before: _Usage, now: _Usage) -> Used:
-    ran: float | None = None
-    if now.ran and now.ran.keys() == before.ran.keys():
-        ran = sum(now.ran.values()) - sum(before.ran.values())
+    ready: float | None = None
+    if now.ready and now.ready.keys() == before.ready.keys():
+        ready = sum(now.ready.values()) - sum(before.ready.values())
     per_cpu: Sequence[float] = ()
     if len(now.per_cpu) == len(before.per_cpu):
         per_cpu = [b - a for a, b in zip(before.per_cpu, now.per_cpu, strict=True)]
-    return Used(now.total - before.total, per_cpu, ran)
+    return Used(now.total - before.total, per_cpu, ready)
 
 
 def _growth(before: Sequence[RankTime], now: Sequence[RankTime]) -> dict[int, float]:

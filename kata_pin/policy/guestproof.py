@@ -20,21 +20,22 @@ LEAST_S: Final = 0.1
 
 SLACK_S: Final = 0.1
 SLACK_SHARE: Final = 0.1
-"""How much more a container may seem to have used than its vCPU threads ran: a guest counts time
-in which its vCPU was not on a CPU, unless it is told of stolen time."""
+"""How much more a container may seem to have used than its vCPU threads were ready to run: ticks,
+and readings that are not of one moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
     """What a container used between two looks, in seconds.
 
-    `per_cpu` is by guest CPU, empty where the guest does not tell (cgroup v2). `own_ran` is how
-    long the vCPU threads of its guest CPUs ran meanwhile, None if one of them is not known.
+    `per_cpu` is by guest CPU, empty where the guest does not tell (cgroup v2). `own_ready` is how
+    long the vCPU threads of its guest CPUs ran or waited for a CPU meanwhile, for a guest may count
+    both; None if one of them is not known.
     """
 
     total: float
     per_cpu: Sequence[float] = ()
-    own_ran: float | None = None
+    own_ready: float | None = None
 
 
 def runs_elsewhere(used: Used, cpus: CpuSet) -> bool | None:
@@ -44,6 +45,6 @@ def runs_elsewhere(used: Used, cpus: CpuSet) -> bool | None:
         if outside > LEAST_S:
             return True
         return False if sum(used.per_cpu) > LEAST_S else None
-    if used.total <= LEAST_S or used.own_ran is None:
+    if used.total <= LEAST_S or used.own_ready is None:
         return None
-    return used.total > used.own_ran * (1 + SLACK_SHARE) + SLACK_S
+    return used.total > used.own_ready * (1 + SLACK_SHARE) + SLACK_S
