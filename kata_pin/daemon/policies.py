@@ -6,8 +6,6 @@ is loaded; what goes wrong in it is a wrong setting, and never ends the daemon.
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
-
 from kata_pin.config.alloc import Alloc
 from kata_pin.errors import ConfigError, KataPinError
 from kata_pin.model.topology import HostTopology
@@ -30,6 +28,8 @@ def make_policy(settings: Alloc, topology: HostTopology) -> Policy:
 
 
 def _third(name: str) -> dict[str, Factory]:
+    from importlib.metadata import entry_points  # noqa: PLC0415 - costs time that few need
+
     found = entry_points(group=GROUP, name=name)
     try:
         return {entry.name: entry.load() for entry in found}
