@@ -187,7 +187,7 @@ def pod(node: Node) -> Iterator[GuestPod]:
 
 def _settings(node: Node, **guest: Any) -> Json:
     patience = {"connect_ms": int(1000 * node.scale), "call_ms": int(2000 * node.scale)}
-    return {"guest": {"act_on_inferred": True, **patience, **guest}}
+    return {"guest": {**patience, **guest}}
 
 
 def _configure(pod: GuestPod, **guest: Any) -> None:

@@ -53,8 +53,8 @@ def test_without_hotplug_every_number_is_proven() -> None:
     [
         pytest.param(
             "6.1.0-39-amd64",
-            {13: (4, "inferred"), 14: (3, "inferred"), 15: (2, "inferred")},
-            id="before 6.9: as they first come",
+            {13: (4, "proven"), 14: (3, "proven"), 15: (2, "proven")},
+            id="before 6.9: as they first come; the lab saw it",
         ),
         pytest.param(
             "6.18.35-176",
@@ -64,7 +64,7 @@ def test_without_hotplug_every_number_is_proven() -> None:
         pytest.param(
             "6.12.107+deb13-amd64",
             {13: (13, "proven"), 14: (14, "proven"), 15: (15, "proven")},
-            id="a kernel that the lab saw",
+            id="6.9 and later, a kernel that the lab saw",
         ),
         pytest.param(
             "6.9",
@@ -97,8 +97,8 @@ def test_hotplugged_vcpus(release: str, expected: dict[int, tuple[int | None, st
 
 def test_after_an_unplug_the_old_rule_still_counts_from_the_top() -> None:
     """A number stays with its APIC id: a slot that was left and taken again has its old one."""
-    assert numbers(mapped(*vcpus(0, 1, 14), release="6.1"))[14] == (3, "inferred")
-    assert numbers(mapped(*vcpus(0, 1, 15), release="6.1"))[15] == (2, "inferred")
+    assert numbers(mapped(*vcpus(0, 1, 14), release="6.1"))[14] == (3, "proven")
+    assert numbers(mapped(*vcpus(0, 1, 15), release="6.1"))[15] == (2, "proven")
 
 
 def test_rules_that_agree_need_no_kernel() -> None:
