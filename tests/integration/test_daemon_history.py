@@ -44,7 +44,7 @@ def test_history_of_a_sandbox_from_its_first_pin_to_its_end() -> None:
         wait_for(lambda: _changes(node, pod.id)[-1]["state"] == "gone", "the end to be told")
         assert told[-1]["pod"] == f"shop/pod-{pod.id}"
         pinned = next(one for one in told if one["mask"] == str(first))
-        assert "hook:createRuntime" in pinned["reasons"]
+        assert {"hook:createRuntime", "Kata's state"} & set(pinned["reasons"])
         assert 0 < pinned["moved"] <= pinned["threads"]
         assert 0 < pinned["waited_ms"] < 10_000
         wider = next(one for one in told if one["mask"] == f"{first}-{second}")
