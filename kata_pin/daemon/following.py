@@ -13,9 +13,10 @@ Out of scope: how events come (sources/), and what a record means (adoption.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from kata_pin.daemon.compose import Parts
@@ -91,17 +92,16 @@ class Following:
     async def follow(self) -> None:
         """Act on changes until cancelled."""
         async for changes in self._watch.changes():
-            try:
+            with _left_to_audits():
                 self._take(changes)
-            except (KataPinError, OSError) as error:  # the audit looks again
-                log.error("a change was not taken in: %s", error)
             await asyncio.sleep(0)
 
     async def follow_cpus(self) -> None:
         """Ask for passes when CPUs go on- or offline; returns where the kernel does not tell."""
         try:
             async for _ in cpu_changes():
-                self._take_cpus()
+                with _left_to_audits():
+                    self._take_cpus()
         except HostError as error:
             log.warning("CPUs that go on- or offline are found by audits only: %s", error)
 
@@ -124,7 +124,8 @@ class Following:
             return
         self._take_states(changes.sandboxes)
         for sandbox_id in changes.cpusets:
-            self._sandboxes.mark(sandbox_id, CPUSET, event=False)
+            if self._sandboxes.held(sandbox_id) is not None:  # it may be over by now
+                self._sandboxes.mark(sandbox_id, CPUSET, event=False)
         if changes.kubelet:
             self._take_checkpoint()
 
@@ -155,10 +156,8 @@ class Following:
 
     def _take_late(self, sandbox_id: str) -> None:
         self._waiting.discard(sandbox_id)
-        try:
+        with _left_to_audits():
             self._read([sandbox_id])
-        except (KataPinError, OSError) as error:
-            log.error("a change was not taken in: %s", error)
 
     def _read(self, sandbox_ids: Collection[str]) -> None:
         """Take in the state of those that have a VMM, known or found in one look at processes."""
@@ -210,3 +209,12 @@ class Following:
 
     def _is_of(self, sandbox_id: str, pods: Collection[str]) -> bool:
         return any(one.pod_uid in pods for one in self._parts.registry.containers(sandbox_id))
+
+
+@contextlib.contextmanager
+def _left_to_audits() -> Iterator[None]:
+    """Log what cannot be taken in now: the next audit looks again."""
+    try:
+        yield
+    except (KataPinError, OSError) as error:
+        log.error("a change was not taken in: %s", error)
