@@ -169,20 +169,10 @@ class PooledPolicy:
             notes += demand.notes
             old = state.get(one.request.container_id)
             home = EMPTY if old is None else old.zone & self._machine.cpus
-            try:
-                after = self._served(
-                    after,
-                    one.request,
-                    demand,
-                    prefer,
-                    floor_from=after,
-                    home=home,
-                    avoid=claims.pending,
-                )
-            except AllocError as error:
-                why = (*demand.reasons, error.message)
-                after = self._in_pool(after, one.request, why, home)
-        after = settled(after)
+            after = self._resumed(
+                after, one.request, demand, prefer=prefer, home=home, claimed=claims.pending
+            )
+        after = settled(self._retried(after))
         return Decision(after, differing(state, after, running), notes=tuple(notes))
 
     def decline(self, state: AllocState, request: ContainerRequest, refusal: Refusal) -> Decision:
@@ -208,6 +198,28 @@ class PooledPolicy:
         return self._choice.candidates(free, demand.whole, _beside(rest, request))
 
     # What an event comes to.
+
+    def _resumed(
+        self,
+        state: AllocState,
+        request: ContainerRequest,
+        demand: Demand,
+        *,
+        prefer: CpuSet,
+        home: CpuSet,
+        claimed: CpuSet,
+    ) -> AllocState:
+        """Return the state in which a running container has its CPUs, if need be the pool's.
+
+        What younger ones claim is left to them, unless it would have to go without.
+        """
+        before = state.without(request.pod.sandbox_id)
+        for avoid in (claimed, EMPTY):
+            with suppress(AllocError):
+                return self._served(
+                    state, request, demand, prefer, floor_from=before, home=home, avoid=avoid
+                )
+        return self._in_pool(state, request, (*demand.reasons, "there are too few CPUs"), home)
 
     def _retried(self, state: AllocState) -> AllocState:
         """Return the state in which those who wait for CPUs of their own have them, if they fit."""

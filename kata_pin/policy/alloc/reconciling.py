@@ -48,16 +48,20 @@ class Claims:
         """Yield each container with the CPUs to prefer for it.
 
         First those with old grants in their order, then containers seen on CPUs that can be theirs,
-        then the rest as they are listed. `free` are the CPUs that can be given out. A container's
-        claim ends when the next one is asked for.
+        then the rest as they are listed; who gets no CPUs of its own after all who do, so that a VM
+        keeps its own meanwhile. `free` are the CPUs that can be given out. A container's claim ends
+        when the next one is asked for.
         """
         self._claims = self._old()
         self._claims |= self._seen(free)
-        claimants = list(self._claims)
         others = [name for name in self._known if name not in self._claims]
-        for name in claimants + others:
+        names = sorted([*self._claims, *others], key=self._pooled)
+        for name in names:
             yield self._known[name], self._claims.get(name, EMPTY)
             self._claims.pop(name, None)
+
+    def _pooled(self, name: str) -> bool:
+        return self._rule(self._known[name].request).pooled
 
     def vms(self, free: CpuSet) -> Iterator[Grant]:
         """Yield the old grants of VMs that have CPUs of their own still, and run."""
@@ -67,14 +71,8 @@ class Claims:
                 yield replace(grant, exclusive=grant.exclusive & free)
 
     def _old(self) -> dict[str, CpuSet]:
-        """Return what running containers had; a CPU that was exclusive goes to the first owner."""
-        claims: dict[str, CpuSet] = {}
-        exclusive = EMPTY
-        for name, grant in self._state.grants.items():
-            if name in self._known:
-                claims[name] = grant.own - exclusive
-                exclusive |= grant.exclusive
-        return claims
+        """Return what running containers had of their own, also where those CPUs are gone."""
+        return {name: one.own for name, one in self._state.grants.items() if name in self._known}
 
     def _seen(self, free: CpuSet) -> dict[str, CpuSet]:
         """Return the CPUs that unknown containers are seen on, where those can be their own.

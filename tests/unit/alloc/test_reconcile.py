@@ -204,7 +204,8 @@ def test_settings_changed() -> None:
 
 def beside_a_gap() -> tuple[Policy, AllocState]:
     """Return a VM with CPUs of its own, when CPUs nearer to its container have become free."""
-    policy = create("topology", HOST, replace(OPEN, vm=VmSettings(own_cpus=2)))
+    chosen = replace(OPEN, vm=VmSettings(own_cpus=2), housekeeping=cpus("6-7,14-15"))
+    policy = create("topology", HOST, chosen)
     state = policy.start()
     for request in (wishing("exclusive", 2000, "x"), container(2000, pod("a"))):
         state = policy.allocate(state, request).state
@@ -222,10 +223,25 @@ def test_own_cpus_of_vms_stay() -> None:
     assert decision.state == state
 
 
+def test_own_cpus_of_vms_stay_beside_shared_containers() -> None:
+    """A VM keeps its own CPUs also where a container without exclusive ones is its pod's first."""
+    chosen = replace(OPEN, vm=VmSettings(own_cpus=2))
+    policy = create("topology", HOST, chosen)
+    owner = pod("a")
+    state = policy.start()
+    log = container(500, owner, "log")
+    for request in (log, wishing("exclusive", 2000, "x"), container(2000, owner)):
+        state = policy.allocate(state, request).state
+    state = policy.release(state, "x-app").state
+    decision = policy.reconcile(state, seen(state))
+    assert decision.state == state
+    assert decision.changed == ()
+
+
 def test_own_cpus_of_vms_are_found_again() -> None:
     """Of what a Kata container is seen on, what is not its own is its VM's."""
     policy, state = beside_a_gap()
-    running = [replace(one, cpus=cpus("1-2,9-10")) for one in seen(state)]
+    running = [replace(one, cpus=cpus("1-2,6-7,9-10,14-15")) for one in seen(state)]
     after = policy.reconcile(AllocState(), running).state
     assert {one: grant.exclusive for one, grant in after.grants.items()} == {
         "a-app": cpus("1,9"),
