@@ -246,11 +246,11 @@ class Allocator:
     def newest(self, request: ContainerRequest) -> ContainerRequest:
         """Return a request with the annotations that its pod has now, as far as they are known.
 
-        A runtime tells those of the pod's creation for ever.
+        A runtime tells those of the pod's creation for ever; records tell none.
         """
         known = self._state.get(request.container_id)
-        annotations = request.pod.annotations if known is None else known.request.pod.annotations
-        annotations = self._annotations.get(request.pod.pod_uid, annotations)
+        kept = {} if known is None else known.request.pod.annotations
+        annotations = self._annotations.get(request.pod.pod_uid, kept or request.pod.annotations)
         return replace(request, pod=replace(request.pod, annotations=annotations))
 
     def _as_ordered(self, pod: PodRequest) -> PodRequest:

@@ -313,7 +313,7 @@ class Daemon:
                 "metrics": metrics_document(self._metrics),
             },
             sandboxes=self._sandboxes.facts(),
-            notes=self._parts.node.notes,
+            notes=(*self._parts.node.notes, *self._parts.allocator.notes),
             allocation=self._allotting.document(),
         )
 

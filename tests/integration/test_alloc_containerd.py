@@ -234,6 +234,7 @@ def test_kubelet_static_is_only_observed(cluster: Allotted) -> None:
     assert "kubelet" in shown["aside"]
     assert (shown["grants"], shown["refused"]) == ([], [])
     assert cluster.node.registered()[app].cpus is None
+    assert "alloc-aside" in {note["code"] for note in cluster.node.ask("state")["notes"]}
     said = cluster.node.cli("pools")
     assert "stands aside: the kubelet's CPU manager policy is static" in said.stdout
     assert cluster.shown(pod) is not None
@@ -366,7 +367,7 @@ def agreed(cluster: Allotted, plain: str, pod: str, app: str = "") -> None:
         shown = cluster.allocation()
         grants = {one["id"]: one for one in shown["grants"]}
         own = grants[app]["exclusive"] if app else ""
-        if {own, shown["pools"]["shared"]} not in ({"0", "1"}, {"", "0-1"}):
+        if {own, shown["pools"]["shared"]} != ({"0", "1"} if app else {"", "0-1"}):
             return False
         followed = cluster.cgroup(plain) == shown["pools"]["shared"] == grants[plain]["cpus"]
         sandbox = cluster.shown(pod) or {"exclusive": None}

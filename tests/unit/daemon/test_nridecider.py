@@ -279,6 +279,20 @@ def test_synchronize_brings_everything_in_line(world: World) -> None:
     assert world.delivery.pending(world.allocator.state) == {}
 
 
+def test_a_record_before_synchronize(world: World) -> None:
+    """A container that Kata's state told of first has its annotation once the runtime tells it."""
+    record = Container(
+        "c-db", "db", state=ContainerState.RUNNING, pod_name="db", pod_namespace="shop",
+        pod_uid="uid-db", quota_us=100_000, period_us=100_000, shares=1024, name="app",
+    )  # fmt: skip
+    world.registry.adopt(record)
+    world.allocator.view((record,))
+    assert world.allocator.state.exclusive == CpuSet()
+    world.kata = {"db"}
+    world.decider.adopt(Snapshot((_pod("db", "exclusive"),), (_app("db", 1),)))
+    assert len(world.allocator.state.exclusive) == 1
+
+
 def test_annotations_of_the_creation_are_old(world: World) -> None:
     """What the kubelet told later counts for new containers, and after a reconnection."""
     pod, one = _pod("db"), _app("db", 1)
