@@ -327,7 +327,7 @@ def test_any_events(name: str) -> None:
     """The invariants hold for each policy."""
     machine = type("Node", (Node,), {"policy_name": name})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=120, stateful_step_count=25, deadline=None)
+        machine, settings=settings(max_examples=80, stateful_step_count=20, deadline=None)
     )
 
 
