@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tests.support.allotted import settings
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An installed package with policies: one that works, and some that do not."""
     (tmp_path / "strange_policies.py").write_text(
         "from kata_pin.policy.alloc.policies import static\n"
@@ -31,7 +32,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "strange" in {one.name for one in distributions(path=[str(tmp_path)])}
-    return tmp_path
+    yield tmp_path
+    sys.modules.pop("strange_policies", None)
 
 
 @pytest.mark.parametrize("name", ["static", "annotation", "topology"])
