@@ -157,6 +157,52 @@ def test_waiting_containers_are_served_when_cpus_come_back() -> None:
     assert all(grant.exclusive for grant in state.grants.values())
 
 
+def test_older_containers_come_first() -> None:
+    """Who is older is not left without for what a younger one claims and cannot have either."""
+    chosen = replace(OPEN, max_sharers=2)
+    full = create("annotation", HOST, chosen)
+    state = full.start()
+    for size, uid in ((2000, "c"), (4000, "a"), (14000, "b")):
+        state = full.allocate(state, wishing("share", size, uid)).state
+    state = full.release(state, "c-app").state
+    assert state.grants["a-app"].cpus == cpus("1-2,9-10")
+    small = create("annotation", offline("2,4-7,12-15"), chosen)
+    after = small.reconcile(state, seen(state)).state
+    assert after.grants["b-app"].cpu_class is CpuClass.NONE
+    assert len(after.grants["a-app"].bound) == 4
+    assert after.grants["a-app"].bound >= cpus("1,9-10")
+    assert small.reconcile(after, seen(after)).changed == ()
+
+
+def test_minimum_holds_beside_vms() -> None:
+    """A VM's own CPUs that are given up for its container do not hide a pool too small."""
+    chosen = replace(OPEN, vm=VmSettings(own_cpus=2), housekeeping=cpus("1,9"), shared_min=5)
+    full = create("static", HOST, chosen)
+    state = full.allocate(full.start(), container(2000, pod("a"))).state
+    small = create("static", offline("4-7,12-15"), chosen)
+    after = small.reconcile(state, seen(state)).state
+    assert after.shared == cpus("0,2-3,8,10-11")
+    assert small.reconcile(after, seen(after)).changed == ()
+
+
+def test_what_a_vm_gives_back_serves_who_waits() -> None:
+    """A pod that wants nothing exclusive any more makes room at the same time."""
+    chosen = replace(OPEN, vm=VmSettings(own_cpus=2))
+    full = create("annotation", HOST, chosen)
+    other = pod("b", annotations={POLICY_KEY: "exclusive"})
+    state = full.start()
+    for request in (wishing("exclusive", 6000, "a"), container(2000, other)):
+        state = full.allocate(state, request).state
+    state = full.change(state, wishing("exclusive", 10000, "a")).state
+    pooled = replace(other, annotations={POLICY_KEY: "none"})
+    running = [
+        Running(wishing("exclusive", 14000, "a"), state.grants["a-app"].cpus),
+        Running(container(2000, pooled), state.grants["b-app"].cpus),
+    ]
+    after = full.reconcile(state, running).state
+    assert len(after.grants["a-app"].exclusive) == 14
+
+
 def test_contradicting_observations() -> None:
     """Two unknown containers on the same CPUs: one keeps them, the other gets others."""
     running = [Running(wishing("exclusive", 2000, uid), cpus("3,11")) for uid in ("a", "b")]
