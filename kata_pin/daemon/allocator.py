@@ -27,7 +27,6 @@ from kata_pin.daemon.nodefacts import NodeWatch
 from kata_pin.errors import KataPinError
 from kata_pin.model.alloc import (
     AllocState,
-    Candidate,
     ContainerRequest,
     CpuClass,
     Decision,
@@ -187,10 +186,6 @@ class Allocator:
             now = replace(now, cpu_millis=size[0], quota_us=size[1], period_us=size[2])
         if now != known:
             self.change(now, "its record")
-
-    def candidates(self, request: ContainerRequest) -> tuple[Candidate, ...]:
-        """Return the choices that the policy would consider for a request now."""
-        return () if self._policy is None else self._policy.candidates(self._state, request)
 
     # ---- starting, and what changes under us ---------------------------------------------
 
