@@ -108,7 +108,7 @@ results = {
     "write cgroup": refused(os.mkdir, "/sys/fs/cgroup/kata-pin-probe"),
     "write sysctl": refused(open, "/proc/sys/kernel/hostname", "w"),
     "inet socket": refused(socket.socket, socket.AF_INET),
-    "vsock socket": refused(socket.socket, 40),
+    "crypto socket": refused(socket.socket, socket.AF_ALG, socket.SOCK_SEQPACKET),
     "unshare": libc.unshare(0x20000) == -1,
     "mount": libc.mount(b"none", b"/tmp", b"tmpfs", 0, b"") == -1,
     "reboot": libc.reboot(0) == -1,
@@ -119,6 +119,7 @@ results = {
     "runtime directory": not refused(os.mkdir, sys.argv[1] + "/probe"),
     "unix socket": not refused(socket.socket, socket.AF_UNIX),
     "netlink socket": not refused(socket.socket, socket.AF_NETLINK, socket.SOCK_DGRAM, 11),
+    "uevents": not refused(socket.socket, socket.AF_NETLINK, socket.SOCK_DGRAM, 15),
     "affinity": not refused(os.sched_setaffinity, 0, os.sched_getaffinity(0)),
 }
 print([name for name, held in results.items() if not held])
