@@ -92,6 +92,7 @@ class Allocator:
         self._annotations: Mapping[str, Mapping[str, str]] = {}
         self._owners = 0
         self._told: Told | None = None
+        self._waits: dict[str, RefusalKind] = {}
         self._said: dict[str, Note] = {}
 
     # ---- looking -------------------------------------------------------------------------
@@ -302,6 +303,7 @@ class Allocator:
     def release(self, container_ids: Iterable[str], why: str) -> None:
         """Take back what containers had that are over."""
         for container_id in container_ids:
+            self._waits.pop(container_id, None)
             if self._policy is not None and self._state.get(container_id) is not None:
                 self._take(self._policy.release(self._state, container_id), why)
 
@@ -319,8 +321,8 @@ class Allocator:
             self._state = decision.state
         for note in decision.notes:
             self._say(note)
-        if decision.refused is not None and request is not None:
-            self._refuse(decision.refused, request)
+        if request is not None:
+            self._tell_refusal(decision.refused, request)
         sandboxes = {sandbox_of(one.request.pod) for one in decision.changed} - {""}
         if sandboxes and self._told is not None:
             self._told(sandboxes, why)
@@ -333,6 +335,18 @@ class Allocator:
         self._said[note.text] = note
         while len(self._said) > REMEMBERED:
             del self._said[next(iter(self._said))]
+
+    def _tell_refusal(self, refusal: Refusal | None, request: ContainerRequest) -> None:
+        """Tell a refusal once: a running container is tried again in each pass."""
+        container_id = request.container_id
+        if refusal is None:
+            self._waits.pop(container_id, None)
+        elif self._waits.get(container_id) is not refusal.kind:
+            if (
+                self._state.get(container_id) is not None
+            ):  # else it is not made, and not tried again
+                self._waits[container_id] = refusal.kind
+            self._refuse(refusal, request)
 
     def _refuse(self, refusal: Refusal, request: ContainerRequest) -> None:
         title = f"{request.pod.title} {request.name}"

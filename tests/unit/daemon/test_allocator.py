@@ -199,6 +199,22 @@ def test_not_enough_cpus(begun: Allocator) -> None:
     assert begun.view(mine).containers[0].cpus == CpuSet(range(8))
 
 
+def test_a_refusal_is_told_once(begun: Allocator) -> None:
+    """Who is tried again in each pass is told again only after it was served meanwhile."""
+    begun.set_orders({"shop/db": CpuClass.EXCLUSIVE})
+    one = Container("c1", "s1", pod_name="db", pod_namespace="shop", pod_uid="u1", name="app")
+    begun.view((one,))
+    much = replace(one, quota_us=6_400_000, period_us=100_000, shares=65_536)
+    for _ in range(3):
+        begun.view((much,))
+    assert begun.refusals.total() == 1
+    fits = replace(one, quota_us=200_000, period_us=100_000, shares=2048)
+    begun.view((fits,))
+    assert len(begun.state.exclusive) == 2
+    begun.view((much,))
+    assert begun.refusals.total() == 2
+
+
 def test_a_policy_that_nobody_has(registry: Registry, host: Host) -> None:
     """A wrong setting keeps the daemon from nothing: it is said, and nothing is decided."""
     one = allocator(registry, host, policy="crane")
