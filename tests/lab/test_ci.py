@@ -1,4 +1,4 @@
-""".ci/with-lab says what the lab pass came to, and fails for failing tests only."""
+""".ci/run says what the lab pass came to, and fails for failing tests only."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tests.lab.settings import PROJECT
 
 
 def _run(folder: Path, *, test: str, lab: str) -> subprocess.CompletedProcess[str]:
-    """Run .ci/with-lab in a folder where scripts/test and scripts/lab are these lines of shell."""
+    """Run .ci/run in a folder where scripts/test and scripts/lab are these lines of shell."""
     for name, script in (("test", test), ("lab", lab)):
         file = folder / "scripts" / name
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"#!/bin/sh\n{script}\n")
         file.chmod(0o755)
     (folder / ".ci").mkdir()
-    shutil.copy2(PROJECT / ".ci/with-lab", folder / ".ci/with-lab")
+    shutil.copy2(PROJECT / ".ci/run", folder / ".ci/run")
     return subprocess.run(
-        [str(folder / ".ci/with-lab")], capture_output=True, text=True, check=False, timeout=20
+        [str(folder / ".ci/run")], capture_output=True, text=True, check=False, timeout=20
     )
 
 
