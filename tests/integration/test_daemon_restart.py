@@ -193,7 +193,7 @@ def test_a_socket_that_a_dead_daemon_left_is_replaced(node: Node) -> None:
     node.start()
     assert node.ask("ping") == {}
     modes = {p.name: p.stat().st_mode & 0o777 for p in node.runtime_dir.glob("*.sock")}
-    assert modes.keys() == {"hook.sock", "control.sock", "status.sock"}
+    assert modes.keys() == {"hook.sock", "control.sock", "status.sock", "metrics.sock"}
     assert (modes["hook.sock"], modes["control.sock"]) == (0o600, 0o600)
 
 

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -78,6 +79,15 @@ def test_an_output_that_fails_is_told(serve: Serve, redirection: str) -> None:
     assert (done.returncode, done.stderr) == expected
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Have programs that are started heed SIGINT: a shell's background jobs inherit it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_watch_goes_on_until_it_is_interrupted(serve: Serve) -> None:
     """The state is shown again and again; Ctrl-C ends it with 130 and no word."""
     config = str(serve(_state()))
