@@ -46,12 +46,19 @@ class Turns:
         try:
             await turn
         except asyncio.CancelledError:
-            if self._waiting.pop(turn, None) is None:  # it was given in this very moment
+            if not turn.cancelled():  # it was given in this very moment
                 self._give()
+            self._waiting.pop(turn, None)
             raise
 
     def _give(self) -> None:
-        """Give the turn to the next, if anybody waits."""
+        """Give the turn to the next, if anybody waits.
+
+        Who was cancelled is still listed until its task runs again: it must not be chosen, or the
+        error of choosing it would take the place of the cancellation of who gives.
+        """
+        for turn in [turn for turn in self._waiting if turn.done()]:
+            del self._waiting[turn]
         if not self._waiting:
             self._taken = False
             return

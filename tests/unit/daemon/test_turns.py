@@ -91,3 +91,25 @@ async def test_a_pass_that_fails_hands_its_turn_on() -> None:
     await passes.start("a")
     await passes.end()
     assert passes.order == ["a"]
+
+
+async def test_a_stop_ends_everybody() -> None:
+    """All cancelled at once, the holder first: each ends cancelled, none by another's turn."""
+    passes = Passes()
+    release = asyncio.Event()
+
+    async def hold() -> None:
+        async with passes.turns.turn("holder"):
+            await release.wait()
+
+    holder = asyncio.create_task(hold())
+    await asyncio.sleep(0)
+    await passes.start("a", "b", "c")
+    tasks = [holder, *passes.tasks.values()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert [task.cancelled() for task in tasks] == [True] * 4
+    await passes.start("d")
+    await passes.end()
+    assert passes.order == ["d"]
