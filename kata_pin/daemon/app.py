@@ -27,7 +27,7 @@ from kata_pin.daemon.audit import Auditor
 from kata_pin.daemon.births import Births
 from kata_pin.daemon.compose import Parts, boot_id, compose
 from kata_pin.daemon.control import ControlServer
-from kata_pin.daemon.following import CgroupWatch, Following
+from kata_pin.daemon.following import CgroupWatch, Following, left_to_audits
 from kata_pin.daemon.guests import Guests
 from kata_pin.daemon.history import History
 from kata_pin.daemon.intake import Intake
@@ -136,7 +136,8 @@ class Daemon:
                 for sandbox_id in parts.registry.sandboxes():
                     self._sandboxes.mark(sandbox_id, "start")
                 self._reception.take_spool()
-                self._following.look_around()
+                with left_to_audits():
+                    self._following.look_around()
                 for work in (
                     hooks.serve(),
                     self._reception.follow_spool(),
@@ -190,9 +191,10 @@ class Daemon:
                     deep_at = time.monotonic() + self._config.audit.deep_s
                     await self._deep_audit()
                 self._tally.audited()
-            except (KataPinError, OSError) as error:  # the next round looks again
+            except Exception as error:  # the next round looks again
                 self._tally.failed("audit", error)
                 log.error("audit failed: %s", error)
+                log.debug("audit failed", exc_info=True)
 
     async def _periods_changed(self, seconds: float) -> bool:
         """Wait for the next audit; return at once, and True, when its period is another one."""

@@ -16,7 +16,7 @@ from kata_pin.config.tree import NewThreads
 from kata_pin.daemon.compose import KTHREADD, Parts
 from kata_pin.daemon.sandboxes import Sandboxes
 from kata_pin.daemon.tally import Tally
-from kata_pin.errors import HostError
+from kata_pin.errors import HostError, StateError
 from kata_pin.sources.procevents import (
     Event,
     Overrun,
@@ -82,8 +82,11 @@ class Births:
         else:
             log.warning("new threads are found by audits only: %s", why)
         if self._parts.node.live_threads != live:
-            self._parts.registry.set_live_threads(live=live)
             self._parts.node.live_threads = live
+            try:
+                self._parts.registry.set_live_threads(live=live)
+            except StateError as error:  # only who judges these pins without us needs it
+                log.error("whether threads are followed was not recorded: %s", error)
             self._sandboxes.mark_all("process events")
 
     def _take(self, event: Event) -> None:

@@ -22,7 +22,7 @@ from typing import Final
 from kata_pin.daemon.compose import Parts
 from kata_pin.daemon.sandboxes import Sandboxes
 from kata_pin.daemon.standing import Passed
-from kata_pin.errors import HostError, KataPinError
+from kata_pin.errors import HostError
 from kata_pin.host.cpuset import cpuset_folders
 from kata_pin.policy.checkpoint import touched
 from kata_pin.sources.statewatch import Changes, StateWatch
@@ -92,7 +92,7 @@ class Following:
     async def follow(self) -> None:
         """Act on changes until cancelled."""
         async for changes in self._watch.changes():
-            with _left_to_audits():
+            with left_to_audits():
                 self._take(changes)
             await asyncio.sleep(0)
 
@@ -100,7 +100,7 @@ class Following:
         """Ask for passes when CPUs go on- or offline; returns where the kernel does not tell."""
         try:
             async for _ in cpu_changes():
-                with _left_to_audits():
+                with left_to_audits():
                     self._take_cpus()
         except HostError as error:
             log.warning("CPUs that go on- or offline are found by audits only: %s", error)
@@ -156,7 +156,7 @@ class Following:
 
     def _take_late(self, sandbox_id: str) -> None:
         self._waiting.discard(sandbox_id)
-        with _left_to_audits():
+        with left_to_audits():
             self._read([sandbox_id])
 
     def _read(self, sandbox_ids: Collection[str]) -> None:
@@ -212,9 +212,10 @@ class Following:
 
 
 @contextlib.contextmanager
-def _left_to_audits() -> Iterator[None]:
+def left_to_audits() -> Iterator[None]:
     """Log what cannot be taken in now: the next audit looks again."""
     try:
         yield
-    except (KataPinError, OSError) as error:
+    except Exception as error:  # whatever one sandbox's files make of it, the others are followed
         log.error("a change was not taken in: %s", error)
+        log.debug("a change was not taken in", exc_info=True)

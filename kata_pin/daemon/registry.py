@@ -82,7 +82,7 @@ def _translated(
     def translated(self: Registry, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return method(self, *args, **kwargs)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError) as error:  # a number beyond 64 bits
             raise StateError(f"{self.path}: {error}") from error
 
     return translated

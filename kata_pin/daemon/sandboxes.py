@@ -209,8 +209,8 @@ class Sandboxes:
         cause = Cause(("unpin" if released else "release",), time.monotonic())
         report = self._engine.run(sandbox_id, containers, held, act=True, release=True)
         sandbox = Sandbox(sandbox_id, containers, held.vmm)
-        for observer in self._observers:
-            observer.passed(stands(sandbox, report, cause, released=released))
+        passed = stands(sandbox, report, cause, released=released)
+        self._tell(lambda observer: observer.passed(passed))
         return report
 
     # ---- passes --------------------------------------------------------------------------
@@ -220,9 +220,18 @@ class Sandboxes:
         try:
             return await self._asked_pass(sandbox_id)
         except Exception as error:
-            for observer in self._observers:
-                observer.failed("pass", error)
+            failure = error
+            self._tell(lambda observer: observer.failed("pass", failure))
             raise
+
+    def _tell(self, tell: Callable[[Observer], None]) -> None:
+        """Tell each observer; one that fails keeps nothing from the others, nor from the pass."""
+        for observer in self._observers:
+            try:
+                tell(observer)
+            except Exception as error:
+                log.error("an account of a pass was not kept: %s", error)
+                log.debug("an account of a pass was not kept", exc_info=True)
 
     async def _asked_pass(self, sandbox_id: str) -> PassResult:
         await self._guests.before(sandbox_id, lambda: self._foreseen(sandbox_id))
@@ -264,11 +273,10 @@ class Sandboxes:
         sandbox = Sandbox(sandbox_id, containers, held.vmm)
         verdict = self._verdict(sandbox, report, held, had_vmm=had is not None)
         passed = stands(sandbox, report, cause, released=released)
-        for observer in self._observers:
-            if verdict is Verdict.GONE:
-                observer.ended(passed)
-            else:
-                observer.passed(passed)
+        if verdict is Verdict.GONE:
+            self._tell(lambda observer: observer.ended(passed))
+        else:
+            self._tell(lambda observer: observer.passed(passed))
         return PassResult(report, verdict)
 
     def _verdict(self, sandbox: Sandbox, report: Report, held: Held, *, had_vmm: bool) -> Verdict:

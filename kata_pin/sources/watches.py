@@ -10,6 +10,7 @@ Facts: inotify(7).
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import logging
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 MAX_WATCHES: Final = 16384
 """Most watches of one set: some six for each sandbox of a full node, and as many again."""
 
-BATCH: Final = 1024
+BATCH: Final = 128
 """Most events that are returned at once; the event loop has its turn between two batches."""
 
 CACHED: Final = 64
@@ -109,7 +110,11 @@ class Watches:
                 self._inotify.rm_watch(watch)
 
     async def next(self) -> list[Happening] | None:
-        """Wait until something happens and return all of it; None when the kernel lost some."""
+        """Wait until something happens and return all of it; None when the kernel lost some.
+
+        The event loop has a turn between two batches, also while more are queued.
+        """
+        await asyncio.sleep(0)
         events = [await self._inotify.get()]
         while len(events) < BATCH and (more := self._inotify.sync_get()) is not None:
             events.append(more)
