@@ -25,7 +25,7 @@ from kata_pin.daemon.nridecider import NriDecider
 from kata_pin.daemon.sandboxes import Sandboxes
 from kata_pin.daemon.standing import Passed
 from kata_pin.daemon.view import Json
-from kata_pin.errors import HostError, StateError
+from kata_pin.errors import HostError
 from kata_pin.host.cpuset import CpusetReader
 from kata_pin.model.alloc import Grant
 from kata_pin.model.cpuset import EMPTY, CpuSet
@@ -55,11 +55,20 @@ class Allotting:
     def begin(self, sandboxes: Sandboxes) -> None:
         """Start deciding; sandboxes whose CPUs change get a pass."""
         self._sandboxes = sandboxes
-        if self._allocator.on:
-            self._read_orders()
+        if not self._allocator.on:
+            return
+        self._read_orders()
+        try:
             self._allocator.begin(self._moved)
-            over = [one.container_id for one in self._allocator.containers() if self._is_over(one)]
-            self._allocator.release(over, "nobody tells of it any more")
+            self._sweep()
+        except Exception as error:  # nothing here keeps the daemon from starting
+            log.error("allocator: not brought in line with what runs: %s", error)
+            log.debug("allocator: start", exc_info=True)
+
+    def _sweep(self) -> None:
+        """Take back what nobody has any more: of an earlier daemon, or an end that was missed."""
+        over = [one.container_id for one in self._allocator.containers() if self._is_over(one)]
+        self._allocator.release(over, "nobody tells of it any more")
 
     def _is_over(self, grant: Grant) -> bool:
         """Whether a grant of an earlier daemon is nobody's: no record, or nobody will ever tell."""
@@ -102,9 +111,10 @@ class Allotting:
             try:
                 self._allocator.set_annotations(await pods.read())
                 self._pods_problem = ""
-            except StateError as error:
+            except Exception as error:  # this list, or what a policy makes of it
                 if str(error) != self._pods_problem:
                     log.warning("annotations not followed: %s", error)
+                    log.debug("annotations not followed", exc_info=True)
                 self._pods_problem = str(error)
             await asyncio.sleep(alloc.pods_s)
 
@@ -113,6 +123,7 @@ class Allotting:
         if not self._allocator.on:
             return
         self._allocator.follow_host()
+        self._sweep()
         if self._allocator.decides:
             for container_id in self._delivery.verify(self._allocator.state, self._cgroup_of):
                 log.warning(
@@ -141,9 +152,10 @@ class Allotting:
         try:
             self._allocator.set_orders(self._orders.read())
             self._orders_problem = ""
-        except StateError as error:  # those read before stay in force
+        except Exception as error:  # those read before stay in force
             if str(error) != self._orders_problem:
                 log.warning("orders not taken: %s", error)
+                log.debug("orders not taken", exc_info=True)
             self._orders_problem = str(error)
 
     def _moved(self, sandbox_ids: Collection[str], why: str) -> None:

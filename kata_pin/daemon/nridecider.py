@@ -20,7 +20,6 @@ from typing import Final
 from kata_pin.daemon.allocator import Allocator
 from kata_pin.daemon.allocrequest import (
     cpuset_of,
-    pod_uid,
     request_of,
     request_of_record,
     with_asked,
@@ -56,12 +55,14 @@ class NriDecider:
         self._adjusted: dict[str, tuple[str, str]] = {}
         self._failed: dict[tuple[str, str], None] = {}
         self._failures = 0
+        self._pods: dict[str, str] = {}
 
     # ---- the decider ---------------------------------------------------------------------
 
     def decide(self, event: Event, stamp_ns: int) -> Answer:
         """Answer CreateContainer, UpdateContainer and StopContainer. Raises CreationRefused."""
         assert event.container is not None, "these events are about containers"
+        self._allocator.follow_host()  # stays, also where the creation is refused
         with self._allocator.together():
             match event.kind:
                 case EventKind.CREATE_CONTAINER:
@@ -88,6 +89,7 @@ class NriDecider:
         self._failures = 0
         self._adjusted.clear()
         self._delivery.clear()
+        self._pods = {one.id: one.pod_id for one in told}
         for one in told:
             self._delivery.has(one.id, cpuset_of(one.cpu), pid=one.pid)
         self._allocator.guarantee = Guarantee.NODE
@@ -123,6 +125,7 @@ class NriDecider:
 
     def _create(self, event: Event, container: PodContainer, stamp_ns: int) -> Answer:
         request = self._request(event.pod, container, kata=self._intake.is_kata(event.pod))
+        self._pods[container.id] = event.pod.id
         there = cpuset_of(container.cpu)
         name = (request.pod.pod_uid, request.name)
         foreign = bool(there.cpus) or name in self._failed or self._failures >= FAILURES
@@ -157,16 +160,16 @@ class NriDecider:
         return NOTHING
 
     def _end(self, event: Event) -> None:
-        """Give back what a container had, or all of a pod's."""
+        """Give back what a container had, or all of a sandbox's.
+
+        Not of the pod's: a new sandbox of the same pod may run when its old one is removed.
+        """
         if event.container is not None:
             over = [event.container.id]
         else:
-            over = [
-                one.container_id
-                for one in self._allocator.containers()
-                if one.pod_uid == pod_uid(event.pod)
-            ]
+            over = [name for name, sandbox in self._pods.items() if sandbox == event.pod.id]
         for container_id in over:
+            self._pods.pop(container_id, None)
             self._note_failure(container_id)
             self._delivery.gone(container_id)
         self._allocator.release(over, event.kind.method)

@@ -310,7 +310,11 @@ class PooledPolicy:
         pod = grant.request.pod
         if not (pod.kata and pod.sandbox_id):
             return state
-        members = [one for one in state.of_pod(pod.pod_uid) if one.kind is GrantKind.CONTAINER]
+        members = [  # a pod's old sandbox may not be over yet when its new one runs
+            one
+            for one in state.of_pod(pod.pod_uid)
+            if one.kind is GrantKind.CONTAINER and one.request.pod.sandbox_id == pod.sandbox_id
+        ]
         rest = state.without(pod.sandbox_id)
         if not members:
             return rest

@@ -65,9 +65,9 @@ class Claims:
 
     def vms(self, free: CpuSet) -> Iterator[Grant]:
         """Yield the old grants of VMs that have CPUs of their own still, and run."""
-        pods = {one.request.pod.pod_uid for one in self._known.values()}
-        for grant in self._state.grants.values():
-            if grant.kind is GrantKind.SANDBOX and grant.pod_uid in pods and grant.exclusive & free:
+        running = {one.request.pod.sandbox_id for one in self._known.values()}
+        for name, grant in self._state.grants.items():
+            if grant.kind is GrantKind.SANDBOX and name in running and grant.exclusive & free:
                 yield replace(grant, exclusive=grant.exclusive & free)
 
     def _old(self) -> dict[str, CpuSet]:

@@ -22,6 +22,7 @@ from kata_pin.model.alloc import CpuClass, Guarantee
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState
 from kata_pin.model.sandbox import Container, ContainerState
+from kata_pin.model.topology import flat
 from kata_pin.sources.nrilistener import CreationRefused
 from kata_pin.wire.nri import Event, EventKind, Pod, PodContainer, Snapshot
 from kata_pin.wire.nrireply import Answer, Cpuset
@@ -332,3 +333,27 @@ def test_the_end_of_a_pod_gives_everything_back(world: World) -> None:
     world.make(pod, _app("db", 2))
     world.decider.take(Event(EventKind.STOP_POD_SANDBOX, pod), 5000)
     assert world.allocator.state.exclusive == CpuSet()
+
+
+def test_the_end_of_an_old_sandbox_leaves_the_new_one_its_cpus(world: World) -> None:
+    """Both have the pod's uid: what the new sandbox's container has stays its own."""
+    old, new = (replace(_pod(name, "exclusive", kata=False), uid="uid") for name in ("old", "new"))
+    world.make(old, _app("old", 2))
+    world.tell(STOP, old, _app("old", 2))
+    world.make(new, _app("new", 2))
+    owned = world.allocator.state.grants["c-new"].exclusive
+    assert len(owned) == 2
+    world.decider.take(Event(EventKind.REMOVE_POD_SANDBOX, old), 5000)
+    assert world.allocator.state.grants["c-new"].exclusive == owned
+    world.decider.take(Event(EventKind.REMOVE_POD_SANDBOX, new), 6000)
+    assert not world.allocator.state.grants
+
+
+def test_a_refused_creation_keeps_what_the_host_became(registry: Registry) -> None:
+    """CPUs that went off are noticed once: a refusal in the same moment does not undo that."""
+    world = World(registry, fail=Fail.STRICT)
+    world.host.topology = flat(4)
+    pod = _pod("greedy", "exclusive")
+    with pytest.raises(CreationRefused):
+        world.tell(CREATE, pod, _app("greedy", 64))
+    assert world.allocator.state.cpus == cpus("0-3")
