@@ -32,7 +32,7 @@ def _seconds(_: click.Context, __: click.Parameter, value: str | None) -> int | 
 @click.option(
     "--limit",
     metavar="N",
-    type=click.IntRange(1, 10_000),
+    type=click.IntRange(1, 1000),
     default=50,
     show_default=True,
     help="At most so many changes, the newest.",

@@ -195,10 +195,13 @@ class Following:
             self._sandboxes.mark_all(KUBELET)
 
     def _take_cpus(self) -> None:
-        """Mark all where the online CPUs are others; and once more when cpusets have followed."""
-        if not self._parts.node.changed():
-            return
-        log.info("the online CPUs are %s", self._parts.node.current().topology.online)
+        """Mark all, and once more when cpusets have followed.
+
+        Also where the online CPUs are those of before: one that went and came back has had the
+        threads on it moved.
+        """
+        if self._parts.node.changed():
+            log.info("the online CPUs are %s", self._parts.node.current().topology.online)
         self._sandboxes.mark_all(NODE)
         for look in self._looks:
             look.cancel()

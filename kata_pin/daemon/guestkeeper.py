@@ -50,6 +50,10 @@ PROMPT_S: Final = WIDEN_S / 2
 RETRY_S: Final = (0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0)
 """Rests after the first, second, ... failure in a row."""
 
+AGAIN_S: Final = 0.2
+"""Least rest before another session follows from what the last one told: a guest that says something
+else each time must not keep us busy."""
+
 DENIED_S: Final = 300.0
 """Rest after a denial: a policy is set once, as a rule before the first container."""
 
@@ -249,6 +253,7 @@ class Keeper:
             log.debug("sandbox %s: guest", self._id, exc_info=True)
             self._failed(GuestState.FAILED, str(error), self._next_rest())
         if self._has_work:
+            self._rest_until = max(self._rest_until, time.monotonic() + AGAIN_S)
             self._wake.set()
         if not self._has_work or self._trouble is not None:
             self._settled.set()

@@ -29,8 +29,8 @@ from kata_pin.errors import DaemonError, StateError
 
 log = logging.getLogger(__name__)
 
-MAX_SHOWN: Final = 10_000
-"""Most rows that one document holds."""
+MAX_SHOWN: Final = 1000
+"""Most rows that one document holds: some 10 ms of the event loop."""
 
 MAX_SINCE_S: Final = 10 * 365 * 86400
 """Furthest that somebody may ask back: longer than any boot."""
