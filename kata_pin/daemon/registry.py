@@ -155,7 +155,11 @@ class Registry:
 
     @_translated
     def _begin(self, db: sqlite3.Connection) -> Observations:
-        return Observations(db)
+        try:
+            return Observations(db)
+        except BaseException:
+            db.close()
+            raise
 
     def _connect(self) -> sqlite3.Connection:
         try:

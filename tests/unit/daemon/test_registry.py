@@ -116,9 +116,8 @@ def test_tombstones_are_bounded(registry: Registry) -> None:
     for n in range(TOMBSTONES + 50):
         registry.record(replace(APP, id=f"c{n}"), stamp_ns=n, pid=1)
     registry.forget("pod")
-    with sqlite3.connect(registry.path) as db:
+    with contextlib.closing(sqlite3.connect(registry.path)) as db:
         assert db.execute("SELECT count(*) FROM seen").fetchone() == (TOMBSTONES,)
-    db.close()
 
 
 def test_a_message_without_facts_keeps_the_earlier_ones(registry: Registry) -> None:
@@ -201,6 +200,18 @@ def test_a_file_that_is_locked_is_not_set_aside(registry: Registry, path: str) -
     again = Registry(path, boot_id="boot-1")
     assert again.sandboxes() == ["pod"]
     again.close()
+
+
+def test_a_file_that_cannot_be_written_is_not_left_open(registry: Registry, path: str) -> None:
+    """Where somebody else writes it can be read and not be begun with: it is closed again."""
+    registry.close()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StateError, match="locked") as raised:
+            Registry(path, boot_id="boot-1")
+    names = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+    assert not [name for name in names if name.startswith(path)]
+    assert raised.value  # its traceback holds what would be open
 
 
 @pytest.mark.root
