@@ -30,17 +30,12 @@ from kata_pin.policy.writers import KataPinning, KataPins
 from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.kataconfig import KataConfigFile
 from kata_pin.vmm.statefiles import KataPaths, persisted_pinning, state_stamp
+from kata_pin.wire.annotations import KATA_CONFIG, KATA_PINNING
 from kata_pin.wire.oci import parse_config
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-ANNOTATIONS: Final = (
-    "io.katacontainers.enable_vcpus_pinning",
-    "io.katacontainers.config.runtime.enable_vcpus_pinning",
-)
-CONFIG_PATH: Final = "io.katacontainers.config_path"
 
 MAX_REMEMBERED: Final = 4096
 """Sandboxes whose answers are kept; more than a node has."""
@@ -102,11 +97,11 @@ class KataPinsReader:
         if sandbox_id in self._last and any(state_stamp(self._root, self._paths, sandbox_id)):
             return self._last[sandbox_id]  # it is being written: what it said before holds
         annotations, place = self._annotations(sandbox_id, containers)
-        for key in ANNOTATIONS:
+        for key in KATA_PINNING:
             value = _flag(annotations.get(key))
             if value is not None:
                 return value, f"annotation {key} in {place}"
-        return self._configured(annotations.get(CONFIG_PATH, ""), vmm)
+        return self._configured(annotations.get(KATA_CONFIG, ""), vmm)
 
     def _annotations(
         self, sandbox_id: str, containers: Iterable[Container]
@@ -142,7 +137,7 @@ class KataPinsReader:
 
 def _ours(annotations: Mapping[str, str]) -> Mapping[str, str]:
     """Return those that matter here; the others may be long, and are not kept."""
-    return {key: annotations[key] for key in (*ANNOTATIONS, CONFIG_PATH) if key in annotations}
+    return {key: annotations[key] for key in (*KATA_PINNING, KATA_CONFIG) if key in annotations}
 
 
 def _is_meant(file: KataConfigFile, binaries: Iterable[str], named: str, vmm: Vmm) -> bool:

@@ -12,80 +12,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from kata_pin.errors import ParseError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
+from kata_pin.wire.annotations import (
+    CONTAINERD,
+    CRIO,
+    CRIO_CONTAINER_ID,
+    DIALECTS,
+    DOCKERSHIM,
+    HANDLER_KEYS,
+    KATA_BUNDLE,
+    KATA_TYPE,
+    NAME_KEYS,
+    NAMESPACE_KEYS,
+    POD_KEYS,
+    UID_KEYS,
+    Dialect,
+)
 from kata_pin.wire.ident import check_id, is_id, is_name
 from kata_pin.wire.oci import CpuResources, OciConfig, OciState, Phase
-
-
-class Dialect(NamedTuple):
-    """How one container manager marks sandboxes and containers."""
-
-    name: str
-    type_key: str
-    sandbox_value: str
-    container_value: str
-    sandbox_key: str
-
-
-CONTAINERD: Final = Dialect(
-    "containerd",
-    "io.kubernetes.cri.container-type",
-    "sandbox",
-    "container",
-    "io.kubernetes.cri.sandbox-id",
-)
-CRIO: Final = Dialect(
-    "cri-o",
-    "io.kubernetes.cri-o.ContainerType",
-    "sandbox",
-    "container",
-    "io.kubernetes.cri-o.SandboxID",
-)
-DOCKERSHIM: Final = Dialect(
-    "dockershim",
-    "io.kubernetes.docker.type",
-    "podsandbox",
-    "container",
-    "io.kubernetes.sandbox.id",
-)
-DIALECTS: Final = (CONTAINERD, CRIO, DOCKERSHIM)
 
 MAX_SHOWN: Final = 40
 """Most characters of a foreign text in a note."""
 
 CRIO_BUNDLE: Final = "/userdata"
 """How the paths of CRI-O's bundles end, and of podman's; containerd's never do."""
-
-CRIO_CONTAINER_ID: Final = "io.kubernetes.cri-o.ContainerID"
-KATA_TYPE: Final = "io.katacontainers.pkg.oci.container_type"
-KATA_BUNDLE: Final = "io.katacontainers.pkg.oci.bundle_path"
-
-# First key that is there wins: containerd, then the labels that CRI-O and dockershim copy.
-_NAME_KEYS: Final = (
-    "io.kubernetes.cri.container-name",
-    "io.kubernetes.container.name",
-    "io.kubernetes.cri-o.ContainerName",
-    "nerdctl/name",
-)
-_POD_KEYS: Final = (
-    "io.kubernetes.cri.sandbox-name",
-    "io.kubernetes.pod.name",
-    "io.kubernetes.cri-o.KubeName",
-)
-_NAMESPACE_KEYS: Final = (
-    "io.kubernetes.cri.sandbox-namespace",
-    "io.kubernetes.pod.namespace",
-    "io.kubernetes.cri-o.Namespace",
-)
-_UID_KEYS: Final = ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid")
-_HANDLER_KEYS: Final = (
-    "io.containerd.cri.runtime-handler",
-    "io.kubernetes.cri-o.RuntimeHandler",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +134,11 @@ def build(
         period_us=cpu.period_us,
         shares=cpu.shares,
         cgroups_path=cgroups_path,
-        name=_name(annotations, _NAME_KEYS, notes),
-        pod_name=_name(annotations, _POD_KEYS, notes),
-        pod_namespace=_name(annotations, _NAMESPACE_KEYS, notes),
-        pod_uid=_name(annotations, _UID_KEYS, notes),
-        handler=_name(annotations, _HANDLER_KEYS, notes),
+        name=_name(annotations, NAME_KEYS, notes),
+        pod_name=_name(annotations, POD_KEYS, notes),
+        pod_namespace=_name(annotations, NAMESPACE_KEYS, notes),
+        pod_uid=_name(annotations, UID_KEYS, notes),
+        handler=_name(annotations, HANDLER_KEYS, notes),
         bundle=bundle,
         source=source,
         recorded_ns=stamp_ns,

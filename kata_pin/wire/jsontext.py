@@ -2,16 +2,17 @@
 
 Nothing here lives longer than one document. Out of scope: what the documents mean.
 
-A document is bounded before it is parsed (bytes, brackets and commas), its depth by the
-interpreter's own limit. A key that appears twice in one object is refused: readers disagree which
-one counts (Go takes the last), and nobody who writes these documents honestly repeats a key. `null`
-reads as absent, because Go writes it for an empty map or list. NaN and Infinity are not JSON
+A document is bounded before it is parsed (bytes, and brackets and commas outside texts), its depth
+by the interpreter's own limit. A key that appears twice in one object is refused: readers disagree
+which one counts (Go takes the last), and nobody who writes these documents honestly repeats a key.
+`null` reads as absent, because Go writes it for an empty map or list. NaN and Infinity are not JSON
 (RFC 8259).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Final, NoReturn
 
 from kata_pin.errors import ParseError
@@ -20,7 +21,8 @@ MAX_BYTES: Final = 4 * 1024 * 1024
 """Longest document accepted; the hook takes no longer a state either."""
 
 MAX_VALUES: Final = 200_000
-"""Most brackets and commas in one document: `[],[],...` grows thirtyfold when parsed."""
+"""Most brackets and commas outside texts in one document: `[],[],...` grows thirtyfold when parsed.
+Texts do not grow: whoever writes an annotation may put as many commas there as bytes fit."""
 
 MAX_TEXT: Final = 4096
 """Longest single text, unless a getter says otherwise: PATH_MAX of Linux."""
@@ -28,12 +30,15 @@ MAX_TEXT: Final = 4096
 MAX_ITEMS: Final = 4096
 """Most entries of one list or map, unless a getter says otherwise."""
 
+_PIECE: Final = 64 * 1024
+"""Bytes that are split at their quotes at once."""
+
 
 def load(data: bytes, *, source: str, limit: int = MAX_BYTES, values: int = MAX_VALUES) -> object:
     """Return the value of a UTF-8 JSON document; ParseError names `source` and what is wrong."""
     if len(data) > limit:
         raise ParseError(f"longer than {limit} bytes", source=source)
-    if data.count(b"[") + data.count(b"{") + data.count(b",") > values:
+    if _marks(data) > values and _marks_outside_texts(data) > values:
         raise ParseError(f"more than {values} values", source=source)
     try:
         value: object = json.loads(
@@ -51,6 +56,25 @@ def load(data: bytes, *, source: str, limit: int = MAX_BYTES, values: int = MAX_
 def load_fields(data: bytes, *, source: str, limit: int = MAX_BYTES) -> Fields:
     """Return the object that a document consists of."""
     return Fields(load(data, source=source, limit=limit), source=source)
+
+
+def _marks(data: bytes) -> int:
+    return data.count(b"[") + data.count(b"{") + data.count(b",")
+
+
+def _marks_outside_texts(data: bytes) -> int:
+    """Return how many brackets and commas are structure, up to the first thing that is no JSON.
+
+    Without escapes every second stretch between quotes is outside; piece by piece, so that a
+    document of quotes alone takes no memory either.
+    """
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    found, inside = 0, False
+    for start in range(0, len(plain), _PIECE):
+        stretches = plain[start : start + _PIECE].split(b'"')
+        found += _marks(b"".join(stretches[inside::2]))
+        inside ^= len(stretches) % 2 == 0
+    return found
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -171,6 +195,14 @@ class Fields:
         return {
             name: inner._checked_text(name, value, MAX_BYTES)
             for name, value in inner._values.items()
+        }
+
+    def chosen(self, keys: Iterable[str]) -> dict[str, str]:
+        """Return the texts under these keys, where they are; no others are looked at or counted."""
+        return {
+            key: self._checked_text(key, self._values[key], MAX_BYTES)
+            for key in keys
+            if key in self._values
         }
 
     def _checked_text(self, key: str, value: object, limit: int) -> str:

@@ -14,13 +14,16 @@ from enum import StrEnum
 
 from kata_pin.errors import ParseError
 from kata_pin.model.sandbox import ContainerState
+from kata_pin.wire.annotations import annotations_of
 from kata_pin.wire.jsontext import Fields, load_fields
 
 MAX_PID = 1 << 22
 """Largest pid of Linux on 64 bits (proc_sys_kernel(5), pid_max)."""
 
+MAX_KEPT = (1 << 63) - 1
+"""Largest number that is kept: SQLite's (datatype3.html). OCI's shares and period go beyond."""
+
 _MAX_U64 = (1 << 64) - 1
-_MAX_I64 = (1 << 63) - 1
 
 _LIST_LIMIT = 64 * 1024
 """Above what CpuSet.parse takes, so that a long list is its error and not the document's."""
@@ -100,7 +103,7 @@ def parse_state(data: bytes) -> OciState:
         bundle=_bundle(fields),
         pid=fields.number("pid", 0, MAX_PID) or 0,
         status=fields.text("status"),
-        annotations=fields.texts("annotations"),
+        annotations=annotations_of(fields, "annotations"),
     )
 
 
@@ -109,7 +112,7 @@ def parse_config(data: bytes) -> OciConfig:
     fields = load_fields(data, source="config.json")
     linux = fields.fields("linux")
     return OciConfig(
-        annotations=fields.texts("annotations"),
+        annotations=annotations_of(fields, "annotations"),
         cpu=parse_cpu(linux.fields("resources").fields("cpu")),
         cgroups_path=linux.text("cgroupsPath"),
     )
@@ -120,10 +123,15 @@ def parse_cpu(fields: Fields) -> CpuResources:
     return CpuResources(
         cpus=fields.text("cpus", limit=_LIST_LIMIT),
         mems=fields.text("mems", limit=_LIST_LIMIT),
-        quota_us=fields.number("quota", -_MAX_I64, _MAX_I64),
-        period_us=fields.number("period", 0, _MAX_U64),
-        shares=fields.number("shares", 0, _MAX_U64),
+        quota_us=fields.number("quota", -MAX_KEPT, MAX_KEPT),
+        period_us=kept(fields.number("period", 0, _MAX_U64)),
+        shares=kept(fields.number("shares", 0, _MAX_U64)),
     )
+
+
+def kept(number: int | None) -> int | None:
+    """Return the nearest number that can be kept: beyond MAX_KEPT no size means anything else."""
+    return None if number is None else max(-MAX_KEPT, min(number, MAX_KEPT))
 
 
 def _bundle(fields: Fields) -> str:

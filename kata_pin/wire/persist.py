@@ -15,8 +15,9 @@ from types import MappingProxyType
 from typing import Final
 
 from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
+from kata_pin.wire.annotations import KATA_BUNDLE, KATA_TYPE, annotations_of
 from kata_pin.wire.ident import check_id
-from kata_pin.wire.identity import KATA_BUNDLE, KATA_TYPE, Identity, build, identify_annotated
+from kata_pin.wire.identity import Identity, build, identify_annotated
 from kata_pin.wire.jsontext import Fields, load_fields
 from kata_pin.wire.oci import MAX_PID, CpuResources, parse_cpu
 
@@ -98,7 +99,7 @@ def parse_persist(data: bytes) -> PersistedSandbox:
 def _container(fields: Fields) -> PersistedContainer:
     return PersistedContainer(
         id=check_id(fields.text("ID"), source="persist.json: ContainerConfigs"),
-        annotations=fields.texts("Annotations"),
+        annotations=annotations_of(fields, "Annotations"),
         cpu=parse_cpu(fields.fields("Resources").fields("cpu")),
     )
 

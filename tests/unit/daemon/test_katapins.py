@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.daemon.katapins import ANNOTATIONS, CONFIG_PATH, KataPinsReader
+from kata_pin.daemon.katapins import KataPinsReader
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.sandbox import Container, ContainerKind, ContainerState, GuestTopology, Vmm
@@ -17,9 +17,10 @@ from kata_pin.policy.writers import KataPinning
 from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.kataconfig import read_kata_configs
 from kata_pin.vmm.statefiles import KataPaths
+from kata_pin.wire.annotations import KATA_CONFIG, KATA_PINNING
 from tests.support import world
 
-GO_KEY, RS_KEY = ANNOTATIONS
+GO_KEY, RS_KEY = KATA_PINNING
 QEMU = "/opt/kata/bin/qemu-system-x86_64"
 
 
@@ -96,7 +97,7 @@ def test_the_state_of_runtime_rs(place: Place) -> None:
     assert place.said() == (True, "state.json")
 
 
-@pytest.mark.parametrize("key", ANNOTATIONS)
+@pytest.mark.parametrize("key", KATA_PINNING)
 @pytest.mark.parametrize("on", [True, False])
 def test_an_annotation_is_believed_before_the_file(place: Place, key: str, on: bool) -> None:
     """Both runtimes' keys, where Kata keeps nothing that could be read."""
@@ -132,7 +133,7 @@ def test_a_configuration_counts_for_the_vmm_that_it_allows(place: Place) -> None
     place.configure("snp", on=False)
     on, evidence = place.said()
     assert (on, "disagree" in evidence) == (False, True)
-    place.annotate({CONFIG_PATH: str(other)})
+    place.annotate({KATA_CONFIG: str(other)})
     assert place.said() == (True, str(other))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import tracemalloc
 
@@ -41,12 +42,61 @@ def test_load_refuses(data: bytes, message: str) -> None:
     assert time.perf_counter() - start < 2
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        ",[{" * MAX_VALUES,
+        '",' * MAX_VALUES,
+        "\\," * MAX_VALUES,
+        '\\",\\' * MAX_VALUES,
+        '"' * 99 + ",",
+    ],
+    ids=["marks", "quotes", "backslashes", "both", "few"],
+)
+def test_texts_do_not_count(text: str) -> None:
+    """Commas and brackets in keys and texts are no values, whatever is escaped beside them."""
+    document = {text: [text, "x" * 65_530, text, {"a": text}]}
+    data = json.dumps(document).encode()
+    assert load(data, source="doc", limit=1 << 24, values=6) == document
+    with pytest.raises(ParseError, match="more than 5 values"):
+        load(data, source="doc", limit=1 << 24, values=5)
+
+
+@pytest.mark.parametrize(
+    "filler",
+    [b'"', b'\\"', b"\\", b'",', b',"', b"\\,", b'"",', b',""  '],
+)
+def test_counting_is_linear(filler: bytes) -> None:
+    """A document made of quotes and escapes alone is refused in little time and memory."""
+    data = b"[," + filler * (MAX_BYTES // len(filler) - 1)
+    start = time.perf_counter()
+    with pytest.raises(ParseError):
+        load(data, source="doc", values=1)
+    assert time.perf_counter() - start < 2
+    tracemalloc.start()
+    try:
+        with pytest.raises(ParseError):
+            load(data[:1_000_000], source="doc", values=1)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8_000_000
+
+
 def test_limits_are_the_callers() -> None:
     """A caller can ask for less."""
     with pytest.raises(ParseError, match="longer than 3 bytes"):
         load(b"1234", source="doc", limit=3)
     with pytest.raises(ParseError, match="more than 1 values"):
         load(b"[[]]", source="doc", values=1)
+
+
+def test_chosen_texts() -> None:
+    """Only the keys that are asked for are looked at."""
+    doc = fields('{"a":"x","b":1,"c":null,"d":"y"}')
+    assert doc.chosen(("d", "a", "none")) == {"a": "x", "d": "y"}
+    with pytest.raises(ParseError, match="doc: b: not a text"):
+        doc.chosen(("a", "b"))
 
 
 def test_getters() -> None:

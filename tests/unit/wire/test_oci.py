@@ -8,7 +8,9 @@ import pytest
 
 from kata_pin.errors import ParseError
 from kata_pin.model.sandbox import ContainerState
-from kata_pin.wire.oci import CpuResources, OciState, Phase, parse_config, parse_state
+from kata_pin.wire.oci import MAX_KEPT, CpuResources, OciState, Phase, parse_config, parse_state
+
+TYPE = "io.kubernetes.cri.container-type"
 
 
 def state(**members: object) -> bytes:
@@ -21,9 +23,11 @@ def config(cpu: object) -> bytes:
 
 def test_go_runtime_state() -> None:
     """Empty ociVersion and status, as Kata's Go runtime sends them, are valid."""
-    parsed = parse_state(state(ociVersion="", id="p1", status="", pid=1780, annotations={"a": "b"}))
-    assert parsed == OciState(id="p1", bundle="/b/x", pid=1780, annotations={"a": "b"})
-    assert parsed.annotations == {"a": "b"}
+    parsed = parse_state(
+        state(ociVersion="", id="p1", status="", pid=1780, annotations={TYPE: "b"})
+    )
+    assert parsed == OciState(id="p1", bundle="/b/x", pid=1780, annotations={TYPE: "b"})
+    assert parsed.annotations == {TYPE: "b"}
 
 
 def test_least_state() -> None:
@@ -53,7 +57,7 @@ def test_bundle_is_tidied(text: str, clean: str) -> None:
         ({"pid": -1}, "state: pid: not within"),
         ({"pid": 1 << 40}, "state: pid: not within"),
         ({"id": 1}, "state: id: not a text"),
-        ({"annotations": {"a": 1}}, "state: annotations.a: not a text"),
+        ({"annotations": {TYPE: 1}}, f"state: annotations.{TYPE}: not a text"),
         ({"annotations": []}, "state: annotations: not an object"),
     ],
 )
@@ -69,7 +73,7 @@ def test_config() -> None:
         json.dumps(
             {
                 "process": {"args": ["sh"]},
-                "annotations": {"k": "v"},
+                "annotations": {"k": "v", TYPE: "w"},
                 "linux": {
                     "cgroupsPath": "/kubepods/x",
                     "resources": {
@@ -87,7 +91,7 @@ def test_config() -> None:
         ).encode()
     )
     assert parsed.cpu == CpuResources("2-3", "0", -1, 100000, 2048)
-    assert (parsed.cgroups_path, parsed.annotations) == ("/kubepods/x", {"k": "v"})
+    assert (parsed.cgroups_path, parsed.annotations) == ("/kubepods/x", {TYPE: "w"})
 
 
 @pytest.mark.parametrize("data", [b"{}", b'{"linux":null}', b'{"linux":{"resources":null}}'])
@@ -110,6 +114,25 @@ def test_wrong_config(cpu: object, message: str) -> None:
     """A member that is wrong is named with its whole path."""
     with pytest.raises(ParseError, match=message):
         parse_config(config(cpu))
+
+
+@pytest.mark.parametrize("text", [",[{" * 70_000, '\\",' * 70_000, "\ud800"])
+@pytest.mark.parametrize("count", [1, 5000])
+def test_foreign_annotations_hide_nothing(text: str, count: int) -> None:
+    """Neither what a pod's author writes into annotations nor how many there are is looked at."""
+    foreign = {f"example.com/{number}": text[: len(text) // count + 1] for number in range(count)}
+    annotations = {**foreign, TYPE: "container"}
+    assert parse_state(state(annotations=annotations)).annotations == {TYPE: "container"}
+    document = {"annotations": annotations, "linux": {"resources": {"cpu": {"cpus": "2-3"}}}}
+    parsed = parse_config(json.dumps(document).encode())
+    assert (parsed.annotations, parsed.cpu.cpus) == ({TYPE: "container"}, "2-3")
+
+
+@pytest.mark.parametrize("number", [MAX_KEPT, MAX_KEPT + 1, (1 << 64) - 1])
+def test_numbers_beyond_the_database(number: int) -> None:
+    """OCI's numbers of 64 bits without a sign are kept as far as SQLite goes."""
+    parsed = parse_config(config({"shares": number, "period": number, "cpus": "1"})).cpu
+    assert parsed == CpuResources(cpus="1", period_us=MAX_KEPT, shares=MAX_KEPT)
 
 
 def test_phases() -> None:

@@ -63,6 +63,18 @@ def test_wrong(data: bytes, message: str) -> None:
         parse_persist(data)
 
 
+@pytest.mark.parametrize("count", [1, 5000])
+def test_foreign_annotations_hide_nothing(count: int) -> None:
+    """What a pod's author writes into annotations, and how often, leaves the containers seen."""
+    one = entry("c1", "pod_container", "3")
+    foreign = {f"example.com/{number}": "," * (200_001 // count) for number in range(count)}
+    one["Annotations"] = {**foreign, KATA: "pod_container"}
+    one["Resources"] = {"cpu": {"cpus": "3", "shares": (1 << 64) - 1}}
+    (found,) = parse_persist(persist(one)).containers
+    assert found.annotations == {KATA: "pod_container"}
+    assert (found.cpu.cpus, found.cpu.shares) == ("3", (1 << 63) - 1)
+
+
 def test_a_pod_of_kata_1() -> None:
     """With Kata's marks only, the sandbox of the file counts, and the pause container is known."""
     sandbox = parse_persist(persist(entry("s1", "pod_sandbox"), entry("c1", "pod_container", "3")))

@@ -1,0 +1,93 @@
+"""The annotations that are read of an OCI state, of config.json and of persist.json.
+
+Nothing here lives longer than a call. A pod's author may set any others, up to 256 KiB in all
+(Kubernetes API, TotalAnnotationSizeLimitB): those are not looked at, so that neither their number
+nor what they say can hide a container. Out of scope: what the annotations mean (identity, and
+Kata's own pinning in the daemon).
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from kata_pin.wire.jsontext import Fields
+
+
+class Dialect(NamedTuple):
+    """How one container manager marks sandboxes and containers."""
+
+    name: str
+    type_key: str
+    sandbox_value: str
+    container_value: str
+    sandbox_key: str
+
+
+CONTAINERD: Final = Dialect(
+    "containerd",
+    "io.kubernetes.cri.container-type",
+    "sandbox",
+    "container",
+    "io.kubernetes.cri.sandbox-id",
+)
+CRIO: Final = Dialect(
+    "cri-o",
+    "io.kubernetes.cri-o.ContainerType",
+    "sandbox",
+    "container",
+    "io.kubernetes.cri-o.SandboxID",
+)
+DOCKERSHIM: Final = Dialect(
+    "dockershim",
+    "io.kubernetes.docker.type",
+    "podsandbox",
+    "container",
+    "io.kubernetes.sandbox.id",
+)
+DIALECTS: Final = (CONTAINERD, CRIO, DOCKERSHIM)
+
+CRIO_CONTAINER_ID: Final = "io.kubernetes.cri-o.ContainerID"
+KATA_TYPE: Final = "io.katacontainers.pkg.oci.container_type"
+KATA_BUNDLE: Final = "io.katacontainers.pkg.oci.bundle_path"
+KATA_CONFIG: Final = "io.katacontainers.config_path"
+
+KATA_PINNING: Final = (
+    "io.katacontainers.enable_vcpus_pinning",
+    "io.katacontainers.config.runtime.enable_vcpus_pinning",
+)
+"""Kata's own pinning: the Go runtime's key, and runtime-rs'."""
+
+# First key that is there wins: containerd, then the labels that CRI-O and dockershim copy.
+NAME_KEYS: Final = (
+    "io.kubernetes.cri.container-name",
+    "io.kubernetes.container.name",
+    "io.kubernetes.cri-o.ContainerName",
+    "nerdctl/name",
+)
+POD_KEYS: Final = (
+    "io.kubernetes.cri.sandbox-name",
+    "io.kubernetes.pod.name",
+    "io.kubernetes.cri-o.KubeName",
+)
+NAMESPACE_KEYS: Final = (
+    "io.kubernetes.cri.sandbox-namespace",
+    "io.kubernetes.pod.namespace",
+    "io.kubernetes.cri-o.Namespace",
+)
+UID_KEYS: Final = ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid")
+HANDLER_KEYS: Final = (
+    "io.containerd.cri.runtime-handler",
+    "io.kubernetes.cri-o.RuntimeHandler",
+)
+
+READ: Final = (
+    *(key for dialect in DIALECTS for key in (dialect.type_key, dialect.sandbox_key)),
+    *(CRIO_CONTAINER_ID, KATA_TYPE, KATA_BUNDLE, KATA_CONFIG, *KATA_PINNING),
+    *(*NAME_KEYS, *POD_KEYS, *NAMESPACE_KEYS, *UID_KEYS, *HANDLER_KEYS),
+)
+"""Every key that anything looks up; whoever looks up another one adds it here."""
+
+
+def annotations_of(fields: Fields, member: str) -> dict[str, str]:
+    """Return those of a map of annotations that are read; ParseError when one is no text."""
+    return fields.fields(member).chosen(READ)
