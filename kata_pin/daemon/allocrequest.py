@@ -21,6 +21,7 @@ from kata_pin.model.alloc import (
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.sandbox import Container
 from kata_pin.policy.exclusive import pooled
+from kata_pin.wire.alloc import MAX_MILLIS
 from kata_pin.wire.nri import Pod, PodContainer
 from kata_pin.wire.nrireply import Cpuset
 from kata_pin.wire.oci import CpuResources
@@ -122,7 +123,10 @@ def _request(container_id: str, name: str, cpu: CpuResources, pod: PodRequest) -
 
 
 def _millis(shares: int | None) -> int:
-    return millis_of_shares(shares) if shares and shares > _LEAST_SHARES else 0
+    """Return the request, at most what the allocator's state takes."""
+    if not shares or shares <= _LEAST_SHARES:
+        return 0
+    return min(millis_of_shares(shares), MAX_MILLIS)
 
 
 def _qos(cgroups_path: str, cpu: CpuResources) -> Qos:

@@ -25,6 +25,7 @@ from kata_pin.model.alloc import (
 )
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.wire.jsontext import Fields, load
+from kata_pin.wire.oci import MAX_KEPT
 
 VERSION: Final = 1
 
@@ -34,7 +35,6 @@ MAX_GRANTS: Final = 65_536
 """Twice the containers that a node is believed to have: each pod can have a VM too."""
 
 MAX_MILLIS: Final = 8192 * 1000
-_MAX_US: Final = 1 << 62
 
 _SOURCE: Final = "allocator state"
 
@@ -146,8 +146,8 @@ def _parse_grant(fields: Fields, pods: list[PodRequest]) -> Grant:
         pod=pods[pod or 0],
         name=fields.text("name"),
         cpu_millis=fields.number("cpu_millis", 0, MAX_MILLIS) or 0,
-        quota_us=fields.number("quota_us", -_MAX_US, _MAX_US),
-        period_us=fields.number("period_us", 0, _MAX_US) or 0,
+        quota_us=fields.number("quota_us", -MAX_KEPT, MAX_KEPT),
+        period_us=fields.number("period_us", 0, MAX_KEPT) or 0,
         init=fields.flag("init"),
     )
     return Grant(

@@ -22,7 +22,7 @@ from kata_pin.errors import ParseError
 from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
 from kata_pin.wire.ident import check_id
 from kata_pin.wire.identity import Identity, build
-from kata_pin.wire.oci import MAX_PID, CpuResources
+from kata_pin.wire.oci import MAX_PID, CpuResources, kept
 from kata_pin.wire.proto import nri_pb2
 
 PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
@@ -299,9 +299,9 @@ def _cpu(message: nri_pb2.LinuxCPU) -> CpuResources:
     return CpuResources(
         cpus=message.cpus,
         mems=message.mems,
-        quota_us=message.quota.value if message.HasField("quota") else None,
-        period_us=message.period.value if message.HasField("period") else None,
-        shares=message.shares.value if message.HasField("shares") else None,
+        quota_us=kept(message.quota.value) if message.HasField("quota") else None,
+        period_us=kept(message.period.value) if message.HasField("period") else None,
+        shares=kept(message.shares.value) if message.HasField("shares") else None,
     )
 
 

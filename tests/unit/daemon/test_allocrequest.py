@@ -14,11 +14,12 @@ from kata_pin.daemon.allocrequest import (
     sandbox_of,
     with_asked,
 )
-from kata_pin.model.alloc import CpuClass, Qos
+from kata_pin.model.alloc import AllocState, CpuClass, Grant, Qos
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.sandbox import Container
+from kata_pin.wire.alloc import dump_state, parse_state
 from kata_pin.wire.nri import Pod, PodContainer
-from kata_pin.wire.oci import CpuResources
+from kata_pin.wire.oci import MAX_KEPT, CpuResources
 
 CHOSE = {"cpu-policy.kata-pin.io": "share"}
 POD = Pod(
@@ -56,6 +57,14 @@ def test_a_kata_container() -> None:
 def test_requests(cpu: CpuResources, millis: int) -> None:
     """The kubelet's shares for no request are no request."""
     assert request_of(POD, _app(cpu), kata=True, ordered=None).cpu_millis == millis
+
+
+def test_numbers_that_no_host_has() -> None:
+    """The largest that is told makes a state that can be read again after a restart."""
+    cpu = CpuResources(quota_us=-MAX_KEPT, period_us=MAX_KEPT, shares=MAX_KEPT)
+    request = request_of(POD, _app(cpu), kata=True, ordered=None)
+    state = AllocState(CpuSet([0, 1]), grants={"c1": Grant(request, "none")})
+    assert parse_state(dump_state(state)).grants["c1"].request == request
 
 
 @pytest.mark.parametrize(

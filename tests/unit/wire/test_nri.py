@@ -192,6 +192,18 @@ def test_other_state_changes_are_no_events(number: int) -> None:
     assert nri.parse_event("StateChange", change.SerializeToString()) is None
 
 
+def test_numbers_beyond_the_database() -> None:
+    """NRI's numbers are kept as far as SQLite goes."""
+    number, least = pb.OptionalUInt64(value=(1 << 64) - 1), pb.OptionalInt64(value=-(1 << 63))
+    container = _message_container(cpus="1", shares=number, period=number, quota=least)
+    request = pb.EventRequest(pod=_message_pod(), container=container)
+    event = nri.parse_event("StartContainer", request.SerializeToString())
+    assert event is not None
+    assert event.container is not None
+    most = (1 << 63) - 1
+    assert event.container.cpu == CpuResources("1", quota_us=-most, period_us=most, shares=most)
+
+
 def test_what_an_allocator_is_asked() -> None:
     """CreateContainer has the pod's annotations, UpdateContainer what is to be set beside it."""
     pod = _message_pod()
