@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import logging
 import ssl
 import time
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from urllib.parse import urlsplit
 from kata_pin.errors import ParseError, StateError
 from kata_pin.sources.ownedfile import FileRefused, read_owned
 from kata_pin.wire.podlist import MAX_BYTES, Annotations, parse_pods
+
+log = logging.getLogger(__name__)
 
 DEADLINE_S: Final = 5.0
 MAX_TOKEN: Final = 16 * 1024
@@ -50,7 +53,7 @@ class PodList:
 
     def _read(self) -> Annotations:
         try:
-            return parse_pods(self._get())
+            pods = parse_pods(self._get())
         except (ParseError, FileRefused) as error:
             raise StateError(f"{self.url}: {error}") from error
         except ssl.SSLError as error:
@@ -61,6 +64,11 @@ class PodList:
             raise StateError(f"{self.url}: no answer within {self.deadline_s:g} s") from error
         except OSError as error:
             raise StateError(f"{self.url}: {error.strerror or error}") from error
+        except ValueError as error:  # a host that is no name, a port that is no number
+            raise StateError(f"{self.url}: not an address: {error}") from error
+        for problem in pods.problems:
+            log.debug("%s: a pod is left out: %s", self.url, problem)
+        return pods.annotations
 
     def _get(self) -> bytes:
         deadline = time.monotonic() + self.deadline_s

@@ -7,7 +7,7 @@ ObjectMeta. Codec only; out of scope: asking for it (sources/podlist.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from kata_pin.errors import ParseError
 from kata_pin.model.alloc import CRANE_KEY, FAIL_KEY, POLICY_KEY
@@ -34,17 +34,37 @@ def about_cpus(annotations: Mapping[str, str]) -> dict[str, str]:
     return {key: annotations[key][:MAX_VALUE] for key in KEYS if key in annotations}
 
 
-def parse_pods(data: bytes) -> Annotations:
-    """Return the annotations about CPUs of every pod; ParseError when it is no such list."""
+class Pods(NamedTuple):
+    """What a list says; `problems` are of the pods that cannot be read and are left out."""
+
+    annotations: Annotations
+    problems: tuple[ParseError, ...] = ()
+
+
+def parse_pods(data: bytes) -> Pods:
+    """Return the annotations about CPUs of every pod; ParseError when it is no such list.
+
+    What a pod's author wrote into one of them never hides the others.
+    """
     value = load(data, source=_SOURCE, limit=MAX_BYTES, values=MAX_VALUES)
     fields = Fields(value, source=_SOURCE)
     if fields.text("kind") != "PodList":
         raise fields.fail("kind", "not a PodList", fields.text("kind"))
     found: Annotations = {}
-    for item in fields.objects("items", limit=MAX_PODS):
-        metadata = item.fields("metadata").need("uid")
-        uid = metadata.text("uid")
-        if not is_name(uid):
-            raise ParseError("not a uid", source=_SOURCE, text=uid)
-        found[uid] = about_cpus(metadata.texts("annotations"))
-    return found
+    problems: list[ParseError] = []
+    for number, item in enumerate(fields.items("items", limit=MAX_PODS)):
+        try:
+            uid, annotations = _pod(Fields(item, source=_SOURCE, path=f"items[{number}]"))
+        except ParseError as error:
+            problems.append(error)
+        else:
+            found[uid] = annotations
+    return Pods(found, tuple(problems))
+
+
+def _pod(item: Fields) -> tuple[str, dict[str, str]]:
+    metadata = item.fields("metadata").need("uid")
+    uid = metadata.text("uid")
+    if not is_name(uid):
+        raise metadata.fail("uid", "not a uid", uid)
+    return uid, about_cpus(metadata.fields("annotations").chosen(KEYS))

@@ -80,6 +80,16 @@ async def test_nobody_there(kubelet: Kubelet, tmp_path: Path) -> None:
         await PodList(kubelet.url(), str(tmp_path / "none")).read()
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["http://a..b/pods", f"http://{'x' * 64}.example/pods", "http://localhost:x/pods", "http://[/"],
+)
+async def test_what_is_no_address(url: str) -> None:
+    """A host that no resolver can be asked for, or a port that is none, is said like all else."""
+    with pytest.raises(StateError, match="not an address"):
+        await PodList(url).read()
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 async def test_https(kubelet: Kubelet, token: str, tmp_path: Path) -> None:
     """The kubelet's certificate is checked: against the authority that is named, or not at all."""
