@@ -20,7 +20,13 @@ from kata_pin.daemon.registry import Registry
 from kata_pin.errors import ParseError
 from kata_pin.host.root import HostRoot
 from kata_pin.model.sandbox import Container, ContainerState
-from kata_pin.vmm.statefiles import KataPaths, read_container_state, read_state, state_stamp
+from kata_pin.vmm.statefiles import (
+    KataPaths,
+    read_container_state,
+    read_state,
+    state_problem,
+    state_stamp,
+)
 from kata_pin.wire.persist import KataRuntime, to_containers
 
 log = logging.getLogger(__name__)
@@ -42,6 +48,7 @@ class Adoption:
         self._registry = registry
         self._kata = kata
         self._stamps: dict[str, tuple[int, int]] = {}
+        self._unread: dict[str, tuple[int, int]] = {}
 
     def all(self, running: Collection[str]) -> dict[str, int]:
         """Record what Kata keeps of every sandbox that runs; return how much was new, by id.
@@ -49,6 +56,7 @@ class Adoption:
         Files are read only where they changed since the last call; StateError from the registry.
         """
         self._stamps = {one: stamp for one, stamp in self._stamps.items() if one in running}
+        self._unread = {one: stamp for one, stamp in self._unread.items() if one in running}
         return {sandbox_id: self._changed(sandbox_id) for sandbox_id in running}
 
     def one(self, sandbox_id: str) -> int:
@@ -62,8 +70,9 @@ class Adoption:
     def _adopt(self, sandbox_id: str, stamp: tuple[int, int]) -> int:
         persisted = read_state(self._root, self._kata, sandbox_id)
         if persisted is None:  # none there, or half written: the next event or audit looks again
+            self._tell_unread(sandbox_id, stamp)
             return 0
-        if time.time_ns() - stamp[0] > SETTLED_NS:
+        if _settled(stamp):
             self._stamps[sandbox_id] = stamp
         states = {
             one.id: read_container_state(self._root, self._kata, sandbox_id, one.id)
@@ -81,6 +90,15 @@ class Adoption:
         if persisted.runtime is KataRuntime.GO:
             new += self._record_gone({one.id for one in found}, sandbox_id, changed_ns)
         return new
+
+    def _tell_unread(self, sandbox_id: str, stamp: tuple[int, int]) -> None:
+        """Say once of a file's stamp that it cannot be read, and is not just being written."""
+        if not any(stamp) or not _settled(stamp) or self._unread.get(sandbox_id) == stamp:
+            return
+        problem = state_problem(self._root, self._kata, sandbox_id)
+        if problem and state_stamp(self._root, self._kata, sandbox_id) == stamp:
+            self._unread[sandbox_id] = stamp
+            log.warning("sandbox %s: Kata's state cannot be read: %s", sandbox_id, problem)
 
     def _record(self, container: Container, sandbox_id: str) -> bool:
         """Record a container of Kata's state; return whether it tells something new.
@@ -110,6 +128,10 @@ class Adoption:
             if one.state.counts and one.id not in listed
         ]
         return sum(self._registry.record(one, stamp_ns=changed_ns, pid=ADOPTED) for one in gone)
+
+
+def _settled(stamp: tuple[int, int]) -> bool:
+    return time.time_ns() - stamp[0] > SETTLED_NS
 
 
 def _boottime_of(mtime_ns: int) -> int:

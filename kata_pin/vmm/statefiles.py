@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -121,6 +121,29 @@ def read_state(root: HostPaths, paths: KataPaths, sandbox_id: str) -> PersistedS
         return None
     persisted = _persist(root.path(paths.vc), sandbox_id)
     return persisted or _rs_state(root.path(paths.kata), sandbox_id)
+
+
+def state_problem(root: HostPaths, paths: KataPaths, sandbox_id: str) -> str:
+    """Return why read_state gives nothing of a file that is there; empty where none is."""
+    if is_id(sandbox_id):
+        for base, parts, parse in (
+            (paths.vc, ("sbs", sandbox_id, "persist.json"), parse_persist),
+            (paths.kata, (sandbox_id, "state.json"), parse_rs_state),
+        ):
+            data = read_owned(root.path(base), *parts, limit=MAX_PERSIST)
+            if data is not None:
+                return _problem(parse, data)
+        if any(state_stamp(root, paths, sandbox_id)):
+            return f"not a file of root's of at most {MAX_PERSIST} bytes"
+    return ""
+
+
+def _problem(parse: Callable[[bytes], object], data: bytes) -> str:
+    try:
+        parse(data)
+    except ParseError as error:
+        return str(error)
+    return ""
 
 
 def state_stamp(root: HostPaths, paths: KataPaths, sandbox_id: str) -> tuple[int, int]:
