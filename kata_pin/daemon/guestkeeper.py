@@ -51,8 +51,8 @@ RETRY_S: Final = (0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0)
 """Rests after the first, second, ... failure in a row."""
 
 AGAIN_S: Final = 0.2
-"""Least rest before another session follows from what the last one told: a guest that says something
-else each time must not keep us busy."""
+"""Least rest before another session follows from what the last one told: a guest that says
+something else each time must not keep us busy."""
 
 DENIED_S: Final = 300.0
 """Rest after a denial: a policy is set once, as a rule before the first container."""
