@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,9 +93,28 @@ class Case:
         return {name: said.proof for name, said in self.keeper.view(look).said.items()}
 
 
-async def test_said_once_and_again_when_asked(tmp_path: Path, guest: PlayedGuest) -> None:
+NewCase = Callable[..., Case]
+
+
+@pytest.fixture
+def new_case(tmp_path: Path) -> Iterator[NewCase]:
+    """Yield what makes a case with such a guest; registries are closed at the end."""
+    with contextlib.ExitStack() as closing:
+
+        def made(
+            guest: PlayedGuest | None, folder: str = "", turns: asyncio.Semaphore | None = None
+        ) -> Case:
+            (tmp_path / folder).mkdir(exist_ok=True)
+            case = Case(tmp_path / folder, guest, turns)
+            closing.callback(case.registry.close)
+            return case
+
+        yield made
+
+
+async def test_said_once_and_again_when_asked(new_case: NewCase, guest: PlayedGuest) -> None:
     """A pass that changes nothing says nothing; one after Kata's work says all again."""
-    case = Case(tmp_path, guest)
+    case = new_case(guest)
     case.take()
     assert case.state() is GuestState.PENDING
     await case.keeper.attempt()
@@ -108,9 +128,9 @@ async def test_said_once_and_again_when_asked(tmp_path: Path, guest: PlayedGuest
     assert len(guest.said) == 4
 
 
-async def test_other_vcpus_mean_saying_it_again(tmp_path: Path, guest: PlayedGuest) -> None:
+async def test_other_vcpus_mean_saying_it_again(new_case: NewCase, guest: PlayedGuest) -> None:
     """Kata brings hotplugged vCPUs online and sets cpusets anew meanwhile."""
-    case = Case(tmp_path, guest)
+    case = new_case(guest)
     case.take()
     await case.keeper.attempt()
     case.threads.append(vcpu(3))
@@ -119,9 +139,9 @@ async def test_other_vcpus_mean_saying_it_again(tmp_path: Path, guest: PlayedGue
     assert guest.said.count(("own", "1")) == 2
 
 
-async def test_noted_before_it_is_said(tmp_path: Path, guest: PlayedGuest) -> None:
+async def test_noted_before_it_is_said(new_case: NewCase, guest: PlayedGuest) -> None:
     """Without a note nothing is said: a killed daemon could never give it back."""
-    case = Case(tmp_path, guest)
+    case = new_case(guest)
     case.take()
     case.registry.close()
     await case.keeper.attempt()
@@ -130,29 +150,29 @@ async def test_noted_before_it_is_said(tmp_path: Path, guest: PlayedGuest) -> No
 
 
 async def test_a_new_daemon_says_it_again_and_can_give_it_back(
-    tmp_path: Path, guest: PlayedGuest
+    new_case: NewCase, guest: PlayedGuest
 ) -> None:
     """What the book holds is said to be unknown until it was said again."""
-    first = Case(tmp_path, guest)
+    first = new_case(guest)
     first.take()
     await first.keeper.attempt()
     first.registry.close()
-    second = Case(tmp_path, guest)
+    second = new_case(guest)
     second.take()
     await second.keeper.attempt()
     assert len(guest.said) == 4
     second.registry.close()
-    third = Case(tmp_path, guest)
+    third = new_case(guest)
     third.take(aim=Aim.GIVE_BACK)
     await third.keeper.attempt()
     assert guest.cpus == {"own": "0-1", "log": "0-1"}
 
 
 async def test_giving_back_is_finished_before_it_is_left(
-    tmp_path: Path, guest: PlayedGuest
+    new_case: NewCase, guest: PlayedGuest
 ) -> None:
     """A daemon that sets nothing any more still ends the undo that was asked for."""
-    case = Case(tmp_path, guest)
+    case = new_case(guest)
     case.take()
     await case.keeper.attempt()
     case.take(aim=Aim.GIVE_BACK)
@@ -161,9 +181,9 @@ async def test_giving_back_is_finished_before_it_is_left(
     assert guest.cpus == {"own": "0-1", "log": "0-1"}
 
 
-async def test_what_was_given_back_follows_hotplug(tmp_path: Path, guest: PlayedGuest) -> None:
+async def test_what_was_given_back_follows_hotplug(new_case: NewCase, guest: PlayedGuest) -> None:
     """A cpuset cannot be taken away, so it grows with the guest."""
-    case = Case(tmp_path, guest)
+    case = new_case(guest)
     case.take()
     await case.keeper.attempt()
     case.take(aim=Aim.GIVE_BACK)
@@ -174,9 +194,11 @@ async def test_what_was_given_back_follows_hotplug(tmp_path: Path, guest: Played
     assert guest.cpus == {"own": "0-3", "log": "0-3"}
 
 
-async def test_containers_that_are_gone_are_forgotten(tmp_path: Path, guest: PlayedGuest) -> None:
+async def test_containers_that_are_gone_are_forgotten(
+    new_case: NewCase, guest: PlayedGuest
+) -> None:
     """Nobody speaks of them again, and the book has no line of them."""
-    case = Case(tmp_path, guest)
+    case = new_case(guest)
     case.take()
     await case.keeper.attempt()
     guest.said.clear()
@@ -186,9 +208,9 @@ async def test_containers_that_are_gone_are_forgotten(tmp_path: Path, guest: Pla
     assert set(case.book.told("pod")) == {"own"}
 
 
-async def test_rests_grow(tmp_path: Path) -> None:
+async def test_rests_grow(new_case: NewCase) -> None:
     """A guest that cannot be reached is tried ever more rarely; an operator need not wait."""
-    case = Case(tmp_path, None)
+    case = new_case(None)
     tries = 0
 
     async def counted() -> None:
@@ -216,9 +238,9 @@ async def test_rests_grow(tmp_path: Path) -> None:
         await asyncio.wait_for(task, 5)
 
 
-async def test_stopped_while_it_rests(tmp_path: Path) -> None:
+async def test_stopped_while_it_rests(new_case: NewCase) -> None:
     """A sandbox that is over ends its keeper at once, whatever it waits for."""
-    case = Case(tmp_path, None)
+    case = new_case(None)
     case.take()
     task = asyncio.create_task(case.keeper.run())
     await case.keeper.settled()
@@ -227,9 +249,9 @@ async def test_stopped_while_it_rests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mood", [Mood.HANGS, Mood.FLOODS, Mood.DENIES])
-async def test_an_attempt_ends(tmp_path: Path, guest: PlayedGuest, mood: Mood) -> None:
+async def test_an_attempt_ends(new_case: NewCase, guest: PlayedGuest, mood: Mood) -> None:
     """Whatever the guest does, an attempt ends within its deadlines and leaves no connection."""
-    case = Case(tmp_path, guest)
+    case = new_case(guest)
     guest.mood = mood
     case.take()
     began = time.monotonic()
@@ -239,15 +261,13 @@ async def test_an_attempt_ends(tmp_path: Path, guest: PlayedGuest, mood: Mood) -
     assert set(case.proofs().values()) == {Proof.REFUSED}
 
 
-async def test_few_guests_are_talked_to_at_once(tmp_path: Path, guest: PlayedGuest) -> None:
+async def test_few_guests_are_talked_to_at_once(new_case: NewCase, guest: PlayedGuest) -> None:
     """However many guests hang, no more than the turns there are have a connection."""
     guest.mood = Mood.HANGS
     cases = []
     turns = asyncio.Semaphore(2)
     for number in range(6):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        cases.append(Case(folder, guest, turns))
+        cases.append(new_case(guest, str(number), turns))
         cases[-1].take()
     most = 0
     attempts = asyncio.gather(*(case.keeper.attempt() for case in cases))
@@ -258,9 +278,9 @@ async def test_few_guests_are_talked_to_at_once(tmp_path: Path, guest: PlayedGue
     assert {case.state() for case in cases} == {GuestState.UNREACHABLE}
 
 
-async def test_one_refused_container_holds_nobody_up(tmp_path: Path, guest: PlayedGuest) -> None:
+async def test_one_refused_container_holds_nobody_up(new_case: NewCase, guest: PlayedGuest) -> None:
     """A container that the agent does not know is tried again, the others are told."""
-    case = Case(tmp_path, guest)
+    case = new_case(guest)
     guest.unknown.add("own")
     case.take()
     await case.keeper.attempt()
@@ -269,9 +289,9 @@ async def test_one_refused_container_holds_nobody_up(tmp_path: Path, guest: Play
     assert case.state() is GuestState.FAILED
 
 
-async def test_widened_first(tmp_path: Path, guest: PlayedGuest) -> None:
+async def test_widened_first(new_case: NewCase, guest: PlayedGuest) -> None:
     """Before vCPUs move a container may use old and new guest CPUs; nothing narrows meanwhile."""
-    case = Case(tmp_path, guest)
+    case = new_case(guest)
     both = (exclusive("a", "4"), exclusive("b", "5"))
     case.topology = GuestTopology(boot=3, maximum=3, sockets=3)
     case.threads = vcpus(0, 1, 2)
@@ -298,9 +318,9 @@ async def test_widened_first(tmp_path: Path, guest: PlayedGuest) -> None:
     assert guest.cpus == {"a": before["b"], "b": before["a"]}
 
 
-async def test_a_slow_guest_delays_a_pass_once(tmp_path: Path, guest: PlayedGuest) -> None:
+async def test_a_slow_guest_delays_a_pass_once(new_case: NewCase, guest: PlayedGuest) -> None:
     """The first time costs the budget, the next times nothing, until it has answered again."""
-    case = Case(tmp_path, guest)
+    case = new_case(guest)
     await _promptly(case)
     guest.mood = Mood.HANGS
     first, second = await _widening_s(case), await _widening_s(case)
@@ -335,8 +355,10 @@ def _all_wider(case: Case) -> Decide:
     return wider
 
 
-async def test_nothing_to_widen_where_nothing_was_said(tmp_path: Path, guest: PlayedGuest) -> None:
+async def test_nothing_to_widen_where_nothing_was_said(
+    new_case: NewCase, guest: PlayedGuest
+) -> None:
     """A guest that was told nothing is not asked before a pass."""
-    case = Case(tmp_path, guest)
+    case = new_case(guest)
     case.take()
     assert not case.keeper.may_widen

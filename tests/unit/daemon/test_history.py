@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -220,10 +221,10 @@ def test_a_file_without_the_table_is_no_reason_to_begin_anew(kept: Kept) -> None
     kept.again()
     kept.history.passed(_passed(moved=1))
     assert kept.registry.released() == {"s9"}
-    copy = Registry.copy_of(kept.path, boot_id="b")
-    assert len(History(copy, Limits).changes()) == 1
-    nothing = Registry.copy_of(kept.path + "-none", boot_id="b")
-    assert History(nothing, Limits).changes() == []
+    with closing(Registry.copy_of(kept.path, boot_id="b")) as copy:
+        assert len(History(copy, Limits).changes()) == 1
+    with closing(Registry.copy_of(kept.path + "-none", boot_id="b")) as nothing:
+        assert History(nothing, Limits).changes() == []
 
 
 def test_a_history_that_cannot_be_written_disturbs_nobody(kept: Kept) -> None:
@@ -240,6 +241,5 @@ def test_a_history_that_cannot_be_written_disturbs_nobody(kept: Kept) -> None:
     before = len(kept.rows())
     kept.history.passed(_passed("after", moved=7))
     assert kept.rows()[before:] == [("after", "ok", "1", 7)]
-    with sqlite3.connect(kept.path) as other:
+    with closing(sqlite3.connect(kept.path)) as other:
         assert other.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    other.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import count
 
@@ -60,9 +61,9 @@ def path(tmp_path: object) -> str:
 
 @pytest.fixture
 def story(path: str) -> Iterator[Story]:
-    registry = Registry(path, boot_id="b")
-    yield Story(registry)
-    registry.close()
+    one = Story(Registry(path, boot_id="b"))
+    yield one
+    one.registry.close()
 
 
 def test_an_update_outlives_later_hooks(story: Story) -> None:
@@ -153,9 +154,8 @@ def test_a_table_that_cannot_be_used_is_made_anew(story: Story, path: str, damag
     """Records stay; live sources tell their values again."""
     story.message("hook:createRuntime", {1})
     story.registry.close()
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db:
         db.executescript(damage)
-    db.close()
     story.registry = Registry(path, boot_id="b")
     assert (story.now.cpus, story.now.told) == (CpuSet([1]), ())
     assert story.kata({2})
