@@ -325,7 +325,7 @@ def test_fewer_vcpus_than_exclusive_cpus(pod: GuestPod) -> None:
     every = CpuSet(pod.guest.cpu_of_apic().values())
     assert pod.told("s")["cpus"] is None
     loops = {one.container: one.allowed for one in pod.guest.processes()}
-    assert loops[pod.name_of("s")] == every
+    assert every <= loops[pod.name_of("s")]  # offline ones too, if told while a vCPU went
     pod.check_run_times("fewer vCPUs")
 
 
