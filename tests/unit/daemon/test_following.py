@@ -160,16 +160,17 @@ async def test_lost_events_ask_for_everything_but_not_at_the_start(world: World)
     assert world.marks == [*marks(KATA, "p9"), *marks(following.LOST, "p1", "p2")]
 
 
+@pytest.mark.parametrize("changed", [True, False])
 async def test_cpus_that_went_are_looked_at_again_when_cpusets_have_followed(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, changed: bool
 ) -> None:
-    """A pass at once, two later; without a change none; an error ends nothing."""
+    """A pass at once, two later, also if the CPUs are back already; an error ends nothing."""
     monkeypatch.setattr(following, "CPUSETS_FOLLOW_S", (0.001, 0.002))
     gone = HostError("read", "online", errno.EIO)
-    world.node_changes = [False, gone, True]
+    world.node_changes = [gone, changed]
 
     async def events() -> AsyncIterator[None]:
-        for _ in range(3):
+        for _ in range(2):
             yield None
 
     monkeypatch.setattr(following, "cpu_changes", events)
