@@ -87,6 +87,8 @@ def _sizes(allocation: Allocation, look: Look) -> list[Text]:
         ("reserved", found["reserved"], RESERVED),
         ("housekeeping", found["housekeeping"], HOUSEKEEPING),
     ]
+    if allocation["held_back"]:
+        pairs.append(("being left", allocation["held_back"], "nobody else's yet"))
     told = ((name, cpus, f"({len(parse(cpus))}, {sign})") for name, cpus, sign in pairs if cpus)
     return facts([(name, styled(f"{cpus}  {size}")) for name, cpus, size in told], look)
 

@@ -303,6 +303,7 @@ class Allocation(TypedDict):
     aside: str
     guarantee: str
     pools: Pools
+    held_back: str
     grants: list[Grant]
     refusals: int
     refused: list[Refused]

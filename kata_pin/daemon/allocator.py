@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kata_pin.config.alloc import Alloc
-from kata_pin.daemon.allocrequest import request_of_record, sandbox_of
+from kata_pin.daemon.allocrequest import request_of_record, sandbox_of, vm_of
 from kata_pin.daemon.allocstore import AllocStore
 from kata_pin.daemon.allotment import Allotment, allot, nothing_allotted
 from kata_pin.daemon.nodefacts import NodeWatch
@@ -38,9 +38,12 @@ from kata_pin.model.alloc import (
     RefusalKind,
     Running,
 )
+from kata_pin.model.cpuset import CpuSet, union
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.sandbox import Container, ContainerKind
 from kata_pin.model.topology import HostTopology
+from kata_pin.policy.alloc.handover import Leaving, in_force, leaving
+from kata_pin.policy.alloc.ledger import changes
 from kata_pin.policy.alloc.policy import Policy
 from kata_pin.policy.alloc.refusals import other_owner
 
@@ -88,6 +91,7 @@ class Allocator:
         self._topology: HostTopology | None = None
         self._decided = False
         self._state = (store.read() if settings.on else None) or AllocState()
+        self._leaving: Leaving = {}
         self._orders: Mapping[str, CpuClass] = {}
         self._annotations: Mapping[str, Mapping[str, str]] = {}
         self._owners = 0
@@ -111,6 +115,16 @@ class Allocator:
     def state(self) -> AllocState:
         """Who has what, also while it means nothing."""
         return self._state
+
+    @property
+    def now(self) -> AllocState:
+        """The state as it is to be acted on: without CPUs that somebody still has to leave."""
+        return in_force(self._state, self._leaving)
+
+    @property
+    def held_back(self) -> CpuSet:
+        """The CPUs that nobody gets until a pass over the sandbox that leaves them has ended."""
+        return union(self._leaving.values())
 
     @property
     def aside(self) -> str:
@@ -158,7 +172,7 @@ class Allocator:
             return nothing_allotted(containers)
         if self._told is not None:
             self._settle(containers)
-        return allot(containers, self._state)
+        return allot(containers, self.now)
 
     def _settle(self, containers: Sequence[Container]) -> None:
         over = [one.id for one in containers if not one.state.counts]
@@ -264,13 +278,21 @@ class Allocator:
     @contextmanager
     def together(self) -> Iterator[None]:
         """Store decisions and records of the block in one transaction, or nothing of it."""
-        before = self._state
+        before = self._state, self._leaving
         try:
             with self._store.together():
                 yield
         except BaseException:
-            self._state = before
+            self._state, self._leaving = before
             raise
+
+    def left(self, sandbox_id: str) -> None:
+        """Take note that a pass over a sandbox has ended: others may have what it has left."""
+        vm = vm_of(sandbox_id)
+        if vm in self._leaving:
+            before = self.now
+            self._leaving = {one: cpus for one, cpus in self._leaving.items() if one != vm}
+            self._move(changes(before, self.now), "handed over")
 
     def release_sandbox(self, sandbox_id: str) -> None:
         """Take back what a sandbox had that is over."""
@@ -316,17 +338,23 @@ class Allocator:
         self, decision: Decision, why: str, request: ContainerRequest | None = None
     ) -> Decision:
         """Store a decision, then make it known."""
+        before = self.now
         if decision.state != self._state or decision.changed:
             self._store.write(decision.state)
+            if self._told is not None:  # else nobody's passes would end it
+                self._leaving = leaving(self._state, decision.state, self._leaving)
             self._state = decision.state
         for note in decision.notes:
             self._say(note)
         if request is not None:
             self._tell_refusal(decision.refused, request)
-        sandboxes = {sandbox_of(one.request.pod) for one in decision.changed} - {""}
+        self._move((*decision.changed, *changes(before, self.now)), why)
+        return decision
+
+    def _move(self, changed: Iterable[Grant], why: str) -> None:
+        sandboxes = {sandbox_of(one.request.pod) for one in changed} - {""}
         if sandboxes and self._told is not None:
             self._told(sandboxes, why)
-        return decision
 
     def _say(self, note: Note) -> None:
         if note.text not in self._said:

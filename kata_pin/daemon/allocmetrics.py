@@ -37,7 +37,7 @@ def alloc_metrics(allocator: Allocator, delivery: Delivery) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "kata_pin_alloc_pending",
         "Containers that have another cpuset until the runtime's next call.",
-        len(delivery.pending(state)) if deciding else 0,
+        len(delivery.pending(allocator.now)) if deciding else 0,
     )
     refusals = CounterMetricFamily(
         "kata_pin_alloc_refusals",

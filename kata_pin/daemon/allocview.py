@@ -29,7 +29,7 @@ def allocation_document(
     pending: dict[str, Cpuset] = {}
     told = delivery or Delivery()
     if delivery is not None and allocator.decides:
-        pending = delivery.pending(state)
+        pending = delivery.pending(allocator.now)
     return {
         "policy": allocator.policy_name,
         "aside": allocator.aside,
@@ -40,6 +40,7 @@ def allocation_document(
             "shared": str(state.shared),
             "exclusive": str(state.exclusive),
         },
+        "held_back": str(allocator.held_back),
         "grants": [_grant(one, state, pending, told) for one in state.grants.values()],
         "refusals": allocator.refusals.total(),
         "refused": [_refused(one) for one in allocator.refused],

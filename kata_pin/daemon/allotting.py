@@ -20,6 +20,7 @@ from kata_pin.config.tree import Nri, NriEnabled
 from kata_pin.daemon.allocview import allocation_document
 from kata_pin.daemon.compose import Parts
 from kata_pin.daemon.delivery import Delivery
+from kata_pin.daemon.moves import Moves
 from kata_pin.daemon.nri import NriIntake
 from kata_pin.daemon.nridecider import NriDecider
 from kata_pin.daemon.sandboxes import Sandboxes
@@ -47,14 +48,14 @@ class Allotting:
         self._parts = parts
         self._allocator = parts.allocator
         self._delivery = Delivery()
+        self._moves = Moves()
         self._orders = OrdersFile(parts.node.config.alloc.orders)
         self._orders_problem = ""
         self._pods_problem = ""
-        self._sandboxes: Sandboxes | None = None
 
     def begin(self, sandboxes: Sandboxes) -> None:
         """Start deciding; sandboxes whose CPUs change get a pass."""
-        self._sandboxes = sandboxes
+        self._moves.begin(sandboxes)
         if not self._allocator.on:
             return
         self._read_orders()
@@ -81,7 +82,9 @@ class Allotting:
         """Return who answers NRI, None while kata-pin only observes there."""
         if not self._allocator.on:
             return None
-        return NriDecider(intake, self._allocator, self._delivery, self._parts.registry)
+        return NriDecider(
+            intake, self._allocator, self._delivery, self._parts.registry, self._moves
+        )
 
     def plugin_index(self, chosen: str) -> str:
         """Return our place among NRI's plugins; `chosen` is the setting.
@@ -125,7 +128,7 @@ class Allotting:
         self._allocator.follow_host()
         self._sweep()
         if self._allocator.decides:
-            for container_id in self._delivery.verify(self._allocator.state, self._cgroup_of):
+            for container_id in self._delivery.verify(self._allocator.now, self._cgroup_of):
                 log.warning(
                     "allocator: container %s may run on other CPUs than its own", container_id
                 )
@@ -159,18 +162,19 @@ class Allotting:
             self._orders_problem = str(error)
 
     def _moved(self, sandbox_ids: Collection[str], why: str) -> None:
-        assert self._sandboxes is not None, "begun"
-        for sandbox_id in sandbox_ids:
-            if sandbox_id in self._sandboxes.ids:
-                self._sandboxes.mark(sandbox_id, f"allocator: {why}")
+        for sandbox_id in self._moves.ask(sandbox_ids, why):
+            self._allocator.left(sandbox_id)
 
     # ---- what passes tell ----------------------------------------------------------------
 
     def passed(self, passed: Passed) -> None:
-        """Take a pass: nothing follows from it."""
+        """Take a pass: others may now have the CPUs that this sandbox gave up."""
+        self._moves.ended(passed.sandbox_id)
+        self._allocator.left(passed.sandbox_id)
 
     def ended(self, passed: Passed) -> None:
         """Take back what a sandbox had that is over."""
+        self.passed(passed)
         self._allocator.release_sandbox(passed.sandbox_id)
 
     def failed(self, operation: str, error: Exception) -> None:

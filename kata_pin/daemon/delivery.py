@@ -105,7 +105,17 @@ class Delivery:
             )
         return updates
 
-    def _steps(self, state: AllocState) -> Iterator[tuple[str, Cpuset]]:
+    def _steps(self, state: AllocState) -> list[tuple[str, Cpuset]]:
+        """Return what to send, in this order: owners leave CPUs before others come."""
+        steps = list(self._unsent(state))
+        steps.sort(key=lambda step: self._widens(*step))
+        return steps
+
+    def _widens(self, container_id: str, cpuset: Cpuset) -> bool:
+        there = self._there[container_id].cpus
+        return bool(there) and not cpuset.cpus <= there  # without any, all CPUs are there
+
+    def _unsent(self, state: AllocState) -> Iterator[tuple[str, Cpuset]]:
         for container_id, there in self._there.items():
             grant = state.get(container_id)
             wanted = Cpuset() if grant is None else written(grant, state)

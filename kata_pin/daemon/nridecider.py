@@ -25,6 +25,7 @@ from kata_pin.daemon.allocrequest import (
     with_asked,
 )
 from kata_pin.daemon.delivery import Delivery, written
+from kata_pin.daemon.moves import Moves
 from kata_pin.daemon.nri import NOTHING, NriIntake
 from kata_pin.daemon.registry import Registry
 from kata_pin.model.alloc import ContainerRequest, Guarantee, Running
@@ -38,6 +39,9 @@ log = logging.getLogger(__name__)
 FAILURES: Final = 3
 """After so many such failures in a row nothing is adjusted until the runtime is there anew."""
 
+OTHERS: Final = -1
+"""The ticket of a start that waits for passes over other sandboxes only."""
+
 MAX_FAILED: Final = 256
 """Containers whose creation failed after we adjusted it, that are remembered."""
 
@@ -46,12 +50,18 @@ class NriDecider:
     """Answers for the allocator; `intake` records what is Kata's."""
 
     def __init__(
-        self, intake: NriIntake, allocator: Allocator, delivery: Delivery, registry: Registry
+        self,
+        intake: NriIntake,
+        allocator: Allocator,
+        delivery: Delivery,
+        registry: Registry,
+        moves: Moves,
     ) -> None:
         self._intake = intake
         self._allocator = allocator
         self._delivery = delivery
         self._registry = registry
+        self._moves = moves
         self._adjusted: dict[str, tuple[str, str]] = {}
         self._failed: dict[tuple[str, str], None] = {}
         self._failures = 0
@@ -111,11 +121,24 @@ class NriDecider:
             self._delivery.has(container.id, cpuset_of(container.cpu), pid=container.pid)
         if event.kind is EventKind.POST_CREATE_CONTAINER:
             return self._made(event)
-        return self._intake.take(event, stamp_ns)
+        ticket = self._intake.take(event, stamp_ns)
+        return ticket or (OTHERS if self._awaits_others(event) else NOTHING)
 
     async def placed(self, event: Event, ticket: int) -> None:
-        """Return after the pass that an event asked for."""
-        await self._intake.placed(event, ticket)
+        """Return after the pass that an event asked for.
+
+        What starts on exclusive CPUs waits for the passes over the sandboxes that leave them too.
+        """
+        if ticket != OTHERS:
+            await self._intake.placed(event, ticket)
+        if self._awaits_others(event):
+            await self._moves.all_ended()
+
+    def _awaits_others(self, event: Event) -> bool:
+        if event.kind is not EventKind.START_CONTAINER or event.container is None:
+            return False
+        grant = self._allocator.state.get(event.container.id)
+        return grant is not None and bool(grant.exclusive) and self._allocator.decides
 
     async def rebuild(self, snapshot: Snapshot, stamp_ns: int) -> None:
         """Record all that there is."""
@@ -134,7 +157,7 @@ class NriDecider:
             raise CreationRefused(decision.refused.message)
         if request.pod.kata:
             self._intake.take(event, stamp_ns)
-        state = self._allocator.state
+        state = self._allocator.now
         grant = state.get(container.id)
         adjust = Cpuset() if grant is None else written(grant, state)
         self._delivery.has(container.id, adjust or there)
@@ -194,7 +217,7 @@ class NriDecider:
     def _updates(self, *, but: str = "") -> tuple[Update, ...]:
         if not self._allocator.decides:
             return ()
-        return self._delivery.next(self._allocator.state, but=but)
+        return self._delivery.next(self._allocator.now, but=but)
 
     def _request(self, pod: Pod, container: PodContainer, *, kata: bool) -> ContainerRequest:
         ordered = self._allocator.ordered(pod.namespace, pod.name, pod.id)

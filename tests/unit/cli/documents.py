@@ -493,6 +493,7 @@ def allotted(**fields: Any) -> State:
         "policy": "annotation",
         "aside": "",
         "guarantee": "every container of the node",
+        "held_back": "",
         "pools": {"reserved": "0", "housekeeping": "3", "shared": "0-1,8-9",
                   "exclusive": "4-7,12-13"},
         "grants": grants,

@@ -305,6 +305,52 @@ def test_a_sandbox_that_is_over(begun: Allocator) -> None:
     assert begun.state.get("c-db") is None
 
 
+def test_what_is_left_comes_to_others_with_the_pass(begun: Allocator, moves: Moves) -> None:
+    """Others get an owner's CPUs when a pass over it has ended, and are told so then."""
+    begun.admit(request("web"))
+    begun.admit(request("db", "exclusive", cpus=4))
+    moves.told.clear()
+    begun.change(request("db", "exclusive", cpus=2), "test")
+    gone = begun.held_back
+    assert len(gone) == 2
+    web, now = begun.state.get("c-web"), begun.now.get("c-web")
+    assert web is not None
+    assert now is not None
+    assert web.cpus == now.cpus | gone
+    moves.told.clear()
+    begun.left("s-web")
+    assert begun.held_back == gone
+    begun.left("s-db")
+    assert begun.now == begun.state
+    assert moves.told == [(frozenset({"s-web"}), "handed over")]
+
+
+def test_an_owner_that_ends_holds_nothing_back(begun: Allocator, moves: Moves) -> None:
+    """The end of a sandbox that had not left yet gives its CPUs to the others, who are told."""
+    begun.admit(request("web"))
+    begun.admit(request("db", "exclusive", cpus=4))
+    begun.change(request("db", "exclusive", cpus=2), "test")
+    moves.told.clear()
+    begun.release_sandbox("s-db")
+    assert begun.held_back == CpuSet()
+    assert moves.told[-1][0] == {"s-web"}
+
+
+def test_a_failed_transaction_leaves_nothing_to_be_left(begun: Allocator) -> None:
+    """What is undone is not waited for."""
+    begun.admit(request("db", "exclusive", cpus=4))
+
+    def event() -> None:
+        with begun.together():
+            begun.change(request("db", "exclusive", cpus=2), "test")
+            assert begun.held_back
+            raise StateError("no room")
+
+    with pytest.raises(StateError):
+        event()
+    assert begun.held_back == CpuSet()
+
+
 def test_orders_change_who_runs(begun: Allocator, moves: Moves) -> None:
     """none to share, exclusive to share, and back, without making the container anew."""
     begun.admit(request("web", cpus=2))

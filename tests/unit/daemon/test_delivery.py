@@ -71,6 +71,15 @@ def test_what_differs_is_sent_once() -> None:
     assert delivery.next(state) == ()
 
 
+def test_owners_leave_before_others_come() -> None:
+    """Whose CPUs become fewer is told first; who had no cpuset at all had every CPU."""
+    delivery, state = Delivery(), _state(PLAIN, OWN, _grant(request("new", kata=False), "", "0-5"))
+    delivery.has("c-web", Cpuset(cpus("0-3")))
+    delivery.has("c-db", Cpuset(cpus("4-7")))
+    delivery.has("c-new", Cpuset())
+    assert [one.container_id for one in delivery.next(state)] == ["c-db", "c-new", "c-web"]
+
+
 def test_the_container_being_made_is_left_out() -> None:
     """It may not be in the list of updates: NRI fails the creation."""
     delivery, state = Delivery(), _state(PLAIN)

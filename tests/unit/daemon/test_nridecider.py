@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +13,9 @@ import pytest
 from kata_pin.config.alloc import Fail
 from kata_pin.daemon.compose import Parts
 from kata_pin.daemon.delivery import Delivery
-from kata_pin.daemon.nri import NriIntake
-from kata_pin.daemon.nridecider import FAILURES, NriDecider
+from kata_pin.daemon.moves import Moves
+from kata_pin.daemon.nri import NOTHING, NriIntake
+from kata_pin.daemon.nridecider import FAILURES, OTHERS, NriDecider
 from kata_pin.daemon.registry import Registry
 from kata_pin.daemon.sandboxes import Sandboxes
 from kata_pin.errors import VmmError
@@ -27,7 +28,7 @@ from kata_pin.sources.nrilistener import CreationRefused
 from kata_pin.wire.nri import Event, EventKind, Pod, PodContainer, Snapshot
 from kata_pin.wire.nrireply import Answer, Cpuset
 from kata_pin.wire.oci import CpuResources
-from tests.support.allotted import Host, Moves, allocator
+from tests.support.allotted import Host, allocator
 from tests.support.world import cpus
 
 QEMU, PAUSE = 100, 200
@@ -54,12 +55,21 @@ class World:
         index = SimpleNamespace(refresh=lambda: None)
         pins = SimpleNamespace(tell=lambda _id, _annotations: None)
         parts = SimpleNamespace(registry=registry, finder=finder, index=index, kata_pins=pins)
-        sandboxes = SimpleNamespace(vmms={}, held=lambda _id: None, mark=lambda *_: 1)
+        self.awaited: list[str] = []
+        sandboxes = SimpleNamespace(
+            vmms={},
+            held=lambda _id: None,
+            mark=lambda *_: 1,
+            ids=("web", "db"),
+            settled=self._settled,
+        )
         intake = NriIntake(cast("Parts", parts), cast("Sandboxes", sandboxes))
+        self.moves = Moves()
+        self.moves.begin(cast("Sandboxes", sandboxes))
         self.allocator = allocator(registry, self.host, **settings)
-        self.allocator.begin(Moves())
+        self.allocator.begin(self._moved)
         self.delivery = Delivery()
-        self.decider = NriDecider(intake, self.allocator, self.delivery, registry)
+        self.decider = NriDecider(intake, self.allocator, self.delivery, registry, self.moves)
         self._stamp = 1000
 
     def tell(self, kind: EventKind, pod: Pod, container: PodContainer, **fields: Any) -> Answer:
@@ -81,6 +91,12 @@ class World:
     @property
     def guarantee(self) -> Guarantee:
         return self.allocator.guarantee
+
+    async def _settled(self, sandbox_id: str, _ticket: int) -> None:
+        self.awaited.append(sandbox_id)
+
+    def _moved(self, sandbox_ids: Collection[str], why: str) -> None:
+        self.moves.ask(sandbox_ids, why)
 
     def _find(self, sandbox_id: str) -> int:
         if sandbox_id not in self.kata:
@@ -241,6 +257,52 @@ def test_a_resize_keeps_and_grows(world: World) -> None:
     now = CpuSet.parse(_updates(answer)["c-db"])
     assert len(now) == 3
     assert had < now
+
+
+async def test_who_starts_alone_waits_for_those_who_leave(world: World) -> None:
+    """A start on exclusive CPUs is answered after the passes over the sandboxes that had them."""
+    world.make(_pod("web"), _app("web"))
+    world.moves.ended("web")
+    pod, app = _pod("db", "exclusive", kata=False), _app("db", 2)
+    world.make(pod, app)
+    start = Event(EventKind.START_CONTAINER, pod, app)
+    ticket = world.decider.take(start, 5000)
+    assert ticket == OTHERS
+    await world.decider.placed(start, ticket)
+    assert world.awaited == ["web"]
+    world.moves.ended("web")
+    await world.decider.placed(start, ticket)
+    assert world.awaited == ["web"]
+
+
+def test_who_starts_in_the_pool_waits_for_nobody(world: World) -> None:
+    """Without CPUs of its own there is nobody to wait for."""
+    pod, app = _pod("web", kata=False), _app("web")
+    world.make(pod, app)
+    assert world.decider.take(Event(EventKind.START_CONTAINER, pod, app), 5000) == NOTHING
+
+
+def test_an_owner_leaves_before_others_come(world: World) -> None:
+    """Others are told of a Kata owner's CPUs after the pass over it, narrowing first."""
+    world.make(_pod("web", kata=False), _app("web"))
+    world.make(_pod("db", "exclusive"), _app("db", 4))
+    had = _own(world, "c-db")
+    resize = CpuResources(quota_us=200_000, period_us=100_000, shares=2048)
+    answer = world.tell(UPDATE, _pod("db", "exclusive"), _app("db", 4), asked=resize)
+    gone = had - _own(world, "c-db")
+    assert len(gone) == 2
+    assert "c-web" not in _updates(answer)
+    assert world.allocator.held_back == gone
+    world.allocator.left("db")
+    assert world.allocator.held_back == CpuSet()
+    web = world.delivery.pending(world.allocator.now)["c-web"].cpus
+    assert web == CpuSet(range(8)) - _own(world, "c-db")
+
+
+def _own(world: World, container_id: str) -> CpuSet:
+    grant = world.allocator.state.get(container_id)
+    assert grant is not None
+    return grant.exclusive
 
 
 def test_an_order_is_delivered_by_the_next_answer(world: World) -> None:
