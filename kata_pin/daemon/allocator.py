@@ -24,6 +24,7 @@ from kata_pin.daemon.allocrequest import request_of_record, sandbox_of, vm_of
 from kata_pin.daemon.allocstore import AllocStore
 from kata_pin.daemon.allotment import Allotment, allot, nothing_allotted
 from kata_pin.daemon.nodefacts import NodeWatch
+from kata_pin.daemon.rivals import BEFORE, BEHIND, Rivals
 from kata_pin.errors import KataPinError
 from kata_pin.model.alloc import (
     AllocState,
@@ -48,12 +49,6 @@ from kata_pin.policy.alloc.policy import Policy
 from kata_pin.policy.alloc.refusals import other_owner
 
 log = logging.getLogger(__name__)
-
-FOREIGN_AFTER: Final = 3
-"""So many containers in a row that were given a cpuset before we were asked: a plugin decides."""
-
-PLUGINS: Final = ("one that is called before kata-pin, or sets the same after it",)
-"""What is known of another plugin: NRI tells no names before its version 0.10."""
 
 REMEMBERED: Final = 64
 """Refusals and notes that are kept to be shown."""
@@ -83,6 +78,7 @@ class Allocator:
         self.guarantee = Guarantee.SANDBOXES
         self.refused: deque[Refused] = deque(maxlen=REMEMBERED)
         self.refusals: Counter[RefusalKind] = Counter()
+        self.rivals = Rivals()
         self._settings = settings
         self._node = node
         self._store = store
@@ -94,8 +90,8 @@ class Allocator:
         self._leaving: Leaving = {}
         self._orders: Mapping[str, CpuClass] = {}
         self._annotations: Mapping[str, Mapping[str, str]] = {}
-        self._owners = 0
         self._told: Told | None = None
+        self._aside_told = ""
         self._waits: dict[str, RefusalKind] = {}
         self._said: dict[str, Note] = {}
 
@@ -132,7 +128,7 @@ class Allocator:
         idle = self._idle()
         if idle:
             return idle
-        owner = other_owner(None, PLUGINS if self._owners >= FOREIGN_AFTER else ())
+        owner = other_owner(None, self.rivals.present)
         return owner.message if owner is not None else self.problem
 
     def _idle(self) -> str:
@@ -217,9 +213,17 @@ class Allocator:
         anew = topology is not self._topology
         if anew:
             self._make_policy(topology)
+        self._tell_aside()
         if self.decides and (anew or not self._decided):
             self.reconcile([Running(grant.request, grant.cpus) for grant in self.containers()])
         self._decided = self.decides
+
+    def _tell_aside(self) -> None:
+        """Tell once that kata-pin stands aside, and why, and that it does no more."""
+        why = self.aside
+        if why != self._aside_told:
+            self._aside_told = why
+            log.warning("allocator: %s", f"stands aside: {why}" if why else "decides again")
 
     def _make_policy(self, topology: HostTopology) -> None:
         self._topology = topology
@@ -306,15 +310,26 @@ class Allocator:
     def admit(self, request: ContainerRequest, *, foreign: bool = False) -> Decision:
         """Give a new container its CPUs. `foreign`: somebody else gave it a cpuset already."""
         self.follow_host()
-        self._owners = self._owners + 1 if foreign else 0
         if self._policy is None or self._idle():
             return Decision(self._state)
-        owner = other_owner(None, PLUGINS) if foreign else None
-        if owner is not None:
+        self.rivals.came(request, with_cpuset=foreign)
+        alone = self.rivals.leaves(request)
+        decision = None
+        if foreign or alone:
+            owner = other_owner(None, (BEFORE if foreign else BEHIND,))
+            assert owner is not None, "a plugin is one"
             decision = self._policy.decline(self._state, request, owner)
-        else:
+        if decision is None or (not foreign and self._rather_tried(decision)):
             decision = self._policy.allocate(self._state, request)
         return self._take(decision, "allocated", request)
+
+    def _rather_tried(self, decision: Decision) -> bool:
+        """Whether a container is tried again: it fails rather than goes without its CPUs.
+
+        That is not done beside a plugin that is known to be there.
+        """
+        refused = decision.refused
+        return refused is not None and refused.strict and not self.rivals.present
 
     def change(self, request: ContainerRequest, why: str) -> Decision:
         """Give a running container what it asks for now."""

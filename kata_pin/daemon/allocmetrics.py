@@ -39,6 +39,14 @@ def alloc_metrics(allocator: Allocator, delivery: Delivery) -> Iterator[Metric]:
         "Containers that have another cpuset until the runtime's next call.",
         len(delivery.pending(allocator.now)) if deciding else 0,
     )
+    rivals = GaugeMetricFamily(
+        "kata_pin_alloc_rival_pods",
+        "Pods that show another NRI plugin that sets cpusets, asked before kata-pin or after it.",
+        labels=("asked",),
+    )
+    rivals.add_metric(("before",), allocator.rivals.given)
+    rivals.add_metric(("after",), allocator.rivals.conflicts)
+    yield rivals
     refusals = CounterMetricFamily(
         "kata_pin_alloc_refusals",
         "Containers that did not get what they asked for.",

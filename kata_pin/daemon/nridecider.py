@@ -3,9 +3,8 @@
 The Listener and the Decider of sources/nri.py around the observer (nri.py). Every container of the
 node is told to the allocator, not only Kata's: those without CPUs of their own follow the shared
 pool. Decisions and records of one event are one transaction. A container that somebody else gave a
-cpuset is left alone, and so is one whose creation has failed after we adjusted it: a plugin behind
-us may have set the same, and no conflict may keep a pod from starting twice. After some such
-failures in a row nothing is adjusted any more.
+cpuset is left alone, and so is the next try of one whose creation failed after we adjusted it: a
+plugin behind us may have set the same, and no conflict may fail a pod twice (rivals.py).
 
 Lifetime: the daemon's. Out of scope: the connection, and the rules.
 """
@@ -36,14 +35,8 @@ from kata_pin.wire.nrireply import Answer, Cpuset, Update
 
 log = logging.getLogger(__name__)
 
-FAILURES: Final = 3
-"""After so many such failures in a row nothing is adjusted until the runtime is there anew."""
-
 OTHERS: Final = -1
 """The ticket of a start that waits for passes over other sandboxes only."""
-
-MAX_FAILED: Final = 256
-"""Containers whose creation failed after we adjusted it, that are remembered."""
 
 
 class NriDecider:
@@ -62,9 +55,6 @@ class NriDecider:
         self._delivery = delivery
         self._registry = registry
         self._moves = moves
-        self._adjusted: dict[str, tuple[str, str]] = {}
-        self._failed: dict[tuple[str, str], None] = {}
-        self._failures = 0
         self._pods: dict[str, str] = {}
 
     # ---- the decider ---------------------------------------------------------------------
@@ -96,8 +86,7 @@ class NriDecider:
             for one in told
         ]
         self._allocator.reconcile([*running, *self._of_other_runtimes(pods.keys())])
-        self._failures = 0
-        self._adjusted.clear()
+        self._allocator.rivals.begin_anew()
         self._delivery.clear()
         self._pods = {one.id: one.pod_id for one in told}
         for one in told:
@@ -118,9 +107,9 @@ class NriDecider:
         if event.kind.ends:
             self._end(event)
         elif container is not None:
-            self._delivery.has(container.id, cpuset_of(container.cpu), pid=container.pid)
+            self._exists(event.pod, container)
         if event.kind is EventKind.POST_CREATE_CONTAINER:
-            return self._made(event)
+            return NOTHING
         ticket = self._intake.take(event, stamp_ns)
         return ticket or (OTHERS if self._awaits_others(event) else NOTHING)
 
@@ -150,9 +139,7 @@ class NriDecider:
         request = self._request(event.pod, container, kata=self._intake.is_kata(event.pod))
         self._pods[container.id] = event.pod.id
         there = cpuset_of(container.cpu)
-        name = (request.pod.pod_uid, request.name)
-        foreign = bool(there.cpus) or name in self._failed or self._failures >= FAILURES
-        decision = self._allocator.admit(request, foreign=foreign)
+        decision = self._allocator.admit(request, foreign=bool(there.cpus))
         if decision.refused is not None and decision.refused.strict:
             raise CreationRefused(decision.refused.message)
         if request.pod.kata:
@@ -161,8 +148,8 @@ class NriDecider:
         grant = state.get(container.id)
         adjust = Cpuset() if grant is None else written(grant, state)
         self._delivery.has(container.id, adjust or there)
-        if adjust:
-            self._adjusted[container.id] = name
+        if not there.cpus:
+            self._allocator.rivals.answered(request, adjusted=bool(adjust))
         return Answer(adjust, self._updates(but=container.id))
 
     def _update(self, event: Event, container: PodContainer) -> Answer:
@@ -175,12 +162,13 @@ class NriDecider:
             self._allocator.change(request, "UpdateContainer")
         return Answer(updates=self._updates())
 
-    def _made(self, event: Event) -> int:
-        """Take note that a creation has succeeded with what we adjusted."""
-        if event.container is not None and event.container.id in self._adjusted:
-            del self._adjusted[event.container.id]
-            self._failures = 0
-        return NOTHING
+    def _exists(self, pod: Pod, container: PodContainer) -> None:
+        """Take note of what a container that has been made has; no longer leave it for nothing."""
+        there = cpuset_of(container.cpu)
+        self._delivery.has(container.id, there, pid=container.pid)
+        if self._allocator.rivals.made(container.id, with_cpuset=bool(there)):
+            request = self._request(pod, container, kata=self._intake.is_kata(pod))
+            self._allocator.change(request, "not another plugin's")
 
     def _end(self, event: Event) -> None:
         """Give back what a container had, or all of a sandbox's.
@@ -193,24 +181,9 @@ class NriDecider:
             over = [name for name, sandbox in self._pods.items() if sandbox == event.pod.id]
         for container_id in over:
             self._pods.pop(container_id, None)
-            self._note_failure(container_id)
+            self._allocator.rivals.ended(container_id)
             self._delivery.gone(container_id)
         self._allocator.release(over, event.kind.method)
-
-    def _note_failure(self, container_id: str) -> None:
-        """Remember a container that ends before it was made, though we adjusted it."""
-        name = self._adjusted.pop(container_id, None)
-        if name is None:
-            return
-        log.warning(
-            "allocator: creation of container %s failed after its cpuset was set; the next one of "
-            "that name is left alone",
-            container_id,
-        )
-        self._failures += 1
-        self._failed[name] = None
-        while len(self._failed) > MAX_FAILED:
-            del self._failed[next(iter(self._failed))]
 
     # ---- parts ---------------------------------------------------------------------------
 

@@ -330,6 +330,22 @@ def test_a_plugin_behind_us_fails_nobody_twice(cluster: Allotted) -> None:
         assert "left alone" in cluster.node.log
 
 
+def test_a_plugin_behind_us_is_believed_after_some_pods(cluster: Allotted) -> None:
+    """Pods of two namespaces that can be made only without us: from then on none fails once."""
+    cluster.node.settings["nri"]["index"] = "10"
+    cluster.node.config.write_text(json.dumps(cluster.node.settings))
+    cluster.start()
+    with rival(cluster.containerd.nri_socket, index="50", cpus="0"):
+        for name in ("r0", "r1", "blog/r2"):
+            assert cluster.allocation()["aside"] == ""
+            pod = cluster.cri.run_pod(name)
+            with pytest.raises(grpc.RpcError, match="both tried to set CPU"):
+                cluster.cri.create(pod, "app", pod_name=name)
+            cluster.cri.create(pod, "app", pod_name=name)
+        assert "asked after kata-pin" in cluster.allocation()["aside"]
+        run(cluster, "r3")
+
+
 def test_kills_at_random_points(cluster: Allotted) -> None:
     """Killed in the middle of anything, the daemon finds a state that what runs agrees with.
 

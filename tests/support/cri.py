@@ -35,7 +35,7 @@ class Cri:
     def run_pod(
         self, name: str, handler: str = "", annotations: Mapping[str, str] | None = None
     ) -> str:
-        """Start a pod and return its sandbox id."""
+        """Start a pod and return its sandbox id; a `name` may have a namespace before a slash."""
         request = pb.RunPodSandboxRequest(
             config=self._pod_config(name, annotations or {}), runtime_handler=handler
         )
@@ -91,9 +91,12 @@ class Cri:
         return True
 
     def _pod_config(self, name: str, annotations: Mapping[str, str]) -> Any:
+        namespace, _, plain = name.rpartition("/")
         node = pb.NamespaceOption(network=pb.NODE)
         return pb.PodSandboxConfig(
-            metadata=pb.PodSandboxMetadata(name=name, uid=f"uid-{name}", namespace="shop"),
+            metadata=pb.PodSandboxMetadata(
+                name=plain, uid=f"uid-{plain}", namespace=namespace or "shop"
+            ),
             log_directory=self._logs,
             annotations=dict(annotations),
             linux=pb.LinuxPodSandboxConfig(

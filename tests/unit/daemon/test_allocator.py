@@ -11,9 +11,10 @@ import pytest
 
 from kata_pin.config.alloc import Fail
 from kata_pin.config.tree import Config, Mode
-from kata_pin.daemon.allocator import FOREIGN_AFTER, Allocator
+from kata_pin.daemon.allocator import Allocator
 from kata_pin.daemon.allocstore import AllocStore
 from kata_pin.daemon.registry import Registry
+from kata_pin.daemon.rivals import EXPIRY_S, PODS, Rivals
 from kata_pin.errors import StateError
 from kata_pin.model.alloc import AllocState, CpuClass, Guarantee, RefusalKind, Running
 from kata_pin.model.cpuset import CpuSet
@@ -23,6 +24,7 @@ from kata_pin.model.topology import flat
 from tests.support.allotted import Host, Moves, allocator, request
 from tests.support.world import cpus, without
 
+ASIDE = "another NRI plugin decides the cpusets of this node: one that is asked before kata-pin"
 STATIC = KubeletState("static", cpus("0-3"))
 
 
@@ -163,7 +165,7 @@ def test_it_comes_back_when_the_kubelet_lets_go(begun: Allocator, host: Host) ->
 
 def test_another_plugin_is_left_alone(begun: Allocator) -> None:
     """A cpuset that somebody else gave is not replaced; after some in a row nothing is decided."""
-    for number in range(FOREIGN_AFTER):
+    for number in range(PODS):
         assert begun.decides
         begun.admit(request(f"web{number}"), foreign=True)
     assert "another NRI plugin" in begun.aside
@@ -171,6 +173,35 @@ def test_another_plugin_is_left_alone(begun: Allocator) -> None:
     begun.admit(request("db", "exclusive", cpus=2))
     assert begun.decides
     assert begun.state.get("c-db") is not None
+
+
+def test_standing_aside_ends_by_itself(begun: Allocator, caplog: pytest.LogCaptureFixture) -> None:
+    """Beside another plugin, and no more when nothing was seen of it for a while: both are said."""
+    seconds = 0.0
+    begun.rivals = Rivals(lambda: seconds)
+    with caplog.at_level(logging.WARNING):
+        for number in range(PODS):
+            begun.admit(request(f"web{number}"), foreign=True)
+        for _ in range(2):
+            begun.follow_host()
+        assert [note.code for note in begun.notes] == ["alloc-aside"]
+        seconds = EXPIRY_S
+        begun.follow_host()
+    assert begun.aside == ""
+    said = [one.getMessage() for one in caplog.records]
+    assert said == [f"allocator: stands aside: {ASIDE}", "allocator: decides again"]
+
+
+def test_a_strict_container_is_tried_again(registry: Registry, host: Host) -> None:
+    """Who would be refused beside a plugin is adjusted again while there is only a suspicion."""
+    one = allocator(registry, host, fail=Fail.STRICT)
+    one.begin(Moves())
+    wants = request("db", "exclusive", cpus=2)
+    one.rivals.answered(wants, adjusted=True)
+    one.rivals.ended(wants.container_id)
+    assert one.admit(request("db")).state.grants == {}
+    assert one.admit(wants).refused is None
+    assert len(one.state.exclusive) == 2
 
 
 def test_who_asked_is_told_and_who_did_not_is_not(

@@ -76,6 +76,7 @@ def test_metrics(registry: Registry) -> None:
     delivery.has("c-web", Cpuset())
     one.admit(request("db", "exclusive", cpus=2))
     one.admit(request("much", "exclusive", cpus=64))
+    one.admit(request("theirs"), foreign=True)
     values = {
         (sample.name.removeprefix("kata_pin_alloc_"), *sample.labels.values()): sample.value
         for family in alloc_metrics(one, delivery)
@@ -86,6 +87,7 @@ def test_metrics(registry: Registry) -> None:
     assert (values["containers", "none"], values["containers", "exclusive"]) == (2, 1)
     assert values["pending",] == 1
     assert values["refusals_total", "not-enough-cpus"] == 1
+    assert (values["rival_pods", "before"], values["rival_pods", "after"]) == (1, 0)
     assert list(alloc_metrics(allocator(registry, Host(), policy="none"), delivery)) == []
 
 

@@ -15,8 +15,9 @@ from kata_pin.daemon.compose import Parts
 from kata_pin.daemon.delivery import Delivery
 from kata_pin.daemon.moves import Moves
 from kata_pin.daemon.nri import NOTHING, NriIntake
-from kata_pin.daemon.nridecider import FAILURES, OTHERS, NriDecider
+from kata_pin.daemon.nridecider import OTHERS, NriDecider
 from kata_pin.daemon.registry import Registry
+from kata_pin.daemon.rivals import PODS
 from kata_pin.daemon.sandboxes import Sandboxes
 from kata_pin.errors import VmmError
 from kata_pin.model.alloc import CpuClass, Guarantee
@@ -229,15 +230,72 @@ def test_a_creation_that_failed_is_not_adjusted_again(world: World) -> None:
     assert other.adjust
 
 
-def test_failures_in_a_row_end_adjusting(world: World) -> None:
-    """After some of them nobody is adjusted, until the runtime has told everything anew."""
-    for number in range(FAILURES):
-        pod, one = _pod(f"db{number}", "exclusive"), _app(f"db{number}", 1)
-        assert world.tell(CREATE, pod, one).adjust
-        world.tell(STOP, pod, one)
+def test_one_tenants_failures_end_nothing(world: World) -> None:
+    """Pods whose creation fails again and again leave the allocator deciding for everybody else."""
+    for number in range(PODS):
+        pod = _pod(f"db{number}", "exclusive")
+        for attempt in range(8):
+            one = replace(_app(f"db{number}", 1), id=f"c-{number}-{attempt}")
+            answer = world.tell(CREATE, pod, one)
+            assert bool(answer.adjust) is (attempt % 2 == 0)
+            world.tell(STOP, pod, one)
+    assert world.allocator.aside == ""
+    assert world.make(_pod("web", kata=False), _app("web")).adjust
+
+
+def test_conflicts_end_adjusting(world: World) -> None:
+    """Pods that are made only without us, and with another's cpuset: nobody is adjusted then.
+
+    Until the runtime has told everything anew.
+    """
+    for number in range(PODS):
+        _conflict(world, f"db{number}", f"n{number}")
+    assert "asked after kata-pin" in world.allocator.aside
     assert not world.make(_pod("web", kata=False), _app("web")).adjust
     world.decider.adopt(Snapshot())
     assert world.make(_pod("web2", kata=False), _app("web2")).adjust
+
+
+def _conflict(world: World, name: str, namespace: str) -> None:
+    pod, first = replace(_pod(name, "exclusive"), namespace=namespace), _app(name, 1)
+    assert world.tell(CREATE, pod, first).adjust
+    world.tell(STOP, pod, first)
+    again = replace(first, id=f"{first.id}-2")
+    assert world.tell(CREATE, pod, again) == Answer()
+    world.tell(EventKind.POST_CREATE_CONTAINER, pod, _with(again, Cpuset(cpus("1"))))
+
+
+def test_beside_a_known_plugin_strict_is_refused(registry: Registry) -> None:
+    """A container that rather fails than goes without its CPUs is not tried in vain."""
+    world = World(registry)
+    for number in range(PODS):
+        _conflict(world, f"db{number}", f"n{number}")
+    wants = _pod("db", "exclusive")
+    wants.annotations["cpu-policy-fail.kata-pin.io"] = "strict"  # type: ignore[index]
+    with pytest.raises(CreationRefused, match="another NRI plugin"):
+        world.tell(CREATE, wants, _app("db", 1))
+
+
+def test_a_cpuset_from_before_is_no_conflict(world: World) -> None:
+    """A next try that comes with a cpuset says nothing about who is asked after us."""
+    pod, first = _pod("db", "exclusive"), _app("db", 1)
+    world.tell(CREATE, pod, first)
+    world.tell(STOP, pod, first)
+    world.make(pod, _with(replace(first, id="c-db-2"), Cpuset(cpus("1"))))
+    assert (world.allocator.rivals.conflicts, world.allocator.rivals.given) == (0, 1)
+
+
+def test_who_was_left_alone_for_nothing(world: World) -> None:
+    """A container that failed once by itself has its CPUs once it is made, with the next answer."""
+    pod, first = _pod("db", "exclusive"), _app("db", 2)
+    world.tell(CREATE, pod, first)
+    world.tell(STOP, pod, first)
+    assert not world.make(pod, replace(first, id="c-db-2")).adjust
+    own = world.allocator.state.exclusive
+    assert len(own) == 2
+    other = world.make(_pod("web", kata=False), _app("web"))
+    assert _updates(other) == {"c-db-2": str(own)}
+    assert other.adjust.cpus == CpuSet(range(8)) - own
 
 
 def test_a_start_that_fails_is_no_conflict(world: World) -> None:
