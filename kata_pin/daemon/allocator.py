@@ -182,7 +182,7 @@ class Allocator:
             if grant is not None:
                 self._follow_record(grant.request, request)
             elif one.cpus is None:
-                self.admit(request)
+                self.change(request, "it runs already")
 
     def _follow_record(self, known: ContainerRequest, told: ContainerRequest) -> None:
         """Follow what records tell anew: a later source may know names and sizes that none had.

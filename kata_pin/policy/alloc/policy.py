@@ -58,7 +58,8 @@ class Policy(Protocol):
         """Give a running container what it asks for now: another class, another size, or the same.
 
         CPUs in use are kept as far as they can be. Who cannot be served keeps what it has, also
-        under `strict`. A container without a grant is allocated one.
+        under `strict`. A container without a grant is allocated one, if need be the shared pool's:
+        it runs already.
         """
         ...
 

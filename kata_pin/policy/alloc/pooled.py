@@ -90,13 +90,17 @@ class PooledPolicy:
         return AllocState(cpus, settings.reserved & online, housekeeping)
 
     def allocate(self, state: AllocState, request: ContainerRequest) -> Decision:
-        """Give a new container its CPUs; who has a grant keeps it (`change` is for that).
+        """Give a new container its CPUs; who has a grant keeps it (`change` is for that)."""
+        if state.get(request.container_id) is not None:
+            return Decision(state)
+        return self._new(state, request, refused=strict(request, self._settings))
+
+    def _new(self, state: AllocState, request: ContainerRequest, *, refused: bool) -> Decision:
+        """Give a container without a grant its CPUs; if they are too few it is `refused` or not.
 
         The pod's init containers have ended when another of its containers starts: what they had is
         given to that one first, and what is left over returns to the shared pool.
         """
-        if state.get(request.container_id) is not None:
-            return Decision(state)
         ended = [one for one in state.of_pod(request.pod.pod_uid) if one.request.init]
         kept = state
         for grant in ended:
@@ -106,8 +110,8 @@ class PooledPolicy:
         try:
             after = self._served(kept, request, demand, prefer, floor_from=state)
         except AllocError as error:
-            refusal = _refusal(error, strict=strict(request, self._settings))
-            if refusal.strict:
+            refusal = _refusal(error, strict=refused)
+            if refused:
                 return Decision(state, refused=refusal, notes=demand.notes)
             after = self._in_pool(kept, request, (*demand.reasons, error.message))
             return self._decided(state, after, demand, refusal)
@@ -137,8 +141,8 @@ class PooledPolicy:
         alone, and one that is to be shared or exclusive from now on is the same as before.
         """
         old = state.get(request.container_id)
-        if old is None:
-            return self.allocate(state, request)
+        if old is None:  # it runs already: too late to refuse it
+            return self._new(state, request, refused=False)
         demand = self._rule(request, self._settings)
         try:
             after = self._served(state, request, demand, old.own, floor_from=state, home=old.zone)

@@ -231,6 +231,15 @@ def test_change_of_an_unknown_container_allocates() -> None:
     assert told(chosen.change(chosen.start(), wishing("share"))) == {"pod-app": "0,8"}
 
 
+def test_an_unknown_container_that_runs_is_not_refused() -> None:
+    """Taken in under `strict` without the CPUs it wants: it runs, so it has the shared pool."""
+    chosen = policy("annotation", replace(OPEN, strict=True))
+    decision = chosen.change(chosen.start(), wishing("exclusive", 64000, "a"))
+    assert decision.refused is not None
+    assert not decision.refused.strict
+    assert decision.state.grants["a-app"].cpus == decision.state.shared
+
+
 def test_shared_minimum() -> None:
     """By default one core stays shared; a setting can ask for more."""
     assert policy().allocate(policy().start(), container(14000, pod(kata=False))).refused is None

@@ -246,6 +246,24 @@ def test_a_refusal_is_told_once(begun: Allocator) -> None:
     assert begun.refusals.total() == 2
 
 
+def test_strict_refuses_nobody_who_runs(
+    registry: Registry, host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Found running, without NRI: it is in the shared pool with a grant, and is told once."""
+    one = allocator(registry, host, fail=Fail.STRICT)
+    one.begin(Moves())
+    one.set_orders({"shop/db": CpuClass.EXCLUSIVE})
+    record = Container("c1", "s1", pod_name="db", pod_namespace="shop", pod_uid="u1", name="app")
+    much = replace(record, quota_us=6_400_000, period_us=100_000, shares=65_536)
+    with caplog.at_level(logging.WARNING):
+        views = [one.view((much,)) for _ in range(3)]
+    assert {view.containers[0].cpus for view in views} == {CpuSet(range(8))}
+    assert stored(registry) == one.state
+    assert one.refusals == {RefusalKind.NOT_ENOUGH_CPUS: 1}
+    assert [refused.refusal.strict for refused in one.refused] == [False]
+    assert caplog.text.count("runs in the shared pool") == 1
+
+
 def test_a_policy_that_nobody_has(registry: Registry, host: Host) -> None:
     """A wrong setting keeps the daemon from nothing: it is said, and nothing is decided."""
     one = allocator(registry, host, policy="crane")
