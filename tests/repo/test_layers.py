@@ -35,6 +35,7 @@ THIRD_PARTIES: dict[str, set[str]] = {
     "asyncinotify": {"sources"},
     "click": {"cli"},
     "google": {"wire"},  # protobuf
+    "grpc": {"sources"},  # an extra
     "prometheus_client": {"daemon"},
     "pyroute2": {"sources"},
     "qemu": {"vmm"},

@@ -36,17 +36,45 @@ class Peer:
         self._frames = {nrimux.PLUGIN: FrameDecoder(), nrimux.RUNTIME: FrameDecoder()}
         self._stream = 1
         self._answers: dict[int, Response] = {}
-        self._registration: tuple[int, Request] | None = None
+        self._requests: list[tuple[int, Request]] = []
 
     async def registered(self, code: int = Code.OK, message: str = "") -> pb.RegisterPluginRequest:
         """Wait for the registration and answer it."""
-        while self._registration is None:
-            await self._read()
-        stream, request = self._registration
+        stream, request = await self.request()
         self.send(nrimux.RUNTIME, ttrpc.encode_response(stream, Response(b"", code, message)))
         told = pb.RegisterPluginRequest()
         told.ParseFromString(request.payload)
         return told
+
+    async def request(self) -> tuple[int, Request]:
+        """Wait for the plugin's next call; return it with its stream."""
+        while not self._requests:
+            await self._read()
+        return self._requests.pop(0)
+
+    async def update(self) -> tuple[int, str, str]:
+        """Wait for an update unasked of one container; return stream, container and CPUs."""
+        stream, request = await self.request()
+        assert (request.service, request.method) == (nri.RUNTIME_SERVICE, "UpdateContainers")
+        told = pb.UpdateContainersRequest()
+        told.ParseFromString(request.payload)
+        (one,) = told.update
+        assert not one.ignore_failure
+        return stream, one.container_id, one.linux.resources.cpu.cpus
+
+    def reply(self, stream: int, payload: bytes = b"", code: int = Code.OK, why: str = "") -> None:
+        """Answer a call of the plugin's."""
+        self.send(nrimux.RUNTIME, ttrpc.encode_response(stream, Response(payload, code, why)))
+
+    async def quiet(self, seconds: float = 0.2) -> bool:
+        """Whether the plugin calls nothing for so long."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not self._requests:
+                    await self._read()
+        except TimeoutError:
+            return True
+        return False
 
     async def configure(self, version: str = "v2.3.0", timeout_ms: int = 2000) -> int:
         """Configure the plugin; return the events it wants."""
@@ -119,7 +147,7 @@ class Peer:
                 if connection == nrimux.PLUGIN:
                     self._answers[frame.stream] = ttrpc.parse_response(frame.data)
                 else:
-                    self._registration = frame.stream, ttrpc.parse_request(frame.data)
+                    self._requests.append((frame.stream, ttrpc.parse_request(frame.data)))
 
 
 class Runtime:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.sources import nri as source
+from kata_pin.sources import nrisession as source
 from kata_pin.sources.nri import NriPlugin
 from kata_pin.wire import nri, nrimux, ttrpc
 from kata_pin.wire.nri import Event, EventKind, Snapshot
