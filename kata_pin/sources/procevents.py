@@ -4,10 +4,9 @@ A ProcEvents lives from open() to close() and belongs to one event loop. What it
 that makes a pass look sooner; losing events costs nothing but time, and is told by an Overrun.
 Out of scope: deciding what to do, and finding out who a thread is.
 
-A socket of our own behind pyroute2's numbers, not pyroute2's socket. Measured on 6.18, 2 CPUs: a
-storm of 20,000 threads elsewhere costs 54 us an event through pyroute2 0.9.7 and 2 to 5 us here,
-and pyroute2's socket is unusable after its first ENOBUFS (every call raises, close too) while a
-plain one goes on.
+A plain socket, not pyroute2's (docs/adr/0004-psutil-or-not.md). Measured on 6.18, 2 CPUs: a storm
+of 20,000 threads elsewhere costs 54 us an event through pyroute2 0.9.7 and 2 to 5 us here, and its
+socket is unusable after its first ENOBUFS (every call raises, close too) while a plain one goes on.
 
 The kernel acknowledges a plain subscription (4 bytes), but never one with a filter (8 bytes, Linux
 6.6 and later): the acknowledgement has no event type and does not pass the filter it confirms.
@@ -15,7 +14,7 @@ Older kernels ignore 8 bytes without a word. And events alone prove nothing: the
 anybody else listens. So open() subscribes plainly, waits for the acknowledgement, and then narrows;
 where narrowing is not understood, more events arrive and are skipped.
 
-Facts: drivers/connector/cn_proc.c, include/uapi/linux/cn_proc.h.
+Facts: drivers/connector/cn_proc.c, include/uapi/linux/{netlink,connector,cn_proc}.h.
 """
 
 from __future__ import annotations
@@ -30,17 +29,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from errno import ECONNREFUSED, ENOBUFS, ETIMEDOUT
 from typing import Final
-
-from pyroute2.netlink import NETLINK_CONNECTOR, NLMSG_DONE
-from pyroute2.netlink.connector.cn_proc import (
-    CN_IDX_PROC,
-    CN_VAL_PROC,
-    PROC_CN_MCAST_IGNORE,
-    PROC_CN_MCAST_LISTEN,
-    PROC_EVENT_EXIT,
-    PROC_EVENT_FORK,
-    PROC_EVENT_NONE,
-)
 
 from kata_pin.errors import HostError
 
@@ -65,6 +53,15 @@ RECEIVE_BYTES: Final = 4 * 1024 * 1024
 _HEADER: Final = struct.Struct("=IHHIIIIIIHH")  # nlmsghdr, then cn_msg
 _EVENT: Final = struct.Struct("=16xII12xI12xIIII")  # idx, val; what; four words of event data
 _ACK: Final = struct.Struct("=28xI4xI12xI")  # cn_msg.ack; what; error
+_NETLINK_CONNECTOR: Final = 11
+_NLMSG_DONE: Final = 3
+_CN_IDX_PROC: Final = 1
+_CN_VAL_PROC: Final = 1
+_LISTEN: Final = 1  # enum proc_cn_mcast_op
+_IGNORE: Final = 2
+_NONE: Final = 0x0  # enum proc_cn_event
+_FORK: Final = 0x1
+_EXIT: Final = 0x8000_0000
 _SO_RCVBUFFORCE: Final = 33  # asm-generic/socket.h; not in Python's socket module
 
 
@@ -106,14 +103,14 @@ def connector() -> socket.socket:
     It is connected to the kernel, so that no process can send to it. Raises OSError.
     """
     sock = socket.socket(
-        socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, NETLINK_CONNECTOR
+        socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, _NETLINK_CONNECTOR
     )
     try:
         try:
             sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, RECEIVE_BYTES)
         except PermissionError:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
-        sock.bind((0, CN_IDX_PROC))
+        sock.bind((0, _CN_IDX_PROC))
         sock.connect((0, 0))
     except OSError:
         sock.close()
@@ -180,7 +177,7 @@ class ProcEvents:
             self._pause.cancel()
             self._pause = None
         with suppress(OSError):
-            sock.send(_request(0, PROC_CN_MCAST_IGNORE))
+            sock.send(_request(0, _IGNORE))
         sock.close()
         self._notify()
 
@@ -206,7 +203,7 @@ class ProcEvents:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         token = secrets.randbits(31)
-        sock.send(_request(token, PROC_CN_MCAST_LISTEN))
+        sock.send(_request(token, _LISTEN))
         async with asyncio.timeout_at(deadline):
             # With events always there nothing here would yield, and the timeout never fire.
             while loop.time() < deadline:
@@ -217,9 +214,7 @@ class ProcEvents:
                 elif error:
                     raise OSError(error, "refused")
                 else:
-                    sock.send(
-                        _request(token, PROC_CN_MCAST_LISTEN, PROC_EVENT_FORK | PROC_EVENT_EXIT)
-                    )
+                    sock.send(_request(token, _LISTEN, _FORK | _EXIT))
                     return
         raise TimeoutError
 
@@ -255,9 +250,9 @@ class ProcEvents:
         if size < _EVENT.size:
             return
         idx, val, what, first, second, child, tgid = _EVENT.unpack_from(self._buffer)
-        if idx != CN_IDX_PROC or val != CN_VAL_PROC:
+        if idx != _CN_IDX_PROC or val != _CN_VAL_PROC:
             return
-        if what == PROC_EVENT_FORK:
+        if what == _FORK:
             # The parent named is the process's, for a thread too: only the child tells them apart.
             if child != tgid:
                 if tgid in self._tracked:
@@ -266,7 +261,7 @@ class ProcEvents:
                 self._kernel_threads and second == KTHREADD
             ):
                 self._keep(ProcessBorn(child, second))
-        elif what == PROC_EVENT_EXIT and second in self._tracked:
+        elif what == _EXIT and second in self._tracked:
             self._keep(TaskExit(second, first))
 
     def _keep(self, event: Event) -> None:
@@ -301,8 +296,8 @@ def _request(token: int, operation: int, events: int | None = None) -> bytes:
     words = (operation,) if events is None else (operation, events)
     payload = struct.pack(f"={len(words)}I", *words)
     length = _HEADER.size + len(payload)
-    header = (length, NLMSG_DONE, 0, 0, 0)
-    return _HEADER.pack(*header, CN_IDX_PROC, CN_VAL_PROC, 0, token, len(payload), 0) + payload
+    header = (length, _NLMSG_DONE, 0, 0, 0)
+    return _HEADER.pack(*header, _CN_IDX_PROC, _CN_VAL_PROC, 0, token, len(payload), 0) + payload
 
 
 def _acknowledged(buffer: bytearray, size: int, token: int) -> int | None:
@@ -313,7 +308,7 @@ def _acknowledged(buffer: bytearray, size: int, token: int) -> int | None:
     if size < _ACK.size:
         return None
     ack, what, error = _ACK.unpack_from(buffer)
-    return abs(error) if what == PROC_EVENT_NONE and ack == token + 1 else None
+    return abs(error) if what == _NONE and ack == token + 1 else None
 
 
 def _unavailable(error: OSError) -> HostError:
