@@ -37,7 +37,6 @@ THIRD_PARTIES: dict[str, set[str]] = {
     "google": {"wire"},  # protobuf
     "grpc": {"sources"},  # an extra
     "prometheus_client": {"daemon"},
-    "pyroute2": {"sources"},
     "qemu": {"vmm"},
     "rich": {"cli"},
     "yaml": {"config"},
