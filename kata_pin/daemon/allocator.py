@@ -12,19 +12,18 @@ scope: the rules (policy/alloc), delivery to the runtime (delivery.py), affiniti
 from __future__ import annotations
 
 import logging
-import time
-from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
+from functools import partial
 
 from kata_pin.config.alloc import Alloc
+from kata_pin.daemon.allocnews import AllocNews
 from kata_pin.daemon.allocrequest import request_of_record, sandbox_of, vm_of
 from kata_pin.daemon.allocstore import AllocStore
 from kata_pin.daemon.allotment import Allotment, allot, nothing_allotted
 from kata_pin.daemon.nodefacts import NodeWatch
-from kata_pin.daemon.rivals import BEFORE, BEHIND, Rivals
+from kata_pin.daemon.rivals import BEFORE, SUSPECTED, Rivals
 from kata_pin.errors import KataPinError
 from kata_pin.model.alloc import (
     AllocState,
@@ -50,24 +49,11 @@ from kata_pin.policy.alloc.refusals import other_owner
 
 log = logging.getLogger(__name__)
 
-REMEMBERED: Final = 64
-"""Refusals and notes that are kept to be shown."""
-
 Make = Callable[[HostTopology], Policy]
 """Makes the policy for a host; raises ConfigError."""
 
 Told = Callable[[Collection[str], str], None]
 """Hears which sandboxes have other CPUs, and why."""
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A container that did not get what it asked for, to be shown; `at` is time.time()."""
-
-    at: float
-    container_id: str
-    title: str
-    refusal: Refusal
 
 
 class Allocator:
@@ -76,8 +62,7 @@ class Allocator:
     def __init__(self, settings: Alloc, node: NodeWatch, store: AllocStore, make: Make) -> None:
         self.problem = ""
         self.guarantee = Guarantee.SANDBOXES
-        self.refused: deque[Refused] = deque(maxlen=REMEMBERED)
-        self.refusals: Counter[RefusalKind] = Counter()
+        self.news = AllocNews()
         self.rivals = Rivals()
         self._settings = settings
         self._node = node
@@ -92,8 +77,7 @@ class Allocator:
         self._annotations: Mapping[str, Mapping[str, str]] = {}
         self._told: Told | None = None
         self._aside_told = ""
-        self._waits: dict[str, RefusalKind] = {}
-        self._said: dict[str, Note] = {}
+        self._untold: list[Callable[[], None]] | None = None
 
     # ---- looking -------------------------------------------------------------------------
 
@@ -152,7 +136,7 @@ class Allocator:
             return ()
         why = self.aside
         own = (Note("alloc-aside", f"kata-pin allots no CPUs: {why}", NoteLevel.WARNING),)
-        return (*(own if why else ()), *self._said.values())
+        return (*(own if why else ()), *self.news.notes)
 
     def view(self, containers: Sequence[Container]) -> Allotment:
         """Return what a pass over a sandbox needs to know, with its containers as recorded.
@@ -281,14 +265,22 @@ class Allocator:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Store decisions and records of the block in one transaction, or nothing of it."""
+        """Store decisions and records of the block in one transaction, or nothing of it.
+
+        What follows from them is made known after that, and only if it was stored.
+        """
         before = self._state, self._leaving
+        self._untold = []
         try:
             with self._store.together():
                 yield
         except BaseException:
             self._state, self._leaving = before
             raise
+        finally:
+            untold, self._untold = self._untold, None
+        for tell in untold:
+            tell()
 
     def left(self, sandbox_id: str) -> None:
         """Take note that a pass over a sandbox has ended: others may have what it has left."""
@@ -309,19 +301,25 @@ class Allocator:
 
     def admit(self, request: ContainerRequest, *, foreign: bool = False) -> Decision:
         """Give a new container its CPUs. `foreign`: somebody else gave it a cpuset already."""
-        self.follow_host()
         if self._policy is None or self._idle():
             return Decision(self._state)
         self.rivals.came(request, with_cpuset=foreign)
-        alone = self.rivals.leaves(request)
+        owner = self._owner(request, foreign=foreign)
         decision = None
-        if foreign or alone:
-            owner = other_owner(None, (BEFORE if foreign else BEHIND,))
-            assert owner is not None, "a plugin is one"
+        if owner is not None:
             decision = self._policy.decline(self._state, request, owner)
         if decision is None or (not foreign and self._rather_tried(decision)):
             decision = self._policy.allocate(self._state, request)
         return self._take(decision, "allocated", request)
+
+    def _owner(self, request: ContainerRequest, *, foreign: bool) -> Refusal | None:
+        """Return why a new container is left alone, None if it is not."""
+        if foreign:
+            return other_owner(None, (BEFORE,))
+        if not self.rivals.leaves(request):
+            return None
+        known = other_owner(None, self.rivals.present)
+        return known or Refusal(RefusalKind.FOREIGN_PLUGIN, SUSPECTED)
 
     def _rather_tried(self, decision: Decision) -> bool:
         """Whether a container is tried again: it fails rather than goes without its CPUs.
@@ -340,7 +338,7 @@ class Allocator:
     def release(self, container_ids: Iterable[str], why: str) -> None:
         """Take back what containers had that are over."""
         for container_id in container_ids:
-            self._waits.pop(container_id, None)
+            self.news.over(container_id)
             if self._policy is not None and self._state.get(container_id) is not None:
                 self._take(self._policy.release(self._state, container_id), why)
 
@@ -359,45 +357,28 @@ class Allocator:
             if self._told is not None:  # else nobody's passes would end it
                 self._leaving = leaving(self._state, decision.state, self._leaving)
             self._state = decision.state
-        for note in decision.notes:
-            self._say(note)
-        if request is not None:
-            self._tell_refusal(decision.refused, request)
-        self._move((*decision.changed, *changes(before, self.now)), why)
+        moved = (*decision.changed, *changes(before, self.now))
+        if self._untold is None:
+            self._tell(decision, why, request, moved)
+        else:
+            self._untold.append(partial(self._tell, decision, why, request, moved))
         return decision
+
+    def _tell(
+        self,
+        decision: Decision,
+        why: str,
+        request: ContainerRequest | None,
+        moved: Iterable[Grant],
+    ) -> None:
+        for note in decision.notes:
+            self.news.note(note)
+        if request is not None:
+            runs = self._state.get(request.container_id) is not None
+            self.news.answer(request, decision.refused, runs=runs)
+        self._move(moved, why)
 
     def _move(self, changed: Iterable[Grant], why: str) -> None:
         sandboxes = {sandbox_of(one.request.pod) for one in changed} - {""}
         if sandboxes and self._told is not None:
             self._told(sandboxes, why)
-
-    def _say(self, note: Note) -> None:
-        if note.text not in self._said:
-            log.warning("allocator: %s", note.text)
-        self._said.pop(note.text, None)
-        self._said[note.text] = note
-        while len(self._said) > REMEMBERED:
-            del self._said[next(iter(self._said))]
-
-    def _tell_refusal(self, refusal: Refusal | None, request: ContainerRequest) -> None:
-        """Tell a refusal once: a running container is tried again in each pass."""
-        container_id = request.container_id
-        if refusal is None:
-            self._waits.pop(container_id, None)
-        elif self._waits.get(container_id) is not refusal.kind:
-            if (
-                self._state.get(container_id) is not None
-            ):  # else it is not made, and not tried again
-                self._waits[container_id] = refusal.kind
-            self._refuse(refusal, request)
-
-    def _refuse(self, refusal: Refusal, request: ContainerRequest) -> None:
-        title = f"{request.pod.title} {request.name}"
-        log.warning(
-            "allocator: %s: %s: %s",
-            title,
-            "creation refused" if refusal.strict else "runs in the shared pool",
-            refusal.message,
-        )
-        self.refusals[refusal.kind] += 1
-        self.refused.append(Refused(time.time(), request.container_id, title, refusal))

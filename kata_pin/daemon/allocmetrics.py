@@ -53,5 +53,5 @@ def alloc_metrics(allocator: Allocator, delivery: Delivery) -> Iterator[Metric]:
         labels=("kind",),
     )
     for kind in RefusalKind:
-        refusals.add_metric((kind.value,), allocator.refusals[kind])
+        refusals.add_metric((kind.value,), allocator.news.refusals[kind])
     yield refusals

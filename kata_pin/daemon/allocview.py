@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from kata_pin.daemon.allocator import Allocator, Refused
+from kata_pin.daemon.allocator import Allocator
+from kata_pin.daemon.allocnews import Refused
 from kata_pin.daemon.allocrequest import sandbox_of
 from kata_pin.daemon.delivery import Delivery, written
 from kata_pin.daemon.view import Json
@@ -42,8 +43,8 @@ def allocation_document(
         },
         "held_back": str(allocator.held_back),
         "grants": [_grant(one, state, pending, told) for one in state.grants.values()],
-        "refusals": allocator.refusals.total(),
-        "refused": [_refused(one) for one in allocator.refused],
+        "refusals": allocator.news.refusals.total(),
+        "refused": [_refused(one) for one in allocator.news.refused],
         "problems": list(problems),
         "notes": [
             {"code": note.code, "text": note.text, "level": note.level.value}

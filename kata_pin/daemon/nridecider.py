@@ -62,16 +62,16 @@ class NriDecider:
     def decide(self, event: Event, stamp_ns: int) -> Answer:
         """Answer CreateContainer, UpdateContainer and StopContainer. Raises CreationRefused."""
         assert event.container is not None, "these events are about containers"
-        self._allocator.follow_host()  # stays, also where the creation is refused
-        with self._allocator.together():
-            match event.kind:
-                case EventKind.CREATE_CONTAINER:
-                    return self._create(event, event.container, stamp_ns)
-                case EventKind.UPDATE_CONTAINER:
-                    return self._update(event, event.container)
-                case _:
+        self._allocator.follow_host()
+        match event.kind:
+            case EventKind.CREATE_CONTAINER:
+                return self._create(event, event.container, stamp_ns)
+            case EventKind.UPDATE_CONTAINER:
+                return self._update(event, event.container)
+            case _:
+                with self._allocator.together():
                     self.take(event, stamp_ns)
-                    return Answer(updates=self._updates(but=event.container.id))
+                return Answer(updates=self._updates(but=event.container.id))
 
     def adopt(self, snapshot: Snapshot) -> tuple[Update, ...]:
         """Bring the allocator in line with everything that there is; return what is to change."""
@@ -136,14 +136,17 @@ class NriDecider:
     # ---- events --------------------------------------------------------------------------
 
     def _create(self, event: Event, container: PodContainer, stamp_ns: int) -> Answer:
+        """Decide and record, then answer: what could not be stored counts as not answered."""
         request = self._request(event.pod, container, kata=self._intake.is_kata(event.pod))
         self._pods[container.id] = event.pod.id
         there = cpuset_of(container.cpu)
-        decision = self._allocator.admit(request, foreign=bool(there.cpus))
-        if decision.refused is not None and decision.refused.strict:
-            raise CreationRefused(decision.refused.message)
-        if request.pod.kata:
-            self._intake.take(event, stamp_ns)
+        with self._allocator.together():
+            refused = self._allocator.admit(request, foreign=bool(there.cpus)).refused
+            fails = refused is not None and refused.strict
+            if request.pod.kata and not fails:
+                self._intake.take(event, stamp_ns)
+        if refused is not None and fails:
+            raise CreationRefused(refused.message)
         state = self._allocator.now
         grant = state.get(container.id)
         adjust = Cpuset() if grant is None else written(grant, state)
@@ -163,12 +166,17 @@ class NriDecider:
         return Answer(updates=self._updates())
 
     def _exists(self, pod: Pod, container: PodContainer) -> None:
-        """Take note of what a container that has been made has; no longer leave it for nothing."""
+        """Take note of what a container that has been made has.
+
+        Without a grant and without a cpuset it was left alone for nothing, or not decided.
+        """
         there = cpuset_of(container.cpu)
         self._delivery.has(container.id, there, pid=container.pid)
-        if self._allocator.rivals.made(container.id, with_cpuset=bool(there)):
+        self._allocator.rivals.made(container.id, with_cpuset=bool(there))
+        known = self._allocator.state.get(container.id) is not None
+        if not known and not there and self._allocator.decides:
             request = self._request(pod, container, kata=self._intake.is_kata(pod))
-            self._allocator.change(request, "not another plugin's")
+            self._allocator.change(request, "it runs with no cpuset of its own")
 
     def _end(self, event: Event) -> None:
         """Give back what a container had, or all of a sandbox's.

@@ -39,6 +39,7 @@ REMEMBERED: Final = 256
 
 BEFORE: Final = "one that is asked before kata-pin"
 BEHIND: Final = "one that is asked after kata-pin, and sets the same"
+SUSPECTED: Final = "its creation failed with a cpuset of ours: another NRI plugin may set the same"
 
 
 class Name(NamedTuple):
@@ -107,16 +108,16 @@ class Rivals:
         if adjusted or name in self._recent(self._failed):
             self._open[request.container_id] = name, adjusted
 
-    def made(self, container_id: str, *, with_cpuset: bool) -> bool:
-        """Take note that a creation has succeeded; return whether we left it alone for nothing."""
+    def made(self, container_id: str, *, with_cpuset: bool) -> None:
+        """Take note that a creation has succeeded."""
         name, adjusted = self._open.pop(container_id, (None, False))
         if name is None:
-            return False
+            return
         if adjusted:
             self._conflicts.clear()
         if adjusted or not with_cpuset:
             self._failed.pop(name, None)
-            return not adjusted
+            return
         log.warning(
             "allocator: container %s, whose creation failed after we set its cpuset, was made with "
             "that of another NRI plugin",
@@ -124,7 +125,6 @@ class Rivals:
         )
         self._note(self._failed, name, name.namespace)
         self._note(self._conflicts, name.pod_uid, name.namespace)
-        return False
 
     def ended(self, container_id: str) -> None:
         """Take note of the end of a container; of a creation that failed, if it was not made."""

@@ -100,6 +100,31 @@ def test_nothing_of_a_failed_transaction_stays(begun: Allocator, registry: Regis
     assert stored(registry) == before
 
 
+def test_nobody_hears_of_what_is_not_stored(
+    begun: Allocator, moves: Moves, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Notes, refusals and passes follow the transaction, and only one that holds."""
+
+    def event(*, full: bool) -> None:
+        with begun.together():
+            begun.admit(request("typo", "shared", cpus=1))
+            begun.admit(request("db", "exclusive", cpus=64))
+            assert (moves.told, begun.news.refusals, begun.notes) == ([], {}, ())
+            if full:
+                raise StateError("no room")
+
+    with caplog.at_level(logging.WARNING):
+        with pytest.raises(StateError):
+            event(full=True)
+        assert (moves.told, begun.news.refusals, begun.notes) == ([], {}, ())
+        assert caplog.text == ""
+        event(full=False)
+    assert len(moves.told) == 2
+    assert begun.news.refusals.total() == len(begun.notes) == 1
+    begun.admit(request("late"))
+    assert len(moves.told) == 3
+
+
 def test_decision_and_record_are_one_transaction(
     begun: Allocator, registry: Registry, tmp_path: Path
 ) -> None:
@@ -216,8 +241,8 @@ def test_who_asked_is_told_and_who_did_not_is_not(
     assert refused is not None
     assert (refused.kind, refused.strict) == (RefusalKind.FOREIGN_PLUGIN, True)
     assert "shop/db app: creation refused" in caplog.text
-    assert one.refusals == {RefusalKind.FOREIGN_PLUGIN: 1}
-    assert one.refused[0].container_id == "c-db"
+    assert one.news.refusals == {RefusalKind.FOREIGN_PLUGIN: 1}
+    assert one.news.refused[0].container_id == "c-db"
 
 
 def test_not_enough_cpus(begun: Allocator) -> None:
@@ -225,7 +250,7 @@ def test_not_enough_cpus(begun: Allocator) -> None:
     decision = begun.admit(request("db", "exclusive", cpus=64))
     assert decision.refused is not None
     assert not decision.refused.strict
-    assert begun.refused[0].refusal.kind is RefusalKind.NOT_ENOUGH_CPUS
+    assert begun.news.refused[0].refusal.kind is RefusalKind.NOT_ENOUGH_CPUS
     mine = (Container("c-db", "s-db"),)
     assert begun.view(mine).containers[0].cpus == CpuSet(range(8))
 
@@ -238,12 +263,12 @@ def test_a_refusal_is_told_once(begun: Allocator) -> None:
     much = replace(one, quota_us=6_400_000, period_us=100_000, shares=65_536)
     for _ in range(3):
         begun.view((much,))
-    assert begun.refusals.total() == 1
+    assert begun.news.refusals.total() == 1
     fits = replace(one, quota_us=200_000, period_us=100_000, shares=2048)
     begun.view((fits,))
     assert len(begun.state.exclusive) == 2
     begun.view((much,))
-    assert begun.refusals.total() == 2
+    assert begun.news.refusals.total() == 2
 
 
 def test_strict_refuses_nobody_who_runs(
@@ -259,8 +284,8 @@ def test_strict_refuses_nobody_who_runs(
         views = [one.view((much,)) for _ in range(3)]
     assert {view.containers[0].cpus for view in views} == {CpuSet(range(8))}
     assert stored(registry) == one.state
-    assert one.refusals == {RefusalKind.NOT_ENOUGH_CPUS: 1}
-    assert [refused.refusal.strict for refused in one.refused] == [False]
+    assert one.news.refusals == {RefusalKind.NOT_ENOUGH_CPUS: 1}
+    assert [refused.refusal.strict for refused in one.news.refused] == [False]
     assert caplog.text.count("runs in the shared pool") == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from kata_pin.daemon.nridecider import OTHERS, NriDecider
 from kata_pin.daemon.registry import Registry
 from kata_pin.daemon.rivals import PODS
 from kata_pin.daemon.sandboxes import Sandboxes
-from kata_pin.errors import VmmError
+from kata_pin.errors import StateError, VmmError
 from kata_pin.model.alloc import CpuClass, Guarantee
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState
@@ -467,6 +468,57 @@ def test_the_end_of_an_old_sandbox_leaves_the_new_one_its_cpus(world: World) -> 
     assert world.allocator.state.grants["c-new"].exclusive == owned
     world.decider.take(Event(EventKind.REMOVE_POD_SANDBOX, new), 6000)
     assert not world.allocator.state.grants
+
+
+def test_what_is_not_stored_is_not_delivered(world: World) -> None:
+    """A commit that fails leaves the creation as it was: others are updated with the next one."""
+    world.make(_pod("web", kata=False), _app("web"))
+    pod, one = _pod("db", "exclusive", kata=False), _app("db", 2)
+    with failing_commits(world.registry), pytest.raises(StateError):
+        world.tell(CREATE, pod, one)
+    assert world.allocator.state.exclusive == CpuSet()
+    assert not world.delivery.knows("c-db")
+    assert world.delivery.pending(world.allocator.state) == {}
+    again = world.tell(CREATE, pod, one)
+    assert _updates(again) == {"c-web": str(CpuSet(range(8)) - again.adjust.cpus)}
+
+
+def test_who_was_made_undecided_is_decided_then(world: World) -> None:
+    """A container whose creation could not be stored is in the pools once it runs."""
+    pod, one = _pod("web", kata=False), _app("web")
+    with failing_commits(world.registry), pytest.raises(StateError):
+        world.tell(CREATE, pod, one)
+    world.tell(EventKind.POST_CREATE_CONTAINER, pod, one)
+    assert world.allocator.state.grants["c-web"].cpus == CpuSet(range(8))
+    other = _pod("db", "exclusive", kata=False)
+    answer = world.make(other, _app("db", 2))
+    assert _updates(answer) == {"c-web": str(CpuSet(range(8)) - answer.adjust.cpus)}
+
+
+def test_an_end_that_is_not_stored(world: World) -> None:
+    """It is told once more, as the plugin does then, and gives everything back."""
+    pod, one = _pod("db", "exclusive", kata=False), _app("db", 2)
+    world.make(_pod("web", kata=False), _app("web"))
+    world.make(pod, one)
+    with failing_commits(world.registry), pytest.raises(StateError):
+        world.tell(STOP, pod, one)
+    assert len(world.allocator.state.exclusive) == 2
+    world.decider.take(Event(STOP, pod, one), 9000)
+    assert world.allocator.state.exclusive == CpuSet()
+    assert world.delivery.pending(world.allocator.state) == {"c-web": Cpuset(CpuSet(range(8)))}
+
+
+@contextlib.contextmanager
+def failing_commits(registry: Registry) -> Iterator[None]:
+    """Make every transaction that stores a decision fail where it is committed."""
+    database = registry.database
+    database.executescript(
+        "PRAGMA foreign_keys = ON; CREATE TABLE parent (number INTEGER PRIMARY KEY);"
+        "CREATE TABLE child (number REFERENCES parent DEFERRABLE INITIALLY DEFERRED);"
+        "CREATE TRIGGER orphan AFTER INSERT ON alloc BEGIN INSERT INTO child VALUES (1); END;"
+    )
+    yield
+    database.executescript("DROP TRIGGER orphan; DROP TABLE child; DROP TABLE parent;")
 
 
 def test_a_refused_creation_keeps_what_the_host_became(registry: Registry) -> None:
