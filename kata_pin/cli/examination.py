@@ -71,6 +71,7 @@ def examine(
     if state is not None:
         known = state
         checks.append(lambda: connections(known))
+        checks.append(lambda: cpusets(known))
         checks.append(lambda: isolation(known))
         checks.append(lambda: reach.sandboxes(known, config))
         checks.append(lambda: guestreach.guests(known, config))
@@ -305,6 +306,25 @@ def connections(state: State) -> Iterator[Row]:
         yield Row("metrics", "warn", f"not served: {metrics['problem']}", "see metrics.listen")
     else:
         yield Row("metrics", "ok", metrics["address"])
+
+
+def cpusets(state: State) -> Iterator[Row]:
+    """Yield how cpusets of our own allocator reach containers; nothing where there is none."""
+    allocation = state["allocation"]
+    if allocation is None or allocation["push"] is None or allocation["aside"]:
+        return
+    push = allocation["push"]
+    text = f"changed ones {phrases.way(push)}"
+    failed = len(push["failures"])
+    if push["problem"]:
+        yield Row("cpusets", "warn", f"{text}; now they wait: {push['problem']}")
+    elif failed:
+        kept = phrases.count(failed, "container keeps its own", "containers keep their own")
+        yield Row("cpusets", "warn", f"{text}; {kept}", "kata-pin pools says why")
+    elif push["way"]:
+        yield Row("cpusets", "ok", text)
+    else:
+        yield Row("cpusets", "info", text, "name the runtime's CRI socket in alloc.cri")
 
 
 def isolation(state: State) -> Row:

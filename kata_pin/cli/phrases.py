@@ -10,7 +10,7 @@ from rich.text import Text
 
 from kata_pin.cli.layout import Look
 from kata_pin.cli.safetext import safe, styled
-from kata_pin.cli.shape import Daemon, Note, Sandbox, State, Thread, Writer
+from kata_pin.cli.shape import Daemon, Note, Push, Sandbox, State, Thread, Writer
 
 GOOD, BAD, ODD, DIM, NAME = "green", "bold red", "yellow", "dim", "bold cyan"
 OVER = frozenset({"stopped", "deleted"})
@@ -73,6 +73,14 @@ def daemon(facts: Daemon) -> Text:
         )
     up = age(facts.get("uptime_s"))
     return styled(f"daemon {facts.get('version', '?')}, pid {facts.get('pid', '?')}, up {up}", DIM)
+
+
+def way(push: Push) -> str:
+    """Return how changed cpusets reach containers, and why not better."""
+    reason = safe(push["reason"])
+    if not push["way"]:
+        return f"wait for the runtime's next call: {reason}"
+    return f"are sent at once by {safe(push['way']).upper()}" + (f" ({reason})" if reason else "")
 
 
 def node(state: State, look: Look) -> Text:

@@ -18,7 +18,7 @@ from kata_pin.cli import pcpus, phrases
 from kata_pin.cli.layout import CPUS, NAMES, Column, Look, facts, paragraph, table
 from kata_pin.cli.pcpus import parse
 from kata_pin.cli.safetext import safe, styled
-from kata_pin.cli.shape import Allocation, Grant, Refused, State
+from kata_pin.cli.shape import Allocation, Grant, Push, Refused, State
 from kata_pin.model.cpuset import CpuSet
 
 LETTERS: Final = ascii_uppercase
@@ -41,6 +41,7 @@ def pools(state: State, look: Look) -> list[Text]:
     letters = _letters(allocation)
     lines += paragraph(_heading(allocation, look), look)
     if not allocation["aside"]:
+        lines += _way(allocation["push"], look)
         lines += [Text(), *_sizes(allocation, look), *_strips(state, allocation, letters, look)]
         lines += [Text(), *_grants(allocation, letters, look), *_pending(allocation, look)]
     lines += _told(allocation, look)
@@ -52,7 +53,7 @@ def explain(grant: Grant, look: Look) -> list[Text]:
     pending = grant["pending"]
     told = styled(grant["written"]) if grant["written"] else Text("nothing: threads are pinned")
     if pending is not None:
-        told = styled(f"{pending} with its next call", phrases.ODD)
+        told = styled(f"{pending}, not there yet", phrases.ODD)
     title = f"{safe(grant['pod'])} {safe(grant['name']) or _vm(grant)}"
     pairs = [
         ("class", Text(f"{grant['class']}, policy {grant['policy']}")),
@@ -77,6 +78,25 @@ def _heading(allocation: Allocation, look: Look) -> Text:
     whole = allocation["guarantee"] != "sandboxes only"
     held = f"exclusive among {safe(allocation['guarantee'])}" if whole else _SANDBOXES_ONLY
     return Text(look.dot.join((policy, held)))
+
+
+def _way(push: Push | None, look: Look) -> list[Text]:
+    """Return how changed cpusets reach containers; unknown without a daemon."""
+    if push is None:
+        return []
+    return paragraph(styled(f"changed cpusets {phrases.way(push)}", phrases.DIM), look)
+
+
+def _unsent(allocation: Allocation) -> Iterator[str]:
+    """Yield why cpusets could not be sent."""
+    push = allocation["push"]
+    if push is None:
+        return
+    if push["problem"]:
+        yield f"cpusets wait for the runtime: {push['problem']}"
+    titles = {one["id"]: f"{one['pod']} {one['name']}" for one in allocation["grants"]}
+    for one in push["failures"]:
+        yield f"{titles.get(one['id'], one['id'])}: keeps its cpuset: {one['message']}"
 
 
 def _sizes(allocation: Allocation, look: Look) -> list[Text]:
@@ -155,13 +175,16 @@ def _vm(grant: Grant) -> str:
 def _pending(allocation: Allocation, look: Look) -> list[Text]:
     if all(one["pending"] is None for one in allocation["grants"]):
         return []
-    text = "pending: reaches the container with the runtime's next call"
-    return paragraph(styled(text, phrases.ODD), look)
+    push = allocation["push"]
+    text = "is on its way" if push and push["way"] else "comes with the runtime's next call"
+    return paragraph(styled(f"pending: {text}", phrases.ODD), look)
 
 
 def _told(allocation: Allocation, look: Look) -> Iterator[Text]:
     for problem in allocation["problems"]:
         yield from paragraph(styled(f"! not read: {problem}", phrases.ODD), look)
+    for text in _unsent(allocation):
+        yield from paragraph(styled(f"! {text}", phrases.ODD), look)
     for one in allocation["refused"]:
         yield from paragraph(styled(_refusal(one), phrases.ODD), look)
     for note in phrases.notes(allocation["notes"]):

@@ -296,6 +296,22 @@ class Refused(TypedDict):
     strict: bool
 
 
+class PushFailure(TypedDict):
+    """A container that could not be changed when it was last tried."""
+
+    id: str
+    message: str
+
+
+class Push(TypedDict):
+    """How cpusets are sent between two calls of the runtime."""
+
+    way: str
+    reason: str
+    problem: str
+    failures: list[PushFailure]
+
+
 class Allocation(TypedDict):
     """Our own allocator."""
 
@@ -305,6 +321,7 @@ class Allocation(TypedDict):
     pools: Pools
     held_back: str
     grants: list[Grant]
+    push: Push | None
     refusals: int
     refused: list[Refused]
     problems: list[str]

@@ -48,6 +48,13 @@ class Fail(StrEnum):
     STRICT = "strict"
 
 
+class Push(StrEnum):
+    """Whether cpusets are sent without waiting for the runtime's next call."""
+
+    AUTO = "auto"
+    NO = "no"
+
+
 def _read_rule(raw: Raw) -> AllowRule:
     if not isinstance(raw, dict):
         raise ParseError("expected a mapping with namespace, handler or classes")
@@ -210,6 +217,20 @@ class Alloc:
     )
     pods_s: float = setting(
         number(1, 3600), 10.0, "time between two looks at alloc.pods_url", unit="seconds"
+    )
+    push: Push = setting(
+        choice(Push),
+        Push.AUTO,
+        "how cpusets reach containers between two calls of the runtime. auto: at once, by NRI "
+        "where the runtime is known to stand it, else by CRI where alloc.cri names its socket; no: "
+        "with the runtime's next call",
+    )
+    cri: str = setting(
+        OPTIONAL_PATH,
+        "",
+        "the runtime's CRI socket, to change cpusets as the kubelet does; empty: not by CRI. Needs "
+        "grpcio (`pip install 'kata-pin[cri]'`)",
+        example="/run/containerd/containerd.sock",
     )
     orders: str = setting(
         PATH, ORDERS_FILE, "the file of `kata-pin policy set`; watched, and read again on change"

@@ -12,10 +12,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from kata_pin.daemon.allocator import Allocator
 from kata_pin.daemon.delivery import Delivery
+from kata_pin.daemon.pushing import CRI, NRI, Pushing
 from kata_pin.model.alloc import CpuClass, RefusalKind
 
 
-def alloc_metrics(allocator: Allocator, delivery: Delivery) -> Iterator[Metric]:
+def alloc_metrics(allocator: Allocator, delivery: Delivery, pushing: Pushing) -> Iterator[Metric]:
     """Yield what there is to say now."""
     if not allocator.on:
         return
@@ -36,7 +37,7 @@ def alloc_metrics(allocator: Allocator, delivery: Delivery) -> Iterator[Metric]:
     yield containers
     yield GaugeMetricFamily(
         "kata_pin_alloc_pending",
-        "Containers that have another cpuset until the runtime's next call.",
+        "Containers that do not have their newest cpuset yet.",
         len(delivery.pending(allocator.now)) if deciding else 0,
     )
     rivals = GaugeMetricFamily(
@@ -47,6 +48,15 @@ def alloc_metrics(allocator: Allocator, delivery: Delivery) -> Iterator[Metric]:
     rivals.add_metric(("before",), allocator.rivals.given)
     rivals.add_metric(("after",), allocator.rivals.conflicts)
     yield rivals
+    pushes = CounterMetricFamily(
+        "kata_pin_alloc_pushes",
+        "Cpusets sent between two calls of the runtime.",
+        labels=("way", "outcome"),
+    )
+    for way in (NRI, CRI):
+        pushes.add_metric((way, "done"), pushing.sent[way, True])
+        pushes.add_metric((way, "failed"), pushing.sent[way, False])
+    yield pushes
     refusals = CounterMetricFamily(
         "kata_pin_alloc_refusals",
         "Containers that did not get what they asked for.",

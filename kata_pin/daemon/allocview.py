@@ -12,17 +12,22 @@ from kata_pin.daemon.allocator import Allocator
 from kata_pin.daemon.allocnews import Refused
 from kata_pin.daemon.allocrequest import sandbox_of
 from kata_pin.daemon.delivery import Delivery, written
+from kata_pin.daemon.pushing import Pushing
 from kata_pin.daemon.view import Json
 from kata_pin.model.alloc import AllocState, Grant
 from kata_pin.wire.nrireply import Cpuset
 
 
 def allocation_document(
-    allocator: Allocator, delivery: Delivery | None = None, problems: Sequence[str] = ()
+    allocator: Allocator,
+    delivery: Delivery | None = None,
+    problems: Sequence[str] = (),
+    pushing: Pushing | None = None,
 ) -> Json | None:
     """Return the allocator's part, None where the configuration wants none.
 
-    `delivery` is absent where no daemon looks: then nothing is known of what runtimes were told.
+    `delivery` and `pushing` are absent where no daemon looks: then nothing is known of what
+    runtimes were told.
     """
     if not allocator.on:
         return None
@@ -43,6 +48,7 @@ def allocation_document(
         },
         "held_back": str(allocator.held_back),
         "grants": [_grant(one, state, pending, told) for one in state.grants.values()],
+        "push": None if pushing is None else _push(pushing),
         "refusals": allocator.news.refusals.total(),
         "refused": [_refused(one) for one in allocator.news.refused],
         "problems": list(problems),
@@ -78,6 +84,17 @@ def _grant(
         "written": str(own.cpus),
         "pending": None if waits is None else str(waits.cpus),
         "reasons": list(grant.reasons),
+    }
+
+
+def _push(pushing: Pushing) -> Json:
+    way = pushing.way
+    failures = [{"id": one, "message": why} for one, why in pushing.failures.items()]
+    return {
+        "way": way.name,
+        "reason": way.problem,
+        "problem": pushing.trouble,
+        "failures": failures,
     }
 
 

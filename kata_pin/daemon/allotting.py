@@ -2,8 +2,8 @@
 
     allotting = Allotting(parts)
     allotting.begin(sandboxes)            # before the first pass
-    await allotting.follow_orders()       # until cancelled; follow_pods beside it
-    NriPlugin(..., decider=allotting.decider(intake))
+    await allotting.follow_orders()       # until cancelled; follow_pods and push beside it
+    allotting.connected(NriPlugin(..., decider=allotting.decider(intake)))
 
 Everything is off, and costs nothing, with alloc.policy none. Lifetime: the daemon's. Out of scope:
 how a sandbox's threads follow (engine.py).
@@ -23,6 +23,7 @@ from kata_pin.daemon.delivery import Delivery
 from kata_pin.daemon.moves import Moves
 from kata_pin.daemon.nri import NriIntake
 from kata_pin.daemon.nridecider import NriDecider
+from kata_pin.daemon.pushing import Pushing
 from kata_pin.daemon.sandboxes import Sandboxes
 from kata_pin.daemon.standing import Passed
 from kata_pin.daemon.view import Json
@@ -30,6 +31,7 @@ from kata_pin.errors import HostError
 from kata_pin.host.cpuset import CpusetReader
 from kata_pin.model.alloc import Grant
 from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.sources.nri import NriPlugin
 from kata_pin.sources.orders import OrdersFile
 
 if TYPE_CHECKING:
@@ -49,6 +51,12 @@ class Allotting:
         self._allocator = parts.allocator
         self._delivery = Delivery()
         self._moves = Moves()
+        self._pushing = Pushing(
+            parts.allocator,
+            self._delivery,
+            parts.node.config.alloc,
+            settled=self._moves.pass_over,
+        )
         self._orders = OrdersFile(parts.node.config.alloc.orders)
         self._orders_problem = ""
         self._pods_problem = ""
@@ -83,8 +91,22 @@ class Allotting:
         if not self._allocator.on:
             return None
         return NriDecider(
-            intake, self._allocator, self._delivery, self._parts.registry, self._moves
+            intake,
+            self._allocator,
+            self._delivery,
+            self._parts.registry,
+            self._moves,
+            wake=self._pushing.wake,
         )
+
+    def connected(self, plugin: NriPlugin) -> None:
+        """Know the NRI plugin: it may change containers between two calls of the runtime."""
+        self._pushing.connected(plugin)
+
+    async def push(self) -> None:
+        """Send cpusets that are pending, where there is a way to."""
+        if self._allocator.on:
+            await self._pushing.run()
 
     def plugin_index(self, chosen: str) -> str:
         """Return our place among NRI's plugins; `chosen` is the setting.
@@ -114,6 +136,7 @@ class Allotting:
             try:
                 self._allocator.set_annotations(await pods.read())
                 self._pods_problem = ""
+                self._pushing.wake()
             except Exception as error:  # this list, or what a policy makes of it
                 if str(error) != self._pods_problem:
                     log.warning("annotations not followed: %s", error)
@@ -132,6 +155,7 @@ class Allotting:
                 log.warning(
                     "allocator: container %s may run on other CPUs than its own", container_id
                 )
+        self._pushing.wake()
 
     def _cgroup_of(self, pid: int) -> tuple[str, CpuSet]:
         reader = CpusetReader(self._parts.root, self._parts.node.cgroup_mounts)
@@ -144,17 +168,18 @@ class Allotting:
         """Yield the allocator's metrics; their library is loaded where somebody is answered."""
         from kata_pin.daemon.allocmetrics import alloc_metrics  # noqa: PLC0415 - 40 ms, 3 MiB
 
-        return alloc_metrics(self._allocator, self._delivery)
+        return alloc_metrics(self._allocator, self._delivery, self._pushing)
 
     def document(self) -> Json | None:
         """Return the state document's part about allocation."""
         problems = tuple(one for one in (self._orders_problem, self._pods_problem) if one)
-        return allocation_document(self._allocator, self._delivery, problems)
+        return allocation_document(self._allocator, self._delivery, problems, self._pushing)
 
     def _read_orders(self) -> None:
         try:
             self._allocator.set_orders(self._orders.read())
             self._orders_problem = ""
+            self._pushing.wake()
         except Exception as error:  # those read before stay in force
             if str(error) != self._orders_problem:
                 log.warning("orders not taken: %s", error)
@@ -171,11 +196,13 @@ class Allotting:
         """Take a pass: others may now have the CPUs that this sandbox gave up."""
         self._moves.ended(passed.sandbox_id)
         self._allocator.left(passed.sandbox_id)
+        self._pushing.wake()
 
     def ended(self, passed: Passed) -> None:
         """Take back what a sandbox had that is over."""
         self.passed(passed)
         self._allocator.release_sandbox(passed.sandbox_id)
+        self._pushing.wake()
 
     def failed(self, operation: str, error: Exception) -> None:
         """Take a pass that broke off: the next one settles it."""

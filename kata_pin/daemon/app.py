@@ -146,6 +146,7 @@ class Daemon:
                     self._follow_nri(),
                     self._allotting.follow_orders(),
                     self._allotting.follow_pods(),
+                    self._allotting.push(),
                     self._audits(),
                     self._serve_metrics(),
                     self._report_to_systemd(),
@@ -239,6 +240,7 @@ class Daemon:
             wanted=nri.enabled is NriEnabled.YES,
             decider=decider,
         )
+        self._allotting.connected(self._nri)
         await self._nri.run()
 
     async def _serve_metrics(self) -> None:

@@ -1,9 +1,10 @@
 """Which cpuset each container has in the runtime, which it is to have, and what is to be sent.
 
-A cpuset reaches a container only in an answer to the runtime (DESIGN D14), so what is decided
-between two answers waits for the next: it is pending, and shown as that. What was sent counts as
-delivered until the runtime tells otherwise, or the container's cgroup does when it is looked at;
-each connection begins with everything it has.
+A cpuset reaches a container in an answer to the runtime (DESIGN D14). What is decided between two
+answers waits for the next, unless it can be pushed (pushing.py): it is pending, and shown as that.
+What was sent counts as delivered until the runtime tells otherwise, or the container's cgroup does
+when it is looked at; each connection begins with everything it has. No answer has what is being
+pushed: it is known soon how that went.
 
 A Kata container without a CPU quota above 0 is never written to: Kata would size its VM by the
 cpuset (facts of both runtimes). One whose new cpuset neither holds the old one nor lies in it gets
@@ -15,6 +16,7 @@ Lifetime: the daemon's; nothing of it needs to survive. Out of scope: the answer
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from kata_pin.model.alloc import AllocState, Grant, GrantKind
 from kata_pin.model.cpuset import EMPTY, CpuSet
@@ -49,6 +51,7 @@ class Delivery:
     def __init__(self) -> None:
         self._there: dict[str, Cpuset] = {}
         self._pids: dict[str, int] = {}
+        self._under_way: dict[str, Cpuset] = {}
 
     def clear(self) -> None:
         """Forget everything: the runtime is about to tell it anew."""
@@ -97,7 +100,7 @@ class Delivery:
         updates = tuple(
             Update(container_id, cpuset)
             for container_id, cpuset in self._steps(state)
-            if container_id != but
+            if container_id != but and container_id not in self._under_way
         )
         for update in updates:
             self._there[update.container_id] = _over(
@@ -105,13 +108,33 @@ class Delivery:
             )
         return updates
 
+    @contextmanager
+    def under_way(self, container_id: str, cpuset: Cpuset) -> Iterator[None]:
+        """Push a cpuset in the block: if that ends well the container has it, else what it had.
+
+        Unless the runtime tells of another meanwhile.
+        """
+        before = self._there.get(container_id)
+        self._under_way[container_id] = cpuset
+        try:
+            yield
+            if before is not None and self._there.get(container_id) is before:
+                self._there[container_id] = _over(before, cpuset)
+        finally:
+            del self._under_way[container_id]
+
+    def is_under_way(self, container_id: str, cpuset: Cpuset) -> bool:
+        """Whether this very cpuset is being pushed."""
+        return self._under_way.get(container_id) == cpuset
+
     def _steps(self, state: AllocState) -> list[tuple[str, Cpuset]]:
         """Return what to send, in this order: owners leave CPUs before others come."""
         steps = list(self._unsent(state))
-        steps.sort(key=lambda step: self._widens(*step))
+        steps.sort(key=lambda step: self.widens(*step))
         return steps
 
-    def _widens(self, container_id: str, cpuset: Cpuset) -> bool:
+    def widens(self, container_id: str, cpuset: Cpuset) -> bool:
+        """Whether a cpuset has CPUs that a container does not have yet."""
         there = self._there[container_id].cpus
         return bool(there) and not cpuset.cpus <= there  # without any, all CPUs are there
 

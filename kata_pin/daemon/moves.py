@@ -36,6 +36,14 @@ class Moves:
         """Take note of the end of a pass: it went by the newest decision."""
         self._tickets.pop(sandbox_id, None)
 
+    async def pass_over(self, sandbox_id: str) -> None:
+        """Return when another pass over a sandbox has ended; at once if it is not supervised."""
+        assert self._sandboxes is not None, "begun"
+        if sandbox_id in self._sandboxes.ids:
+            why = "allocator: its cpuset becomes smaller"
+            ticket = self._sandboxes.mark(sandbox_id, why, event=False)
+            await self._sandboxes.settled(sandbox_id, ticket)
+
     async def all_ended(self) -> None:
         """Return when the passes asked for until now have ended; the caller has a deadline."""
         assert self._sandboxes is not None, "begun"

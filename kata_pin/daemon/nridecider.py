@@ -12,7 +12,7 @@ Lifetime: the daemon's. Out of scope: the connection, and the rules.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -49,12 +49,16 @@ class NriDecider:
         delivery: Delivery,
         registry: Registry,
         moves: Moves,
+        *,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
+        """`wake` is told that something may be pending now; what an answer takes along is not."""
         self._intake = intake
         self._allocator = allocator
         self._delivery = delivery
         self._registry = registry
         self._moves = moves
+        self._wake = wake
         self._pods: dict[str, str] = {}
 
     # ---- the decider ---------------------------------------------------------------------
@@ -62,6 +66,7 @@ class NriDecider:
     def decide(self, event: Event, stamp_ns: int) -> Answer:
         """Answer CreateContainer, UpdateContainer and StopContainer. Raises CreationRefused."""
         assert event.container is not None, "these events are about containers"
+        self._wake()
         self._allocator.follow_host()
         match event.kind:
             case EventKind.CREATE_CONTAINER:
@@ -103,6 +108,7 @@ class NriDecider:
 
     def take(self, event: Event, stamp_ns: int) -> int:
         """Take an event that is only told; return the ticket for `placed`."""
+        self._wake()
         container = event.container
         if event.kind.ends:
             self._end(event)
@@ -132,6 +138,7 @@ class NriDecider:
     async def rebuild(self, snapshot: Snapshot, stamp_ns: int) -> None:
         """Record all that there is."""
         await self._intake.rebuild(snapshot, stamp_ns)
+        self._wake()
 
     # ---- events --------------------------------------------------------------------------
 
@@ -156,7 +163,13 @@ class NriDecider:
         return Answer(adjust, self._updates(but=container.id))
 
     def _update(self, event: Event, container: PodContainer) -> Answer:
-        """Take in what a container is to have from now on; its own cpuset may follow from it."""
+        """Take in what a container is to have from now on; its own cpuset may follow from it.
+
+        Our own update, which comes back to us by CRI, changes nothing: not even what is noted,
+        because it may still fail.
+        """
+        if self._delivery.is_under_way(container.id, cpuset_of(event.asked)):
+            return Answer()
         asked = replace(container, cpu=with_asked(container.cpu, event.asked))
         self._delivery.has(container.id, cpuset_of(asked.cpu))
         grant = self._allocator.state.get(container.id)

@@ -25,6 +25,7 @@ from typing import Final, Protocol
 
 from kata_pin.sources.updater import (
     DEADLINE_S,
+    SLOW,
     ContainerUnknown,
     RuntimeUnavailable,
     UpdateRefused,
@@ -84,7 +85,7 @@ class CriClient:
         if code in _CONTAINERS:
             raise UpdateRefused(details or code)
         if code == "DEADLINE_EXCEEDED":
-            raise RuntimeUnavailable(f"{self.path}: no answer within {self._deadline_s:g} s")
+            raise UpdateRefused(SLOW.format(self._deadline_s))
         raise RuntimeUnavailable(f"{self.path}: {code}: {details}")
 
 

@@ -35,6 +35,7 @@ from kata_pin.sources.nrilistener import Decider, Listener
 from kata_pin.sources.nrisession import REGISTER_S, NriSession
 from kata_pin.sources.updater import (
     DEADLINE_S,
+    SLOW,
     ContainerUnknown,
     RuntimeUnavailable,
     UpdateRefused,
@@ -105,9 +106,10 @@ class NriPlugin:
         try:
             response = await self._session.update(container_id, cpuset)
             failed = parse_update_response(response.payload)
-        except (KataPinError, OSError) as error:  # TimeoutError is an OSError
-            text = str(error) or f"no answer within {DEADLINE_S:g} s"
-            raise RuntimeUnavailable(f"{self.path}: {text}") from error
+        except TimeoutError as error:
+            raise UpdateRefused(SLOW.format(DEADLINE_S)) from error
+        except (KataPinError, OSError) as error:
+            raise RuntimeUnavailable(f"{self.path}: {error}") from error
         if response.code == Code.NOT_FOUND:
             raise ContainerUnknown(f"the runtime does not know it: {words(response.message)}")
         if response.code != Code.OK:

@@ -22,8 +22,15 @@ class RuntimeUnavailable(KataPinError):  # noqa: N818 - an ordinary state
     """The runtime cannot be asked now, whichever container it is about."""
 
 
+SLOW: Final = "no answer of the runtime within {:g} s"
+"""What UpdateRefused says after its deadline."""
+
+
 class UpdateRefused(KataPinError):  # noqa: N818 - says what was refused
-    """The runtime did not change this container; it may be asked for others."""
+    """The runtime did not change this container, or not in time: its VM may hang.
+
+    It may be asked for others.
+    """
 
 
 class ContainerUnknown(UpdateRefused):

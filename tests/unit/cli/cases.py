@@ -42,6 +42,14 @@ CHECKED = findings.check(
     intruders_fail=False,
 )
 
+STUCK = docs.push(
+    "nri",
+    problem="/var/run/nri/nri.sock: not connected",
+    failures=[
+        {"id": docs.grant("shop/web", "app")["id"], "message": "task \x1b[31mdoes not exist"},
+        {"id": "ef" * 32, "message": "no answer of the runtime within 5 s"},
+    ],
+)
 GRANTS = (docs.allotted()["allocation"] or {"grants": []})["grants"]
 
 CASES: dict[str, Render] = {
@@ -67,8 +75,9 @@ CASES: dict[str, Render] = {
         docs.allotted(aside="the kubelet's CPU manager policy is static"), look
     ),
     "pools-no-nri": lambda look: render_pools.pools(
-        docs.allotted(guarantee="sandboxes only", grants=[], refused=[], notes=[]), look
+        docs.allotted(guarantee="sandboxes only", push=None, grants=[], refused=[], notes=[]), look
     ),
+    "pools-pushed": lambda look: render_pools.pools(docs.allotted(push=STUCK), look),
     "pools-none": lambda look: render_pools.pools(docs.state(), look),
     "alloc-explain": lambda look: render_pools.explain(GRANTS[1], look),
     "alloc-explain-pending": lambda look: render_pools.explain(GRANTS[3], look),

@@ -10,6 +10,7 @@ from kata_pin.cli.shape import (
     Metrics,
     Note,
     Nri,
+    Push,
     Sandbox,
     State,
     Thread,
@@ -473,6 +474,12 @@ def grant(pod: str, name: str, **fields: Any) -> Grant:
     return cast("Grant", known | fields)
 
 
+def push(way: str, reason: str = "", **fields: Any) -> Push:
+    """Return how cpusets are sent between two calls of the runtime."""
+    known = {"way": way, "reason": reason, "problem": "", "failures": []}
+    return cast("Push", known | fields)
+
+
 def allotted(**fields: Any) -> State:
     """Return a state whose node has an allocator at work; `fields` override its own."""
     own: dict[str, Any] = {"class": "exclusive", "shared": None, "kata": True, "millis": 4000}
@@ -497,6 +504,7 @@ def allotted(**fields: Any) -> State:
         "pools": {"reserved": "0", "housekeeping": "3", "shared": "0-1,8-9",
                   "exclusive": "4-7,12-13"},
         "grants": grants,
+        "push": push("cri", "containerd before 2.4.0 can deadlock on updates unasked"),
         "refusals": 1,
         "refused": [{"time": "2026-11-20T20:58:00Z", "id": "cd" * 32, "container": "shop/late app",
                      "kind": "not-enough-cpus", "message": "not enough CPUs: 8 asked for, 2 free",

@@ -9,7 +9,7 @@ import pytest
 from kata_pin.cli import examination, reach
 from kata_pin.cli.client import Provider
 from kata_pin.cli.main import run
-from kata_pin.cli.shape import Nri, Sandbox
+from kata_pin.cli.shape import Nri, Push, Sandbox
 from kata_pin.config import Config, NewThreads, Paths, Qmp
 from kata_pin.host.root import HOST, HostRoot
 from kata_pin.model.cpuset import CpuSet
@@ -294,6 +294,30 @@ def test_where_metrics_are_served_is_told() -> None:
     rows = {row.check: row for row in examination.connections(state)}
     assert rows["metrics"].status == "info"
     assert list(examination.connections(docs.without_daemon(state))) == []
+
+
+@pytest.mark.parametrize(
+    ("push", "status", "text"),
+    [
+        (docs.push("nri"), "ok", "are sent at once by NRI"),
+        (docs.push("cri", "too old"), "ok", "are sent at once by CRI (too old)"),
+        (docs.push("", "too old"), "info", "wait for the runtime's next call: too old"),
+        (docs.push("cri", problem="no socket"), "warn", "now they wait: no socket"),
+        (docs.push("nri", failures=[{}]), "warn", "NRI; 1 container keeps its own"),
+    ],
+)
+def test_how_cpusets_reach_containers(push: Push, status: str, text: str) -> None:
+    """By which way, why not by a better one, and what does not work."""
+    (row,) = examination.cpusets(docs.allotted(push=push))
+    assert row.status == status
+    assert text in row.text
+
+
+def test_nothing_of_cpusets_where_none_are_decided() -> None:
+    """Without an allocator, without a daemon, and while it stands aside."""
+    assert list(examination.cpusets(docs.state())) == []
+    for fields in ({"push": None}, {"aside": "the kubelet's CPU manager policy is static"}):
+        assert list(examination.cpusets(docs.allotted(**fields))) == []
 
 
 def test_other_writers_are_named() -> None:

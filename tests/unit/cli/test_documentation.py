@@ -114,6 +114,8 @@ def test_the_state_of_this_host_has_the_documented_fields(tmp_path: Path) -> Non
         ("state.allocation", shape.Allocation),
         ("state.allocation.pools", shape.Pools),
         ("state.allocation.grants[]", shape.Grant),
+        ("state.allocation.push", shape.Push),
+        ("state.allocation.push.failures[]", shape.PushFailure),
         ("state.allocation.refused[]", shape.Refused),
         ("state.notes[]", shape.Note),
     ],

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from kata_pin.config.alloc import Alloc
 from kata_pin.config.tree import Config, Nri, NriEnabled
 from kata_pin.daemon import oneshot
+from kata_pin.daemon.allocator import Allocator
 from kata_pin.daemon.allocmetrics import alloc_metrics
 from kata_pin.daemon.allocstore import AllocStore
 from kata_pin.daemon.allocview import allocation_document
 from kata_pin.daemon.allotting import LAST, Allotting
 from kata_pin.daemon.compose import boot_id, compose
 from kata_pin.daemon.delivery import Delivery
+from kata_pin.daemon.pushing import Pushing, Trouble
 from kata_pin.daemon.registry import Registry
 from kata_pin.daemon.sandboxes import Sandboxes
 from kata_pin.host.root import HOST
@@ -32,6 +34,14 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
     one = Registry(str(tmp_path / "registry.db"), boot_id=boot_id(HOST))
     yield one
     one.close()
+
+
+def pushing_of(one: Allocator, delivery: Delivery, **fields: Any) -> Pushing:
+    """Return what would push, with no runtime."""
+
+    async def settled(_: str) -> None: ...
+
+    return Pushing(one, delivery, settings(**fields), settled=settled)
 
 
 def test_pools_and_grants(registry: Registry) -> None:
@@ -68,6 +78,21 @@ def test_refusals(registry: Registry) -> None:
     assert (shown["refusals"], refused["container"], refused["strict"]) == (1, "shop/db app", False)
 
 
+def test_how_cpusets_are_sent(registry: Registry) -> None:
+    """By which way, why not by another, and what does not work; unknown without a daemon."""
+    one, delivery = allocator(registry, Host()), Delivery()
+    assert (allocation_document(one) or {})["push"] is None
+    pushing = pushing_of(one, delivery, cri="/run/c.sock")
+    pushing._way_trouble = Trouble("no socket", 0.0, 1, Cpuset())
+    pushing._troubles["c-web"] = Trouble("busy", 0.0, 1, Cpuset())
+    assert (allocation_document(one, delivery, (), pushing) or {})["push"] == {
+        "way": "cri",
+        "reason": "NRI is not connected",
+        "problem": "no socket",
+        "failures": [{"id": "c-web", "message": "busy"}],
+    }
+
+
 def test_metrics(registry: Registry) -> None:
     """Pools, classes, what waits and who was refused; nothing of it without a policy."""
     one, delivery = allocator(registry, Host()), Delivery()
@@ -77,9 +102,11 @@ def test_metrics(registry: Registry) -> None:
     one.admit(request("db", "exclusive", cpus=2))
     one.admit(request("much", "exclusive", cpus=64))
     one.admit(request("theirs"), foreign=True)
+    pushing = pushing_of(one, delivery)
+    pushing.sent.update({("nri", True): 3, ("cri", False): 1})
     values = {
         (sample.name.removeprefix("kata_pin_alloc_"), *sample.labels.values()): sample.value
-        for family in alloc_metrics(one, delivery)
+        for family in alloc_metrics(one, delivery, pushing)
         for sample in family.samples
     }
     assert values["deciding",] == 1
@@ -88,7 +115,11 @@ def test_metrics(registry: Registry) -> None:
     assert values["pending",] == 1
     assert values["refusals_total", "not-enough-cpus"] == 1
     assert (values["rival_pods", "before"], values["rival_pods", "after"]) == (1, 0)
-    assert list(alloc_metrics(allocator(registry, Host(), policy="none"), delivery)) == []
+    assert (values["pushes_total", "nri", "done"], values["pushes_total", "cri", "failed"]) == (
+        3,
+        1,
+    )
+    assert list(alloc_metrics(allocator(registry, Host(), policy="none"), delivery, pushing)) == []
 
 
 def test_without_a_daemon(registry: Registry, tmp_path: Path) -> None:

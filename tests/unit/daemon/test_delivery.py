@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from kata_pin.daemon.delivery import Delivery, written
+from kata_pin.errors import KataPinError
 from kata_pin.model.alloc import AllocState, ContainerRequest, CpuClass, Grant, GrantKind
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.wire.nrireply import Cpuset, Update
@@ -159,3 +162,47 @@ def test_what_is_no_sign_of_anything() -> None:
         assert delivery.verify(state, lambda _pid, place=place: place) == []  # type: ignore[misc]
     delivery.gone("c-web")
     assert delivery.verify(state, lambda _pid: ("/pods/c-web", ALL)) == []
+
+
+def test_what_is_pushed_is_in_no_answer() -> None:
+    """It stays pending until it is known how it went, and no answer takes it along meanwhile."""
+    delivery, state = Delivery(), _state(PLAIN)
+    delivery.has("c-web", Cpuset(ALL))
+    now = Cpuset(cpus("0-5"))
+    with delivery.under_way("c-web", now):
+        assert delivery.is_under_way("c-web", now)
+        assert not delivery.is_under_way("c-web", Cpuset(ALL))
+        assert delivery.pending(state) == {"c-web": now}
+        assert delivery.next(state) == ()
+    assert not delivery.is_under_way("c-web", now)
+    assert delivery.pending(state) == {}
+
+
+def test_a_push_that_failed_is_pending_again() -> None:
+    """The next answer has it."""
+    delivery, state = Delivery(), _state(PLAIN)
+    delivery.has("c-web", Cpuset(ALL))
+    with pytest.raises(KataPinError), delivery.under_way("c-web", Cpuset(cpus("0-5"))):
+        raise KataPinError("no")
+    assert delivery.next(state) == (Update("c-web", Cpuset(cpus("0-5"))),)
+
+
+@pytest.mark.parametrize("told", ["0-7", "0-3", ""])
+def test_the_runtimes_word_counts_more_than_a_pushs_end(told: str) -> None:
+    """What it tells of a container while it is pushed is what the container has, or has no more."""
+    delivery, state = Delivery(), _state(PLAIN)
+    delivery.has("c-web", Cpuset(ALL))
+    with delivery.under_way("c-web", Cpuset(cpus("0-5"))):
+        delivery.gone("c-web")
+        if told:
+            delivery.has("c-web", Cpuset(cpus(told)))
+    assert delivery.pending(state) == ({"c-web": Cpuset(cpus("0-5"))} if told else {})
+
+
+def test_a_push_outlives_a_connection() -> None:
+    """The runtime goes away and comes back while a push ends: its word counts."""
+    delivery, state = Delivery(), _state(PLAIN)
+    delivery.has("c-web", Cpuset(ALL))
+    with delivery.under_way("c-web", Cpuset(cpus("0-5"))):
+        delivery.clear()
+    assert delivery.next(state) == ()

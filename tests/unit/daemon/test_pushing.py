@@ -1,0 +1,363 @@
+"""Cpusets that are pending: sent at once where there is a way, in order, and again if it failed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from kata_pin.config.alloc import Push
+from kata_pin.daemon import pushing as module
+from kata_pin.daemon.delivery import Delivery
+from kata_pin.daemon.pushing import Pushing
+from kata_pin.daemon.registry import Registry
+from kata_pin.model.alloc import CpuClass
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.sources.nri import NriPlugin
+from kata_pin.sources.updater import ContainerUnknown, RuntimeUnavailable, UpdateRefused
+from kata_pin.wire.nrireply import Cpuset
+from tests.support.allotted import Host, Moves, allocator, ordered, request, settings
+from tests.support.world import cpus
+
+ALL = CpuSet(range(8))
+
+
+class Runtime:
+    """The NRI plugin at a runtime: what is sent to it, and what it says to each."""
+
+    def __init__(self) -> None:
+        self.updates_problem = ""
+        self.sent: list[tuple[str, str]] = []
+        self.answers: deque[BaseException | None] = deque()
+        self.hangs: set[str] = set()
+        self.applied: Callable[[str, Cpuset], None] = lambda _id, _cpuset: None
+
+    async def update(self, container_id: str, cpuset: Cpuset) -> None:
+        self.sent.append((container_id, str(cpuset.cpus)))
+        await asyncio.sleep(0)
+        if container_id in self.hangs:
+            await asyncio.Event().wait()
+        answer = self.answers.popleft() if self.answers else None
+        if answer is not None:
+            raise answer
+        self.applied(container_id, cpuset)
+
+
+class World:
+    """An allocator with containers that the runtime knows, and what pushes to it."""
+
+    def __init__(self, registry: Registry, **fields: Any) -> None:
+        self.allocator = allocator(registry, Host())
+        self.allocator.begin(Moves())
+        self.delivery = Delivery()
+        self.runtime = Runtime()
+        self.passes: list[str] = []
+        self.pass_held: asyncio.Event | None = None
+        self.pushing = Pushing(
+            self.allocator, self.delivery, settings(**fields), settled=self._settled
+        )
+        self.pushing.connected(cast("NriPlugin", self.runtime))
+
+    async def _settled(self, sandbox_id: str) -> None:
+        self.passes.append(f"{sandbox_id} after {len(self.runtime.sent)}")
+        if self.pass_held is not None:
+            await self.pass_held.wait()
+
+    def admit(self, name: str, cpu_class: str = "", *, has: str = "0-7", **fields: Any) -> None:
+        """Have a container made before anything is pushed; the runtime gave it `has`."""
+        self.allocator.admit(request(name, cpu_class, **fields))
+        self.delivery.has(f"c-{name}", Cpuset(cpus(has)))
+
+    @property
+    def pending(self) -> set[str]:
+        return set(self.delivery.pending(self.allocator.now))
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    one = Registry(str(tmp_path / "registry.db"), boot_id="b")
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def world(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(module, "RETRY_S", (0.05, 0.1))
+    return World(registry)
+
+
+@contextlib.asynccontextmanager
+async def running(world: World) -> AsyncIterator[None]:
+    task = asyncio.create_task(world.pushing.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(true: Callable[[], object], what: str) -> None:
+    try:
+        async with asyncio.timeout(10):
+            while not true():
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"{what} did not come") from None
+
+
+async def test_what_is_pending_is_sent(world: World) -> None:
+    """A decision between two calls reaches containers of other runtimes without another call."""
+    world.admit("web", kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="")
+    async with running(world):
+        await asyncio.sleep(0)
+        assert world.runtime.sent == []  # nobody woke it
+        world.pushing.wake()
+        await until(lambda: not world.pending, "everything")
+    own = str(world.allocator.state.exclusive)
+    assert dict(world.runtime.sent) == {"c-db": own, "c-web": str(world.allocator.state.shared)}
+    assert world.pushing.sent == {("nri", True): 2}
+    assert world.pushing.failures == {}
+
+
+async def test_an_answer_on_its_way_comes_first(world: World) -> None:
+    """What an answer takes along within the grace is not sent again."""
+    world.admit("web", kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="")
+    async with running(world):
+        world.pushing.wake()
+        await asyncio.sleep(0)
+        assert len(world.delivery.next(world.allocator.now)) == 2
+        await asyncio.sleep(3 * module.GRACE_S)
+    assert world.runtime.sent == []
+
+
+async def test_owners_leave_before_others_come(world: World) -> None:
+    """Cpusets that only become smaller are sent first."""
+    world.admit("web", kata=False, has="0")
+    world.admit("log", kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="")
+    async with running(world):
+        world.pushing.wake()
+        await until(lambda: not world.pending, "everything")
+    assert [name for name, _ in world.runtime.sent][-1] == "c-web"
+
+
+async def test_a_vm_is_pinned_between_two_steps(world: World) -> None:
+    """A cpuset that moves: both, then a pass over the sandbox, and only then the new one."""
+    world.admit("db", "exclusive", cpus=2)
+    own = world.allocator.state.exclusive
+    there = CpuSet(list(ALL - own)[:2])
+    world.delivery.has("c-db", Cpuset(there))
+    world.pass_held = asyncio.Event()
+    async with running(world):
+        world.pushing.wake()
+        await until(lambda: world.passes, "the pass")
+        assert world.runtime.sent == [("c-db", str(there | own))]
+        world.pass_held.set()
+        await until(lambda: not world.pending, "the end")
+    assert world.runtime.sent[1:] == [("c-db", str(own))]
+    assert world.passes == ["s-db after 1"]
+
+
+async def test_what_changed_while_a_pass_was_awaited(world: World) -> None:
+    """What is wanted by then is sent, not what was wanted before."""
+    world.admit("db", "exclusive", cpus=2)
+    world.pass_held = asyncio.Event()
+    async with running(world):
+        world.pushing.wake()
+        await until(lambda: world.passes, "the pass")
+        world.allocator.change(ordered(request("db", "exclusive", cpus=2), CpuClass.NONE), "order")
+        world.pass_held.set()
+        world.pushing.wake()
+        await asyncio.sleep(3 * module.GRACE_S)
+    assert world.allocator.state.shared == ALL
+    assert world.runtime.sent == []  # all CPUs are what it has
+
+
+async def test_a_pass_that_does_not_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds up its own container only, and for a while."""
+    monkeypatch.setattr(module, "PASS_S", 0.05)
+    world.admit("db", "exclusive", cpus=2)
+    world.admit("web", kata=False)
+    world.pass_held = asyncio.Event()
+    async with running(world):
+        world.pushing.wake()
+        await until(lambda: world.pending == {"c-db"} and world.pushing.failures, "the other one")
+        assert "no pass over its sandbox" in world.pushing.failures["c-db"]
+        world.pass_held.set()
+        await until(lambda: not world.pending, "the next try")
+
+
+async def test_a_refusal_is_tried_again(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Said once, shown and counted; it holds up nobody else, and ends with a success."""
+    caplog.set_level(logging.WARNING)
+    world.admit("bad", kata=False)
+    world.admit("web", kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="")
+    seen: list[dict[str, str]] = []
+    world.runtime.answers.extend([UpdateRefused("busy")])
+    async with running(world):
+        world.pushing.wake()
+        await until(lambda: len(world.runtime.sent) >= 3, "the others")
+        seen.append(world.pushing.failures)
+        world.runtime.answers.extend([UpdateRefused("busy")])
+        await until(lambda: not world.pending, "the next tries")
+    assert len(seen[0]) == 1
+    assert set(seen[0].values()) == {"busy"}
+    (refused,) = seen[0]
+    assert [name for name, _ in world.runtime.sent].count(refused) == 3
+    assert world.pushing.failures == {}
+    assert world.pushing.sent == {("nri", False): 2, ("nri", True): 3}
+    said = [one for one in caplog.records if "keeps its cpuset" in one.getMessage()]
+    assert len(said) == 1
+
+
+async def test_a_container_that_is_gone(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """No failure: nothing is said, shown or counted; the event of its end ends it."""
+    caplog.set_level(logging.INFO)
+    world.admit("web", kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="0-1")
+    world.delivery.has("c-db", Cpuset(world.allocator.state.exclusive))
+    world.runtime.answers.append(ContainerUnknown("no such container"))
+    async with running(world):
+        world.pushing.wake()
+        await until(lambda: world.runtime.sent, "the call")
+        await asyncio.sleep(0.01)
+        assert (world.pushing.failures, world.pushing.sent) == ({}, {})
+        world.delivery.gone("c-web")
+        await asyncio.sleep(0.1)
+    assert len(world.runtime.sent) == 1
+    assert caplog.text == ""
+
+
+async def test_a_runtime_that_is_not_there(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is tried for anybody until the next try; said once, and when it works again."""
+    caplog.set_level(logging.INFO)
+    world.admit("a", kata=False)
+    world.admit("b", kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="")
+    world.runtime.answers.extend([RuntimeUnavailable("no socket")] * 2)
+    async with running(world):
+        world.pushing.wake()
+        await until(lambda: world.pushing.trouble, "the trouble")
+        assert world.pushing.trouble == "no socket"
+        world.pushing.wake()
+        await until(lambda: not world.pending, "the next tries")
+    assert world.pushing.trouble == ""
+    assert world.pushing.sent == {("nri", False): 2, ("nri", True): 3}
+    said = [one.getMessage() for one in caplog.records]
+    assert sum("wait for the runtime" in one for one in said) == 1
+    assert sum("sent by nri again" in one for one in said) == 1
+
+
+async def test_a_runtime_that_keeps_its_own_opinion(world: World) -> None:
+    """One that takes an update and tells of another cpuset is not asked in a loop."""
+    world.admit("web", kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="")
+    world.delivery.has("c-db", Cpuset(world.allocator.state.exclusive))
+    world.runtime.applied = lambda one, _: world.delivery.has(one, Cpuset(ALL))
+    async with running(world):
+        world.pushing.wake()
+        await until(lambda: len(world.runtime.sent) == 3, "three tries")
+        assert "tells of another" in world.pushing.failures["c-web"]
+        await asyncio.sleep(0.01)
+    assert len(world.runtime.sent) == 3
+
+
+async def test_a_new_decision_does_not_wait_for_the_next_try(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that was refused is tried at once with another cpuset."""
+    monkeypatch.setattr(module, "RETRY_S", (1000.0,))
+    world.admit("web", kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="")
+    world.delivery.has("c-db", Cpuset(world.allocator.state.exclusive))
+    world.runtime.answers.append(UpdateRefused("busy"))
+    async with running(world):
+        world.pushing.wake()
+        await until(lambda: world.pushing.failures, "the refusal")
+        world.allocator.admit(request("more", "exclusive", cpus=1, kata=False))
+        world.pushing.wake()
+        await until(lambda: not world.pending, "the other cpuset")
+
+
+async def test_an_error_of_our_own_ends_nothing(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What nobody expected is logged, and it is tried again."""
+    world.admit("web", kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="")
+    world.runtime.answers.append(ZeroDivisionError("oops"))
+    async with running(world):
+        world.pushing.wake()
+        await until(lambda: not world.pending, "the next try")
+    assert "cpusets not sent: oops" in caplog.text
+
+
+async def test_nothing_while_it_stands_aside(world: World) -> None:
+    """Where the kubelet decides, nothing is pending and nothing is sent."""
+    world.admit("web", kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="")
+    world.allocator.problem = "a rival"
+    async with running(world):
+        world.pushing.wake()
+        await asyncio.sleep(3 * module.GRACE_S)
+    assert world.runtime.sent == []
+
+
+async def test_a_stop_waits_for_nobody(world: World) -> None:
+    """The daemon ends although a runtime hangs."""
+    world.admit("web", kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="")
+    world.runtime.hangs = {"c-web", "c-db"}
+    async with asyncio.timeout(5):
+        async with running(world):
+            world.pushing.wake()
+            await until(lambda: world.runtime.sent, "the call")
+
+
+def test_which_way(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NRI where it is safe, else CRI where it is configured and its library is there, else none."""
+    socket = "/run/containerd/containerd.sock"
+    unsafe = "containerd before 2.4.0 can deadlock"
+
+    def way(*, problem: str = unsafe, connected: bool = True, **fields: Any) -> tuple[str, str]:
+        world = World(registry, **fields)
+        world.runtime.updates_problem = problem
+        if not connected:
+            world.pushing = Pushing(
+                world.allocator, world.delivery, settings(**fields), settled=world._settled
+            )
+        return world.pushing.way.name, world.pushing.way.problem
+
+    assert way(problem="") == ("nri", "")
+    assert way(problem="", cri=socket) == ("nri", "")
+    assert way(cri=socket) == ("cri", unsafe)
+    assert way(connected=False, cri=socket) == ("cri", "NRI is not connected")
+    assert way() == ("", f"{unsafe}; the setting alloc.cri names no socket")
+    assert way(problem="", push=Push.NO, cri=socket) == ("", "the setting alloc.push is no")
+    monkeypatch.setattr("kata_pin.sources.cri.LIBRARY", "not_here")
+    name, why = way(cri=socket)
+    assert (name, "kata-pin[cri]" in why) == ("", True)
+
+
+async def test_no_way_is_no_loop(world: World) -> None:
+    """A way that goes while something is to be tried again leaves it pending, and rests."""
+    world.admit("web", kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="")
+    world.runtime.answers.append(UpdateRefused("busy"))
+    async with running(world):
+        world.pushing.wake()
+        await until(lambda: world.pushing.failures, "the refusal")
+        world.runtime.updates_problem = "gone"
+        await until(lambda: not world.pushing.failures, "the end of tries")
+        assert world.pushing._retry_in() is None
+    assert world.pending
