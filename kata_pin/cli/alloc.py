@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from kata_pin.cli.checkpoint import compare, export
 from kata_pin.cli.grants import explain
 from kata_pin.cli.whatif import what_if
 
@@ -13,5 +14,7 @@ def alloc() -> None:
     """Look at what the allocator did, and would do."""
 
 
+alloc.add_command(compare)
 alloc.add_command(explain)
+alloc.add_command(export)
 alloc.add_command(what_if)

@@ -91,6 +91,16 @@ def answer(policy: Policy, state: AllocState, question: Question) -> Json:
     }
 
 
+def state_of(allocation: shape.Allocation) -> AllocState:
+    """Return the state that a document shows, whether it is in force or not."""
+    pools = allocation["pools"]
+    shared, exclusive = parse(pools["shared"]), parse(pools["exclusive"])
+    grants = {one["id"]: _grant(one, pools["shared"]) for one in allocation["grants"]}
+    return AllocState(
+        shared | exclusive, parse(pools["reserved"]), parse(pools["housekeeping"]), grants
+    )
+
+
 def _with_grants(state: AllocState, document: State) -> AllocState:
     """Return the state with the grants that the document shows in force."""
     allocation = document["allocation"]

@@ -6,6 +6,7 @@ from rich.text import Text
 
 from kata_pin.cli import (
     findings,
+    render_compare,
     render_cpus,
     render_history,
     render_map,
@@ -18,6 +19,7 @@ from kata_pin.cli.guestmap import map_document
 from kata_pin.cli.layout import Look
 from kata_pin.cli.shape import State
 from tests.unit.cli import documents as docs
+from tests.unit.cli.compared import DECIDED, SUPPOSED
 from tests.unit.cli.supposed import FULL, POOLED, SERVED
 
 WIDTHS = (60, 80, 120, 200)
@@ -70,6 +72,8 @@ CASES: dict[str, Render] = {
     "what-if": lambda look: render_whatif.what_if(SERVED, look),
     "what-if-shared": lambda look: render_whatif.what_if(POOLED, look),
     "what-if-full": lambda look: render_whatif.what_if(FULL, look),
+    "alloc-compare": lambda look: render_compare.compare(DECIDED, look),
+    "alloc-compare-supposed": lambda look: render_compare.compare(SUPPOSED, look),
     "pools": lambda look: render_pools.pools(docs.allotted(), look),
     "pools-aside": lambda look: render_pools.pools(
         docs.allotted(aside="the kubelet's CPU manager policy is static"), look

@@ -1,0 +1,38 @@
+"""`alloc-compare` documents: beside what was decided, and beside what a policy would make of it."""
+
+from typing import Final
+
+from kata_pin.cli.comparison import comparison, taken_over
+from kata_pin.cli.shape import Json
+from kata_pin.cli.supposition import state_of
+from kata_pin.model.alloc import AllocSettings
+from kata_pin.model.node import KubeletState
+from kata_pin.policy.alloc.exchange import as_kubelet
+from kata_pin.policy.alloc.policies import create
+from tests.support.world import cpus
+from tests.unit.cli import documents as docs
+from tests.unit.cli.supposed import HOST
+
+KUBELET: Final = KubeletState(
+    "static",
+    cpus("1,5-7,9,13-15"),
+    {"uid-a": {"app": cpus("2-4,10-12")}, "uid-\x1b[31mb": {"db": cpus("0,8")}},
+)
+
+
+def supposed(policy: str, kubelet: KubeletState = KUBELET) -> Json:
+    """Return the document in which a policy takes over on HOST."""
+    ours = taken_over(kubelet, create(policy, HOST, AllocSettings()))
+    return comparison(kubelet, ours, source="/cms", policy=policy, supposed=True)
+
+
+def decided(kubelet: KubeletState = KUBELET) -> Json:
+    """Return the document beside the grants of docs.allotted()."""
+    allocation = docs.allotted()["allocation"]
+    assert allocation is not None
+    ours = as_kubelet(state_of(allocation))
+    return comparison(kubelet, ours, source="/cms", policy="topology", supposed=False)
+
+
+SUPPOSED: Final = supposed("topology")
+DECIDED: Final = decided()
