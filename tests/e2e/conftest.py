@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -91,6 +92,20 @@ def configure(pinner: PrivateNode) -> Iterator[Callable[..., None]]:
 
     yield change
     change()
+
+
+@pytest.fixture
+def switch() -> Iterator[Callable[[int, bool], None]]:
+    """Take CPUs offline and online; all are online at the end."""
+    off: set[int] = set()
+
+    def set_to(cpu: int, on: bool) -> None:
+        Path(f"/sys/devices/system/cpu/cpu{cpu}/online").write_text("1" if on else "0")
+        (off.discard if on else off.add)(cpu)
+
+    yield set_to
+    for cpu in tuple(off):
+        set_to(cpu, True)
 
 
 @pytest.hookimpl

@@ -1,13 +1,13 @@
 """Our own allocator on a node with many CPUs: containerd's NRI, runc's cgroups, QEMU's threads.
 
-A pod with each policy, changed live, removed; at each step the cgroups, what NRI was told and the
-masks of the threads agree. containerd before 1.7 has no NRI: then there is nothing to see.
+A pod with each policy, changed live, removed; after each step the grants, what NRI was told, the
+cgroups and the masks of the threads agree (nodepools.py). containerd before 1.7 has no NRI: then
+there is nothing to see.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -17,15 +17,20 @@ import pytest
 from kata_pin.model.alloc import CpuClass
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.wire.orders import render_orders
-from tests.e2e.criruntime import CGROUP, CriNode, kata_handler, qemu_pid
+from tests.e2e.criruntime import SOCKET, CriNode, kata_handler, qemu_pid
 from tests.e2e.node import Node
+from tests.e2e.nodepods import VmThreads
+from tests.e2e.nodepools import NodePools, cpus, cpuset
+from tests.e2e.trespass import Watch
 from tests.e2e.unit import Unit
 
 pytestmark = pytest.mark.usefixtures("kvm", "untouched")
 
-KEY: Final = "cpu-policy.kata-pin.io"
-TWO_CPUS: Final = {"cpu_quota": 200_000, "cpu_period": 100_000, "cpu_shares": 2048}
 ORDERS: Final = Path("/etc/kata-pin/policies")
+K1: Final = "shop/k1"
+MANY: Final = 20
+"""Looks during a change; it takes seconds, a look milliseconds."""
+
 _CONFIG: Final = Path("/etc/containerd/config.toml")
 _NRI: Final = """
 [plugins."io.containerd.nri.v1.nri"]
@@ -49,95 +54,158 @@ def containerd(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @contextlib.contextmanager
-def deciding(node: Node, unit: Unit, policy: str) -> Iterator[None]:
-    """Have the installed daemon decide cpusets."""
-    alloc = {
-        "policy": policy,
-        "eligibility": "relaxed",
-        "allow": [{"namespace": "*"}],
-    }
+def deciding(
+    node: Node, unit: Unit, containerd: CriNode, policy: str, **more: Any
+) -> Iterator[NodePools]:
+    """Have the installed daemon decide cpusets; pods are removed at the end."""
+    alloc = {"policy": policy, "eligibility": "relaxed", "allow": [{"namespace": "*"}], **more}
+    pools = NodePools(node, unit, containerd)
     try:
         with unit.restarted_with(alloc=alloc, nri={"enabled": "yes"}):
-            node.wait(lambda: _allocation(unit)["guarantee"] != "sandboxes only", "NRI", 60)
-            yield
+            node.wait(lambda: pools.allocation()["guarantee"] != "sandboxes only", "NRI", 60)
+            yield pools
+            containerd.remove_all()  # a failure leaves them until it is diagnosed
+            containerd.pods.clear()
     finally:
         ORDERS.unlink(missing_ok=True)
 
 
-def _allocation(unit: Unit) -> dict[str, Any]:
-    return dict(unit.state()["allocation"])
-
-
-def _grant(unit: Unit, container: str) -> dict[str, Any]:
-    return next(one for one in _allocation(unit)["grants"] if one["id"] == container)
-
-
-def _cpuset(name: str) -> str:
-    """Return what a cgroup below the pods' parent allows, of a container or `kata_<sandbox>`."""
-    roots = [Path("/sys/fs/cgroup") / part for part in ("", "cpuset")]
-    found = [
-        path for root in roots for path in root.glob(f"{CGROUP.lstrip('/')}/**/{name}/cpuset.cpus")
-    ]
-    assert found, f"no cgroup {name}"
-    return found[0].read_text().strip()
-
-
-def _vcpus(unit: Unit, pod: str) -> list[str]:
-    """Return the affinities of a sandbox's vCPU threads, as the kernel tells."""
-    return sorted(
-        str(CpuSet(os.sched_getaffinity(one["tid"])))
-        for one in unit.sandbox(pod)["threads"]
-        if one["role"] == "vcpu"
-    )
-
-
 @pytest.mark.parametrize("policy", ["static", "annotation", "topology"])
 def test_a_pod_with_each_policy(node: Node, containerd: CriNode, policy: str) -> None:
-    """Exclusive CPUs of one NUMA node leave all others' cpusets, are paired, and come back."""
+    """Created, changed live and back, removed: CPUs of one node leave all others and come back.
+
+    A pod without a quota is there all the time: its VM keeps its vCPUs whatever the pools do.
+    """
     unit = Unit(node)
-    with deciding(node, unit, policy):
-        every = _allocation(unit)["pools"]["shared"]
-        plain = containerd.create(containerd.run_pod("r0", ""), "r0", "app")
-        assert _cpuset(plain) == every
-        pod = containerd.run_pod("k1", **{KEY: "exclusive"})
-        app = containerd.create(pod, "k1", "app", **TWO_CPUS)
-        own = CpuSet.parse(_grant(unit, app)["exclusive"])
-        rest = str(CpuSet.parse(every) - own)
-        nodes = {one["node"] for one in unit.state()["node"]["cpus"] if one["cpu"] in own}
-        assert (len(own), len(nodes)) == (2, 1)
-        assert _cpuset(plain) == rest
-        assert _cpuset(f"kata_{pod}") == str(own)
-        pairs = {str(cpu) for cpu in own}
-        node.wait(lambda: pairs <= set(_vcpus(unit, pod)), "the pairs to stand", 30)
-        pid = qemu_pid(pod)
-        if policy != "static":
-            _live(node, containerd, unit, plain=plain, pod=pod, own=own, every=every)
-        assert qemu_pid(pod) == pid
-        containerd.cri.stop(app)
-        assert _cpuset(plain) == every
-        assert _allocation(unit)["pools"]["exclusive"] == ""
-    containerd.remove_all()
-    containerd.pods.clear()
+    with deciding(node, unit, containerd, policy) as pools:
+        every = pools.allocation()["pools"]["shared"]
+        plain = pools.runc("r0")
+        free, _ = pools.kata("k0")
+        pools.agree("nobody has CPUs of its own")
+        assert cpuset(plain) == every
+        pod, app = pools.kata("k1", "exclusive", **cpus(2))
+        own = _own_of_one_node(pools, app, 2)
+        assert cpuset(plain) == str(CpuSet.parse(every) - own)
+        pools.agree("k1 created")
+        pids = qemu_pid(pod), qemu_pid(free)
+        own = _resized(pools, pod, app, own)
+        if policy != "static":  # there nobody chooses
+            _ordered(pools, app, own)
+        _without_a_vm(pools, own)
+        assert (qemu_pid(pod), qemu_pid(free)) == pids
+        pools.stop(app)
+        pools.agree("k1 over")
+        assert cpuset(plain) == every
+        assert pools.allocation()["pools"]["exclusive"] == ""
 
 
-def _live(
-    node: Node,
-    containerd: CriNode,
-    unit: Unit,
-    *,
-    plain: str,
-    pod: str,
-    own: CpuSet,
-    every: str,
-) -> None:
+def _own_of_one_node(pools: NodePools, container: str, count: int) -> CpuSet:
+    """Return the CPUs of its own, so many, of one NUMA node."""
+    own = pools.own(container)
+    nodes = {one["node"] for one in pools.unit.state()["node"]["cpus"] if one["cpu"] in own}
+    assert (len(own), len(nodes)) == (count, 1)
+    return own
+
+
+def _resized(pools: NodePools, pod: str, app: str, own: CpuSet) -> CpuSet:
+    """A third CPU with a vCPU for it, near the two, and back to two; others follow each time."""
+    pools.resize(pod, app, 3)
+    pools.agree("k1 has three CPUs")
+    grown = _own_of_one_node(pools, app, 3)
+    assert own < grown
+    pools.resize(pod, app, 2)
+    _agree_with_the_next_answer(pools, "k1 has two CPUs again")
+    assert pools.own(app) < grown
+    return _own_of_one_node(pools, app, 2)
+
+
+def _ordered(pools: NodePools, app: str, own: CpuSet) -> None:
     """Order `share`: others may use the CPUs, with the next answer; then `exclusive` again."""
-    ORDERS.write_bytes(render_orders({"shop/k1": CpuClass.SHARE}))
-    node.wait(lambda: unit.sandbox(pod)["exclusive"] == "", "nothing to be exclusive", 30)
-    node.wait(lambda: set(_vcpus(unit, pod)) == {str(own)}, "the vCPUs on what they share", 30)
-    assert _grant(unit, plain)["pending"] == every
-    containerd.create(containerd.run_pod("r1", ""), "r1", "app")
-    assert _cpuset(plain) == every
-    ORDERS.write_bytes(render_orders({"shop/k1": CpuClass.EXCLUSIVE}))
-    node.wait(lambda: unit.sandbox(pod)["exclusive"] == str(own), "its CPUs to be its own", 30)
-    containerd.create(containerd.run_pod("r2", ""), "r2", "app")
-    assert _cpuset(plain) == str(CpuSet.parse(every) - own)
+    (plain, *_) = pools.plain
+    _order(pools, CpuClass.SHARE)
+    _agree_with_the_next_answer(pools, "k1 ordered share")
+    assert pools.grant(app)["cpus"] == str(own)
+    assert own < CpuSet.parse(cpuset(plain))
+    _order(pools, CpuClass.EXCLUSIVE)
+    _agree_with_the_next_answer(pools, "k1 ordered exclusive")
+    assert pools.own(app) == own
+    assert not own & CpuSet.parse(cpuset(plain))
+
+
+def _order(pools: NodePools, cpu_class: CpuClass) -> None:
+    """Order a class for k1; return when the order is in force."""
+    ORDERS.write_bytes(render_orders({K1: cpu_class}))
+    pools.node.wait(lambda: _classes(pools) == {cpu_class}, f"{K1} to be {cpu_class}", 30)
+
+
+def _classes(pools: NodePools) -> set[str]:
+    grants = pools.allocation()["grants"]
+    return {one["class"] for one in grants if one["pod"] == K1 and one["kind"] == "container"}
+
+
+def _agree_with_the_next_answer(pools: NodePools, step: str) -> None:
+    """Wait for agreement; what is pending comes with an answer to the runtime."""
+
+    def nothing_pending() -> bool:
+        waiting = [one for one in pools.allocation()["grants"] if one["pending"] is not None]
+        if waiting:
+            pools.nudge()
+        return not waiting
+
+    pools.node.wait(nothing_pending, f"nothing pending: {step}", 30)
+    pools.agree(step)
+
+
+def _without_a_vm(pools: NodePools, taken: CpuSet) -> None:
+    """A container of runc's has CPUs of its own, beside those of k1, and gives them back."""
+    before = [cpuset(one) for one in pools.plain]
+    app = pools.runc("r1", "exclusive", **cpus(2))
+    assert len(pools.own(app)) == 2
+    assert not pools.own(app) & taken
+    pools.agree("r1 created")
+    assert [cpuset(one) for one in pools.plain[:-1]] != before
+    pools.stop(app)
+    pools.agree("r1 over")
+    assert [cpuset(one) for one in pools.plain] == before
+
+
+def test_no_others_where_an_owner_still_is(node: Node, containerd: CriNode) -> None:
+    """CPUs that k1 gives up while it runs: nobody is there before QEMU's threads have left them.
+
+    With a housekeeping pool: without one a VM's overhead and surplus vCPUs may be on shared CPUs,
+    so also on those that have just become shared.
+    """
+    with deciding(node, Unit(node), containerd, "annotation", housekeeping="14-15") as pools:
+        plain = pools.runc("r0")
+        free, _ = pools.kata("k0")
+        pod, app = pools.kata("k1", "exclusive", **cpus(4))
+        pools.agree("k1 created")
+        others = {*pools.processes(plain), *pools.threads(free)}
+        for count in (3, 2):
+            own = pools.own(app)
+            owner = VmThreads(qemu_pid(pod)).affinities()
+            with Watch(owner=owner, others=others, cpus=own) as watch:
+                pools.resize(pod, app, count)
+                _agree_with_the_next_answer(pools, f"k1 has {count}")
+            assert watch.lines == []
+            assert watch.entered == own - pools.own(app)
+            assert watch.looks > MANY
+
+
+def test_others_follow_at_once(node: Node, containerd: CriNode) -> None:
+    """With alloc.cri an order changes runc's cgroups though the runtime calls nobody.
+
+    From within the limits of the unit as it is installed.
+    """
+    with deciding(node, Unit(node), containerd, "annotation", cri=str(SOCKET)) as pools:
+        every = pools.allocation()["pools"]["shared"]
+        plain = pools.runc("r0")
+        pod, app = pools.kata("k1", "exclusive", **cpus(2))
+        pools.agree("k1 created")
+        rest = cpuset(plain)
+        for cpu_class, shared in ((CpuClass.SHARE, every), (CpuClass.EXCLUSIVE, rest)):
+            _order(pools, cpu_class)
+            pools.agree(f"k1 ordered {cpu_class}")
+            assert cpuset(plain) == shared
+        assert str(pools.own(app) | CpuSet.parse(rest)) == every
+        assert pools.unit.sandbox(pod)["state"] == "ok"

@@ -7,7 +7,6 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -33,20 +32,6 @@ def pod(start_pod: Pods) -> LabPod:
     pod.create("c2", "6,7")
     pod.wait_placed(REST, PAIRS)
     return pod
-
-
-@pytest.fixture
-def switch() -> Iterator[Callable[[int, bool], None]]:
-    """Take CPUs offline and online; all are online at the end."""
-    off: set[int] = set()
-
-    def set_to(cpu: int, on: bool) -> None:
-        Path(f"/sys/devices/system/cpu/cpu{cpu}/online").write_text("1" if on else "0")
-        (off.discard if on else off.add)(cpu)
-
-    yield set_to
-    for cpu in tuple(off):
-        set_to(cpu, True)
 
 
 @pytest.fixture
