@@ -99,6 +99,7 @@ class Pushing:
         self._woken = asyncio.Event()
         self._way_trouble: Trouble | None = None
         self._troubles: dict[str, Trouble] = {}
+        self._said = ""
 
     def connected(self, plugin: NriPlugin) -> None:
         """Know the NRI plugin, which comes and goes by itself."""
@@ -231,14 +232,15 @@ class Pushing:
         self._troubles[container_id] = _later(self._troubles.get(container_id), message, cpuset)
 
     def _failed(self, way: Way, message: str) -> None:
-        known = self._way_trouble
-        level = logging.WARNING if known is None else logging.DEBUG
+        level = logging.WARNING if message != self._said else logging.DEBUG
         log.log(level, "allocator: cpusets wait for the runtime: %s: %s", way.name, message)
-        self._way_trouble = _later(known, message)
+        self._said = message
+        self._way_trouble = _later(self._way_trouble, message)
 
     def _works_again(self, way: Way) -> None:
-        if self._way_trouble is not None:
+        if self._said:
             log.info("allocator: cpusets are sent by %s again", way.name)
+        self._said = ""
         self._way_trouble = None
 
     def _retry_in(self) -> float | None:

@@ -7,16 +7,13 @@ sandbox's cgroup, which minikata writes as Kata does.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import grpc
 import pytest
@@ -24,9 +21,19 @@ import pytest
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState
 from kata_pin.wire.kubelet import dump_checkpoint
+from tests.support.allotcluster import (
+    ALLOC,
+    KEY,
+    ONE_CPU,
+    Allotted,
+    agreed,
+    kill_and_start,
+    killed_within,
+    order,
+    run,
+)
 from tests.support.containerd import private_containerd, why_not
-from tests.support.cricluster import Cluster
-from tests.support.daemon import Json, private_node
+from tests.support.daemon import private_node
 from tests.support.kubeletpods import playing_kubelet
 from tests.support.rival import rival
 from tests.support.waiting import wait_for
@@ -38,69 +45,6 @@ pytestmark = [
     pytest.mark.skipif(why_not() != "", reason=why_not()),
     pytest.mark.skipif(os.cpu_count() != 2, reason="the tests know a node of two CPUs"),
 ]
-
-KEY = "cpu-policy.kata-pin.io"
-ALLOC: Json = {
-    "policy": "annotation",
-    "shared_minimum": "1",
-    "eligibility": "relaxed",
-    "allow": [{"namespace": "shop"}],
-}
-ONE_CPU: Json = {"cpu_quota": 100_000, "cpu_period": 100_000, "cpu_shares": 1024}
-"""What the kubelet writes for a request and a limit of one CPU."""
-
-
-class Allotted(Cluster):
-    """A node and its containerd, and an allocator."""
-
-    def allocation(self) -> Json:
-        """Return what the daemon shows of the allocator."""
-        return dict(self.node.ask("state")["allocation"])
-
-    def grant(self, container: str) -> Json:
-        """Return what the daemon shows of a container's grant."""
-        return next(one for one in self.allocation()["grants"] if one["id"] == container)
-
-    def cgroup(self, container: str) -> str:
-        """Return the cpuset of a runc container's cgroup."""
-        return self.cgroup_file(container).read_text().strip()
-
-    def cgroup_file(self, container: str) -> Path:
-        """Return the file of that cpuset."""
-        parent = Path("/sys/fs/cgroup/cpuset") / self.containerd.cgroup.lstrip("/")
-        (file,) = parent.glob(f"**/{container}/cpuset.cpus")
-        return file
-
-    def sandbox_cgroup(self, pod: str) -> str:
-        """Return the cpuset of the cgroup that minikata made for a sandbox."""
-        parent = Path("/sys/fs/cgroup/cpuset") / self.containerd.cgroup.lstrip("/")
-        (file,) = parent.glob(f"**/kata_{pod}/cpuset.cpus")
-        return file.read_text().strip()
-
-    def vcpus(self, pod: str) -> dict[str, str]:
-        """Return the affinity of each vCPU thread of a sandbox, by its label."""
-        shown = self.shown(pod)
-        assert shown is not None
-        return {
-            one["label"]: _affinity(one["tid"]) for one in shown["threads"] if one["role"] == "vcpu"
-        }
-
-    def wait_exclusive(self, pod: str, cpus: str) -> None:
-        """Wait until a sandbox is shown with these exclusive CPUs and in order."""
-
-        def stands() -> bool:
-            shown = self.shown(pod)
-            return shown is not None and (shown["exclusive"], shown["state"]) == (cpus, "ok")
-
-        try:
-            wait_for(stands, f"the exclusive CPUs {cpus or 'none'}")
-        except TimeoutError as error:
-            error.add_note(f"{self.shown(pod)}\n{self.node.log[-6000:]}")
-            raise
-
-
-def _affinity(tid: int) -> str:
-    return str(CpuSet(os.sched_getaffinity(tid)))
 
 
 @pytest.fixture
@@ -115,16 +59,6 @@ def cluster(folder: Path) -> Iterator[Allotted]:
     with private_node() as node, private_containerd(folder, node.dirs) as containerd:
         alloc = ALLOC | {"orders": str(node.root / "policies")}
         yield Allotted(node, containerd, alloc=alloc)
-
-
-def run(cluster: Allotted, name: str, policy: str = "", **options: Any) -> tuple[str, str]:
-    """Start a pod of one container; return the pod's and the container's id."""
-    handler = options.pop("handler", "")
-    annotations = {KEY: policy} if policy else {}
-    pod = cluster.cri.run_pod(name, handler, annotations)
-    container = cluster.cri.create(pod, "app", pod_name=name, **options)
-    cluster.cri.start(container)
-    return pod, container
 
 
 def test_exclusive_cpus_come_and_go(cluster: Allotted) -> None:
@@ -194,12 +128,6 @@ def shared_cpus(cluster: Allotted, container: str) -> str:
     """Return the CPUs of a container of class share, empty for any other."""
     grant = cluster.grant(container)
     return str(grant["cpus"]) if grant["class"] == "share" else ""
-
-
-def order(cluster: Allotted, pod: str, cpu_class: str) -> None:
-    """Order a class for a pod as an administrator does."""
-    done = cluster.node.cli("policy", "set", pod, cpu_class)
-    assert done.returncode == 0, done.stderr
 
 
 def test_no_pool_change_gives_a_vm_more_vcpus(cluster: Allotted) -> None:
@@ -294,12 +222,6 @@ def test_killed_at_any_point(cluster: Allotted) -> None:
     assert cluster.cgroup(late) == "0-1"
 
 
-def kill_and_start(cluster: Allotted) -> None:
-    assert cluster.node.daemon is not None
-    cluster.node.daemon.kill()
-    cluster.start()
-
-
 def test_a_plugin_before_us_is_left_alone(cluster: Allotted) -> None:
     """Who was given a cpuset by another plugin keeps it, starts, and is not moved later."""
     cluster.start()
@@ -363,39 +285,3 @@ def test_kills_at_random_points(cluster: Allotted) -> None:
         agreed(cluster, plain, pod)
         cluster.cri.stop_pod(pod)
         cluster.cri.remove_pod(pod)
-
-
-@contextlib.contextmanager
-def killed_within(cluster: Allotted, seconds: float) -> Iterator[None]:
-    """Kill the daemon so many seconds into the block, and start it again after it."""
-    assert cluster.node.daemon is not None
-    timer = threading.Timer(seconds, cluster.node.daemon.process.kill)
-    timer.start()
-    yield
-    timer.join()
-    kill_and_start(cluster)
-
-
-def agreed(cluster: Allotted, plain: str, pod: str, app: str = "") -> None:
-    """Wait until grants, cgroups and threads agree; `app` is a container with its own CPU."""
-
-    def agree() -> bool:
-        shown = cluster.allocation()
-        grants = {one["id"]: one for one in shown["grants"]}
-        own = grants[app]["exclusive"] if app else ""
-        if {own, shown["pools"]["shared"]} != ({"0", "1"} if app else {"", "0-1"}):
-            return False
-        followed = cluster.cgroup(plain) == shown["pools"]["shared"] == grants[plain]["cpus"]
-        sandbox = cluster.shown(pod) or {"exclusive": None}
-        return bool(followed and sandbox["exclusive"] == own)
-
-    try:
-        wait_for(agree, "everything to agree", 20)
-    except TimeoutError as error:
-        error.add_note(f"{cluster.allocation()}\n{cluster.cgroup(plain)}\n{cluster.shown(pod)}")
-        error.add_note(cluster.node.log[-5000:])
-        raise
-    if app:
-        own = cluster.grant(app)["exclusive"]
-        assert cluster.grant(app)["written"] == own
-        assert own in cluster.vcpus(pod).values()

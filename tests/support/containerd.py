@@ -7,6 +7,7 @@ A process of its own holds a mount namespace in which the root is overlaid; cont
 it starts are chrooted there. Pids, /sys and /dev are this machine's. `folder` has the same path
 inside and outside. At the end every process in the namespace is ended, by pid, then the cgroups
 are removed. Runtime handlers: the default is runc; `kata` is minikata (tests/e2e/minikata).
+KATA_PIN_CONTAINERD names a folder with another containerd and its runc shim, to be tested by hand.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -30,6 +32,7 @@ from tests.support.waiting import wait_for
 
 PROJECT = Path(__file__).resolve().parents[2]
 START_S = 30.0
+OTHER = os.environ.get("KATA_PIN_CONTAINERD", "")
 
 _CONFIG = """
 version = 2
@@ -101,6 +104,11 @@ class Containerd:
         return self._cri
 
     @property
+    def cri_socket(self) -> Path:
+        """Where it serves CRI."""
+        return self.shared / "c.sock"
+
+    @property
     def qemu(self) -> str:
         """QEMU's path as this machine sees it, for the daemon's list of hypervisors."""
         return f"{self._folder}/mnt/usr/bin/qemu-system-x86_64"
@@ -129,6 +137,8 @@ class Containerd:
                 request_timeout=self._request_timeout,
             )
         )
+        if OTHER:
+            shutil.copytree(OTHER, self.shared / "bin")
         binds = {
             self.shared: str(self.shared),
             PROJECT: str(PROJECT),
@@ -152,7 +162,7 @@ class Containerd:
         """Start containerd and wait until it serves."""
         with (self._folder / "containerd.log").open("ab") as log:
             self._process = subprocess.Popen(
-                self._inside("/usr/bin/containerd", "-c", str(self.shared / "config.toml")),
+                self._inside(*self._program(), "-c", str(self.shared / "config.toml")),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -210,6 +220,12 @@ class Containerd:
         if self._process is not None:
             self._process.wait(10)
         self._remove_cgroups()
+
+    def _program(self) -> list[str]:
+        if not OTHER:
+            return ["/usr/bin/containerd"]
+        path = f"{self.shared}/bin:{os.environ['PATH']}"
+        return ["/usr/bin/env", f"PATH={path}", f"{self.shared}/bin/containerd"]
 
     def _inside(self, *argv: str) -> list[str]:
         assert self._holder is not None, "not prepared"
