@@ -31,7 +31,14 @@ from kata_pin.config.kinds import (
 )
 from kata_pin.config.row import setting
 from kata_pin.errors import ParseError
-from kata_pin.model.alloc import AllocSettings, AllowRule, CpuClass, Eligibility, VmSettings
+from kata_pin.model.alloc import (
+    AllocSettings,
+    AllowRule,
+    CpuClass,
+    Eligibility,
+    ManagerPolicy,
+    VmSettings,
+)
 from kata_pin.model.cpuset import EMPTY, CpuSet
 
 NO_POLICY: Final = "none"
@@ -162,6 +169,13 @@ class Alloc:
         "options of the kubelet's static policy, by their names",
         example='{full-pcpus-only: "true"}',
     )
+    topology_manager: ManagerPolicy = setting(
+        choice(ManagerPolicy),
+        ManagerPolicy.NONE,
+        "what the kubelet's topologyManagerPolicy is for its static policy, for static and "
+        "annotation: the NUMA nodes that each container's exclusive pCPUs are from",
+        example="single-numa-node",
+    )
     allow: tuple[AllowRule, ...] = setting(
         listing(ALLOW_RULE),
         (),
@@ -252,6 +266,7 @@ class Alloc:
             shared_min=self.shared_minimum or None,
             eligibility=self.eligibility,
             options=self.options,
+            manager=self.topology_manager,
             allow=self.allow,
             strict=self.fail is Fail.STRICT,
             vm=VmSettings(self.default_vcpus, self.overhead_millis, self.own_cpus),

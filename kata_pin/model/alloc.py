@@ -69,6 +69,15 @@ class Eligibility(StrEnum):
     RELAXED = "relaxed"
 
 
+class ManagerPolicy(StrEnum):
+    """The policies of the kubelet's topology manager, with CPUs as its only resource."""
+
+    NONE = "none"
+    BEST_EFFORT = "best-effort"
+    RESTRICTED = "restricted"
+    SINGLE_NUMA_NODE = "single-numa-node"
+
+
 class GrantKind(StrEnum):
     """Whom a grant is for: a container, or a pod's VM (overhead threads and surplus vCPUs)."""
 
@@ -347,9 +356,10 @@ class AllocSettings:
     `cpus` are those that may be used at all, None: those online and not isolated by the kernel.
     `reserved` are never given to one container; `strict_reserved` keeps them out of the shared pool
     too. `shared_min` is the least the shared pool may have, None: one core. `options` are those of
-    the kubelet's static policy by their names (policy/alloc/options). `allow` are the rules for
-    annotations. `strict`: who cannot be served is refused. `pin_memory`: grants name memory nodes.
-    `max_sharers`: how many SHARE containers may choose the same CPU.
+    the kubelet's static policy by their names (policy/alloc/options), and `manager` stands for the
+    topology manager beside it. `allow` are the rules for annotations. `strict`: who cannot be
+    served is refused. `pin_memory`: grants name memory nodes. `max_sharers`: how many SHARE
+    containers may choose the same CPU.
     """
 
     cpus: CpuSet | None = None
@@ -359,6 +369,7 @@ class AllocSettings:
     shared_min: int | None = None
     eligibility: Eligibility = Eligibility.KUBELET
     options: Mapping[str, str] = field(default_factory=dict, hash=False)
+    manager: ManagerPolicy = ManagerPolicy.NONE
     allow: tuple[AllowRule, ...] = ()
     strict: bool = False
     vm: VmSettings = VmSettings()

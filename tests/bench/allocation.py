@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
+from kata_pin.model.alloc import ManagerPolicy
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.kubelet import take
 from kata_pin.policy.alloc.options import StaticOptions
@@ -32,6 +33,7 @@ FOLLOWERS: Final = 200
 """Kata pods without CPUs of their own on the half full node; each has a VM too."""
 
 LLC: Final = {"prefer-align-cpus-by-uncorecache": "true"}
+SINGLE: Final = ManagerPolicy.SINGLE_NUMA_NODE
 WHOLE: Final = {"full-pcpus-only": "true"}
 
 
@@ -88,7 +90,9 @@ def _churn(title: str, topology: HostTopology) -> Iterator[Row]:
     allocators: dict[str, Callable[[], churn.Allocator]] = {
         "kubelet": lambda: churn.Kubelet(topology, _kubelet()),
         "kubelet, uncore caches": lambda: churn.Kubelet(topology, _kubelet(**LLC)),
+        "kubelet, single NUMA node": lambda: churn.Kubelet(topology, _kubelet(), SINGLE),
         **{name: partial(churn.Ours, name, topology) for name in BUILTIN},
+        "static, single NUMA node": lambda: churn.Ours("static", topology, manager=SINGLE),
         "static, whole cores": lambda: churn.Ours("static", topology, WHOLE),
     }
     pods = churn.trace()

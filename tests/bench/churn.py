@@ -19,12 +19,14 @@ from kata_pin.model.alloc import (
     AllocState,
     AllowRule,
     ContainerRequest,
+    ManagerPolicy,
     PodRequest,
     Qos,
 )
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.failure import AllocError
+from kata_pin.policy.alloc.hints import choose
 from kata_pin.policy.alloc.kubelet import KubeletStatic
 from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.policies import create
@@ -80,10 +82,17 @@ class Allocator(Protocol):
 
 
 class Kubelet:
-    """The kubelet's static policy, without a topology manager."""
+    """The kubelet's static policy, and its topology manager in the scope `container`."""
 
-    def __init__(self, topology: HostTopology, options: StaticOptions) -> None:
+    def __init__(
+        self,
+        topology: HostTopology,
+        options: StaticOptions,
+        manager: ManagerPolicy = ManagerPolicy.NONE,
+    ) -> None:
         machine = Machine.of(topology)
+        self._manager = manager
+        self._nodes = CpuSet(machine.nodes)
         self._policy = KubeletStatic.create(machine, options, len(RESERVED), RESERVED)
         self._state = self._policy.start(StaticState())
 
@@ -99,7 +108,11 @@ class Kubelet:
         state = self._state
         try:
             for container in asked.containers:
-                state = self._policy.allocate(state, asked, container)
+                hints = self._policy.hints(state, asked, container)
+                affinity = choose(hints, self._manager, self._nodes)
+                if not affinity.admit:
+                    return False
+                state = self._policy.allocate(state, asked, container, affinity.nodes)
         except AllocError:
             return False
         self._state = state
@@ -119,13 +132,18 @@ class Ours:
     """One of our policies, strict; every pod is Kata's and chose exclusive."""
 
     def __init__(
-        self, name: str, topology: HostTopology, options: Mapping[str, str] | None = None
+        self,
+        name: str,
+        topology: HostTopology,
+        options: Mapping[str, str] | None = None,
+        manager: ManagerPolicy = ManagerPolicy.NONE,
     ) -> None:
         settings = AllocSettings(
             reserved=RESERVED,
             strict_reserved=True,
             housekeeping=RESERVED,
             options=options or {},
+            manager=manager,
             allow=(AllowRule(namespace="bench"),),
             strict=True,
         )

@@ -6,9 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.alloc import ManagerPolicy
+from kata_pin.model.cpuset import EMPTY, CpuSet, union
+from kata_pin.policy.alloc.choice import KubeletChoice
 from kata_pin.policy.alloc.failure import AllocError
-from kata_pin.policy.alloc.hints import ManagerPolicy, choose
+from kata_pin.policy.alloc.hints import choose
 from kata_pin.policy.alloc.kubelet import KubeletStatic
 from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.request import ContainerRole, KubeletContainer, KubeletPod
@@ -63,14 +65,37 @@ class Pods(RuleBasedStateMachine):
         for container in pod.containers:
             hint = choose(self.policy.hints(self.state, pod, container), manager, NODES)
             before = self.state
+            chosen = self.chosen(pod, container, manager)
             try:
                 self.state = self.policy.allocate(before, pod, container, hint.nodes)
             except AllocError:
                 assert self.state is before
+                assert not chosen
                 return
             cpus = self.state.get(pod.uid, container.name) or EMPTY
+            if chosen is not None:
+                assert chosen == (cpus if hint.admit else EMPTY)
             assert len(cpus) == pod.exclusive_cpus(container)
             assert cpus <= self.policy.available(before) | before.reusable.of(pod.uid)
+
+    def chosen(
+        self, pod: KubeletPod, container: KubeletContainer, manager: ManagerPolicy
+    ) -> CpuSet | None:
+        """Return what our policies would choose, EMPTY if they refuse; None where it may differ.
+
+        They count whole cores only for full-pcpus-only, and know no reuse between running ones.
+        """
+        options, wanted = self.policy.options, pod.exclusive_cpus(container)
+        if options.full_pcpus_only or self.state.reusable.of(pod.uid) or not wanted:
+            return None
+        choice = KubeletChoice(MACHINE, options, manager)
+        try:
+            cpus = choice.choose(self.policy.available(self.state), wanted, EMPTY)
+        except AllocError:
+            return EMPTY
+        told = choice.candidates(self.policy.available(self.state), wanted, EMPTY)
+        assert union(one.taken for one in told) == cpus
+        return cpus
 
     @precondition(lambda self: self.state.assignments)
     @rule(data=st.data())

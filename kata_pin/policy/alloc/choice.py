@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
-from kata_pin.model.alloc import AllocState, Candidate
+from kata_pin.errors import ConfigError
+from kata_pin.model.alloc import AllocState, Candidate, ManagerPolicy
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.policy.alloc.accumulator import Accumulator
-from kata_pin.policy.alloc.kubelet import take
+from kata_pin.policy.alloc.failure import AllocError, AllocFailure
+from kata_pin.policy.alloc.hints import MAX_NODES, choose, make_hints
+from kata_pin.policy.alloc.kubelet import hinted, take_hinted
 from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.topology import Machine, Masks
 
@@ -37,27 +40,63 @@ class Choice(Protocol):
 
 
 class KubeletChoice:
-    """The kubelet's algorithms, packed or distributed by the options; `beside` plays no part."""
+    """The kubelet's algorithms, packed or distributed by the options; `beside` plays no part.
 
-    def __init__(self, machine: Machine, options: StaticOptions) -> None:
+    `manager` is the topology manager's policy: its hint for the container is drawn from first.
+    """
+
+    def __init__(
+        self, machine: Machine, options: StaticOptions, manager: ManagerPolicy = ManagerPolicy.NONE
+    ) -> None:
+        """Raises ConfigError where the host has too many nodes for hints."""
+        if manager is not ManagerPolicy.NONE and len(machine.nodes) > MAX_NODES:
+            raise ConfigError(
+                f"{len(machine.nodes)} NUMA nodes, the topology manager takes {MAX_NODES} at most",
+                key="alloc.topology_manager",
+            )
         self._machine = machine
         self._options = options
+        self._manager = manager
 
     def choose(self, free: CpuSet, wanted: int, beside: CpuSet) -> CpuSet:
         """Return what the kubelet would take; AllocError as there."""
-        return take(self._machine, free, wanted, self._options)
+        nodes = self._hinted_nodes(free, wanted)
+        return take_hinted(self._machine, free, wanted, self._options, nodes)
 
     def candidates(self, free: CpuSet, wanted: int, beside: CpuSet) -> tuple[Candidate, ...]:
         """Return each step's units in the accumulator's order, down to what was taken last."""
-        if wanted > len(free):
+        try:
+            nodes = self._hinted_nodes(free, wanted)
+            taken = take_hinted(self._machine, free, wanted, self._options, nodes)
+        except AllocError:
             return ()
         if self._options.distribute_cpus_across_numa:
-            return self._by_node(free, self.choose(free, wanted, beside))
-        return tuple(_packed(self._machine, self._options, free, wanted))
+            return self._by_node(free, taken)
+        first = hinted(self._machine, free, self._options, nodes)
+        aligned = min(wanted, len(first))
+        rest = free - first
+        return (
+            *_packed(self._machine, self._options, first, aligned),
+            *_packed(self._machine, self._options, rest, wanted - aligned),
+        )
 
     def zone(self, state: AllocState, millis: int, beside: CpuSet) -> CpuSet:
         """Return nothing: the kubelet's shared pool is one."""
         return EMPTY
+
+    def _hinted_nodes(self, free: CpuSet, wanted: int) -> CpuSet | None:
+        """Return the topology manager's hint, None: any node; AllocError if it does not admit."""
+        if self._manager is ManagerPolicy.NONE or not 0 < wanted <= len(free):
+            return None
+        by_socket = self._options.align_by_socket
+        hints = make_hints(self._machine, free, EMPTY, wanted, align_by_socket=by_socket)
+        affinity = choose(hints, self._manager, CpuSet(self._machine.nodes))
+        if not affinity.admit:
+            raise AllocError(
+                AllocFailure.TOPOLOGY_AFFINITY,
+                f"no NUMA alignment for {wanted} CPUs as {self._manager.value} wants it",
+            )
+        return affinity.nodes
 
     def _by_node(self, free: CpuSet, taken: CpuSet) -> tuple[Candidate, ...]:
         accumulator = Accumulator(self._machine, free.bits, 0)

@@ -6,18 +6,26 @@ Out of scope: settings that contradict each other; those are ConfigError, at sta
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from kata_pin.errors import KataPinError
 
 
 class AllocFailure(StrEnum):
-    """The kinds of failure of the kubelet's static policy, and SHARED_MINIMUM, which is ours."""
+    """The kinds of failure of the kubelet's policies, and SHARED_MINIMUM, which is ours."""
 
     NOT_ENOUGH_CPUS = "not-enough-cpus"
     FAILED = "failed-to-allocate"
     SMT_ALIGNMENT = "smt-alignment"
+    TOPOLOGY_AFFINITY = "topology-affinity"
     INVALID_STATE = "invalid-state"
     SHARED_MINIMUM = "shared-minimum"
+
+
+_REASONS: Final = {
+    AllocFailure.SMT_ALIGNMENT: "SMTAlignmentError",
+    AllocFailure.TOPOLOGY_AFFINITY: "TopologyAffinityError",
+}
 
 
 class AllocError(KataPinError):
@@ -32,10 +40,8 @@ class AllocError(KataPinError):
 
     @property
     def reason(self) -> str:
-        """Return SMTAlignmentError, or UnexpectedAdmissionError as for every untyped error."""
-        if self.failure is AllocFailure.SMT_ALIGNMENT:
-            return "SMTAlignmentError"
-        return "UnexpectedAdmissionError"
+        """Return the kubelet's word: UnexpectedAdmissionError for every untyped error."""
+        return _REASONS.get(self.failure, "UnexpectedAdmissionError")
 
 
 def not_enough(requested: int, available: int) -> AllocError:

@@ -7,11 +7,11 @@ its only provider of hints. Pure. Out of scope: hints of devices and memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import combinations
 from typing import Final
 
 from kata_pin.errors import ConfigError
+from kata_pin.model.alloc import ManagerPolicy
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.policy.alloc.topology import Machine
 
@@ -30,15 +30,6 @@ class Hint:
     def width(self) -> tuple[int, int]:
         """Sort key: fewer nodes are narrower, then lower-numbered ones."""
         return len(self.nodes), self.nodes.bits
-
-
-class ManagerPolicy(StrEnum):
-    """The topology manager's policies."""
-
-    NONE = "none"
-    BEST_EFFORT = "best-effort"
-    RESTRICTED = "restricted"
-    SINGLE_NUMA_NODE = "single-numa-node"
 
 
 @dataclass(frozen=True, slots=True)

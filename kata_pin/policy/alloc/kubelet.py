@@ -47,6 +47,34 @@ def take(machine: Machine, available: CpuSet, wanted: int, options: StaticOption
     return take_packed(machine, available, wanted, packing)
 
 
+def take_hinted(
+    machine: Machine,
+    allocatable: CpuSet,
+    wanted: int,
+    options: StaticOptions,
+    nodes: CpuSet | None = None,
+) -> CpuSet:
+    """Return `wanted` CPUs, from the hinted nodes as many as they have, the rest from anywhere.
+
+    With align-by-socket the nodes are widened to their packages. Raises AllocError.
+    """
+    aligned = hinted(machine, allocatable, options, nodes)
+    taken = take(machine, aligned, min(wanted, len(aligned)), options)
+    return taken | take(machine, allocatable - taken, wanted - len(taken), options)
+
+
+def hinted(
+    machine: Machine, allocatable: CpuSet, options: StaticOptions, nodes: CpuSet | None
+) -> CpuSet:
+    """Return what of the CPUs is in the hinted nodes; nothing without a hint."""
+    if nodes is None:
+        return EMPTY
+    bits = machine.node_bits(nodes)
+    if options.align_by_socket:
+        bits = machine.package_bits(bits)
+    return allocatable & CpuSet.from_bits(bits)
+
+
 @dataclass(frozen=True)
 class KubeletStatic:
     """The static policy on one host; make it with `create`.
@@ -137,24 +165,9 @@ class KubeletStatic:
         cpus = state.get(pod.uid, container.name)
         if cpus is None:
             allocatable = self.available(state) | state.reusable.of(pod.uid)
-            cpus = self.choose(allocatable, wanted, nodes)
+            cpus = take_hinted(self.machine, allocatable, wanted, self.options, nodes)
             state = state.assigned(pod.uid, container.name, cpus)
         return replace(state, reusable=_reusable_after(state, pod, container, cpus))
-
-    def choose(self, allocatable: CpuSet, wanted: int, nodes: CpuSet | None = None) -> CpuSet:
-        """Return `wanted` CPUs, from the hinted nodes as many as they have, the rest from anywhere.
-
-        With align-by-socket the nodes are widened to their packages. Raises AllocError.
-        """
-        taken = EMPTY
-        if nodes is not None:
-            bits = self.machine.node_bits(nodes)
-            if self.options.align_by_socket:
-                bits = self.machine.package_bits(bits)
-            aligned = allocatable & CpuSet.from_bits(bits)
-            taken = take(self.machine, aligned, min(wanted, len(aligned)), self.options)
-        rest = take(self.machine, allocatable - taken, wanted - len(taken), self.options)
-        return taken | rest
 
     def remove(self, state: StaticState, pod: str, container: str) -> StaticState:
         """Return the state without the container; its CPUs return to the shared pool.

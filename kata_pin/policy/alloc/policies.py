@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from kata_pin.errors import ConfigError
-from kata_pin.model.alloc import AllocSettings
+from kata_pin.model.alloc import AllocSettings, ManagerPolicy
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.choice import Choice, KubeletChoice
 from kata_pin.policy.alloc.demand import annotated_demand, static_demand, topology_demand
@@ -19,12 +20,14 @@ from kata_pin.policy.alloc.zones import ZoneChoice
 
 def static(topology: HostTopology, settings: AllocSettings) -> Policy:
     """Return the policy `static`: eligible containers get exclusive CPUs, chosen as the kubelet."""
-    return PooledPolicy("static", topology, settings, static_demand, _kubelet_choice)
+    choice = partial(_kubelet_choice, settings.manager)
+    return PooledPolicy("static", topology, settings, static_demand, choice)
 
 
 def annotation(topology: HostTopology, settings: AllocSettings) -> Policy:
     """Return the policy `annotation`: pods choose none, share or exclusive where it is allowed."""
-    return PooledPolicy("annotation", topology, settings, annotated_demand, _kubelet_choice)
+    choice = partial(_kubelet_choice, settings.manager)
+    return PooledPolicy("annotation", topology, settings, annotated_demand, choice)
 
 
 def topology_aware(topology: HostTopology, settings: AllocSettings) -> Policy:
@@ -55,8 +58,10 @@ def create(
     return known[name](topology, settings)
 
 
-def _kubelet_choice(_: HostTopology, machine: Machine, options: StaticOptions) -> Choice:
-    return KubeletChoice(machine, options)
+def _kubelet_choice(
+    manager: ManagerPolicy, _: HostTopology, machine: Machine, options: StaticOptions
+) -> Choice:
+    return KubeletChoice(machine, options, manager)
 
 
 def _zone_choice(topology: HostTopology, machine: Machine, _: StaticOptions) -> Choice:

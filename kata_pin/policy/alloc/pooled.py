@@ -23,6 +23,7 @@ from kata_pin.model.alloc import (
     Decision,
     Grant,
     GrantKind,
+    ManagerPolicy,
     Refusal,
     RefusalKind,
     Running,
@@ -45,6 +46,7 @@ Rule: TypeAlias = Callable[[ContainerRequest, AllocSettings], Demand]
 
 REFUSALS: Final = {
     AllocFailure.SMT_ALIGNMENT: RefusalKind.ALIGNMENT,
+    AllocFailure.TOPOLOGY_AFFINITY: RefusalKind.ALIGNMENT,
     AllocFailure.SHARED_MINIMUM: RefusalKind.SHARED_MINIMUM,
 }
 
@@ -66,7 +68,8 @@ class PooledPolicy:
         self._settings = settings
         self._rule = rule
         self._options = StaticOptions.parse({"true-unit-sizes": "true", **settings.options})
-        self._options.check_against(self._machine)
+        single = settings.manager is ManagerPolicy.SINGLE_NUMA_NODE
+        self._options.check_against(self._machine, single_numa_node=single)
         self._choice = make_choice(topology, self._machine, self._options)
 
     @property

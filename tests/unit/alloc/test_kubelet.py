@@ -7,7 +7,7 @@ import pytest
 from kata_pin.errors import ConfigError
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.policy.alloc.failure import AllocError, AllocFailure
-from kata_pin.policy.alloc.kubelet import KubeletStatic, reserved_count
+from kata_pin.policy.alloc.kubelet import KubeletStatic, reserved_count, take_hinted
 from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.request import ContainerRole, KubeletContainer, KubeletPod
 from kata_pin.policy.alloc.state import StaticState
@@ -216,8 +216,8 @@ FOUR_NODES = Machine.of(host(Shape(uppers=2, lowers=2, cores=4, threads=1).cpus(
 def test_hint(by_socket: bool, free: str, wanted: int, expected: str) -> None:
     """Hinted nodes are drawn from first; align-by-socket widens them to their package."""
     options = StaticOptions(align_by_socket=by_socket)
-    static = KubeletStatic.create(FOUR_NODES, options, 0)
-    assert static.choose(CpuSet.parse(free), wanted, CpuSet([2])) == CpuSet.parse(expected)
+    taken = take_hinted(FOUR_NODES, CpuSet.parse(free), wanted, options, CpuSet([2]))
+    assert taken == CpuSet.parse(expected)
 
 
 def test_hints_of_a_container_and_of_a_pod() -> None:
