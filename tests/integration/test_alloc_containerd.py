@@ -57,7 +57,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def cluster(folder: Path) -> Iterator[Allotted]:
     with private_node() as node, private_containerd(folder, node.dirs) as containerd:
-        alloc = ALLOC | {"orders": str(node.root / "policies")}
+        alloc = ALLOC | {"orders": str(node.root / "policies"), "push": "no"}
         yield Allotted(node, containerd, alloc=alloc)
 
 

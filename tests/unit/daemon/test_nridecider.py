@@ -30,7 +30,7 @@ from kata_pin.sources.nrilistener import CreationRefused
 from kata_pin.wire.nri import Event, EventKind, Pod, PodContainer, Snapshot
 from kata_pin.wire.nrireply import Answer, Cpuset
 from kata_pin.wire.oci import CpuResources
-from tests.support.allotted import Host, allocator
+from tests.support.allotted import Host, allocator, request
 from tests.support.world import cpus
 
 QEMU, PAUSE = 100, 200
@@ -71,7 +71,15 @@ class World:
         self.allocator = allocator(registry, self.host, **settings)
         self.allocator.begin(self._moved)
         self.delivery = Delivery()
-        self.decider = NriDecider(intake, self.allocator, self.delivery, registry, self.moves)
+        self.woken: list[None] = []
+        self.decider = NriDecider(
+            intake,
+            self.allocator,
+            self.delivery,
+            registry,
+            self.moves,
+            wake=lambda: self.woken.append(None),
+        )
         self._stamp = 1000
 
     def tell(self, kind: EventKind, pod: Pod, container: PodContainer, **fields: Any) -> Answer:
@@ -316,6 +324,45 @@ def test_a_resize_keeps_and_grows(world: World) -> None:
     now = CpuSet.parse(_updates(answer)["c-db"])
     assert len(now) == 3
     assert had < now
+
+
+def test_our_own_update_by_cri_changes_nothing(world: World) -> None:
+    """It comes back as an event: nothing is noted before it is made, and nothing goes along."""
+    web, app = _pod("web", kata=False), _app("web")
+    world.make(web, app)
+    world.make(_pod("log", kata=False), _app("log"))
+    world.allocator.admit(request("db", "exclusive", cpus=2, kata=False))
+    pending = world.delivery.pending(world.allocator.now)
+    assert set(pending) == {"c-web", "c-log"}
+    asked = CpuResources(cpus=str(pending["c-web"].cpus), quota_us=0, period_us=0, shares=0)
+    with world.delivery.under_way("c-web", pending["c-web"]):
+        assert world.tell(UPDATE, web, app, asked=asked) == Answer()
+        assert world.delivery.pending(world.allocator.now) == pending
+        made = _with(app, pending["c-web"])
+        world.tell(EventKind.POST_UPDATE_CONTAINER, web, made)
+    assert set(world.delivery.pending(world.allocator.now)) == {"c-log"}
+
+
+def test_somebody_elses_update_while_we_push(world: World) -> None:
+    """It is taken as any other; what is being pushed is in no answer."""
+    web, app = _pod("web", kata=False), _app("web")
+    world.make(web, app)
+    world.make(_pod("log", kata=False), _app("log"))
+    world.allocator.admit(request("db", "exclusive", cpus=2, kata=False))
+    cpuset = world.delivery.pending(world.allocator.now)["c-web"]
+    with world.delivery.under_way("c-web", cpuset):
+        answer = world.tell(UPDATE, web, app, asked=CpuResources(cpus="0-7"))
+        assert set(_updates(answer)) == {"c-log"}
+    assert world.delivery.pending(world.allocator.now) == {"c-web": cpuset}
+
+
+def test_whatever_may_decide_wakes_who_pushes(world: World) -> None:
+    """Each event, and the end of Synchronize, may leave something that no answer took along."""
+    web, app = _pod("web", kata=False), _app("web")
+    for kind in (CREATE, EventKind.POST_CREATE_CONTAINER, UPDATE, STOP):
+        before = len(world.woken)
+        world.tell(kind, web, app)
+        assert len(world.woken) > before
 
 
 async def test_who_starts_alone_waits_for_those_who_leave(world: World) -> None:
