@@ -24,6 +24,7 @@ from kata_pin.daemon.allocstore import AllocStore
 from kata_pin.daemon.allotment import Allotment, allot, nothing_allotted
 from kata_pin.daemon.nodefacts import NodeWatch
 from kata_pin.daemon.rivals import BEFORE, SUSPECTED, Rivals
+from kata_pin.daemon.soundpolicy import SoundPolicy
 from kata_pin.errors import KataPinError
 from kata_pin.model.alloc import (
     AllocState,
@@ -68,7 +69,7 @@ class Allocator:
         self._node = node
         self._store = store
         self._make = make
-        self._policy: Policy | None = None
+        self._policy: SoundPolicy | None = None
         self._topology: HostTopology | None = None
         self._decided = False
         self._state = (store.read() if settings.on else None) or AllocState()
@@ -212,7 +213,9 @@ class Allocator:
     def _make_policy(self, topology: HostTopology) -> None:
         self._topology = topology
         try:
-            self._policy = self._make(topology)
+            made = self._make(topology)
+            settings = self._settings.settings
+            self._policy = SoundPolicy(self._settings.policy, made, topology, settings)
             self.problem = ""
         except KataPinError as error:
             self._policy, self.problem = None, str(error)

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from kata_pin.daemon.soundpolicy import SoundPolicy
 from kata_pin.model.alloc import (
     POLICY_KEY,
     AllocSettings,
@@ -73,6 +74,17 @@ def without(cpus: CpuSet) -> HostTopology:
     return replace(rest, present=ALL)
 
 
+class Checked(SoundPolicy):
+    """A policy of ours behind the check of every answer, as the daemon asks it."""
+
+    def __init__(self, name: str, topology: HostTopology, chosen: AllocSettings) -> None:
+        policy = create(name, topology, chosen)
+        super().__init__(name, policy, topology, chosen)
+        self.name = name
+        self.start = policy.start
+        self.candidates = policy.candidates
+
+
 class Node(RuleBasedStateMachine):
     """A node on which containers come, go and change while the daemon and CPUs come and go."""
 
@@ -83,7 +95,7 @@ class Node(RuleBasedStateMachine):
         """Begin with an empty node."""
         self.settings = chosen
         self.topology = HOST
-        self.policy: Policy = create(self.policy_name, HOST, chosen)
+        self.policy: Policy = Checked(self.policy_name, HOST, chosen)
         self.state = self.policy.start()
         self.born = 0
         self.requests: dict[str, ContainerRequest] = {}
@@ -179,7 +191,7 @@ class Node(RuleBasedStateMachine):
         """CPUs go or come back; the daemon may have been away: everything goes on."""
         cpus = CpuSet.parse(offline)
         self.topology = without(cpus)
-        self.policy = create(self.policy_name, self.topology, self.settings)
+        self.policy = Checked(self.policy_name, self.topology, self.settings)
         self.starved = self.starved or bool(cpus)
         self.reconcile(self.state)
 
@@ -213,6 +225,7 @@ class Node(RuleBasedStateMachine):
         decision = self.policy.reconcile(found, running)
         seen = {one.request.container_id: one.cpus for one in running}
         self.state = decision.state
+        assert "alloc-policy" not in {note.code for note in decision.notes}, decision.notes
         assert decision.refused is None
         for grant in self.state.grants.values():
             if grant.kind is GrantKind.CONTAINER:
@@ -229,6 +242,7 @@ class Node(RuleBasedStateMachine):
 
     def take(self, decision: Decision) -> None:
         """Take a decision: `changed` is what differs."""
+        assert "alloc-policy" not in {note.code for note in decision.notes}, decision.notes
         before, after = self.state, decision.state
         differing = {
             name

@@ -1,0 +1,115 @@
+"""A policy whose answers can be relied on, whoever wrote it: none raises, and none is impossible.
+
+Where the policy behind it fails, a new container has the shared pool, one that runs keeps what it
+has, and one that is over gives it back. What went wrong is a note of the answer. Lifetime: the
+policy's. Out of scope: what makes an answer impossible (policy/alloc/soundness.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from kata_pin.model.alloc import (
+    AllocSettings,
+    AllocState,
+    ContainerRequest,
+    Decision,
+    GrantKind,
+    Refusal,
+    Running,
+)
+from kata_pin.model.placement import Note, NoteLevel
+from kata_pin.model.topology import HostTopology
+from kata_pin.policy.alloc.policy import Policy
+from kata_pin.policy.alloc.soundness import Expected, Soundness, in_pool, over, without
+
+log = logging.getLogger(__name__)
+
+MAX_SHOWN: Final = 200
+"""Longest part of a foreign error that is shown."""
+
+
+class SoundPolicy:
+    """Asks a policy; the methods are those of Policy that decide."""
+
+    def __init__(
+        self, name: str, policy: Policy, topology: HostTopology, settings: AllocSettings
+    ) -> None:
+        self._name = name
+        self._policy = policy
+        self._soundness = Soundness(topology, settings)
+
+    def allocate(self, state: AllocState, request: ContainerRequest) -> Decision:
+        """Give a new container its CPUs."""
+        return self._asked(
+            lambda: self._policy.allocate(state, request),
+            Expected(state, (request,), _ended(state, request), refusable=True),
+            lambda why: in_pool(state, request, self._name, why),
+        )
+
+    def change(self, state: AllocState, request: ContainerRequest) -> Decision:
+        """Give a running container what it asks for now."""
+        return self._asked(
+            lambda: self._policy.change(state, request),
+            Expected(state, (request,), _ended(state, request)),
+            lambda why: in_pool(state, request, self._name, why),
+        )
+
+    def release(self, state: AllocState, container_id: str) -> Decision:
+        """Take a container's CPUs back."""
+        gone = over(state, container_id)
+        return self._asked(
+            lambda: self._policy.release(state, container_id),
+            Expected(state, gone=gone),
+            lambda _: without(state, gone),
+        )
+
+    def reconcile(self, state: AllocState, running: Sequence[Running]) -> Decision:
+        """Bring a state in line with what runs."""
+        requests = [one.request for one in running]
+        runs = {one.container_id for one in requests}
+        gone = [
+            name
+            for name, grant in state.grants.items()
+            if grant.kind is GrantKind.CONTAINER and name not in runs
+        ]
+        return self._asked(
+            lambda: self._policy.reconcile(state, running),
+            Expected(state, requests, gone=gone),
+            lambda _: without(state, ()),
+        )
+
+    def decline(self, state: AllocState, request: ContainerRequest, refusal: Refusal) -> Decision:
+        """Answer while somebody else decides."""
+        return self._asked(
+            lambda: self._policy.decline(state, request, refusal),
+            Expected(state, refusable=True),
+            lambda _: without(state, ()),
+        )
+
+    def _asked(
+        self,
+        ask: Callable[[], Decision],
+        expected: Expected,
+        instead: Callable[[str], Decision],
+    ) -> Decision:
+        try:
+            decision = ask()
+            why = self._soundness.flaw(decision, expected)
+        except BaseException as error:
+            log.debug("allocator: policy %s", self._name, exc_info=True)
+            why = f"{type(error).__name__}: {error}"
+        else:
+            if not why:
+                return decision
+        told = f"policy {self._name!r} fails: {why}"[:MAX_SHOWN]
+        note = Note("alloc-policy", told, NoteLevel.WARNING)
+        return replace(instead(told), notes=(note,))
+
+
+def _ended(state: AllocState, request: ContainerRequest) -> list[str]:
+    """Return the init containers that a new one of their pod replaces."""
+    return [one.container_id for one in state.of_pod(request.pod.pod_uid) if one.request.init]
