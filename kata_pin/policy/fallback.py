@@ -2,8 +2,10 @@
 
 Applied is wanted ∩ the cpuset of the thread's cgroup ∩ online. When that is empty the next of
 these that is not: the sandbox's shared CPUs, its reserve CPUs, the CPUs of surplus or shared vCPUs,
-the cpuset, and where even that is off (a stale reading), whatever is online. An empty Task.cpuset
-means that the cgroup could not be read; then only the online CPUs limit.
+the cpuset, and where even that is off (a stale reading), whatever is online. Of the cpuset it is
+the sandbox's part while there is one: until Kata narrows a cgroup, CPUs that the sandbox gave up
+are in it, and may be somebody's by then. An empty Task.cpuset means that the cgroup could not be
+read; then only the online CPUs limit.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ def fit(
     surplus = union(want.cpus for want in every if want.kind.vcpu_for_all)
     extra = mask.overhead_extra
     # CPUs of the pod sandbox's own cpuset are never for a vCPU that is paired
-    paired = _Fitter(online, mask.shared, reserve, surplus - extra)
-    other = _Fitter(online, mask.shared | extra, reserve, surplus)
+    whole = mask.mask or EMPTY
+    paired = _Fitter(online, mask.shared, reserve, surplus - extra, whole - extra)
+    other = _Fitter(online, mask.shared | extra, reserve, surplus, whole)
     fits = [(paired if want.kind is Kind.PAIRED else other).fit(want) for want in every]
     return fits, list(_fallback_notes(fits))
 
@@ -59,9 +62,16 @@ def within(
 
 
 class _Fitter:
-    def __init__(self, online: CpuSet, shared: CpuSet, reserve: CpuSet, surplus: CpuSet) -> None:
+    def __init__(
+        self, online: CpuSet, shared: CpuSet, reserve: CpuSet, surplus: CpuSet, own: CpuSet
+    ) -> None:
         self._online = online
-        self._steps = ((Step.SHARED, shared), (Step.RESERVE, reserve), (Step.SURPLUS, surplus))
+        self._steps = (
+            (Step.SHARED, shared),
+            (Step.RESERVE, reserve),
+            (Step.SURPLUS, surplus),
+            (Step.CPUSET, own),
+        )
         self._known: dict[tuple[int, int], tuple[CpuSet, Step]] = {}
 
     def fit(self, want: Want) -> Fit:

@@ -75,6 +75,17 @@ def test_the_report_names_step_and_cgroup() -> None:
     assert "1 threads want 0-1 and take step cpuset: cgroup /kata_pod" in note.text
 
 
+def test_a_cgroup_that_still_has_what_the_sandbox_gave_up() -> None:
+    """Of a cpuset wider than the sandbox only the sandbox's part is used while there is one."""
+    one = main_thread(cpuset="4-7")
+    where = node(settings=PlacementSettings(overhead=overhead("0-1")))
+    desired = place(sandbox(A2), [one], where).desired[one.key]
+    assert (str(desired.applied), desired.step) == ("4-5", "cpuset")
+    elsewhere = main_thread(cpuset="6-7")
+    desired = place(sandbox(A2), [elsewhere], where).desired[elsewhere.key]
+    assert (str(desired.applied), desired.step) == ("6-7", "cpuset")
+
+
 def test_vcpu_that_may_not_have_its_pair_is_not_paired() -> None:
     """A vCPU whose cgroup lacks its CPU falls back, and nobody calls that a pair."""
     threads = [vcpu(0), vcpu(1, cpuset="0-3"), vcpu(2)]
