@@ -205,7 +205,6 @@ class Pushing:
         else:
             log.debug("allocator: container %s: cpuset %s sent", container_id, cpuset.cpus)
             self.sent[way.name, True] += 1
-            self._troubles.pop(container_id, None)
             self._works_again(way)
 
     async def _left(self, container_id: str, cpuset: Cpuset) -> bool:

@@ -133,7 +133,8 @@ async def test_an_answer_on_its_way_comes_first(world: World) -> None:
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
     async with running(world):
         world.pushing.wake()
-        await asyncio.sleep(0)
+        for _ in range(5):
+            await asyncio.sleep(0)
         assert len(world.delivery.next(world.allocator.now)) == 2
         await asyncio.sleep(3 * module.GRACE_S)
     assert world.runtime.sent == []
@@ -218,6 +219,24 @@ async def test_a_refusal_is_tried_again(world: World, caplog: pytest.LogCaptureF
     assert world.pushing.sent == {("nri", False): 2, ("nri", True): 3}
     said = [one for one in caplog.records if "keeps its cpuset" in one.getMessage()]
     assert len(said) == 1
+
+
+async def test_who_fails_comes_after_all_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A VM that hangs, which takes its time, is tried again when nobody else waits."""
+    monkeypatch.setattr(module, "RETRY_S", (0.0,))
+    for name in ("hung", "a", "b"):
+        world.admit(name, kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="")
+    world.runtime.answers.extend([UpdateRefused("slow"), UpdateRefused("slow")])
+    async with running(world):
+        world.pushing.wake()
+        await until(lambda: not world.pending, "everything")
+    tries = [name for name, _ in world.runtime.sent]
+    assert tries[:2] == ["c-hung", "c-a"]
+    assert set(tries[2:4]) == {"c-b", "c-db"}
+    assert set(tries[4:]) == {"c-hung", "c-a"}
 
 
 async def test_a_container_that_is_gone(world: World, caplog: pytest.LogCaptureFixture) -> None:
