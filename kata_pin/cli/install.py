@@ -19,7 +19,7 @@ from kata_pin.cli.client import WRITE_S, DaemonAway, ask
 from kata_pin.cli.nodechange import Change, Node
 from kata_pin.cli.nodefiles import HOOKS_DIR, Choices, Runtime, node_files
 from kata_pin.cli.options import Session, global_options
-from kata_pin.cli.shape import VERSION
+from kata_pin.cli.shape import VERSION, Json
 from kata_pin.config import DEFAULT_FILE, Config, load
 from kata_pin.errors import KataPinError
 
@@ -32,8 +32,8 @@ CONTAINERD_STEP = """\
 containerd: merge /etc/kata-pin/containerd-hooks.json into the base runtime spec of Kata's handlers,
 as kata-pin(8) shows, and restart containerd"""
 
-Release = Callable[[Config], object]
-"""Gives back every pin when no daemon runs."""
+Release = Callable[[Config], Json]
+"""Gives back every pin when no daemon runs; returns the document of that."""
 
 
 def release_pins(config: Config, release_all: Release) -> str:
@@ -43,11 +43,20 @@ def release_pins(config: Config, release_all: Release) -> str:
     for two writers must not race.
     """
     try:
-        ask(os.path.join(config.runtime_dir, "control.sock"), "release", {}, WRITE_S)
+        path = os.path.join(config.runtime_dir, "control.sock")
+        document, by = ask(path, "release", {}, WRITE_S), "by the daemon"
     except DaemonAway:
-        release_all(config)
-        return "released every pin (no daemon runs)"
-    return "released every pin (by the daemon)"
+        document, by = release_all(config), "no daemon runs"
+    return "\n".join([f"released every pin ({by})", *kept_cpusets(document)])
+
+
+def kept_cpusets(document: Json) -> list[str]:
+    """Return what to say of containers that could not be given all CPUs back."""
+    kept: list[Json] = document.get("cpusets_kept", [])
+    if not kept:
+        return []
+    head = "these containers keep the CPUs that kata-pin gave them until their pods are made anew:"
+    return [head, *(f"  {one['pod']} {one['name']} {one['cpus']}" for one in kept)]
 
 
 def uninstall_node(root: str, release: Callable[[], str]) -> tuple[list[Change], str]:

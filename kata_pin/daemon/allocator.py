@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from kata_pin.config.alloc import Alloc
 from kata_pin.daemon.allocnews import AllocNews
@@ -40,6 +41,7 @@ from kata_pin.model.alloc import (
     Running,
 )
 from kata_pin.model.cpuset import CpuSet, union
+from kata_pin.model.node import Node
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.sandbox import Container, ContainerKind
 from kata_pin.model.topology import HostTopology
@@ -49,6 +51,12 @@ from kata_pin.policy.alloc.policy import Policy
 from kata_pin.policy.alloc.refusals import other_owner
 
 log = logging.getLogger(__name__)
+
+LEFT_BEHIND: Final = Note(
+    "alloc-left-behind",
+    "containers may have cpusets of kata-pin's from before alloc.policy was none: they are given "
+    "all CPUs when NRI is connected",
+)
 
 Make = Callable[[HostTopology], Policy]
 """Makes the policy for a host; raises ConfigError."""
@@ -72,7 +80,8 @@ class Allocator:
         self._policy: SoundPolicy | None = None
         self._topology: HostTopology | None = None
         self._decided = False
-        self._state = (store.read() if settings.on else None) or AllocState()
+        self._stopped = ""
+        self._state = store.read() or AllocState()
         self._leaving: Leaving = {}
         self._orders: Mapping[str, CpuClass] = {}
         self._annotations: Mapping[str, Mapping[str, str]] = {}
@@ -120,6 +129,8 @@ class Allocator:
         """Return why kata-pin only observes, whoever asks for what; empty if it does not."""
         if not self.on:
             return "the setting alloc.policy is none"
+        if self._stopped:
+            return self._stopped
         if not self._node.config.acts:
             return "the setting mode is observe"
         owner = other_owner(self._node.current().kubelet)
@@ -131,10 +142,25 @@ class Allocator:
         return not self.aside
 
     @property
+    def effective(self) -> AllocState:
+        """The state by which containers are to have cpusets: none while grants are not in force."""
+        return self.now if self.decides else AllocState()
+
+    @property
+    def switched_off(self) -> bool:
+        """Whether nothing is to be decided here, whoever else does."""
+        return not self.on or bool(self._stopped) or not self._node.config.acts
+
+    @property
+    def node(self) -> Node:
+        """The node as it is now."""
+        return self._node.current()
+
+    @property
     def notes(self) -> tuple[Note, ...]:
         """What the operator should know."""
         if not self.on:
-            return ()
+            return (LEFT_BEHIND,) if self._state.grants else ()
         why = self.aside
         own = (Note("alloc-aside", f"kata-pin allots no CPUs: {why}", NoteLevel.WARNING),)
         return (*(own if why else ()), *self.news.notes)
@@ -338,12 +364,33 @@ class Allocator:
             return Decision(self._state)
         return self._take(self._policy.change(self._state, request), why, request)
 
+    def stop(self, why: str) -> None:
+        """Decide nothing more, for this reason, while the daemon runs."""
+        self._stopped = why
+
+    def forget(self) -> None:
+        """Drop the state: it is over."""
+        self._store.clear()
+        self._state, self._leaving = AllocState(), {}
+
     def release(self, container_ids: Iterable[str], why: str) -> None:
-        """Take back what containers had that are over."""
+        """Take back what containers had that are over.
+
+        While the allocator is switched off nobody else's grant changes by it: they tell what is to
+        be given back.
+        """
         for container_id in container_ids:
             self.news.over(container_id)
-            if self._policy is not None and self._state.get(container_id) is not None:
+            if self.switched_off:
+                self._drop(container_id)
+            elif self._policy is not None and self._state.get(container_id) is not None:
                 self._take(self._policy.release(self._state, container_id), why)
+
+    def _drop(self, container_id: str) -> None:
+        state = self._state.without(container_id)
+        if state is not self._state:
+            self._store.write(state)
+            self._state = state
 
     def reconcile(self, running: Sequence[Running]) -> None:
         """Bring the state in line with what runs: everything there is."""

@@ -38,7 +38,7 @@ def alloc_metrics(allocator: Allocator, delivery: Delivery, pushing: Pushing) ->
     yield GaugeMetricFamily(
         "kata_pin_alloc_pending",
         "Containers that do not have their newest cpuset yet.",
-        len(delivery.pending(allocator.now)) if deciding else 0,
+        len(delivery.pending(allocator.effective)),
     )
     rivals = GaugeMetricFamily(
         "kata_pin_alloc_rival_pods",

@@ -51,6 +51,12 @@ class AllocStore:
             log.warning("registry %s: allocations not read: %s", self._path, error)
             return None
 
+    def clear(self) -> None:
+        """Have no state."""
+        with self.together():
+            self._db.execute(_TABLE)
+            self._db.execute("DELETE FROM alloc")
+
     def write(self, state: AllocState) -> None:
         """Replace the state."""
         with self.together():

@@ -34,8 +34,8 @@ def allocation_document(
     state = allocator.state
     pending: dict[str, Cpuset] = {}
     told = delivery or Delivery()
-    if delivery is not None and allocator.decides:
-        pending = delivery.pending(allocator.now)
+    if delivery is not None:
+        pending = delivery.pending(allocator.effective)
     return {
         "policy": allocator.policy_name,
         "aside": allocator.aside,

@@ -12,6 +12,7 @@ how a sandbox's threads follow (engine.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Final
@@ -20,6 +21,7 @@ from kata_pin.config.tree import Nri, NriEnabled
 from kata_pin.daemon.allocview import allocation_document
 from kata_pin.daemon.compose import Parts
 from kata_pin.daemon.delivery import Delivery
+from kata_pin.daemon.givingback import give_back, kept
 from kata_pin.daemon.moves import Moves
 from kata_pin.daemon.nri import NriIntake
 from kata_pin.daemon.nridecider import NriDecider
@@ -41,6 +43,9 @@ log = logging.getLogger(__name__)
 
 LAST: Final = "99"
 """The last place among NRI's plugins."""
+
+GIVE_BACK_S: Final = 5.0
+"""Longest that an uninstall waits for containers to have all CPUs, where they can be pushed."""
 
 
 class Allotting:
@@ -87,8 +92,11 @@ class Allotting:
         return record is None or not record.state.counts
 
     def decider(self, intake: NriIntake) -> NriDecider | None:
-        """Return who answers NRI, None while kata-pin only observes there."""
-        if not self._allocator.on:
+        """Return who answers NRI, None while kata-pin only observes there.
+
+        What an earlier daemon gave, that had another configuration, is given back by one too.
+        """
+        if not self._allocator.on and not self._allocator.state.grants:
             return None
         return NriDecider(
             intake,
@@ -156,6 +164,20 @@ class Allotting:
                     "allocator: container %s may run on other CPUs than its own", container_id
                 )
         self._pushing.wake()
+
+    async def give_back(self) -> list[Json]:
+        """Decide nothing more, and give containers all CPUs; return those that wait for that.
+
+        Unlike what an order says this is not remembered: the next daemon decides again.
+        """
+        give_back(self._allocator, self._delivery, sure=self._allocator.decides)
+        self._allocator.stop("everything was given back, until kata-pin is restarted")
+        self._pushing.wake()
+        if self._allocator.on:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GIVE_BACK_S):
+                    await self._pushing.rested()
+        return kept(self._allocator, self._delivery)
 
     def _cgroup_of(self, pid: int) -> tuple[str, CpuSet]:
         reader = CpusetReader(self._parts.root, self._parts.node.cgroup_mounts)

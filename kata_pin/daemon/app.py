@@ -288,6 +288,7 @@ class Daemon:
             state=self._state,
             reload=self._reload,
             stop_acting=self._stop_acting,
+            give_back=self._allotting.give_back,
             acts=self._acts,
             look_around=self._following.look_around,
             history=self._history,

@@ -52,17 +52,36 @@ class Delivery:
         self._there: dict[str, Cpuset] = {}
         self._pids: dict[str, int] = {}
         self._under_way: dict[str, Cpuset] = {}
+        self._parting: dict[str, Cpuset] = {}
 
     def clear(self) -> None:
         """Forget everything: the runtime is about to tell it anew."""
         self._there.clear()
         self._pids.clear()
+        self._parting.clear()
 
     def has(self, container_id: str, cpuset: Cpuset, *, pid: int = 0) -> None:
         """Take note of the cpuset that a container has, as the runtime tells or we answered."""
+        if self._there.get(container_id) != cpuset:
+            self._parting.pop(container_id, None)
         self._there[container_id] = cpuset
         if pid:
             self._pids[container_id] = pid
+
+    def there(self, container_id: str) -> Cpuset:
+        """Return what a container has, nothing if the runtime does not know it."""
+        return self._there.get(container_id, Cpuset())
+
+    def part(self, container_id: str, cpuset: Cpuset) -> None:
+        """Have a last cpuset sent to a container about which nobody here decides any more.
+
+        Once, and not at all if it gets another one from somebody else or from us before.
+        """
+        self._parting[container_id] = cpuset
+
+    def parts(self, container_id: str) -> bool:
+        """Whether a last cpuset is still to be sent to a container."""
+        return container_id in self._parting
 
     def knows(self, container_id: str) -> bool:
         """Whether the runtime that is connected has told of a container."""
@@ -72,6 +91,7 @@ class Delivery:
         """Forget a container."""
         self._there.pop(container_id, None)
         self._pids.pop(container_id, None)
+        self._parting.pop(container_id, None)
 
     def verify(self, state: AllocState, look: Look) -> list[str]:
         """Look at the cgroups of containers; return those that may run where they should not.
@@ -103,10 +123,12 @@ class Delivery:
             if container_id != but and container_id not in self._under_way
         )
         for update in updates:
-            self._there[update.container_id] = _over(
-                self._there[update.container_id], update.cpuset
-            )
+            self._sent(update.container_id, update.cpuset)
         return updates
+
+    def _sent(self, container_id: str, cpuset: Cpuset) -> None:
+        self._there[container_id] = _over(self._there[container_id], cpuset)
+        self._parting.pop(container_id, None)
 
     @contextmanager
     def under_way(self, container_id: str, cpuset: Cpuset) -> Iterator[None]:
@@ -119,7 +141,7 @@ class Delivery:
         try:
             yield
             if before is not None and self._there.get(container_id) is before:
-                self._there[container_id] = _over(before, cpuset)
+                self._sent(container_id, cpuset)
         finally:
             del self._under_way[container_id]
 
@@ -141,10 +163,12 @@ class Delivery:
     def _unsent(self, state: AllocState) -> Iterator[tuple[str, Cpuset]]:
         for container_id, there in self._there.items():
             grant = state.get(container_id)
-            wanted = Cpuset() if grant is None else written(grant, state)
+            if grant is None:
+                wanted, kata = self._parting.get(container_id, Cpuset()), False
+            else:
+                wanted, kata = written(grant, state), grant.request.pod.kata
             if wanted and _over(there, wanted) != there:
-                assert grant is not None, "nothing is written without a grant"
-                yield container_id, _step(there, wanted, kata=grant.request.pod.kata)
+                yield container_id, _step(there, wanted, kata=kata)
 
 
 def _step(there: Cpuset, wanted: Cpuset, *, kata: bool) -> Cpuset:

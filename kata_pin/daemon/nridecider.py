@@ -24,6 +24,7 @@ from kata_pin.daemon.allocrequest import (
     with_asked,
 )
 from kata_pin.daemon.delivery import Delivery, written
+from kata_pin.daemon.givingback import give_back
 from kata_pin.daemon.moves import Moves
 from kata_pin.daemon.nri import NOTHING, NriIntake
 from kata_pin.daemon.registry import Registry
@@ -96,6 +97,10 @@ class NriDecider:
         self._pods = {one.id: one.pod_id for one in told}
         for one in told:
             self._delivery.has(one.id, cpuset_of(one.cpu), pid=one.pid)
+        if self._allocator.switched_off:
+            give_back(self._allocator, self._delivery)
+            self._allocator.forget()
+            return self._updates()
         self._allocator.guarantee = Guarantee.NODE
         return self._updates()
 
@@ -209,9 +214,7 @@ class NriDecider:
     # ---- parts ---------------------------------------------------------------------------
 
     def _updates(self, *, but: str = "") -> tuple[Update, ...]:
-        if not self._allocator.decides:
-            return ()
-        return self._delivery.next(self._allocator.now, but=but)
+        return self._delivery.next(self._allocator.effective, but=but)
 
     def _request(self, pod: Pod, container: PodContainer, *, kata: bool) -> ContainerRequest:
         ordered = self._allocator.ordered(pod.namespace, pod.name, pod.id)

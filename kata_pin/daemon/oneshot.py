@@ -16,7 +16,9 @@ from collections.abc import Iterable, Iterator
 from kata_pin.config.tree import Config
 from kata_pin.daemon.allocview import allocation_document
 from kata_pin.daemon.compose import Parts, boot_id, compose
+from kata_pin.daemon.delivery import Delivery
 from kata_pin.daemon.engine import Held
+from kata_pin.daemon.givingback import kept
 from kata_pin.daemon.guestkernel import kernel_facts
 from kata_pin.daemon.guests import give_back
 from kata_pin.daemon.guestview import GuestView, look_at_guest
@@ -107,7 +109,8 @@ def release_all(config: Config) -> Json:
     Unlike unpin this is not remembered: a daemon that is installed again pins again.
     """
     with _writing(config) as parts:
-        return applied_document("unpin", _undo(config, parts, "release"))
+        document = applied_document("unpin", _undo(config, parts, "release"))
+        return document | {"cpusets_kept": kept(parts.allocator, Delivery())}
 
 
 @contextlib.contextmanager

@@ -97,6 +97,7 @@ class Pushing:
         self._cri = CriClient(settings.cri) if settings.cri else None
         self._plugin: NriPlugin | None = None
         self._woken = asyncio.Event()
+        self._rested = asyncio.Event()
         self._way_trouble: Trouble | None = None
         self._troubles: dict[str, Trouble] = {}
         self._said = ""
@@ -108,6 +109,11 @@ class Pushing:
     def wake(self) -> None:
         """Look soon whether anything is to be sent."""
         self._woken.set()
+        self._rested.clear()
+
+    async def rested(self) -> None:
+        """Return when all that was to be sent was tried; the caller has a deadline."""
+        await self._rested.wait()
 
     async def run(self) -> None:
         """Send what is pending whenever there is something, until cancelled."""
@@ -123,6 +129,8 @@ class Pushing:
                 log.error("allocator: cpusets not sent: %s", error)
                 log.debug("allocator: cpusets not sent", exc_info=True)
                 self._way_trouble = _later(self._way_trouble, str(error))
+            if not self._woken.is_set():
+                self._rested.set()
 
     # ---- looking -------------------------------------------------------------------------
 
@@ -154,9 +162,7 @@ class Pushing:
 
     def _pending(self) -> dict[str, Cpuset]:
         """Return what is to be sent, in its order."""
-        if not self._allocator.decides:
-            return {}
-        return self._delivery.pending(self._allocator.now)
+        return self._delivery.pending(self._allocator.effective)
 
     async def _send_all(self) -> None:
         """Send one after the other, each as it is to be then, until nothing is due."""

@@ -7,7 +7,7 @@ Reading verbs: `ping`, `state`, `explain`, `history`. Acting verbs: `pin`, `unpi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,13 +27,15 @@ GUESTS_S: Final = 3.0
 class Verbs:
     """The verbs over what the daemon gives them.
 
-    `look_around` takes in what Kata's own state tells before an operator's pass.
+    `look_around` takes in what Kata's own state tells before an operator's pass. `give_back` gives
+    containers the CPUs back that our allocator keeps from them; returns those it cannot tell.
     """
 
     sandboxes: Sandboxes
     state: Callable[[], Json]
     reload: Callable[[], str]
     stop_acting: Callable[[], None]
+    give_back: Callable[[], Awaitable[list[Json]]]
     acts: Callable[[], bool]
     look_around: Callable[[], None]
     history: History
@@ -97,7 +99,9 @@ class Verbs:
     async def _release(self, _request: Request) -> Json:
         """Unlike unpin this is not remembered: the next daemon, if there is one, pins again."""
         self.stop_acting()
-        return await self._release_now(self.sandboxes.ids)
+        waiting = await self.give_back()
+        reply = await self._release_now(self.sandboxes.ids)
+        return {"document": reply["document"] | {"cpusets_kept": waiting}}
 
     async def _reload(self, _request: Request) -> Json:
         problem = self.reload()

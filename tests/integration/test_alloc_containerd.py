@@ -222,6 +222,40 @@ def test_killed_at_any_point(cluster: Allotted) -> None:
     assert cluster.cgroup(late) == "0-1"
 
 
+def test_switched_off_it_gives_everything_back(cluster: Allotted) -> None:
+    """With alloc.policy none the first Synchronize gives all CPUs to who has a cpuset of ours."""
+    cluster.start()
+    _, plain = run(cluster, "r0")
+    pod, app = run(cluster, "k1", "exclusive", handler="kata", **ONE_CPU)
+    own = cluster.grant(app)["exclusive"]
+    assert {cluster.cgroup(plain), own} == {"0", "1"}
+    assert cluster.node.daemon is not None
+    cluster.node.daemon.terminate()
+    cluster.node.settings["alloc"] = {"policy": "none"}
+    cluster.node.config.write_text(json.dumps(cluster.node.settings))
+    cluster.start()
+    wait_for(lambda: cluster.cgroup(plain) == "0-1", "Synchronize's updates to be applied")
+    wait_for(lambda: cluster.sandbox_cgroup(pod) == "0-1", "the sandbox's too")
+    shown = cluster.node.ask("state")
+    assert shown["allocation"] is None
+    assert "alloc-left-behind" not in {note["code"] for note in shown["notes"]}
+    _, late = run(cluster, "r1")
+    assert cluster.cgroup(late) == "0-1"
+
+
+def test_uninstall_gives_back_what_it_can(cluster: Allotted) -> None:
+    """This containerd cannot be told unasked: what waits is named, and the next answer has it."""
+    cluster.start()
+    _, plain = run(cluster, "r0")
+    pod, app = run(cluster, "k1", "exclusive", handler="kata", **ONE_CPU)
+    kept = cluster.node.ask("release")["cpusets_kept"]
+    assert [(one["id"], one["pod"]) for one in kept] == [(plain, "shop/r0"), (app, "shop/k1")]
+    _, late = run(cluster, "r1")
+    assert [cluster.cgroup(one) for one in (plain, late)] == ["0-1", "0-1"]
+    assert cluster.sandbox_cgroup(pod) == "0-1"
+    assert cluster.node.ask("release")["cpusets_kept"] == []
+
+
 def test_a_plugin_before_us_is_left_alone(cluster: Allotted) -> None:
     """Who was given a cpuset by another plugin keeps it, starts, and is not moved later."""
     cluster.start()

@@ -318,7 +318,17 @@ def test_release_without_a_daemon(tmp_path: Path) -> None:
     """Without a daemon the function that is given releases, with the node's settings."""
     config = from_text(f"version: 1\nruntime_dir: {tmp_path}\n")
     released: list[Config] = []
-    assert "no daemon" in release_pins(config, released.append)
+
+    def release_all(chosen: Config) -> Json:
+        released.append(chosen)
+        return {"cpusets_kept": [{"id": "c", "pod": "shop/db", "name": "app", "cpus": "2-3"}]}
+
+    said = release_pins(config, release_all)
+    assert "no daemon" in said
+    assert said.splitlines()[1:] == [
+        "these containers keep the CPUs that kata-pin gave them until their pods are made anew:",
+        "  shop/db app 2-3",
+    ]
     assert released == [config]
 
 
@@ -326,6 +336,10 @@ async def test_release_by_the_daemon(tmp_path: Path) -> None:
     """With a daemon it is the daemon that releases, and nobody else."""
     asked: list[str] = []
     by_ourselves: list[Config] = []
+
+    def release_all(chosen: Config) -> Json:
+        by_ourselves.append(chosen)
+        return {}
 
     async def release(request: Request) -> Json:
         asked.append(request.verb)
@@ -336,10 +350,10 @@ async def test_release_by_the_daemon(tmp_path: Path) -> None:
         await server.start()
         config = from_text(f"version: 1\nruntime_dir: {directory}\n")
         try:
-            said = await asyncio.to_thread(release_pins, config, by_ourselves.append)
+            said = await asyncio.to_thread(release_pins, config, release_all)
         finally:
             await server.close()
-    assert "by the daemon" in said
+    assert said == "released every pin (by the daemon)"
     assert (asked, by_ourselves) == (["release"], [])
 
 

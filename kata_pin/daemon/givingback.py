@@ -1,0 +1,62 @@
+"""Containers that have a cpuset of ours get all CPUs back when our allocator is switched off.
+
+NRI cannot take a cpuset away, it can only replace one by a longer list. What is ours: a cpuset that
+this daemon gave or, if an earlier one did, one that is what was stored as given. Whatever else a
+container has, somebody else decided.
+
+Nothing is kept. Out of scope: sending (delivery.py, pushing.py), and the pins of Kata's threads.
+"""
+
+from __future__ import annotations
+
+from kata_pin.daemon.allocator import Allocator
+from kata_pin.daemon.delivery import Delivery, written
+from kata_pin.daemon.view import Json
+from kata_pin.model.alloc import AllocState
+from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.topology import HostTopology
+from kata_pin.policy.alloc.refusals import other_owner
+from kata_pin.wire.nrireply import Cpuset
+
+
+def give_back(allocator: Allocator, delivery: Delivery, *, sure: bool = False) -> None:
+    """Have containers given all CPUs, as soon as the runtime can be told.
+
+    `sure`: this daemon has decided until now, so that whoever has a grant has a cpuset of ours.
+    Under the kubelet's static policy nobody is: it sets every cpuset of the node anew.
+    """
+    state, node = allocator.state, allocator.node
+    if other_owner(node.kubelet) is not None:
+        return
+    for grant in allocator.containers():
+        ours, there = written(grant, state), delivery.there(grant.container_id)
+        if ours and there.cpus and (sure or there.cpus == ours.cpus):
+            cpuset = unconfined(state, node.topology, mems=bool(ours.mems))
+            delivery.part(grant.container_id, cpuset)
+
+
+def unconfined(state: AllocState, topology: HostTopology, *, mems: bool = False) -> Cpuset:
+    """Return what a container can have at most: what nobody isolates, and what we gave out.
+
+    Only what is online: cgroup v1 takes nothing else. With `mems` all memory nodes too.
+    """
+    ordinary = topology.online - topology.isolated
+    given = state.cpus | state.reserved | state.housekeeping
+    nodes = CpuSet(topology.nodes) if mems else EMPTY
+    return Cpuset((ordinary | given) & topology.online, nodes)
+
+
+def kept(allocator: Allocator, delivery: Delivery) -> list[Json]:
+    """Return the containers that may still have a cpuset of ours, as plain JSON values."""
+    state = allocator.state
+    return [
+        {
+            "id": grant.container_id,
+            "pod": grant.request.pod.title,
+            "name": grant.request.name,
+            "cpus": str(written(grant, state).cpus),
+        }
+        for grant in allocator.containers()
+        if written(grant, state)
+        and (delivery.parts(grant.container_id) or not delivery.knows(grant.container_id))
+    ]
