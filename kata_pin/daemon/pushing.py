@@ -117,6 +117,8 @@ class Pushing:
 
     async def run(self) -> None:
         """Send what is pending whenever there is something, until cancelled."""
+        if self._wanted and self._cri is not None and self._cri.problem:
+            log.warning("allocator: the setting alloc.cri has no effect: %s", self._cri.problem)
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._retry_in()):
@@ -166,12 +168,11 @@ class Pushing:
 
     async def _send_all(self) -> None:
         """Send one after the other, each as it is to be then, until nothing is due."""
-        while (step := self._due()) is not None:
-            way = self.way
-            if way.updater is None:
-                self._troubles.clear()
-                return
-            await self._send(way, way.updater, *step)
+        while (way := self.way).updater is not None and (step := self._due()) is not None:
+            await self._send(way, *step)
+        if way.updater is None:  # nothing is to be tried again
+            self._way_trouble = None
+            self._troubles.clear()
 
     def _due(self) -> tuple[str, Cpuset] | None:
         pending = self._pending()
@@ -190,13 +191,14 @@ class Pushing:
         waits = trouble is not None and time.monotonic() < trouble.again_at
         return not waits or (trouble is not None and trouble.cpuset != cpuset)
 
-    async def _send(self, way: Way, updater: Updater, container_id: str, cpuset: Cpuset) -> None:
+    async def _send(self, way: Way, container_id: str, cpuset: Cpuset) -> None:
         """Send one cpuset, and take note of how it went."""
+        assert way.updater is not None, "there is a way"
         try:
             if not await self._left(container_id, cpuset):
                 return
             with self._delivery.under_way(container_id, cpuset):
-                await updater.update(container_id, cpuset)
+                await way.updater.update(container_id, cpuset)
             if self._pending().get(container_id) == cpuset:
                 raise UpdateRefused("the runtime has taken it, and tells of another cpuset")
         except ContainerUnknown as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import confined
+from tests.support.criserver import CriServer
 from tests.support.daemon import Node, private_node
 from tests.support.qemu import ROOT, Machine
 from tests.support.vmmhost import private_debugfs
@@ -124,6 +125,32 @@ results = {
 }
 print([name for name, held in results.items() if not held])
 """
+
+
+_BY_CRI = """
+import asyncio, sys
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.sources.cri import CriClient
+from kata_pin.wire.nrireply import Cpuset
+asyncio.run(CriClient(sys.argv[1]).update("c1", Cpuset(CpuSet([0, 1]))))
+print("done")
+"""
+
+
+def test_the_runtimes_socket_can_be_called(node: Node) -> None:
+    """CRI's library works without IP sockets, and reaches a socket that is not our own."""
+    path = node.root / "cri.sock"
+    with CriServer(path) as server:
+        done = subprocess.run(
+            [*_prefix(node), sys.executable, "-c", _BY_CRI, str(path)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+            cwd=ROOT,
+        )
+        assert done.stdout.strip() == "done", done.stdout + done.stderr
+        assert server.asked == [("c1", "0-1")]
 
 
 def test_the_limits_are_really_in_force(node: Node) -> None:

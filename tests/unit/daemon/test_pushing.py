@@ -343,6 +343,15 @@ async def test_a_stop_waits_for_nobody(world: World) -> None:
             await until(lambda: world.runtime.sent, "the call")
 
 
+async def test_a_missing_library_is_said(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever names a socket and has no gRPC hears of it at the start."""
+    monkeypatch.setattr("kata_pin.sources.cri.LIBRARY", "not_here")
+    async with running(World(registry, cri="/run/c.sock")):
+        await until(lambda: "pip install 'kata-pin[cri]'" in caplog.text, "the warning")
+
+
 def test_which_way(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """NRI where it is safe, else CRI where it is configured and its library is there, else none."""
     socket = "/run/containerd/containerd.sock"
@@ -368,15 +377,18 @@ def test_which_way(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (name, "kata-pin[cri]" in why) == ("", True)
 
 
-async def test_no_way_is_no_loop(world: World) -> None:
+@pytest.mark.parametrize("error", [UpdateRefused("busy"), RuntimeUnavailable("no socket")])
+async def test_no_way_is_no_loop(world: World, error: Exception) -> None:
     """A way that goes while something is to be tried again leaves it pending, and rests."""
     world.admit("web", kata=False)
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
-    world.runtime.answers.append(UpdateRefused("busy"))
+    world.runtime.answers.extend([error] * 2)
     async with running(world):
         world.pushing.wake()
-        await until(lambda: world.pushing.failures, "the refusal")
+        await until(lambda: world.pushing.failures or world.pushing.trouble, "the trouble")
         world.runtime.updates_problem = "gone"
-        await until(lambda: not world.pushing.failures, "the end of tries")
+        await until(
+            lambda: not world.pushing.failures and not world.pushing.trouble, "the end of tries"
+        )
         assert world.pushing._retry_in() is None
     assert world.pending
