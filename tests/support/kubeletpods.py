@@ -4,7 +4,8 @@
         kubelet.pods["uid-1"] = {"cpu-policy.kata-pin.io": "share"}
         kubelet.url("/open")
 
-`/pods` is for who shows TOKEN, `/open` for everybody; `/slow` drips, `/long` does not end.
+`/pods` is for who shows TOKEN, `/open` for everybody; `/slow` drips, `/drip` in its
+headers, `/long` does not end.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/pods" and not allowed:
             self.send_error(401)
             return
+        if self.path == "/drip":
+            self._drip()
+            return
         self.send_response(200)
         self.end_headers()
         with contextlib.suppress(OSError):
@@ -62,6 +66,14 @@ class _Handler(BaseHTTPRequestHandler):
                 for _ in range(40):
                     self.wfile.write(b" " * (1 << 20))
             self.wfile.write(self.server.document())
+
+    def _drip(self) -> None:
+        """Send headers for half a minute."""
+        with contextlib.suppress(OSError):
+            self.wfile.write(b"HTTP/1.0 200 OK\r\nX-Drip: ")
+            for _ in range(1500):
+                self.wfile.write(b".")
+                time.sleep(0.02)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
         """Say nothing."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import socket
 import ssl
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 
 from kata_pin.errors import StateError
 from kata_pin.sources import podlist
-from kata_pin.sources.podlist import PodList
+from kata_pin.sources.podlist import THREAD, PodList
 from tests.support.kubeletpods import TOKEN, Kubelet, playing_kubelet
 
 
@@ -62,6 +65,55 @@ async def test_deadline(kubelet: Kubelet) -> None:
     with pytest.raises(StateError, match="no answer within"):
         await PodList(kubelet.url("/slow"), deadline_s=0.2).read()
     assert time.monotonic() - began < 3
+
+
+async def test_a_name_that_is_looked_up_for_ever(
+    kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing can end that: nothing more is asked until it ends, and it holds up nobody.
+
+    A resolver that hangs cannot be had here without its own network: so the function is replaced.
+    """
+    found = threading.Event()
+    looked_up: list[object] = []
+    resolve = socket.getaddrinfo
+
+    def hangs(*arguments: object, **_: object) -> object:
+        looked_up.append(arguments)
+        found.wait(20)
+        return resolve("127.0.0.1", kubelet.server_address[1], type=socket.SOCK_STREAM)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+    pods = PodList(kubelet.url("/open"), deadline_s=0.1)
+    with pytest.raises(StateError, match="no answer within"):
+        await pods.read()
+    for _ in range(3):
+        with pytest.raises(StateError, match="not ended"):
+            await pods.read()
+    assert len(looked_up) == 1
+    (thread,) = readers()
+    assert thread.daemon
+    found.set()
+    thread.join(10)
+    await asyncio.sleep(0)  # the loop hears of it
+    assert await pods.read() == {"u1": {}}
+
+
+async def test_headers_that_drip(kubelet: Kubelet) -> None:
+    """A connection on which each byte comes in time is cut when all of them take too long."""
+    pods = PodList(kubelet.url("/drip"), deadline_s=0.3)
+    began = time.monotonic()
+    with pytest.raises(StateError, match="no answer within"):
+        await pods.read()
+    assert time.monotonic() - began < 3
+    for thread in readers():
+        thread.join(3)
+    assert readers() == []
+
+
+def readers() -> list[threading.Thread]:
+    """Return the threads that ask."""
+    return [one for one in threading.enumerate() if one.name == THREAD]
 
 
 async def test_a_list_without_end(kubelet: Kubelet) -> None:
