@@ -3,8 +3,9 @@
 A cpuset reaches a container in an answer to the runtime (DESIGN D14). What is decided between two
 answers waits for the next, unless it can be pushed (pushing.py): it is pending, and shown as that.
 What was sent counts as delivered until the runtime tells otherwise, or the container's cgroup does
-when it is looked at; each connection begins with everything it has. No answer has what is being
-pushed: it is known soon how that went.
+when it is looked at; each connection begins with everything it has. No answer repeats what is being
+pushed. A newer cpuset that overtakes it in an answer is sent once more when the push has ended:
+nobody knows which of the two the runtime made last.
 
 A Kata container without a CPU quota above 0 is never written to: Kata would size its VM by the
 cpuset (facts of both runtimes). One whose new cpuset neither holds the old one nor lies in it gets
@@ -52,6 +53,7 @@ class Delivery:
         self._there: dict[str, Cpuset] = {}
         self._pids: dict[str, int] = {}
         self._under_way: dict[str, Cpuset] = {}
+        self._overtaken: set[str] = set()
         self._parting: dict[str, Cpuset] = {}
 
     def clear(self) -> None:
@@ -59,12 +61,14 @@ class Delivery:
         self._there.clear()
         self._pids.clear()
         self._parting.clear()
+        self._overtaken.clear()
 
     def has(self, container_id: str, cpuset: Cpuset, *, pid: int = 0) -> None:
         """Take note of the cpuset that a container has, as the runtime tells or we answered."""
         if self._there.get(container_id) != cpuset:
             self._parting.pop(container_id, None)
         self._there[container_id] = cpuset
+        self._overtaken.discard(container_id)
         if pid:
             self._pids[container_id] = pid
 
@@ -92,6 +96,7 @@ class Delivery:
         self._there.pop(container_id, None)
         self._pids.pop(container_id, None)
         self._parting.pop(container_id, None)
+        self._overtaken.discard(container_id)
 
     def verify(self, state: AllocState, look: Look) -> list[str]:
         """Look at the cgroups of containers; return those that may run where they should not.
@@ -115,15 +120,22 @@ class Delivery:
         """Return what is still to be sent, by container, only those the runtime knows."""
         return dict(self._steps(state))
 
-    def next(self, state: AllocState, *, but: str = "") -> tuple[Update, ...]:
-        """Return the updates for an answer, none of `but`, and count them as delivered."""
+    def next(self, state: AllocState, *, but: str = "", only: str = "") -> tuple[Update, ...]:
+        """Return the updates for an answer, and count them as delivered.
+
+        None of `but`, or of no other container than `only`.
+        """
         updates = tuple(
             Update(container_id, cpuset)
             for container_id, cpuset in self._steps(state)
-            if container_id != but and container_id not in self._under_way
+            if container_id != but
+            and only in {"", container_id}
+            and not self.is_under_way(container_id, cpuset)
         )
         for update in updates:
             self._sent(update.container_id, update.cpuset)
+            if update.container_id in self._under_way:
+                self._overtaken.add(update.container_id)
         return updates
 
     def _sent(self, container_id: str, cpuset: Cpuset) -> None:
@@ -134,7 +146,8 @@ class Delivery:
     def under_way(self, container_id: str, cpuset: Cpuset) -> Iterator[None]:
         """Push a cpuset in the block: if that ends well the container has it, else what it had.
 
-        Unless the runtime tells of another meanwhile.
+        Unless the runtime tells of another meanwhile. What it has is not known where an answer
+        has overtaken the push.
         """
         before = self._there.get(container_id)
         self._under_way[container_id] = cpuset
@@ -144,6 +157,8 @@ class Delivery:
                 self._sent(container_id, cpuset)
         finally:
             del self._under_way[container_id]
+            if container_id in self._overtaken:
+                self.has(container_id, Cpuset())
 
     def is_under_way(self, container_id: str, cpuset: Cpuset) -> bool:
         """Whether this very cpuset is being pushed."""

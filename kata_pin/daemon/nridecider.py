@@ -171,10 +171,11 @@ class NriDecider:
         """Take in what a container is to have from now on; its own cpuset may follow from it.
 
         Our own update, which comes back to us by CRI, changes nothing: not even what is noted,
-        because it may still fail.
+        because it may still fail. If it is out of date by now, the newest cpuset takes its place.
         """
         if self._delivery.is_under_way(container.id, cpuset_of(event.asked)):
-            return Answer()
+            state = self._allocator.effective
+            return Answer(updates=self._delivery.next(state, only=container.id))
         asked = replace(container, cpu=with_asked(container.cpu, event.asked))
         self._delivery.has(container.id, cpuset_of(asked.cpu))
         grant = self._allocator.state.get(container.id)

@@ -183,7 +183,7 @@ def test_a_socket_that_comes_later(cluster: Allotted, folder: Path) -> None:
     link.symlink_to(cluster.containerd.cri_socket)
     wait_cgroup(cluster, plain, "0-1")
     wait_for(lambda: not cluster.allocation()["push"]["problem"], "the trouble to be over")
-    assert cluster.node.log.count("cpusets wait for the runtime") == 1
+    assert cluster.node.log.count("WARNING allocator: cpusets wait for the runtime") == 1
 
 
 @only_by_cri
@@ -234,7 +234,7 @@ def test_a_runtime_that_refuses(cluster: Allotted, folder: Path) -> None:
         assert {name for name, _ in server.asked} == {app, plain}
         server.answer = None
         wait_for(lambda: not cluster.allocation()["push"]["failures"], "success", 40)
-        assert cluster.node.log.count(f"container {plain} keeps its cpuset") == 1
+        assert cluster.node.log.count(f"WARNING allocator: container {plain} keeps") == 1
 
 
 @only_by_cri

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -165,7 +166,7 @@ def test_what_is_no_sign_of_anything() -> None:
 
 
 def test_what_is_pushed_is_in_no_answer() -> None:
-    """It stays pending until it is known how it went, and no answer takes it along meanwhile."""
+    """It stays pending until it is known how it went, and no answer repeats it meanwhile."""
     delivery, state = Delivery(), _state(PLAIN)
     delivery.has("c-web", Cpuset(ALL))
     now = Cpuset(cpus("0-5"))
@@ -197,6 +198,47 @@ def test_the_runtimes_word_counts_more_than_a_pushs_end(told: str) -> None:
         if told:
             delivery.has("c-web", Cpuset(cpus(told)))
     assert delivery.pending(state) == ({"c-web": Cpuset(cpus("0-5"))} if told else {})
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_answer_overtakes_a_push(fails: bool) -> None:
+    """A newer cpuset does not wait for a push that hangs; it is sent once more afterwards."""
+    delivery = Delivery()
+    delivery.has("c-web", Cpuset(ALL))
+    newer = _state(replace(PLAIN, shared=cpus("0-3")))
+    with contextlib.suppress(KataPinError), delivery.under_way("c-web", Cpuset(cpus("0-5"))):
+        assert delivery.next(_state(PLAIN)) == ()
+        assert delivery.next(newer) == (Update("c-web", Cpuset(cpus("0-3"))),)
+        assert delivery.next(newer) == ()
+        if fails:
+            raise KataPinError("no answer")
+    assert delivery.pending(newer) == {"c-web": Cpuset(cpus("0-3"))}
+    assert len(delivery.next(newer)) == 1
+    assert delivery.pending(newer) == {}
+
+
+def test_an_overtaken_push_of_which_the_runtime_tells() -> None:
+    """Its word after the answer counts: then it is known which came last. Ends count too."""
+    delivery = Delivery()
+    newer = _state(replace(PLAIN, shared=cpus("0-3")))
+    for last, pending in (("0-3", {}), ("0-5", {"c-web": Cpuset(cpus("0-3"))}), ("", {})):
+        delivery.has("c-web", Cpuset(ALL))
+        with delivery.under_way("c-web", Cpuset(cpus("0-5"))):
+            delivery.next(newer)
+            if last:
+                delivery.has("c-web", Cpuset(cpus(last)))
+            else:
+                delivery.gone("c-web")
+        assert delivery.pending(newer) == pending
+
+
+def test_one_container_alone() -> None:
+    """The answer to a container's own update can be asked for that container only."""
+    delivery, state = Delivery(), _state(PLAIN, OWN)
+    for name in ("c-web", "c-db"):
+        delivery.has(name, Cpuset(ALL))
+    assert [one.container_id for one in delivery.next(state, only="c-db")] == ["c-db"]
+    assert set(delivery.pending(state)) == {"c-web"}
 
 
 def test_a_push_outlives_a_connection() -> None:

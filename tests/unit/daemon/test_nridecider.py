@@ -356,6 +356,22 @@ def test_somebody_elses_update_while_we_push(world: World) -> None:
     assert world.delivery.pending(world.allocator.now) == {"c-web": cpuset}
 
 
+def test_our_own_update_that_is_out_of_date(world: World) -> None:
+    """What was decided after it was sent takes its place, for that container alone."""
+    web, app = _pod("web", kata=False), _app("web")
+    world.make(web, app)
+    world.make(_pod("log", kata=False), _app("log"))
+    world.allocator.admit(request("db", "exclusive", cpus=2, kata=False))
+    old = world.delivery.pending(world.allocator.now)["c-web"]
+    with world.delivery.under_way("c-web", old):
+        world.allocator.admit(request("more", "exclusive", cpus=2, kata=False))
+        new = world.delivery.pending(world.allocator.now)["c-web"]
+        answer = world.tell(UPDATE, web, app, asked=CpuResources(cpus=str(old.cpus)))
+        assert _updates(answer) == {"c-web": str(new.cpus)}
+        world.tell(EventKind.POST_UPDATE_CONTAINER, web, _with(app, new))
+    assert set(world.delivery.pending(world.allocator.now)) == {"c-log"}
+
+
 def test_whatever_may_decide_wakes_who_pushes(world: World) -> None:
     """Each event, and the end of Synchronize, may leave something that no answer took along."""
     web, app = _pod("web", kata=False), _app("web")
