@@ -160,7 +160,8 @@ class Allocator:
     def notes(self) -> tuple[Note, ...]:
         """What the operator should know."""
         if not self.on:
-            return (LEFT_BEHIND,) if self._state.grants else ()
+            others = (one for one in self.containers() if not one.request.pod.kata)
+            return (LEFT_BEHIND,) if any(others) else ()  # those are told by NRI only
         why = self.aside
         own = (Note("alloc-aside", f"kata-pin allots no CPUs: {why}", NoteLevel.WARNING),)
         return (*(own if why else ()), *self.news.notes)

@@ -96,7 +96,7 @@ class Allotting:
 
         What an earlier daemon gave, that had another configuration, is given back by one too.
         """
-        if not self._allocator.on and not self._allocator.state.grants:
+        if not self._allocator.on and next(self._allocator.containers(), None) is None:
             return None
         return NriDecider(
             intake,
@@ -168,7 +168,8 @@ class Allotting:
     async def give_back(self) -> list[Json]:
         """Decide nothing more, and give containers all CPUs; return those that wait for that.
 
-        Unlike what an order says this is not remembered: the next daemon decides again.
+        This is not remembered: the next daemon decides again, if it is to. What was given is, as
+        long as anybody has it.
         """
         give_back(self._allocator, self._delivery, sure=self._allocator.decides)
         self._allocator.stop("everything was given back, until kata-pin is restarted")
@@ -177,7 +178,10 @@ class Allotting:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GIVE_BACK_S):
                     await self._pushing.rested()
-        return kept(self._allocator, self._delivery)
+        waiting = kept(self._allocator, self._delivery, self._parts.registry)
+        if not waiting:
+            self._allocator.forget()
+        return waiting
 
     def _cgroup_of(self, pid: int) -> tuple[str, CpuSet]:
         reader = CpusetReader(self._parts.root, self._parts.node.cgroup_mounts)

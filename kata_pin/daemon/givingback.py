@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from kata_pin.daemon.allocator import Allocator
 from kata_pin.daemon.delivery import Delivery, written
+from kata_pin.daemon.registry import Registry
 from kata_pin.daemon.view import Json
-from kata_pin.model.alloc import AllocState
+from kata_pin.model.alloc import AllocState, Grant
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.refusals import other_owner
@@ -46,8 +47,12 @@ def unconfined(state: AllocState, topology: HostTopology, *, mems: bool = False)
     return Cpuset((ordinary | given) & topology.online, nodes)
 
 
-def kept(allocator: Allocator, delivery: Delivery) -> list[Json]:
-    """Return the containers that may still have a cpuset of ours, as plain JSON values."""
+def kept(allocator: Allocator, delivery: Delivery, registry: Registry) -> list[Json]:
+    """Return the containers that still have a cpuset of ours, as plain JSON values.
+
+    Of one that no runtime has told of now, its record says what it has, if it is Kata's; others are
+    known because a runtime has told of them.
+    """
     state = allocator.state
     return [
         {
@@ -57,6 +62,15 @@ def kept(allocator: Allocator, delivery: Delivery) -> list[Json]:
             "cpus": str(written(grant, state).cpus),
         }
         for grant in allocator.containers()
-        if written(grant, state)
-        and (delivery.parts(grant.container_id) or not delivery.knows(grant.container_id))
+        if written(grant, state) and _keeps(grant, state, delivery, registry)
     ]
+
+
+def _keeps(grant: Grant, state: AllocState, delivery: Delivery, registry: Registry) -> bool:
+    name = grant.container_id
+    if delivery.knows(name):
+        return delivery.parts(name)
+    if not grant.request.pod.kata:
+        return True
+    record = registry.container(name)
+    return record is not None and record.cpus == written(grant, state).cpus

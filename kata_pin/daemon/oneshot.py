@@ -110,7 +110,7 @@ def release_all(config: Config) -> Json:
     """
     with _writing(config) as parts:
         document = applied_document("unpin", _undo(config, parts, "release"))
-        return document | {"cpusets_kept": kept(parts.allocator, Delivery())}
+        return document | {"cpusets_kept": kept(parts.allocator, Delivery(), parts.registry)}
 
 
 @contextlib.contextmanager

@@ -18,15 +18,16 @@ from kata_pin.daemon.allocstore import AllocStore
 from kata_pin.daemon.allotting import Allotting
 from kata_pin.daemon.compose import compose
 from kata_pin.daemon.delivery import Delivery
-from kata_pin.daemon.givingback import give_back, kept, unconfined
+from kata_pin.daemon.givingback import kept, unconfined
 from kata_pin.daemon.moves import Moves as Passes
 from kata_pin.daemon.nri import NriIntake
 from kata_pin.daemon.nridecider import NriDecider
 from kata_pin.daemon.registry import Registry
 from kata_pin.daemon.sandboxes import Sandboxes
-from kata_pin.model.alloc import AllocState, ContainerRequest, CpuClass
+from kata_pin.model.alloc import AllocState, ContainerRequest
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState
+from kata_pin.model.sandbox import Container
 from kata_pin.model.topology import flat
 from kata_pin.sources.nri import NriPlugin
 from kata_pin.wire.nri import Event, EventKind, Pod, PodContainer, Snapshot
@@ -247,7 +248,7 @@ async def test_uninstall_pushes(registry: Registry) -> None:
     document = allotting.document()
     assert document is not None
     assert "given back" in document["aside"]
-    assert AllocStore(registry).read() is not None  # the next daemon decides again
+    assert AllocStore(registry).read() is None
 
 
 async def test_uninstall_says_what_waits(registry: Registry) -> None:
@@ -257,6 +258,7 @@ async def test_uninstall_says_what_waits(registry: Registry) -> None:
         ("shop/web", "app"),
         ("shop/db", "app"),
     ]
+    assert AllocStore(registry).read() is not None  # for the next daemon to give back
     updates = allotting._delivery.next(AllocState())
     assert {one.container_id: str(one.cpuset.cpus) for one in updates} == {
         "c-web": ALL,
@@ -265,12 +267,23 @@ async def test_uninstall_says_what_waits(registry: Registry) -> None:
 
 
 def test_without_a_daemon_all_of_it_waits(registry: Registry, host: Host) -> None:
-    """A command cannot tell the runtime anything: it names who has a cpuset of ours."""
-    state = decided(registry, host, WEB, DB, FREE)
-    one = allocator(registry, host)
-    assert [(x["id"], x["cpus"]) for x in kept(one, Delivery())] == [
+    """A command cannot tell the runtime anything: it names who has a cpuset of ours.
+
+    A Kata container that no runtime was told about, without NRI, has none.
+    """
+    bare = request("bare", "exclusive", cpus=1)
+    state = decided(registry, host, WEB, DB, FREE, bare)
+    own = state.grants["c-db"].exclusive
+    registry.adopt(Container("c-db", "s-db", cpus=own))
+    registry.adopt(Container("c-bare", "s-bare"))
+    waiting = kept(allocator(registry, host), Delivery(), registry)
+    assert [(one["id"], one["cpus"]) for one in waiting] == [
         ("c-web", str(state.shared)),
-        ("c-db", str(state.grants["c-db"].exclusive)),
+        ("c-db", str(own)),
     ]
-    assert state.grants["c-db"].cpu_class is CpuClass.EXCLUSIVE
-    give_back(one, Delivery())
+
+
+def test_only_other_runtimes_containers_prove_nri(registry: Registry, host: Host) -> None:
+    """Where no runtime was ever told anything nothing is said to be left."""
+    decided(registry, host, DB)
+    assert next_daemon(registry, host, "none").notes == ()
