@@ -9,6 +9,8 @@ Nothing is kept. Out of scope: sending (delivery.py, pushing.py), and the pins o
 
 from __future__ import annotations
 
+import logging
+
 from kata_pin.daemon.allocator import Allocator
 from kata_pin.daemon.delivery import Delivery, written
 from kata_pin.daemon.registry import Registry
@@ -18,6 +20,8 @@ from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.refusals import other_owner
 from kata_pin.wire.nrireply import Cpuset
+
+log = logging.getLogger(__name__)
 
 
 def give_back(allocator: Allocator, delivery: Delivery, *, sure: bool = False) -> None:
@@ -29,11 +33,15 @@ def give_back(allocator: Allocator, delivery: Delivery, *, sure: bool = False) -
     state, node = allocator.state, allocator.node
     if other_owner(node.kubelet) is not None:
         return
+    given = 0
     for grant in allocator.containers():
         ours, there = written(grant, state), delivery.there(grant.container_id)
         if ours and there.cpus and (sure or there.cpus == ours.cpus):
             cpuset = unconfined(state, node.topology, mems=bool(ours.mems))
             delivery.part(grant.container_id, cpuset)
+            given += 1
+    if given:
+        log.info("allocator: switched off: %d containers are given all CPUs back", given)
 
 
 def unconfined(state: AllocState, topology: HostTopology, *, mems: bool = False) -> Cpuset:
