@@ -45,7 +45,13 @@ from kata_pin.model.node import Node
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.sandbox import Container, ContainerKind
 from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.handover import Leaving, in_force, leaving
+from kata_pin.policy.alloc.handover import (
+    Once,
+    after_pass,
+    held_back,
+    in_force,
+    once_exclusive,
+)
 from kata_pin.policy.alloc.ledger import changes
 from kata_pin.policy.alloc.policy import Policy
 from kata_pin.policy.alloc.refusals import other_owner
@@ -82,7 +88,8 @@ class Allocator:
         self._decided = False
         self._stopped = ""
         self._state = store.read() or AllocState()
-        self._leaving: Leaving = {}
+        self._once: Once = {}
+        self._now: tuple[AllocState, Once, AllocState] | None = None
         self._orders: Mapping[str, CpuClass] = {}
         self._annotations: Mapping[str, Mapping[str, str]] = {}
         self._told: Told | None = None
@@ -109,12 +116,16 @@ class Allocator:
     @property
     def now(self) -> AllocState:
         """The state as it is to be acted on: without CPUs that somebody still has to leave."""
-        return in_force(self._state, self._leaving)
+        known = self._now
+        if known is None or known[0] is not self._state or known[1] is not self._once:
+            known = self._state, self._once, in_force(self._state, self._once)
+            self._now = known
+        return known[2]
 
     @property
     def held_back(self) -> CpuSet:
         """The CPUs that nobody gets until a pass over the sandbox that leaves them has ended."""
-        return union(self._leaving.values())
+        return union(held_back(self._state, self._once).values())
 
     @property
     def aside(self) -> str:
@@ -299,13 +310,13 @@ class Allocator:
 
         What follows from them is made known after that, and only if it was stored.
         """
-        before = self._state, self._leaving
+        before = self._state, self._once
         self._untold = []
         try:
             with self._store.together():
                 yield
         except BaseException:
-            self._state, self._leaving = before
+            self._state, self._once = before
             raise
         finally:
             untold, self._untold = self._untold, None
@@ -314,10 +325,9 @@ class Allocator:
 
     def left(self, sandbox_id: str) -> None:
         """Take note that a pass over a sandbox has ended: others may have what it has left."""
-        vm = vm_of(sandbox_id)
-        if vm in self._leaving:
+        if self._once:
             before = self.now
-            self._leaving = {one: cpus for one, cpus in self._leaving.items() if one != vm}
+            self._once = after_pass(self._state, self._once, vm_of(sandbox_id))
             self._move(changes(before, self.now), "handed over")
 
     def release_sandbox(self, sandbox_id: str) -> None:
@@ -372,7 +382,7 @@ class Allocator:
     def forget(self) -> None:
         """Drop the state: it is over."""
         self._store.clear()
-        self._state, self._leaving = AllocState(), {}
+        self._state, self._once = AllocState(), {}
 
     def release(self, container_ids: Iterable[str], why: str) -> None:
         """Take back what containers had that are over.
@@ -406,7 +416,7 @@ class Allocator:
         if decision.state != self._state or decision.changed:
             self._store.write(decision.state)
             if self._told is not None:  # else nobody's passes would end it
-                self._leaving = leaving(self._state, decision.state, self._leaving)
+                self._once = once_exclusive(self._state, decision.state, self._once)
             self._state = decision.state
         moved = (*decision.changed, *changes(before, self.now))
         if self._untold is None:

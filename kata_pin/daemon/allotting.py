@@ -221,12 +221,14 @@ class Allotting:
     def passed(self, passed: Passed) -> None:
         """Take a pass: others may now have the CPUs that this sandbox gave up."""
         self._moves.ended(passed.sandbox_id)
-        self._allocator.left(passed.sandbox_id)
+        if not self._allocator.decides or self._moves.has_left(passed):
+            self._allocator.left(passed.sandbox_id)
         self._pushing.wake()
 
     def ended(self, passed: Passed) -> None:
         """Take back what a sandbox had that is over."""
-        self.passed(passed)
+        self._moves.over(passed.sandbox_id)
+        self._allocator.left(passed.sandbox_id)
         self._allocator.release_sandbox(passed.sandbox_id)
         self._pushing.wake()
 

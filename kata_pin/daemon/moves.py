@@ -5,17 +5,26 @@ Lifetime: the daemon's. Out of scope: what moves (the allocator), and the passes
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
+from typing import Final
 
 from kata_pin.daemon.sandboxes import Sandboxes
+from kata_pin.daemon.standing import NO_VMM, RELEASED, Passed
+
+PATIENCE_S: Final = 30.0
+"""So long CPUs are held back for a sandbox whose threads cannot be moved."""
 
 
 class Moves:
     """The sandboxes whose threads may be where they were before the newest decision."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` is CLOCK_MONOTONIC, in seconds."""
+        self._clock = clock
         self._sandboxes: Sandboxes | None = None
         self._tickets: dict[str, int] = {}
+        self._stuck: dict[str, float] = {}
 
     def begin(self, sandboxes: Sandboxes) -> None:
         """Know the sandboxes; before anything is asked for."""
@@ -35,6 +44,23 @@ class Moves:
     def ended(self, sandbox_id: str) -> None:
         """Take note of the end of a pass: it went by the newest decision."""
         self._tickets.pop(sandbox_id, None)
+
+    def has_left(self, passed: Passed) -> bool:
+        """Whether the threads of a sandbox are off the CPUs that it gave up, or never will be.
+
+        Not after a pass that found no VMM or could not move every thread; such a sandbox is waited
+        for so long, and then no more.
+        """
+        if passed.state == RELEASED or (passed.state != NO_VMM and passed.report.settled):
+            self._stuck.pop(passed.sandbox_id, None)
+            return True
+        since = self._stuck.setdefault(passed.sandbox_id, self._clock())
+        return self._clock() - since >= PATIENCE_S
+
+    def over(self, sandbox_id: str) -> None:
+        """Forget a sandbox."""
+        self._tickets.pop(sandbox_id, None)
+        self._stuck.pop(sandbox_id, None)
 
     async def pass_over(self, sandbox_id: str) -> None:
         """Return when another pass over a sandbox has ended; at once if it is not supervised."""

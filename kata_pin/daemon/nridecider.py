@@ -159,8 +159,11 @@ class NriDecider:
                 self._intake.take(event, stamp_ns)
         if refused is not None and fails:
             raise CreationRefused(refused.message)
-        state = self._allocator.now
+        state = self._allocator.state
         grant = state.get(container.id)
+        if grant is not None and not grant.exclusive:  # else its start waits for those who leave
+            state = self._allocator.now
+            grant = state.get(container.id)
         adjust = Cpuset() if grant is None else written(grant, state)
         self._delivery.has(container.id, adjust or there)
         if not there.cpus:

@@ -16,6 +16,7 @@ from kata_pin.model.sandbox import Sandbox
 from kata_pin.model.thread import Thread
 
 NO_VMM: Final = "no-vmm"
+RELEASED: Final = "released"
 GONE: Final = "gone"
 """The state of a sandbox that is over; only the history knows it."""
 
@@ -66,10 +67,10 @@ def thread_state(
     if desired is None:
         return "left"
     if released:
-        return "released"
+        return RELEASED
     if thread.task.affinity != desired.applied or thread.key.tid in foreign:
         return "drift"
-    return "released" if desired.release else "ok"
+    return RELEASED if desired.release else "ok"
 
 
 def thread_states(report: Report, *, released: bool) -> Iterator[tuple[Thread, str]]:
@@ -99,7 +100,7 @@ def sandbox_state(
     The words are those of the state document (docs/json.md).
     """
     if released:
-        return "released"
+        return RELEASED
     if not vmm:
         return NO_VMM
     if shared:

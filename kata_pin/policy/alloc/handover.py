@@ -5,8 +5,8 @@ it, and until then nobody else may be there (the guarantee was the owner's, and 
 gone). Containers of other runtimes are not waited for: the runtime moves all threads of one before
 it turns to the next, and narrowing comes first in an answer.
 
-Pure: the daemon keeps what is being left, and forgets a sandbox's part when a pass over it ended.
-Nothing of it needs to survive: the passes after a start are over every sandbox.
+Pure: the daemon keeps what was exclusive before the last pass over each sandbox. Nothing of it
+survives a restart: then the first pass over each sandbox hands over.
 """
 
 from __future__ import annotations
@@ -17,44 +17,74 @@ from dataclasses import replace
 from kata_pin.model.alloc import AllocState, Grant
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
 
-Leaving = Mapping[str, CpuSet]
-"""CPUs that sandboxes still have to leave, by the sandbox that policies know (PodRequest)."""
+Once = Mapping[str, CpuSet]
+"""CPUs that containers of sandboxes had for themselves and have no longer, by container id.
+
+Their threads may be there until a pass over their sandbox has ended.
+"""
 
 
-def leaving(before: AllocState, after: AllocState, still: Leaving) -> Leaving:
-    """Return what sandboxes have to leave after a change of state, `still` included.
+def once_exclusive(before: AllocState, after: AllocState, still: Once) -> Once:
+    """Return what containers had for themselves before a change of state, `still` included.
 
-    Exclusive CPUs on which their container stays, because it shares them from now on, are not left:
-    nobody waits for those. A container that is over has left.
+    A container that is over has left.
     """
-    left = dict(still)
-    stays: dict[str, CpuSet] = {}
+    once: dict[str, CpuSet] = {}
     for name, grant in after.grants.items():
-        sandbox = grant.request.pod.sandbox_id
-        if not sandbox:
+        if not grant.request.pod.sandbox_id:
             continue
-        stays[sandbox] = stays.get(sandbox, EMPTY) | grant.own
-        old = before.grants.get(name)
+        cpus, old = still.get(name, EMPTY), before.grants.get(name)
         if old is not None and old is not grant:
-            left[sandbox] = left.get(sandbox, EMPTY) | (old.exclusive - grant.cpus)
-    rest = {one: cpus - stays[one] for one, cpus in left.items() if one in stays}
-    return {one: cpus for one, cpus in rest.items() if cpus}
+            cpus |= old.exclusive - grant.exclusive
+        if cpus:
+            once[name] = cpus
+    return once
 
 
-def in_force(state: AllocState, left: Leaving) -> AllocState:
+def after_pass(state: AllocState, once: Once, sandbox: str) -> Once:
+    """Return what is left when a pass over a sandbox, as policies know it, has ended."""
+    return {
+        name: cpus
+        for name, cpus in once.items()
+        if name in state.grants and state.grants[name].request.pod.sandbox_id != sandbox
+    }
+
+
+def held_back(state: AllocState, once: Once) -> Mapping[str, CpuSet]:
+    """Return the CPUs that sandboxes still have to leave, by the sandbox.
+
+    Those on which their container stays, because it shares them from now on, are not left: nobody
+    waits for those. Nor are those that another container of the sandbox has for itself.
+    """
+    held: dict[str, CpuSet] = {}
+    for name, cpus in once.items():
+        grant = state.grants.get(name)
+        if grant is not None and (rest := cpus - grant.cpus):
+            sandbox = grant.request.pod.sandbox_id
+            held[sandbox] = held.get(sandbox, EMPTY) | rest
+    if held:
+        for grant in state.grants.values():
+            sandbox = grant.request.pod.sandbox_id
+            if sandbox in held:
+                held[sandbox] -= grant.own
+    return {sandbox: cpus for sandbox, cpus in held.items() if cpus}
+
+
+def in_force(state: AllocState, once: Once) -> AllocState:
     """Return what may be acted on of a state while CPUs are being left.
 
     Nobody but their sandbox is on those. Who would have no CPU at all does not wait.
     """
-    if not left:
+    held = held_back(state, once)
+    if not held:
         return state
-    every = union(left.values())
+    every = union(held.values())
     grants = {
-        name: _without(grant, every - left.get(grant.request.pod.sandbox_id, EMPTY))
+        name: _without(grant, every - held.get(grant.request.pod.sandbox_id, EMPTY))
         for name, grant in state.grants.items()
     }
-    held = union(grant.exclusive for grant in grants.values())
-    return replace(state, cpus=(state.cpus - every) | held, grants=grants)
+    exclusive = union(grant.exclusive for grant in grants.values())
+    return replace(state, cpus=(state.cpus - every) | exclusive, grants=grants)
 
 
 def _without(grant: Grant, cpus: CpuSet) -> Grant:

@@ -399,6 +399,19 @@ def test_what_is_left_comes_to_others_with_the_pass(begun: Allocator, moves: Mov
     assert moves.told == [(frozenset({"s-web"}), "handed over")]
 
 
+def test_two_moves_before_one_pass(begun: Allocator) -> None:
+    """CPUs that went from an owner to the pool and to another owner are held back for the first."""
+    begun.admit(request("db", "exclusive", cpus=2))
+    begun.change(request("db", "none", cpus=2), "test")
+    assert begun.held_back == CpuSet()
+    assert begun.now is begun.state
+    begun.admit(request("web", "exclusive", cpus=4))
+    assert len(begun.held_back) == 2
+    assert begun.now is begun.now
+    begun.left("s-db")
+    assert begun.held_back == CpuSet()
+
+
 def test_an_owner_that_ends_holds_nothing_back(begun: Allocator, moves: Moves) -> None:
     """The end of a sandbox that had not left yet gives its CPUs to the others, who are told."""
     begun.admit(request("web"))

@@ -421,6 +421,19 @@ def test_an_owner_leaves_before_others_come(world: World) -> None:
     assert web == CpuSet(range(8)) - _own(world, "c-db")
 
 
+def test_who_is_made_meanwhile_gets_all_its_cpus(world: World) -> None:
+    """A container that is made while CPUs are held back has them in its cpuset: it starts later."""
+    world.make(_pod("db", "exclusive"), _app("db", 4))
+    resize = CpuResources(quota_us=100_000, period_us=100_000, shares=1024)
+    world.tell(UPDATE, _pod("db", "exclusive"), _app("db", 4), asked=resize)
+    assert world.allocator.held_back
+    answer = world.make(_pod("new", "exclusive", kata=False), _app("new", 4))
+    assert answer.adjust.cpus == _own(world, "c-new")
+    assert answer.adjust.cpus & world.allocator.held_back
+    plain = world.make(_pod("web", kata=False), _app("web"))
+    assert not plain.adjust.cpus & world.allocator.held_back
+
+
 def _own(world: World, container_id: str) -> CpuSet:
     grant = world.allocator.state.get(container_id)
     assert grant is not None
