@@ -17,14 +17,13 @@ from kata_pin.model.alloc import (
     AllocState,
     ContainerRequest,
     Decision,
-    GrantKind,
     Refusal,
     Running,
 )
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.policy import Policy
-from kata_pin.policy.alloc.soundness import Expected, Soundness, in_pool, over, without
+from kata_pin.policy.alloc.soundness import Expected, Soundness, ended, in_pool, over, without
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ class SoundPolicy:
         """Give a new container its CPUs."""
         return self._asked(
             lambda: self._policy.allocate(state, request),
-            Expected(state, (request,), _ended(state, request), refusable=True),
+            Expected(state, (request,), _replaced(state, request), refusable=True),
             lambda why: in_pool(state, request, self._name, why),
         )
 
@@ -54,7 +53,7 @@ class SoundPolicy:
         """Give a running container what it asks for now."""
         return self._asked(
             lambda: self._policy.change(state, request),
-            Expected(state, (request,), _ended(state, request)),
+            Expected(state, (request,), _replaced(state, request)),
             lambda why: in_pool(state, request, self._name, why),
         )
 
@@ -70,16 +69,11 @@ class SoundPolicy:
     def reconcile(self, state: AllocState, running: Sequence[Running]) -> Decision:
         """Bring a state in line with what runs."""
         requests = [one.request for one in running]
-        runs = {one.container_id for one in requests}
-        gone = [
-            name
-            for name, grant in state.grants.items()
-            if grant.kind is GrantKind.CONTAINER and name not in runs
-        ]
+        gone = ended(state, requests)
         return self._asked(
             lambda: self._policy.reconcile(state, running),
             Expected(state, requests, gone=gone),
-            lambda _: without(state, ()),
+            lambda _: without(state, gone),
         )
 
     def decline(self, state: AllocState, request: ContainerRequest, refusal: Refusal) -> Decision:
@@ -110,6 +104,6 @@ class SoundPolicy:
         return replace(instead(told), notes=(note,))
 
 
-def _ended(state: AllocState, request: ContainerRequest) -> list[str]:
+def _replaced(state: AllocState, request: ContainerRequest) -> list[str]:
     """Return the init containers that a new one of their pod replaces."""
     return [one.container_id for one in state.of_pod(request.pod.pod_uid) if one.request.init]

@@ -38,6 +38,7 @@ from kata_pin.policy.alloc.failure import AllocError, AllocFailure
 from kata_pin.policy.alloc.ledger import bound, changes, settled
 from kata_pin.policy.alloc.near import grow, shrink
 from kata_pin.policy.alloc.options import StaticOptions
+from kata_pin.policy.alloc.outset import outset
 from kata_pin.policy.alloc.reconciling import Claims, differing
 from kata_pin.policy.alloc.topology import Machine
 from kata_pin.policy.alloc.vm import overhead_millis, shared_floor, vm_grant
@@ -78,19 +79,8 @@ class PooledPolicy:
         return self._name
 
     def start(self) -> AllocState:
-        """Return the state of a node without containers.
-
-        Where the settings leave no CPU for the shared pool (all others are offline), the whole host
-        is shared: containers have to run somewhere.
-        """
-        settings, online = self._settings, self._machine.cpus
-        allowed = online - self._topology.isolated if settings.cpus is None else settings.cpus
-        housekeeping = settings.housekeeping & online
-        kept_out = housekeeping | (settings.reserved if settings.strict_reserved else EMPTY)
-        cpus = (allowed & online) - kept_out
-        if not cpus:
-            return AllocState(cpus=online, reserved=online)
-        return AllocState(cpus, settings.reserved & online, housekeeping)
+        """Return the state of a node without containers."""
+        return outset(self._topology, self._settings)
 
     def allocate(self, state: AllocState, request: ContainerRequest) -> Decision:
         """Give a new container its CPUs; who has a grant keeps it (`change` is for that)."""

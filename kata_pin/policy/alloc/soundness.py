@@ -26,8 +26,9 @@ from kata_pin.model.alloc import (
     RefusalKind,
 )
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.placement import Note
+from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.topology import HostTopology
+from kata_pin.policy.alloc.outset import outset
 
 Types: TypeAlias = type | UnionType
 
@@ -35,6 +36,7 @@ _STATE: Final[Mapping[str, Types]] = {
     **dict.fromkeys(("cpus", "reserved", "housekeeping"), CpuSet),
     "grants": Mapping,
 }
+_NOTE: Final[Mapping[str, Types]] = {"code": str, "text": str, "level": NoteLevel}
 _REFUSAL: Final[Mapping[str, Types]] = {"kind": RefusalKind, "message": str, "strict": bool}
 _GRANT: Final[Mapping[str, Types]] = {
     "request": ContainerRequest,
@@ -68,7 +70,7 @@ class Soundness:
     """The check, for one host and one set of settings."""
 
     def __init__(self, topology: HostTopology, settings: AllocSettings) -> None:
-        self._online = topology.online.bits
+        self._outset = outset(topology, settings)
         self._nodes = CpuSet(topology.nodes)
         self._never = (settings.reserved | settings.housekeeping).bits
 
@@ -131,10 +133,13 @@ class Soundness:
 
     def _pools_flaw(self, after: AllocState, before: AllocState) -> str:
         """Return which CPU is somewhere where it cannot be."""
+        allowed = self._outset
+        for name in ("cpus", "reserved", "housekeeping"):
+            wrong = getattr(after, name) - getattr(allowed, name) - getattr(before, name)
+            if wrong:
+                return f"its {name} are more than the settings allow: {wrong}"
         cpus = after.cpus.bits
         housekeeping = after.housekeeping.bits
-        if (cpus | housekeeping) & ~(self._online | (before.cpus | before.housekeeping).bits):
-            return "CPUs that are not online are given out"
         seen = 0
         for name, grant in after.grants.items():
             exclusive = grant.exclusive.bits
@@ -179,6 +184,12 @@ def over(state: AllocState, container_id: str) -> frozenset[str]:
     return frozenset({container_id, vm} if vm and len(shares) == 1 else {container_id})
 
 
+def ended(state: AllocState, running: Iterable[ContainerRequest]) -> frozenset[str]:
+    """Return whose grants end when just these containers run: VMs without any too."""
+    runs = {name for one in running for name in (one.container_id, one.pod.sandbox_id)}
+    return frozenset(state.grants.keys() - runs)
+
+
 def without(state: AllocState, names: Iterable[str]) -> Decision:
     """Return the decision that only takes these grants away."""
     for name in names:
@@ -190,7 +201,7 @@ def _answer_flaw(decision: Decision) -> str:
     """Return what of an answer is of a wrong type, but for its grants."""
     if not (_typed(decision.state, AllocState) and _typed_fields(decision.state, _STATE)):
         return "its state is none"
-    if not all(_typed(note, Note) for note in decision.notes):
+    if not all(_typed(note, Note) and _typed_fields(note, _NOTE) for note in decision.notes):
         return "a note of its is none"
     refused = decision.refused
     sound = refused is None or (_typed(refused, Refusal) and _typed_fields(refused, _REFUSAL))

@@ -28,9 +28,10 @@ from kata_pin.model.alloc import (
     VmSettings,
 )
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.placement import Note
 from kata_pin.model.topology import flat
 from kata_pin.policy.alloc.policies import create
-from kata_pin.policy.alloc.soundness import Expected, Soundness, in_pool, over, without
+from kata_pin.policy.alloc.soundness import Expected, Soundness, ended, in_pool, over, without
 from tests.support.machines import server
 from tests.support.podspecs import container, pod
 from tests.support.world import cpus
@@ -96,7 +97,9 @@ IMPOSSIBLE: dict[str, Callable[[AllocState], AllocState]] = {
     "another's too": lambda one: _grant(one, "new-app", exclusive=one.grants["db-app"].exclusive),
     "not to be given out": lambda one: replace(one, cpus=one.cpus - one.grants["new-app"].cpus),
     "not in the shared pool": lambda one: _grant(one, "web-app", shared=one.cpus),
-    "not online": lambda one: replace(one, cpus=one.cpus | cpus("9")),
+    "its cpus are more": lambda one: replace(one, cpus=one.cpus | cpus("9")),
+    "its housekeeping are more": lambda one: replace(one, housekeeping=cpus("1-2")),
+    "its reserved are more": lambda one: replace(one, reserved=cpus("0,7")),
     "reserved": lambda one: _grant(one, "new-app", exclusive=cpus("0")),
     "housekeeping": lambda one: _grant(one, "new-app", exclusive=cpus("1")),
     "lost its grant": lambda one: one.without("web-app"),
@@ -127,6 +130,57 @@ IMPOSSIBLE: dict[str, Callable[[AllocState], AllocState]] = {
 def test_a_state_that_cannot_be(why: str) -> None:
     """Every invariant of a state is looked at."""
     assert why in flaw(_changed(IMPOSSIBLE[why]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [
+        (replace(SETTINGS, cpus=cpus("0-3")), "1,4-7"),
+        (SETTINGS, "1"),
+        (replace(SETTINGS, strict_reserved=True), "0-1"),
+    ],
+)
+def test_cpus_that_the_settings_do_not_allow(settings: AllocSettings, wrong: str) -> None:
+    """Online is not enough: they are those of the settings, as for our own policies."""
+    before = create("annotation", HOST, settings).start()
+    every = Decision(replace(before, cpus=HOST.online))
+    why = Soundness(HOST, settings).flaw(every, Expected(before))
+    assert why == f"its cpus are more than the settings allow: {wrong}"
+    assert Soundness(HOST, settings).flaw(every, Expected(every.state)) == ""  # as it was
+
+
+def test_isolated_cpus_are_not_given_out() -> None:
+    """Unless the settings name them."""
+    host = replace(HOST, isolated=cpus("6-7"))
+    before = create("annotation", host, SETTINGS).start()
+    every = Decision(replace(before, cpus=before.cpus | cpus("6-7")))
+    assert "allow: 6-7" in Soundness(host, SETTINGS).flaw(every, Expected(before))
+    named = replace(SETTINGS, cpus=HOST.online)
+    assert Soundness(host, named).flaw(every, Expected(before)) == ""
+
+
+@pytest.mark.parametrize(
+    "fields", [{"code": ["alloc"]}, {"text": ["x"]}, {"text": None}, {"level": "loud"}]
+)
+def test_notes_that_are_none(fields: dict[str, Any]) -> None:
+    """A note is stored nowhere before it is known that it can be said."""
+    note = replace(Note("alloc", "x"), **fields)
+    assert flaw(replace(GOOD, notes=(note,))) == "a note of its is none"
+
+
+@pytest.mark.parametrize("fields", [{"kind": "cpus"}, {"message": ["x"]}, {"strict": "no"}])
+def test_refusals_that_are_none(fields: dict[str, Any]) -> None:
+    """Nor is a refusal that cannot be told."""
+    refused = replace(NO_CPUS, **fields)
+    assert flaw(replace(GOOD, refused=refused)) == "its refusal is none"
+
+
+def test_whose_grants_end_with_what_runs() -> None:
+    """All that run no more, and the VMs in which nobody does."""
+    assert ended(GOOD.state, [WEB, DB, NEW]) == frozenset()
+    assert ended(GOOD.state, [WEB, NEW]) == {"db-app", "vm-db"}
+    other = replace(DB, container_id="db-2")
+    assert ended(GOOD.state, [WEB, NEW, other]) == {"db-app"}
 
 
 def test_a_vm_may_have_housekeeping_cpus() -> None:

@@ -16,6 +16,7 @@ from kata_pin.daemon.nodefacts import NodeWatch
 from kata_pin.daemon.registry import Registry
 from kata_pin.model.alloc import AllocState, CpuClass, Decision, Running
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.placement import Note
 from kata_pin.model.sandbox import Container, ContainerState
 from kata_pin.model.topology import flat
 from kata_pin.policy.alloc.policies import create
@@ -134,6 +135,34 @@ def test_what_is_over_is_given_back(world: World, bad: Method) -> None:
     record = Container("c-db", "s-db", state=ContainerState.STOPPED)
     world.allocator.view((record,))
     assert (world.allocator.state.grants, world.allocator.state.exclusive) == ({}, CpuSet())
+    assert world.complaints
+
+
+@pytest.mark.parametrize("bad", [_raises, lambda state, _: Decision(state)])
+def test_who_is_gone_is_given_back_by_what_runs(world: World, bad: Method) -> None:
+    """A policy that cannot reconcile keeps no CPUs of containers that run no more."""
+    for one in (request("db", "exclusive", cpus=2), request("old", "exclusive", cpus=2)):
+        world.allocator.admit(one)
+    kept = world.allocator.state.grants["c-db"]
+    world.break_down(bad, "reconcile")
+    world.allocator.reconcile([Running(kept.request, kept.cpus)])
+    assert world.allocator.state.get("c-db") == kept
+    assert world.allocator.state.exclusive == kept.exclusive
+    assert [one for one in world.allocator.state.grants if "old" in one] == []
+    assert AllocStore(world.registry).read() == world.allocator.state
+    assert world.complaints
+
+
+def test_a_note_that_cannot_be_said(world: World) -> None:
+    """It is looked at before anything is stored: else an event would fail after that."""
+
+    def notes(state: AllocState, one: Any) -> Decision:
+        decision = world.ours.allocate(state, one)
+        return replace(decision, notes=(Note(["alloc"], ["x"]),))  # type: ignore[arg-type]
+
+    world.break_down(notes, "allocate")
+    assert world.allocator.admit(request("db", "exclusive", cpus=2)).state.get("c-db") is not None
+    assert world.allocator.state.exclusive == CpuSet()
     assert world.complaints
 
 
