@@ -47,16 +47,18 @@ class Claims:
     def within(self, free: CpuSet) -> Iterator[tuple[Running, CpuSet]]:
         """Yield each container with the CPUs to prefer for it.
 
-        First those with old grants in their order, then containers seen on CPUs that can be theirs,
-        then the rest as they are listed; who gets no CPUs of its own after all who do, so that a VM
-        keeps its own meanwhile. `free` are the CPUs that can be given out. A container's claim ends
+        First those with CPUs of their own in the order of their grants, then containers seen on CPUs
+        that can be theirs, then who waits for some, then the rest as they are listed; who gets no
+        CPUs of its own after all who do, so that a VM keeps its own meanwhile. `free` are the CPUs that can be given out. A container's claim ends
         when the next one is asked for.
         """
         self._claims = self._old()
         self._claims |= self._seen(free)
         others = [name for name in self._known if name not in self._claims]
-        names = sorted([*self._claims, *others], key=self._pooled)
-        for name in names:
+        claims = dict(self._claims)
+        for name in sorted(
+            [*claims, *others], key=lambda one: (self._pooled(one), not claims.get(one))
+        ):
             yield self._known[name], self._claims.get(name, EMPTY)
             self._claims.pop(name, None)
 

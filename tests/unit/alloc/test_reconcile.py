@@ -325,3 +325,22 @@ def test_checkpoint_of_a_node_with_housekeeping() -> None:
     assert kubelet.default | state.exclusive == cpus("0-15")
     assert set(kubelet.entries["a"]) == {"app", "vm-a"}
     assert EMPTY not in kubelet.entries["a"].values()
+
+
+def test_who_waits_comes_after_who_has() -> None:
+    """CPUs that fell to the younger of two stay there: a second look at the same changes nothing."""
+    settings = replace(OPEN, shared_min=5, vm=VmSettings(own_cpus=2))
+    policy = create("static", HOST, settings)
+    older, younger = container(2000, pod("a", kata=False)), container(2000, pod("b"))
+    state = policy.start()
+    for request in (older, younger):
+        state = policy.allocate(state, request).state
+    fewer = create("static", offline("4-7,12-15"), settings)
+    first = fewer.reconcile(state, seen(state)).state
+    assert [bool(first.grants[one.container_id].exclusive) for one in (older, younger)] == [
+        False,
+        True,
+    ]
+    again = fewer.reconcile(first, seen(first))
+    assert again.changed == ()
+    assert again.state.exclusive == first.exclusive
