@@ -47,9 +47,10 @@ class Claims:
     def within(self, free: CpuSet) -> Iterator[tuple[Running, CpuSet]]:
         """Yield each container with the CPUs to prefer for it.
 
-        First those with CPUs of their own in the order of their grants, then containers seen on CPUs
-        that can be theirs, then who waits for some, then the rest as they are listed; who gets no
-        CPUs of its own after all who do, so that a VM keeps its own meanwhile. `free` are the CPUs that can be given out. A container's claim ends
+        First those with CPUs of their own in the order of their grants, then containers seen on
+        CPUs that can be theirs, then who waits for some, then the rest as they are listed; who gets
+        no CPUs of its own after all who do, so that a VM keeps its own meanwhile. `free` are the
+        CPUs that can be given out. A container's claim ends
         when the next one is asked for.
         """
         self._claims = self._old()

@@ -328,7 +328,7 @@ def test_checkpoint_of_a_node_with_housekeeping() -> None:
 
 
 def test_who_waits_comes_after_who_has() -> None:
-    """CPUs that fell to the younger of two stay there: a second look at the same changes nothing."""
+    """CPUs that fell to the younger of two stay there: a second look changes nothing."""
     settings = replace(OPEN, shared_min=5, vm=VmSettings(own_cpus=2))
     policy = create("static", HOST, settings)
     older, younger = container(2000, pod("a", kata=False)), container(2000, pod("b"))
