@@ -7,6 +7,9 @@ with the first call, and not at all by who never calls. Each call has a connecti
 are few of them, and none is left behind by a runtime that is restarted. With NRI the runtime tells
 us of our own update before it makes it, so a call is never made where it would wait for us.
 
+A status says nothing about the runtime: Kata passes on what the agent in the guest says, so a
+tenant may have chosen it. Whether the runtime is there is seen by its socket alone.
+
 The socket must be root's or ours. Lifetime: the daemon's, nothing is kept. Out of scope: what to
 send and when (daemon/pushing.py).
 """
@@ -18,6 +21,7 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import socket
 import stat
 from collections.abc import Callable
 from types import ModuleType
@@ -43,11 +47,6 @@ _OPTIONS: Final = (
     ("grpc.enable_retries", 0),
     ("grpc.max_receive_message_length", 64 * 1024),
 )
-
-_CONTAINERS: Final = frozenset(
-    {"UNKNOWN", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE"}
-)
-"""Codes that a runtime gives for one container; all others are about itself or the connection."""
 
 
 class CriClient:
@@ -82,11 +81,11 @@ class CriClient:
             return
         if code == "NOT_FOUND":
             raise ContainerUnknown(f"the runtime does not know it: {details}")
-        if code in _CONTAINERS:
-            raise UpdateRefused(details or code)
         if code == "DEADLINE_EXCEEDED":
             raise UpdateRefused(SLOW.format(self._deadline_s))
-        raise RuntimeUnavailable(f"{self.path}: {code}: {details}")
+        if code == "UNAVAILABLE" and not _is_served(self.path):
+            raise RuntimeUnavailable(f"{self.path}: {code}: {details}")
+        raise UpdateRefused(f"{code}: {details}")
 
 
 def _library() -> ModuleType:
@@ -123,6 +122,19 @@ async def _ended(call: _Call) -> None:
         await done
     finally:
         call.cancel()
+
+
+def _is_served(path: str) -> bool:
+    """Whether somebody listens on a socket; one whose queue is full is listened on."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+        sock.settimeout(0)
+        try:
+            sock.connect(path)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def _check_owner(path: str) -> None:
