@@ -10,9 +10,9 @@ container a call, so that each failure is known; owners leave CPUs before others
 and a VM's cpuset is narrowed after a pass over its sandbox has ended: its threads have left then.
 
 A short grace lets an answer that is on its way take everything along. What fails is tried again,
-later each time, and after all others: a VM that hangs holds nobody up for long. While there is no
-runtime nothing is tried for anybody. Nothing is ever sent from within an event of the runtime's:
-this is a task of its own.
+later each time, and after all others; who is slow, rarely (slowness.py): a VM that hangs holds
+nobody up for long. While there is no runtime nothing is tried for anybody, and then the others
+first. Nothing is ever sent from within an event of the runtime's: this is a task of its own.
 
 Lifetime: the daemon's. Out of scope: what is to be sent (delivery.py), and the calls (sources).
 """
@@ -24,7 +24,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +32,7 @@ from kata_pin.config.alloc import Alloc, Push
 from kata_pin.daemon.allocator import Allocator
 from kata_pin.daemon.allocrequest import sandbox_of
 from kata_pin.daemon.delivery import Delivery
+from kata_pin.daemon.slowness import Slowness
 from kata_pin.errors import KataPinError
 from kata_pin.sources.cri import CriClient
 from kata_pin.sources.nri import NriPlugin
@@ -67,7 +68,8 @@ class Way:
 class Trouble:
     """Something failed so many times in a row, and is tried again at a time.monotonic().
 
-    The message is empty for a container that the runtime does not know: it is about to be over.
+    The message is empty for a container that is only put off: the runtime does not know it, so that
+    it is about to be over, or there was no runtime.
     """
 
     message: str
@@ -100,6 +102,8 @@ class Pushing:
         self._rested = asyncio.Event()
         self._way_trouble: Trouble | None = None
         self._troubles: dict[str, Trouble] = {}
+        self._slowness = Slowness()
+        self._again_at: float | None = None
         self._said = ""
 
     def connected(self, plugin: NriPlugin) -> None:
@@ -131,6 +135,7 @@ class Pushing:
                 log.error("allocator: cpusets not sent: %s", error)
                 log.debug("allocator: cpusets not sent", exc_info=True)
                 self._way_trouble = _later(self._way_trouble, str(error))
+                self._again_at = self._way_trouble.again_at
             if not self._woken.is_set():
                 self._rested.set()
 
@@ -173,27 +178,45 @@ class Pushing:
         if way.updater is None:  # nothing is to be tried again
             self._way_trouble = None
             self._troubles.clear()
+            self._again_at = None
 
     def _due(self) -> tuple[str, Cpuset] | None:
+        """Return what is to be sent now; None for nothing until `_again_at`."""
         pending = self._pending()
         self._troubles = {one: self._troubles[one] for one in self._troubles if one in pending}
+        self._slowness.keep(self._delivery.knows)
         if not pending:
             self._way_trouble = None
-        if self._way_trouble is not None and time.monotonic() < self._way_trouble.again_at:
+        now = time.monotonic()
+        times = {one: self._due_at(one, cpuset) for one, cpuset in pending.items()}
+        self._again_at = min(times.values(), default=None)
+        due = [one for one, due_at in times.items() if due_at <= now]
+        if not due:
             return None
-        due = [step for step in pending.items() if self._is_due(*step)]
-        due.sort(key=lambda step: step[0] in self._troubles)
-        return due[0] if due else None
+        first = min(due, key=self._precedence)
+        return first, pending[first]
 
-    def _is_due(self, container_id: str, cpuset: Cpuset) -> bool:
-        """Whether a cpuset may be sent: at once, or again after a while if that one has failed."""
+    def _due_at(self, container_id: str, cpuset: Cpuset) -> float:
+        """Return when a cpuset may be sent, as time.monotonic(): another than has failed at once.
+
+        But not while there is no runtime, nor while slow containers rest if it is one.
+        """
+        way, own = self._way_trouble, self._troubles.get(container_id)
+        return max(
+            0.0 if way is None else way.again_at,
+            0.0 if own is None or own.cpuset != cpuset else own.again_at,
+            self._slowness.until(container_id),
+        )
+
+    def _precedence(self, container_id: str) -> tuple[bool, float]:
+        """Return what comes first when it is least: who was never in trouble, who is not slow."""
         trouble = self._troubles.get(container_id)
-        waits = trouble is not None and time.monotonic() < trouble.again_at
-        return not waits or (trouble is not None and trouble.cpuset != cpuset)
+        return container_id in self._slowness, 0.0 if trouble is None else trouble.again_at
 
     async def _send(self, way: Way, container_id: str, cpuset: Cpuset) -> None:
-        """Send one cpuset, and take note of how it went."""
+        """Send one cpuset, and take note of how it went and how long it took."""
         assert way.updater is not None, "there is a way"
+        began = time.monotonic()
         try:
             if not await self._left(container_id, cpuset):
                 return
@@ -203,17 +226,22 @@ class Pushing:
                 raise UpdateRefused("the runtime has taken it, and tells of another cpuset")
         except ContainerUnknown as error:
             log.debug("allocator: container %s: %s", container_id, error)
-            self._put_off(container_id, cpuset, "")
+            self._put_off(container_id, cpuset)
         except UpdateRefused as error:
             self.sent[way.name, False] += 1
             self._refused(container_id, cpuset, str(error))
         except KataPinError as error:
             self.sent[way.name, False] += 1
+            self._put_off(container_id, cpuset)
             self._failed(way, str(error))
+        except Exception:
+            self._put_off(container_id, cpuset)
+            raise
         else:
             log.debug("allocator: container %s: cpuset %s sent", container_id, cpuset.cpus)
             self.sent[way.name, True] += 1
             self._works_again(way)
+        self._slowness.took(container_id, time.monotonic() - began)
 
     async def _left(self, container_id: str, cpuset: Cpuset) -> bool:
         """Return when a VM's threads have left what is taken; False if all is different by then."""
@@ -235,7 +263,7 @@ class Pushing:
         log.log(level, "allocator: container %s keeps its cpuset: %s", container_id, message)
         self._put_off(container_id, cpuset, message)
 
-    def _put_off(self, container_id: str, cpuset: Cpuset, message: str) -> None:
+    def _put_off(self, container_id: str, cpuset: Cpuset, message: str = "") -> None:
         self._troubles[container_id] = _later(self._troubles.get(container_id), message, cpuset)
 
     def _failed(self, way: Way, message: str) -> None:
@@ -252,14 +280,7 @@ class Pushing:
 
     def _retry_in(self) -> float | None:
         """Return the seconds until something is to be tried again, None for nothing."""
-        times = [one.again_at for one in self._all_trouble()]
-        return max(0.0, min(times) - time.monotonic()) if times else None
-
-    def _all_trouble(self) -> Iterator[Trouble]:
-        if self._way_trouble is not None:
-            yield self._way_trouble
-        else:
-            yield from self._troubles.values()
+        return None if self._again_at is None else max(0.0, self._again_at - time.monotonic())
 
 
 def _later(known: Trouble | None, message: str, cpuset: Cpuset = _NOTHING) -> Trouble:

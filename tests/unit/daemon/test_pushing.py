@@ -14,6 +14,7 @@ import pytest
 
 from kata_pin.config.alloc import Push
 from kata_pin.daemon import pushing as module
+from kata_pin.daemon import slowness
 from kata_pin.daemon.delivery import Delivery
 from kata_pin.daemon.pushing import Pushing
 from kata_pin.daemon.registry import Registry
@@ -36,6 +37,8 @@ class Runtime:
         self.sent: list[tuple[str, str]] = []
         self.answers: deque[BaseException | None] = deque()
         self.hangs: set[str] = set()
+        self.refuses: dict[str, Exception] = {}
+        self.takes_s: dict[str, float] = {}
         self.applied: Callable[[str, Cpuset], None] = lambda _id, _cpuset: None
 
     async def update(self, container_id: str, cpuset: Cpuset) -> None:
@@ -43,6 +46,9 @@ class Runtime:
         await asyncio.sleep(0)
         if container_id in self.hangs:
             await asyncio.Event().wait()
+        await asyncio.sleep(self.takes_s.get(container_id, 0))
+        if container_id in self.refuses:
+            raise self.refuses[container_id]
         answer = self.answers.popleft() if self.answers else None
         if answer is not None:
             raise answer
@@ -275,6 +281,96 @@ async def test_a_runtime_that_is_not_there(world: World, caplog: pytest.LogCaptu
     said = [one.getMessage() for one in caplog.records]
     assert sum("wait for the runtime" in one for one in said) == 1
     assert sum("sent by nri again" in one for one in said) == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeUnavailable("no socket"), ZeroDivisionError("oops")])
+async def test_nobody_stops_the_others(world: World, error: Exception) -> None:
+    """Who seems to be the runtime's trouble each time is put off: all others are tried before."""
+    for name in ("bad", "a", "b"):
+        world.admit(name, kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="")
+    world.runtime.refuses = {"c-bad": error}
+    async with running(world):
+        world.pushing.wake()
+        await until(lambda: world.pending == {"c-bad"}, "all others")
+        assert {name for name, _ in world.runtime.sent[1:4]} == {"c-a", "c-b", "c-db"}
+        assert world.pushing.failures == {}
+        world.runtime.refuses.clear()
+        await until(lambda: not world.pending, "the next try")
+
+
+async def test_those_who_fail_take_turns(world: World) -> None:
+    """While there is no runtime the one that was not tried for longest is tried."""
+    for name in ("a", "b"):
+        world.admit(name, kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="")
+    world.runtime.answers.extend([RuntimeUnavailable("no socket")] * 6)
+    async with running(world):
+        world.pushing.wake()
+        await until(lambda: len(world.runtime.sent) >= 6, "six tries")
+    tries = [name for name, _ in world.runtime.sent[:6]]
+    assert set(tries[:3]) == {"c-a", "c-b", "c-db"}
+    assert tries[3:] == tries[:3]
+
+
+async def test_it_sleeps_until_somebody_is_due(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the runtime's trouble is no loop where all that is pending waits for longer."""
+    monkeypatch.setattr(module, "RETRY_S", (0.02, 1000.0))
+    for name in ("bad", "web"):
+        world.admit(name, kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="0-1")
+    world.delivery.has("c-db", Cpuset(world.allocator.state.exclusive))
+    world.runtime.refuses = {"c-bad": UpdateRefused("busy")}
+    rounds = 0
+    pending = world.pushing._pending
+
+    def counted() -> dict[str, Cpuset]:
+        nonlocal rounds
+        rounds += 1
+        return pending()
+
+    async with running(world):
+        world.pushing.wake()
+        await until(lambda: world.pending == {"c-bad"}, "the other one")
+        await until(lambda: len(world.runtime.sent) == 3, "the second refusal")
+        world.admit("log", kata=False)
+        world.runtime.refuses["c-log"] = RuntimeUnavailable("no socket")
+        world.pushing.wake()
+        await until(lambda: world.pushing.trouble, "the trouble")
+        world.delivery.gone("c-log")
+        monkeypatch.setattr(world.pushing, "_pending", counted)
+        await asyncio.sleep(0.3)
+    assert world.pending == {"c-bad"}
+    assert 1 <= rounds <= 3
+
+
+async def test_slow_containers_share_little_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After one try each those who are slow rest for long, whatever is decided; others do not."""
+    monkeypatch.setattr(slowness, "SLOW_S", 0.03)
+    monkeypatch.setattr(module, "RETRY_S", (0.005,))
+    hung = [f"c-hung{one}" for one in range(4)]
+    for name in hung:
+        world.admit(name.removeprefix("c-"), kata=False)
+    world.admit("web", kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="")
+    world.runtime.takes_s = dict.fromkeys(hung, 0.05)
+    world.runtime.refuses = dict.fromkeys(hung, UpdateRefused("no answer"))
+    async with running(world):
+        world.pushing.wake()
+        await until(lambda: len(world.runtime.sent) == 6, "a try of each")
+        await until(lambda: len(world.pushing.failures) == 4, "four failures")
+        for one in range(3):
+            world.allocator.admit(request(f"own{one}", "exclusive", cpus=1, kata=False))
+            world.pushing.wake()
+            await until(lambda: world.pending == set(hung), "the fast one")
+        await asyncio.sleep(0.3)
+    tries = [name for name, _ in world.runtime.sent]
+    assert [tries.count(name) for name in hung] == [1] * 4
+    assert tries.count("c-web") == 4
 
 
 async def test_a_runtime_that_keeps_its_own_opinion(world: World) -> None:
