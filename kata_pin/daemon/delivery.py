@@ -4,8 +4,8 @@ A cpuset reaches a container in an answer to the runtime (DESIGN D14). What is d
 answers waits for the next, unless it can be pushed (pushing.py): it is pending, and shown as that.
 What was sent counts as delivered until the runtime tells otherwise, or the container's cgroup does
 when it is looked at; each connection begins with everything it has. No answer repeats what is being
-pushed. A newer cpuset that overtakes it in an answer is sent once more when the push has ended:
-nobody knows which of the two the runtime made last.
+pushed. A newer cpuset that overtakes it in an answer is sent once more when the push has ended,
+whatever the runtime tells before: nobody knows which of the two it made last.
 
 A Kata container without a CPU quota above 0 is never written to: Kata would size its VM by the
 cpuset (facts of both runtimes). One whose new cpuset neither holds the old one nor lies in it gets
@@ -61,14 +61,13 @@ class Delivery:
         self._there.clear()
         self._pids.clear()
         self._parting.clear()
-        self._overtaken.clear()
 
     def has(self, container_id: str, cpuset: Cpuset, *, pid: int = 0) -> None:
         """Take note of the cpuset that a container has, as the runtime tells or we answered."""
-        if self._there.get(container_id) != cpuset:
+        there = self._there.get(container_id)
+        if cpuset not in (there, self._under_way.get(container_id)):
             self._parting.pop(container_id, None)
         self._there[container_id] = cpuset
-        self._overtaken.discard(container_id)
         if pid:
             self._pids[container_id] = pid
 
@@ -96,7 +95,6 @@ class Delivery:
         self._there.pop(container_id, None)
         self._pids.pop(container_id, None)
         self._parting.pop(container_id, None)
-        self._overtaken.discard(container_id)
 
     def verify(self, state: AllocState, look: Look) -> list[str]:
         """Look at the cgroups of containers; return those that may run where they should not.
@@ -133,14 +131,13 @@ class Delivery:
             and not self.is_under_way(container_id, cpuset)
         )
         for update in updates:
-            self._sent(update.container_id, update.cpuset)
-            if update.container_id in self._under_way:
-                self._overtaken.add(update.container_id)
+            name = update.container_id
+            self._there[name] = _over(self._there[name], update.cpuset)
+            if name in self._under_way:
+                self._overtaken.add(name)
+            else:
+                self._parting.pop(name, None)
         return updates
-
-    def _sent(self, container_id: str, cpuset: Cpuset) -> None:
-        self._there[container_id] = _over(self._there[container_id], cpuset)
-        self._parting.pop(container_id, None)
 
     @contextmanager
     def under_way(self, container_id: str, cpuset: Cpuset) -> Iterator[None]:
@@ -154,11 +151,14 @@ class Delivery:
         try:
             yield
             if before is not None and self._there.get(container_id) is before:
-                self._sent(container_id, cpuset)
+                self._there[container_id] = _over(before, cpuset)
+                if self._parting.get(container_id) == cpuset:
+                    del self._parting[container_id]
         finally:
             del self._under_way[container_id]
-            if container_id in self._overtaken:
-                self.has(container_id, Cpuset())
+            if container_id in self._overtaken and container_id in self._there:
+                self._there[container_id] = Cpuset()
+            self._overtaken.discard(container_id)
 
     def is_under_way(self, container_id: str, cpuset: Cpuset) -> bool:
         """Whether this very cpuset is being pushed."""

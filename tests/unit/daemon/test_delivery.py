@@ -217,19 +217,65 @@ def test_an_answer_overtakes_a_push(fails: bool) -> None:
     assert delivery.pending(newer) == {}
 
 
-def test_an_overtaken_push_of_which_the_runtime_tells() -> None:
-    """Its word after the answer counts: then it is known which came last. Ends count too."""
+@pytest.mark.parametrize("last", ["0-3", "0-5", "0-7"])
+def test_an_overtaken_push_of_which_the_runtime_tells(last: str) -> None:
+    """What it tells while the push goes on may be over when that ends: it is sent once more."""
     delivery = Delivery()
     newer = _state(replace(PLAIN, shared=cpus("0-3")))
-    for last, pending in (("0-3", {}), ("0-5", {"c-web": Cpuset(cpus("0-3"))}), ("", {})):
+    delivery.has("c-web", Cpuset(ALL))
+    with delivery.under_way("c-web", Cpuset(cpus("0-5"))):
+        delivery.next(newer)
+        delivery.has("c-web", Cpuset(cpus(last)))
+    assert delivery.pending(newer) == {"c-web": Cpuset(cpus("0-3"))}
+    delivery.has("c-web", Cpuset(cpus("0-3")))
+    assert delivery.pending(newer) == {}
+
+
+def test_an_overtaken_push_across_connections() -> None:
+    """A container that is gone meanwhile stays so; one that is told anew is sent its cpuset."""
+    delivery = Delivery()
+    newer = _state(replace(PLAIN, shared=cpus("0-3")))
+    for told in (False, True):
         delivery.has("c-web", Cpuset(ALL))
         with delivery.under_way("c-web", Cpuset(cpus("0-5"))):
             delivery.next(newer)
-            if last:
-                delivery.has("c-web", Cpuset(cpus(last)))
-            else:
-                delivery.gone("c-web")
-        assert delivery.pending(newer) == pending
+            delivery.clear()
+            if told:
+                delivery.has("c-web", Cpuset(cpus("0-3")))
+        assert set(delivery.pending(newer)) == ({"c-web"} if told else set())
+        assert delivery.knows("c-web") == told
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_last_cpuset_overtakes_a_push(fails: bool) -> None:
+    """What is given back goes out once more after a push that it overtook, and then no more."""
+    delivery, last = Delivery(), Cpuset(ALL)
+    delivery.has("c-web", Cpuset(cpus("0-3")))
+    with contextlib.suppress(KataPinError), delivery.under_way("c-web", Cpuset(cpus("0-1"))):
+        delivery.part("c-web", last)
+        assert delivery.next(AllocState()) == (Update("c-web", last),)
+        delivery.has("c-web", last)
+        if fails:
+            raise KataPinError("no answer")
+    assert delivery.parts("c-web")
+    assert delivery.next(AllocState()) == (Update("c-web", last),)
+    assert not delivery.parts("c-web")
+    assert delivery.next(AllocState()) == ()
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_last_cpuset_outlives_an_earlier_push(told: bool) -> None:
+    """The end of a push that began before, of which the runtime may tell, is not what was meant."""
+    delivery, last = Delivery(), Cpuset(ALL)
+    delivery.has("c-web", Cpuset(cpus("0-3")))
+    with delivery.under_way("c-web", Cpuset(cpus("0-1"))):
+        delivery.part("c-web", last)
+        if told:
+            delivery.has("c-web", Cpuset(cpus("0-1")))
+    assert delivery.pending(AllocState()) == {"c-web": last}
+    with delivery.under_way("c-web", last):
+        pass
+    assert not delivery.parts("c-web")
 
 
 def test_one_container_alone() -> None:
