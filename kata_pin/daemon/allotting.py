@@ -54,7 +54,7 @@ class Allotting:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._allocator = parts.allocator
-        self._delivery = Delivery()
+        self._delivery = Delivery(lambda: parts.node.current().topology.online)
         self._moves = Moves()
         self._pushing = Pushing(
             parts.allocator,

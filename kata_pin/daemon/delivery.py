@@ -10,6 +10,7 @@ whatever the runtime tells before: nobody knows which of the two it made last.
 A Kata container without a CPU quota above 0 is never written to: Kata would size its VM by the
 cpuset (facts of both runtimes). One whose new cpuset neither holds the old one nor lies in it gets
 both first, so that its threads are on the new CPUs before the old ones go: widen, pin, narrow.
+Not those of the old ones that are offline: cgroup v1 refuses a cpuset with one of them (cpuset(7)).
 
 Lifetime: the daemon's; nothing of it needs to survive. Out of scope: the answers themselves.
 """
@@ -49,7 +50,9 @@ def _overhead_home(grant: Grant, state: AllocState) -> CpuSet:
 class Delivery:
     """What the runtime was told to give each container, or has told us that it has."""
 
-    def __init__(self) -> None:
+    def __init__(self, online: Callable[[], CpuSet] | None = None) -> None:
+        """`online` tells the CPUs that are; None: all CPUs of which anybody tells."""
+        self._online = online
         self._there: dict[str, Cpuset] = {}
         self._pids: dict[str, int] = {}
         self._under_way: dict[str, Cpuset] = {}
@@ -183,12 +186,14 @@ class Delivery:
             else:
                 wanted, kata = written(grant, state), grant.request.pod.kata
             if wanted and _over(there, wanted) != there:
-                yield container_id, _step(there, wanted, kata=kata)
+                yield container_id, self._step(there, wanted) if kata else wanted
 
-
-def _step(there: Cpuset, wanted: Cpuset, *, kata: bool) -> Cpuset:
-    apart = not (there.cpus <= wanted.cpus or wanted.cpus <= there.cpus)
-    return Cpuset(there.cpus | wanted.cpus, wanted.mems) if kata and apart else wanted
+    def _step(self, there: Cpuset, wanted: Cpuset) -> Cpuset:
+        """Return the first of two steps where a VM needs two, else what is wanted."""
+        if there.cpus <= wanted.cpus or wanted.cpus <= there.cpus:
+            return wanted
+        stay = there.cpus if self._online is None else there.cpus & self._online()
+        return Cpuset(stay | wanted.cpus, wanted.mems)
 
 
 def _over(there: Cpuset, new: Cpuset) -> Cpuset:

@@ -19,14 +19,18 @@ from kata_pin.daemon.allocview import allocation_document
 from kata_pin.daemon.allotting import LAST, Allotting
 from kata_pin.daemon.compose import boot_id, compose
 from kata_pin.daemon.delivery import Delivery
+from kata_pin.daemon.nodefacts import NodeWatch
 from kata_pin.daemon.pushing import Pushing, Trouble
 from kata_pin.daemon.registry import Registry
 from kata_pin.daemon.sandboxes import Sandboxes
 from kata_pin.host.root import HOST
+from kata_pin.model.alloc import AllocState, Grant
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.sandbox import Container, ContainerState
+from kata_pin.model.topology import flat
 from kata_pin.wire.nrireply import Cpuset
 from tests.support.allotted import Host, Moves, allocator, request, settings
+from tests.support.world import cpus
 
 
 @pytest.fixture
@@ -160,3 +164,13 @@ def test_who_decides_is_the_last_plugin(registry: Registry) -> None:
     ):
         parts = compose(Config(alloc=Alloc(policy=policy)), registry)
         assert Allotting(parts).plugin_index(chosen) == index
+
+
+def test_what_is_offline_is_not_sent(registry: Registry) -> None:
+    """A VM's cpuset is widened by those of its old CPUs only that the node has online now."""
+    parts = compose(Config(alloc=settings()), registry)
+    parts.node = cast("NodeWatch", Host(flat(4), config=parts.node.config))
+    delivery = Allotting(parts)._delivery
+    state = AllocState().with_grant(Grant(request("db", cpus=1), "order", exclusive=cpus("0")))
+    delivery.has("c-db", Cpuset(cpus("3-4")))
+    assert delivery.pending(state) == {"c-db": Cpuset(cpus("0,3"))}

@@ -122,6 +122,18 @@ def test_a_vm_is_widened_before_it_is_narrowed() -> None:
     assert sent == [[cpus("4-7")], [cpus("6-7")], []]
 
 
+def test_a_vm_is_not_widened_by_what_is_offline() -> None:
+    """CPUs that went offline cannot be written; what is left online of the old ones stays."""
+    online = cpus("0-4,6-7")
+    delivery, state = Delivery(lambda: online), _state(OWN)
+    delivery.has("c-db", Cpuset(cpus("4-5")))
+    sent = [[update.cpuset.cpus for update in delivery.next(state)] for _ in range(3)]
+    assert sent == [[cpus("4,6-7")], [cpus("6-7")], []]
+    delivery.has("c-db", Cpuset(cpus("5")))
+    sent = [[update.cpuset.cpus for update in delivery.next(state)] for _ in range(2)]
+    assert sent == [[cpus("6-7")], []]
+
+
 def test_a_part_or_more_is_one_step() -> None:
     """Narrowing and widening alone need no step between, nor does a container without a VM."""
     for there in ("5-7", "6", ""):
