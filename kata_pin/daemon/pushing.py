@@ -69,7 +69,7 @@ class Trouble:
     """Something failed so many times in a row, and is tried again at a time.monotonic().
 
     The message is empty for a container that is only put off: the runtime does not know it, so that
-    it is about to be over, or there was no runtime.
+    it is about to be over, there was no runtime, or it has told of another cpuset meanwhile.
     """
 
     message: str
@@ -222,8 +222,7 @@ class Pushing:
                 return
             with self._delivery.under_way(container_id, cpuset):
                 await way.updater.update(container_id, cpuset)
-            if self._pending().get(container_id) == cpuset:
-                raise UpdateRefused("the runtime has taken it, and tells of another cpuset")
+            again = self._told_otherwise(container_id, cpuset)
         except ContainerUnknown as error:
             log.debug("allocator: container %s: %s", container_id, error)
             self._put_off(container_id, cpuset)
@@ -241,6 +240,8 @@ class Pushing:
             log.debug("allocator: container %s: cpuset %s sent", container_id, cpuset.cpus)
             self.sent[way.name, True] += 1
             self._works_again(way)
+            if again:
+                self._put_off(container_id, cpuset)
         self._slowness.took(container_id, time.monotonic() - began)
 
     async def _left(self, container_id: str, cpuset: Cpuset) -> bool:
@@ -257,9 +258,19 @@ class Pushing:
             raise UpdateRefused(f"no pass over its sandbox within {PASS_S:g} s") from error
         return self._pending().get(container_id) == cpuset
 
+    def _told_otherwise(self, container_id: str, cpuset: Cpuset) -> bool:
+        """Whether the runtime told of another cpuset while this one was sent.
+
+        Raises UpdateRefused unless that is the first trouble: an event from before may come once.
+        """
+        otherwise = self._pending().get(container_id) == cpuset
+        if otherwise and container_id in self._troubles:
+            raise UpdateRefused("the runtime has taken it, and tells of another cpuset")
+        return otherwise
+
     def _refused(self, container_id: str, cpuset: Cpuset, message: str) -> None:
         known = self._troubles.get(container_id)
-        level = logging.WARNING if known is None else logging.DEBUG
+        level = logging.WARNING if known is None or not known.message else logging.DEBUG
         log.log(level, "allocator: container %s keeps its cpuset: %s", container_id, message)
         self._put_off(container_id, cpuset, message)
 

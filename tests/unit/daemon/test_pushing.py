@@ -387,6 +387,26 @@ async def test_a_runtime_that_keeps_its_own_opinion(world: World) -> None:
     assert len(world.runtime.sent) == 3
 
 
+async def test_an_event_from_before(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """What is told while a cpuset is sent, of the one before, is no failure: it is sent again."""
+    caplog.set_level(logging.INFO)
+    world.admit("web", kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="")
+    world.delivery.has("c-db", Cpuset(world.allocator.state.exclusive))
+
+    def told(one: str, _cpuset: Cpuset) -> None:
+        if len(world.runtime.sent) == 1:
+            world.delivery.has(one, Cpuset(ALL))
+
+    world.runtime.applied = told
+    async with running(world):
+        world.pushing.wake()
+        await until(lambda: not world.pending, "the second time")
+    assert len(world.runtime.sent) == 2
+    assert world.pushing.sent == {("nri", True): 2}
+    assert caplog.text == ""
+
+
 async def test_a_new_decision_does_not_wait_for_the_next_try(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
