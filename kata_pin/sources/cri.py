@@ -85,7 +85,7 @@ class CriClient:
             raise UpdateRefused(SLOW.format(self._deadline_s))
         if code == "UNAVAILABLE" and not _is_served(self.path):
             raise RuntimeUnavailable(f"{self.path}: {code}: {details}")
-        raise UpdateRefused(f"{code}: {details}")
+        raise UpdateRefused(details or code)
 
 
 def _library() -> ModuleType:
