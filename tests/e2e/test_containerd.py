@@ -103,8 +103,8 @@ def test_pod_through_its_life(node: Node, unit: Unit, pods: CriNode) -> None:
 
 
 def _written_cpuset(pod: str) -> str:
-    [folder] = Path("/sys/fs/cgroup").rglob(f"kata_{pod}")
-    return (folder / "cpuset.cpus").read_text().strip()
+    [file] = Path("/sys/fs/cgroup").rglob(f"kata_{pod}/cpuset.cpus")
+    return file.read_text().strip()
 
 
 def test_hooks_of_the_base_spec_alone(node: Node, unit: Unit, pods: CriNode) -> None:

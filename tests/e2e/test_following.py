@@ -38,15 +38,15 @@ def test_cpus_go_offline_and_online(
 ) -> None:
     """The uevent is enough: pairs and the rest shrink with their CPUs, and use them again.
 
-    On version 1 Linux has cut the cpuset for good: there only what goes is looked at.
+    Version 1 cuts cpusets for good, so that more is needed there: see test_cpus.py.
     """
+    if node.cgroup == 1:
+        pytest.skip("Linux cuts cpusets of version 1 for good")
     switch(5, False)
     pod.wait_placed(REST, {1: 4})
     switch(7, False)
     pod.wait_placed({6}, {1: 4})
     assert pinner.ask("state")["node"]["online"] == "0-4,6,8-15"
-    if node.cgroup == 1:
-        return
     switch(7, True)
     pod.wait_placed(REST, {1: 4})
     switch(5, True)
