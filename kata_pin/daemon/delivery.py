@@ -68,7 +68,7 @@ class Delivery:
     def has(self, container_id: str, cpuset: Cpuset, *, pid: int = 0) -> None:
         """Take note of the cpuset that a container has, as the runtime tells or we answered."""
         there = self._there.get(container_id)
-        if cpuset not in (there, self._under_way.get(container_id)):
+        if cpuset not in (there, self._under_way.get(container_id)):  # somebody else's
             self._parting.pop(container_id, None)
         self._there[container_id] = cpuset
         if pid:

@@ -373,6 +373,75 @@ async def test_slow_containers_share_little_time(
     assert tries.count("c-web") == 4
 
 
+async def test_a_slow_container_comes_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when its rest is over; one that was made anew is not slow."""
+    monkeypatch.setattr(slowness, "SLOW_S", 0.03)
+    monkeypatch.setattr(slowness, "REST", 0)
+    monkeypatch.setattr(slowness, "LONGEST_S", 0)
+    for name in ("hung", "web"):
+        world.admit(name, kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="0-1")
+    world.delivery.has("c-db", Cpuset(world.allocator.state.exclusive))
+    world.runtime.takes_s = {"c-hung": 0.05}
+    own = 0
+
+    async def tries() -> list[str]:
+        nonlocal own
+        world.runtime.sent.clear()
+        world.allocator.admit(request(f"own{own}", "exclusive", cpus=1, kata=False))
+        own += 1
+        world.pushing.wake()
+        await until(lambda: not world.pending, "everything")
+        return [name for name, _ in world.runtime.sent]
+
+    async with running(world):
+        assert await tries() == ["c-hung", "c-web"]
+        assert await tries() == ["c-web", "c-hung"]
+        web, hung = (world.delivery.there(one) for one in ("c-web", "c-hung"))
+        for one in ("c-web", "c-hung"):
+            world.delivery.gone(one)
+        world.pushing.wake()
+        await asyncio.sleep(3 * module.GRACE_S)
+        world.delivery.has("c-hung", hung)
+        world.delivery.has("c-web", web)
+        assert await tries() == ["c-hung", "c-web"]
+
+
+async def test_an_error_before_anything_is_sent(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is pending cannot be told: no loop, and it is tried again, later each time."""
+    monkeypatch.setattr(module, "RETRY_S", (0.02, 1000.0))
+    world.admit("web", kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="")
+    world.runtime.answers.append(UpdateRefused("busy"))
+
+    def broken() -> dict[str, Cpuset]:
+        raise OSError("no sysfs")
+
+    async with running(world):
+        world.pushing.wake()
+        await until(lambda: world.pushing.failures, "the refusal")
+        monkeypatch.setattr(world.pushing, "_pending", broken)
+        await until(lambda: caplog.text.count("no sysfs") == 2, "two tries")
+        await asyncio.sleep(5 * module.GRACE_S)
+    assert caplog.text.count("no sysfs") == 2
+
+
+async def test_a_refusal_after_there_was_no_runtime(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said although the container was put off before."""
+    world.admit("web", kata=False)
+    world.admit("db", "exclusive", cpus=2, kata=False, has="")
+    world.delivery.has("c-db", Cpuset(world.allocator.state.exclusive))
+    world.runtime.answers.extend([RuntimeUnavailable("no socket"), UpdateRefused("busy")])
+    async with running(world):
+        world.pushing.wake()
+        await until(lambda: not world.pending, "the third try")
+    assert "c-web keeps its cpuset: busy" in caplog.text
+
+
 async def test_a_runtime_that_keeps_its_own_opinion(world: World) -> None:
     """One that takes an update and tells of another cpuset is not asked in a loop."""
     world.admit("web", kata=False)
