@@ -79,6 +79,7 @@ class Allocator:
         self.guarantee = Guarantee.SANDBOXES
         self.news = AllocNews()
         self.rivals = Rivals()
+        self.running: Callable[[], Iterable[Running]] = tuple  # as a runtime tells
         self._settings = settings
         self._node = node
         self._store = store
@@ -238,7 +239,10 @@ class Allocator:
             self._make_policy(topology)
         self._tell_aside()
         if self.decides and (anew or not self._decided):
-            self.reconcile([Running(grant.request, grant.cpus) for grant in self.containers()])
+            self._decided = False  # until what follows is stored
+            granted = [Running(grant.request, grant.cpus) for grant in self.containers()]
+            known = {one.request.container_id: one for one in (*granted, *self.running())}
+            self.reconcile([*known.values()])
         self._decided = self.decides
 
     def _tell_aside(self) -> None:

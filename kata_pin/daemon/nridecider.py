@@ -28,8 +28,10 @@ from kata_pin.daemon.givingback import give_back
 from kata_pin.daemon.moves import Moves
 from kata_pin.daemon.nri import NOTHING, NriIntake
 from kata_pin.daemon.registry import Registry
+from kata_pin.daemon.told import Told
 from kata_pin.model.alloc import ContainerRequest, Guarantee, Running
 from kata_pin.model.sandbox import ContainerKind
+from kata_pin.policy.alloc.refusals import other_owner
 from kata_pin.sources.nrilistener import CreationRefused
 from kata_pin.wire.nri import Event, EventKind, Pod, PodContainer, Snapshot
 from kata_pin.wire.nrireply import Answer, Cpuset, Update
@@ -60,7 +62,8 @@ class NriDecider:
         self._registry = registry
         self._moves = moves
         self._wake = wake
-        self._pods: dict[str, str] = {}
+        self._told = Told()
+        allocator.running = self._running
 
     # ---- the decider ---------------------------------------------------------------------
 
@@ -81,32 +84,28 @@ class NriDecider:
 
     def adopt(self, snapshot: Snapshot) -> tuple[Update, ...]:
         """Bring the allocator in line with everything that there is; return what is to change."""
+        self._allocator.follow_host()
         kata = self._intake.kata_among(snapshot.pods)
         pods = {pod.id: pod for pod in snapshot.pods}
-        told = [one for one in snapshot.containers if one.pod_id in pods]
-        running = [
-            Running(
-                self._request(pods[one.pod_id], one, kata=one.pod_id in kata),
-                cpuset_of(one.cpu).cpus or None,
-            )
-            for one in told
-        ]
-        self._allocator.reconcile([*running, *self._of_other_runtimes(pods.keys())])
         self._allocator.rivals.begin_anew()
         self._delivery.clear()
-        self._pods = {one.id: one.pod_id for one in told}
-        for one in told:
-            self._delivery.has(one.id, cpuset_of(one.cpu), pid=one.pid)
+        self._told.clear()
+        for one in snapshot.containers:
+            pod = pods.get(one.pod_id)
+            if pod is not None:
+                self._told.take(self._request(pod, one, kata=pod.id in kata), pod.id)
+                self._delivery.has(one.id, cpuset_of(one.cpu), pid=one.pid)
+        self._allocator.reconcile([*self._running(), *self._of_other_runtimes(pods.keys())])
+        self._allocator.guarantee = Guarantee.NODE
         if self._allocator.switched_off:
             give_back(self._allocator, self._delivery)
             self._allocator.forget()
-            return self._updates()
-        self._allocator.guarantee = Guarantee.NODE
         return self._updates()
 
     def ended(self) -> None:
         """Nothing is delivered now, and containers of other runtimes may come unseen."""
         self._delivery.clear()
+        self._told.clear()
         self._allocator.guarantee = Guarantee.SANDBOXES
 
     # ---- the listener --------------------------------------------------------------------
@@ -120,6 +119,8 @@ class NriDecider:
         elif container is not None:
             self._exists(event.pod, container)
         if event.kind is EventKind.POST_CREATE_CONTAINER:
+            if container is not None and cpuset_of(container.cpu).cpus:
+                self._leave(container.id)
             return NOTHING
         ticket = self._intake.take(event, stamp_ns)
         return ticket or (OTHERS if self._awaits_others(event) else NOTHING)
@@ -150,7 +151,7 @@ class NriDecider:
     def _create(self, event: Event, container: PodContainer, stamp_ns: int) -> Answer:
         """Decide and record, then answer: what could not be stored counts as not answered."""
         request = self._request(event.pod, container, kata=self._intake.is_kata(event.pod))
-        self._pods[container.id] = event.pod.id
+        self._told.take(request, event.pod.id)
         there = cpuset_of(container.cpu)
         with self._allocator.together():
             refused = self._allocator.admit(request, foreign=bool(there.cpus)).refused
@@ -158,6 +159,7 @@ class NriDecider:
             if request.pod.kata and not fails:
                 self._intake.take(event, stamp_ns)
         if refused is not None and fails:
+            self._told.over(container.id)
             raise CreationRefused(refused.message)
         state = self._allocator.state
         grant = state.get(container.id)
@@ -166,7 +168,9 @@ class NriDecider:
             grant = state.get(container.id)
         adjust = Cpuset() if grant is None else written(grant, state)
         self._delivery.has(container.id, adjust or there)
-        if not there.cpus:
+        if there.cpus:
+            self._leave(container.id)
+        else:
             self._allocator.rivals.answered(request, adjusted=bool(adjust))
         return Answer(adjust, self._updates(but=container.id))
 
@@ -181,10 +185,13 @@ class NriDecider:
             return Answer(updates=self._delivery.next(state, only=container.id))
         asked = replace(container, cpu=with_asked(container.cpu, event.asked))
         self._delivery.has(container.id, cpuset_of(asked.cpu))
-        grant = self._allocator.state.get(container.id)
-        if grant is not None:
-            request = self._request(event.pod, asked, kata=grant.request.pod.kata)
-            self._allocator.change(request, "UpdateContainer")
+        told, grant = self._told.get(container.id), self._allocator.state.get(container.id)
+        known = grant or told
+        if known is not None:
+            request = self._request(event.pod, asked, kata=known.request.pod.kata)
+            self._told.take(request, event.pod.id)
+            if grant is not None:
+                self._allocator.change(request, "UpdateContainer")
         return Answer(updates=self._updates())
 
     def _exists(self, pod: Pod, container: PodContainer) -> None:
@@ -200,6 +207,12 @@ class NriDecider:
             request = self._request(pod, container, kata=self._intake.is_kata(pod))
             self._allocator.change(request, "it runs with no cpuset of its own")
 
+    def _leave(self, container_id: str) -> None:
+        """Leave a container alone that has a cpuset of somebody else's, not of the kubelet's."""
+        static = other_owner(self._allocator.node.kubelet) is not None
+        if not static and self._allocator.state.get(container_id) is None:
+            self._told.leave(container_id)
+
     def _end(self, event: Event) -> None:
         """Give back what a container had, or all of a sandbox's.
 
@@ -208,9 +221,9 @@ class NriDecider:
         if event.container is not None:
             over = [event.container.id]
         else:
-            over = [name for name, sandbox in self._pods.items() if sandbox == event.pod.id]
+            over = self._told.of_sandbox(event.pod.id)
         for container_id in over:
-            self._pods.pop(container_id, None)
+            self._told.over(container_id)
             self._allocator.rivals.ended(container_id)
             self._delivery.gone(container_id)
         self._allocator.release(over, event.kind.method)
@@ -221,9 +234,17 @@ class NriDecider:
         return self._delivery.next(self._allocator.effective, but=but)
 
     def _request(self, pod: Pod, container: PodContainer, *, kata: bool) -> ContainerRequest:
-        ordered = self._allocator.ordered(pod.namespace, pod.name, pod.id)
-        told = request_of(pod, container, kata=kata, ordered=ordered)
-        return self._allocator.newest(told)
+        return self._newest(request_of(pod, container, kata=kata, ordered=None), pod.id)
+
+    def _newest(self, told: ContainerRequest, sandbox_id: str) -> ContainerRequest:
+        ordered = self._allocator.ordered(told.pod.namespace, told.pod.name, sandbox_id)
+        return self._allocator.newest(replace(told, pod=replace(told.pod, ordered=ordered)))
+
+    def _running(self) -> Iterator[Running]:
+        """Yield every container that the runtime has told of, but those left to somebody else."""
+        for request, sandbox_id, _ in self._told:
+            there = self._delivery.there(request.container_id).cpus
+            yield Running(self._newest(request, sandbox_id), there or None)
 
     def _of_other_runtimes(self, listed: Collection[str]) -> Iterator[Running]:
         """Yield what runs in sandboxes that this runtime does not know of."""

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from kata_pin.config.alloc import Fail
+from kata_pin.config.tree import Mode
 from kata_pin.daemon.compose import Parts
 from kata_pin.daemon.delivery import Delivery
 from kata_pin.daemon.moves import Moves
@@ -605,3 +606,98 @@ def test_a_refused_creation_keeps_what_the_host_became(registry: Registry) -> No
     with pytest.raises(CreationRefused):
         world.tell(CREATE, pod, _app("greedy", 64))
     assert world.allocator.state.cpus == cpus("0-3")
+
+
+NOISE = _pod("noise", kata=False)
+
+
+def _observe(world: World) -> None:
+    world.host.config = replace(world.host.config, mode=Mode.OBSERVE)
+
+
+def _act(world: World) -> None:
+    world.host.config = replace(world.host.config, mode=Mode.ACT)
+
+
+def test_what_is_made_while_aside_is_in_the_pools_later(world: World) -> None:
+    """Who was made while kata-pin only observed leaves exclusive CPUs as everybody does."""
+    _observe(world)
+    assert world.make(NOISE, _app("noise")) == Answer()
+    world.make(_pod("gone", kata=False), _app("gone"))
+    world.tell(STOP, _pod("gone", kata=False), _app("gone"))
+    _act(world)
+    answer = world.make(_pod("db", "exclusive"), _app("db", 2))
+    assert _updates(answer) == {"c-noise": str(CpuSet(range(8)) - answer.adjust.cpus)}
+    assert "c-gone" not in world.allocator.state.grants
+
+
+def test_what_is_listed_while_aside_is_in_the_pools_later(world: World) -> None:
+    """So is what Synchronize told then; the guarantee holds for all of it."""
+    _observe(world)
+    world.decider.adopt(Snapshot((NOISE,), (_app("noise"),)))
+    _act(world)
+    answer = world.make(_pod("db", "exclusive"), _app("db", 2))
+    assert set(_updates(answer)) == {"c-noise"}
+    assert world.guarantee is Guarantee.NODE
+
+
+def test_what_is_asked_while_aside_counts_later(world: World) -> None:
+    """Sizes that were told meanwhile, also to who has a grant; orders and classes as they are."""
+    db = _pod("db", "exclusive")
+    world.make(db, _app("db", 2))
+    _observe(world)
+    world.make(_pod("web", "exclusive"), _app("web", 1))
+    for pod, name in ((db, "db"), (_pod("web", "exclusive"), "web")):
+        asked = CpuResources(quota_us=300_000, shares=3072)
+        assert world.tell(UPDATE, pod, _app(name), asked=asked) == Answer()
+    world.allocator.set_orders({"shop/web": CpuClass.SHARE})
+    _act(world)
+    world.allocator.follow_host()
+    grants = world.allocator.state.grants
+    assert len(grants["c-db"].exclusive) == 3
+    assert (grants["c-web"].cpu_class, len(grants["c-web"].own)) == (CpuClass.SHARE, 3)
+
+
+def test_what_is_made_beside_a_rival_is_in_the_pools_later(world: World) -> None:
+    """Unless the rival gave it a cpuset, before us or behind us: that is left alone then too."""
+    for number in range(PODS):
+        _conflict(world, f"db{number}", f"n{number}")
+    world.make(NOISE, _app("noise"))
+    before, behind = _pod("before", kata=False), _pod("behind", kata=False)
+    world.make(before, _with(_app("before"), Cpuset(cpus("3"))))
+    assert world.tell(CREATE, behind, _app("behind")) == Answer()
+    made = _with(_app("behind"), Cpuset(cpus("4")))
+    world.tell(EventKind.POST_CREATE_CONTAINER, behind, made)
+    world.allocator.rivals.begin_anew()
+    world.make(_pod("web"), _app("web"))
+    assert set(world.allocator.state.grants) >= {"c-noise", "c-web"}
+    assert {"c-before", "c-behind"}.isdisjoint(world.allocator.state.grants)
+
+
+def test_what_the_kubelet_gave_is_in_the_pools_later(world: World) -> None:
+    """When the kubelet's static policy ends, its cpusets are nobody else's decision any more."""
+    world.host.kubelet = KubeletState("static", cpus("0-1"))
+    world.make(NOISE, _with(_app("noise"), Cpuset(cpus("0-7"))))
+    world.host.kubelet = None
+    answer = world.make(_pod("db", "exclusive"), _app("db", 2))
+    assert _updates(answer) == {"c-noise": str(CpuSet(range(8)) - answer.adjust.cpus)}
+
+
+def test_what_an_ended_connection_told_is_forgotten(world: World) -> None:
+    """Nobody tells of its end: who is not listed anew is not brought into the pools."""
+    _observe(world)
+    world.make(NOISE, _app("noise"))
+    world.decider.ended()
+    _act(world)
+    world.allocator.follow_host()
+    assert world.allocator.state.grants == {}
+
+
+def test_whoever_is_refused_is_not_tried_later(registry: Registry) -> None:
+    """A container that may not be made does not come into the pools when the host changes."""
+    world = World(registry, fail=Fail.STRICT)
+    with pytest.raises(CreationRefused):
+        world.tell(CREATE, _pod("db", "exclusive"), _app("db", 64))
+    world.host.topology = flat(6)
+    world.allocator.follow_host()
+    assert world.allocator.state.grants == {}
