@@ -309,6 +309,27 @@ def test_an_offline_cpu(begun: Allocator, host: Host, moves: Moves) -> None:
     assert any("s-db" in told for told, _ in moves.told)
 
 
+def test_what_could_not_be_stored_is_decided_again(
+    begun: Allocator, registry: Registry, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk while CPUs go offline: with the next look they are nobody's."""
+    begun.admit(request("db", "exclusive", cpus=2))
+    held = begun.state.exclusive
+    host.topology = without(flat(8), str(held.first))
+
+    def full(_store: AllocStore, _state: AllocState) -> None:
+        raise StateError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AllocStore, "write", full)
+        with pytest.raises(StateError):
+            begun.follow_host()
+        assert begun.state.exclusive == held
+    begun.follow_host()
+    assert begun.state.exclusive <= host.topology.online
+    assert stored(registry) == begun.state
+
+
 def test_lost_state_is_rebuilt_from_what_runs(begun: Allocator) -> None:
     """Containers that run on CPUs that can be theirs keep them."""
     begun.reconcile([Running(request("db", "exclusive", cpus=2), cpus("4-5")), *_shared()])
