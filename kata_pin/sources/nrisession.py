@@ -13,7 +13,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from kata_pin.errors import KataPinError, ParseError, RemoteProtocolError
+from kata_pin.errors import KataPinError, ParseError, RemoteProtocolError, StateError
 from kata_pin.sources.nricalls import RuntimeCalls
 from kata_pin.sources.nrilistener import CreationRefused, Decider, Listener
 from kata_pin.sources.updater import DEADLINE_S
@@ -222,9 +222,12 @@ class NriSession(asyncio.Protocol):
         self._start(self._rebuild(whole, self._parts_since_ns))
 
     def _adopted(self, whole: Snapshot) -> tuple[Update, ...]:
+        """Return what is to change; raises StateError, so that all is told anew later."""
         assert self._decider is not None, "asked for by who has one"
         try:
             return self._decider.adopt(whole)
+        except StateError:
+            raise
         except Exception:  # the node goes on as it is
             log.exception("NRI: Synchronize not decided")
             return ()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.errors import StateError
+from kata_pin.errors import HostError, StateError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.sources.nri import NriPlugin
 from kata_pin.sources.nrilistener import CreationRefused
@@ -148,7 +148,7 @@ async def test_a_deciders_fault_is_no_containers(
     told: Told, peer: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Unexpected errors are logged and answered with nothing; an end still reaches the listener."""
-    told.answer = StateError("disk full")
+    told.answer = HostError("read", "/proc/1", 5)
     with caplog.at_level(logging.ERROR):
         for kind in ANSWERED:
             response = await _call(peer, kind)
@@ -156,6 +156,16 @@ async def test_a_deciders_fault_is_no_containers(
         assert (await peer.call("Synchronize", pb.SynchronizeRequest())).payload == b""
     assert caplog.text.count("not decided") == 4
     assert told.events == [EventKind.STOP_CONTAINER]
+
+
+async def test_what_could_not_be_stored_is_told_anew(told: Told, path: Path) -> None:
+    """A full disk at Synchronize ends the connection: each begins with everything there is."""
+    told.answer = StateError("disk full")
+    async with connected(told, path) as peer:
+        await peer.configure()
+        peer.begin("Synchronize", pb.SynchronizeRequest(pods=[pod()]).SerializeToString())
+        assert await peer.gone()
+        assert len(told.adopted) == 1
 
 
 async def test_what_cannot_be_read_is_answered_with_nothing(told: Told, peer: Peer) -> None:
