@@ -96,9 +96,14 @@ class MetricsServer:
                 backlog=BACKLOG, limit=MAX_HEAD,
             )  # fmt: skip
         listener = unixsocket.listen(self._path, backlog=BACKLOG, mode=self._mode, gid=self._gid)
-        return await asyncio.start_unix_server(
-            self._client, sock=listener, backlog=BACKLOG, limit=MAX_HEAD
-        )
+        try:
+            return await asyncio.start_unix_server(
+                self._client, sock=listener, backlog=BACKLOG, limit=MAX_HEAD
+            )
+        except BaseException:  # cancelled as the daemon ends: nobody else knows of the socket
+            listener.close()
+            self._unlink()
+            raise
 
     async def _end(self, server: asyncio.Server) -> None:
         server.close()
@@ -106,8 +111,11 @@ class MetricsServer:
             task.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)
         if self._endpoint.kind is EndpointKind.UNIX:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)
+            self._unlink()
+
+    def _unlink(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
 
     def _complain(self, error: OSError) -> None:
         """Say once what is wrong."""

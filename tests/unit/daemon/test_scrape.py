@@ -61,6 +61,19 @@ async def path(source: Source, tmp_path: Path) -> AsyncIterator[str]:
     assert not os.path.exists(path)
 
 
+@pytest.mark.parametrize("turns", range(4))
+async def test_an_end_while_it_starts(source: Source, tmp_path: Path, turns: int) -> None:
+    """However early it is cancelled, no socket stays behind."""
+    path = tmp_path / "m.sock"
+    task = asyncio.create_task(MetricsServer(Endpoint(), path=str(path), text=source).serve())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert list(tmp_path.iterdir()) == []
+
+
 async def _close(writer: asyncio.StreamWriter) -> None:
     writer.close()
     await writer.wait_closed()
