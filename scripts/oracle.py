@@ -28,7 +28,7 @@ from kata_pin.policy.alloc.packed import Packing, take_packed
 from kata_pin.policy.alloc.request import ContainerRole, KubeletContainer, KubeletPod
 from kata_pin.policy.alloc.state import StaticState
 from kata_pin.policy.alloc.topology import Machine
-from kata_pin.wire.kubelet import parse_checkpoint
+from kata_pin.wire.kube.checkpoint import parse_checkpoint
 
 Row = Mapping[str, Any]
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,6 +1,6 @@
 """Where documents come from: the daemon's sockets, or this process when there is no daemon.
 
-Reading verbs fall back to daemon/oneshot.py (DESIGN D19), and the document then says so. Writing
+Reading verbs fall back to offline.py (DESIGN D19), and the document then says so. Writing
 verbs do too when no daemon runs; but with one that is there and does not answer they fail, for two
 writers must not race. Every wait has a deadline. One request a connection; nothing is kept.
 """
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, cast
 
-from kata_pin.cli.shape import VERSION, Json, State
+from kata_pin.cli.reports.shape import VERSION, Json, State
 from kata_pin.config import Config
 from kata_pin.errors import DaemonError, RemoteProtocolError
 from kata_pin.wire.control import MAX_REPLY, LineDecoder, encode_request, parse_reply
@@ -49,9 +49,9 @@ class Provider:
         try:
             document = self._ask("state", reading=True)
         except (DaemonAway, DaemonSilent) as error:
-            from kata_pin.daemon import oneshot
+            from kata_pin.daemon.service import offline
 
-            document = oneshot.state(self.config)
+            document = offline.state(self.config)
             document["daemon"] = {"running": False, "reason": error.message}
         return cast("State", _checked(document))
 
@@ -60,9 +60,9 @@ class Provider:
         try:
             return _checked(self._ask("explain", reading=True, sandbox=sandbox_id))
         except (DaemonAway, DaemonSilent):
-            from kata_pin.daemon import oneshot
+            from kata_pin.daemon.service import offline
 
-            return _checked(oneshot.explain(self.config, sandbox_id))
+            return _checked(offline.explain(self.config, sandbox_id))
 
     def history(self, name: str, *, since_s: int | None, limit: int) -> Json:
         """Return the `history` document: of all, or of the sandboxes that a name means."""
@@ -70,27 +70,27 @@ class Provider:
         try:
             return _checked(self._ask("history", reading=True, **asked))
         except (DaemonAway, DaemonSilent):
-            from kata_pin.daemon import oneshot
+            from kata_pin.daemon.service import offline
 
-            return _checked(oneshot.history(self.config, name, since_s=since_s, limit=limit))
+            return _checked(offline.history(self.config, name, since_s=since_s, limit=limit))
 
     def pin(self, sandbox_id: str | None) -> Json:
         """Have the pins of one sandbox or of all set now; return the report's document."""
         try:
             return _checked(self._ask("pin", reading=False, sandbox=sandbox_id))
         except DaemonAway:
-            from kata_pin.daemon import oneshot
+            from kata_pin.daemon.service import offline
 
-            return _checked(oneshot.pin(self.config, sandbox_id))
+            return _checked(offline.pin(self.config, sandbox_id))
 
     def unpin(self, sandbox_id: str | None) -> Json:
         """Have the pins of one sandbox or of all given back; return the report's document."""
         try:
             return _checked(self._ask("unpin", reading=False, sandbox=sandbox_id))
         except DaemonAway:
-            from kata_pin.daemon import oneshot
+            from kata_pin.daemon.service import offline
 
-            return _checked(oneshot.unpin(self.config, sandbox_id))
+            return _checked(offline.unpin(self.config, sandbox_id))
 
     def _ask(self, verb: str, *, reading: bool, **given: str | int | None) -> Json:
         arguments = {name: value for name, value in given.items() if value is not None}

@@ -15,8 +15,8 @@ from typing import Any, Final
 import click
 
 from kata_pin import __version__
-from kata_pin.cli import screen
 from kata_pin.cli.options import Session, global_options
+from kata_pin.cli.render import screen
 from kata_pin.errors import KataPinError
 
 COMPLETE: Final = "_KATA_PIN_COMPLETE"
@@ -27,7 +27,7 @@ _UNINSTALL: Final = "Give every pin back and remove what install wrote and nobod
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "show": ("show:show", "Show the sandboxes of this node, one of them, or its pCPUs."),
     "who": ("inspect:who", "Show every thread of the host that may run on a pCPU."),
-    "map": ("guestmap:guest_map", "Show which pCPU is which vCPU, which guest CPU, and whose."),
+    "map": ("map:guest_map", "Show which pCPU is which vCPU, which guest CPU, and whose."),
     "explain": ("inspect:explain", "Explain why a sandbox's threads are where they are."),
     "history": ("history:history", "Show what changed of sandboxes, when and why."),
     "check": ("inspect:check", "Check that every thread is where it should be."),
@@ -35,15 +35,15 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "pools": ("pools:pools", "Show the pools of pCPUs and their owners."),
     "alloc": ("alloc:alloc", "Look at what the allocator did, and would do."),
     "policy": ("policy:policy", "Order how single pods have their CPUs; wins over annotations."),
-    "pin": ("act:pin", "Set the affinities of one sandbox or of all now."),
-    "unpin": ("act:unpin", "Give the pins of one sandbox or of all back."),
-    "run": ("service:run", "Run the daemon in the foreground."),
-    "config": ("settings:config", "Show, check or start a configuration file."),
+    "pin": ("pin:pin", "Set the affinities of one sandbox or of all now."),
+    "unpin": ("pin:unpin", "Give the pins of one sandbox or of all back."),
+    "run": ("run:run", "Run the daemon in the foreground."),
+    "config": ("config:config", "Show, check or start a configuration file."),
     "install": ("install:install", "Put hook, service and sample settings on this node."),
     "uninstall": ("install:uninstall", _UNINSTALL),
     "completion": ("completion:completion", "Print the completion script of a shell."),
 }
-"""Every command in the order of the help: module and name below kata_pin.cli, and its summary."""
+"""Every command in the order of the help: module and name below cli.commands, and its summary."""
 
 
 class LazyGroup(click.Group):
@@ -58,7 +58,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(import_module(f"kata_pin.cli.{module}"), name)
+        command: click.Command = getattr(import_module(f"kata_pin.cli.commands.{module}"), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -133,7 +133,7 @@ def _invoke(arguments: list[str], session: Session) -> int:
 
 def _failed(session: Session, error: KataPinError, status: int) -> int:
     """Tell about an error: one line and a hint, as JSON too where JSON was asked for."""
-    from kata_pin.cli.safetext import safe
+    from kata_pin.cli.render.safe_text import safe
 
     if session.debug:
         import traceback

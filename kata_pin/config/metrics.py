@@ -2,7 +2,7 @@
 
 Served nowhere, on a unix socket, or on a port of the loopback device. Another address is refused:
 metrics name the node's CPUs and, by setting, its pods, and the daemon is root's. Out of scope:
-serving (daemon/scrape.py).
+serving (daemon/status/scrape.py).
 """
 
 # ruff: noqa: RUF009 - setting() makes a dataclass field, it is not a default shared by instances

@@ -41,8 +41,9 @@ from kata_pin.errors import (
 from kata_pin.guest.address import AgentAddress
 from kata_pin.guest.connection import Connection
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.wire import agent, guestcpu
-from kata_pin.wire.agent import AGENT, HEALTH, CpuUsage
+from kata_pin.wire.guest import agent
+from kata_pin.wire.guest import cpus as guest_cpus
+from kata_pin.wire.guest.agent import AGENT, HEALTH, CpuUsage
 
 SMALL: Final = 64 * 1024
 """Longest answer of an ordinary call."""
@@ -139,8 +140,8 @@ class AgentClient:
         Read in its own /proc/self/status: a program of the container starts in its cgroup. Only
         where the administrator allows programs to be started in containers.
         """
-        text = await self._cat(container_id, "/proc/self/status", guestcpu.MAX_STATUS)
-        return self._understood(guestcpu.parse_allowed, text)
+        text = await self._cat(container_id, "/proc/self/status", guest_cpus.MAX_STATUS)
+        return self._understood(guest_cpus.parse_allowed, text)
 
     async def usage(self, container_id: str) -> CpuUsage:
         """Return the CPU time that a container has used."""
@@ -159,8 +160,8 @@ class AgentClient:
 
         A cpuset hides nothing there. Only where programs may be started in containers.
         """
-        text = await self._cat(container_id, "/proc/cpuinfo", guestcpu.MAX_CPUINFO)
-        return self._understood(guestcpu.parse_cpuinfo, text)
+        text = await self._cat(container_id, "/proc/cpuinfo", guest_cpus.MAX_CPUINFO)
+        return self._understood(guest_cpus.parse_cpuinfo, text)
 
     # ---- programs ------------------------------------------------------------------------
 

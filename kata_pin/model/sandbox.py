@@ -35,7 +35,7 @@ class ContainerState(StrEnum):
 
 
 class CpusetSource(StrEnum):
-    """Who tells a container's cpuset (policy/precedence.py has their order)."""
+    """Who tells a container's cpuset (policy/placement/precedence.py has their order)."""
 
     NRI = "nri"
     KATA = "persist.json"

@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable
 
 from kata_pin.errors import KataPinError
-from kata_pin.sources.ownedfile import FileRefused, read_owned
+from kata_pin.sources.owned_file import FileRefused, read_owned
 
 DEFAULT_ROOTS = (
     "/run/containerd",

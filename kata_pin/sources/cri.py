@@ -11,7 +11,7 @@ A status says nothing about the runtime: Kata passes on what the agent in the gu
 tenant may have chosen it. Whether the runtime is there is seen by its socket alone.
 
 The socket must be root's or ours. Lifetime: the daemon's, nothing is kept. Out of scope: what to
-send and when (daemon/pushing.py).
+send and when (daemon/allocation/push.py).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from kata_pin.sources.updater import (
     UpdateRefused,
     words,
 )
-from kata_pin.wire.cri import UPDATE_RESOURCES, update_resources_request
-from kata_pin.wire.nrireply import Cpuset
+from kata_pin.wire.kube.cri import UPDATE_RESOURCES, update_resources_request
+from kata_pin.wire.nri.replies import Cpuset
 
 LIBRARY: Final = "grpc"
 MISSING: Final = "the library grpcio is not installed: pip install 'kata-pin[cri]'"

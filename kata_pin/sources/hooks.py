@@ -5,7 +5,7 @@
     await server.serve()         # until cancelled
     server.close()               # the socket is gone; serve() did so too, if it ever ran
 
-Each hook is one connection: one request, one or two answer lines, see kata_pin.wire.hookmsg. The
+Each hook is one connection: one request, one or two answer lines, see wire/hook_message.py. The
 handler gets a HookConnection once the whole request is there. Connections share nothing: one that
 sends garbage, half a request or nothing is closed after its deadline and disturbs no other, and
 those beyond the bound wait in the socket's backlog, where a hook's own budget ends the wait.
@@ -22,9 +22,9 @@ import socket
 from collections.abc import Awaitable, Callable
 
 from kata_pin.errors import RemoteProtocolError
-from kata_pin.sources import unixsocket
-from kata_pin.wire import hookmsg
-from kata_pin.wire.hookmsg import HookDecoder, HookMessage
+from kata_pin.sources import unix_socket
+from kata_pin.wire import hook_message
+from kata_pin.wire.hook_message import HookDecoder, HookMessage
 
 log = logging.getLogger(__name__)
 
@@ -51,22 +51,22 @@ class HookConnection:
 
     async def recorded(self) -> None:
         """Say that the registry has committed the message."""
-        self._send(hookmsg.RECORDED, last=not self.message.phase.waits_for_pins)
+        self._send(hook_message.RECORDED, last=not self.message.phase.waits_for_pins)
 
     async def pinned(self) -> None:
         """Say, after `recorded`, that the pins stand, or that this container needs none.
 
         Nothing is sent where the hook does not wait for it: `recorded` was the last line then.
         """
-        self._send(hookmsg.PINNED, last=True)
+        self._send(hook_message.PINNED, last=True)
 
     async def unpinned(self, reason: str) -> None:
         """Say that pins which should stand do not; in strict mode the hook fails the container."""
-        self._send(hookmsg.unpinned(reason), last=True)
+        self._send(hook_message.unpinned(reason), last=True)
 
     async def refused(self, reason: str) -> None:
         """Say, in place of `recorded`, that the message can never be taken: it is not spooled."""
-        self._send(hookmsg.refused(reason), last=True)
+        self._send(hook_message.refused(reason), last=True)
 
     def _send(self, line: bytes, *, last: bool) -> None:
         if self._transport.is_closing():
@@ -109,7 +109,7 @@ class HookServer:
 
         The caller makes sure that no other daemon lives. Raises OSError.
         """
-        self._listener = unixsocket.listen(self._path, backlog=BACKLOG)
+        self._listener = unix_socket.listen(self._path, backlog=BACKLOG)
         self._inode = os.stat(self._path).st_ino
 
     async def serve(self) -> None:
@@ -157,7 +157,7 @@ class HookServer:
 
     def _check_owner(self, peer: socket.socket) -> None:
         """Raise PermissionError for a peer that is neither root nor we (SO_PEERCRED, unix(7))."""
-        who = unixsocket.peer(peer)
+        who = unix_socket.peer(peer)
         if not who.trusted:
             raise PermissionError(f"pid {who.pid} is of uid {who.uid}")
 

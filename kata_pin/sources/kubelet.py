@@ -1,7 +1,7 @@
 """The kubelet's CPU manager checkpoint, read from its file.
 
 Nothing lives longer than one call; the file is a few KiB and is read in each audit. What the bytes
-mean: kata_pin.wire.kubelet.
+mean: kata_pin.wire.kube.checkpoint.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Final
 
 from kata_pin.errors import ParseError, StateError
 from kata_pin.model.node import KubeletState
-from kata_pin.sources.ownedfile import FileRefused, read_owned
-from kata_pin.wire.kubelet import MAX_BYTES, parse_checkpoint
+from kata_pin.sources.owned_file import FileRefused, read_owned
+from kata_pin.wire.kube.checkpoint import MAX_BYTES, parse_checkpoint
 
 DEFAULT_PATH: Final = "/var/lib/kubelet/cpu_manager_state"
 """Where the kubelet keeps it unless its --root-dir says otherwise."""

@@ -30,9 +30,9 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from kata_pin.errors import KataPinError
-from kata_pin.sources import unixsocket
-from kata_pin.sources.nrilistener import Decider, Listener
-from kata_pin.sources.nrisession import REGISTER_S, NriSession
+from kata_pin.sources import unix_socket
+from kata_pin.sources.nri_listener import Decider, Listener
+from kata_pin.sources.nri_session import REGISTER_S, NriSession
 from kata_pin.sources.updater import (
     DEADLINE_S,
     SLOW,
@@ -41,7 +41,7 @@ from kata_pin.sources.updater import (
     UpdateRefused,
     words,
 )
-from kata_pin.wire.nrireply import Cpuset, parse_update_response
+from kata_pin.wire.nri.replies import Cpuset, parse_update_response
 from kata_pin.wire.ttrpc import Code
 
 log = logging.getLogger(__name__)
@@ -166,6 +166,6 @@ async def _deadline(seconds: float, what: str) -> AsyncIterator[None]:
 
 def _check_owner(sock: socket.socket) -> None:
     """Raise PermissionError for a runtime that is neither root's nor ours (SO_PEERCRED)."""
-    who = unixsocket.peer(sock)
+    who = unix_socket.peer(sock)
     if not who.trusted:
         raise PermissionError(f"the socket's owner, pid {who.pid}, is of uid {who.uid}")

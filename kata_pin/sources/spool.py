@@ -1,6 +1,6 @@
 """The messages that hooks had to leave as files because the daemon did not record them in time.
 
-A file holds exactly the bytes of a request (kata_pin.wire.hookmsg) and appears by rename, so it is
+A file holds exactly the bytes of a request (wire/hook_message.py) and appears by rename, so it is
 whole or not there. The daemon takes the spool in at start, whenever `watch` says so, and in each
 audit; a message is removed with `done` after its commit, so a crash in between only repeats it.
 What can not be read is set aside in `bad`, where a bounded number is kept for a human.
@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from asyncinotify import Inotify, Mask
 
 from kata_pin.errors import RemoteProtocolError
-from kata_pin.sources.ownedfile import FileRefused, read_owned
-from kata_pin.wire import hookmsg
-from kata_pin.wire.hookmsg import HookMessage
+from kata_pin.sources.owned_file import FileRefused, read_owned
+from kata_pin.wire import hook_message
+from kata_pin.wire.hook_message import HookMessage
 
 log = logging.getLogger(__name__)
 
-MAX_FILE_BYTES = hookmsg.MAX_HEADER + hookmsg.MAX_BODY
+MAX_FILE_BYTES = hook_message.MAX_HEADER + hook_message.MAX_BODY
 MAX_BAD = 16
 STALE_S = 60.0  # a hook writes its file in milliseconds; older than this, it was killed meanwhile
 RETRY_S = 1.0  # between tries to watch a folder that can not be watched
@@ -118,7 +118,7 @@ class Spool:
         messages, others = [], []
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._directory):
-                key = hookmsg.parse_spool_name(name)
+                key = hook_message.parse_spool_name(name)
                 if key is not None:
                     messages.append((key, name))
                 elif name != "bad":
@@ -179,7 +179,7 @@ async def _arrivals(inotify: Inotify) -> AsyncGenerator[None, None]:
 
 
 def _decode(name: str, content: bytes) -> HookMessage:
-    message = hookmsg.decode(content)
+    message = hook_message.decode(content)
     if message.spool_name != name:
         raise RemoteProtocolError(f"holds the message of {message.spool_name}")
     if message.stamp_ns > time.clock_gettime_ns(time.CLOCK_BOOTTIME):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from kata_pin.errors import KataPinError
-from kata_pin.wire.nrireply import Cpuset
+from kata_pin.wire.nri.replies import Cpuset
 
 DEADLINE_S: Final = 5.0
 """Longest a runtime may take for one container; it asks every NRI plugin, 2 s each, on the way."""

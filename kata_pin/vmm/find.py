@@ -20,12 +20,12 @@ from typing import Final
 from kata_pin.errors import HostError, ParseError, VmmError
 from kata_pin.model.sandbox import Vmm, VmmKind
 from kata_pin.model.thread import PF_KTHREAD, ProcessKey
-from kata_pin.vmm import identity
-from kata_pin.vmm.allowlist import DEFAULT_EXECUTABLES, Allowlist
+from kata_pin.vmm import claim
+from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES, Allowlist
+from kata_pin.vmm.claim import Named, Refused
 from kata_pin.vmm.facts import HostFacts, ProcessFacts
-from kata_pin.vmm.identity import Named, Refused
 from kata_pin.vmm.shims import is_shim_of, shim_of
-from kata_pin.vmm.statefiles import KataPaths, read_pids
+from kata_pin.vmm.state_files import KataPaths, read_pids
 
 _KATA_PROGRAMS: Final = ("containerd-shim-kata", "kata-runtime", "kata-shim")
 
@@ -105,7 +105,7 @@ class VmmFinder:
 
         Then a refusal is for the administrator to see, and no sign that the sandbox is over.
         """
-        pids = {identity.thread_group(self._host.root, pid) for pid in hints if pid > 0}
+        pids = {claim.thread_group(self._host.root, pid) for pid in hints if pid > 0}
         return any(
             self._claims(pid, sandbox_id) for pid in pids | self._recorded(sandbox_id).keys()
         )
@@ -113,7 +113,7 @@ class VmmFinder:
     def _claims(self, pid: int, sandbox_id: str) -> bool:
         try:
             return any(
-                identity.named(self._host, pid, kind).is_of(sandbox_id) for kind in _OWN_PROCESS
+                claim.named(self._host, pid, kind).is_of(sandbox_id) for kind in _OWN_PROCESS
             )
         except (HostError, ParseError):
             return False
@@ -124,7 +124,7 @@ class VmmFinder:
         A thread's id counts as its process's (Kata's hooks tell a thread of the shim).
         """
         try:
-            path, _ = self._host.exe(identity.thread_group(self._host.root, pid))
+            path, _ = self._host.exe(claim.thread_group(self._host.root, pid))
         except HostError:
             return None
         name = os.path.basename(path)
@@ -134,7 +134,7 @@ class VmmFinder:
         """Yield cheap ones first; the scan of all command lines is only reached without them."""
         for pid in hints:
             if pid > 0:
-                leader = identity.thread_group(self._host.root, pid)
+                leader = claim.thread_group(self._host.root, pid)
                 yield Candidate(leader, "hook's pid", witness="pid from a hook")
         for pid, name in self._recorded(sandbox_id).items():
             yield Candidate(pid, name, witness=f"pid in {name}")
@@ -150,7 +150,7 @@ class VmmFinder:
         try:
             path, _ = self._host.exe(process.key.pid)
             kind = self._allowed.kind_of(path)
-            return None if kind is None else identity.named(self._host, process.key.pid, kind)
+            return None if kind is None else claim.named(self._host, process.key.pid, kind)
         except (HostError, ParseError):
             return None
 
@@ -161,12 +161,12 @@ class VmmFinder:
             process = self._host.read_process(pid)
             path, deleted = self._host.exe(pid)
             kind = self._allowed.check(pid, path, deleted=deleted)
-            identity.check_namespace(self._host.root, pid)
-            named = identity.named(self._host, pid, kind)
+            claim.check_namespace(self._host.root, pid)
+            named = claim.named(self._host, pid, kind)
             if not named.is_of(sandbox_id):
                 raise Refused(f"its command line names {named.sandbox_id or 'no sandbox'}")
             if kind is VmmKind.DRAGONBALL:
-                identity.check_dragonball(self._host.root, pid)
+                claim.check_dragonball(self._host.root, pid)
             witness = self._witness(sandbox_id, process, kind) or candidate.witness
             if not witness:
                 raise Refused("no cgroup, parent, file or hook confirms it")
@@ -192,7 +192,7 @@ class VmmFinder:
     def _recorded(self, sandbox_id: str) -> dict[int, str]:
         """Return the pids that Kata's files name, with the file; Dragonball's names a thread."""
         pids = read_pids(self._host.root, self._paths, sandbox_id).vmm
-        return {identity.thread_group(self._host.root, pid): name for pid, name in pids.items()}
+        return {claim.thread_group(self._host.root, pid): name for pid, name in pids.items()}
 
 
 def _listed(reasons: Iterable[str]) -> str:

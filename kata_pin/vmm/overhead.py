@@ -19,8 +19,8 @@ from kata_pin.model.sandbox import Vmm, VmmKind
 from kata_pin.model.thread import ProcessKey, RoleSource, ThreadRole
 from kata_pin.vmm.facts import HostFacts, ProcessFacts
 from kata_pin.vmm.shims import shim_of
-from kata_pin.vmm.statefiles import KataPaths, virtiofsd_pid
-from kata_pin.wire.cmdline import names_sandbox
+from kata_pin.vmm.state_files import KataPaths, virtiofsd_pid
+from kata_pin.wire.qemu.cmdline import names_sandbox
 
 KTHREADD: Final = 2
 """The parent of every kernel thread."""

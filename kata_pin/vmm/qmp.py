@@ -22,7 +22,7 @@ from qemu.qmp import Message, QMPClient, QMPError
 from qemu.qmp.protocol import Runstate
 
 from kata_pin.errors import QmpUnavailable, RemoteProtocolError
-from kata_pin.wire.qmp import QmpAnswers, check_answers
+from kata_pin.wire.qemu.qmp import QmpAnswers, check_answers
 
 GREETING_S: Final = 0.05
 SESSION_S: Final = 0.12

@@ -20,11 +20,11 @@ from typing import Final
 from kata_pin.errors import HostError
 from kata_pin.model.sandbox import Vmm, VmmKind
 from kata_pin.model.thread import Role, RoleSource, Task, ThreadKey, ThreadRole
-from kata_pin.vmm import debugfs, kvmfd, names, order
+from kata_pin.vmm import debugfs, kvm_fd, names, order
 from kata_pin.vmm.facts import HostFacts
-from kata_pin.vmm.rolecache import RoleCache
-from kata_pin.wire import apic
-from kata_pin.wire.qmp import QmpAnswers
+from kata_pin.vmm.role_cache import RoleCache
+from kata_pin.wire.qemu import apic
+from kata_pin.wire.qemu.qmp import QmpAnswers
 
 __all__ = ["RoleCache", "identify"]
 
@@ -169,7 +169,7 @@ def _ask_kernel(look: _Look, cache: RoleCache) -> None:
 def _ask_descriptors(look: _Look, from_debugfs: debugfs.VcpuThreads) -> None:
     """Ask what the unnamed threads wait in, and settle what debugfs left in doubt."""
     unnamed = [task for task in look.tasks if task.key not in look.claims]
-    waiting = kvmfd.read_waiting(look.host.root, unnamed, look.machine)
+    waiting = kvm_fd.read_waiting(look.host.root, unnamed, look.machine)
     for key, kvm_id in waiting.ids.items():
         source = RoleSource.KVM_FD
         if from_debugfs.ids.get(key) == kvm_id:
@@ -190,7 +190,7 @@ def _eliminate(look: _Look, key: ThreadKey) -> None:
     (index,) = look.missing
     kvm_id = apic.apic_id(look.vmm.guest, index) if look.machine in _X86 else index
     agrees = guess is not None and guess.vcpu == index
-    if agrees and kvm_id in kvmfd.open_vcpus(look.host.root, look.vmm.process.pid):
+    if agrees and kvm_id in kvm_fd.open_vcpus(look.host.root, look.vmm.process.pid):
         look.vcpu_by_kvm(key, RoleSource.KVM_FD, kvm_id)
 
 

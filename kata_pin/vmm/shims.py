@@ -13,9 +13,9 @@ from typing import Final
 
 from kata_pin.errors import HostError, ParseError
 from kata_pin.model.thread import PF_KTHREAD
-from kata_pin.vmm import identity
+from kata_pin.vmm import claim
 from kata_pin.vmm.facts import HostFacts, ProcessFacts
-from kata_pin.wire.cmdline import parse_shim
+from kata_pin.wire.qemu.cmdline import parse_shim
 
 SHIM_COMMS: Final = frozenset({"containerd-shim", "containerd-shi", "kata-shim", "kata-runtime"})
 """Names of shim processes, cut at 15 characters by the kernel: they narrow the search only."""
@@ -46,4 +46,4 @@ def is_shim_of(host: HostFacts, pid: int, sandbox_id: str) -> bool:
 
 def _is_trusted(host: HostFacts, pid: int) -> bool:
 
-    return identity.owner(host.root, pid) in {0, os.geteuid()}
+    return claim.owner(host.root, pid) in {0, os.geteuid()}

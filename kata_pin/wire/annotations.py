@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from kata_pin.wire.jsontext import Fields
+from kata_pin.wire.json_text import Fields
 
 
 class Dialect(NamedTuple):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kata_pin.errors import DaemonError, ParseError, RemoteProtocolError
-from kata_pin.wire.jsontext import Fields, load
+from kata_pin.wire.json_text import Fields, load
 
 VERSION: Final = 1
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 from kata_pin.errors import ParseError
 from kata_pin.model.sandbox import ContainerState
 from kata_pin.wire.annotations import annotations_of
-from kata_pin.wire.jsontext import Fields, load_fields
+from kata_pin.wire.json_text import Fields, load_fields
 
 MAX_PID = 1 << 22
 """Largest pid of Linux on 64 bits (proc_sys_kernel(5), pid_max)."""

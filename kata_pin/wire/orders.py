@@ -16,7 +16,7 @@ from typing import Final
 
 from kata_pin.errors import ParseError
 from kata_pin.model.alloc import CpuClass
-from kata_pin.wire.ident import is_id, is_name
+from kata_pin.wire.ids import is_id, is_name
 
 MAX_BYTES: Final = 1 << 20
 MAX_ORDERS: Final = 4096

@@ -30,8 +30,8 @@ from dataclasses import replace
 from typing import Any, Final, Self
 
 from kata_pin.sources.hooks import HookConnection
-from kata_pin.sources.procevents import connector
-from kata_pin.wire.hookmsg import HookMessage
+from kata_pin.sources.process_events import connector
+from kata_pin.wire.hook_message import HookMessage
 from kata_pin.wire.oci import Phase
 from tests.bench.figures import MS, BenchError, Row, Samples, in_turns, median_row, tail_row, timed
 from tests.bench.hooks import HookRunner

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from kata_pin.config.tree import Config, Nri, NriEnabled
-from kata_pin.daemon.following import SPACING_S
-from kata_pin.daemon.standing import Passed
+from kata_pin.daemon.intake.file_events import SPACING_S
+from kata_pin.daemon.reconcile.outcome import Passed
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.wire.hookmsg import HookMessage
-from kata_pin.wire.nri import EventKind
+from kata_pin.wire.hook_message import HookMessage
+from kata_pin.wire.nri.messages import EventKind
 from kata_pin.wire.oci import Phase
 from tests.bench.events import TimedConnection, Waits, bare
 from tests.bench.figures import BenchError, Row, Samples, median_row, timed

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kata_pin.daemon.guestview import look_at_guest
+from kata_pin.daemon.guests.status import look_at_guest
 from kata_pin.model.guestmap import GuestFacts, Link, LinkState, VcpuLink
 from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import GuestTopology
 from kata_pin.model.thread import Thread
 from kata_pin.model.topology import flat
-from kata_pin.policy.guestmap import guest_map
-from kata_pin.policy.place import place
-from kata_pin.wire.apic import apic_id
+from kata_pin.policy.guest.map import guest_map
+from kata_pin.policy.placement.place import place
+from kata_pin.wire.qemu.apic import apic_id
 from tests.bench.figures import Row, in_turns, tail_row, timed
 from tests.bench.node import BenchNode
 from tests.support.world import exclusive, node, sandbox, shared, vcpus

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from kata_pin.cli.client import ask
-from kata_pin.wire.nri import EventKind
+from kata_pin.wire.nri.messages import EventKind
 from kata_pin.wire.proto import nri_pb2 as pb
 from tests.bench.figures import MS, BenchError, Row, Samples
 from tests.bench.idle import wait_until_quiet

@@ -17,9 +17,9 @@ from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 
 from kata_pin.config.tree import Config
-from kata_pin.daemon.app import Daemon, calm_collector
-from kata_pin.daemon.notify import Notifier
-from kata_pin.vmm.rolecache import YOUNG_S
+from kata_pin.daemon.service.app import Daemon, calm_collector
+from kata_pin.daemon.service.systemd import Notifier
+from kata_pin.vmm.role_cache import YOUNG_S
 from tests.bench.figures import BenchError
 from tests.bench.node import BenchNode
 from tests.support.waiting import wait_for

@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Final
 
 from kata_pin.cli.client import ask
-from kata_pin.daemon.registry import TOMBSTONES
-from kata_pin.wire.hookmsg import HookMessage, encode
+from kata_pin.daemon.store.database import TOMBSTONES
+from kata_pin.wire.hook_message import HookMessage, encode
 from kata_pin.wire.oci import Phase
 from tests.bench.figures import BenchError, Row
 from tests.bench.node import BenchNode, Container

@@ -21,7 +21,7 @@ from kata_pin.errors import AgentDenied, AgentFailed, GuestError
 from kata_pin.guest.address import HybridVsockAddress
 from kata_pin.guest.agent import AgentClient, AgentVersion
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.wire.guestmetrics import parse_cpu_times
+from kata_pin.wire.guest.metrics import parse_cpu_times
 from tests.support.agentdouble import HonestAgent
 
 PEER = os.environ.get("KATA_PIN_AGENT_PEER", "")

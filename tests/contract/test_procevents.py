@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kata_pin.errors import HostError
-from kata_pin.sources.procevents import (
+from kata_pin.sources.process_events import (
     Event,
     ProcessBorn,
     ProcEvents,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.wire.guestcpu import parse_cpuinfo
+from kata_pin.wire.guest.cpus import parse_cpuinfo
 from tests.e2e.idlevm import vcpu_tids
 from tests.e2e.node import Node
 

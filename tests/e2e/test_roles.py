@@ -19,9 +19,9 @@ from typing import Final
 import pytest
 
 from kata_pin.config import from_text
-from kata_pin.daemon.compose import Parts, boot_id, compose
-from kata_pin.daemon.engine import Held
-from kata_pin.daemon.registry import Registry
+from kata_pin.daemon.reconcile.engine import Held
+from kata_pin.daemon.service.compose import Parts, boot_id, compose
+from kata_pin.daemon.store.database import Registry
 from kata_pin.host.root import HOST
 from kata_pin.model.placement import Report
 from kata_pin.model.thread import RoleSource, ThreadRole

@@ -20,7 +20,7 @@ import pytest
 
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState
-from kata_pin.wire.kubelet import dump_checkpoint
+from kata_pin.wire.kube.checkpoint import dump_checkpoint
 from tests.support.allotcluster import (
     ALLOC,
     KEY,

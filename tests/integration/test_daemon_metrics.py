@@ -148,7 +148,8 @@ def test_who_may_ask() -> None:
 
 def test_without_metrics_their_library_is_not_loaded() -> None:
     """Who does not want them does not pay for them, nor does the command line."""
-    modules = "kata_pin.daemon.app, kata_pin.daemon.oneshot, kata_pin.cli.main, kata_pin.cli.show"
+    service, cli = "kata_pin.daemon.service", "kata_pin.cli"
+    modules = f"{service}.app, {service}.offline, {cli}.main, {cli}.commands.show"
     code = f"import sys, {modules}; print('prometheus_client' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=30)
     assert done.stdout == b"False\n"

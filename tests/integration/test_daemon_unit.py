@@ -131,7 +131,7 @@ _BY_CRI = """
 import asyncio, sys
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.sources.cri import CriClient
-from kata_pin.wire.nrireply import Cpuset
+from kata_pin.wire.nri.replies import Cpuset
 asyncio.run(CriClient(sys.argv[1]).update("c1", Cpuset(CpuSet([0, 1]))))
 print("done")
 """

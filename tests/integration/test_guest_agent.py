@@ -16,7 +16,7 @@ from kata_pin.errors import AgentDenied, AgentFailed, AgentUnavailable
 from kata_pin.guest.address import HybridVsockAddress
 from kata_pin.guest.agent import AgentClient
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.wire.guestmetrics import parse_cpu_times
+from kata_pin.wire.guest.metrics import parse_cpu_times
 from tests.e2e.guest import agent as program
 from tests.e2e.minikata import agent as shim
 

@@ -17,7 +17,7 @@ import pytest
 
 from kata_pin.sources.hooks import HookConnection
 from kata_pin.sources.spool import Spool
-from kata_pin.wire.hookmsg import HookMessage
+from kata_pin.wire.hook_message import HookMessage
 from tests.support.hooks import COMMAND, STATE, HookDaemon, runtime_directory
 
 HOOKS = 200

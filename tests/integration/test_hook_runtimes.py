@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from kata_pin.cli.nodechange import Node
-from kata_pin.cli.nodefiles import (
+from kata_pin.cli.node.changes import Node
+from kata_pin.cli.node.files import (
     CONTAINERD_FRAGMENT,
     HOOK_PATH,
     HOOKS_DIR,
@@ -27,7 +27,7 @@ from kata_pin.config import from_text
 from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.hooks import HookConnection
 from kata_pin.sources.spool import Spool
-from kata_pin.wire.hookmsg import HookMessage
+from kata_pin.wire.hook_message import HookMessage
 from kata_pin.wire.oci import Phase, parse_config, parse_state
 from tests.support.hooks import HookDaemon
 from tests.support.ocirun import (

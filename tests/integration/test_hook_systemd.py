@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.cli.nodechange import Node
-from kata_pin.cli.nodefiles import Choices, node_files
+from kata_pin.cli.node.changes import Node
+from kata_pin.cli.node.files import Choices, node_files
 
 MOST_EXPOSED = 30  # tenths, as systemd-analyze counts: 26 with systemd 252
 UNIT = "usr/lib/systemd/system/kata-pin.service"

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from kata_pin.errors import HostError
-from kata_pin.sources.procevents import (
+from kata_pin.sources.process_events import (
     MAX_PENDING,
     Event,
     Overrun,
@@ -372,7 +372,7 @@ async def test_namespaces_without_events(namespace: list[str], reason: str) -> N
     listener = await opened(ProcEvents(set()))
     noise = storm(100_000)
     program = (
-        "import asyncio, time; from kata_pin.sources.procevents import ProcEvents\n"
+        "import asyncio, time; from kata_pin.sources.process_events import ProcEvents\n"
         "start = time.monotonic()\n"
         "try: asyncio.run(ProcEvents(set()).open())\n"
         "except Exception as error: print(time.monotonic() - start, error)\n"
@@ -414,7 +414,7 @@ def test_importing_starts_nothing() -> None:
     """The module's import opens no socket and starts no thread."""
     program = (
         "import os, threading; before = len(os.listdir('/proc/self/fd'))\n"
-        "import kata_pin.sources.procevents\n"
+        "import kata_pin.sources.process_events\n"
         "print(len(os.listdir('/proc/self/fd')) - before, threading.active_count())"
     )
     answer = subprocess.run(

@@ -13,7 +13,7 @@ import pytest
 
 from kata_pin.host.cpuset import CpusetReader, cgroup_mounts
 from kata_pin.host.root import HOST, HostRoot
-from kata_pin.host.selftest import PREFIX, Sticking, pins_stick
+from kata_pin.host.self_test import PREFIX, Sticking, pins_stick
 from tests.support.specimen import cpuset_cgroup, two_cpus
 from tests.support.waiting import wait_for
 
@@ -75,7 +75,7 @@ def test_unknown_says_why(prepare: str, reason: str) -> None:
     steps = [prepare.format(point=mount.point) for mount in cgroup_mounts(HOST)]
     script = "\n".join([*steps, f'exec {sys.executable} -c "$PROGRAM"'])
     program = (
-        "from kata_pin.host.selftest import pins_stick; from kata_pin.host.root import HOST; "
+        "from kata_pin.host.self_test import pins_stick; from kata_pin.host.root import HOST; "
         "answer = pins_stick(HOST); print(answer.answer, answer.reason)"
     )
     answer = subprocess.run(
@@ -99,7 +99,7 @@ def test_killed_halfway() -> None:
         pass
     program = (
         "import os, signal; from kata_pin.host.root import HostRoot, KernelScheduler\n"
-        "from kata_pin.host.selftest import pins_stick\n"
+        "from kata_pin.host.self_test import pins_stick\n"
         "class Deadly(KernelScheduler):\n"
         "    def set_affinity(self, tid, cpus):\n"
         "        print(tid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -15,10 +15,10 @@ import pytest
 
 from kata_pin.errors import VmmError
 from kata_pin.model.sandbox import Vmm, VmmKind
-from kata_pin.vmm.allowlist import DEFAULT_EXECUTABLES
+from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.shims import is_shim_of
-from kata_pin.vmm.statefiles import KataPaths
+from kata_pin.vmm.state_files import KataPaths
 from tests.support.katalike import KataDirs, KataSandbox, Runtime
 from tests.support.qemu import QEMU, Accelerator, Machine
 from tests.support.vmmhost import Bystander, live, lookalike

@@ -16,7 +16,7 @@ import pytest
 from kata_pin.model.thread import RoleSource, ThreadRole
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.overhead import find_helpers
-from kata_pin.vmm.statefiles import KataPaths
+from kata_pin.vmm.state_files import KataPaths
 from tests.support.katalike import VIRTIOFSD, KataDirs, KataSandbox
 from tests.support.qemu import Accelerator, accelerator
 from tests.support.vmmhost import Bystander, live, lookalike

@@ -17,12 +17,12 @@ import pytest
 
 from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import Role, RoleSource, ThreadKey, ThreadRole
-from kata_pin.vmm import debugfs, kvmfd
+from kata_pin.vmm import debugfs, kvm_fd
 from kata_pin.vmm.facts import HostFacts
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.qmp import is_held, query
 from kata_pin.vmm.roles import RoleCache, identify
-from kata_pin.wire.qmp import QmpAnswers, QmpCpu, QmpIothread
+from kata_pin.wire.qemu.qmp import QmpAnswers, QmpCpu, QmpIothread
 from tests.support.katalike import KataDirs, KataSandbox
 from tests.support.qemu import Accelerator, Machine, accelerator
 from tests.support.vmmhost import Bystander, live, lookalike, private_debugfs, tasks
@@ -252,7 +252,7 @@ def test_traces_of_an_unplugged_vcpu_name_nobody(dirs: KataDirs, debug: Path) ->
         before = subject.settled(RoleSource.DEBUGFS, RoleSource.KVM_FD)
         (dead,) = [key for key, role in before.items() if role.vcpu == 6]
         kata.shim.unplug(1)
-        assert 6 in kvmfd.open_vcpus(subject.host.root, kata.pid)
+        assert 6 in kvm_fd.open_vcpus(subject.host.root, kata.pid)
         stale = next(Path(debug).glob(f"kvm/{kata.pid}-*/vcpu6/pid")).read_text()
         assert int(stale) == dead.tid
         assert _vcpus(subject.roles()) == subject.truth()
@@ -295,7 +295,7 @@ def test_a_busy_vcpu(dirs: KataDirs, debug: Path, busy_firmware: Path) -> None:
         with_debugfs = Subject(kata, live(debug))
         with_debugfs.settled(RoleSource.DEBUGFS, RoleSource.KVM_FD)
         without = Subject(kata, live())
-        waiting = kvmfd.read_waiting(without.host.root, tasks(kata.pid), os.uname().machine)
+        waiting = kvm_fd.read_waiting(without.host.root, tasks(kata.pid), os.uname().machine)
         assert kata.vcpus()[0] in {key.tid for key in waiting.running}
         without.settled(RoleSource.KVM_FD, RoleSource.ORDER)
 

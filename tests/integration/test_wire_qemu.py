@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from kata_pin.wire import apic, cmdline, proc, qmp
+from kata_pin.wire import proc
+from kata_pin.wire.qemu import apic, cmdline, qmp
 
 QEMU = shutil.which("qemu-system-x86_64")
 HAS_KVM = os.access("/dev/kvm", os.R_OK | os.W_OK)

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kata_pin.daemon.soundpolicy import SoundPolicy
+from kata_pin.daemon.allocation.checks import SoundPolicy
 from kata_pin.model.alloc import (
     POLICY_KEY,
     AllocSettings,
@@ -36,10 +36,10 @@ from kata_pin.model.alloc import (
 )
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.ledger import bound
 from kata_pin.policy.alloc.policies import BUILTIN, create
 from kata_pin.policy.alloc.policy import Policy
-from kata_pin.wire.alloc import dump_state, parse_state
+from kata_pin.policy.alloc.shared_pool import bound
+from kata_pin.wire.allocator_state import dump_state, parse_state
 from tests.support.machines import Shape, host
 from tests.support.podspecs import NAMESPACE, container, pod
 

@@ -11,11 +11,11 @@ from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.guestmap import GuestCpuset, GuestFacts, GuestMap, LinkState, Measured
 from kata_pin.model.placement import Placement
 from kata_pin.model.sandbox import ContainerKind, GuestTopology
-from kata_pin.policy.guestbusy import match
-from kata_pin.policy.guestcpus import guest_cpusets, guest_steps
-from kata_pin.policy.guestmap import guest_map
-from kata_pin.policy.mask import counted
-from kata_pin.wire.apic import apic_id
+from kata_pin.policy.guest.busy import match
+from kata_pin.policy.guest.cpus import guest_cpusets, guest_steps
+from kata_pin.policy.guest.map import guest_map
+from kata_pin.policy.placement.mask import counted
+from kata_pin.wire.qemu.apic import apic_id
 from tests.property.test_policy import World, worlds
 from tests.support.world import vcpus
 

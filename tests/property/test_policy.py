@@ -14,10 +14,10 @@ from kata_pin.model.placement import ExclusiveMode, Overhead, OverheadKind, Plac
 from kata_pin.model.sandbox import Container, ContainerState, GuestTopology, Sandbox
 from kata_pin.model.thread import Role, RoleSource, Thread, ThreadRole
 from kata_pin.model.topology import HostTopology, flat
-from kata_pin.policy.drift import find_drift
-from kata_pin.policy.explain import explain
-from kata_pin.policy.place import pairs, place
-from kata_pin.policy.plan import make_plan
+from kata_pin.policy.explain.sandbox import explain
+from kata_pin.policy.placement.drift import find_drift
+from kata_pin.policy.placement.place import pairs, place
+from kata_pin.policy.placement.plan import make_plan
 from tests.support.world import (
     after,
     exclusive,

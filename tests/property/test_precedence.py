@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.sandbox import Container, ContainerState, CpusetSource, Told
-from kata_pin.policy.precedence import LIVE, believed, is_stale, settled, why
+from kata_pin.policy.placement.precedence import LIVE, believed, is_stale, settled, why
 from tests.support import world
 
 SETS = st.sets(st.integers(0, 9)).map(CpuSet)

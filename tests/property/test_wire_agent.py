@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from kata_pin.errors import ParseError
 from kata_pin.guest.address import parse_address
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.wire import agent
-from kata_pin.wire.bootimage import find_banner, parse_release
-from kata_pin.wire.guestcpu import parse_allowed, parse_cpuinfo
-from kata_pin.wire.guestmetrics import parse_cpu_times
+from kata_pin.wire.guest import agent
+from kata_pin.wire.guest.cpus import parse_allowed, parse_cpuinfo
+from kata_pin.wire.guest.kernel_image import find_banner, parse_release
+from kata_pin.wire.guest.metrics import parse_cpu_times
 from kata_pin.wire.proto import agent_pb2 as pb
 
 PARSERS: list[Callable[[bytes], Any]] = [

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kata_pin.model.sandbox import GuestTopology
-from kata_pin.wire.apic import apic_id, cpu_index, index_of, place_of
-from kata_pin.wire.smp import parse_smp
+from kata_pin.wire.qemu.apic import apic_id, cpu_index, index_of, place_of
+from kata_pin.wire.qemu.smp import parse_smp
 
 counts = st.integers(1, 7)
 

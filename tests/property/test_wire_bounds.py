@@ -14,9 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kata_pin.errors import ParseError, RemoteProtocolError
-from kata_pin.wire import cmdline, control, kataconf, kubelet, persist, proc, qmp
-from kata_pin.wire.identity import record
+from kata_pin.wire import control, proc
+from kata_pin.wire.container_id import record
+from kata_pin.wire.kata import config as kataconf
+from kata_pin.wire.kata import persist
+from kata_pin.wire.kube import checkpoint as kubelet
 from kata_pin.wire.oci import Phase, parse_config, parse_state
+from kata_pin.wire.qemu import cmdline, qmp
 from tests.support.recordings import DATA, files
 
 PARSERS: dict[str, Callable[[bytes], object]] = {

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kata_pin.errors import RemoteProtocolError
-from kata_pin.wire import control, hookmsg
-from kata_pin.wire.hookmsg import HookDecoder, HookMessage
+from kata_pin.wire import control, hook_message
+from kata_pin.wire.hook_message import HookDecoder, HookMessage
 from kata_pin.wire.oci import MAX_PID, Phase
 
 messages = st.builds(
     HookMessage,
     phase=st.sampled_from(Phase),
-    stamp_ns=st.integers(0, hookmsg.MAX_STAMP),
+    stamp_ns=st.integers(0, hook_message.MAX_STAMP),
     pid=st.integers(1, MAX_PID),
     body=st.binary(max_size=300),
 )
@@ -22,14 +22,14 @@ messages = st.builds(
 @given(message=messages)
 def test_round_trip(message: HookMessage) -> None:
     """What is encoded is decoded, and the spool file's name gives the identity back."""
-    assert hookmsg.decode(hookmsg.encode(message)) == message
-    assert hookmsg.parse_spool_name(message.spool_name) == message.key
+    assert hook_message.decode(hook_message.encode(message)) == message
+    assert hook_message.parse_spool_name(message.spool_name) == message.key
 
 
 @given(message=messages, cuts=st.lists(st.integers(0, 500)))
 def test_any_split(message: HookMessage, cuts: list[int]) -> None:
     """The message comes out with its last byte, however the stream is cut."""
-    data = hookmsg.encode(message)
+    data = hook_message.encode(message)
     ends = sorted({min(cut, len(data)) for cut in cuts} | {len(data)})
     decoder = HookDecoder()
     start = 0
@@ -42,7 +42,7 @@ def test_any_split(message: HookMessage, cuts: list[int]) -> None:
 @given(message=messages)
 def test_one_byte_at_a_time(message: HookMessage) -> None:
     """Fed one byte at a time is fed at once; `missing` never asks for too much."""
-    data = hookmsg.encode(message)
+    data = hook_message.encode(message)
     decoder = HookDecoder()
     for position in range(len(data)):
         assert decoder.missing <= len(data) - position
@@ -58,16 +58,16 @@ def test_any_bytes(data: bytes, head: bytes) -> None:
     except RemoteProtocolError:
         return
     if message is not None:
-        assert hookmsg.encode(message) == head + data
+        assert hook_message.encode(message) == head + data
 
 
 @given(reason=st.text())
 def test_any_reason(reason: str) -> None:
     """A reason never breaks out of its reply line."""
-    for line in (hookmsg.refused(reason), hookmsg.unpinned(reason)):
+    for line in (hook_message.refused(reason), hook_message.unpinned(reason)):
         assert line.endswith(b"\n")
         assert line.count(b"\n") == 1
-        assert hookmsg.parse_reply(line).reason
+        assert hook_message.parse_reply(line).reason
 
 
 @given(lines=st.lists(st.binary(max_size=40)), cuts=st.lists(st.integers(0, 400)))

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from kata_pin.errors import ParseError, RemoteProtocolError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.sandbox import ContainerState
-from kata_pin.wire import nri, nrimux, nrireply, ttrpc
-from kata_pin.wire.nri import EventKind
-from kata_pin.wire.nrimux import MuxDecoder
-from kata_pin.wire.nrireply import Answer, Cpuset, Update
+from kata_pin.wire import ttrpc
+from kata_pin.wire.nri import messages as nri
+from kata_pin.wire.nri import mux, replies
+from kata_pin.wire.nri.messages import EventKind
+from kata_pin.wire.nri.mux import MuxDecoder
+from kata_pin.wire.nri.replies import Answer, Cpuset, Update
 from kata_pin.wire.proto import nri_pb2 as pb
 from kata_pin.wire.ttrpc import FrameDecoder
 
@@ -35,7 +37,7 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 )
 def test_any_split(messages: list[tuple[int, bytes]], cuts: list[int]) -> None:
     """Every connection gets its bytes in order, however the trunk is cut."""
-    data = b"".join(nrimux.encode(*message) for message in messages)
+    data = b"".join(mux.encode(*message) for message in messages)
     decoder = MuxDecoder()
     found: dict[int, bytes] = {}
     for piece in pieces(data, cuts):
@@ -78,7 +80,7 @@ METHODS = ["StateChange", *(kind.method for kind in EventKind)]
 SEEDS = [
     ttrpc.parse_request(frame.data).payload
     for connection, frame in _frames([(DATA / "from-containerd.bin").read_bytes()])
-    if connection == nrimux.PLUGIN and frame.data is not None
+    if connection == mux.PLUGIN and frame.data is not None
 ]
 
 
@@ -154,7 +156,7 @@ def test_answers_read_back(adjust: Cpuset, changes: dict[str, tuple[Cpuset, bool
     """What a runtime reads of any answer is what was meant: lists of CPUs, no other resource."""
     updates = tuple(Update(one, cpuset, must) for one, (cpuset, must) in changes.items())
     message = pb.CreateContainerResponse()
-    message.ParseFromString(nrireply.create_reply(Answer(adjust, updates)))
+    message.ParseFromString(replies.create_reply(Answer(adjust, updates)))
     assert message.HasField("adjust") is bool(adjust)
     assert _cpuset(message.adjust.linux.resources) == adjust
     read = {one.container_id: one for one in message.update}
@@ -174,4 +176,4 @@ def _cpuset(resources: pb.LinuxResources) -> Cpuset:
 def test_any_update_response(data: bytes) -> None:
     """Any bytes are a list of containers or a ParseError."""
     with suppress(ParseError):
-        nrireply.parse_update_response(data)
+        replies.parse_update_response(data)

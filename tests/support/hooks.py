@@ -20,7 +20,7 @@ from typing import Self
 
 import kata_pin.hook
 from kata_pin.sources.hooks import HookConnection, HookServer
-from kata_pin.wire.hookmsg import HookMessage
+from kata_pin.wire.hook_message import HookMessage
 from tests.support.waiting import SCALE
 
 HOOK = Path(kata_pin.hook.__file__)

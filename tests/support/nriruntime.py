@@ -17,9 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kata_pin.wire import nri, nrimux, ttrpc
-from kata_pin.wire.nri import EventKind
-from kata_pin.wire.nrimux import MuxDecoder
+from kata_pin.wire import ttrpc
+from kata_pin.wire.nri import messages as nri
+from kata_pin.wire.nri import mux
+from kata_pin.wire.nri.messages import EventKind
+from kata_pin.wire.nri.mux import MuxDecoder
 from kata_pin.wire.proto import nri_pb2 as pb
 from kata_pin.wire.ttrpc import Code, FrameDecoder, Request, Response
 
@@ -33,7 +35,7 @@ class Peer:
         self._reader = reader
         self.writer = writer
         self._trunk = MuxDecoder()
-        self._frames = {nrimux.PLUGIN: FrameDecoder(), nrimux.RUNTIME: FrameDecoder()}
+        self._frames = {mux.PLUGIN: FrameDecoder(), mux.RUNTIME: FrameDecoder()}
         self._stream = 1
         self._answers: dict[int, Response] = {}
         self._requests: list[tuple[int, Request]] = []
@@ -41,7 +43,7 @@ class Peer:
     async def registered(self, code: int = Code.OK, message: str = "") -> pb.RegisterPluginRequest:
         """Wait for the registration and answer it."""
         stream, request = await self.request()
-        self.send(nrimux.RUNTIME, ttrpc.encode_response(stream, Response(b"", code, message)))
+        self.send(mux.RUNTIME, ttrpc.encode_response(stream, Response(b"", code, message)))
         told = pb.RegisterPluginRequest()
         told.ParseFromString(request.payload)
         return told
@@ -64,7 +66,7 @@ class Peer:
 
     def reply(self, stream: int, payload: bytes = b"", code: int = Code.OK, why: str = "") -> None:
         """Answer a call of the plugin's."""
-        self.send(nrimux.RUNTIME, ttrpc.encode_response(stream, Response(payload, code, why)))
+        self.send(mux.RUNTIME, ttrpc.encode_response(stream, Response(payload, code, why)))
 
     async def quiet(self, seconds: float = 0.2) -> bool:
         """Whether the plugin calls nothing for so long."""
@@ -116,7 +118,7 @@ class Peer:
     def begin(self, method: str, payload: bytes, service: str = nri.PLUGIN_SERVICE) -> int:
         """Call the plugin; return the stream that its answer will have."""
         stream, self._stream = self._stream, self._stream + 2
-        self.send(nrimux.PLUGIN, ttrpc.encode_request(stream, Request(service, method, payload)))
+        self.send(mux.PLUGIN, ttrpc.encode_request(stream, Request(service, method, payload)))
         return stream
 
     async def answer(self, stream: int) -> Response:
@@ -127,7 +129,7 @@ class Peer:
 
     def send(self, connection: int, data: bytes) -> None:
         """Send a frame, whole: the runtime's frames may be longer than ours."""
-        self.writer.write(nrimux.HEADER.pack(connection, len(data)) + data)
+        self.writer.write(mux.HEADER.pack(connection, len(data)) + data)
 
     async def gone(self) -> bool:
         """Wait until the plugin has hung up."""
@@ -141,10 +143,10 @@ class Peer:
             data = await self._reader.read(65536)
         assert data, "the plugin has hung up"
         for connection, piece in self._trunk.feed(data):
-            assert len(piece) <= nrimux.MAX_SENT
+            assert len(piece) <= mux.MAX_SENT
             for frame in self._frames[connection].feed(piece):
                 assert frame.data is not None
-                if connection == nrimux.PLUGIN:
+                if connection == mux.PLUGIN:
                     self._answers[frame.stream] = ttrpc.parse_response(frame.data)
                 else:
                     self._requests.append((frame.stream, ttrpc.parse_request(frame.data)))

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.sources.nri import NriPlugin
-from kata_pin.wire.nri import Event, EventKind, Snapshot
-from kata_pin.wire.nrireply import Answer, Cpuset, Update
+from kata_pin.wire.nri.messages import Event, EventKind, Snapshot
+from kata_pin.wire.nri.replies import Answer, Cpuset, Update
 from tests.support.waiting import wait_for
 
 

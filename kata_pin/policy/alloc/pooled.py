@@ -35,11 +35,11 @@ from kata_pin.policy.alloc.alignment import in_whole_cores, whole_cores
 from kata_pin.policy.alloc.choice import Choice
 from kata_pin.policy.alloc.demand import Demand, asked, strict
 from kata_pin.policy.alloc.failure import AllocError, AllocFailure
-from kata_pin.policy.alloc.ledger import bound, changes, settled
-from kata_pin.policy.alloc.near import grow, shrink
+from kata_pin.policy.alloc.grow_shrink import grow, shrink
+from kata_pin.policy.alloc.initial_state import outset
 from kata_pin.policy.alloc.options import StaticOptions
-from kata_pin.policy.alloc.outset import outset
 from kata_pin.policy.alloc.reconciling import Claims, differing
+from kata_pin.policy.alloc.shared_pool import bound, changes, settled
 from kata_pin.policy.alloc.topology import Machine
 from kata_pin.policy.alloc.vm import overhead_millis, shared_floor, vm_grant
 

@@ -28,7 +28,7 @@ from kata_pin.model.alloc import (
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.outset import outset
+from kata_pin.policy.alloc.initial_state import outset
 
 Types: TypeAlias = type | UnionType
 

@@ -16,9 +16,9 @@ from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.alignment import whole_cores
 from kata_pin.policy.alloc.failure import not_enough
-from kata_pin.policy.alloc.ledger import pool_millis
-from kata_pin.policy.alloc.near import WHOLE_CORES, apartness, nodes_by_distance
+from kata_pin.policy.alloc.grow_shrink import WHOLE_CORES, apartness, nodes_by_distance
 from kata_pin.policy.alloc.packed import take_packed
+from kata_pin.policy.alloc.shared_pool import pool_millis
 from kata_pin.policy.alloc.topology import Machine
 
 KEYS: Final = ("nodes", "from_pod", "split", "width", "cache_from_pod", "left", "id")

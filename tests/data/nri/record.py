@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from kata_pin.sources.nri import NriPlugin
-from kata_pin.wire.nri import Event, Snapshot
+from kata_pin.wire.nri.messages import Event, Snapshot
 from tests.support.containerd import Containerd, private_containerd
 from tests.support.katalike import KataDirs
 

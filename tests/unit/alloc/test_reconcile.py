@@ -21,10 +21,10 @@ from kata_pin.model.alloc import (
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.node import KubeletState
 from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.exchange import as_kubelet, from_kubelet
+from kata_pin.policy.alloc.kubelet_convert import as_kubelet, from_kubelet
 from kata_pin.policy.alloc.policies import BUILTIN, create
 from kata_pin.policy.alloc.policy import Policy
-from kata_pin.wire.kubelet import dump_checkpoint, parse_checkpoint
+from kata_pin.wire.kube.checkpoint import dump_checkpoint, parse_checkpoint
 from tests.support.machines import Shape, host
 from tests.support.podspecs import container, pod
 

@@ -4,20 +4,12 @@ from collections.abc import Callable
 
 from rich.text import Text
 
-from kata_pin.cli import (
-    findings,
-    render_compare,
-    render_cpus,
-    render_history,
-    render_map,
-    render_pools,
-    render_reports,
-    render_show,
-    render_whatif,
-)
-from kata_pin.cli.guestmap import map_document
-from kata_pin.cli.layout import Look
-from kata_pin.cli.shape import State
+from kata_pin.cli.commands.map import map_document
+from kata_pin.cli.render import compare, cpus, history, pools, reports, show, whatif
+from kata_pin.cli.render import map as render_map
+from kata_pin.cli.render.layout import Look
+from kata_pin.cli.reports import findings
+from kata_pin.cli.reports.shape import State
 from tests.unit.cli import documents as docs
 from tests.unit.cli.compared import DECIDED, SUPPOSED
 from tests.unit.cli.supposed import FULL, POOLED, SERVED
@@ -28,7 +20,7 @@ Render = Callable[[Look], list[Text]]
 
 
 def _single(document: State, number: int = 0) -> Render:
-    return lambda look: render_show.single(document, document["sandboxes"][number], look)
+    return lambda look: show.single(document, document["sandboxes"][number], look)
 
 
 SEVERAL = docs.state(docs.database(), docs.drifted(), docs.lost(), isolated="12-15", present="0-17")
@@ -55,42 +47,42 @@ STUCK = docs.push(
 GRANTS = (docs.allotted()["allocation"] or {"grants": []})["grants"]
 
 CASES: dict[str, Render] = {
-    "show": lambda look: render_show.overview(SEVERAL, look),
-    "show-nothing": lambda look: render_show.overview(DOWN, look),
-    "show-unicode": lambda look: render_show.overview(docs.foreign(), look),
-    "show-hostile": lambda look: render_show.overview(docs.hostile(), look),
-    "show-256": lambda look: render_show.overview(docs.large(), look),
+    "show": lambda look: show.overview(SEVERAL, look),
+    "show-nothing": lambda look: show.overview(DOWN, look),
+    "show-unicode": lambda look: show.overview(docs.foreign(), look),
+    "show-hostile": lambda look: show.overview(docs.hostile(), look),
+    "show-256": lambda look: show.overview(docs.large(), look),
     "sandbox": _single(SEVERAL),
     "sandbox-drift": _single(SEVERAL, 1),
     "sandbox-no-vmm": _single(SEVERAL, 2),
     "sandbox-hostile": _single(docs.hostile()),
-    "cpus": lambda look: render_cpus.cpus(SEVERAL, look),
-    "cpus-256": lambda look: render_cpus.cpus(docs.large(), look),
+    "cpus": lambda look: cpus.cpus(SEVERAL, look),
+    "cpus-256": lambda look: cpus.cpus(docs.large(), look),
     "map": lambda look: render_map.guest_map(map_document(SEVERAL), look),
     "map-hostile": lambda look: render_map.guest_map(map_document(docs.hostile()), look),
     "map-nothing": lambda look: render_map.guest_map(map_document(DOWN), look),
-    "what-if": lambda look: render_whatif.what_if(SERVED, look),
-    "what-if-shared": lambda look: render_whatif.what_if(POOLED, look),
-    "what-if-full": lambda look: render_whatif.what_if(FULL, look),
-    "alloc-compare": lambda look: render_compare.compare(DECIDED, look),
-    "alloc-compare-supposed": lambda look: render_compare.compare(SUPPOSED, look),
-    "pools": lambda look: render_pools.pools(docs.allotted(), look),
-    "pools-aside": lambda look: render_pools.pools(
+    "what-if": lambda look: whatif.what_if(SERVED, look),
+    "what-if-shared": lambda look: whatif.what_if(POOLED, look),
+    "what-if-full": lambda look: whatif.what_if(FULL, look),
+    "alloc-compare": lambda look: compare.compare(DECIDED, look),
+    "alloc-compare-supposed": lambda look: compare.compare(SUPPOSED, look),
+    "pools": lambda look: pools.pools(docs.allotted(), look),
+    "pools-aside": lambda look: pools.pools(
         docs.allotted(aside="the kubelet's CPU manager policy is static"), look
     ),
-    "pools-no-nri": lambda look: render_pools.pools(
+    "pools-no-nri": lambda look: pools.pools(
         docs.allotted(guarantee="sandboxes only", push=None, grants=[], refused=[], notes=[]), look
     ),
-    "pools-pushed": lambda look: render_pools.pools(docs.allotted(push=STUCK), look),
-    "pools-none": lambda look: render_pools.pools(docs.state(), look),
-    "alloc-explain": lambda look: render_pools.explain(GRANTS[1], look),
-    "alloc-explain-pending": lambda look: render_pools.explain(GRANTS[3], look),
-    "who": lambda look: render_reports.who(docs.busy_cpu(), look),
-    "check": lambda look: render_reports.check(CHECKED, look),
-    "doctor": lambda look: render_reports.doctor(docs.examined(), look),
-    "pin": lambda look: render_reports.applied(docs.done(), look),
-    "history": lambda look: render_history.history(docs.changed(), look),
-    "explain": lambda look: render_reports.explain(docs.explained(), look),
+    "pools-pushed": lambda look: pools.pools(docs.allotted(push=STUCK), look),
+    "pools-none": lambda look: pools.pools(docs.state(), look),
+    "alloc-explain": lambda look: pools.explain(GRANTS[1], look),
+    "alloc-explain-pending": lambda look: pools.explain(GRANTS[3], look),
+    "who": lambda look: reports.who(docs.busy_cpu(), look),
+    "check": lambda look: reports.check(CHECKED, look),
+    "doctor": lambda look: reports.doctor(docs.examined(), look),
+    "pin": lambda look: reports.applied(docs.done(), look),
+    "history": lambda look: history.history(docs.changed(), look),
+    "explain": lambda look: reports.explain(docs.explained(), look),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kata_pin.daemon.control import ControlServer, Verb
+from kata_pin.daemon.service.control import ControlServer, Verb
 from kata_pin.wire.control import Request
 
 Answers = dict[str, Callable[[Request], Any]]

@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from kata_pin.cli.shape import (
+from kata_pin.cli.reports.shape import (
     Container,
     CpuPlace,
     Grant,

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from kata_pin.cli.shape import Json
-from kata_pin.cli.supposition import Question, answer, occupied
+from kata_pin.cli.reports.shape import Json
+from kata_pin.cli.reports.whatif import Question, answer, occupied
 from kata_pin.model.alloc import AllocSettings, CpuClass
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.topology import HostTopology

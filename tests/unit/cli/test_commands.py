@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kata_pin.cli.main import COMMANDS, run
-from kata_pin.cli.shape import State
+from kata_pin.cli.reports.shape import State
 from kata_pin.errors import DaemonError, KataPinError
 from kata_pin.wire.control import Request
 from tests.unit.cli import documents as docs

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from kata_pin.cli.comparison import SAME
 from kata_pin.cli.main import run
+from kata_pin.cli.reports.comparison import SAME
 from kata_pin.model.node import KubeletState
 from kata_pin.policy.alloc.policies import BUILTIN
-from kata_pin.wire.kubelet import parse_checkpoint
+from kata_pin.wire.kube.checkpoint import parse_checkpoint
 from tests.support.checkpoint import checkpoint
 from tests.support.hosttree import SYSFS
 from tests.support.world import cpus

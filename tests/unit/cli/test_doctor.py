@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.cli import examination, reach
 from kata_pin.cli.client import Provider
 from kata_pin.cli.main import run
-from kata_pin.cli.shape import Nri, Push, Sandbox
+from kata_pin.cli.reports import doctor_node, doctor_sandbox
+from kata_pin.cli.reports.shape import Nri, Push, Sandbox
 from kata_pin.config import Config, NewThreads, Paths, Qmp
 from kata_pin.host.root import HOST, HostRoot
 from kata_pin.model.cpuset import CpuSet
@@ -39,20 +39,20 @@ def root_with_status(folder: Path, capabilities: int) -> HostRoot:
 def test_a_configuration_that_others_can_change_is_a_warning(tmp_path: Path) -> None:
     """The file allows executables as VMMs: it has to be root's alone."""
     file = tmp_path / "k.yaml"
-    assert examination.configuration(str(file)).status == "info"
+    assert doctor_node.configuration(str(file)).status == "info"
     file.touch()
     file.chmod(0o644)
-    assert examination.configuration(str(file)).status == "ok"
+    assert doctor_node.configuration(str(file)).status == "ok"
     file.chmod(0o664)
-    assert examination.configuration(str(file)).status == "warn"
+    assert doctor_node.configuration(str(file)).status == "warn"
     file.chmod(0o644)
     os.chown(file, 65534, 0)
-    assert examination.configuration(str(file)).status == "warn"
+    assert doctor_node.configuration(str(file)).status == "warn"
 
 
 def test_missing_rights_are_named(tmp_path: Path) -> None:
     """Without capabilities each is a row of its own with its weight."""
-    rows = list(examination.rights(root_with_status(tmp_path, 0)))
+    rows = list(doctor_node.rights(root_with_status(tmp_path, 0)))
     assert [(r.status, r.text.split()[0]) for r in rows] == [
         ("fail", "CAP_SYS_NICE"),
         ("fail", "CAP_SYS_PTRACE"),
@@ -64,7 +64,7 @@ def test_missing_rights_are_named(tmp_path: Path) -> None:
 def test_held_rights_are_one_row(tmp_path: Path) -> None:
     """With all of them there is one ok."""
     bits = sum(1 << bit for bit in (2, 12, 19, 23))
-    (row,) = examination.rights(root_with_status(tmp_path, bits))
+    (row,) = doctor_node.rights(root_with_status(tmp_path, bits))
     assert row.status == "ok"
 
 
@@ -74,7 +74,7 @@ def test_capability_numbers_are_the_kernels() -> None:
     if not header.exists():
         pytest.skip("no kernel headers")
     words = [line.split() for line in header.read_text().splitlines()]
-    for bit, (name, _, _) in examination.CAPABILITIES.items():
+    for bit, (name, _, _) in doctor_node.CAPABILITIES.items():
         assert ["#define", name, str(bit)] in [line[:3] for line in words]
 
 
@@ -83,18 +83,18 @@ def test_debugfs_states_are_told_apart(tmp_path: Path) -> None:
     mount = tmp_path / "debug"
     mount.mkdir()
     host = HostRoot(str(tmp_path), debugfs="/debug")
-    assert examination.debugfs(host).remedy.startswith("mount -t debugfs")
+    assert doctor_node.debugfs(host).remedy.startswith("mount -t debugfs")
     (mount / "x86").mkdir()
-    assert "no KVM" in examination.debugfs(host).text
+    assert "no KVM" in doctor_node.debugfs(host).text
     (mount / "kvm" / "41-13").mkdir(parents=True)
-    row = examination.debugfs(host)
+    row = doctor_node.debugfs(host)
     assert (row.status, row.text) == ("ok", f"{mount}/kvm can be read, 1 VM in it")
 
 
 def test_process_events_are_tried_on_this_host() -> None:
     """The row agrees with the setting: switched off is said even where they work."""
-    assert examination.process_events(Config()).status in {"ok", "warn"}
-    row = examination.process_events(Config(new_threads=NewThreads.AUDIT))
+    assert doctor_node.process_events(Config()).status in {"ok", "warn"}
+    row = doctor_node.process_events(Config(new_threads=NewThreads.AUDIT))
     assert row.status in {"info", "warn"}
 
 
@@ -102,14 +102,14 @@ def test_hooks_are_found_by_name(tmp_path: Path) -> None:
     """A file that names the hook counts; the hook has to be there to be run."""
     pattern = (f"{tmp_path}/*.json",)
     program = tmp_path / "kata-pin-hook"
-    assert examination.hooks(pattern, str(program)).status == "warn"
+    assert doctor_node.hooks(pattern, str(program)).status == "warn"
     (tmp_path / "other.json").write_text("{}")
-    assert examination.hooks(pattern, str(program)).status == "warn"
+    assert doctor_node.hooks(pattern, str(program)).status == "warn"
     (tmp_path / "90-kata-pin.json").write_text('{"hook": {"path": "/x/kata-pin-hook"}}')
-    assert examination.hooks(pattern, str(program)).status == "fail"
+    assert doctor_node.hooks(pattern, str(program)).status == "fail"
     program.write_text("#!/bin/true\n")
     program.chmod(0o755)
-    row = examination.hooks(pattern, str(program))
+    row = doctor_node.hooks(pattern, str(program))
     assert (row.status, row.text) == ("ok", f"installed: {tmp_path}/90-kata-pin.json")
 
 
@@ -117,9 +117,9 @@ def test_kubelet_states(tmp_path: Path) -> None:
     """No checkpoint is information, a damaged one a warning."""
     path = tmp_path / "cpu_manager_state"
     config = Config(paths=Paths(kubelet_state=str(path)))
-    assert examination.kubelet(config).status == "info"
+    assert doctor_node.kubelet(config).status == "info"
     path.write_text("{")
-    assert examination.kubelet(config).status == "warn"
+    assert doctor_node.kubelet(config).status == "warn"
 
 
 @pytest.mark.root
@@ -127,7 +127,7 @@ def test_kubelet_states(tmp_path: Path) -> None:
 def test_katas_own_pinning_is_a_warning(tmp_path: Path, pinning: str, status: str) -> None:
     """Two writers of vCPU affinities are told, with what to change."""
     (tmp_path / "configuration.toml").write_text(KATA_CONFIG.format(pinning=pinning))
-    (row,) = examination.kata(Config(paths=Paths(kata_configs=(str(tmp_path),))))
+    (row,) = doctor_node.kata(Config(paths=Paths(kata_configs=(str(tmp_path),))))
     assert row.status == status
     assert "default_vcpus 2" in row.text
     assert "extra monitor qmp" in row.text
@@ -136,25 +136,27 @@ def test_katas_own_pinning_is_a_warning(tmp_path: Path, pinning: str, status: st
 
 def test_no_kata_configuration_is_a_warning(tmp_path: Path) -> None:
     """The row says where it looked."""
-    (row,) = examination.kata(Config(paths=Paths(kata_configs=(str(tmp_path),))))
+    (row,) = doctor_node.kata(Config(paths=Paths(kata_configs=(str(tmp_path),))))
     assert (row.status, str(tmp_path) in row.text) == ("warn", True)
 
 
 def test_spool_leftovers_are_counted(tmp_path: Path) -> None:
     """Messages that no daemon took in are a warning."""
     config = Config(runtime_dir=str(tmp_path))
-    assert examination.spool(config).status == "info"
+    assert doctor_node.spool(config).status == "info"
     spool = tmp_path / "spool"
     spool.mkdir()
     (spool / "1-2.msg.tmp").touch()
-    assert examination.spool(config).status == "ok"
+    assert doctor_node.spool(config).status == "ok"
     (spool / "1-2.msg").touch()
-    assert examination.spool(config).text == f"1 message waits in {spool}"
+    assert doctor_node.spool(config).text == f"1 message waits in {spool}"
 
 
-def rows_of(sandbox: Sandbox, config: Config | None = None) -> dict[str, reach.Row]:
+def rows_of(sandbox: Sandbox, config: Config | None = None) -> dict[str, doctor_sandbox.Row]:
     """Return the rows of one sandbox by their check."""
-    return {row.check: row for row in reach.sandboxes(docs.state(sandbox), config or Config())}
+    return {
+        row.check: row for row in doctor_sandbox.sandboxes(docs.state(sandbox), config or Config())
+    }
 
 
 def test_a_sandbox_in_order() -> None:
@@ -243,9 +245,9 @@ def test_warnings_of_a_sandbox_are_rows() -> None:
 
 
 def test_a_check_that_breaks_is_a_row(tmp_path: Path) -> None:
-    """A root without /proc ends no examination."""
+    """A root without /proc ends no doctor_node."""
     config = Config(runtime_dir=str(tmp_path))
-    document = examination.examine(config, Provider(config), root=HostRoot(str(tmp_path)))
+    document = doctor_node.examine(config, Provider(config), root=HostRoot(str(tmp_path)))
     assert not document["ok"]
     assert any(row["text"].startswith("a check broke") for row in document["rows"])
     assert any(row["check"] == "kubelet" for row in document["rows"])
@@ -277,7 +279,7 @@ def test_the_connection_to_nri_is_told(nri: Nri | None, status: str, text: str) 
     """Connected since when and to what, or why not."""
     state = docs.state()
     state["daemon"]["nri"] = nri
-    row = next(row for row in examination.connections(state) if row.check == "NRI")
+    row = next(row for row in doctor_node.connections(state) if row.check == "NRI")
     assert row.status == status
     assert text in row.text
 
@@ -285,15 +287,15 @@ def test_the_connection_to_nri_is_told(nri: Nri | None, status: str, text: str) 
 def test_where_metrics_are_served_is_told() -> None:
     """The address, or what is in the way; nothing of both without the daemon."""
     state = docs.state()
-    rows = {row.check: row for row in examination.connections(state)}
+    rows = {row.check: row for row in doctor_node.connections(state)}
     assert (rows["metrics"].status, rows["metrics"].text) == ("ok", docs.METRICS["address"])
     state["daemon"]["metrics"] = {"address": "http://x", "problem": "http://x: in use"}
-    rows = {row.check: row for row in examination.connections(state)}
+    rows = {row.check: row for row in doctor_node.connections(state)}
     assert rows["metrics"].status == "warn"
     state["daemon"]["metrics"] = None
-    rows = {row.check: row for row in examination.connections(state)}
+    rows = {row.check: row for row in doctor_node.connections(state)}
     assert rows["metrics"].status == "info"
-    assert list(examination.connections(docs.without_daemon(state))) == []
+    assert list(doctor_node.connections(docs.without_daemon(state))) == []
 
 
 @pytest.mark.parametrize(
@@ -308,24 +310,24 @@ def test_where_metrics_are_served_is_told() -> None:
 )
 def test_how_cpusets_reach_containers(push: Push, status: str, text: str) -> None:
     """By which way, why not by a better one, and what does not work."""
-    (row,) = examination.cpusets(docs.allotted(push=push))
+    (row,) = doctor_node.cpusets(docs.allotted(push=push))
     assert row.status == status
     assert text in row.text
 
 
 def test_nothing_of_cpusets_where_none_are_decided() -> None:
     """Without an allocator, without a daemon, and while it stands aside."""
-    assert list(examination.cpusets(docs.state())) == []
+    assert list(doctor_node.cpusets(docs.state())) == []
     for fields in ({"push": None}, {"aside": "the kubelet's CPU manager policy is static"}):
-        assert list(examination.cpusets(docs.allotted(**fields))) == []
+        assert list(doctor_node.cpusets(docs.allotted(**fields))) == []
 
 
 def test_other_writers_are_named() -> None:
     """Who, by which evidence, how often, since when; a Kata that rests is no warning."""
-    kata, other = reach.writers(docs.drifted(), "pod")
+    kata, other = doctor_sandbox.writers(docs.drifted(), "pod")
     assert (kata.status, other.status) == ("info", "warn")
     assert "persist.json" in kata.text
     assert "seen 4 times, first 3 m ago, moves tid 5101, 5102" in other.text
     acting = docs.sandbox("p", "1", writers=[docs.writer("kata", acts=True, evidence="e")])
-    (row,) = reach.writers(acting, "pod")
+    (row,) = doctor_sandbox.writers(acting, "pod")
     assert (row.status, row.text) == ("warn", "Kata pins the vCPUs (e)")

@@ -8,15 +8,16 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from kata_pin.cli import census, shape
-from kata_pin.cli.findings import check
-from kata_pin.cli.guestmap import map_document
+from kata_pin.cli.commands.map import map_document
+from kata_pin.cli.commands.pools import pools_document
 from kata_pin.cli.main import COMMANDS, cli
-from kata_pin.cli.manual import page
-from kata_pin.cli.pools import pools_document
+from kata_pin.cli.node.manual import page
+from kata_pin.cli.reports import shape
+from kata_pin.cli.reports import who as who_report
+from kata_pin.cli.reports.findings import check
 from kata_pin.config import Config
 from kata_pin.config.table import SETTINGS
-from kata_pin.daemon import oneshot
+from kata_pin.daemon.service import offline
 from kata_pin.host.root import HOST
 from tests.unit.cli import documents as docs
 from tests.unit.cli.cases import CHECKED
@@ -64,7 +65,7 @@ TABLES = documented()
         (docs.allotted(), "state"),
         (pools_document(docs.allotted()), "pools"),
         (docs.busy_cpu(), "who"),
-        (census.who(HOST, docs.state(cpus=8192), min(os.sched_getaffinity(0))), "who"),
+        (who_report.who(HOST, docs.state(cpus=8192), min(os.sched_getaffinity(0))), "who"),
         (docs.explained(), "explain"),
         (docs.changed(), "history"),
         (CHECKED, "check"),
@@ -85,7 +86,7 @@ def test_documents_have_the_documented_fields(document: Any, kind: str) -> None:
 
 def test_the_state_of_this_host_has_the_documented_fields(tmp_path: Path) -> None:
     """What the daemon's own code makes has the same fields as the hand-made documents."""
-    document = oneshot.state(Config(runtime_dir=str(tmp_path)))
+    document = offline.state(Config(runtime_dir=str(tmp_path)))
     for path, fields in occurring(document, "state").items():
         expected = TABLES[path] - (ONLY_RUNNING if path == "state.daemon" else set())
         assert fields == expected, path

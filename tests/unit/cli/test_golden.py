@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.cli.layout import Look
+from kata_pin.cli.render.layout import Look
 from tests.unit.cli.cases import CASES, golden
 
 FOLDER = Path(__file__).parents[2] / "data" / "cli"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kata_pin.cli.main import run
-from kata_pin.cli.shape import State
+from kata_pin.cli.reports.shape import State
 from tests.unit.cli import documents as docs
 from tests.unit.cli.conftest import Serve
 
@@ -29,7 +29,8 @@ def test_help_imports_no_command() -> None:
     """The group's help loads neither rich nor yaml nor any command (start-up matters)."""
     code = (
         "import sys; from kata_pin.cli.main import run; run(['--help']);"
-        "print([m for m in ('rich', 'yaml', 'asyncio', 'kata_pin.cli.show') if m in sys.modules])"
+        "print([m for m in ('rich', 'yaml', 'asyncio', 'kata_pin.cli.commands.show')"
+        " if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20

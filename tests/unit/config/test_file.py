@@ -11,7 +11,7 @@ from kata_pin.errors import ConfigError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import ExclusiveMode, Overhead, OverheadKind, VcpuMode
 from kata_pin.model.thread import ThreadRole
-from kata_pin.policy.overhead import setting_for
+from kata_pin.policy.placement.overhead import setting_for
 
 
 def read(body: str) -> Config:

@@ -184,7 +184,7 @@ def test_a_journal_that_takes_nothing_holds_nobody_up(listening: Listening) -> N
 
 _PROGRAM = """
 import logging, os, sys
-from kata_pin.daemon.logs import set_up
+from kata_pin.daemon.service.logging_setup import set_up
 status = os.fstat(2)
 stream = {"no": "", "ours": f"{status.st_dev}:{status.st_ino}", "other": "1:2"}[sys.argv[1]]
 set_up("info", {"JOURNAL_STREAM": stream}, journal=sys.argv[2])

@@ -20,7 +20,7 @@ from kata_pin.guest.address import HybridVsockAddress, VsockAddress
 from kata_pin.guest.agent import MAX_METRICS, SMALL, AgentClient
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.wire import ttrpc
-from kata_pin.wire.agent import MAX_WORDS
+from kata_pin.wire.guest.agent import MAX_WORDS
 from kata_pin.wire.proto import agent_pb2 as pb
 from kata_pin.wire.ttrpc import Code, Response
 from tests.support.agentdouble import AgentDouble, HonestAgent, Twist

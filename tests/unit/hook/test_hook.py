@@ -16,8 +16,8 @@ import pytest
 
 from kata_pin import hook
 from kata_pin.sources.hooks import HookConnection
-from kata_pin.wire import hookmsg
-from kata_pin.wire.hookmsg import HookMessage
+from kata_pin.wire import hook_message
+from kata_pin.wire.hook_message import HookMessage
 from kata_pin.wire.oci import Phase
 from tests.support.hooks import (
     COMMAND,
@@ -42,7 +42,7 @@ def runtime_dir() -> Iterator[Path]:
 
 def only_spooled(runtime_dir: Path) -> HookMessage:
     [file] = spooled(runtime_dir)
-    message = hookmsg.decode(file.read_bytes())
+    message = hook_message.decode(file.read_bytes())
     assert file.name == message.spool_name
     return message
 
@@ -66,7 +66,7 @@ def test_phases_are_those_of_the_wire() -> None:
     """The hook, which imports nothing of the package, knows the same phases and bounds."""
     assert set(hook.PHASES) == {phase.value for phase in Phase}
     assert set(hook.PINNED_PHASES) == {p.value for p in Phase if p.waits_for_pins}
-    assert hook.MAX_STATE_BYTES == hookmsg.MAX_BODY
+    assert hook.MAX_STATE_BYTES == hook_message.MAX_BODY
 
 
 @pytest.mark.parametrize("phase", [Phase.CREATE_RUNTIME, Phase.PRESTART])
@@ -300,7 +300,7 @@ def test_closed_descriptors(runtime_dir: Path, closed: str, *, daemon_up: bool) 
             done = subprocess.run(["sh", "-c", command], input=STATE, check=False, timeout=20)
     else:
         done = subprocess.run(["sh", "-c", command], input=STATE, check=False, timeout=20)
-        messages += [hookmsg.decode(file.read_bytes()) for file in spooled(runtime_dir)]
+        messages += [hook_message.decode(file.read_bytes()) for file in spooled(runtime_dir)]
     assert done.returncode == 0
     assert [m.body for m in messages] == ([] if "<&-" in closed else [STATE])
 

@@ -11,8 +11,8 @@ from kata_pin.model.placement import VcpuMode
 from kata_pin.model.sandbox import Container
 from kata_pin.model.thread import Thread, ThreadRole
 from kata_pin.model.topology import flat
-from kata_pin.policy.place import pairs, place
-from kata_pin.policy.writers import KataPinning, KataPins
+from kata_pin.policy.placement.place import pairs, place
+from kata_pin.policy.placement.writers import KataPinning, KataPins
 from tests.support.world import (
     after,
     applied,

@@ -20,7 +20,7 @@ from kata_pin.model.cpuset import CpuSet
 from kata_pin.sources import cri
 from kata_pin.sources.cri import CriClient
 from kata_pin.sources.updater import ContainerUnknown, RuntimeUnavailable, UpdateRefused
-from kata_pin.wire.nrireply import Cpuset
+from kata_pin.wire.nri.replies import Cpuset
 from tests.support.criserver import CriServer
 
 CPUS = Cpuset(CpuSet.parse("0-1"))

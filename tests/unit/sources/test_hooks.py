@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from kata_pin.sources.hooks import HookConnection, HookServer
-from kata_pin.wire import hookmsg
-from kata_pin.wire.hookmsg import HookMessage
+from kata_pin.wire import hook_message
+from kata_pin.wire.hook_message import HookMessage
 from kata_pin.wire.oci import Phase
 from tests.support.hooks import answer_at_once, gone_within, runtime_directory
 
@@ -78,13 +78,13 @@ async def test_answers() -> None:
     with runtime_directory() as directory:
         path = str(directory / "hook.sock")
         async with serving(path):
-            assert await talk(path, hookmsg.encode(CREATE)) == b"recorded\npinned\n"
-            assert await talk(path, hookmsg.encode(STOP)) == b"recorded\n"
+            assert await talk(path, hook_message.encode(CREATE)) == b"recorded\npinned\n"
+            assert await talk(path, hook_message.encode(STOP)) == b"recorded\n"
         async with serving(path, unpin):
-            assert await talk(path, hookmsg.encode(CREATE)) == b"recorded\nunpinned no?VMM\n"
-            assert await talk(path, hookmsg.encode(STOP)) == b"recorded\n"
+            assert await talk(path, hook_message.encode(CREATE)) == b"recorded\nunpinned no?VMM\n"
+            assert await talk(path, hook_message.encode(STOP)) == b"recorded\n"
         async with serving(path, refuse):
-            assert await talk(path, hookmsg.encode(CREATE)) == b"refused not JSON\n"
+            assert await talk(path, hook_message.encode(CREATE)) == b"refused not JSON\n"
 
 
 async def test_handler_gets_the_message(path: str) -> None:
@@ -96,7 +96,7 @@ async def test_handler_gets_the_message(path: str) -> None:
 
     async with serving(path, keep):
         reader, writer = await asyncio.open_unix_connection(path)
-        for byte in hookmsg.encode(CREATE):
+        for byte in hook_message.encode(CREATE):
             writer.write(bytes([byte]))
             await writer.drain()
         assert await reader.read() == b""
@@ -119,7 +119,7 @@ async def test_gone(path: str) -> None:
     half_way, ended = asyncio.Event(), asyncio.Event()
     async with serving(path, wait_for_the_end), asyncio.timeout(5):
         _, writer = await asyncio.open_unix_connection(path)
-        writer.write(hookmsg.encode(CREATE))
+        writer.write(hook_message.encode(CREATE))
         await half_way.wait()
         writer.close()
         await ended.wait()
@@ -128,8 +128,8 @@ async def test_gone(path: str) -> None:
 
 @pytest.mark.parametrize(
     "request_",
-    [b"", b"KP1 ", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 4096, hookmsg.encode(CREATE)[:-1],
-     hookmsg.encode(CREATE) + b"x", b"KP1 createRuntime 1 2 99999999\n"],
+    [b"", b"KP1 ", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 4096, hook_message.encode(CREATE)[:-1],
+     hook_message.encode(CREATE) + b"x", b"KP1 createRuntime 1 2 99999999\n"],
     ids=["silent", "half-header", "http", "binary", "half-body", "surplus", "huge"],
 )  # fmt: skip
 async def test_bad_client_disturbs_nobody(path: str, request_: bytes) -> None:
@@ -142,7 +142,7 @@ async def test_bad_client_disturbs_nobody(path: str, request_: bytes) -> None:
 
     async with serving(path, keep, connections=2), asyncio.TaskGroup() as clients:
         bad = clients.create_task(talk(path, request_))
-        good = clients.create_task(talk(path, hookmsg.encode(STOP)))
+        good = clients.create_task(talk(path, hook_message.encode(STOP)))
         assert await good == b"recorded\n"
         assert await bad == b""
     assert got == [STOP]
@@ -158,7 +158,7 @@ async def test_failing_and_slow_handlers(path: str, caplog: pytest.LogCaptureFix
             await asyncio.Event().wait()
         await answer_at_once(connection)
 
-    requests = [hookmsg.encode(HookMessage(Phase.POSTSTOP, n, 1, b"{}")) for n in (10, 11, 12)]
+    requests = [hook_message.encode(HookMessage(Phase.POSTSTOP, n, 1, b"{}")) for n in (10, 11, 12)]
     async with serving(path, misbehave, handler_s=0.1):
         answers = await asyncio.gather(*(talk(path, request) for request in requests))
     assert answers == [b"", b"", b"recorded\n"]
@@ -178,7 +178,7 @@ async def test_connections_are_bounded(path: str) -> None:
         await answer_at_once(connection)
 
     async with serving(path, count, connections=3):
-        answers = await asyncio.gather(*(talk(path, hookmsg.encode(STOP)) for _ in range(20)))
+        answers = await asyncio.gather(*(talk(path, hook_message.encode(STOP)) for _ in range(20)))
     assert answers == [b"recorded\n"] * 20
     assert most == 3
 
@@ -187,7 +187,7 @@ async def test_stalled_clients_give_their_place_back(path: str) -> None:
     """Clients that fill every place and say nothing are out after the request's deadline."""
     async with serving(path, connections=2):
         stalled = [await asyncio.open_unix_connection(path) for _ in range(2)]
-        assert await talk(path, hookmsg.encode(STOP)) == b"recorded\n"
+        assert await talk(path, hook_message.encode(STOP)) == b"recorded\n"
         for _, writer in stalled:
             writer.close()
 
@@ -226,7 +226,7 @@ async def test_binds_over_a_dead_socket(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(path)
     async with serving(path):
-        assert await talk(path, hookmsg.encode(STOP)) == b"recorded\n"
+        assert await talk(path, hook_message.encode(STOP)) == b"recorded\n"
 
 
 async def test_close_removes_only_its_own_socket(path: str) -> None:
@@ -235,7 +235,7 @@ async def test_close_removes_only_its_own_socket(path: str) -> None:
     first.bind()
     async with serving(path):
         first.close()
-        assert await talk(path, hookmsg.encode(STOP)) == b"recorded\n"
+        assert await talk(path, hook_message.encode(STOP)) == b"recorded\n"
     assert not os.path.exists(path)
 
 
@@ -243,7 +243,7 @@ async def test_no_task_or_descriptor_is_left(path: str) -> None:
     """Ended connections, good and bad, leave nothing open behind."""
     before = len(os.listdir("/proc/self/fd"))
     async with serving(path):
-        for request in (hookmsg.encode(CREATE), b"garbage\n", hookmsg.encode(STOP)[:-1]):
+        for request in (hook_message.encode(CREATE), b"garbage\n", hook_message.encode(STOP)[:-1]):
             await talk(path, request)
     for _ in range(3):  # a transport closes in the next turn of the loop
         await asyncio.sleep(0)
@@ -260,7 +260,7 @@ async def test_stop_in_the_middle_of_a_burst(path: str) -> None:
             for _ in range(6):
                 client = socket.socket(socket.AF_UNIX)
                 client.connect(path)
-                client.sendall(hookmsg.encode(CREATE))
+                client.sendall(hook_message.encode(CREATE))
                 clients.append(client)
             for _ in range(turns):
                 await asyncio.sleep(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kata_pin.sources.kataconfig import read_kata_configs
+from kata_pin.sources.kata_config import read_kata_configs
 
 
 def write(path: Path, text: str) -> None:

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.sources import nrisession as source
+from kata_pin.sources import nri_session as source
 from kata_pin.sources.nri import NriPlugin
-from kata_pin.wire import nri, nrimux, ttrpc
-from kata_pin.wire.nri import Event, EventKind, Snapshot
+from kata_pin.wire import ttrpc
+from kata_pin.wire.nri import messages as nri
+from kata_pin.wire.nri import mux
+from kata_pin.wire.nri.messages import Event, EventKind, Snapshot
 from kata_pin.wire.proto import nri_pb2 as pb
 from kata_pin.wire.ttrpc import Code
 from tests.support.nriruntime import Peer, Runtime, container, pod
@@ -219,9 +221,9 @@ async def test_a_message_that_is_too_long(told: Told, peer: Peer) -> None:
     """It is refused, and the connection goes on."""
     length = ttrpc.MAX_DATA + 1
     header = ttrpc.HEADER.pack(length, 99, ttrpc.REQUEST, 0)
-    peer.send(nrimux.PLUGIN, header)
+    peer.send(mux.PLUGIN, header)
     for start in range(0, length, 1 << 20):
-        peer.send(nrimux.PLUGIN, bytes(min(1 << 20, length - start)))
+        peer.send(mux.PLUGIN, bytes(min(1 << 20, length - start)))
     assert (await peer.answer(99)).code == Code.RESOURCE_EXHAUSTED
     assert (await peer.event(EventKind.RUN_POD_SANDBOX, pod())).code == Code.OK
 
@@ -246,8 +248,8 @@ async def _again(told: Told, runtime: Runtime, peer: Peer) -> None:
     "data",
     [
         b"\xff" * 8,  # a frame of 4 GiB
-        nrimux.encode(1, ttrpc.HEADER.pack(2, 1, ttrpc.REQUEST, 0) + b"\xff\xff"),
-        nrimux.encode(
+        mux.encode(1, ttrpc.HEADER.pack(2, 1, ttrpc.REQUEST, 0) + b"\xff\xff"),
+        mux.encode(
             1,
             ttrpc.encode_request(1, ttrpc.Request(nri.PLUGIN_SERVICE, "Synchronize", b"\x0a\xff")),
         ),
@@ -282,7 +284,7 @@ async def test_a_synchronize_without_end(told: Told, runtime: Runtime, path: Pat
 async def test_answers_that_nobody_reads(told: Told, peer: Peer) -> None:
     """A runtime that calls and never reads is given up before its answers fill the memory."""
     request = ttrpc.Request("x" * 80, "y")
-    call = nrimux.encode(nrimux.PLUGIN, ttrpc.encode_request(1, request))
+    call = mux.encode(mux.PLUGIN, ttrpc.encode_request(1, request))
     peer.writer.transport.pause_reading()  # type: ignore[attr-defined] # a stream's transport
     with contextlib.suppress(ConnectionError):
         for _ in range(200):

@@ -14,11 +14,13 @@ import pytest
 from kata_pin.errors import HostError, StateError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.sources.nri import NriPlugin
-from kata_pin.sources.nrilistener import CreationRefused
-from kata_pin.wire import nri, nrimux, nrireply, ttrpc
-from kata_pin.wire.nri import Event, EventKind, Snapshot
-from kata_pin.wire.nrimux import MuxDecoder
-from kata_pin.wire.nrireply import Answer, Cpuset, Update
+from kata_pin.sources.nri_listener import CreationRefused
+from kata_pin.wire import ttrpc
+from kata_pin.wire.nri import messages as nri
+from kata_pin.wire.nri import mux, replies
+from kata_pin.wire.nri.messages import Event, EventKind, Snapshot
+from kata_pin.wire.nri.mux import MuxDecoder
+from kata_pin.wire.nri.replies import Answer, Cpuset, Update
 from kata_pin.wire.proto import nri_pb2 as pb
 from kata_pin.wire.ttrpc import Code, FrameDecoder
 from tests.support.nriruntime import Peer, Runtime, container, pod
@@ -110,9 +112,9 @@ async def test_answers_that_act(told: Told, peer: Peer) -> None:
     """A creation is adjusted and others are updated; an update and an end update others."""
     told.answer = ADJUST
     created = await _call(peer, EventKind.CREATE_CONTAINER)
-    assert created.payload == nrireply.create_reply(ADJUST) != b""
+    assert created.payload == replies.create_reply(ADJUST) != b""
     for kind in ANSWERED[1:]:
-        assert (await _call(peer, kind)).payload == nrireply.update_reply(ADJUST.updates) != b""
+        assert (await _call(peer, kind)).payload == replies.update_reply(ADJUST.updates) != b""
     assert told.decided == list(ANSWERED)
     assert told.events == []  # who decides has recorded them
 
@@ -121,7 +123,7 @@ async def test_synchronize_is_answered_with_its_last_part(told: Told, peer: Peer
     """Parts that are followed by others get no updates, or the runtime ends the connection."""
     told.answer = ADJUST
     told.adopted.clear()
-    for more, payload in ((True, b"\x10\x01"), (False, nrireply.synchronize_reply(ADJUST.updates))):
+    for more, payload in ((True, b"\x10\x01"), (False, replies.synchronize_reply(ADJUST.updates))):
         message = pb.SynchronizeRequest(pods=[pod()], more=more)
         assert (await peer.call("Synchronize", message)).payload == payload
     assert [len(one.pods) for one in told.adopted] == [2]
@@ -207,7 +209,7 @@ def _recorded(name: str) -> list[bytes]:
     return [
         frame.data
         for connection, piece in MuxDecoder().feed((DATA / f"{name}.bin").read_bytes())
-        if connection == nrimux.PLUGIN
+        if connection == mux.PLUGIN
         for frame in decoder.feed(piece)
         if frame.data is not None
     ]

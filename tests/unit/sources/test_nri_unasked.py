@@ -12,11 +12,11 @@ import pytest
 
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.sources import nri as source
-from kata_pin.sources import nrisession
+from kata_pin.sources import nri_session as nrisession
 from kata_pin.sources.nri import NriPlugin
 from kata_pin.sources.updater import ContainerUnknown, RuntimeUnavailable, UpdateRefused
-from kata_pin.wire.nri import Event, EventKind, Snapshot
-from kata_pin.wire.nrireply import Answer, Cpuset, Update
+from kata_pin.wire.nri.messages import Event, EventKind, Snapshot
+from kata_pin.wire.nri.replies import Answer, Cpuset, Update
 from kata_pin.wire.proto import nri_pb2 as pb
 from kata_pin.wire.ttrpc import Code
 from tests.support.nriruntime import Peer, Runtime, container, pod

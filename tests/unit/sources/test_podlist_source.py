@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from kata_pin.errors import StateError
-from kata_pin.sources import podlist
-from kata_pin.sources.podlist import THREAD, PodList
+from kata_pin.sources import pod_list as podlist
+from kata_pin.sources.pod_list import THREAD, PodList
 from tests.support.kubeletpods import TOKEN, Kubelet, playing_kubelet
 
 

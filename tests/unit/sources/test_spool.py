@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from kata_pin.sources.spool import MAX_FILE_BYTES, Spool
-from kata_pin.wire import hookmsg
-from kata_pin.wire.hookmsg import HookMessage
+from kata_pin.wire import hook_message
+from kata_pin.wire.hook_message import HookMessage
 from kata_pin.wire.oci import Phase
 
 
@@ -25,7 +25,7 @@ def message(stamp_ns: int, pid: int = 7) -> HookMessage:
 def leave(folder: Path, item: HookMessage) -> Path:
     """Spool a message as the hook does: under a temporary name first."""
     unfinished = folder / item.spool_name.replace(".msg", ".tmp")
-    unfinished.write_bytes(hookmsg.encode(item))
+    unfinished.write_bytes(hook_message.encode(item))
     return unfinished.rename(folder / item.spool_name)
 
 

@@ -11,7 +11,7 @@ import pytest
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import EMPTY
 from kata_pin.model.thread import PF_USER_WORKER, Task, ThreadKey
-from kata_pin.vmm import debugfs, kvmfd
+from kata_pin.vmm import debugfs, kvm_fd
 from tests.support import recordings
 
 PID = 1780
@@ -109,11 +109,11 @@ def test_the_recorded_sandbox(root: HostRoot) -> None:
     tasks = [_thread(root, tid, call) for tid, call in calls]
     for number, target in links.items():
         _fd(root, number, target)
-    waiting = kvmfd.read_waiting(root, tasks, "x86_64")
+    waiting = kvm_fd.read_waiting(root, tasks, "x86_64")
     named = {key.tid: number for key, number in waiting.ids.items()}
     assert named == {1792: 0, 1793: 1, 1800: 15, 1801: 14, 1802: 13, 1803: 12}
     assert not waiting.running
-    assert kvmfd.open_vcpus(root, PID) == {0, 1, 12, 13, 14, 15}
+    assert kvm_fd.open_vcpus(root, PID) == {0, 1, 12, 13, 14, 15}
 
 
 @pytest.mark.parametrize(
@@ -134,20 +134,20 @@ def test_what_counts_as_running_a_vcpu(
     """Exactly ioctl(KVM_RUN) of this machine, on exactly a kvm-vcpu descriptor."""
     task = _thread(root, 1792, syscall)
     _fd(root, 0x21, target)
-    assert set(kvmfd.read_waiting(root, [task], machine).ids.values()) == named
+    assert set(kvm_fd.read_waiting(root, [task], machine).ids.values()) == named
 
 
 def test_kernel_workers_are_never_asked(root: HostRoot) -> None:
     """They show their creator's call (seen on 6.12 and 6.18)."""
     task = _thread(root, 1792, "16 0x21 0xae80", flags=PF_USER_WORKER)
     _fd(root, 0x21, "anon_inode:kvm-vcpu:0")
-    assert kvmfd.read_waiting(root, [task], "x86_64") == kvmfd.NOTHING
+    assert kvm_fd.read_waiting(root, [task], "x86_64") == kvm_fd.NOTHING
 
 
 def test_busy_and_vanished_threads(root: HostRoot) -> None:
     """A running thread is reported as that; one that is gone as nothing."""
     busy = _thread(root, 1792, "running")
     gone = Task(ThreadKey(PID, 1793, BEFORE), "x", 0, EMPTY, EMPTY, "/")
-    waiting = kvmfd.read_waiting(root, [busy, gone], "x86_64")
+    waiting = kvm_fd.read_waiting(root, [busy, gone], "x86_64")
     assert waiting.running == {busy.key}
     assert not waiting.ids

@@ -23,7 +23,7 @@ from kata_pin.model.thread import (
 from kata_pin.vmm import roles
 from kata_pin.vmm.facts import HostFacts
 from kata_pin.vmm.roles import RoleCache, identify
-from kata_pin.wire.qmp import QmpAnswers, QmpCpu
+from kata_pin.wire.qemu.qmp import QmpAnswers, QmpCpu
 from tests.support.vmmhost import facts
 
 PID = 100

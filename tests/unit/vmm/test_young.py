@@ -11,8 +11,8 @@ import pytest
 
 from kata_pin.host.root import HOST
 from kata_pin.model.thread import Role, RoleSource, ThreadKey, ThreadRole
-from kata_pin.vmm.rolecache import RoleCache
-from kata_pin.vmm.statefiles import KataPaths, state_stamp, virtiofsd_pid
+from kata_pin.vmm.role_cache import RoleCache
+from kata_pin.vmm.state_files import KataPaths, state_stamp, virtiofsd_pid
 
 TICKS = os.sysconf("SC_CLK_TCK")
 REST = Role(ThreadRole.EMULATOR, RoleSource.REST)

@@ -10,10 +10,12 @@ import pytest
 
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.sandbox import ContainerKind, ContainerState
-from kata_pin.wire import apic, cmdline, persist, proc
-from kata_pin.wire.identity import record
+from kata_pin.wire import proc
+from kata_pin.wire.container_id import record
+from kata_pin.wire.kata import persist
 from kata_pin.wire.oci import Phase, parse_config, parse_state
-from kata_pin.wire.qmp import check_answers
+from kata_pin.wire.qemu import apic, cmdline
+from kata_pin.wire.qemu.qmp import check_answers
 from tests.support import recordings
 from tests.support.recordings import DATA, FOLDERS, files, label
 

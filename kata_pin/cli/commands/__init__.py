@@ -1,0 +1,1 @@
+"""One module per command: options in, a rendered report out."""

@@ -1,0 +1,20 @@
+"""`kata-pin alloc`: our own allocator, looked at closely; nothing here changes anything."""
+
+from __future__ import annotations
+
+import click
+
+from kata_pin.cli.commands.alloc_checkpoint import compare, export
+from kata_pin.cli.commands.alloc_explain import explain
+from kata_pin.cli.commands.alloc_whatif import what_if
+
+
+@click.group()
+def alloc() -> None:
+    """Look at what the allocator did, and would do."""
+
+
+alloc.add_command(compare)
+alloc.add_command(explain)
+alloc.add_command(export)
+alloc.add_command(what_if)

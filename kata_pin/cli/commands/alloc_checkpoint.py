@@ -1,0 +1,106 @@
+"""`kata-pin alloc export` and `compare`: our grants in the kubelet's format, and beside its own.
+
+Nothing is changed: the kubelet's checkpoint is the kubelet's alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import click
+
+from kata_pin.cli.options import Session, global_options
+from kata_pin.cli.render import screen
+from kata_pin.cli.reports.shape import Allocation
+from kata_pin.errors import KataPinError, StateError
+from kata_pin.model.node import KubeletState
+
+
+@click.command()
+@global_options
+@click.pass_obj
+def export(session: Session) -> None:
+    """Print who has which pCPUs as a checkpoint of the kubelet.
+
+    In the format of cpu_manager_state, version 2, with its checksum: for comparison with a
+    kubelet's, and for tools that read it. What share containers chose the format cannot tell.
+    """
+    from kata_pin.cli.reports.whatif import state_of
+    from kata_pin.policy.alloc.kubelet_convert import as_kubelet
+    from kata_pin.wire.kube.checkpoint import dump_checkpoint
+
+    allocation = _deciding(session)
+    if allocation is None:
+        raise KataPinError("kata-pin decides no cpusets here", hint="kata-pin pools says why")
+    sys.stdout.write(dump_checkpoint(as_kubelet(state_of(allocation))).decode() + "\n")
+
+
+@click.command()
+@click.argument("checkpoint", required=False, type=click.Path(), metavar="[FILE]")
+@click.option("--policy", metavar="NAME", help="Suppose that this policy takes over from the "
+              "kubelet, whoever decides now; static where nothing is set.")  # fmt: skip
+@click.option("--topology", metavar="FILE", type=click.Path(), help="The host that FILE is of: a "
+              "folder with its sys in it, or what scripts/capture-host prints.")  # fmt: skip
+@global_options
+@click.pass_obj
+def compare(
+    session: Session, *, checkpoint: str | None, policy: str | None, topology: str | None
+) -> None:
+    """Compare a checkpoint of the kubelet with what kata-pin gives.
+
+    FILE is the node's own cpu_manager_state if not given. Where kata-pin decides cpusets, its
+    grants are compared. Elsewhere, and with --policy, it says which containers would keep their
+    pCPUs if that policy took over from the kubelet. Nothing is changed.
+    """
+    from kata_pin.cli.reports.comparison import comparison, taken_over
+    from kata_pin.cli.reports.whatif import state_of
+    from kata_pin.daemon.allocation.policies import make_policy
+    from kata_pin.host.capture import read_capture
+    from kata_pin.host.root import HOST
+    from kata_pin.host.topology import read_topology
+    from kata_pin.policy.alloc.kubelet_convert import as_kubelet
+
+    path = checkpoint or session.config.paths.kubelet_state
+    kubelet = _read(path, own=checkpoint is None)
+    allocation = None if policy or topology else _deciding(session)
+    if allocation is not None:
+        name, ours = allocation["policy"], as_kubelet(state_of(allocation))
+    else:
+        settings = session.config.alloc
+        name = policy or (settings.policy if settings.on else "static")
+        host = read_capture(topology) if topology else read_topology(HOST)
+        ours = taken_over(kubelet, make_policy(replace(settings, policy=name), host))
+    told = comparison(kubelet, ours, source=path, policy=name, supposed=allocation is None)
+    if session.json:
+        screen.document(told)
+        return
+    from kata_pin.cli.render import compare as render_compare
+
+    screen.show(render_compare.compare(told, screen.look()))
+
+
+def _deciding(session: Session) -> Allocation | None:
+    """Return what our allocator gave, None where it gives nothing."""
+    allocation = session.provider.state()["allocation"]
+    return None if allocation is None or allocation["aside"] else allocation
+
+
+def _read(path: str, *, own: bool) -> KubeletState:
+    """Return a checkpoint: the node's own, or a copy that the caller names, whoever owns it."""
+    from kata_pin.errors import ParseError
+    from kata_pin.host.files import read_bytes
+    from kata_pin.sources.kubelet import read_kubelet
+    from kata_pin.wire.kube.checkpoint import MAX_BYTES, parse_checkpoint
+
+    if own:
+        found = read_kubelet(path)
+        if found is None:
+            raise StateError(f"{path}: no such file", hint="name a checkpoint of another node")
+        return found
+    try:
+        return parse_checkpoint(read_bytes(path, MAX_BYTES + 1))
+    except OSError as error:
+        raise StateError(f"{path}: {error.strerror}") from error
+    except ParseError as error:
+        raise StateError(f"{path}: {error}") from error

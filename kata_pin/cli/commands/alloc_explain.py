@@ -1,0 +1,61 @@
+"""`kata-pin alloc explain`: why one container has the CPUs that it has."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from kata_pin.cli.options import Session, global_options
+from kata_pin.cli.render import screen
+from kata_pin.cli.render.safe_text import safe
+from kata_pin.cli.reports.shape import VERSION, Grant, State
+from kata_pin.errors import KataPinError
+
+SHOWN: Final = 5
+"""Containers named in an error."""
+
+
+@click.command()
+@click.argument("container")
+@global_options
+@click.pass_obj
+def explain(session: Session, container: str) -> None:
+    """Explain why a container has its CPUs.
+
+    Which rule or order decided, what it was given, and what the runtime was told. CONTAINER is the
+    start of its id, its name, or namespace/pod/name; `vm:` and a sandbox's id means its VM.
+    """
+    grant = choose_grant(session.provider.state(), container)
+    if session.json:
+        screen.document({"version": VERSION, "kind": "alloc-explain", "grant": {**grant}})
+        return
+    from kata_pin.cli.render import pools as render_pools
+
+    screen.show(render_pools.explain(grant, screen.look()))
+
+
+def choose_grant(state: State, text: str) -> Grant:
+    """Return the one grant that `text` names; raises KataPinError when there is none or several."""
+    allocation = state["allocation"]
+    if allocation is None:
+        raise KataPinError(
+            "kata-pin decides no cpusets here", hint="setting alloc.policy; explain tells of pins"
+        )
+    if allocation["aside"]:
+        raise KataPinError(f"no grant is in force: {allocation['aside']}")
+    every = allocation["grants"]
+    for matches in (
+        [one for one in every if text in {one["id"], f"{one['pod']}/{one['name']}"}],
+        [one for one in every if one["name"] == text],
+        [one for one in every if text and one["id"].startswith(text)],
+    ):
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            named = ", ".join(f"{safe(one['pod'])} ({one['id'][:12]})" for one in matches[:SHOWN])
+            raise KataPinError(
+                f"{safe(text)!r} means {len(matches)} containers: {named}",
+                hint="name one by more of its id, or by namespace/pod/name",
+            )
+    raise KataPinError(f"no container {safe(text)!r}", hint="kata-pin pools lists them")

@@ -1,0 +1,56 @@
+"""`kata-pin config`: what holds, whether a file is right, a file to start from."""
+
+from __future__ import annotations
+
+import click
+
+from kata_pin.cli.options import Session, global_options
+from kata_pin.cli.render import screen
+from kata_pin.cli.reports.shape import VERSION
+
+
+@click.group()
+def config() -> None:
+    """Show, check or start a configuration file."""
+
+
+@config.command()
+@click.option("--changed", is_flag=True, help="Only settings that differ from their default.")
+@global_options
+@click.pass_obj
+def show(session: Session, changed: bool) -> None:
+    """Print every setting that holds, as a file that means the same."""
+    from kata_pin.config.text import as_data, as_yaml
+
+    if session.json:
+        screen.document({"version": VERSION, "kind": "config", "settings": as_data(session.config)})
+    else:
+        click.echo(as_yaml(session.config, changed_only=changed), nl=False)
+
+
+@config.command()
+@click.argument("file", required=False)
+@global_options
+@click.pass_obj
+def check(session: Session, file: str | None) -> None:
+    """Check a file; exit status 78 if it is wrong.
+
+    FILE is the file of --config, or /etc/kata-pin/config.yaml, unless it is given.
+    """
+    from kata_pin.config import DEFAULT_FILE, load
+
+    chosen = file or session.config_file
+    load(chosen)
+    name = chosen or DEFAULT_FILE
+    if session.json:
+        screen.document({"version": VERSION, "kind": "config-check", "file": name, "ok": True})
+    else:
+        click.echo(f"{name}: ok")
+
+
+@config.command()
+def sample() -> None:
+    """Print a file with every setting, explained and commented out."""
+    from kata_pin.config.text import sample as text
+
+    click.echo(text(), nl=False)

@@ -1,0 +1,56 @@
+"""`kata-pin history`."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import click
+
+from kata_pin.cli.options import Session, complete_sandbox, global_options
+from kata_pin.cli.render import screen
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SPAN: Final = re.compile(r"([0-9]{1,6})([smhd])\Z")
+
+
+def _seconds(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
+    """Return the seconds of a time span."""
+    if value is None:
+        return None
+    found = _SPAN.match(value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is not a span such as 90s, 15m, 2h or 1d")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+@click.command()
+@click.argument("sandbox", required=False, default="", shell_complete=complete_sandbox)
+@click.option(
+    "--since", metavar="SPAN", callback=_seconds, help="Only the last 90s, 15m, 2h or 1d."
+)
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(1, 1000),
+    default=50,
+    show_default=True,
+    help="At most so many changes, the newest.",
+)
+@global_options
+@click.pass_obj
+def history(session: Session, sandbox: str, since: int | None, limit: int) -> None:
+    """Show what changed of sandboxes, when and why.
+
+    One line a change, the newest last: the state and the sandbox mask, how many threads were moved,
+    which events were the reason, and how long it took from the first of them until every affinity
+    had been read back. SANDBOX is an id, the start of one, or a pod; of a pod that was made anew
+    all sandboxes are shown. What is over stays until the settings of the section history say so.
+    """
+    document = session.provider.history(sandbox, since_s=since, limit=limit)
+    if session.json:
+        screen.document(document)
+        return
+    from kata_pin.cli.render import history as render_history
+
+    screen.show(render_history.history(document, screen.look()))

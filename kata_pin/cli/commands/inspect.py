@@ -1,0 +1,106 @@
+"""`kata-pin who`, `explain`, `check` and `doctor`: looking closer, changing nothing."""
+
+from __future__ import annotations
+
+import click
+
+from kata_pin.cli.options import Session, complete_sandbox, global_options
+from kata_pin.cli.render import screen
+
+FOUND = 3
+"""Exit status of `check` when something is not as it should be."""
+
+
+@click.command()
+@click.argument("cpu", type=click.IntRange(0, 8191))
+@global_options
+@click.pass_obj
+def who(session: Session, cpu: int) -> None:
+    """Show every thread of the host that may run on a pCPU.
+
+    With its process and its owner. On an exclusive pCPU, processes that do not belong to the
+    sandbox that owns it are marked as intruders. Kernel threads are summed up.
+    """
+    from kata_pin.cli.reports import who as who_report
+    from kata_pin.host.root import HOST
+
+    document = who_report.who(HOST, session.provider.state(), cpu)
+    if session.json:
+        screen.document(document)
+        return
+    from kata_pin.cli.render import reports as render_reports
+
+    screen.show(render_reports.who(document, screen.look()))
+
+
+@click.command()
+@click.argument("sandbox", shell_complete=complete_sandbox)
+@global_options
+@click.pass_obj
+def explain(session: Session, sandbox: str) -> None:
+    """Explain why a sandbox's threads are where they are.
+
+    Which containers count, what is exclusive and how that is known, which vCPU is paired with which
+    pCPU, and what stands in the way.
+    """
+    from kata_pin.cli.reports.selection import choose
+
+    chosen = choose(session.provider.state(), sandbox)
+    document = session.provider.explain(chosen["id"])
+    if session.json:
+        screen.document(document)
+        return
+    from kata_pin.cli.render import reports as render_reports
+
+    screen.show(render_reports.explain(document, screen.look()))
+
+
+@click.command()
+@global_options
+@click.pass_obj
+def check(session: Session) -> int:
+    """Check that every thread is where it should be.
+
+    Exit status 3 on drift, on two sandboxes sharing an exclusive pCPU, and, with the setting
+    intruders: fail, on a foreign thread that may run on an exclusive pCPU.
+    """
+    from kata_pin.cli.reports import findings
+    from kata_pin.cli.reports import who as who_report
+    from kata_pin.config import Intruders
+    from kata_pin.host.root import HOST
+
+    state = session.provider.state()
+    document = findings.check(
+        state,
+        who_report.intruders(HOST, state),
+        intruders_fail=session.config.intruders is Intruders.FAIL,
+    )
+    if session.json:
+        screen.document(document)
+    else:
+        from kata_pin.cli.render import reports as render_reports
+
+        screen.show(render_reports.check(document, screen.look()))
+    return 0 if document["ok"] else FOUND
+
+
+@click.command()
+@global_options
+@click.pass_obj
+def doctor(session: Session) -> int:
+    """Tell what this node gives us and what is missing.
+
+    Rights, kernel, debugfs, process events, hooks, Kata's and the kubelet's configuration, and for
+    each sandbox how its threads were recognised and which overhead settings can work. Exit status 1
+    if anything fails.
+    """
+    from kata_pin.cli.reports import doctor_node
+
+    document = doctor_node.examine(session.config, session.provider, file=session.config_file)
+    if session.json:
+        screen.document(document)
+    else:
+        from kata_pin.cli.render import reports as render_reports
+
+        screen.show(render_reports.doctor(document, screen.look()))
+    return 0 if document["ok"] else 1

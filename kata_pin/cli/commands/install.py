@@ -1,0 +1,163 @@
+"""`kata-pin install` and `kata-pin uninstall`.
+
+Install writes the hook, its hooks.d files, the service and sample settings. Uninstall first keeps
+new containers from running the hook, then has every pin given back (DESIGN D18), then takes the
+rest away. With --root, for packagers, nothing outside it is read, written or asked.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Callable
+from dataclasses import asdict
+
+import click
+
+from kata_pin.cli.client import WRITE_S, DaemonAway, ask
+from kata_pin.cli.node.changes import Change, Node
+from kata_pin.cli.node.files import HOOKS_DIR, Choices, Runtime, node_files
+from kata_pin.cli.options import Session, global_options
+from kata_pin.cli.render import screen
+from kata_pin.cli.reports.shape import VERSION, Json
+from kata_pin.config import DEFAULT_FILE, Config, load
+from kata_pin.errors import KataPinError
+
+NEXT_STEPS = """\
+next:
+  systemd-sysusers && systemd-tmpfiles --create kata-pin.conf
+  systemctl daemon-reload && systemctl enable --now kata-pin"""
+
+CONTAINERD_STEP = """\
+containerd: merge /etc/kata-pin/containerd-hooks.json into the base runtime spec of Kata's handlers,
+as kata-pin(8) shows, and restart containerd"""
+
+Release = Callable[[Config], Json]
+"""Gives back every pin when no daemon runs; returns the document of that."""
+
+
+def release_pins(config: Config, release_all: Release) -> str:
+    """Have every pin given back, by the daemon or, without one, by `release_all`.
+
+    Returns who did it. Raises KataPinError: a daemon that is there and does not answer included,
+    for two writers must not race.
+    """
+    try:
+        path = os.path.join(config.runtime_dir, "control.sock")
+        document, by = ask(path, "release", {}, WRITE_S), "by the daemon"
+    except DaemonAway:
+        document, by = release_all(config), "no daemon runs"
+    return "\n".join([f"released every pin ({by})", *kept_cpusets(document)])
+
+
+def kept_cpusets(document: Json) -> list[str]:
+    """Return what to say of containers that could not be given all CPUs back."""
+    kept: list[Json] = document.get("cpusets_kept", [])
+    if not kept:
+        return []
+    head = "these containers keep the CPUs that kata-pin gave them until their pods are made anew:"
+    return [head, *(f"  {one['pod']} {one['name']} {one['cpus']}" for one in kept)]
+
+
+def uninstall_node(root: str, release: Callable[[], str]) -> tuple[list[Change], str]:
+    """Take kata-pin off the node below `root`; `release` gives the pins back meanwhile.
+
+    In this order: no new container runs the hook, the pins are given back, all else goes. Should
+    the release fail, the service and its settings are still there to try again.
+    """
+    node = Node(root)
+    changes = node.uninstall(folder=HOOKS_DIR)
+    released = release()
+    return changes + node.uninstall(), released
+
+
+def check_programs(choices: Choices) -> None:
+    """Raise KataPinError unless the programs that the files will name can be run here."""
+    for option, path in (("--python", choices.python), ("--program", choices.program)):
+        if not os.access(path, os.X_OK):
+            raise KataPinError(f"{path} is not a program", hint=f"say where it is with {option}")
+
+
+def settings_below(root: str, config_file: str) -> Config:
+    """Return the settings of the node below `root`; the defaults when it has none yet."""
+    return load(default=os.path.join(root, config_file.lstrip("/")))
+
+
+@click.command()
+@click.option("--root", default="/", metavar="DIR", help="Install below DIR, for packages.")
+@click.option("--crio", is_flag=True, help="Hooks for every container of CRI-O.")
+@click.option("--podman", is_flag=True, help="Hooks by annotation for podman.")
+@click.option("--containerd", is_flag=True, help="Hooks for a base runtime spec of containerd.")
+@click.option("--prestart", is_flag=True, help="Hook prestart too, for Kata 1.x.")
+@click.option("--python", default="/usr/bin/python3", show_default=True, help="For the hook.")
+@click.option("--program", help="Where kata-pin is.  [default: this one]")
+@global_options
+@click.pass_obj
+def install(
+    session: Session,
+    *,
+    root: str,
+    crio: bool,
+    podman: bool,
+    containerd: bool,
+    prestart: bool,
+    python: str,
+    program: str | None,
+) -> None:
+    """Put hook, service and sample settings on this node.
+
+    May be repeated: it writes what is missing or of another version and keeps what you changed.
+    """
+    chosen = {Runtime.CRIO: crio, Runtime.PODMAN: podman, Runtime.CONTAINERD: containerd}
+    config_file = session.config_file or DEFAULT_FILE
+    choices = Choices(
+        program=program or os.path.join(sysconfig.get_path("scripts"), "kata-pin"),
+        python=python,
+        runtimes=frozenset(runtime for runtime, wanted in chosen.items() if wanted),
+        prestart=prestart,
+        config_file=config_file,
+        config=settings_below(root, config_file),
+    )
+    if root == "/":
+        check_programs(choices)
+    changes = Node(root).install(node_files(choices))
+    remarks = []
+    if not choices.runtimes:
+        remarks.append("no hooks: choose --crio, --podman or --containerd")
+    if root == "/":
+        remarks.append(NEXT_STEPS)
+    if containerd:
+        remarks.append(CONTAINERD_STEP)
+    report(session, "install", changes, remarks)
+
+
+@click.command()
+@click.option("--root", default="/", metavar="DIR", help="Remove below DIR only; keeps the pins.")
+@global_options
+@click.pass_obj
+def uninstall(session: Session, *, root: str) -> None:
+    """Give every pin back and remove what install wrote and nobody changed."""
+
+    def release() -> str:
+        if root != "/":
+            return "pins are left as they are (--root)"
+        from kata_pin.daemon.service.offline import release_all
+
+        config = settings_below(root, session.config_file or DEFAULT_FILE)
+        return release_pins(config, release_all)
+
+    changes, released = uninstall_node(root, release)
+    remarks = [released]
+    if root == "/":
+        remarks.append("next: systemctl disable --now kata-pin; systemctl daemon-reload")
+    report(session, "uninstall", changes, remarks)
+
+
+def report(session: Session, kind: str, changes: list[Change], remarks: list[str]) -> None:
+    """Print what happened to each file, and what is left to do."""
+    if session.json:
+        rows = [asdict(change) for change in changes]
+        screen.document({"version": VERSION, "kind": kind, "changes": rows, "remarks": remarks})
+        return
+    for line in (*changes, *remarks):
+        click.echo(str(line))

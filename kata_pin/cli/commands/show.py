@@ -1,0 +1,58 @@
+"""`kata-pin show`."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from kata_pin.cli.options import Session, complete_sandbox, global_options
+from kata_pin.cli.render import screen
+
+
+@click.command()
+@click.argument("sandbox", required=False, shell_complete=complete_sandbox)
+@click.option("--cpus", is_flag=True, help="One row a pCPU, by NUMA node, core and sibling.")
+@click.option(
+    "--watch",
+    metavar="SECONDS",
+    type=click.FloatRange(0.2, 3600),
+    help="Show again and again, every so many seconds, until Ctrl-C.",
+)
+@global_options
+@click.pass_obj
+def show(session: Session, sandbox: str | None, cpus: bool, watch: float | None) -> None:
+    """Show the sandboxes of this node, one of them, or its pCPUs.
+
+    Without SANDBOX: one line a sandbox with its mask, where each vCPU and the overhead may run, its
+    state and the age of the last check. A `!` marks what is not where it should be. With SANDBOX
+    (the start of an id, a pod's name, or namespace/name): its containers and threads.
+    """
+    while True:
+        if watch is not None:
+            click.clear()
+        _once(session, sandbox, cpus)
+        if watch is None:
+            return
+        time.sleep(watch)
+
+
+def _once(session: Session, name: str | None, cpus: bool) -> None:
+    from kata_pin.cli.reports.selection import choose
+
+    state = session.provider.state()
+    chosen = choose(state, name) if name is not None else None
+    if chosen is not None:
+        state["sandboxes"] = [chosen]
+    if session.json:
+        screen.document({**state})
+        return
+    from kata_pin.cli.render import cpus as render_cpus
+    from kata_pin.cli.render import show as render_show
+
+    if cpus:
+        screen.show(render_cpus.cpus(state, screen.look()))
+    elif chosen is not None:
+        screen.show(render_show.single(state, chosen, screen.look()))
+    else:
+        screen.show(render_show.overview(state, screen.look()))

@@ -1,0 +1,1 @@
+"""The files that kata-pin installs on a node."""

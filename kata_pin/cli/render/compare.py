@@ -1,0 +1,54 @@
+"""`alloc compare` as lines of text."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from kata_pin.cli.render import phrases
+from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, facts, paragraph, table
+from kata_pin.cli.render.safe_text import styled
+from kata_pin.cli.reports.comparison import SAME
+from kata_pin.cli.reports.shape import Json
+
+
+def compare(document: Json, look: Look) -> list[Text]:
+    """Return whom it is about, a row a container, and what that comes to."""
+    ours = f"policy {document['policy']}"
+    ours += ", if it took over" if document["supposed"] else ", as it decided"
+    pairs = [
+        ("kubelet", styled(f"policy {document['kubelet_policy']}, {document['checkpoint']}")),
+        ("kata-pin", styled(ours)),
+        ("shared", _pair(document["kubelet_shared"], document["kata_pin_shared"], look)),
+    ]
+    lines = facts(pairs, look)
+    rows = document["containers"]
+    if rows:
+        columns = [
+            Column("POD UID", NAMES, fold=20),
+            Column("CONTAINER", NAMES, fold=16),
+            Column("KUBELET", CPUS),
+            Column("KATA-PIN", CPUS),
+            Column(""),
+        ]
+        lines += [Text(), *table(columns, [_row(row) for row in rows], look)]
+    differ = sum(row["verdict"] != SAME for row in rows)
+    told = "all the same" if document["same"] else "the same but for the shared pCPUs"
+    if differ:
+        told = f"{phrases.count(differ, 'container')} of {len(rows)} with other pCPUs"
+    style = phrases.GOOD if document["same"] else phrases.ODD
+    return [*lines, Text(), *paragraph(styled(told, style), look)]
+
+
+def _row(row: Json) -> list[Text]:
+    same = row["verdict"] == SAME
+    return [
+        styled(row["pod_uid"]),
+        styled(row["name"]),
+        phrases.cpus(row["kubelet"]),
+        phrases.cpus(row["kata_pin"]),
+        styled("" if same else row["verdict"], phrases.ODD),
+    ]
+
+
+def _pair(kubelet: str, ours: str, look: Look) -> Text:
+    return phrases.cpus(kubelet if kubelet == ours else f"{kubelet} {look.arrow} {ours}")

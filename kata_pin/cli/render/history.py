@@ -1,0 +1,53 @@
+"""`history` as lines of text."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from kata_pin.cli.render import phrases
+from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, table
+from kata_pin.cli.render.safe_text import styled
+from kata_pin.cli.reports.shape import Json
+
+
+def history(document: Json, look: Look) -> list[Text]:
+    """Return one row a change."""
+    if not document["changes"]:
+        return [Text("nothing has changed")]
+    columns = [
+        Column("TIME"),
+        Column("SANDBOX", NAMES, fold=12, comfort=20),
+        Column("STATE"),
+        Column("MASK", CPUS),
+        Column("MOVED", right=True),
+        Column("AFTER", right=True),
+        Column("BECAUSE OF", ", :", fold=16, comfort=20),
+    ]
+    return table(columns, [_row(change, look) for change in document["changes"]], look)
+
+
+def _row(change: Json, look: Look) -> list[Text]:
+    name = change["sandbox"][:12] if change["pod"] == change["sandbox"] else change["pod"]
+    moved = f"{change['moved']} of {change['threads']}" if change["threads"] else phrases.NOTHING
+    return [
+        Text(change["time"].replace("T", " ").removesuffix("Z")),
+        styled(name, phrases.NAME),
+        styled(
+            _turned(change["was_state"], change["state"], look),
+            phrases.STATE_STYLES.get(change["state"], ""),
+        ),
+        styled(_turned(change["was_mask"], change["mask"], look)),
+        Text(moved),
+        Text(_milliseconds(change["waited_ms"])),
+        styled(", ".join(change["reasons"]) or phrases.NOTHING),
+    ]
+
+
+def _turned(before: str | None, after: str | None, look: Look) -> str:
+    """Return a value, with the one before where that was another."""
+    now = after or phrases.NOTHING
+    return now if before in {after, "", None} else f"{before}{look.arrow}{now}"
+
+
+def _milliseconds(taken: float) -> str:
+    return f"{taken:.1f} ms" if taken < 1000 else phrases.age(taken / 1000)

@@ -1,0 +1,211 @@
+"""`map`: which pCPU is which vCPU, which guest CPU and whose, drawn as lines from left to right.
+
+A solid line is a link that may be acted on, a broken one is only inferred, a cross is unknown. The
+vCPUs of one container end in one bracket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Final
+
+from rich.text import Text
+
+from kata_pin.cli.render import phrases
+from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, facts, paragraph, table
+from kata_pin.cli.render.safe_text import styled
+from kata_pin.cli.reports import pcpus
+from kata_pin.cli.reports.shape import Guest, GuestContainer, GuestVcpu, Json, Sandbox
+
+ROOM: Final = 64
+"""Least width that has room for the lines; below it the numbers stand alone."""
+
+KNOWN_STYLES: Final = {
+    "measured": phrases.GOOD,
+    "proven": phrases.GOOD,
+    "inferred": phrases.ODD,
+    "unknown": phrases.BAD,
+}
+
+STATE_STYLES: Final = {
+    "told": phrases.GOOD,
+    "pending": phrases.ODD,
+    "denied": phrases.ODD,
+    "unreachable": phrases.ODD,
+    "failed": phrases.BAD,
+}
+
+STATE_WORDS: Final = {
+    "off": "the guest is left alone",
+    "idle": "there is nothing to tell the guest",
+    "pending": "the guest is yet to be told",
+    "told": "the guest was told",
+    "denied": "not permitted by the guest's policy",
+    "unreachable": "the guest does not answer",
+    "failed": "not as it was told",
+}
+
+PROOF_WORDS: Final = {
+    "none": "not verified",
+    "read": "read back",
+    "fits": "the CPU time used fits",
+    "broken": "not in force",
+    "refused": "refused by the agent",
+}
+
+
+def guest_map(document: Json, look: Look) -> list[Text]:
+    """Return the picture of each sandbox, and what each container was told."""
+    lines: list[Text] = []
+    if not document["daemon"]["running"]:
+        lines += [*paragraph(phrases.daemon(document["daemon"]), look), Text()]
+    for n, sandbox in enumerate(document["sandboxes"]):
+        lines += [Text()] if n else []
+        lines += _sandbox(sandbox, look)
+    return lines or [Text("no sandboxes")]
+
+
+def _sandbox(sandbox: Sandbox, look: Look) -> list[Text]:
+    guest = sandbox["guest"]
+    head = paragraph(styled(phrases.owner(sandbox), phrases.NAME), look)
+    if guest is None:
+        return [*head, *paragraph(styled("no VMM, so no map", phrases.ODD), look)]
+    lines = [*head, *facts([("guest", condition(guest)), ("kernel", _kernel(guest))], look), Text()]
+    if not guest["vcpus"]:
+        return [*lines, *paragraph(styled("no vCPU thread is known", phrases.ODD), look)]
+    lines += _picture(guest, look)
+    if guest["containers"]:
+        lines += [Text(), *_containers(guest["containers"], look)]
+    return lines
+
+
+def condition(guest: Guest) -> Text:
+    """Return how guest pinning stands, in words."""
+    words = STATE_WORDS.get(guest["state"], guest["state"])
+    if guest["asked_s"] is not None:
+        words += f", {phrases.age(guest['asked_s'])} ago"
+    if guest["detail"]:
+        words += f": {guest['detail']}"
+    return styled(words, STATE_STYLES.get(guest["state"], phrases.DIM))
+
+
+def _kernel(guest: Guest) -> Text:
+    source = f" ({guest['kernel_source']})" if guest["kernel_source"] else ""
+    plugged = "vCPUs were hotplugged" if guest["hotplugged"] else "no hotplugged vCPU is there"
+    name = f"Linux {guest['kernel']}" if guest["kernel"] else "not known"
+    return styled(f"{name}{source}; {plugged}")
+
+
+def _picture(guest: Guest, look: Look) -> list[Text]:
+    drawn = look.width >= ROOM
+    columns = [
+        Column("pCPU", CPUS, right=True),
+        *([Column("")] if drawn else []),
+        Column("vCPU", right=True),
+        Column("TID", right=True, optional=True),
+        *([Column("")] if drawn else []),
+        Column("GUEST CPU", right=True),
+        Column("KNOWN", fold=8),
+        *([Column("")] if drawn else []),
+        Column("CONTAINER", NAMES + ",", fold=12),
+    ]
+    return table(columns, list(_rows(guest, look, drawn=drawn)), look)
+
+
+def _rows(guest: Guest, look: Look, *, drawn: bool) -> Iterator[list[Text]]:
+    names = {one["id"]: one["name"] for one in guest["containers"]}
+    first = _first_pcpus(guest)
+    ordered = sorted(guest["vcpus"], key=lambda one: _place(one, first))
+    for owner, group in groupby(ordered, key=lambda one: one["container"]):
+        vcpus = list(group)
+        title = names.get(owner, owner[:12]) if owner else _sharers(guest)
+        for n, one in enumerate(vcpus):
+            yield [
+                phrases.cpus(one["cpus"]),
+                *([_line(one["links"]["vcpu"]["state"], look)] if drawn else []),
+                Text("?" if one["vcpu"] is None else str(one["vcpu"])),
+                styled(str(one["tid"]), phrases.DIM),
+                *([_line(one["state"], look)] if drawn else []),
+                number(one),
+                styled(one["state"], KNOWN_STYLES.get(one["state"], "")),
+                *([Text(_bracket(n, len(vcpus), look))] if drawn else []),
+                _owner(title, owned=bool(owner)) if n == 0 or not drawn else Text(),
+            ]
+
+
+def _first_pcpus(guest: Guest) -> dict[str, int]:
+    """Return the lowest pCPU of each owner."""
+    first: dict[str, int] = {}
+    for one in guest["vcpus"]:
+        cpus = pcpus.parse(one["cpus"])
+        if cpus:
+            owner = one["container"]
+            first[owner] = min(first.get(owner, cpus.first), cpus.first)
+    return first
+
+
+def _place(one: GuestVcpu, first: dict[str, int]) -> tuple[object, ...]:
+    """Sort key: containers with vCPUs of their own by their first pCPU, nobody's vCPUs last."""
+    owner, cpus = one["container"], pcpus.parse(one["cpus"])
+    mine = cpus.first if cpus else -1
+    return (owner == "", first.get(owner, -1), owner, mine, one["vcpu"] or 0, one["tid"])
+
+
+def number(one: GuestVcpu) -> Text:
+    """Return a vCPU's guest CPU, `?` where it is unknown."""
+    known = "?" if one["guest_cpu"] is None else str(one["guest_cpu"])
+    return styled(known, KNOWN_STYLES.get(one["state"], ""))
+
+
+def _line(state: str, look: Look) -> Text:
+    if state == "unknown":
+        sign = "─╳─" if look.unicode else "-x-"  # noqa: RUF001 - the sign is meant
+    elif state == "inferred":
+        sign = "╌╌╌" if look.unicode else "- -"
+    else:
+        sign = "───" if look.unicode else "---"
+    return styled(sign, KNOWN_STYLES.get(state, ""))
+
+
+def _bracket(position: int, size: int, look: Look) -> str:
+    signs = ("───", "─┬─", "─┤", "─┘") if look.unicode else ("---", "-+-", "-|", "-'")
+    if size == 1:
+        return signs[0]
+    return signs[1 if position == 0 else 3 if position == size - 1 else 2]
+
+
+def _sharers(guest: Guest) -> str:
+    """Return who uses the vCPUs that are nobody's own."""
+    return ", ".join(one["name"] for one in guest["containers"] if not one["owned"] and one["cpus"])
+
+
+def _owner(title: str, *, owned: bool) -> Text:
+    if owned:
+        return styled(title, phrases.NAME)
+    return styled(f"{title}, shared" if title else "the guest's own work", phrases.DIM)
+
+
+def _containers(containers: Sequence[GuestContainer], look: Look) -> list[Text]:
+    columns = [
+        Column("CONTAINER", NAMES, fold=12),
+        Column("GUEST CPUS", CPUS),
+        Column("TOLD", CPUS),
+        Column("WHY", fold=16, comfort=24),
+    ]
+    return table(columns, [_container(one) for one in containers], look)
+
+
+def _container(one: GuestContainer) -> list[Text]:
+    why = one["reason"]
+    if one["proof"] is not None:
+        why = f"{PROOF_WORDS.get(one['proof'], one['proof'])}; {why}"
+    if one["detail"]:
+        why = f"{one['detail']}; {why}"
+    bad = one["proof"] in {"broken", "refused"}
+    return [
+        styled(one["name"], phrases.NAME),
+        styled(one["cpus"] or "any"),
+        phrases.cpus(one["told"]),
+        styled(why, phrases.BAD if bad else phrases.DIM),
+    ]

@@ -1,0 +1,215 @@
+"""Short texts for single facts of a state document: ages, pairs, masks, states. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Final
+
+from rich.text import Text
+
+from kata_pin.cli.render.layout import Look
+from kata_pin.cli.render.safe_text import safe, styled
+from kata_pin.cli.reports.shape import Daemon, Note, Push, Sandbox, State, Thread, Writer
+
+GOOD, BAD, ODD, DIM, NAME = "green", "bold red", "yellow", "dim", "bold cyan"
+OVER = frozenset({"stopped", "deleted"})
+"""States of containers that have ended."""
+
+STATE_STYLES: Final = {
+    "ok": GOOD,
+    "drift": BAD,
+    "conflict": BAD,
+    "no-vmm": ODD,
+    "unpinned": ODD,
+    "released": DIM,
+    "left": DIM,
+}
+"""How the states of sandboxes and threads look; their words are always there too."""
+
+NOTHING: Final = "-"
+
+SHOWN: Final = 6
+"""Threads that are named one by one."""
+
+RUN: Final = 3
+"""Shortest run of one-to-one pairs that is written as a run."""
+
+_USER_HZ: Final = 100  # ticks a second of /proc/*/stat on every Linux that Kata runs on
+
+
+def age(seconds: float | None) -> str:
+    """Return an age in one unit."""
+    if seconds is None:
+        return NOTHING
+    for limit, divisor, unit in ((10, 1, "s"), (120, 1, "s"), (7200, 60, "m"), (172800, 3600, "h")):
+        if seconds < limit:
+            value = seconds / divisor
+            return f"{value:.1f} {unit}" if limit == 10 else f"{value:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """Return a number with its noun."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
+def condition(word: str, detail: str = "") -> Text:
+    """Return a state, styled."""
+    return styled(f"{word} {detail}".strip(), STATE_STYLES.get(word, ""))
+
+
+def cpus(text: str | None) -> Text:
+    """Return a cpu list; a dash where there is none."""
+    return styled(text or NOTHING)
+
+
+def daemon(facts: Daemon) -> Text:
+    """Return who made the document, in one line."""
+    if not facts.get("running"):
+        reason = facts.get("reason", "")
+        return styled(
+            "daemon not running: read from /proc" + (f" ({reason})" if reason else ""), ODD
+        )
+    up = age(facts.get("uptime_s"))
+    return styled(f"daemon {facts.get('version', '?')}, pid {facts.get('pid', '?')}, up {up}", DIM)
+
+
+def way(push: Push) -> str:
+    """Return how changed cpusets reach containers, and why not better."""
+    reason = safe(push["reason"])
+    if not push["way"]:
+        return f"wait for the runtime's next call: {reason}"
+    return f"are sent at once by {safe(push['way']).upper()}" + (f" ({reason})" if reason else "")
+
+
+def node(state: State, look: Look) -> Text:
+    """Return the node in one line; only what differs from the ordinary is said."""
+    facts = state["node"]
+    parts = [
+        f"{safe(facts['hostname'])}, Linux {safe(facts['kernel'])}",
+        f"{count(len(facts['cpus']), 'pCPU')} {safe(facts['online'])}",
+    ]
+    if facts["isolated"]:
+        parts.append(f"isolated {safe(facts['isolated'])}")
+    if facts["nohz_full"]:
+        parts.append(f"nohz_full {safe(facts['nohz_full'])}")
+    kubelet = facts["kubelet"]
+    if kubelet is not None:
+        default = f", default set {safe(kubelet['default'])}" if kubelet["default"] else ""
+        parts.append(f"kubelet {safe(kubelet['policy'])}{default}")
+    if facts["mode"] != "act":
+        parts.append(f"mode {safe(facts['mode'])}")
+    if state["daemon"].get("running") and not facts["live_threads"]:
+        parts.append("new threads wait for the audit")
+    return Text(look.dot.join(parts))
+
+
+def notes(found: Iterable[Note], prefix: str = "", *, warnings_only: bool = False) -> list[Text]:
+    """Return the notes, warnings first in a warning's style."""
+    ordered = sorted(found, key=lambda note: note["level"] != "warning")
+    lines = []
+    for note in ordered:
+        warning = note["level"] == "warning"
+        if warning or not warnings_only:
+            mark, style = ("! ", ODD) if warning else ("- ", "")
+            lines.append(styled(f"{mark}{prefix}{note['text']}", style))
+    return lines
+
+
+def writer(found: Writer) -> str:
+    """Return who else sets affinities, and how that is known."""
+    if found["who"] == "kata":
+        does = "pins the vCPUs" if found["acts"] else "may pin the vCPUs, and does not now"
+        return f"Kata {does} ({found['evidence']})"
+    tids = ", ".join(str(tid) for tid in found["tids"][:SHOWN])
+    more = f" and {len(found['tids']) - SHOWN} more" if len(found["tids"]) > SHOWN else ""
+    left = "; left alone for now" if found["acts"] else ""
+    since = age(found["since_s"])
+    seen = count(found["seen"], "time")
+    return f"another writer, seen {seen}, first {since} ago, moves tid {tids}{more}{left}"
+
+
+def drifting(threads: Iterable[Thread]) -> int:
+    """Return how many threads are not where they should be."""
+    return sum(1 for thread in threads if thread["state"] == "drift")
+
+
+def cpu_time(thread: Thread) -> str:
+    """Return the CPU time that a thread has used."""
+    return f"{thread['cpu_ticks'] / _USER_HZ:.1f} s"
+
+
+def pairs(threads: Iterable[Thread], look: Look) -> Text:
+    """Return where each vCPU thread may run now, such as `0→6-7 1..4→8..11`.
+
+    `a..b→c..d` pairs each with its own pCPU; `a,b→c-d` are vCPUs on one set. A `!` marks drift.
+    """
+    vcpus = sorted(
+        (t for t in threads if t["role"] == "vcpu"),
+        key=lambda t: (t["vcpu"] is None, t["vcpu"] or 0, t["tid"]),
+    )
+    text = Text(" ").join(
+        styled(f"{names}{look.arrow}{place}{'!' if drift else ''}", BAD if drift else "")
+        for names, place, drift in _grouped(vcpus)
+    )
+    return text if text.plain else Text(NOTHING)
+
+
+def _grouped(vcpus: Sequence[Thread]) -> list[tuple[str, str, bool]]:
+    """Return (vCPUs, pCPUs, drift) groups: one-to-one runs first, then vCPUs that share a set."""
+    entries = [
+        ("?" if t["vcpu"] is None else str(t["vcpu"]), t["observed"] or "?", t["state"] == "drift")
+        for t in vcpus
+    ]
+    done: list[tuple[str, str, bool]] = []
+    for _, run in groupby(enumerate(entries), key=_diagonal):
+        group = [entry for _, entry in run]
+        if len(group) >= RUN and group[0][1].isdecimal():
+            first, last = group[0], group[-1]
+            done.append((f"{first[0]}..{last[0]}", f"{first[1]}..{last[1]}", first[2]))
+        else:
+            done += group
+    merged: dict[tuple[str, bool], list[str]] = {}
+    for names, place, drift in done:
+        merged.setdefault((place, drift), []).append(names)
+    return [(",".join(names), place, drift) for (place, drift), names in merged.items()]
+
+
+def _diagonal(numbered: tuple[int, tuple[str, str, bool]]) -> tuple[object, ...]:
+    """Return what is equal along a run of neighbouring vCPUs on neighbouring pCPUs."""
+    position, (name, place, drift) = numbered
+    if name.isdecimal() and place.isdecimal():
+        return (int(name) - position, int(place) - position, drift)
+    return (position, name, place, drift)
+
+
+def overhead(threads: Iterable[Thread]) -> Text:
+    """Return where the threads that are no vCPUs may run now: the commonest set, then others."""
+    places: dict[tuple[str, bool], list[str]] = {}
+    for thread in threads:
+        if thread["role"] != "vcpu" and thread["state"] != "left":
+            key = (thread["observed"] or "?", thread["state"] == "drift")
+            places.setdefault(key, []).append(thread["role"])
+    ordered = sorted(places.items(), key=lambda item: (item[0][1], -len(item[1])))
+    parts = []
+    for n, ((place, drift), roles) in enumerate(ordered):
+        who = "" if n == 0 and not drift else "+".join(dict.fromkeys(roles)) + " "
+        parts.append(styled(f"{who}{place}{'!' if drift else ''}", BAD if drift else ""))
+    return Text("; ").join(parts) if parts else Text(NOTHING)
+
+
+def roles(threads: Iterable[Thread], look: Look) -> str:
+    """Return the threads' labels with counts, vCPUs first."""
+    counts: dict[str, int] = {}
+    for thread in sorted(threads, key=lambda t: (t["role"] != "vcpu", t["vcpu"] or 0)):
+        label = thread["label"] if thread["role"] == "vcpu" else thread["role"]
+        counts[label] = counts.get(label, 0) + 1
+    return ", ".join(
+        label if count == 1 else f"{label} {look.times}{count}" for label, count in counts.items()
+    )
+
+
+def owner(sandbox: Sandbox) -> str:
+    """Return the name people know a sandbox by; the start of its id where no pod is known."""
+    return sandbox["id"][:12] if sandbox["pod"] == sandbox["id"] else sandbox["pod"]

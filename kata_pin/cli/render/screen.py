@@ -1,0 +1,77 @@
+"""The output: what it can show, and writing lines or JSON to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from kata_pin.cli.render.layout import Look
+
+
+def look() -> Look:
+    """Return what stdout can show: a terminal's width, or no limit for a pipe or a file."""
+    from kata_pin.cli.render.layout import NO_LIMIT, Look
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else NO_LIMIT
+    return Look(width, unicode=_encodes(sys.stdout, "→×·─╳"))  # noqa: RUF001 - what we print
+
+
+def show(lines: Iterable[Text]) -> None:
+    """Print lines that fit already; colours only on a terminal that wants them (no-color.org)."""
+    from rich.console import Console
+
+    console = Console(
+        file=sys.stdout,
+        width=1_000_000,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        soft_wrap=True,
+        force_terminal=colours(),
+    )
+    for line in lines:
+        console.print(line)
+
+
+def colours() -> bool:
+    """Whether stdout gets colours and bold letters."""
+    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+    return sys.stdout.isatty() and wanted
+
+
+def document(values: Mapping[str, object]) -> None:
+    """Print a document as JSON, indented on a terminal, on one line elsewhere; ASCII throughout."""
+    text = json.dumps(values, indent=2 if sys.stdout.isatty() else None, ensure_ascii=True)
+    sys.stdout.write(text.replace("\x7f", "\\u007f") + "\n")
+
+
+def tolerate_any_text() -> None:
+    """Make stdout and stderr show what they cannot encode as escapes instead of failing.
+
+    A stream that was closed before we started becomes one that goes nowhere.
+    """
+    sys.stdout = sys.stdout or _nowhere()
+    sys.stderr = sys.stderr or _nowhere()
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")
+
+
+def _encodes(stream: TextIO, text: str) -> bool:
+    try:
+        text.encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

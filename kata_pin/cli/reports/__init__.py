@@ -1,0 +1,1 @@
+"""Reports that the command line computes from documents; no terminal in here."""

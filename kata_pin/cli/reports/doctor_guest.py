@@ -1,0 +1,85 @@
+"""`doctor` for guests: whether they can be reached, what is known of their CPUs, who is told what.
+
+Pure but for one look at vsock.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Final
+
+from kata_pin.cli.render import phrases
+from kata_pin.cli.render.map import STATE_WORDS
+from kata_pin.cli.reports.doctor_sandbox import Row
+from kata_pin.cli.reports.shape import Guest, State
+from kata_pin.config import Config
+
+VHOST_VSOCK: Final = "/dev/vhost-vsock"
+
+_STATUS: Final = {
+    "told": "ok",
+    "idle": "ok",
+    "off": "info",
+    "pending": "info",
+    "denied": "warn",
+    "unreachable": "warn",
+    "failed": "warn",
+}
+
+_REMEDIES: Final = {
+    "denied": "allow UpdateContainerRequest in the pod's policy; host pins stand without it",
+    "unreachable": "see the detail; host pins stand without it",
+    "failed": "see kata-pin map, and the agent's log in the guest",
+}
+
+
+def guests(state: State, config: Config, *, device: str = VHOST_VSOCK) -> Iterator[Row]:
+    """Yield whether guests can be reached, then the rows of every sandbox."""
+    yield reachable(config, device)
+    for sandbox in state["sandboxes"]:
+        guest = sandbox["guest"]
+        if guest is not None and guest["vcpus"]:
+            yield from _sandbox(guest, phrases.owner(sandbox))
+
+
+def reachable(config: Config, device: str) -> Row:
+    """Return whether this host speaks vsock, by which QEMU's guests are reached."""
+    if not config.guest.enabled:
+        return Row("guest", "info", "switched off by guest.enabled")
+    try:
+        socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM).close()
+    except OSError as error:
+        text = f"this kernel has no vsock ({error.strerror}): no guest of QEMU can be reached"
+        return Row("guest", "warn", text, "modprobe vhost_vsock")
+    if not os.path.exists(device):
+        text = f"{device} does not exist: no guest of QEMU can be reached"
+        return Row("guest", "warn", text, "modprobe vhost_vsock")
+    return Row("guest", "ok", "vsock works" + (", programs may be run" * config.guest.exec))
+
+
+def _sandbox(guest: Guest, name: str) -> Iterator[Row]:
+    state = guest["state"]
+    text = STATE_WORDS.get(state, state) + (f": {guest['detail']}" if guest["detail"] else "")
+    yield Row("guest", _STATUS.get(state, "info"), text, _REMEDIES.get(state, ""), name)
+    yield _numbers(guest, name)
+    owned = any(one["container"] for one in guest["vcpus"])
+    for one in guest["containers"]:
+        if owned and one["cpus"] is None:
+            told = f"container {one['name']} runs on every guest CPU: {one['reason']}"
+            yield Row("guest", "warn", told, "", name)
+
+
+def _numbers(guest: Guest, name: str) -> Row:
+    """Return how well it is known which vCPU is which guest CPU."""
+    counts: dict[str, int] = {}
+    for one in guest["vcpus"]:
+        counts[one["state"]] = counts.get(one["state"], 0) + 1
+    text = ", ".join(f"{count} {state}" for state, count in counts.items())
+    if counts.keys() <= {"measured", "proven"}:
+        return Row("guest CPUs", "ok", text, "", name)
+    if not any(one["container"] for one in guest["vcpus"]):
+        return Row("guest CPUs", "info", text, "", name)
+    remedy = "guest.exec: true reads them; guest.act_on_inferred: true uses inferred ones"
+    return Row("guest CPUs", "warn", text, remedy, name)

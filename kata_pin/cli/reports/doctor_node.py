@@ -1,0 +1,337 @@
+"""`doctor`: what this node gives kata-pin, one row a check.
+
+Each check is one function that looks at one thing and returns a Row: nothing is repaired, nothing
+of Kata's is connected to, and only the self-test writes (a cgroup of its own, removed at once). A
+check that breaks is itself a row. What concerns single sandboxes is in doctor_sandbox.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+import os
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from kata_pin.cli.client import Provider
+from kata_pin.cli.node.files import HOOK_PATH
+from kata_pin.cli.render import phrases
+from kata_pin.cli.reports import doctor_guest, doctor_sandbox
+from kata_pin.cli.reports.doctor_sandbox import Row
+from kata_pin.cli.reports.shape import VERSION, Json, State
+from kata_pin.config import DEFAULT_FILE, Config, NewThreads
+from kata_pin.errors import HostError, KataPinError
+from kata_pin.host.files import read_text
+from kata_pin.host.root import HOST, HostRoot
+
+CAPABILITIES: Final = {
+    23: ("CAP_SYS_NICE", "fail", "no affinity of another's thread can be set"),
+    19: ("CAP_SYS_PTRACE", "fail", "no VMM's executable can be checked, no vCPU found by KVM fds"),
+    2: ("CAP_DAC_READ_SEARCH", "warn", "state and bundles of other users can not be read"),
+    12: ("CAP_NET_ADMIN", "info", "before Linux 6.6 there are no process events without it"),
+}
+"""Capabilities by their bit (capability.h): name, status when it is missing, and why."""
+
+HOOK_FILES: Final = (
+    "/etc/containers/oci/hooks.d/*.json",
+    "/usr/share/containers/oci/hooks.d/*.json",
+    "/run/containers/oci/hooks.d/*.json",
+    "/etc/containerd/*.json",
+)
+"""Where CRI-O, podman and a base runtime spec of containerd may name our hook."""
+
+HOOK_NAME: Final = "kata-pin-hook"
+
+
+def examine(
+    config: Config,
+    provider: Provider,
+    *,
+    file: str | None = None,
+    root: HostRoot | None = None,
+) -> Json:
+    """Return the `doctor` document; `ok` is False when a row fails.
+
+    `file` is the configuration file that was named, if one was.
+    """
+    host = root or HostRoot(HOST.root, debugfs=config.paths.debugfs)
+    rows: list[Row] = []
+    state = _state(provider, rows)
+    checks: list[Callable[[], Row | Iterator[Row]]] = [
+        lambda: configuration(file or DEFAULT_FILE),
+        lambda: rights(host),
+        lambda: pins(host),
+        lambda: cgroups(host),
+        lambda: debugfs(host),
+        lambda: process_events(config),
+        lambda: hooks(HOOK_FILES),
+        lambda: kubelet(config),
+        lambda: kata(config),
+        lambda: spool(config),
+    ]
+    if state is not None:
+        known = state
+        checks.append(lambda: connections(known))
+        checks.append(lambda: cpusets(known))
+        checks.append(lambda: isolation(known))
+        checks.append(lambda: doctor_sandbox.sandboxes(known, config))
+        checks.append(lambda: doctor_guest.guests(known, config))
+    for check in checks:
+        rows += _guarded(check)
+    return {
+        "version": VERSION,
+        "kind": "doctor",
+        "ok": all(row.status != "fail" for row in rows),
+        "rows": [row.document for row in rows],
+    }
+
+
+def _guarded(check: Callable[[], Row | Iterator[Row]]) -> list[Row]:
+    """Run one check; one that breaks does not end the examination."""
+    try:
+        found = check()
+        return [found] if isinstance(found, Row) else list(found)
+    except (KataPinError, OSError) as error:
+        return [Row("examination", "fail", f"a check broke: {error}")]
+
+
+def _state(provider: Provider, rows: list[Row]) -> State | None:
+    """Return the state document, and note how it was had."""
+    try:
+        state = provider.state()
+    except KataPinError as error:
+        rows.append(Row("daemon", "fail", error.message, error.hint))
+        return None
+    daemon = state["daemon"]
+    if daemon.get("running"):
+        text = f"{daemon.get('version')} runs, pid {daemon.get('pid')}"
+        rows.append(Row("daemon", "ok", text))
+    else:
+        text = f"not running: {daemon.get('reason', '')}"
+        rows.append(Row("daemon", "warn", text, "systemctl start kata-pin"))
+    return state
+
+
+def configuration(file: str) -> Row:
+    """Return whether the configuration file is the administrator's alone: it allows VMMs."""
+    try:
+        status = os.stat(file)
+    except FileNotFoundError:
+        return Row("configuration", "info", f"no {file}: the defaults hold")
+    if status.st_uid != 0 or status.st_mode & 0o022:
+        text = f"{file} can be changed by others than root"
+        return Row("configuration", "warn", text, f"chown root {file}; chmod go-w {file}")
+    return Row("configuration", "ok", file)
+
+
+def rights(root: HostRoot) -> Iterator[Row]:
+    """Yield a row for the capabilities of this very process (proc_pid_status(5), CapEff)."""
+    status = read_text(root.proc("self", "status"))
+    held = next(
+        int(line.partition(":")[2], 16) for line in status.splitlines() if line.startswith("CapEff")
+    )
+    missing = [entry for bit, entry in CAPABILITIES.items() if not held >> bit & 1]
+    if not missing:
+        names = ", ".join(name for name, _, _ in CAPABILITIES.values())
+        yield Row("rights", "ok", f"{names} are held")
+    for name, status_word, why in missing:
+        yield Row("rights", status_word, f"{name} is missing: {why}", "run as root")
+
+
+def pins(root: HostRoot) -> Row:
+    """Return whether pins outlive a change of the cpuset: tried, not guessed."""
+    from kata_pin.host.self_test import Sticking, pins_stick
+
+    found = pins_stick(root)
+    if found.answer is Sticking.STICK:
+        return Row("pins", "ok", f"stick: {found.reason}")
+    if found.answer is Sticking.LOST:
+        return Row("pins", "info", f"are lost: {found.reason}; the daemon sets them again")
+    return Row("pins", "info", f"not known whether they stick: {found.reason}")
+
+
+def cgroups(root: HostRoot) -> Row:
+    """Return which cgroup hierarchies hold cpusets."""
+    from kata_pin.host.cpuset import cgroup_mounts
+
+    mounts = cgroup_mounts(root)
+    if not mounts:
+        return Row("cgroups", "warn", "no cpuset hierarchy is mounted")
+    return Row(
+        "cgroups", "ok", ", ".join(f"{m.hierarchy.name.lower()} at {m.point}" for m in mounts)
+    )
+
+
+def debugfs(root: HostRoot) -> Row:
+    """Return whether KVM's directory in debugfs can be read: the best source of vCPU threads."""
+    mount, path = root.path(root.debugfs), root.debug("kvm")
+    try:
+        if not os.listdir(mount):
+            text = f"not mounted at {mount}: vCPUs are found by KVM fds"
+            return Row("debugfs", "warn", text, f"mount -t debugfs none {mount}")
+        vms = sum(1 for name in os.listdir(path) if "-" in name)
+    except FileNotFoundError as error:
+        return Row("debugfs", "warn", f"{error.filename} does not exist: no KVM on this kernel")
+    except OSError as error:
+        return Row("debugfs", "warn", f"{path}: {error.strerror}: vCPUs are found by KVM fds")
+    return Row("debugfs", "ok", f"{path} can be read, {phrases.count(vms, 'VM')} in it")
+
+
+def process_events(config: Config) -> Row:
+    """Return whether new threads are told by the kernel."""
+    from kata_pin.sources.process_events import ProcEvents
+
+    async def subscribe() -> None:
+        events = ProcEvents(frozenset())
+        await events.open()
+        events.close()
+
+    try:
+        asyncio.run(subscribe())
+    except HostError as error:
+        status = "fail" if config.new_threads is NewThreads.EVENTS else "warn"
+        text = (
+            f"{error.message}: new threads wait for the audit, every {config.audit.affinity_s:g} s"
+        )
+        return Row("process events", status, text, error.hint)
+    if config.new_threads is NewThreads.AUDIT:
+        return Row("process events", "info", "work, and are switched off by new_threads: audit")
+    return Row("process events", "ok", "work")
+
+
+def hooks(patterns: tuple[str, ...], program: str = HOOK_PATH) -> Row:
+    """Return which files name our hook, and whether the hook is there to be run."""
+    found = [
+        path
+        for pattern in patterns
+        for path in sorted(glob.glob(pattern))
+        if HOOK_NAME in _text(path)
+    ]
+    if not found:
+        looked = ", ".join(patterns)
+        return Row("hooks", "warn", f"none found; looked in {looked}", "kata-pin install")
+    if not os.access(program, os.X_OK):
+        text = f"{', '.join(found)} name the hook, but {program} can not be run"
+        return Row("hooks", "fail", text, "kata-pin install")
+    return Row("hooks", "ok", f"installed: {', '.join(found)}")
+
+
+def _text(path: str) -> str:
+    try:
+        return read_text(path)
+    except OSError:
+        return ""
+
+
+def kubelet(config: Config) -> Row:
+    """Return what the kubelet's checkpoint says."""
+    from kata_pin.sources.kubelet import read_kubelet
+
+    path = config.paths.kubelet_state
+    try:
+        found = read_kubelet(path)
+    except KataPinError as error:
+        return Row("kubelet", "warn", f"the checkpoint is not used: {error.message}", error.hint)
+    if found is None:
+        return Row("kubelet", "info", f"no checkpoint at {path}: exclusive CPUs are inferred")
+    assigned = sum(len(containers) for containers in found.entries.values())
+    text = f"policy {found.policy}, default set {found.default}, {assigned} containers with CPUs"
+    return Row("kubelet", "ok", text)
+
+
+def kata(config: Config) -> Iterator[Row]:
+    """Yield Kata's configurations with the settings that matter to us."""
+    from kata_pin.sources.kata_config import read_kata_configs
+
+    files = read_kata_configs(config.paths.kata_configs)
+    if not files:
+        looked = ", ".join(config.paths.kata_configs)
+        remedy = "name its folder in paths.kata_configs"
+        yield Row("kata", "warn", f"no configuration found in {looked}", remedy)
+    for file in files:
+        if file.problem:
+            yield Row("kata", "warn", f"{file.path}: {file.problem}")
+        for table in file.configs:
+            facts = [
+                f"default_vcpus {table.default_vcpus:g}",
+                f"default_maxvcpus {table.default_maxvcpus or 'all'}",
+                f"sandbox_cgroup_only {_word(table.sandbox_cgroup_only)}",
+                f"enable_vcpus_pinning {_word(table.vcpu_pinning)}",
+                f"static_sandbox_resource_mgmt {_word(table.static_sizing)}",
+                f"extra monitor {table.extra_monitor if table.debug else ''}".rstrip(),
+            ]
+            text = f"{file.path} [{table.hypervisor}]: {', '.join(facts)}"
+            if table.vcpu_pinning:
+                remedy = "set enable_vcpus_pinning = false, or leave vCPUs to Kata (vcpus: leave)"
+                yield Row("kata", "warn", f"{text}; Kata pins vCPUs too", remedy)
+            else:
+                yield Row("kata", "ok", text.removesuffix(", extra monitor"))
+
+
+def _word(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def spool(config: Config) -> Row:
+    """Return whether messages of hooks wait to be taken in."""
+    path = os.path.join(config.runtime_dir, "spool")
+    try:
+        left = [name for name in os.listdir(path) if name.endswith(".msg")]
+    except FileNotFoundError:
+        return Row("spool", "info", f"{path} does not exist: no hook has left a message")
+    except OSError as error:
+        return Row("spool", "warn", f"{path}: {error.strerror}")
+    if left:
+        waiting = phrases.count(len(left), "message waits", "messages wait")
+        return Row("spool", "warn", f"{waiting} in {path}", "start the daemon")
+    return Row("spool", "ok", f"{path} is empty")
+
+
+def connections(state: State) -> Iterator[Row]:
+    """Yield how the daemon stands with NRI and where it serves metrics; nothing without it."""
+    daemon = state["daemon"]
+    if not daemon.get("running"):
+        return
+    nri, metrics = daemon.get("nri"), daemon.get("metrics")
+    if nri is None:
+        yield Row("NRI", "info", "switched off by nri.enabled: persist.json tells of updates")
+    elif nri["connected_s"] is None:
+        text = f"{nri['socket']}: {nri['problem']}: persist.json tells of updates"
+        yield Row("NRI", "info", text, "enable NRI in containerd or CRI-O")
+    else:
+        since = phrases.age(nri["connected_s"])
+        yield Row("NRI", "ok", f"{nri['runtime']} on {nri['socket']}, connected for {since}")
+    if metrics is None:
+        yield Row("metrics", "info", "switched off by metrics.listen")
+    elif metrics["problem"]:
+        yield Row("metrics", "warn", f"not served: {metrics['problem']}", "see metrics.listen")
+    else:
+        yield Row("metrics", "ok", metrics["address"])
+
+
+def cpusets(state: State) -> Iterator[Row]:
+    """Yield how cpusets of our own allocator reach containers; nothing where there is none."""
+    allocation = state["allocation"]
+    if allocation is None or allocation["push"] is None or allocation["aside"]:
+        return
+    push = allocation["push"]
+    text = f"changed ones {phrases.way(push)}"
+    failed = len(push["failures"])
+    if push["problem"]:
+        yield Row("cpusets", "warn", f"{text}; now they wait: {push['problem']}")
+    elif failed:
+        kept = phrases.count(failed, "container keeps its own", "containers keep their own")
+        yield Row("cpusets", "warn", f"{text}; {kept}", "kata-pin pools says why")
+    elif push["way"]:
+        yield Row("cpusets", "ok", text)
+    else:
+        yield Row("cpusets", "info", text, "name the runtime's CRI socket in alloc.cri")
+
+
+def isolation(state: State) -> Row:
+    """Return what the kernel was told to leave alone."""
+    node = state["node"]
+    if not node["isolated"]:
+        return Row("isolation", "info", "no isolated CPUs")
+    text = f"isolated {node['isolated']}: nothing balances there, every thread gets one CPU"
+    return Row("isolation", "info", text)

@@ -1,0 +1,156 @@
+"""`doctor` for single sandboxes: how threads were recognised, which overhead modes can work.
+
+Pure but for one look at a monitor's path.
+A mode can work when every overhead thread's cgroup lets it have a CPU of the mode's set; where the
+VM is locked into its own cpuset (facts: DESIGN D7) only the sandbox's own CPUs are left.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from kata_pin.cli.render import phrases
+from kata_pin.cli.reports.pcpus import parse
+from kata_pin.cli.reports.shape import Json, Sandbox, State, Thread
+from kata_pin.config import Config
+from kata_pin.model.cpuset import CpuSet, union
+
+CERTAIN: Final = frozenset({"debugfs", "qmp", "kvm-fd", "name"})
+"""Sources that know a vCPU's index; creation order only infers it (DESIGN D6)."""
+
+
+_REMEDIES: Final = {
+    "kata": "set enable_vcpus_pinning = false, or leave vCPUs to Kata (vcpus: leave)",
+    "other": "find who sets affinities there (taskset, another CPU manager); kata-pin history",
+}
+
+_TOLD_OTHERWISE: Final = frozenset({"foreign-writer"})
+"""Codes of notes that have a row of their own."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One check: its name, `ok`, `info`, `warn` or `fail`, what was found, what helps."""
+
+    check: str
+    status: str
+    text: str
+    remedy: str = ""
+    sandbox: str = ""
+
+    @property
+    def document(self) -> Json:
+        """The row as plain values."""
+        return {
+            "check": self.check,
+            "status": self.status,
+            "text": self.text,
+            "remedy": self.remedy,
+            "sandbox": self.sandbox,
+        }
+
+
+def sandboxes(state: State, config: Config) -> Iterator[Row]:
+    """Yield the rows of every sandbox."""
+    for sandbox in state["sandboxes"]:
+        name = phrases.owner(sandbox)
+        yield from records(sandbox, name)
+        if sandbox["vmm"] is None:
+            why = sandbox["vmm_problem"] or "none found"
+            yield Row("VMM", "warn", why, "hypervisors allows more executables", name)
+            continue
+        yield recognised(sandbox, name)
+        if sandbox["vmm"]["kind"] == "qemu":
+            yield monitor(sandbox, config, name)
+        yield from writers(sandbox, name)
+        if sandbox["mask"]:
+            yield overhead(sandbox, state, config, name)
+        for note in sandbox["notes"]:
+            if note["level"] == "warning" and note["code"] not in _TOLD_OTHERWISE:
+                yield Row(note["code"], "warn", note["text"], "", name)
+
+
+def records(sandbox: Sandbox, name: str) -> Iterator[Row]:
+    """Yield what was in the way of recording a container that lives (DESIGN D4)."""
+    for container in sandbox["containers"]:
+        if container["note"] and container["state"] not in phrases.OVER:
+            remedy = "see paths.bundle_roots" if "bundle roots" in container["note"] else ""
+            text = f"container {container['name']}: {container['note']}"
+            yield Row("record", "warn", text, remedy, name)
+
+
+def recognised(sandbox: Sandbox, name: str) -> Row:
+    """Return where the roles of the vCPU threads came from."""
+    vcpus = [thread for thread in sandbox["threads"] if thread["role"] == "vcpu"]
+    if not vcpus:
+        return Row("vCPUs", "warn", "no vCPU thread was recognised", "", name)
+    counts: dict[str, int] = {}
+    for thread in vcpus:
+        counts[thread["source"]] = counts.get(thread["source"], 0) + 1
+    text = f"{len(vcpus)} recognised by " + ", ".join(f"{s} ({n})" for s, n in counts.items())
+    if any(thread["conflict"] for thread in vcpus):
+        return Row("vCPUs", "warn", f"{text}; sources disagree", "kata-pin explain", name)
+    if not counts.keys() <= CERTAIN:
+        kvm = sandbox["vmm"] is not None and sandbox["vmm"]["kvm"]
+        remedy = "mount debugfs, or grant CAP_SYS_PTRACE" if kvm else ""
+        why = "their order is inferred" + ("" if kvm else ", as ever without KVM")
+        return Row("vCPUs", "warn", f"{text}: {why}", remedy, name)
+    return Row("vCPUs", "ok", text, "", name)
+
+
+def writers(sandbox: Sandbox, name: str) -> Iterator[Row]:
+    """Yield who else sets affinities of the sandbox's threads (DESIGN D13)."""
+    for writer in sandbox["writers"]:
+        status = "info" if writer["who"] == "kata" and not writer["acts"] else "warn"
+        yield Row("writer", status, phrases.writer(writer), _REMEDIES[writer["who"]], name)
+
+
+def monitor(sandbox: Sandbox, config: Config, name: str) -> Row:
+    """Return whether QEMU can be asked; the socket that Kata holds is never tried (DESIGN D6)."""
+    if not config.qmp.enabled:
+        return Row("QMP", "info", "switched off by qmp.enabled", "", name)
+    path = os.path.join(config.paths.vc, "vm", sandbox["id"], "extra-monitor.sock")
+    try:
+        there = stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:
+        there = False
+    if there:
+        return Row("QMP", "ok", f"an extra monitor listens on {path}", "", name)
+    return Row("QMP", "info", "only while Kata lets go of it, in the first hook of a pod", "", name)
+
+
+def overhead(sandbox: Sandbox, state: State, config: Config, name: str) -> Row:
+    """Return which settings of `overhead` can take effect in this sandbox."""
+    threads = [t for t in sandbox["threads"] if t["role"] not in {"vcpu", "shim"}]
+    online = parse(state["node"]["online"])
+    kubelet = state["node"]["kubelet"]
+    default = parse(kubelet["default"]) if kubelet and kubelet["policy"] == "static" else CpuSet()
+    sets = {
+        "auto by shared CPUs": parse(sandbox["shared"]),
+        "auto by the kubelet's default set": default,
+        "sandbox": parse(sandbox["mask"]),
+        "housekeeping": config.housekeeping,
+        "reserve:k": parse(sandbox["exclusive"]),
+    }
+    works = [mode for mode, cpus in sets.items() if _reaches(threads, cpus, online)]
+    fails = [mode for mode, cpus in sets.items() if cpus and mode not in works]
+    text = f"can work: {', '.join(works) or 'none'}"
+    if fails:
+        limits = union(_allowed(thread, online) for thread in threads)
+        text += f"; cannot: {', '.join(fails)} (the cgroups allow {limits})"
+    status = "ok" if works else "warn"
+    return Row("overhead", status, text, "", name)
+
+
+def _reaches(threads: list[Thread], cpus: CpuSet, online: CpuSet) -> bool:
+    """Return whether every thread may have a CPU of the set."""
+    return bool(cpus) and all(not _allowed(t, online).isdisjoint(cpus) for t in threads)
+
+
+def _allowed(thread: Thread, online: CpuSet) -> CpuSet:
+    """Return what the thread's cgroup allows; an unknown cpuset limits nothing."""
+    return (parse(thread["cpuset"]) or online) & online

@@ -1,0 +1,207 @@
+"""The `what-if` document: a container supposed, a policy asked about it. Pure.
+
+The node's grants come from the state document, so that a member of the daemon's group can ask. Of
+another host nothing is known but its topology: it is empty but for what is told as taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kata_pin.cli.render.safe_text import safe
+from kata_pin.cli.reports import shape
+from kata_pin.cli.reports.pcpus import parse
+from kata_pin.cli.reports.shape import VERSION, Json, State
+from kata_pin.errors import KataPinError
+from kata_pin.model.alloc import (
+    AllocState,
+    Candidate,
+    ContainerRequest,
+    CpuClass,
+    Decision,
+    Grant,
+    GrantKind,
+    PodRequest,
+    Pools,
+    Qos,
+)
+from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.policy.alloc.policy import Policy
+
+ID: Final = "what-if"
+"""The id of the container that is supposed, and the uid of its pod."""
+
+TAKEN: Final = "taken"
+"""The id of a grant of CPUs of which nothing is known but that somebody has them for himself."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A container with so many thousandths of a CPU, as request and as limit.
+
+    `cpu_class` is ordered, None: by the policy's own rule. `pod` names a pod of the node that it is
+    supposed to be in.
+    """
+
+    millis: int
+    cpu_class: CpuClass | None = None
+    kata: bool = True
+    pod: str = ""
+
+
+def occupied(policy: Policy, document: State | None, taken: CpuSet) -> AllocState:
+    """Return the state to ask about: the node's grants, and CPUs that somebody else has."""
+    state = policy.start()
+    if document is not None:
+        state = _with_grants(state, document)
+        kubelet = document["node"]["kubelet"]
+        if kubelet is not None and kubelet["policy"] == "static":
+            taken |= state.cpus - parse(kubelet["default"])
+    rest = (taken & state.cpus) - state.exclusive
+    if not rest:
+        return state
+    nobody = ContainerRequest(TAKEN, PodRequest(TAKEN))
+    return state.with_grant(Grant(nobody, TAKEN, CpuClass.EXCLUSIVE, exclusive=rest))
+
+
+def answer(policy: Policy, state: AllocState, question: Question) -> Json:
+    """Return the document; raises KataPinError for a pod that is not there."""
+    request = _request(state, question)
+    decision = policy.allocate(state, request)
+    grant = decision.state.get(request.container_id)
+    vm = decision.state.get(request.pod.sandbox_id) if request.pod.sandbox_id else None
+    return {
+        "version": VERSION,
+        "kind": "what-if",
+        "policy": policy.name,
+        "pod": question.pod,
+        "millis": question.millis,
+        "grant": None if grant is None else _granted(grant),
+        "vm": None if vm is None else _granted(vm),
+        "refused": _refused(decision),
+        "others": [one.container_id for one in _others(decision, request)],
+        "before": _pools(state.pools),
+        "after": _pools(decision.state.pools),
+        "candidates": [_candidate(one) for one in policy.candidates(state, request)],
+        "notes": [
+            {"code": note.code, "text": note.text, "level": note.level.value}
+            for note in decision.notes
+        ],
+    }
+
+
+def state_of(allocation: shape.Allocation) -> AllocState:
+    """Return the state that a document shows, whether it is in force or not."""
+    pools = allocation["pools"]
+    shared, exclusive = parse(pools["shared"]), parse(pools["exclusive"])
+    grants = {one["id"]: _grant(one, pools["shared"]) for one in allocation["grants"]}
+    return AllocState(
+        shared | exclusive, parse(pools["reserved"]), parse(pools["housekeeping"]), grants
+    )
+
+
+def _with_grants(state: AllocState, document: State) -> AllocState:
+    """Return the state with the grants that the document shows in force."""
+    allocation = document["allocation"]
+    if allocation is None or allocation["aside"]:
+        return state
+    for one in allocation["grants"]:
+        grant = _grant(one, allocation["pools"]["shared"])
+        if grant.exclusive <= state.shared and grant.bound <= state.shared:
+            state = state.with_grant(grant)
+    return state
+
+
+def _grant(one: shape.Grant, pool: str) -> Grant:
+    """Return a grant of the document. Who follows a part of the pool follows it here too."""
+    kind = GrantKind(one["kind"])
+    pod = PodRequest(
+        one["pod_uid"] or one["sandbox"],
+        name=one["pod"],
+        kata=one["kata"],
+        sandbox_id=one["sandbox"],
+        overhead_millis=one["millis"] if kind is GrantKind.SANDBOX else 0,
+    )
+    shared = None if one["shared"] is None else parse(one["shared"])
+    return Grant(
+        ContainerRequest(one["id"], pod, one["name"], one["millis"]),
+        one["policy"],
+        CpuClass(one["class"]),
+        exclusive=parse(one["exclusive"]),
+        shared=shared,
+        zone=EMPTY if one["shared"] in {None, pool} else shared or EMPTY,
+        kind=kind,
+    )
+
+
+def _request(state: AllocState, question: Question) -> ContainerRequest:
+    sandbox = ID + "-vm" if question.kata else ""
+    uid = ID
+    if question.pod:
+        member = _member(state, question.pod)
+        uid, sandbox = member.pod_uid, member.request.pod.sandbox_id
+    pod = PodRequest(
+        uid,
+        name=question.pod or ID,
+        qos=Qos.GUARANTEED,
+        kata=bool(sandbox),
+        sandbox_id=sandbox,
+        ordered=question.cpu_class,
+    )
+    quota = question.millis * 100 or None
+    return ContainerRequest(ID, pod, ID, question.millis, quota_us=quota)
+
+
+def _member(state: AllocState, pod: str) -> Grant:
+    for grant in state.grants.values():
+        if pod in {grant.request.pod.name, grant.pod_uid}:
+            return grant
+    raise KataPinError(
+        f"no pod {safe(pod)!r} with a grant on this node", hint="kata-pin pools lists them"
+    )
+
+
+def _others(decision: Decision, request: ContainerRequest) -> list[Grant]:
+    own = {request.container_id, request.pod.sandbox_id}
+    return [grant for grant in decision.changed if grant.container_id not in own]
+
+
+def _granted(grant: Grant) -> Json:
+    return {
+        "class": grant.cpu_class.value,
+        "cpus": str(grant.cpus),
+        "exclusive": str(grant.exclusive),
+        "shared": None if grant.shared is None else str(grant.shared),
+        "mems": str(grant.mems),
+        "reasons": list(grant.reasons),
+    }
+
+
+def _refused(decision: Decision) -> Json | None:
+    refused = decision.refused
+    if refused is None:
+        return None
+    return {"kind": refused.kind.value, "message": refused.message, "strict": refused.strict}
+
+
+def _pools(pools: Pools) -> Json:
+    exclusive = EMPTY
+    for cpus in pools.exclusive.values():
+        exclusive |= cpus
+    return {
+        "reserved": str(pools.reserved),
+        "housekeeping": str(pools.housekeeping),
+        "shared": str(pools.shared),
+        "exclusive": str(exclusive),
+    }
+
+
+def _candidate(one: Candidate) -> Json:
+    return {
+        "level": one.level,
+        "unit": one.unit,
+        "cpus": str(one.cpus),
+        "taken": str(one.taken),
+        "keys": [{"name": name, "value": value} for name, value in one.keys],
+    }

@@ -1,0 +1,139 @@
+"""What a container asks our allocator for, from what NRI tells of it or from its record.
+
+Kubernetes' own words do not reach a runtime: the CPU request comes back from CFS shares, the pod's
+class from the parent cgroup. Where that is not the kubelet's, the container's own limit and request
+stand for the pod's. Pure. Out of scope: what it gets.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kata_pin.errors import ParseError
+from kata_pin.model.alloc import (
+    PERIOD_US,
+    ContainerRequest,
+    CpuClass,
+    PodRequest,
+    Qos,
+    millis_of_shares,
+)
+from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.sandbox import Container
+from kata_pin.policy.placement.exclusive import pooled
+from kata_pin.wire.allocator_state import MAX_MILLIS
+from kata_pin.wire.kube.pod_list import about_cpus
+from kata_pin.wire.nri.messages import Pod, PodContainer
+from kata_pin.wire.nri.replies import Cpuset
+from kata_pin.wire.oci import CpuResources
+
+_VM: Final = "vm:"  # no id has a colon
+_KUBELETS: Final = "kubepods"
+_LEAST_SHARES: Final = 2
+"""What the kernel takes as none, and the kubelet writes for a request of nothing."""
+
+
+def vm_of(sandbox_id: str) -> str:
+    """Return what a sandbox's VM is known by to policies.
+
+    Not the sandbox's id: where there is no pod, that is the container's own.
+    """
+    return f"{_VM}{sandbox_id}"
+
+
+def sandbox_of(pod: PodRequest) -> str:
+    """Return the id of a pod's sandbox, empty for one that is not Kata's."""
+    return pod.sandbox_id.removeprefix(_VM)
+
+
+def pod_uid(pod: Pod) -> str:
+    """Return what a pod is known by: its uid, its sandbox's id where it has none."""
+    return pod.uid or pod.id
+
+
+def request_of(
+    pod: Pod, container: PodContainer, *, kata: bool, ordered: CpuClass | None
+) -> ContainerRequest:
+    """Return the request of a container that NRI tells of."""
+    of = PodRequest(
+        pod_uid(pod),
+        pod.namespace,
+        pod.name,
+        pod.handler,
+        about_cpus(pod.annotations),
+        _qos(container.cgroups_path, container.cpu),
+        kata=kata,
+        sandbox_id=vm_of(pod.id) if kata else "",
+        ordered=ordered,
+    )
+    return _request(container.id, container.name, container.cpu, of)
+
+
+def request_of_record(record: Container, ordered: CpuClass | None) -> ContainerRequest:
+    """Return the request of a Kata container that hooks told of; annotations are not known."""
+    cpu = CpuResources(quota_us=record.quota_us, period_us=record.period_us, shares=record.shares)
+    of = PodRequest(
+        record.pod_uid or record.sandbox_id,
+        record.pod_namespace,
+        record.pod_name,
+        record.handler,
+        qos=_qos(record.cgroups_path, cpu),
+        kata=True,
+        sandbox_id=vm_of(record.sandbox_id),
+        ordered=ordered,
+    )
+    return _request(record.id, record.name, cpu, of)
+
+
+def with_asked(cpu: CpuResources, asked: CpuResources) -> CpuResources:
+    """Return a container's resources as UpdateContainer would leave them: 0 and "" change nothing.
+
+    containerd fills numbers that nobody gave with 0 (internal/cri/nri, fromCRILinuxResources).
+    """
+    return CpuResources(
+        cpus=asked.cpus or cpu.cpus,
+        mems=asked.mems or cpu.mems,
+        quota_us=asked.quota_us or cpu.quota_us,
+        period_us=asked.period_us or cpu.period_us,
+        shares=asked.shares or cpu.shares,
+    )
+
+
+def cpuset_of(cpu: CpuResources) -> Cpuset:
+    """Return the cpuset of a container's resources; a text that is no list counts as none."""
+    return Cpuset(_cpus(cpu.cpus), _cpus(cpu.mems))
+
+
+def _cpus(text: str) -> CpuSet:
+    try:
+        return CpuSet.parse(text)
+    except ParseError:
+        return EMPTY
+
+
+def _request(container_id: str, name: str, cpu: CpuResources, pod: PodRequest) -> ContainerRequest:
+    return ContainerRequest(
+        container_id,
+        pod,
+        name,
+        cpu_millis=_millis(cpu.shares),
+        quota_us=cpu.quota_us,
+        period_us=cpu.period_us or PERIOD_US,
+    )
+
+
+def _millis(shares: int | None) -> int:
+    """Return the request, at most what the allocator's state takes."""
+    if not shares or shares <= _LEAST_SHARES:
+        return 0
+    return min(millis_of_shares(shares), MAX_MILLIS)
+
+
+def _qos(cgroups_path: str, cpu: CpuResources) -> Qos:
+    if pooled(cgroups_path):
+        return Qos.BEST_EFFORT if "besteffort" in cgroups_path else Qos.BURSTABLE
+    if _KUBELETS in cgroups_path:
+        return Qos.GUARANTEED
+    alone = _request("", "", cpu, PodRequest(""))
+    equal = 0 < alone.limit_millis == alone.cpu_millis
+    return Qos.GUARANTEED if equal else Qos.BURSTABLE

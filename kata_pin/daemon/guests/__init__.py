@@ -1,0 +1,1 @@
+"""The containers' cpusets inside the guests, through Kata's agent."""

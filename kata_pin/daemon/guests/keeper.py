@@ -1,0 +1,390 @@
+"""One sandbox's guest: keeps each container's cpuset in it as decided, in a task of its own.
+
+Host pins never wait for it. A pass hands over what it found (`take`), which is quick and asks
+nobody; the task then talks to the guest, one session at a time, every wait with a deadline, and
+rests longer after each failure. What a guest answers changes only what is sent to this guest.
+
+The one exception is `widen`: where a pass is about to move pairs between containers, the guest is
+told before it that they may run on both their old and their new guest CPUs. That may take WIDEN_S,
+and nothing at all where the guest did not answer promptly last time, has not been told anything, or
+is being talked to. So a guest that turns slow delays host pinning once, by at most WIDEN_S.
+
+Lifetime: from the first pass that has something to say until the sandbox is over. The loop is a
+fault barrier as a supervisor's is (DESIGN D16).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Final
+
+from kata_pin.config.guest import Guest
+from kata_pin.daemon.guests.probe import Measuring
+from kata_pin.daemon.guests.status import GuestLook, GuestState, GuestView, Proof, Said
+from kata_pin.daemon.store.guests import GuestBook
+from kata_pin.errors import AgentDenied, AgentFailed, AgentUnsupported, GuestError
+from kata_pin.guest.agent import AgentClient
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.guestmap import GuestFacts
+from kata_pin.model.sandbox import Vmm
+from kata_pin.model.thread import ThreadKey
+from kata_pin.policy.guest.cpus import GuestSteps, guest_steps
+
+log = logging.getLogger(__name__)
+
+SESSION_S: Final = 30.0
+"""Longest that one session holds its turn; what is left waits for the next."""
+
+WIDEN_S: Final = 0.05
+"""Most that a pass waits for a guest, where pairs are about to move."""
+
+PROMPT_S: Final = WIDEN_S / 2
+"""A guest that never took less for a connection and a call is not asked before a pass."""
+
+RETRY_S: Final = (0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0)
+"""Rests after the first, second, ... failure in a row."""
+
+AGAIN_S: Final = 0.2
+"""Least rest before another session follows from what the last one told: a guest that says
+something else each time must not keep us busy."""
+
+DENIED_S: Final = 300.0
+"""Rest after a denial: a policy is set once, as a rule before the first container."""
+
+_BAD: Final = frozenset({Proof.BROKEN, Proof.REFUSED})
+
+
+class Aim(Enum):
+    """What is wanted of a guest."""
+
+    KEEP = auto()  # containers on their own vCPUs
+    GIVE_BACK = auto()  # on all guest CPUs, where it was told otherwise
+    LEAVE = auto()  # nothing is to be said
+
+
+@dataclass(frozen=True)
+class Ties:
+    """What a keeper shares with the others.
+
+    `connect` returns a client of the sandbox's agent, not connected yet; AgentUnavailable when no
+    address is known. `turns` bounds how many guests are talked to at once.
+    """
+
+    settings: Callable[[], Guest]
+    book: GuestBook
+    connect: Callable[[str, Vmm], AgentClient]
+    turns: asyncio.Semaphore
+
+
+Decide = Callable[[GuestFacts], GuestLook | None]
+"""Returns what the last pass means for the guest, given what is known of the guest."""
+
+
+class Keeper:
+    """See the module. `run` is the task's side, everything else the caller's."""
+
+    def __init__(self, sandbox_id: str, ties: Ties, measuring: Measuring) -> None:
+        """Raises StateError when it can not be read what the guest was told before."""
+        self._id = sandbox_id
+        self._ties = ties
+        self._measuring = measuring
+        self._said = {name: Said(cpus) for name, cpus in ties.book.told(sandbox_id).items()}
+        self._vmm: Vmm | None = None
+        self._decide: Decide = lambda _facts: None
+        self._look: GuestLook | None = None
+        self._aim = Aim.LEAVE
+        self._vcpus: frozenset[ThreadKey] = frozenset()
+        self._again: frozenset[str] = frozenset()
+        self._check = False
+        self._moving = False
+        self._talking = False
+        self._over = False
+        self._wake = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._prompt = False
+        self._trouble: tuple[GuestState, str] | None = None
+        self._failures = 0
+        self._rest_until = 0.0
+        self._asked_at: float | None = None
+
+    # ---- what passes and audits say ------------------------------------------------------
+
+    def take(
+        self, vmm: Vmm, decide: Decide, aim: Aim, *, again: bool = False, insist: bool = False
+    ) -> None:
+        """Take what a pass found.
+
+        `again`: Kata may have touched the cpusets, so repeat them. `insist`: without waiting for
+        the end of a rest. Raises StateError when containers that are gone can not be forgotten.
+        """
+        first = self._look is None
+        self._vmm, self._decide, self._moving = vmm, decide, False
+        if aim is not Aim.LEAVE or self._aim is not Aim.GIVE_BACK:
+            self._aim = aim
+        self._measuring.begin(vmm)
+        self._decided()
+        vcpus = frozenset(one.key for one in self._look.map.links) if self._look else frozenset()
+        changed = bool(self._vcpus) and vcpus != self._vcpus  # Kata onlines and resets after it
+        self._vcpus = vcpus
+        if first or again or insist or changed:
+            self._again = frozenset(self._said)
+            perhaps = again and self._state_of_trouble is GuestState.FAILED
+            if insist or perhaps:  # the container may be there now
+                self._rest_until = 0.0
+        self._nudge()
+
+    def audit(self) -> None:
+        """Have everything said again, and looked at whether it holds."""
+        self._again = frozenset(self._said)
+        self._check = True
+        self._nudge()
+
+    def stop(self) -> None:
+        """End the task when it is next awake: the sandbox is over."""
+        self._over = True
+        self._wake.set()
+
+    async def settled(self) -> None:
+        """Wait until nothing is to be said, or the last attempt failed; the caller's deadline."""
+        await self._settled.wait()
+
+    def _decided(self) -> None:
+        """Decide anew, with what is known by now."""
+        self._look = self._decide(self._measuring.facts)
+        if self._look is None:
+            return
+        there = {one.container_id for one in self._look.cpusets}
+        gone = self._said.keys() - there
+        if gone:
+            self._ties.book.forget(self._id, gone)
+            self._said = {name: said for name, said in self._said.items() if name in there}
+        self._measuring.keep_only((one.key for one in self._look.map.links), there)
+
+    def _nudge(self) -> None:
+        if self._has_work:
+            self._settled.clear()
+            self._wake.set()
+        elif not self._talking:
+            self._settled.set()
+
+    # ---- what is to be said --------------------------------------------------------------
+
+    def _steps(self, look: GuestLook) -> GuestSteps:
+        standing = {name: said.cpus for name, said in self._said.items()}
+        wanted = look.cpusets
+        if self._aim is Aim.GIVE_BACK:
+            wanted = tuple(replace(one, cpus=None) for one in wanted)
+        return guest_steps(standing, wanted, look.map.every or look.possible)
+
+    @property
+    def _targets(self) -> dict[str, CpuSet]:
+        """What each container is to have; nothing while it is not to be talked to."""
+        if self._look is None or self._aim is Aim.LEAVE:
+            return {}
+        return dict(self._steps(self._look).narrow)
+
+    @property
+    def _due(self) -> dict[str, CpuSet]:
+        """What has not been said, or is to be said again; nothing while vCPUs are being moved."""
+        if self._moving:
+            return {}
+        return {
+            name: cpus
+            for name, cpus in self._targets.items()
+            if name in self._again or self._is_new(self._said.get(name), cpus)
+        }
+
+    @staticmethod
+    def _is_new(said: Said | None, cpus: CpuSet) -> bool:
+        return said is None or said.cpus != cpus or said.proof in _BAD
+
+    @property
+    def _has_work(self) -> bool:
+        unsure = self._look is not None and self._measuring.wanted(self._look)
+        checks = self._check and (bool(self._said) or unsure)
+        first = unsure and self._asked_at is None and self._trouble is None
+        unread = not self._measuring.kernel_known
+        allowed = self._aim is not Aim.LEAVE
+        return bool(self._due) or (allowed and (checks or first)) or unread
+
+    # ---- the task ------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Talk to the guest whenever there is something to say, until stopped."""
+        while not self._over:
+            await self._wake.wait()
+            self._wake.clear()
+            await self._rest()
+            if not self._over:
+                await self.attempt()
+
+    async def _rest(self) -> None:
+        """Wait out the rest after a failure; `stop` and a `take` that ends it are heard."""
+        while not self._over and (left := self._rest_until - time.monotonic()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    async def attempt(self) -> None:
+        """Do what is to be done, once; never raises for what a guest did."""
+        try:
+            await self._measuring.read_kernel()
+            self._decided()
+            if self._has_work and self._vmm is not None:
+                await self._in_turn(self._vmm)
+        except AgentDenied as error:
+            self._failed(GuestState.DENIED, str(error), DENIED_S)
+        except AgentUnsupported as error:
+            self._failed(GuestState.FAILED, str(error), DENIED_S)
+        except GuestError as error:
+            self._failed(GuestState.UNREACHABLE, str(error), self._next_rest())
+        except TimeoutError:
+            text = f"not done within {SESSION_S:g} s"
+            self._failed(GuestState.UNREACHABLE, text, self._next_rest())
+        except Exception as error:  # the fault barrier of one guest
+            log.error("sandbox %s: guest: %s", self._id, error)
+            log.debug("sandbox %s: guest", self._id, exc_info=True)
+            self._failed(GuestState.FAILED, str(error), self._next_rest())
+        if self._has_work:
+            self._rest_until = max(self._rest_until, time.monotonic() + AGAIN_S)
+            self._wake.set()
+        if not self._has_work or self._trouble is not None:
+            self._settled.set()
+
+    async def _in_turn(self, vmm: Vmm) -> None:
+        async with self._ties.turns:
+            self._talking = True
+            try:
+                async with asyncio.timeout(SESSION_S):
+                    await self._session(vmm)
+            finally:
+                self._talking = False
+        bad = sum(said.proof in _BAD for said in self._said.values())
+        if bad:
+            text = f"{bad} of {len(self._said)} containers are not as they were told"
+            self._failed(GuestState.FAILED, text, self._next_rest())
+        else:
+            self._trouble, self._failures, self._rest_until = None, 0, 0.0
+
+    async def _session(self, vmm: Vmm) -> None:
+        started = time.monotonic()
+        async with self._ties.connect(self._id, vmm) as agent:
+            connected = time.monotonic()
+            for name, cpus in self._due.items():
+                asked = time.monotonic()
+                await self._tell(agent, name, cpus)
+                took_s = time.monotonic() - asked + connected - started
+                self._prompt = self._prompt or took_s < PROMPT_S
+            self._asked_at = time.monotonic()
+            self._check = False
+            await self._measure(agent)
+            await self._verify(agent)
+
+    async def _measure(self, agent: AgentClient) -> None:
+        look = self._look
+        if look is not None and self._measuring.wanted(look):
+            container = next((one.container_id for one in look.cpusets), "")
+            await self._measuring.measure(agent, look, container)
+            self._decided()
+
+    async def _tell(self, agent: AgentClient, name: str, cpus: CpuSet) -> None:
+        """Have one container's cpuset set; the book knows of it before the guest does."""
+        self._ties.book.tell(self._id, name, cpus)
+        before = self._said.get(name)
+        self._said[name] = Said(cpus, Proof.REFUSED, "the agent has not answered")
+        try:
+            await agent.set_cpus(name, cpus)
+        except GuestError as error:
+            self._said[name] = Said(cpus, Proof.REFUSED, str(error))
+            if isinstance(error, AgentFailed):  # this container's trouble: go on with the others
+                return
+            raise
+        self._again -= {name}
+        if before is not None and not self._is_new(before, cpus):
+            self._said[name] = before
+        else:
+            self._said[name] = Said(cpus)
+            log.info("sandbox %s: guest: container %s on guest CPUs %s", self._id, name, cpus)
+
+    async def _verify(self, agent: AgentClient) -> None:
+        """Look whether what the guest said is so."""
+        for name, said in list(self._said.items()):
+            if self._look is None or said.proof is Proof.REFUSED:
+                continue
+            found = await self._measuring.proof(agent, name, said.cpus, self._look)
+            if found is not None and self._said.get(name) is said:
+                self._said[name] = replace(said, proof=found[0], detail=found[1])
+
+    def _failed(self, state: GuestState, text: str, rest_s: float) -> None:
+        if self._trouble is None or self._trouble[0] is not state:
+            log.warning("sandbox %s: guest %s: %s", self._id, state.value, text)
+        self._trouble = (state, text)
+        self._prompt = False
+        self._failures += 1
+        self._rest_until = time.monotonic() + rest_s
+
+    def _next_rest(self) -> float:
+        return RETRY_S[min(self._failures, len(RETRY_S) - 1)]
+
+    # ---- before a pass -------------------------------------------------------------------
+
+    @property
+    def may_widen(self) -> bool:
+        """Whether the guest may be asked before a pass: it was prompt, and is not being asked."""
+        idle = not self._talking and self._trouble is None
+        return idle and self._prompt and bool(self._said) and self._aim is Aim.KEEP
+
+    async def widen(self, decide: Decide) -> None:
+        """Let containers run on their old and new guest CPUs before a pass moves vCPUs."""
+        look = decide(self._measuring.facts)
+        if look is None or self._vmm is None or not self.may_widen:
+            return
+        wider = self._steps(look).widen
+        if not wider:
+            return
+        self._moving = self._talking = True
+        try:
+            async with asyncio.timeout(WIDEN_S), self._ties.connect(self._id, self._vmm) as agent:
+                for name, cpus in wider.items():
+                    await self._tell(agent, name, cpus)
+        except (GuestError, TimeoutError) as error:
+            self._prompt = False
+            log.info("sandbox %s: guest not told before vCPUs move: %s", self._id, error)
+        finally:
+            self._talking = False
+
+    # ---- what is shown -------------------------------------------------------------------
+
+    @property
+    def facts(self) -> GuestFacts:
+        """What is known of the guest."""
+        return self._measuring.facts
+
+    @property
+    def _state_of_trouble(self) -> GuestState | None:
+        return None if self._trouble is None else self._trouble[0]
+
+    def view(self, look: GuestLook) -> GuestView:
+        """Return how guest pinning stands, for a look that was made with `facts`."""
+        state, detail = self._state()
+        asked_s = None if self._asked_at is None else time.monotonic() - self._asked_at
+        return GuestView(look, state, detail, asked_s, dict(self._said))
+
+    def _state(self) -> tuple[GuestState, str]:
+        if self._aim is Aim.LEAVE:
+            return GuestState.OFF, ""
+        targets = self._targets
+        if targets and self._trouble is not None:
+            return self._trouble
+        if self._due:
+            return GuestState.PENDING, ""
+        if not self._ties.settings().enabled:
+            return GuestState.OFF, ""
+        return (GuestState.TOLD if targets else GuestState.IDLE), ""

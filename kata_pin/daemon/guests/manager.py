@@ -1,0 +1,268 @@
+"""The guests of all sandboxes: who is told what, and when (DESIGN D12).
+
+An observer of passes (outcome.py): what a pass over a sandbox found is handed to the keeper of its
+guest, which talks to the guest in its own time. Host pins stand before any guest is asked; a guest
+that is slow, hostile or dead costs its own keeper a few deadlines, and nobody else anything.
+
+Lifetime: the daemon's. A keeper is made when there is something to say to a guest, and ends with
+its sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
+from typing import Final
+
+from kata_pin.config.guest import Guest
+from kata_pin.daemon.guests.keeper import Aim, Keeper, Ties
+from kata_pin.daemon.guests.probe import Measuring
+from kata_pin.daemon.guests.status import GuestLook, GuestState, GuestView, look_at_guest
+from kata_pin.daemon.reconcile.outcome import Passed
+from kata_pin.daemon.reconcile.supervisor import Cause
+from kata_pin.daemon.service.compose import Parts
+from kata_pin.daemon.store.guests import GuestBook
+from kata_pin.errors import AgentUnavailable, KataPinError, ParseError, StateError
+from kata_pin.guest.address import AgentAddress, VsockAddress, parse_address
+from kata_pin.guest.agent import AgentClient
+from kata_pin.model.guestmap import GuestFacts
+from kata_pin.model.placement import Report
+from kata_pin.model.sandbox import Container, Sandbox, Vmm
+from kata_pin.policy.explain.guest import guest_lines
+from kata_pin.policy.guest.map import NOTHING_KNOWN
+from kata_pin.vmm.state_files import read_state
+
+log = logging.getLogger(__name__)
+
+AT_ONCE: Final = 8
+"""Guests that are talked to at the same time."""
+
+_QUIET: Final = frozenset(
+    {
+        "audit",
+        "thread born",
+        "thread exited",
+        "process born",
+        "process events",
+        "still without a VMM",
+    }
+)
+"""Reasons of passes behind which Kata did nothing to a container."""
+
+_INSISTING: Final = frozenset({"pin", "unpin", "release", "reconcile", "configuration reloaded"})
+"""Reasons of passes that an operator wants."""
+
+
+Claims = tuple[tuple[object, ...], ...]
+"""What of a sandbox's containers decides about pairs."""
+
+
+class Guests:
+    """See the module; everything runs in the event loop's thread."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        settings: Callable[[], Guest],
+        acts: Callable[[], bool],
+        vmm_of: Callable[[str], Vmm | None],
+        start: Callable[[Coroutine[object, object, None]], object],
+    ) -> None:
+        """`vmm_of` is the VMM that the last pass found; `start` runs a task until the end.
+
+        Raises StateError when the registry's file can not be used.
+        """
+        self._parts = parts
+        self._settings = settings
+        self._acts = acts
+        self._vmm_of = vmm_of
+        self._start = start
+        self._book = GuestBook(parts.registry)
+        self._ties = _ties(parts, settings, self._book)
+        self._keepers: dict[str, Keeper] = {}
+        self._claims: dict[str, Claims] = {}
+        self._causes: dict[str, Cause] = {}
+
+    # ---- passes --------------------------------------------------------------------------
+
+    def passed(self, passed: Passed) -> None:
+        """See Observer: hand over what the pass means for the guest, where the pins stand."""
+        vmm = self._vmm_of(passed.sandbox_id)
+        stands = passed.report.settled or passed.mask is None  # to give back needs no pin
+        if vmm is None or not stands:
+            return
+        try:
+            self._hand_over(passed, vmm)
+        except (KataPinError, OSError, ValueError) as error:  # an observer never fails
+            log.error("sandbox %s: guest left alone: %s", passed.sandbox_id, error)
+
+    def ended(self, passed: Passed) -> None:
+        """See Observer: forget the guest."""
+        self._claims.pop(passed.sandbox_id, None)
+        self._causes.pop(passed.sandbox_id, None)
+        keeper = self._keepers.pop(passed.sandbox_id, None)
+        if keeper is not None:
+            keeper.stop()
+            try:
+                self._book.forget_all(passed.sandbox_id)
+            except StateError as error:
+                log.error("sandbox %s: guest not forgotten: %s", passed.sandbox_id, error)
+
+    def failed(self, operation: str, error: Exception) -> None:
+        """See Observer: a pass that broke off says nothing of the guest."""
+
+    def _hand_over(self, passed: Passed, vmm: Vmm) -> None:
+        sandbox_id, report = passed.sandbox_id, passed.report
+        sandbox = Sandbox(sandbox_id, self._parts.registry.containers(sandbox_id), vmm)
+        keeper = self._keepers.get(sandbox_id) or self._new_keeper(sandbox, report)
+        if keeper is None:
+            return
+        repeated = passed.cause == self._causes.get(sandbox_id)  # for the same events
+        reasons = frozenset() if repeated else frozenset(passed.cause.reasons)
+        self._causes[sandbox_id] = passed.cause
+        self._claims[sandbox_id] = _claims(sandbox.containers)
+        keeper.take(
+            vmm,
+            partial(self._look, sandbox, report),
+            self._aim(passed),
+            again=not reasons <= _QUIET,
+            insist=bool(reasons & _INSISTING),
+        )
+
+    def _new_keeper(self, sandbox: Sandbox, report: Report) -> Keeper | None:
+        """Return a keeper where there is something to say, or was before a restart."""
+        look = self._look(sandbox, report, NOTHING_KNOWN)
+        if look is None:
+            return None
+        owned = any(one.container_id for one in look.map.links)
+        if not owned and not look.map.hotplugged and not self._book.told(sandbox.id):
+            return None
+        keeper = Keeper(sandbox.id, self._ties, Measuring(self._parts.root, self._settings))
+        self._keepers[sandbox.id] = keeper
+        self._start(keeper.run())
+        return keeper
+
+    def _look(self, sandbox: Sandbox, report: Report, facts: GuestFacts) -> GuestLook | None:
+        inferred = self._settings().act_on_inferred
+        return look_at_guest(sandbox, report, self._parts.node.current(), facts, inferred=inferred)
+
+    def _aim(self, passed: Passed) -> Aim:
+        released = passed.sandbox_id in self._parts.registry.released()
+        if released or passed.mask is None or not self._settings().enabled:
+            return Aim.GIVE_BACK
+        return Aim.KEEP if self._acts() else Aim.LEAVE
+
+    async def before(self, sandbox_id: str, look: Callable[[], Awaitable[Report]]) -> None:
+        """Widen guest cpusets where the pass that is due will move pairs; WIDEN_S at most.
+
+        `look` returns what the pass would decide, and sets nothing. Costs nothing where no
+        container changed, and where the guest was told nothing or is not prompt.
+        """
+        keeper, vmm = self._keepers.get(sandbox_id), self._vmm_of(sandbox_id)
+        if keeper is None or vmm is None or not keeper.may_widen:
+            return
+        containers = self._parts.registry.containers(sandbox_id)
+        if _claims(containers) == self._claims.get(sandbox_id):
+            return
+        sandbox = Sandbox(sandbox_id, containers, vmm)
+        try:
+            await keeper.widen(partial(self._look, sandbox, await look()))
+        except (KataPinError, OSError, ValueError) as error:  # the pass matters more
+            log.error("sandbox %s: guest not told before vCPUs move: %s", sandbox_id, error)
+
+    # ---- audits and undo -----------------------------------------------------------------
+
+    def audit(self) -> None:
+        """Have every guest told again, and looked at whether it did as told."""
+        for keeper in self._keepers.values():
+            keeper.audit()
+
+    async def settled(self, sandbox_ids: Iterable[str], within_s: float) -> None:
+        """Wait until these guests were told what is due, or could not be; `within_s` at most."""
+        waiting = [self._keepers[one].settled() for one in sandbox_ids if one in self._keepers]
+        try:
+            async with asyncio.timeout(within_s):
+                await asyncio.gather(*waiting)
+        except TimeoutError:
+            log.info("guests are still being told")
+
+    # ---- looking -------------------------------------------------------------------------
+
+    def view(self, sandbox: Sandbox, report: Report | None) -> GuestView | None:
+        """Return what documents show of a guest."""
+        keeper = self._keepers.get(sandbox.id)
+        if report is None:
+            return None
+        look = self._look(sandbox, report, keeper.facts if keeper else NOTHING_KNOWN)
+        if look is None:
+            return None
+        if keeper is not None:
+            return keeper.view(look)
+        on = self._settings().enabled and self._acts()
+        return GuestView(look, GuestState.IDLE if on else GuestState.OFF)
+
+    def lines(self, sandbox: Sandbox, report: Report) -> list[str]:
+        """Return what `explain` tells of a guest."""
+        view = self.view(sandbox, report)
+        if view is None:
+            return []
+        return list(guest_lines(sandbox, view.look.map, view.look.cpusets))
+
+
+def _claims(containers: Iterable[Container]) -> Claims:
+    return tuple(
+        (one.id, one.cpus, one.quota_us, one.period_us, one.shares, one.state.counts)
+        for one in containers
+    )
+
+
+def _ties(parts: Parts, settings: Callable[[], Guest], book: GuestBook) -> Ties:
+    def connect(sandbox_id: str, vmm: Vmm) -> AgentClient:
+        now = settings()
+        return AgentClient(
+            agent_address(parts, sandbox_id, vmm),
+            connect_s=now.connect_ms / 1000,
+            call_s=now.call_ms / 1000,
+        )
+
+    return Ties(settings, book, connect, asyncio.Semaphore(AT_ONCE))
+
+
+async def give_back(
+    parts: Parts, settings: Guest, passes: Iterable[tuple[Sandbox, Report]]
+) -> None:
+    """Widen every container that a guest was told of, once: the undo where no daemon runs.
+
+    Raises StateError when the registry's file can not be used.
+    """
+    book = GuestBook(parts.registry)
+    ties = _ties(parts, lambda: settings, book)
+    keepers = []
+    for sandbox, report in passes:
+        if sandbox.vmm is not None and book.told(sandbox.id):
+            keeper = Keeper(sandbox.id, ties, Measuring(parts.root, lambda: settings))
+            node = parts.node.current()
+            keeper.take(sandbox.vmm, partial(look_at_guest, sandbox, report, node), Aim.GIVE_BACK)
+            keepers.append(keeper)
+    await asyncio.gather(*(keeper.attempt() for keeper in keepers))
+
+
+def agent_address(parts: Parts, sandbox_id: str, vmm: Vmm) -> AgentAddress:
+    """Return where a sandbox's agent listens: QEMU's cid, else what Kata's state says.
+
+    A QEMU that names another guest's cid only has that guest asked about containers that it does
+    not know: what changes something names a container of this sandbox. Raises AgentUnavailable when
+    neither tells.
+    """
+    try:
+        if vmm.guest_cid:
+            return VsockAddress(vmm.guest_cid)
+        persisted = read_state(parts.root, parts.kata, sandbox_id)
+        if persisted is not None and persisted.agent_url:
+            return parse_address(persisted.agent_url)
+    except (ParseError, ValueError) as error:
+        raise AgentUnavailable(f"the agent's address is of no use: {error}") from error
+    raise AgentUnavailable("neither the VMM nor Kata's state says where the agent listens")

@@ -1,0 +1,1 @@
+"""Where events become records and requests for passes."""

@@ -1,0 +1,224 @@
+"""Following the files that tell of cpusets: events made into fresh reads and marks (DESIGN D1).
+
+Kata's state of one sandbox is read when it was written, and a pass asked for, also when nothing in
+it is new: Kata sets affinities and cpusets of its own when it writes it (DESIGN D13). A checkpoint
+of the kubelet that says something else asks for passes, first over the pods that it is about. A
+written cpuset asks for a pass over the sandboxes below it, a CPU that goes on- or offline for
+passes over all of them.
+
+Nothing depends on events: `look_around` and `rearm` are the audit's part. Lifetime: the daemon's.
+Out of scope: how events come (sources/), and what a record means (kata_state.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final
+
+from kata_pin.daemon.reconcile.outcome import Passed
+from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.service.compose import Parts
+from kata_pin.errors import HostError
+from kata_pin.host.cpuset import cpuset_folders
+from kata_pin.policy.placement.checkpoint_changes import touched
+from kata_pin.sources.state_watch import Changes, StateWatch
+from kata_pin.sources.uevents import cpu_changes
+
+log = logging.getLogger(__name__)
+
+SPACING_S: Final = 0.02
+"""Least time between two reads of one sandbox's state: who writes it more often waits."""
+
+MAX_RECENT: Final = 4096
+"""Sandboxes whose last read is remembered."""
+
+CPUSETS_FOLLOW_S: Final = (0.05, 0.5)
+"""Looks after a CPU went on- or offline: Linux updates cpusets, and by them affinities, later."""
+
+KATA: Final = "Kata's state"
+KUBELET: Final = "the kubelet's checkpoint"
+CPUSET: Final = "a written cpuset"
+NODE: Final = "the node changed"
+LOST: Final = "events of files were lost"
+
+
+class CgroupWatch:
+    """Has the cpusets watched of the cgroups that sandboxes' threads are in; an Observer."""
+
+    def __init__(self, parts: Parts, watch: StateWatch) -> None:
+        self._node = parts.node
+        self._watch = watch
+        self._known: dict[str, frozenset[str]] = {}
+
+    def passed(self, passed: Passed) -> None:
+        """Watch the cgroups that a pass saw threads in, and those above them."""
+        cgroups = frozenset(thread.task.cgroup for thread in passed.report.threads)
+        if cgroups != self._known.get(passed.sandbox_id):
+            self._known[passed.sandbox_id] = cgroups
+            self._watch.watch_cpusets(passed.sandbox_id, self._folders(cgroups))
+
+    def ended(self, passed: Passed) -> None:
+        """Watch them no longer."""
+        self._known.pop(passed.sandbox_id, None)
+        self._watch.watch_cpusets(passed.sandbox_id, ())
+
+    def failed(self, operation: str, error: Exception) -> None:
+        """Leave it as it was: nothing is known of a pass that broke off."""
+
+    def _folders(self, cgroups: Iterable[str]) -> list[str]:
+        mounts = self._node.cgroup_mounts
+        found = (one for cgroup in sorted(cgroups) for one in cpuset_folders(mounts, cgroup))
+        return list(dict.fromkeys(found))
+
+
+class Following:
+    """Acts on what a StateWatch tells."""
+
+    def __init__(self, parts: Parts, sandboxes: Sandboxes, watch: StateWatch) -> None:
+        self._parts = parts
+        self._sandboxes = sandboxes
+        self._watch = watch
+        self._kubelet = parts.node.kubelet
+        parts.node.changed()  # what is so now is no change
+        self._recent: dict[str, float] = {}
+        self._waiting: set[str] = set()
+        self._began = False
+        self._looks: list[asyncio.TimerHandle] = []
+
+    async def follow(self) -> None:
+        """Act on changes until cancelled."""
+        async for changes in self._watch.changes():
+            with left_to_audits():
+                self._take(changes)
+            await asyncio.sleep(0)
+
+    async def follow_cpus(self) -> None:
+        """Ask for passes when CPUs go on- or offline; returns where the kernel does not tell."""
+        try:
+            async for _ in cpu_changes():
+                with left_to_audits():
+                    self._take_cpus()
+        except HostError as error:
+            log.warning("CPUs that go on- or offline are found by audits only: %s", error)
+
+    def look_around(self) -> None:
+        """Take in what Kata keeps of every sandbox that runs, those that nobody told of too."""
+        self._parts.index.refresh()
+        for sandbox_id, new in self._parts.adopt_all(self._sandboxes.vmms).items():
+            if new or self._sandboxes.held(sandbox_id) is None:
+                self._adopted(sandbox_id, new)
+
+    def rearm(self) -> None:
+        """Watch again what events may have missed; the audit's part."""
+        self._watch.rearm()
+
+    # ---- changes -------------------------------------------------------------------------
+
+    def _take(self, changes: Changes) -> None:
+        if changes.everything:
+            self._look_at_everything()
+            return
+        self._take_states(changes.sandboxes)
+        for sandbox_id in changes.cpusets:
+            if self._sandboxes.held(sandbox_id) is not None:  # it may be over by now
+                self._sandboxes.mark(sandbox_id, CPUSET, event=False)
+        if changes.kubelet:
+            self._take_checkpoint()
+
+    def _look_at_everything(self) -> None:
+        """Look at what nobody may have told of: watching began, or events were lost.
+
+        At the start passes are due anyway, and what was written before them they see.
+        """
+        self.look_around()
+        self._take_checkpoint()
+        if self._began:
+            self._sandboxes.mark_all(LOST)
+        self._began = True
+
+    def _take_states(self, sandbox_ids: Collection[str]) -> None:
+        """Read the state of these sandboxes now, or a little later if it was read just now."""
+        now = time.monotonic()
+        loop = asyncio.get_running_loop()
+        due = []
+        for sandbox_id in sandbox_ids:
+            wait_s = self._recent.get(sandbox_id, 0.0) + SPACING_S - now
+            if wait_s <= 0:
+                due.append(sandbox_id)
+            elif sandbox_id not in self._waiting:
+                self._waiting.add(sandbox_id)
+                loop.call_later(wait_s, self._take_late, sandbox_id)
+        self._read(due)
+
+    def _take_late(self, sandbox_id: str) -> None:
+        self._waiting.discard(sandbox_id)
+        with left_to_audits():
+            self._read([sandbox_id])
+
+    def _read(self, sandbox_ids: Collection[str]) -> None:
+        """Take in the state of those that have a VMM, known or found in one look at processes."""
+        vmms = self._sandboxes.vmms
+        running: Collection[str] = vmms
+        if any(one not in vmms for one in sandbox_ids):
+            self._parts.index.refresh()
+            running = self._parts.finder.sandboxes(vmms)
+        if len(self._recent) > MAX_RECENT:
+            self._recent.clear()
+        for sandbox_id in sandbox_ids:
+            self._recent[sandbox_id] = time.monotonic()
+            if sandbox_id in running:
+                self._adopted(sandbox_id, self._parts.adoption.one(sandbox_id))
+            elif self._sandboxes.held(sandbox_id) is not None:
+                self._sandboxes.mark(sandbox_id, KATA)
+
+    def _adopted(self, sandbox_id: str, new: int) -> None:
+        if new:
+            log.info("sandbox %s: Kata's state told of %d containers", sandbox_id, new)
+        self._sandboxes.mark(sandbox_id, KATA)
+
+    def _take_checkpoint(self) -> None:
+        """Mark what a checkpoint that says something else is about: its pods before the others."""
+        before, now = self._kubelet, self._parts.node.kubelet
+        if before == now:
+            return
+        self._kubelet = now
+        pods, everybody = touched(before, now)
+        log.info("the kubelet's checkpoint changed, for %d pods", len(pods))
+        for sandbox_id in self._sandboxes.ids:
+            if self._is_of(sandbox_id, pods):
+                self._sandboxes.mark(sandbox_id, KUBELET)
+        if everybody:
+            self._sandboxes.mark_all(KUBELET)
+
+    def _take_cpus(self) -> None:
+        """Mark all, and once more when cpusets have followed.
+
+        Also where the online CPUs are those of before: one that went and came back has had the
+        threads on it moved.
+        """
+        if self._parts.node.changed():
+            log.info("the online CPUs are %s", self._parts.node.current().topology.online)
+        self._sandboxes.mark_all(NODE)
+        for look in self._looks:
+            look.cancel()
+        loop = asyncio.get_running_loop()
+        self._looks = [
+            loop.call_later(wait_s, self._sandboxes.mark_all, NODE) for wait_s in CPUSETS_FOLLOW_S
+        ]
+
+    def _is_of(self, sandbox_id: str, pods: Collection[str]) -> bool:
+        return any(one.pod_uid in pods for one in self._parts.registry.containers(sandbox_id))
+
+
+@contextlib.contextmanager
+def left_to_audits() -> Iterator[None]:
+    """Log what cannot be taken in now: the next audit looks again."""
+    try:
+        yield
+    except Exception as error:  # whatever one sandbox's files make of it, the others are followed
+        log.error("a change was not taken in: %s", error)
+        log.debug("a change was not taken in", exc_info=True)

@@ -1,0 +1,178 @@
+"""Receiving hooks: record, answer, open QMP's window, wait for the pins (DESIGN D3, D6).
+
+One call a connection, cancelled by the hook server's deadline. The answers promise exactly what
+they say: `recorded` after the registry's commit, `pinned` after a pass that began after it has read
+every affinity back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+
+from kata_pin.config.tree import Config
+from kata_pin.daemon.intake.records import Intake
+from kata_pin.daemon.reconcile.counters import Tally
+from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.errors import KataPinError, ParseError, QmpUnavailable
+from kata_pin.model.placement import Report
+from kata_pin.model.sandbox import Container, ContainerKind
+from kata_pin.sources.hooks import HookConnection
+from kata_pin.sources.spool import Spool
+from kata_pin.vmm.qmp import query
+from kata_pin.vmm.state_files import KataPaths
+from kata_pin.wire.qemu.qmp import QmpAnswers
+
+log = logging.getLogger(__name__)
+
+
+class Reception:
+    """Takes hook connections and the spool."""
+
+    def __init__(
+        self,
+        config: Callable[[], Config],
+        intake: Intake,
+        sandboxes: Sandboxes,
+        spool: Spool,
+        tally: Tally,
+    ) -> None:
+        """`config` gives the configuration in force."""
+        self._config = config
+        self._intake = intake
+        self._sandboxes = sandboxes
+        self._spool = spool
+        self._tally = tally
+
+    async def hook(self, connection: HookConnection) -> None:
+        """Serve one hook. An error other than a hopeless message ends it without an answer.
+
+        Then the hook spools: that is what a registry that cannot be written needs.
+        """
+        try:
+            await self._serve(connection)
+        except (KataPinError, OSError) as error:
+            self._tally.failed("hook", error)
+            raise
+        finally:
+            self._tally.hook(connection.message.stamp_ns)
+
+    async def _serve(self, connection: HookConnection) -> None:
+        message = connection.message
+        try:
+            taken = self._intake.take(message, spooled=False)
+        except ParseError as error:
+            self._tally.failed("hook", error)
+            log.warning("hook message of pid %d refused: %s", message.pid, error)
+            await connection.refused(str(error))
+            return
+        await connection.recorded()
+        container = taken.container
+        if container is None:
+            log.debug("hook message of pid %d: %s", message.pid, taken.reason)
+            await connection.pinned()
+            return
+        if self._in_window(connection, container):
+            await self._ask_qemu(connection, container)
+        ticket = self._sandboxes.mark(container.sandbox_id, container.source)
+        if message.phase.waits_for_pins:
+            report = await self._sandboxes.settled(container.sandbox_id, ticket)
+            await self._answer(connection, container, report)
+
+    def take_spool(self) -> None:
+        """Take every spooled message in; what cannot be recorded now stays for the next time."""
+        try:
+            self._take_spool()
+        except (KataPinError, OSError) as error:
+            self._tally.failed("spool", error)
+            log.warning("spool not taken in: %s", error)
+
+    def _take_spool(self) -> None:
+        for entry in self._spool.pending():
+            try:
+                taken = self._intake.take(entry.message, spooled=True)
+            except ParseError as error:
+                self._spool.reject(entry, error)
+                continue
+            if taken.container is not None:
+                self._sandboxes.mark(taken.container.sandbox_id, taken.container.source)
+            else:
+                log.info("spooled message %s dropped: %s", entry.name, taken.reason)
+            self._spool.done(entry)
+
+    async def follow_spool(self) -> None:
+        """Take the spool in whenever something arrives; runs until cancelled."""
+        async for _ in self._spool.watch():
+            self.take_spool()
+
+    # ---- QMP's window --------------------------------------------------------------------
+
+    def _in_window(self, connection: HookConnection, container: Container) -> bool:
+        """Whether Kata's Go runtime has let go of qmp.sock for as long as this hook runs."""
+        return (
+            self._config().qmp.enabled
+            and connection.message.phase.waits_for_pins
+            and container.kind is ContainerKind.SANDBOX
+            and not connection.gone.is_set()
+            and os.path.exists(self._qmp_path(container))
+        )
+
+    async def _ask_qemu(self, connection: HookConnection, container: Container) -> None:
+        """Ask for vCPU threads and iothreads; the session ends at once when the hook goes."""
+        vmm = self._sandboxes.vmm_of(container.sandbox_id)
+        if vmm is None:  # the socket is nobody's that we know
+            return
+        held = self._sandboxes.enter(container.sandbox_id)
+        session = asyncio.create_task(self._session(self._qmp_path(container), vmm.process.pid))
+        gone = asyncio.create_task(connection.gone.wait())
+        try:
+            await asyncio.wait({session, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (session, gone):
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await gone
+        with contextlib.suppress(asyncio.CancelledError):
+            held.qmp = await session or held.qmp
+
+    async def _session(self, path: str, pid: int) -> QmpAnswers | None:
+        """Return QEMU's answers; its pid tells whose network namespace shows other clients."""
+        qmp = self._config().qmp
+        try:
+            return await query(
+                path,
+                pid=pid,
+                greeting_s=qmp.greeting_ms / 1000,
+                session_s=qmp.session_ms / 1000,
+            )
+        except QmpUnavailable as error:
+            log.info("QMP not asked: %s", error)
+            return None
+
+    def _qmp_path(self, container: Container) -> str:
+        paths = self._config().paths
+        return KataPaths(vc=paths.vc, kata=paths.kata).main_qmp(container.sandbox_id)
+
+    # ---- answers -------------------------------------------------------------------------
+
+    async def _answer(
+        self, connection: HookConnection, container: Container, report: Report | None
+    ) -> None:
+        held = self._sandboxes.held(container.sandbox_id)
+        if held is None:  # dropped: no VMM behind it, so there is nothing to pin
+            await connection.pinned()
+        elif report is None:
+            await connection.unpinned("the pass over the sandbox failed")
+        elif held.vmm is None:
+            await connection.unpinned(held.problem or "no VMM")
+        elif self._sandboxes.is_released(container.sandbox_id):
+            await connection.unpinned("the operator released the sandbox")
+        elif not self._sandboxes.acts:
+            await connection.unpinned("the daemon only observes")
+        elif not report.settled:
+            await connection.unpinned("not every thread is where it should be")
+        else:
+            await connection.pinned()

@@ -1,0 +1,140 @@
+"""Taking in what Kata itself keeps of a sandbox: its containers, and their cpusets of now.
+
+For sandboxes that existed before us, for messages that were lost with the daemon away and the disk
+full, and for updates, which no hook tells. A file is read again where it changed since the last
+time, and whenever an event says that it was written.
+
+Lifetime: the daemon's; held are only the stamps of files. Out of scope: which sandboxes run
+(vmm/find.py), and when to look (file_events.py, the deep audit).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final
+
+from kata_pin.daemon.store.database import Registry
+from kata_pin.errors import ParseError
+from kata_pin.host.root import HostRoot
+from kata_pin.model.sandbox import Container, ContainerState
+from kata_pin.vmm.state_files import (
+    KataPaths,
+    read_container_state,
+    read_state,
+    state_problem,
+    state_stamp,
+)
+from kata_pin.wire.kata.persist import KataRuntime, to_containers
+
+log = logging.getLogger(__name__)
+
+ADOPTED: Final = 0
+"""What stands for a hook's pid in the identity of a record that is no message's."""
+
+SETTLED_NS: Final = 1_000_000_000
+"""A file changed less than a second ago may change again without a new time: clocks are coarse."""
+
+_SOURCES: Final = {KataRuntime.GO: "persist.json", KataRuntime.RS: "state.json"}
+
+
+class Adoption:
+    """Records what Kata's files say."""
+
+    def __init__(self, root: HostRoot, registry: Registry, kata: KataPaths) -> None:
+        self._root = root
+        self._registry = registry
+        self._kata = kata
+        self._stamps: dict[str, tuple[int, int]] = {}
+        self._unread: dict[str, tuple[int, int]] = {}
+
+    def all(self, running: Collection[str]) -> dict[str, int]:
+        """Record what Kata keeps of every sandbox that runs; return how much was new, by id.
+
+        Files are read only where they changed since the last call; StateError from the registry.
+        """
+        self._stamps = {one: stamp for one, stamp in self._stamps.items() if one in running}
+        self._unread = {one: stamp for one, stamp in self._unread.items() if one in running}
+        return {sandbox_id: self._changed(sandbox_id) for sandbox_id in running}
+
+    def one(self, sandbox_id: str) -> int:
+        """Record what Kata keeps of one sandbox, whatever the stamp; return how much was new."""
+        return self._adopt(sandbox_id, state_stamp(self._root, self._kata, sandbox_id))
+
+    def _changed(self, sandbox_id: str) -> int:
+        stamp = state_stamp(self._root, self._kata, sandbox_id)
+        return 0 if self._stamps.get(sandbox_id) == stamp else self._adopt(sandbox_id, stamp)
+
+    def _adopt(self, sandbox_id: str, stamp: tuple[int, int]) -> int:
+        persisted = read_state(self._root, self._kata, sandbox_id)
+        if persisted is None:  # none there, or half written: the next event or audit looks again
+            self._tell_unread(sandbox_id, stamp)
+            return 0
+        if _settled(stamp):
+            self._stamps[sandbox_id] = stamp
+        states = {
+            one.id: read_container_state(self._root, self._kata, sandbox_id, one.id)
+            for one in persisted.containers
+        }
+        changed_ns = _boottime_of(stamp[0])
+        try:
+            found = to_containers(
+                persisted, states=states, stamp_ns=changed_ns, source=_SOURCES[persisted.runtime]
+            )
+        except ParseError as error:  # one sandbox's annotations must not hide the others
+            log.warning("sandbox %s: Kata's state not taken in: %s", sandbox_id, error)
+            return 0
+        new = sum(self._record(one, sandbox_id) for one in found)
+        if persisted.runtime is KataRuntime.GO:
+            new += self._record_gone({one.id for one in found}, sandbox_id, changed_ns)
+        return new
+
+    def _tell_unread(self, sandbox_id: str, stamp: tuple[int, int]) -> None:
+        """Say once of a file's stamp that it cannot be read, and is not just being written."""
+        if not any(stamp) or not _settled(stamp) or self._unread.get(sandbox_id) == stamp:
+            return
+        problem = state_problem(self._root, self._kata, sandbox_id)
+        if problem and state_stamp(self._root, self._kata, sandbox_id) == stamp:
+            self._unread[sandbox_id] = stamp
+            log.warning("sandbox %s: Kata's state cannot be read: %s", sandbox_id, problem)
+
+    def _record(self, container: Container, sandbox_id: str) -> bool:
+        """Record a container of Kata's state; return whether it tells something new.
+
+        Its cpuset is the live one, to be weighed against other sources' (precedence.py). One
+        that has stopped stays in Kata's state until it is deleted: a hook knows better.
+        """
+        known = self._registry.container(container.id)
+        if container.sandbox_id != sandbox_id:
+            return False
+        if known is not None:
+            if known.sandbox_id != sandbox_id:
+                log.warning("sandbox %s: %s is another's container", sandbox_id, container.id)
+                return False
+            if container.cpus is None or not known.state.counts:
+                return False
+            container = replace(container, state=known.state, kind=known.kind)
+        return self._registry.adopt(container)
+
+    def _record_gone(self, listed: Collection[str], sandbox_id: str, changed_ns: int) -> int:
+        """Record as deleted what Kata no longer keeps: its poststop was lost (DESIGN D8)."""
+        gone = [
+            replace(
+                one, state=ContainerState.DELETED, source="persist.json", recorded_ns=changed_ns
+            )
+            for one in self._registry.containers(sandbox_id)
+            if one.state.counts and one.id not in listed
+        ]
+        return sum(self._registry.record(one, stamp_ns=changed_ns, pid=ADOPTED) for one in gone)
+
+
+def _settled(stamp: tuple[int, int]) -> bool:
+    return time.time_ns() - stamp[0] > SETTLED_NS
+
+
+def _boottime_of(mtime_ns: int) -> int:
+    """Return a file's modification time on the hooks' clock; never later than now."""
+    age_ns = max(0, time.time_ns() - mtime_ns)
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - age_ns

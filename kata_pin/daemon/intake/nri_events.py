@@ -1,0 +1,188 @@
+"""What NRI tells, made into records and marks (DESIGN D8, D14).
+
+A record of NRI's has the container's spec with every update in it and is as new as its stamp, so it
+stands above what a hook once read in the bundle. Pods that are not Kata's cost one look and leave
+nothing behind. Out of scope: the connection (sources/nri.py), and what follows from a record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+from kata_pin.daemon.intake.kata_state import ADOPTED
+from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.service.compose import Parts
+from kata_pin.errors import VmmError
+from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
+from kata_pin.wire.nri.messages import (
+    MAX_PODS,
+    Event,
+    EventKind,
+    Pod,
+    PodContainer,
+    Snapshot,
+    container_record,
+    pod_record,
+)
+
+log = logging.getLogger(__name__)
+
+_STATES: Final[Mapping[EventKind, ContainerState]] = {
+    EventKind.RUN_POD_SANDBOX: ContainerState.RUNNING,
+    EventKind.START_CONTAINER: ContainerState.CREATED,
+    EventKind.POST_START_CONTAINER: ContainerState.RUNNING,
+    EventKind.STOP_POD_SANDBOX: ContainerState.STOPPED,
+    EventKind.STOP_CONTAINER: ContainerState.STOPPED,
+    EventKind.REMOVE_POD_SANDBOX: ContainerState.DELETED,
+    EventKind.REMOVE_CONTAINER: ContainerState.DELETED,
+}
+"""The state that an event tells; PostUpdateContainer leaves it to the container's own."""
+
+NOTHING: Final = 0
+"""The ticket of an event after which nothing is to be awaited."""
+
+
+class NriIntake:
+    """Records what the plugin is told; the Listener of sources/nri.py."""
+
+    def __init__(self, parts: Parts, sandboxes: Sandboxes) -> None:
+        self._parts = parts
+        self._registry = parts.registry
+        self._sandboxes = sandboxes
+        self._strangers: dict[str, None] = {}
+
+    def take(self, event: Event, stamp_ns: int) -> int:
+        """Record an event and ask for a pass; return the ticket for `placed`. Raises StateError."""
+        pod = self._of_kata(event.pod)
+        if event.kind is EventKind.REMOVE_POD_SANDBOX:
+            self._strangers.pop(event.pod.id, None)
+        if pod is None:
+            return NOTHING
+        source = f"nri:{event.kind.method}"
+        self._parts.kata_pins.tell(pod.id, pod.annotations)
+        records = list(self._records(replace(event, pod=pod), stamp_ns, source))
+        told = [self._record(one) for one in records]
+        return self._sandboxes.mark(pod.id, source) if any(told) else NOTHING
+
+    async def placed(self, event: Event, ticket: int) -> None:
+        """Return after a pass that began after the event was taken; the caller has a deadline."""
+        if ticket != NOTHING:
+            await self._sandboxes.settled(event.pod.id, ticket)
+
+    async def rebuild(self, snapshot: Snapshot, stamp_ns: int) -> None:
+        """Record all that there is, and as deleted what is no longer there. Raises StateError.
+
+        Sandboxes that are not listed are left alone: they may be another runtime's, and one that is
+        over has no VMM any more.
+        """
+        self._strangers.clear()
+        self._parts.index.refresh()
+        running = self._parts.finder.sandboxes(self._sandboxes.vmms)
+        containers: dict[str, list[PodContainer]] = {}
+        for container in snapshot.containers:
+            containers.setdefault(container.pod_id, []).append(container)
+        for told in snapshot.pods:
+            pod = self._of_kata(told, running=told.id in running)
+            if pod is not None:
+                self._rebuild_pod(pod, containers.get(pod.id, []), stamp_ns)
+                self._sandboxes.mark(pod.id, "nri:Synchronize")
+            await asyncio.sleep(0)  # events and hooks come between any two pods
+
+    def _rebuild_pod(self, pod: Pod, containers: list[PodContainer], stamp_ns: int) -> None:
+        source = "nri:Synchronize"
+        self._parts.kata_pins.tell(pod.id, pod.annotations)
+        self._record(pod_record(pod, ContainerState.RUNNING, stamp_ns=stamp_ns, source=source))
+        for one in containers:
+            self._record(container_record(pod, one, one.state, stamp_ns=stamp_ns, source=source))
+        listed = {one.id for one in containers}
+        for known in self._registry.containers(pod.id):
+            if known.kind is ContainerKind.CONTAINER and known.id not in listed:
+                self._record(_ended(known, ContainerState.DELETED, stamp_ns, source))
+
+    # ---- events --------------------------------------------------------------------------
+
+    def _records(self, event: Event, stamp_ns: int, source: str) -> Iterator[Container]:
+        """Yield the records that an event is about."""
+        pod, container, kind = event.pod, event.container, event.kind
+        state = _STATES.get(kind)
+        if kind.ends:
+            assert state is not None, "every event that ends something has a state"
+            for known in self._registry.containers(pod.id):
+                if container is None or known.id == container.id:
+                    yield _ended(known, state, stamp_ns, source)
+        elif container is None:
+            yield pod_record(pod, ContainerState.RUNNING, stamp_ns=stamp_ns, source=source)
+        else:
+            yield container_record(
+                pod, container, state or container.state, stamp_ns=stamp_ns, source=source
+            )
+
+    def _record(self, container: Container) -> bool:
+        """Record it unless it is older than what is known; return whether it was recorded.
+
+        A CRI container never runs twice: one that is over stays so, whatever comes late.
+        """
+        known = self._registry.container(container.id)
+        if known is not None:
+            if known.sandbox_id != container.sandbox_id or known.kind is not container.kind:
+                log.warning("NRI: container %s is known as another's", container.id)
+                return False
+            over = not known.state.counts
+            if over and (container.state.counts or known.state is ContainerState.DELETED):
+                return False
+        return self._registry.record(container, stamp_ns=container.recorded_ns, pid=ADOPTED)
+
+    # ---- whose pod -----------------------------------------------------------------------
+
+    def is_kata(self, pod: Pod) -> bool:
+        """Whether a pod has a VMM, or a process that says it is the pod's."""
+        return self._of_kata(pod) is not None or self._is_claimed(pod)
+
+    def kata_among(self, pods: Iterable[Pod]) -> frozenset[str]:
+        """Return the ids of the pods of which `is_kata` holds, with one look at all processes."""
+        self._parts.index.refresh()
+        running = self._parts.finder.sandboxes(self._sandboxes.vmms)
+        return frozenset(
+            pod.id
+            for pod in pods
+            if self._of_kata(pod, running=pod.id in running) is not None or self._is_claimed(pod)
+        )
+
+    def _is_claimed(self, pod: Pod) -> bool:
+        return self._parts.finder.is_claimed(pod.id, [pod.pid] if pod.pid else [])
+
+    def _of_kata(self, pod: Pod, *, running: bool | None = None) -> Pod | None:
+        """Return a pod that has a VMM, its pid 0 if that is not Kata's; None for any other pod.
+
+        `running`: whether it is known to have one. The handler's name says nothing: anybody may
+        choose it. When the first event of a pod comes, its VMM runs already.
+        """
+        if pod.id in self._strangers:
+            return None
+        if pod.pid and self._parts.finder.is_kata(pod.pid):
+            return pod
+        pod = replace(pod, pid=0)
+        if self._sandboxes.held(pod.id) is not None or running:
+            return pod
+        if running is None and self._finds_vmm(pod.id):
+            return pod
+        if len(self._strangers) < MAX_PODS:
+            self._strangers[pod.id] = None
+        return None
+
+    def _finds_vmm(self, sandbox_id: str) -> bool:
+        self._parts.index.refresh()
+        try:
+            self._parts.finder.find(sandbox_id)
+        except VmmError as error:
+            log.debug("NRI: pod %s is not Kata's: %s", sandbox_id, error)
+            return False
+        return True
+
+
+def _ended(known: Container, state: ContainerState, stamp_ns: int, source: str) -> Container:
+    return replace(known, state=state, source=source, recorded_ns=stamp_ns)

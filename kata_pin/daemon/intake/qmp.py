@@ -1,0 +1,57 @@
+"""Asking QEMU over Kata's extra monitor (extra_monitor_socket), ours at any time (DESIGN D6).
+
+Asked only for threads that KVM and names left unnamed, and for each of them once. Out of scope: the
+main socket, which is Kata's but for the window of its first hook (hook_service.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Final
+
+from kata_pin.config.tree import Qmp
+from kata_pin.daemon.reconcile.engine import Held
+from kata_pin.errors import QmpUnavailable
+from kata_pin.model.thread import RoleSource
+from kata_pin.vmm.qmp import query
+from kata_pin.vmm.state_files import KataPaths
+
+log = logging.getLogger(__name__)
+
+_UNNAMED: Final = frozenset({RoleSource.ORDER, RoleSource.REST})
+
+
+class ExtraMonitor:
+    """Asks sandboxes' extra monitors; keeps nothing itself."""
+
+    def __init__(self, paths: KataPaths, settings: Callable[[], Qmp]) -> None:
+        """`settings` gives those in force."""
+        self._paths = paths
+        self._settings = settings
+
+    async def ask(self, sandbox_id: str, held: Held) -> bool:
+        """Ask about threads that no pass has named yet; return whether QEMU answered."""
+        path = self._paths.extra_monitor(sandbox_id)
+        if held.vmm is None or held.report is None or not self._settings().enabled:
+            return False
+        unnamed = frozenset(
+            thread.key
+            for thread in held.report.threads
+            if thread.key.tgid == held.vmm.process.pid and thread.role.source in _UNNAMED
+        )
+        if unnamed <= held.asked or not os.path.exists(path):
+            return False
+        held.asked = unnamed
+        try:
+            held.qmp = await query(
+                path,
+                pid=held.vmm.process.pid,
+                greeting_s=self._settings().greeting_ms / 1000,
+                session_s=self._settings().session_ms / 1000,
+            )
+        except QmpUnavailable as error:
+            log.info("sandbox %s: extra monitor not asked: %s", sandbox_id, error)
+            return False
+        return True

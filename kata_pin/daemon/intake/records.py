@@ -1,0 +1,85 @@
+"""Taking a hook's message in: bytes to a record, one transaction, then the answer (DESIGN D3, D4).
+
+The same for messages from the socket and from the spool. A message is taken once: an older one, or
+the same one again, changes nothing. Out of scope: what follows from a record (engine.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kata_pin.daemon.store.containers import RESOURCES
+from kata_pin.daemon.store.database import Registry
+from kata_pin.errors import ParseError
+from kata_pin.model.sandbox import Container, ContainerState
+from kata_pin.sources.bundles import BundleGone, BundleReader, BundleRefused
+from kata_pin.wire.container_id import record
+from kata_pin.wire.hook_message import HookMessage
+from kata_pin.wire.oci import OciConfig, OciState, Phase, parse_config, parse_state
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What became of a message: its container as recorded, None when nothing was recorded.
+
+    `reason` says why not: the message was old, the container is unknown and already over, or the
+    bundle of a spooled create is gone.
+    """
+
+    container: Container | None
+    reason: str = ""
+
+
+class Intake:
+    """Turns messages into records; holds nothing but its two collaborators."""
+
+    def __init__(self, registry: Registry, bundles: BundleReader) -> None:
+        self._registry = registry
+        self._bundles = bundles
+
+    def take(self, message: HookMessage, *, spooled: bool) -> Taken:
+        """Record one message; when this returns, the registry has committed.
+
+        ParseError when the message can never be taken: its JSON or its ids are beyond repair.
+        StateError when the registry cannot be written: the hook must spool.
+        """
+        state = parse_state(message.body)
+        config, note, gone = self._config(state)
+        source = f"{'spool' if spooled else 'hook'}:{message.phase.value}"
+        container = record(
+            message.phase, state, config, stamp_ns=message.stamp_ns, source=source, note=note
+        )
+        known = self._registry.container(container.id)
+        if known is None and message.phase is Phase.POSTSTOP:
+            return Taken(None, "the container is over and was not known")
+        if known is None and gone and spooled:
+            return Taken(None, "its bundle is gone")
+        if config is None and known is not None:
+            container = replace(container, sandbox_id=known.sandbox_id, kind=known.kind)
+        after_create = container.state is not ContainerState.CREATED
+        if config is not None and known is not None and known.state.counts and after_create:
+            container = _with_resources_of(known, container)
+        if not self._registry.record(container, stamp_ns=message.stamp_ns, pid=message.pid):
+            return Taken(None, "a newer message is recorded")
+        return Taken(container)
+
+    def _config(self, state: OciState) -> tuple[OciConfig | None, str, bool]:
+        """Return the bundle's config.json, or None, why it could not be had, and if it is gone."""
+        try:
+            return parse_config(self._bundles.read_config(state.bundle)), "", False
+        except BundleGone as error:
+            return None, str(error), True
+        except (BundleRefused, ParseError) as error:
+            return None, str(error), False
+
+
+def _with_resources_of(known: Container, container: Container) -> Container:
+    """Keep what is known of a living container's quota and shares.
+
+    config.json is what it was created with, and an update may have been told since. Its cpuset is
+    kept as the bundle's word, and weighed against others' (observations.py).
+    """
+    resources = {name: getattr(known, name) for name in RESOURCES if name != "cpus"}
+    if all(value in {None, ""} for value in resources.values()):
+        return container
+    return replace(container, **resources)

@@ -1,0 +1,107 @@
+"""New threads and processes, as the kernel tells of them, made into marks.
+
+Each event only marks the sandbox that a process works for (DESIGN D1). Where the kernel does not
+tell, audits find what is new, and passes know it: it decides about the main thread (DESIGN D11).
+
+Lifetime: the daemon's. Out of scope: the connection itself (sources/process_events.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from kata_pin.config.tree import NewThreads
+from kata_pin.daemon.reconcile.counters import Tally
+from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.service.compose import KTHREADD, Parts
+from kata_pin.errors import HostError, StateError
+from kata_pin.sources.process_events import (
+    Event,
+    Overrun,
+    ProcessBorn,
+    ProcEvents,
+    TaskExit,
+    ThreadBorn,
+)
+
+log = logging.getLogger(__name__)
+
+EVENTS_RETRY_S: Final = 30.0
+"""Between tries to subscribe to process events where they are not to be had."""
+
+KERNEL_THREAD_LOOKS_S: Final = (0.005, 0.05, 0.5)
+"""Looks at a new kernel thread after the first: a vhost worker of Linux 6.1 gets its name and then
+its creator's cgroup, which takes its affinity away, only after its birth, and no event tells."""
+
+
+class Births:
+    """Follows process events until cancelled."""
+
+    def __init__(
+        self, parts: Parts, sandboxes: Sandboxes, wanted: NewThreads, tally: Tally
+    ) -> None:
+        """`wanted` is the setting new_threads."""
+        self._parts = parts
+        self._sandboxes = sandboxes
+        self._wanted = wanted
+        self._tally = tally
+        self._live: bool | None = None
+
+    async def follow(self) -> None:
+        """Mark sandboxes as their threads are born; without events the audit finds them.
+
+        Raises HostError when the events are not to be had although the setting insists on them.
+        """
+        if self._wanted is NewThreads.AUDIT:
+            self._set_live(live=False, why="setting new_threads")
+            return
+        while True:
+            events = ProcEvents(self._sandboxes.tracked)
+            try:
+                await events.open()
+                self._set_live(live=True)
+                async for batch in events:
+                    for event in batch:
+                        self._take(event)
+            except HostError as error:
+                if self._wanted is NewThreads.EVENTS:
+                    raise
+                self._set_live(live=False, why=str(error))
+            finally:
+                events.close()
+            await asyncio.sleep(EVENTS_RETRY_S)
+
+    def _set_live(self, *, live: bool, why: str = "") -> None:
+        if self._live is live:
+            return
+        self._live = live
+        if live:
+            log.info("new threads are reported by the kernel")
+        else:
+            log.warning("new threads are found by audits only: %s", why)
+        if self._parts.node.live_threads != live:
+            self._parts.node.live_threads = live
+            try:
+                self._parts.registry.set_live_threads(live=live)
+            except StateError as error:  # only who judges these pins without us needs it
+                log.error("whether threads are followed was not recorded: %s", error)
+            self._sandboxes.mark_all("process events")
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case ThreadBorn(tgid, _):
+                self._sandboxes.mark_process(tgid, "thread born")
+            case TaskExit(tgid, _):
+                self._sandboxes.mark_process(tgid, "thread exited")
+            case ProcessBorn(pid, ppid):
+                self._mark_born(pid, ppid)
+                for wait_s in KERNEL_THREAD_LOOKS_S if ppid == KTHREADD else ():
+                    asyncio.get_running_loop().call_later(wait_s, self._mark_born, pid, ppid)
+            case Overrun():
+                self._tally.overrun()
+                self._sandboxes.mark_all("process events were lost")
+
+    def _mark_born(self, pid: int, ppid: int) -> None:
+        self._sandboxes.mark_process(self._parts.served_by(pid, ppid), "process born")

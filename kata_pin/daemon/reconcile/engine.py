@@ -1,0 +1,416 @@
+"""One pass over one sandbox: observe, decide, act, read back, report (DESIGN D1, D2).
+
+The kernel is asked anew each time; what is held between passes is only what cannot change while a
+thread lives (roles) or what makes the next look cheaper. No timers, no sockets, no tasks: the
+daemon calls it from supervisors, the command line calls it once.
+
+Lifetime: an Engine lives as long as its configuration, a Held as long as its sandbox.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from kata_pin.daemon.allocation.allotment import Allotment, nothing_allotted
+from kata_pin.daemon.reconcile.kata_pinning import KataPinsReader
+from kata_pin.daemon.reconcile.node import NodeWatch
+from kata_pin.daemon.reconcile.other_writers import ForeignWatch, OtherWriter
+from kata_pin.errors import TaskGone, VmmError
+from kata_pin.host.affinity import apply_all
+from kata_pin.host.cpuset import CpusetReader
+from kata_pin.host.process import ProcessIndex, is_alive
+from kata_pin.host.root import HostRoot
+from kata_pin.host.tasks import list_tids, read_tasks
+from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.node import Node
+from kata_pin.model.placement import (
+    Action,
+    ActionResult,
+    Note,
+    NoteLevel,
+    Outcome,
+    Placement,
+    Report,
+)
+from kata_pin.model.sandbox import Container, Sandbox, Vmm
+from kata_pin.model.thread import Role, Thread, ThreadKey, ThreadRole
+from kata_pin.policy.placement import precedence
+from kata_pin.policy.placement.drift import find_drift
+from kata_pin.policy.placement.place import pairs as pairs_of
+from kata_pin.policy.placement.place import place
+from kata_pin.policy.placement.plan import make_plan
+from kata_pin.policy.placement.release import undo
+from kata_pin.policy.placement.writers import FOREIGN_AFTER, NO_PINS, KataPins
+from kata_pin.vmm.facts import HostFacts
+from kata_pin.vmm.find import VmmFinder
+from kata_pin.vmm.overhead import find_helpers
+from kata_pin.vmm.role_cache import RoleCache
+from kata_pin.vmm.roles import MAX_THREADS, identify
+from kata_pin.vmm.state_files import KataPaths
+from kata_pin.wire.qemu.qmp import QmpAnswers
+
+log = logging.getLogger(__name__)
+
+MAX_ROUNDS: Final = 5
+"""Rounds of one pass: threads born meanwhile, or a cpuset that moved, need another look.
+
+A sandbox with more than MAX_THREADS gets one: the daemon is there for the others too.
+"""
+
+_AGAIN: Final = frozenset({Outcome.CLIPPED, Outcome.REFUSED})
+
+
+class Memory(Protocol):
+    """What passes need to remember beyond a restart; the registry is one."""
+
+    def pairs(self, sandbox_id: str) -> dict[ThreadKey, int]:
+        """Return the pCPU of each paired vCPU thread."""
+
+    def first_seen(self, sandbox_id: str) -> dict[ThreadRole, CpuSet]:
+        """Return the affinity of each role before the first pin; empty when never pinned."""
+
+    def keep(
+        self,
+        sandbox_id: str,
+        *,
+        pairs: Mapping[ThreadKey, int],
+        first_seen: Mapping[ThreadRole, CpuSet],
+    ) -> None:
+        """Remember both, before any affinity is set."""
+
+
+@dataclass
+class Held:
+    """What is held of one sandbox between passes; all of it can be found anew."""
+
+    roles: RoleCache = field(default_factory=RoleCache)
+    vmm: Vmm | None = None
+    problem: str = ""
+    qmp: QmpAnswers | None = None
+    asked: frozenset[ThreadKey] = frozenset()
+    report: Report | None = None
+    checked_at: float = 0.0
+    foreign: ForeignWatch = field(default_factory=ForeignWatch)
+    kata: KataPins = NO_PINS
+    written: CpuSet = EMPTY
+    """The written cpuset of the sandbox's cgroup, where a pass needed it."""
+
+    @property
+    def unsure(self) -> bool:
+        """Whether a thread may turn out to be a vCPU in a moment; no event tells when."""
+        return self.vmm is not None and self.roles.unsure(
+            self.vmm.guest.boot, self.vmm.guest.maximum
+        )
+
+    @property
+    def processes(self) -> frozenset[int]:
+        """The pids whose threads the last pass looked at."""
+        return frozenset(t.key.tgid for t in self.report.threads) if self.report else frozenset()
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Runs passes; every collaborator is given, nothing is global.
+
+    `_index` is the process table that `_host` gives to the vmm package. `_allot` says what our own
+    allocator gave to containers.
+    """
+
+    _root: HostRoot
+    _node: NodeWatch
+    _memory: Memory
+    _index: ProcessIndex
+    _host: HostFacts
+    _finder: VmmFinder
+    _kata: KataPaths
+    _kata_pins: KataPinsReader
+    _allot: Callable[[Sequence[Container]], Allotment] = nothing_allotted
+
+    def node(self) -> Node:
+        """Return the node's facts as of now."""
+        return self._node.current()
+
+    def forget(self, sandbox_id: str) -> None:
+        """Drop what is remembered of a sandbox that is over."""
+        self._kata_pins.forget(sandbox_id)
+
+    def runs_without_vmm(self, containers: Iterable[Container]) -> bool:
+        """Whether the hooks' pids show that another runtime than Kata runs these containers.
+
+        Kata's hooks tell the VMM's pid or a thread of its shim (facts of both runtimes); those of
+        runc and crun the container's first process. False where the pids are gone: not known.
+        """
+        hints = {one.pid_hint for one in containers if one.pid_hint}
+        answers = [self._finder.is_kata(pid) for pid in hints]
+        return bool(answers) and all(answer is False for answer in answers)
+
+    def is_claimed(self, sandbox_id: str, containers: Iterable[Container]) -> bool:
+        """Whether a process says that it is the sandbox's VMM, although it is not accepted."""
+        hints = [one.pid_hint for one in containers if one.pid_hint]
+        return self._finder.is_claimed(sandbox_id, hints)
+
+    def believed(self, containers: Sequence[Container], held: Held) -> tuple[Container, ...]:
+        """Return the containers with the cpusets that passes go by."""
+        kubelet = self._node.kubelet
+        return precedence.settled(containers, kubelet=kubelet, written=held.written)
+
+    def find(self, sandbox_id: str, containers: Sequence[Container], held: Held) -> Vmm | None:
+        """Return the sandbox's VMM as of now; sets nothing."""
+        self._index.refresh()
+        vmm, _ = self._find(sandbox_id, containers, held)
+        return vmm
+
+    def run(
+        self,
+        sandbox_id: str,
+        containers: Sequence[Container],
+        held: Held,
+        *,
+        act: bool,
+        release: bool = False,
+    ) -> Report:
+        """Look at one sandbox, and set what differs if `act`; return what was found and done.
+
+        `release` gives every pin back instead (DESIGN D18). Threads that exit meanwhile are left
+        out; a VMM that is not found is a report without threads, `held.problem` says why.
+        """
+        started = time.perf_counter_ns()
+        self._index.refresh()
+        held.vmm, held.problem = self._find(sandbox_id, containers, held)
+        held.written = self._written(sandbox_id, containers, held)
+        containers = self.believed(containers, held)
+        node, allotment = self._node.current(), nothing_allotted(containers)
+        if release:
+            node, allotment = replace(node, kubelet=None), Allotment()
+        elif held.vmm is not None:  # containers of other runtimes come here too
+            allotment = self._allot(containers)
+        sandbox = Sandbox(sandbox_id, allotment.containers, held.vmm)
+        try:
+            report = self._look_and_act(sandbox, node, allotment, held, act=act)
+        except TaskGone as gone:
+            held.vmm, held.problem = None, f"the VMM exited during the pass ({gone})"
+            report = Report(sandbox_id=sandbox_id)
+        report = replace(report, duration_ns=time.perf_counter_ns() - started)
+        held.report, held.checked_at = report, time.monotonic()
+        return report
+
+    def _find(
+        self, sandbox_id: str, containers: Sequence[Container], held: Held
+    ) -> tuple[Vmm | None, str]:
+        """Return the VMM, the known one while it lives, or why there is none."""
+        if held.vmm is not None and is_alive(self._root, held.vmm.process):
+            process = self._index.get(held.vmm.process.pid)
+            if process is None or process.ppid == held.vmm.parent:
+                return held.vmm, ""
+            # its shim has died: look again, now as an orphan
+        hints = [c.pid_hint for c in containers if c.pid_hint]
+        try:
+            return self._finder.find(sandbox_id, hints), ""
+        except VmmError as error:
+            return None, str(error)
+
+    def _written(self, sandbox_id: str, containers: Sequence[Container], held: Held) -> CpuSet:
+        """Return what was written for the sandbox's cgroup; it is read where nothing better tells.
+
+        That is the cgroup of vCPU threads, known from the pass before, or the VMM's: with version 1
+        Kata moves vCPU threads alone. It has the sandbox's id in its name.
+        """
+        if held.vmm is None or not any(precedence.is_stale(one) for one in containers):
+            return EMPTY
+        threads = held.report.threads if held.report else ()
+        vcpus = [one.key for one in threads if one.role.role is ThreadRole.VCPU]
+        pid = held.vmm.process.pid
+        tgid, tid = (vcpus[0].tgid, vcpus[0].tid) if vcpus else (pid, pid)
+        try:
+            reader = CpusetReader(self._root, self._node.cgroup_mounts)
+            cgroup, cpus = reader.written(tgid, tid)
+        except TaskGone:
+            return EMPTY
+        return cpus if sandbox_id in cgroup else EMPTY
+
+    def _look_and_act(
+        self, sandbox: Sandbox, node: Node, allotment: Allotment, held: Held, *, act: bool
+    ) -> Report:
+        """Observe and apply until two lists of threads are equal and nothing is left to set."""
+        given, pool = allotment.allocated, allotment.pool
+        if sandbox.vmm is None:
+            placement = place(sandbox, (), node, allocated=given, pool=pool)
+            return Report(sandbox_id=sandbox.id, placement=placement)
+        look = self._observe(sandbox, sandbox.vmm, node, allotment, held)
+        known = {t.key for t in held.report.threads} if held.report else None
+        foreign = held.foreign.left_alone(time.monotonic())
+        returned = dict.fromkeys(foreign, FOREIGN_AFTER)
+        drifts = find_drift(look.placement, look.threads, known=known, returned=returned)
+        results: dict[ThreadKey, ActionResult] = {}
+        rounds = 1
+        while act and (actions := look.plan(foreign)):
+            self._remember(look)
+            done = apply_all(self._root, actions)
+            results |= {one.action.key: one for one in done}
+            look.threads = _after(look.threads, done)
+            settled = not any(one.outcome in _AGAIN for one in done)
+            last = rounds == MAX_ROUNDS or len(look.threads) > MAX_THREADS
+            if last or (settled and self._same_threads(look.threads, sandbox.vmm)):
+                break
+            rounds += 1
+            look = self._observe(sandbox, sandbox.vmm, node, allotment, held)
+        if act and look.released:
+            self._memory.keep(sandbox.id, pairs={}, first_seen={})
+        alive = {t.key for t in look.threads}
+        held.roles.keep_only(alive)
+        held.foreign.keep_only(alive)
+        return Report(
+            sandbox_id=sandbox.id,
+            threads=tuple(look.threads),
+            placement=look.placement,
+            drifts=drifts,
+            results=tuple(results.values()),
+            notes=tuple(_notes(results.values(), foreign, held.foreign.writer())),
+            rounds=rounds,
+        )
+
+    def _observe(
+        self, sandbox: Sandbox, vmm: Vmm, node: Node, allotment: Allotment, held: Held
+    ) -> _Look:
+        """Look at the threads and decide where they should be."""
+        threads = self._threads(sandbox.id, vmm, held)
+        pairs = self._memory.pairs(sandbox.id)
+        first_seen = self._memory.first_seen(sandbox.id)
+        held.kata = self._kata_pins.of(sandbox.id, sandbox.containers, vmm)
+        placement = place(
+            sandbox,
+            threads,
+            node,
+            kept=pairs,
+            first_seen=first_seen,
+            allocated=allotment.allocated,
+            pool=allotment.pool,
+            kata=held.kata,
+        )
+        return _Look(threads, placement, pairs, first_seen)
+
+    def _remember(self, look: _Look) -> None:
+        """Journal before pinning: the new pairs, and the masks that a release gives back."""
+        pairs = pairs_of(look.placement)
+        if look.first_seen and pairs == look.pairs:
+            return
+        free = self._node.current().release_mask
+        first_seen = look.first_seen or _first_masks(look.threads, free)
+        self._memory.keep(look.placement.sandbox_id, pairs=pairs, first_seen=first_seen)
+
+    def _threads(self, sandbox_id: str, vmm: Vmm, held: Held) -> list[Thread]:
+        """Return every thread that works for the sandbox, with its role; raises TaskGone."""
+        cpusets = CpusetReader(self._root, self._node.cgroup_mounts)
+        tasks = read_tasks(self._root, vmm.process.pid, cpusets)
+        roles = identify(self._host, vmm, tasks, held.roles, held.qmp)
+        threads = [Thread(task, roles[task.key]) for task in tasks if task.key in roles]
+        for helper in find_helpers(self._host, vmm, sandbox_id, paths=self._kata):
+            role = Role(helper.role, helper.source)
+            try:
+                helpers = read_tasks(self._root, helper.process.pid, cpusets)
+            except TaskGone:
+                continue
+            if is_alive(self._root, helper.process):
+                threads += [Thread(task, role) for task in helpers]
+        return threads
+
+    def _same_threads(self, threads: Sequence[Thread], vmm: Vmm) -> bool:
+        """Whether no process has a thread that this round did not see; raises TaskGone for the VMM.
+
+        Threads born while masks were set inherited what their creator had at that moment. A helper
+        that is gone has no new threads, and says nothing about the VMM.
+        """
+        seen: dict[int, set[int]] = {vmm.process.pid: set()}
+        for thread in threads:
+            seen.setdefault(thread.key.tgid, set()).add(thread.key.tid)
+        return all(self._tids(tgid, vmm) <= tids for tgid, tids in seen.items())
+
+    def _tids(self, tgid: int, vmm: Vmm) -> set[int]:
+        try:
+            return set(list_tids(self._root, tgid))
+        except TaskGone:
+            if tgid == vmm.process.pid:
+                raise
+            return set()
+
+
+@dataclass
+class _Look:
+    """What one round saw and decided; `pairs` and `first_seen` are what was remembered."""
+
+    threads: list[Thread]
+    placement: Placement
+    pairs: Mapping[ThreadKey, int]
+    first_seen: Mapping[ThreadRole, CpuSet]
+
+    def plan(self, foreign: Collection[ThreadKey]) -> tuple[Action, ...]:
+        """Return what is to be set; nothing without a mask where we never set any."""
+        if self.released:
+            return undo(self.placement, self.threads, foreign=foreign)
+        if self.placement.mask.mask is None:
+            return ()
+        return make_plan(self.placement, self.threads, foreign=foreign)
+
+    @property
+    def released(self) -> bool:
+        """Whether pins that were ours are given back."""
+        return self.placement.mask.mask is None and bool(self.first_seen)
+
+
+def _first_masks(threads: Iterable[Thread], free: CpuSet) -> dict[ThreadRole, CpuSet]:
+    """Return each role's affinity before the first pin: all of them where threads differ.
+
+    They may be pinned one by one already, by Kata or by a daemon whose registry was lost: one
+    thread's affinity would later put all of them on one CPU. A thread that may use the whole cpuset
+    of its cgroup has no affinity of its own, so `free` is added: cpusets grow.
+    """
+    masks: dict[ThreadRole, CpuSet] = {}
+    for thread in threads:
+        role, task = thread.role.role, thread.task
+        own = free if task.cpuset and task.cpuset <= task.affinity else EMPTY
+        masks[role] = masks.get(role, EMPTY) | task.affinity | own
+    return masks
+
+
+def _after(threads: Iterable[Thread], done: Iterable[ActionResult]) -> list[Thread]:
+    """Return the threads as they are after the actions; those that are gone are left out."""
+    by_key = {one.action.key: one for one in done}
+    after: list[Thread] = []
+    for thread in threads:
+        result = by_key.get(thread.key)
+        if result is not None and result.outcome in {Outcome.GONE, Outcome.REUSED}:
+            continue
+        if result is not None and result.after is not None:
+            after.append(Thread(thread.task.with_affinity(result.after), thread.role))
+        else:
+            after.append(thread)
+    return after
+
+
+def _notes(
+    results: Iterable[ActionResult], foreign: Collection[ThreadKey], writer: OtherWriter | None
+) -> Iterator[Note]:
+    """Say what the kernel did not let us do, one line a kind."""
+    outcomes = [one.outcome for one in results]
+    for outcome, text in _SAID.items():
+        count = outcomes.count(outcome)
+        if count:
+            yield Note(f"affinity-{outcome.value}", f"{count} threads: {text}", NoteLevel.WARNING)
+    if foreign and writer is not None:
+        text = (
+            f"{len(foreign)} threads are moved again and again by another writer, seen"
+            f" {writer.seen} times; left alone for now"
+        )
+        yield Note("foreign-writer", text, NoteLevel.WARNING)
+
+
+_SAID: Final = {
+    Outcome.REFUSED: "no CPU of the mask is in the cgroup's cpuset (EINVAL)",
+    Outcome.DENIED: "not permitted; the daemon needs CAP_SYS_NICE (EPERM)",
+    Outcome.CLIPPED: "the kernel applies other CPUs than asked; the cpuset is changing",
+    Outcome.FIXED: "kernel threads that nobody may move",
+}

@@ -1,0 +1,157 @@
+"""Whether Kata pins a sandbox's vCPUs too, and what says so (DESIGN D13).
+
+The first that answers: what Kata keeps of the sandbox (persist.json, state.json: its own result of
+all below), the annotation, the configuration file. Facts, read in Kata's sources:
+
+- Go reads `io.katacontainers.enable_vcpus_pinning` (pkg/oci/utils.go), runtime-rs
+  `io.katacontainers.config.runtime.enable_vcpus_pinning` (kata-types, annotations).
+- `enable_annotations` of a configuration rules over `io.katacontainers.config.hypervisor.*` alone,
+  in both runtimes; neither key is one of those, so both always count. What does decide is whether
+  containerd or CRI-O hand the pod's annotations on, and that shows in config.json. So a config.json
+  that can be read and lacks the key is an answer; only without it the pod's own count.
+- A configuration is a sandbox's when it allows its VMM's executable, or is the one that
+  `io.katacontainers.config_path` names. Several that disagree say nothing.
+
+Lifetime: the daemon's. Out of scope: what follows from it (policy/placement/writers.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Final, TypeVar
+
+from kata_pin.errors import KataPinError
+from kata_pin.host.root import HostRoot
+from kata_pin.model.sandbox import Container, Vmm
+from kata_pin.policy.placement.writers import KataPinning, KataPins
+from kata_pin.sources.bundles import BundleReader
+from kata_pin.sources.kata_config import KataConfigFile
+from kata_pin.vmm.state_files import KataPaths, persisted_pinning, state_stamp
+from kata_pin.wire.annotations import KATA_CONFIG, KATA_PINNING
+from kata_pin.wire.oci import parse_config
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_REMEMBERED: Final = 4096
+"""Sandboxes whose answers are kept; more than a node has."""
+
+Answer = tuple[bool, str]
+"""Whether Kata's pinning is on, and what says so."""
+
+_FLAGS: Final = {
+    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
+}
+
+_NOTHING_SAYS: Final[Answer] = (False, "")
+
+
+class KataPinsReader:
+    """Answers for one sandbox at a time; what never changes is read once."""
+
+    def __init__(
+        self,
+        root: HostRoot,
+        paths: KataPaths,
+        bundles: BundleReader,
+        files: Sequence[KataConfigFile],
+    ) -> None:
+        """`files` are Kata's configurations as they were when the daemon started."""
+        self._root = root
+        self._paths = paths
+        self._bundles = bundles
+        self._files = files
+        self._annotated: dict[str, Mapping[str, str]] = {}
+        self._told: dict[str, Mapping[str, str]] = {}
+        self._last: dict[str, Answer] = {}
+
+    def of(self, sandbox_id: str, containers: Iterable[Container], vmm: Vmm) -> KataPins:
+        """Return what Kata does with the sandbox's vCPUs: by NUMA where it bound guest memory."""
+        on, evidence = self._answer(sandbox_id, containers, vmm)
+        if not on:
+            return KataPins(KataPinning.OFF, evidence)
+        pinning = KataPinning.NUMA if vmm.guest.host_nodes else KataPinning.COUNT
+        return KataPins(pinning, evidence)
+
+    def tell(self, sandbox_id: str, annotations: Mapping[str, str]) -> None:
+        """Take a pod's annotations as NRI tells them."""
+        ours = _ours(annotations)
+        if ours:
+            _remember(self._told, sandbox_id, ours)
+
+    def forget(self, sandbox_id: str) -> None:
+        """Drop what was kept of a sandbox that is over."""
+        for kept in (self._annotated, self._told, self._last):
+            kept.pop(sandbox_id, None)
+
+    def _answer(self, sandbox_id: str, containers: Iterable[Container], vmm: Vmm) -> Answer:
+        persisted = persisted_pinning(self._root, self._paths, sandbox_id)
+        if persisted is not None:
+            _remember(self._last, sandbox_id, persisted)
+            return persisted
+        if sandbox_id in self._last and any(state_stamp(self._root, self._paths, sandbox_id)):
+            return self._last[sandbox_id]  # it is being written: what it said before holds
+        annotations, place = self._annotations(sandbox_id, containers)
+        for key in KATA_PINNING:
+            value = _flag(annotations.get(key))
+            if value is not None:
+                return value, f"annotation {key} in {place}"
+        return self._configured(annotations.get(KATA_CONFIG, ""), vmm)
+
+    def _annotations(
+        self, sandbox_id: str, containers: Iterable[Container]
+    ) -> tuple[Mapping[str, str], str]:
+        """Return the annotations that the sandbox was made with, and where they stand."""
+        if sandbox_id in self._annotated:
+            return self._annotated[sandbox_id], "config.json"
+        for container in containers:
+            if container.id == sandbox_id and container.bundle:
+                try:
+                    config = parse_config(self._bundles.read_config(container.bundle))
+                except KataPinError as error:
+                    log.debug("sandbox %s: %s", sandbox_id, error)
+                    continue
+                _remember(self._annotated, sandbox_id, _ours(config.annotations))
+                return config.annotations, "config.json"
+        return self._told.get(sandbox_id, {}), "the pod"
+
+    def _configured(self, named: str, vmm: Vmm) -> Answer:
+        """Return what Kata's configuration says of sandboxes with this VMM."""
+        found = {
+            file.path: config.vcpu_pinning
+            for file in self._files
+            for config in file.configs
+            if _is_meant(file, config.binaries, named, vmm)
+        }
+        if not any(found.values()):
+            return _NOTHING_SAYS
+        if not all(found.values()):
+            return False, f"{len(found)} configurations of Kata that disagree"
+        return True, ", ".join(found)
+
+
+def _ours(annotations: Mapping[str, str]) -> Mapping[str, str]:
+    """Return those that matter here; the others may be long, and are not kept."""
+    return {key: annotations[key] for key in (*KATA_PINNING, KATA_CONFIG) if key in annotations}
+
+
+def _is_meant(file: KataConfigFile, binaries: Iterable[str], named: str, vmm: Vmm) -> bool:
+    if named.startswith("/"):
+        return file.path == os.path.realpath(named)
+    return any(fnmatchcase(vmm.exe, pattern) for pattern in binaries)
+
+
+def _flag(text: str | None) -> bool | None:
+    """Return what Go's strconv.ParseBool takes; Kata refuses a sandbox with anything else."""
+    return _FLAGS.get(text or "")
+
+
+def _remember(kept: dict[str, T], sandbox_id: str, value: T) -> None:
+    if len(kept) >= MAX_REMEMBERED and sandbox_id not in kept:
+        del kept[next(iter(kept))]
+    kept[sandbox_id] = value

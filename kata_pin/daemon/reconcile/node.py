@@ -1,0 +1,118 @@
+"""The node's facts as each pass needs them, read again only where they may have changed.
+
+Topology follows the online and the isolated CPUs (cheap reads), the kubelet's checkpoint its file's
+stamp. Lives as long as the daemon. Out of scope: following changes by events (file_events.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from kata_pin.config.tree import Config
+from kata_pin.errors import HostError, KataPinError
+from kata_pin.host.cpuset import CgroupMount, cgroup_mounts
+from kata_pin.host.process import init_affinity
+from kata_pin.host.root import HostRoot
+from kata_pin.host.topology import isolated, online, read_topology
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.node import KubeletState, Node
+from kata_pin.model.placement import Note, NoteLevel
+from kata_pin.model.topology import HostTopology
+from kata_pin.sources.kubelet import read_kubelet
+
+log = logging.getLogger(__name__)
+
+
+class NodeWatch:
+    """Gives the current Node; `notes` says what could not be read."""
+
+    def __init__(self, root: HostRoot, config: Config, *, live_threads: bool) -> None:
+        """`live_threads`: whether new threads are reported as they are born (DESIGN D11)."""
+        self.config = config
+        self.live_threads = live_threads
+        self._root = root
+        self._topology: HostTopology | None = None
+        self._kubelet: KubeletState | None = None
+        self._kubelet_stamp: tuple[int, int, int] | None = None
+        self._kubelet_problem = ""
+        self._seen: tuple[CpuSet, CpuSet, KubeletState | None] | None = None
+        self._cgroup_mounts: tuple[CgroupMount, ...] | None = None
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What the operator should know about the node."""
+        if not self._kubelet_problem:
+            return ()
+        return (Note("kubelet-checkpoint", self._kubelet_problem, NoteLevel.WARNING),)
+
+    def current(self) -> Node:
+        """Return the node as it is now; raises HostError when sysfs cannot be read at all."""
+        topology = self._current_topology()
+        return Node(
+            topology=topology,
+            settings=self.config.placement,
+            kubelet=self._current_kubelet(),
+            release_mask=self._release_mask(topology),
+            live_threads=self.live_threads,
+        )
+
+    @property
+    def cgroup_mounts(self) -> tuple[CgroupMount, ...]:
+        """Where cgroups are mounted, read anew after each `changed`.
+
+        A node with 250 pods has thousands of mounts, and those of cgroups stay.
+        """
+        if self._cgroup_mounts is None:
+            self._cgroup_mounts = cgroup_mounts(self._root)
+        return self._cgroup_mounts
+
+    @property
+    def kubelet(self) -> KubeletState | None:
+        """The kubelet's assignments as of now; the last good ones while its file is damaged."""
+        return self._current_kubelet()
+
+    def changed(self) -> bool:
+        """Whether online or isolated CPUs or the kubelet's state changed since the last call."""
+        self._cgroup_mounts = None
+        before = self._seen
+        topology = self._current_topology()
+        self._seen = (topology.online, topology.isolated, self._current_kubelet())
+        return before is not None and before != self._seen
+
+    def _current_topology(self) -> HostTopology:
+        now = (online(self._root), isolated(self._root))
+        known = self._topology
+        if known is None or (known.online, known.isolated) != now:
+            known = self._topology = read_topology(self._root)
+        return known
+
+    def _release_mask(self, topology: HostTopology) -> CpuSet:
+        """Return pid 1's affinity, else all online CPUs (DESIGN D18)."""
+        try:
+            return init_affinity(self._root) & topology.online or topology.online
+        except HostError:
+            return topology.online
+
+    def _current_kubelet(self) -> KubeletState | None:
+        path = self.config.paths.kubelet_state
+        try:
+            status = os.stat(path)
+            stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
+        except OSError:
+            self._kubelet, self._kubelet_stamp, self._kubelet_problem = None, None, ""
+            return None
+        if stamp != self._kubelet_stamp:
+            self._kubelet_stamp = stamp
+            self._read_kubelet(path)
+        return self._kubelet
+
+    def _read_kubelet(self, path: str) -> None:
+        """Read the checkpoint; one that is damaged keeps the last good one in force."""
+        try:
+            self._kubelet = read_kubelet(path)
+            self._kubelet_problem = ""
+        except KataPinError as error:
+            kept = "what it said before holds" if self._kubelet else "nothing is known of it"
+            self._kubelet_problem = f"{error}; {kept}"
+            log.warning("kubelet checkpoint not used: %s", error)

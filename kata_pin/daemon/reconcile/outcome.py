@@ -1,0 +1,110 @@
+"""How a sandbox and its threads stand, in the words that documents, history and metrics share.
+
+And what a pass came to (Passed), for those who keep account of passes. Pure, nothing is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from kata_pin.daemon.reconcile.supervisor import Cause
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.placement import Desired, Outcome, Report
+from kata_pin.model.sandbox import Sandbox
+from kata_pin.model.thread import Thread
+
+NO_VMM: Final = "no-vmm"
+RELEASED: Final = "released"
+GONE: Final = "gone"
+"""The state of a sandbox that is over; only the history knows it."""
+
+_MOVED: Final = frozenset({Outcome.DONE, Outcome.CLIPPED})
+
+
+@dataclass(frozen=True)
+class Passed:
+    """One pass over one sandbox, and why it ran. `state` is the sandbox's after it."""
+
+    sandbox_id: str
+    pod: str
+    state: str
+    report: Report
+    cause: Cause
+
+    @property
+    def mask(self) -> CpuSet | None:
+        """The sandbox mask, None without one."""
+        placement = self.report.placement
+        return None if placement is None else placement.mask.mask
+
+    @property
+    def moved(self) -> int:
+        """How many threads have another affinity than before."""
+        return sum(
+            one.outcome in _MOVED and one.after != one.action.before for one in self.report.results
+        )
+
+
+class Observer(Protocol):
+    """Who keeps account of passes; called in the event loop, so it must be quick and never fail."""
+
+    def passed(self, passed: Passed) -> None:
+        """Take a pass after which the sandbox goes on."""
+
+    def ended(self, passed: Passed) -> None:
+        """Take a pass that found the sandbox to be over."""
+
+    def failed(self, operation: str, error: Exception) -> None:
+        """Take a pass that broke off; `operation` says so."""
+
+
+def thread_state(
+    thread: Thread, desired: Desired | None, *, released: bool, foreign: Collection[int] = ()
+) -> str:
+    """Return `left`, `released`, `drift` or `ok`; `foreign` are tids that another writer moves."""
+    if desired is None:
+        return "left"
+    if released:
+        return RELEASED
+    if thread.task.affinity != desired.applied or thread.key.tid in foreign:
+        return "drift"
+    return RELEASED if desired.release else "ok"
+
+
+def thread_states(report: Report, *, released: bool) -> Iterator[tuple[Thread, str]]:
+    """Yield a report's threads with their states."""
+    desired = report.placement.desired if report.placement is not None else {}
+    for thread in report.threads:
+        yield thread, thread_state(thread, desired.get(thread.key), released=released)
+
+
+def stands(sandbox: Sandbox, report: Report, cause: Cause, *, released: bool) -> Passed:
+    """Return what a pass over a sandbox came to."""
+    placement = report.placement
+    state = sandbox_state(
+        (word for _, word in thread_states(report, released=released)),
+        vmm=sandbox.vmm is not None,
+        mask=placement.mask.mask if placement is not None else None,
+        released=released,
+    )
+    return Passed(sandbox.id, sandbox.pod, state, report, cause)
+
+
+def sandbox_state(
+    threads: Iterable[str], *, vmm: bool, mask: CpuSet | None, released: bool, shared: bool = False
+) -> str:
+    """Return a sandbox's state by those of its threads; `shared`: others claim its exclusive pCPUs.
+
+    The words are those of the state document (docs/json.md).
+    """
+    if released:
+        return RELEASED
+    if not vmm:
+        return NO_VMM
+    if shared:
+        return "conflict"
+    if mask is None:
+        return "unpinned"
+    return "drift" if "drift" in threads else "ok"

@@ -1,0 +1,223 @@
+"""The daemon's work once, without a daemon (DESIGN D19): what commands fall back to.
+
+Reading functions work on a copy of the registry in memory, take the spool in without removing it,
+and set nothing. `pin` and `unpin` use the registry's file itself, so that what they did is known to
+a daemon that starts later; the runtime directory's lock keeps the two apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+
+from kata_pin.config.tree import Config
+from kata_pin.daemon.allocation.delivery import Delivery
+from kata_pin.daemon.allocation.undo import kept
+from kata_pin.daemon.guests.kernel import kernel_facts
+from kata_pin.daemon.guests.manager import give_back
+from kata_pin.daemon.guests.status import GuestView, look_at_guest
+from kata_pin.daemon.intake.records import Intake
+from kata_pin.daemon.reconcile.engine import Held
+from kata_pin.daemon.reconcile.outcome import stands
+from kata_pin.daemon.reconcile.supervisor import Cause
+from kata_pin.daemon.reconcile.writer_status import writers_of
+from kata_pin.daemon.service.compose import Parts, boot_id, compose
+from kata_pin.daemon.service.lock import locked
+from kata_pin.daemon.status.allocation import allocation_document
+from kata_pin.daemon.status.documents import (
+    Json,
+    SandboxFacts,
+    applied_document,
+    explanation_document,
+    state_document,
+)
+from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.history import History, history_document
+from kata_pin.errors import DaemonError, ParseError
+from kata_pin.host.root import HOST
+from kata_pin.model.placement import Report
+from kata_pin.model.sandbox import Sandbox
+from kata_pin.policy.explain.guest import guest_lines
+from kata_pin.policy.explain.sandbox import explain as explain_lines
+from kata_pin.sources.bundles import BundleReader
+from kata_pin.sources.spool import Spool
+
+
+def state(config: Config) -> Json:
+    """Return the state document as of now; sets nothing. Raises KataPinError."""
+    with _reading(config) as parts:
+        return state_document(
+            node=parts.node.current(),
+            mode=config.mode.value,
+            daemon={"running": False, "reason": "looked without a daemon"},
+            sandboxes=list(_look(parts, act=False)),
+            notes=parts.node.notes,
+            allocation=allocation_document(parts.allocator),
+        )
+
+
+def explain(config: Config, sandbox_id: str) -> Json:
+    """Return the `explain` document of one sandbox; raises DaemonError when there is none."""
+    with _reading(config) as parts:
+        for facts in _look(parts, _chosen(parts, sandbox_id), act=False):
+            report = facts.report
+            if report is not None and report.placement is not None:
+                node = parts.node.current()
+                view = facts.guest
+                told = guest_lines(facts.sandbox, view.look.map, view.look.cpusets) if view else ()
+                lines = explain_lines(
+                    facts.sandbox,
+                    report.threads,
+                    report.placement,
+                    node,
+                    guest=list(told),
+                    now_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+                )
+                return explanation_document(sandbox_id, lines)
+    raise DaemonError(f"no sandbox {sandbox_id!r}", hint="kata-pin show lists them")
+
+
+def history(config: Config, name: str, *, since_s: int | None, limit: int) -> Json:
+    """Return the `history` document as the registry's file has it; raises KataPinError."""
+    with contextlib.closing(_copy(config)) as registry:
+        found = History(registry, lambda: config.history)
+        return history_document(found.changes(name, since_s=since_s, limit=limit))
+
+
+def pin(config: Config, sandbox_id: str | None) -> Json:
+    """Set the pins of one sandbox, or of all, once; return the `pin` document."""
+    with _writing(config) as parts:
+        chosen = _chosen(parts, sandbox_id)
+        parts.registry.set_released(chosen, released=False)
+        return applied_document("pin", list(_act(config, parts, "pin", chosen)))
+
+
+def unpin(config: Config, sandbox_id: str | None) -> Json:
+    """Give the pins of one sandbox, or of all, back; return the `unpin` document."""
+    with _writing(config) as parts:
+        chosen = _chosen(parts, sandbox_id)
+        parts.registry.set_released(chosen, released=True)
+        return applied_document("unpin", _undo(config, parts, "unpin", chosen))
+
+
+def release_all(config: Config) -> Json:
+    """Give every pin back: what uninstall does where no daemon runs.
+
+    Unlike unpin this is not remembered: a daemon that is installed again pins again.
+    """
+    with _writing(config) as parts:
+        document = applied_document("unpin", _undo(config, parts, "release"))
+        return document | {"cpusets_kept": kept(parts.allocator, Delivery(), parts.registry)}
+
+
+@contextlib.contextmanager
+def _reading(config: Config) -> Iterator[Parts]:
+    with contextlib.closing(_copy(config)) as registry:
+        yield _gathered(config, registry)
+
+
+def _copy(config: Config) -> Registry:
+    path = os.path.join(config.runtime_dir, "registry.db")
+    return Registry.copy_of(path, boot_id=boot_id(HOST))
+
+
+@contextlib.contextmanager
+def _writing(config: Config) -> Iterator[Parts]:
+    os.makedirs(config.runtime_dir, mode=0o750, exist_ok=True)
+    with locked(config.runtime_dir):
+        path = os.path.join(config.runtime_dir, "registry.db")
+        registry = Registry(path, boot_id=boot_id(HOST))
+        try:
+            registry.set_live_threads(live=False)  # nobody will be there when a thread is born
+            yield _gathered(config, registry)
+        finally:
+            registry.close()
+
+
+def _gathered(config: Config, registry: Registry) -> Parts:
+    """Return the parts with everything recorded that can be known without hooks."""
+    parts = compose(config, registry)
+    intake = Intake(registry, BundleReader(config.paths.bundle_roots))
+    for entry in Spool(os.path.join(config.runtime_dir, "spool")).peek():
+        with contextlib.suppress(ParseError):
+            intake.take(entry.message, spooled=True)
+    parts.index.refresh()
+    parts.adopt_all()
+    return parts
+
+
+def _chosen(parts: Parts, sandbox_id: str | None) -> list[str]:
+    known = _known(parts)
+    if sandbox_id is None:
+        return known
+    if sandbox_id not in known:
+        raise DaemonError(f"no sandbox {sandbox_id!r}", hint="kata-pin show lists them")
+    return [sandbox_id]
+
+
+def _known(parts: Parts) -> list[str]:
+    return sorted({*parts.registry.sandboxes(), *parts.finder.sandboxes()})
+
+
+def _undo(
+    config: Config, parts: Parts, verb: str, ids: Iterable[str] | None = None
+) -> list[SandboxFacts]:
+    """Give pins back, then the guests' CPUs to all of their containers."""
+    done = list(_act(config, parts, verb, ids, release=True))
+    passes = [(one.sandbox, one.report) for one in done if one.report is not None]
+    asyncio.run(give_back(parts, config.guest, passes))
+    return done
+
+
+def _act(
+    config: Config,
+    parts: Parts,
+    verb: str,
+    ids: Iterable[str] | None = None,
+    *,
+    release: bool = False,
+) -> Iterator[SandboxFacts]:
+    """Run a pass that sets pins over each sandbox, and tell the history of it."""
+    history = History(parts.registry, lambda: config.history)
+    cause = Cause((f"{verb}, without a daemon",), time.monotonic())
+    for facts in _look(parts, ids, act=True, release=release):
+        if facts.report is not None:
+            history.passed(stands(facts.sandbox, facts.report, cause, released=facts.released))
+        yield facts
+
+
+def _guest(parts: Parts, sandbox: Sandbox, report: Report) -> GuestView | None:
+    """Return the map of a sandbox; nobody asks the guest without a daemon."""
+    if sandbox.vmm is None:
+        return None
+    facts = kernel_facts(parts.root, sandbox.vmm)
+    inferred = parts.node.config.guest.act_on_inferred
+    look = look_at_guest(sandbox, report, parts.node.current(), facts, inferred=inferred)
+    return GuestView(look, detail="no daemon runs, which would ask it") if look else None
+
+
+def _look(
+    parts: Parts, ids: Iterable[str] | None = None, *, act: bool, release: bool = False
+) -> Iterator[SandboxFacts]:
+    """Run a pass over each sandbox; those of other runtimes, without a VMM, are left out."""
+    released = parts.registry.released()
+    for sandbox_id in _known(parts) if ids is None else ids:
+        held = Held()
+        containers = parts.registry.containers(sandbox_id)
+        may_act = act and (release or sandbox_id not in released)
+        report = parts.engine.run(sandbox_id, containers, held, act=may_act, release=release)
+        if held.vmm is None and parts.engine.runs_without_vmm(containers):
+            continue
+        sandbox = Sandbox(sandbox_id, parts.engine.believed(containers, held), held.vmm)
+        yield SandboxFacts(
+            sandbox=sandbox,
+            report=report,
+            guest=_guest(parts, sandbox, report),
+            checked_s=0.0,
+            problem=held.problem,
+            released=sandbox_id in released,
+            writers=writers_of(held, time.monotonic()),
+        )

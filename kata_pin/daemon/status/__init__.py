@@ -1,0 +1,1 @@
+"""What the daemon reports: documents and metrics."""

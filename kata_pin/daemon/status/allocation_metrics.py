@@ -1,0 +1,67 @@
+"""Metrics of our own allocator; none at all while the configuration wants none.
+
+Names and labels are a contract with dashboards (docs/metrics.md). Labels have few values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from kata_pin.daemon.allocation.allocator import Allocator
+from kata_pin.daemon.allocation.delivery import Delivery
+from kata_pin.daemon.allocation.push import CRI, NRI, Pushing
+from kata_pin.model.alloc import CpuClass, RefusalKind
+
+
+def alloc_metrics(allocator: Allocator, delivery: Delivery, pushing: Pushing) -> Iterator[Metric]:
+    """Yield what there is to say now."""
+    if not allocator.on:
+        return
+    deciding, state = allocator.decides, allocator.state
+    yield GaugeMetricFamily(
+        "kata_pin_alloc_deciding", "Whether kata-pin decides cpusets now.", int(deciding)
+    )
+    cpus = GaugeMetricFamily("kata_pin_alloc_cpus", "pCPUs by pool.", labels=("pool",))
+    for pool in ("exclusive", "shared", "reserved", "housekeeping"):
+        cpus.add_metric((pool,), len(getattr(state, pool)))
+    yield cpus
+    containers = GaugeMetricFamily(
+        "kata_pin_alloc_containers", "Containers by class.", labels=("class",)
+    )
+    found = Counter(grant.cpu_class for grant in allocator.containers())
+    for cpu_class in CpuClass:
+        containers.add_metric((cpu_class.value,), found[cpu_class])
+    yield containers
+    yield GaugeMetricFamily(
+        "kata_pin_alloc_pending",
+        "Containers that do not have their newest cpuset yet.",
+        len(delivery.pending(allocator.effective)),
+    )
+    rivals = GaugeMetricFamily(
+        "kata_pin_alloc_rival_pods",
+        "Pods that show another NRI plugin that sets cpusets, asked before kata-pin or after it.",
+        labels=("asked",),
+    )
+    rivals.add_metric(("before",), allocator.rivals.given)
+    rivals.add_metric(("after",), allocator.rivals.conflicts)
+    yield rivals
+    pushes = CounterMetricFamily(
+        "kata_pin_alloc_pushes",
+        "Cpusets sent between two calls of the runtime.",
+        labels=("way", "outcome"),
+    )
+    for way in (NRI, CRI):
+        pushes.add_metric((way, "done"), pushing.sent[way, True])
+        pushes.add_metric((way, "failed"), pushing.sent[way, False])
+    yield pushes
+    refusals = CounterMetricFamily(
+        "kata_pin_alloc_refusals",
+        "Containers that did not get what they asked for.",
+        labels=("kind",),
+    )
+    for kind in RefusalKind:
+        refusals.add_metric((kind.value,), allocator.news.refusals[kind])
+    yield refusals

@@ -1,0 +1,208 @@
+"""Metrics in Prometheus' text form, made when somebody asks for them.
+
+Names and labels are a contract with dashboards (docs/metrics.md). Labels have few values: no tid,
+no container id, no pod; sandboxes have series of their own only where the setting
+metrics.sandboxes allows some. The registry is our own, so what a library registers in the global
+one is never shown. Out of scope: counting (counters.py), and who is answered (scrape.py).
+
+Lifetime: the daemon's. What a report says of threads is summed up once a report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+
+from kata_pin import __version__
+from kata_pin.daemon.reconcile.counters import NO_ERRNO, Histogram, Tally
+from kata_pin.daemon.reconcile.outcome import thread_states
+from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.store.history import History
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.placement import Report
+
+YIELD_EVERY: Final = 16
+"""Sandboxes between two chances for the event loop to serve a hook."""
+
+MAX_LABEL: Final = 320
+"""Longest label value: a namespace, a slash and a pod's name have at most 317 characters."""
+
+Counted = Counter[tuple[str, str]]
+"""Threads by role and state."""
+
+
+class Metrics:
+    """Makes the text; one at a time."""
+
+    def __init__(
+        self,
+        tally: Tally,
+        sandboxes: Sandboxes,
+        history: History,
+        online: Callable[[], CpuSet],
+        *,
+        overruns: Callable[[], int],
+        single: int,
+        more: Callable[[], Iterable[Metric]] = tuple,
+    ) -> None:
+        """`online` are the node's pCPUs, `overruns` those of file events.
+
+        So many sandboxes at most get series of their own. `more` are the families of others.
+        """
+        self._tally = tally
+        self._sandboxes = sandboxes
+        self._history = history
+        self._online = online
+        self._overruns = overruns
+        self._single = single
+        self._more = more
+        self._known: dict[str, tuple[Report, bool, Counted]] = {}
+        self._turn = asyncio.Lock()
+
+    async def text(self) -> bytes:
+        """Return the exposition; rendered beside the event loop."""
+        async with self._turn:
+            registry = CollectorRegistry(auto_describe=False)
+            registry.register(_Collected(await self._families()))
+            return await asyncio.to_thread(generate_latest, registry)
+
+    async def _families(self) -> list[Metric]:
+        await self._count()
+        families = [*self._node(), *self._deeds(), *self._more()]
+        if self._single:
+            families.append(self._sandbox_threads())
+        return families
+
+    async def _count(self) -> None:
+        """Sum up the threads of sandboxes that have a new report."""
+        known: dict[str, tuple[Report, bool, Counted]] = {}
+        all_released = self._sandboxes.released
+        for number, sandbox_id in enumerate(self._sandboxes.ids, start=1):
+            held = self._sandboxes.held(sandbox_id)
+            if held is not None and held.report is not None:
+                released = sandbox_id in all_released
+                old = self._known.get(sandbox_id)
+                if old is None or old[0] is not held.report or old[1] != released:
+                    old = held.report, released, _counted(held.report, released=released)
+                known[sandbox_id] = old
+            if number % YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+        self._known = known
+
+    def _node(self) -> Iterator[Metric]:
+        """Yield what is now."""
+        yield GaugeMetricFamily(
+            "kata_pin_sandboxes", "Sandboxes that are looked after.", len(self._sandboxes.ids)
+        )
+        threads = GaugeMetricFamily(
+            "kata_pin_threads", "Threads of sandboxes by role and state.", labels=("role", "state")
+        )
+        total: Counted = Counter()
+        claims: Counter[int] = Counter()
+        for report, _, counted in self._known.values():
+            total.update(counted)
+            if report.placement is not None:
+                claims.update(report.placement.mask.exclusive)
+        for labels, count in sorted(total.items()):
+            threads.add_metric(labels, count)
+        yield threads
+        claimed = GaugeMetricFamily(
+            "kata_pin_cpu_claims",
+            "Sandboxes that have a pCPU exclusively; more than 1 is a conflict.",
+            labels=("cpu",),
+        )
+        for cpu in self._online():
+            claimed.add_metric((str(cpu),), claims[cpu])
+        yield claimed
+        yield InfoMetricFamily(
+            "kata_pin_build",
+            "This daemon.",
+            {"version": __version__, "python": platform.python_version()},
+        )
+
+    def _deeds(self) -> Iterator[Metric]:
+        """Yield what was done since the start."""
+        tally = self._tally
+        yield _histogram(
+            "kata_pin_apply_seconds", "Duration of passes that set affinities.", tally.apply
+        )
+        yield _histogram(
+            "kata_pin_hook_seconds",
+            "From a hook's start until it had its last answer.",
+            tally.hooks,
+        )
+        drifts = CounterMetricFamily(
+            "kata_pin_drift", "Threads that passes found off their place.", labels=("reason",)
+        )
+        for reason, count in sorted(tally.drifts.items()):
+            drifts.add_metric((reason,), count)
+        yield drifts
+        errors = CounterMetricFamily(
+            "kata_pin_errors", "Operations that failed.", labels=("op", "errno")
+        )
+        counted = tally.errors + Counter({("history", NO_ERRNO): self._history.failures})
+        for labels, count in sorted(counted.items()):
+            errors.add_metric(labels, count)
+        yield errors
+        yield CounterMetricFamily(
+            "kata_pin_event_overruns",
+            "Times that the kernel dropped events because we were too slow.",
+            tally.overruns + self._overruns(),
+        )
+        if tally.audited_at is not None:
+            yield GaugeMetricFamily(
+                "kata_pin_last_audit_timestamp_seconds",
+                "When the last audit ended, in Unix time.",
+                tally.audited_at,
+            )
+
+    def _sandbox_threads(self) -> Metric:
+        """Return threads by sandbox, of the first so many sandboxes in the order of ids."""
+        family = GaugeMetricFamily(
+            "kata_pin_sandbox_threads",
+            "Threads of single sandboxes by state.",
+            labels=("sandbox", "pod", "state"),
+        )
+        for facts in self._sandboxes.facts(sorted(self._known)[: self._single]):
+            sandbox = facts.sandbox
+            states: Counter[str] = Counter()
+            for (_, state), count in self._known[sandbox.id][2].items():
+                states[state] += count
+            for state, count in sorted(states.items()):
+                labels = sandbox.id[:MAX_LABEL], sandbox.pod[:MAX_LABEL], state
+                family.add_metric(labels, count)
+        return family
+
+
+class _Collected:
+    """What was gathered, as the library's registry takes it."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the families."""
+        return self._families
+
+
+def _counted(report: Report, *, released: bool) -> Counted:
+    return Counter(
+        (thread.role.role.value, state)
+        for thread, state in thread_states(report, released=released)
+    )
+
+
+def _histogram(name: str, about: str, found: Histogram) -> Metric:
+    return HistogramMetricFamily(name, about, list(found.cumulative()), found.sum)

@@ -1,0 +1,1 @@
+"""What survives a restart: one SQLite file, one transaction per event."""

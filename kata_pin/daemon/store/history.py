@@ -1,0 +1,268 @@
+"""The history: what changed of each sandbox, when, why, and how long until its pins stood.
+
+A table of its own in the registry's file, so that it is copied, checked and set aside with it
+(DESIGN D15). A pass that changes nothing writes nothing: a row is a mask or a state that is another
+one than before, or threads that were moved. One transaction a row, before a waiting hook hears
+`pinned`. The number of rows is bounded, the oldest go first; a sandbox that is over keeps its rows
+until then.
+
+Times are CLOCK_BOOTTIME, as the file lives for one boot; documents turn them into wall-clock time.
+Lifetime: as long as its Registry. Out of scope: when passes run, and why (supervisor.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+from datetime import UTC, datetime
+from typing import Final
+
+from kata_pin.config.tree import History as Limits
+from kata_pin.daemon.reconcile.outcome import GONE, NO_VMM, Passed
+from kata_pin.daemon.status.documents import VERSION, Json
+from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.transaction import transaction
+from kata_pin.errors import DaemonError, StateError
+
+log = logging.getLogger(__name__)
+
+MAX_SHOWN: Final = 1000
+"""Most rows that one document holds: some 10 ms of the event loop."""
+
+MAX_SINCE_S: Final = 10 * 365 * 86400
+"""Furthest that somebody may ask back: longer than any boot."""
+
+MAX_REASONS: Final = 8
+"""Reasons of one pass that are kept: a storm of events has few kinds."""
+
+_SEPARATOR: Final = "\n"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One row. `waited_us` is from the first event that asked for the pass until its end."""
+
+    sandbox_id: str
+    pod: str
+    boot_ns: int
+    state: str
+    was_state: str
+    mask: str | None
+    was_mask: str | None
+    threads: int
+    moved: int
+    waited_us: int
+    reasons: str
+
+    def document(self, now_ns: int, now: float) -> Json:
+        """Return the row for people and programs; `now_ns` and `now` are the same moment."""
+        age_s = max(0.0, (now_ns - self.boot_ns) / 1e9)
+        when = datetime.fromtimestamp(now - age_s, tz=UTC)
+        return {
+            "time": when.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "age_s": round(age_s, 3),
+            "sandbox": self.sandbox_id,
+            "pod": self.pod,
+            "state": self.state,
+            "was_state": self.was_state,
+            "mask": self.mask,
+            "was_mask": self.was_mask,
+            "threads": self.threads,
+            "moved": self.moved,
+            "reasons": self.reasons.split(_SEPARATOR) if self.reasons else [],
+            "waited_ms": round(self.waited_us / 1000, 3),
+        }
+
+
+_COLUMNS: Final = tuple(field.name for field in fields(Change))
+_TABLE: Final = """
+CREATE TABLE IF NOT EXISTS history (
+    number INTEGER PRIMARY KEY, sandbox_id TEXT NOT NULL, pod TEXT NOT NULL,
+    boot_ns INTEGER NOT NULL, state TEXT NOT NULL, was_state TEXT NOT NULL, mask TEXT,
+    was_mask TEXT, threads INTEGER NOT NULL, moved INTEGER NOT NULL, waited_us INTEGER NOT NULL,
+    reasons TEXT NOT NULL)"""
+_INDEX: Final = "CREATE INDEX IF NOT EXISTS history_sandbox ON history (sandbox_id, number)"
+_INSERT: Final = (
+    f"INSERT INTO history ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - constants
+)
+_SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM history"  # noqa: S608 - constants
+
+Standing = tuple[str, str | None]
+"""State and mask of a sandbox as of its last row."""
+
+
+class History:
+    """Writes and reads the table; never fails who reports a pass to it."""
+
+    def __init__(self, registry: Registry, limits: Callable[[], Limits]) -> None:
+        """`limits` gives those in force."""
+        self.failures = 0
+        """Rows that could not be written."""
+        self._path = registry.path
+        self._db = registry.database
+        self._limits = limits
+        self._last: dict[str, Standing | None] = {}
+        self._count: int | None = None
+
+    def _counted(self) -> int:
+        """Return the number of rows; makes the table, anew where it is of another form."""
+        if self._count is None:
+            with transaction(self._db):
+                there = [row[1] for row in self._db.execute("PRAGMA table_info(history)")]
+                if there and there != ["number", *_COLUMNS]:
+                    log.warning("registry %s: its history has another form; begun anew", self._path)
+                    self._db.execute("DROP TABLE history")
+                self._db.execute(_TABLE)
+                self._db.execute(_INDEX)
+                self._count = self._db.execute("SELECT count(*) FROM history").fetchone()[0]
+        assert self._count is not None, "it was counted"
+        return self._count
+
+    # ---- writing -------------------------------------------------------------------------
+
+    def passed(self, passed: Passed) -> None:
+        """Write a row if the pass changed something."""
+        mask = None if passed.mask is None else str(passed.mask)
+        now, last, moved = (passed.state, mask), self._standing(passed.sandbox_id), passed.moved
+        if now == last and not moved:
+            return
+        if last is None and passed.state == NO_VMM:  # another runtime's, or its VM is yet to start
+            return
+        self._write(passed, now, threads=len(passed.report.threads), moved=moved)
+
+    def ended(self, passed: Passed) -> None:
+        """Write that a sandbox is over, if it ever had a row, and what its last pass was for."""
+        if self._standing(passed.sandbox_id) is not None:
+            self._write(passed, (GONE, None))
+        self._last.pop(passed.sandbox_id, None)
+
+    def failed(self, operation: str, error: Exception) -> None:
+        """See Observer: what a pass that broke off changed is told by the next one."""
+
+    def _standing(self, sandbox_id: str) -> Standing | None:
+        """Return how a sandbox stood last, None if it has no row or had come to its end."""
+        if sandbox_id not in self._last:
+            row = None
+            try:
+                self._counted()
+                row = self._db.execute(
+                    "SELECT state, mask FROM history WHERE sandbox_id = ?"
+                    " ORDER BY number DESC LIMIT 1",
+                    (sandbox_id,),
+                ).fetchone()
+            except sqlite3.Error as error:
+                self._failed(error)
+            self._last[sandbox_id] = None if row is None or row[0] == GONE else (row[0], row[1])
+        return self._last[sandbox_id]
+
+    def _write(
+        self, passed: Passed, standing: Standing, *, threads: int = 0, moved: int = 0
+    ) -> None:
+        was_state, was_mask = self._last.get(passed.sandbox_id) or ("", None)
+        self._last[passed.sandbox_id] = standing
+        limits = self._limits()
+        if not limits.rows:
+            return
+        change = Change(
+            sandbox_id=passed.sandbox_id,
+            pod=passed.pod,
+            boot_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+            state=standing[0],
+            was_state=was_state,
+            mask=standing[1],
+            was_mask=was_mask,
+            threads=threads,
+            moved=moved,
+            waited_us=max(0, round(passed.cause.age_s * 1e6)),
+            reasons=_SEPARATOR.join(passed.cause.reasons[:MAX_REASONS]),
+        )
+        try:
+            count = self._counted() + 1
+            with transaction(self._db):
+                self._db.execute(_INSERT, astuple(change))
+                count -= self._evict(passed.sandbox_id, count, limits)
+            self._count = count
+        except sqlite3.Error as error:
+            self._failed(error)
+
+    def _evict(self, sandbox_id: str, count: int, limits: Limits) -> int:
+        """Drop the oldest rows beyond the limits; return how many those were."""
+        dropped = self._db.execute(
+            "DELETE FROM history WHERE sandbox_id = :sandbox AND number <= ("
+            "SELECT number FROM history WHERE sandbox_id = :sandbox"
+            " ORDER BY number DESC LIMIT 1 OFFSET :kept)",
+            {"sandbox": sandbox_id, "kept": limits.sandbox_rows},
+        ).rowcount
+        surplus = count - dropped - limits.rows
+        if surplus > 0:
+            dropped += self._db.execute(
+                "DELETE FROM history WHERE number IN ("
+                "SELECT number FROM history ORDER BY number LIMIT ?)",
+                (surplus,),
+            ).rowcount
+        return dropped
+
+    def _failed(self, error: sqlite3.Error) -> None:
+        """Say once that the history has a gap: the pins are what counts."""
+        level = logging.DEBUG if self.failures else logging.WARNING
+        self.failures += 1
+        log.log(level, "history not written: %s: %s", self._path, error)
+
+    # ---- reading -------------------------------------------------------------------------
+
+    def changes(
+        self, name: str = "", *, since_s: float | None = None, limit: int = MAX_SHOWN
+    ) -> list[Change]:
+        """Return the newest rows, oldest first, of all sandboxes or of those that `name` means.
+
+        `name` is an id, namespace/name or name of a pod, of which there may have been several
+        sandboxes, or the start of an id. Raises DaemonError when it means none, StateError.
+        """
+        try:
+            self._counted()
+            ids = self._meant(name) if name else None
+            return self._newest(ids, since_s, limit)
+        except sqlite3.Error as error:
+            raise StateError(f"{self._path}: {error}") from error
+
+    def _meant(self, name: str) -> list[str]:
+        for condition in (
+            ":name IN (sandbox_id, pod)",
+            "substr(pod, instr(pod, '/') + 1) = :name",
+            "substr(sandbox_id, 1, length(:name)) = :name",
+        ):
+            rows = self._db.execute(
+                f"SELECT DISTINCT sandbox_id FROM history WHERE {condition}",  # noqa: S608 - constants
+                {"name": name},
+            )
+            if ids := [str(row[0]) for row in rows]:
+                return ids
+        raise DaemonError(f"no history of {name!r}", hint="kata-pin history shows all there is")
+
+    def _newest(self, ids: Sequence[str] | None, since_s: float | None, limit: int) -> list[Change]:
+        conditions, values = ["1"], list[object]()
+        if ids is not None:
+            conditions.append(f"sandbox_id IN ({', '.join('?' * len(ids))})")
+            values += ids
+        if since_s is not None:
+            conditions.append("boot_ns >= ?")
+            values.append(time.clock_gettime_ns(time.CLOCK_BOOTTIME) - int(since_s * 1e9))
+        rows = self._db.execute(
+            f"{_SELECT} WHERE {' AND '.join(conditions)} ORDER BY number DESC LIMIT ?",
+            [*values, limit],
+        )
+        return [Change(*row) for row in rows][::-1]
+
+
+def history_document(changes: Iterable[Change]) -> Json:
+    """Return the `history` document."""
+    now_ns, now = time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time()
+    return {
+        "version": VERSION,
+        "kind": "history",
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
+        "changes": [change.document(now_ns, now) for change in changes],
+    }

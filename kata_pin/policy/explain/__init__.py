@@ -1,0 +1,1 @@
+"""Why everything is where it is, as lines for a person."""

@@ -1,0 +1,1 @@
+"""Which guest CPUs each container should use."""

@@ -1,0 +1,1 @@
+"""Where each thread of a sandbox should run."""

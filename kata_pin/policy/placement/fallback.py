@@ -1,0 +1,102 @@
+"""What can be applied of what is wanted, and what instead when nothing can (DESIGN D7).
+
+Applied is wanted ∩ the cpuset of the thread's cgroup ∩ online. When that is empty the next of
+these that is not: the sandbox's shared CPUs, its reserve CPUs, the CPUs of surplus or shared vCPUs,
+the cpuset, and where even that is off (a stale reading), whatever is online. Of the cpuset it is
+the sandbox's part while there is one: until Kata narrows a cgroup, CPUs that the sandbox gave up
+are in it, and may be somebody's by then. An empty Task.cpuset means that the cgroup could not be
+read; then only the online CPUs limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from kata_pin.model.cpuset import EMPTY, CpuSet, union
+from kata_pin.model.placement import Note, SandboxMask
+from kata_pin.policy.placement import notes
+from kata_pin.policy.placement.want import Fit, Kind, Want
+
+
+class Step(StrEnum):
+    """The fallbacks in their order; NONE when the want was met."""
+
+    NONE = ""
+    SHARED = "shared"
+    RESERVE = "reserve"
+    SURPLUS = "surplus"
+    CPUSET = "cpuset"
+    ONLINE = "online"
+
+
+def fit(
+    wants: Iterable[Want], mask: SandboxMask, reserve: CpuSet, online: CpuSet
+) -> tuple[list[Fit], list[Note]]:
+    """Fit every want to its thread's cpuset; a note for each kind of obstacle met."""
+    every = list(wants)
+    surplus = union(want.cpus for want in every if want.kind.vcpu_for_all)
+    extra = mask.overhead_extra
+    # CPUs of the pod sandbox's own cpuset are never for a vCPU that is paired
+    whole = mask.mask or EMPTY
+    paired = _Fitter(online, mask.shared, reserve, surplus - extra, whole - extra)
+    other = _Fitter(online, mask.shared | extra, reserve, surplus, whole)
+    fits = [(paired if want.kind is Kind.PAIRED else other).fit(want) for want in every]
+    return fits, list(_fallback_notes(fits))
+
+
+def within(
+    wanted: CpuSet,
+    cpuset: CpuSet,
+    online: CpuSet,
+    steps: Iterable[tuple[Step, CpuSet]] = (),
+) -> tuple[CpuSet, Step]:
+    """Return what of `wanted` can be applied, else what the first useful step offers."""
+    allowed = cpuset & online if cpuset else online
+    for step, cpus in ((Step.NONE, wanted), *steps):
+        if cpus & allowed:
+            return cpus & allowed, step
+    if cpuset and allowed:
+        return allowed, Step.CPUSET
+    return online, Step.ONLINE
+
+
+class _Fitter:
+    def __init__(
+        self, online: CpuSet, shared: CpuSet, reserve: CpuSet, surplus: CpuSet, own: CpuSet
+    ) -> None:
+        self._online = online
+        self._steps = (
+            (Step.SHARED, shared),
+            (Step.RESERVE, reserve),
+            (Step.SURPLUS, surplus),
+            (Step.CPUSET, own),
+        )
+        self._known: dict[tuple[int, int], tuple[CpuSet, Step]] = {}
+
+    def fit(self, want: Want) -> Fit:
+        cpuset = want.thread.task.cpuset
+        key = (want.cpus.bits, cpuset.bits)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = within(want.cpus, cpuset, self._online, self._steps)
+        applied, step = found
+        return Fit(want, applied, step, self._obstacle(want) if step else "")
+
+    def _obstacle(self, want: Want) -> str:
+        if not want.cpus:
+            return "no CPUs are set"
+        if not want.cpus & self._online:
+            return "those CPUs are offline"
+        return f"cgroup {want.thread.task.cgroup} allows only {want.thread.task.cpuset}"
+
+
+def _fallback_notes(fits: Iterable[Fit]) -> Iterable[Note]:
+    counts: dict[tuple[str, str, str], tuple[int, CpuSet]] = {}
+    for one in fits:
+        if one.step:
+            key = (one.want.kind.value, one.step, one.detail)
+            count, wanted = counts.get(key, (0, EMPTY))
+            counts[key] = (count + 1, wanted | one.want.cpus)
+    for (_kind, step, obstacle), (count, wanted) in counts.items():
+        yield notes.fallback(count, step, wanted, obstacle)

@@ -1,0 +1,101 @@
+"""Where threads that are not vCPUs go, and surplus vCPUs (DESIGN D11).
+
+Out of scope: what happens when the cgroup or the online CPUs do not allow it (fallback.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.node import Node, PlacementSettings
+from kata_pin.model.placement import Overhead, OverheadKind, SandboxMask
+from kata_pin.model.thread import Task, Thread, ThreadRole
+from kata_pin.policy.placement.want import Kind, Want
+
+_LEAVE: Final = Overhead(OverheadKind.LEAVE)
+
+
+def setting_for(settings: PlacementSettings, role: ThreadRole) -> Overhead:
+    """Return the overhead setting of a role; the shim is left alone unless it has its own."""
+    own = settings.overhead_roles.get(role)
+    if own is not None:
+        return own
+    return _LEAVE if role is ThreadRole.SHIM else settings.overhead
+
+
+def reserve_size(settings: PlacementSettings) -> int:
+    """Return k: how many exclusive CPUs the settings reserve, the largest `reserve:k` of any role.
+
+    Counted whether or not a thread of that role exists now, so that pairs stay when one appears.
+    """
+    every = (settings.overhead, *settings.overhead_roles.values())
+    return max((one.reserve for one in every if one.kind is OverheadKind.RESERVE), default=0)
+
+
+class OverheadHome:
+    """The CPUs that each overhead setting means for one sandbox."""
+
+    def __init__(self, mask: SandboxMask, reserved: Sequence[int], node: Node) -> None:
+        """Take a mask that is not None and the reserved exclusive CPUs in order."""
+        self._mask = mask.mask or EMPTY
+        self._shared = mask.shared | mask.overhead_extra
+        self._sandbox = self._mask | mask.overhead_extra
+        self._reserved = reserved
+        self._settings = node.settings
+        self._online = node.topology.online
+        kubelet = node.kubelet
+        self._default = kubelet.default if kubelet is not None and kubelet.static else EMPTY
+        self._live_threads = node.live_threads
+
+    def wants(self, threads: Iterable[Thread]) -> Iterator[Want]:
+        """Yield the want of each thread that is no vCPU and is not left alone."""
+        for thread in threads:
+            role = thread.role.role
+            setting = setting_for(self._settings, role)
+            if setting.kind is OverheadKind.LEAVE:
+                continue
+            if not self._live_threads and _is_main(thread):
+                reason = "main thread: new threads inherit its mask, and none is seen being born"
+                yield Want(thread, self._mask, Kind.OVERHEAD, reason)
+                continue
+            cpus, reason = self._cpus(setting, thread.task)
+            yield Want(thread, cpus, Kind.OVERHEAD, reason)
+
+    def surplus(self, thread: Thread) -> Want | None:
+        """Return the want of a surplus vCPU, None when the setting leaves it alone."""
+        setting = setting_for(self._settings, ThreadRole.VCPU)
+        if setting.kind is OverheadKind.LEAVE:
+            return None
+        cpus, reason = self._cpus(setting, thread.task)
+        return Want(thread, cpus, Kind.SURPLUS, f"surplus vCPU: {reason}")
+
+    def _cpus(self, setting: Overhead, task: Task) -> tuple[CpuSet, str]:
+        match setting.kind:
+            case OverheadKind.AUTO:
+                return self._auto(task)
+            case OverheadKind.SANDBOX:
+                return self._sandbox, "overhead sandbox: the sandbox mask"
+            case OverheadKind.HOUSEKEEPING:
+                return self._settings.housekeeping, "overhead housekeeping"
+            case OverheadKind.RESERVE:
+                # [-0:] would be everything
+                cpus = self._reserved[-setting.reserve :] if setting.reserve > 0 else ()
+                return CpuSet(cpus), f"overhead {setting}: the last exclusive CPUs"
+            case _:
+                return setting.cpus, "overhead of a cpu list"
+
+    def _auto(self, task: Task) -> tuple[CpuSet, str]:
+        if self._shared:
+            return self._shared, "overhead auto: the sandbox's shared CPUs"
+        reachable = self._default & self._online
+        if task.cpuset:
+            reachable &= task.cpuset
+        if reachable:
+            return self._default, "overhead auto: the kubelet's default set"
+        return self._sandbox, "overhead auto: the sandbox mask, no shared CPU is in reach"
+
+
+def _is_main(thread: Thread) -> bool:
+    return thread.role.role is ThreadRole.EMULATOR and thread.key.tid == thread.key.tgid

@@ -1,0 +1,87 @@
+"""Giving pins back (DESIGN D18).
+
+Each thread gets the mask first seen for its role, else what pid 1 may use: a full mask would be
+wrong on hosts with isolated CPUs. Roles that the settings leave alone are left alone here too:
+their masks may be Kata's own. Which threads were pinned by us is the caller's knowledge: a release
+is for those only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.node import Node, PlacementSettings
+from kata_pin.model.placement import (
+    Action,
+    Desired,
+    OverheadKind,
+    Placement,
+    SandboxMask,
+    VcpuMode,
+)
+from kata_pin.model.thread import Thread, ThreadKey, ThreadRole
+from kata_pin.policy.placement import notes
+from kata_pin.policy.placement.fallback import within
+from kata_pin.policy.placement.overhead import setting_for
+
+
+def release(
+    sandbox_id: str,
+    threads: Iterable[Thread],
+    node: Node,
+    *,
+    first_seen: Mapping[ThreadRole, CpuSet] | None = None,
+    mask: SandboxMask | None = None,
+) -> Placement:
+    """Return the placement that gives every pin of the sandbox back.
+
+    `first_seen` is the mask of each role before the first pin (registry). Applied is that mask ∩
+    the thread's cpuset ∩ online; when empty the cpuset, then whatever is online.
+    """
+    known = first_seen or {}
+    gone = mask or SandboxMask(mask=None, origin="released on request")
+    desired = {
+        thread.key: _given_back(thread, known.get(thread.role.role), node)
+        for thread in threads
+        if not _left_alone(thread.role.role, node.settings)
+    }
+    return Placement(sandbox_id, gone, desired, (notes.released(gone.origin),))
+
+
+def undo(
+    placement: Placement, threads: Iterable[Thread], *, foreign: Collection[ThreadKey] = ()
+) -> tuple[Action, ...]:
+    """Return the actions that give the pins back: one for every thread, right as it may look.
+
+    From Linux 6.2 on a pin can be hidden by a cpuset of the same CPUs, and would cut that cpuset
+    when it grows. So the whole mask is asked for, not only what of it the cpuset allows. Threads
+    that are gone or `foreign` (another writer keeps them, DESIGN D13) get none.
+    """
+    seen = {thread.key: thread.task.affinity for thread in threads}
+    return tuple(
+        Action(
+            key,
+            desired.applied,
+            seen[key],
+            desired.reason,
+            ask=EMPTY if desired.step else desired.wanted,
+        )
+        for key, desired in placement.desired.items()
+        if key in seen and key not in foreign and desired.applied
+    )
+
+
+def _left_alone(role: ThreadRole, settings: PlacementSettings) -> bool:
+    if role is ThreadRole.VCPU:
+        return settings.vcpus is VcpuMode.LEAVE
+    return setting_for(settings, role).kind is OverheadKind.LEAVE
+
+
+def _given_back(thread: Thread, first_seen: CpuSet | None, node: Node) -> Desired:
+    if first_seen:
+        wanted, reason = first_seen, "released: the mask first seen for its role"
+    else:
+        wanted, reason = node.release_mask, "released: what pid 1 may use"
+    applied, step = within(wanted, thread.task.cpuset, node.topology.online)
+    return Desired(thread.key, wanted, applied, reason, step=step, release=True)

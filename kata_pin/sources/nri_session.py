@@ -1,0 +1,322 @@
+"""One connection of the NRI plugin: the runtime's calls answered, and ours to it.
+
+Answers go out before anything else is done, but for a StartContainer that waits for its pins. An
+error of the peer's bytes or of the listener ends the connection; the plugin (nri.py) begins anew.
+Lifetime: one connection's. Out of scope: connecting, and what events mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from kata_pin.errors import KataPinError, ParseError, RemoteProtocolError, StateError
+from kata_pin.sources.nri_calls import RuntimeCalls
+from kata_pin.sources.nri_listener import CreationRefused, Decider, Listener
+from kata_pin.sources.updater import DEADLINE_S
+from kata_pin.wire import ttrpc
+from kata_pin.wire.nri import messages as nri
+from kata_pin.wire.nri import mux, replies
+from kata_pin.wire.nri.messages import Configuration, Event, EventKind, Snapshot
+from kata_pin.wire.nri.replies import Answer, Cpuset, Update
+from kata_pin.wire.nri.versions import updates_problem
+from kata_pin.wire.ttrpc import Code, Frame, FrameDecoder, Request, Response
+
+log = logging.getLogger(__name__)
+
+REGISTER_S: Final = 30.0  # the runtime takes plugins one at a time
+
+SHARE: Final = 0.2
+"""Of the runtime's timeout, what StartContainer may wait; a quarter with the answer's own way."""
+
+MAX_WAIT_S: Final = 1.0
+"""Longest wait of StartContainer however long the runtime would."""
+
+MAX_WAITING: Final = 64
+"""StartContainers that may wait at once; a runtime has one at a time."""
+
+MAX_NAME: Final = 120
+"""Longest name and version of a runtime that is shown."""
+
+MAX_PARTS: Final = 256
+"""Most messages of one Synchronize."""
+
+MAX_UNREAD: Final = 1 << 20
+"""Bytes of answers that a runtime may leave unread before it is given up."""
+
+
+class NriSession(asyncio.Protocol):
+    """One connection: the service Plugin on it, and the registration.
+
+    `synchronized` is what to say of the runtime, once everything has been told. `closed` ends with
+    the connection, normally or with the error that ended it. Both are ended by `end`.
+    """
+
+    def __init__(self, listener: Listener, decider: Decider | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._decider = decider
+        self._kinds = nri.OBSERVED if decider is None else nri.EVERY
+        self._methods = frozenset(kind.method for kind in self._kinds)
+        self._calls = RuntimeCalls(lambda frame: self._send(mux.RUNTIME, frame))
+        self.synchronized: asyncio.Future[str] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self._trunk = mux.MuxDecoder()
+        self._frames = {mux.PLUGIN: FrameDecoder(), mux.RUNTIME: FrameDecoder()}
+        self._transport: asyncio.Transport | None = None
+        self._runtime = Configuration("", "", nri.REQUEST_MS / 1000)
+        self._parts: list[Snapshot] = []
+        self._parts_since_ns = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unanswered: set[int] = set()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    @property
+    def runtime(self) -> str:
+        """The runtime's name and version, as it tells them."""
+        return f"{self._runtime.runtime} {self._runtime.version}".strip()[:MAX_NAME]
+
+    async def register(self, name: str, index: str) -> None:
+        """Register; raises RemoteProtocolError when refused, ConnectionError when it ended."""
+        request = nri.register_request(name, index)
+        response = await self._calls.call("RegisterPlugin", request, deadline_s=REGISTER_S)
+        if response.code != Code.OK:
+            raise RemoteProtocolError(f"registration refused: {response.message[:200]}")
+
+    @property
+    def updates_problem(self) -> str:
+        """Why this runtime may not be sent updates unasked, empty if it may."""
+        return updates_problem(self._runtime)
+
+    async def update(self, container_id: str, cpuset: Cpuset) -> Response:
+        """Send an update unasked, between two events; raises KataPinError or OSError."""
+        request = replies.update_request([Update(container_id, cpuset, must=True)])
+        async with asyncio.timeout(DEADLINE_S):
+            await self._quiet.wait()
+            return await self._calls.call("UpdateContainers", request, deadline_s=DEADLINE_S)
+
+    async def end(self) -> None:
+        """Close the connection and end what was begun for it."""
+        self._stop(ConnectionResetError("ended"))
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- the transport -------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection."""
+        assert isinstance(transport, asyncio.Transport), "a stream socket has a Transport"
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Take the peer's bytes; an error ends the connection."""
+        try:
+            for connection, piece in self._trunk.feed(data):
+                self._take_piece(connection, piece)
+        except Exception as error:  # noqa: BLE001 - the peer's bytes or the listener: begin anew
+            self._stop(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell who waits that the connection has ended."""
+        self._stop(exc or ConnectionResetError("the runtime closed the connection"))
+
+    def _stop(self, error: Exception) -> None:
+        """Close; whoever waits gets the error, the first one only."""
+        if self._transport is not None:
+            self._transport.abort()
+        known = isinstance(error, KataPinError | OSError)
+        shown = error if known else RemoteProtocolError(f"{type(error).__name__}: {error}")
+        if not known and not self.closed.done():
+            log.debug("NRI: unexpected error", exc_info=error)
+        self._calls.end(shown)
+        for future in (self.synchronized, self.closed):
+            if not future.done():
+                future.set_exception(shown)
+                future.exception()  # nobody may be waiting for it
+
+    def _send(self, connection: int, frame: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(mux.encode(connection, frame))
+        if self._transport.get_write_buffer_size() > MAX_UNREAD:
+            raise RemoteProtocolError("the runtime does not read our answers")
+
+    # ---- calls ---------------------------------------------------------------------------
+
+    def _take_piece(self, connection: int, piece: bytes) -> None:
+        decoder = self._frames.get(connection)
+        if decoder is None:  # as Go's side does
+            return
+        for frame in decoder.feed(piece):
+            if connection == mux.PLUGIN and frame.kind == ttrpc.REQUEST:
+                self._answer(frame)
+            elif connection == mux.RUNTIME and frame.kind == ttrpc.RESPONSE:
+                self._calls.take(frame)
+
+    def _answer(self, frame: Frame) -> None:
+        """Serve one call of the runtime."""
+        stream = frame.stream
+        if frame.data is None:
+            self._refuse(stream, Code.RESOURCE_EXHAUSTED, "message too long")
+            return
+        request = ttrpc.parse_request(frame.data)
+        if request.service != nri.PLUGIN_SERVICE:
+            self._refuse(stream, Code.UNIMPLEMENTED, f"service {request.service[:80]}")
+        elif request.method == "Configure":
+            self._configure(stream, request.payload)
+        elif request.method == "Synchronize":
+            self._synchronize(stream, request.payload)
+        elif self._decider is not None and request.method in _DECIDED:
+            self._decide(stream, request, self._decider)
+        elif request.method in _UNHEARD and request.method not in self._methods:
+            self._reply(stream)
+        else:
+            self._event(stream, request)
+
+    def _configure(self, stream: int, payload: bytes) -> None:
+        self._runtime = nri.parse_configure(payload)
+        events = nri.EVENTS if self._decider is None else nri.ACTING_EVENTS
+        self._reply(stream, nri.configure_reply(events))
+
+    def _decide(self, stream: int, request: Request, decider: Decider) -> None:
+        """Answer with what is decided; an end that is not decided is told to the listener."""
+        try:
+            event = nri.parse_event(request.method, request.payload, self._kinds)
+        except ParseError as error:
+            log.warning("NRI: %s not understood: %s", request.method[:80], error)
+            self._reply(stream)
+            return
+        assert event is not None, "these methods are events"
+        stamp_ns = _now_ns()
+        try:
+            answer = decider.decide(event, stamp_ns)
+        except CreationRefused as refused:
+            self._refuse(stream, Code.RESOURCE_EXHAUSTED, refused.message)
+        except Exception:  # a decider's fault must not fail anybody's container
+            log.exception("NRI: %s not decided", request.method)
+            self._reply(stream)
+            if event.kind not in nri.ASKED:
+                self._listener.take(event, stamp_ns)
+        else:
+            self._reply(stream, _answer_bytes(event, answer))
+
+    def _synchronize(self, stream: int, payload: bytes) -> None:
+        """Take a part; the last one makes the whole. A part is answered with its own `more`."""
+        part = nri.parse_synchronize(payload)
+        if not self._parts:
+            self._parts_since_ns = _now_ns()
+        self._parts.append(part)
+        if len(self._parts) > MAX_PARTS:
+            raise RemoteProtocolError("Synchronize does not end")
+        whole = None if part.more else nri.joined(self._parts)
+        if whole is None:
+            self._reply(stream, nri.synchronize_reply(more=True))
+            return
+        updates = self._adopted(whole) if self._decider is not None else ()
+        self._reply(stream, replies.synchronize_reply(updates))
+        self._parts = []
+        self._start(self._rebuild(whole, self._parts_since_ns))
+
+    def _adopted(self, whole: Snapshot) -> tuple[Update, ...]:
+        """Return what is to change; raises StateError, so that all is told anew later."""
+        assert self._decider is not None, "asked for by who has one"
+        try:
+            return self._decider.adopt(whole)
+        except StateError:
+            raise
+        except Exception:  # the node goes on as it is
+            log.exception("NRI: Synchronize not decided")
+            return ()
+
+    def _event(self, stream: int, request: Request) -> None:
+        """Answer, then pass an event on; or the other way round where the workload waits."""
+        try:
+            event = nri.parse_event(request.method, request.payload, self._kinds)
+        except ParseError as error:  # an observer's error must not fail anybody's container
+            log.warning("NRI: %s not understood: %s", request.method[:80], error)
+            self._reply(stream)
+            return
+        if event is None and request.method != "StateChange":
+            self._refuse(stream, Code.UNIMPLEMENTED, f"method {request.method[:80]}")
+        elif event is None:
+            self._reply(stream)
+        elif event.kind is EventKind.START_CONTAINER and len(self._tasks) < MAX_WAITING:
+            ticket = self._listener.take(event, _now_ns())
+            if ticket:
+                self._unanswered.add(stream)
+                self._quiet.clear()
+                self._start(self._answer_when_placed(stream, event, ticket))
+            else:
+                self._reply(stream)
+        else:
+            self._reply(stream)
+            self._listener.take(event, _now_ns())
+
+    async def _answer_when_placed(self, stream: int, event: Event, ticket: int) -> None:
+        budget_s = min(MAX_WAIT_S, SHARE * self._runtime.request_s)
+        try:
+            async with asyncio.timeout(budget_s):
+                await self._listener.placed(event, ticket)
+        except TimeoutError:
+            log.warning("NRI: pod %s: pins not awaited beyond %.1f s", event.pod.id, budget_s)
+        self._reply(stream)
+        self._unanswered.discard(stream)
+        if not self._unanswered:
+            self._quiet.set()
+
+    async def _rebuild(self, snapshot: Snapshot, stamp_ns: int) -> None:
+        await self._listener.rebuild(snapshot, stamp_ns)
+        if not self.synchronized.done():
+            told = f"{len(snapshot.pods)} pods, {len(snapshot.containers)} containers"
+            self.synchronized.set_result(f"{self.runtime} told of {told}")
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something for this connection; if it fails, the connection ends."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._stop(error)
+
+    def _reply(self, stream: int, payload: bytes = b"") -> None:
+        self._send(mux.PLUGIN, ttrpc.encode_response(stream, Response(payload)))
+
+    def _refuse(self, stream: int, code: Code, message: str) -> None:
+        self._send(mux.PLUGIN, ttrpc.encode_response(stream, Response(b"", code, message)))
+
+
+_UNHEARD: Final = frozenset(
+    {
+        "Shutdown",
+        "CreateContainer",
+        "PostCreateContainer",
+        "UpdateContainer",
+        "UpdatePodSandbox",
+        "PostUpdatePodSandbox",
+        "ValidateContainerAdjustment",
+    }
+)
+"""Methods that are answered with nothing, should a runtime call them though we did not ask."""
+
+_DECIDED: Final = frozenset({"CreateContainer", "UpdateContainer", "StopContainer"})
+"""Methods whose answer may change containers."""
+
+
+def _answer_bytes(event: Event, answer: Answer) -> bytes:
+    if event.kind is EventKind.CREATE_CONTAINER:
+        return replies.create_reply(answer)
+    return replies.update_reply(answer.updates)
+
+
+def _now_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

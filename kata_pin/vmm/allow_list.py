@@ -1,0 +1,78 @@
+"""Which executables may be a VMM, and of which kind (DESIGN D5).
+
+/proc/<pid>/exe is the kernel's word, but a path in the process's own mount namespace: a container
+can have its own /usr/bin/qemu-system-x86_64. So where the host has a file of that path, it must be
+the same file. A binary that was replaced on disk since reads as deleted and cannot be compared.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Final
+
+from kata_pin.model.sandbox import VmmKind
+from kata_pin.vmm.claim import Refused
+from kata_pin.vmm.facts import HostPaths
+
+_DIRECTORIES: Final = (
+    "/usr/bin",
+    "/usr/local/bin",
+    "/usr/libexec",
+    "/opt/kata/bin",
+    "/opt/kata/runtime-rs/bin",
+)
+_NAMES: Final = (
+    "qemu-system-*",
+    "qemu-kvm",
+    "qemu-lite-system-*",
+    "cloud-hypervisor*",
+    "firecracker",
+    "containerd-shim-kata-v2",
+)
+
+DEFAULT_EXECUTABLES: Final = tuple(f"{folder}/{name}" for folder in _DIRECTORIES for name in _NAMES)
+"""Where distributions and Kata's own packages put hypervisors (kata-deploy: /opt/kata)."""
+
+_KINDS: Final = (
+    ("containerd-shim-kata", VmmKind.DRAGONBALL),
+    ("cloud-hypervisor", VmmKind.CLOUD_HYPERVISOR),
+    ("firecracker", VmmKind.FIRECRACKER),
+)
+
+
+class Allowlist:
+    """Executable paths whose last part may be a pattern; built once from settings."""
+
+    def __init__(self, root: HostPaths, executables: Iterable[str]) -> None:
+        self._root = root
+        self._patterns = [os.path.split(path) for path in executables]
+
+    def kind_of(self, path: str) -> VmmKind | None:
+        """Return which VMM the path is, None when it is not on the list."""
+        folder, name = os.path.split(path)
+        if not any(folder == where and fnmatchcase(name, what) for where, what in self._patterns):
+            return None
+        return next((kind for start, kind in _KINDS if name.startswith(start)), VmmKind.QEMU)
+
+    def check(self, pid: int, path: str, *, deleted: bool) -> VmmKind:
+        """Return which VMM the process runs; raise Refused when it is not a listed executable."""
+        kind = self.kind_of(path)
+        if kind is None:
+            raise Refused(f"its executable {path or '(none)'} is not on the allow-list")
+        if self._root.live and not deleted and not self._is_host_file(pid, path):
+            raise Refused(f"its executable is another file than the host's {path}")
+        return kind
+
+    def _is_host_file(self, pid: int, path: str) -> bool:
+        """Whether the host has no such file to compare with, or the very same one."""
+        try:
+            ours = os.stat(self._root.path(path))
+        except OSError:
+            return True
+        try:
+            theirs = os.stat(self._root.proc(pid, "exe"))
+        except OSError as error:
+            raise Refused(f"its executable cannot be compared: {error.strerror}") from error
+        return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)

@@ -1,0 +1,1 @@
+"""What a guest and its agent answer."""

@@ -1,0 +1,129 @@
+"""Kata's configuration.toml: the settings that matter to kata-pin.
+
+They decide which VMM binaries are accepted (DESIGN D5), whether Kata pins too (D13), whether an
+extra QMP monitor may exist (D6), and how a VM is sized. Texts in, values out; where the file and
+its drop-ins lie is the caller's business. Unknown keys are none of ours.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from kata_pin.errors import ParseError
+from kata_pin.wire.json_text import Fields
+
+MAX_CHARACTERS: Final = 256 * 1024
+"""Longest file accepted; Kata ships about 30 KiB, most of it comments."""
+
+MAX_PATHS: Final = 64
+MAX_TABLES: Final = 16
+
+_SOURCE: Final = "configuration.toml"
+_MAX_VCPUS: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class KataConfig:
+    """One Kata configuration.
+
+    `hypervisor` is the table's name (`qemu`, `clh`...). `valid_paths` may hold glob patterns.
+    `default_vcpus` may be a fraction since Kata 3.4; `default_maxvcpus` 0 stands for all CPUs of
+    the host. `extra_monitor` needs `debug` to have an effect.
+    """
+
+    hypervisor: str = ""
+    path: str = ""
+    valid_paths: tuple[str, ...] = ()
+    debug: bool = False
+    extra_monitor: str = ""
+    iothreads: bool = False
+    default_vcpus: float = 0
+    default_maxvcpus: int = 0
+    vcpu_pinning: bool = False
+    sandbox_cgroup_only: bool = False
+    static_sizing: bool = False
+
+    @property
+    def binaries(self) -> tuple[str, ...]:
+        """The VMM paths that this configuration allows, in order and without repetition."""
+        return tuple(dict.fromkeys(path for path in (self.path, *self.valid_paths) if path))
+
+
+def parse_kata_config(text: str, drop_ins: Iterable[str] = ()) -> tuple[KataConfig, ...]:
+    """Return one KataConfig for each `[hypervisor.<name>]` table, ParseError when it is no TOML.
+
+    `drop_ins` are the texts of config.d in the order of their names: a key there replaces the
+    file's. Kata's own files have one such table; when `[runtime] hypervisor_name` (runtime-rs)
+    picks one, that comes first.
+    """
+    document = _document(text)
+    for drop_in in drop_ins:
+        document = _merged(document, _document(drop_in))
+    fields = Fields(document, source=_SOURCE)
+    tables = fields.fields("hypervisor")
+    runtime = fields.fields("runtime")
+    chosen = runtime.text("hypervisor_name")
+    names = sorted(tables.names[:MAX_TABLES], key=lambda name: name != chosen)
+    return tuple(_config(name, tables.fields(name), runtime) for name in names)
+
+
+def _document(text: str) -> dict[str, object]:
+    if len(text) > MAX_CHARACTERS:
+        raise ParseError(f"longer than {MAX_CHARACTERS} characters", source=_SOURCE)
+    try:
+        document = tomllib.loads(text)
+    except RecursionError:
+        raise ParseError("nested too deeply", source=_SOURCE) from None
+    except ValueError as error:  # also TOMLDecodeError, an int too long
+        raise ParseError(f"not TOML: {error}", source=_SOURCE) from error
+    return document
+
+
+def _merged(base: dict[str, object], over: dict[str, object]) -> dict[str, object]:
+    """Return `base` with the keys of `over`; tables are merged, everything else is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            merged[key] = _merged(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _config(name: str, table: Fields, runtime: Fields) -> KataConfig:
+    return KataConfig(
+        hypervisor=name,
+        path=table.text("path"),
+        valid_paths=_paths(table, "valid_hypervisor_paths"),
+        debug=table.flag("enable_debug"),
+        extra_monitor=table.text("extra_monitor_socket"),
+        iothreads=table.flag("enable_iothreads"),
+        default_vcpus=_vcpus(table),
+        default_maxvcpus=table.number("default_maxvcpus", 0, _MAX_VCPUS) or 0,
+        vcpu_pinning=runtime.flag("enable_vcpus_pinning"),
+        sandbox_cgroup_only=runtime.flag("sandbox_cgroup_only"),
+        static_sizing=runtime.flag("static_sandbox_resource_mgmt"),
+    )
+
+
+def _paths(table: Fields, key: str) -> tuple[str, ...]:
+    paths = table.items(key, limit=MAX_PATHS)
+    for path in paths:
+        if not isinstance(path, str) or len(path) > 4096:
+            raise table.fail(key, "not a list of paths")
+    return tuple(str(path) for path in paths)
+
+
+def _vcpus(table: Fields) -> float:
+    value = table.get("default_vcpus")
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise table.fail("default_vcpus", "not a number")
+    if not -_MAX_VCPUS <= value <= _MAX_VCPUS:  # negative: all CPUs of the host; also refuses nan
+        raise table.fail("default_vcpus", f"not within {-_MAX_VCPUS} to {_MAX_VCPUS}")
+    return value

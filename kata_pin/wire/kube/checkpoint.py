@@ -1,0 +1,192 @@
+"""The kubelet's CPU manager checkpoint (cpu_manager_state), versions 1 to 4, checksum verified.
+
+The format is the kubelet's (pkg/kubelet/cm/cpumanager/state/checkpoint.go). The checksum of
+versions 1 to 3 is FNV-1a over Go's dump of the struct, rebuilt here; version 4 hashes the raw text
+of its `data`. A stored checksum of 0 goes unchecked in versions 1 and 2, as their readers do it.
+Keys match in any case, as in Go. The kubelet's file is only read; `dump_checkpoint` makes one of
+our own state, to be compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kata_pin.model.cpuset import MAX_CPU, CpuSet
+from kata_pin.model.node import KubeletState
+from kata_pin.wire.json_text import Fields, load_fields
+
+MAX_BYTES: Final = 256 * 1024
+"""Longest checkpoint accepted: 250 pods take about 30 KiB, and the hash runs byte by byte."""
+
+_SOURCE: Final = "kubelet checkpoint"
+_MAX_CHECKSUM: Final = (1 << 64) - 1
+
+_STRUCTS: Final = ("CPUManagerCheckpoint", "CPUManagerCheckpointV3")
+_POD_STRUCT: Final = "cpuset.CPUSet"
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The members that all versions share; CPU lists as written where the dump needs them so.
+
+    `entries` is two levels deep, `flat` the one level of version 1, by container id.
+    """
+
+    policy: str
+    default: str
+    entries: Mapping[str, Mapping[str, str]]
+    flat: Mapping[str, str]
+    pods: Mapping[str, CpuSet]
+    has_pods: bool
+
+
+def parse_checkpoint(data: bytes) -> KubeletState:
+    """Return the checkpoint's state; ParseError when it is damaged or its checksum is wrong.
+
+    Version 1 knows no pods: its containers stand under the empty pod uid.
+    """
+    outer = load_fields(data, source=_SOURCE, limit=MAX_BYTES).folded()
+    version, content = _verified_data(outer) if "data" in outer else _verified_outer(outer)
+    entries: dict[str, dict[str, CpuSet]] = {
+        pod: {name: _cpus(text, f"entries.{pod}.{name}") for name, text in containers.items()}
+        for pod, containers in content.entries.items()
+    }
+    if content.flat:
+        entries[""] = {name: _cpus(text, f"entries.{name}") for name, text in content.flat.items()}
+    return KubeletState(
+        policy=content.policy,
+        default=_cpus(content.default, "defaultCpuSet"),
+        entries=entries,
+        pod_entries=content.pods,
+        version=version,
+    )
+
+
+def dump_checkpoint(state: KubeletState) -> bytes:
+    """Return a checkpoint of version 2 (Kubernetes 1.18 to 1.35), as the kubelet would write it.
+
+    Assignments to whole pods are left out: version 2 has none.
+    """
+    content = _Content(
+        policy=state.policy,
+        default=str(state.default),
+        entries={
+            pod: {name: str(cpus) for name, cpus in sorted(containers.items())}
+            for pod, containers in sorted(state.entries.items())
+        },
+        flat={},
+        pods={},
+        has_pods=False,
+    )
+    dumps = dict(_dumps(content))
+    document: dict[str, object] = {
+        "policyName": content.policy,
+        "defaultCpuSet": content.default,
+        **({"entries": content.entries} if content.entries else {}),
+        "checksum": checksum(dumps[2]),
+    }
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def checksum(text: str) -> int:
+    """Return FNV-1a, 32 bit, of the text in UTF-8 (Go's hash/fnv New32a)."""
+    value = 0x811C9DC5
+    for byte in text.encode():
+        value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return value
+
+
+def _verified_data(outer: Fields) -> tuple[int, _Content]:
+    """Return version 4's content: a document inside a text, with a checksum of its own."""
+    data = outer.text("data", limit=MAX_BYTES)
+    stored = outer.need("datachecksum").number("datachecksum", 0, _MAX_CHECKSUM)
+    if stored != checksum(f"(string){data}"):
+        raise outer.fail("dataChecksum", "does not match the data")
+    inner = load_fields(data.encode(), source=f"{_SOURCE}: data", limit=MAX_BYTES)
+    return 4, _content(inner.folded())
+
+
+def _verified_outer(outer: Fields) -> tuple[int, _Content]:
+    """Return the content of versions 1 to 3, told apart by the dump that the checksum fits."""
+    content = _content(outer)
+    stored = outer.number("checksum", 0, _MAX_CHECKSUM) or 0
+    if stored == 0 and not content.has_pods:
+        return (1 if content.flat else 2), content
+    for version, dump in _dumps(content):
+        if checksum(dump) == stored:
+            return version, content
+    raise outer.fail("checksum", "does not match the content", str(stored))
+
+
+def _content(fields: Fields) -> _Content:
+    entries = fields.fields("entries")
+    pods = fields.fields("podentries")
+    flat = all(isinstance(value, str) for value in entries.values())
+    return _Content(
+        policy=fields.text("policyname", limit=256),
+        default=fields.text("defaultcpuset", limit=MAX_BYTES),
+        entries={} if flat else {pod: entries.texts(pod) for pod in entries.names},
+        flat=fields.texts("entries") if flat else {},
+        pods=_pods(pods),
+        has_pods="podentries" in fields,
+    )
+
+
+def _pods(pods: Fields) -> dict[str, CpuSet]:
+    """Return the pod-level sets. Pods do not share CPUs, so together they are bounded too."""
+    found: dict[str, CpuSet] = {}
+    total = 0
+    for pod in pods.names:
+        text = pods.fields(pod).folded().text("cpuset", limit=MAX_BYTES)
+        found[pod] = _cpus(text, f"podEntries.{pod}")
+        total += len(found[pod])
+        if total > MAX_CPU + 1:
+            raise pods.fail(pod, "more CPUs than a host can have")
+    return found
+
+
+def _dumps(content: _Content) -> Iterator[tuple[int, str]]:
+    """Yield (version, Go's dump of the struct) for each version that the content can be."""
+    flat = _go_map(content.flat.items())
+    nested = _go_map((pod, _go_map(names.items())) for pod, names in content.entries.items())
+    pods = _go_map(
+        (pod, f"{{CPUSet:({_POD_STRUCT}){{elems:(map[int]struct {{}}){_go_set(cpus)}}}}}")
+        for pod, cpus in content.pods.items()
+    )
+    old, new = _STRUCTS
+    if not content.has_pods:
+        if not content.entries:
+            yield 1, _dump(old, content, f"Entries:(map[string]string){flat}")
+        if not content.flat:
+            yield 2, _dump(old, content, f"Entries:(map[string]map[string]string){nested}")
+    if not content.flat:
+        members = (
+            f"Entries:(map[string]map[string]string){nested} "
+            f"PodEntries:(state.PodCPUAssignments){pods}"
+        )
+        yield 3, _dump(old, content, members)
+        yield 3, _dump(new, content, members)
+
+
+def _dump(struct: str, content: _Content, members: str) -> str:
+    return (
+        f"(*state.{struct}){{PolicyName:(string){content.policy} "
+        f"DefaultCPUSet:(string){content.default} {members} Checksum:(checksum.Checksum)0}}"
+    )
+
+
+def _go_map(items: Iterable[tuple[str, str]]) -> str:
+    """Return a map as Go prints it: sorted by the bytes of its keys."""
+    ordered = sorted(items, key=lambda item: item[0].encode())
+    return "map[" + " ".join(f"{key}:{value}" for key, value in ordered) + "]"
+
+
+def _go_set(cpus: CpuSet) -> str:
+    return "map[" + " ".join(f"{cpu}:{{}}" for cpu in cpus) + "]"
+
+
+def _cpus(text: str, path: str) -> CpuSet:
+    return CpuSet.parse(text, source=f"{_SOURCE}: {path[:120]}")

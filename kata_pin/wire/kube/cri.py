@@ -1,0 +1,25 @@
+"""The Container Runtime Interface, as far as a cpuset takes it: one request, no reply to read.
+
+Source: k8s.io/cri-api, pkg/apis/runtime/v1/api.proto. A number of 0 and an empty text mean "as it
+is" to containerd and CRI-O, so nothing but the cpuset is ever written. Out of scope: the call
+(sources/cri.py).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kata_pin.wire.nri.replies import Cpuset
+from kata_pin.wire.proto import crirequest_pb2
+
+UPDATE_RESOURCES: Final = "/runtime.v1.RuntimeService/UpdateContainerResources"
+"""The method, as gRPC names it. Its answer has no field."""
+
+
+def update_resources_request(container_id: str, cpuset: Cpuset) -> bytes:
+    """Return an UpdateContainerResourcesRequest that changes a container's cpuset alone."""
+    linux = crirequest_pb2.LinuxContainerResources(
+        cpuset_cpus=str(cpuset.cpus), cpuset_mems=str(cpuset.mems)
+    )
+    message = crirequest_pb2.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
+    return bytes(message.SerializeToString())

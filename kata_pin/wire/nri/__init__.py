@@ -1,0 +1,1 @@
+"""NRI's messages and framing."""

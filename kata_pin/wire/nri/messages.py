@@ -1,0 +1,396 @@
+"""NRI's messages, version v1alpha1: what the runtime tells, and what an observer answers.
+
+The runtime (containerd, CRI-O) calls the service Plugin; the plugin calls the service Runtime once,
+to register. Source: github.com/containerd/nri, pkg/api/api.proto and pkg/adaptation. Two styles of
+events exist: one method each from NRI 0.12 on, before that StateChange with a number for those that
+a plugin cannot influence. Both end up as an Event here.
+
+An observer's answers are empty: it adjusts nothing. Answers that act are in nrireply.py. Out of
+scope: the connection (sources), and whether a pod is Kata's (daemon).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Final, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from kata_pin.errors import ParseError
+from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
+from kata_pin.wire.container_id import Identity, build
+from kata_pin.wire.ids import check_id
+from kata_pin.wire.oci import MAX_PID, CpuResources, kept
+from kata_pin.wire.proto import nri_pb2
+
+PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
+RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
+VERSION: Final = "v0.12.0"
+"""The version of NRI that is told when registering: events come as one method each."""
+
+MAX_PODS: Final = 4096
+MAX_CONTAINERS: Final = 32768
+"""Most that a node is believed to have; the kubelet's limit is 110 pods unless raised."""
+
+REQUEST_MS: Final = 2000
+"""The runtime's timeout where Configure does not tell it (NRI before 0.8)."""
+
+MAX_TIMEOUT_MS: Final = 3_600_000
+
+_MAX_PATH: Final = 4096
+_NO_CPU: Final = CpuResources()
+
+M = TypeVar("M", bound=Message)
+
+
+class EventKind(IntEnum):
+    """The events that are followed, by their number in NRI's enum `Event`."""
+
+    RUN_POD_SANDBOX = 1
+    STOP_POD_SANDBOX = 2
+    REMOVE_POD_SANDBOX = 3
+    CREATE_CONTAINER = 4
+    POST_CREATE_CONTAINER = 5
+    START_CONTAINER = 6
+    POST_START_CONTAINER = 7
+    UPDATE_CONTAINER = 8
+    POST_UPDATE_CONTAINER = 9
+    STOP_CONTAINER = 10
+    REMOVE_CONTAINER = 11
+
+    @property
+    def method(self) -> str:
+        """The name of its method in the service Plugin."""
+        return _METHODS[self]
+
+    @property
+    def of_pod(self) -> bool:
+        """Whether it is about a pod and carries no container."""
+        return self <= EventKind.REMOVE_POD_SANDBOX
+
+    @property
+    def ends(self) -> bool:
+        """Whether what it is about has stopped when it comes."""
+        return self in _ENDS
+
+
+_METHODS: Final = {
+    kind: "".join(word.capitalize() for word in kind.name.split("_")) for kind in EventKind
+}
+_BY_METHOD: Final = {method: kind for kind, method in _METHODS.items()}
+_ENDS: Final = frozenset(
+    {
+        EventKind.STOP_POD_SANDBOX,
+        EventKind.REMOVE_POD_SANDBOX,
+        EventKind.STOP_CONTAINER,
+        EventKind.REMOVE_CONTAINER,
+    }
+)
+
+ASKED: Final = frozenset({EventKind.CREATE_CONTAINER, EventKind.UPDATE_CONTAINER})
+"""The events whose answer decides something; an observer does not ask for them."""
+
+OBSERVED: Final = tuple(
+    kind for kind in EventKind if kind not in {*ASKED, EventKind.POST_CREATE_CONTAINER}
+)
+"""The events that an observer asks for."""
+
+EVENTS: Final = sum(1 << (kind - 1) for kind in OBSERVED)
+"""The mask that Configure is answered with by an observer. Every version since 0.2 knows these
+bits; a runtime refuses a plugin that asks for one it does not know."""
+
+EVERY: Final = tuple(EventKind)
+"""The events that a plugin asks for that decides cpusets."""
+
+ACTING_EVENTS: Final = sum(1 << (kind - 1) for kind in EVERY)
+"""The mask of a plugin that decides cpusets."""
+
+MAX_ANNOTATION: Final = 253
+"""Longest value of an annotation that is looked at; ours are single words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod sandbox. `pid` is the VMM's for Kata, 0 where the runtime does not tell (NRI < 0.12).
+
+    `cpu` is what the sandbox's own spec has. `annotations` are those of the pod, without long ones.
+    """
+
+    id: str
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    handler: str = ""
+    pid: int = 0
+    cgroups_path: str = ""
+    cpu: CpuResources = _NO_CPU
+    annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PodContainer:
+    """A container of a pod; `cpu` is its spec's, with every update made so far.
+
+    `memory_limit` is in bytes, 0 for none. `pid` is 0 until it is started; for Kata the VMM's.
+    """
+
+    id: str
+    pod_id: str
+    name: str = ""
+    state: ContainerState = ContainerState.CREATED
+    cgroups_path: str = ""
+    cpu: CpuResources = _NO_CPU
+    memory_limit: int = 0
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event; `container` is None for those of pods only.
+
+    `asked` is what UpdateContainer would set: a number of 0 and an empty text stay as they are.
+    """
+
+    kind: EventKind
+    pod: Pod
+    container: PodContainer | None = None
+    asked: CpuResources = _NO_CPU
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What the runtime says of itself when it configures the plugin.
+
+    `nri` is the version of NRI in it, empty before 0.12.
+    """
+
+    runtime: str
+    version: str
+    request_s: float
+    """After so long without an answer the runtime closes the connection."""
+    nri: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All pods and their living containers, or one part of that if `more` is to follow."""
+
+    pods: tuple[Pod, ...] = ()
+    containers: tuple[PodContainer, ...] = ()
+    more: bool = False
+
+
+# ---- reading ---------------------------------------------------------------------------------
+
+
+def parse_configure(data: bytes) -> Configuration:
+    """Read a ConfigureRequest; ParseError when it is none."""
+    message = _parsed(nri_pb2.ConfigureRequest(), data)
+    timeout_ms = message.request_timeout
+    if not 0 < timeout_ms <= MAX_TIMEOUT_MS:
+        timeout_ms = REQUEST_MS
+    return Configuration(
+        message.runtime_name, message.runtime_version, timeout_ms / 1000, message.NRI_version
+    )
+
+
+def parse_synchronize(data: bytes) -> Snapshot:
+    """Read a SynchronizeRequest; ParseError when it is none, or says impossible things."""
+    message = _parsed(nri_pb2.SynchronizeRequest(), data)
+    if len(message.pods) > MAX_PODS or len(message.containers) > MAX_CONTAINERS:
+        raise ParseError(
+            f"{len(message.pods)} pods and {len(message.containers)} containers are too many",
+            source="NRI Synchronize",
+        )
+    return Snapshot(
+        tuple(_pod(one) for one in message.pods),
+        tuple(_container(one) for one in message.containers),
+        message.more,
+    )
+
+
+def joined(parts: Iterable[Snapshot]) -> Snapshot:
+    """Return the parts of a Synchronize as one; ParseError when they are too many."""
+    whole = list(parts)
+    pods = tuple(pod for part in whole for pod in part.pods)
+    containers = tuple(one for part in whole for one in part.containers)
+    if len(pods) > MAX_PODS or len(containers) > MAX_CONTAINERS:
+        raise ParseError("too many pods or containers in all", source="NRI Synchronize")
+    return Snapshot(pods, containers)
+
+
+def parse_event(method: str, data: bytes, kinds: Collection[EventKind] = OBSERVED) -> Event | None:
+    """Read a request of the service Plugin; None when it is none of the events that are followed.
+
+    ParseError when it is one but cannot be read.
+    """
+    if method == "StateChange":
+        change = _parsed(nri_pb2.StateChangeEvent(), data)
+        known = change.event in kinds and change.event not in ASKED
+        return _event(EventKind(change.event), change.pod, change.container) if known else None
+    kind = _BY_METHOD.get(method)
+    if kind is None or kind not in kinds:
+        return None
+    if kind is EventKind.UPDATE_CONTAINER:
+        update = _parsed(nri_pb2.UpdateContainerRequest(), data)
+        event = _event(kind, update.pod, update.container)
+        return replace(event, asked=_cpu(update.linux_resources.cpu))
+    request = _parsed(nri_pb2.EventRequest(), data)
+    return _event(kind, request.pod, request.container)
+
+
+def _event(kind: EventKind, pod: nri_pb2.PodSandbox, container: nri_pb2.Container) -> Event:
+    of = _pod(pod)
+    if kind.of_pod:
+        return Event(kind, of)
+    found = _container(container)
+    if found.pod_id != of.id:
+        raise ParseError(
+            "the container is of another pod", source=f"NRI {kind.method}", text=found.id
+        )
+    return Event(kind, of, found)
+
+
+def _pod(message: nri_pb2.PodSandbox) -> Pod:
+    return Pod(
+        id=check_id(message.id, source="NRI pod"),
+        name=message.name,
+        namespace=message.namespace,
+        uid=message.uid,
+        handler=message.runtime_handler,
+        pid=message.pid if message.pid <= MAX_PID else 0,
+        cgroups_path=_path(message.linux.cgroups_path),
+        cpu=_cpu(message.linux.resources.cpu),
+        annotations={
+            key: value for key, value in message.annotations.items() if len(value) <= MAX_ANNOTATION
+        },
+    )
+
+
+def _container(message: nri_pb2.Container) -> PodContainer:
+    return PodContainer(
+        id=check_id(message.id, source="NRI container"),
+        pod_id=check_id(message.pod_sandbox_id, source="NRI container's pod"),
+        name=message.name,
+        state=_STATES.get(message.state, ContainerState.CREATED),
+        cgroups_path=_path(message.linux.cgroups_path),
+        cpu=_cpu(message.linux.resources.cpu),
+        memory_limit=max(0, message.linux.resources.memory.limit.value),
+        pid=message.pid if message.pid <= MAX_PID else 0,
+    )
+
+
+_STATES: Final = {
+    nri_pb2.CONTAINER_RUNNING: ContainerState.RUNNING,
+    nri_pb2.CONTAINER_PAUSED: ContainerState.RUNNING,
+    nri_pb2.CONTAINER_STOPPED: ContainerState.STOPPED,
+}
+
+
+def _path(text: str) -> str:
+    if len(text) > _MAX_PATH:
+        raise ParseError(f"longer than {_MAX_PATH} characters", source="NRI cgroups_path")
+    return text
+
+
+def _cpu(message: nri_pb2.LinuxCPU) -> CpuResources:
+    return CpuResources(
+        cpus=message.cpus,
+        mems=message.mems,
+        quota_us=kept(message.quota.value) if message.HasField("quota") else None,
+        period_us=kept(message.period.value) if message.HasField("period") else None,
+        shares=kept(message.shares.value) if message.HasField("shares") else None,
+    )
+
+
+def _parsed(message: M, data: bytes) -> M:
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise ParseError(str(error), source=f"NRI {type(message).__name__}") from error
+    return message
+
+
+# ---- writing ---------------------------------------------------------------------------------
+
+
+def register_request(name: str, index: str) -> bytes:
+    """Return a RegisterPluginRequest; `index` has two digits."""
+    message = nri_pb2.RegisterPluginRequest(plugin_name=name, plugin_idx=index, NRI_version=VERSION)
+    return bytes(message.SerializeToString())
+
+
+def configure_reply(events: int = EVENTS) -> bytes:
+    """Return a ConfigureResponse that asks for these events."""
+    return bytes(nri_pb2.ConfigureResponse(events=events).SerializeToString())
+
+
+def synchronize_reply(*, more: bool) -> bytes:
+    """Return a SynchronizeResponse without updates; `more` repeats the request's."""
+    return bytes(nri_pb2.SynchronizeResponse(more=more).SerializeToString())
+
+
+# ---- records ---------------------------------------------------------------------------------
+
+
+def pod_record(pod: Pod, state: ContainerState, *, stamp_ns: int, source: str) -> Container:
+    """Return the record of a pod's sandbox container; `stamp_ns` is CLOCK_BOOTTIME."""
+    return _record(
+        Identity(pod.id, pod.id, ContainerKind.SANDBOX),
+        pod,
+        pod.cpu,
+        state=state,
+        cgroups_path=pod.cgroups_path,
+        stamp_ns=stamp_ns,
+        source=source,
+    )
+
+
+def container_record(
+    pod: Pod, container: PodContainer, state: ContainerState, *, stamp_ns: int, source: str
+) -> Container:
+    """Return the record of a container; `stamp_ns` is CLOCK_BOOTTIME."""
+    return _record(
+        Identity(container.id, pod.id, ContainerKind.CONTAINER),
+        pod,
+        container.cpu,
+        name=container.name,
+        state=state,
+        cgroups_path=container.cgroups_path,
+        stamp_ns=stamp_ns,
+        source=source,
+    )
+
+
+def _record(
+    identity: Identity,
+    pod: Pod,
+    cpu: CpuResources,
+    *,
+    name: str = "",
+    state: ContainerState,
+    cgroups_path: str,
+    stamp_ns: int,
+    source: str,
+) -> Container:
+    """Return a record with the names as containerd's annotations would give them."""
+    names = {
+        "io.kubernetes.cri.container-name": name,
+        "io.kubernetes.cri.sandbox-name": pod.name,
+        "io.kubernetes.cri.sandbox-namespace": pod.namespace,
+        "io.kubernetes.cri.sandbox-uid": pod.uid,
+        "io.containerd.cri.runtime-handler": pod.handler,
+    }
+    return build(
+        identity,
+        names,
+        cpu,
+        state=state,
+        bundle="",
+        cgroups_path=cgroups_path,
+        stamp_ns=stamp_ns,
+        source=source,
+        pid_hint=pod.pid,
+    )

@@ -1,0 +1,1 @@
+"""QEMU's command line and QMP answers."""

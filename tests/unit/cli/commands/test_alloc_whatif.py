@@ -1,0 +1,178 @@
+"""`alloc what-if`: a policy asked about a container that there is not."""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kata_pin.cli.main import run
+from kata_pin.cli.reports.whatif import Question, answer, occupied
+from kata_pin.errors import KataPinError
+from kata_pin.model.alloc import AllocSettings, CpuClass
+from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.policy.alloc.policies import create
+from tests.support.hosttree import SYSFS
+from tests.unit.cli import documents as docs
+from tests.unit.cli.conftest import Serve
+from tests.unit.cli.supposed import FULL, HOST, POOLED, SERVED, supposed
+from tests.unit.cli.test_documentation import TABLES, occurring
+
+SERVER = str(SYSFS / "two-sockets-smt.tree")
+ASK = ["alloc", "what-if", "--cpus", "4", "--policy", "topology", "--topology", SERVER]
+
+
+def _json(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("document", [SERVED, POOLED, FULL])
+def test_documented(document: Any) -> None:
+    """Every object has the fields that docs/json.md tells."""
+    for path, fields in occurring(document, "what-if").items():
+        assert fields == TABLES[path], path
+
+
+def test_another_host(capsys: pytest.CaptureFixture[str]) -> None:
+    """A captured host is asked about without a daemon; the best candidate is what is given."""
+    assert run([*ASK, "--json"]) == 0
+    document = _json(capsys)
+    assert document["grant"]["exclusive"] == document["candidates"][0]["taken"] == "0-3"
+    assert (document["vm"]["cpus"], document["after"]["shared"]) == ("4-7", "4-15")
+    keys = [[key["value"] for key in one["keys"]] for one in document["candidates"]]
+    assert keys == sorted(keys)
+
+
+def test_a_folder_with_a_sys_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tree copied from a host says the same as its listing."""
+    for line in Path(SERVER).read_text().splitlines():
+        place, _, content = line.partition("\t")
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(content)
+    assert run([*ASK, "--json"]) == 0
+    listed = _json(capsys)
+    assert run([*ASK[:-1], str(tmp_path), "--json"]) == 0
+    assert _json(capsys) == listed
+
+
+def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    """Text names what is given, the keys, and how many candidates are not shown."""
+    assert run([*ASK[:5], "static", *ASK[6:], "--taken", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "AVAILABLE" in out
+    assert "exclusive    " in out
+    assert "not taken: --json has all" in out
+
+
+@pytest.mark.parametrize(
+    ("quantity", "millis"),
+    [("4", 4000), ("0.5", 500), ("1500m", 1500), ("0.0001", 1), ("8192", 8192000)],
+)
+def test_quantities(quantity: str, millis: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """`1` is `1000m`; less than a thousandth is one, as in Kubernetes."""
+    arguments = ["alloc", "what-if", "--policy", "static", "--topology", SERVER, "--json"]
+    assert run([*arguments, "--cpus", quantity]) == 0
+    assert _json(capsys)["millis"] == millis
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--cpus", "four"], 2, "CPU quantity"),
+        (["--cpus", "NaN"], 2, "CPU quantity"),
+        (["--cpus", "Infinity"], 2, "CPU quantity"),
+        (["--cpus", "1e9"], 2, "not within"),
+        (["--cpus", "-1"], 2, "not within"),
+        (["--cpus", "1", "--taken", "3-1"], 2, "runs backwards"),
+        (["--cpus", "1", "--policy", "balloons"], 78, "balloons"),
+        (["--cpus", "1", "--class", "shared"], 2, "shared"),
+        (["--cpus", "1", "--pod", "shop/none"], 1, "no pod"),
+        (["--cpus", "1", "--topology", "/nonexistent"], 1, "/nonexistent"),
+        (["--cpus", "1", "--topology", __file__], 1, "test_alloc_whatif.py:1"),
+    ],
+)
+def test_wrong_questions(
+    arguments: list[str], status: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What makes no sense is told in one line, with its exit status."""
+    base = ["alloc", "what-if", "--policy", "static", "--topology", SERVER]
+    assert run([*base, *arguments]) == status
+    assert said in capsys.readouterr().err
+
+
+def test_no_policy_is_set(capsys: pytest.CaptureFixture[str], serve: Serve) -> None:
+    """Without a policy in the settings one has to be named."""
+    config = serve({})
+    assert run(["alloc", "what-if", "--cpus", "1", "--config", str(config)]) == 1
+    assert "--policy" in capsys.readouterr().err
+
+
+def test_this_node(capsys: pytest.CaptureFixture[str], serve: Serve) -> None:
+    """Without --topology it is this host, with the grants that the daemon shows."""
+    document = docs.allotted()
+    config = serve({"state": lambda _: deepcopy(document)})
+    ask = ["alloc", "what-if", "--cpus", "1", "--policy", "static", "--config", str(config)]
+    assert run([*ask, "--json"]) == 0
+    answer = _json(capsys)
+    assert answer["policy"] == "static"
+    assert answer["grant"] is not None
+
+
+def test_grants_of_the_node_are_taken() -> None:
+    """CPUs that the daemon gave out are not free; who shares would have others."""
+    document = supposed("annotation", Question(2000, CpuClass.EXCLUSIVE), on_node=True)
+    assert document["before"]["exclusive"] == "4-7,12-13"
+    given = CpuSet.parse(document["grant"]["exclusive"])
+    assert given.isdisjoint(CpuSet.parse("4-7,12-13,1,9"))
+    assert document["others"]
+
+
+def test_one_more_container_of_a_pod() -> None:
+    """Supposed in a pod of the node, it is near that pod's containers and has its VM."""
+    document = supposed("topology", Question(1000, pod="media/\x1b[31mencoder"), on_node=True)
+    assert document["pod"]
+    assert CpuSet.parse(document["grant"]["exclusive"]) <= CpuSet.parse("14-15")
+    with pytest.raises(KataPinError, match="no pod"):
+        supposed("topology", Question(1000, pod="media/other"), on_node=True)
+
+
+def test_who_uses_a_part_of_the_pool_goes_on_with_it() -> None:
+    """A container that keeps to one node's shared CPUs is not told of changes on another."""
+    document = docs.allotted()
+    allocation = document["allocation"]
+    assert allocation is not None
+    for grant in allocation["grants"]:
+        if grant["class"] == "none" and grant["kind"] == "container":
+            grant["shared"] = grant["cpus"] = "0-1"
+    chosen = create("static", HOST, AllocSettings())
+    state = occupied(chosen, document, EMPTY)
+    answered = answer(chosen, state, Question(1000))
+    assert CpuSet.parse(answered["grant"]["exclusive"]).isdisjoint(CpuSet.parse("0-1"))
+    assert not {one["id"] for one in allocation["grants"] if one["cpus"] == "0-1"} & set(
+        answered["others"]
+    )
+
+
+def test_annotation_is_asked_for_exclusive(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a class the policy `annotation` is asked for exclusive CPUs."""
+    ask = ["alloc", "what-if", "--cpus", "2", "--policy", "annotation", "--topology", SERVER]
+    assert run([*ask, "--json"]) == 0
+    assert _json(capsys)["grant"]["class"] == "exclusive"
+    assert run([*ask, "--json", "--class", "share"]) == 0
+    assert _json(capsys)["grant"]["class"] == "share"
+
+
+def test_refused() -> None:
+    """A strict node would refuse the creation: nothing is given and nothing changes."""
+    assert FULL["grant"] is None
+    assert FULL["refused"]["strict"]
+    assert FULL["before"] == FULL["after"]
+
+
+def test_kubelets_cpus_are_taken() -> None:
+    """What the kubelet's static policy gave out is nobody's to give."""
+    document = docs.state()
+    document["node"]["kubelet"] = {"policy": "static", "default": "0-3,8-11"}
+    chosen = create("static", HOST, AllocSettings())
+    assert occupied(chosen, document, EMPTY).exclusive == CpuSet.parse("4-7,12-15")

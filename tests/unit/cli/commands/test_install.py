@@ -1,0 +1,397 @@
+"""What `kata-pin install` puts on a node, and what `uninstall` leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import configparser
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kata_pin import hook
+from kata_pin.cli.commands.install import release_pins, uninstall_node
+from kata_pin.cli.main import run
+from kata_pin.cli.node.changes import MANIFEST, Node
+from kata_pin.cli.node.files import HOOK_PATH, HOOKS_DIR, Choices, NodeFile, Runtime, node_files
+from kata_pin.cli.reports.shape import Json
+from kata_pin.config import Config, Hook, from_text
+from kata_pin.daemon.service.control import ControlServer
+from kata_pin.errors import DaemonError, HostError, KataPinError, ParseError
+from kata_pin.wire.control import Request
+from tests.support.hooks import runtime_directory
+
+ALL = frozenset(Runtime)
+UNIT = "/usr/lib/systemd/system/kata-pin.service"
+
+
+def choose(*runtimes: Runtime, config: str = "version: 1\n", prestart: bool = False) -> Choices:
+    return Choices(
+        program="/usr/bin/kata-pin",
+        runtimes=frozenset(runtimes),
+        config=from_text(config),
+        prestart=prestart,
+    )
+
+
+def contents(choices: Choices) -> dict[str, bytes]:
+    return {file.path: file.content for file in node_files(choices)}
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {f"/{p.relative_to(root)}": p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def test_hook_program_is_the_hook() -> None:
+    """The installed hook is hook.py but for its first line, executable, and no root is needed."""
+    choices = Choices(program="/usr/bin/kata-pin", python="/opt/python/bin/python3.12")
+    [file] = [f for f in node_files(choices) if f.path == HOOK_PATH]
+    first, _, rest = file.content.decode().partition("\n")
+    assert first == "#!/opt/python/bin/python3.12 -IS"
+    assert rest == Path(hook.__file__).read_text().partition("\n")[2]
+    assert file.mode == 0o755
+
+
+@pytest.mark.parametrize("python", ["python3", "/a b/python3", "/" + "x" * 300, ""])
+def test_interpreter_that_a_first_line_can_not_hold(python: str) -> None:
+    """An interpreter that the kernel would not find is refused."""
+    with pytest.raises(KataPinError, match="first line"):
+        node_files(Choices(program="/usr/bin/kata-pin", python=python))
+
+
+def test_installed_hook_runs(tmp_path: Path) -> None:
+    """The installed file runs by its own first line, without any environment."""
+    Node(str(tmp_path)).install(node_files(choose()))
+    done = subprocess.run(
+        [f"{tmp_path}{HOOK_PATH}", "poststop", f"--runtime-dir={tmp_path}/absent"],
+        input=b"{}", env={}, capture_output=True, check=False, timeout=20,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert b"neither recorded" in done.stderr
+
+
+def test_hooks_dir_for_crio() -> None:
+    """CRI-O gets one file a phase, for every container, as oci-hooks(5) describes them."""
+    files = contents(choose(Runtime.CRIO))
+    for phase in ("createRuntime", "poststart", "poststop"):
+        assert json.loads(files[f"{HOOKS_DIR}/90-kata-pin-{phase}.json"]) == {
+            "version": "1.0.0",
+            "hook": {"path": HOOK_PATH, "args": ["kata-pin-hook", phase], "timeout": 10},
+            "when": {"always": True},
+            "stages": [phase],
+        }
+    assert sum(path.startswith(HOOKS_DIR) for path in files) == 3
+
+
+def test_hooks_dir_for_podman() -> None:
+    """podman's hooks are by annotation; beside CRI-O's, which podman reads too, there are none."""
+    name = f"{HOOKS_DIR}/90-kata-pin-createRuntime.json"
+    alone = json.loads(contents(choose(Runtime.PODMAN))[name])
+    [(key, value)] = alone["when"]["annotations"].items()
+    assert re.search(key, "io.kata-pin.enable")
+    assert re.search(value, "true")
+    assert contents(choose(Runtime.PODMAN, Runtime.CRIO)) == contents(choose(Runtime.CRIO))
+
+
+def test_containerd_fragment() -> None:
+    """The base runtime spec's hooks are for Kata only and so hold createContainer too."""
+    hooks = json.loads(
+        contents(choose(Runtime.CONTAINERD, prestart=True))["/etc/kata-pin/containerd-hooks.json"]
+    )["hooks"]
+    assert set(hooks) == set(hook.PHASES)
+    for phase, [entry] in hooks.items():
+        assert entry["path"] == HOOK_PATH
+        assert entry["args"] == ["kata-pin-hook", phase]
+
+
+def test_settings_become_arguments() -> None:
+    """Settings that differ from the hook's own defaults are in its arguments, no others are."""
+    changed = "version: 1\nruntime_dir: /run/other\nhook: {record_ms: 90, pin_ms: 80, strict: true}"
+    files = contents(choose(Runtime.PODMAN, config=changed))
+    arguments = json.loads(files[f"{HOOKS_DIR}/90-kata-pin-poststop.json"])["hook"]["args"]
+    assert arguments[2:] == [
+        "--runtime-dir=/run/other",
+        "--record-ms=90",
+        "--pin-ms=80",
+        "--strict",
+    ]
+    options = hook.Options(arguments[1:])
+    assert (options.runtime_dir, options.record_s, options.pin_s) == ("/run/other", 0.09, 0.08)
+
+
+def test_strict_is_refused_for_crio() -> None:
+    """Strict hooks for every container of a node would fail those that no VMM runs."""
+    with pytest.raises(KataPinError, match="not Kata's"):
+        node_files(choose(Runtime.CRIO, config="version: 1\nhook: {strict: true}\n"))
+
+
+def test_defaults_are_the_hooks() -> None:
+    """The configuration's defaults are those that the hook has without arguments."""
+    options = hook.Options(["poststop"])
+    assert options.runtime_dir == Config().runtime_dir
+    assert options.record_s * 1000 == Hook().record_ms
+    assert options.pin_s * 1000 == Hook().pin_ms
+
+
+def unit_of(choices: Choices) -> configparser.SectionProxy:
+    parser = configparser.ConfigParser(interpolation=None, strict=True)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string(contents(choices)[UNIT].decode())
+    return parser["Service"]
+
+
+def test_unit_has_the_rights_it_needs() -> None:
+    """The service has the four capabilities it needs and none of the limits that would blind it."""
+    service = unit_of(choose())
+    assert set(service["CapabilityBoundingSet"].split()) == {
+        "CAP_SYS_NICE", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_NET_ADMIN",
+    }  # fmt: skip
+    assert not {"PrivateNetwork", "PrivateUsers", "PrivatePIDs", "ProtectProc"} & set(service)
+    families = set(service["RestrictAddressFamilies"].split())
+    assert families == {"AF_UNIX", "AF_NETLINK", "AF_VSOCK"}
+    assert service["Type"] == "notify"
+    assert service["RuntimeDirectoryPreserve"] == "yes"
+    assert service["RuntimeDirectory"] == "kata-pin"
+    assert service["ExecStart"] == "/usr/bin/kata-pin run --config /etc/kata-pin/config.yaml"
+
+
+def test_no_placeholder_is_left() -> None:
+    """Every placeholder of the assets is filled in, and each setting reaches its files."""
+    files = contents(choose(*ALL, config="version: 1\nruntime_dir: /run/other\ngroup: ops\n"))
+    assert not [path for path, content in files.items() if re.search(rb"@[A-Z_]+@", content)]
+    assert b"d /run/other/spool  0700 root root -" in files["/usr/lib/tmpfiles.d/kata-pin.conf"]
+    assert b"g ops -" in files["/usr/lib/sysusers.d/kata-pin.conf"]
+    assert b"RuntimeDirectory=other\n" in files[UNIT]
+    assert b"Group=ops\n" in files[UNIT]
+
+
+def test_runtime_dir_elsewhere_is_refused() -> None:
+    """A runtime directory that outlives a boot can not be installed."""
+    with pytest.raises(KataPinError, match="not below /run"):
+        node_files(choose(config="version: 1\nruntime_dir: /var/lib/kata-pin\n"))
+
+
+def test_sample_settings_are_the_defaults() -> None:
+    """The installed settings file can be read and changes nothing."""
+    [sample] = [f for f in node_files(choose()) if f.settings]
+    assert from_text(sample.content.decode()) == Config()
+
+
+def test_install_is_idempotent(tmp_path: Path) -> None:
+    """A second install changes nothing, and a fresh one writes everything and no more."""
+    files = node_files(choose(*ALL))
+    node = Node(str(tmp_path))
+    assert {change.verb for change in node.install(files)} == {"wrote"}
+    before = tree(tmp_path)
+    assert {change.verb for change in node.install(files)} == {"unchanged"}
+    assert tree(tmp_path) == before
+    assert set(before) == {f.path for f in files} | {MANIFEST}
+
+
+def test_manifest_is_for_sha256sum(tmp_path: Path) -> None:
+    """sha256sum(1) can check what was installed."""
+    Node(str(tmp_path)).install(node_files(choose(*ALL)))
+    relative = (tmp_path / MANIFEST[1:]).read_text().replace("  /", "  ")
+    check = ["sha256sum", "-c", "--quiet", "-"]
+    subprocess.run(check, input=relative, text=True, cwd=tmp_path, check=True, timeout=20)
+
+
+def test_uninstall_leaves_nothing(tmp_path: Path) -> None:
+    """What install wrote is gone afterwards, folders of its own too; strangers' files stay."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").write_text("root")
+    node = Node(str(tmp_path))
+    node.install(node_files(choose(*ALL)))
+    assert {change.verb for change in node.uninstall()} == {"removed"}
+    assert tree(tmp_path) == {"/etc/passwd": b"root"}
+    assert not list(tmp_path.rglob("kata-pin*"))
+    assert node.uninstall() == []
+
+
+def test_changed_files_are_kept(tmp_path: Path) -> None:
+    """A file that somebody changed is neither overwritten nor removed."""
+    node = Node(str(tmp_path))
+    node.install(node_files(choose(*ALL)))
+    for path in (UNIT, "/etc/kata-pin/config.yaml"):
+        (tmp_path / path[1:]).write_text("mine")
+    newer = Choices(program="/opt/kata-pin", runtimes=ALL)
+    kept = {c.path for c in node.install(node_files(newer)) if c.verb == "kept"}
+    assert kept == {UNIT, "/etc/kata-pin/config.yaml"}
+    assert {c.path for c in node.uninstall() if c.verb == "kept"} == kept
+    left = tree(tmp_path)
+    left.pop(MANIFEST)
+    assert left == dict.fromkeys(kept, b"mine")
+
+
+def test_file_of_somebody_else_is_kept(tmp_path: Path) -> None:
+    """A file that was there before the first install is not overwritten, nor later removed."""
+    (tmp_path / UNIT[1:]).parent.mkdir(parents=True)
+    (tmp_path / UNIT[1:]).write_text("from a package")
+    node = Node(str(tmp_path))
+    node.install(node_files(choose()))
+    node.uninstall()
+    assert tree(tmp_path) == {UNIT: b"from a package"}
+
+
+def test_new_choices_replace_old_ones(tmp_path: Path) -> None:
+    """Files of an earlier choice that is no longer wanted go; those of another version change."""
+    node = Node(str(tmp_path))
+    node.install(node_files(choose(Runtime.CRIO, prestart=True)))
+    changes = node.install(node_files(choose(Runtime.PODMAN)))
+    verbs = {c.path.rpartition("-")[2]: c.verb for c in changes if c.path.startswith(HOOKS_DIR)}
+    assert verbs == {
+        "prestart.json": "removed", "createRuntime.json": "wrote",
+        "poststart.json": "wrote", "poststop.json": "wrote",
+    }  # fmt: skip
+
+
+def test_hook_that_containerd_names_stays(tmp_path: Path) -> None:
+    """The hook stays while a base runtime spec names it: a missing hook fails containers."""
+    (tmp_path / "etc/containerd").mkdir(parents=True)
+    spec = tmp_path / "etc/containerd/kata.json"
+    spec.write_text(json.dumps({"hooks": {"poststop": [{"path": HOOK_PATH}]}}))
+    config = tmp_path / "etc/containerd/config.toml"
+    config.write_text('  base_runtime_spec = "/etc/containerd/kata.json"\n')
+    node = Node(str(tmp_path))
+    node.install(node_files(choose(Runtime.CONTAINERD)))
+    [kept] = [change for change in node.uninstall() if change.verb == "kept"]
+    assert kept.path == HOOK_PATH
+    assert "kata.json" in kept.reason
+    spec.unlink()
+    assert [change.path for change in node.uninstall()] == [HOOK_PATH]
+    assert not (tmp_path / HOOK_PATH[1:]).exists()
+
+
+def test_links_do_not_lead_out_of_the_root(tmp_path: Path) -> None:
+    """A link below --root that points outside is not followed."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    root.mkdir()
+    outside.mkdir()
+    (root / "etc").symlink_to(outside)
+    with pytest.raises(HostError, match="out of"):
+        Node(str(root)).install([NodeFile("/etc/x/y", b"")])
+    assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize("line", ["garbage", f"{'0' * 64}  /etc/../../outside"])
+def test_bad_manifest(tmp_path: Path, line: str) -> None:
+    """A manifest that is not one stops the command instead of removing what it says."""
+    manifest = tmp_path / MANIFEST[1:]
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(line + "\n")
+    with pytest.raises(ParseError, match="sha256sum"):
+        Node(str(tmp_path)).uninstall()
+
+
+def test_uninstall_order(tmp_path: Path) -> None:
+    """The pins are given back when no new container runs the hook, and before the rest goes."""
+    Node(str(tmp_path)).install(node_files(choose(*ALL)))
+    seen = []
+
+    def release() -> str:
+        seen.append(set(tree(tmp_path)))
+        return "released"
+
+    uninstall_node(str(tmp_path), release)
+    [during] = seen
+    assert not [path for path in during if path.startswith(HOOKS_DIR)]
+    assert {HOOK_PATH, UNIT, "/etc/kata-pin/config.yaml", MANIFEST} < during
+
+
+def test_failing_release_keeps_the_service(tmp_path: Path) -> None:
+    """When the pins can not be given back, what is needed to try again stays."""
+    Node(str(tmp_path)).install(node_files(choose(*ALL)))
+
+    def fail() -> str:
+        raise DaemonError("the daemon did not answer")
+
+    with pytest.raises(DaemonError):
+        uninstall_node(str(tmp_path), fail)
+    assert {HOOK_PATH, UNIT, MANIFEST} < set(tree(tmp_path))
+    uninstall_node(str(tmp_path), lambda: "released")
+    assert tree(tmp_path) == {}
+
+
+def test_release_without_a_daemon(tmp_path: Path) -> None:
+    """Without a daemon the function that is given releases, with the node's settings."""
+    config = from_text(f"version: 1\nruntime_dir: {tmp_path}\n")
+    released: list[Config] = []
+
+    def release_all(chosen: Config) -> Json:
+        released.append(chosen)
+        return {"cpusets_kept": [{"id": "c", "pod": "shop/db", "name": "app", "cpus": "2-3"}]}
+
+    said = release_pins(config, release_all)
+    assert "no daemon" in said
+    assert said.splitlines()[1:] == [
+        "these containers keep the CPUs that kata-pin gave them until their pods are made anew:",
+        "  shop/db app 2-3",
+    ]
+    assert released == [config]
+
+
+async def test_release_by_the_daemon(tmp_path: Path) -> None:
+    """With a daemon it is the daemon that releases, and nobody else."""
+    asked: list[str] = []
+    by_ourselves: list[Config] = []
+
+    def release_all(chosen: Config) -> Json:
+        by_ourselves.append(chosen)
+        return {}
+
+    async def release(request: Request) -> Json:
+        asked.append(request.verb)
+        return {"document": {}}
+
+    with runtime_directory() as directory:
+        server = ControlServer(str(directory / "control.sock"), {"release": release})
+        await server.start()
+        config = from_text(f"version: 1\nruntime_dir: {directory}\n")
+        try:
+            said = await asyncio.to_thread(release_pins, config, release_all)
+        finally:
+            await server.close()
+    assert said == "released every pin (by the daemon)"
+    assert (asked, by_ourselves) == (["release"], [])
+
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_commands(tmp_path: Path, capsys: Capture) -> None:
+    """Both commands work below a root, print what they did, and ask no daemon of this machine."""
+    below = ["--root", str(tmp_path)]
+    assert run(["install", *below, "--crio", "--program", "/usr/bin/kata-pin"]) == 0
+    output = capsys.readouterr().out
+    assert f"wrote     {HOOK_PATH}" in output
+    assert "systemctl" not in output
+    assert run(["uninstall", *below]) == 0
+    assert f"removed   {HOOK_PATH}" in capsys.readouterr().out
+    assert tree(tmp_path) == {}
+
+
+def test_document(tmp_path: Path, capsys: Capture) -> None:
+    """With --json the same comes as a document."""
+    assert run(["install", "--root", str(tmp_path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["version"], document["kind"]) == (1, "install")
+    assert {"verb": "wrote", "path": HOOK_PATH, "reason": ""} in document["changes"]
+    assert document["remarks"] == ["no hooks: choose --crio, --podman or --containerd"]
+
+
+def test_settings_are_those_below_the_root(tmp_path: Path) -> None:
+    """With --root the settings are read below it, not on this machine."""
+    (tmp_path / "etc/other").mkdir(parents=True)
+    (tmp_path / "etc/other/config.yaml").write_text("version: 1\ngroup: ops\n")
+    assert run(["install", "--root", str(tmp_path), "--config", "/etc/other/config.yaml"]) == 0
+    assert "Group=ops\n" in (tmp_path / UNIT[1:]).read_text()
+    assert "--config /etc/other/config.yaml" in (tmp_path / UNIT[1:]).read_text()
+
+
+def test_programs_must_exist(capsys: Capture) -> None:
+    """On this machine itself an absent interpreter is refused before anything is written."""
+    assert run(["install", "--python", "/absent/python3"]) == 1
+    assert "/absent/python3 is not a program" in capsys.readouterr().err
+    assert not Path(MANIFEST).exists()

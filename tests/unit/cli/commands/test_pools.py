@@ -1,0 +1,149 @@
+"""`pools`, `alloc explain` and `policy` over a daemon's sockets and a real file of orders."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kata_pin.cli.commands.alloc_explain import choose_grant
+from kata_pin.cli.main import run
+from kata_pin.cli.render import pools as render_pools
+from kata_pin.cli.render.layout import Look
+from kata_pin.cli.reports.shape import State
+from kata_pin.errors import KataPinError
+from tests.unit.cli import documents as docs
+from tests.unit.cli.conftest import Serve
+
+STATE = docs.allotted()
+
+
+def _serve(
+    serve: Serve, tmp_path: Path, document: State = STATE, policy: str = "annotation"
+) -> str:
+    config = serve({"state": lambda _: deepcopy(document)})
+    orders = tmp_path / "policies"
+    config.write_text(
+        f"version: 1\nruntime_dir: {tmp_path}\nalloc: {{policy: {policy}, orders: {orders}}}\n"
+    )
+    return str(config)
+
+
+def _json(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_pools(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The pools are drawn with a letter for each owner, and printed whole as JSON."""
+    config = _serve(serve, tmp_path)
+    assert run(["pools", "--config", config]) == 0
+    out = capsys.readouterr().out
+    assert "NUMA node 1  AA AA B- B-" in out
+    assert "A    default/db-0" in out
+    assert "exclusive among every container of the node" in out
+    assert run(["pools", "--json", "--config", config]) == 0
+    assert _json(capsys)["allocation"] == STATE["allocation"]
+
+
+def test_owners_share_letters_when_there_are_many() -> None:
+    """The 27th owner is an A again, and every pCPU still has a sign."""
+    grants = [
+        docs.grant(f"p/{n}", "app", exclusive=str(n), **{"class": "exclusive"}) for n in range(27)
+    ]
+    pools = {"reserved": "", "housekeeping": "", "shared": "27-31", "exclusive": "0-26"}
+    state = docs.state(cpus=32, kubelet=None)
+    allocation = docs.allotted(grants=grants, pools=pools, refused=[], notes=[])["allocation"]
+    lines = render_pools.pools({**state, "allocation": allocation}, Look(200))
+    drawn = "".join(one.plain for one in lines if one.plain.startswith("NUMA node"))
+    assert drawn.count("A") == 2 + 2  # and one in each `NUMA`
+    assert drawn.count(".") == 5
+
+
+@pytest.mark.parametrize(
+    "name", ["postgres", "default/db-0/postgres", b"default/db-0/postgres".hex()[:20]]
+)
+def test_a_container_is_explained(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """By its name, its whole name, or the start of its id."""
+    config = _serve(serve, tmp_path)
+    assert run(["alloc", "explain", name, "--config", config]) == 0
+    out = capsys.readouterr().out
+    assert "exclusive  4-5,12-13" in out
+    assert "- annotation cpu-policy.kata-pin.io says exclusive" in out
+    assert run(["alloc", "explain", name, "--json", "--config", config]) == 0
+    assert _json(capsys)["grant"]["class"] == "exclusive"
+
+
+def test_which_container_is_not_clear() -> None:
+    """Nobody, several, an allocator that is off or stands aside: an error that says so."""
+    for state, name, said in (
+        (STATE, "nobody", "no container 'nobody'"),
+        (docs.allotted(grants=[docs.grant("a", "app"), docs.grant("b", "app")]), "app", "means 2"),
+        (docs.state(), "app", "decides no cpusets"),
+        (docs.allotted(aside="the kubelet decides"), "app", "the kubelet decides"),
+    ):
+        with pytest.raises(KataPinError, match=said):
+            choose_grant(state, name)
+
+
+def test_orders(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Set, listed, set anew and taken back; by full name also for pods that are not there yet."""
+    config = _serve(serve, tmp_path)
+    assert run(["policy", "get", "--config", config]) == 0
+    assert capsys.readouterr().out == "nothing is ordered\n"
+    assert run(["policy", "set", "shop/late", "share", "--config", config]) == 0
+    assert run(["policy", "set", "shop/late", "exclusive", "--config", config]) == 0
+    capsys.readouterr()
+    assert run(["policy", "get", "--json", "--config", config]) == 0
+    assert _json(capsys)["orders"] == {"shop/late": "exclusive"}
+    assert "shop/late  exclusive" in (tmp_path / "policies").read_text()
+    assert run(["policy", "unset", "shop/late", "--config", config]) == 0
+    capsys.readouterr()
+    assert run(["policy", "unset", "shop/late", "--config", config]) == 1
+    assert "nothing is ordered for shop/late" in capsys.readouterr().err
+
+
+def test_a_pod_that_runs_is_found_by_less(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pod's short name or the start of its sandbox's id means its full name."""
+    document: State = {**STATE, "sandboxes": [docs.database()]}
+    config = _serve(serve, tmp_path, document)
+    for name in ("db-0", docs.database()["id"][:8]):
+        assert run(["policy", "set", name, "share", "--config", config]) == 0
+        assert capsys.readouterr().out == "default/db-0: share\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["set", "shop/web", "shared"], 2),
+        (["set", "a/b/c", "share"], 1),
+        (["set", "nobody", "share"], 1),
+    ],
+)
+def test_wrong_orders(
+    serve: Serve,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    status: int,
+) -> None:
+    """An unknown class, an impossible name, or a pod that is not there writes nothing."""
+    config = _serve(serve, tmp_path)
+    assert run(["policy", *arguments, "--config", config]) == status
+    assert not (tmp_path / "policies").exists()
+
+
+@pytest.mark.parametrize("policy", ["none", "static"])
+def test_orders_without_effect_are_told(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str
+) -> None:
+    """Where the policy does not look at orders a warning says so."""
+    config = _serve(serve, tmp_path, policy=policy)
+    assert run(["policy", "set", "shop/web", "share", "--config", config]) == 0
+    assert f"alloc.policy is {policy}: orders have no effect" in capsys.readouterr().err

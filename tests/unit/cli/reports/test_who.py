@@ -1,0 +1,136 @@
+"""Who may run on a pCPU, seen on this very host: real processes, real threads."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from kata_pin.cli.reports import who as who_report
+from kata_pin.cli.reports.shape import State
+from kata_pin.errors import KataPinError
+from kata_pin.host.process import read_process
+from kata_pin.host.root import HOST
+from kata_pin.model.cpuset import CpuSet
+from tests.unit.cli import documents as docs
+
+CPUS = sorted(os.sched_getaffinity(0))
+
+
+def node_of_this_host() -> State:
+    """Return a state document without sandboxes that covers this host's CPUs."""
+    return docs.state(cpus=max(CPUS) + 1, kubelet=None)
+
+
+@contextmanager
+def child(cpus: set[int]) -> Iterator[int]:
+    """Run a process confined to some CPUs."""
+    code = f"import os,sys; os.sched_setaffinity(0, {cpus}); print(1, flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.communicate(timeout=10)
+
+
+@pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
+def test_only_threads_allowed_there_are_listed() -> None:
+    """A process confined to one CPU is listed there and not on the other."""
+    here, there = CPUS[0], CPUS[1]
+    with child({here}) as pid:
+        listed = {
+            cpu: {p["pid"] for p in who_report.who(HOST, node_of_this_host(), cpu)["processes"]}
+            for cpu in (here, there)
+        }
+    assert pid in listed[here]
+    assert pid not in listed[there]
+
+
+def test_a_thread_is_its_processs_and_its_sandboxs() -> None:
+    """Threads known from the state document bring their owner and their label."""
+    cpu = CPUS[0]
+    ready, stop = threading.Event(), threading.Event()
+    tids: list[int] = []
+
+    def work() -> None:
+        tids.append(threading.get_native_id())
+        os.sched_setaffinity(0, {cpu})
+        ready.set()
+        stop.wait(20)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    ready.wait(10)
+    sandbox = docs.sandbox(
+        "ns/mine", str(cpu), docs.thread(tids[0], "vcpu", str(cpu), vcpu=3), exclusive=str(cpu)
+    )
+    state = node_of_this_host()
+    state["sandboxes"] = [sandbox]
+    found = who_report.who(HOST, state, cpu)
+    stop.set()
+    worker.join(10)
+    mine = next(p for p in found["processes"] if p["pid"] == os.getpid())
+    assert (mine["pod"], mine["sandbox"], mine["intruder"]) == ("ns/mine", sandbox["id"], False)
+    thread = next(t for t in mine["threads"] if t["tid"] == tids[0])
+    assert (thread["label"], thread["affinity"]) == ("vcpu 3", str(cpu))
+    assert found["claims"] == [
+        {"sandbox": sandbox["id"], "pod": "ns/mine", "claim": "exclusive", "container": ""}
+    ]
+    json.dumps(found)
+
+
+def test_intruders_are_users_processes_on_anothers_exclusive_cpu() -> None:
+    """A process confined to an exclusive pCPU of a sandbox intrudes; a shared one is no matter."""
+    cpu = CPUS[0]
+    state = node_of_this_host()
+    state["sandboxes"] = [docs.sandbox("a/b", str(cpu), exclusive=str(cpu))]
+    with child({cpu}) as pid:
+        found = {entry["pid"]: entry for entry in who_report.intruders(HOST, state)}
+        state["sandboxes"][0]["exclusive"] = ""
+        assert who_report.intruders(HOST, state) == []
+    assert found[pid]["cpus"] == str(cpu)
+    assert found[pid]["tids"] == [pid]
+    assert not any(read_process(HOST, p).kernel for p in found if p in {1, 2})
+
+
+def test_a_sandboxs_own_threads_do_not_intrude() -> None:
+    """Threads that work for the owner are no intruders; those of another sandbox are."""
+    cpu = CPUS[0]
+    state = node_of_this_host()
+    with child({cpu}) as pid:
+        mine = docs.sandbox("a/b", str(cpu), docs.thread(pid, "vcpu", str(cpu)), exclusive=str(cpu))
+        state["sandboxes"] = [mine]
+        assert pid not in {entry["pid"] for entry in who_report.intruders(HOST, state)}
+        other = docs.sandbox("c/d", None, docs.thread(pid, "vcpu", str(cpu)))
+        state["sandboxes"] = [docs.sandbox("a/b", str(cpu), exclusive=str(cpu)), other]
+        assert pid in {entry["pid"] for entry in who_report.intruders(HOST, state)}
+
+
+def test_kernel_threads_are_summed_up_apart() -> None:
+    """Kernel threads are never among the processes; bound ones have this CPU alone."""
+    found = who_report.who(HOST, node_of_this_host(), CPUS[0])
+    kernel = {t["tid"] for t in (*found["kernel"]["bound"], *found["kernel"]["roaming"])}
+    assert not kernel & {p["pid"] for p in found["processes"]}
+    for thread in who_report.threads_on(HOST, CpuSet([CPUS[0]])):
+        assert thread.process.kernel or thread.tid not in kernel
+
+
+def test_an_offline_cpu_has_nobody() -> None:
+    """A present pCPU that is offline is told as such."""
+    state = node_of_this_host()
+    state["node"]["present"] = f"0-{max(CPUS) + 4}"
+    found = who_report.who(HOST, state, max(CPUS) + 2)
+    assert (found["online"], found["place"], found["processes"]) == (False, None, [])
+
+
+def test_a_cpu_that_is_not_there_is_an_error() -> None:
+    """The error names those that are present."""
+    with pytest.raises(KataPinError, match="no pCPU 8191 on this node") as caught:
+        who_report.who(HOST, node_of_this_host(), 8191)
+    assert caught.value.hint == f"present are 0-{max(CPUS)}"

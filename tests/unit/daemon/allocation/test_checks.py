@@ -1,0 +1,203 @@
+"""Policies of other packages that fail or answer nonsense: nobody suffers, and it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kata_pin.daemon.allocation.allocator import Allocator
+from kata_pin.daemon.reconcile.node import NodeWatch
+from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.grants import AllocStore
+from kata_pin.model.alloc import AllocState, CpuClass, Decision, Running
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.placement import Note
+from kata_pin.model.sandbox import Container, ContainerState
+from kata_pin.model.topology import flat
+from kata_pin.policy.alloc.policies import create
+from kata_pin.policy.alloc.policy import Policy
+from tests.support.allotted import Host, Moves, request, settings
+from tests.support.world import cpus
+
+Method = Callable[..., Any]
+
+
+class World:
+    """An allocator whose policy is another package's: ours, with some methods replaced."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.host = Host()
+        self.chosen = settings()
+        self.ours = create("annotation", flat(8), self.chosen.settings)
+        self.theirs = SimpleNamespace(
+            **{
+                name: getattr(self.ours, name)
+                for name in ("allocate", "change", "release", "reconcile", "decline")
+            }
+        )
+        self.moves = Moves()
+        self.allocator = self.make()
+
+    def make(self) -> Allocator:
+        """Return an allocator that has begun."""
+        one = Allocator(
+            self.chosen,
+            cast("NodeWatch", self.host),
+            AllocStore(self.registry),
+            lambda _: cast("Policy", self.theirs),
+        )
+        one.begin(self.moves)
+        return one
+
+    def break_down(self, method: Method, *names: str) -> None:
+        """Replace methods of the policy."""
+        for name in names:
+            setattr(self.theirs, name, method)
+
+    @property
+    def complaints(self) -> list[str]:
+        return [note.text for note in self.allocator.notes if note.code == "alloc-policy"]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    registry = Registry(str(tmp_path / "registry.db"), boot_id="b")
+    yield World(registry)
+    registry.close()
+
+
+def _raises(*_: object) -> Decision:
+    raise ZeroDivisionError("by zero")
+
+
+def _exits(*_: object) -> Decision:
+    raise SystemExit(3)
+
+
+def _nothing(*_: object) -> None:
+    return None
+
+
+def _loses_everybody(state: AllocState, _: object) -> Decision:
+    return Decision(replace(state, grants={}))
+
+
+def _gives_all(state: AllocState, one: Any) -> Decision:
+    grants = {name: replace(had, exclusive=state.cpus) for name, had in state.grants.items()}
+    return Decision(replace(state, grants=grants))
+
+
+BAD = (_raises, _exits, _nothing, _loses_everybody, _gives_all)
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_new_container_has_the_shared_pool(world: World, bad: Method) -> None:
+    """Whatever becomes of the policy: with a grant that is stored, and everybody else as before."""
+    world.allocator.admit(request("db", "exclusive", cpus=2))
+    before = world.allocator.state
+    world.break_down(bad, "allocate")
+    decision = world.allocator.admit(request("web", "exclusive", cpus=1))
+    grant = decision.state.grants["c-web"]
+    assert (grant.cpu_class, grant.cpus) == (CpuClass.NONE, before.shared)
+    assert decision.state.grants["c-db"] == before.grants["c-db"]
+    assert AllocStore(world.registry).read() == world.allocator.state
+    assert len(world.complaints) == 1
+    assert "policy 'annotation' fails: " in world.complaints[0]
+    assert grant.reasons == (world.complaints[0],)
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_running_container_keeps_what_it_has(world: World, bad: Method) -> None:
+    """A change that cannot be is none, in an event and in a pass."""
+    world.allocator.admit(request("db", "exclusive", cpus=2))
+    before = world.allocator.state
+    world.break_down(bad, "change", "reconcile")
+    world.allocator.change(request("db", "exclusive", cpus=3), "test")
+    world.allocator.set_orders({"shop/db": CpuClass.SHARE})
+    world.allocator.reconcile([Running(request("db", "exclusive", cpus=2), cpus("1"))])
+    assert world.allocator.state == before
+    found = Container("c-new", "s-new", pod_name="new", pod_namespace="shop", pod_uid="uid-new")
+    assert world.allocator.view((found,)).containers[0].cpus == before.shared
+    assert world.complaints
+
+
+@pytest.mark.parametrize("bad", [_raises, _exits, _nothing, lambda state, _: Decision(state)])
+def test_what_is_over_is_given_back(world: World, bad: Method) -> None:
+    """A policy that cannot release anything keeps nobody's CPUs for ever."""
+    world.allocator.admit(request("db", "exclusive", cpus=2))
+    world.break_down(bad, "release")
+    record = Container("c-db", "s-db", state=ContainerState.STOPPED)
+    world.allocator.view((record,))
+    assert (world.allocator.state.grants, world.allocator.state.exclusive) == ({}, CpuSet())
+    assert world.complaints
+
+
+@pytest.mark.parametrize("bad", [_raises, lambda state, _: Decision(state)])
+def test_who_is_gone_is_given_back_by_what_runs(world: World, bad: Method) -> None:
+    """A policy that cannot reconcile keeps no CPUs of containers that run no more."""
+    for one in (request("db", "exclusive", cpus=2), request("old", "exclusive", cpus=2)):
+        world.allocator.admit(one)
+    kept = world.allocator.state.grants["c-db"]
+    world.break_down(bad, "reconcile")
+    world.allocator.reconcile([Running(kept.request, kept.cpus)])
+    assert world.allocator.state.get("c-db") == kept
+    assert world.allocator.state.exclusive == kept.exclusive
+    assert [one for one in world.allocator.state.grants if "old" in one] == []
+    assert AllocStore(world.registry).read() == world.allocator.state
+    assert world.complaints
+
+
+def test_a_note_that_cannot_be_said(world: World) -> None:
+    """It is looked at before anything is stored: else an event would fail after that."""
+
+    def notes(state: AllocState, one: Any) -> Decision:
+        decision = world.ours.allocate(state, one)
+        return replace(decision, notes=(Note(["alloc"], ["x"]),))  # type: ignore[arg-type]
+
+    world.break_down(notes, "allocate")
+    assert world.allocator.admit(request("db", "exclusive", cpus=2)).state.get("c-db") is not None
+    assert world.allocator.state.exclusive == CpuSet()
+    assert world.complaints
+
+
+def test_a_policy_that_never_answers(world: World) -> None:
+    """The daemon starts, nobody gets anything, and the first complaint is not repeated."""
+    world.break_down(_raises, "allocate", "change", "release", "reconcile", "decline")
+    world.registry.database.execute("DELETE FROM alloc")
+    world.allocator = world.make()
+    for _ in range(3):
+        assert world.allocator.admit(request("db", "exclusive", cpus=2)).state == AllocState()
+    assert world.complaints == ["policy 'annotation' fails: ZeroDivisionError: by zero"]
+
+
+def test_a_policy_that_refuses_what_runs(world: World) -> None:
+    """Only a creation can be refused."""
+
+    def refusing(state: AllocState, one: Any) -> Decision:
+        decision = world.ours.allocate(state, request("much", "exclusive", cpus=64))
+        assert decision.refused is not None
+        return Decision(state, refused=replace(decision.refused, strict=True))
+
+    world.break_down(refusing, "allocate", "change")
+    refused = world.allocator.admit(request("db")).refused
+    assert refused is not None
+    assert refused.strict
+    decision = world.allocator.change(request("db"), "test")
+    assert (decision.refused, list(decision.state.grants)) == (None, ["c-db"])
+
+
+def test_a_long_complaint_is_cut(world: World) -> None:
+    """What a policy raises is text of others, in the log and in the registry."""
+
+    def talks(*_: object) -> Decision:
+        raise ValueError("x" * 100_000)
+
+    world.break_down(talks, "allocate")
+    world.allocator.admit(request("db"))
+    assert len(world.complaints[0]) == 200

@@ -1,0 +1,89 @@
+"""Which passes are waited for, and when a sandbox counts as having left CPUs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from kata_pin.daemon.allocation.pending_passes import PATIENCE_S, Moves
+from kata_pin.daemon.reconcile.outcome import NO_VMM, RELEASED, Passed
+from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.reconcile.supervisor import Cause
+from kata_pin.model.placement import Report
+
+
+class Passes:
+    """Sandboxes whose passes are only asked for."""
+
+    ids = ("a", "b")
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.awaited: list[tuple[str, int]] = []
+
+    def mark(self, sandbox_id: str, _reason: str, *, event: bool = True) -> int:
+        del event
+        self.asked.append(sandbox_id)
+        return len(self.asked)
+
+    async def settled(self, sandbox_id: str, ticket: int) -> None:
+        self.awaited.append((sandbox_id, ticket))
+
+
+@pytest.fixture
+def passes() -> Passes:
+    return Passes()
+
+
+@pytest.fixture
+def now() -> SimpleNamespace:
+    return SimpleNamespace(s=100.0)
+
+
+@pytest.fixture
+def moves(passes: Passes, now: SimpleNamespace) -> Moves:
+    one = Moves(clock=lambda: now.s)
+    one.begin(cast("Sandboxes", passes))
+    return one
+
+
+def passed(state: str, *, settled: bool = True) -> Passed:
+    """Return a pass over sandbox `a`."""
+    report = SimpleNamespace(settled=settled)
+    return Passed("a", "shop/a", state, cast("Report", report), Cause())
+
+
+async def test_every_pass_that_was_asked_for_is_awaited(moves: Moves, passes: Passes) -> None:
+    """But those that ended, and those of sandboxes that are over or unknown."""
+    assert moves.ask(["a", "b", "c"], "test") == {"c"}
+    assert sorted(passes.asked) == ["a", "b"]
+    moves.ended("a")
+    await moves.all_ended()
+    assert [sandbox for sandbox, _ in passes.awaited] == ["b"]
+    moves.over("b")
+    await moves.all_ended()
+    assert len(passes.awaited) == 1
+
+
+@pytest.mark.parametrize("state", ["ok", "drift", RELEASED])
+def test_a_pass_that_moved_everything(moves: Moves, state: str) -> None:
+    """The threads are where they should be, or an operator wants them anywhere."""
+    assert moves.has_left(passed(state))
+    assert moves.has_left(passed(state, settled=False)) is (state == RELEASED)
+
+
+@pytest.mark.parametrize(("state", "settled"), [(NO_VMM, True), ("drift", False)])
+def test_a_pass_that_moved_nobody(
+    moves: Moves, now: SimpleNamespace, state: str, settled: bool
+) -> None:
+    """Its CPUs are held back for a while; a pass that succeeds, or the end, begins it anew."""
+    stuck = passed(state, settled=settled)
+    for forget in (lambda: moves.has_left(passed("ok")), lambda: moves.over("a")):
+        assert not moves.has_left(stuck)
+        now.s += PATIENCE_S - 1
+        assert not moves.has_left(stuck)
+        now.s += 1
+        assert moves.has_left(stuck)
+        forget()

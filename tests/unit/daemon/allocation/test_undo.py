@@ -1,0 +1,289 @@
+"""Switching the allocator off: who gets all CPUs back, who is left alone, and what is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kata_pin.config.alloc import NO_POLICY
+from kata_pin.config.tree import Config, Mode
+from kata_pin.daemon.allocation.allocator import Allocator
+from kata_pin.daemon.allocation.coordinator import Allotting
+from kata_pin.daemon.allocation.delivery import Delivery
+from kata_pin.daemon.allocation.nri_decider import NriDecider
+from kata_pin.daemon.allocation.pending_passes import Moves as Passes
+from kata_pin.daemon.allocation.undo import kept, unconfined
+from kata_pin.daemon.intake.nri_events import NriIntake
+from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.service.compose import compose
+from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.grants import AllocStore
+from kata_pin.model.alloc import AllocState, ContainerRequest
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.node import KubeletState
+from kata_pin.model.sandbox import Container
+from kata_pin.model.topology import flat
+from kata_pin.sources.nri import NriPlugin
+from kata_pin.wire.nri.messages import Event, EventKind, Pod, PodContainer, Snapshot
+from kata_pin.wire.nri.replies import Answer, Cpuset
+from kata_pin.wire.oci import CpuResources
+from tests.support.allotted import Host, Moves, allocator, request, settings
+from tests.support.world import cpus, without
+
+ALL = "0-7"
+WEB = request("web", kata=False)
+DB = request("db", "exclusive", cpus=2)
+FREE = request("free", "exclusive", cpus=1, quota=False)
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    one = Registry(str(tmp_path / "registry.db"), boot_id="b")
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+def decided(registry: Registry, host: Host, *requests: ContainerRequest) -> AllocState:
+    """Have a daemon give these containers their CPUs, and return what it stored."""
+    one = allocator(registry, host)
+    one.begin(Moves())
+    for asked in requests or (WEB, DB):
+        one.admit(asked)
+    return one.state
+
+
+def next_daemon(registry: Registry, host: Host, how: str) -> Allocator:
+    """Return the allocator of a daemon that was started with it switched off."""
+    if how == "observe":
+        host.config = Config(mode=Mode.OBSERVE)
+        one = allocator(registry, host)
+        one.begin(Moves())
+        return one
+    return allocator(registry, host, policy=NO_POLICY)
+
+
+def decider(one: Allocator, delivery: Delivery, registry: Registry) -> NriDecider:
+    intake = SimpleNamespace(kata_among=lambda _: frozenset(), is_kata=lambda _: False)
+    return NriDecider(cast("NriIntake", intake), one, delivery, registry, Passes())
+
+
+def snapshot(**there: str) -> Snapshot:
+    """Return what a runtime tells: pods of one container each, with their cpusets."""
+    return Snapshot(
+        tuple(Pod(name, name=name, uid=f"uid-{name}", pid=1) for name in there),
+        tuple(
+            PodContainer(f"c-{name}", name, name="app", cpu=CpuResources(cpus=has))
+            for name, has in there.items()
+        ),
+    )
+
+
+def adopted(registry: Registry, host: Host, how: str, **there: str) -> dict[str, str]:
+    """Have the next daemon told of everything; return what it changes, and that it forgets."""
+    one, delivery = next_daemon(registry, host, how), Delivery()
+    answers = decider(one, delivery, registry)
+    updates = {x.container_id: str(x.cpuset.cpus) for x in answers.adopt(snapshot(**there))}
+    assert (one.state, AllocStore(registry).read()) == (AllocState(), None)
+    assert delivery.pending(one.effective) == {}
+    pod = Pod("new", name="new", uid="u", pid=1)
+    created = Event(EventKind.CREATE_CONTAINER, pod, PodContainer("c-new", "new"))
+    assert answers.decide(created, 1) == Answer()
+    return updates
+
+
+@pytest.mark.parametrize("how", ["none", "observe"])
+def test_the_first_synchronize_gives_everything_back(
+    registry: Registry, host: Host, how: str
+) -> None:
+    """Who has what was stored as given gets all CPUs, once; then nothing is known any more."""
+    state = decided(registry, host)
+    own, pool = str(state.exclusive), str(state.shared)
+    assert adopted(registry, host, how, web=pool, db=own) == {"c-web": ALL, "c-db": ALL}
+    assert adopted(registry, host, how, web=pool, db=own) == {}
+
+
+@pytest.mark.parametrize("how", ["none", "observe"])
+def test_what_is_not_ours_stays(registry: Registry, host: Host, how: str) -> None:
+    """Another cpuset than was stored, none at all, a container that we do not know."""
+    state = decided(registry, host)
+    assert adopted(registry, host, how, web="1", db="", other=str(state.shared)) == {}
+
+
+def test_a_kata_container_without_a_quota(registry: Registry, host: Host) -> None:
+    """It never got a cpuset from us, so it gets none now: Kata would size its VM by it."""
+    state = decided(registry, host, FREE)
+    assert adopted(registry, host, "none", free=str(state.exclusive)) == {}
+
+
+def test_what_ended_meanwhile_changes_nothing_for_others(registry: Registry, host: Host) -> None:
+    """Grants tell what was given until it is given back, whoever has ended before."""
+    state = decided(registry, host)
+    one = next_daemon(registry, host, "observe")
+    one.release(["c-db"], "test")
+    assert one.state.grants["c-web"] == state.grants["c-web"]
+    assert adopted(registry, host, "observe", web=str(state.shared)) == {"c-web": ALL}
+
+
+def test_the_kubelet_takes_over(registry: Registry, host: Host) -> None:
+    """Under its static policy nothing is given back: it may have given the very same."""
+    state = decided(registry, host)
+    host.kubelet = KubeletState("static", cpus("0-1"))
+    assert adopted(registry, host, "none", web=str(state.shared)) == {}
+
+
+def test_until_nri_is_there_it_is_said(registry: Registry, host: Host) -> None:
+    """A node that was switched off shows that something is left, until nothing is."""
+    assert next_daemon(registry, host, "none").notes == ()
+    decided(registry, host)
+    one = next_daemon(registry, host, "none")
+    assert [note.code for note in one.notes] == ["alloc-left-behind"]
+    one.forget()
+    assert one.notes == ()
+
+
+def test_only_what_is_left_needs_a_decider(registry: Registry) -> None:
+    """With alloc.policy none NRI is observed, unless an earlier daemon has decided."""
+    off = Config()
+    intake = cast("NriIntake", None)
+    assert Allotting(compose(off, registry)).decider(intake) is None
+    decided(registry, Host())
+    assert Allotting(compose(off, registry)).decider(intake) is not None
+
+
+def test_all_cpus() -> None:
+    """What is online and not isolated, and what we gave out; all memory nodes if we set some."""
+    host = replace(flat(8), isolated=cpus("6-7"))
+    assert unconfined(AllocState(), host) == Cpuset(cpus("0-5"))
+    state = AllocState(cpus("2-6"), reserved=cpus("2"), housekeeping=cpus("1"))
+    assert unconfined(state, host).cpus == cpus("0-6")
+    gone = without(flat(8), "3")
+    assert unconfined(state, gone).cpus == cpus("0-2,4-7")
+    assert unconfined(state, host, mems=True).mems == CpuSet(host.nodes)
+
+
+def test_a_last_cpuset_is_sent_once() -> None:
+    """It waits for the next answer, and whatever a container has then stays."""
+    delivery, everything, none = Delivery(), Cpuset(cpus(ALL)), AllocState()
+    delivery.has("c-web", Cpuset(cpus("1")))
+    delivery.part("c-web", everything)
+    assert delivery.parts("c-web")
+    delivery.has("c-web", Cpuset(cpus("1")), pid=7)
+    assert delivery.pending(none) == {"c-web": everything}
+    assert [one.cpuset for one in delivery.next(none)] == [everything]
+    assert not delivery.parts("c-web")
+    delivery.has("c-web", Cpuset(cpus("2")))
+    assert delivery.pending(none) == {}
+
+
+def test_a_last_cpuset_that_is_overtaken() -> None:
+    """By somebody else's, by the container's end, by a new connection, or by a grant of ours."""
+    for overtake in ("has", "gone", "clear"):
+        delivery = Delivery()
+        delivery.has("c-web", Cpuset(cpus("1")))
+        delivery.part("c-web", Cpuset(cpus(ALL)))
+        arguments: dict[str, tuple[Any, ...]] = {"has": ("c-web", Cpuset(cpus("2")))}
+        getattr(delivery, overtake)(*arguments.get(overtake, ("c-web",) * (overtake == "gone")))
+        assert delivery.pending(AllocState()) == {}
+        assert not delivery.parts("c-web")
+
+
+async def test_a_last_cpuset_that_is_pushed() -> None:
+    """What was sent between two answers is not sent again."""
+    delivery, everything = Delivery(), Cpuset(cpus(ALL))
+    delivery.has("c-web", Cpuset(cpus("1")))
+    delivery.part("c-web", everything)
+    with delivery.under_way("c-web", everything):
+        assert delivery.next(AllocState()) == ()
+    assert not delivery.parts("c-web")
+
+
+class Plugin:
+    """A runtime that can be told at any time, if it does not refuse."""
+
+    def __init__(self, problem: str = "") -> None:
+        self.updates_problem = problem
+        self.sent: dict[str, str] = {}
+
+    async def update(self, container_id: str, cpuset: Cpuset) -> None:
+        self.sent[container_id] = str(cpuset.cpus)
+
+
+async def uninstalled(registry: Registry, plugin: Plugin) -> tuple[Allotting, list[Any]]:
+    """Have a daemon decide, and then give everything back; return what waits."""
+    parts = compose(Config(alloc=settings()), registry)
+    parts.allocator = one = allocator(registry, Host())
+    allotting = Allotting(parts)
+    allotting.begin(cast("Sandboxes", SimpleNamespace(ids=[])))
+    allotting.connected(cast("NriPlugin", plugin))
+    for asked in (WEB, DB):
+        one.admit(asked)
+    task = asyncio.create_task(allotting.push())
+    await allotting._pushing.rested()
+    delivery = allotting._delivery
+    delivery.has("c-web", Cpuset(cpus("0-3")))  # not the newest: that is pending
+    delivery.has("c-db", Cpuset(one.state.exclusive))
+    try:
+        return allotting, await allotting.give_back()
+    finally:
+        task.cancel()
+
+
+async def test_uninstall_pushes(registry: Registry) -> None:
+    """Where cpusets can be sent at once, everybody has all CPUs when it returns."""
+    plugin = Plugin()
+    allotting, waiting = await uninstalled(registry, plugin)
+    assert plugin.sent == {"c-web": ALL, "c-db": ALL}
+    assert waiting == []
+    document = allotting.document()
+    assert document is not None
+    assert "given back" in document["aside"]
+    assert AllocStore(registry).read() is None
+
+
+async def test_uninstall_says_what_waits(registry: Registry) -> None:
+    """Where they cannot, who keeps its cpuset is returned; an answer still takes it along."""
+    allotting, waiting = await uninstalled(registry, Plugin("too old"))
+    assert [(one["pod"], one["name"]) for one in waiting] == [
+        ("shop/web", "app"),
+        ("shop/db", "app"),
+    ]
+    assert AllocStore(registry).read() is not None  # for the next daemon to give back
+    updates = allotting._delivery.next(AllocState())
+    assert {one.container_id: str(one.cpuset.cpus) for one in updates} == {
+        "c-web": ALL,
+        "c-db": ALL,
+    }
+
+
+def test_without_a_daemon_all_of_it_waits(registry: Registry, host: Host) -> None:
+    """A command cannot tell the runtime anything: it names who has a cpuset of ours.
+
+    A Kata container that no runtime was told about, without NRI, has none.
+    """
+    bare = request("bare", "exclusive", cpus=1)
+    state = decided(registry, host, WEB, DB, FREE, bare)
+    own = state.grants["c-db"].exclusive
+    registry.adopt(Container("c-db", "s-db", cpus=own))
+    registry.adopt(Container("c-bare", "s-bare"))
+    waiting = kept(allocator(registry, host), Delivery(), registry)
+    assert [(one["id"], one["cpus"]) for one in waiting] == [
+        ("c-web", str(state.shared)),
+        ("c-db", str(own)),
+    ]
+
+
+def test_only_other_runtimes_containers_prove_nri(registry: Registry, host: Host) -> None:
+    """Where no runtime was ever told anything nothing is said to be left."""
+    decided(registry, host, DB)
+    assert next_daemon(registry, host, "none").notes == ()

@@ -1,0 +1,179 @@
+"""What a hook is told, and what becomes of the spool when things fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from kata_pin.config import Config
+from kata_pin.daemon.intake.hook_service import Reception
+from kata_pin.daemon.intake.records import Intake
+from kata_pin.daemon.reconcile.counters import Tally
+from kata_pin.daemon.reconcile.engine import Held
+from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.store.database import Registry
+from kata_pin.errors import StateError
+from kata_pin.model.placement import Report
+from kata_pin.sources.bundles import BundleReader
+from kata_pin.sources.hooks import HookConnection
+from kata_pin.sources.spool import Spool
+from kata_pin.wire.hook_message import HookMessage
+from kata_pin.wire.oci import Phase
+from tests.support import world
+
+
+class Answers:
+    """A hook's end of the connection: what it was told, in order."""
+
+    def __init__(self, message: HookMessage) -> None:
+        self.message = message
+        self.gone = asyncio.Event()
+        self.said: list[str] = []
+
+    async def recorded(self) -> None:
+        self.said.append("recorded")
+
+    async def pinned(self) -> None:
+        self.said.append("pinned")
+
+    async def unpinned(self, reason: str) -> None:
+        self.said.append(f"unpinned {reason}")
+
+    async def refused(self, reason: str) -> None:
+        self.said.append(f"refused {reason}")
+
+
+class Marked:
+    """Sandboxes whose passes end as the test says."""
+
+    def __init__(self) -> None:
+        self.marks: list[str] = []
+        self.report: Report | None = None
+        self.kept: Held | None = Held()
+        self.acts = True
+        self.released = False
+
+    def mark(self, sandbox_id: str, _reason: str) -> int:
+        self.marks.append(sandbox_id)
+        return 1
+
+    async def settled(self, _sandbox_id: str, _ticket: int) -> Report | None:
+        return self.report
+
+    def held(self, _sandbox_id: str) -> Held | None:
+        return self.kept
+
+    def is_released(self, _sandbox_id: str) -> bool:
+        return self.released
+
+
+@pytest.fixture
+def marked() -> Marked:
+    return Marked()
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    one = Registry(str(tmp_path / "registry.db"), boot_id="b")
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def reception(tmp_path: Path, registry: Registry, marked: Marked) -> Reception:
+    bundle = tmp_path / "bundles" / "c1"
+    bundle.mkdir(parents=True)
+    (bundle / "config.json").write_text("{}")
+    spool = Spool(str(tmp_path / "spool"))
+    spool.prepare()
+    intake = Intake(registry, BundleReader([str(tmp_path / "bundles")]))
+    return Reception(Config, intake, cast("Sandboxes", marked), spool, Tally())
+
+
+def _message(tmp_path: Path, phase: Phase, stamp: int = 5) -> HookMessage:
+    bundle = str(tmp_path / "bundles" / "c1")
+    state = {"ociVersion": "", "id": "c1", "status": "", "pid": 1, "bundle": bundle}
+    return HookMessage(phase, stamp, 6, json.dumps(state).encode())
+
+
+async def _told(reception: Reception, message: HookMessage) -> list[str]:
+    answers = Answers(message)
+    await reception.hook(cast("HookConnection", answers))
+    return answers.said
+
+
+def _settled(marked: Marked) -> None:
+    sandbox, threads = world.sandbox(), world.vcpus(0)
+    from kata_pin.policy.placement.place import place
+
+    marked.report = Report("c1", tuple(threads), place(sandbox, threads, world.node()))
+    assert marked.kept is not None
+    marked.kept.vmm = sandbox.vmm
+
+
+async def test_pinned_is_only_said_of_pins(
+    reception: Reception, marked: Marked, tmp_path: Path
+) -> None:
+    """Each reason why pins do not stand is told; `pinned` where they do, or none are wanted."""
+    stamp = 0
+
+    async def told() -> str:
+        nonlocal stamp
+        stamp += 1
+        said = await _told(reception, _message(tmp_path, Phase.CREATE_RUNTIME, stamp))
+        assert said[0] == "recorded"
+        return said[1]
+
+    assert await told() == "unpinned the pass over the sandbox failed"
+    marked.report = Report("c1")
+    assert await told() == "unpinned no VMM"
+    _settled(marked)
+    assert await told() == "pinned"
+    marked.acts = False
+    assert await told() == "unpinned the daemon only observes"
+    marked.released = True
+    assert await told() == "unpinned the operator released the sandbox"
+    marked.kept = None  # dropped: there is no VMM behind it
+    assert await told() == "pinned"
+
+
+async def test_phases_that_do_not_wait_are_only_recorded(
+    reception: Reception, marked: Marked, tmp_path: Path
+) -> None:
+    """poststart and poststop get one answer, and mark their sandbox."""
+    assert await _told(reception, _message(tmp_path, Phase.POSTSTART)) == ["recorded"]
+    assert await _told(reception, _message(tmp_path, Phase.POSTSTOP, 6)) == ["recorded"]
+    assert marked.marks == ["c1", "c1"]
+
+
+async def test_hopeless_and_unwritable_differ(
+    reception: Reception, registry: Registry, marked: Marked, tmp_path: Path
+) -> None:
+    """A hopeless message is refused; without a registry nothing is said, so the hook spools."""
+    (said,) = await _told(reception, HookMessage(Phase.CREATE_RUNTIME, 5, 6, b"{"))
+    assert said.startswith("refused ")
+    registry.close()
+    answers = Answers(_message(tmp_path, Phase.CREATE_RUNTIME))
+    with pytest.raises(StateError):
+        await reception.hook(cast("HookConnection", answers))
+    assert answers.said == []
+    assert marked.marks == []
+
+
+async def test_a_spool_that_cannot_be_recorded_stays(
+    reception: Reception, registry: Registry, marked: Marked, tmp_path: Path
+) -> None:
+    """Neither lost nor fatal: the next look finds the message again."""
+    message = _message(tmp_path, Phase.CREATE_RUNTIME)
+    body = message.body
+    file = tmp_path / "spool" / "5-6.msg"
+    file.write_bytes(b"KP1 createRuntime 5 6 %d\n" % len(body) + body)
+    registry.close()
+    reception.take_spool()
+    assert file.exists()
+    assert marked.marks == []

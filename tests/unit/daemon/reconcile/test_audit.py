@@ -1,0 +1,120 @@
+"""What an audit makes of threads that are elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from kata_pin.daemon.reconcile.audit import Auditor
+from kata_pin.daemon.reconcile.engine import Held
+from kata_pin.daemon.reconcile.other_writers import FIRST_TRUCE_S
+from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.host.root import HostRoot
+from kata_pin.model.placement import Report
+from kata_pin.model.thread import ThreadRole
+from tests.support import world
+from tests.support.hosttree import FakeScheduler, grow
+
+PID = 100
+
+
+class OneSandbox:
+    """A node with one sandbox; its reports are made by the test."""
+
+    ids: Sequence[str] = ("pod",)
+
+    def __init__(self, held: Held) -> None:
+        self._held = held
+        self.marks = 0
+
+    def held(self, _sandbox_id: str) -> Held:
+        return self._held
+
+    def mark(self, _sandbox_id: str, _reason: str, *, event: bool = True) -> None:
+        assert not event
+        self.marks += 1
+
+
+@pytest.mark.parametrize(
+    ("cpuset", "blamed"),
+    [
+        pytest.param("0-1", True, id="nothing else changed"),
+        pytest.param("0", False, id="its cpuset changed"),
+    ],
+)
+async def test_another_writer_is_blamed_only_where_the_cpuset_is_the_same(
+    tmp_path: Path, cpuset: str, blamed: bool
+) -> None:
+    """Before Linux 6.2 a new cpuset wipes pins: however often Kata writes one, it is no rival."""
+    grow(
+        tmp_path,
+        {
+            "proc/self/mountinfo": "1 0 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw",
+            f"proc/{PID}/task/{PID}/cgroup": "0::/kata_pod",
+            "sys/fs/cgroup/kata_pod/cpuset.cpus.effective": cpuset,
+        },
+    )
+    scheduler = FakeScheduler()
+    scheduler.affinities[PID] = frozenset({0})
+    held = Held()
+    sandboxes = OneSandbox(held)
+    auditor = Auditor(HostRoot(str(tmp_path), scheduler=scheduler), cast("Sandboxes", sandboxes))
+    for _ in range(3):
+        thread = world.thread(ThreadRole.EMULATOR, PID, on="1", cpuset="0-1", tgid=PID)
+        held.report = Report("pod", threads=(thread,))
+        await auditor.affinity()
+    assert sandboxes.marks == 3
+    assert bool(held.foreign.left_alone(time.monotonic())) is blamed
+
+
+async def test_the_end_of_a_truce_is_found(tmp_path: Path) -> None:
+    """A thread that its other writer left where it was is looked at once the truce is over."""
+    scheduler = FakeScheduler()
+    scheduler.affinities[PID] = frozenset({0})
+    grow(tmp_path, {f"proc/{PID}/task/{PID}/stat": "x"})
+    held = Held()
+    thread = world.thread(ThreadRole.EMULATOR, PID, on="0", tgid=PID)
+    held.report = Report("pod", threads=(thread,))
+    now = time.monotonic()
+    for _ in range(3):
+        held.foreign.drifted([thread.key], now - FIRST_TRUCE_S + 0.05)
+    sandboxes = OneSandbox(held)
+    auditor = Auditor(HostRoot(str(tmp_path), scheduler=scheduler), cast("Sandboxes", sandboxes))
+    await auditor.affinity()
+    assert sandboxes.marks == 0
+    async with asyncio.timeout(5):
+        while not sandboxes.marks:
+            await auditor.affinity()
+            await asyncio.sleep(0.005)
+    assert not held.foreign.left_alone(time.monotonic())
+    await auditor.affinity()
+    assert sandboxes.marks == 1
+
+
+async def test_a_vcpu_thread_in_another_cgroup_is_found(tmp_path: Path) -> None:
+    """A vCPU thread moved alone, its affinity as before: only its cgroup file tells."""
+    main, vcpu = world.main_thread(on="0-1", cpuset="0-1"), world.vcpu(0, on="0", cpuset="0-1")
+    folder = f"proc/{main.key.tgid}/task"
+    scheduler = FakeScheduler()
+    stat = " ".join(["S", *["0"] * 18, "5", "0"])
+    files = {"proc/self/mountinfo": "1 0 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"}
+    for thread in (main, vcpu):
+        scheduler.affinities[thread.key.tid] = frozenset(thread.task.affinity)
+        files[f"{folder}/{thread.key.tid}/stat"] = f"{thread.key.tid} (qemu) {stat}"
+        files[f"{folder}/{thread.key.tid}/cgroup"] = "0::/kata_pod"
+    for name in ("kata_pod", "kata_pod/vcpus"):
+        files[f"sys/fs/cgroup/{name}/cpuset.cpus.effective"] = "0-1"
+    grow(tmp_path, files)
+    held = Held(report=Report("pod", threads=(main, vcpu)))
+    sandboxes = OneSandbox(held)
+    auditor = Auditor(HostRoot(str(tmp_path), scheduler=scheduler), cast("Sandboxes", sandboxes))
+    await auditor.deep()
+    assert sandboxes.marks == 0
+    (tmp_path / folder / str(vcpu.key.tid) / "cgroup").write_text("0::/kata_pod/vcpus\n")
+    await auditor.deep()
+    assert sandboxes.marks == 1

@@ -1,0 +1,152 @@
+"""A pass over real processes, at moments that real hosts seldom show."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import cast
+
+import pytest
+
+from kata_pin.daemon.reconcile.engine import MAX_ROUNDS, Engine, Held
+from kata_pin.daemon.reconcile.kata_pinning import KataPinsReader
+from kata_pin.daemon.reconcile.node import NodeWatch
+from kata_pin.host.process import ProcessIndex, cgroups, read_process
+from kata_pin.host.root import HostRoot, Scheduler
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.node import Node
+from kata_pin.model.sandbox import Vmm, VmmKind
+from kata_pin.model.thread import ProcessKey, ThreadKey, ThreadRole
+from kata_pin.model.topology import flat
+from kata_pin.sources.bundles import BundleReader
+from kata_pin.vmm.facts import HostFacts
+from kata_pin.vmm.find import VmmFinder
+from kata_pin.vmm.state_files import KataPaths
+from tests.support import world
+
+
+class Memory:
+    """What a registry would remember."""
+
+    def __init__(self) -> None:
+        self.masks: dict[ThreadRole, CpuSet] = {}
+
+    def pairs(self, sandbox_id: str) -> dict[ThreadKey, int]:
+        return {}
+
+    def first_seen(self, sandbox_id: str) -> dict[ThreadRole, CpuSet]:
+        return self.masks
+
+    def keep(
+        self,
+        sandbox_id: str,
+        *,
+        pairs: Mapping[ThreadKey, int],
+        first_seen: Mapping[ThreadRole, CpuSet],
+    ) -> None:
+        self.masks = dict(first_seen)
+
+
+class Killer:
+    """The kernel's scheduler; a process ends when another's affinity has just been set."""
+
+    def __init__(self, victim: subprocess.Popen[bytes], moment: int) -> None:
+        self._victim = victim
+        self._moment = moment
+
+    def set_affinity(self, tid: int, cpus: Iterable[int]) -> None:
+        os.sched_setaffinity(tid, cpus)
+        if tid == self._moment:
+            self._victim.kill()
+            self._victim.wait()
+
+    def get_affinity(self, tid: int) -> set[int]:
+        return os.sched_getaffinity(tid)
+
+
+class OneNode:
+    """The node's facts, without looking."""
+
+    cgroup_mounts = ()
+    kubelet = None
+
+    def current(self) -> Node:
+        return world.node(flat(2))
+
+
+class OneFinder:
+    """Finds a given process whatever the sandbox."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def find(self, sandbox_id: str, hints: object = ()) -> Vmm:
+        key: ProcessKey = read_process(HostRoot(), self._pid).key
+        return Vmm(VmmKind.QEMU, key, parent=os.getpid(), exe="qemu", witness="test", kvm=False)
+
+
+@contextmanager
+def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _engine(scheduler: Scheduler, vmm: int, virtiofsd: int) -> Engine:
+    """Return an engine to which one child of ours is the VMM and another its virtiofsd."""
+    root = HostRoot(debugfs="/nonexistent", scheduler=scheduler)
+    index = ProcessIndex(root)
+    programs = {virtiofsd: "/usr/libexec/virtiofsd"}
+    host = HostFacts(
+        root,
+        index,
+        partial(read_process, root),
+        lambda pid: ["x", "--shared-dir=/run/pod/shared"] if pid == virtiofsd else ["x"],
+        lambda pid: (programs.get(pid, "/bin/x"), False),
+        partial(cgroups, root),
+    )
+    finder = cast("VmmFinder", OneFinder(vmm))
+    paths = KataPaths("/nonexistent", "/nonexistent")
+    pins = KataPinsReader(root, paths, BundleReader([]), ())
+    return Engine(root, cast("NodeWatch", OneNode()), Memory(), index, host, finder, paths, pins)
+
+
+@pytest.mark.root
+def test_a_helper_that_exits_during_a_pass_is_not_the_vmm() -> None:
+    """virtiofsd, the shim or a vhost worker may go at any moment; the sandbox lives on."""
+    with sleeping() as virtiofsd, sleeping() as vmm:  # set in this order
+        engine = _engine(Killer(virtiofsd, moment=vmm.pid), vmm.pid, virtiofsd.pid)
+        held = Held()
+        report = engine.run("pod", (world.shared("app", "1"),), held, act=True)
+        assert virtiofsd.returncode is not None
+        assert held.vmm is not None, held.problem
+        assert vmm.pid in {thread.key.tgid for thread in report.threads}
+        assert os.sched_getaffinity(vmm.pid) == {1}
+
+
+class Refuser:
+    """A scheduler that sets nothing."""
+
+    def set_affinity(self, tid: int, cpus: Iterable[int]) -> None:
+        raise OSError(errno.EINVAL, "refused")
+
+    def get_affinity(self, tid: int) -> set[int]:
+        return os.sched_getaffinity(tid)
+
+
+@pytest.mark.parametrize(("most", "rounds"), [(100, MAX_ROUNDS), (0, 1)])
+def test_a_crowd_of_threads_gets_one_round(
+    most: int, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A VMM with more threads than are looked into holds the daemon for one look, not for five."""
+    monkeypatch.setattr(f"{Engine.__module__}.MAX_THREADS", most)
+    with sleeping() as vmm:
+        engine = _engine(Refuser(), vmm.pid, 0)
+        report = engine.run("pod", (world.shared("app", "1"),), Held(), act=True)
+        assert (report.rounds, report.settled) == (rounds, False)

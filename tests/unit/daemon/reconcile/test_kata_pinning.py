@@ -1,0 +1,158 @@
+"""What says whether Kata pins a sandbox's vCPUs: its state, then annotations, then its files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kata_pin.daemon.reconcile.kata_pinning import KataPinsReader
+from kata_pin.host.root import HostRoot
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.sandbox import Container, ContainerKind, ContainerState, GuestTopology, Vmm
+from kata_pin.policy.placement.writers import KataPinning
+from kata_pin.sources.bundles import BundleReader
+from kata_pin.sources.kata_config import read_kata_configs
+from kata_pin.vmm.state_files import KataPaths
+from kata_pin.wire.annotations import KATA_CONFIG, KATA_PINNING
+from tests.support import world
+
+GO_KEY, RS_KEY = KATA_PINNING
+QEMU = "/opt/kata/bin/qemu-system-x86_64"
+
+
+class Place:
+    """Kata's folders, a bundle and configuration files, below one private folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.vc, self.kata, self.conf = root / "vc", root / "kata", root / "conf"
+        for folder in (self.vc / "sbs/s1", self.kata / "s1", self.conf, root / "b/s1"):
+            folder.mkdir(parents=True)
+        vmm = world.sandbox().vmm
+        assert vmm is not None
+        self.vmm: Vmm = replace(vmm, exe=QEMU)
+        self.pause = Container(
+            id="s1", sandbox_id="s1", kind=ContainerKind.SANDBOX, state=ContainerState.RUNNING,
+            bundle=str(root / "b/s1"),
+        )  # fmt: skip
+
+    def go(self, *, on: bool) -> None:
+        """Write what the Go runtime keeps."""
+        document = {"State": "running", "Config": {"EnableVCPUsPinning": on}, "x": "y" * on}
+        (self.vc / "sbs/s1/persist.json").write_text(json.dumps(document))
+
+    def annotate(self, annotations: Mapping[str, str]) -> None:
+        """Write the bundle's config.json."""
+        (self.root / "b/s1/config.json").write_text(json.dumps({"annotations": annotations}))
+
+    def configure(self, name: str, *, on: bool, path: str = QEMU) -> Path:
+        """Write one of Kata's configuration files."""
+        file = self.conf / f"configuration-{name}.toml"
+        flag = str(on).lower()
+        text = f"[hypervisor.qemu]\npath='{path}'\n[runtime]\nenable_vcpus_pinning={flag}\n"
+        file.write_text(text)
+        return file
+
+    def reader(self) -> KataPinsReader:
+        """Return a reader, as a daemon that starts now makes it."""
+        paths = KataPaths(vc=str(self.vc), kata=str(self.kata))
+        bundles = BundleReader([str(self.root / "b")])
+        return KataPinsReader(HostRoot(), paths, bundles, read_kata_configs([str(self.conf)]))
+
+    def said(self, reader: KataPinsReader | None = None) -> tuple[bool, str]:
+        """Return whether pinning is on, and what says so."""
+        found = (reader or self.reader()).of("s1", (self.pause,), self.vmm)
+        return found.pinning is not KataPinning.OFF, found.evidence
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """Return a place where nothing says anything."""
+    return Place(tmp_path)
+
+
+def test_nothing_says_anything(place: Place) -> None:
+    """Without evidence Kata does not pin: that is its default."""
+    assert place.said() == (False, "")
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_katas_state_is_believed_before_all(place: Place, on: bool) -> None:
+    """It is what Kata made of annotation and file."""
+    place.go(on=on)
+    place.annotate({GO_KEY: str(not on).lower()})
+    place.configure("qemu", on=not on)
+    assert place.said() == (on, "persist.json")
+
+
+def test_the_state_of_runtime_rs(place: Place) -> None:
+    """The same flag, elsewhere."""
+    cgroup = {"path": "/x", "enable_vcpus_pinning": True}
+    document = {"resource": {"cgroup_state": cgroup}, "hypervisor": {"hypervisor_type": "qemu"}}
+    (place.kata / "s1/state.json").write_text(json.dumps(document))
+    assert place.said() == (True, "state.json")
+
+
+@pytest.mark.parametrize("key", KATA_PINNING)
+@pytest.mark.parametrize("on", [True, False])
+def test_an_annotation_is_believed_before_the_file(place: Place, key: str, on: bool) -> None:
+    """Both runtimes' keys, where Kata keeps nothing that could be read."""
+    place.annotate({key: str(on).lower()})
+    place.configure("qemu", on=not on)
+    assert place.said() == (on, f"annotation {key} in config.json")
+
+
+def test_an_annotation_that_is_no_flag_says_nothing(place: Place) -> None:
+    """Kata refuses such a sandbox; the file is asked."""
+    place.annotate({GO_KEY: "yes please"})
+    assert place.said() == (False, "")
+
+
+def test_the_pods_annotations_count_where_no_bundle_can_be_read(place: Place) -> None:
+    """What the runtime did not hand on to Kata is not in config.json, and does not count."""
+    reader = place.reader()
+    reader.tell("s1", {RS_KEY: "true", "other": "x"})
+    assert place.said(reader) == (True, f"annotation {RS_KEY} in the pod")
+    reader.forget("s1")
+    assert place.said(reader) == (False, "")
+    reader.tell("s1", {RS_KEY: "true"})
+    place.annotate({})
+    assert place.said(reader) == (False, "")
+
+
+def test_a_configuration_counts_for_the_vmm_that_it_allows(place: Place) -> None:
+    """Another hypervisor's does not; several that disagree say nothing, those that agree do."""
+    other = place.configure("clh", on=True, path="/opt/kata/bin/cloud-hypervisor")
+    assert place.said() == (False, "")
+    qemu = place.configure("qemu", on=True)
+    assert place.said() == (True, str(qemu))
+    place.configure("snp", on=False)
+    on, evidence = place.said()
+    assert (on, "disagree" in evidence) == (False, True)
+    place.annotate({KATA_CONFIG: str(other)})
+    assert place.said() == (True, str(other))
+
+
+def test_a_state_that_is_being_written_says_what_it_said_before(place: Place) -> None:
+    """Kata rewrites persist.json in place: half of it is no reason to pin against Kata."""
+    reader = place.reader()
+    place.go(on=True)
+    assert place.said(reader) == (True, "persist.json")
+    (place.vc / "sbs/s1/persist.json").write_text('{"State": "running", "Con')
+    assert place.said(reader) == (True, "persist.json")
+    (place.vc / "sbs/s1/persist.json").unlink()
+    assert place.said(reader) == (False, "")
+
+
+def test_numa_mode_is_known_by_the_guests_memory(place: Place) -> None:
+    """Where Kata bound the guest's memory to host nodes, it pins by node and always."""
+    place.go(on=True)
+    guest = replace(place.vmm.guest, host_nodes={0: CpuSet.parse("0")})
+    assert isinstance(guest, GuestTopology)
+    found = place.reader().of("s1", (place.pause,), replace(place.vmm, guest=guest))
+    assert found.pinning is KataPinning.NUMA
+    assert place.reader().of("s1", (place.pause,), place.vmm).pinning is KataPinning.COUNT

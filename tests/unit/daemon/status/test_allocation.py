@@ -1,0 +1,176 @@
+"""What is shown of the allocator: by the daemon, and by a command that looks without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kata_pin.config.alloc import Alloc
+from kata_pin.config.tree import Config, Nri, NriEnabled
+from kata_pin.daemon.allocation.allocator import Allocator
+from kata_pin.daemon.allocation.coordinator import LAST, Allotting
+from kata_pin.daemon.allocation.delivery import Delivery
+from kata_pin.daemon.allocation.push import Pushing, Trouble
+from kata_pin.daemon.reconcile.node import NodeWatch
+from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.service import offline
+from kata_pin.daemon.service.compose import boot_id, compose
+from kata_pin.daemon.status.allocation import allocation_document
+from kata_pin.daemon.status.allocation_metrics import alloc_metrics
+from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.grants import AllocStore
+from kata_pin.host.root import HOST
+from kata_pin.model.alloc import AllocState, Grant
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.sandbox import Container, ContainerState
+from kata_pin.model.topology import flat
+from kata_pin.wire.nri.replies import Cpuset
+from tests.support.allotted import Host, Moves, allocator, request, settings
+from tests.support.world import cpus
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    one = Registry(str(tmp_path / "registry.db"), boot_id=boot_id(HOST))
+    yield one
+    one.close()
+
+
+def pushing_of(one: Allocator, delivery: Delivery, **fields: Any) -> Pushing:
+    """Return what would push, with no runtime."""
+
+    async def settled(_: str) -> None: ...
+
+    return Pushing(one, delivery, settings(**fields), settled=settled)
+
+
+def test_pools_and_grants(registry: Registry) -> None:
+    """Who has what, what the runtime is told, what is pending, and why."""
+    one = allocator(registry, Host())
+    one.begin(Moves())
+    one.admit(request("web", kata=False))
+    one.admit(request("db", "exclusive", cpus=2))
+    delivery = Delivery()
+    for name in ("c-web", "c-db"):
+        delivery.has(name, Cpuset(CpuSet(range(8))))
+    shown = allocation_document(one, delivery, ["orders: line 1"])
+    assert shown is not None
+    own = shown["pools"]["exclusive"]
+    assert CpuSet.parse(own) | CpuSet.parse(shown["pools"]["shared"]) == CpuSet(range(8))
+    web, db, vm = sorted(shown["grants"], key=lambda grant: (grant["kind"], grant["id"] != "c-web"))
+    assert (db["class"], db["exclusive"], db["written"], db["sandbox"]) == (
+        *("exclusive", own),
+        *(own, "s-db"),
+    )
+    assert (web["pending"], web["sandbox"]) == (shown["pools"]["shared"], "")
+    assert (vm["id"], vm["kind"], vm["written"]) == ("vm:s-db", "sandbox", "")
+    assert shown["problems"] == ["orders: line 1"]
+
+
+def test_refusals(registry: Registry) -> None:
+    """Who did not get what it asked for, when, and what became of it."""
+    one = allocator(registry, Host())
+    one.begin(Moves())
+    one.admit(request("db", "exclusive", cpus=64))
+    shown = allocation_document(one)
+    assert shown is not None
+    (refused,) = shown["refused"]
+    assert (shown["refusals"], refused["container"], refused["strict"]) == (1, "shop/db app", False)
+
+
+def test_how_cpusets_are_sent(registry: Registry) -> None:
+    """By which way, why not by another, and what does not work; unknown without a daemon."""
+    one, delivery = allocator(registry, Host()), Delivery()
+    assert (allocation_document(one) or {})["push"] is None
+    pushing = pushing_of(one, delivery, cri="/run/c.sock")
+    pushing._way_trouble = Trouble("no socket", 0.0, 1, Cpuset())
+    pushing._troubles["c-web"] = Trouble("busy", 0.0, 1, Cpuset())
+    assert (allocation_document(one, delivery, (), pushing) or {})["push"] == {
+        "way": "cri",
+        "reason": "NRI is not connected",
+        "problem": "no socket",
+        "failures": [{"id": "c-web", "message": "busy"}],
+    }
+
+
+def test_metrics(registry: Registry) -> None:
+    """Pools, classes, what waits and who was refused; nothing of it without a policy."""
+    one, delivery = allocator(registry, Host()), Delivery()
+    one.begin(Moves())
+    one.admit(request("web", kata=False))
+    delivery.has("c-web", Cpuset())
+    one.admit(request("db", "exclusive", cpus=2))
+    one.admit(request("much", "exclusive", cpus=64))
+    one.admit(request("theirs"), foreign=True)
+    pushing = pushing_of(one, delivery)
+    pushing.sent.update({("nri", True): 3, ("cri", False): 1})
+    values = {
+        (sample.name.removeprefix("kata_pin_alloc_"), *sample.labels.values()): sample.value
+        for family in alloc_metrics(one, delivery, pushing)
+        for sample in family.samples
+    }
+    assert values["deciding",] == 1
+    assert (values["cpus", "exclusive"], values["cpus", "shared"]) == (2, 6)
+    assert (values["containers", "none"], values["containers", "exclusive"]) == (2, 1)
+    assert values["pending",] == 1
+    assert values["refusals_total", "not-enough-cpus"] == 1
+    assert (values["rival_pods", "before"], values["rival_pods", "after"]) == (1, 0)
+    assert (values["pushes_total", "nri", "done"], values["pushes_total", "cri", "failed"]) == (
+        3,
+        1,
+    )
+    assert list(alloc_metrics(allocator(registry, Host(), policy="none"), delivery, pushing)) == []
+
+
+def test_without_a_daemon(registry: Registry, tmp_path: Path) -> None:
+    """The grants are those of the registry; nothing is known of what is pending."""
+    one = allocator(registry, Host())
+    one.begin(Moves())
+    one.admit(request("web"))
+    assert AllocStore(registry).read() == one.state
+    config = Config(runtime_dir=str(tmp_path), alloc=Alloc(policy="annotation"))
+    shown = offline.state(config)["allocation"]
+    assert [grant["id"] for grant in shown["grants"]] == ["c-web", "vm:s-web"]
+    assert {grant["pending"] for grant in shown["grants"]} == {None}
+    assert shown["aside"] == ""
+    assert offline.state(Config(runtime_dir=str(tmp_path)))["allocation"] is None
+
+
+@pytest.mark.parametrize(("nri", "kept"), [("auto", {"c-db", "c-web"}), ("no", {"c-db"})])
+def test_grants_of_an_earlier_daemon(registry: Registry, nri: str, kept: set[str]) -> None:
+    """Who has no record, and without NRI who is no sandbox's, has nothing any more."""
+    one = allocator(registry, Host())
+    one.begin(Moves())
+    for asked in (request("db"), request("lost"), request("over"), request("web", kata=False)):
+        one.admit(asked)
+    registry.adopt(Container("c-db", "s-db"))
+    registry.adopt(Container("c-over", "s-over", state=ContainerState.STOPPED))
+    config = Config(alloc=settings(), nri=Nri(enabled=NriEnabled(nri)))
+    parts = compose(config, registry)
+    Allotting(parts).begin(cast("Sandboxes", SimpleNamespace(ids=[])))
+    assert {grant.container_id for grant in parts.allocator.containers()} == kept
+
+
+def test_who_decides_is_the_last_plugin(registry: Registry) -> None:
+    """Unless the setting says otherwise, or nothing is decided."""
+    for policy, chosen, index in (
+        ("annotation", Nri().index, LAST),
+        ("annotation", "50", "50"),
+        ("none", Nri().index, Nri().index),
+    ):
+        parts = compose(Config(alloc=Alloc(policy=policy)), registry)
+        assert Allotting(parts).plugin_index(chosen) == index
+
+
+def test_what_is_offline_is_not_sent(registry: Registry) -> None:
+    """A VM's cpuset is widened by those of its old CPUs only that the node has online now."""
+    parts = compose(Config(alloc=settings()), registry)
+    parts.node = cast("NodeWatch", Host(flat(4), config=parts.node.config))
+    delivery = Allotting(parts)._delivery
+    state = AllocState().with_grant(Grant(request("db", cpus=1), "order", exclusive=cpus("0")))
+    delivery.has("c-db", Cpuset(cpus("3-4")))
+    assert delivery.pending(state) == {"c-db": Cpuset(cpus("0,3"))}

@@ -1,0 +1,102 @@
+"""What `explain` tells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kata_pin.model.node import Node, PlacementSettings
+from kata_pin.model.sandbox import ContainerState, Sandbox
+from kata_pin.model.thread import Thread
+from kata_pin.policy.explain.sandbox import explain
+from kata_pin.policy.placement.place import place
+from tests.support.world import (
+    exclusive,
+    main_thread,
+    node,
+    overhead,
+    pause,
+    sandbox,
+    shared,
+    vcpus,
+)
+
+WHOLE = """
+sandbox pod (pod)
+containers
+  pause (sandbox, running): cpuset 2, recorded from test
+  app (container, running): cpuset 4-5, recorded from test
+  log (container, running): cpuset 0-1, recorded from test
+  init (container, stopped, does not count): cpuset 9, recorded from test
+mask
+  0-1,4-5: union of the containers' cpusets
+  exclusive 4-5, shared 0-1
+  overhead and surplus vCPUs also 2: the pod sandbox's own cpuset
+exclusive
+  pause: none: the pod sandbox's own cpuset is never exclusive
+  app: 4-5 (inferred): its quota is that of 2 CPUs
+  log: none: it has no quota and no shares, not 2048
+VM size
+  the VM has 3 vCPUs for 2 exclusive CPUs
+threads
+  tid 1100 vcpu 0 (debugfs): wanted 0-2, applied 0-2, now on 4: surplus vCPU: OVERHEAD
+  tid 1101 vcpu 1 (debugfs): wanted 4, applied 4: paired with exclusive CPUs of container app
+  tid 1102 vcpu 2 (debugfs): wanted 5, applied 5, now on 4: PAIRED
+  tid 1000 emulator (rest): wanted 0-2, applied 0-2: OVERHEAD
+notes
+  none
+""".replace("OVERHEAD", "overhead auto: the sandbox's shared CPUs").replace(
+    "PAIRED", "paired with exclusive CPUs of container app"
+)
+
+
+def told(pod: Sandbox, threads: list[Thread], where: Node | None = None) -> str:
+    """Return the lines as one text."""
+    at = where or node()
+    return "\n".join(explain(pod, threads, place(pod, threads, at), at))
+
+
+def test_whole_text() -> None:
+    """Every section, in order, with what an operator asks for."""
+    stopped = replace(shared("init", "9"), state=ContainerState.STOPPED)
+    pod = sandbox(pause("2"), exclusive("app", "4-5"), shared("log", "0-1"), stopped)
+    threads = [main_thread(on="0-2"), *vcpus(0, 1, 2, on="4", cpuset="0-5")]
+    assert told(pod, threads) == WHOLE.strip()
+
+
+def test_fewer_vcpus_and_remedies() -> None:
+    """A VM that is too small is said with numbers and remedies."""
+    text = told(sandbox(exclusive("app", "4-7")), vcpus(0, 1))
+    assert "  the VM has 2 vCPUs for 4 exclusive CPUs; remedies: raise default_vcpus by 3" in text
+    assert "  warning: fewer-vcpus: the VM has 2 vCPUs" in text
+
+
+def test_no_vcpu_for_the_guest_itself() -> None:
+    """As many vCPUs as exclusive CPUs is one too few, and said."""
+    text = told(sandbox(exclusive("app", "4-5")), vcpus(0, 1))
+    assert "2 vCPUs for 2 exclusive CPUs, none is left for the guest's own work; remedies" in text
+
+
+def test_step_and_cgroup() -> None:
+    """A thread that a cgroup keeps from its CPUs says which cgroup and which step."""
+    where = node(settings=PlacementSettings(overhead=overhead("0-1")))
+    text = told(sandbox(exclusive("app", "4-5")), [main_thread(cpuset="4-5")], where)
+    assert "wanted 0-1, applied 4-5" in text
+    assert "cgroup /kata_pod allows only 4-5 [step cpuset]" in text
+
+
+def test_reserve_left_alone_and_nothing() -> None:
+    """Reserved CPUs, threads left alone, no vCPU and no mask each have their words."""
+    of = PlacementSettings(overhead=overhead("reserve:1"))
+    pod = sandbox(exclusive("app", "4-5"))
+    assert "  5 of the exclusive CPUs are reserved for overhead" in told(
+        pod, vcpus(0), node(settings=of)
+    )
+    leave = PlacementSettings(overhead=overhead("leave"))
+    assert "emulator (rest): left alone, now on 0-15" in told(
+        pod, [main_thread()], node(settings=leave)
+    )
+    assert "  no vCPU thread is known" in told(pod, [])
+    assert "  the VM has 1 vCPUs; no container has exclusive CPUs" in told(
+        sandbox(shared("a", "4")), vcpus(0)
+    )
+    assert "mask\n  none: no container has a cpuset\n" in told(sandbox(), [])

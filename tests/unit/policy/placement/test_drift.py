@@ -1,0 +1,78 @@
+"""Drift classes (DESIGN D2, D13)."""
+
+from __future__ import annotations
+
+import pytest
+
+from kata_pin.model.cpuset import EMPTY
+from kata_pin.model.placement import Desired, DriftKind, Placement, SandboxMask
+from kata_pin.policy.placement.drift import find_drift
+from tests.support.world import cpus, vcpu, vcpus
+
+KEY = vcpu(0).key
+
+
+def wanting(applied: str, *, step: str = "") -> Placement:
+    """Return a placement for vCPU 0."""
+    want = cpus(applied)
+    return Placement("pod", SandboxMask(want), {KEY: Desired(KEY, want, want, "test", step=step)})
+
+
+@pytest.mark.parametrize(
+    ("applied", "observed", "cpuset", "kind"),
+    [
+        pytest.param("4", "5", "0-15", DriftKind.MOVED, id="other CPUs"),
+        pytest.param("4-5", "5-6", "0-15", DriftKind.MOVED, id="overlapping is moved"),
+        pytest.param("4", "4-7", "0-15", DriftKind.WIDENED, id="more CPUs"),
+        pytest.param("4-5", "4", "0-15", DriftKind.NARROWED, id="fewer CPUs"),
+        pytest.param("4", "6-7", "6-7", DriftKind.CPUSET_SHRUNK, id="its cpuset lost the CPU"),
+        pytest.param("4", "6", "", DriftKind.MOVED, id="an unknown cpuset did not shrink"),
+    ],
+)
+def test_kinds(applied: str, observed: str, cpuset: str, kind: DriftKind) -> None:
+    """What the kernel shows against what is desired."""
+    (drift,) = find_drift(wanting(applied), [vcpu(0, on=observed, cpuset=cpuset)])
+    assert (drift.key, drift.kind) == (KEY, kind)
+    assert (drift.desired, drift.observed) == (cpus(applied), cpus(observed))
+
+
+def test_fallback_is_cpuset_shrunk() -> None:
+    """A thread that needed a fallback and is not there yet lost CPUs of its cgroup."""
+    (drift,) = find_drift(wanting("6", step="cpuset"), [vcpu(0, on="6-7", cpuset="6-7")])
+    assert drift.kind is DriftKind.CPUSET_SHRUNK
+
+
+def test_no_drift() -> None:
+    """A thread on its desired affinity is no drift, and one that is left alone neither."""
+    assert find_drift(wanting("4"), [vcpu(0, on="4"), vcpu(1, on="0-9")]) == ()
+
+
+def test_gone() -> None:
+    """A desired thread that is not observed is gone."""
+    (drift,) = find_drift(wanting("4"), [])
+    assert (drift.kind, drift.observed) == (DriftKind.THREAD_GONE, EMPTY)
+
+
+def test_new_needs_the_pass_before() -> None:
+    """A thread that was not there before is new, not moved."""
+    threads = [vcpu(0, on="5")]
+    assert find_drift(wanting("4"), threads, known=())[0].kind is DriftKind.THREAD_NEW
+    assert find_drift(wanting("4"), threads, known={KEY})[0].kind is DriftKind.MOVED
+
+
+@pytest.mark.parametrize(
+    ("returned", "kind"), [(2, DriftKind.MOVED), (3, DriftKind.FOREIGN), (9, DriftKind.FOREIGN)]
+)
+def test_foreign_after_three_returns(returned: int, kind: DriftKind) -> None:
+    """A mask that came back three times has another writer."""
+    threads = [vcpu(0, on="5")]
+    assert find_drift(wanting("4"), threads, returned={KEY: returned})[0].kind is kind
+    assert find_drift(wanting("5"), threads, returned={KEY: returned}) == ()
+
+
+def test_in_order_of_keys() -> None:
+    """Drifts come in the order of thread keys, whatever order the threads had."""
+    threads = vcpus(0, 1, 2, on="9")
+    desired = {one.key: Desired(one.key, cpus("4"), cpus("4"), "test") for one in reversed(threads)}
+    found = find_drift(Placement("pod", SandboxMask(cpus("4")), desired), threads[::-1])
+    assert [one.key for one in found] == [one.key for one in threads]

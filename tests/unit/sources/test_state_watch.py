@@ -1,0 +1,410 @@
+"""What is told of files that are written, by the real inotify."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from kata_pin.sources import state_watch as statewatch
+from kata_pin.sources.state_watch import Changes, StateWatch
+from kata_pin.sources.watches import Watches
+
+LIMIT = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+
+
+class World:
+    """The folders that are watched, and what was told of them."""
+
+    def __init__(self, root: Path) -> None:
+        self.sbs = root / "vc/sbs"
+        self.kata = root / "kata"
+        self.kubelet = root / "kubelet/cpu_manager_state"
+        self.cgroups = root / "cgroup"
+        self.watch = StateWatch(vc=str(root / "vc"), kata=str(self.kata), kubelet=str(self.kubelet))
+        self._changes: AsyncIterator[Changes] | None = None
+
+    def make(self) -> None:
+        """Make the folders as they are on a node."""
+        for folder in (self.sbs, self.kata, self.kubelet.parent, self.cgroups):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def sandbox(self, name: str, text: str = "{}") -> Path:
+        """Write a sandbox's persist.json as Kata does: in place."""
+        path = self.sbs / name / "persist.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def cgroup(self, name: str) -> Path:
+        """Make what looks like a cgroup."""
+        folder = self.cgroups / name
+        folder.mkdir()
+        (folder / "cpuset.cpus").write_text("0-3")
+        return folder
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Watch until the end of the block; the first thing told is `everything`."""
+        async with asyncio.timeout(50), aclosing(self.watch.changes()) as changes:
+            self._changes = changes
+            assert (await anext(changes)).everything
+            yield
+
+    async def told(self) -> Changes:
+        """Return what is told next."""
+        assert self._changes is not None
+        return await anext(self._changes)
+
+    async def told_of(self, sandbox_id: str) -> None:
+        """Wait until a sandbox's state is told of."""
+        while sandbox_id not in (await self.told()).sandboxes:
+            pass
+
+    async def nothing(self) -> None:
+        """Fail if anything is told before a sandbox that is written now."""
+        self.sandbox("sentinel")
+        assert (await self.told()).sandboxes == {"sentinel"}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    world = World(tmp_path)
+    world.make()
+    return world
+
+
+# ---- Kata's state ------------------------------------------------------------------------
+
+
+async def test_a_write_is_told_once_it_is_whole(world: World) -> None:
+    """Nothing is told while persist.json is open for writing; its close is."""
+    path = world.sandbox("p1")
+    async with world.watching():
+        with path.open("w") as file:
+            file.write('{"half":')
+            file.flush()
+            await world.nothing()
+        assert (await world.told()) == Changes(sandboxes={"p1"})
+
+
+async def test_a_sandbox_that_appears_and_one_that_vanishes_are_told(world: World) -> None:
+    """A new folder, what is written into it, and its end."""
+    async with world.watching():
+        world.sandbox("p1")
+        await world.told_of("p1")
+        world.sandbox("p1", '{"more": 1}')
+        await world.told_of("p1")
+        shutil.rmtree(world.sbs / "p1")
+        await world.told_of("p1")
+
+
+async def test_a_sandbox_that_comes_back_is_found_again(world: World) -> None:
+    """Its folder is another one with the same name."""
+    async with world.watching():
+        for _ in range(3):
+            world.sandbox("p1")
+            await world.told_of("p1")
+            shutil.rmtree(world.sbs / "p1")
+        world.sandbox("p1")
+        await _settled(world)
+        world.sandbox("p1", '{"more": 1}')
+        assert (await world.told()).sandboxes == {"p1"}
+
+
+async def _settled(world: World) -> None:
+    """Take what is told until a sentinel comes: nothing older is left."""
+    world.sandbox("sentinel")
+    await world.told_of("sentinel")
+    world.sandbox("sentinel2")
+    await world.told_of("sentinel2")
+    world.sandbox("sentinel2")
+    while (await world.told()).sandboxes != {"sentinel2"}:
+        pass
+
+
+async def test_the_layout_of_runtime_rs(world: World) -> None:
+    """<kata>/<sandbox>/state.json; other files there are nobody's business."""
+    async with world.watching():
+        folder = world.kata / "p1"
+        folder.mkdir()
+        assert (await world.told()).sandboxes == {"p1"}
+        (folder / "shim-monitor.log").write_text("x")
+        (folder / "state.json").write_text("{}")
+        assert (await world.told()).sandboxes == {"p1"}
+        await world.nothing()
+
+
+async def test_replacing_by_rename_counts_too(world: World) -> None:
+    """A Kata that would write persist.json atomically is followed as well."""
+    path = world.sandbox("p1")
+    async with world.watching():
+        fresh = path.with_name("persist.json.new")
+        fresh.write_text("{}")
+        fresh.rename(path)
+        assert (await world.told()).sandboxes == {"p1"}
+
+
+async def test_everything_may_be_made_later(tmp_path: Path) -> None:
+    """Neither /run/vc nor the kubelet's folder exist when watching begins."""
+    world = World(tmp_path / "later")
+    async with world.watching():
+        world.make()
+        world.sandbox("p1")
+        await world.told_of("p1")
+        world.sandbox("p1", '{"more": 1}')
+        await world.told_of("p1")
+        world.kubelet.write_text("{}")
+        while not (await world.told()).kubelet:
+            pass
+
+
+async def test_a_place_that_is_removed_and_made_again(world: World) -> None:
+    """The folder of all sandboxes goes, as when a tmpfs is emptied, and comes back."""
+    world.sandbox("p1")
+    async with world.watching():
+        shutil.rmtree(world.sbs.parent)
+        await world.told_of("p1")
+        world.make()
+        world.sandbox("p2")
+        await world.told_of("p2")
+        await _settled(world)
+        world.sandbox("p2", '{"more": 1}')
+        assert (await world.told()).sandboxes == {"p2"}
+
+
+async def test_rearm_finds_a_place_whose_parent_was_replaced(world: World, tmp_path: Path) -> None:
+    """No event tells that an ancestor was renamed; the audit's look does."""
+    async with world.watching():
+        (tmp_path / "vc").rename(tmp_path / "old")
+        world.make()
+        world.sandbox("p1")
+        world.watch.rearm()
+        world.sandbox("p1", '{"more": 1}')
+        await world.told_of("p1")
+        world.sandbox("p2")
+        await world.told_of("p2")
+
+
+async def test_two_places_that_are_one(tmp_path: Path) -> None:
+    """The checkpoint lies among the sandboxes of runtime-rs: each hears what it asked for."""
+    world = World(tmp_path)
+    world.kubelet = world.kata / "cpu_manager_state"
+    world.make()
+    world.watch = StateWatch(
+        vc=str(tmp_path / "vc"), kata=str(world.kata), kubelet=str(world.kubelet)
+    )
+    async with world.watching():
+        world.kubelet.write_text("{}")
+        assert await world.told() == Changes(kubelet=True)
+        (world.kata / "p1").mkdir()
+        assert await world.told() == Changes(sandboxes={"p1"})
+
+
+async def test_names_that_are_no_ids_are_ignored(world: World) -> None:
+    """Neither listed nor told: hidden folders, strange bytes, files."""
+    (world.sbs / ".hidden").mkdir()
+    (world.sbs / "a file").write_text("")
+    async with world.watching():
+        before = world.watch.watched
+        assert before == len({world.sbs, world.kata, world.kubelet.parent})
+        (world.sbs / "..x").mkdir()
+        os.mkdir(os.fsencode(world.sbs) + b"/\xff\xfe")
+        (world.sbs / "sp ace").mkdir()
+        (world.sbs / ("n" * 200)).mkdir()
+        await world.nothing()
+        assert world.watch.watched == before + 1  # the sentinel
+
+
+async def test_a_symlink_is_not_followed(world: World, tmp_path: Path) -> None:
+    """A sandbox that is a symlink is not watched, nor what it points to."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (world.sbs / "first").symlink_to(elsewhere)
+    async with world.watching():
+        before = world.watch.watched
+        (world.sbs / "second").symlink_to(elsewhere)
+        (elsewhere / "persist.json").write_text("{}")
+        await world.nothing()
+        assert world.watch.watched == before + 1
+
+
+# ---- the kubelet's checkpoint ------------------------------------------------------------
+
+
+async def test_the_checkpoint_is_told_of(world: World) -> None:
+    """Replaced by rename, rewritten, removed: each once; other files there are not."""
+    async with world.watching():
+        for step in ("rename", "write", "unlink"):
+            (world.kubelet.parent / "memory_manager_state").write_text("{}")
+            if step == "rename":
+                fresh = world.kubelet.with_suffix(".tmp")
+                fresh.write_text("{}")
+                fresh.rename(world.kubelet)
+            elif step == "write":
+                world.kubelet.write_text("{}")
+            else:
+                world.kubelet.unlink()
+            assert await world.told() == Changes(kubelet=True)
+        await world.nothing()
+
+
+# ---- cpusets -----------------------------------------------------------------------------
+
+
+async def test_a_written_cpuset_is_told_of_each_sandbox_below(world: World) -> None:
+    """A pod's cgroup holds two sandboxes; one has a cgroup of its own too."""
+    pod, own = world.cgroup("pod"), world.cgroup("own")
+    async with world.watching():
+        world.watch.watch_cpusets("p1", [str(pod), str(own)])
+        world.watch.watch_cpusets("p2", [str(pod)])
+        (pod / "cpuset.cpus").write_text("0-1")
+        assert await world.told() == Changes(cpusets={"p1", "p2"})
+        (own / "cpuset.cpus").write_text("0-1")
+        assert await world.told() == Changes(cpusets={"p1"})
+        world.watch.watch_cpusets("p1", [])
+        (pod / "cpuset.cpus").write_text("0")
+        assert await world.told() == Changes(cpusets={"p2"})
+        (own / "cpuset.cpus").write_text("0")
+        await world.nothing()
+
+
+async def test_cpusets_named_before_the_watch_began(world: World) -> None:
+    """They are watched as soon as watching begins."""
+    own = world.cgroup("own")
+    world.watch.watch_cpusets("p1", [str(own)])
+    async with world.watching():
+        (own / "cpuset.cpus").write_text("0-1")
+        assert await world.told() == Changes(cpusets={"p1"})
+
+
+async def test_a_cgroup_that_is_made_again(world: World) -> None:
+    """It has the same name and is another file."""
+    own = world.cgroup("own")
+    async with world.watching():
+        world.watch.watch_cpusets("p1", [str(own)])
+        before = world.watch.watched
+        shutil.rmtree(own)
+        world.cgroup("own")
+        world.watch.rearm()
+        assert world.watch.watched == before
+        (own / "cpuset.cpus").write_text("0-1")
+        while not (await world.told()).cpusets:
+            pass
+
+
+# ---- bounds ------------------------------------------------------------------------------
+
+
+def descriptors() -> int:
+    """Return how many inotify instances this process has; others' descriptors come and go."""
+    found = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found += os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:inotify"
+    return found
+
+
+def kernel_watches() -> int:
+    """Return how many watches the kernel holds for this process's inotify instances."""
+    found = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            text = Path(f"/proc/self/fdinfo/{fd}").read_text()
+        except OSError:
+            continue
+        found += text.count("inotify wd:")
+    return found
+
+
+async def test_nothing_leaks_as_sandboxes_come_and_go(world: World) -> None:
+    """After many of them there are as many watches, in the kernel too, as before; at the end none.
+
+    Their cgroups go as well, of which inotify tells nothing.
+    """
+    fds, watches = descriptors(), kernel_watches()
+    async with world.watching():
+        at_rest = world.watch.watched
+        for number in range(50):
+            name = f"p{number}"
+            world.sandbox(name)
+            cgroup = world.cgroup(name)
+            await world.told_of(name)
+            world.watch.watch_cpusets(name, [str(cgroup)])
+            assert world.watch.watched == at_rest + 2
+            world.watch.watch_cpusets(name, [])
+            assert world.watch.watched == at_rest + 1
+            shutil.rmtree(cgroup)
+            shutil.rmtree(world.sbs / name)
+            while world.watch.watched != at_rest:
+                await world.told()
+        assert kernel_watches() == watches + len({world.sbs, world.kata, world.kubelet.parent})
+        assert world.watch.watched == at_rest
+    assert (descriptors(), kernel_watches(), world.watch.watched) == (fds, watches, 0)
+
+
+async def test_an_overflow_is_everything_and_nothing_leaks(world: World) -> None:
+    """More events than the kernel keeps: everything is to be looked at, and watching goes on."""
+    path = world.sandbox("p1")
+    other = path.with_name("other")
+    async with world.watching():
+        before = descriptors(), kernel_watches(), world.watch.watched
+        for _ in range(LIMIT // 4 + 10):  # four events each, and no two in a row are equal
+            path.rename(other)
+            other.rename(path)
+        assert world.watch.overruns == 0
+        while not (await world.told()).everything:
+            pass
+        assert world.watch.overruns == 1
+        assert (descriptors(), kernel_watches(), world.watch.watched) == before
+        world.sandbox("p1", '{"more": 1}')
+        assert (await world.told()).sandboxes == {"p1"}
+
+
+async def test_a_flood_on_one_file_is_told_in_few_pieces(world: World) -> None:
+    """A thousand writes while nobody listens are one change: the kernel merges equal ones."""
+    path = world.sandbox("p1")
+    async with world.watching():
+        for _ in range(1000):
+            path.write_text("{}")
+        assert (await world.told()).sandboxes == {"p1"}
+        await world.nothing()
+
+
+async def test_the_number_of_watches_is_bounded(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beyond the limit sandboxes are told when they appear, and then left to audits: said once."""
+    monkeypatch.setattr(statewatch, "Watches", lambda: Watches(limit=5))
+    for number in range(20):
+        world.sandbox(f"p{number}")
+    async with world.watching():
+        assert world.watch.watched == 5
+        world.sandbox("late")
+        assert "late" in (await world.told()).sandboxes
+    assert caplog.text.count("not everything is watched") == 1
+
+
+async def test_a_kernel_without_room_is_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EMFILE ends nothing: watching begins when an instance can be had, and everything is told."""
+    tries: list[float] = []
+
+    def scarce() -> Watches:
+        tries.append(time.monotonic())
+        if len(tries) == 1:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return Watches()
+
+    monkeypatch.setattr(statewatch, "Watches", scarce)
+    monkeypatch.setattr(statewatch, "RESTS_S", (0.01,))
+    async with world.watching():
+        assert len(tries) == 2

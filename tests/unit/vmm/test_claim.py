@@ -1,0 +1,196 @@
+"""Recorded processes of real Kata, and files on disk, against the rules of claim."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from kata_pin.errors import TaskGone, VmmError
+from kata_pin.host.root import HostRoot
+from kata_pin.model.sandbox import VmmKind
+from kata_pin.model.thread import ProcessKey
+from kata_pin.vmm import claim
+from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES, Allowlist
+from kata_pin.vmm.facts import HostFacts, ProcessFacts
+from kata_pin.vmm.find import VmmFinder
+from kata_pin.vmm.state_files import KataPaths, read_owned, read_pids
+from kata_pin.wire.proc import Cgroups, parse_cgroup
+from tests.support import recordings
+
+
+class _One:
+    """A process table of one VMM below init."""
+
+    def __init__(self, pid: int) -> None:
+        self.key = ProcessKey(pid, 1)
+        self.ppid = 1
+        self.comm = "qemu-system-x86"
+        self.flags = 0
+
+    def get(self, pid: int) -> ProcessFacts | None:
+        return self if pid == self.key.pid else None
+
+    def all(self) -> Sequence[ProcessFacts]:
+        return [self]
+
+    def children(self, ppid: int) -> Sequence[ProcessFacts]:
+        return [self] if ppid == self.ppid else []
+
+    def kernel_threads(self, comm: str) -> Sequence[ProcessFacts]:
+        del comm
+        return []
+
+
+def _facts(root: HostRoot, argv: list[str], cgroup: bytes, exe: str = "") -> HostFacts:
+    """Return a host whose only process is the VMM with this command line and cgroup."""
+    one = _One(1780)
+
+    def read(pid: int) -> ProcessFacts:
+        if pid != one.key.pid:
+            raise TaskGone("read", f"process {pid}")
+        return one
+
+    def cgroups(pid: int) -> Cgroups:
+        read(pid)
+        return parse_cgroup(cgroup)
+
+    path = exe or argv[0]
+    return HostFacts(root, one, read, lambda _: argv, lambda _: (path, False), cgroups)
+
+
+@pytest.mark.parametrize("path", recordings.files("**/qemu-cmdline.txt"), ids=recordings.label)
+def test_recorded_command_lines(path: Path, tmp_path: Path) -> None:
+    """Every recorded QEMU names its sandbox and machine, and a matching cgroup confirms it."""
+    argv = recordings.argv(path)
+    name = argv[argv.index("-name") + 1].split(",")[0].removeprefix("sandbox-")
+    host = _facts(HostRoot(str(tmp_path)), argv, f"0::/katalab/kata_{name}\n".encode())
+    vmm = VmmFinder(host).find(name)
+    assert (vmm.kind, vmm.witness) == (VmmKind.QEMU, "cgroup holds the sandbox id")
+    assert vmm.guest.boot >= 1
+    assert len(vmm.iothreads) == 1
+    assert vmm.debug_threads == ("debug-and-extra-monitor" in str(path))
+    with pytest.raises(VmmError, match="no VMM of sandbox other was found"):
+        VmmFinder(host).find("other", [1780])
+
+
+@pytest.mark.parametrize(
+    "cgroup", ["/", "/kata_p10", "/kubepods/p1x/kata_p12", "/system.slice/ssh.service"]
+)
+def test_cgroups_that_do_not_confirm(cgroup: str, tmp_path: Path) -> None:
+    """A cgroup of another sandbox, whatever it shares with the id, is no witness."""
+    argv = ["/usr/bin/qemu-system-x86_64", "-name", "sandbox-p1"]
+    host = _facts(HostRoot(str(tmp_path)), argv, f"0::{cgroup}\n".encode())
+    with pytest.raises(VmmError, match="no cgroup, parent, file or hook confirms it"):
+        VmmFinder(host).find("p1")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/usr/bin/qemu-system-x86_64", VmmKind.QEMU),
+        ("/opt/kata/bin/qemu-system-x86_64-snp-experimental", VmmKind.QEMU),
+        ("/usr/libexec/qemu-kvm", VmmKind.QEMU),
+        ("/opt/kata/bin/cloud-hypervisor", VmmKind.CLOUD_HYPERVISOR),
+        ("/opt/kata/bin/firecracker", VmmKind.FIRECRACKER),
+        ("/opt/kata/runtime-rs/bin/containerd-shim-kata-v2", VmmKind.DRAGONBALL),
+        ("/tmp/qemu-system-x86_64", None),
+        ("/usr/bin/../../tmp/qemu-system-x86_64", None),
+        ("/usr/bin/x/qemu-system-x86_64", None),
+        ("/usr/bin/python3", None),
+        ("", None),
+    ],
+)
+def test_allow_list(path: str, kind: VmmKind | None) -> None:
+    """Exact directories; patterns in the file's name only."""
+    assert Allowlist(HostRoot(), DEFAULT_EXECUTABLES).kind_of(path) is kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "argv", "sandbox"),
+    [
+        (
+            VmmKind.CLOUD_HYPERVISOR,
+            ["cloud-hypervisor", "--api-socket", "/run/vc/vm/abc/clh-api.sock"],
+            "abc",
+        ),
+        (VmmKind.FIRECRACKER, ["firecracker", "--id", "0" * 32], "0" * 64),
+        (VmmKind.DRAGONBALL, ["containerd-shim-kata-v2", "-id", "abc"], "abc"),
+    ],
+)
+def test_other_vmms(kind: VmmKind, argv: list[str], sandbox: str, tmp_path: Path) -> None:
+    """Each names its sandbox in its own way; firecracker's id is cut to 32 characters."""
+    host = _facts(HostRoot(str(tmp_path)), argv, b"0::/\n")
+    named = claim.named(host, 1780, kind)
+    assert named.is_of(sandbox)
+    assert not named.is_of("1" + sandbox[1:])
+
+
+# ---- Kata's files ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def vc(tmp_path: Path) -> Path:
+    """/run/vc of a small host."""
+    for name in ("run/vc/vm/p1", "run/vc/sbs/p1", "run/kata/p1"):
+        (tmp_path / name).mkdir(parents=True)
+    return tmp_path / "run/vc"
+
+
+def test_pids_of_both_runtimes(vc: Path, tmp_path: Path) -> None:
+    """The pid file, persist.json and state.json are all read; duplicates count once."""
+    (vc / "vm/p1/pid").write_text("1780\n")
+    state = {"HypervisorState": {"Pid": 1780, "VirtiofsDaemonPid": 1778}}
+    (vc / "sbs/p1/persist.json").write_text(json.dumps(state))
+    rs = {"hypervisor": {"id": "p1", "pid": 99}}
+    (tmp_path / "run/kata/p1/state.json").write_text(json.dumps(rs))
+    pids = read_pids(HostRoot(str(tmp_path)), KataPaths(), "p1")
+    assert pids.vmm == {1780: "pid file", 99: "state.json"}
+    assert pids.virtiofsd == 1778
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "-1", "0x10", "17 80", "1780\n\n", "9" * 400, "1780\0"],
+    ids=["empty", "negative", "hex", "two", "newlines", "long", "nul"],
+)
+def test_damaged_pid_files(vc: Path, tmp_path: Path, text: str) -> None:
+    """A pid file that is not one number says nothing."""
+    (vc / "vm/p1/pid").write_text(text)
+    (vc / "sbs/p1/persist.json").write_text('{"HypervisorState": {"Pid": 17')
+    assert read_pids(HostRoot(str(tmp_path)), KataPaths(), "p1").vmm == {}
+
+
+@pytest.mark.parametrize("name", ["..", "../p1", "p1/../p1", "", "a" * 200])
+def test_ids_that_are_paths(vc: Path, tmp_path: Path, name: str) -> None:
+    """An id that could lead elsewhere is not looked up at all."""
+    (vc / "vm/p1/pid").write_text("1780")
+    assert read_pids(HostRoot(str(tmp_path)), KataPaths(), name).vmm == {}
+
+
+def test_what_is_no_file_of_ours(vc: Path) -> None:
+    """Symlinks at any depth below the base, FIFOs, directories and long files read as absent."""
+    (vc / "real").write_text("1")
+    (vc / "link").symlink_to("real")
+    (vc / "vm/linked").symlink_to(vc / "vm/p1")
+    (vc / "vm/p1/pid").write_text("1")
+    os.mkfifo(vc / "fifo")
+    assert read_owned(str(vc), "real", limit=8) == b"1"
+    assert read_owned(str(vc), "vm", "p1", "pid", limit=8) == b"1"
+    assert read_owned(str(vc), "link", limit=8) is None
+    assert read_owned(str(vc), "vm", "linked", "pid", limit=8) is None
+    assert read_owned(str(vc), "fifo", limit=8) is None
+    assert read_owned(str(vc), "vm", limit=8) is None
+    assert read_owned(str(vc), "real", limit=0) is None
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_of_another_user(vc: Path) -> None:
+    """Somebody else's file is not believed, though we can read it."""
+    (vc / "theirs").write_text("1")
+    os.chown(vc / "theirs", 65534, 65534)
+    assert read_owned(str(vc), "theirs", limit=8) is None

@@ -1,0 +1,258 @@
+"""Command lines: Kata's real forms, QEMU's syntax, and hostile lines."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from kata_pin.errors import ParseError
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.wire.qemu import cmdline
+from kata_pin.wire.qemu import options as qemuopts
+from kata_pin.wire.qemu.cmdline import OtherCommand, parse_qemu
+
+
+def qemu(*arguments: str) -> cmdline.QemuCommand:
+    return parse_qemu(["/usr/bin/qemu-system-x86_64", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "sandbox", "debug"),
+    [
+        ("sandbox-p1", "sandbox-p1", "p1", False),
+        ("sandbox-p1,debug-threads=on", "sandbox-p1", "p1", True),
+        ("guest=sandbox-p1,debug-threads=off", "sandbox-p1", "p1", False),
+        ("debug-threads=on,guest=sandbox-p1", "sandbox-p1", "p1", True),
+        ("sandbox-a-b.c_d", "sandbox-a-b.c_d", "a-b.c_d", False),
+        ("vm1", "vm1", "", False),
+        ("sandbox-", "sandbox-", "", False),
+        ("sandbox-../x", "sandbox-../x", "", False),
+        ("sandbox-a,,b", "sandbox-a,b", "", False),
+        ("", "", "", False),
+    ],
+)
+def test_name(value: str, name: str, sandbox: str, *, debug: bool) -> None:
+    """-name gives the sandbox only when what follows `sandbox-` is an id."""
+    command = qemu("-name", value)
+    assert (command.name, command.sandbox_id, command.debug_threads) == (name, sandbox, debug)
+
+
+def test_an_argument_that_looks_like_an_option() -> None:
+    """-append takes what follows, whatever it looks like: a kernel line cannot name a sandbox."""
+    command = qemu(
+        "-name", "sandbox-p1", "-append", "-name", "sandbox-x", "-nographic", "-smp", "3"
+    )
+    assert (command.sandbox_id, command.guest.boot) == ("p1", 3)
+
+
+def test_the_last_name_counts() -> None:
+    """QEMU merges repeated -name options: the last guest= wins, as in QEMU."""
+    assert qemu("-name", "sandbox-a", "--name", "sandbox-b").sandbox_id == "b"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kvm"),
+    [
+        (["-machine", "q35,accel=kvm"], True),
+        (["-machine", "pc,accel=tcg"], False),
+        (["-M", "q35,accel=kvm:tcg"], True),
+        (["-machine", "type=q35,accel=tcg:kvm"], False),
+        (["-accel", "kvm"], True),
+        (["-accel", "kvm,kernel-irqchip=on"], True),
+        (["-accel", "accel=tcg,thread=multi"], False),
+        (["-accel", "tcg", "-accel", "kvm"], False),
+        (["-enable-kvm"], True),
+        (["--enable-kvm"], True),
+        (["-machine", "q35"], False),
+        ([], False),
+    ],
+)
+def test_accelerator(arguments: list[str], *, kvm: bool) -> None:
+    """The first accelerator asked for says whether vCPUs are KVM's."""
+    assert qemu(*arguments).kvm is kvm
+
+
+def test_iothreads() -> None:
+    """iothread objects in both syntaxes, each once; other objects are none."""
+    command = qemu(
+        "-object", "iothread,id=iothread-93faf1dd31a4eabb",
+        "-object", "qom-type=iothread,id=b",
+        "-object", '{"qom-type":"iothread","id":"c","poll-max-ns":0}',
+        "-object", "iothread,id=b",
+        "-object", "rng-random,id=rng0",
+        "-object", "iothread",
+    )  # fmt: skip
+    assert command.iothreads == ("iothread-93faf1dd31a4eabb", "b", "c")
+
+
+def test_guest_cid() -> None:
+    """The vsock address comes from the vhost-vsock device, in both syntaxes."""
+    device = "vhost-vsock-pci,disable-modern=true,vhostfd=4,id=vsock-39,guest-cid=3960766453"
+    assert qemu("-device", device).guest_cid == 3960766453
+    assert qemu("-device", '{"driver":"vhost-vsock-ccw","guest-cid":7}').guest_cid == 7
+    assert qemu("-device", "virtio-net-pci,guest-cid=9").guest_cid == 0
+
+
+def test_kernel() -> None:
+    """The guest's kernel is named by its path, the last one counts."""
+    assert qemu("-kernel", "/a/vmlinuz", "-kernel", "/b/vmlinux").kernel == "/b/vmlinux"
+    assert qemu().kernel == ""
+
+
+@pytest.mark.parametrize("cid", ["2", "99999999999999", "x", "-1", "4294967296"])
+def test_an_absurd_cid_is_a_problem(cid: str) -> None:
+    """A cid that vsock reserves or cannot have is reported and not used."""
+    command = qemu("-device", f"vhost-vsock-pci,guest-cid={cid}")
+    assert command.guest_cid == 0
+    assert "guest-cid" in command.problems[0]
+
+
+def test_monitors_and_pidfile() -> None:
+    """Paths of unix monitors in both syntaxes; a monitor passed as a descriptor has none."""
+    command = qemu(
+        "-qmp", "unix:/run/vc/vm/b1/qmp.sock,server,nowait",
+        "-qmp", "unix:path=/run/vc/vm/p1/extra-monitor.sock,server=on,wait=off",
+        "-qmp", "unix:fd=3,server=on,wait=off",
+        "-qmp-pretty", "unix:/run/x",
+        "-qmp", "tcp:localhost:4444",
+        "-qmp", "unix:qmp.sock,server=on",
+        "-pidfile", "/run/vc/vm/p1/pid",
+    )  # fmt: skip
+    assert command.qmp_paths == (
+        "/run/vc/vm/b1/qmp.sock",
+        "/run/vc/vm/p1/extra-monitor.sock",
+        "/run/x",
+    )
+    assert command.pidfile == "/run/vc/vm/p1/pid"
+
+
+def test_numa_of_kata() -> None:
+    """Kata's multi-node form: cpus of each guest node, host nodes of its memory."""
+    command = qemu(
+        "-smp", "4,sockets=2,cores=2,threads=1,maxcpus=4",
+        "-object", "memory-backend-ram,id=numa-mem0,size=1G,host-nodes=0,policy=bind",
+        "-object", "memory-backend-ram,id=numa-mem1,size=1G,host-nodes=1-2,policy=bind",
+        "-numa", "node,nodeid=0,cpus=0-1,memdev=numa-mem0",
+        "-numa", "node,nodeid=1,cpus=2,cpus=3,memdev=numa-mem1",
+        "-numa", "dist,src=0,dst=1,val=20",
+    )  # fmt: skip
+    assert command.guest.numa == {0: 0, 1: 0, 2: 1, 3: 1}
+    assert command.guest.host_nodes == {0: CpuSet([0]), 1: CpuSet([1, 2])}
+    assert command.problems == ()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-smp", "99999999999999999999"],
+        ["-smp", "cpus=4294967296"],
+        ["-smp", "5,maxcpus=4"],
+        ["-smp", "4,sockets=3"],
+        ["-smp", "x"],
+        ["-smp", "-1"],
+        ["-smp", "²"],
+    ],
+)
+def test_an_absurd_smp_does_not_hide_the_sandbox(arguments: list[str]) -> None:
+    """The sandbox is still named; the topology is unknown and the problem said."""
+    command = qemu("-name", "sandbox-p1", *arguments)
+    assert (command.sandbox_id, command.guest.boot) == ("p1", 0)
+    assert "-smp" in command.problems[0]
+
+
+def test_an_absurd_numa_keeps_the_topology() -> None:
+    """What -smp said stays known."""
+    command = qemu("-smp", "4", "-numa", "node,cpus=0-99999999999")
+    assert (command.guest.boot, command.guest.numa) == (4, {})
+    assert "-numa" in command.problems[0]
+
+
+def test_a_line_of_thousands() -> None:
+    """Thousands of options are read in little time, and refused beyond the bound."""
+    start = time.perf_counter()
+    many = [word for n in range(8000) for word in ("-object", f"iothread,id=i{n}")]
+    command = qemu("-name", "sandbox-p1", *many[:15_000])
+    assert (command.sandbox_id, len(command.iothreads)) == ("p1", cmdline.MAX_IOTHREADS)
+    assert len(command.problems) == 8
+    with pytest.raises(ParseError, match="more than 16384 arguments"):
+        qemu(*["x"] * 20_000)
+    assert time.perf_counter() - start < 3
+
+
+def test_one_enormous_argument() -> None:
+    """An argument with 100,000 properties is a problem, not a wait."""
+    command = qemu("-name", "sandbox-p1", "-smp", "1," * 100_000)
+    assert command.guest.boot == 0
+    assert "more than" in command.problems[0]
+
+
+def test_nothing_at_all() -> None:
+    """An empty line (a zombie's) and a lone program name are a VMM without a name."""
+    assert parse_qemu([]).name == ""
+    assert qemu().sandbox_id == ""
+    assert qemu("-name").sandbox_id == ""
+
+
+def test_properties() -> None:
+    """Doubled commas, bare keys, repeated keys, switches."""
+    assert qemuopts.properties("a=1,b=x,,y,a=2,c,nod", first="z") == {
+        "a": ["1", "2"],
+        "b": ["x,y"],
+        "c": ["on"],
+        "d": ["off"],
+    }
+    assert qemuopts.properties("v,k=1", first="z") == {"z": ["v"], "k": ["1"]}
+    assert qemuopts.properties('{"a":true,"b":[1,"x"],"c":null}') == {
+        "a": ["on"],
+        "b": ["1", "x"],
+        "c": [""],
+    }
+
+
+def test_cloud_hypervisor() -> None:
+    """The socket's folder names the sandbox, in the Go layout and in runtime-rs'."""
+    go = ["/opt/kata/bin/cloud-hypervisor", "--api-socket", "/run/vc/vm/s1/clh-api.sock"]
+    assert cmdline.parse_cloud_hypervisor(go) == OtherCommand("s1", "/run/vc/vm/s1/clh-api.sock")
+    rs = ["cloud-hypervisor", "--api-socket=path=/run/kata/s1/root/ch-api.sock,x=y"]
+    assert cmdline.parse_cloud_hypervisor(rs).sandbox_id == "s1"
+    assert cmdline.parse_cloud_hypervisor(["cloud-hypervisor"]) == OtherCommand()
+    assert cmdline.parse_cloud_hypervisor(["x", "--api-socket", "a," * 9999]) == OtherCommand()
+
+
+def test_firecracker() -> None:
+    """--id names the sandbox, else the socket's folder does."""
+    assert cmdline.parse_firecracker(["firecracker", "--id", "s1"]).sandbox_id == "s1"
+    path = "/run/vc/firecracker/s1/root/api.socket"
+    assert cmdline.parse_firecracker(["fc", "--api-sock", path]) == OtherCommand("s1", path)
+    assert cmdline.parse_firecracker(["fc", "--id", "../x"]).sandbox_id == ""
+
+
+def test_shim() -> None:
+    """The shim's -id is its sandbox, in the forms that Go's flags take."""
+    recorded = ["/opt/kata/bin/containerd-shim-kata-v2", "-namespace", "default", "-id", "p1", ""]
+    assert cmdline.parse_shim(recorded).sandbox_id == "p1"
+    assert cmdline.parse_shim(["shim", "--id=p1"]).sandbox_id == "p1"
+    assert cmdline.parse_shim(["shim", "-id"]).sandbox_id == ""
+    with pytest.raises(ParseError, match="arguments"):
+        cmdline.parse_shim(["x"] * 20_000)
+
+
+@pytest.mark.parametrize(
+    ("argument", "yes"),
+    [
+        ("--shared-dir=/run/kata-containers/shared/sandboxes/p1/shared", True),
+        ("/run/kata/p1/root/virtiofsd.sock", True),
+        ("--socket-path=p1", True),
+        ("--shared-dir=/run/kata-containers/shared/sandboxes/p10/shared", False),
+        ("--fd=3", False),
+    ],
+)
+def test_names_sandbox(argument: str, *, yes: bool) -> None:
+    """virtiofsd names its sandbox by a whole element of a path."""
+    assert cmdline.names_sandbox(["virtiofsd", "--syslog", argument], "p1") is yes
+
+
+def test_the_empty_id_is_named_by_nobody() -> None:
+    """No process belongs to a sandbox without an id."""
+    assert not cmdline.names_sandbox(["a", ""], "")
