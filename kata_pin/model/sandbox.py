@@ -18,7 +18,7 @@ class ContainerKind(StrEnum):
 
 
 class ContainerState(StrEnum):
-    """Where a container is in its life, as far as the sources told us.
+    """Where a container is in its life, as far as the sources report.
 
     A stopped one can still be listed and deleted; poststop runs when it is deleted.
     """
@@ -35,7 +35,7 @@ class ContainerState(StrEnum):
 
 
 class CpusetSource(StrEnum):
-    """Who tells a container's cpuset (policy/placement/precedence.py has their order)."""
+    """What reports a container's cpuset (policy/placement/precedence.py ranks them)."""
 
     NRI = "nri"
     KATA = "persist.json"
@@ -45,10 +45,10 @@ class CpusetSource(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """The cpuset that a source told last, None for none; `recorded_ns` is when it changed to that.
+class ReportedCpuset:
+    """The cpuset that one source last reported for a container, None for no cpuset.
 
-    A CLOCK_BOOTTIME stamp; 0 where the source is read anew in each pass.
+    `recorded_ns` is when it changed to that (CLOCK_BOOTTIME), 0 where every pass reads the source.
     """
 
     source: CpusetSource
@@ -63,8 +63,8 @@ class Container:
     `cpus` is `linux.resources.cpu.cpus`: None when the container has no cpuset. `quota_us`,
     `period_us` and `shares` are those of the OCI runtime spec (config-linux, cpu); None if absent.
     `recorded_ns` is the CLOCK_BOOTTIME stamp of the message that this record is from; `source`
-    names it (`hook:createRuntime`, `spool:poststart`, `bundle`, `adopted`). `told` is what each
-    source told of `cpus`, which is the one that is believed.
+    names it (`hook:createRuntime`, `spool:poststart`, `bundle`, `adopted`). `reported` is what each
+    source reported for it; `cpus` is the one that counts.
     """
 
     id: str
@@ -87,7 +87,7 @@ class Container:
     recorded_ns: int = 0
     pid_hint: int = 0
     note: str = ""
-    told: tuple[Told, ...] = ()
+    reported: tuple[ReportedCpuset, ...] = ()
 
     @property
     def title(self) -> str:

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
-from kata_pin.model.sandbox import Container, ContainerState, CpusetSource, Told
+from kata_pin.model.sandbox import Container, ContainerState, CpusetSource, ReportedCpuset
 from kata_pin.policy.placement.precedence import LIVE, believed, is_stale, settled, why
 from tests.support import world
 
 SETS = st.sets(st.integers(0, 9)).map(CpuSet)
 TOLD = st.builds(
-    Told,
+    ReportedCpuset,
     st.sampled_from([CpusetSource.NRI, CpusetSource.KATA, CpusetSource.BUNDLE]),
     st.none() | SETS,
     st.integers(1, 5),
@@ -33,12 +33,12 @@ def containers(draw: st.DrawFn) -> tuple[Container, ...]:
         one = world.exclusive(f"c{number}", "0") if draw(st.booleans()) else world.shared("x", "0")
         state = draw(st.sampled_from([ContainerState.RUNNING, ContainerState.STOPPED]))
         cpus = winner.cpus if winner else None
-        made.append(replace(one, id=f"c{number}", cpus=cpus, told=told, state=state))
+        made.append(replace(one, id=f"c{number}", cpus=cpus, reported=told, state=state))
     return tuple(made)
 
 
 @given(TOLDS)
-def test_the_order_of_telling_does_not_matter(told: tuple[Told, ...]) -> None:
+def test_the_order_of_telling_does_not_matter(told: tuple[ReportedCpuset, ...]) -> None:
     """Reordered values give the same, and a live one wins whenever there is one."""
     winner = believed(told)
     for order in permutations(told):

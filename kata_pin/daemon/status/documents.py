@@ -26,7 +26,7 @@ from kata_pin.model.placement import (
     Placement,
     Report,
 )
-from kata_pin.model.sandbox import Container, Sandbox, Told, Vmm
+from kata_pin.model.sandbox import Container, ReportedCpuset, Sandbox, Vmm
 from kata_pin.model.thread import Thread, ThreadRole
 from kata_pin.policy.placement.conflicts import conflicts
 from kata_pin.policy.placement.precedence import believed, why
@@ -181,8 +181,8 @@ def _container(container: Container, claims: Iterable[Claim], now_ns: int) -> Js
         "exclusive": str(claim.exclusive) if claim else "",
         "provenance": claim.provenance.value if claim else "none",
         "reason": claim.reason if claim else "",
-        "told": [_told(one, container, now_ns) for one in container.told],
-        "told_reason": why(container.told) if container.told else "",
+        "told": [_told(one, container, now_ns) for one in container.reported],
+        "told_reason": why(container.reported) if container.reported else "",
         "source": container.source,
         "recorded_s": _rounded((now_ns - container.recorded_ns) / 1e9),
         "quota_us": container.quota_us,
@@ -193,12 +193,12 @@ def _container(container: Container, claims: Iterable[Claim], now_ns: int) -> Js
     }
 
 
-def _told(told: Told, container: Container, now_ns: int) -> Json:
+def _told(told: ReportedCpuset, container: Container, now_ns: int) -> Json:
     return {
         "source": told.source.value,
         "cpus": _cpus(told.cpus),
         "age_s": _rounded((now_ns - told.recorded_ns) / 1e9) if told.recorded_ns else 0.0,
-        "believed": told is believed(container.told),
+        "believed": told is believed(container.reported),
     }
 
 

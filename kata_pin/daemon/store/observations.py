@@ -22,7 +22,7 @@ from kata_pin.daemon.store.containers import speaks
 from kata_pin.daemon.store.transaction import transaction
 from kata_pin.errors import ParseError, StateError
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.sandbox import Container, CpusetSource, Told
+from kata_pin.model.sandbox import Container, CpusetSource, ReportedCpuset
 from kata_pin.policy.placement.precedence import believed
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Observations:
         winner = believed(told.values())
         return merged if winner is None else replace(merged, cpus=winner.cpus)
 
-    def of(self, container_id: str) -> tuple[Told, ...]:
+    def of(self, container_id: str) -> tuple[ReportedCpuset, ...]:
         """Return what sources told of one container."""
         rows = self._db.execute(
             "SELECT source, cpus, recorded_ns FROM told WHERE container_id = ? ORDER BY source",
@@ -96,16 +96,16 @@ class Observations:
             " ORDER BY container_id, told.source",
             (sandbox_id,),
         )
-        told: dict[str, tuple[Told, ...]] = {}
+        told: dict[str, tuple[ReportedCpuset, ...]] = {}
         for container_id, *row in rows:
             told[container_id] = (*told.get(container_id, ()), _row(*row))
-        return tuple(replace(one, told=told.get(one.id, ())) for one in containers)
+        return tuple(replace(one, reported=told.get(one.id, ())) for one in containers)
 
     def trim(self) -> None:
         """Drop what was told of containers that have no record any more."""
         self._db.execute("DELETE FROM told WHERE container_id NOT IN (SELECT id FROM containers)")
 
-    def _write(self, container_id: str, told: Told) -> None:
+    def _write(self, container_id: str, told: ReportedCpuset) -> None:
         cpus = None if told.cpus is None else str(told.cpus)
         self._db.execute(
             "INSERT OR REPLACE INTO told VALUES (?, ?, ?, ?)",
@@ -113,14 +113,14 @@ class Observations:
         )
 
 
-def _told(container: Container) -> Told | None:
+def _told(container: Container) -> ReportedCpuset | None:
     """Return what a record tells of its container's cpuset, None for nothing."""
     if not speaks(container):
         return None
     source = _source(container.source)
     if source is CpusetSource.KATA and container.cpus is None:
         return None
-    return Told(source, container.cpus, container.recorded_ns)
+    return ReportedCpuset(source, container.cpus, container.recorded_ns)
 
 
 def _source(record: str) -> CpusetSource:
@@ -129,8 +129,10 @@ def _source(record: str) -> CpusetSource:
     return CpusetSource.KATA if record == CpusetSource.KATA else CpusetSource.BUNDLE
 
 
-def _row(source: str, cpus: str | None, recorded_ns: int) -> Told:
+def _row(source: str, cpus: str | None, recorded_ns: int) -> ReportedCpuset:
     try:
-        return Told(CpusetSource(source), None if cpus is None else CpuSet.parse(cpus), recorded_ns)
+        return ReportedCpuset(
+            CpusetSource(source), None if cpus is None else CpuSet.parse(cpus), recorded_ns
+        )
     except (ParseError, ValueError) as error:
         raise StateError(f"registry row of source {source}: {error}") from error

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
 from kata_pin.model.placement import Desired, Placement, Provenance
-from kata_pin.model.sandbox import Container, GuestTopology, Sandbox, Told
+from kata_pin.model.sandbox import Container, GuestTopology, ReportedCpuset, Sandbox
 from kata_pin.model.thread import Thread, ThreadRole
 from kata_pin.policy.placement import notes
 from kata_pin.policy.placement.locality import vicinities
@@ -58,12 +58,12 @@ def _containers(sandbox: Sandbox, node: Node, now_ns: int) -> Iterator[str]:
             f"{one.title} ({one.kind}, {one.state}{counts}): {_cpuset(one)},"
             f" recorded from {one.source or 'an unknown source'}"
         )
-        if one.told:
-            told = "; ".join(_told(each, now_ns) for each in one.told)
-            yield f"{one.title}: {told}: {why(one.told)}"
+        if one.reported:
+            told = "; ".join(_told(each, now_ns) for each in one.reported)
+            yield f"{one.title}: {told}: {why(one.reported)}"
 
 
-def _told(told: Told, now_ns: int) -> str:
+def _told(told: ReportedCpuset, now_ns: int) -> str:
     cpus = "no cpuset" if told.cpus is None else f"cpuset {told.cpus}"
     if not told.recorded_ns or not now_ns:
         return f"{told.source} says {cpus}"

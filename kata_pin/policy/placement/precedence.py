@@ -24,7 +24,13 @@ from typing import Final
 
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.node import KubeletState
-from kata_pin.model.sandbox import Container, ContainerKind, ContainerState, CpusetSource, Told
+from kata_pin.model.sandbox import (
+    Container,
+    ContainerKind,
+    ContainerState,
+    CpusetSource,
+    ReportedCpuset,
+)
 from kata_pin.policy.placement.exclusive import looks_exclusive
 
 LIVE: Final = (CpusetSource.NRI, CpusetSource.KATA)
@@ -44,18 +50,18 @@ _WORDS: Final = {
 }
 
 
-def believed(told: Iterable[Told]) -> Told | None:
+def believed(reported: Iterable[ReportedCpuset]) -> ReportedCpuset | None:
     """Return what is believed of what sources told, None where none told anything."""
-    values = tuple(told)
+    values = tuple(reported)
     live = [one for one in values if one.source in LIVE]
     if live:
         return max(live, key=lambda one: (one.recorded_ns, one.source is CpusetSource.KATA))
     return max(values, key=lambda one: _RANKS[one.source], default=None)
 
 
-def why(told: Iterable[Told]) -> str:
+def why(reported: Iterable[ReportedCpuset]) -> str:
     """Return in a few words why that one is believed."""
-    values = tuple(told)
+    values = tuple(reported)
     winner = believed(values)
     if winner is None:
         return "no source tells it"
@@ -89,7 +95,7 @@ def settled(
 
 def is_stale(container: Container) -> bool:
     """Whether only config.json told a container's cpuset."""
-    winner = believed(container.told)
+    winner = believed(container.reported)
     return (
         container.kind is ContainerKind.CONTAINER
         and container.state.counts
@@ -109,7 +115,9 @@ def _with(container: Container, source: CpusetSource, cpus: CpuSet | None) -> Co
     """Return the container with a value more; None: this source tells none."""
     if cpus is None:
         return container
-    return replace(container, cpus=cpus, told=(*container.told, Told(source, cpus, 0)))
+    return replace(
+        container, cpus=cpus, reported=(*container.reported, ReportedCpuset(source, cpus, 0))
+    )
 
 
 def _shares(every: Sequence[Container], written: CpuSet) -> dict[str, CpuSet]:

@@ -17,7 +17,13 @@ import pytest
 from kata_pin.daemon.store.database import DELETED_KEPT, TOMBSTONES, Registry
 from kata_pin.errors import StateError
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.sandbox import Container, ContainerKind, ContainerState, CpusetSource, Told
+from kata_pin.model.sandbox import (
+    Container,
+    ContainerKind,
+    ContainerState,
+    CpusetSource,
+    ReportedCpuset,
+)
 from kata_pin.model.thread import ThreadKey, ThreadRole
 
 APP = Container(
@@ -39,7 +45,7 @@ APP = Container(
     recorded_ns=10,
     pid_hint=77,
 )
-RECORDED = replace(APP, told=(Told(CpusetSource.BUNDLE, APP.cpus, 10),))
+RECORDED = replace(APP, reported=(ReportedCpuset(CpusetSource.BUNDLE, APP.cpus, 10),))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from kata_pin.daemon.store.database import Registry
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.sandbox import Container, ContainerState, CpusetSource, Told
+from kata_pin.model.sandbox import Container, ContainerState, CpusetSource, ReportedCpuset
 
 APP = Container("app", "pod", cgroups_path="/kubepods/app", cpus=CpuSet([1]))
 
@@ -45,7 +45,7 @@ class Story:
         """What each source told, and when it changed to that."""
         return {
             one.source.value: (None if one.cpus is None else str(one.cpus), one.recorded_ns)
-            for one in self.now.told
+            for one in self.now.reported
         }
 
     def _of(self, source: str, cpus: set[int] | None, stamp: int, **changes: object) -> Container:
@@ -117,7 +117,7 @@ def test_a_container_that_is_over_has_no_rows(story: Story) -> None:
     story.message("hook:createRuntime", {1})
     story.kata({2})
     ended = story.message("hook:poststop", {1}, state=ContainerState.DELETED)
-    assert (ended.told, str(ended.cpus)) == ((), "1")
+    assert (ended.reported, str(ended.cpus)) == ((), "1")
     assert story.message("hook:createRuntime", {3}).cpus == CpuSet([3])
 
 
@@ -134,9 +134,9 @@ def test_a_restart_forgets_nothing(story: Story, path: str) -> None:
     story.kata({2})
     story.registry.close()
     story.registry = Registry(path, boot_id="b")
-    assert story.now.told == (
-        Told(CpusetSource.BUNDLE, CpuSet([1]), 1),
-        Told(CpusetSource.KATA, CpuSet([2]), 2),
+    assert story.now.reported == (
+        ReportedCpuset(CpusetSource.BUNDLE, CpuSet([1]), 1),
+        ReportedCpuset(CpusetSource.KATA, CpuSet([2]), 2),
     )
     assert story.message("hook:poststart", {1}).cpus == CpuSet([2])
 
@@ -157,6 +157,6 @@ def test_a_table_that_cannot_be_used_is_made_anew(story: Story, path: str, damag
     with closing(sqlite3.connect(path)) as db:
         db.executescript(damage)
     story.registry = Registry(path, boot_id="b")
-    assert (story.now.cpus, story.now.told) == (CpuSet([1]), ())
+    assert (story.now.cpus, story.now.reported) == (CpuSet([1]), ())
     assert story.kata({2})
     assert story.now.cpus == CpuSet([2])

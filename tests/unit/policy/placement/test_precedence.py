@@ -8,7 +8,7 @@ import pytest
 
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.node import KubeletState
-from kata_pin.model.sandbox import Container, ContainerState, CpusetSource, Told
+from kata_pin.model.sandbox import Container, ContainerState, CpusetSource, ReportedCpuset
 from kata_pin.policy.placement.precedence import believed, is_stale, settled, why
 from tests.support import world
 from tests.support.world import cpus
@@ -17,8 +17,8 @@ NRI, KATA, BUNDLE = CpusetSource.NRI, CpusetSource.KATA, CpusetSource.BUNDLE
 KUBELET, CGROUP = CpusetSource.KUBELET, CpusetSource.CGROUP
 
 
-def told(source: CpusetSource, text: str | None, recorded_ns: int = 0) -> Told:
-    return Told(source, None if text is None else cpus(text), recorded_ns)
+def told(source: CpusetSource, text: str | None, recorded_ns: int = 0) -> ReportedCpuset:
+    return ReportedCpuset(source, None if text is None else cpus(text), recorded_ns)
 
 
 ROWS = {
@@ -68,7 +68,9 @@ ROWS = {
 
 
 @pytest.mark.parametrize(("values", "winner", "reason"), ROWS.values(), ids=ROWS)
-def test_order(values: tuple[Told, ...], winner: CpusetSource | None, reason: str) -> None:
+def test_order(
+    values: tuple[ReportedCpuset, ...], winner: CpusetSource | None, reason: str
+) -> None:
     """The documented order, and its words."""
     for each in (values, values[::-1]):
         one = believed(each)
@@ -79,17 +81,17 @@ def test_order(values: tuple[Told, ...], winner: CpusetSource | None, reason: st
 def stale(name: str, text: str | None, **changes: object) -> Container:
     """Return a container that only its bundle tells of."""
     one = world.shared(name, text)
-    return replace(one, told=(Told(BUNDLE, one.cpus, 1),), **changes)  # type: ignore[arg-type]
+    return replace(one, reported=(ReportedCpuset(BUNDLE, one.cpus, 1),), **changes)  # type: ignore[arg-type]
 
 
 def guaranteed(name: str, text: str) -> Container:
     one = world.exclusive(name, text)
-    return replace(one, told=(Told(BUNDLE, one.cpus, 1),))
+    return replace(one, reported=(ReportedCpuset(BUNDLE, one.cpus, 1),))
 
 
 def live(name: str, text: str) -> Container:
     one = world.shared(name, text)
-    return replace(one, told=(Told(KATA, one.cpus, 1),))
+    return replace(one, reported=(ReportedCpuset(KATA, one.cpus, 1),))
 
 
 def by_union(written: str, *containers: Container) -> dict[str, str]:
@@ -105,7 +107,7 @@ def by_union(written: str, *containers: Container) -> dict[str, str]:
         (live("a", "1"), False),
         (world.shared("a", "1"), False),  # nobody told anything: left as it is
         (replace(stale("a", "1"), state=ContainerState.STOPPED), False),
-        (replace(world.pause("1"), told=(Told(BUNDLE, CpuSet([1]), 1),)), False),
+        (replace(world.pause("1"), reported=(ReportedCpuset(BUNDLE, CpuSet([1]), 1),)), False),
     ],
 )
 def test_who_is_stale(one: Container, expected: bool) -> None:
@@ -172,8 +174,8 @@ def test_the_kubelets_entry_stands_above_the_union() -> None:
     containers = (stale("a", "2-3"), stale("b", "0-1"))
     a, b = settled(containers, kubelet=kubelet, written=cpus("0,4-5"))
     assert (a.cpus, b.cpus) == (cpus("4-5"), cpus("0"))
-    assert [one.source for one in a.told] == [BUNDLE, KUBELET]
-    assert why(b.told).startswith("the sandbox's cgroup stands above")
+    assert [one.source for one in a.reported] == [BUNDLE, KUBELET]
+    assert why(b.reported).startswith("the sandbox's cgroup stands above")
 
 
 @pytest.mark.parametrize(
