@@ -99,11 +99,11 @@ async def take(daemon: LocalService, ids: Sequence[str], rounds: int) -> Figures
 
 def expected(daemon: LocalService, sandbox_id: str) -> dict[int, list[int]]:
     """Return the threads of a sandbox's last report by process."""
-    held = daemon._sandboxes.held(sandbox_id)
-    if held is None or held.report is None:
+    cache = daemon._sandboxes.cache(sandbox_id)
+    if cache is None or cache.report is None:
         raise BenchError(f"no report on {sandbox_id}")
     threads: dict[int, list[int]] = {}
-    for thread in held.report.threads:
+    for thread in cache.report.threads:
         threads.setdefault(thread.key.tgid, []).append(thread.key.tid)
     return threads
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from kata_pin.config.tree import Config, Nri, NriEnabled
 from kata_pin.daemon.intake.file_events import SPACING_S
-from kata_pin.daemon.reconcile.outcome import Passed
+from kata_pin.daemon.reconcile.outcome import PassOutcome
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.wire.hook_message import HookMessage
 from kata_pin.wire.nri.messages import EventKind
@@ -90,12 +90,12 @@ class Watcher:
         self._wanted: tuple[str, CpuSet] | None = None
         self._seen = asyncio.Event()
 
-    def passed(self, passed: Passed) -> None:
+    def passed(self, outcome: PassOutcome) -> None:
         """See Observer."""
-        if self._wanted == (passed.sandbox_id, passed.mask) and passed.report.settled:
+        if self._wanted == (outcome.sandbox_id, outcome.mask) and outcome.report.settled:
             self._seen.set()
 
-    def ended(self, passed: Passed) -> None:
+    def ended(self, outcome: PassOutcome) -> None:
         """See Observer."""
 
     def failed(self, operation: str, error: Exception) -> None:

@@ -105,8 +105,8 @@ class LocalService(Daemon):
         """Wait until each of these sandboxes has been seen, and no thread of it is young."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            held = [self._sandboxes.held(one) for one in ids]
-            if all(one is not None and one.vmm is not None for one in held):
+            caches = [self._sandboxes.cache(one) for one in ids]
+            if all(one is not None and one.vmm is not None for one in caches):
                 await asyncio.sleep(YOUNG_S * 1.25)  # until then they are looked at again
                 return
             await asyncio.sleep(0.02)

@@ -19,7 +19,7 @@ from typing import Final
 import pytest
 
 from kata_pin.config import from_text
-from kata_pin.daemon.reconcile.engine import Held
+from kata_pin.daemon.reconcile.engine import SandboxCache
 from kata_pin.daemon.service.compose import Parts, boot_id, compose
 from kata_pin.daemon.store.database import Registry
 from kata_pin.host.root import HOST
@@ -171,22 +171,22 @@ def _pass_of_its_own(node: PrivateNode, pod: LabPod, *, debugfs: str, ptrace: bo
         parts = compose(from_text(json.dumps(settings)), registry)
         parts.index.refresh()
         parts.adopt_all()
-        held = Held()
-        held.vmm = parts.engine.find(pod.id, registry.containers(pod.id), held)
-        assert held.vmm is not None
+        cache = SandboxCache()
+        cache.vmm = parts.engine.find(pod.id, registry.containers(pod.id), cache)
+        assert cache.vmm is not None
         if not ptrace:
             _give_up(CAP_SYS_PTRACE)
-        return _told(_settled(parts, registry, pod.id, held))
+        return _told(_settled(parts, registry, pod.id, cache))
 
     return _in_a_child(look)
 
 
-def _settled(parts: Parts, registry: Registry, sandbox_id: str, held: Held) -> Report:
+def _settled(parts: Parts, registry: Registry, sandbox_id: str, cache: SandboxCache) -> Report:
     """Run passes until no thread is too young to tell what it is."""
 
     def look() -> Report | None:
-        report = parts.engine.run(sandbox_id, registry.containers(sandbox_id), held, act=True)
-        return None if held.unsure else report
+        report = parts.engine.run(sandbox_id, registry.containers(sandbox_id), cache, act=True)
+        return None if cache.unsure else report
 
     return wait_for(look, "a pass over threads that are not young")
 

@@ -24,7 +24,7 @@ from kata_pin.daemon.allocation.pending_passes import Moves
 from kata_pin.daemon.allocation.push import Pushing
 from kata_pin.daemon.allocation.undo import give_back, kept
 from kata_pin.daemon.intake.nri_events import NriIntake
-from kata_pin.daemon.reconcile.outcome import Passed
+from kata_pin.daemon.reconcile.outcome import PassOutcome
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.service.compose import Parts
 from kata_pin.daemon.status.allocation import allocation_document
@@ -218,18 +218,18 @@ class Allotting:
 
     # ---- what passes tell ----------------------------------------------------------------
 
-    def passed(self, passed: Passed) -> None:
+    def passed(self, outcome: PassOutcome) -> None:
         """Take a pass: others may now have the CPUs that this sandbox gave up."""
-        self._moves.ended(passed.sandbox_id)
-        if not self._allocator.decides or self._moves.has_left(passed):
-            self._allocator.left(passed.sandbox_id)
+        self._moves.ended(outcome.sandbox_id)
+        if not self._allocator.decides or self._moves.has_left(outcome):
+            self._allocator.left(outcome.sandbox_id)
         self._pushing.wake()
 
-    def ended(self, passed: Passed) -> None:
+    def ended(self, outcome: PassOutcome) -> None:
         """Take back what a sandbox had that is over."""
-        self._moves.over(passed.sandbox_id)
-        self._allocator.left(passed.sandbox_id)
-        self._allocator.release_sandbox(passed.sandbox_id)
+        self._moves.over(outcome.sandbox_id)
+        self._allocator.left(outcome.sandbox_id)
+        self._allocator.release_sandbox(outcome.sandbox_id)
         self._pushing.wake()
 
     def failed(self, operation: str, error: Exception) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final
 
-from kata_pin.daemon.reconcile.outcome import NO_VMM, RELEASED, Passed
+from kata_pin.daemon.reconcile.outcome import NO_VMM, RELEASED, PassOutcome
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 
 PATIENCE_S: Final = 30.0
@@ -45,16 +45,16 @@ class Moves:
         """Take note of the end of a pass: it went by the newest decision."""
         self._tickets.pop(sandbox_id, None)
 
-    def has_left(self, passed: Passed) -> bool:
+    def has_left(self, outcome: PassOutcome) -> bool:
         """Whether the threads of a sandbox are off the CPUs that it gave up, or never will be.
 
         Not after a pass that found no VMM or could not move every thread; such a sandbox is waited
         for so long, and then no more.
         """
-        if passed.state == RELEASED or (passed.state != NO_VMM and passed.report.settled):
-            self._stuck.pop(passed.sandbox_id, None)
+        if outcome.state == RELEASED or (outcome.state != NO_VMM and outcome.report.settled):
+            self._stuck.pop(outcome.sandbox_id, None)
             return True
-        since = self._stuck.setdefault(passed.sandbox_id, self._clock())
+        since = self._stuck.setdefault(outcome.sandbox_id, self._clock())
         return self._clock() - since >= PATIENCE_S
 
     def over(self, sandbox_id: str) -> None:

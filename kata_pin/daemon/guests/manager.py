@@ -20,7 +20,7 @@ from kata_pin.config.guest import Guest
 from kata_pin.daemon.guests.keeper import Aim, Keeper, Ties
 from kata_pin.daemon.guests.probe import Measuring
 from kata_pin.daemon.guests.status import GuestLook, GuestState, GuestView, look_at_guest
-from kata_pin.daemon.reconcile.outcome import Passed
+from kata_pin.daemon.reconcile.outcome import PassOutcome
 from kata_pin.daemon.reconcile.supervisor import Cause
 from kata_pin.daemon.service.compose import Parts
 from kata_pin.daemon.store.guests import GuestBook
@@ -88,46 +88,46 @@ class Guests:
 
     # ---- passes --------------------------------------------------------------------------
 
-    def passed(self, passed: Passed) -> None:
+    def passed(self, outcome: PassOutcome) -> None:
         """See Observer: hand over what the pass means for the guest, where the pins stand."""
-        vmm = self._vmm_of(passed.sandbox_id)
-        stands = passed.report.settled or passed.mask is None  # to give back needs no pin
+        vmm = self._vmm_of(outcome.sandbox_id)
+        stands = outcome.report.settled or outcome.mask is None  # to give back needs no pin
         if vmm is None or not stands:
             return
         try:
-            self._hand_over(passed, vmm)
+            self._hand_over(outcome, vmm)
         except (KataPinError, OSError, ValueError) as error:  # an observer never fails
-            log.error("sandbox %s: guest left alone: %s", passed.sandbox_id, error)
+            log.error("sandbox %s: guest left alone: %s", outcome.sandbox_id, error)
 
-    def ended(self, passed: Passed) -> None:
+    def ended(self, outcome: PassOutcome) -> None:
         """See Observer: forget the guest."""
-        self._claims.pop(passed.sandbox_id, None)
-        self._causes.pop(passed.sandbox_id, None)
-        keeper = self._keepers.pop(passed.sandbox_id, None)
+        self._claims.pop(outcome.sandbox_id, None)
+        self._causes.pop(outcome.sandbox_id, None)
+        keeper = self._keepers.pop(outcome.sandbox_id, None)
         if keeper is not None:
             keeper.stop()
             try:
-                self._book.forget_all(passed.sandbox_id)
+                self._book.forget_all(outcome.sandbox_id)
             except StateError as error:
-                log.error("sandbox %s: guest not forgotten: %s", passed.sandbox_id, error)
+                log.error("sandbox %s: guest not forgotten: %s", outcome.sandbox_id, error)
 
     def failed(self, operation: str, error: Exception) -> None:
         """See Observer: a pass that broke off says nothing of the guest."""
 
-    def _hand_over(self, passed: Passed, vmm: Vmm) -> None:
-        sandbox_id, report = passed.sandbox_id, passed.report
+    def _hand_over(self, outcome: PassOutcome, vmm: Vmm) -> None:
+        sandbox_id, report = outcome.sandbox_id, outcome.report
         sandbox = Sandbox(sandbox_id, self._parts.registry.containers(sandbox_id), vmm)
         keeper = self._keepers.get(sandbox_id) or self._new_keeper(sandbox, report)
         if keeper is None:
             return
-        repeated = passed.cause == self._causes.get(sandbox_id)  # for the same events
-        reasons = frozenset() if repeated else frozenset(passed.cause.reasons)
-        self._causes[sandbox_id] = passed.cause
+        repeated = outcome.cause == self._causes.get(sandbox_id)  # for the same events
+        reasons = frozenset() if repeated else frozenset(outcome.cause.reasons)
+        self._causes[sandbox_id] = outcome.cause
         self._claims[sandbox_id] = _claims(sandbox.containers)
         keeper.take(
             vmm,
             partial(self._look, sandbox, report),
-            self._aim(passed),
+            self._aim(outcome),
             again=not reasons <= _QUIET,
             insist=bool(reasons & _INSISTING),
         )
@@ -149,9 +149,9 @@ class Guests:
         inferred = self._settings().act_on_inferred
         return look_at_guest(sandbox, report, self._parts.node.current(), facts, inferred=inferred)
 
-    def _aim(self, passed: Passed) -> Aim:
-        released = passed.sandbox_id in self._parts.registry.released()
-        if released or passed.mask is None or not self._settings().enabled:
+    def _aim(self, outcome: PassOutcome) -> Aim:
+        released = outcome.sandbox_id in self._parts.registry.released()
+        if released or outcome.mask is None or not self._settings().enabled:
             return Aim.GIVE_BACK
         return Aim.KEEP if self._acts() else Aim.LEAVE
 

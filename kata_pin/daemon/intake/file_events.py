@@ -19,7 +19,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
-from kata_pin.daemon.reconcile.outcome import Passed
+from kata_pin.daemon.reconcile.outcome import PassOutcome
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.service.compose import Parts
 from kata_pin.errors import HostError
@@ -54,17 +54,17 @@ class CgroupWatch:
         self._watch = watch
         self._known: dict[str, frozenset[str]] = {}
 
-    def passed(self, passed: Passed) -> None:
+    def passed(self, outcome: PassOutcome) -> None:
         """Watch the cgroups that a pass saw threads in, and those above them."""
-        cgroups = frozenset(thread.task.cgroup for thread in passed.report.threads)
-        if cgroups != self._known.get(passed.sandbox_id):
-            self._known[passed.sandbox_id] = cgroups
-            self._watch.watch_cpusets(passed.sandbox_id, self._folders(cgroups))
+        cgroups = frozenset(thread.task.cgroup for thread in outcome.report.threads)
+        if cgroups != self._known.get(outcome.sandbox_id):
+            self._known[outcome.sandbox_id] = cgroups
+            self._watch.watch_cpusets(outcome.sandbox_id, self._folders(cgroups))
 
-    def ended(self, passed: Passed) -> None:
+    def ended(self, outcome: PassOutcome) -> None:
         """Watch them no longer."""
-        self._known.pop(passed.sandbox_id, None)
-        self._watch.watch_cpusets(passed.sandbox_id, ())
+        self._known.pop(outcome.sandbox_id, None)
+        self._watch.watch_cpusets(outcome.sandbox_id, ())
 
     def failed(self, operation: str, error: Exception) -> None:
         """Leave it as it was: nothing is known of a pass that broke off."""
@@ -109,7 +109,7 @@ class Following:
         """Take in what Kata keeps of every sandbox that runs, those that nobody told of too."""
         self._parts.index.refresh()
         for sandbox_id, new in self._parts.adopt_all(self._sandboxes.vmms).items():
-            if new or self._sandboxes.held(sandbox_id) is None:
+            if new or self._sandboxes.cache(sandbox_id) is None:
                 self._adopted(sandbox_id, new)
 
     def rearm(self) -> None:
@@ -124,7 +124,7 @@ class Following:
             return
         self._take_states(changes.sandboxes)
         for sandbox_id in changes.cpusets:
-            if self._sandboxes.held(sandbox_id) is not None:  # it may be over by now
+            if self._sandboxes.cache(sandbox_id) is not None:  # it may be over by now
                 self._sandboxes.mark(sandbox_id, CPUSET, event=False)
         if changes.kubelet:
             self._take_checkpoint()
@@ -172,7 +172,7 @@ class Following:
             self._recent[sandbox_id] = time.monotonic()
             if sandbox_id in running:
                 self._adopted(sandbox_id, self._parts.adoption.one(sandbox_id))
-            elif self._sandboxes.held(sandbox_id) is not None:
+            elif self._sandboxes.cache(sandbox_id) is not None:
                 self._sandboxes.mark(sandbox_id, KATA)
 
     def _adopted(self, sandbox_id: str, new: int) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from kata_pin.config.tree import Config
 from kata_pin.daemon.intake.records import Intake
-from kata_pin.daemon.reconcile.counters import Tally
+from kata_pin.daemon.reconcile.counters import Counters
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.errors import KataPinError, ParseError, QmpUnavailable
 from kata_pin.model.placement import Report
@@ -38,14 +38,14 @@ class Reception:
         intake: Intake,
         sandboxes: Sandboxes,
         spool: Spool,
-        tally: Tally,
+        counters: Counters,
     ) -> None:
         """`config` gives the configuration in force."""
         self._config = config
         self._intake = intake
         self._sandboxes = sandboxes
         self._spool = spool
-        self._tally = tally
+        self._counters = counters
 
     async def hook(self, connection: HookConnection) -> None:
         """Serve one hook. An error other than a hopeless message ends it without an answer.
@@ -55,17 +55,17 @@ class Reception:
         try:
             await self._serve(connection)
         except (KataPinError, OSError) as error:
-            self._tally.failed("hook", error)
+            self._counters.failed("hook", error)
             raise
         finally:
-            self._tally.hook(connection.message.stamp_ns)
+            self._counters.hook(connection.message.stamp_ns)
 
     async def _serve(self, connection: HookConnection) -> None:
         message = connection.message
         try:
             taken = self._intake.take(message, spooled=False)
         except ParseError as error:
-            self._tally.failed("hook", error)
+            self._counters.failed("hook", error)
             log.warning("hook message of pid %d refused: %s", message.pid, error)
             await connection.refused(str(error))
             return
@@ -87,7 +87,7 @@ class Reception:
         try:
             self._take_spool()
         except (KataPinError, OSError) as error:
-            self._tally.failed("spool", error)
+            self._counters.failed("spool", error)
             log.warning("spool not taken in: %s", error)
 
     def _take_spool(self) -> None:
@@ -125,7 +125,7 @@ class Reception:
         vmm = self._sandboxes.vmm_of(container.sandbox_id)
         if vmm is None:  # the socket is nobody's that we know
             return
-        held = self._sandboxes.enter(container.sandbox_id)
+        cache = self._sandboxes.enter(container.sandbox_id)
         session = asyncio.create_task(self._session(self._qmp_path(container), vmm.process.pid))
         gone = asyncio.create_task(connection.gone.wait())
         try:
@@ -136,7 +136,7 @@ class Reception:
             with contextlib.suppress(asyncio.CancelledError):
                 await gone
         with contextlib.suppress(asyncio.CancelledError):
-            held.qmp = await session or held.qmp
+            cache.qmp = await session or cache.qmp
 
     async def _session(self, path: str, pid: int) -> QmpAnswers | None:
         """Return QEMU's answers; its pid tells whose network namespace shows other clients."""
@@ -161,13 +161,13 @@ class Reception:
     async def _answer(
         self, connection: HookConnection, container: Container, report: Report | None
     ) -> None:
-        held = self._sandboxes.held(container.sandbox_id)
-        if held is None:  # dropped: no VMM behind it, so there is nothing to pin
+        cache = self._sandboxes.cache(container.sandbox_id)
+        if cache is None:  # dropped: no VMM behind it, so there is nothing to pin
             await connection.pinned()
         elif report is None:
             await connection.unpinned("the pass over the sandbox failed")
-        elif held.vmm is None:
-            await connection.unpinned(held.problem or "no VMM")
+        elif cache.vmm is None:
+            await connection.unpinned(cache.problem or "no VMM")
         elif self._sandboxes.is_released(container.sandbox_id):
             await connection.unpinned("the operator released the sandbox")
         elif not self._sandboxes.acts:

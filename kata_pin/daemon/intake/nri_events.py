@@ -63,7 +63,7 @@ class NriIntake:
         if pod is None:
             return NOTHING
         source = f"nri:{event.kind.method}"
-        self._parts.kata_pins.tell(pod.id, pod.annotations)
+        self._parts.kata_pinning.tell(pod.id, pod.annotations)
         records = list(self._records(replace(event, pod=pod), stamp_ns, source))
         told = [self._record(one) for one in records]
         return self._sandboxes.mark(pod.id, source) if any(told) else NOTHING
@@ -94,7 +94,7 @@ class NriIntake:
 
     def _rebuild_pod(self, pod: Pod, containers: list[PodContainer], stamp_ns: int) -> None:
         source = "nri:Synchronize"
-        self._parts.kata_pins.tell(pod.id, pod.annotations)
+        self._parts.kata_pinning.tell(pod.id, pod.annotations)
         self._record(pod_record(pod, ContainerState.RUNNING, stamp_ns=stamp_ns, source=source))
         for one in containers:
             self._record(container_record(pod, one, one.state, stamp_ns=stamp_ns, source=source))
@@ -166,7 +166,7 @@ class NriIntake:
         if pod.pid and self._parts.finder.is_kata(pod.pid):
             return pod
         pod = replace(pod, pid=0)
-        if self._sandboxes.held(pod.id) is not None or running:
+        if self._sandboxes.cache(pod.id) is not None or running:
             return pod
         if running is None and self._finds_vmm(pod.id):
             return pod

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kata_pin.config.tree import Qmp
-from kata_pin.daemon.reconcile.engine import Held
+from kata_pin.daemon.reconcile.engine import SandboxCache
 from kata_pin.errors import QmpUnavailable
 from kata_pin.model.thread import RoleSource
 from kata_pin.vmm.qmp import query
@@ -31,23 +31,23 @@ class ExtraMonitor:
         self._paths = paths
         self._settings = settings
 
-    async def ask(self, sandbox_id: str, held: Held) -> bool:
+    async def ask(self, sandbox_id: str, cache: SandboxCache) -> bool:
         """Ask about threads that no pass has named yet; return whether QEMU answered."""
         path = self._paths.extra_monitor(sandbox_id)
-        if held.vmm is None or held.report is None or not self._settings().enabled:
+        if cache.vmm is None or cache.report is None or not self._settings().enabled:
             return False
         unnamed = frozenset(
             thread.key
-            for thread in held.report.threads
-            if thread.key.tgid == held.vmm.process.pid and thread.role.source in _UNNAMED
+            for thread in cache.report.threads
+            if thread.key.tgid == cache.vmm.process.pid and thread.role.source in _UNNAMED
         )
-        if unnamed <= held.asked or not os.path.exists(path):
+        if unnamed <= cache.asked or not os.path.exists(path):
             return False
-        held.asked = unnamed
+        cache.asked = unnamed
         try:
-            held.qmp = await query(
+            cache.qmp = await query(
                 path,
-                pid=held.vmm.process.pid,
+                pid=cache.vmm.process.pid,
                 greeting_s=self._settings().greeting_ms / 1000,
                 session_s=self._settings().session_ms / 1000,
             )

@@ -13,7 +13,7 @@ import logging
 from typing import Final
 
 from kata_pin.config.tree import NewThreads
-from kata_pin.daemon.reconcile.counters import Tally
+from kata_pin.daemon.reconcile.counters import Counters
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.service.compose import KTHREADD, Parts
 from kata_pin.errors import HostError, StateError
@@ -40,13 +40,13 @@ class Births:
     """Follows process events until cancelled."""
 
     def __init__(
-        self, parts: Parts, sandboxes: Sandboxes, wanted: NewThreads, tally: Tally
+        self, parts: Parts, sandboxes: Sandboxes, wanted: NewThreads, counters: Counters
     ) -> None:
         """`wanted` is the setting new_threads."""
         self._parts = parts
         self._sandboxes = sandboxes
         self._wanted = wanted
-        self._tally = tally
+        self._counters = counters
         self._live: bool | None = None
 
     async def follow(self) -> None:
@@ -100,7 +100,7 @@ class Births:
                 for wait_s in KERNEL_THREAD_LOOKS_S if ppid == KTHREADD else ():
                     asyncio.get_running_loop().call_later(wait_s, self._mark_born, pid, ppid)
             case Overrun():
-                self._tally.overrun()
+                self._counters.overrun()
                 self._sandboxes.mark_all("process events were lost")
 
     def _mark_born(self, pid: int, ppid: int) -> None:

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Final
 
 from kata_pin.daemon.journal import DRIFT_FOUND, about
-from kata_pin.daemon.reconcile.engine import Held
+from kata_pin.daemon.reconcile.engine import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.errors import TaskGone
 from kata_pin.host.audit import Expected, Finding, audit_affinity, audit_deep
@@ -85,22 +85,22 @@ class Auditor:
         ids = self._sandboxes.ids
         self._expected = {one: self._expected[one] for one in ids if one in self._expected}
         for number, sandbox_id in enumerate(ids, start=1):
-            held = self._sandboxes.held(sandbox_id)
-            if held is not None and held.report is not None:
-                marked += self._judge(sandbox_id, held, held.report, look)
+            cache = self._sandboxes.cache(sandbox_id)
+            if cache is not None and cache.report is not None:
+                marked += self._judge(sandbox_id, cache, cache.report, look)
             if number % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
         return marked
 
-    def _judge(self, sandbox_id: str, held: Held, report: Report, look: Look) -> bool:
+    def _judge(self, sandbox_id: str, cache: SandboxCache, report: Report, look: Look) -> bool:
         """Look at one sandbox; mark it when something differs."""
         expected = self._expected.get(sandbox_id)
         if expected is None or expected.report is not report:
             expected = self._expected[sandbox_id] = Expectation.of(report)
         findings, shrunk = look(expected)
-        truce_ended = held.foreign.ended(time.monotonic())
+        truce_ended = cache.foreign.ended(time.monotonic())
         if not findings and not shrunk and not truce_ended:
-            held.checked_at = time.monotonic()
+            cache.checked_at = time.monotonic()
             return False
         moved = [
             ThreadKey(tgid, tid, expected.threads[tgid][tid].starttime)
@@ -108,7 +108,7 @@ class Auditor:
             for tid in finding.moved
         ]
         if not shrunk:  # a cpuset that changed moves threads by itself
-            held.foreign.drifted(moved, time.monotonic())
+            cache.foreign.drifted(moved, time.monotonic())
         told = _told(findings, shrunk=shrunk) or "the truce with another writer over"
         drift = about(DRIFT_FOUND, source="audit")
         log.info("sandbox %s: audit found %s", sandbox_id, told, extra=drift)

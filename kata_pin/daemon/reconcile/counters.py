@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from kata_pin.daemon.reconcile.outcome import Passed
+from kata_pin.daemon.reconcile.outcome import PassOutcome
 from kata_pin.model.placement import DriftKind, Outcome
 
 APPLY_BUCKETS: Final = (
@@ -52,7 +52,7 @@ class Histogram:
             yield ("+Inf" if bound is None else f"{bound:g}"), total
 
 
-class Tally:
+class Counters:
     """The counts; an Observer of passes."""
 
     def __init__(self) -> None:
@@ -64,9 +64,9 @@ class Tally:
         self.audited_at: float | None = None
         """Unix time of the last audit's end, None before the first."""
 
-    def passed(self, passed: Passed) -> None:
+    def passed(self, outcome: PassOutcome) -> None:
         """Count what a pass found and did."""
-        report = passed.report
+        report = outcome.report
         for drift in report.drifts:
             self.drifts[drift.kind.value] += 1
         if report.results:
@@ -75,7 +75,7 @@ class Tally:
             if result.outcome in _REFUSALS:
                 self.errors["sched_setaffinity", _REFUSALS[result.outcome]] += 1
 
-    def ended(self, passed: Passed) -> None:
+    def ended(self, outcome: PassOutcome) -> None:
         """See Observer: the pass that found a sandbox over did nothing."""
 
     def failed(self, operation: str, error: Exception) -> None:

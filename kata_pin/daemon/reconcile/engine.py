@@ -4,7 +4,7 @@ The kernel is asked anew each time; what is held between passes is only what can
 thread lives (roles) or what makes the next look cheaper. No timers, no sockets, no tasks: the
 daemon calls it from supervisors, the command line calls it once.
 
-Lifetime: an Engine lives as long as its configuration, a Held as long as its sandbox.
+Lifetime: an Engine lives as long as its configuration, a SandboxCache as long as its sandbox.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from kata_pin.daemon.allocation.allotment import Allotment, nothing_allotted
-from kata_pin.daemon.reconcile.kata_pinning import KataPinsReader
+from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.other_writers import ForeignWatch, OtherWriter
 from kata_pin.errors import TaskGone, VmmError
@@ -44,7 +44,7 @@ from kata_pin.policy.placement.place import pairs as pairs_of
 from kata_pin.policy.placement.place import place
 from kata_pin.policy.placement.plan import make_plan
 from kata_pin.policy.placement.release import undo
-from kata_pin.policy.placement.writers import FOREIGN_AFTER, NO_PINS, KataPins
+from kata_pin.policy.placement.writers import FOREIGN_AFTER, NO_KATA_PINNING, KataPinning
 from kata_pin.vmm.facts import HostFacts
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.overhead import find_helpers
@@ -64,7 +64,7 @@ A sandbox with more than MAX_THREADS gets one: the daemon is there for the other
 _AGAIN: Final = frozenset({Outcome.CLIPPED, Outcome.REFUSED})
 
 
-class Memory(Protocol):
+class PinStore(Protocol):
     """What passes need to remember beyond a restart; the registry is one."""
 
     def pairs(self, sandbox_id: str) -> dict[ThreadKey, int]:
@@ -84,7 +84,7 @@ class Memory(Protocol):
 
 
 @dataclass
-class Held:
+class SandboxCache:
     """What is held of one sandbox between passes; all of it can be found anew."""
 
     roles: RoleCache = field(default_factory=RoleCache)
@@ -95,7 +95,7 @@ class Held:
     report: Report | None = None
     checked_at: float = 0.0
     foreign: ForeignWatch = field(default_factory=ForeignWatch)
-    kata: KataPins = NO_PINS
+    kata: KataPinning = NO_KATA_PINNING
     written: CpuSet = EMPTY
     """The written cpuset of the sandbox's cgroup, where a pass needed it."""
 
@@ -122,12 +122,12 @@ class Engine:
 
     _root: HostRoot
     _node: NodeWatch
-    _memory: Memory
+    _pins: PinStore
     _index: ProcessIndex
     _host: HostFacts
     _finder: VmmFinder
     _kata: KataPaths
-    _kata_pins: KataPinsReader
+    _kata_pinning: KataPinningReader
     _allot: Callable[[Sequence[Container]], Allotment] = nothing_allotted
 
     def node(self) -> Node:
@@ -136,7 +136,7 @@ class Engine:
 
     def forget(self, sandbox_id: str) -> None:
         """Drop what is remembered of a sandbox that is over."""
-        self._kata_pins.forget(sandbox_id)
+        self._kata_pinning.forget(sandbox_id)
 
     def runs_without_vmm(self, containers: Iterable[Container]) -> bool:
         """Whether the hooks' pids show that another runtime than Kata runs these containers.
@@ -153,22 +153,26 @@ class Engine:
         hints = [one.pid_hint for one in containers if one.pid_hint]
         return self._finder.is_claimed(sandbox_id, hints)
 
-    def believed(self, containers: Sequence[Container], held: Held) -> tuple[Container, ...]:
+    def believed(
+        self, containers: Sequence[Container], cache: SandboxCache
+    ) -> tuple[Container, ...]:
         """Return the containers with the cpusets that passes go by."""
         kubelet = self._node.kubelet
-        return precedence.settled(containers, kubelet=kubelet, written=held.written)
+        return precedence.settled(containers, kubelet=kubelet, written=cache.written)
 
-    def find(self, sandbox_id: str, containers: Sequence[Container], held: Held) -> Vmm | None:
+    def find(
+        self, sandbox_id: str, containers: Sequence[Container], cache: SandboxCache
+    ) -> Vmm | None:
         """Return the sandbox's VMM as of now; sets nothing."""
         self._index.refresh()
-        vmm, _ = self._find(sandbox_id, containers, held)
+        vmm, _ = self._find(sandbox_id, containers, cache)
         return vmm
 
     def run(
         self,
         sandbox_id: str,
         containers: Sequence[Container],
-        held: Held,
+        cache: SandboxCache,
         *,
         act: bool,
         release: bool = False,
@@ -176,36 +180,36 @@ class Engine:
         """Look at one sandbox, and set what differs if `act`; return what was found and done.
 
         `release` gives every pin back instead (DESIGN D18). Threads that exit meanwhile are left
-        out; a VMM that is not found is a report without threads, `held.problem` says why.
+        out; a VMM that is not found is a report without threads, `cache.problem` says why.
         """
         started = time.perf_counter_ns()
         self._index.refresh()
-        held.vmm, held.problem = self._find(sandbox_id, containers, held)
-        held.written = self._written(sandbox_id, containers, held)
-        containers = self.believed(containers, held)
+        cache.vmm, cache.problem = self._find(sandbox_id, containers, cache)
+        cache.written = self._written(sandbox_id, containers, cache)
+        containers = self.believed(containers, cache)
         node, allotment = self._node.current(), nothing_allotted(containers)
         if release:
             node, allotment = replace(node, kubelet=None), Allotment()
-        elif held.vmm is not None:  # containers of other runtimes come here too
+        elif cache.vmm is not None:  # containers of other runtimes come here too
             allotment = self._allot(containers)
-        sandbox = Sandbox(sandbox_id, allotment.containers, held.vmm)
+        sandbox = Sandbox(sandbox_id, allotment.containers, cache.vmm)
         try:
-            report = self._look_and_act(sandbox, node, allotment, held, act=act)
+            report = self._look_and_act(sandbox, node, allotment, cache, act=act)
         except TaskGone as gone:
-            held.vmm, held.problem = None, f"the VMM exited during the pass ({gone})"
+            cache.vmm, cache.problem = None, f"the VMM exited during the pass ({gone})"
             report = Report(sandbox_id=sandbox_id)
         report = replace(report, duration_ns=time.perf_counter_ns() - started)
-        held.report, held.checked_at = report, time.monotonic()
+        cache.report, cache.checked_at = report, time.monotonic()
         return report
 
     def _find(
-        self, sandbox_id: str, containers: Sequence[Container], held: Held
+        self, sandbox_id: str, containers: Sequence[Container], cache: SandboxCache
     ) -> tuple[Vmm | None, str]:
         """Return the VMM, the known one while it lives, or why there is none."""
-        if held.vmm is not None and is_alive(self._root, held.vmm.process):
-            process = self._index.get(held.vmm.process.pid)
-            if process is None or process.ppid == held.vmm.parent:
-                return held.vmm, ""
+        if cache.vmm is not None and is_alive(self._root, cache.vmm.process):
+            process = self._index.get(cache.vmm.process.pid)
+            if process is None or process.ppid == cache.vmm.parent:
+                return cache.vmm, ""
             # its shim has died: look again, now as an orphan
         hints = [c.pid_hint for c in containers if c.pid_hint]
         try:
@@ -213,17 +217,19 @@ class Engine:
         except VmmError as error:
             return None, str(error)
 
-    def _written(self, sandbox_id: str, containers: Sequence[Container], held: Held) -> CpuSet:
+    def _written(
+        self, sandbox_id: str, containers: Sequence[Container], cache: SandboxCache
+    ) -> CpuSet:
         """Return what was written for the sandbox's cgroup; it is read where nothing better tells.
 
         That is the cgroup of vCPU threads, known from the pass before, or the VMM's: with version 1
         Kata moves vCPU threads alone. It has the sandbox's id in its name.
         """
-        if held.vmm is None or not any(precedence.is_stale(one) for one in containers):
+        if cache.vmm is None or not any(precedence.is_stale(one) for one in containers):
             return EMPTY
-        threads = held.report.threads if held.report else ()
+        threads = cache.report.threads if cache.report else ()
         vcpus = [one.key for one in threads if one.role.role is ThreadRole.VCPU]
-        pid = held.vmm.process.pid
+        pid = cache.vmm.process.pid
         tgid, tid = (vcpus[0].tgid, vcpus[0].tid) if vcpus else (pid, pid)
         try:
             reader = CpusetReader(self._root, self._node.cgroup_mounts)
@@ -233,16 +239,16 @@ class Engine:
         return cpus if sandbox_id in cgroup else EMPTY
 
     def _look_and_act(
-        self, sandbox: Sandbox, node: Node, allotment: Allotment, held: Held, *, act: bool
+        self, sandbox: Sandbox, node: Node, allotment: Allotment, cache: SandboxCache, *, act: bool
     ) -> Report:
         """Observe and apply until two lists of threads are equal and nothing is left to set."""
         given, pool = allotment.allocated, allotment.pool
         if sandbox.vmm is None:
             placement = place(sandbox, (), node, allocated=given, pool=pool)
             return Report(sandbox_id=sandbox.id, placement=placement)
-        look = self._observe(sandbox, sandbox.vmm, node, allotment, held)
-        known = {t.key for t in held.report.threads} if held.report else None
-        foreign = held.foreign.left_alone(time.monotonic())
+        look = self._observe(sandbox, sandbox.vmm, node, allotment, cache)
+        known = {t.key for t in cache.report.threads} if cache.report else None
+        foreign = cache.foreign.left_alone(time.monotonic())
         returned = dict.fromkeys(foreign, FOREIGN_AFTER)
         drifts = find_drift(look.placement, look.threads, known=known, returned=returned)
         results: dict[ThreadKey, ActionResult] = {}
@@ -257,30 +263,30 @@ class Engine:
             if last or (settled and self._same_threads(look.threads, sandbox.vmm)):
                 break
             rounds += 1
-            look = self._observe(sandbox, sandbox.vmm, node, allotment, held)
+            look = self._observe(sandbox, sandbox.vmm, node, allotment, cache)
         if act and look.released:
-            self._memory.keep(sandbox.id, pairs={}, first_seen={})
+            self._pins.keep(sandbox.id, pairs={}, first_seen={})
         alive = {t.key for t in look.threads}
-        held.roles.keep_only(alive)
-        held.foreign.keep_only(alive)
+        cache.roles.keep_only(alive)
+        cache.foreign.keep_only(alive)
         return Report(
             sandbox_id=sandbox.id,
             threads=tuple(look.threads),
             placement=look.placement,
             drifts=drifts,
             results=tuple(results.values()),
-            notes=tuple(_notes(results.values(), foreign, held.foreign.writer())),
+            notes=tuple(_notes(results.values(), foreign, cache.foreign.writer())),
             rounds=rounds,
         )
 
     def _observe(
-        self, sandbox: Sandbox, vmm: Vmm, node: Node, allotment: Allotment, held: Held
+        self, sandbox: Sandbox, vmm: Vmm, node: Node, allotment: Allotment, cache: SandboxCache
     ) -> _Look:
         """Look at the threads and decide where they should be."""
-        threads = self._threads(sandbox.id, vmm, held)
-        pairs = self._memory.pairs(sandbox.id)
-        first_seen = self._memory.first_seen(sandbox.id)
-        held.kata = self._kata_pins.of(sandbox.id, sandbox.containers, vmm)
+        threads = self._threads(sandbox.id, vmm, cache)
+        pairs = self._pins.pairs(sandbox.id)
+        first_seen = self._pins.first_seen(sandbox.id)
+        cache.kata = self._kata_pinning.of(sandbox.id, sandbox.containers, vmm)
         placement = place(
             sandbox,
             threads,
@@ -289,7 +295,7 @@ class Engine:
             first_seen=first_seen,
             allocated=allotment.allocated,
             pool=allotment.pool,
-            kata=held.kata,
+            kata=cache.kata,
         )
         return _Look(threads, placement, pairs, first_seen)
 
@@ -300,13 +306,13 @@ class Engine:
             return
         free = self._node.current().release_mask
         first_seen = look.first_seen or _first_masks(look.threads, free)
-        self._memory.keep(look.placement.sandbox_id, pairs=pairs, first_seen=first_seen)
+        self._pins.keep(look.placement.sandbox_id, pairs=pairs, first_seen=first_seen)
 
-    def _threads(self, sandbox_id: str, vmm: Vmm, held: Held) -> list[Thread]:
+    def _threads(self, sandbox_id: str, vmm: Vmm, cache: SandboxCache) -> list[Thread]:
         """Return every thread that works for the sandbox, with its role; raises TaskGone."""
         cpusets = CpusetReader(self._root, self._node.cgroup_mounts)
         tasks = read_tasks(self._root, vmm.process.pid, cpusets)
-        roles = identify(self._host, vmm, tasks, held.roles, held.qmp)
+        roles = identify(self._host, vmm, tasks, cache.roles, cache.qmp)
         threads = [Thread(task, roles[task.key]) for task in tasks if task.key in roles]
         for helper in find_helpers(self._host, vmm, sandbox_id, paths=self._kata):
             role = Role(helper.role, helper.source)

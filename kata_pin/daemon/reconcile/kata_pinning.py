@@ -26,7 +26,7 @@ from typing import Final, TypeVar
 from kata_pin.errors import KataPinError
 from kata_pin.host.root import HostRoot
 from kata_pin.model.sandbox import Container, Vmm
-from kata_pin.policy.placement.writers import KataPinning, KataPins
+from kata_pin.policy.placement.writers import KataPinning, KataPinningMode
 from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.kata_config import KataConfigFile
 from kata_pin.vmm.state_files import KataPaths, persisted_pinning, state_stamp
@@ -51,7 +51,7 @@ _FLAGS: Final = {
 _NOTHING_SAYS: Final[Answer] = (False, "")
 
 
-class KataPinsReader:
+class KataPinningReader:
     """Answers for one sandbox at a time; what never changes is read once."""
 
     def __init__(
@@ -70,13 +70,13 @@ class KataPinsReader:
         self._told: dict[str, Mapping[str, str]] = {}
         self._last: dict[str, Answer] = {}
 
-    def of(self, sandbox_id: str, containers: Iterable[Container], vmm: Vmm) -> KataPins:
+    def of(self, sandbox_id: str, containers: Iterable[Container], vmm: Vmm) -> KataPinning:
         """Return what Kata does with the sandbox's vCPUs: by NUMA where it bound guest memory."""
         on, evidence = self._answer(sandbox_id, containers, vmm)
         if not on:
-            return KataPins(KataPinning.OFF, evidence)
-        pinning = KataPinning.NUMA if vmm.guest.host_nodes else KataPinning.COUNT
-        return KataPins(pinning, evidence)
+            return KataPinning(KataPinningMode.OFF, evidence)
+        pinning = KataPinningMode.NUMA if vmm.guest.host_nodes else KataPinningMode.COUNT
+        return KataPinning(pinning, evidence)
 
     def tell(self, sandbox_id: str, annotations: Mapping[str, str]) -> None:
         """Take a pod's annotations as NRI tells them."""

@@ -1,6 +1,6 @@
 """How a sandbox and its threads stand, in the words that documents, history and metrics share.
 
-And what a pass came to (Passed), for those who keep account of passes. Pure, nothing is kept.
+And what a pass came to (PassOutcome), for those who keep account of passes. Pure, nothing is kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOVED: Final = frozenset({Outcome.DONE, Outcome.CLIPPED})
 
 
 @dataclass(frozen=True)
-class Passed:
+class PassOutcome:
     """One pass over one sandbox, and why it ran. `state` is the sandbox's after it."""
 
     sandbox_id: str
@@ -50,10 +50,10 @@ class Passed:
 class Observer(Protocol):
     """Who keeps account of passes; called in the event loop, so it must be quick and never fail."""
 
-    def passed(self, passed: Passed) -> None:
+    def passed(self, outcome: PassOutcome) -> None:
         """Take a pass after which the sandbox goes on."""
 
-    def ended(self, passed: Passed) -> None:
+    def ended(self, outcome: PassOutcome) -> None:
         """Take a pass that found the sandbox to be over."""
 
     def failed(self, operation: str, error: Exception) -> None:
@@ -80,7 +80,7 @@ def thread_states(report: Report, *, released: bool) -> Iterator[tuple[Thread, s
         yield thread, thread_state(thread, desired.get(thread.key), released=released)
 
 
-def stands(sandbox: Sandbox, report: Report, cause: Cause, *, released: bool) -> Passed:
+def outcome_of(sandbox: Sandbox, report: Report, cause: Cause, *, released: bool) -> PassOutcome:
     """Return what a pass over a sandbox came to."""
     placement = report.placement
     state = sandbox_state(
@@ -89,7 +89,7 @@ def stands(sandbox: Sandbox, report: Report, cause: Cause, *, released: bool) ->
         mask=placement.mask.mask if placement is not None else None,
         released=released,
     )
-    return Passed(sandbox.id, sandbox.pod, state, report, cause)
+    return PassOutcome(sandbox.id, sandbox.pod, state, report, cause)
 
 
 def sandbox_state(

@@ -16,9 +16,9 @@ from typing import Final
 
 from kata_pin.daemon.guests.manager import Guests
 from kata_pin.daemon.journal import SANDBOX_OVER, about
-from kata_pin.daemon.reconcile.engine import Engine, Held
-from kata_pin.daemon.reconcile.outcome import Observer, stands
-from kata_pin.daemon.reconcile.scheduler import Turns
+from kata_pin.daemon.reconcile.engine import Engine, SandboxCache
+from kata_pin.daemon.reconcile.outcome import Observer, outcome_of
+from kata_pin.daemon.reconcile.scheduler import PassScheduler
 from kata_pin.daemon.reconcile.supervisor import RETRY_S, Cause, PassResult, Supervisor, Verdict
 from kata_pin.daemon.reconcile.writer_status import writers_of
 from kata_pin.daemon.status.documents import SandboxFacts
@@ -38,7 +38,7 @@ GRACE_S: Final = sum(RETRY_S)
 
 
 class Sandboxes:
-    """Owns one Supervisor and one Held a sandbox; everything runs in the event loop's thread."""
+    """Owns each sandbox's Supervisor and SandboxCache; used in the event loop's thread only."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Sandboxes:
         *,
         start: Callable[[Coroutine[object, object, None]], object],
         acts: Callable[[], bool],
-        ask: Callable[[str, Held], Awaitable[bool]],
+        ask: Callable[[str, SandboxCache], Awaitable[bool]],
         guests: Guests,
         observers: Sequence[Observer] = (),
     ) -> None:
@@ -65,34 +65,34 @@ class Sandboxes:
         self._ask = ask
         self._guests = guests
         self._observers = (*observers, guests)
-        self._held: dict[str, Held] = {}
+        self._caches: dict[str, SandboxCache] = {}
         self._supervisors: dict[str, Supervisor] = {}
         self._since: dict[str, float] = {}
         self._owners: dict[int, str] = {}
-        self._turns = Turns(self._is_awaited)
+        self._scheduler = PassScheduler(self._is_awaited)
         self.tracked: set[int] = set()
         """Pids whose threads and children the process connector reports; shared with it."""
 
     # ---- marking -------------------------------------------------------------------------
 
-    def enter(self, sandbox_id: str) -> Held:
+    def enter(self, sandbox_id: str) -> SandboxCache:
         """Return what is held of a sandbox; start its supervisor if it is new."""
         if sandbox_id not in self._supervisors:
             supervisor = Supervisor(sandbox_id, self._pass)
             self._supervisors[sandbox_id] = supervisor
-            self._held[sandbox_id] = Held()
+            self._caches[sandbox_id] = SandboxCache()
             self._since[sandbox_id] = time.monotonic()
             self._start(supervisor.run())
-        return self._held[sandbox_id]
+        return self._caches[sandbox_id]
 
     def mark(self, sandbox_id: str, reason: str, *, event: bool = True) -> int:
         """Ask for a pass over a sandbox, new or known; return a ticket for `settled`.
 
         `event`: something happened to the sandbox, so another writer's truce is over (D13).
         """
-        held = self.enter(sandbox_id)
+        cache = self.enter(sandbox_id)
         if event:
-            held.foreign.forget()
+            cache.foreign.forget()
         return self._supervisors[sandbox_id].mark(reason)
 
     def mark_process(self, tgid: int, reason: str) -> None:
@@ -121,12 +121,14 @@ class Sandboxes:
     @property
     def vmms(self) -> dict[str, ProcessKey]:
         """The accepted VMM of each sandbox that has one."""
-        return {one: held.vmm.process for one, held in self._held.items() if held.vmm is not None}
+        return {
+            one: cache.vmm.process for one, cache in self._caches.items() if cache.vmm is not None
+        }
 
     @property
     def without_vmm(self) -> list[str]:
         """The sandboxes whose VMM was not found, or not accepted, when last looked for."""
-        return [one for one, held in self._held.items() if held.vmm is None]
+        return [one for one, cache in self._caches.items() if cache.vmm is None]
 
     @property
     def acts(self) -> bool:
@@ -142,14 +144,14 @@ class Sandboxes:
         """Whether an operator wants a sandbox to be left alone."""
         return sandbox_id in self.released
 
-    def held(self, sandbox_id: str) -> Held | None:
+    def cache(self, sandbox_id: str) -> SandboxCache | None:
         """Return what is held of a sandbox."""
-        return self._held.get(sandbox_id)
+        return self._caches.get(sandbox_id)
 
     def known_vmm(self, sandbox_id: str) -> Vmm | None:
         """Return the VMM that the last pass over a sandbox found."""
-        held = self._held.get(sandbox_id)
-        return None if held is None else held.vmm
+        cache = self._caches.get(sandbox_id)
+        return None if cache is None else cache.vmm
 
     def vmm_of(self, sandbox_id: str) -> Vmm | None:
         """Return a sandbox's VMM as of now, before or between its passes."""
@@ -161,40 +163,40 @@ class Sandboxes:
         released = self._registry.released()
         now = time.monotonic()
         for sandbox_id in self.ids if ids is None else ids:
-            held = self._held.get(sandbox_id)
-            if held is None:  # it ended a moment ago
+            cache = self._caches.get(sandbox_id)
+            if cache is None:  # it ended a moment ago
                 continue
-            sandbox = self._sandbox(sandbox_id, held)
+            sandbox = self._sandbox(sandbox_id, cache)
             yield SandboxFacts(
                 sandbox=sandbox,
-                report=held.report,
-                checked_s=now - held.checked_at if held.report else None,
-                problem=held.problem,
+                report=cache.report,
+                checked_s=now - cache.checked_at if cache.report else None,
+                problem=cache.problem,
                 released=sandbox_id in released,
-                foreign=frozenset(key.tid for key in held.foreign.left_alone(now)),
-                guest=self._guests.view(sandbox, held.report),
-                writers=writers_of(held, now),
+                foreign=frozenset(key.tid for key in cache.foreign.left_alone(now)),
+                guest=self._guests.view(sandbox, cache.report),
+                writers=writers_of(cache, now),
             )
 
     def explanation(self, sandbox_id: str) -> tuple[str, ...]:
         """Return the lines that explain a sandbox's last pass; DaemonError before the first."""
-        held = self._held[sandbox_id]
-        if held.report is None or held.report.placement is None:
+        cache = self._caches[sandbox_id]
+        if cache.report is None or cache.report.placement is None:
             raise DaemonError(f"no pass over sandbox {sandbox_id} has ended yet")
-        sandbox = self._sandbox(sandbox_id, held)
+        sandbox = self._sandbox(sandbox_id, cache)
         return explain(
             sandbox,
-            held.report.threads,
-            held.report.placement,
+            cache.report.threads,
+            cache.report.placement,
             self._engine.node(),
-            guest=self._guests.lines(sandbox, held.report),
+            guest=self._guests.lines(sandbox, cache.report),
             now_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
         )
 
-    def _sandbox(self, sandbox_id: str, held: Held) -> Sandbox:
+    def _sandbox(self, sandbox_id: str, cache: SandboxCache) -> Sandbox:
         """Return a sandbox as its passes go by it."""
         containers = self._registry.containers(sandbox_id)
-        return Sandbox(sandbox_id, self._engine.believed(containers, held), held.vmm)
+        return Sandbox(sandbox_id, self._engine.believed(containers, cache), cache.vmm)
 
     # ---- undoing -------------------------------------------------------------------------
 
@@ -204,13 +206,13 @@ class Sandboxes:
 
     def release(self, sandbox_id: str) -> Report:
         """Give a sandbox's pins back now, and return what was done."""
-        held, containers = self.enter(sandbox_id), self._registry.containers(sandbox_id)
+        cache, containers = self.enter(sandbox_id), self._registry.containers(sandbox_id)
         released = self.is_released(sandbox_id)
         cause = Cause(("unpin" if released else "release",), time.monotonic())
-        report = self._engine.run(sandbox_id, containers, held, act=True, release=True)
-        sandbox = Sandbox(sandbox_id, containers, held.vmm)
-        passed = stands(sandbox, report, cause, released=released)
-        self._tell(lambda observer: observer.passed(passed))
+        report = self._engine.run(sandbox_id, containers, cache, act=True, release=True)
+        sandbox = Sandbox(sandbox_id, containers, cache.vmm)
+        outcome = outcome_of(sandbox, report, cause, released=released)
+        self._tell(lambda observer: observer.passed(outcome))
         return report
 
     # ---- passes --------------------------------------------------------------------------
@@ -237,21 +239,21 @@ class Sandboxes:
         await self._guests.before(sandbox_id, lambda: self._foreseen(sandbox_id))
         result = await self._in_turn(sandbox_id)
         if result.verdict is not Verdict.GONE and await self._ask(
-            sandbox_id, self._held[sandbox_id]
+            sandbox_id, self._caches[sandbox_id]
         ):
             result = await self._in_turn(sandbox_id)
         return result
 
     async def _foreseen(self, sandbox_id: str) -> Report:
         """Return what a pass would decide now; nothing is set, and nothing of it is kept."""
-        async with self._turns.turn(sandbox_id):
-            held = replace(self._held[sandbox_id])
+        async with self._scheduler.turn(sandbox_id):
+            cache = replace(self._caches[sandbox_id])
             containers = self._registry.containers(sandbox_id)
-            return self._engine.run(sandbox_id, containers, held, act=False)
+            return self._engine.run(sandbox_id, containers, cache, act=False)
 
     async def _in_turn(self, sandbox_id: str) -> PassResult:
         """Run one pass when its turn has come: between any two of them hooks are answered."""
-        async with self._turns.turn(sandbox_id):
+        async with self._scheduler.turn(sandbox_id):
             await asyncio.sleep(0)
             return self._run_pass(sandbox_id)
 
@@ -260,31 +262,33 @@ class Sandboxes:
         return supervisor is not None and supervisor.is_awaited()
 
     def _run_pass(self, sandbox_id: str) -> PassResult:
-        held = self._held[sandbox_id]
+        cache = self._caches[sandbox_id]
         released = self.is_released(sandbox_id)
-        had = held.vmm
+        had = cache.vmm
         act = self._acts() and not released
         cause = self._supervisors[sandbox_id].cause
         containers = self._registry.containers(sandbox_id)
-        report = self._engine.run(sandbox_id, containers, held, act=act)
-        self._track(sandbox_id, held)
-        if held.vmm is not None and (had is None or had.process != held.vmm.process):
-            self._start(self._watch_exit(sandbox_id, held.vmm.process))
-        sandbox = Sandbox(sandbox_id, containers, held.vmm)
-        verdict = self._verdict(sandbox, report, held, had_vmm=had is not None)
-        passed = stands(sandbox, report, cause, released=released)
+        report = self._engine.run(sandbox_id, containers, cache, act=act)
+        self._track(sandbox_id, cache)
+        if cache.vmm is not None and (had is None or had.process != cache.vmm.process):
+            self._start(self._watch_exit(sandbox_id, cache.vmm.process))
+        sandbox = Sandbox(sandbox_id, containers, cache.vmm)
+        verdict = self._verdict(sandbox, report, cache, had_vmm=had is not None)
+        outcome = outcome_of(sandbox, report, cause, released=released)
         if verdict is Verdict.GONE:
-            self._tell(lambda observer: observer.ended(passed))
+            self._tell(lambda observer: observer.ended(outcome))
         else:
-            self._tell(lambda observer: observer.passed(passed))
+            self._tell(lambda observer: observer.passed(outcome))
         return PassResult(report, verdict)
 
-    def _verdict(self, sandbox: Sandbox, report: Report, held: Held, *, had_vmm: bool) -> Verdict:
-        if held.vmm is None:
+    def _verdict(
+        self, sandbox: Sandbox, report: Report, cache: SandboxCache, *, had_vmm: bool
+    ) -> Verdict:
+        if cache.vmm is None:
             return self._without_vmm(sandbox.id, sandbox.containers, had_vmm=had_vmm)
         if not report.settled:
             return Verdict.RETRY
-        return Verdict.YOUNG if held.unsure else Verdict.SETTLED
+        return Verdict.YOUNG if cache.unsure else Verdict.SETTLED
 
     async def _watch_exit(self, sandbox_id: str, process: ProcessKey) -> None:
         try:
@@ -322,17 +326,17 @@ class Sandboxes:
         """Forget a sandbox; a later message about a container that lives makes it anew."""
         self._registry.forget(sandbox_id)
         self._supervisors.pop(sandbox_id, None)
-        self._held.pop(sandbox_id, None)
+        self._caches.pop(sandbox_id, None)
         self._since.pop(sandbox_id, None)
         self._engine.forget(sandbox_id)
         self._untrack(sandbox_id, keep=frozenset())
 
-    def _track(self, sandbox_id: str, held: Held) -> None:
+    def _track(self, sandbox_id: str, cache: SandboxCache) -> None:
         """Follow the processes that work for the sandbox: their threads, children and exits."""
-        for pid in held.processes - self.tracked:
+        for pid in cache.processes - self.tracked:
             self.tracked.add(pid)
             self._owners[pid] = sandbox_id
-        self._untrack(sandbox_id, keep=held.processes)
+        self._untrack(sandbox_id, keep=cache.processes)
 
     def _untrack(self, sandbox_id: str, *, keep: frozenset[int]) -> None:
         owned = [pid for pid, owner in self._owners.items() if owner == sandbox_id]

@@ -19,7 +19,7 @@ MOST_PASSED_OVER: Final = 8
 """Turns in a row that others may have before who has waited longest."""
 
 
-class Turns:
+class PassScheduler:
     """Gives turns; `awaited` says whether somebody waits for a sandbox's pass."""
 
     def __init__(self, awaited: Callable[[str], bool]) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 from kata_pin.daemon.reconcile.other_writers import ForeignWatch
 from kata_pin.model.placement import Report
 from kata_pin.policy.placement.notes import NoteCode
-from kata_pin.policy.placement.writers import KataPinning, KataPins
+from kata_pin.policy.placement.writers import KataPinning, KataPinningMode
 
 
 @dataclass(frozen=True)
@@ -44,28 +44,28 @@ class Writer:
 
 
 class Watched(Protocol):
-    """What is held of a sandbox (daemon.engine.Held)."""
+    """What is held of a sandbox (daemon.engine.SandboxCache)."""
 
     report: Report | None
-    kata: KataPins
+    kata: KataPinning
     foreign: ForeignWatch
 
 
-def writers_of(held: Watched, now: float) -> tuple[Writer, ...]:
+def writers_of(cache: Watched, now: float) -> tuple[Writer, ...]:
     """Return the other writers of a sandbox; `now` is of CLOCK_MONOTONIC."""
     found: list[Writer] = []
-    if held.kata.pinning is not KataPinning.OFF:
-        placement = held.report.placement if held.report is not None else None
+    if cache.kata.pinning is not KataPinningMode.OFF:
+        placement = cache.report.placement if cache.report is not None else None
         codes = {note.code for note in placement.notes} if placement is not None else set()
-        how = " by NUMA node" if held.kata.pinning is KataPinning.NUMA else ""
-        evidence = f"enable_vcpus_pinning{how}, says {held.kata.evidence}"
+        how = " by NUMA node" if cache.kata.pinning is KataPinningMode.NUMA else ""
+        evidence = f"enable_vcpus_pinning{how}, says {cache.kata.evidence}"
         found.append(Writer("kata", NoteCode.KATA_PINS_VCPUS in codes, evidence))
-    other = held.foreign.writer()
+    other = cache.foreign.writer()
     if other is not None:
         found.append(
             Writer(
                 "other",
-                bool(held.foreign.left_alone(now)),
+                bool(cache.foreign.left_alone(now)),
                 "drift that returns",
                 other.seen,
                 now - other.since,

@@ -32,7 +32,7 @@ from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.intake.thread_events import Births
 from kata_pin.daemon.journal import CONFIGURATION_REFUSED, STARTED, about
 from kata_pin.daemon.reconcile.audit import Auditor
-from kata_pin.daemon.reconcile.counters import Tally
+from kata_pin.daemon.reconcile.counters import Counters
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.service.commands import Verbs
 from kata_pin.daemon.service.compose import Parts, boot_id, compose
@@ -101,7 +101,7 @@ class Daemon:
         watch = StateWatch(vc=paths.vc, kata=paths.kata, kubelet=paths.kubelet_state)
         self._watch = watch
         self._history = History(parts.registry, lambda: self._config.history)
-        self._tally = Tally()
+        self._counters = Counters()
         self._guests = Guests(
             parts,
             settings=lambda: self._config.guest,
@@ -118,14 +118,14 @@ class Daemon:
             acts=self._acts,
             ask=ExtraMonitor(parts.kata, lambda: self._config.qmp).ask,
             guests=self._guests,
-            observers=(self._history, self._tally, CgroupWatch(parts, watch), self._allotting),
+            observers=(self._history, self._counters, CgroupWatch(parts, watch), self._allotting),
         )
         self._allotting.begin(self._sandboxes)
         self._following = Following(parts, self._sandboxes, watch)
         self._auditor = Auditor(parts.root, self._sandboxes)
         intake = Intake(parts.registry, BundleReader(self._config.paths.bundle_roots))
         self._reception = Reception(
-            lambda: self._config, intake, self._sandboxes, spool, self._tally
+            lambda: self._config, intake, self._sandboxes, spool, self._counters
         )
         hooks = HookServer(self._path("hook.sock"), self._reception.hook)
         self._metrics = self._metrics_server()
@@ -141,7 +141,9 @@ class Daemon:
                 for work in (
                     hooks.serve(),
                     self._reception.follow_spool(),
-                    Births(parts, self._sandboxes, self._config.new_threads, self._tally).follow(),
+                    Births(
+                        parts, self._sandboxes, self._config.new_threads, self._counters
+                    ).follow(),
                     *self._followed(),
                     self._follow_nri(),
                     self._allotting.follow_orders(),
@@ -191,9 +193,9 @@ class Daemon:
                 else:
                     deep_at = time.monotonic() + self._config.audit.deep_s
                     await self._deep_audit()
-                self._tally.audited()
+                self._counters.audited()
             except Exception as error:  # the next round looks again
-                self._tally.failed("audit", error)
+                self._counters.failed("audit", error)
                 log.error("audit failed: %s", error)
                 log.debug("audit failed", exc_info=True)
 
@@ -268,7 +270,7 @@ class Daemon:
         from kata_pin.daemon.status.metrics import Metrics  # noqa: PLC0415 - 40 ms, 3 MiB
 
         metrics = Metrics(
-            self._tally,
+            self._counters,
             self._sandboxes,
             self._history,
             lambda: self._parts.node.current().topology.online,

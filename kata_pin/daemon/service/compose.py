@@ -12,7 +12,7 @@ from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.policies import make_policy
 from kata_pin.daemon.intake.kata_state import Adoption
 from kata_pin.daemon.reconcile.engine import Engine
-from kata_pin.daemon.reconcile.kata_pinning import KataPinsReader
+from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.grants import AllocStore
@@ -45,7 +45,7 @@ class Parts:
     kata: KataPaths
     adoption: Adoption
     allocator: Allocator
-    kata_pins: KataPinsReader
+    kata_pinning: KataPinningReader
 
     def adopt_all(self, known: Mapping[str, ProcessKey] = NONE_KNOWN) -> dict[str, int]:
         """Record what Kata keeps of every sandbox that runs; return how much was new, by id.
@@ -89,10 +89,12 @@ def compose(config: Config, registry: Registry) -> Parts:
     finder = VmmFinder(host, paths=kata, executables=executables)
     make = partial(make_policy, config.alloc)
     allocator = Allocator(config.alloc, node, AllocStore(registry), make)
-    kata_pins = KataPinsReader(root, kata, BundleReader(config.paths.bundle_roots), files)
-    engine = Engine(root, node, registry, index, host, finder, kata, kata_pins, allocator.view)
+    kata_pinning = KataPinningReader(root, kata, BundleReader(config.paths.bundle_roots), files)
+    engine = Engine(root, node, registry, index, host, finder, kata, kata_pinning, allocator.view)
     adoption = Adoption(root, registry, kata)
-    return Parts(root, registry, node, index, finder, engine, kata, adoption, allocator, kata_pins)
+    return Parts(
+        root, registry, node, index, finder, engine, kata, adoption, allocator, kata_pinning
+    )
 
 
 def boot_id(root: HostRoot) -> str:

@@ -20,8 +20,8 @@ from kata_pin.daemon.guests.kernel import kernel_facts
 from kata_pin.daemon.guests.manager import give_back
 from kata_pin.daemon.guests.status import GuestView, look_at_guest
 from kata_pin.daemon.intake.records import Intake
-from kata_pin.daemon.reconcile.engine import Held
-from kata_pin.daemon.reconcile.outcome import stands
+from kata_pin.daemon.reconcile.engine import SandboxCache
+from kata_pin.daemon.reconcile.outcome import outcome_of
 from kata_pin.daemon.reconcile.supervisor import Cause
 from kata_pin.daemon.reconcile.writer_status import writers_of
 from kata_pin.daemon.service.compose import Parts, boot_id, compose
@@ -185,7 +185,7 @@ def _act(
     cause = Cause((f"{verb}, without a daemon",), time.monotonic())
     for facts in _look(parts, ids, act=True, release=release):
         if facts.report is not None:
-            history.passed(stands(facts.sandbox, facts.report, cause, released=facts.released))
+            history.passed(outcome_of(facts.sandbox, facts.report, cause, released=facts.released))
         yield facts
 
 
@@ -205,19 +205,19 @@ def _look(
     """Run a pass over each sandbox; those of other runtimes, without a VMM, are left out."""
     released = parts.registry.released()
     for sandbox_id in _known(parts) if ids is None else ids:
-        held = Held()
+        cache = SandboxCache()
         containers = parts.registry.containers(sandbox_id)
         may_act = act and (release or sandbox_id not in released)
-        report = parts.engine.run(sandbox_id, containers, held, act=may_act, release=release)
-        if held.vmm is None and parts.engine.runs_without_vmm(containers):
+        report = parts.engine.run(sandbox_id, containers, cache, act=may_act, release=release)
+        if cache.vmm is None and parts.engine.runs_without_vmm(containers):
             continue
-        sandbox = Sandbox(sandbox_id, parts.engine.believed(containers, held), held.vmm)
+        sandbox = Sandbox(sandbox_id, parts.engine.believed(containers, cache), cache.vmm)
         yield SandboxFacts(
             sandbox=sandbox,
             report=report,
             guest=_guest(parts, sandbox, report),
             checked_s=0.0,
-            problem=held.problem,
+            problem=cache.problem,
             released=sandbox_id in released,
-            writers=writers_of(held, time.monotonic()),
+            writers=writers_of(cache, time.monotonic()),
         )

@@ -26,7 +26,7 @@ from prometheus_client.core import (
 )
 
 from kata_pin import __version__
-from kata_pin.daemon.reconcile.counters import NO_ERRNO, Histogram, Tally
+from kata_pin.daemon.reconcile.counters import NO_ERRNO, Counters, Histogram
 from kata_pin.daemon.reconcile.outcome import thread_states
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.history import History
@@ -48,7 +48,7 @@ class Metrics:
 
     def __init__(
         self,
-        tally: Tally,
+        counters: Counters,
         sandboxes: Sandboxes,
         history: History,
         online: Callable[[], CpuSet],
@@ -61,7 +61,7 @@ class Metrics:
 
         So many sandboxes at most get series of their own. `more` are the families of others.
         """
-        self._tally = tally
+        self._counters = counters
         self._sandboxes = sandboxes
         self._history = history
         self._online = online
@@ -90,12 +90,12 @@ class Metrics:
         known: dict[str, tuple[Report, bool, Counted]] = {}
         all_released = self._sandboxes.released
         for number, sandbox_id in enumerate(self._sandboxes.ids, start=1):
-            held = self._sandboxes.held(sandbox_id)
-            if held is not None and held.report is not None:
+            cache = self._sandboxes.cache(sandbox_id)
+            if cache is not None and cache.report is not None:
                 released = sandbox_id in all_released
                 old = self._known.get(sandbox_id)
-                if old is None or old[0] is not held.report or old[1] != released:
-                    old = held.report, released, _counted(held.report, released=released)
+                if old is None or old[0] is not cache.report or old[1] != released:
+                    old = cache.report, released, _counted(cache.report, released=released)
                 known[sandbox_id] = old
             if number % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
@@ -134,38 +134,38 @@ class Metrics:
 
     def _deeds(self) -> Iterator[Metric]:
         """Yield what was done since the start."""
-        tally = self._tally
+        counters = self._counters
         yield _histogram(
-            "kata_pin_apply_seconds", "Duration of passes that set affinities.", tally.apply
+            "kata_pin_apply_seconds", "Duration of passes that set affinities.", counters.apply
         )
         yield _histogram(
             "kata_pin_hook_seconds",
             "From a hook's start until it had its last answer.",
-            tally.hooks,
+            counters.hooks,
         )
         drifts = CounterMetricFamily(
             "kata_pin_drift", "Threads that passes found off their place.", labels=("reason",)
         )
-        for reason, count in sorted(tally.drifts.items()):
+        for reason, count in sorted(counters.drifts.items()):
             drifts.add_metric((reason,), count)
         yield drifts
         errors = CounterMetricFamily(
             "kata_pin_errors", "Operations that failed.", labels=("op", "errno")
         )
-        counted = tally.errors + Counter({("history", NO_ERRNO): self._history.failures})
+        counted = counters.errors + Counter({("history", NO_ERRNO): self._history.failures})
         for labels, count in sorted(counted.items()):
             errors.add_metric(labels, count)
         yield errors
         yield CounterMetricFamily(
             "kata_pin_event_overruns",
             "Times that the kernel dropped events because we were too slow.",
-            tally.overruns + self._overruns(),
+            counters.overruns + self._overruns(),
         )
-        if tally.audited_at is not None:
+        if counters.audited_at is not None:
             yield GaugeMetricFamily(
                 "kata_pin_last_audit_timestamp_seconds",
                 "When the last audit ended, in Unix time.",
-                tally.audited_at,
+                counters.audited_at,
             )
 
     def _sandbox_threads(self) -> Metric:

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from kata_pin.config.tree import History as Limits
-from kata_pin.daemon.reconcile.outcome import GONE, NO_VMM, Passed
+from kata_pin.daemon.reconcile.outcome import GONE, NO_VMM, PassOutcome
 from kata_pin.daemon.status.documents import VERSION, Json
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.transaction import transaction
@@ -123,21 +123,21 @@ class History:
 
     # ---- writing -------------------------------------------------------------------------
 
-    def passed(self, passed: Passed) -> None:
+    def passed(self, outcome: PassOutcome) -> None:
         """Write a row if the pass changed something."""
-        mask = None if passed.mask is None else str(passed.mask)
-        now, last, moved = (passed.state, mask), self._standing(passed.sandbox_id), passed.moved
+        mask = None if outcome.mask is None else str(outcome.mask)
+        now, last, moved = (outcome.state, mask), self._standing(outcome.sandbox_id), outcome.moved
         if now == last and not moved:
             return
-        if last is None and passed.state == NO_VMM:  # another runtime's, or its VM is yet to start
+        if last is None and outcome.state == NO_VMM:  # another runtime's, or its VM is yet to start
             return
-        self._write(passed, now, threads=len(passed.report.threads), moved=moved)
+        self._write(outcome, now, threads=len(outcome.report.threads), moved=moved)
 
-    def ended(self, passed: Passed) -> None:
+    def ended(self, outcome: PassOutcome) -> None:
         """Write that a sandbox is over, if it ever had a row, and what its last pass was for."""
-        if self._standing(passed.sandbox_id) is not None:
-            self._write(passed, (GONE, None))
-        self._last.pop(passed.sandbox_id, None)
+        if self._standing(outcome.sandbox_id) is not None:
+            self._write(outcome, (GONE, None))
+        self._last.pop(outcome.sandbox_id, None)
 
     def failed(self, operation: str, error: Exception) -> None:
         """See Observer: what a pass that broke off changed is told by the next one."""
@@ -159,16 +159,16 @@ class History:
         return self._last[sandbox_id]
 
     def _write(
-        self, passed: Passed, standing: Standing, *, threads: int = 0, moved: int = 0
+        self, outcome: PassOutcome, standing: Standing, *, threads: int = 0, moved: int = 0
     ) -> None:
-        was_state, was_mask = self._last.get(passed.sandbox_id) or ("", None)
-        self._last[passed.sandbox_id] = standing
+        was_state, was_mask = self._last.get(outcome.sandbox_id) or ("", None)
+        self._last[outcome.sandbox_id] = standing
         limits = self._limits()
         if not limits.rows:
             return
         change = Change(
-            sandbox_id=passed.sandbox_id,
-            pod=passed.pod,
+            sandbox_id=outcome.sandbox_id,
+            pod=outcome.pod,
             boot_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
             state=standing[0],
             was_state=was_state,
@@ -176,14 +176,14 @@ class History:
             was_mask=was_mask,
             threads=threads,
             moved=moved,
-            waited_us=max(0, round(passed.cause.age_s * 1e6)),
-            reasons=_SEPARATOR.join(passed.cause.reasons[:MAX_REASONS]),
+            waited_us=max(0, round(outcome.cause.age_s * 1e6)),
+            reasons=_SEPARATOR.join(outcome.cause.reasons[:MAX_REASONS]),
         )
         try:
             count = self._counted() + 1
             with transaction(self._db):
                 self._db.execute(_INSERT, astuple(change))
-                count -= self._evict(passed.sandbox_id, count, limits)
+                count -= self._evict(outcome.sandbox_id, count, limits)
             self._count = count
         except sqlite3.Error as error:
             self._failed(error)

@@ -32,7 +32,12 @@ from kata_pin.policy.placement.pools import exclusive_pools
 from kata_pin.policy.placement.release import release
 from kata_pin.policy.placement.vcpus import VcpuScene, vcpu_wants
 from kata_pin.policy.placement.want import Fit, Kind, Want
-from kata_pin.policy.placement.writers import NO_PINS, KataPinning, KataPins, kata_holds
+from kata_pin.policy.placement.writers import (
+    NO_KATA_PINNING,
+    KataPinning,
+    KataPinningMode,
+    kata_holds,
+)
 
 
 def place(
@@ -44,7 +49,7 @@ def place(
     first_seen: Mapping[ThreadRole, CpuSet] | None = None,
     allocated: Mapping[str, CpuSet] | None = None,
     pool: CpuSet = EMPTY,
-    kata: KataPins = NO_PINS,
+    kata: KataPinning = NO_KATA_PINNING,
 ) -> Placement:
     """Return the placement of all threads of the sandbox.
 
@@ -68,7 +73,7 @@ def place(
         said.append(notes.kata_pins_vcpus(kata.evidence))
     else:
         wants, said = vcpu_wants(parts.vcpus, scene)
-        if kata.pinning is not KataPinning.OFF:
+        if kata.pinning is not KataPinningMode.OFF:
             said = [*said, notes.kata_may_pin(kata.evidence, parts.vcpu_count)]
     disputed = list(_disputed_wants(parts.disputed, mask, node, yields=yields))
     wants += disputed

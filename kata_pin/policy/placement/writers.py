@@ -13,7 +13,7 @@ FOREIGN_AFTER: Final = 3
 """How many times a mask must come back after we set ours to be another writer's."""
 
 
-class KataPinning(StrEnum):
+class KataPinningMode(StrEnum):
     """What the handler's Kata configuration makes of vCPU affinity."""
 
     OFF = "off"
@@ -22,22 +22,22 @@ class KataPinning(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class KataPins:
+class KataPinning:
     """What Kata's configuration makes of one sandbox's vCPUs, and what says so; empty: nothing."""
 
-    pinning: KataPinning = KataPinning.OFF
+    pinning: KataPinningMode = KataPinningMode.OFF
     evidence: str = ""
 
 
-NO_PINS: Final = KataPins()
+NO_KATA_PINNING: Final = KataPinning()
 
 
-def kata_holds(pinning: KataPinning, vcpus: int, mask: SandboxMask) -> bool:
+def kata_holds(pinning: KataPinningMode, vcpus: int, mask: SandboxMask) -> bool:
     """Return whether Kata's own rule holds, so that its pins are not to be overwritten.
 
     Kata compares the number of vCPU threads with the union over all its containers, the pod
     sandbox's own cpuset included (virtcontainers sandbox.go, checkVCPUsPinning).
     """
-    if pinning is KataPinning.COUNT:
+    if pinning is KataPinningMode.COUNT:
         return vcpus == len((mask.mask or EMPTY) | mask.overhead_extra)
-    return pinning is KataPinning.NUMA
+    return pinning is KataPinningMode.NUMA

@@ -12,7 +12,7 @@ from kata_pin.model.sandbox import Container
 from kata_pin.model.thread import Thread, ThreadRole
 from kata_pin.model.topology import flat
 from kata_pin.policy.placement.place import pairs, place
-from kata_pin.policy.placement.writers import KataPinning, KataPins
+from kata_pin.policy.placement.writers import KataPinning, KataPinningMode
 from tests.support.world import (
     after,
     applied,
@@ -300,20 +300,22 @@ def test_surplus_can_be_left_alone() -> None:
 @pytest.mark.parametrize(
     ("kata", "indexes", "yields"),
     [
-        pytest.param(KataPinning.OFF, (0, 1), False, id="no Kata pinning"),
-        pytest.param(KataPinning.COUNT, (0, 1), True, id="as many vCPUs as CPUs"),
-        pytest.param(KataPinning.COUNT, (0, 1, 2), False, id="one vCPU more: Kata does nothing"),
-        pytest.param(KataPinning.NUMA, (0, 1, 2), True, id="Kata's NUMA mode"),
+        pytest.param(KataPinningMode.OFF, (0, 1), False, id="no Kata pinning"),
+        pytest.param(KataPinningMode.COUNT, (0, 1), True, id="as many vCPUs as CPUs"),
+        pytest.param(
+            KataPinningMode.COUNT, (0, 1, 2), False, id="one vCPU more: Kata does nothing"
+        ),
+        pytest.param(KataPinningMode.NUMA, (0, 1, 2), True, id="Kata's NUMA mode"),
     ],
 )
-def test_yielding_to_kata(kata: KataPinning, indexes: tuple[int, ...], yields: bool) -> None:
+def test_yielding_to_kata(kata: KataPinningMode, indexes: tuple[int, ...], yields: bool) -> None:
     """The vCPUs are left to Kata only while its own rule holds; overhead never is (D13)."""
     threads = [*vcpus(*indexes), main_thread()]
-    found = place(sandbox(A2), threads, node(), kata=KataPins(kata, "persist.json"))
+    found = place(sandbox(A2), threads, node(), kata=KataPinning(kata, "persist.json"))
     assert (threads[0].key not in found.desired) is yields
     assert main_thread().key in found.desired
     assert ("kata-pins-vcpus" in codes(found)) is yields
-    rests = kata is KataPinning.COUNT and not yields
+    rests = kata is KataPinningMode.COUNT and not yields
     assert ("kata-may-pin" in codes(found)) is rests
     assert all("persist.json" in one.text for one in found.notes if one.code.startswith("kata-"))
 
@@ -321,7 +323,7 @@ def test_yielding_to_kata(kata: KataPinning, indexes: tuple[int, ...], yields: b
 def test_kata_counts_the_pause_containers_cpus() -> None:
     """Kata's union includes the pod sandbox's own cpuset, so its rule is judged with it."""
     threads = vcpus(0, 1)
-    found = place(sandbox(pause("8"), A2), threads, node(), kata=KataPins(KataPinning.COUNT))
+    found = place(sandbox(pause("8"), A2), threads, node(), kata=KataPinning(KataPinningMode.COUNT))
     assert set(found.desired) == {one.key for one in threads}
 
 

@@ -57,11 +57,11 @@ class World:
         )
         index = SimpleNamespace(refresh=lambda: None)
         pins = SimpleNamespace(tell=lambda _id, _annotations: None)
-        parts = SimpleNamespace(registry=registry, finder=finder, index=index, kata_pins=pins)
+        parts = SimpleNamespace(registry=registry, finder=finder, index=index, kata_pinning=pins)
         self.awaited: list[str] = []
         sandboxes = SimpleNamespace(
             vmms={},
-            held=lambda _id: None,
+            cache=lambda _id: None,
             mark=lambda *_: 1,
             ids=("web", "db"),
             settled=self._settled,

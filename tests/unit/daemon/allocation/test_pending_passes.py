@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from kata_pin.daemon.allocation.pending_passes import PATIENCE_S, Moves
-from kata_pin.daemon.reconcile.outcome import NO_VMM, RELEASED, Passed
+from kata_pin.daemon.reconcile.outcome import NO_VMM, RELEASED, PassOutcome
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.reconcile.supervisor import Cause
 from kata_pin.model.placement import Report
@@ -49,10 +49,10 @@ def moves(passes: Passes, now: SimpleNamespace) -> Moves:
     return one
 
 
-def passed(state: str, *, settled: bool = True) -> Passed:
+def passed(state: str, *, settled: bool = True) -> PassOutcome:
     """Return a pass over sandbox `a`."""
     report = SimpleNamespace(settled=settled)
-    return Passed("a", "shop/a", state, cast("Report", report), Cause())
+    return PassOutcome("a", "shop/a", state, cast("Report", report), Cause())
 
 
 async def test_every_pass_that_was_asked_for_is_awaited(moves: Moves, passes: Passes) -> None:

@@ -17,7 +17,7 @@ from kata_pin.config.guest import Guest
 from kata_pin.config.tree import Paths
 from kata_pin.daemon.guests.manager import Guests, agent_address
 from kata_pin.daemon.guests.status import GuestState
-from kata_pin.daemon.reconcile.outcome import Passed
+from kata_pin.daemon.reconcile.outcome import PassOutcome
 from kata_pin.daemon.reconcile.supervisor import Cause
 from kata_pin.daemon.service.compose import Parts, compose
 from kata_pin.daemon.store.database import Registry
@@ -67,9 +67,11 @@ class Case:
 
     def passed(
         self, reason: str = "hook:poststart", *, settled: bool = True, since: float = 0.0
-    ) -> Passed:
+    ) -> PassOutcome:
         """Return what observers are told."""
-        return Passed("pod", "ns/pod", "ok", self.report(settled=settled), Cause((reason,), since))
+        return PassOutcome(
+            "pod", "ns/pod", "ok", self.report(settled=settled), Cause((reason,), since)
+        )
 
     def state(self) -> GuestState:
         """Return how the guest is shown."""

@@ -75,7 +75,7 @@ class World:
     def ids(self) -> list[str]:
         return sorted(self.known)
 
-    def held(self, sandbox_id: str) -> object | None:
+    def cache(self, sandbox_id: str) -> object | None:
         return self if sandbox_id in self.known else None
 
     def mark(self, sandbox_id: str, reason: str, *, event: bool = True) -> None:

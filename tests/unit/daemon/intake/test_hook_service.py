@@ -13,8 +13,8 @@ import pytest
 from kata_pin.config import Config
 from kata_pin.daemon.intake.hook_service import Reception
 from kata_pin.daemon.intake.records import Intake
-from kata_pin.daemon.reconcile.counters import Tally
-from kata_pin.daemon.reconcile.engine import Held
+from kata_pin.daemon.reconcile.counters import Counters
+from kata_pin.daemon.reconcile.engine import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.database import Registry
 from kata_pin.errors import StateError
@@ -54,7 +54,7 @@ class Marked:
     def __init__(self) -> None:
         self.marks: list[str] = []
         self.report: Report | None = None
-        self.kept: Held | None = Held()
+        self.kept: SandboxCache | None = SandboxCache()
         self.acts = True
         self.released = False
 
@@ -65,7 +65,7 @@ class Marked:
     async def settled(self, _sandbox_id: str, _ticket: int) -> Report | None:
         return self.report
 
-    def held(self, _sandbox_id: str) -> Held | None:
+    def cache(self, _sandbox_id: str) -> SandboxCache | None:
         return self.kept
 
     def is_released(self, _sandbox_id: str) -> bool:
@@ -92,7 +92,7 @@ def reception(tmp_path: Path, registry: Registry, marked: Marked) -> Reception:
     spool = Spool(str(tmp_path / "spool"))
     spool.prepare()
     intake = Intake(registry, BundleReader([str(tmp_path / "bundles")]))
-    return Reception(Config, intake, cast("Sandboxes", marked), spool, Tally())
+    return Reception(Config, intake, cast("Sandboxes", marked), spool, Counters())
 
 
 def _message(tmp_path: Path, phase: Phase, stamp: int = 5) -> HookMessage:

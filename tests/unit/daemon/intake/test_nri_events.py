@@ -38,9 +38,9 @@ class World:
         index = SimpleNamespace(refresh=lambda: None)
         self.annotations: dict[str, dict[str, str]] = {}
         pins = SimpleNamespace(tell=self.annotations.__setitem__)
-        parts = SimpleNamespace(registry=registry, finder=finder, index=index, kata_pins=pins)
+        parts = SimpleNamespace(registry=registry, finder=finder, index=index, kata_pinning=pins)
         sandboxes = SimpleNamespace(
-            vmms={}, held=lambda _id: None, mark=self._mark, settled=self._settled
+            vmms={}, cache=lambda _id: None, mark=self._mark, settled=self._settled
         )
         self.intake = NriIntake(cast("Parts", parts), cast("Sandboxes", sandboxes))
         self._stamp = 1000

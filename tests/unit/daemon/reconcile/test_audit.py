@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from kata_pin.daemon.reconcile.audit import Auditor
-from kata_pin.daemon.reconcile.engine import Held
+from kata_pin.daemon.reconcile.engine import SandboxCache
 from kata_pin.daemon.reconcile.other_writers import FIRST_TRUCE_S
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.host.root import HostRoot
@@ -28,12 +28,12 @@ class OneSandbox:
 
     ids: Sequence[str] = ("pod",)
 
-    def __init__(self, held: Held) -> None:
-        self._held = held
+    def __init__(self, cache: SandboxCache) -> None:
+        self._cache = cache
         self.marks = 0
 
-    def held(self, _sandbox_id: str) -> Held:
-        return self._held
+    def cache(self, _sandbox_id: str) -> SandboxCache:
+        return self._cache
 
     def mark(self, _sandbox_id: str, _reason: str, *, event: bool = True) -> None:
         assert not event
@@ -61,15 +61,15 @@ async def test_another_writer_is_blamed_only_where_the_cpuset_is_the_same(
     )
     scheduler = FakeScheduler()
     scheduler.affinities[PID] = frozenset({0})
-    held = Held()
-    sandboxes = OneSandbox(held)
+    cache = SandboxCache()
+    sandboxes = OneSandbox(cache)
     auditor = Auditor(HostRoot(str(tmp_path), scheduler=scheduler), cast("Sandboxes", sandboxes))
     for _ in range(3):
         thread = world.thread(ThreadRole.EMULATOR, PID, on="1", cpuset="0-1", tgid=PID)
-        held.report = Report("pod", threads=(thread,))
+        cache.report = Report("pod", threads=(thread,))
         await auditor.affinity()
     assert sandboxes.marks == 3
-    assert bool(held.foreign.left_alone(time.monotonic())) is blamed
+    assert bool(cache.foreign.left_alone(time.monotonic())) is blamed
 
 
 async def test_the_end_of_a_truce_is_found(tmp_path: Path) -> None:
@@ -77,13 +77,13 @@ async def test_the_end_of_a_truce_is_found(tmp_path: Path) -> None:
     scheduler = FakeScheduler()
     scheduler.affinities[PID] = frozenset({0})
     grow(tmp_path, {f"proc/{PID}/task/{PID}/stat": "x"})
-    held = Held()
+    cache = SandboxCache()
     thread = world.thread(ThreadRole.EMULATOR, PID, on="0", tgid=PID)
-    held.report = Report("pod", threads=(thread,))
+    cache.report = Report("pod", threads=(thread,))
     now = time.monotonic()
     for _ in range(3):
-        held.foreign.drifted([thread.key], now - FIRST_TRUCE_S + 0.05)
-    sandboxes = OneSandbox(held)
+        cache.foreign.drifted([thread.key], now - FIRST_TRUCE_S + 0.05)
+    sandboxes = OneSandbox(cache)
     auditor = Auditor(HostRoot(str(tmp_path), scheduler=scheduler), cast("Sandboxes", sandboxes))
     await auditor.affinity()
     assert sandboxes.marks == 0
@@ -91,7 +91,7 @@ async def test_the_end_of_a_truce_is_found(tmp_path: Path) -> None:
         while not sandboxes.marks:
             await auditor.affinity()
             await asyncio.sleep(0.005)
-    assert not held.foreign.left_alone(time.monotonic())
+    assert not cache.foreign.left_alone(time.monotonic())
     await auditor.affinity()
     assert sandboxes.marks == 1
 
@@ -110,8 +110,8 @@ async def test_a_vcpu_thread_in_another_cgroup_is_found(tmp_path: Path) -> None:
     for name in ("kata_pod", "kata_pod/vcpus"):
         files[f"sys/fs/cgroup/{name}/cpuset.cpus.effective"] = "0-1"
     grow(tmp_path, files)
-    held = Held(report=Report("pod", threads=(main, vcpu)))
-    sandboxes = OneSandbox(held)
+    cache = SandboxCache(report=Report("pod", threads=(main, vcpu)))
+    sandboxes = OneSandbox(cache)
     auditor = Auditor(HostRoot(str(tmp_path), scheduler=scheduler), cast("Sandboxes", sandboxes))
     await auditor.deep()
     assert sandboxes.marks == 0

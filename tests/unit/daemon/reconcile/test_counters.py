@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from kata_pin.daemon.reconcile.counters import Histogram, Tally
-from kata_pin.daemon.reconcile.outcome import Passed
+from kata_pin.daemon.reconcile.counters import Counters, Histogram
+from kata_pin.daemon.reconcile.outcome import PassOutcome
 from kata_pin.daemon.reconcile.supervisor import Cause
 from kata_pin.errors import StateError
 from kata_pin.model.cpuset import CpuSet
@@ -33,28 +33,28 @@ def test_a_duration_counts_in_every_bound_above_it() -> None:
 
 def test_a_pass_counts_what_it_found_and_did() -> None:
     """Drift by its kind, refusals by their errno, durations of passes that set something."""
-    tally = Tally()
+    counters = Counters()
     drift = Drift(KEY, DriftKind.MOVED, ONE, ONE)
     results = tuple(map(_result, (Outcome.DONE, Outcome.REFUSED, Outcome.DENIED, Outcome.GONE)))
     report = Report("s", drifts=(drift, drift), results=results, duration_ns=2_000_000)
-    tally.passed(Passed("s", "s", "ok", report, Cause()))
-    tally.passed(Passed("s", "s", "ok", Report("s", duration_ns=10**9), Cause()))
-    assert tally.drifts["moved"] == 2
-    assert tally.drifts["foreign"] == 0
-    assert dict(tally.errors) == {
+    counters.passed(PassOutcome("s", "s", "ok", report, Cause()))
+    counters.passed(PassOutcome("s", "s", "ok", Report("s", duration_ns=10**9), Cause()))
+    assert counters.drifts["moved"] == 2
+    assert counters.drifts["foreign"] == 0
+    assert dict(counters.errors) == {
         ("sched_setaffinity", "EINVAL"): 1,
         ("sched_setaffinity", "EPERM"): 1,
     }
-    assert tally.apply.sum == pytest.approx(0.002)
+    assert counters.apply.sum == pytest.approx(0.002)
 
 
 def test_errors_are_counted_by_their_errno() -> None:
     """Also one that was translated; what has none, or one that nobody knows, has no name."""
-    tally = Tally()
-    tally.failed("spool", OSError(errno.ENOSPC, "full"))
+    counters = Counters()
+    counters.failed("spool", OSError(errno.ENOSPC, "full"))
     translated = StateError("registry.db: disk is full")
     translated.__cause__ = OSError(errno.ENOSPC, "full")
-    tally.failed("spool", translated)
-    tally.failed("pass", ValueError("x"))
-    tally.failed("pass", OSError(99999, "x"))
-    assert dict(tally.errors) == {("spool", "ENOSPC"): 2, ("pass", "none"): 2}
+    counters.failed("spool", translated)
+    counters.failed("pass", ValueError("x"))
+    counters.failed("pass", OSError(99999, "x"))
+    assert dict(counters.errors) == {("spool", "ENOSPC"): 2, ("pass", "none"): 2}

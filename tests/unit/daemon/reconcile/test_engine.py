@@ -12,8 +12,8 @@ from typing import cast
 
 import pytest
 
-from kata_pin.daemon.reconcile.engine import MAX_ROUNDS, Engine, Held
-from kata_pin.daemon.reconcile.kata_pinning import KataPinsReader
+from kata_pin.daemon.reconcile.engine import MAX_ROUNDS, Engine, SandboxCache
+from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.host.process import ProcessIndex, cgroups, read_process
 from kata_pin.host.root import HostRoot, Scheduler
@@ -29,7 +29,7 @@ from kata_pin.vmm.state_files import KataPaths
 from tests.support import world
 
 
-class Memory:
+class PinStore:
     """What a registry would remember."""
 
     def __init__(self) -> None:
@@ -113,8 +113,8 @@ def _engine(scheduler: Scheduler, vmm: int, virtiofsd: int) -> Engine:
     )
     finder = cast("VmmFinder", OneFinder(vmm))
     paths = KataPaths("/nonexistent", "/nonexistent")
-    pins = KataPinsReader(root, paths, BundleReader([]), ())
-    return Engine(root, cast("NodeWatch", OneNode()), Memory(), index, host, finder, paths, pins)
+    pins = KataPinningReader(root, paths, BundleReader([]), ())
+    return Engine(root, cast("NodeWatch", OneNode()), PinStore(), index, host, finder, paths, pins)
 
 
 @pytest.mark.root
@@ -122,10 +122,10 @@ def test_a_helper_that_exits_during_a_pass_is_not_the_vmm() -> None:
     """virtiofsd, the shim or a vhost worker may go at any moment; the sandbox lives on."""
     with sleeping() as virtiofsd, sleeping() as vmm:  # set in this order
         engine = _engine(Killer(virtiofsd, moment=vmm.pid), vmm.pid, virtiofsd.pid)
-        held = Held()
-        report = engine.run("pod", (world.shared("app", "1"),), held, act=True)
+        cache = SandboxCache()
+        report = engine.run("pod", (world.shared("app", "1"),), cache, act=True)
         assert virtiofsd.returncode is not None
-        assert held.vmm is not None, held.problem
+        assert cache.vmm is not None, cache.problem
         assert vmm.pid in {thread.key.tgid for thread in report.threads}
         assert os.sched_getaffinity(vmm.pid) == {1}
 
@@ -148,5 +148,5 @@ def test_a_crowd_of_threads_gets_one_round(
     monkeypatch.setattr(f"{Engine.__module__}.MAX_THREADS", most)
     with sleeping() as vmm:
         engine = _engine(Refuser(), vmm.pid, 0)
-        report = engine.run("pod", (world.shared("app", "1"),), Held(), act=True)
+        report = engine.run("pod", (world.shared("app", "1"),), SandboxCache(), act=True)
         assert (report.rounds, report.settled) == (rounds, False)

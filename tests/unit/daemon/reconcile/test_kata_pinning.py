@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.daemon.reconcile.kata_pinning import KataPinsReader
+from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.sandbox import Container, ContainerKind, ContainerState, GuestTopology, Vmm
-from kata_pin.policy.placement.writers import KataPinning
+from kata_pin.policy.placement.writers import KataPinningMode
 from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.kata_config import read_kata_configs
 from kata_pin.vmm.state_files import KataPaths
@@ -57,16 +57,16 @@ class Place:
         file.write_text(text)
         return file
 
-    def reader(self) -> KataPinsReader:
+    def reader(self) -> KataPinningReader:
         """Return a reader, as a daemon that starts now makes it."""
         paths = KataPaths(vc=str(self.vc), kata=str(self.kata))
         bundles = BundleReader([str(self.root / "b")])
-        return KataPinsReader(HostRoot(), paths, bundles, read_kata_configs([str(self.conf)]))
+        return KataPinningReader(HostRoot(), paths, bundles, read_kata_configs([str(self.conf)]))
 
-    def said(self, reader: KataPinsReader | None = None) -> tuple[bool, str]:
+    def said(self, reader: KataPinningReader | None = None) -> tuple[bool, str]:
         """Return whether pinning is on, and what says so."""
         found = (reader or self.reader()).of("s1", (self.pause,), self.vmm)
-        return found.pinning is not KataPinning.OFF, found.evidence
+        return found.pinning is not KataPinningMode.OFF, found.evidence
 
 
 @pytest.fixture
@@ -154,5 +154,5 @@ def test_numa_mode_is_known_by_the_guests_memory(place: Place) -> None:
     guest = replace(place.vmm.guest, host_nodes={0: CpuSet.parse("0")})
     assert isinstance(guest, GuestTopology)
     found = place.reader().of("s1", (place.pause,), replace(place.vmm, guest=guest))
-    assert found.pinning is KataPinning.NUMA
-    assert place.reader().of("s1", (place.pause,), place.vmm).pinning is KataPinning.COUNT
+    assert found.pinning is KataPinningMode.NUMA
+    assert place.reader().of("s1", (place.pause,), place.vmm).pinning is KataPinningMode.COUNT

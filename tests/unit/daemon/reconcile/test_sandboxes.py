@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from kata_pin.daemon.guests.manager import Guests
 from kata_pin.daemon.reconcile.engine import Engine
-from kata_pin.daemon.reconcile.outcome import Passed
+from kata_pin.daemon.reconcile.outcome import PassOutcome
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.database import Registry
 from kata_pin.host.root import HOST
@@ -19,7 +19,7 @@ from kata_pin.model.placement import Report
 class Broken:
     """An observer whose file is full."""
 
-    def passed(self, passed: Passed) -> None:
+    def passed(self, outcome: PassOutcome) -> None:
         """Fail."""
         raise OSError("no space left")
 
@@ -36,9 +36,9 @@ class Listening:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def passed(self, passed: Passed) -> None:
+    def passed(self, outcome: PassOutcome) -> None:
         """Keep it."""
-        self.told.append(passed.sandbox_id)
+        self.told.append(outcome.sandbox_id)
 
     ended = passed
 

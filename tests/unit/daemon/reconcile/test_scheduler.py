@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from kata_pin.daemon.reconcile.scheduler import MOST_PASSED_OVER, Turns
+from kata_pin.daemon.reconcile.scheduler import MOST_PASSED_OVER, PassScheduler
 
 
 class Passes:
@@ -13,13 +13,13 @@ class Passes:
 
     def __init__(self, *awaited: str) -> None:
         self.awaited = set(awaited)
-        self.turns = Turns(self.awaited.__contains__)
+        self.scheduler = PassScheduler(self.awaited.__contains__)
         self.order: list[str] = []
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._running = 0
 
     async def _run(self, name: str) -> None:
-        async with self.turns.turn(name):
+        async with self.scheduler.turn(name):
             self._running += 1
             assert self._running == 1
             await asyncio.sleep(0)
@@ -41,7 +41,7 @@ class Passes:
 async def test_turns_come_in_order() -> None:
     """Nobody is awaited: first come, first served."""
     passes = Passes()
-    async with passes.turns.turn("holder"):
+    async with passes.scheduler.turn("holder"):
         await passes.start("a", "b", "c")
         assert passes.order == []
     await passes.end()
@@ -51,7 +51,7 @@ async def test_turns_come_in_order() -> None:
 async def test_who_is_awaited_goes_first() -> None:
     """Also one that came last; among them the first come is served first."""
     passes = Passes("x", "y")
-    async with passes.turns.turn("holder"):
+    async with passes.scheduler.turn("holder"):
         await passes.start("a", "b", "x", "c", "y")
     await passes.end()
     assert passes.order == ["x", "y", "a", "b", "c"]
@@ -61,7 +61,7 @@ async def test_nobody_is_passed_over_for_ever() -> None:
     """After so many others it is the turn of who has waited longest."""
     many = [f"x{number}" for number in range(3 * MOST_PASSED_OVER)]
     passes = Passes(*many)
-    async with passes.turns.turn("holder"):
+    async with passes.scheduler.turn("holder"):
         await passes.start("a", "b", *many)
     await passes.end()
     assert passes.order.index("a") == MOST_PASSED_OVER
@@ -71,7 +71,7 @@ async def test_nobody_is_passed_over_for_ever() -> None:
 async def test_who_gives_up_leaves_no_gap() -> None:
     """One cancelled while it waits, or in the moment of its turn, hands it on."""
     passes = Passes()
-    async with passes.turns.turn("holder"):
+    async with passes.scheduler.turn("holder"):
         await passes.start("a", "b", "c")
         passes.tasks["b"].cancel()
     passes.tasks["a"].cancel()  # it was given the turn just now, and has not run yet
@@ -86,7 +86,7 @@ async def test_a_pass_that_fails_hands_its_turn_on() -> None:
     """The next one has it."""
     passes = Passes()
     with contextlib.suppress(ValueError):
-        async with passes.turns.turn("bad"):
+        async with passes.scheduler.turn("bad"):
             raise ValueError
     await passes.start("a")
     await passes.end()
@@ -99,7 +99,7 @@ async def test_a_stop_ends_everybody() -> None:
     release = asyncio.Event()
 
     async def hold() -> None:
-        async with passes.turns.turn("holder"):
+        async with passes.scheduler.turn("holder"):
             await release.wait()
 
     holder = asyncio.create_task(hold())

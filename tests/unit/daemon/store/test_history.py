@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kata_pin.config import History as Limits
-from kata_pin.daemon.reconcile.outcome import Passed
+from kata_pin.daemon.reconcile.outcome import PassOutcome
 from kata_pin.daemon.reconcile.supervisor import Cause
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.history import History, history_document
@@ -27,7 +27,7 @@ TWO = CpuSet.parse("2")
 def _passed(
     sandbox: str = "s1", mask: str | None = "1", *, moved: int = 0, state: str = "ok",
     pod: str = "shop/web", cause: Cause | None = None,
-) -> Passed:  # fmt: skip
+) -> PassOutcome:  # fmt: skip
     """Return a pass that left a mask, and moved so many threads."""
     results = [
         ActionResult(Action(ThreadKey(1, tid, 1), ONE, TWO, "test"), Outcome.DONE, ONE)
@@ -36,7 +36,7 @@ def _passed(
     cpus = None if mask is None else CpuSet.parse(mask)
     placement = Placement(sandbox, SandboxMask(cpus))
     report = Report(sandbox, placement=placement, results=tuple(results))
-    return Passed(sandbox, pod, state, report, cause or Cause(("test",), time.monotonic()))
+    return PassOutcome(sandbox, pod, state, report, cause or Cause(("test",), time.monotonic()))
 
 
 class Kept:
@@ -99,7 +99,7 @@ def test_a_set_that_changed_nothing_is_no_move(kept: Kept) -> None:
     ]
     same = _passed()
     report = Report("s1", placement=same.report.placement, results=tuple(refused))
-    kept.history.passed(Passed("s1", "shop/web", "ok", report, same.cause))
+    kept.history.passed(PassOutcome("s1", "shop/web", "ok", report, same.cause))
     assert len(kept.rows()) == 1
 
 
