@@ -9,7 +9,7 @@ GuestError (errors.py) within its deadline, whatever the guest does; after one t
 agent's own refusal the connection is closed, and only `connect` makes a new one.
 
 A success of `set_cpus` proves nothing: the agent only warns in its own log when the kernel refuses
-the cpuset. What can tell (docs/adr/0008-what-a-guest-says.md):
+the cpuset. What can tell (docs/adr/0008-what-a-guest-reports.md):
 
     read_cpus        exact; runs `cat` in the container, so it needs leave, a policy that allows
                      it and a container that has one
