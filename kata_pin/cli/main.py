@@ -1,6 +1,6 @@
 """The entry of `kata-pin`: the group of commands, and what becomes of errors.
 
-Commands are imported when they run, not before: `kata-pin --help` needs click alone (STYLE 1.2).
+Commands are imported when they run, not before: `kata-pin --help` needs click alone.
 Expected failures are one line and a hint on stderr, never a traceback; exit statuses are those of
 errors.py, 2 for usage, 130 after Ctrl-C, 141 when the reader of our output went away.
 """

@@ -1,6 +1,6 @@
 """YAML text to plain text values: the strict part of YAML that kata-pin accepts.
 
-Scalars stay text, so that `010`, `1:30` and `on` mean what was written (STYLE 3.7). Refused, each
+Scalars stay text, so that `010`, `1:30` and `on` mean what was written. Refused, each
 with its line: duplicate keys, anchors and aliases (an alias bomb needs them), tags, keys that are
 not scalars, more than one document, nesting deeper than MAX_DEPTH. The size is bounded by the
 caller before it comes here (file.py). Out of scope: what the keys mean.

@@ -2,7 +2,7 @@
 
 A field made by `setting` is one row: its name is the last part of the key, and its kind, default,
 unit, help and example are here and nowhere else. table.py lists the rows; the parser, the sample
-file and the man page are made from that list (STYLE 3.7). Read once; a reload makes a new tree.
+file and the man page are made from that list. Read once; a reload makes a new tree.
 """
 
 # ruff: noqa: RUF009 - setting() makes a dataclass field, it is not a default shared by instances

@@ -9,7 +9,7 @@ garbage, the end) and a deadline that passes end the connection, so a late answe
 for the next one. What a guest can make this allocate is `limit` and one read; what it can make this
 wait is the deadline. Lives as long as its owner wants; out of scope: what calls mean (guest.agent).
 
-Facts: vsock(7); hybrid vsock, github.com/firecracker-microvm docs/vsock.md.
+Facts: vsock(7); hybrid vsock, "Using the Firecracker Virtio-vsock Device" of its repository.
 """
 
 from __future__ import annotations

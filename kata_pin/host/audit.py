@@ -2,7 +2,7 @@
 
 Compares, and does nothing else: no file of a thread is opened by audit_affinity, no CpuSet is built
 while all is well. What it finds only marks a sandbox for a real pass (DESIGN D1), so an answer may
-be a moment old. Budgets: DESIGN 5.
+be a moment old. Budgets: design.md, "Numbers to hold".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What our own allocator is asked, what it holds, and what it answers (DESIGN 4, D9, D14).
+"""What our own allocator is asked, what it holds, and what it answers (D9, D14).
 
 Frozen values: every change makes a new AllocState, so that a refused request leaves no trace and
 the registry can store old and new in one transaction. Policies (policy/alloc) make them; wire/alloc

@@ -16,7 +16,7 @@ PF_KTHREAD: Final = 0x0020_0000
 
 
 class ThreadRole(StrEnum):
-    """What a thread does for its sandbox (DESIGN 2)."""
+    """What a thread does for its sandbox (design.md, "Words")."""
 
     VCPU = "vcpu"
     IOTHREAD = "iothread"

@@ -4,7 +4,7 @@ A ProcEvents lives from open() to close() and belongs to one event loop. What it
 that makes a pass look sooner; losing events costs nothing but time, and is told by an Overrun.
 Out of scope: deciding what to do, and finding out who a thread is.
 
-A plain socket, not pyroute2's (docs/adr/0004-psutil-and-pyroute2.md). Measured on 6.18, 2 CPUs: a storm
+A plain socket, not pyroute2's (ADR 4). Measured on 6.18, 2 CPUs: a storm
 of 20,000 threads elsewhere costs 54 us an event through pyroute2 0.9.7 and 2 to 5 us here, and its
 socket is unusable after its first ENOBUFS (every call raises, close too) while a plain one goes on.
 

@@ -1,7 +1,7 @@
 """What a process says it is, and the checks on it that its kind of VMM needs.
 
 Command lines are the process's own to write; everything else here is the kernel's word. Nothing is
-kept. Facts: DESIGN D5; kata.md 5 and 9 for what each VMM shows.
+kept (D5).
 """
 
 from __future__ import annotations

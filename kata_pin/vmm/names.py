@@ -2,7 +2,7 @@
 
 A weak source: QEMU names threads only with debug-threads=on (QEMU 11: always), names belong to the
 process, and the kernel cuts them at 15 characters; QEMU leaves a thread unnamed whose name would be
-longer, such as Kata's iothreads. Facts: kata.md 9; util/qemu-thread-posix.c.
+longer, such as Kata's iothreads. Source: util/qemu-thread-posix.c.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 virtiofsd or nydusd with its children, the kernel's vhost workers and KVM helpers (kernel threads
 before Linux 6.4), and the shim. A process that merely looks alike is never included: kernel threads
 must be kernel threads of exactly the VMM's name, user processes must be named by root's
-persist.json or be a child of the sandbox's own shim. Nothing is kept between calls. Facts: lab.md
-1.6 and 3; kata.md 5.
+persist.json or be a child of the sandbox's own shim. Nothing is kept between calls.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Syscall(NamedTuple):
         """Return the descriptor of ioctl(fd, KVM_RUN), None when it is another call.
 
         Kernel workers that live in the VMM (vhost, KVM's huge page recovery) show the call that
-        created them: leave out tasks with PF_USER_WORKER before believing this (facts/lab.md 1.5).
+        created them: leave out tasks with PF_USER_WORKER before believing this.
         """
         if self.number != IOCTL_NUMBERS.get(machine) or len(self.args) < 2:
             return None

@@ -1,4 +1,4 @@
-"""scripts/bench: measure the bars of DESIGN 5 on this machine and print them.
+"""scripts/bench: measure the bars of docs/design.md on this machine and print them.
 
     scripts/bench [NAME...] [--json] [--quick] [--minutes N]
 

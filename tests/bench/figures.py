@@ -1,6 +1,6 @@
 """Figures: samples of a measurement and of its floor, taken in turns, and the rows made of them.
 
-A bar is a limit of DESIGN 5. Ratios are of medians unless a row says otherwise: what disturbs a
+Bars are in docs/design.md. Ratios are of medians unless a row says otherwise: what disturbs a
 shared machine disturbs measurement and floor alike, because each takes its turn in every round.
 """
 

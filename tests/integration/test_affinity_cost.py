@@ -1,4 +1,4 @@
-"""What looking and setting cost, against the bare system calls in the same run (DESIGN 5)."""
+"""What reading and setting affinities costs, against the bare system calls in the same run."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ pushed. A newer cpuset that overtakes it in an answer is sent once more when the
 whatever the runtime tells before: nobody knows which of the two it made last.
 
 A Kata container without a CPU quota above 0 is never written to: Kata would size its VM by the
-cpuset (facts of both runtimes). One whose new cpuset neither holds the old one nor lies in it gets
+cpuset (both runtimes do). One whose new cpuset neither holds the old one nor lies in it gets
 both first, so that its threads are on the new CPUs before the old ones go: widen, pin, narrow.
 Not those of the old ones that are offline: cgroup v1 refuses a cpuset with one of them (cpuset(7)).
 

@@ -19,7 +19,7 @@ from kata_pin.model.placement import DriftKind, Outcome
 APPLY_BUCKETS: Final = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
 )  # fmt: skip
-"""Upper bounds in seconds; DESIGN 5 has bars at 5 and 20 ms."""
+"""Upper bounds in seconds; docs/design.md has bars at 5 and 20 ms."""
 
 HOOK_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0, 5.0)
 """Upper bounds in seconds; the budgets of a hook are 200 and 250 ms by default."""

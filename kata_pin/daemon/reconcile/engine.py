@@ -141,7 +141,7 @@ class Engine:
     def runs_without_vmm(self, containers: Iterable[Container]) -> bool:
         """Whether the hooks' pids show that another runtime than Kata runs these containers.
 
-        Kata's hooks tell the VMM's pid or a thread of its shim (facts of both runtimes); those of
+        Kata's hooks tell the VMM's pid or a thread of its shim (with both runtimes); those of
         runc and crun the container's first process. False where the pids are gone: not known.
         """
         hints = {one.pid_hint for one in containers if one.pid_hint}

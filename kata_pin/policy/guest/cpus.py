@@ -107,7 +107,7 @@ def guest_steps(
     `standing` is what we have set, by container. Whoever must get guest CPUs that it does not have
     gets them beside its old ones before vCPUs are moved, and only the new ones afterwards. One that
     is to be unrestricted is told nothing, unless it was restricted by us: then it gets `every`
-    guest CPU, for a cpuset can not be taken back (an empty one is ignored, facts of the agent).
+    guest CPU, for a cpuset can not be taken back (the agent ignores an empty one).
     """
     targets: dict[str, CpuSet] = {}
     for one in wanted:

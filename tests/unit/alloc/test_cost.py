@@ -1,4 +1,4 @@
-"""What an allocation costs on a large server (DESIGN 5)."""
+"""What an allocation costs on a large server (design.md, "Numbers to hold")."""
 
 from __future__ import annotations
 
