@@ -19,11 +19,10 @@ from functools import partial
 from typing import Final
 
 from kata_pin.config.alloc import Alloc
-from kata_pin.daemon.allocation.allotment import Allotment, allot, nothing_allotted
 from kata_pin.daemon.allocation.checks import SoundPolicy
 from kata_pin.daemon.allocation.contention import BEFORE, SUSPECTED, Rivals
 from kata_pin.daemon.allocation.notices import AllocNews
-from kata_pin.daemon.allocation.requests import request_of_record, sandbox_of, vm_of
+from kata_pin.daemon.allocation.requests import request_of_record
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.errors import KataPinError
@@ -45,13 +44,14 @@ from kata_pin.model.node import Node
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.sandbox import Container, ContainerKind
 from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.handover import (
-    Once,
-    after_pass,
-    held_back,
-    in_force,
-    once_exclusive,
+from kata_pin.policy.alloc.allotment import (
+    Allotment,
+    allot,
+    nothing_allotted,
+    sandbox_of,
+    vm_of,
 )
+from kata_pin.policy.alloc.handover import Once, after_pass, held_back, in_force, once_exclusive
 from kata_pin.policy.alloc.policy import Policy
 from kata_pin.policy.alloc.refusals import other_owner
 from kata_pin.policy.alloc.shared_pool import changes

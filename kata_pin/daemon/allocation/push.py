@@ -31,9 +31,9 @@ from typing import Final
 from kata_pin.config.alloc import Alloc, Push
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.delivery import Delivery
-from kata_pin.daemon.allocation.requests import sandbox_of
 from kata_pin.daemon.allocation.slowness import Slowness
 from kata_pin.errors import KataPinError
+from kata_pin.policy.alloc.allotment import sandbox_of
 from kata_pin.sources.cri import CriClient
 from kata_pin.sources.nri import NriPlugin
 from kata_pin.sources.updater import ContainerUnknown, Updater, UpdateRefused

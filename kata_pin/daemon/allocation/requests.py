@@ -20,6 +20,7 @@ from kata_pin.model.alloc import (
 )
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.sandbox import Container
+from kata_pin.policy.alloc.allotment import vm_of
 from kata_pin.policy.placement.exclusive import pooled
 from kata_pin.wire.allocator_state import MAX_MILLIS
 from kata_pin.wire.kube.pod_list import about_cpus
@@ -27,23 +28,9 @@ from kata_pin.wire.nri.messages import Pod, PodContainer
 from kata_pin.wire.nri.replies import Cpuset
 from kata_pin.wire.oci import CpuResources
 
-_VM: Final = "vm:"  # no id has a colon
 _KUBELETS: Final = "kubepods"
 _LEAST_SHARES: Final = 2
 """What the kernel takes as none, and the kubelet writes for a request of nothing."""
-
-
-def vm_of(sandbox_id: str) -> str:
-    """Return what a sandbox's VM is known by to policies.
-
-    Not the sandbox's id: where there is no pod, that is the container's own.
-    """
-    return f"{_VM}{sandbox_id}"
-
-
-def sandbox_of(pod: PodRequest) -> str:
-    """Return the id of a pod's sandbox, empty for one that is not Kata's."""
-    return pod.sandbox_id.removeprefix(_VM)
 
 
 def pod_uid(pod: Pod) -> str:

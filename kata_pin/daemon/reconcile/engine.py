@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from kata_pin.daemon.allocation.allotment import Allotment, nothing_allotted
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.other_writers import ForeignWatch, OtherWriter
@@ -38,6 +37,7 @@ from kata_pin.model.placement import (
 )
 from kata_pin.model.sandbox import Container, Sandbox, Vmm
 from kata_pin.model.thread import Role, Thread, ThreadKey, ThreadRole
+from kata_pin.policy.alloc.allotment import Allotment, nothing_allotted
 from kata_pin.policy.placement import precedence
 from kata_pin.policy.placement.drift import find_drift
 from kata_pin.policy.placement.place import pairs as pairs_of

@@ -12,9 +12,9 @@ from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.delivery import Delivery, written
 from kata_pin.daemon.allocation.notices import Refused
 from kata_pin.daemon.allocation.push import Pushing
-from kata_pin.daemon.allocation.requests import sandbox_of
 from kata_pin.daemon.status.documents import Json
 from kata_pin.model.alloc import AllocState, Grant
+from kata_pin.policy.alloc.allotment import sandbox_of
 from kata_pin.wire.nri.replies import Cpuset
 
 

@@ -11,12 +11,12 @@ from kata_pin.daemon.allocation.requests import (
     pod_uid,
     request_of,
     request_of_record,
-    sandbox_of,
     with_asked,
 )
 from kata_pin.model.alloc import AllocState, CpuClass, Grant, Qos
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.sandbox import Container
+from kata_pin.policy.alloc.allotment import sandbox_of
 from kata_pin.wire.allocator_state import dump_state, parse_state
 from kata_pin.wire.nri.messages import Pod, PodContainer
 from kata_pin.wire.oci import MAX_KEPT, CpuResources

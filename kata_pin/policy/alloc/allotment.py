@@ -1,26 +1,42 @@
-"""What our own allocator gave, as a pass over one sandbox needs it (DESIGN D8, D9).
+"""What a grant means for a pass over one sandbox, and what a sandbox's VM is called in grants (D9).
 
-A grant stands above the recorded cpuset: a Kata container without a CPU quota never gets its cpuset
-from us (D14), and one that does may have it a moment later than its threads have their affinity.
-Pure; an Allotment lives for one pass. Out of scope: deciding (policy/alloc), acting (engine.py).
+A grant takes precedence over the recorded cpuset: a Kata container without a CPU quota never gets
+its cpuset from us (D14), and one that does may have it a moment later than its threads have their
+affinity. Pure; an Allotment lives for one pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-from kata_pin.daemon.allocation.requests import vm_of
-from kata_pin.model.alloc import AllocState
+from kata_pin.model.alloc import AllocState, PodRequest
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.sandbox import Container, ContainerKind
 
+_VM: Final = "vm:"  # no id has a colon
 
-@dataclass(frozen=True)
+
+def vm_of(sandbox_id: str) -> str:
+    """Return the name of a sandbox's VM in requests and grants.
+
+    Not the sandbox's id: where there is no pod, that is the container's own.
+    """
+    return f"{_VM}{sandbox_id}"
+
+
+def sandbox_of(pod: PodRequest) -> str:
+    """Return the id of a pod's sandbox, empty for one that is not Kata's."""
+    return pod.sandbox_id.removeprefix(_VM)
+
+
+@dataclass(frozen=True, slots=True)
 class Allotment:
-    """The containers with the CPUs that they were given, which are theirs alone, and the pool.
+    """A sandbox's containers with the CPUs of their grants.
 
-    `allocated` is by container id, the empty set for one that has shared CPUs only.
+    `allocated` has the exclusive CPUs by container id, the empty set for a container with shared
+    CPUs only; `pool` is the shared pool.
     """
 
     containers: tuple[Container, ...] = ()
@@ -36,7 +52,7 @@ def nothing_allotted(containers: Sequence[Container]) -> Allotment:
 def allot(containers: Iterable[Container], state: AllocState) -> Allotment:
     """Return what the state means for one sandbox's containers.
 
-    The pod sandbox itself has the CPUs of its VM's grant: for overhead and surplus vCPUs only.
+    The pod sandbox itself gets the CPUs of its VM's grant: for overhead and unpaired vCPUs only.
     """
     given: dict[str, CpuSet] = {}
     every: list[Container] = []
