@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,78 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """What each station may import beside itself (docs/architecture.md)."""
 
+ROOMS: dict[str, dict[str, set[str]]] = {
+    "policy": {
+        "": set(),
+        "placement": set(),
+        "guest": {"placement"},
+        "alloc": {"placement"},
+        "explain": {"placement", "guest"},
+    },
+    "wire": {
+        "": {"proto"},
+        "proto": set(),
+        "guest": {"", "proto"},
+        "kata": {"", "proto"},
+        "kube": {"", "proto", "nri"},  # the CRI's updates carry the cpusets that NRI's do
+        "nri": {"", "proto"},
+        "qemu": {"", "proto"},
+    },
+    "daemon": {
+        "": set(),
+        "store": {""},
+        "reconcile": {"", "store"},
+        "intake": {"", "store", "reconcile"},
+        "guests": {"", "store", "reconcile"},
+        "allocation": {"", "store", "reconcile"},
+        "status": {"", "store", "reconcile", "intake", "guests", "allocation"},
+        "service": {"", "store", "reconcile", "intake", "guests", "allocation", "status"},
+    },
+    "cli": {
+        "": {"commands", "render", "reports", "node"},
+        "commands": {"", "render", "reports", "node"},
+        "render": {"reports"},
+        "reports": {"node"},
+        "node": set(),
+        "assets": set(),
+    },
+}
+"""What each folder of a station may import of the others; "" are the station's own modules.
+
+A station's own modules are at the bottom, but for cli: there they are at the top.
+"""
+
+KNOWN_VIOLATIONS: set[str] = {
+    "cli.node.manual -> cli.main",
+    "cli.reports.doctor_guest -> cli.render.map",
+    "cli.reports.doctor_guest -> cli.render.phrases",
+    "cli.reports.doctor_node -> cli.client",
+    "cli.reports.doctor_node -> cli.render.phrases",
+    "cli.reports.doctor_sandbox -> cli.render.phrases",
+    "cli.reports.findings -> cli.render.phrases",
+    "cli.reports.selection -> cli.render.phrases",
+    "cli.reports.selection -> cli.render.safe_text",
+    "cli.reports.whatif -> cli.render.safe_text",
+    "cli.reports.who -> cli.render.phrases",
+    "daemon.allocation.coordinator -> daemon.intake.nri_events",
+    "daemon.allocation.coordinator -> daemon.service.compose",
+    "daemon.allocation.coordinator -> daemon.status.allocation",
+    "daemon.allocation.coordinator -> daemon.status.allocation_metrics",
+    "daemon.allocation.coordinator -> daemon.status.documents",
+    "daemon.allocation.nri_decider -> daemon.intake.nri_events",
+    "daemon.allocation.undo -> daemon.status.documents",
+    "daemon.guests.manager -> daemon.service.compose",
+    "daemon.intake.file_events -> daemon.service.compose",
+    "daemon.intake.nri_events -> daemon.service.compose",
+    "daemon.intake.thread_events -> daemon.service.compose",
+    "daemon.reconcile.engine -> daemon.allocation.allotment",
+    "daemon.reconcile.sandboxes -> daemon.guests.manager",
+    "daemon.reconcile.sandboxes -> daemon.status.documents",
+    "daemon.store.history -> daemon.reconcile.outcome",
+    "daemon.store.history -> daemon.status.documents",
+}
+"""What is not so yet; the list only shrinks."""
+
 THIRD_PARTIES: dict[str, set[str]] = {
     "asyncinotify": {"sources"},
     "click": {"cli"},
@@ -56,8 +129,13 @@ def _station(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def _imports(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield each imported module of a file with its line."""
+@cache
+def _imports(path: Path) -> tuple[tuple[str, int], ...]:
+    """Return each module that a file imports, with its line."""
+    return tuple(_named(path))
+
+
+def _named(path: Path) -> Iterator[tuple[str, int]]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -65,11 +143,47 @@ def _imports(path: Path) -> Iterator[tuple[str, int]]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
             assert node.module is not None
-            if node.module == "kata_pin":
-                for alias in node.names:
-                    yield f"kata_pin.{alias.name}", node.lineno
-            else:
-                yield node.module, node.lineno
+            folder = PACKAGE.joinpath(*node.module.split(".")[1:])
+            for alias in node.names:
+                is_module = folder.is_dir() and node.module.split(".")[0] == "kata_pin"
+                yield f"{node.module}.{alias.name}" if is_module else node.module, node.lineno
+
+
+def _room(station: str, path: Sequence[str]) -> str:
+    """Return the folder below a station that a module is in; `path` are its names."""
+    return path[1] if len(path) > 2 and path[1] in ROOMS.get(station, {}) else ""
+
+
+def _sideways(path: Path) -> Iterator[str]:
+    """Yield the imports of a module that go up or sideways between the folders of its station."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    station = parts[0]
+    if station not in ROOMS or parts[-1] == "__init__":
+        return
+    room = _room(station, parts)
+    for name, _ in _imports(path):
+        target = name.split(".")[1:]
+        if name.split(".")[0] != "kata_pin" or target[:1] != [station]:
+            continue
+        other = target[1] if target[1] in ROOMS[station] else ""
+        if other not in {room, *ROOMS[station][room]}:
+            yield f"{'.'.join(parts)} -> {'.'.join(target)}"
+
+
+def _circles() -> list[list[str]]:
+    """Return the groups of modules that import each other in circles."""
+    names = {
+        ".".join(("kata_pin", *path.relative_to(PACKAGE).with_suffix("").parts)): path
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    graph = {
+        one: {target for target, _ in _imports(path) if target in names}
+        for one, path in names.items()
+    }
+    while leaves := {one for one, targets in graph.items() if not targets}:
+        graph = {one: targets - leaves for one, targets in graph.items() if one not in leaves}
+    return sorted([one, *sorted(targets)] for one, targets in graph.items())
 
 
 def _violations(path: Path) -> Iterator[str]:
@@ -110,9 +224,48 @@ def test_the_layer_test_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(list(_violations(bad))) == 3
 
 
+def test_rooms_have_one_direction() -> None:
+    """Inside a station folders import down only, but for the violations that are listed."""
+    assert {line for path in MODULES for line in _sideways(path)} <= KNOWN_VIOLATIONS
+
+
+def test_no_modules_import_each_other_in_circles() -> None:
+    """Each module can be read after those that it imports."""
+    assert _circles() == []
+
+
+def test_the_tests_of_rooms_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upward import, a sideways one and a circle are all seen; one downwards is none."""
+    fake = tmp_path / "kata_pin"
+    for folder in (
+        "daemon/intake",
+        "daemon/guests",
+        "daemon/store",
+        "daemon/service",
+        "cli/render",
+    ):
+        (fake / folder).mkdir(parents=True)
+    (fake / "daemon" / "store" / "a.py").write_text("from kata_pin.daemon.service import app\n")
+    sideways = fake / "daemon" / "intake" / "b.py"
+    sideways.write_text(
+        "from kata_pin.daemon.guests import c\nfrom kata_pin.daemon.store.a import x\n"
+        "from kata_pin.cli.render.d import y\n"
+    )
+    (fake / "cli" / "render" / "d.py").write_text("import kata_pin.daemon.intake.b\n")
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", fake)
+    assert list(_sideways(fake / "daemon" / "store" / "a.py")) == [
+        "daemon.store.a -> daemon.service.app"
+    ]
+    assert list(_sideways(sideways)) == ["daemon.intake.b -> daemon.guests.c"]
+    assert len(_circles()) == 2
+
+
 def test_every_station_is_known() -> None:
     """A new folder of the package needs a place in the picture."""
     assert {_station(path) for path in MODULES} - {"__init__"} <= set(MAY_IMPORT)
+    for station, rooms in ROOMS.items():
+        folders = {path.name for path in (PACKAGE / station).iterdir() if path.is_dir()}
+        assert folders - {"__pycache__"} == set(rooms) - {""}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
