@@ -24,8 +24,8 @@ from typing import Any, Final
 
 from kata_pin.config.tree import Config, Nri, NriEnabled
 from kata_pin.daemon.intake.file_events import SPACING_S
-from kata_pin.daemon.reconcile.outcome import PassOutcome
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.pass_outcome import PassOutcome
 from kata_pin.wire.hook_message import HookMessage
 from kata_pin.wire.nri.messages import EventKind
 from kata_pin.wire.oci import Phase

@@ -24,7 +24,6 @@ from kata_pin.daemon.allocation.pending_passes import Moves
 from kata_pin.daemon.allocation.push import Pushing
 from kata_pin.daemon.allocation.undo import give_back, kept
 from kata_pin.daemon.intake.nri_events import NriIntake
-from kata_pin.daemon.reconcile.outcome import PassOutcome
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.service.compose import Parts
 from kata_pin.daemon.status.allocation import allocation_document
@@ -33,6 +32,7 @@ from kata_pin.errors import HostError
 from kata_pin.host.cpuset import CpusetReader
 from kata_pin.model.alloc import Grant
 from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.pass_outcome import PassOutcome
 from kata_pin.sources.nri import NriPlugin
 from kata_pin.sources.orders import OrdersFile
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final
 
-from kata_pin.daemon.reconcile.outcome import NO_VMM, RELEASED, PassOutcome
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.model.pass_outcome import NO_VMM, RELEASED, PassOutcome
 
 PATIENCE_S: Final = 30.0
 """So long CPUs are held back for a sandbox whose threads cannot be moved."""

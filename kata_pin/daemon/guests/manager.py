@@ -1,6 +1,6 @@
 """The guests of all sandboxes: who is told what, and when (DESIGN D12).
 
-An observer of passes (outcome.py): what a pass over a sandbox found is handed to the keeper of its
+An observer of passes: what a pass over a sandbox found is handed to the keeper of its
 guest, which talks to the guest in its own time. Host pins stand before any guest is asked; a guest
 that is slow, hostile or dead costs its own keeper a few deadlines, and nobody else anything.
 
@@ -20,14 +20,13 @@ from kata_pin.config.guest import Guest
 from kata_pin.daemon.guests.keeper import Aim, Keeper, Ties
 from kata_pin.daemon.guests.probe import Measuring
 from kata_pin.daemon.guests.status import GuestLook, GuestState, GuestView, look_at_guest
-from kata_pin.daemon.reconcile.outcome import PassOutcome
-from kata_pin.daemon.reconcile.supervisor import Cause
 from kata_pin.daemon.service.compose import Parts
 from kata_pin.daemon.store.guests import GuestBook
 from kata_pin.errors import AgentUnavailable, KataPinError, ParseError, StateError
 from kata_pin.guest.address import AgentAddress, VsockAddress, parse_address
 from kata_pin.guest.agent import AgentClient
 from kata_pin.model.guestmap import GuestFacts
+from kata_pin.model.pass_outcome import Cause, PassOutcome
 from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import Container, Sandbox, Vmm
 from kata_pin.policy.explain.guest import guest_lines

@@ -19,11 +19,11 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
-from kata_pin.daemon.reconcile.outcome import PassOutcome
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.service.compose import Parts
 from kata_pin.errors import HostError
 from kata_pin.host.cpuset import cpuset_folders
+from kata_pin.model.pass_outcome import PassOutcome
 from kata_pin.policy.placement.checkpoint_changes import touched
 from kata_pin.sources.state_watch import Changes, StateWatch
 from kata_pin.sources.uevents import cpu_changes

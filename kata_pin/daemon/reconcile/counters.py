@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from kata_pin.daemon.reconcile.outcome import PassOutcome
+from kata_pin.model.pass_outcome import PassOutcome
 from kata_pin.model.placement import DriftKind, Outcome
 
 APPLY_BUCKETS: Final = (

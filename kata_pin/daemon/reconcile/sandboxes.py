@@ -17,15 +17,16 @@ from typing import Final
 from kata_pin.daemon.guests.manager import Guests
 from kata_pin.daemon.journal import SANDBOX_OVER, about
 from kata_pin.daemon.reconcile.engine import Engine, SandboxCache
-from kata_pin.daemon.reconcile.outcome import Observer, outcome_of
+from kata_pin.daemon.reconcile.ports import Observer
 from kata_pin.daemon.reconcile.scheduler import PassScheduler
-from kata_pin.daemon.reconcile.supervisor import RETRY_S, Cause, PassResult, Supervisor, Verdict
+from kata_pin.daemon.reconcile.supervisor import RETRY_S, PassResult, Supervisor, Verdict
 from kata_pin.daemon.reconcile.writer_status import writers_of
 from kata_pin.daemon.status.documents import SandboxFacts
 from kata_pin.daemon.store.database import Registry
 from kata_pin.errors import DaemonError, HostError
 from kata_pin.host.exit import wait_exit
 from kata_pin.host.root import HostRoot
+from kata_pin.model.pass_outcome import Cause, outcome_of
 from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import Container, Sandbox, Vmm
 from kata_pin.model.thread import ProcessKey

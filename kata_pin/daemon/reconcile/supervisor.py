@@ -18,6 +18,7 @@ from enum import Enum, auto
 from typing import Final
 
 from kata_pin.daemon.journal import PASS_FAILED, about
+from kata_pin.model.pass_outcome import Cause
 from kata_pin.model.placement import Report
 
 log = logging.getLogger(__name__)
@@ -53,23 +54,6 @@ class PassResult:
 
     report: Report
     verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Cause:
-    """Why a pass runs: what was told, and when the first of it was (CLOCK_MONOTONIC, seconds).
-
-    A pass that is only repeated keeps the cause of the one before: its pins are what was asked for
-    then.
-    """
-
-    reasons: tuple[str, ...] = ()
-    since: float = 0.0
-
-    @property
-    def age_s(self) -> float:
-        """How long ago the first of it was told."""
-        return time.monotonic() - self.since
 
 
 _WAITS_S: Final[dict[Verdict, tuple[float, ...]]] = {

@@ -21,8 +21,6 @@ from kata_pin.daemon.guests.manager import give_back
 from kata_pin.daemon.guests.status import GuestView, look_at_guest
 from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.reconcile.engine import SandboxCache
-from kata_pin.daemon.reconcile.outcome import outcome_of
-from kata_pin.daemon.reconcile.supervisor import Cause
 from kata_pin.daemon.reconcile.writer_status import writers_of
 from kata_pin.daemon.service.compose import Parts, boot_id, compose
 from kata_pin.daemon.service.lock import locked
@@ -38,6 +36,7 @@ from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.history import History, history_document
 from kata_pin.errors import DaemonError, ParseError
 from kata_pin.host.root import HOST
+from kata_pin.model.pass_outcome import Cause, outcome_of
 from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import Sandbox
 from kata_pin.policy.explain.guest import guest_lines

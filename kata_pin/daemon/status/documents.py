@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kata_pin.daemon.guests.status import GuestView, guest_document
-from kata_pin.daemon.reconcile.outcome import sandbox_state, thread_state
 from kata_pin.daemon.reconcile.writer_status import Writer
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
+from kata_pin.model.pass_outcome import sandbox_state, thread_state
 from kata_pin.model.placement import (
     ActionResult,
     Claim,

@@ -27,10 +27,10 @@ from prometheus_client.core import (
 
 from kata_pin import __version__
 from kata_pin.daemon.reconcile.counters import NO_ERRNO, Counters, Histogram
-from kata_pin.daemon.reconcile.outcome import thread_states
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.history import History
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.pass_outcome import thread_states
 from kata_pin.model.placement import Report
 
 YIELD_EVERY: Final = 16

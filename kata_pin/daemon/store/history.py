@@ -21,11 +21,11 @@ from datetime import UTC, datetime
 from typing import Final
 
 from kata_pin.config.tree import History as Limits
-from kata_pin.daemon.reconcile.outcome import GONE, NO_VMM, PassOutcome
 from kata_pin.daemon.status.documents import VERSION, Json
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.transaction import transaction
 from kata_pin.errors import DaemonError, StateError
+from kata_pin.model.pass_outcome import GONE, NO_VMM, PassOutcome
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +176,7 @@ class History:
             was_mask=was_mask,
             threads=threads,
             moved=moved,
-            waited_us=max(0, round(outcome.cause.age_s * 1e6)),
+            waited_us=max(0, round((time.monotonic() - outcome.cause.since) * 1e6)),
             reasons=_SEPARATOR.join(outcome.cause.reasons[:MAX_REASONS]),
         )
         try:

@@ -8,9 +8,8 @@ from typing import cast
 import pytest
 
 from kata_pin.daemon.allocation.pending_passes import PATIENCE_S, Moves
-from kata_pin.daemon.reconcile.outcome import NO_VMM, RELEASED, PassOutcome
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.reconcile.supervisor import Cause
+from kata_pin.model.pass_outcome import NO_VMM, RELEASED, Cause, PassOutcome
 from kata_pin.model.placement import Report
 
 

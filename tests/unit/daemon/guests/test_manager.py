@@ -17,12 +17,11 @@ from kata_pin.config.guest import Guest
 from kata_pin.config.tree import Paths
 from kata_pin.daemon.guests.manager import Guests, agent_address
 from kata_pin.daemon.guests.status import GuestState
-from kata_pin.daemon.reconcile.outcome import PassOutcome
-from kata_pin.daemon.reconcile.supervisor import Cause
 from kata_pin.daemon.service.compose import Parts, compose
 from kata_pin.daemon.store.database import Registry
 from kata_pin.errors import AgentUnavailable
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.pass_outcome import Cause, PassOutcome
 from kata_pin.model.placement import Action, ActionResult, Outcome, Report
 from kata_pin.model.sandbox import Container, GuestTopology, Vmm
 from kata_pin.policy.placement.place import place

@@ -7,10 +7,9 @@ import errno
 import pytest
 
 from kata_pin.daemon.reconcile.counters import Counters, Histogram
-from kata_pin.daemon.reconcile.outcome import PassOutcome
-from kata_pin.daemon.reconcile.supervisor import Cause
 from kata_pin.errors import StateError
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.pass_outcome import Cause, PassOutcome
 from kata_pin.model.placement import Action, ActionResult, Drift, DriftKind, Outcome, Report
 from kata_pin.model.thread import ThreadKey
 

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from kata_pin.daemon.guests.manager import Guests
 from kata_pin.daemon.reconcile.engine import Engine
-from kata_pin.daemon.reconcile.outcome import PassOutcome
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.database import Registry
 from kata_pin.host.root import HOST
+from kata_pin.model.pass_outcome import PassOutcome
 from kata_pin.model.placement import Report
 
 

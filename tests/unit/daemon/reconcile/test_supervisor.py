@@ -12,11 +12,11 @@ import pytest
 from kata_pin.daemon.reconcile.supervisor import (
     LONG_S,
     RETRY_S,
-    Cause,
     PassResult,
     Supervisor,
     Verdict,
 )
+from kata_pin.model.pass_outcome import Cause
 from kata_pin.model.placement import Report
 
 Outcome = Verdict | Exception

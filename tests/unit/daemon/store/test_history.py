@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from kata_pin.config import History as Limits
-from kata_pin.daemon.reconcile.outcome import PassOutcome
-from kata_pin.daemon.reconcile.supervisor import Cause
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.history import History, history_document
 from kata_pin.errors import DaemonError
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.pass_outcome import Cause, PassOutcome
 from kata_pin.model.placement import Action, ActionResult, Outcome, Placement, Report, SandboxMask
 from kata_pin.model.thread import ThreadKey
 

@@ -1,15 +1,11 @@
-"""How a sandbox and its threads stand, in the words that documents, history and metrics share.
-
-And what a pass came to (PassOutcome), for those who keep account of passes. Pure, nothing is kept.
-"""
+"""The outcome of a pass over a sandbox, in the words that documents, history and metrics share."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from kata_pin.daemon.reconcile.supervisor import Cause
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import Desired, Outcome, Report
 from kata_pin.model.sandbox import Sandbox
@@ -24,8 +20,19 @@ _MOVED: Final = frozenset({Outcome.DONE, Outcome.CLIPPED})
 
 
 @dataclass(frozen=True)
+class Cause:
+    """Why a pass runs: the reasons given, and when the first was given (CLOCK_MONOTONIC, seconds).
+
+    A pass that only repeats another keeps that one's cause: its pins are what was asked for then.
+    """
+
+    reasons: tuple[str, ...] = ()
+    since: float = 0.0
+
+
+@dataclass(frozen=True)
 class PassOutcome:
-    """One pass over one sandbox, and why it ran. `state` is the sandbox's after it."""
+    """One pass over one sandbox, and why it ran. `state` is the sandbox's state after it."""
 
     sandbox_id: str
     pod: str
@@ -45,19 +52,6 @@ class PassOutcome:
         return sum(
             one.outcome in _MOVED and one.after != one.action.before for one in self.report.results
         )
-
-
-class Observer(Protocol):
-    """Who keeps account of passes; called in the event loop, so it must be quick and never fail."""
-
-    def passed(self, outcome: PassOutcome) -> None:
-        """Take a pass after which the sandbox goes on."""
-
-    def ended(self, outcome: PassOutcome) -> None:
-        """Take a pass that found the sandbox to be over."""
-
-    def failed(self, operation: str, error: Exception) -> None:
-        """Take a pass that broke off; `operation` says so."""
 
 
 def thread_state(

@@ -1,0 +1,39 @@
+"""What others take of the passes: asking for one, and being told of each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from kata_pin.model.pass_outcome import PassOutcome
+from kata_pin.model.placement import Report
+
+
+class PassRequests(Protocol):
+    """Asks for passes; the table of sandboxes is one."""
+
+    @property
+    def ids(self) -> Collection[str]:
+        """The sandboxes that have a supervisor."""
+
+    def mark(self, sandbox_id: str, reason: str, *, event: bool = True) -> int:
+        """Ask for a pass over a sandbox, new or known; return a ticket for `settled`.
+
+        `event`: something happened to the sandbox, so backing off from another writer ends (D13).
+        """
+
+    async def settled(self, sandbox_id: str, ticket: int) -> Report | None:
+        """Wait for the pass that answers a ticket; None if it failed or the sandbox has ended."""
+
+
+class Observer(Protocol):
+    """Is told of every pass, before whoever waits for it; called in the event loop, so quick."""
+
+    def passed(self, outcome: PassOutcome) -> None:
+        """Take a pass after which the sandbox goes on."""
+
+    def ended(self, outcome: PassOutcome) -> None:
+        """Take a pass that found that the sandbox has ended."""
+
+    def failed(self, operation: str, error: Exception) -> None:
+        """Take the error of a pass that failed; `operation` is a word for metrics."""
