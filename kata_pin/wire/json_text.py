@@ -53,9 +53,11 @@ def load(data: bytes, *, source: str, limit: int = MAX_BYTES, values: int = MAX_
     return value
 
 
-def load_fields(data: bytes, *, source: str, limit: int = MAX_BYTES) -> Fields:
+def load_fields(
+    data: bytes, *, source: str, limit: int = MAX_BYTES, values: int = MAX_VALUES
+) -> Fields:
     """Return the object that a document consists of."""
-    return Fields(load(data, source=source, limit=limit), source=source)
+    return Fields(load(data, source=source, limit=limit, values=values), source=source)
 
 
 def _marks(data: bytes) -> int:

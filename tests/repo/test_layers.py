@@ -108,6 +108,7 @@ THIRD_PARTIES: dict[str, set[str]] = {
     "click": {"cli"},
     "google": {"wire"},  # protobuf
     "grpc": {"sources"},  # an extra
+    "msgspec": {"wire"},
     "prometheus_client": {"daemon"},
     "qemu": {"vmm"},
     "rich": {"cli"},

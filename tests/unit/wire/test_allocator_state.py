@@ -90,26 +90,52 @@ def change_grant(key: str, value: object) -> Callable[[Any], None]:
     return change
 
 
+def change_request(key: str, value: object) -> Callable[[Any], None]:
+    def change(document: Any) -> None:
+        document["grants"][0]["request"][key] = value
+
+    return change
+
+
+def change_pod(key: str, value: object) -> Callable[[Any], None]:
+    def change(document: Any) -> None:
+        document["grants"][0]["request"]["pod"][key] = value
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        (lambda d: d.update(version=2), "version"),
-        (lambda d: d.pop("version"), "version"),
-        (lambda d: d.update(cpus="0-x"), "cpus"),
-        (lambda d: d["grants"].append(d["grants"][0]), "container_id"),
-        (change_grant("exclusive", "7-9"), "exclusive"),
-        (change_grant("class", "shared"), "class"),
-        (change_grant("kind", "pod"), "kind"),
-        (change_grant("pod", 7), "pod"),
-        (change_grant("pod", -1), "pod"),
-        (change_grant("pod", None), "pod"),
-        (change_grant("cpu_millis", -1), "cpu_millis"),
-        (change_grant("container_id", None), "container_id"),
-        (change_grant("shared", 5), "shared"),
-        (lambda d: d["grants"][2].update(exclusive="2"), "exclusive"),
-        (lambda d: d["pods"][0].update(qos="gold"), "qos"),
-        (lambda d: d["pods"][0].update(ordered="maybe"), "ordered"),
-        (lambda d: d.update(pods=[]), "pod"),
+        (lambda d: d.update(version=1), "version: not 2"),
+        (lambda d: d.update(version=True), "version: not an integer"),
+        (lambda d: d.pop("version"), "version: missing"),
+        (lambda d: d.update(cpus="0-x"), "cpus: .*not a CPU number"),
+        (lambda d: d.update(cpus=[0, 1]), "cpus: not a CPU list"),
+        (lambda d: d.pop("reserved"), "reserved"),
+        (lambda d: d.update(grants={}), "grants: "),
+        (lambda d: d["grants"].append(d["grants"][0]), r"grants\[3\]: .*container_id"),
+        (change_grant("exclusive", "7-9"), r"grants\[0\]: exclusive CPUs 7-9"),
+        (lambda d: d["grants"][2].update(exclusive="2"), r"grants\[2\]: exclusive"),
+        (change_grant("exclusive", "0-99999999999"), r"grants\[0\].exclusive: "),
+        (change_grant("cpu_class", "shared"), r"grants\[0\].cpu_class: .*'shared'"),
+        (change_grant("kind", "pod"), r"grants\[0\].kind: "),
+        (change_grant("shared", 5), r"grants\[0\].shared: "),
+        (change_grant("reasons", "x"), r"grants\[0\].reasons: "),
+        (change_request("pod", 7), r"grants\[0\].request.pod: "),
+        (change_request("pod", None), r"grants\[0\].request.pod: "),
+        (change_request("cpu_millis", -1), r"grants\[0\]: cpu_millis"),
+        (change_request("cpu_millis", 1 << 70), r"grants\[0\]: cpu_millis"),
+        (change_request("cpu_millis", True), r"grants\[0\].request.cpu_millis: "),
+        (change_request("quota_us", -(1 << 63)), r"grants\[0\]: quota_us"),
+        (change_request("period_us", -1), r"grants\[0\]: period_us"),
+        (change_request("container_id", None), r"grants\[0\].request.container_id: "),
+        (change_request("container_id", ""), r"grants\[0\]: container_id is empty"),
+        (change_request("name", "\ud800"), "surrogate"),
+        (change_pod("qos", "gold"), r"grants\[0\].request.pod.qos: "),
+        (change_pod("ordered", "maybe"), r"grants\[0\].request.pod.ordered: "),
+        (change_pod("overhead_millis", 1 << 40), r"grants\[0\]: overhead_millis"),
+        (change_pod("annotations", {"a": 1}), r"grants\[0\].request.pod.annotations"),
     ],
 )
 def test_damage_is_an_error_that_names_the_place(damage: Callable[[Any], None], named: str) -> None:
@@ -126,3 +152,25 @@ def test_any_cut_is_an_error() -> None:
     for end in range(0, len(data), 7):
         with pytest.raises(ParseError):
             parse_state(data[:end])
+
+
+def test_a_repeated_key_is_an_error() -> None:
+    """Readers disagree which of two equal keys counts."""
+    data = dump_state(FULL).replace(b'"policy":"static"', b'"policy":"static","policy":"none"')
+    with pytest.raises(ParseError, match="twice"):
+        parse_state(data)
+
+
+def test_members_are_those_of_this_version() -> None:
+    """Whoever renames a field of model.alloc changes the format, and raises VERSION with it."""
+    document = json.loads(dump_state(FULL))
+    grant = document["grants"][0]
+    assert list(document) == ["version", "cpus", "reserved", "housekeeping", "grants"]
+    assert document["version"] == 2
+    assert " ".join(grant) == ("request policy cpu_class exclusive shared zone mems kind reasons")
+    assert " ".join(grant["request"]) == (
+        "container_id pod name cpu_millis quota_us period_us init"
+    )
+    assert " ".join(grant["request"]["pod"]) == (
+        "pod_uid namespace name handler annotations qos kata sandbox_id overhead_millis ordered"
+    )
