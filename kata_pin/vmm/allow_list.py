@@ -14,7 +14,7 @@ from typing import Final
 
 from kata_pin.model.sandbox import VmmKind
 from kata_pin.vmm.claim import Refused
-from kata_pin.vmm.facts import HostPaths
+from kata_pin.vmm.host_access import HostPaths
 
 _DIRECTORIES: Final = (
     "/usr/bin",

@@ -14,7 +14,7 @@ from typing import Final
 
 from kata_pin.errors import KataPinError, TaskGone
 from kata_pin.model.sandbox import GuestTopology, Vmm, VmmKind
-from kata_pin.vmm.facts import HostFacts, HostPaths, ProcessFacts
+from kata_pin.vmm.host_access import HostAccess, HostPaths, ProcessFacts
 from kata_pin.wire.proc import status_field
 from kata_pin.wire.qemu.cmdline import (
     parse_cloud_hypervisor,
@@ -80,7 +80,7 @@ class Named:
         )
 
 
-def named(host: HostFacts, pid: int, kind: VmmKind) -> Named:
+def named(host: HostAccess, pid: int, kind: VmmKind) -> Named:
     """Return what the process claims; raises TaskGone, and ParseError for an absurd line."""
     argv = host.cmdline(pid)
     match kind:

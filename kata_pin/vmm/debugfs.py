@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kata_pin.model.thread import ThreadKey
-from kata_pin.vmm.facts import HostPaths
+from kata_pin.vmm.host_access import HostPaths
 
 MAX_ENTRIES: Final = 65_536
 

@@ -23,7 +23,7 @@ from kata_pin.model.thread import PF_KTHREAD, ProcessKey
 from kata_pin.vmm import claim
 from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES, Allowlist
 from kata_pin.vmm.claim import Named, Refused
-from kata_pin.vmm.facts import HostFacts, ProcessFacts
+from kata_pin.vmm.host_access import HostAccess, ProcessFacts
 from kata_pin.vmm.shims import is_shim_of, shim_of
 from kata_pin.vmm.state_files import KataPaths, read_pids
 
@@ -52,7 +52,7 @@ class VmmFinder:
 
     def __init__(
         self,
-        host: HostFacts,
+        host: HostAccess,
         *,
         paths: KataPaths | None = None,
         executables: Iterable[str] = DEFAULT_EXECUTABLES,

@@ -17,7 +17,7 @@ from typing import Final
 
 from kata_pin.errors import ParseError
 from kata_pin.model.thread import Task, ThreadKey
-from kata_pin.vmm.facts import HostPaths
+from kata_pin.vmm.host_access import HostPaths
 from kata_pin.wire.proc import parse_syscall, vcpu_of_link
 
 TRIES: Final = 3

@@ -16,7 +16,7 @@ from typing import Final
 from kata_pin.errors import HostError
 from kata_pin.model.sandbox import Vmm, VmmKind
 from kata_pin.model.thread import ProcessKey, RoleSource, ThreadRole
-from kata_pin.vmm.facts import HostFacts, ProcessFacts
+from kata_pin.vmm.host_access import HostAccess, ProcessFacts
 from kata_pin.vmm.shims import shim_of
 from kata_pin.vmm.state_files import KataPaths, virtiofsd_pid
 from kata_pin.wire.qemu.cmdline import names_sandbox
@@ -45,7 +45,7 @@ class Helper:
 
 
 def find_helpers(
-    host: HostFacts, vmm: Vmm, sandbox_id: str, *, paths: KataPaths | None = None
+    host: HostAccess, vmm: Vmm, sandbox_id: str, *, paths: KataPaths | None = None
 ) -> tuple[Helper, ...]:
     """Return the helpers of a sandbox, by pid. Those that vanish meanwhile are left out."""
     found = {helper.process: helper for helper in _kernel_threads(host, vmm.process.pid)}
@@ -62,7 +62,7 @@ def find_helpers(
     return tuple(found[key] for key in sorted(found))
 
 
-def _kernel_threads(host: HostFacts, pid: int) -> Iterator[Helper]:
+def _kernel_threads(host: HostAccess, pid: int) -> Iterator[Helper]:
     """Yield kernel threads by exact name; the kernel cuts some names, and shows them whole too."""
     for pattern, role in _KERNEL_THREADS:
         name = pattern.format(pid=pid)
@@ -72,7 +72,7 @@ def _kernel_threads(host: HostFacts, pid: int) -> Iterator[Helper]:
 
 
 def _file_servers(
-    host: HostFacts, vmm: Vmm, sandbox_id: str, shim: int | None, paths: KataPaths
+    host: HostAccess, vmm: Vmm, sandbox_id: str, shim: int | None, paths: KataPaths
 ) -> Iterator[ProcessFacts]:
     """Yield virtiofsd or nydusd: the pid in persist.json, or the shim's child for this sandbox."""
     recorded = virtiofsd_pid(host.root, paths, sandbox_id)
@@ -87,14 +87,14 @@ def _file_servers(
                 yield child
 
 
-def _with_children(host: HostFacts, servers: Iterable[ProcessFacts]) -> Iterator[ProcessFacts]:
+def _with_children(host: HostAccess, servers: Iterable[ProcessFacts]) -> Iterator[ProcessFacts]:
     generation = list(servers)
     for _ in range(MAX_DEPTH):
         yield from generation
         generation = [c for server in generation for c in host.processes.children(server.key.pid)]
 
 
-def _is_file_server(host: HostFacts, process: ProcessFacts) -> bool:
+def _is_file_server(host: HostAccess, process: ProcessFacts) -> bool:
     """Whether its executable is a file server's (a kernel thread has none)."""
     try:
         path, _ = host.exe(process.key.pid)
@@ -103,7 +103,7 @@ def _is_file_server(host: HostFacts, process: ProcessFacts) -> bool:
     return os.path.basename(path).startswith(_FILE_SERVERS)
 
 
-def _names(host: HostFacts, process: ProcessFacts, sandbox_id: str) -> bool:
+def _names(host: HostAccess, process: ProcessFacts, sandbox_id: str) -> bool:
     try:
         return names_sandbox(host.cmdline(process.key.pid), sandbox_id)
     except HostError:

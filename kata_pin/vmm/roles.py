@@ -21,7 +21,7 @@ from kata_pin.errors import HostError
 from kata_pin.model.sandbox import Vmm, VmmKind
 from kata_pin.model.thread import Role, RoleSource, Task, ThreadKey, ThreadRole
 from kata_pin.vmm import debugfs, kvm_fd, names, order
-from kata_pin.vmm.facts import HostFacts
+from kata_pin.vmm.host_access import HostAccess
 from kata_pin.vmm.role_cache import RoleCache
 from kata_pin.wire.qemu import apic
 from kata_pin.wire.qemu.qmp import QmpAnswers
@@ -63,7 +63,7 @@ class _Claim:
 class _Look:
     """One look at all sources; claims by thread, best source first."""
 
-    host: HostFacts
+    host: HostAccess
     vmm: Vmm
     tasks: Sequence[Task]
     machine: str
@@ -104,7 +104,7 @@ class _Look:
 
 
 def identify(
-    host: HostFacts,
+    host: HostAccess,
     vmm: Vmm,
     tasks: Sequence[Task],
     cache: RoleCache,

@@ -14,14 +14,14 @@ from typing import Final
 from kata_pin.errors import HostError, ParseError
 from kata_pin.model.thread import PF_KTHREAD
 from kata_pin.vmm import claim
-from kata_pin.vmm.facts import HostFacts, ProcessFacts
+from kata_pin.vmm.host_access import HostAccess, ProcessFacts
 from kata_pin.wire.qemu.cmdline import parse_shim
 
 SHIM_COMMS: Final = frozenset({"containerd-shim", "containerd-shi", "kata-shim", "kata-runtime"})
 """Names of shim processes, cut at 15 characters by the kernel: they narrow the search only."""
 
 
-def shim_of(host: HostFacts, vmm: ProcessFacts, sandbox_id: str) -> int | None:
+def shim_of(host: HostAccess, vmm: ProcessFacts, sandbox_id: str) -> int | None:
     """Return the pid of the sandbox's living shim, None when there is none."""
     if is_shim_of(host, vmm.ppid, sandbox_id):
         return vmm.ppid
@@ -31,7 +31,7 @@ def shim_of(host: HostFacts, vmm: ProcessFacts, sandbox_id: str) -> int | None:
     return None
 
 
-def is_shim_of(host: HostFacts, pid: int, sandbox_id: str) -> bool:
+def is_shim_of(host: HostAccess, pid: int, sandbox_id: str) -> bool:
     """Whether a process is the sandbox's shim, by its owner and its command line."""
     if pid <= 1:
         return False
@@ -44,6 +44,6 @@ def is_shim_of(host: HostFacts, pid: int, sandbox_id: str) -> bool:
     return said == sandbox_id and _is_trusted(host, pid)
 
 
-def _is_trusted(host: HostFacts, pid: int) -> bool:
+def _is_trusted(host: HostAccess, pid: int) -> bool:
 
     return claim.owner(host.root, pid) in {0, os.geteuid()}

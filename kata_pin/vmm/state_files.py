@@ -18,7 +18,7 @@ from typing import Final
 
 from kata_pin.errors import ParseError
 from kata_pin.model.sandbox import ContainerState
-from kata_pin.vmm.facts import HostPaths
+from kata_pin.vmm.host_access import HostPaths
 from kata_pin.wire.ids import is_id
 from kata_pin.wire.kata.persist import (
     KataRuntime,

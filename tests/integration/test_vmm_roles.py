@@ -18,8 +18,8 @@ import pytest
 from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import Role, RoleSource, ThreadKey, ThreadRole
 from kata_pin.vmm import debugfs, kvm_fd
-from kata_pin.vmm.facts import HostFacts
 from kata_pin.vmm.find import VmmFinder
+from kata_pin.vmm.host_access import HostAccess
 from kata_pin.vmm.qmp import is_held, query
 from kata_pin.vmm.roles import RoleCache, identify
 from kata_pin.wire.qemu.qmp import QmpAnswers, QmpCpu, QmpIothread
@@ -89,7 +89,7 @@ def bystander() -> Iterator[Bystander]:
 class Subject:
     """One sandbox under test, what was found of it, and what QEMU says."""
 
-    def __init__(self, kata: KataSandbox, host: HostFacts, *, kvm: bool = True) -> None:
+    def __init__(self, kata: KataSandbox, host: HostAccess, *, kvm: bool = True) -> None:
         self.kata = kata
         self.host = host
         self.cache = RoleCache()

@@ -15,7 +15,7 @@ from kata_pin.host.process import ProcessIndex, cgroups, cmdline, exe, read_proc
 from kata_pin.host.root import HostRoot
 from kata_pin.host.tasks import read_tasks
 from kata_pin.model.thread import Task
-from kata_pin.vmm.facts import HostFacts
+from kata_pin.vmm.host_access import HostAccess
 from tests.support.waiting import wait_for
 
 NO_DEBUGFS = "/nonexistent"
@@ -34,11 +34,11 @@ sys.stdin.read()
 """
 
 
-def facts(root: HostRoot) -> HostFacts:
+def facts(root: HostRoot) -> HostAccess:
     """Compose what the vmm package needs, as the daemon does; the process table is fresh."""
     index = ProcessIndex(root)
     index.refresh()
-    return HostFacts(
+    return HostAccess(
         root,
         index,
         partial(read_process, root),
@@ -48,7 +48,7 @@ def facts(root: HostRoot) -> HostFacts:
     )
 
 
-def live(debugfs: str | Path = NO_DEBUGFS) -> HostFacts:
+def live(debugfs: str | Path = NO_DEBUGFS) -> HostAccess:
     """Return the running host; without `debugfs` it has none."""
     return facts(HostRoot(debugfs=str(debugfs)))
 

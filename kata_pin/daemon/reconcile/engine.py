@@ -45,8 +45,8 @@ from kata_pin.policy.placement.place import place
 from kata_pin.policy.placement.plan import make_plan
 from kata_pin.policy.placement.release import undo
 from kata_pin.policy.placement.writers import FOREIGN_AFTER, NO_KATA_PINNING, KataPinning
-from kata_pin.vmm.facts import HostFacts
 from kata_pin.vmm.find import VmmFinder
+from kata_pin.vmm.host_access import HostAccess
 from kata_pin.vmm.overhead import find_helpers
 from kata_pin.vmm.role_cache import RoleCache
 from kata_pin.vmm.roles import MAX_THREADS, identify
@@ -124,7 +124,7 @@ class Engine:
     _node: NodeWatch
     _pins: PinStore
     _index: ProcessIndex
-    _host: HostFacts
+    _host: HostAccess
     _finder: VmmFinder
     _kata: KataPaths
     _kata_pinning: KataPinningReader

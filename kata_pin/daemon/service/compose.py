@@ -24,8 +24,8 @@ from kata_pin.model.thread import ProcessKey
 from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.kata_config import read_kata_configs
 from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES
-from kata_pin.vmm.facts import HostFacts
 from kata_pin.vmm.find import NONE_KNOWN, VmmFinder
+from kata_pin.vmm.host_access import HostAccess
 from kata_pin.vmm.state_files import KataPaths
 
 KTHREADD: Final = 2
@@ -75,7 +75,7 @@ def compose(config: Config, registry: Registry) -> Parts:
     node = NodeWatch(root, config, live_threads=registry.live_threads())
     index = ProcessIndex(root)
     kata = KataPaths(vc=config.paths.vc, kata=config.paths.kata)
-    host = HostFacts(
+    host = HostAccess(
         root,
         index,
         partial(read_process, root),

@@ -15,8 +15,8 @@ from kata_pin.model.sandbox import VmmKind
 from kata_pin.model.thread import ProcessKey
 from kata_pin.vmm import claim
 from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES, Allowlist
-from kata_pin.vmm.facts import HostFacts, ProcessFacts
 from kata_pin.vmm.find import VmmFinder
+from kata_pin.vmm.host_access import HostAccess, ProcessFacts
 from kata_pin.vmm.state_files import KataPaths, read_owned, read_pids
 from kata_pin.wire.proc import Cgroups, parse_cgroup
 from tests.support import recordings
@@ -45,7 +45,7 @@ class _One:
         return []
 
 
-def _facts(root: HostRoot, argv: list[str], cgroup: bytes, exe: str = "") -> HostFacts:
+def _facts(root: HostRoot, argv: list[str], cgroup: bytes, exe: str = "") -> HostAccess:
     """Return a host whose only process is the VMM with this command line and cgroup."""
     one = _One(1780)
 
@@ -59,7 +59,7 @@ def _facts(root: HostRoot, argv: list[str], cgroup: bytes, exe: str = "") -> Hos
         return parse_cgroup(cgroup)
 
     path = exe or argv[0]
-    return HostFacts(root, one, read, lambda _: argv, lambda _: (path, False), cgroups)
+    return HostAccess(root, one, read, lambda _: argv, lambda _: (path, False), cgroups)
 
 
 @pytest.mark.parametrize("path", recordings.files("**/qemu-cmdline.txt"), ids=recordings.label)

@@ -9,7 +9,7 @@ from pathlib import Path
 from kata_pin.host.root import HostRoot
 from kata_pin.model.sandbox import Vmm, VmmKind
 from kata_pin.model.thread import PF_KTHREAD, ProcessKey, RoleSource, ThreadRole
-from kata_pin.vmm.facts import ProcessFacts
+from kata_pin.vmm.host_access import ProcessFacts
 from kata_pin.vmm.overhead import Helper, find_helpers
 from tests.support.vmmhost import facts
 

@@ -21,7 +21,7 @@ from kata_pin.model.thread import (
     ThreadRole,
 )
 from kata_pin.vmm import roles
-from kata_pin.vmm.facts import HostFacts
+from kata_pin.vmm.host_access import HostAccess
 from kata_pin.vmm.roles import RoleCache, identify
 from kata_pin.wire.qemu.qmp import QmpAnswers, QmpCpu
 from tests.support.vmmhost import facts
@@ -30,7 +30,7 @@ PID = 100
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> HostFacts:
+def host(tmp_path: Path) -> HostAccess:
     """A host that shows nothing but what the tasks carry."""
     (tmp_path / "proc").mkdir()
     return facts(HostRoot(str(tmp_path)))
@@ -49,7 +49,7 @@ def _vmm(kind: VmmKind, boot: int = 0) -> Vmm:
 
 
 def _identify(
-    host: HostFacts, vmm: Vmm, tasks: Sequence[Task], qmp: QmpAnswers | None = None
+    host: HostAccess, vmm: Vmm, tasks: Sequence[Task], qmp: QmpAnswers | None = None
 ) -> list[Role]:
     found = identify(host, vmm, tasks, RoleCache(), qmp)
     return [found[task.key] for task in tasks]
@@ -63,7 +63,7 @@ def _identify(
         (VmmKind.DRAGONBALL, ("containerd-shim", "tokio-runtime-w", "db_vcpu0", "db_vcpu1")),
     ],
 )
-def test_other_vmms_by_names(host: HostFacts, kind: VmmKind, comms: tuple[str, ...]) -> None:
+def test_other_vmms_by_names(host: HostAccess, kind: VmmKind, comms: tuple[str, ...]) -> None:
     """Their vCPUs have names; what has none is an emulator thread without a doubt."""
     found = _identify(host, _vmm(kind), _tasks(*comms))
     rest = Role(ThreadRole.EMULATOR, RoleSource.REST)
@@ -74,14 +74,14 @@ def test_other_vmms_by_names(host: HostFacts, kind: VmmKind, comms: tuple[str, .
     ]
 
 
-def test_without_any_vcpu_all_but_the_main_thread_are_doubted(host: HostFacts) -> None:
+def test_without_any_vcpu_all_but_the_main_thread_are_doubted(host: HostAccess) -> None:
     """Nobody knows which thread is a vCPU, so none is confined like an emulator thread."""
     found = _identify(host, _vmm(VmmKind.CLOUD_HYPERVISOR), _tasks("vmm", "a", "b"))
     assert [bool(role.conflict) for role in found] == [False, True, True]
     assert {role.role for role in found} == {ThreadRole.EMULATOR}
 
 
-def test_vhost_workers_inside_qemu(host: HostFacts) -> None:
+def test_vhost_workers_inside_qemu(host: HostAccess) -> None:
     """Linux 6.4 and later: by flag and exact name; other kernel workers are emulator threads."""
     tasks = _tasks("qemu", f"vhost-{PID}", "vhost-7", "kvm-nx-lpage-re", "iou-wrk-100")
     workers = [Task(t.key, t.comm, PF_USER_WORKER, EMPTY, EMPTY, "/") for t in tasks[1:]]
@@ -95,20 +95,20 @@ def test_vhost_workers_inside_qemu(host: HostFacts) -> None:
     assert {role.source for role in found[1:]} == {RoleSource.FLAGS}
 
 
-def test_a_thread_named_like_a_worker_is_none(host: HostFacts) -> None:
+def test_a_thread_named_like_a_worker_is_none(host: HostAccess) -> None:
     """A tenant can choose the name, not the flag."""
     found = _identify(host, _vmm(VmmKind.QEMU, boot=1), _tasks("qemu", f"vhost-{PID}"))
     assert found[1].role is ThreadRole.EMULATOR
     assert found[1].conflict
 
 
-def test_two_threads_that_claim_one_vcpu(host: HostFacts) -> None:
+def test_two_threads_that_claim_one_vcpu(host: HostAccess) -> None:
     """Both are in conflict: one of them lies."""
     found = _identify(host, _vmm(VmmKind.QEMU, boot=1), _tasks("qemu", "CPU 0/KVM", "CPU 0/KVM"))
     assert [role.conflict for role in found[1:]] == ["2 threads are this vCPU"] * 2
 
 
-def test_names_and_answers_that_disagree(host: HostFacts) -> None:
+def test_names_and_answers_that_disagree(host: HostAccess) -> None:
     """The better source gives the role, the conflict names both."""
     answers = QmpAnswers(cpus=(QmpCpu(0, PID + 1),))
     found = _identify(host, _vmm(VmmKind.QEMU, boot=1), _tasks("qemu", "CPU 3/KVM"), answers)
@@ -116,7 +116,7 @@ def test_names_and_answers_that_disagree(host: HostFacts) -> None:
     assert found[1].conflict == "qmp says vcpu 0, name says vcpu 3"
 
 
-def test_a_crowd_is_not_looked_into(host: HostFacts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crowd_is_not_looked_into(host: HostAccess, monkeypatch: pytest.MonkeyPatch) -> None:
     """Above the limit no source is asked and all goes to the whole mask."""
     monkeypatch.setattr(roles, "MAX_THREADS", 2)
     found = _identify(host, _vmm(VmmKind.QEMU, boot=1), _tasks("qemu", "CPU 0/KVM", "x"))
@@ -137,7 +137,7 @@ def vmm() -> Vmm:
     return replace(_vmm(VmmKind.QEMU, boot=2), iothreads=("iot0",))
 
 
-def _boot(folder: Path, *, cpu0: str, cpu1: str, iothread: str = POLL) -> HostFacts:
+def _boot(folder: Path, *, cpu0: str, cpu1: str, iothread: str = POLL) -> HostAccess:
     """Write what the threads of a QEMU wait in; descriptor 10 + N is vCPU N."""
     home = folder / "proc" / str(PID)
     (home / "fd").mkdir(parents=True)
@@ -151,7 +151,7 @@ def _boot(folder: Path, *, cpu0: str, cpu1: str, iothread: str = POLL) -> HostFa
     return facts(HostRoot(str(folder)))
 
 
-def _debugfs(host: HostFacts, **tids: int) -> None:
+def _debugfs(host: HostAccess, **tids: int) -> None:
     for name, tid in tids.items():
         folder = Path(host.root.debug("kvm", f"{PID}-9", name))
         folder.mkdir(parents=True)

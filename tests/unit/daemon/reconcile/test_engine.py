@@ -23,8 +23,8 @@ from kata_pin.model.sandbox import Vmm, VmmKind
 from kata_pin.model.thread import ProcessKey, ThreadKey, ThreadRole
 from kata_pin.model.topology import flat
 from kata_pin.sources.bundles import BundleReader
-from kata_pin.vmm.facts import HostFacts
 from kata_pin.vmm.find import VmmFinder
+from kata_pin.vmm.host_access import HostAccess
 from kata_pin.vmm.state_files import KataPaths
 from tests.support import world
 
@@ -103,7 +103,7 @@ def _engine(scheduler: Scheduler, vmm: int, virtiofsd: int) -> Engine:
     root = HostRoot(debugfs="/nonexistent", scheduler=scheduler)
     index = ProcessIndex(root)
     programs = {virtiofsd: "/usr/libexec/virtiofsd"}
-    host = HostFacts(
+    host = HostAccess(
         root,
         index,
         partial(read_process, root),

@@ -1,8 +1,8 @@
 """What the vmm package needs to know of the host, as Protocols: host/ is not imported here.
 
-The daemon composes a HostFacts from kata_pin.host; it lives as long as the daemon, or one command.
+The daemon composes a HostAccess from kata_pin.host; it lives as long as the daemon, or one command.
 
-    HostFacts(root, index, partial(read_process, root), partial(cmdline, root), partial(exe, root),
+    HostAccess(root, index, partial(read_process, root), partial(cmdline, root), partial(exe, root),
               partial(cgroups, root))
 
 Every reader raises TaskGone when the process is gone.
@@ -74,7 +74,7 @@ class ProcessTable(Protocol):
 
 
 @dataclass(frozen=True)
-class HostFacts:
+class HostAccess:
     """The host's readers. The caller refreshes `processes`; the others read anew each time."""
 
     root: HostPaths
