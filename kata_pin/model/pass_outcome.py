@@ -55,14 +55,14 @@ class PassOutcome:
 
 
 def thread_state(
-    thread: Thread, desired: Desired | None, *, released: bool, foreign: Collection[int] = ()
+    thread: Thread, desired: Desired | None, *, released: bool, backed_off: Collection[int] = ()
 ) -> str:
-    """Return `left`, `released`, `drift` or `ok`; `foreign` are tids that another writer moves."""
+    """Return `left`, `released`, `drift` or `ok`; `backed_off` tids have another writer."""
     if desired is None:
         return "left"
     if released:
         return RELEASED
-    if thread.task.affinity != desired.applied or thread.key.tid in foreign:
+    if thread.task.affinity != desired.applied or thread.key.tid in backed_off:
         return "drift"
     return RELEASED if desired.release else "ok"
 

@@ -143,7 +143,7 @@ class DriftKind(StrEnum):
     CPUSET_SHRUNK = "cpuset_shrunk"  # its cgroup no longer allows what we wanted
     THREAD_NEW = "thread_new"
     THREAD_GONE = "thread_gone"
-    FOREIGN = "foreign"  # came back three times: another writer (DESIGN D13)
+    OTHER_WRITER = "other_writer"  # came back three times: another writer (DESIGN D13)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def test_another_writer_is_left_alone_and_shown(node: Node) -> None:
 def _backed_off(node: Node) -> list[int]:
     """Return the threads left to another writer once a note says so."""
     shown = node.sandboxes()["p1"]
-    if not any(note["code"] == "foreign-writer" for note in shown["notes"]):
+    if not any(note["code"] == "other-writer" for note in shown["notes"]):
         return []
     return [one["tid"] for one in shown["threads"] if one["state"] == "drift"]
 

@@ -28,7 +28,7 @@ _REMEDIES: Final = {
     "other": "find who sets affinities there (taskset, another CPU manager); kata-pin history",
 }
 
-_TOLD_OTHERWISE: Final = frozenset({"foreign-writer"})
+_TOLD_OTHERWISE: Final = frozenset({"other-writer"})
 """Codes of notes that have a row of their own."""
 
 

@@ -98,8 +98,8 @@ class Auditor:
         if expected is None or expected.report is not report:
             expected = self._expected[sandbox_id] = Expectation.of(report)
         findings, shrunk = look(expected)
-        truce_ended = cache.foreign.ended(time.monotonic())
-        if not findings and not shrunk and not truce_ended:
+        back_off_ended = cache.other_writers.ended(time.monotonic())
+        if not findings and not shrunk and not back_off_ended:
             cache.checked_at = time.monotonic()
             return False
         moved = [
@@ -108,8 +108,8 @@ class Auditor:
             for tid in finding.moved
         ]
         if not shrunk:  # a cpuset that changed moves threads by itself
-            cache.foreign.drifted(moved, time.monotonic())
-        told = _told(findings, shrunk=shrunk) or "the truce with another writer over"
+            cache.other_writers.drifted(moved, time.monotonic())
+        told = _told(findings, shrunk=shrunk) or "the back-off from another writer ended"
         drift = about(DRIFT_FOUND, source="audit")
         log.info("sandbox %s: audit found %s", sandbox_id, told, extra=drift)
         self._sandboxes.mark(sandbox_id, "audit", event=False)

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
-from kata_pin.daemon.reconcile.other_writers import ForeignWatch, OtherWriter
+from kata_pin.daemon.reconcile.other_writers import OtherWriters, Writer
 from kata_pin.errors import TaskGone, VmmError
 from kata_pin.host.affinity import apply_all
 from kata_pin.host.cpuset import CpusetReader
@@ -44,7 +44,7 @@ from kata_pin.policy.placement.place import pairs as pairs_of
 from kata_pin.policy.placement.place import place
 from kata_pin.policy.placement.plan import make_plan
 from kata_pin.policy.placement.release import undo
-from kata_pin.policy.placement.writers import FOREIGN_AFTER, NO_KATA_PINNING, KataPinning
+from kata_pin.policy.placement.writers import NO_KATA_PINNING, KataPinning
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.host_access import HostAccess
 from kata_pin.vmm.overhead import find_helpers
@@ -94,7 +94,7 @@ class SandboxCache:
     asked: frozenset[ThreadKey] = frozenset()
     report: Report | None = None
     checked_at: float = 0.0
-    foreign: ForeignWatch = field(default_factory=ForeignWatch)
+    other_writers: OtherWriters = field(default_factory=OtherWriters)
     kata: KataPinning = NO_KATA_PINNING
     written: CpuSet = EMPTY
     """The written cpuset of the sandbox's cgroup, where a pass needed it."""
@@ -248,12 +248,11 @@ class Engine:
             return Report(sandbox_id=sandbox.id, placement=placement)
         look = self._observe(sandbox, sandbox.vmm, node, allotment, cache)
         known = {t.key for t in cache.report.threads} if cache.report else None
-        foreign = cache.foreign.left_alone(time.monotonic())
-        returned = dict.fromkeys(foreign, FOREIGN_AFTER)
-        drifts = find_drift(look.placement, look.threads, known=known, returned=returned)
+        backed_off = cache.other_writers.backed_off(time.monotonic())
+        drifts = find_drift(look.placement, look.threads, known=known, backed_off=backed_off)
         results: dict[ThreadKey, ActionResult] = {}
         rounds = 1
-        while act and (actions := look.plan(foreign)):
+        while act and (actions := look.plan(backed_off)):
             self._remember(look)
             done = apply_all(self._root, actions)
             results |= {one.action.key: one for one in done}
@@ -268,14 +267,16 @@ class Engine:
             self._pins.keep(sandbox.id, pairs={}, first_seen={})
         alive = {t.key for t in look.threads}
         cache.roles.keep_only(alive)
-        cache.foreign.keep_only(alive)
+        cache.other_writers.keep_only(alive)
         return Report(
             sandbox_id=sandbox.id,
             threads=tuple(look.threads),
             placement=look.placement,
             drifts=drifts,
             results=tuple(results.values()),
-            notes=tuple(_notes(results.values(), foreign, cache.foreign.writer())),
+            notes=tuple(
+                _notes(results.values(), backed_off, cache.other_writers.writer(time.monotonic()))
+            ),
             rounds=rounds,
         )
 
@@ -353,13 +354,13 @@ class _Look:
     pairs: Mapping[ThreadKey, int]
     first_seen: Mapping[ThreadRole, CpuSet]
 
-    def plan(self, foreign: Collection[ThreadKey]) -> tuple[Action, ...]:
+    def plan(self, backed_off: Collection[ThreadKey]) -> tuple[Action, ...]:
         """Return what is to be set; nothing without a mask where we never set any."""
         if self.released:
-            return undo(self.placement, self.threads, foreign=foreign)
+            return undo(self.placement, self.threads, skip=backed_off)
         if self.placement.mask.mask is None:
             return ()
-        return make_plan(self.placement, self.threads, foreign=foreign)
+        return make_plan(self.placement, self.threads, skip=backed_off)
 
     @property
     def released(self) -> bool:
@@ -398,7 +399,7 @@ def _after(threads: Iterable[Thread], done: Iterable[ActionResult]) -> list[Thre
 
 
 def _notes(
-    results: Iterable[ActionResult], foreign: Collection[ThreadKey], writer: OtherWriter | None
+    results: Iterable[ActionResult], backed_off: Collection[ThreadKey], writer: Writer | None
 ) -> Iterator[Note]:
     """Say what the kernel did not let us do, one line a kind."""
     outcomes = [one.outcome for one in results]
@@ -406,12 +407,12 @@ def _notes(
         count = outcomes.count(outcome)
         if count:
             yield Note(f"affinity-{outcome.value}", f"{count} threads: {text}", NoteLevel.WARNING)
-    if foreign and writer is not None:
+    if backed_off and writer is not None:
         text = (
-            f"{len(foreign)} threads are moved again and again by another writer, seen"
+            f"{len(backed_off)} threads are moved again and again by another writer, seen"
             f" {writer.seen} times; left alone for now"
         )
-        yield Note("foreign-writer", text, NoteLevel.WARNING)
+        yield Note("other-writer", text, NoteLevel.WARNING)
 
 
 _SAID: Final = {

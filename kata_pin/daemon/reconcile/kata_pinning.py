@@ -75,8 +75,8 @@ class KataPinningReader:
         on, evidence = self._answer(sandbox_id, containers, vmm)
         if not on:
             return KataPinning(KataPinningMode.OFF, evidence)
-        pinning = KataPinningMode.NUMA if vmm.guest.host_nodes else KataPinningMode.COUNT
-        return KataPinning(pinning, evidence)
+        mode = KataPinningMode.NUMA if vmm.guest.host_nodes else KataPinningMode.COUNT
+        return KataPinning(mode, evidence)
 
     def tell(self, sandbox_id: str, annotations: Mapping[str, str]) -> None:
         """Take a pod's annotations as NRI tells them."""

@@ -1,51 +1,76 @@
-"""Telling another writer from ordinary drift, and backing off from it (DESIGN D13).
+"""Other writers of a sandbox's affinities: detect them, back off from them, report them (D13).
 
-A thread that was put in place and found elsewhere three times within a minute has another writer.
-It is then left alone, each time for longer, so that two writers never fight in a tight loop; the
-rest of the sandbox is kept, and `show` says so. An event about the sandbox ends the truce.
+A thread that was pinned and found elsewhere three times within a minute has another writer.
+kata-pin then leaves it alone, each time for longer, so that two writers never fight in a tight
+loop; the other threads stay pinned. An event about the sandbox ends the back-off.
+
+Kata is another writer too where its vCPU pinning is on (kata_pinning.py detects it).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
+from kata_pin.model.placement import Report
 from kata_pin.model.thread import ThreadKey
+from kata_pin.policy.placement.notes import NoteCode
+from kata_pin.policy.placement.writers import KataPinning, KataPinningMode
 
 RETURNS: Final = 3
 WINDOW_S: Final = 60.0
-FIRST_TRUCE_S: Final = 30.0
-LONGEST_TRUCE_S: Final = 600.0
+FIRST_BACK_OFF_S: Final = 30.0
+LONGEST_BACK_OFF_S: Final = 600.0
 
 
 @dataclass(frozen=True)
-class OtherWriter:
-    """Somebody who moves threads of a sandbox: how often that was seen, since when, which ones."""
+class Writer:
+    """One other writer. `who` is `kata` or `other`; `acts`: kata-pin leaves threads to it now.
 
-    seen: int
-    since: float
-    keys: frozenset[ThreadKey]
+    `seen` counts the moves that were noticed, `since_s` is the age of the first one.
+    """
+
+    who: str
+    acts: bool
+    evidence: str = ""
+    seen: int = 0
+    since_s: float | None = None
+    tids: tuple[int, ...] = ()
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The writer as plain values."""
+        return {
+            "who": self.who,
+            "acts": self.acts,
+            "evidence": self.evidence,
+            "seen": self.seen,
+            "since_s": None if self.since_s is None else round(max(0.0, self.since_s), 3),
+            "tids": list(self.tids),
+        }
 
 
 @dataclass
 class _Watch:
+    """What was seen of one thread."""
+
+    first: float
     times: list[float] = field(default_factory=list)
     until: float = 0.0
-    truce_s: float = FIRST_TRUCE_S
+    back_off_s: float = FIRST_BACK_OFF_S
     seen: int = 0
-    first: float = 0.0
-    foreign: bool = False
+    has_writer: bool = False
 
 
-class ForeignWatch:
+class OtherWriters:
     """The drifts of one sandbox's threads; times are those of any one monotonic clock."""
 
     def __init__(self) -> None:
         self._threads: dict[ThreadKey, _Watch] = {}
 
     def drifted(self, keys: Iterable[ThreadKey], now: float) -> None:
-        """Note threads that were put in place and have moved since."""
+        """Note threads that were pinned and have moved since."""
         for key in keys:
             watch = self._threads.setdefault(key, _Watch(first=now))
             watch.seen += 1
@@ -54,36 +79,68 @@ class ForeignWatch:
             watch.times = [t for t in watch.times if now - t < WINDOW_S] + [now]
             if len(watch.times) >= RETURNS:
                 watch.times = []
-                watch.foreign = True
-                watch.until = now + watch.truce_s
-                watch.truce_s = min(watch.truce_s * 2, LONGEST_TRUCE_S)
+                watch.has_writer = True
+                watch.until = now + watch.back_off_s
+                watch.back_off_s = min(watch.back_off_s * 2, LONGEST_BACK_OFF_S)
 
-    def left_alone(self, now: float) -> frozenset[ThreadKey]:
-        """Return the threads that are another writer's for now."""
+    def backed_off(self, now: float) -> frozenset[ThreadKey]:
+        """Return the threads that are left to another writer for now."""
         return frozenset(key for key, watch in self._threads.items() if now < watch.until)
 
-    def writer(self) -> OtherWriter | None:
-        """Return who else moves threads, also while no truce holds; None for ordinary drift."""
-        known = {key: watch for key, watch in self._threads.items() if watch.foreign}
+    def retry_at(self) -> float:
+        """Return when the first back-off ends; 0 without one."""
+        return min((one.until for one in self._threads.values() if one.until), default=0.0)
+
+    def writer(self, now: float) -> Writer | None:
+        """Return who else moves threads, also between back-offs; None for ordinary drift."""
+        known = {key: watch for key, watch in self._threads.items() if watch.has_writer}
         if not known:
             return None
-        since = min(watch.first for watch in known.values())
-        return OtherWriter(sum(one.seen for one in known.values()), since, frozenset(known))
+        return Writer(
+            who="other",
+            acts=bool(self.backed_off(now)),
+            evidence="drift that returns",
+            seen=sum(one.seen for one in known.values()),
+            since_s=now - min(watch.first for watch in known.values()),
+            tids=tuple(sorted(key.tid for key in known)),
+        )
 
     def ended(self, now: float) -> bool:
-        """Whether a truce has ended since the last call: the placement is due to be asserted."""
+        """Whether a back-off has ended since the last call: the placement is due again."""
         over = [watch for watch in self._threads.values() if 0 < watch.until <= now]
         for watch in over:
             watch.until = 0.0
         return bool(over)
 
     def forget(self) -> None:
-        """End every truce: something changed, so the placement is asserted again (D13)."""
+        """End every back-off: something changed, so the placement is asserted again (D13)."""
         for watch in self._threads.values():
             watch.times = []
             watch.until = 0.0
 
     def keep_only(self, keys: Iterable[ThreadKey]) -> None:
         """Drop threads that are gone."""
-        alive = set(keys)
-        self._threads = {key: watch for key, watch in self._threads.items() if key in alive}
+        if self._threads:
+            alive = set(keys)
+            self._threads = {key: one for key, one in self._threads.items() if key in alive}
+
+
+class Watched(Protocol):
+    """What is known of a sandbox between passes (engine.SandboxCache)."""
+
+    report: Report | None
+    kata: KataPinning
+    other_writers: OtherWriters
+
+
+def writers_of(cache: Watched, now: float) -> tuple[Writer, ...]:
+    """Return the other writers of a sandbox; `now` is of CLOCK_MONOTONIC."""
+    found: list[Writer] = []
+    if cache.kata.mode is not KataPinningMode.OFF:
+        placement = cache.report.placement if cache.report is not None else None
+        codes = {note.code for note in placement.notes} if placement is not None else set()
+        how = " by NUMA node" if cache.kata.mode is KataPinningMode.NUMA else ""
+        evidence = f"enable_vcpus_pinning{how}, says {cache.kata.evidence}"
+        found.append(Writer("kata", NoteCode.KATA_PINS_VCPUS in codes, evidence))
+    other = cache.other_writers.writer(now)
+    return (*found, other) if other is not None else tuple(found)

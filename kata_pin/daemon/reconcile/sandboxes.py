@@ -17,10 +17,10 @@ from typing import Final
 from kata_pin.daemon.guests.manager import Guests
 from kata_pin.daemon.journal import SANDBOX_OVER, about
 from kata_pin.daemon.reconcile.engine import Engine, SandboxCache
+from kata_pin.daemon.reconcile.other_writers import writers_of
 from kata_pin.daemon.reconcile.ports import Observer
 from kata_pin.daemon.reconcile.scheduler import PassScheduler
 from kata_pin.daemon.reconcile.supervisor import RETRY_S, PassResult, Supervisor, Verdict
-from kata_pin.daemon.reconcile.writer_status import writers_of
 from kata_pin.daemon.status.documents import SandboxFacts
 from kata_pin.daemon.store.database import Registry
 from kata_pin.errors import DaemonError, HostError
@@ -89,11 +89,11 @@ class Sandboxes:
     def mark(self, sandbox_id: str, reason: str, *, event: bool = True) -> int:
         """Ask for a pass over a sandbox, new or known; return a ticket for `settled`.
 
-        `event`: something happened to the sandbox, so another writer's truce is over (D13).
+        `event`: something happened to the sandbox, so backing off from another writer ends (D13).
         """
         cache = self.enter(sandbox_id)
         if event:
-            cache.foreign.forget()
+            cache.other_writers.forget()
         return self._supervisors[sandbox_id].mark(reason)
 
     def mark_process(self, tgid: int, reason: str) -> None:
@@ -174,7 +174,7 @@ class Sandboxes:
                 checked_s=now - cache.checked_at if cache.report else None,
                 problem=cache.problem,
                 released=sandbox_id in released,
-                foreign=frozenset(key.tid for key in cache.foreign.left_alone(now)),
+                backed_off=frozenset(key.tid for key in cache.other_writers.backed_off(now)),
                 guest=self._guests.view(sandbox, cache.report),
                 writers=writers_of(cache, now),
             )

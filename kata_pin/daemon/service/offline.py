@@ -21,7 +21,7 @@ from kata_pin.daemon.guests.manager import give_back
 from kata_pin.daemon.guests.status import GuestView, look_at_guest
 from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.reconcile.engine import SandboxCache
-from kata_pin.daemon.reconcile.writer_status import writers_of
+from kata_pin.daemon.reconcile.other_writers import writers_of
 from kata_pin.daemon.service.compose import Parts, boot_id, compose
 from kata_pin.daemon.service.lock import locked
 from kata_pin.daemon.status.allocation import allocation_document

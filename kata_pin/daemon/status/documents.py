@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kata_pin.daemon.guests.status import GuestView, guest_document
-from kata_pin.daemon.reconcile.writer_status import Writer
+from kata_pin.daemon.reconcile.other_writers import Writer
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
 from kata_pin.model.pass_outcome import sandbox_state, thread_state
@@ -40,8 +40,9 @@ Json = dict[str, Any]
 class SandboxFacts:
     """Everything known about one sandbox at the time the document is made.
 
-    `checked_s` is the age of the last pass or audit in seconds, None if there was none. `foreign`
-    are the tids whose affinity another writer keeps changing, `writers` who else sets affinities.
+    `checked_s` is the age of the last pass or audit in seconds, None if there was none.
+    `backed_off` are the tids whose affinity another writer keeps changing, `writers` who else sets
+    affinities.
     `guest` is None without a VMM.
     """
 
@@ -51,7 +52,7 @@ class SandboxFacts:
     problem: str = ""
     released: bool = False
     conflicts: Sequence[Note] = ()
-    foreign: frozenset[int] = frozenset()
+    backed_off: frozenset[int] = frozenset()
     guest: GuestView | None = None
     writers: Sequence[Writer] = ()
 
@@ -246,7 +247,9 @@ def _thread(thread: Thread, placement: Placement | None, facts: SandboxFacts) ->
         "cpu_ticks": task.cpu_ticks,
         "cgroup": task.cgroup,
         "cpuset": str(task.cpuset),
-        "state": thread_state(thread, desired, released=facts.released, foreign=facts.foreign),
+        "state": thread_state(
+            thread, desired, released=facts.released, backed_off=facts.backed_off
+        ),
     }
 
 

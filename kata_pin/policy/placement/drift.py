@@ -6,12 +6,11 @@ such as which threads were there in the pass before, comes in as arguments.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from kata_pin.model.cpuset import EMPTY
 from kata_pin.model.placement import Desired, Drift, DriftKind, Placement
 from kata_pin.model.thread import Task, Thread, ThreadKey
-from kata_pin.policy.placement.writers import FOREIGN_AFTER
 
 
 def find_drift(
@@ -19,17 +18,15 @@ def find_drift(
     threads: Iterable[Thread],
     *,
     known: Collection[ThreadKey] | None = None,
-    returned: Mapping[ThreadKey, int] | None = None,
+    backed_off: Collection[ThreadKey] = (),
 ) -> tuple[Drift, ...]:
     """Return one drift for each thread that is off its desired affinity, in the order of keys.
 
     A desired thread that is not among `threads` is THREAD_GONE. `known` are the threads of the
     pass before: one that is not among them and is off is THREAD_NEW (None: all were known).
-    `returned` counts how often a thread was found off again after it had been set; from three on
-    another writer is at work and the drift is FOREIGN (DESIGN D13).
+    `backed_off` are those that another writer keeps moving: their drift is OTHER_WRITER (D13).
     """
     tasks = {thread.key: thread.task for thread in threads}
-    counts = returned or {}
     drifts: list[Drift] = []
     for key, desired in placement.desired.items():
         task = tasks.get(key)
@@ -37,14 +34,14 @@ def find_drift(
             drifts.append(Drift(key, DriftKind.THREAD_GONE, desired.applied, EMPTY))
         elif task.affinity != desired.applied:
             new = known is not None and key not in known
-            kind = _kind(desired, task, counts.get(key, 0), new=new)
+            kind = _kind(desired, task, new=new, others=key in backed_off)
             drifts.append(Drift(key, kind, desired.applied, task.affinity))
     return tuple(sorted(drifts, key=lambda one: one.key))
 
 
-def _kind(desired: Desired, task: Task, returned: int, *, new: bool) -> DriftKind:
-    if returned >= FOREIGN_AFTER:
-        return DriftKind.FOREIGN
+def _kind(desired: Desired, task: Task, *, new: bool, others: bool) -> DriftKind:
+    if others:
+        return DriftKind.OTHER_WRITER
     if new:
         return DriftKind.THREAD_NEW
     if desired.step or (task.cpuset and not desired.applied <= task.cpuset):

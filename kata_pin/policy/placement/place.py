@@ -68,12 +68,12 @@ def place(
     scene = VcpuScene(sandbox, node, mask, pools, home, kept or {})
     wants: list[Want] = []
     said: list[Note] = []
-    yields = kata_holds(kata.pinning, parts.vcpu_count, mask)
+    yields = kata_holds(kata.mode, parts.vcpu_count, mask)
     if yields:
         said.append(notes.kata_pins_vcpus(kata.evidence))
     else:
         wants, said = vcpu_wants(parts.vcpus, scene)
-        if kata.pinning is not KataPinningMode.OFF:
+        if kata.mode is not KataPinningMode.OFF:
             said = [*said, notes.kata_may_pin(kata.evidence, parts.vcpu_count)]
     disputed = list(_disputed_wants(parts.disputed, mask, node, yields=yields))
     wants += disputed

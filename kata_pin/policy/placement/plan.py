@@ -10,12 +10,12 @@ from kata_pin.model.thread import Thread, ThreadKey
 
 
 def make_plan(
-    placement: Placement, threads: Iterable[Thread], *, foreign: Collection[ThreadKey] = ()
+    placement: Placement, threads: Iterable[Thread], *, skip: Collection[ThreadKey] = ()
 ) -> tuple[Action, ...]:
     """Return the actions for threads that differ: first those that widen, then moves, then narrow.
 
     Applied to the same observation they leave no drift, and a second plan is empty. Threads that
-    are gone, that nothing is desired for, or that are `foreign` (another writer keeps them,
+    are gone, that nothing is desired for, or that are `skip` (another writer keeps them,
     DESIGN D13) get none. Two observations of one thread give one action.
     """
     actions: dict[ThreadKey, Action] = {}
@@ -24,7 +24,7 @@ def make_plan(
         observed = thread.task.affinity
         if desired is None or not desired.applied or desired.applied == observed:
             continue
-        if thread.key not in foreign:
+        if thread.key not in skip:
             actions[thread.key] = Action(thread.key, desired.applied, observed, desired.reason)
     return tuple(sorted(actions.values(), key=_order))
 

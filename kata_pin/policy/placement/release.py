@@ -50,13 +50,13 @@ def release(
 
 
 def undo(
-    placement: Placement, threads: Iterable[Thread], *, foreign: Collection[ThreadKey] = ()
+    placement: Placement, threads: Iterable[Thread], *, skip: Collection[ThreadKey] = ()
 ) -> tuple[Action, ...]:
     """Return the actions that give the pins back: one for every thread, right as it may look.
 
     From Linux 6.2 on a pin can be hidden by a cpuset of the same CPUs, and would cut that cpuset
     when it grows. So the whole mask is asked for, not only what of it the cpuset allows. Threads
-    that are gone or `foreign` (another writer keeps them, DESIGN D13) get none.
+    that are gone or `skip` (another writer keeps them, DESIGN D13) get none.
     """
     seen = {thread.key: thread.task.affinity for thread in threads}
     return tuple(
@@ -68,7 +68,7 @@ def undo(
             ask=EMPTY if desired.step else desired.wanted,
         )
         for key, desired in placement.desired.items()
-        if key in seen and key not in foreign and desired.applied
+        if key in seen and key not in skip and desired.applied
     )
 
 

@@ -9,9 +9,6 @@ from typing import Final
 from kata_pin.model.cpuset import EMPTY
 from kata_pin.model.placement import SandboxMask
 
-FOREIGN_AFTER: Final = 3
-"""How many times a mask must come back after we set ours to be another writer's."""
-
 
 class KataPinningMode(StrEnum):
     """What the handler's Kata configuration makes of vCPU affinity."""
@@ -25,19 +22,19 @@ class KataPinningMode(StrEnum):
 class KataPinning:
     """What Kata's configuration makes of one sandbox's vCPUs, and what says so; empty: nothing."""
 
-    pinning: KataPinningMode = KataPinningMode.OFF
+    mode: KataPinningMode = KataPinningMode.OFF
     evidence: str = ""
 
 
 NO_KATA_PINNING: Final = KataPinning()
 
 
-def kata_holds(pinning: KataPinningMode, vcpus: int, mask: SandboxMask) -> bool:
+def kata_holds(mode: KataPinningMode, vcpus: int, mask: SandboxMask) -> bool:
     """Return whether Kata's own rule holds, so that its pins are not to be overwritten.
 
     Kata compares the number of vCPU threads with the union over all its containers, the pod
     sandbox's own cpuset included (virtcontainers sandbox.go, checkVCPUsPinning).
     """
-    if pinning is KataPinningMode.COUNT:
+    if mode is KataPinningMode.COUNT:
         return vcpus == len((mask.mask or EMPTY) | mask.overhead_extra)
-    return pinning is KataPinningMode.NUMA
+    return mode is KataPinningMode.NUMA

@@ -12,7 +12,7 @@ import pytest
 
 from kata_pin.daemon.reconcile.audit import Auditor
 from kata_pin.daemon.reconcile.engine import SandboxCache
-from kata_pin.daemon.reconcile.other_writers import FIRST_TRUCE_S
+from kata_pin.daemon.reconcile.other_writers import FIRST_BACK_OFF_S
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.host.root import HostRoot
 from kata_pin.model.placement import Report
@@ -69,11 +69,11 @@ async def test_another_writer_is_blamed_only_where_the_cpuset_is_the_same(
         cache.report = Report("pod", threads=(thread,))
         await auditor.affinity()
     assert sandboxes.marks == 3
-    assert bool(cache.foreign.left_alone(time.monotonic())) is blamed
+    assert bool(cache.other_writers.backed_off(time.monotonic())) is blamed
 
 
-async def test_the_end_of_a_truce_is_found(tmp_path: Path) -> None:
-    """A thread that its other writer left where it was is looked at once the truce is over."""
+async def test_the_end_of_a_back_off_is_found(tmp_path: Path) -> None:
+    """A thread that its other writer left where it was is looked at once the back-off is over."""
     scheduler = FakeScheduler()
     scheduler.affinities[PID] = frozenset({0})
     grow(tmp_path, {f"proc/{PID}/task/{PID}/stat": "x"})
@@ -82,7 +82,7 @@ async def test_the_end_of_a_truce_is_found(tmp_path: Path) -> None:
     cache.report = Report("pod", threads=(thread,))
     now = time.monotonic()
     for _ in range(3):
-        cache.foreign.drifted([thread.key], now - FIRST_TRUCE_S + 0.05)
+        cache.other_writers.drifted([thread.key], now - FIRST_BACK_OFF_S + 0.05)
     sandboxes = OneSandbox(cache)
     auditor = Auditor(HostRoot(str(tmp_path), scheduler=scheduler), cast("Sandboxes", sandboxes))
     await auditor.affinity()
@@ -91,7 +91,7 @@ async def test_the_end_of_a_truce_is_found(tmp_path: Path) -> None:
         while not sandboxes.marks:
             await auditor.affinity()
             await asyncio.sleep(0.005)
-    assert not cache.foreign.left_alone(time.monotonic())
+    assert not cache.other_writers.backed_off(time.monotonic())
     await auditor.affinity()
     assert sandboxes.marks == 1
 

@@ -39,7 +39,7 @@ def test_a_pass_counts_what_it_found_and_did() -> None:
     counters.passed(PassOutcome("s", "s", "ok", report, Cause()))
     counters.passed(PassOutcome("s", "s", "ok", Report("s", duration_ns=10**9), Cause()))
     assert counters.drifts["moved"] == 2
-    assert counters.drifts["foreign"] == 0
+    assert counters.drifts["other_writer"] == 0
     assert dict(counters.errors) == {
         ("sched_setaffinity", "EINVAL"): 1,
         ("sched_setaffinity", "EPERM"): 1,

@@ -66,7 +66,7 @@ class Place:
     def said(self, reader: KataPinningReader | None = None) -> tuple[bool, str]:
         """Return whether pinning is on, and what says so."""
         found = (reader or self.reader()).of("s1", (self.pause,), self.vmm)
-        return found.pinning is not KataPinningMode.OFF, found.evidence
+        return found.mode is not KataPinningMode.OFF, found.evidence
 
 
 @pytest.fixture
@@ -154,5 +154,5 @@ def test_numa_mode_is_known_by_the_guests_memory(place: Place) -> None:
     guest = replace(place.vmm.guest, host_nodes={0: CpuSet.parse("0")})
     assert isinstance(guest, GuestTopology)
     found = place.reader().of("s1", (place.pause,), replace(place.vmm, guest=guest))
-    assert found.pinning is KataPinningMode.NUMA
-    assert place.reader().of("s1", (place.pause,), place.vmm).pinning is KataPinningMode.COUNT
+    assert found.mode is KataPinningMode.NUMA
+    assert place.reader().of("s1", (place.pause,), place.vmm).mode is KataPinningMode.COUNT

@@ -60,14 +60,12 @@ def test_new_needs_the_pass_before() -> None:
     assert find_drift(wanting("4"), threads, known={KEY})[0].kind is DriftKind.MOVED
 
 
-@pytest.mark.parametrize(
-    ("returned", "kind"), [(2, DriftKind.MOVED), (3, DriftKind.FOREIGN), (9, DriftKind.FOREIGN)]
-)
-def test_foreign_after_three_returns(returned: int, kind: DriftKind) -> None:
-    """A mask that came back three times has another writer."""
+def test_another_writers_thread() -> None:
+    """A thread that is left to another writer is told apart from other drift, while it is off."""
     threads = [vcpu(0, on="5")]
-    assert find_drift(wanting("4"), threads, returned={KEY: returned})[0].kind is kind
-    assert find_drift(wanting("5"), threads, returned={KEY: returned}) == ()
+    (drift,) = find_drift(wanting("4"), threads, backed_off={KEY})
+    assert drift.kind is DriftKind.OTHER_WRITER
+    assert find_drift(wanting("5"), threads, backed_off={KEY}) == ()
 
 
 def test_in_order_of_keys() -> None:

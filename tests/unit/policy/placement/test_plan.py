@@ -47,9 +47,9 @@ def test_second_plan_is_empty() -> None:
     assert make_plan(placement, after(placement, vcpus(0, 1, 2))) == ()
 
 
-def test_foreign_threads_are_left() -> None:
+def test_skipped_threads_are_left() -> None:
     """Another writer's thread is kept out, the rest is still set."""
-    plan = make_plan(wanting({0: "4", 1: "5"}), vcpus(0, 1), foreign={vcpu(0).key})
+    plan = make_plan(wanting({0: "4", 1: "5"}), vcpus(0, 1), skip={vcpu(0).key})
     assert [action.key for action in plan] == [vcpu(1).key]
 
 

@@ -92,4 +92,4 @@ def test_undo_asks_for_no_mask_that_the_kernel_refuses() -> None:
 def test_undo_leaves_other_writers_threads() -> None:
     """A thread that another writer keeps moving is theirs."""
     one = vcpu(0, on="4")
-    assert undo(release("pod", [one], node(release_mask="0-7")), [one], foreign=[one.key]) == ()
+    assert undo(release("pod", [one], node(release_mask="0-7")), [one], skip=[one.key]) == ()
