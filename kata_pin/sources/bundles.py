@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable
 
 from kata_pin.errors import KataPinError
-from kata_pin.sources.owned_file import FileRefused, read_owned
+from kata_pin.owned_file import FileRefused, read_below
 
 DEFAULT_ROOTS = (
     "/run/containerd",
@@ -26,8 +26,6 @@ DEFAULT_ROOTS = (
 CONFIG_NAME = "config.json"
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
 MAX_PATH_BYTES = 4096  # PATH_MAX of linux/limits.h
-
-_OPEN_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class BundleGone(KataPinError):  # noqa: N818 - a state of the world, not a fault
@@ -70,7 +68,7 @@ class BundleReader:
         """
         parts = (*self._locate(bundle), CONFIG_NAME)
         try:
-            return _read_below_root(parts)
+            return read_below("/", *parts, limit=MAX_CONFIG_BYTES)
         except FileRefused as error:
             raise BundleRefused(bundle, str(error)) from error
         except OSError as error:
@@ -96,20 +94,6 @@ class BundleReader:
         raise BundleRefused(
             bundle, "outside all bundle roots", hint="see bundle_roots in the configuration"
         )
-
-
-def _read_below_root(parts: tuple[str, ...]) -> bytes:
-    """Read the file that `parts` lead to, one directory at a time, following no symlink."""
-    *folders, name = parts
-    here = os.open("/", _OPEN_DIRECTORY)
-    try:
-        for folder in folders:
-            inner = os.open(folder, _OPEN_DIRECTORY, dir_fd=here)
-            os.close(here)
-            here = inner
-        return read_owned(name, MAX_CONFIG_BYTES, dir_fd=here)
-    finally:
-        os.close(here)
 
 
 def _spellings(configured: str, resolved: str) -> set[str]:

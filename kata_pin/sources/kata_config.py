@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kata_pin.errors import ParseError
-from kata_pin.sources.owned_file import FileRefused, read_owned
+from kata_pin.owned_file import FileRefused, read_owned
 from kata_pin.wire.kata.config import MAX_CHARACTERS, KataConfig, parse_kata_config
 
 PATTERNS: Final = ("configuration*.toml", "*/configuration*.toml", "*/*/configuration*.toml")

@@ -10,7 +10,7 @@ from typing import Final
 
 from kata_pin.errors import ParseError, StateError
 from kata_pin.model.node import KubeletState
-from kata_pin.sources.owned_file import FileRefused, read_owned
+from kata_pin.owned_file import FileRefused, read_owned
 from kata_pin.wire.kube.checkpoint import MAX_BYTES, parse_checkpoint
 
 DEFAULT_PATH: Final = "/var/lib/kubelet/cpu_manager_state"

@@ -29,7 +29,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from kata_pin.errors import ParseError, StateError
-from kata_pin.sources.owned_file import FileRefused, read_owned
+from kata_pin.owned_file import FileRefused, read_owned
 from kata_pin.wire.kube.pod_list import MAX_BYTES, Annotations, parse_pods
 
 log = logging.getLogger(__name__)

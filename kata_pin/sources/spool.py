@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from asyncinotify import Inotify, Mask
 
 from kata_pin.errors import RemoteProtocolError
-from kata_pin.sources.owned_file import FileRefused, read_owned
+from kata_pin.owned_file import FileRefused, read_owned
 from kata_pin.wire import hook_message
 from kata_pin.wire.hook_message import HookMessage
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,6 +17,7 @@ from typing import Final
 
 from kata_pin.errors import ParseError
 from kata_pin.model.sandbox import ContainerState
+from kata_pin.owned_file import FileRefused, read_below
 from kata_pin.vmm.host_access import HostPaths
 from kata_pin.wire.ids import is_id
 from kata_pin.wire.kata.persist import (
@@ -31,9 +31,6 @@ from kata_pin.wire.kata.persist import (
 MAX_PERSIST: Final = 4 * 1024 * 1024
 MAX_PID_FILE: Final = 32
 
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_NONBLOCK: opening a FIFO that somebody put there must not hang.
-_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PID: Final = re.compile(rb"[0-9]{1,10}\n?\Z")
 
 
@@ -130,7 +127,7 @@ def state_problem(root: HostPaths, paths: KataPaths, sandbox_id: str) -> str:
             (paths.vc, ("sbs", sandbox_id, "persist.json"), parse_persist),
             (paths.kata, (sandbox_id, "state.json"), parse_rs_state),
         ):
-            data = read_owned(root.path(base), *parts, limit=MAX_PERSIST)
+            data = _read(root.path(base), *parts, limit=MAX_PERSIST)
             if data is not None:
                 return _problem(parse, data)
         if any(state_stamp(root, paths, sandbox_id)):
@@ -165,7 +162,7 @@ def read_container_state(
     """Return the state that Go's runtime keeps of a container; running where none is kept."""
     if is_id(sandbox_id) and is_id(container_id):
         parts = ("sbs", sandbox_id, container_id, "persist.json")
-        data = read_owned(root.path(paths.vc), *parts, limit=MAX_PERSIST)
+        data = _read(root.path(paths.vc), *parts, limit=MAX_PERSIST)
         try:
             return ContainerState.RUNNING if data is None else container_state(data)
         except ParseError:
@@ -173,43 +170,21 @@ def read_container_state(
     return ContainerState.RUNNING
 
 
-def read_owned(base: str, *parts: str, limit: int) -> bytes | None:
-    """Return a file of root's or ours below `base`, None when it is absent or not to be believed.
-
-    `base` is the administrator's and may be a symlink; each part below it may not.
-    """
-    descriptor = -1
+def _read(base: str, *parts: str, limit: int) -> bytes | None:
+    """Return a file of root's or ours below `base`, None if it is absent or not to be believed."""
     try:
-        descriptor = os.open(base, _DIRECTORY & ~os.O_NOFOLLOW)
-        for part in parts[:-1]:
-            descriptor = _descend(descriptor, part, _DIRECTORY)
-        descriptor = _descend(descriptor, parts[-1], _FILE)
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid not in {0, os.geteuid()}:
-            return None
-        data = os.read(descriptor, limit + 1)
-    except OSError:
+        return read_below(base, *parts, limit=limit)
+    except (OSError, FileRefused):
         return None
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
-    return data if len(data) <= limit else None
-
-
-def _descend(descriptor: int, name: str, flags: int) -> int:
-    """Open `name` in the directory, closing the directory only once that worked."""
-    below = os.open(name, flags, dir_fd=descriptor)
-    os.close(descriptor)
-    return below
 
 
 def _pid_file(base: str, *parts: str) -> int:
-    data = read_owned(base, *parts, limit=MAX_PID_FILE)
+    data = _read(base, *parts, limit=MAX_PID_FILE)
     return int(data) if data is not None and _PID.match(data) else 0
 
 
 def _persist(base: str, sandbox_id: str) -> PersistedSandbox | None:
-    data = read_owned(base, "sbs", sandbox_id, "persist.json", limit=MAX_PERSIST)
+    data = _read(base, "sbs", sandbox_id, "persist.json", limit=MAX_PERSIST)
     try:
         return None if data is None else parse_persist(data)
     except ParseError:
@@ -217,7 +192,7 @@ def _persist(base: str, sandbox_id: str) -> PersistedSandbox | None:
 
 
 def _rs_state(base: str, sandbox_id: str) -> PersistedSandbox | None:
-    data = read_owned(base, sandbox_id, "state.json", limit=MAX_PERSIST)
+    data = _read(base, sandbox_id, "state.json", limit=MAX_PERSIST)
     try:
         return None if data is None else parse_rs_state(data)
     except ParseError:

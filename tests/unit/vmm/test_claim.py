@@ -17,7 +17,7 @@ from kata_pin.vmm import claim
 from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES, Allowlist
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.host_access import HostAccess, ProcessFacts
-from kata_pin.vmm.state_files import KataPaths, read_owned, read_pids
+from kata_pin.vmm.state_files import KataPaths, read_pids
 from kata_pin.wire.proc import Cgroups, parse_cgroup
 from tests.support import recordings
 
@@ -171,26 +171,32 @@ def test_ids_that_are_paths(vc: Path, tmp_path: Path, name: str) -> None:
     assert read_pids(HostRoot(str(tmp_path)), KataPaths(), name).vmm == {}
 
 
-def test_what_is_no_file_of_ours(vc: Path) -> None:
-    """Symlinks at any depth below the base, FIFOs, directories and long files read as absent."""
-    (vc / "real").write_text("1")
-    (vc / "link").symlink_to("real")
-    (vc / "vm/linked").symlink_to(vc / "vm/p1")
-    (vc / "vm/p1/pid").write_text("1")
-    os.mkfifo(vc / "fifo")
-    assert read_owned(str(vc), "real", limit=8) == b"1"
-    assert read_owned(str(vc), "vm", "p1", "pid", limit=8) == b"1"
-    assert read_owned(str(vc), "link", limit=8) is None
-    assert read_owned(str(vc), "vm", "linked", "pid", limit=8) is None
-    assert read_owned(str(vc), "fifo", limit=8) is None
-    assert read_owned(str(vc), "vm", limit=8) is None
-    assert read_owned(str(vc), "real", limit=0) is None
+@pytest.mark.parametrize("kind", ["link", "linked folder", "fifo", "folder", "long"])
+def test_what_is_no_file_of_ours(vc: Path, tmp_path: Path, kind: str) -> None:
+    """Symlinks at any depth below the base, FIFOs, folders and long files read as absent."""
+    pid = vc / "vm/p1/pid"
+    match kind:
+        case "link":
+            (vc / "real").write_text("1780")
+            pid.symlink_to(vc / "real")
+        case "linked folder":
+            (vc / "vm/p1").rename(vc / "elsewhere")
+            (vc / "elsewhere/pid").write_text("1780")
+            (vc / "vm/p1").symlink_to(vc / "elsewhere")
+        case "fifo":
+            os.mkfifo(pid)
+        case "folder":
+            pid.mkdir()
+        case "long":
+            pid.write_text("0" * 40)
+    assert read_pids(HostRoot(str(tmp_path)), KataPaths(), "p1").vmm == {}
 
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_file_of_another_user(vc: Path) -> None:
+def test_a_file_of_another_user(vc: Path, tmp_path: Path) -> None:
     """Somebody else's file is not believed, though we can read it."""
-    (vc / "theirs").write_text("1")
-    os.chown(vc / "theirs", 65534, 65534)
-    assert read_owned(str(vc), "theirs", limit=8) is None
+    (vc / "vm/p1/pid").write_text("1780")
+    assert read_pids(HostRoot(str(tmp_path)), KataPaths(), "p1").vmm == {1780: "pid file"}
+    os.chown(vc / "vm/p1/pid", 65534, 65534)
+    assert read_pids(HostRoot(str(tmp_path)), KataPaths(), "p1").vmm == {}

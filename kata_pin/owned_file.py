@@ -1,6 +1,6 @@
-"""Reading a file that must be root's: what a bundle and the spool hold.
+"""Reading files that must belong to root: Kata's state, bundles, the spool, the kubelet's files.
 
-Nothing lives longer than one call. Out of scope: which files, and how their folder is reached.
+Used by sources and vmm; nothing lives longer than one call. Out of scope: which files these are.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import stat
 from kata_pin.errors import KataPinError
 
 # O_NONBLOCK: opening a FIFO that somebody put there must not hang; regular files ignore it.
-_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_FILE = {errno.ELOOP: "a symlink", errno.ENXIO: "a socket"}  # open(2)
 
 
@@ -25,14 +26,14 @@ class FileRefused(KataPinError):  # noqa: N818 - refused by a rule, not failed
 
 
 def read_owned(path: str, limit: int, *, dir_fd: int | None = None) -> bytes:
-    """Return the content, at most `limit` bytes, of a regular file of root's or of ours.
+    """Return the content, at most `limit` bytes, of a regular file owned by root or by us.
 
-    Raises FileRefused naming the rule that it breaks (a symlink, another owner, too large...), and
-    OSError for everything else, FileNotFoundError among it.
+    Raises FileRefused naming the rule that the file breaks (a symlink, another owner, too large),
+    and OSError for everything else, FileNotFoundError among it.
     """
     name = os.path.basename(path)
     try:
-        descriptor = os.open(path, _OPEN_FILE, dir_fd=dir_fd)
+        descriptor = os.open(path, _FILE, dir_fd=dir_fd)
     except OSError as error:
         if error.errno in _NO_FILE:
             raise FileRefused(name, f"is {_NO_FILE[error.errno]}") from error
@@ -45,6 +46,23 @@ def read_owned(path: str, limit: int, *, dir_fd: int | None = None) -> bytes:
     if len(content) > limit:  # it grew
         raise FileRefused(name, f"is larger than {limit} bytes")
     return content
+
+
+def read_below(base: str, *parts: str, limit: int) -> bytes:
+    """Return the content of a file below the folder `base`; raises as read_owned does.
+
+    `base` may be a symlink, none of the parts may: they are opened one by one.
+    """
+    *folders, name = parts
+    here = os.open(base, _FOLDER)
+    try:
+        for folder in folders:
+            inner = os.open(folder, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
+            os.close(here)
+            here = inner
+        return read_owned(name, limit, dir_fd=here)
+    finally:
+        os.close(here)
 
 
 def _check(name: str, status: os.stat_result, limit: int) -> None:
