@@ -14,7 +14,7 @@ import pytest
 from tests.support import confined
 from tests.support.criserver import CriServer
 from tests.support.daemon import Node, private_node
-from tests.support.qemu import ROOT, Machine
+from tests.support.qemu import ROOT, Accelerator, Machine, accelerator
 from tests.support.vmmhost import private_debugfs
 from tests.support.waiting import wait_for
 
@@ -73,7 +73,8 @@ def test_all_of_the_daemon_works_under_the_units_limits(node: Node) -> None:
             assert state["node"]["live_threads"]
             shown = node.wait_state("p1", "ok")
             sources = {t["role"]: t["source"] for t in shown["threads"]}
-            assert (sources["vcpu"], sources["iothread"]) == ("debugfs", "qmp")
+            kernel = "debugfs" if accelerator() is Accelerator.KVM else "qmp"
+            assert (sources["vcpu"], sources["iothread"]) == (kernel, "qmp")
             pod.kata.shim.plug(1)
             pod.wait_placed({0}, {1: 1})
             os.sched_setaffinity(pod.kata.pid, {1})  # the audit repairs it

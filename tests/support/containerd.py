@@ -273,8 +273,7 @@ class Containerd:
 def _minikata_settings() -> dict[str, Any]:
     """Return what makes a pod cheap: an idle VM without devices."""
     return {
-        "accel": str(qemu.accelerator()),
-        "firmware": str(qemu.firmware()),
+        **qemu.minikata_settings(),
         "virtiofsd": False,
         "network": False,
         "vsock": False,

@@ -70,8 +70,7 @@ class Minikata:
         self.cgroup = f"/kata-pin-test-{os.getpid()}"
         self._config = folder / "minikata.json"
         places = {"vc": str(dirs.vc), "kata": str(dirs.kata), "shared": str(dirs.shared)}
-        accel = {"accel": str(qemu.accelerator()), "firmware": str(qemu.firmware())}
-        self._config.write_text(json.dumps({**places, **accel, **settings}))
+        self._config.write_text(json.dumps({**places, **qemu.minikata_settings(), **settings}))
 
     def command(self, *arguments: str) -> list[str]:
         """Return a command line of minikata."""

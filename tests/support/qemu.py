@@ -22,6 +22,9 @@ from tests.support.waiting import wait_for
 QEMU = "/usr/bin/qemu-system-x86_64"
 ROOT = Path(__file__).resolve().parents[2]
 
+KVM_CPUS = ("host", "host,-arch-capabilities")
+"""The -cpu models to try, in order: a nested KVM may offer an MSR that it then refuses to set."""
+
 
 class Accelerator(StrEnum):
     """What runs the guest's instructions."""
@@ -31,8 +34,8 @@ class Accelerator(StrEnum):
 
     @property
     def cpu_model(self) -> str:
-        """The -cpu model, which also names the device type that vCPUs are hotplugged with."""
-        return "host" if self is Accelerator.KVM else "max"
+        """The -cpu model; the word before its comma is the type of hotplugged vCPUs too."""
+        return (_kvm_cpu() or KVM_CPUS[0]) if self is Accelerator.KVM else "max"
 
 
 @dataclass(frozen=True)
@@ -92,15 +95,32 @@ def command_line(
 @functools.cache
 def accelerator() -> Accelerator:
     """Return KVM when a vCPU really runs on it here, else TCG; tried once and printed."""
-    found = Accelerator.KVM if _kvm_runs() else Accelerator.TCG
+    found = Accelerator.KVM if _kvm_cpu() else Accelerator.TCG
     print(f"accelerator: {found} ({platform.node()})", file=sys.stderr)
     return found
 
 
-def _kvm_runs() -> bool:
+def minikata_settings() -> dict[str, str]:
+    """Return the settings that minikata (tests/e2e/minikata) needs to run VMs here."""
+    _, _, features = accelerator().cpu_model.partition(",")
+    return {
+        "accel": str(accelerator()),
+        "firmware": str(firmware()),
+        "cpu_features": ",".join(["pmu=off", *features.split()]),
+    }
+
+
+@functools.cache
+def _kvm_cpu() -> str:
+    """Return the first -cpu model of which a vCPU really runs on KVM here, empty for none."""
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
-        return False
-    argv = command_line("probe", Machine(boot=1, maximum=1), Accelerator.KVM, smp="1")
+        return ""
+    return next((model for model in KVM_CPUS if _kvm_runs(model)), "")
+
+
+def _kvm_runs(model: str) -> bool:
+    argv = [QEMU, "-machine", "q35,accel=kvm", "-cpu", model, "-m", "16M"]
+    argv += ["-nodefaults", "-nographic", "-bios", str(firmware())]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(argv, stdin=quiet, stdout=quiet, stderr=quiet) as vm:
         try:

@@ -59,7 +59,7 @@ def command_line(machine: Machine, devices: Devices, *, file_server: bool) -> li
     naming = ",debug-threads=on" if settings.enable_debug else ""
     argv = [settings.hypervisor, "-name", f"sandbox-{machine.sandbox}{naming}"]
     argv += ["-uuid", machine.uuid, "-machine", f"q35,accel={machine.accel}"]
-    argv += ["-cpu", "host,pmu=off" if machine.accel == "kvm" else "max"]
+    argv += ["-cpu", f"host,{settings.cpu_features}" if machine.accel == "kvm" else "max"]
     argv += ["-qmp", f"unix:fd={QMP_FD},server=on,wait=off"]
     if settings.enable_debug and settings.extra_monitor_socket:
         argv += ["-qmp", f"unix:path={places.extra_monitor},server=on,wait=off"]

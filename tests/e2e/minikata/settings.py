@@ -28,6 +28,7 @@ class Settings(NamedTuple):
     guest: str = "idle"
     hypervisor: str = "/usr/bin/qemu-system-x86_64"
     accel: str = "auto"
+    cpu_features: str = "pmu=off"
     firmware: str = f"{ROOT}/.cache/firmware/idle.rom"
     kernel: str = ""
     initrd: str = ""
