@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kata_pin.daemon.allocation.checks import SoundPolicy
+from kata_pin.daemon.allocation.checked_policy import CheckedPolicy
 from kata_pin.model.alloc import (
     POLICY_KEY,
     AllocSettings,
@@ -74,7 +74,7 @@ def without(cpus: CpuSet) -> HostTopology:
     return replace(rest, present=ALL)
 
 
-class Checked(SoundPolicy):
+class Checked(CheckedPolicy):
     """A policy of ours behind the check of every answer, as the daemon asks it."""
 
     def __init__(self, name: str, topology: HostTopology, chosen: AllocSettings) -> None:

@@ -92,7 +92,7 @@ KNOWN_VIOLATIONS: set[str] = {
     "daemon.allocation.coordinator -> daemon.status.allocation_metrics",
     "daemon.allocation.coordinator -> daemon.status.documents",
     "daemon.allocation.nri_decider -> daemon.intake.nri_events",
-    "daemon.allocation.undo -> daemon.status.documents",
+    "daemon.allocation.restore -> daemon.status.documents",
     "daemon.guests.manager -> daemon.service.compose",
     "daemon.intake.file_events -> daemon.service.compose",
     "daemon.intake.nri_events -> daemon.service.compose",

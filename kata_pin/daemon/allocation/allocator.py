@@ -19,9 +19,9 @@ from functools import partial
 from typing import Final
 
 from kata_pin.config.alloc import Alloc
-from kata_pin.daemon.allocation.checks import SoundPolicy
-from kata_pin.daemon.allocation.contention import BEFORE, SUSPECTED, Rivals
+from kata_pin.daemon.allocation.checked_policy import CheckedPolicy
 from kata_pin.daemon.allocation.notices import AllocNews
+from kata_pin.daemon.allocation.plugin_conflicts import BEFORE, SUSPECTED, PluginConflicts
 from kata_pin.daemon.allocation.requests import request_of_record
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.store.grants import AllocStore
@@ -78,13 +78,13 @@ class Allocator:
         self.problem = ""
         self.guarantee = Guarantee.SANDBOXES
         self.news = AllocNews()
-        self.rivals = Rivals()
+        self.conflicts = PluginConflicts()
         self.running: Callable[[], Iterable[Running]] = tuple  # as a runtime tells
         self._settings = settings
         self._node = node
         self._store = store
         self._make = make
-        self._policy: SoundPolicy | None = None
+        self._policy: CheckedPolicy | None = None
         self._topology: HostTopology | None = None
         self._decided = False
         self._stopped = ""
@@ -134,7 +134,7 @@ class Allocator:
         idle = self._idle()
         if idle:
             return idle
-        owner = other_owner(None, self.rivals.present)
+        owner = other_owner(None, self.conflicts.present)
         return owner.message if owner is not None else self.problem
 
     def _idle(self) -> str:
@@ -257,7 +257,7 @@ class Allocator:
         try:
             made = self._make(topology)
             settings = self._settings.settings
-            self._policy = SoundPolicy(self._settings.policy, made, topology, settings)
+            self._policy = CheckedPolicy(self._settings.policy, made, topology, settings)
             self.problem = ""
         except KataPinError as error:
             self._policy, self.problem = None, str(error)
@@ -347,7 +347,7 @@ class Allocator:
         """Give a new container its CPUs. `foreign`: somebody else gave it a cpuset already."""
         if self._policy is None or self._idle():
             return Decision(self._state)
-        self.rivals.came(request, with_cpuset=foreign)
+        self.conflicts.arrived(request, with_cpuset=foreign)
         owner = self._owner(request, foreign=foreign)
         decision = None
         if owner is not None:
@@ -360,9 +360,9 @@ class Allocator:
         """Return why a new container is left alone, None if it is not."""
         if foreign:
             return other_owner(None, (BEFORE,))
-        if not self.rivals.leaves(request):
+        if not self.conflicts.leaves_alone(request):
             return None
-        known = other_owner(None, self.rivals.present)
+        known = other_owner(None, self.conflicts.present)
         return known or Refusal(RefusalKind.FOREIGN_PLUGIN, SUSPECTED)
 
     def _rather_tried(self, decision: Decision) -> bool:
@@ -371,7 +371,7 @@ class Allocator:
         That is not done beside a plugin that is known to be there.
         """
         refused = decision.refused
-        return refused is not None and refused.strict and not self.rivals.present
+        return refused is not None and refused.strict and not self.conflicts.present
 
     def change(self, request: ContainerRequest, why: str) -> Decision:
         """Give a running container what it asks for now."""

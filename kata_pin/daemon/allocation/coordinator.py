@@ -1,6 +1,6 @@
 """The allocator composed with what feeds it and what it moves: NRI, orders, passes.
 
-    allotting = Allotting(parts)
+    allotting = Coordinator(parts)
     allotting.begin(sandboxes)            # before the first pass
     await allotting.follow_orders()       # until cancelled; follow_pods and push beside it
     allotting.connected(NriPlugin(..., decider=allotting.decider(intake)))
@@ -22,7 +22,7 @@ from kata_pin.daemon.allocation.delivery import Delivery
 from kata_pin.daemon.allocation.nri_decider import NriDecider
 from kata_pin.daemon.allocation.pending_passes import Moves
 from kata_pin.daemon.allocation.push import Pushing
-from kata_pin.daemon.allocation.undo import give_back, kept
+from kata_pin.daemon.allocation.restore import give_back, kept
 from kata_pin.daemon.intake.nri_events import NriIntake
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.service.compose import Parts
@@ -48,7 +48,7 @@ GIVE_BACK_S: Final = 5.0
 """Longest that an uninstall waits for containers to have all CPUs, where they can be pushed."""
 
 
-class Allotting:
+class Coordinator:
     """Keeps sandboxes, orders and the runtime in step with the allocator."""
 
     def __init__(self, parts: Parts) -> None:

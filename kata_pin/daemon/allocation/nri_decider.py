@@ -4,7 +4,7 @@ The Listener and the Decider of sources/nri.py around the observer (nri.py). Eve
 node is told to the allocator, not only Kata's: those without CPUs of their own follow the shared
 pool. Decisions and records of one event are one transaction. A container that somebody else gave a
 cpuset is left alone, and so is the next try of one whose creation failed after we adjusted it: a
-plugin behind us may have set the same, and no conflict may fail a pod twice (contention.py).
+plugin behind us may have set the same, and no conflict may fail a pod twice (plugin_conflicts.py).
 
 Lifetime: the daemon's. Out of scope: the connection, and the rules.
 """
@@ -26,7 +26,7 @@ from kata_pin.daemon.allocation.requests import (
     request_of_record,
     with_asked,
 )
-from kata_pin.daemon.allocation.undo import give_back
+from kata_pin.daemon.allocation.restore import give_back
 from kata_pin.daemon.intake.nri_events import NOTHING, NriIntake
 from kata_pin.daemon.store.database import Registry
 from kata_pin.model.alloc import ContainerRequest, Guarantee, Running
@@ -87,7 +87,7 @@ class NriDecider:
         self._allocator.follow_host()
         kata = self._intake.kata_among(snapshot.pods)
         pods = {pod.id: pod for pod in snapshot.pods}
-        self._allocator.rivals.begin_anew()
+        self._allocator.conflicts.reconnected()
         self._delivery.clear()
         self._told.clear()
         for one in snapshot.containers:
@@ -171,7 +171,7 @@ class NriDecider:
         if there.cpus:
             self._leave(container.id)
         else:
-            self._allocator.rivals.answered(request, adjusted=bool(adjust))
+            self._allocator.conflicts.answered(request, adjusted=bool(adjust))
         return Answer(adjust, self._updates(but=container.id))
 
     def _update(self, event: Event, container: PodContainer) -> Answer:
@@ -201,7 +201,7 @@ class NriDecider:
         """
         there = cpuset_of(container.cpu)
         self._delivery.has(container.id, there, pid=container.pid)
-        self._allocator.rivals.made(container.id, with_cpuset=bool(there))
+        self._allocator.conflicts.created(container.id, with_cpuset=bool(there))
         known = self._allocator.state.get(container.id) is not None
         if not known and not there and self._allocator.decides:
             request = self._request(pod, container, kata=self._intake.is_kata(pod))
@@ -224,7 +224,7 @@ class NriDecider:
             over = self._told.of_sandbox(event.pod.id)
         for container_id in over:
             self._told.over(container_id)
-            self._allocator.rivals.ended(container_id)
+            self._allocator.conflicts.ended(container_id)
             self._delivery.gone(container_id)
         self._allocator.release(over, event.kind.method)
 

@@ -22,7 +22,7 @@ from typing import Final
 from kata_pin import __version__
 from kata_pin.config.metrics import EndpointKind
 from kata_pin.config.tree import Changes, Config, NriEnabled
-from kata_pin.daemon.allocation.coordinator import Allotting
+from kata_pin.daemon.allocation.coordinator import Coordinator
 from kata_pin.daemon.guests.manager import Guests
 from kata_pin.daemon.intake.file_events import CgroupWatch, Following, left_to_audits
 from kata_pin.daemon.intake.hook_service import Reception
@@ -109,7 +109,7 @@ class Daemon:
             vmm_of=lambda one: self._sandboxes.known_vmm(one),  # noqa: PLW0108 - made below
             start=lambda work: self._spawn(tasks, work),
         )
-        self._allotting = Allotting(parts)
+        self._allotting = Coordinator(parts)
         self._sandboxes = Sandboxes(
             parts.root,
             parts.engine,

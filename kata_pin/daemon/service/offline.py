@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from kata_pin.config.tree import Config
 from kata_pin.daemon.allocation.delivery import Delivery
-from kata_pin.daemon.allocation.undo import kept
+from kata_pin.daemon.allocation.restore import kept
 from kata_pin.daemon.guests.kernel import kernel_facts
 from kata_pin.daemon.guests.manager import give_back
 from kata_pin.daemon.guests.status import GuestView, look_at_guest

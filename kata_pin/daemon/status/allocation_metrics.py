@@ -40,14 +40,14 @@ def alloc_metrics(allocator: Allocator, delivery: Delivery, pushing: Pushing) ->
         "Containers that do not have their newest cpuset yet.",
         len(delivery.pending(allocator.effective)),
     )
-    rivals = GaugeMetricFamily(
+    conflicts = GaugeMetricFamily(
         "kata_pin_alloc_rival_pods",
         "Pods that show another NRI plugin that sets cpusets, asked before kata-pin or after it.",
         labels=("asked",),
     )
-    rivals.add_metric(("before",), allocator.rivals.given)
-    rivals.add_metric(("after",), allocator.rivals.conflicts)
-    yield rivals
+    conflicts.add_metric(("before",), allocator.conflicts.given)
+    conflicts.add_metric(("after",), allocator.conflicts.conflicts)
+    yield conflicts
     pushes = CounterMetricFamily(
         "kata_pin_alloc_pushes",
         "Cpusets sent between two calls of the runtime.",

@@ -10,7 +10,7 @@ from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.topology import HostTopology
 
 
-def outset(topology: HostTopology, settings: AllocSettings) -> AllocState:
+def initial_state(topology: HostTopology, settings: AllocSettings) -> AllocState:
     """Return the state of a node without containers.
 
     Where the settings leave no CPU for the shared pool (all others are offline), the whole host is

@@ -36,7 +36,7 @@ from kata_pin.policy.alloc.choice import Choice
 from kata_pin.policy.alloc.demand import Demand, asked, strict
 from kata_pin.policy.alloc.failure import AllocError, AllocFailure
 from kata_pin.policy.alloc.grow_shrink import grow, shrink
-from kata_pin.policy.alloc.initial_state import outset
+from kata_pin.policy.alloc.initial_state import initial_state
 from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.reconciling import Claims, differing
 from kata_pin.policy.alloc.shared_pool import bound, changes, settled
@@ -80,7 +80,7 @@ class PooledPolicy:
 
     def start(self) -> AllocState:
         """Return the state of a node without containers."""
-        return outset(self._topology, self._settings)
+        return initial_state(self._topology, self._settings)
 
     def allocate(self, state: AllocState, request: ContainerRequest) -> Decision:
         """Give a new container its CPUs; who has a grant keeps it (`change` is for that)."""

@@ -12,7 +12,7 @@ import pytest
 from kata_pin.config.alloc import Fail
 from kata_pin.config.tree import Config, Mode
 from kata_pin.daemon.allocation.allocator import Allocator
-from kata_pin.daemon.allocation.contention import EXPIRY_S, PODS, Rivals
+from kata_pin.daemon.allocation.plugin_conflicts import EXPIRY_S, PODS, PluginConflicts
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.errors import StateError
@@ -203,7 +203,7 @@ def test_another_plugin_is_left_alone(begun: Allocator) -> None:
 def test_standing_aside_ends_by_itself(begun: Allocator, caplog: pytest.LogCaptureFixture) -> None:
     """Beside another plugin, and no more when nothing was seen of it for a while: both are said."""
     seconds = 0.0
-    begun.rivals = Rivals(lambda: seconds)
+    begun.conflicts = PluginConflicts(lambda: seconds)
     with caplog.at_level(logging.WARNING):
         for number in range(PODS):
             begun.admit(request(f"web{number}"), foreign=True)
@@ -222,8 +222,8 @@ def test_a_strict_container_is_tried_again(registry: Registry, host: Host) -> No
     one = allocator(registry, host, fail=Fail.STRICT)
     one.begin(Moves())
     wants = request("db", "exclusive", cpus=2)
-    one.rivals.answered(wants, adjusted=True)
-    one.rivals.ended(wants.container_id)
+    one.conflicts.answered(wants, adjusted=True)
+    one.conflicts.ended(wants.container_id)
     assert one.admit(request("db")).state.grants == {}
     assert one.admit(wants).refused is None
     assert len(one.state.exclusive) == 2

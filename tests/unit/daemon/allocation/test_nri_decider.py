@@ -13,10 +13,10 @@ import pytest
 
 from kata_pin.config.alloc import Fail
 from kata_pin.config.tree import Mode
-from kata_pin.daemon.allocation.contention import PODS
 from kata_pin.daemon.allocation.delivery import Delivery
 from kata_pin.daemon.allocation.nri_decider import OTHERS, NriDecider
 from kata_pin.daemon.allocation.pending_passes import Moves
+from kata_pin.daemon.allocation.plugin_conflicts import PODS
 from kata_pin.daemon.intake.nri_events import NOTHING, NriIntake
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.service.compose import Parts
@@ -292,7 +292,7 @@ def test_a_cpuset_from_before_is_no_conflict(world: World) -> None:
     world.tell(CREATE, pod, first)
     world.tell(STOP, pod, first)
     world.make(pod, _with(replace(first, id="c-db-2"), Cpuset(cpus("1"))))
-    assert (world.allocator.rivals.conflicts, world.allocator.rivals.given) == (0, 1)
+    assert (world.allocator.conflicts.conflicts, world.allocator.conflicts.given) == (0, 1)
 
 
 def test_who_was_left_alone_for_nothing(world: World) -> None:
@@ -668,7 +668,7 @@ def test_what_is_made_beside_a_rival_is_in_the_pools_later(world: World) -> None
     assert world.tell(CREATE, behind, _app("behind")) == Answer()
     made = _with(_app("behind"), Cpuset(cpus("4")))
     world.tell(EventKind.POST_CREATE_CONTAINER, behind, made)
-    world.allocator.rivals.begin_anew()
+    world.allocator.conflicts.reconnected()
     world.make(_pod("web"), _app("web"))
     assert set(world.allocator.state.grants) >= {"c-noise", "c-web"}
     assert {"c-before", "c-behind"}.isdisjoint(world.allocator.state.grants)

@@ -12,7 +12,7 @@ import pytest
 from kata_pin.config.alloc import Alloc
 from kata_pin.config.tree import Config, Nri, NriEnabled
 from kata_pin.daemon.allocation.allocator import Allocator
-from kata_pin.daemon.allocation.coordinator import LAST, Allotting
+from kata_pin.daemon.allocation.coordinator import LAST, Coordinator
 from kata_pin.daemon.allocation.delivery import Delivery
 from kata_pin.daemon.allocation.push import Pushing, Trouble
 from kata_pin.daemon.reconcile.node import NodeWatch
@@ -151,7 +151,7 @@ def test_grants_of_an_earlier_daemon(registry: Registry, nri: str, kept: set[str
     registry.adopt(Container("c-over", "s-over", state=ContainerState.STOPPED))
     config = Config(alloc=settings(), nri=Nri(enabled=NriEnabled(nri)))
     parts = compose(config, registry)
-    Allotting(parts).begin(cast("Sandboxes", SimpleNamespace(ids=[])))
+    Coordinator(parts).begin(cast("Sandboxes", SimpleNamespace(ids=[])))
     assert {grant.container_id for grant in parts.allocator.containers()} == kept
 
 
@@ -163,14 +163,14 @@ def test_who_decides_is_the_last_plugin(registry: Registry) -> None:
         ("none", Nri().index, Nri().index),
     ):
         parts = compose(Config(alloc=Alloc(policy=policy)), registry)
-        assert Allotting(parts).plugin_index(chosen) == index
+        assert Coordinator(parts).plugin_index(chosen) == index
 
 
 def test_what_is_offline_is_not_sent(registry: Registry) -> None:
     """A VM's cpuset is widened by those of its old CPUs only that the node has online now."""
     parts = compose(Config(alloc=settings()), registry)
     parts.node = cast("NodeWatch", Host(flat(4), config=parts.node.config))
-    delivery = Allotting(parts)._delivery
+    delivery = Coordinator(parts)._delivery
     state = AllocState().with_grant(Grant(request("db", cpus=1), "order", exclusive=cpus("0")))
     delivery.has("c-db", Cpuset(cpus("3-4")))
     assert delivery.pending(state) == {"c-db": Cpuset(cpus("0,3"))}

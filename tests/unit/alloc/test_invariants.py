@@ -30,8 +30,8 @@ from kata_pin.model.alloc import (
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import Note
 from kata_pin.model.topology import flat
+from kata_pin.policy.alloc.invariants import Expected, Soundness, ended, in_pool, over, without
 from kata_pin.policy.alloc.policies import create
-from kata_pin.policy.alloc.soundness import Expected, Soundness, ended, in_pool, over, without
 from tests.support.machines import server
 from tests.support.podspecs import container, pod
 from tests.support.world import cpus

@@ -14,11 +14,11 @@ import pytest
 from kata_pin.config.alloc import NO_POLICY
 from kata_pin.config.tree import Config, Mode
 from kata_pin.daemon.allocation.allocator import Allocator
-from kata_pin.daemon.allocation.coordinator import Allotting
+from kata_pin.daemon.allocation.coordinator import Coordinator
 from kata_pin.daemon.allocation.delivery import Delivery
 from kata_pin.daemon.allocation.nri_decider import NriDecider
 from kata_pin.daemon.allocation.pending_passes import Moves as Passes
-from kata_pin.daemon.allocation.undo import kept, unconfined
+from kata_pin.daemon.allocation.restore import kept, unconfined
 from kata_pin.daemon.intake.nri_events import NriIntake
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.service.compose import compose
@@ -156,9 +156,9 @@ def test_only_what_is_left_needs_a_decider(registry: Registry) -> None:
     """With alloc.policy none NRI is observed, unless an earlier daemon has decided."""
     off = Config()
     intake = cast("NriIntake", None)
-    assert Allotting(compose(off, registry)).decider(intake) is None
+    assert Coordinator(compose(off, registry)).decider(intake) is None
     decided(registry, Host())
-    assert Allotting(compose(off, registry)).decider(intake) is not None
+    assert Coordinator(compose(off, registry)).decider(intake) is not None
 
 
 def test_all_cpus() -> None:
@@ -219,11 +219,11 @@ class Plugin:
         self.sent[container_id] = str(cpuset.cpus)
 
 
-async def uninstalled(registry: Registry, plugin: Plugin) -> tuple[Allotting, list[Any]]:
+async def uninstalled(registry: Registry, plugin: Plugin) -> tuple[Coordinator, list[Any]]:
     """Have a daemon decide, and then give everything back; return what waits."""
     parts = compose(Config(alloc=settings()), registry)
     parts.allocator = one = allocator(registry, Host())
-    allotting = Allotting(parts)
+    allotting = Coordinator(parts)
     allotting.begin(cast("Sandboxes", SimpleNamespace(ids=[])))
     allotting.connected(cast("NriPlugin", plugin))
     for asked in (WEB, DB):

@@ -1,15 +1,15 @@
 """Whether another NRI plugin sets cpusets on this node, judged by what becomes of containers (D14).
 
-NRI names no other plugin before its version 0.10. One that is asked before us shows itself by the
-cpusets that containers come with. One that is asked after us makes a creation fail that we have
-adjusted: its next try is left alone, and only if that one succeeds, with a cpuset, have we met a
-rival. One that fails either way (a bad mount, no space) says nothing, nor does one that succeeds
-without a cpuset: nobody else has set one.
+NRI names no other plugin before its version 0.10. One that is asked before kata-pin shows itself by
+the cpusets that containers come with. One that is asked after it makes a creation fail that we
+adjusted: the next try is left alone, and only if that one succeeds, with a cpuset, was it a
+conflict. A creation that fails either way (a bad mount, no space) is no evidence, nor is one that
+succeeds without a cpuset: nobody else has set one.
 
-Whoever makes pods must not be able to switch the allocator off: what one pod does counts once, what
-only one namespace's pods do is no conflict, and everything is forgotten after a while.
+Users who create pods must not be able to switch the allocator off: one pod counts once, pods of
+only one namespace are no conflict, and all evidence expires.
 
-Lifetime: the daemon's; nothing of it needs to survive. Out of scope: what is decided meanwhile.
+Lifetime: the daemon's; nothing of it survives a restart. Out of scope: what is decided meanwhile.
 """
 
 from __future__ import annotations
@@ -26,24 +26,26 @@ log = logging.getLogger(__name__)
 K = TypeVar("K")
 
 PODS: Final = 3
-"""So many pods have to show a rival, in a row, before kata-pin stands aside."""
+"""How many pods in a row have to show another plugin before kata-pin stands aside."""
 
 NAMESPACES: Final = 2
-"""Of so many namespaces at least are the pods that show one that is asked after us."""
+"""Minimum number of namespaces with conflicts before a later plugin is assumed."""
 
 EXPIRY_S: Final = 600.0
-"""So long a sign counts, and so long a container whose creation has failed is left alone."""
+"""How long evidence counts, and how long a container whose creation failed is left alone."""
 
 REMEMBERED: Final = 256
 """Most entries of each kind."""
 
 BEFORE: Final = "one that is asked before kata-pin"
 BEHIND: Final = "one that is asked after kata-pin, and sets the same"
-SUSPECTED: Final = "its creation failed with a cpuset of ours: another NRI plugin may set the same"
+SUSPECTED: Final = (
+    "its creation failed after kata-pin set its cpuset: another NRI plugin may set the same"
+)
 
 
 class Name(NamedTuple):
-    """What a container is known by across the tries to create it."""
+    """What identifies a container across the tries to create it."""
 
     pod_uid: str
     namespace: str
@@ -51,12 +53,12 @@ class Name(NamedTuple):
 
     @classmethod
     def of(cls, request: ContainerRequest) -> Name:
-        """Return the name of a container that is asked for."""
+        """Return the name of a requested container."""
         return cls(request.pod.pod_uid, request.pod.namespace, request.name)
 
 
-class Rivals:
-    """Takes note of creations, and says whom to leave alone."""
+class PluginConflicts:
+    """Records creations, and says which containers to leave alone."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` is CLOCK_MONOTONIC, in seconds."""
@@ -66,22 +68,20 @@ class Rivals:
         self._failed: dict[Name, tuple[float, str]] = {}
         self._open: dict[str, tuple[Name, bool]] = {}
 
-    # ---- what follows --------------------------------------------------------------------
-
     @property
     def present(self) -> tuple[str, ...]:
-        """The other plugins that are known of, by what is known of them."""
+        """The other plugins that are known of, each by its place in NRI's order."""
         before = (BEFORE,) if self.given >= PODS else ()
         return (*before, *((BEHIND,) if self._behind else ()))
 
     @property
     def given(self) -> int:
-        """How many pods came with cpusets lately, and none without since."""
+        """How many pods came with cpusets lately, since the last one without."""
         return len(self._recent(self._given))
 
     @property
     def conflicts(self) -> int:
-        """How many pods could be made only without a cpuset of ours lately, and none with one."""
+        """How many pods could only be created without our cpuset lately, since the last success."""
         return len(self._recent(self._conflicts))
 
     @property
@@ -89,27 +89,25 @@ class Rivals:
         found = self._recent(self._conflicts)
         return len(found) >= PODS and len(set(found.values())) >= NAMESPACES
 
-    def leaves(self, request: ContainerRequest) -> bool:
-        """Whether a container is not to be adjusted, because it might not be made then."""
+    def leaves_alone(self, request: ContainerRequest) -> bool:
+        """Whether a container is not to be adjusted, because its creation might fail then."""
         return self._behind or Name.of(request) in self._recent(self._failed)
 
-    # ---- what is told --------------------------------------------------------------------
-
-    def came(self, request: ContainerRequest, *, with_cpuset: bool) -> None:
-        """Take note of a new container before we do anything about it."""
+    def arrived(self, request: ContainerRequest, *, with_cpuset: bool) -> None:
+        """Record a new container, before it is adjusted."""
         if with_cpuset:
             self._note(self._given, request.pod.pod_uid, request.pod.namespace)
         else:
             self._given.clear()
 
     def answered(self, request: ContainerRequest, *, adjusted: bool) -> None:
-        """Take note of our answer to a creation: `made` or `ended` follows."""
+        """Record our answer to a creation: `created` or `ended` follows."""
         name = Name.of(request)
         if adjusted or name in self._recent(self._failed):
             self._open[request.container_id] = name, adjusted
 
-    def made(self, container_id: str, *, with_cpuset: bool) -> None:
-        """Take note that a creation has succeeded."""
+    def created(self, container_id: str, *, with_cpuset: bool) -> None:
+        """Record that a creation has succeeded."""
         name, adjusted = self._open.pop(container_id, (None, False))
         if name is None:
             return
@@ -119,37 +117,32 @@ class Rivals:
             self._failed.pop(name, None)
             return
         log.warning(
-            "allocator: container %s, whose creation failed after we set its cpuset, was made with "
-            "that of another NRI plugin",
+            "allocator: container %s was created with the cpuset of another NRI plugin, after its "
+            "creation had failed with ours",
             container_id,
         )
         self._note(self._failed, name, name.namespace)
         self._note(self._conflicts, name.pod_uid, name.namespace)
 
     def ended(self, container_id: str) -> None:
-        """Take note of the end of a container; of a creation that failed, if it was not made."""
+        """Record the end of a container: its creation failed unless `created` came before."""
         name, adjusted = self._open.pop(container_id, (None, False))
         if name is None:
             return
-        if not adjusted:  # so it was not for us that it failed before
+        if not adjusted:  # so our cpuset was not the reason
             self._failed.pop(name, None)
             return
         log.warning(
-            "allocator: creation of container %s failed after its cpuset was set; the next one of "
-            "that name is left alone",
+            "allocator: creation of container %s failed after kata-pin set its cpuset; the next "
+            "try is left alone",
             container_id,
         )
         self._note(self._failed, name, name.namespace)
 
-    def begin_anew(self) -> None:
-        """Forget conflicts and what is under way: the runtime is connected anew.
-
-        Containers whose creation has failed are left alone still.
-        """
+    def reconnected(self) -> None:
+        """Forget conflicts and unfinished creations; failed containers are left alone still."""
         self._conflicts.clear()
         self._open.clear()
-
-    # ---- parts ---------------------------------------------------------------------------
 
     def _note(self, entries: dict[K, tuple[float, str]], key: K, namespace: str) -> None:
         entries.pop(key, None)
@@ -158,6 +151,6 @@ class Rivals:
             del entries[next(iter(entries))]
 
     def _recent(self, entries: dict[K, tuple[float, str]]) -> dict[K, str]:
-        """Return the namespaces of entries that still count."""
+        """Return the namespaces of entries that have not expired."""
         since = self._clock() - EXPIRY_S
         return {key: namespace for key, (at, namespace) in entries.items() if at > since}

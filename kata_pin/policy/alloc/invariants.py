@@ -28,7 +28,7 @@ from kata_pin.model.alloc import (
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.initial_state import outset
+from kata_pin.policy.alloc.initial_state import initial_state
 
 Types: TypeAlias = type | UnionType
 
@@ -70,7 +70,7 @@ class Soundness:
     """The check, for one host and one set of settings."""
 
     def __init__(self, topology: HostTopology, settings: AllocSettings) -> None:
-        self._outset = outset(topology, settings)
+        self._outset = initial_state(topology, settings)
         self._nodes = CpuSet(topology.nodes)
         self._never = (settings.reserved | settings.housekeeping).bits
 

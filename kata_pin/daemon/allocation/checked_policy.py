@@ -2,7 +2,7 @@
 
 Where the policy behind it fails, a new container has the shared pool, one that runs keeps what it
 has, and one that is over gives it back. What went wrong is a note of the answer. Lifetime: the
-policy's. Out of scope: what makes an answer impossible (policy/alloc/soundness.py).
+policy's. Out of scope: what makes an answer impossible (policy/alloc/invariants.py).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from kata_pin.model.alloc import (
 )
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.topology import HostTopology
+from kata_pin.policy.alloc.invariants import Expected, Soundness, ended, in_pool, over, without
 from kata_pin.policy.alloc.policy import Policy
-from kata_pin.policy.alloc.soundness import Expected, Soundness, ended, in_pool, over, without
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ MAX_SHOWN: Final = 200
 """Longest part of a foreign error that is shown."""
 
 
-class SoundPolicy:
+class CheckedPolicy:
     """Asks a policy; the methods are those of Policy that decide."""
 
     def __init__(
