@@ -31,7 +31,8 @@ from kata_pin.config.kinds import (
 )
 from kata_pin.config.row import setting
 from kata_pin.errors import ParseError
-from kata_pin.model.alloc import (
+from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.settings import (
     AllocSettings,
     AllowRule,
     CpuClass,
@@ -39,7 +40,6 @@ from kata_pin.model.alloc import (
     ManagerPolicy,
     VmSettings,
 )
-from kata_pin.model.cpuset import EMPTY, CpuSet
 
 NO_POLICY: Final = "none"
 """The policy's name that means: no allocator."""

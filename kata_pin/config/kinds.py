@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 from kata_pin.errors import ParseError
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.placement import Overhead, OverheadKind
+from kata_pin.model.settings import Overhead, OverheadKind
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)

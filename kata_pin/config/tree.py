@@ -34,8 +34,13 @@ from kata_pin.config.metrics import Metrics
 from kata_pin.config.row import setting
 from kata_pin.errors import ConfigError
 from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.model.node import PlacementSettings
-from kata_pin.model.placement import ExclusiveMode, Overhead, OverheadKind, VcpuMode
+from kata_pin.model.settings import (
+    ExclusiveMode,
+    Overhead,
+    OverheadKind,
+    PlacementSettings,
+    VcpuMode,
+)
 from kata_pin.model.thread import ThreadRole
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from fnmatch import fnmatchcase
 from typing import Final
 
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.placement import Note
+from kata_pin.model.settings import CpuClass
 
 POLICY_KEY: Final = "cpu-policy.kata-pin.io"
 """Pod annotation: none, share or exclusive. Wins over Crane's."""
@@ -38,44 +38,12 @@ def millis_of_shares(shares: int) -> int:
     return -(-shares * 1000 // SHARES_PER_CPU)
 
 
-class CpuClass(StrEnum):
-    """How a container has its CPUs.
-
-    NONE: those of the shared pool, whatever they are at the moment. SHARE: CPUs of its own choice
-    that stay in the shared pool, so that others may run there too. EXCLUSIVE: nobody else's.
-    """
-
-    NONE = "none"
-    SHARE = "share"
-    EXCLUSIVE = "exclusive"
-
-
 class Qos(StrEnum):
     """Quality-of-service class of a pod, as Kubernetes has it."""
 
     GUARANTEED = "guaranteed"
     BURSTABLE = "burstable"
     BEST_EFFORT = "best-effort"
-
-
-class Eligibility(StrEnum):
-    """Who can have CPUs of its own; all need a whole number of CPUs.
-
-    KUBELET: containers of Guaranteed pods. RELAXED (Crane): a container whose CPU limit equals its
-    CPU request, whatever the other containers of its pod have.
-    """
-
-    KUBELET = "kubelet"
-    RELAXED = "relaxed"
-
-
-class ManagerPolicy(StrEnum):
-    """The policies of the kubelet's topology manager, with CPUs as its only resource."""
-
-    NONE = "none"
-    BEST_EFFORT = "best-effort"
-    RESTRICTED = "restricted"
-    SINGLE_NUMA_NODE = "single-numa-node"
 
 
 class GrantKind(StrEnum):
@@ -315,63 +283,3 @@ class Candidate:
     cpus: CpuSet
     keys: tuple[tuple[str, int], ...] = ()
     taken: CpuSet = EMPTY
-
-
-@dataclass(frozen=True, slots=True)
-class AllowRule:
-    """Pods that may choose by annotation; the patterns know `*` and `?` (shell style)."""
-
-    namespace: str = "*"
-    handler: str = "*"
-    classes: frozenset[CpuClass] = frozenset({CpuClass.SHARE, CpuClass.EXCLUSIVE})
-
-    def allows(self, pod: PodRequest, cpu_class: CpuClass) -> bool:
-        """Return whether this rule lets the pod have CPUs in this way."""
-        return (
-            cpu_class in self.classes
-            and fnmatchcase(pod.namespace, self.namespace)
-            and fnmatchcase(pod.handler, self.handler)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class VmSettings:
-    """What stands behind a Kata pod beside its containers' vCPUs.
-
-    `default_vcpus` is Kata's setting: a VM has so many vCPUs more than its containers' limits.
-    `overhead_millis` is counted for a pod that tells no overhead. `own_cpus` above 0 gives each VM
-    with exclusive CPUs so many more for its overhead threads and surplus vCPUs; else they run in
-    the housekeeping pool, or in the shared pool if there is none.
-    """
-
-    default_vcpus: int = 1
-    overhead_millis: int = 250
-    own_cpus: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class AllocSettings:
-    """The administrator's settings.
-
-    `cpus` are those that may be used at all, None: those online and not isolated by the kernel.
-    `reserved` are never given to one container; `strict_reserved` keeps them out of the shared pool
-    too. `shared_min` is the least the shared pool may have, None: one core. `options` are those of
-    the kubelet's static policy by their names (policy/alloc/options), and `manager` stands for the
-    topology manager beside it. `allow` are the rules for annotations. `strict`: who cannot be
-    served is refused. `pin_memory`: grants name memory nodes. `max_sharers`: how many SHARE
-    containers may choose the same CPU.
-    """
-
-    cpus: CpuSet | None = None
-    reserved: CpuSet = EMPTY
-    strict_reserved: bool = False
-    housekeeping: CpuSet = EMPTY
-    shared_min: int | None = None
-    eligibility: Eligibility = Eligibility.KUBELET
-    options: Mapping[str, str] = field(default_factory=dict, hash=False)
-    manager: ManagerPolicy = ManagerPolicy.NONE
-    allow: tuple[AllowRule, ...] = ()
-    strict: bool = False
-    vm: VmSettings = VmSettings()
-    pin_memory: bool = False
-    max_sharers: int = 1

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.model.placement import ExclusiveMode, Overhead, VcpuMode
-from kata_pin.model.thread import ThreadRole
+from kata_pin.model.settings import PlacementSettings
 from kata_pin.model.topology import HostTopology
 
 
@@ -29,24 +28,6 @@ class KubeletState:
     def static(self) -> bool:
         """Whether the kubelet allocates exclusive CPUs on this node."""
         return self.policy == "static"
-
-
-@dataclass(frozen=True)
-class PlacementSettings:
-    """The settings that placement depends on (config/ has the table).
-
-    `overhead_roles` overrides `overhead` for a role. `exclusive_handlers` overrides `exclusive`
-    for a runtime handler. `stopped_counts` is the setting `kata` of DESIGN D8: a container counts
-    until it is deleted.
-    """
-
-    vcpus: VcpuMode = VcpuMode.PAIR
-    overhead: Overhead = field(default_factory=Overhead)
-    overhead_roles: Mapping[ThreadRole, Overhead] = field(default_factory=dict)
-    exclusive: ExclusiveMode = ExclusiveMode.AUTO
-    exclusive_handlers: Mapping[str, ExclusiveMode] = field(default_factory=dict)
-    housekeeping: CpuSet = EMPTY
-    stopped_counts: bool = False
 
 
 @dataclass(frozen=True)

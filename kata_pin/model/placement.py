@@ -10,47 +10,6 @@ from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.thread import Thread, ThreadKey
 
 
-class VcpuMode(StrEnum):
-    """How vCPU threads are placed (DESIGN D10)."""
-
-    PAIR = "pair"
-    FLOAT = "float"
-    LEAVE = "leave"
-
-
-class ExclusiveMode(StrEnum):
-    """What the administrator says about exclusive cpusets (DESIGN D9)."""
-
-    AUTO = "auto"
-    ALWAYS = "always"
-    NEVER = "never"
-
-
-class OverheadKind(StrEnum):
-    """Where threads that are not vCPUs go (DESIGN D11). LEAVE: they are not touched."""
-
-    AUTO = "auto"
-    SANDBOX = "sandbox"
-    HOUSEKEEPING = "housekeeping"
-    RESERVE = "reserve"
-    CPUS = "cpus"
-    LEAVE = "leave"
-
-
-@dataclass(frozen=True, slots=True)
-class Overhead:
-    """One overhead setting: `reserve` carries k, `cpus` the list."""
-
-    kind: OverheadKind = OverheadKind.AUTO
-    reserve: int = 0
-    cpus: CpuSet = EMPTY
-
-    def __str__(self) -> str:
-        if self.kind is OverheadKind.RESERVE:
-            return f"reserve:{self.reserve}"
-        return str(self.cpus) if self.kind is OverheadKind.CPUS else self.kind.value
-
-
 class Provenance(StrEnum):
     """How it is known that a container's CPUs are exclusive, or are not (DESIGN D9)."""
 

@@ -23,7 +23,7 @@ from typing import Final
 from asyncinotify import Inotify, Mask
 
 from kata_pin.errors import ParseError, StateError
-from kata_pin.model.alloc import CpuClass
+from kata_pin.model.settings import CpuClass
 from kata_pin.owned_file import FileRefused, read_owned
 from kata_pin.wire.orders import MAX_BYTES, parse_orders, render_orders
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kata_pin.errors import ParseError
-from kata_pin.model.alloc import CpuClass
+from kata_pin.model.settings import CpuClass
 from kata_pin.wire.ids import is_id, is_name
 
 MAX_BYTES: Final = 1 << 20

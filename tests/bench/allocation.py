@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
-from kata_pin.model.alloc import ManagerPolicy
+from kata_pin.model.settings import ManagerPolicy
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.kubelet import take
 from kata_pin.policy.alloc.options import StaticOptions

@@ -13,17 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from kata_pin.model.alloc import (
-    POLICY_KEY,
-    AllocSettings,
-    AllocState,
-    AllowRule,
-    ContainerRequest,
-    ManagerPolicy,
-    PodRequest,
-    Qos,
-)
+from kata_pin.model.alloc import POLICY_KEY, AllocState, ContainerRequest, PodRequest, Qos
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
+from kata_pin.model.settings import AllocSettings, AllowRule, ManagerPolicy
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.failure import AllocError
 from kata_pin.policy.alloc.hints import choose

@@ -13,16 +13,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kata_pin.model.alloc import (
-    AllocSettings,
-    AllocState,
-    ContainerRequest,
-    CpuClass,
-    Eligibility,
-    Grant,
-    VmSettings,
-)
+from kata_pin.model.alloc import AllocState, ContainerRequest, Grant
 from kata_pin.model.cpuset import CpuSet, union
+from kata_pin.model.settings import AllocSettings, CpuClass, Eligibility, VmSettings
 from kata_pin.policy.alloc.handover import (
     Once,
     after_pass,

@@ -19,22 +19,18 @@ from hypothesis.stateful import (
 from kata_pin.daemon.allocation.checked_policy import CheckedPolicy
 from kata_pin.model.alloc import (
     POLICY_KEY,
-    AllocSettings,
     AllocState,
-    AllowRule,
     ContainerRequest,
-    CpuClass,
     Decision,
-    Eligibility,
     Grant,
     GrantKind,
     PodRequest,
     Qos,
     RefusalKind,
     Running,
-    VmSettings,
 )
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
+from kata_pin.model.settings import AllocSettings, AllowRule, CpuClass, Eligibility, VmSettings
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.policies import BUILTIN, create
 from kata_pin.policy.alloc.policy import Policy

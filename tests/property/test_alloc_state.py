@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kata_pin.model.alloc import ManagerPolicy
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
+from kata_pin.model.settings import ManagerPolicy
 from kata_pin.policy.alloc.choice import KubeletChoice
 from kata_pin.policy.alloc.failure import AllocError
 from kata_pin.policy.alloc.hints import choose

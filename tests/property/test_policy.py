@@ -9,9 +9,16 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
-from kata_pin.model.node import Node, PlacementSettings
-from kata_pin.model.placement import ExclusiveMode, Overhead, OverheadKind, Placement, VcpuMode
+from kata_pin.model.node import Node
+from kata_pin.model.placement import Placement
 from kata_pin.model.sandbox import Container, ContainerState, GuestTopology, Sandbox
+from kata_pin.model.settings import (
+    ExclusiveMode,
+    Overhead,
+    OverheadKind,
+    PlacementSettings,
+    VcpuMode,
+)
 from kata_pin.model.thread import Role, RoleSource, Thread, ThreadRole
 from kata_pin.model.topology import HostTopology, flat
 from kata_pin.policy.explain.sandbox import explain

@@ -14,8 +14,9 @@ from kata_pin.daemon.allocation.policies import make_policy
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.grants import AllocStore
-from kata_pin.model.alloc import AllowRule, ContainerRequest, CpuClass, Eligibility, PodRequest
+from kata_pin.model.alloc import ContainerRequest, PodRequest
 from kata_pin.model.node import KubeletState, Node
+from kata_pin.model.settings import AllowRule, CpuClass, Eligibility
 from kata_pin.model.topology import HostTopology, flat
 from kata_pin.policy.alloc.allotment import vm_of
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kata_pin.model.alloc import ContainerRequest, CpuClass, PodRequest, Qos
+from kata_pin.model.alloc import ContainerRequest, PodRequest, Qos
+from kata_pin.model.settings import CpuClass
 
 NAMESPACE = "shop"
 

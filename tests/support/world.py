@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.node import KubeletState, Node, PlacementSettings
-from kata_pin.model.placement import Overhead, OverheadKind, Placement
+from kata_pin.model.node import KubeletState, Node
+from kata_pin.model.placement import Placement
 from kata_pin.model.sandbox import (
     Container,
     ContainerKind,
@@ -17,6 +17,7 @@ from kata_pin.model.sandbox import (
     Vmm,
     VmmKind,
 )
+from kata_pin.model.settings import Overhead, OverheadKind, PlacementSettings
 from kata_pin.model.thread import (
     ProcessKey,
     Role,

@@ -15,8 +15,8 @@ import click
 from kata_pin.cli.options import Session, global_options
 from kata_pin.cli.render import screen
 from kata_pin.errors import KataPinError
-from kata_pin.model.alloc import CpuClass
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.settings import CpuClass
 
 MAX_CPUS: Final = 8192
 

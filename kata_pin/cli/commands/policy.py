@@ -39,7 +39,7 @@ def set_(session: Session, pod: str, cpus: str) -> None:
 
     POD is namespace/name, or for a pod that runs its name or the start of its sandbox id.
     """
-    from kata_pin.model.alloc import CpuClass
+    from kata_pin.model.settings import CpuClass
 
     key = _key(session, pod)
     orders = _file(session).change(lambda known: known.update({key: CpuClass(cpus)}))

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from kata_pin.cli.reports.shape import VERSION, Json
-from kata_pin.model.alloc import ContainerRequest, CpuClass, PodRequest, Qos
+from kata_pin.model.alloc import ContainerRequest, PodRequest, Qos
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.node import KubeletState
+from kata_pin.model.settings import CpuClass
 from kata_pin.policy.alloc.kubelet_convert import as_kubelet, from_kubelet
 from kata_pin.policy.alloc.policy import Policy
 

@@ -18,7 +18,6 @@ from kata_pin.model.alloc import (
     AllocState,
     Candidate,
     ContainerRequest,
-    CpuClass,
     Decision,
     Grant,
     GrantKind,
@@ -27,6 +26,7 @@ from kata_pin.model.alloc import (
     Qos,
 )
 from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.settings import CpuClass
 from kata_pin.policy.alloc.policy import Policy
 
 ID: Final = "what-if"

@@ -29,7 +29,6 @@ from kata_pin.errors import KataPinError
 from kata_pin.model.alloc import (
     AllocState,
     ContainerRequest,
-    CpuClass,
     Decision,
     Grant,
     GrantKind,
@@ -43,6 +42,7 @@ from kata_pin.model.cpuset import CpuSet, union
 from kata_pin.model.node import Node
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.sandbox import Container, ContainerKind
+from kata_pin.model.settings import CpuClass
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.allotment import (
     Allotment,

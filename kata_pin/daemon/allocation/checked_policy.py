@@ -12,15 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from kata_pin.model.alloc import (
-    AllocSettings,
-    AllocState,
-    ContainerRequest,
-    Decision,
-    Refusal,
-    Running,
-)
+from kata_pin.model.alloc import AllocState, ContainerRequest, Decision, Refusal, Running
 from kata_pin.model.placement import Note, NoteLevel
+from kata_pin.model.settings import AllocSettings
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.invariants import Expected, Soundness, ended, in_pool, over, without
 from kata_pin.policy.alloc.policy import Policy

@@ -10,16 +10,10 @@ from __future__ import annotations
 from typing import Final
 
 from kata_pin.errors import ParseError
-from kata_pin.model.alloc import (
-    PERIOD_US,
-    ContainerRequest,
-    CpuClass,
-    PodRequest,
-    Qos,
-    millis_of_shares,
-)
+from kata_pin.model.alloc import PERIOD_US, ContainerRequest, PodRequest, Qos, millis_of_shares
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.sandbox import Container
+from kata_pin.model.settings import CpuClass
 from kata_pin.policy.alloc.allotment import vm_of
 from kata_pin.policy.placement.exclusive import pooled
 from kata_pin.wire.allocator_state import MAX_MILLIS

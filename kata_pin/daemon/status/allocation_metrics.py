@@ -13,7 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.delivery import Delivery
 from kata_pin.daemon.allocation.push import CRI, NRI, Pushing
-from kata_pin.model.alloc import CpuClass, RefusalKind
+from kata_pin.model.alloc import RefusalKind
+from kata_pin.model.settings import CpuClass
 
 
 def alloc_metrics(allocator: Allocator, delivery: Delivery, pushing: Pushing) -> Iterator[Metric]:

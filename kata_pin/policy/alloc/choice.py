@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from kata_pin.errors import ConfigError
-from kata_pin.model.alloc import AllocState, Candidate, ManagerPolicy
+from kata_pin.model.alloc import AllocState, Candidate
 from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.settings import ManagerPolicy
 from kata_pin.policy.alloc.accumulator import Accumulator
 from kata_pin.policy.alloc.failure import AllocError, AllocFailure
 from kata_pin.policy.alloc.hints import MAX_NODES, choose, make_hints

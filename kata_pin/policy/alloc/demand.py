@@ -10,18 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kata_pin.model.alloc import (
-    CRANE_KEY,
-    FAIL_KEY,
-    POLICY_KEY,
-    AllocSettings,
-    ContainerRequest,
-    CpuClass,
-    Eligibility,
-    PodRequest,
-    Qos,
-)
+from kata_pin.model.alloc import CRANE_KEY, FAIL_KEY, POLICY_KEY, ContainerRequest, PodRequest, Qos
 from kata_pin.model.placement import Note, NoteLevel
+from kata_pin.model.settings import AllocSettings, CpuClass, Eligibility
 
 STRICT: Final = "strict"
 BEST_EFFORT: Final = "best-effort"

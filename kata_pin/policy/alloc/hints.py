@@ -11,8 +11,8 @@ from itertools import combinations
 from typing import Final
 
 from kata_pin.errors import ConfigError
-from kata_pin.model.alloc import ManagerPolicy
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.settings import ManagerPolicy
 from kata_pin.policy.alloc.topology import Machine
 
 MAX_NODES: Final = 8

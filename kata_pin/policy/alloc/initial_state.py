@@ -5,8 +5,9 @@ Pure. Out of scope: who gets them.
 
 from __future__ import annotations
 
-from kata_pin.model.alloc import AllocSettings, AllocState
+from kata_pin.model.alloc import AllocState
 from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.settings import AllocSettings
 from kata_pin.model.topology import HostTopology
 
 

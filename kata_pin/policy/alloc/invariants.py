@@ -14,10 +14,8 @@ from types import UnionType
 from typing import Final, TypeAlias
 
 from kata_pin.model.alloc import (
-    AllocSettings,
     AllocState,
     ContainerRequest,
-    CpuClass,
     Decision,
     Grant,
     GrantKind,
@@ -27,6 +25,7 @@ from kata_pin.model.alloc import (
 )
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import Note, NoteLevel
+from kata_pin.model.settings import AllocSettings, CpuClass
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.initial_state import initial_state
 

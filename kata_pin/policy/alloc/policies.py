@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from kata_pin.errors import ConfigError
-from kata_pin.model.alloc import AllocSettings, ManagerPolicy
+from kata_pin.model.settings import AllocSettings, ManagerPolicy
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.choice import Choice, KubeletChoice
 from kata_pin.policy.alloc.demand import annotated_demand, static_demand, topology_demand

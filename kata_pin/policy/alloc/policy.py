@@ -11,15 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
-from kata_pin.model.alloc import (
-    AllocSettings,
-    AllocState,
-    Candidate,
-    ContainerRequest,
-    Decision,
-    Refusal,
-    Running,
-)
+from kata_pin.model.alloc import AllocState, Candidate, ContainerRequest, Decision, Refusal, Running
+from kata_pin.model.settings import AllocSettings
 from kata_pin.model.topology import HostTopology
 
 GROUP: Final = "kata_pin.policies"

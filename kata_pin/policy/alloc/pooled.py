@@ -15,21 +15,19 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from kata_pin.model.alloc import (
-    AllocSettings,
     AllocState,
     Candidate,
     ContainerRequest,
-    CpuClass,
     Decision,
     Grant,
     GrantKind,
-    ManagerPolicy,
     Refusal,
     RefusalKind,
     Running,
 )
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.placement import Note
+from kata_pin.model.settings import AllocSettings, CpuClass, ManagerPolicy
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.alignment import in_whole_cores, whole_cores
 from kata_pin.policy.alloc.choice import Choice

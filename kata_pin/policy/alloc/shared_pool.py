@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from kata_pin.model.alloc import AllocState, CpuClass, Grant, GrantKind
+from kata_pin.model.alloc import AllocState, Grant, GrantKind
 from kata_pin.model.cpuset import CpuSet, union
+from kata_pin.model.settings import CpuClass
 
 
 def settled(state: AllocState) -> AllocState:

@@ -12,16 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kata_pin.model.alloc import (
-    AllocSettings,
-    AllocState,
-    ContainerRequest,
-    CpuClass,
-    Grant,
-    GrantKind,
-    PodRequest,
-)
+from kata_pin.model.alloc import AllocState, ContainerRequest, Grant, GrantKind, PodRequest
 from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.settings import AllocSettings, CpuClass
 
 
 def vcpus(members: Sequence[Grant], default_vcpus: int) -> int:

@@ -22,8 +22,9 @@ from typing import Final
 
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.node import KubeletState, Node
-from kata_pin.model.placement import Claim, ExclusiveMode, Provenance
+from kata_pin.model.placement import Claim, Provenance
 from kata_pin.model.sandbox import Container, ContainerKind
+from kata_pin.model.settings import ExclusiveMode
 
 DEFAULT_PERIOD_US: Final = 100_000
 """CFS period when config.json names none (sched-bwc.rst of the kernel)."""

@@ -11,7 +11,8 @@ from enum import StrEnum
 from typing import Final
 
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.placement import Note, NoteLevel, Overhead
+from kata_pin.model.placement import Note, NoteLevel
+from kata_pin.model.settings import Overhead
 
 DEFAULT_VCPUS_ANNOTATION: Final = "io.katacontainers.config.hypervisor.default_vcpus"
 QUOTA_GATE: Final = "kubelet feature gate DisableCPUQuotaWithExclusiveCPUs"

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.model.node import Node, PlacementSettings
-from kata_pin.model.placement import Overhead, OverheadKind, SandboxMask
+from kata_pin.model.node import Node
+from kata_pin.model.placement import SandboxMask
+from kata_pin.model.settings import Overhead, OverheadKind, PlacementSettings
 from kata_pin.model.thread import Task, Thread, ThreadRole
 from kata_pin.policy.placement.want import Kind, Want
 

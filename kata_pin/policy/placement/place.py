@@ -13,15 +13,9 @@ from typing import NamedTuple
 
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.node import Node
-from kata_pin.model.placement import (
-    Desired,
-    Note,
-    OverheadKind,
-    Placement,
-    SandboxMask,
-    VcpuMode,
-)
+from kata_pin.model.placement import Desired, Note, Placement, SandboxMask
 from kata_pin.model.sandbox import Sandbox
+from kata_pin.model.settings import OverheadKind, VcpuMode
 from kata_pin.model.thread import Thread, ThreadKey, ThreadRole
 from kata_pin.policy.placement import notes
 from kata_pin.policy.placement.fallback import fit

@@ -11,15 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.model.node import Node, PlacementSettings
-from kata_pin.model.placement import (
-    Action,
-    Desired,
-    OverheadKind,
-    Placement,
-    SandboxMask,
-    VcpuMode,
-)
+from kata_pin.model.node import Node
+from kata_pin.model.placement import Action, Desired, Placement, SandboxMask
+from kata_pin.model.settings import OverheadKind, PlacementSettings, VcpuMode
 from kata_pin.model.thread import Thread, ThreadKey, ThreadRole
 from kata_pin.policy.placement import notes
 from kata_pin.policy.placement.fallback import within

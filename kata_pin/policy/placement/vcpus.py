@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from kata_pin.model.cpuset import EMPTY
 from kata_pin.model.node import Node
-from kata_pin.model.placement import Note, OverheadKind, SandboxMask, VcpuMode
+from kata_pin.model.placement import Note, SandboxMask
 from kata_pin.model.sandbox import ContainerKind, GuestTopology, Sandbox
+from kata_pin.model.settings import OverheadKind, VcpuMode
 from kata_pin.model.thread import Thread, ThreadKey, ThreadRole
 from kata_pin.policy.placement import notes
 from kata_pin.policy.placement.mask import counted

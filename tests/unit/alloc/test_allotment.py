@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kata_pin.model.alloc import AllocState, CpuClass, Grant, GrantKind
+from kata_pin.model.alloc import AllocState, Grant, GrantKind
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.sandbox import Container, ContainerKind
+from kata_pin.model.settings import CpuClass
 from kata_pin.policy.alloc.allotment import allot, nothing_allotted
 from kata_pin.policy.placement.mask import sandbox_mask
 from tests.support.allotted import request

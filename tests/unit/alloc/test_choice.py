@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kata_pin.errors import ConfigError
-from kata_pin.model.alloc import AllocSettings, ManagerPolicy, RefusalKind
+from kata_pin.model.alloc import RefusalKind
 from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.settings import AllocSettings, ManagerPolicy
 from kata_pin.policy.alloc.choice import KubeletChoice
 from kata_pin.policy.alloc.failure import AllocError
 from kata_pin.policy.alloc.options import StaticOptions

@@ -8,14 +8,11 @@ from kata_pin.model.alloc import (
     CRANE_KEY,
     FAIL_KEY,
     POLICY_KEY,
-    AllocSettings,
-    AllowRule,
     ContainerRequest,
-    CpuClass,
-    Eligibility,
     Qos,
     millis_of_shares,
 )
+from kata_pin.model.settings import AllocSettings, AllowRule, CpuClass, Eligibility
 from kata_pin.policy.alloc.demand import (
     annotated_demand,
     chosen_class,

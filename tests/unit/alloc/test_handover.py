@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from kata_pin.model.alloc import (
-    POLICY_KEY,
-    AllocSettings,
-    AllocState,
-    AllowRule,
-    ContainerRequest,
-    Eligibility,
-)
+from kata_pin.model.alloc import POLICY_KEY, AllocState, ContainerRequest
+from kata_pin.model.settings import AllocSettings, AllowRule, Eligibility
 from kata_pin.policy.alloc.handover import (
     Once,
     after_pass,

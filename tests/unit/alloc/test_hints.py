@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kata_pin.errors import ConfigError
-from kata_pin.model.alloc import ManagerPolicy
 from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.settings import ManagerPolicy
 from kata_pin.policy.alloc.hints import Affinity, Hint, choose, make_hints
 from kata_pin.policy.alloc.topology import Machine
 from tests.support.machines import Shape, host

@@ -13,22 +13,18 @@ import pytest
 
 from kata_pin.model.alloc import (
     POLICY_KEY,
-    AllocSettings,
     AllocState,
-    AllowRule,
     ContainerRequest,
-    CpuClass,
     Decision,
-    Eligibility,
     Grant,
     GrantKind,
     Qos,
     Refusal,
     RefusalKind,
-    VmSettings,
 )
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import Note
+from kata_pin.model.settings import AllocSettings, AllowRule, CpuClass, Eligibility, VmSettings
 from kata_pin.model.topology import flat
 from kata_pin.policy.alloc.invariants import Expected, Soundness, ended, in_pool, over, without
 from kata_pin.policy.alloc.policies import create

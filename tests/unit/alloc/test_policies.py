@@ -10,18 +10,15 @@ from kata_pin.errors import ConfigError
 from kata_pin.model.alloc import (
     FAIL_KEY,
     POLICY_KEY,
-    AllocSettings,
     AllocState,
-    AllowRule,
     ContainerRequest,
-    CpuClass,
     Decision,
-    Eligibility,
     Refusal,
     RefusalKind,
 )
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.node import KubeletState
+from kata_pin.model.settings import AllocSettings, AllowRule, CpuClass, Eligibility
 from kata_pin.policy.alloc.policies import BUILTIN, create
 from kata_pin.policy.alloc.policy import Policy
 from kata_pin.policy.alloc.refusals import other_owner

@@ -6,20 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from kata_pin.model.alloc import (
-    POLICY_KEY,
-    AllocSettings,
-    AllocState,
-    AllowRule,
-    ContainerRequest,
-    CpuClass,
-    Eligibility,
-    GrantKind,
-    Running,
-    VmSettings,
-)
+from kata_pin.model.alloc import POLICY_KEY, AllocState, ContainerRequest, GrantKind, Running
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.node import KubeletState
+from kata_pin.model.settings import AllocSettings, AllowRule, CpuClass, Eligibility, VmSettings
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.kubelet_convert import as_kubelet, from_kubelet
 from kata_pin.policy.alloc.policies import BUILTIN, create

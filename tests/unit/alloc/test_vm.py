@@ -6,17 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kata_pin.model.alloc import (
-    AllocSettings,
-    AllocState,
-    ContainerRequest,
-    CpuClass,
-    Eligibility,
-    GrantKind,
-    RefusalKind,
-    VmSettings,
-)
+from kata_pin.model.alloc import AllocState, ContainerRequest, GrantKind, RefusalKind
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.settings import AllocSettings, CpuClass, Eligibility, VmSettings
 from kata_pin.policy.alloc.policies import BUILTIN, create
 from kata_pin.policy.alloc.vm import vcpus
 from tests.support.machines import Shape, host

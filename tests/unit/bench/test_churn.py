@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kata_pin.errors import ConfigError
-from kata_pin.model.alloc import ManagerPolicy
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.settings import ManagerPolicy
 from kata_pin.policy.alloc.options import StaticOptions
 from tests.bench import churn
 from tests.support.machines import Shape, host, server

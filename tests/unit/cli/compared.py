@@ -5,8 +5,8 @@ from typing import Final
 from kata_pin.cli.reports.comparison import comparison, taken_over
 from kata_pin.cli.reports.shape import Json
 from kata_pin.cli.reports.whatif import state_of
-from kata_pin.model.alloc import AllocSettings
 from kata_pin.model.node import KubeletState
+from kata_pin.model.settings import AllocSettings
 from kata_pin.policy.alloc.kubelet_convert import as_kubelet
 from kata_pin.policy.alloc.policies import create
 from tests.support.world import cpus

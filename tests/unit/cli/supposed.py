@@ -4,8 +4,8 @@ from typing import Final
 
 from kata_pin.cli.reports.shape import Json
 from kata_pin.cli.reports.whatif import Question, answer, occupied
-from kata_pin.model.alloc import AllocSettings, CpuClass
 from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.settings import AllocSettings, CpuClass
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.policies import create
 from tests.support.machines import Shape, host

@@ -9,7 +9,7 @@ from kata_pin.config import Config, Mode, from_text, load
 from kata_pin.config.file import MAX_BYTES
 from kata_pin.errors import ConfigError
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.placement import ExclusiveMode, Overhead, OverheadKind, VcpuMode
+from kata_pin.model.settings import ExclusiveMode, Overhead, OverheadKind, VcpuMode
 from kata_pin.model.thread import ThreadRole
 from kata_pin.policy.placement.overhead import setting_for
 

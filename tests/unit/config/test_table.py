@@ -14,7 +14,7 @@ from kata_pin.config.row import METADATA
 from kata_pin.config.table import BY_KEY, SECTIONS, SETTINGS, Setting, flow
 from kata_pin.config.text import as_data, as_yaml, sample
 from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.model.placement import ExclusiveMode, Overhead, OverheadKind
+from kata_pin.model.settings import ExclusiveMode, Overhead, OverheadKind
 from kata_pin.model.thread import ThreadRole
 
 KEYS = pytest.mark.parametrize("entry", SETTINGS, ids=lambda entry: entry.key)

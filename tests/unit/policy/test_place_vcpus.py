@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kata_pin.model.node import PlacementSettings
-from kata_pin.model.placement import VcpuMode
 from kata_pin.model.sandbox import Container
+from kata_pin.model.settings import PlacementSettings, VcpuMode
 from kata_pin.model.thread import Thread, ThreadRole
 from kata_pin.model.topology import flat
 from kata_pin.policy.placement.place import pairs, place

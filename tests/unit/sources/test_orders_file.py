@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kata_pin.errors import StateError
-from kata_pin.model.alloc import CpuClass
+from kata_pin.model.settings import CpuClass
 from kata_pin.sources.orders import Orders, OrdersFile
 
 

@@ -9,16 +9,9 @@ from typing import Any
 import pytest
 
 from kata_pin.errors import ParseError
-from kata_pin.model.alloc import (
-    AllocState,
-    ContainerRequest,
-    CpuClass,
-    Grant,
-    GrantKind,
-    PodRequest,
-    Qos,
-)
+from kata_pin.model.alloc import AllocState, ContainerRequest, Grant, GrantKind, PodRequest, Qos
 from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.settings import CpuClass
 from kata_pin.wire.allocator_state import dump_state, parse_state
 
 POD = PodRequest(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kata_pin.errors import ParseError
-from kata_pin.model.alloc import CpuClass
+from kata_pin.model.settings import CpuClass
 from kata_pin.wire import orders
 from kata_pin.wire.orders import is_pod, parse_orders, render_orders
 

@@ -16,10 +16,11 @@ from kata_pin.daemon.allocation.plugin_conflicts import EXPIRY_S, PODS, PluginCo
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.errors import StateError
-from kata_pin.model.alloc import AllocState, CpuClass, Guarantee, RefusalKind, Running
+from kata_pin.model.alloc import AllocState, Guarantee, RefusalKind, Running
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState
 from kata_pin.model.sandbox import Container, ContainerState
+from kata_pin.model.settings import CpuClass
 from kata_pin.model.topology import flat
 from tests.support.allotted import Host, Moves, allocator, request
 from tests.support.world import cpus, without

@@ -14,10 +14,11 @@ from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.grants import AllocStore
-from kata_pin.model.alloc import AllocState, CpuClass, Decision, Running
+from kata_pin.model.alloc import AllocState, Decision, Running
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import Note
 from kata_pin.model.sandbox import Container, ContainerState
+from kata_pin.model.settings import CpuClass
 from kata_pin.model.topology import flat
 from kata_pin.policy.alloc.policies import create
 from kata_pin.policy.alloc.policy import Policy

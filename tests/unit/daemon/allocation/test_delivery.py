@@ -9,8 +9,9 @@ import pytest
 
 from kata_pin.daemon.allocation.delivery import Delivery, written
 from kata_pin.errors import KataPinError
-from kata_pin.model.alloc import AllocState, ContainerRequest, CpuClass, Grant, GrantKind
+from kata_pin.model.alloc import AllocState, ContainerRequest, Grant, GrantKind
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.settings import CpuClass
 from kata_pin.wire.nri.replies import Cpuset, Update
 from tests.support.allotted import request
 from tests.support.world import cpus

@@ -22,10 +22,11 @@ from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.service.compose import Parts
 from kata_pin.daemon.store.database import Registry
 from kata_pin.errors import StateError, VmmError
-from kata_pin.model.alloc import CpuClass, Guarantee
+from kata_pin.model.alloc import Guarantee
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState
 from kata_pin.model.sandbox import Container, ContainerState
+from kata_pin.model.settings import CpuClass
 from kata_pin.model.topology import flat
 from kata_pin.sources.nri_listener import CreationRefused
 from kata_pin.wire.nri.messages import Event, EventKind, Pod, PodContainer, Snapshot

@@ -18,8 +18,8 @@ from kata_pin.daemon.allocation import slowness
 from kata_pin.daemon.allocation.delivery import Delivery
 from kata_pin.daemon.allocation.push import Pushing
 from kata_pin.daemon.store.database import Registry
-from kata_pin.model.alloc import CpuClass
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.settings import CpuClass
 from kata_pin.sources.nri import NriPlugin
 from kata_pin.sources.updater import ContainerUnknown, RuntimeUnavailable, UpdateRefused
 from kata_pin.wire.nri.replies import Cpuset

@@ -13,9 +13,10 @@ from kata_pin.daemon.allocation.requests import (
     request_of_record,
     with_asked,
 )
-from kata_pin.model.alloc import AllocState, CpuClass, Grant, Qos
+from kata_pin.model.alloc import AllocState, Grant, Qos
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.sandbox import Container
+from kata_pin.model.settings import CpuClass
 from kata_pin.policy.alloc.allotment import sandbox_of
 from kata_pin.wire.allocator_state import dump_state, parse_state
 from kata_pin.wire.nri.messages import Pod, PodContainer

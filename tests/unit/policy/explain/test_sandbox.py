@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kata_pin.model.node import Node, PlacementSettings
+from kata_pin.model.node import Node
 from kata_pin.model.sandbox import ContainerState, Sandbox
+from kata_pin.model.settings import PlacementSettings
 from kata_pin.model.thread import Thread
 from kata_pin.policy.explain.sandbox import explain
 from kata_pin.policy.placement.place import place

@@ -8,9 +8,8 @@ import pytest
 
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.guestmap import GuestCpuset, GuestFacts
-from kata_pin.model.node import PlacementSettings
-from kata_pin.model.placement import VcpuMode
 from kata_pin.model.sandbox import Container, ContainerState, GuestTopology
+from kata_pin.model.settings import PlacementSettings, VcpuMode
 from kata_pin.model.thread import Thread
 from kata_pin.policy.guest.cpus import guest_cpusets, guest_steps
 from kata_pin.policy.guest.map import guest_map

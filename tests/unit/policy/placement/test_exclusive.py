@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.model.node import KubeletState, Node, PlacementSettings
-from kata_pin.model.placement import ExclusiveMode, Provenance
+from kata_pin.model.node import KubeletState, Node
+from kata_pin.model.placement import Provenance
 from kata_pin.model.sandbox import Container
+from kata_pin.model.settings import ExclusiveMode, PlacementSettings
 from kata_pin.model.topology import flat
 from kata_pin.policy.placement.exclusive import claims, pooled
 from tests.support.world import cpus, exclusive, kubelet, pause, shared

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kata_pin.model.node import PlacementSettings
+from kata_pin.model.settings import PlacementSettings
 from kata_pin.model.thread import ThreadRole
 from kata_pin.model.topology import flat
 from kata_pin.policy.placement.fallback import Step, within

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kata_pin.model.node import PlacementSettings
-from kata_pin.model.placement import VcpuMode
+from kata_pin.model.settings import PlacementSettings, VcpuMode
 from kata_pin.model.thread import Thread, ThreadRole
 from kata_pin.model.topology import flat
 from kata_pin.policy.placement.place import place

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kata_pin.model.node import Node, PlacementSettings
+from kata_pin.model.node import Node
 from kata_pin.model.sandbox import Container, ContainerState
+from kata_pin.model.settings import PlacementSettings
 from kata_pin.policy.placement.mask import sandbox_mask
 from tests.support.world import cpus, exclusive, kubelet, node, pause, sandbox, shared
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kata_pin.model.node import Node, PlacementSettings
+from kata_pin.model.node import Node
 from kata_pin.model.sandbox import Container
+from kata_pin.model.settings import PlacementSettings
 from kata_pin.model.thread import ThreadRole
 from kata_pin.policy.placement.overhead import reserve_size, setting_for
 from kata_pin.policy.placement.place import place

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kata_pin.model.node import PlacementSettings
-from kata_pin.model.placement import VcpuMode
+from kata_pin.model.settings import PlacementSettings, VcpuMode
 from kata_pin.model.thread import ThreadRole
 from kata_pin.model.topology import flat
 from kata_pin.policy.placement.place import place

@@ -1,0 +1,169 @@
+"""What the administrator chooses for placement and allocation; config/ makes these values.
+
+Apart from the rest of the model, so that reading the configuration loads little else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.thread import ThreadRole
+
+if TYPE_CHECKING:
+    from kata_pin.model.alloc import PodRequest
+
+
+class VcpuMode(StrEnum):
+    """How vCPU threads are placed (DESIGN D10)."""
+
+    PAIR = "pair"
+    FLOAT = "float"
+    LEAVE = "leave"
+
+
+class ExclusiveMode(StrEnum):
+    """What the administrator says about exclusive cpusets (DESIGN D9)."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class OverheadKind(StrEnum):
+    """Where threads that are not vCPUs go (DESIGN D11). LEAVE: they are not touched."""
+
+    AUTO = "auto"
+    SANDBOX = "sandbox"
+    HOUSEKEEPING = "housekeeping"
+    RESERVE = "reserve"
+    CPUS = "cpus"
+    LEAVE = "leave"
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """One overhead setting: `reserve` carries k, `cpus` the list."""
+
+    kind: OverheadKind = OverheadKind.AUTO
+    reserve: int = 0
+    cpus: CpuSet = EMPTY
+
+    def __str__(self) -> str:
+        if self.kind is OverheadKind.RESERVE:
+            return f"reserve:{self.reserve}"
+        return str(self.cpus) if self.kind is OverheadKind.CPUS else self.kind.value
+
+
+@dataclass(frozen=True)
+class PlacementSettings:
+    """The settings that placement depends on (config/ has the table).
+
+    `overhead_roles` overrides `overhead` for a role. `exclusive_handlers` overrides `exclusive`
+    for a runtime handler. `stopped_counts` is the setting `kata` of DESIGN D8: a container counts
+    until it is deleted.
+    """
+
+    vcpus: VcpuMode = VcpuMode.PAIR
+    overhead: Overhead = field(default_factory=Overhead)
+    overhead_roles: Mapping[ThreadRole, Overhead] = field(default_factory=dict)
+    exclusive: ExclusiveMode = ExclusiveMode.AUTO
+    exclusive_handlers: Mapping[str, ExclusiveMode] = field(default_factory=dict)
+    housekeeping: CpuSet = EMPTY
+    stopped_counts: bool = False
+
+
+class CpuClass(StrEnum):
+    """How a container has its CPUs.
+
+    NONE: those of the shared pool, whatever they are at the moment. SHARE: CPUs of its own choice
+    that stay in the shared pool, so that others may run there too. EXCLUSIVE: nobody else's.
+    """
+
+    NONE = "none"
+    SHARE = "share"
+    EXCLUSIVE = "exclusive"
+
+
+class Eligibility(StrEnum):
+    """Who can have CPUs of its own; all need a whole number of CPUs.
+
+    KUBELET: containers of Guaranteed pods. RELAXED (Crane): a container whose CPU limit equals its
+    CPU request, whatever the other containers of its pod have.
+    """
+
+    KUBELET = "kubelet"
+    RELAXED = "relaxed"
+
+
+class ManagerPolicy(StrEnum):
+    """The policies of the kubelet's topology manager, with CPUs as its only resource."""
+
+    NONE = "none"
+    BEST_EFFORT = "best-effort"
+    RESTRICTED = "restricted"
+    SINGLE_NUMA_NODE = "single-numa-node"
+
+
+@dataclass(frozen=True, slots=True)
+class AllowRule:
+    """Pods that may choose by annotation; the patterns know `*` and `?` (shell style)."""
+
+    namespace: str = "*"
+    handler: str = "*"
+    classes: frozenset[CpuClass] = frozenset({CpuClass.SHARE, CpuClass.EXCLUSIVE})
+
+    def allows(self, pod: PodRequest, cpu_class: CpuClass) -> bool:
+        """Return whether this rule lets the pod have CPUs in this way."""
+        return (
+            cpu_class in self.classes
+            and fnmatchcase(pod.namespace, self.namespace)
+            and fnmatchcase(pod.handler, self.handler)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VmSettings:
+    """What stands behind a Kata pod beside its containers' vCPUs.
+
+    `default_vcpus` is Kata's setting: a VM has so many vCPUs more than its containers' limits.
+    `overhead_millis` is counted for a pod that tells no overhead. `own_cpus` above 0 gives each VM
+    with exclusive CPUs so many more for its overhead threads and surplus vCPUs; else they run in
+    the housekeeping pool, or in the shared pool if there is none.
+    """
+
+    default_vcpus: int = 1
+    overhead_millis: int = 250
+    own_cpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AllocSettings:
+    """The administrator's settings.
+
+    `cpus` are those that may be used at all, None: those online and not isolated by the kernel.
+    `reserved` are never given to one container; `strict_reserved` keeps them out of the shared pool
+    too. `shared_min` is the least the shared pool may have, None: one core. `options` are those of
+    the kubelet's static policy by their names (policy/alloc/options), and `manager` stands for the
+    topology manager beside it. `allow` are the rules for annotations. `strict`: who cannot be
+    served is refused. `pin_memory`: grants name memory nodes. `max_sharers`: how many SHARE
+    containers may choose the same CPU.
+    """
+
+    cpus: CpuSet | None = None
+    reserved: CpuSet = EMPTY
+    strict_reserved: bool = False
+    housekeeping: CpuSet = EMPTY
+    shared_min: int | None = None
+    eligibility: Eligibility = Eligibility.KUBELET
+    options: Mapping[str, str] = field(default_factory=dict, hash=False)
+    manager: ManagerPolicy = ManagerPolicy.NONE
+    allow: tuple[AllowRule, ...] = ()
+    strict: bool = False
+    vm: VmSettings = VmSettings()
+    pin_memory: bool = False
+    max_sharers: int = 1
