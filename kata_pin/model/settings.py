@@ -9,13 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.thread import ThreadRole
-
-if TYPE_CHECKING:
-    from kata_pin.model.alloc import PodRequest
 
 
 class VcpuMode(StrEnum):
@@ -117,12 +113,12 @@ class AllowRule:
     handler: str = "*"
     classes: frozenset[CpuClass] = frozenset({CpuClass.SHARE, CpuClass.EXCLUSIVE})
 
-    def allows(self, pod: PodRequest, cpu_class: CpuClass) -> bool:
-        """Return whether this rule lets the pod have CPUs in this way."""
+    def allows(self, namespace: str, handler: str, cpu_class: CpuClass) -> bool:
+        """Return whether a pod of this namespace and runtime handler may choose this class."""
         return (
             cpu_class in self.classes
-            and fnmatchcase(pod.namespace, self.namespace)
-            and fnmatchcase(pod.handler, self.handler)
+            and fnmatchcase(namespace, self.namespace)
+            and fnmatchcase(handler, self.handler)
         )
 
 

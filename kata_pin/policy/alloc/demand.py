@@ -115,7 +115,7 @@ def _annotated(
     except ValueError:
         text = f"annotation {key} of pod {pod.title}: {_clipped(value)} is not none, share or "
         return _pooled(f"{text}exclusive: treated as none", "unknown-cpu-policy", notes)
-    allowed = any(rule.allows(pod, chosen) for rule in settings.allow)
+    allowed = any(rule.allows(pod.namespace, pod.handler, chosen) for rule in settings.allow)
     if chosen is not CpuClass.NONE and not allowed:
         text = f"annotation {key} of pod {pod.title}: no allow rule lets it have {chosen} CPUs"
         return _pooled(f"{text}: treated as none", "cpu-policy-not-allowed", notes)

@@ -8,7 +8,6 @@ from kata_pin.config import Config, from_text
 from kata_pin.config.alloc import Alloc, Fail
 from kata_pin.config.text import as_yaml
 from kata_pin.errors import ConfigError
-from kata_pin.model.alloc import PodRequest
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.settings import AllocSettings, AllowRule, CpuClass, Eligibility
 
@@ -54,10 +53,10 @@ def test_rules_for_annotations() -> None:
         "allow: [{namespace: shop}, {handler: 'kata*'}, {namespace: 'a?', classes: [share]}]"
     ).alloc.allow
     assert shop == AllowRule("shop", "*")
-    assert kata.allows(PodRequest("u", "x", "p", "kata-qemu"), CpuClass.EXCLUSIVE)
-    assert not kata.allows(PodRequest("u", "x", "p", "runc"), CpuClass.SHARE)
-    assert share.allows(PodRequest("u", "ab"), CpuClass.SHARE)
-    assert not share.allows(PodRequest("u", "ab"), CpuClass.EXCLUSIVE)
+    assert kata.allows("x", "kata-qemu", CpuClass.EXCLUSIVE)
+    assert not kata.allows("x", "runc", CpuClass.SHARE)
+    assert share.allows("ab", "", CpuClass.SHARE)
+    assert not share.allows("ab", "", CpuClass.EXCLUSIVE)
 
 
 @pytest.mark.parametrize(
