@@ -87,7 +87,7 @@ async def _messages(
             floor.append(timed(lambda: bare(sandbox.pid, frozenset({node.last_cpu}))))
             scatter(tids, everywhere)
             await known.take(_take(daemon, next(message)))
-            daemon._sandboxes.drop(sandbox.id)
+            daemon._passes.drop(sandbox.id)
             scatter(tids, everywhere)
             await fresh.take(_take(daemon, next(message)))
     what = f"{len(tids)} threads"

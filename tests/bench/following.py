@@ -143,7 +143,7 @@ async def _measured(
         await daemon.settle(ids)
         daemon.keep_only(ids)
         watcher = Watcher()
-        daemon._sandboxes._observers = (*daemon._sandboxes._observers, watcher)
+        daemon._passes._observers = (*daemon._passes._observers, watcher)
         return await _rows(Stage(node, daemon, peer, watcher, confined, group), rounds)
 
 

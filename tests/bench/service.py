@@ -115,7 +115,7 @@ class LocalService(Daemon):
     def keep_only(self, ids: Collection[str]) -> None:
         """Forget the sandboxes of others, which every daemon of this machine adopts."""
         for stranger in set(self._sandboxes.ids) - set(ids):
-            self._sandboxes.drop(stranger)
+            self._passes.drop(stranger)
 
 
 @contextlib.asynccontextmanager

@@ -1,7 +1,7 @@
 """The allocator composed with what feeds it and what it moves: NRI, orders, passes.
 
-    allotting = Coordinator(parts)
-    allotting.begin(sandboxes)            # before the first pass
+    allotting = Coordinator(parts, sandboxes)
+    allotting.begin()                     # before the first pass
     await allotting.follow_orders()       # until cancelled; follow_pods and push beside it
     allotting.connected(NriPlugin(..., decider=allotting.decider(intake)))
 
@@ -24,7 +24,7 @@ from kata_pin.daemon.allocation.pending_passes import Moves
 from kata_pin.daemon.allocation.push import Pushing
 from kata_pin.daemon.allocation.restore import give_back, kept
 from kata_pin.daemon.intake.nri_events import NriIntake
-from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.reconcile.ports import PassRequests
 from kata_pin.daemon.service.compose import Parts
 from kata_pin.daemon.status.allocation import allocation_document
 from kata_pin.daemon.status.documents import Json
@@ -51,11 +51,12 @@ GIVE_BACK_S: Final = 5.0
 class Coordinator:
     """Keeps sandboxes, orders and the runtime in step with the allocator."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, sandboxes: PassRequests) -> None:
+        """`sandboxes` gives a pass to those whose CPUs change."""
         self._parts = parts
         self._allocator = parts.allocator
         self._delivery = Delivery(lambda: parts.node.current().topology.online)
-        self._moves = Moves()
+        self._moves = Moves(sandboxes)
         self._pushing = Pushing(
             parts.allocator,
             self._delivery,
@@ -66,9 +67,8 @@ class Coordinator:
         self._orders_problem = ""
         self._pods_problem = ""
 
-    def begin(self, sandboxes: Sandboxes) -> None:
-        """Start deciding; sandboxes whose CPUs change get a pass."""
-        self._moves.begin(sandboxes)
+    def begin(self) -> None:
+        """Start deciding."""
         if not self._allocator.on:
             return
         self._read_orders()

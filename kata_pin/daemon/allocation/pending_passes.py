@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final
 
-from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.reconcile.ports import PassRequests
 from kata_pin.model.pass_outcome import NO_VMM, RELEASED, PassOutcome
 
 PATIENCE_S: Final = 30.0
@@ -19,23 +19,20 @@ PATIENCE_S: Final = 30.0
 class Moves:
     """The sandboxes whose threads may be where they were before the newest decision."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, sandboxes: PassRequests, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`clock` is CLOCK_MONOTONIC, in seconds."""
         self._clock = clock
-        self._sandboxes: Sandboxes | None = None
+        self._sandboxes = sandboxes
         self._tickets: dict[str, int] = {}
         self._stuck: dict[str, float] = {}
-
-    def begin(self, sandboxes: Sandboxes) -> None:
-        """Know the sandboxes; before anything is asked for."""
-        self._sandboxes = sandboxes
 
     def ask(self, sandbox_ids: Collection[str], why: str) -> frozenset[str]:
         """Ask for a pass over each; return those that are not supervised: nothing is pinned there.
 
         A first pass over one of those comes by itself.
         """
-        assert self._sandboxes is not None, "begun"
         here = frozenset(sandbox_ids) & frozenset(self._sandboxes.ids)
         for sandbox_id in here:
             self._tickets[sandbox_id] = self._sandboxes.mark(sandbox_id, f"allocator: {why}")
@@ -64,7 +61,6 @@ class Moves:
 
     async def pass_over(self, sandbox_id: str) -> None:
         """Return when another pass over a sandbox has ended; at once if it is not supervised."""
-        assert self._sandboxes is not None, "begun"
         if sandbox_id in self._sandboxes.ids:
             why = "allocator: its cpuset becomes smaller"
             ticket = self._sandboxes.mark(sandbox_id, why, event=False)
@@ -72,6 +68,5 @@ class Moves:
 
     async def all_ended(self) -> None:
         """Return when the passes asked for until now have ended; the caller has a deadline."""
-        assert self._sandboxes is not None, "begun"
         for sandbox_id, ticket in list(self._tickets.items()):
             await self._sandboxes.settled(sandbox_id, ticket)

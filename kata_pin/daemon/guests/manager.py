@@ -20,6 +20,7 @@ from kata_pin.config.guest import Guest
 from kata_pin.daemon.guests.keeper import Aim, Keeper, Ties
 from kata_pin.daemon.guests.probe import Measuring
 from kata_pin.daemon.guests.status import GuestLook, GuestState, GuestView, look_at_guest
+from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.service.compose import Parts
 from kata_pin.daemon.store.guests import GuestBook
 from kata_pin.errors import AgentUnavailable, KataPinError, ParseError, StateError
@@ -65,8 +66,7 @@ class Guests:
         self,
         parts: Parts,
         *,
-        settings: Callable[[], Guest],
-        acts: Callable[[], bool],
+        live: LiveConfig,
         vmm_of: Callable[[str], Vmm | None],
         start: Callable[[Coroutine[object, object, None]], object],
     ) -> None:
@@ -75,15 +75,17 @@ class Guests:
         Raises StateError when the registry's file can not be used.
         """
         self._parts = parts
-        self._settings = settings
-        self._acts = acts
+        self._live = live
         self._vmm_of = vmm_of
         self._start = start
         self._book = GuestBook(parts.registry)
-        self._ties = _ties(parts, settings, self._book)
+        self._ties = _ties(parts, self._settings, self._book)
         self._keepers: dict[str, Keeper] = {}
         self._claims: dict[str, Claims] = {}
         self._causes: dict[str, Cause] = {}
+
+    def _settings(self) -> Guest:
+        return self._live.now.guest
 
     # ---- passes --------------------------------------------------------------------------
 
@@ -152,12 +154,12 @@ class Guests:
         released = outcome.sandbox_id in self._parts.registry.released()
         if released or outcome.mask is None or not self._settings().enabled:
             return Aim.GIVE_BACK
-        return Aim.KEEP if self._acts() else Aim.LEAVE
+        return Aim.KEEP if self._live.acts else Aim.LEAVE
 
-    async def before(self, sandbox_id: str, look: Callable[[], Awaitable[Report]]) -> None:
+    async def before(self, sandbox_id: str, foresee: Callable[[], Awaitable[Report]]) -> None:
         """Widen guest cpusets where the pass that is due will move pairs; WIDEN_S at most.
 
-        `look` returns what the pass would decide, and sets nothing. Costs nothing where no
+        `foresee` returns what the pass would decide, and sets nothing. Costs nothing where no
         container changed, and where the guest was told nothing or is not prompt.
         """
         keeper, vmm = self._keepers.get(sandbox_id), self._vmm_of(sandbox_id)
@@ -168,7 +170,7 @@ class Guests:
             return
         sandbox = Sandbox(sandbox_id, containers, vmm)
         try:
-            await keeper.widen(partial(self._look, sandbox, await look()))
+            await keeper.widen(partial(self._look, sandbox, await foresee()))
         except (KataPinError, OSError, ValueError) as error:  # the pass matters more
             log.error("sandbox %s: guest not told before vCPUs move: %s", sandbox_id, error)
 
@@ -200,7 +202,7 @@ class Guests:
             return None
         if keeper is not None:
             return keeper.view(look)
-        on = self._settings().enabled and self._acts()
+        on = self._settings().enabled and self._live.acts
         return GuestView(look, GuestState.IDLE if on else GuestState.OFF)
 
     def lines(self, sandbox: Sandbox, report: Report) -> list[str]:

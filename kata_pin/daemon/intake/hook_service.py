@@ -13,13 +13,14 @@ import logging
 import os
 from collections.abc import Callable
 
-from kata_pin.config.tree import Config
 from kata_pin.daemon.intake.records import Intake
+from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.counters import Counters
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.store.database import Registry
 from kata_pin.errors import KataPinError, ParseError, QmpUnavailable
 from kata_pin.model.placement import Report
-from kata_pin.model.sandbox import Container, ContainerKind
+from kata_pin.model.sandbox import Container, ContainerKind, Vmm
 from kata_pin.sources.hooks import HookConnection
 from kata_pin.sources.spool import Spool
 from kata_pin.vmm.qmp import query
@@ -34,18 +35,23 @@ class Reception:
 
     def __init__(
         self,
-        config: Callable[[], Config],
+        *,
+        live: LiveConfig,
+        registry: Registry,
         intake: Intake,
         sandboxes: Sandboxes,
         spool: Spool,
         counters: Counters,
+        find_vmm: Callable[[str], Vmm | None],
     ) -> None:
-        """`config` gives the configuration in force."""
-        self._config = config
+        """`find_vmm` returns a sandbox's VMM as of now."""
+        self._live = live
+        self._registry = registry
         self._intake = intake
         self._sandboxes = sandboxes
         self._spool = spool
         self._counters = counters
+        self._find_vmm = find_vmm
 
     async def hook(self, connection: HookConnection) -> None:
         """Serve one hook. An error other than a hopeless message ends it without an answer.
@@ -113,7 +119,7 @@ class Reception:
     def _in_window(self, connection: HookConnection, container: Container) -> bool:
         """Whether Kata's Go runtime has let go of qmp.sock for as long as this hook runs."""
         return (
-            self._config().qmp.enabled
+            self._live.now.qmp.enabled
             and connection.message.phase.waits_for_pins
             and container.kind is ContainerKind.SANDBOX
             and not connection.gone.is_set()
@@ -122,10 +128,10 @@ class Reception:
 
     async def _ask_qemu(self, connection: HookConnection, container: Container) -> None:
         """Ask for vCPU threads and iothreads; the session ends at once when the hook goes."""
-        vmm = self._sandboxes.vmm_of(container.sandbox_id)
+        vmm = self._find_vmm(container.sandbox_id)
         if vmm is None:  # the socket is nobody's that we know
             return
-        cache = self._sandboxes.enter(container.sandbox_id)
+        cache = self._sandboxes.enter(container.sandbox_id).cache
         session = asyncio.create_task(self._session(self._qmp_path(container), vmm.process.pid))
         gone = asyncio.create_task(connection.gone.wait())
         try:
@@ -140,7 +146,7 @@ class Reception:
 
     async def _session(self, path: str, pid: int) -> QmpAnswers | None:
         """Return QEMU's answers; its pid tells whose network namespace shows other clients."""
-        qmp = self._config().qmp
+        qmp = self._live.now.qmp
         try:
             return await query(
                 path,
@@ -153,7 +159,7 @@ class Reception:
             return None
 
     def _qmp_path(self, container: Container) -> str:
-        paths = self._config().paths
+        paths = self._live.now.paths
         return KataPaths(vc=paths.vc, kata=paths.kata).main_qmp(container.sandbox_id)
 
     # ---- answers -------------------------------------------------------------------------
@@ -168,9 +174,9 @@ class Reception:
             await connection.unpinned("the pass over the sandbox failed")
         elif cache.vmm is None:
             await connection.unpinned(cache.problem or "no VMM")
-        elif self._sandboxes.is_released(container.sandbox_id):
+        elif container.sandbox_id in self._registry.released():
             await connection.unpinned("the operator released the sandbox")
-        elif not self._sandboxes.acts:
+        elif not self._live.acts:
             await connection.unpinned("the daemon only observes")
         elif not report.settled:
             await connection.unpinned("not every thread is where it should be")

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from typing import Final
 
-from kata_pin.config.tree import Qmp
+from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.engine import SandboxCache
 from kata_pin.errors import QmpUnavailable
 from kata_pin.model.thread import RoleSource
@@ -26,15 +25,14 @@ _UNNAMED: Final = frozenset({RoleSource.ORDER, RoleSource.REST})
 class ExtraMonitor:
     """Asks sandboxes' extra monitors; keeps nothing itself."""
 
-    def __init__(self, paths: KataPaths, settings: Callable[[], Qmp]) -> None:
-        """`settings` gives those in force."""
+    def __init__(self, paths: KataPaths, live: LiveConfig) -> None:
         self._paths = paths
-        self._settings = settings
+        self._live = live
 
     async def ask(self, sandbox_id: str, cache: SandboxCache) -> bool:
         """Ask about threads that no pass has named yet; return whether QEMU answered."""
-        path = self._paths.extra_monitor(sandbox_id)
-        if cache.vmm is None or cache.report is None or not self._settings().enabled:
+        path, settings = self._paths.extra_monitor(sandbox_id), self._live.now.qmp
+        if cache.vmm is None or cache.report is None or not settings.enabled:
             return False
         unnamed = frozenset(
             thread.key
@@ -48,8 +46,8 @@ class ExtraMonitor:
             cache.qmp = await query(
                 path,
                 pid=cache.vmm.process.pid,
-                greeting_s=self._settings().greeting_ms / 1000,
-                session_s=self._settings().session_ms / 1000,
+                greeting_s=settings.greeting_ms / 1000,
+                session_s=settings.session_ms / 1000,
             )
         except QmpUnavailable as error:
             log.info("sandbox %s: extra monitor not asked: %s", sandbox_id, error)

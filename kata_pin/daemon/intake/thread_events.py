@@ -82,7 +82,7 @@ class Births:
         else:
             log.warning("new threads are found by audits only: %s", why)
         if self._parts.node.live_threads != live:
-            self._parts.node.live_threads = live
+            self._parts.node.set_live_threads(live=live)
             try:
                 self._parts.registry.set_live_threads(live=live)
             except StateError as error:  # only who judges these pins without us needs it

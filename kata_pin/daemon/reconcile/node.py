@@ -10,6 +10,7 @@ import logging
 import os
 
 from kata_pin.config.tree import Config
+from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.errors import HostError, KataPinError
 from kata_pin.host.cpuset import CgroupMount, cgroup_mounts
 from kata_pin.host.process import init_affinity
@@ -27,10 +28,10 @@ log = logging.getLogger(__name__)
 class NodeWatch:
     """Gives the current Node; `notes` says what could not be read."""
 
-    def __init__(self, root: HostRoot, config: Config, *, live_threads: bool) -> None:
-        """`live_threads`: whether new threads are reported as they are born (DESIGN D11)."""
-        self.config = config
+    def __init__(self, root: HostRoot, live: LiveConfig, *, live_threads: bool) -> None:
+        """`live_threads`: whether new threads are reported as they are born (D11)."""
         self.live_threads = live_threads
+        self._live = live
         self._root = root
         self._topology: HostTopology | None = None
         self._kubelet: KubeletState | None = None
@@ -38,6 +39,11 @@ class NodeWatch:
         self._kubelet_problem = ""
         self._seen: tuple[CpuSet, CpuSet, KubeletState | None] | None = None
         self._cgroup_mounts: tuple[CgroupMount, ...] | None = None
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        return self._live.now
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -71,6 +77,10 @@ class NodeWatch:
     def kubelet(self) -> KubeletState | None:
         """The kubelet's assignments as of now; the last good ones while its file is damaged."""
         return self._current_kubelet()
+
+    def set_live_threads(self, *, live: bool) -> None:
+        """Know from now on whether new threads are reported as they are born."""
+        self.live_threads = live
 
     def changed(self) -> bool:
         """Whether online or isolated CPUs or the kubelet's state changed since the last call."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
 from kata_pin.model.pass_outcome import PassOutcome
@@ -37,3 +37,10 @@ class Observer(Protocol):
 
     def failed(self, operation: str, error: Exception) -> None:
         """Take the error of a pass that failed; `operation` is a word for metrics."""
+
+
+class GuestPreparer(Protocol):
+    """Prepares a sandbox's guest for a pass that will move vCPU threads."""
+
+    async def before(self, sandbox_id: str, foresee: Callable[[], Awaitable[Report]]) -> None:
+        """Return when the pass may run; `foresee` says what it would decide, and sets nothing."""

@@ -64,15 +64,13 @@ _WAITS_S: Final[dict[Verdict, tuple[float, ...]]] = {
 
 
 class Supervisor:
-    """Runs `pass_` for one sandbox whenever `mark` was called, and tells who waits for it."""
+    """Runs a pass over one sandbox whenever `mark` was called; `settled` waits for it."""
 
-    def __init__(self, sandbox_id: str, pass_: Callable[[str], Awaitable[PassResult]]) -> None:
-        """`pass_` takes the sandbox id; whatever it awaits has a deadline."""
+    def __init__(self, sandbox_id: str) -> None:
         self.sandbox_id = sandbox_id
         self.failures = 0
         self.report: Report | None = None
         self.cause = Cause()
-        self._pass = pass_
         self._wanted = 0
         self._done = 0
         self._awaiting = 0
@@ -108,12 +106,12 @@ class Supervisor:
         """Whether somebody waits for a pass."""
         return self._awaiting > 0
 
-    async def run(self) -> None:
-        """Loop until the sandbox is gone; cancelled by the app."""
+    async def run(self, pass_: Callable[[str], Awaitable[PassResult]]) -> None:
+        """Run passes until the sandbox has ended; whatever `pass_` awaits has a deadline."""
         tries, last = 0, Verdict.SETTLED
         try:
             while True:
-                verdict = await self._one_pass()
+                verdict = await self._one_pass(pass_)
                 if verdict is Verdict.GONE:
                     return
                 if verdict is not last:
@@ -140,7 +138,7 @@ class Supervisor:
             return True
         return False
 
-    async def _one_pass(self) -> Verdict:
+    async def _one_pass(self, pass_: Callable[[str], Awaitable[PassResult]]) -> Verdict:
         await self._dirty.wait()
         self._dirty.clear()
         ticket = self._wanted
@@ -148,7 +146,7 @@ class Supervisor:
             self.cause = Cause(tuple(self._reasons), self._marked)
             self._reasons = {}
         try:
-            result = await self._pass(self.sandbox_id)
+            result = await pass_(self.sandbox_id)
         except Exception as error:  # the fault barrier of one sandbox
             self.failures += 1
             self.report = None

@@ -33,6 +33,7 @@ from kata_pin.daemon.intake.thread_events import Births
 from kata_pin.daemon.journal import CONFIGURATION_REFUSED, STARTED, about
 from kata_pin.daemon.reconcile.audit import Auditor
 from kata_pin.daemon.reconcile.counters import Counters
+from kata_pin.daemon.reconcile.passes import PassRunner
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.service.commands import Verbs
 from kata_pin.daemon.service.compose import Parts, boot_id, compose
@@ -42,6 +43,7 @@ from kata_pin.daemon.service.logging_setup import set_level, set_up
 from kata_pin.daemon.service.systemd import Notifier
 from kata_pin.daemon.status.connections import metrics_document, nri_document
 from kata_pin.daemon.status.documents import Json, state_document
+from kata_pin.daemon.status.overview import Overview
 from kata_pin.daemon.status.scrape import MetricsServer
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.history import History
@@ -73,7 +75,6 @@ class Daemon:
         self._started = time.monotonic()
         self._stop = asyncio.Event()
         self._retimed = asyncio.Event()
-        self._acting = True
         self._nri: NriPlugin | None = None
 
     async def run(self) -> None:
@@ -95,37 +96,46 @@ class Daemon:
     async def _serve(self, parts: Parts, spool: Spool, tasks: asyncio.TaskGroup) -> None:
         """Compose what the parts make possible, run it, and end it all when told to stop."""
         self._parts = parts
-        self._readers = _readers(self._config.group)
+        self._live = parts.live
+        self._readers = _readers(self._live.now.group)
         self._running: set[asyncio.Task[object]] = set()
-        paths = self._config.paths
+        paths = self._live.now.paths
         watch = StateWatch(vc=paths.vc, kata=paths.kata, kubelet=paths.kubelet_state)
         self._watch = watch
-        self._history = History(parts.registry, lambda: self._config.history)
+        self._sandboxes = Sandboxes()
+        self._history = History(parts.registry, self._live)
         self._counters = Counters()
-        self._guests = Guests(
-            parts,
-            settings=lambda: self._config.guest,
-            acts=self._acts,
-            vmm_of=lambda one: self._sandboxes.known_vmm(one),  # noqa: PLW0108 - made below
-            start=lambda work: self._spawn(tasks, work),
-        )
-        self._allotting = Coordinator(parts)
-        self._sandboxes = Sandboxes(
+
+        def start(work: Coroutine[object, object, None]) -> None:
+            self._spawn(tasks, work)
+
+        self._guests = Guests(parts, live=self._live, vmm_of=self._sandboxes.known_vmm, start=start)
+        self._allotting = Coordinator(parts, self._sandboxes)
+        self._allotting.begin()
+        cgroups = CgroupWatch(parts, watch)
+        self._passes = PassRunner(
             parts.root,
+            self._sandboxes,
             parts.engine,
             parts.registry,
-            start=lambda work: self._spawn(tasks, work),
-            acts=self._acts,
-            ask=ExtraMonitor(parts.kata, lambda: self._config.qmp).ask,
+            self._live,
+            start=start,
+            ask=ExtraMonitor(parts.kata, self._live).ask,
             guests=self._guests,
-            observers=(self._history, self._counters, CgroupWatch(parts, watch), self._allotting),
+            observers=(self._history, self._counters, cgroups, self._allotting, self._guests),
         )
-        self._allotting.begin(self._sandboxes)
+        self._overview = Overview(self._sandboxes, parts.engine, parts.registry, self._guests)
         self._following = Following(parts, self._sandboxes, watch)
         self._auditor = Auditor(parts.root, self._sandboxes)
-        intake = Intake(parts.registry, BundleReader(self._config.paths.bundle_roots))
+        intake = Intake(parts.registry, BundleReader(self._live.now.paths.bundle_roots))
         self._reception = Reception(
-            lambda: self._config, intake, self._sandboxes, spool, self._counters
+            live=self._live,
+            registry=parts.registry,
+            intake=intake,
+            sandboxes=self._sandboxes,
+            spool=spool,
+            counters=self._counters,
+            find_vmm=self._passes.find_vmm,
         )
         hooks = HookServer(self._path("hook.sock"), self._reception.hook)
         self._metrics = self._metrics_server()
@@ -139,10 +149,11 @@ class Daemon:
                 with left_to_audits():
                     self._following.look_around()
                 for work in (
+                    self._passes.run(),
                     hooks.serve(),
                     self._reception.follow_spool(),
                     Births(
-                        parts, self._sandboxes, self._config.new_threads, self._counters
+                        parts, self._sandboxes, self._live.now.new_threads, self._counters
                     ).follow(),
                     *self._followed(),
                     self._follow_nri(),
@@ -156,7 +167,7 @@ class Daemon:
                     self._spawn(tasks, work)
                 started = about(STARTED)
                 log.info(
-                    "kata-pin %s serves %s", __version__, self._config.runtime_dir, extra=started
+                    "kata-pin %s serves %s", __version__, self._live.now.runtime_dir, extra=started
                 )
                 await self._stop.wait()
                 self._notifier.stopping()
@@ -172,9 +183,6 @@ class Daemon:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    def _acts(self) -> bool:
-        return self._acting and self._config.acts
-
     def _path(self, name: str) -> str:
         return os.path.join(self._config.runtime_dir, name)
 
@@ -182,16 +190,16 @@ class Daemon:
 
     async def _audits(self) -> None:
         """Audit affinities, and deeply every so often; the periods follow the configuration."""
-        deep_at = time.monotonic() + self._config.audit.deep_s
+        deep_at = time.monotonic() + self._live.now.audit.deep_s
         while True:
-            if await self._periods_changed(self._config.audit.affinity_s):
-                deep_at = time.monotonic() + self._config.audit.deep_s
+            if await self._periods_changed(self._live.now.audit.affinity_s):
+                deep_at = time.monotonic() + self._live.now.audit.deep_s
                 continue
             try:
                 if time.monotonic() < deep_at:
                     await self._auditor.affinity()
                 else:
-                    deep_at = time.monotonic() + self._config.audit.deep_s
+                    deep_at = time.monotonic() + self._live.now.audit.deep_s
                     await self._deep_audit()
                 self._counters.audited()
             except Exception as error:  # the next round looks again
@@ -223,13 +231,13 @@ class Daemon:
 
     def _followed(self) -> Iterator[Coroutine[object, object, None]]:
         """Yield what follows changes by events, unless audits are to find them."""
-        if self._config.changes is Changes.EVENTS:
+        if self._live.now.changes is Changes.EVENTS:
             yield self._following.follow()
             yield self._following.follow_cpus()
 
     async def _follow_nri(self) -> None:
         """Be an NRI plugin, unless it is not wanted; without one persist.json tells of updates."""
-        nri = self._config.nri
+        nri = self._live.now.nri
         if nri.enabled is NriEnabled.NO:
             return
         intake = NriIntake(self._parts, self._sandboxes)
@@ -260,11 +268,11 @@ class Daemon:
             self._notifier.status(self._status())
 
     def _status(self) -> str:
-        return f"{len(self._sandboxes.ids)} sandboxes, mode {self._config.mode.value}"
+        return f"{len(self._sandboxes.ids)} sandboxes, mode {self._live.now.mode.value}"
 
     def _metrics_server(self) -> MetricsServer | None:
         """Return who answers Prometheus; what that takes is imported where it is wanted."""
-        settings = self._config.metrics
+        settings = self._live.now.metrics
         if settings.listen.kind is EndpointKind.NONE:
             return None
         from kata_pin.daemon.status.metrics import Metrics  # noqa: PLC0415 - 40 ms, 3 MiB
@@ -272,6 +280,7 @@ class Daemon:
         metrics = Metrics(
             self._counters,
             self._sandboxes,
+            self._parts.registry,
             self._history,
             lambda: self._parts.node.current().topology.online,
             overruns=lambda: self._watch.overruns,
@@ -287,11 +296,13 @@ class Daemon:
     async def _control_sockets(self) -> AsyncIterator[None]:
         verbs = Verbs(
             sandboxes=self._sandboxes,
+            passes=self._passes,
+            registry=self._parts.registry,
+            overview=self._overview,
             state=self._state,
             reload=self._reload,
-            stop_acting=self._stop_acting,
             give_back=self._allotting.give_back,
-            acts=self._acts,
+            live=self._live,
             look_around=self._following.look_around,
             history=self._history,
             guests=self._guests,
@@ -310,7 +321,7 @@ class Daemon:
     def _state(self) -> Json:
         return state_document(
             node=self._parts.node.current(),
-            mode=self._config.mode.value,
+            mode=self._live.now.mode.value,
             daemon={
                 "running": True,
                 "pid": os.getpid(),
@@ -319,14 +330,10 @@ class Daemon:
                 "nri": nri_document(self._nri),
                 "metrics": metrics_document(self._metrics),
             },
-            sandboxes=self._sandboxes.facts(),
+            sandboxes=self._overview.facts(),
             notes=(*self._parts.node.notes, *self._parts.allocator.notes),
             allocation=self._allotting.document(),
         )
-
-    def _stop_acting(self) -> None:
-        """Set nothing more until the daemon is restarted: it is being uninstalled."""
-        self._acting = False
 
     def _reload(self) -> str:
         """Read the configuration again; return what is wrong with it, empty when it is in force."""
@@ -334,19 +341,18 @@ class Daemon:
         try:
             fresh = self._reread()
             for key in BOUND:
-                if getattr(fresh, key) != getattr(self._config, key):
+                if getattr(fresh, key) != getattr(self._live.now, key):
                     raise ConfigError("cannot change while the daemon runs", key=key)
         except ConfigError as error:
             refused = about(CONFIGURATION_REFUSED)
             log.error("configuration not reloaded: %s", error, extra=refused)
             return str(error)
         else:
-            if fresh.log_level is not self._config.log_level:
+            if fresh.log_level is not self._live.now.log_level:
                 set_level(fresh.log_level.value)
-            if fresh.audit != self._config.audit:
+            if fresh.audit != self._live.now.audit:
                 self._retimed.set()
-            self._config = fresh
-            self._parts.node.config = fresh
+            self._live.replace(fresh)
             self._sandboxes.mark_all("configuration reloaded", event=True)
             log.info("configuration reloaded")
             return ""

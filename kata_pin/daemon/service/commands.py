@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from kata_pin.daemon.guests.manager import Guests
+from kata_pin.daemon.live_config import LiveConfig
+from kata_pin.daemon.reconcile.passes import PassRunner
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.service.control import Verb
 from kata_pin.daemon.status.documents import Json, applied_document, explanation_document
+from kata_pin.daemon.status.overview import Overview
+from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.history import MAX_SHOWN, MAX_SINCE_S, History, history_document
 from kata_pin.errors import DaemonError
 from kata_pin.wire.control import Request
@@ -32,11 +36,13 @@ class Verbs:
     """
 
     sandboxes: Sandboxes
+    passes: PassRunner
+    registry: Registry
+    overview: Overview
     state: Callable[[], Json]
     reload: Callable[[], str]
-    stop_acting: Callable[[], None]
     give_back: Callable[[], Awaitable[list[Json]]]
-    acts: Callable[[], bool]
+    live: LiveConfig
     look_around: Callable[[], None]
     history: History
     guests: Guests
@@ -71,7 +77,7 @@ class Verbs:
 
     async def _explain(self, request: Request) -> Json:
         (sandbox_id,) = self._selected(request, need=True)
-        lines = self.sandboxes.explanation(sandbox_id)
+        lines = self.overview.explanation(sandbox_id)
         return {"document": explanation_document(sandbox_id, lines)}
 
     async def _history(self, request: Request) -> Json:
@@ -82,10 +88,10 @@ class Verbs:
         return {"document": history_document(changes)}
 
     async def _pin(self, request: Request) -> Json:
-        if not self.acts():
+        if not self.live.acts:
             raise DaemonError("not pinned: the daemon only observes", hint="setting mode: act")
         chosen = self._selected(request)
-        self.sandboxes.set_released(chosen, released=False)
+        self.registry.set_released(chosen, released=False)
         return await self._pass_over(chosen, "pin")
 
     async def _reconcile(self, request: Request) -> Json:
@@ -93,12 +99,12 @@ class Verbs:
 
     async def _unpin(self, request: Request) -> Json:
         chosen = self._selected(request)
-        self.sandboxes.set_released(chosen, released=True)
+        self.registry.set_released(chosen, released=True)
         return await self._release_now(chosen)
 
     async def _release(self, _request: Request) -> Json:
         """Unlike unpin this is not remembered: the next daemon, if there is one, pins again."""
-        self.stop_acting()
+        self.live.stop_acting()
         waiting = await self.give_back()
         reply = await self._release_now(self.sandboxes.ids)
         return {"document": reply["document"] | {"cpusets_kept": waiting}}
@@ -111,9 +117,9 @@ class Verbs:
 
     async def _release_now(self, chosen: Sequence[str]) -> Json:
         for sandbox_id in chosen:
-            self.sandboxes.release(sandbox_id)
+            self.passes.release(sandbox_id)
         await self.guests.settled(chosen, GUESTS_S)
-        return {"document": applied_document("unpin", self.sandboxes.facts(chosen))}
+        return {"document": applied_document("unpin", self.overview.facts(chosen))}
 
     async def _pass_over(self, chosen: Sequence[str], verb: str) -> Json:
         self.look_around()
@@ -121,7 +127,7 @@ class Verbs:
         for sandbox_id, ticket in tickets:
             if await self.sandboxes.settled(sandbox_id, ticket) is None:
                 raise DaemonError(f"the pass over sandbox {sandbox_id} failed", hint="see the log")
-        return {"document": applied_document(verb, self.sandboxes.facts(chosen))}
+        return {"document": applied_document(verb, self.overview.facts(chosen))}
 
     def _selected(self, request: Request, *, need: bool = False) -> list[str]:
         """Return the sandbox that a request names by its id; all where it names none."""

@@ -11,6 +11,7 @@ from kata_pin.config.tree import Config
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.policies import make_policy
 from kata_pin.daemon.intake.kata_state import Adoption
+from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.engine import Engine
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
@@ -36,6 +37,7 @@ KTHREADD: Final = 2
 class Parts:
     """The composed parts; they live as long as the configuration's paths."""
 
+    live: LiveConfig
     root: HostRoot
     registry: Registry
     node: NodeWatch
@@ -71,8 +73,9 @@ class Parts:
 
 def compose(config: Config, registry: Registry) -> Parts:
     """Return the parts for this host; raises HostError without /proc."""
+    live = LiveConfig(config)
     root = HostRoot(debugfs=config.paths.debugfs)
-    node = NodeWatch(root, config, live_threads=registry.live_threads())
+    node = NodeWatch(root, live, live_threads=registry.live_threads())
     index = ProcessIndex(root)
     kata = KataPaths(vc=config.paths.vc, kata=config.paths.kata)
     host = HostAccess(
@@ -93,7 +96,7 @@ def compose(config: Config, registry: Registry) -> Parts:
     engine = Engine(root, node, registry, index, host, finder, kata, kata_pinning, allocator.view)
     adoption = Adoption(root, registry, kata)
     return Parts(
-        root, registry, node, index, finder, engine, kata, adoption, allocator, kata_pinning
+        live, root, registry, node, index, finder, engine, kata, adoption, allocator, kata_pinning
     )
 
 

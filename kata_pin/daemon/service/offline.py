@@ -20,6 +20,7 @@ from kata_pin.daemon.guests.kernel import kernel_facts
 from kata_pin.daemon.guests.manager import give_back
 from kata_pin.daemon.guests.status import GuestView, look_at_guest
 from kata_pin.daemon.intake.records import Intake
+from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.engine import SandboxCache
 from kata_pin.daemon.reconcile.other_writers import writers_of
 from kata_pin.daemon.service.compose import Parts, boot_id, compose
@@ -82,7 +83,7 @@ def explain(config: Config, sandbox_id: str) -> Json:
 def history(config: Config, name: str, *, since_s: int | None, limit: int) -> Json:
     """Return the `history` document as the registry's file has it; raises KataPinError."""
     with contextlib.closing(_copy(config)) as registry:
-        found = History(registry, lambda: config.history)
+        found = History(registry, LiveConfig(config))
         return history_document(found.changes(name, since_s=since_s, limit=limit))
 
 
@@ -180,7 +181,7 @@ def _act(
     release: bool = False,
 ) -> Iterator[SandboxFacts]:
     """Run a pass that sets pins over each sandbox, and tell the history of it."""
-    history = History(parts.registry, lambda: config.history)
+    history = History(parts.registry, parts.live)
     cause = Cause((f"{verb}, without a daemon",), time.monotonic())
     for facts in _look(parts, ids, act=True, release=release):
         if facts.report is not None:

@@ -28,10 +28,12 @@ from prometheus_client.core import (
 from kata_pin import __version__
 from kata_pin.daemon.reconcile.counters import NO_ERRNO, Counters, Histogram
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.history import History
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.pass_outcome import thread_states
 from kata_pin.model.placement import Report
+from kata_pin.model.sandbox import Sandbox
 
 YIELD_EVERY: Final = 16
 """Sandboxes between two chances for the event loop to serve a hook."""
@@ -50,6 +52,7 @@ class Metrics:
         self,
         counters: Counters,
         sandboxes: Sandboxes,
+        registry: Registry,
         history: History,
         online: Callable[[], CpuSet],
         *,
@@ -63,6 +66,7 @@ class Metrics:
         """
         self._counters = counters
         self._sandboxes = sandboxes
+        self._registry = registry
         self._history = history
         self._online = online
         self._overruns = overruns
@@ -88,7 +92,7 @@ class Metrics:
     async def _count(self) -> None:
         """Sum up the threads of sandboxes that have a new report."""
         known: dict[str, tuple[Report, bool, Counted]] = {}
-        all_released = self._sandboxes.released
+        all_released = self._registry.released()
         for number, sandbox_id in enumerate(self._sandboxes.ids, start=1):
             cache = self._sandboxes.cache(sandbox_id)
             if cache is not None and cache.report is not None:
@@ -175,8 +179,8 @@ class Metrics:
             "Threads of single sandboxes by state.",
             labels=("sandbox", "pod", "state"),
         )
-        for facts in self._sandboxes.facts(sorted(self._known)[: self._single]):
-            sandbox = facts.sandbox
+        for sandbox_id in sorted(self._known)[: self._single]:
+            sandbox = Sandbox(sandbox_id, self._registry.containers(sandbox_id), None)
             states: Counter[str] = Counter()
             for (_, state), count in self._known[sandbox.id][2].items():
                 states[state] += count

@@ -15,12 +15,13 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
 from typing import Final
 
 from kata_pin.config.tree import History as Limits
+from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.status.documents import VERSION, Json
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.transaction import transaction
@@ -97,13 +98,12 @@ Standing = tuple[str, str | None]
 class History:
     """Writes and reads the table; never fails who reports a pass to it."""
 
-    def __init__(self, registry: Registry, limits: Callable[[], Limits]) -> None:
-        """`limits` gives those in force."""
+    def __init__(self, registry: Registry, live: LiveConfig) -> None:
         self.failures = 0
         """Rows that could not be written."""
         self._path = registry.path
         self._db = registry.database
-        self._limits = limits
+        self._live = live
         self._last: dict[str, Standing | None] = {}
         self._count: int | None = None
 
@@ -163,7 +163,7 @@ class History:
     ) -> None:
         was_state, was_mask = self._last.get(outcome.sandbox_id) or ("", None)
         self._last[outcome.sandbox_id] = standing
-        limits = self._limits()
+        limits = self._live.now.history
         if not limits.rows:
             return
         change = Change(

@@ -18,6 +18,7 @@ from kata_pin.daemon.allocation.nri_decider import OTHERS, NriDecider
 from kata_pin.daemon.allocation.pending_passes import Moves
 from kata_pin.daemon.allocation.plugin_conflicts import PODS
 from kata_pin.daemon.intake.nri_events import NOTHING, NriIntake
+from kata_pin.daemon.reconcile.ports import PassRequests
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.service.compose import Parts
 from kata_pin.daemon.store.database import Registry
@@ -68,8 +69,7 @@ class World:
             settled=self._settled,
         )
         intake = NriIntake(cast("Parts", parts), cast("Sandboxes", sandboxes))
-        self.moves = Moves()
-        self.moves.begin(cast("Sandboxes", sandboxes))
+        self.moves = Moves(cast("PassRequests", sandboxes))
         self.allocator = allocator(registry, self.host, **settings)
         self.allocator.begin(self._moved)
         self.delivery = Delivery()

@@ -8,7 +8,6 @@ from typing import cast
 import pytest
 
 from kata_pin.daemon.allocation.pending_passes import PATIENCE_S, Moves
-from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.model.pass_outcome import NO_VMM, RELEASED, Cause, PassOutcome
 from kata_pin.model.placement import Report
 
@@ -43,9 +42,7 @@ def now() -> SimpleNamespace:
 
 @pytest.fixture
 def moves(passes: Passes, now: SimpleNamespace) -> Moves:
-    one = Moves(clock=lambda: now.s)
-    one.begin(cast("Sandboxes", passes))
-    return one
+    return Moves(passes, clock=lambda: now.s)
 
 
 def passed(state: str, *, settled: bool = True) -> PassOutcome:

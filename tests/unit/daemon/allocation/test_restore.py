@@ -20,7 +20,7 @@ from kata_pin.daemon.allocation.nri_decider import NriDecider
 from kata_pin.daemon.allocation.pending_passes import Moves as Passes
 from kata_pin.daemon.allocation.restore import kept, unconfined
 from kata_pin.daemon.intake.nri_events import NriIntake
-from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.reconcile.ports import PassRequests
 from kata_pin.daemon.service.compose import compose
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.grants import AllocStore
@@ -37,6 +37,7 @@ from tests.support.allotted import Host, Moves, allocator, request, settings
 from tests.support.world import cpus, without
 
 ALL = "0-7"
+NOBODY = cast("PassRequests", SimpleNamespace(ids=[]))
 WEB = request("web", kata=False)
 DB = request("db", "exclusive", cpus=2)
 FREE = request("free", "exclusive", cpus=1, quota=False)
@@ -75,7 +76,7 @@ def next_daemon(registry: Registry, host: Host, how: str) -> Allocator:
 
 def decider(one: Allocator, delivery: Delivery, registry: Registry) -> NriDecider:
     intake = SimpleNamespace(kata_among=lambda _: frozenset(), is_kata=lambda _: False)
-    return NriDecider(cast("NriIntake", intake), one, delivery, registry, Passes())
+    return NriDecider(cast("NriIntake", intake), one, delivery, registry, Passes(NOBODY))
 
 
 def snapshot(**there: str) -> Snapshot:
@@ -156,9 +157,9 @@ def test_only_what_is_left_needs_a_decider(registry: Registry) -> None:
     """With alloc.policy none NRI is observed, unless an earlier daemon has decided."""
     off = Config()
     intake = cast("NriIntake", None)
-    assert Coordinator(compose(off, registry)).decider(intake) is None
+    assert Coordinator(compose(off, registry), NOBODY).decider(intake) is None
     decided(registry, Host())
-    assert Coordinator(compose(off, registry)).decider(intake) is not None
+    assert Coordinator(compose(off, registry), NOBODY).decider(intake) is not None
 
 
 def test_all_cpus() -> None:
@@ -223,8 +224,8 @@ async def uninstalled(registry: Registry, plugin: Plugin) -> tuple[Coordinator, 
     """Have a daemon decide, and then give everything back; return what waits."""
     parts = compose(Config(alloc=settings()), registry)
     parts.allocator = one = allocator(registry, Host())
-    allotting = Coordinator(parts)
-    allotting.begin(cast("Sandboxes", SimpleNamespace(ids=[])))
+    allotting = Coordinator(parts, NOBODY)
+    allotting.begin()
     allotting.connected(cast("NriPlugin", plugin))
     for asked in (WEB, DB):
         one.admit(asked)

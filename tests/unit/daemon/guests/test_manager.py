@@ -9,12 +9,13 @@ import tempfile
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kata_pin.config import Config
 from kata_pin.config.guest import Guest
-from kata_pin.config.tree import Paths
+from kata_pin.config.tree import Mode, Paths
 from kata_pin.daemon.guests.manager import Guests, agent_address
 from kata_pin.daemon.guests.status import GuestState
 from kata_pin.daemon.service.compose import Parts, compose
@@ -46,15 +47,16 @@ class Case:
             registry.adopt(one)
         self.pod = sandbox(*containers, guest=TWO)
         self.started: list[Coroutine[object, object, None]] = []
-        self.acts = True
-        self.settings = Guest()
         self.guests = Guests(
             self.parts,
-            settings=lambda: self.settings,
-            acts=lambda: self.acts,
+            live=self.parts.live,
             vmm_of=lambda _: self.pod.vmm,
             start=self.started.append,
         )
+
+    def configure(self, **settings: Any) -> None:
+        """Reload with other settings."""
+        self.parts.live.replace(replace(self.parts.live.now, **settings))
 
     def report(self, *, settled: bool = True) -> Report:
         """Return what a pass found."""
@@ -168,7 +170,7 @@ def test_nothing_to_say(tmp_path: Path) -> None:
     with contextlib.closing(Case(tmp_path, shared("log", "0"))) as case:
         case.guests.passed(case.passed())
         assert (case.started, case.state()) == ([], GuestState.IDLE)
-        case.settings = Guest(enabled=False)
+        case.configure(guest=Guest(enabled=False))
         assert case.state() is GuestState.OFF
 
 
@@ -182,10 +184,10 @@ def test_what_was_said_before_a_restart_makes_a_keeper(tmp_path: Path) -> None:
 
 def test_observing_and_switched_off(case: Case) -> None:
     """Neither says anything to a guest that was told nothing."""
-    case.acts = False
+    case.configure(mode=Mode.OBSERVE)
     case.guests.passed(case.passed())
     assert case.state() is GuestState.OFF
-    case.acts, case.settings = True, Guest(enabled=False)
+    case.configure(mode=Mode.ACT, guest=Guest(enabled=False))
     case.guests.passed(case.passed())
     assert case.state() is GuestState.OFF
 

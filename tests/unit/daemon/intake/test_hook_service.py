@@ -11,8 +11,10 @@ from typing import cast
 import pytest
 
 from kata_pin.config import Config
+from kata_pin.config.tree import Mode
 from kata_pin.daemon.intake.hook_service import Reception
 from kata_pin.daemon.intake.records import Intake
+from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.counters import Counters
 from kata_pin.daemon.reconcile.engine import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
@@ -55,8 +57,7 @@ class Marked:
         self.marks: list[str] = []
         self.report: Report | None = None
         self.kept: SandboxCache | None = SandboxCache()
-        self.acts = True
-        self.released = False
+        self.live = LiveConfig(Config())
 
     def mark(self, sandbox_id: str, _reason: str) -> int:
         self.marks.append(sandbox_id)
@@ -67,9 +68,6 @@ class Marked:
 
     def cache(self, _sandbox_id: str) -> SandboxCache | None:
         return self.kept
-
-    def is_released(self, _sandbox_id: str) -> bool:
-        return self.released
 
 
 @pytest.fixture
@@ -92,7 +90,15 @@ def reception(tmp_path: Path, registry: Registry, marked: Marked) -> Reception:
     spool = Spool(str(tmp_path / "spool"))
     spool.prepare()
     intake = Intake(registry, BundleReader([str(tmp_path / "bundles")]))
-    return Reception(Config, intake, cast("Sandboxes", marked), spool, Counters())
+    return Reception(
+        live=marked.live,
+        registry=registry,
+        intake=intake,
+        sandboxes=cast("Sandboxes", marked),
+        spool=spool,
+        counters=Counters(),
+        find_vmm=lambda _: None,
+    )
 
 
 def _message(tmp_path: Path, phase: Phase, stamp: int = 5) -> HookMessage:
@@ -117,7 +123,7 @@ def _settled(marked: Marked) -> None:
 
 
 async def test_pinned_is_only_said_of_pins(
-    reception: Reception, marked: Marked, tmp_path: Path
+    reception: Reception, registry: Registry, marked: Marked, tmp_path: Path
 ) -> None:
     """Each reason why pins do not stand is told; `pinned` where they do, or none are wanted."""
     stamp = 0
@@ -134,9 +140,9 @@ async def test_pinned_is_only_said_of_pins(
     assert await told() == "unpinned no VMM"
     _settled(marked)
     assert await told() == "pinned"
-    marked.acts = False
+    marked.live.replace(Config(mode=Mode.OBSERVE))
     assert await told() == "unpinned the daemon only observes"
-    marked.released = True
+    registry.set_released(["c1"], released=True)
     assert await told() == "unpinned the operator released the sandbox"
     marked.kept = None  # dropped: there is no VMM behind it
     assert await told() == "pinned"

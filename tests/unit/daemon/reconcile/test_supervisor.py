@@ -43,8 +43,8 @@ class Script:
 @contextlib.asynccontextmanager
 async def running(script: Script) -> AsyncIterator[Supervisor]:
     """Run a supervisor over a script."""
-    supervisor = Supervisor("pod", script)
-    task = asyncio.create_task(supervisor.run())
+    supervisor = Supervisor("pod")
+    task = asyncio.create_task(supervisor.run(script))
     try:
         yield supervisor
     finally:
@@ -106,8 +106,8 @@ async def test_retries_end() -> None:
 async def test_the_end_wakes_every_waiter(count: int) -> None:
     """When the sandbox is gone the loop ends and nobody waits in vain."""
     script = Script(Verdict.GONE)
-    supervisor = Supervisor("pod", script)
-    task = asyncio.create_task(supervisor.run())
+    supervisor = Supervisor("pod")
+    task = asyncio.create_task(supervisor.run(script))
     ticket = supervisor.mark("x") + 1  # a pass that will never come
     waiters = [asyncio.create_task(_settled(supervisor, ticket)) for _ in range(count)]
     async with asyncio.timeout(5):
@@ -138,8 +138,8 @@ async def test_a_long_pass_is_followed_by_a_rest() -> None:
         took_ns = int(2 * LONG_S * 1e9)
         return PassResult(Report(sandbox_id=sandbox_id, duration_ns=took_ns), Verdict.SETTLED)
 
-    supervisor = Supervisor("pod", slow)
-    task = asyncio.create_task(supervisor.run())
+    supervisor = Supervisor("pod")
+    task = asyncio.create_task(supervisor.run(slow))
     assert await _settled(supervisor, supervisor.mark("one")) is not None
     assert time.monotonic() - ended[0] < LONG_S
     await _settled(supervisor, supervisor.mark("two"))
@@ -173,7 +173,7 @@ async def test_a_pass_knows_what_asked_for_it_and_when() -> None:
 async def test_whether_somebody_waits_is_known() -> None:
     """From the wait for a ticket to its end, also where the one who waits gives up."""
     script = Script(Verdict.SETTLED)
-    supervisor = Supervisor("pod", script)
+    supervisor = Supervisor("pod")
     ticket = supervisor.mark("hook")
     assert not supervisor.is_awaited()
     waiting = asyncio.create_task(supervisor.settled(ticket))
@@ -182,7 +182,7 @@ async def test_whether_somebody_waits_is_known() -> None:
     given_up.cancel()
     await asyncio.gather(given_up, return_exceptions=True)
     assert supervisor.is_awaited()
-    running_ = asyncio.create_task(supervisor.run())
+    running_ = asyncio.create_task(supervisor.run(script))
     async with asyncio.timeout(5):
         await waiting
     assert not supervisor.is_awaited()

@@ -16,7 +16,7 @@ from kata_pin.daemon.allocation.coordinator import LAST, Coordinator
 from kata_pin.daemon.allocation.delivery import Delivery
 from kata_pin.daemon.allocation.push import Pushing, Trouble
 from kata_pin.daemon.reconcile.node import NodeWatch
-from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.reconcile.ports import PassRequests
 from kata_pin.daemon.service import offline
 from kata_pin.daemon.service.compose import boot_id, compose
 from kata_pin.daemon.status.allocation import allocation_document
@@ -31,6 +31,9 @@ from kata_pin.model.topology import flat
 from kata_pin.wire.nri.replies import Cpuset
 from tests.support.allotted import Host, Moves, allocator, request, settings
 from tests.support.world import cpus
+
+NOBODY = cast("PassRequests", SimpleNamespace(ids=[]))
+"""No sandbox gets a pass."""
 
 
 @pytest.fixture
@@ -151,7 +154,7 @@ def test_grants_of_an_earlier_daemon(registry: Registry, nri: str, kept: set[str
     registry.adopt(Container("c-over", "s-over", state=ContainerState.STOPPED))
     config = Config(alloc=settings(), nri=Nri(enabled=NriEnabled(nri)))
     parts = compose(config, registry)
-    Coordinator(parts).begin(cast("Sandboxes", SimpleNamespace(ids=[])))
+    Coordinator(parts, NOBODY).begin()
     assert {grant.container_id for grant in parts.allocator.containers()} == kept
 
 
@@ -163,14 +166,14 @@ def test_who_decides_is_the_last_plugin(registry: Registry) -> None:
         ("none", Nri().index, Nri().index),
     ):
         parts = compose(Config(alloc=Alloc(policy=policy)), registry)
-        assert Coordinator(parts).plugin_index(chosen) == index
+        assert Coordinator(parts, NOBODY).plugin_index(chosen) == index
 
 
 def test_what_is_offline_is_not_sent(registry: Registry) -> None:
     """A VM's cpuset is widened by those of its old CPUs only that the node has online now."""
     parts = compose(Config(alloc=settings()), registry)
     parts.node = cast("NodeWatch", Host(flat(4), config=parts.node.config))
-    delivery = Coordinator(parts)._delivery
+    delivery = Coordinator(parts, NOBODY)._delivery
     state = AllocState().with_grant(Grant(request("db", cpus=1), "order", exclusive=cpus("0")))
     delivery.has("c-db", Cpuset(cpus("3-4")))
     assert delivery.pending(state) == {"c-db": Cpuset(cpus("0,3"))}

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kata_pin.config import Config
 from kata_pin.config import History as Limits
+from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.history import History, history_document
 from kata_pin.errors import DaemonError
@@ -43,13 +45,13 @@ class Kept:
 
     def __init__(self, path: Path) -> None:
         self.path = str(path / "registry.db")
-        self.limits = Limits()
+        self.live = LiveConfig(Config())
         self.open()
 
     def open(self) -> None:
         """Open it, as a daemon that starts does."""
         self.registry = Registry(self.path, boot_id="b")
-        self.history = History(self.registry, lambda: self.limits)
+        self.history = History(self.registry, self.live)
 
     def again(self) -> None:
         """Restart."""
@@ -132,7 +134,7 @@ def test_a_sandbox_that_is_over_keeps_its_rows(kept: Kept) -> None:
 
 def test_rows_are_bounded(kept: Kept) -> None:
     """The oldest rows of a sandbox go at its own bound, the oldest of all at the whole one."""
-    kept.limits = Limits(rows=20, sandbox_rows=5)
+    kept.live.replace(Config(history=Limits(rows=20, sandbox_rows=5)))
     for number in range(30):
         kept.history.passed(_passed("busy", moved=number + 1))
     assert [row[3] for row in kept.rows()] == [26, 27, 28, 29, 30]
@@ -144,14 +146,14 @@ def test_rows_are_bounded(kept: Kept) -> None:
     kept.again()
     kept.history.passed(_passed("late", moved=1))
     assert len(kept.rows()) == 20
-    kept.limits = Limits(rows=3)
+    kept.live.replace(Config(history=Limits(rows=3)))
     kept.history.passed(_passed("later", moved=1))
     assert [row[0] for row in kept.rows()] == ["one17", "late", "later"]
 
 
 def test_nothing_is_kept_where_none_is_wanted(kept: Kept) -> None:
     """A setting switches it off."""
-    kept.limits = Limits(rows=0)
+    kept.live.replace(Config(history=Limits(rows=0)))
     kept.history.passed(_passed(moved=1))
     assert kept.rows() == []
 
@@ -221,9 +223,9 @@ def test_a_file_without_the_table_is_no_reason_to_begin_anew(kept: Kept) -> None
     kept.history.passed(_passed(moved=1))
     assert kept.registry.released() == {"s9"}
     with closing(Registry.copy_of(kept.path, boot_id="b")) as copy:
-        assert len(History(copy, Limits).changes()) == 1
+        assert len(History(copy, LiveConfig(Config())).changes()) == 1
     with closing(Registry.copy_of(kept.path + "-none", boot_id="b")) as nothing:
-        assert History(nothing, Limits).changes() == []
+        assert History(nothing, LiveConfig(Config())).changes() == []
 
 
 def test_a_history_that_cannot_be_written_disturbs_nobody(kept: Kept) -> None:

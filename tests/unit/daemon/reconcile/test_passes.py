@@ -1,4 +1,4 @@
-"""Sandboxes as the daemon holds them: what an observer's failure does to others."""
+"""The runner of passes: what an observer's failure does to others."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from kata_pin.daemon.guests.manager import Guests
+from kata_pin.config import Config
+from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.engine import Engine
+from kata_pin.daemon.reconcile.passes import PassRunner
+from kata_pin.daemon.reconcile.ports import GuestPreparer
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.database import Registry
 from kata_pin.host.root import HOST
@@ -31,7 +34,7 @@ class Broken:
 
 
 class Listening:
-    """An observer that keeps what it is told; the keeper of guests is told last."""
+    """An observer that keeps what it is told."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -41,6 +44,9 @@ class Listening:
         self.told.append(outcome.sandbox_id)
 
     ended = passed
+
+    def failed(self, operation: str, error: Exception) -> None:
+        """Not used here."""
 
 
 def test_an_observer_that_fails_keeps_nothing_from_the_others(tmp_path: Path) -> None:
@@ -52,16 +58,17 @@ def test_an_observer_that_fails_keeps_nothing_from_the_others(tmp_path: Path) ->
     registry = Registry(str(tmp_path / "registry.db"), boot_id="b")
     listening = Listening()
     engine = SimpleNamespace(run=lambda sandbox_id, *_, **__: Report(sandbox_id=sandbox_id))
-    sandboxes = Sandboxes(
+    passes = PassRunner(
         HOST,
+        Sandboxes(),
         cast("Engine", engine),
         registry,
+        LiveConfig(Config()),
         start=never,
-        acts=lambda: True,
         ask=cast("Any", None),
-        guests=cast("Guests", listening),
-        observers=[Broken()],
+        guests=cast("GuestPreparer", None),
+        observers=[Broken(), listening],
     )
-    assert sandboxes.release("s").sandbox_id == "s"
+    assert passes.release("s").sandbox_id == "s"
     assert listening.told == ["s"]
     registry.close()

@@ -1,0 +1,199 @@
+"""Runs the passes that the table of sandboxes is asked for, and drops sandboxes that have ended.
+
+A sandbox enters the table with its first record or when it is adopted. It is dropped when its VMM
+has exited, or when there is none: where hooks run for every container of the node (CRI-O's
+`always`), those of other runtimes enter it too. Lifetime: the daemon's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Final
+
+from kata_pin.daemon.journal import SANDBOX_OVER, about
+from kata_pin.daemon.live_config import LiveConfig
+from kata_pin.daemon.reconcile.engine import Engine, SandboxCache
+from kata_pin.daemon.reconcile.ports import GuestPreparer, Observer
+from kata_pin.daemon.reconcile.sandboxes import Entry, Sandboxes
+from kata_pin.daemon.reconcile.scheduler import PassScheduler
+from kata_pin.daemon.reconcile.supervisor import RETRY_S, PassResult, Verdict
+from kata_pin.daemon.store.database import Registry
+from kata_pin.errors import HostError
+from kata_pin.host.exit import wait_exit
+from kata_pin.host.root import HostRoot
+from kata_pin.model.pass_outcome import Cause, outcome_of
+from kata_pin.model.placement import Report
+from kata_pin.model.sandbox import Container, Sandbox, Vmm
+from kata_pin.model.thread import ProcessKey
+
+log = logging.getLogger(__name__)
+
+GRACE_S: Final = sum(RETRY_S)
+"""How long a sandbox may be without a VMM: Firecracker's hooks run before the VM starts."""
+
+
+class PassRunner:
+    """See the module; everything runs in the event loop's thread."""
+
+    def __init__(
+        self,
+        root: HostRoot,
+        sandboxes: Sandboxes,
+        engine: Engine,
+        registry: Registry,
+        live: LiveConfig,
+        *,
+        start: Callable[[Coroutine[object, object, None]], object],
+        ask: Callable[[str, SandboxCache], Awaitable[bool]],
+        guests: GuestPreparer,
+        observers: Sequence[Observer],
+    ) -> None:
+        """`start` runs a coroutine until the daemon ends.
+
+        `ask` learns more about a sandbox after a pass, and says whether another pass may use it.
+        `observers` are told of every pass, in this order, before whoever waits for it.
+        """
+        self._root = root
+        self._sandboxes = sandboxes
+        self._engine = engine
+        self._registry = registry
+        self._live = live
+        self._start = start
+        self._ask = ask
+        self._guests = guests
+        self._observers = observers
+        self._scheduler = PassScheduler(sandboxes.is_awaited)
+
+    async def run(self) -> None:
+        """Start the supervisor of each sandbox that enters the table, until cancelled."""
+        while True:
+            supervisor = await self._sandboxes.entered.get()
+            self._start(supervisor.run(self._pass))
+
+    def find_vmm(self, sandbox_id: str) -> Vmm | None:
+        """Return a sandbox's VMM as of now, before or between its passes."""
+        containers = self._registry.containers(sandbox_id)
+        return self._engine.find(sandbox_id, containers, self._sandboxes.enter(sandbox_id).cache)
+
+    def release(self, sandbox_id: str) -> Report:
+        """Restore a sandbox's affinities now, and return what was done."""
+        cache = self._sandboxes.enter(sandbox_id).cache
+        containers = self._registry.containers(sandbox_id)
+        released = sandbox_id in self._registry.released()
+        cause = Cause(("unpin" if released else "release",), time.monotonic())
+        report = self._engine.run(sandbox_id, containers, cache, act=True, release=True)
+        sandbox = Sandbox(sandbox_id, containers, cache.vmm)
+        outcome = outcome_of(sandbox, report, cause, released=released)
+        self._tell(lambda observer: observer.passed(outcome))
+        return report
+
+    # ---- passes --------------------------------------------------------------------------
+
+    async def _pass(self, sandbox_id: str) -> PassResult:
+        """Run one pass, and another where the VMM itself could tell more."""
+        try:
+            return await self._asked_pass(sandbox_id)
+        except Exception as error:
+            failure = error
+            self._tell(lambda observer: observer.failed("pass", failure))
+            raise
+
+    def _tell(self, tell: Callable[[Observer], None]) -> None:
+        """Tell each observer; one that fails affects neither the others nor the pass."""
+        for observer in self._observers:
+            try:
+                tell(observer)
+            except Exception as error:  # a fault barrier: the observers of a pass
+                log.error("an observer failed after a pass: %s", error)
+                log.debug("an observer failed after a pass", exc_info=True)
+
+    async def _asked_pass(self, sandbox_id: str) -> PassResult:
+        await self._guests.before(sandbox_id, lambda: self._foreseen(sandbox_id))
+        result = await self._in_turn(sandbox_id)
+        if result.verdict is not Verdict.GONE and await self._ask(
+            sandbox_id, self._sandboxes.entry(sandbox_id).cache
+        ):
+            result = await self._in_turn(sandbox_id)
+        return result
+
+    async def _foreseen(self, sandbox_id: str) -> Report:
+        """Return what a pass would decide now; nothing is set, and nothing of it is kept."""
+        async with self._scheduler.turn(sandbox_id):
+            cache = replace(self._sandboxes.entry(sandbox_id).cache)
+            containers = self._registry.containers(sandbox_id)
+            return self._engine.run(sandbox_id, containers, cache, act=False)
+
+    async def _in_turn(self, sandbox_id: str) -> PassResult:
+        """Run one pass when its turn has come: between any two of them hooks are answered."""
+        async with self._scheduler.turn(sandbox_id):
+            await asyncio.sleep(0)
+            return self._run_pass(sandbox_id)
+
+    def _run_pass(self, sandbox_id: str) -> PassResult:
+        entry = self._sandboxes.entry(sandbox_id)
+        cache = entry.cache
+        released = sandbox_id in self._registry.released()
+        had = cache.vmm
+        containers = self._registry.containers(sandbox_id)
+        act = self._live.acts and not released
+        report = self._engine.run(sandbox_id, containers, cache, act=act)
+        self._sandboxes.track(sandbox_id, cache.processes)
+        if cache.vmm is not None and (had is None or had.process != cache.vmm.process):
+            self._start(self._watch_exit(sandbox_id, cache.vmm.process))
+        sandbox = Sandbox(sandbox_id, containers, cache.vmm)
+        verdict = self._verdict(sandbox, report, entry, had_vmm=had is not None)
+        outcome = outcome_of(sandbox, report, entry.supervisor.cause, released=released)
+        if verdict is Verdict.GONE:
+            self._tell(lambda observer: observer.ended(outcome))
+        else:
+            self._tell(lambda observer: observer.passed(outcome))
+        return PassResult(report, verdict)
+
+    def _verdict(self, sandbox: Sandbox, report: Report, entry: Entry, *, had_vmm: bool) -> Verdict:
+        if entry.cache.vmm is None:
+            return self._without_vmm(sandbox.id, sandbox.containers, entry, had_vmm=had_vmm)
+        if not report.settled:
+            return Verdict.RETRY
+        return Verdict.YOUNG if entry.cache.unsure else Verdict.SETTLED
+
+    async def _watch_exit(self, sandbox_id: str, process: ProcessKey) -> None:
+        try:
+            await wait_exit(self._root, process)
+        except HostError as error:
+            log.warning("sandbox %s: only audits will notice its end: %s", sandbox_id, error)
+            return
+        if self._sandboxes.cache(sandbox_id) is not None:
+            self._sandboxes.mark(sandbox_id, "VMM exited")
+
+    def _without_vmm(
+        self, sandbox_id: str, containers: Sequence[Container], entry: Entry, *, had_vmm: bool
+    ) -> Verdict:
+        """Say whether to look again for a VMM; drop the sandbox when it has ended."""
+        age_s = time.monotonic() - entry.since
+        if had_vmm:
+            why = "its VMM has exited"
+        elif not any(container.state.counts for container in containers):
+            why = "all its containers have stopped"
+        elif self._engine.is_claimed(sandbox_id, containers):
+            return Verdict.RETRY  # refused, for a reason that can be remedied: its records stay
+        elif self._registry.first_seen(sandbox_id):  # it was pinned before a restart
+            why = "its VMM has exited"
+        elif self._engine.runs_without_vmm(containers):
+            why = "its containers run without a VMM"
+        elif age_s > GRACE_S:
+            why = f"no VMM was found for {age_s:.0f} s"
+        else:
+            return Verdict.RETRY
+        log.info("sandbox %s ended: %s", sandbox_id, why, extra=about(SANDBOX_OVER))
+        self.drop(sandbox_id)
+        return Verdict.GONE
+
+    def drop(self, sandbox_id: str) -> None:
+        """Forget a sandbox; a later message about a container that lives enters it again."""
+        self._registry.forget(sandbox_id)
+        self._sandboxes.drop(sandbox_id)
+        self._engine.forget(sandbox_id)
