@@ -140,7 +140,7 @@ def _messages_of(container: Container, pid: int) -> Iterator[HookMessage]:
 
 async def _take(daemon: LocalService, message: HookMessage) -> None:
     connection = TimedConnection(message)
-    await daemon._reception.hook(connection)
+    await daemon._hook_service.hook(connection)
     if connection.answers != ["recorded", "pinned"]:
         raise BenchError(f"a message was answered {connection.answers}")
 

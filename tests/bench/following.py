@@ -208,7 +208,7 @@ async def _record(stage: Stage) -> None:
     work = node.container(sandbox.id, "c1", cpus=str(both))
     stamp = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     message = HookMessage(Phase.CREATE_RUNTIME, stamp, os.getpid(), work.state(sandbox.pid))
-    await stage.daemon._reception.hook(TimedConnection(message))
+    await stage.daemon._hook_service.hook(TimedConnection(message))
 
 
 def _where(sandbox: KataSandbox) -> frozenset[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kata_pin.daemon.guests.status import look_at_guest
+from kata_pin.daemon.guests.status import plan_guest
 from kata_pin.model.guestmap import GuestFacts, Link, LinkState, VcpuLink
 from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import GuestTopology
@@ -39,7 +39,7 @@ def measure(_node: BenchNode, rounds: int) -> Iterator[Row]:
     alone, whole, floor = in_turns(
         rounds,
         lambda: timed(lambda: guest_map(pod, threads, placement, facts, apic_of=apic_id)),
-        lambda: timed(lambda: look_at_guest(pod, report, where, facts, machine="x86_64")),
+        lambda: timed(lambda: plan_guest(pod, report, where, facts, machine="x86_64")),
         lambda: timed(lambda: _bare(threads)),
     )
     yield tail_row(f"map of {VCPUS} vCPUs, p99", alone, floor, bar_ms=BAR_MS)

@@ -1,7 +1,7 @@
 """The daemon under measurement: as a process of its own, or inside this one.
 
 ServiceProcess is `kata-pin run` as a user starts it. LocalService is the same Daemon object in this
-process's event loop, so that its own parts (reception, auditor, sandboxes) can be called and timed.
+process's event loop, so that its parts (hook service, auditor, sandboxes) can be timed.
 """
 
 from __future__ import annotations

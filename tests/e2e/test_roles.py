@@ -20,7 +20,7 @@ import pytest
 
 from kata_pin.config import from_text
 from kata_pin.daemon.reconcile.engine import SandboxCache
-from kata_pin.daemon.service.compose import Parts, boot_id, compose
+from kata_pin.daemon.service.compose import Components, boot_id, compose
 from kata_pin.daemon.store.database import Registry
 from kata_pin.host.root import HOST
 from kata_pin.model.placement import Report
@@ -181,7 +181,7 @@ def _pass_of_its_own(node: PrivateNode, pod: LabPod, *, debugfs: str, ptrace: bo
     return _in_a_child(look)
 
 
-def _settled(parts: Parts, registry: Registry, sandbox_id: str, cache: SandboxCache) -> Report:
+def _settled(parts: Components, registry: Registry, sandbox_id: str, cache: SandboxCache) -> Report:
     """Run passes until no thread is too young to tell what it is."""
 
     def look() -> Report | None:

@@ -25,7 +25,7 @@ from kata_pin.daemon.allocation.push import Pushing
 from kata_pin.daemon.allocation.restore import give_back, kept
 from kata_pin.daemon.intake.nri_events import NriIntake
 from kata_pin.daemon.reconcile.ports import PassRequests
-from kata_pin.daemon.service.compose import Parts
+from kata_pin.daemon.service.compose import Components
 from kata_pin.daemon.status.allocation import allocation_document
 from kata_pin.daemon.status.documents import Json
 from kata_pin.errors import HostError
@@ -51,7 +51,7 @@ GIVE_BACK_S: Final = 5.0
 class Coordinator:
     """Keeps sandboxes, orders and the runtime in step with the allocator."""
 
-    def __init__(self, parts: Parts, sandboxes: PassRequests) -> None:
+    def __init__(self, parts: Components, sandboxes: PassRequests) -> None:
         """`sandboxes` gives a pass to those whose CPUs change."""
         self._parts = parts
         self._allocator = parts.allocator

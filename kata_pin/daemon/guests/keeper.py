@@ -25,8 +25,8 @@ from enum import Enum, auto
 from typing import Final
 
 from kata_pin.config.guest import Guest
-from kata_pin.daemon.guests.probe import Measuring
-from kata_pin.daemon.guests.status import GuestLook, GuestState, GuestView, Proof, Said
+from kata_pin.daemon.guests.probe import GuestProbe
+from kata_pin.daemon.guests.status import GuestPlan, GuestState, GuestView, Proof, Sent
 from kata_pin.daemon.store.guests import GuestBook
 from kata_pin.errors import AgentDenied, AgentFailed, AgentUnsupported, GuestError
 from kata_pin.guest.agent import AgentClient
@@ -60,16 +60,16 @@ DENIED_S: Final = 300.0
 _BAD: Final = frozenset({Proof.BROKEN, Proof.REFUSED})
 
 
-class Aim(Enum):
+class Goal(Enum):
     """What is wanted of a guest."""
 
     KEEP = auto()  # containers on their own vCPUs
     GIVE_BACK = auto()  # on all guest CPUs, where it was told otherwise
-    LEAVE = auto()  # nothing is to be said
+    LEAVE = auto()  # nothing is to be sent
 
 
 @dataclass(frozen=True)
-class Ties:
+class Shared:
     """What a keeper shares with the others.
 
     `connect` returns a client of the sandbox's agent, not connected yet; AgentUnavailable when no
@@ -82,23 +82,23 @@ class Ties:
     turns: asyncio.Semaphore
 
 
-Decide = Callable[[GuestFacts], GuestLook | None]
+Decide = Callable[[GuestFacts], GuestPlan | None]
 """Returns what the last pass means for the guest, given what is known of the guest."""
 
 
 class Keeper:
     """See the module. `run` is the task's side, everything else the caller's."""
 
-    def __init__(self, sandbox_id: str, ties: Ties, measuring: Measuring) -> None:
+    def __init__(self, sandbox_id: str, shared: Shared, probe: GuestProbe) -> None:
         """Raises StateError when it can not be read what the guest was told before."""
         self._id = sandbox_id
-        self._ties = ties
-        self._measuring = measuring
-        self._said = {name: Said(cpus) for name, cpus in ties.book.told(sandbox_id).items()}
+        self._shared = shared
+        self._probe = probe
+        self._sent = {name: Sent(cpus) for name, cpus in shared.book.told(sandbox_id).items()}
         self._vmm: Vmm | None = None
         self._decide: Decide = lambda _facts: None
-        self._look: GuestLook | None = None
-        self._aim = Aim.LEAVE
+        self._plan: GuestPlan | None = None
+        self._goal = Goal.LEAVE
         self._vcpus: frozenset[ThreadKey] = frozenset()
         self._again: frozenset[str] = frozenset()
         self._check = False
@@ -116,32 +116,32 @@ class Keeper:
     # ---- what passes and audits say ------------------------------------------------------
 
     def take(
-        self, vmm: Vmm, decide: Decide, aim: Aim, *, again: bool = False, insist: bool = False
+        self, vmm: Vmm, decide: Decide, goal: Goal, *, again: bool = False, insist: bool = False
     ) -> None:
         """Take what a pass found.
 
         `again`: Kata may have touched the cpusets, so repeat them. `insist`: without waiting for
         the end of a rest. Raises StateError when containers that are gone can not be forgotten.
         """
-        first = self._look is None
+        first = self._plan is None
         self._vmm, self._decide, self._moving = vmm, decide, False
-        if aim is not Aim.LEAVE or self._aim is not Aim.GIVE_BACK:
-            self._aim = aim
-        self._measuring.begin(vmm)
+        if goal is not Goal.LEAVE or self._goal is not Goal.GIVE_BACK:
+            self._goal = goal
+        self._probe.begin(vmm)
         self._decided()
-        vcpus = frozenset(one.key for one in self._look.map.links) if self._look else frozenset()
+        vcpus = frozenset(one.key for one in self._plan.map.links) if self._plan else frozenset()
         changed = bool(self._vcpus) and vcpus != self._vcpus  # Kata onlines and resets after it
         self._vcpus = vcpus
         if first or again or insist or changed:
-            self._again = frozenset(self._said)
+            self._again = frozenset(self._sent)
             perhaps = again and self._state_of_trouble is GuestState.FAILED
             if insist or perhaps:  # the container may be there now
                 self._rest_until = 0.0
         self._nudge()
 
     def audit(self) -> None:
-        """Have everything said again, and looked at whether it holds."""
-        self._again = frozenset(self._said)
+        """Send everything again, and check whether it holds."""
+        self._again = frozenset(self._sent)
         self._check = True
         self._nudge()
 
@@ -151,20 +151,20 @@ class Keeper:
         self._wake.set()
 
     async def settled(self) -> None:
-        """Wait until nothing is to be said, or the last attempt failed; the caller's deadline."""
+        """Wait until nothing is to be sent, or the last attempt failed; the caller's deadline."""
         await self._settled.wait()
 
     def _decided(self) -> None:
         """Decide anew, with what is known by now."""
-        self._look = self._decide(self._measuring.facts)
-        if self._look is None:
+        self._plan = self._decide(self._probe.facts)
+        if self._plan is None:
             return
-        there = {one.container_id for one in self._look.cpusets}
-        gone = self._said.keys() - there
+        there = {one.container_id for one in self._plan.cpusets}
+        gone = self._sent.keys() - there
         if gone:
-            self._ties.book.forget(self._id, gone)
-            self._said = {name: said for name, said in self._said.items() if name in there}
-        self._measuring.keep_only((one.key for one in self._look.map.links), there)
+            self._shared.book.forget(self._id, gone)
+            self._sent = {name: sent for name, sent in self._sent.items() if name in there}
+        self._probe.keep_only((one.key for one in self._plan.map.links), there)
 
     def _nudge(self) -> None:
         if self._has_work:
@@ -173,44 +173,44 @@ class Keeper:
         elif not self._talking:
             self._settled.set()
 
-    # ---- what is to be said --------------------------------------------------------------
+    # ---- what is to be sent --------------------------------------------------------------
 
-    def _steps(self, look: GuestLook) -> GuestSteps:
-        standing = {name: said.cpus for name, said in self._said.items()}
-        wanted = look.cpusets
-        if self._aim is Aim.GIVE_BACK:
+    def _steps(self, plan: GuestPlan) -> GuestSteps:
+        standing = {name: sent.cpus for name, sent in self._sent.items()}
+        wanted = plan.cpusets
+        if self._goal is Goal.GIVE_BACK:
             wanted = tuple(replace(one, cpus=None) for one in wanted)
-        return guest_steps(standing, wanted, look.map.every or look.possible)
+        return guest_steps(standing, wanted, plan.map.every or plan.possible)
 
     @property
     def _targets(self) -> dict[str, CpuSet]:
         """What each container is to have; nothing while it is not to be talked to."""
-        if self._look is None or self._aim is Aim.LEAVE:
+        if self._plan is None or self._goal is Goal.LEAVE:
             return {}
-        return dict(self._steps(self._look).narrow)
+        return dict(self._steps(self._plan).narrow)
 
     @property
     def _due(self) -> dict[str, CpuSet]:
-        """What has not been said, or is to be said again; nothing while vCPUs are being moved."""
+        """What has not been sent, or is to be sent again; nothing while vCPUs are being moved."""
         if self._moving:
             return {}
         return {
             name: cpus
             for name, cpus in self._targets.items()
-            if name in self._again or self._is_new(self._said.get(name), cpus)
+            if name in self._again or self._is_new(self._sent.get(name), cpus)
         }
 
     @staticmethod
-    def _is_new(said: Said | None, cpus: CpuSet) -> bool:
-        return said is None or said.cpus != cpus or said.proof in _BAD
+    def _is_new(sent: Sent | None, cpus: CpuSet) -> bool:
+        return sent is None or sent.cpus != cpus or sent.proof in _BAD
 
     @property
     def _has_work(self) -> bool:
-        unsure = self._look is not None and self._measuring.wanted(self._look)
-        checks = self._check and (bool(self._said) or unsure)
+        unsure = self._plan is not None and self._probe.wanted(self._plan)
+        checks = self._check and (bool(self._sent) or unsure)
         first = unsure and self._asked_at is None and self._trouble is None
-        unread = not self._measuring.kernel_known
-        allowed = self._aim is not Aim.LEAVE
+        unread = not self._probe.kernel_known
+        allowed = self._goal is not Goal.LEAVE
         return bool(self._due) or (allowed and (checks or first)) or unread
 
     # ---- the task ------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class Keeper:
     async def attempt(self) -> None:
         """Do what is to be done, once; never raises for what a guest did."""
         try:
-            await self._measuring.read_kernel()
+            await self._probe.read_kernel()
             self._decided()
             if self._has_work and self._vmm is not None:
                 await self._in_turn(self._vmm)
@@ -259,23 +259,23 @@ class Keeper:
             self._settled.set()
 
     async def _in_turn(self, vmm: Vmm) -> None:
-        async with self._ties.turns:
+        async with self._shared.turns:
             self._talking = True
             try:
                 async with asyncio.timeout(SESSION_S):
                     await self._session(vmm)
             finally:
                 self._talking = False
-        bad = sum(said.proof in _BAD for said in self._said.values())
+        bad = sum(sent.proof in _BAD for sent in self._sent.values())
         if bad:
-            text = f"{bad} of {len(self._said)} containers are not as they were told"
+            text = f"{bad} of {len(self._sent)} containers are not as they were told"
             self._failed(GuestState.FAILED, text, self._next_rest())
         else:
             self._trouble, self._failures, self._rest_until = None, 0, 0.0
 
     async def _session(self, vmm: Vmm) -> None:
         started = time.monotonic()
-        async with self._ties.connect(self._id, vmm) as agent:
+        async with self._shared.connect(self._id, vmm) as agent:
             connected = time.monotonic()
             for name, cpus in self._due.items():
                 asked = time.monotonic()
@@ -288,39 +288,39 @@ class Keeper:
             await self._verify(agent)
 
     async def _measure(self, agent: AgentClient) -> None:
-        look = self._look
-        if look is not None and self._measuring.wanted(look):
-            container = next((one.container_id for one in look.cpusets), "")
-            await self._measuring.measure(agent, look, container)
+        plan = self._plan
+        if plan is not None and self._probe.wanted(plan):
+            container = next((one.container_id for one in plan.cpusets), "")
+            await self._probe.measure(agent, plan, container)
             self._decided()
 
     async def _tell(self, agent: AgentClient, name: str, cpus: CpuSet) -> None:
         """Have one container's cpuset set; the book knows of it before the guest does."""
-        self._ties.book.tell(self._id, name, cpus)
-        before = self._said.get(name)
-        self._said[name] = Said(cpus, Proof.REFUSED, "the agent has not answered")
+        self._shared.book.tell(self._id, name, cpus)
+        before = self._sent.get(name)
+        self._sent[name] = Sent(cpus, Proof.REFUSED, "the agent has not answered")
         try:
             await agent.set_cpus(name, cpus)
         except GuestError as error:
-            self._said[name] = Said(cpus, Proof.REFUSED, str(error))
+            self._sent[name] = Sent(cpus, Proof.REFUSED, str(error))
             if isinstance(error, AgentFailed):  # this container's trouble: go on with the others
                 return
             raise
         self._again -= {name}
         if before is not None and not self._is_new(before, cpus):
-            self._said[name] = before
+            self._sent[name] = before
         else:
-            self._said[name] = Said(cpus)
+            self._sent[name] = Sent(cpus)
             log.info("sandbox %s: guest: container %s on guest CPUs %s", self._id, name, cpus)
 
     async def _verify(self, agent: AgentClient) -> None:
-        """Look whether what the guest said is so."""
-        for name, said in list(self._said.items()):
-            if self._look is None or said.proof is Proof.REFUSED:
+        """Check whether what was sent holds."""
+        for name, sent in list(self._sent.items()):
+            if self._plan is None or sent.proof is Proof.REFUSED:
                 continue
-            found = await self._measuring.proof(agent, name, said.cpus, self._look)
-            if found is not None and self._said.get(name) is said:
-                self._said[name] = replace(said, proof=found[0], detail=found[1])
+            found = await self._probe.proof(agent, name, sent.cpus, self._plan)
+            if found is not None and self._sent.get(name) is sent:
+                self._sent[name] = replace(sent, proof=found[0], detail=found[1])
 
     def _failed(self, state: GuestState, text: str, rest_s: float) -> None:
         if self._trouble is None or self._trouble[0] is not state:
@@ -339,19 +339,19 @@ class Keeper:
     def may_widen(self) -> bool:
         """Whether the guest may be asked before a pass: it was prompt, and is not being asked."""
         idle = not self._talking and self._trouble is None
-        return idle and self._prompt and bool(self._said) and self._aim is Aim.KEEP
+        return idle and self._prompt and bool(self._sent) and self._goal is Goal.KEEP
 
     async def widen(self, decide: Decide) -> None:
         """Let containers run on their old and new guest CPUs before a pass moves vCPUs."""
-        look = decide(self._measuring.facts)
-        if look is None or self._vmm is None or not self.may_widen:
+        plan = decide(self._probe.facts)
+        if plan is None or self._vmm is None or not self.may_widen:
             return
-        wider = self._steps(look).widen
+        wider = self._steps(plan).widen
         if not wider:
             return
         self._moving = self._talking = True
         try:
-            async with asyncio.timeout(WIDEN_S), self._ties.connect(self._id, self._vmm) as agent:
+            async with asyncio.timeout(WIDEN_S), self._shared.connect(self._id, self._vmm) as agent:
                 for name, cpus in wider.items():
                     await self._tell(agent, name, cpus)
         except (GuestError, TimeoutError) as error:
@@ -365,26 +365,26 @@ class Keeper:
     @property
     def facts(self) -> GuestFacts:
         """What is known of the guest."""
-        return self._measuring.facts
+        return self._probe.facts
 
     @property
     def _state_of_trouble(self) -> GuestState | None:
         return None if self._trouble is None else self._trouble[0]
 
-    def view(self, look: GuestLook) -> GuestView:
-        """Return how guest pinning stands, for a look that was made with `facts`."""
+    def view(self, plan: GuestPlan) -> GuestView:
+        """Return how guest pinning stands, for a plan that was made with `facts`."""
         state, detail = self._state()
         asked_s = None if self._asked_at is None else time.monotonic() - self._asked_at
-        return GuestView(look, state, detail, asked_s, dict(self._said))
+        return GuestView(plan, state, detail, asked_s, dict(self._sent))
 
     def _state(self) -> tuple[GuestState, str]:
-        if self._aim is Aim.LEAVE:
+        if self._goal is Goal.LEAVE:
             return GuestState.OFF, ""
         targets = self._targets
         if targets and self._trouble is not None:
             return self._trouble
         if self._due:
             return GuestState.PENDING, ""
-        if not self._ties.settings().enabled:
+        if not self._shared.settings().enabled:
             return GuestState.OFF, ""
         return (GuestState.TOLD if targets else GuestState.IDLE), ""

@@ -17,11 +17,11 @@ from functools import partial
 from typing import Final
 
 from kata_pin.config.guest import Guest
-from kata_pin.daemon.guests.keeper import Aim, Keeper, Ties
-from kata_pin.daemon.guests.probe import Measuring
-from kata_pin.daemon.guests.status import GuestLook, GuestState, GuestView, look_at_guest
+from kata_pin.daemon.guests.keeper import Goal, Keeper, Shared
+from kata_pin.daemon.guests.probe import GuestProbe
+from kata_pin.daemon.guests.status import GuestPlan, GuestState, GuestView, plan_guest
 from kata_pin.daemon.live_config import LiveConfig
-from kata_pin.daemon.service.compose import Parts
+from kata_pin.daemon.service.compose import Components
 from kata_pin.daemon.store.guests import GuestBook
 from kata_pin.errors import AgentUnavailable, KataPinError, ParseError, StateError
 from kata_pin.guest.address import AgentAddress, VsockAddress, parse_address
@@ -64,7 +64,7 @@ class Guests:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: Components,
         *,
         live: LiveConfig,
         vmm_of: Callable[[str], Vmm | None],
@@ -79,7 +79,7 @@ class Guests:
         self._vmm_of = vmm_of
         self._start = start
         self._book = GuestBook(parts.registry)
-        self._ties = _ties(parts, self._settings, self._book)
+        self._shared = _shared(parts, self._settings, self._book)
         self._keepers: dict[str, Keeper] = {}
         self._claims: dict[str, Claims] = {}
         self._causes: dict[str, Cause] = {}
@@ -127,34 +127,34 @@ class Guests:
         self._claims[sandbox_id] = _claims(sandbox.containers)
         keeper.take(
             vmm,
-            partial(self._look, sandbox, report),
-            self._aim(outcome),
+            partial(self._plan, sandbox, report),
+            self._goal(outcome),
             again=not reasons <= _QUIET,
             insist=bool(reasons & _INSISTING),
         )
 
     def _new_keeper(self, sandbox: Sandbox, report: Report) -> Keeper | None:
         """Return a keeper where there is something to say, or was before a restart."""
-        look = self._look(sandbox, report, NOTHING_KNOWN)
-        if look is None:
+        plan = self._plan(sandbox, report, NOTHING_KNOWN)
+        if plan is None:
             return None
-        owned = any(one.container_id for one in look.map.links)
-        if not owned and not look.map.hotplugged and not self._book.told(sandbox.id):
+        owned = any(one.container_id for one in plan.map.links)
+        if not owned and not plan.map.hotplugged and not self._book.told(sandbox.id):
             return None
-        keeper = Keeper(sandbox.id, self._ties, Measuring(self._parts.root, self._settings))
+        keeper = Keeper(sandbox.id, self._shared, GuestProbe(self._parts.root, self._settings))
         self._keepers[sandbox.id] = keeper
         self._start(keeper.run())
         return keeper
 
-    def _look(self, sandbox: Sandbox, report: Report, facts: GuestFacts) -> GuestLook | None:
+    def _plan(self, sandbox: Sandbox, report: Report, facts: GuestFacts) -> GuestPlan | None:
         inferred = self._settings().act_on_inferred
-        return look_at_guest(sandbox, report, self._parts.node.current(), facts, inferred=inferred)
+        return plan_guest(sandbox, report, self._parts.node.current(), facts, inferred=inferred)
 
-    def _aim(self, outcome: PassOutcome) -> Aim:
+    def _goal(self, outcome: PassOutcome) -> Goal:
         released = outcome.sandbox_id in self._parts.registry.released()
         if released or outcome.mask is None or not self._settings().enabled:
-            return Aim.GIVE_BACK
-        return Aim.KEEP if self._live.acts else Aim.LEAVE
+            return Goal.GIVE_BACK
+        return Goal.KEEP if self._live.acts else Goal.LEAVE
 
     async def before(self, sandbox_id: str, foresee: Callable[[], Awaitable[Report]]) -> None:
         """Widen guest cpusets where the pass that is due will move pairs; WIDEN_S at most.
@@ -170,7 +170,7 @@ class Guests:
             return
         sandbox = Sandbox(sandbox_id, containers, vmm)
         try:
-            await keeper.widen(partial(self._look, sandbox, await foresee()))
+            await keeper.widen(partial(self._plan, sandbox, await foresee()))
         except (KataPinError, OSError, ValueError) as error:  # the pass matters more
             log.error("sandbox %s: guest not told before vCPUs move: %s", sandbox_id, error)
 
@@ -197,20 +197,20 @@ class Guests:
         keeper = self._keepers.get(sandbox.id)
         if report is None:
             return None
-        look = self._look(sandbox, report, keeper.facts if keeper else NOTHING_KNOWN)
-        if look is None:
+        plan = self._plan(sandbox, report, keeper.facts if keeper else NOTHING_KNOWN)
+        if plan is None:
             return None
         if keeper is not None:
-            return keeper.view(look)
+            return keeper.view(plan)
         on = self._settings().enabled and self._live.acts
-        return GuestView(look, GuestState.IDLE if on else GuestState.OFF)
+        return GuestView(plan, GuestState.IDLE if on else GuestState.OFF)
 
     def lines(self, sandbox: Sandbox, report: Report) -> list[str]:
         """Return what `explain` tells of a guest."""
         view = self.view(sandbox, report)
         if view is None:
             return []
-        return list(guest_lines(sandbox, view.look.map, view.look.cpusets))
+        return list(guest_lines(sandbox, view.plan.map, view.plan.cpusets))
 
 
 def _claims(containers: Iterable[Container]) -> Claims:
@@ -220,7 +220,7 @@ def _claims(containers: Iterable[Container]) -> Claims:
     )
 
 
-def _ties(parts: Parts, settings: Callable[[], Guest], book: GuestBook) -> Ties:
+def _shared(parts: Components, settings: Callable[[], Guest], book: GuestBook) -> Shared:
     def connect(sandbox_id: str, vmm: Vmm) -> AgentClient:
         now = settings()
         return AgentClient(
@@ -229,29 +229,29 @@ def _ties(parts: Parts, settings: Callable[[], Guest], book: GuestBook) -> Ties:
             call_s=now.call_ms / 1000,
         )
 
-    return Ties(settings, book, connect, asyncio.Semaphore(AT_ONCE))
+    return Shared(settings, book, connect, asyncio.Semaphore(AT_ONCE))
 
 
 async def give_back(
-    parts: Parts, settings: Guest, passes: Iterable[tuple[Sandbox, Report]]
+    parts: Components, settings: Guest, passes: Iterable[tuple[Sandbox, Report]]
 ) -> None:
     """Widen every container that a guest was told of, once: the undo where no daemon runs.
 
     Raises StateError when the registry's file can not be used.
     """
     book = GuestBook(parts.registry)
-    ties = _ties(parts, lambda: settings, book)
+    shared = _shared(parts, lambda: settings, book)
     keepers = []
     for sandbox, report in passes:
         if sandbox.vmm is not None and book.told(sandbox.id):
-            keeper = Keeper(sandbox.id, ties, Measuring(parts.root, lambda: settings))
+            keeper = Keeper(sandbox.id, shared, GuestProbe(parts.root, lambda: settings))
             node = parts.node.current()
-            keeper.take(sandbox.vmm, partial(look_at_guest, sandbox, report, node), Aim.GIVE_BACK)
+            keeper.take(sandbox.vmm, partial(plan_guest, sandbox, report, node), Goal.GIVE_BACK)
             keepers.append(keeper)
     await asyncio.gather(*(keeper.attempt() for keeper in keepers))
 
 
-def agent_address(parts: Parts, sandbox_id: str, vmm: Vmm) -> AgentAddress:
+def agent_address(parts: Components, sandbox_id: str, vmm: Vmm) -> AgentAddress:
     """Return where a sandbox's agent listens: QEMU's cid, else what Kata's state says.
 
     A QEMU that names another guest's cid only has that guest asked about containers that it does

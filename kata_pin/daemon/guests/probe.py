@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from kata_pin.config.guest import Guest
 from kata_pin.daemon.guests.kernel import kernel_facts
-from kata_pin.daemon.guests.status import GuestLook, Proof
+from kata_pin.daemon.guests.status import GuestPlan, Proof
 from kata_pin.errors import (
     AgentDenied,
     AgentFailed,
@@ -64,7 +64,7 @@ class _Usage:
 
 
 @dataclass
-class Measuring:
+class GuestProbe:
     """See the module. `facts` is what is known so far."""
 
     root: HostRoot
@@ -106,19 +106,19 @@ class Measuring:
 
     # ---- which guest CPU a thread is -----------------------------------------------------
 
-    def wanted(self, look: GuestLook) -> bool:
+    def wanted(self, plan: GuestPlan) -> bool:
         """Whether a vCPU that matters has a link that may not be acted on."""
-        owned = any(one.container_id for one in look.map.links)
-        return owned and any(one.state.rank < LinkState.PROVEN.rank for one in look.map.links)
+        owned = any(one.container_id for one in plan.map.links)
+        return owned and any(one.state.rank < LinkState.PROVEN.rank for one in plan.map.links)
 
-    async def measure(self, agent: AgentClient, look: GuestLook, container: str) -> None:
+    async def measure(self, agent: AgentClient, plan: GuestPlan, container: str) -> None:
         """Learn more about the vCPU threads; what the guest refuses is left out."""
         try:
             if self.settings().exec and container:
                 table = await _by_program(agent, agent.read_apic_ids(container))
-                self._read |= measured_by_apic(look.map, table or {})
+                self._read |= measured_by_apic(plan.map, table or {})
             elif self._vmm is not None:
-                self._compare(look.map, self._vmm, parse_cpu_times(await agent.metrics()))
+                self._compare(plan.map, self._vmm, parse_cpu_times(await agent.metrics()))
         except (*_REFUSALS, ParseError):
             return
         self._known()
@@ -137,7 +137,7 @@ class Measuring:
     # ---- whether a cpuset holds ----------------------------------------------------------
 
     async def proof(
-        self, agent: AgentClient, container: str, cpus: CpuSet, look: GuestLook
+        self, agent: AgentClient, container: str, cpus: CpuSet, plan: GuestPlan
     ) -> tuple[Proof, str] | None:
         """Return what is known of a cpuset now and why, None where there is nothing new to say."""
         if self.settings().exec:
@@ -147,7 +147,7 @@ class Measuring:
             if now is not None:
                 return Proof.BROKEN, f"may run on guest CPUs {now}"
         try:
-            return await self._fits(agent, container, cpus, look.map)
+            return await self._fits(agent, container, cpus, plan.map)
         except _REFUSALS:
             return None
 

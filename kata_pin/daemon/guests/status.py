@@ -1,6 +1,6 @@
 """What is decided about a sandbox's guest, and what documents say of it (docs/json.md).
 
-A GuestLook is made from a pass and what is known of the guest; pure. A GuestView adds what became
+A GuestPlan is made from a pass and what is known of the guest; pure. A GuestView adds what became
 of it in the guest: nothing without a daemon, which alone talks to guests.
 """
 
@@ -39,17 +39,17 @@ class GuestState(StrEnum):
 
 
 class Proof(StrEnum):
-    """What is known of a cpuset that a guest said it has set."""
+    """What is known of a cpuset that a guest reported as set."""
 
     NONE = "none"  # a success is no proof
     READ = "read"  # read back
     FITS = "fits"  # the CPU time used does not speak against it
     BROKEN = "broken"  # read back, or measured, as another one
-    REFUSED = "refused"  # the agent said no
+    REFUSED = "refused"  # the agent refused
 
 
 @dataclass(frozen=True)
-class GuestLook:
+class GuestPlan:
     """The map as of a pass, and which guest CPUs each container should use.
 
     `possible` are all guest CPUs that there may ever be.
@@ -61,7 +61,7 @@ class GuestLook:
 
 
 @dataclass(frozen=True)
-class Said:
+class Sent:
     """What a guest was told of a container, and what is known of it since."""
 
     cpus: CpuSet
@@ -73,14 +73,14 @@ class Said:
 class GuestView:
     """All that is known of a guest; `asked_s` is the age of the last answer, None without one."""
 
-    look: GuestLook
+    plan: GuestPlan
     state: GuestState = GuestState.OFF
     detail: str = ""
     asked_s: float | None = None
-    said: Mapping[str, Said] = field(default_factory=dict)
+    sent: Mapping[str, Sent] = field(default_factory=dict)
 
 
-def look_at_guest(
+def plan_guest(
     sandbox: Sandbox,
     report: Report,
     node: Node,
@@ -88,7 +88,7 @@ def look_at_guest(
     *,
     inferred: bool = False,
     machine: str = "",
-) -> GuestLook | None:
+) -> GuestPlan | None:
     """Return what a pass means for the guest; None where it found no VMM.
 
     `inferred` lets inferred links be acted on. `machine` is uname's, this host's by default.
@@ -100,7 +100,7 @@ def look_at_guest(
         sandbox, report.threads, report.placement, facts, apic_of=apic.apic_id if x86 else None
     )
     cpusets = guest_cpusets(sandbox, node, report.placement, found, inferred=inferred)
-    return GuestLook(found, cpusets, CpuSet(range(sandbox.vmm.guest.maximum)))
+    return GuestPlan(found, cpusets, CpuSet(range(sandbox.vmm.guest.maximum)))
 
 
 def guest_document(view: GuestView | None, sandbox: Sandbox) -> Json | None:
@@ -108,7 +108,7 @@ def guest_document(view: GuestView | None, sandbox: Sandbox) -> Json | None:
     if view is None:
         return None
     names = {one.id: one.title for one in sandbox.containers}
-    found = view.look.map
+    found = view.plan.map
     return {
         "state": view.state.value,
         "detail": view.detail,
@@ -118,8 +118,8 @@ def guest_document(view: GuestView | None, sandbox: Sandbox) -> Json | None:
         "hotplugged": found.hotplugged,
         "vcpus": [_vcpu(one) for one in found.links],
         "containers": [
-            _container(one, names.get(one.container_id, one.container_id), view.said)
-            for one in view.look.cpusets
+            _container(one, names.get(one.container_id, one.container_id), view.sent)
+            for one in view.plan.cpusets
         ],
     }
 
@@ -146,8 +146,8 @@ def _vcpu(one: VcpuLink) -> Json:
     }
 
 
-def _container(one: GuestCpuset, name: str, said: Mapping[str, Said]) -> Json:
-    told = said.get(one.container_id)
+def _container(one: GuestCpuset, name: str, sent: Mapping[str, Sent]) -> Json:
+    told = sent.get(one.container_id)
     return {
         "id": one.container_id,
         "name": name,

@@ -1,4 +1,4 @@
-"""Following the files that tell of cpusets: events made into fresh reads and marks (DESIGN D1).
+"""FileEvents the files that tell of cpusets: events made into fresh reads and marks (DESIGN D1).
 
 Kata's state of one sandbox is read when it was written, and a pass asked for, also when nothing in
 it is new: Kata sets affinities and cpusets of its own when it writes it (DESIGN D13). A checkpoint
@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.service.compose import Parts
+from kata_pin.daemon.service.compose import Components
 from kata_pin.errors import HostError
 from kata_pin.host.cpuset import cpuset_folders
 from kata_pin.model.pass_outcome import PassOutcome
@@ -49,7 +49,7 @@ LOST: Final = "events of files were lost"
 class CgroupWatch:
     """Has the cpusets watched of the cgroups that sandboxes' threads are in; an Observer."""
 
-    def __init__(self, parts: Parts, watch: StateWatch) -> None:
+    def __init__(self, parts: Components, watch: StateWatch) -> None:
         self._node = parts.node
         self._watch = watch
         self._known: dict[str, frozenset[str]] = {}
@@ -75,10 +75,10 @@ class CgroupWatch:
         return list(dict.fromkeys(found))
 
 
-class Following:
+class FileEvents:
     """Acts on what a StateWatch tells."""
 
-    def __init__(self, parts: Parts, sandboxes: Sandboxes, watch: StateWatch) -> None:
+    def __init__(self, parts: Components, sandboxes: Sandboxes, watch: StateWatch) -> None:
         self._parts = parts
         self._sandboxes = sandboxes
         self._watch = watch

@@ -30,7 +30,7 @@ from kata_pin.wire.qemu.qmp import QmpAnswers
 log = logging.getLogger(__name__)
 
 
-class Reception:
+class HookService:
     """Takes hook connections and the spool."""
 
     def __init__(

@@ -15,7 +15,7 @@ from typing import Final
 
 from kata_pin.daemon.intake.kata_state import ADOPTED
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.service.compose import Parts
+from kata_pin.daemon.service.compose import Components
 from kata_pin.errors import VmmError
 from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
 from kata_pin.wire.nri.messages import (
@@ -49,7 +49,7 @@ NOTHING: Final = 0
 class NriIntake:
     """Records what the plugin is told; the Listener of sources/nri.py."""
 
-    def __init__(self, parts: Parts, sandboxes: Sandboxes) -> None:
+    def __init__(self, parts: Components, sandboxes: Sandboxes) -> None:
         self._parts = parts
         self._registry = parts.registry
         self._sandboxes = sandboxes

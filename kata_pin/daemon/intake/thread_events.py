@@ -15,7 +15,7 @@ from typing import Final
 from kata_pin.config.tree import NewThreads
 from kata_pin.daemon.reconcile.counters import Counters
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.service.compose import KTHREADD, Parts
+from kata_pin.daemon.service.compose import KTHREADD, Components
 from kata_pin.errors import HostError, StateError
 from kata_pin.sources.process_events import (
     Event,
@@ -36,11 +36,11 @@ KERNEL_THREAD_LOOKS_S: Final = (0.005, 0.05, 0.5)
 its creator's cgroup, which takes its affinity away, only after its birth, and no event tells."""
 
 
-class Births:
+class ThreadEvents:
     """Follows process events until cancelled."""
 
     def __init__(
-        self, parts: Parts, sandboxes: Sandboxes, wanted: NewThreads, counters: Counters
+        self, parts: Components, sandboxes: Sandboxes, wanted: NewThreads, counters: Counters
     ) -> None:
         """`wanted` is the setting new_threads."""
         self._parts = parts

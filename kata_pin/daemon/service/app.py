@@ -24,19 +24,19 @@ from kata_pin.config.metrics import EndpointKind
 from kata_pin.config.tree import Changes, Config, NriEnabled
 from kata_pin.daemon.allocation.coordinator import Coordinator
 from kata_pin.daemon.guests.manager import Guests
-from kata_pin.daemon.intake.file_events import CgroupWatch, Following, left_to_audits
-from kata_pin.daemon.intake.hook_service import Reception
+from kata_pin.daemon.intake.file_events import CgroupWatch, FileEvents, left_to_audits
+from kata_pin.daemon.intake.hook_service import HookService
 from kata_pin.daemon.intake.nri_events import NriIntake
 from kata_pin.daemon.intake.qmp import ExtraMonitor
 from kata_pin.daemon.intake.records import Intake
-from kata_pin.daemon.intake.thread_events import Births
+from kata_pin.daemon.intake.thread_events import ThreadEvents
 from kata_pin.daemon.journal import CONFIGURATION_REFUSED, STARTED, about
 from kata_pin.daemon.reconcile.audit import Auditor
 from kata_pin.daemon.reconcile.counters import Counters
 from kata_pin.daemon.reconcile.passes import PassRunner
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.service.commands import Verbs
-from kata_pin.daemon.service.compose import Parts, boot_id, compose
+from kata_pin.daemon.service.commands import Commands
+from kata_pin.daemon.service.compose import Components, boot_id, compose
 from kata_pin.daemon.service.control import ControlServer
 from kata_pin.daemon.service.lock import locked
 from kata_pin.daemon.service.logging_setup import set_level, set_up
@@ -93,7 +93,7 @@ class Daemon:
             async with asyncio.TaskGroup() as tasks:
                 await self._serve(parts, spool, tasks)
 
-    async def _serve(self, parts: Parts, spool: Spool, tasks: asyncio.TaskGroup) -> None:
+    async def _serve(self, parts: Components, spool: Spool, tasks: asyncio.TaskGroup) -> None:
         """Compose what the parts make possible, run it, and end it all when told to stop."""
         self._parts = parts
         self._live = parts.live
@@ -125,10 +125,10 @@ class Daemon:
             observers=(self._history, self._counters, cgroups, self._allotting, self._guests),
         )
         self._overview = Overview(self._sandboxes, parts.engine, parts.registry, self._guests)
-        self._following = Following(parts, self._sandboxes, watch)
+        self._file_events = FileEvents(parts, self._sandboxes, watch)
         self._auditor = Auditor(parts.root, self._sandboxes)
         intake = Intake(parts.registry, BundleReader(self._live.now.paths.bundle_roots))
-        self._reception = Reception(
+        self._hook_service = HookService(
             live=self._live,
             registry=parts.registry,
             intake=intake,
@@ -137,7 +137,7 @@ class Daemon:
             counters=self._counters,
             find_vmm=self._passes.find_vmm,
         )
-        hooks = HookServer(self._path("hook.sock"), self._reception.hook)
+        hooks = HookServer(self._path("hook.sock"), self._hook_service.hook)
         self._metrics = self._metrics_server()
         loop = asyncio.get_running_loop()
         with _signals(loop, self._stop, self._reload), contextlib.closing(hooks):
@@ -145,14 +145,14 @@ class Daemon:
             async with self._control_sockets():
                 for sandbox_id in parts.registry.sandboxes():
                     self._sandboxes.mark(sandbox_id, "start")
-                self._reception.take_spool()
+                self._hook_service.take_spool()
                 with left_to_audits():
-                    self._following.look_around()
+                    self._file_events.look_around()
                 for work in (
                     self._passes.run(),
                     hooks.serve(),
-                    self._reception.follow_spool(),
-                    Births(
+                    self._hook_service.follow_spool(),
+                    ThreadEvents(
                         parts, self._sandboxes, self._live.now.new_threads, self._counters
                     ).follow(),
                     *self._followed(),
@@ -218,13 +218,13 @@ class Daemon:
 
     async def _deep_audit(self) -> None:
         self._parts.index.refresh(full=True)
-        self._reception.take_spool()
+        self._hook_service.take_spool()
         if self._parts.node.changed():
             self._sandboxes.mark_all("the node changed")
         for sandbox_id in self._sandboxes.without_vmm:
             self._sandboxes.mark(sandbox_id, "still without a VMM", event=False)
-        self._following.rearm()
-        self._following.look_around()
+        self._file_events.rearm()
+        self._file_events.look_around()
         await self._auditor.deep()
         self._allotting.audit()
         self._guests.audit()
@@ -232,8 +232,8 @@ class Daemon:
     def _followed(self) -> Iterator[Coroutine[object, object, None]]:
         """Yield what follows changes by events, unless audits are to find them."""
         if self._live.now.changes is Changes.EVENTS:
-            yield self._following.follow()
-            yield self._following.follow_cpus()
+            yield self._file_events.follow()
+            yield self._file_events.follow_cpus()
 
     async def _follow_nri(self) -> None:
         """Be an NRI plugin, unless it is not wanted; without one persist.json tells of updates."""
@@ -294,7 +294,7 @@ class Daemon:
 
     @contextlib.asynccontextmanager
     async def _control_sockets(self) -> AsyncIterator[None]:
-        verbs = Verbs(
+        verbs = Commands(
             sandboxes=self._sandboxes,
             passes=self._passes,
             registry=self._parts.registry,
@@ -303,7 +303,7 @@ class Daemon:
             reload=self._reload,
             give_back=self._allotting.give_back,
             live=self._live,
-            look_around=self._following.look_around,
+            look_around=self._file_events.look_around,
             history=self._history,
             guests=self._guests,
         )

@@ -28,7 +28,7 @@ GUESTS_S: Final = 3.0
 
 
 @dataclass(frozen=True)
-class Verbs:
+class Commands:
     """The verbs over what the daemon gives them.
 
     `look_around` takes in what Kata's own state tells before an operator's pass. `give_back` gives

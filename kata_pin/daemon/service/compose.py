@@ -34,7 +34,7 @@ KTHREADD: Final = 2
 
 
 @dataclass
-class Parts:
+class Components:
     """The composed parts; they live as long as the configuration's paths."""
 
     live: LiveConfig
@@ -71,7 +71,7 @@ class Parts:
         return int(owner) if owner != name and owner.isdecimal() else ppid
 
 
-def compose(config: Config, registry: Registry) -> Parts:
+def compose(config: Config, registry: Registry) -> Components:
     """Return the parts for this host; raises HostError without /proc."""
     live = LiveConfig(config)
     root = HostRoot(debugfs=config.paths.debugfs)
@@ -95,7 +95,7 @@ def compose(config: Config, registry: Registry) -> Parts:
     kata_pinning = KataPinningReader(root, kata, BundleReader(config.paths.bundle_roots), files)
     engine = Engine(root, node, registry, index, host, finder, kata, kata_pinning, allocator.view)
     adoption = Adoption(root, registry, kata)
-    return Parts(
+    return Components(
         live, root, registry, node, index, finder, engine, kata, adoption, allocator, kata_pinning
     )
 

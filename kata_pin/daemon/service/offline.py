@@ -18,12 +18,12 @@ from kata_pin.daemon.allocation.delivery import Delivery
 from kata_pin.daemon.allocation.restore import kept
 from kata_pin.daemon.guests.kernel import kernel_facts
 from kata_pin.daemon.guests.manager import give_back
-from kata_pin.daemon.guests.status import GuestView, look_at_guest
+from kata_pin.daemon.guests.status import GuestView, plan_guest
 from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.engine import SandboxCache
 from kata_pin.daemon.reconcile.other_writers import writers_of
-from kata_pin.daemon.service.compose import Parts, boot_id, compose
+from kata_pin.daemon.service.compose import Components, boot_id, compose
 from kata_pin.daemon.service.lock import locked
 from kata_pin.daemon.status.allocation import allocation_document
 from kata_pin.daemon.status.documents import (
@@ -67,7 +67,7 @@ def explain(config: Config, sandbox_id: str) -> Json:
             if report is not None and report.placement is not None:
                 node = parts.node.current()
                 view = facts.guest
-                told = guest_lines(facts.sandbox, view.look.map, view.look.cpusets) if view else ()
+                told = guest_lines(facts.sandbox, view.plan.map, view.plan.cpusets) if view else ()
                 lines = explain_lines(
                     facts.sandbox,
                     report.threads,
@@ -114,7 +114,7 @@ def release_all(config: Config) -> Json:
 
 
 @contextlib.contextmanager
-def _reading(config: Config) -> Iterator[Parts]:
+def _reading(config: Config) -> Iterator[Components]:
     with contextlib.closing(_copy(config)) as registry:
         yield _gathered(config, registry)
 
@@ -125,7 +125,7 @@ def _copy(config: Config) -> Registry:
 
 
 @contextlib.contextmanager
-def _writing(config: Config) -> Iterator[Parts]:
+def _writing(config: Config) -> Iterator[Components]:
     os.makedirs(config.runtime_dir, mode=0o750, exist_ok=True)
     with locked(config.runtime_dir):
         path = os.path.join(config.runtime_dir, "registry.db")
@@ -137,7 +137,7 @@ def _writing(config: Config) -> Iterator[Parts]:
             registry.close()
 
 
-def _gathered(config: Config, registry: Registry) -> Parts:
+def _gathered(config: Config, registry: Registry) -> Components:
     """Return the parts with everything recorded that can be known without hooks."""
     parts = compose(config, registry)
     intake = Intake(registry, BundleReader(config.paths.bundle_roots))
@@ -149,7 +149,7 @@ def _gathered(config: Config, registry: Registry) -> Parts:
     return parts
 
 
-def _chosen(parts: Parts, sandbox_id: str | None) -> list[str]:
+def _chosen(parts: Components, sandbox_id: str | None) -> list[str]:
     known = _known(parts)
     if sandbox_id is None:
         return known
@@ -158,12 +158,12 @@ def _chosen(parts: Parts, sandbox_id: str | None) -> list[str]:
     return [sandbox_id]
 
 
-def _known(parts: Parts) -> list[str]:
+def _known(parts: Components) -> list[str]:
     return sorted({*parts.registry.sandboxes(), *parts.finder.sandboxes()})
 
 
 def _undo(
-    config: Config, parts: Parts, verb: str, ids: Iterable[str] | None = None
+    config: Config, parts: Components, verb: str, ids: Iterable[str] | None = None
 ) -> list[SandboxFacts]:
     """Give pins back, then the guests' CPUs to all of their containers."""
     done = list(_act(config, parts, verb, ids, release=True))
@@ -174,7 +174,7 @@ def _undo(
 
 def _act(
     config: Config,
-    parts: Parts,
+    parts: Components,
     verb: str,
     ids: Iterable[str] | None = None,
     *,
@@ -189,18 +189,18 @@ def _act(
         yield facts
 
 
-def _guest(parts: Parts, sandbox: Sandbox, report: Report) -> GuestView | None:
+def _guest(parts: Components, sandbox: Sandbox, report: Report) -> GuestView | None:
     """Return the map of a sandbox; nobody asks the guest without a daemon."""
     if sandbox.vmm is None:
         return None
     facts = kernel_facts(parts.root, sandbox.vmm)
     inferred = parts.node.config.guest.act_on_inferred
-    look = look_at_guest(sandbox, report, parts.node.current(), facts, inferred=inferred)
-    return GuestView(look, detail="no daemon runs, which would ask it") if look else None
+    plan = plan_guest(sandbox, report, parts.node.current(), facts, inferred=inferred)
+    return GuestView(plan, detail="no daemon runs, which would ask it") if plan else None
 
 
 def _look(
-    parts: Parts, ids: Iterable[str] | None = None, *, act: bool, release: bool = False
+    parts: Components, ids: Iterable[str] | None = None, *, act: bool, release: bool = False
 ) -> Iterator[SandboxFacts]:
     """Run a pass over each sandbox; those of other runtimes, without a VMM, are left out."""
     released = parts.registry.released()

@@ -20,7 +20,7 @@ from kata_pin.daemon.allocation.plugin_conflicts import PODS
 from kata_pin.daemon.intake.nri_events import NOTHING, NriIntake
 from kata_pin.daemon.reconcile.ports import PassRequests
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.service.compose import Parts
+from kata_pin.daemon.service.compose import Components
 from kata_pin.daemon.store.database import Registry
 from kata_pin.errors import StateError, VmmError
 from kata_pin.model.alloc import Guarantee
@@ -68,7 +68,7 @@ class World:
             ids=("web", "db"),
             settled=self._settled,
         )
-        intake = NriIntake(cast("Parts", parts), cast("Sandboxes", sandboxes))
+        intake = NriIntake(cast("Components", parts), cast("Sandboxes", sandboxes))
         self.moves = Moves(cast("PassRequests", sandboxes))
         self.allocator = allocator(registry, self.host, **settings)
         self.allocator.begin(self._moved)

@@ -1,4 +1,4 @@
-"""A keeper and its guest: what is said, when, and what becomes of a guest that does not behave."""
+"""A keeper and its guest: what is sent, when, and what becomes of a guest that does not behave."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from kata_pin.config.guest import Guest
-from kata_pin.daemon.guests.keeper import RETRY_S, WIDEN_S, Aim, Decide, Keeper, Ties
-from kata_pin.daemon.guests.probe import Measuring
-from kata_pin.daemon.guests.status import GuestLook, GuestState, Proof, look_at_guest
+from kata_pin.daemon.guests.keeper import RETRY_S, WIDEN_S, Decide, Goal, Keeper, Shared
+from kata_pin.daemon.guests.probe import GuestProbe
+from kata_pin.daemon.guests.status import GuestPlan, GuestState, Proof, plan_guest
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.guests import GuestBook
 from kata_pin.errors import AgentUnavailable
@@ -56,8 +56,10 @@ class Case:
         self.guest = guest
         self.topology = TWO
         self.threads = [vcpu(0), vcpu(1, on="4")]  # the pair stands, and is kept
-        ties = Ties(lambda: self.settings, self.book, self._connect, turns or asyncio.Semaphore(1))
-        self.keeper = Keeper("pod", ties, Measuring(HOST, lambda: self.settings))
+        shared = Shared(
+            lambda: self.settings, self.book, self._connect, turns or asyncio.Semaphore(1)
+        )
+        self.keeper = Keeper("pod", shared, GuestProbe(HOST, lambda: self.settings))
 
     def _connect(self, _sandbox_id: str, _vmm: Vmm) -> AgentClient:
         if self.guest is None:
@@ -68,17 +70,17 @@ class Case:
         """Return the sandbox with these containers."""
         return sandbox(*(containers or (OWN, LOG)), guest=self.topology)
 
-    def decide(self, facts: GuestFacts, *containers: Container) -> GuestLook | None:
+    def decide(self, facts: GuestFacts, *containers: Container) -> GuestPlan | None:
         """Return what a pass means for the guest."""
         pod, threads = self.pod(*containers), self.threads
         report = Report("pod", tuple(threads), place(pod, threads, node()))
-        return look_at_guest(pod, report, node(), facts, machine="x86_64")
+        return plan_guest(pod, report, node(), facts, machine="x86_64")
 
-    def take(self, *containers: Container, aim: Aim = Aim.KEEP, **how: bool) -> None:
+    def take(self, *containers: Container, goal: Goal = Goal.KEEP, **how: bool) -> None:
         """Hand over a pass."""
         vmm = self.pod().vmm
         assert vmm is not None
-        self.keeper.take(vmm, lambda facts: self.decide(facts, *containers), aim, **how)
+        self.keeper.take(vmm, lambda facts: self.decide(facts, *containers), goal, **how)
 
     def state(self) -> GuestState:
         """Return how it is shown."""
@@ -90,7 +92,7 @@ class Case:
         """Return what is known of each cpuset."""
         look = self.decide(self.keeper.facts)
         assert look is not None
-        return {name: said.proof for name, said in self.keeper.view(look).said.items()}
+        return {name: sent.proof for name, sent in self.keeper.view(look).sent.items()}
 
 
 NewCase = Callable[..., Case]
@@ -140,7 +142,7 @@ async def test_other_vcpus_mean_saying_it_again(new_case: NewCase, guest: Played
 
 
 async def test_noted_before_it_is_said(new_case: NewCase, guest: PlayedGuest) -> None:
-    """Without a note nothing is said: a killed daemon could never give it back."""
+    """Without a note nothing is sent: a killed daemon could never give it back."""
     case = new_case(guest)
     case.take()
     case.registry.close()
@@ -152,7 +154,7 @@ async def test_noted_before_it_is_said(new_case: NewCase, guest: PlayedGuest) ->
 async def test_a_new_daemon_says_it_again_and_can_give_it_back(
     new_case: NewCase, guest: PlayedGuest
 ) -> None:
-    """What the book holds is said to be unknown until it was said again."""
+    """What the book holds is sent to be unknown until it was sent again."""
     first = new_case(guest)
     first.take()
     await first.keeper.attempt()
@@ -163,7 +165,7 @@ async def test_a_new_daemon_says_it_again_and_can_give_it_back(
     assert len(guest.said) == 4
     second.registry.close()
     third = new_case(guest)
-    third.take(aim=Aim.GIVE_BACK)
+    third.take(goal=Goal.GIVE_BACK)
     await third.keeper.attempt()
     assert guest.cpus == {"own": "0-1", "log": "0-1"}
 
@@ -175,8 +177,8 @@ async def test_giving_back_is_finished_before_it_is_left(
     case = new_case(guest)
     case.take()
     await case.keeper.attempt()
-    case.take(aim=Aim.GIVE_BACK)
-    case.take(aim=Aim.LEAVE)
+    case.take(goal=Goal.GIVE_BACK)
+    case.take(goal=Goal.LEAVE)
     await case.keeper.attempt()
     assert guest.cpus == {"own": "0-1", "log": "0-1"}
 
@@ -186,10 +188,10 @@ async def test_what_was_given_back_follows_hotplug(new_case: NewCase, guest: Pla
     case = new_case(guest)
     case.take()
     await case.keeper.attempt()
-    case.take(aim=Aim.GIVE_BACK)
+    case.take(goal=Goal.GIVE_BACK)
     await case.keeper.attempt()
     case.threads.append(vcpu(3))  # its number is not known: all that may ever be
-    case.take(aim=Aim.GIVE_BACK)
+    case.take(goal=Goal.GIVE_BACK)
     await case.keeper.attempt()
     assert guest.cpus == {"own": "0-3", "log": "0-3"}
 
@@ -298,7 +300,7 @@ async def test_widened_first(new_case: NewCase, guest: PlayedGuest) -> None:
     await _promptly(case, *both)
     before = dict(guest.cpus)
 
-    def later(facts: GuestFacts) -> GuestLook | None:
+    def later(facts: GuestFacts) -> GuestPlan | None:
         look = case.decide(facts, *both)
         assert look is not None
         swap = {one.container_id: one.cpus for one in look.cpusets}
@@ -313,7 +315,7 @@ async def test_widened_first(new_case: NewCase, guest: PlayedGuest) -> None:
     assert guest.cpus == {"a": "1-2", "b": "1-2"}
     vmm = case.pod().vmm
     assert vmm is not None
-    case.keeper.take(vmm, later, Aim.KEEP)
+    case.keeper.take(vmm, later, Goal.KEEP)
     await case.keeper.attempt()
     assert guest.cpus == {"a": before["b"], "b": before["a"]}
 
@@ -346,7 +348,7 @@ async def _widening_s(case: Case) -> float:
 
 
 def _all_wider(case: Case) -> Decide:
-    def wider(facts: GuestFacts) -> GuestLook | None:
+    def wider(facts: GuestFacts) -> GuestPlan | None:
         look = case.decide(facts)
         assert look is not None
         every = look.map.every

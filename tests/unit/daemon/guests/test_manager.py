@@ -18,7 +18,7 @@ from kata_pin.config.guest import Guest
 from kata_pin.config.tree import Mode, Paths
 from kata_pin.daemon.guests.manager import Guests, agent_address
 from kata_pin.daemon.guests.status import GuestState
-from kata_pin.daemon.service.compose import Parts, compose
+from kata_pin.daemon.service.compose import Components, compose
 from kata_pin.daemon.store.database import Registry
 from kata_pin.errors import AgentUnavailable
 from kata_pin.model.cpuset import CpuSet
@@ -42,7 +42,7 @@ class Case:
             runtime_dir=str(folder), paths=Paths(vc=str(self.dirs.vc), kata=str(self.dirs.kata))
         )
         registry = Registry(str(folder / "registry.db"), boot_id="boot")
-        self.parts: Parts = compose(config, registry)
+        self.parts: Components = compose(config, registry)
         for one in containers:
             registry.adopt(one)
         self.pod = sandbox(*containers, guest=TWO)
@@ -128,7 +128,7 @@ async def told(case: Case) -> AsyncIterator[PlayedGuest]:
     ],
 )
 async def test_what_is_said_again(case: Case, reason: str, since: float, again: bool) -> None:
-    """What Kata or an operator did has it said again, once an event."""
+    """What Kata or an operator did has it sent again, once an event."""
     async with told(case):
         case.guests.passed(case.passed(reason, since=since))
         assert case.state() is (GuestState.PENDING if again else GuestState.TOLD)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from kata_pin.config.guest import Guest
-from kata_pin.daemon.guests.probe import Measuring
-from kata_pin.daemon.guests.status import GuestLook, Proof, look_at_guest
+from kata_pin.daemon.guests.probe import GuestProbe
+from kata_pin.daemon.guests.status import GuestPlan, Proof, plan_guest
 from kata_pin.guest.address import parse_address
 from kata_pin.guest.agent import AgentClient
 from kata_pin.host.root import HostRoot
@@ -45,15 +45,15 @@ async def agent(guest: PlayedGuest) -> AsyncIterator[AgentClient]:
 
 
 class Case:
-    """A measuring over a written /proc, and what it makes of the map."""
+    """A probe over a written /proc, and what it makes of the map."""
 
     def __init__(self, root: Path, **settings: bool) -> None:
         self.root = root
         self.run()
-        self.measuring = Measuring(HostRoot(str(root)), lambda: Guest(**settings))
+        self.probe = GuestProbe(HostRoot(str(root)), lambda: Guest(**settings))
         assert POD.vmm is not None
         self.vmm: Vmm = POD.vmm
-        self.measuring.begin(self.vmm)
+        self.probe.begin(self.vmm)
 
     def run(self, waited: float = 0, **seconds: float) -> None:
         """Write how long vCPU threads have run so far, by `v<index>`, and waited to run."""
@@ -65,10 +65,10 @@ class Case:
             (folder / "stat").write_text(f"{tid} (qemu) S {' '.join(['0'] * 18)} 5 0\n")
 
     @property
-    def look(self) -> GuestLook:
+    def look(self) -> GuestPlan:
         """The map with what is known so far."""
         report = Report("pod", tuple(VCPUS), place(POD, VCPUS, node()))
-        look = look_at_guest(POD, report, node(), self.measuring.facts, machine="x86_64")
+        look = plan_guest(POD, report, node(), self.probe.facts, machine="x86_64")
         assert look is not None
         return look
 
@@ -83,11 +83,11 @@ UNKNOWN = {0: (0, "proven"), 14: (None, "unknown"), 15: (None, "unknown")}
 async def test_by_cpuinfo(tmp_path: Path, agent: AgentClient) -> None:
     """Where programs may be run, one look tells every number."""
     case = Case(tmp_path, exec=True)
-    assert case.measuring.wanted(case.look)
+    assert case.probe.wanted(case.look)
     assert case.numbers() == UNKNOWN
-    await case.measuring.measure(agent, case.look, "own")
+    await case.probe.measure(agent, case.look, "own")
     assert case.numbers() == {0: (0, "measured"), 15: (1, "measured"), 14: (2, "measured")}
-    assert not case.measuring.wanted(case.look)
+    assert not case.probe.wanted(case.look)
 
 
 async def test_by_busy_times(tmp_path: Path, guest: PlayedGuest, agent: AgentClient) -> None:
@@ -97,7 +97,7 @@ async def test_by_busy_times(tmp_path: Path, guest: PlayedGuest, agent: AgentCli
         case.run(v0=0.1 * turn, v15=3.0 * turn, v14=1.0 * turn)
         guest.times_ms = [(100.0 * turn, 9e3 * turn), (3e3 * turn, 7.0), (1e3 * turn, 9e3 * turn)]
         before = case.numbers()
-        await case.measuring.measure(agent, case.look, "own")
+        await case.probe.measure(agent, case.look, "own")
         if turn < 2:  # one reading, then one interval: not enough
             assert before == case.numbers() == UNKNOWN
     # by APIC id vCPU 14 would come before vCPU 15: they were numbered as they came
@@ -121,7 +121,7 @@ async def test_busy_times_that_tell_nothing(
     for turn in range(4):
         case.run(v0=0.1 * turn, v15=3.0 * turn, v14=1.0 * turn)
         guest.times_ms = [(busy * turn, idle * turn) for busy, idle in times]
-        await case.measuring.measure(agent, case.look, "own")
+        await case.probe.measure(agent, case.look, "own")
     assert case.numbers() == UNKNOWN
 
 
@@ -132,9 +132,9 @@ async def test_refusals_are_no_trouble(
     guest.mood = Mood.DENIES
     for exec_too in (False, True):
         case = Case(tmp_path, exec=exec_too)
-        await case.measuring.measure(agent, case.look, "own")
+        await case.probe.measure(agent, case.look, "own")
         assert case.numbers() == UNKNOWN
-        assert await case.measuring.proof(agent, "own", cpus("1"), case.look) is None
+        assert await case.probe.proof(agent, "own", cpus("1"), case.look) is None
 
 
 async def test_frozen_container_is_no_silent_agent(tmp_path: Path, guest: PlayedGuest) -> None:
@@ -142,8 +142,8 @@ async def test_frozen_container_is_no_silent_agent(tmp_path: Path, guest: Played
     guest.mood = Mood.FROZEN
     case = Case(tmp_path, exec=True)
     async with AgentClient(parse_address(guest.url), connect_s=0.3, call_s=0.3) as agent:
-        await case.measuring.measure(agent, case.look, "own")
-        assert await case.measuring.proof(agent, "own", cpus("1"), case.look) is None
+        await case.probe.measure(agent, case.look, "own")
+        assert await case.probe.proof(agent, "own", cpus("1"), case.look) is None
     assert guest.requests[-1] == "StatsContainer"
     assert case.numbers() == UNKNOWN
 
@@ -151,21 +151,21 @@ async def test_frozen_container_is_no_silent_agent(tmp_path: Path, guest: Played
 async def test_another_vmm_is_another_guest(tmp_path: Path, agent: AgentClient) -> None:
     """What was measured ends with the VMM; with a thread that is gone it ends too."""
     case = Case(tmp_path, exec=True)
-    await case.measuring.measure(agent, case.look, "own")
-    case.measuring.keep_only([VCPUS[1].key], ["own"])
+    await case.probe.measure(agent, case.look, "own")
+    case.probe.keep_only([VCPUS[1].key], ["own"])
     assert case.numbers() == {**UNKNOWN, 15: (1, "measured")}
-    case.measuring.begin(case.vmm)
+    case.probe.begin(case.vmm)
     assert case.numbers()[15] == (1, "measured")
-    case.measuring.begin(replace(case.vmm, process=ProcessKey(1000, 99)))
+    case.probe.begin(replace(case.vmm, process=ProcessKey(1000, 99)))
     assert case.numbers() == UNKNOWN
 
 
 async def test_kernel_is_read_once(tmp_path: Path) -> None:
     """Why it is not known is kept too, and asked only of another VMM."""
     case = Case(tmp_path)
-    await case.measuring.read_kernel()
-    assert (case.measuring.facts.release, case.measuring.kernel_known) == ("", True)
-    assert "names none" in case.measuring.facts.source
+    await case.probe.read_kernel()
+    assert (case.probe.facts.release, case.probe.kernel_known) == ("", True)
+    assert "names none" in case.probe.facts.source
 
 
 async def test_time_that_fits_and_time_that_does_not(
@@ -177,12 +177,12 @@ async def test_time_that_fits_and_time_that_does_not(
     for used, ran in ((0, 0), (2, 2.5), (2.01, 5), (6, 5.2)):
         guest.used_ns["log"] = int(used * 1e9)
         case.run(v0=ran)
-        verdicts.append(await case.measuring.proof(agent, "log", cpus("0"), case.look))
+        verdicts.append(await case.probe.proof(agent, "log", cpus("0"), case.look))
     assert verdicts[0] is None  # nothing to compare with yet
     assert verdicts[1] == (Proof.FITS, "")
     assert verdicts[2] is None  # idle
     assert verdicts[3] == (Proof.BROKEN, "it used CPU time outside its guest CPUs")
-    assert await case.measuring.proof(agent, "log", cpus("1"), case.look) is None  # another set
+    assert await case.probe.proof(agent, "log", cpus("1"), case.look) is None  # another set
 
 
 async def test_stolen_time_is_no_lie(
@@ -197,7 +197,7 @@ async def test_stolen_time_is_no_lie(
     for used, ran, waited in ((0, 0, 0), (8.04, 3.16, 4.9), (16.2, 6.3, 5.0)):
         guest.used_ns["log"] = int(used * 1e9)
         case.run(v0=ran, waited=waited)
-        verdicts.append(await case.measuring.proof(agent, "log", cpus("0"), case.look))
+        verdicts.append(await case.probe.proof(agent, "log", cpus("0"), case.look))
     assert [one and one[0] for one in verdicts] == [None, Proof.FITS, Proof.BROKEN]
 
 
@@ -207,7 +207,7 @@ async def test_time_by_guest_cpu(tmp_path: Path, guest: PlayedGuest, agent: Agen
     verdicts = []
     for per_cpu in ([1, 1, 1], [3, 1, 1], [3, 2, 1]):
         guest.per_cpu_ns["log"] = [int(one * 1e9) for one in per_cpu]
-        verdicts.append(await case.measuring.proof(agent, "log", cpus("0"), case.look))
+        verdicts.append(await case.probe.proof(agent, "log", cpus("0"), case.look))
     assert [one and one[0] for one in verdicts] == [None, Proof.FITS, Proof.BROKEN]
     guest.per_cpu_ns["log"][0] += int(1e9)  # under the old cpuset, before the new one was set
-    assert await case.measuring.proof(agent, "log", cpus("1"), case.look) is None
+    assert await case.probe.proof(agent, "log", cpus("1"), case.look) is None

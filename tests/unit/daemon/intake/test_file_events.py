@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 from kata_pin.daemon.intake import file_events as following
-from kata_pin.daemon.intake.file_events import CPUSET, KATA, KUBELET, NODE, Following
+from kata_pin.daemon.intake.file_events import CPUSET, KATA, KUBELET, NODE, FileEvents
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.service.compose import Parts
+from kata_pin.daemon.service.compose import Components
 from kata_pin.errors import HostError
 from kata_pin.model.node import KubeletState
 from kata_pin.model.sandbox import Container
@@ -23,7 +23,7 @@ EVERYTHING = Changes(everything=True)
 
 
 class World:
-    """Stands for everything around Following: the parts, the sandboxes and the watch."""
+    """Stands for everything around FileEvents: the parts, the sandboxes and the watch."""
 
     def __init__(self) -> None:
         self.marks: list[tuple[str, str]] = []
@@ -34,8 +34,8 @@ class World:
         self.node_changes: list[bool | Exception] = []
         self.told: asyncio.Queue[Changes] = asyncio.Queue()
         self.node = self.index = self.finder = self.adoption = self.registry = self
-        self.following = Following(
-            cast("Parts", self), cast("Sandboxes", self), cast("StateWatch", self)
+        self.following = FileEvents(
+            cast("Components", self), cast("Sandboxes", self), cast("StateWatch", self)
         )
 
     # ---- the parts -----------------------------------------------------------------------

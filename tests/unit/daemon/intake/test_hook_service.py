@@ -12,7 +12,7 @@ import pytest
 
 from kata_pin.config import Config
 from kata_pin.config.tree import Mode
-from kata_pin.daemon.intake.hook_service import Reception
+from kata_pin.daemon.intake.hook_service import HookService
 from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.counters import Counters
@@ -83,14 +83,14 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 
 
 @pytest.fixture
-def reception(tmp_path: Path, registry: Registry, marked: Marked) -> Reception:
+def hook_service(tmp_path: Path, registry: Registry, marked: Marked) -> HookService:
     bundle = tmp_path / "bundles" / "c1"
     bundle.mkdir(parents=True)
     (bundle / "config.json").write_text("{}")
     spool = Spool(str(tmp_path / "spool"))
     spool.prepare()
     intake = Intake(registry, BundleReader([str(tmp_path / "bundles")]))
-    return Reception(
+    return HookService(
         live=marked.live,
         registry=registry,
         intake=intake,
@@ -107,9 +107,9 @@ def _message(tmp_path: Path, phase: Phase, stamp: int = 5) -> HookMessage:
     return HookMessage(phase, stamp, 6, json.dumps(state).encode())
 
 
-async def _told(reception: Reception, message: HookMessage) -> list[str]:
+async def _told(hook_service: HookService, message: HookMessage) -> list[str]:
     answers = Answers(message)
-    await reception.hook(cast("HookConnection", answers))
+    await hook_service.hook(cast("HookConnection", answers))
     return answers.said
 
 
@@ -123,7 +123,7 @@ def _settled(marked: Marked) -> None:
 
 
 async def test_pinned_is_only_said_of_pins(
-    reception: Reception, registry: Registry, marked: Marked, tmp_path: Path
+    hook_service: HookService, registry: Registry, marked: Marked, tmp_path: Path
 ) -> None:
     """Each reason why pins do not stand is told; `pinned` where they do, or none are wanted."""
     stamp = 0
@@ -131,7 +131,7 @@ async def test_pinned_is_only_said_of_pins(
     async def told() -> str:
         nonlocal stamp
         stamp += 1
-        said = await _told(reception, _message(tmp_path, Phase.CREATE_RUNTIME, stamp))
+        said = await _told(hook_service, _message(tmp_path, Phase.CREATE_RUNTIME, stamp))
         assert said[0] == "recorded"
         return said[1]
 
@@ -149,30 +149,30 @@ async def test_pinned_is_only_said_of_pins(
 
 
 async def test_phases_that_do_not_wait_are_only_recorded(
-    reception: Reception, marked: Marked, tmp_path: Path
+    hook_service: HookService, marked: Marked, tmp_path: Path
 ) -> None:
     """poststart and poststop get one answer, and mark their sandbox."""
-    assert await _told(reception, _message(tmp_path, Phase.POSTSTART)) == ["recorded"]
-    assert await _told(reception, _message(tmp_path, Phase.POSTSTOP, 6)) == ["recorded"]
+    assert await _told(hook_service, _message(tmp_path, Phase.POSTSTART)) == ["recorded"]
+    assert await _told(hook_service, _message(tmp_path, Phase.POSTSTOP, 6)) == ["recorded"]
     assert marked.marks == ["c1", "c1"]
 
 
 async def test_hopeless_and_unwritable_differ(
-    reception: Reception, registry: Registry, marked: Marked, tmp_path: Path
+    hook_service: HookService, registry: Registry, marked: Marked, tmp_path: Path
 ) -> None:
     """A hopeless message is refused; without a registry nothing is said, so the hook spools."""
-    (said,) = await _told(reception, HookMessage(Phase.CREATE_RUNTIME, 5, 6, b"{"))
+    (said,) = await _told(hook_service, HookMessage(Phase.CREATE_RUNTIME, 5, 6, b"{"))
     assert said.startswith("refused ")
     registry.close()
     answers = Answers(_message(tmp_path, Phase.CREATE_RUNTIME))
     with pytest.raises(StateError):
-        await reception.hook(cast("HookConnection", answers))
+        await hook_service.hook(cast("HookConnection", answers))
     assert answers.said == []
     assert marked.marks == []
 
 
 async def test_a_spool_that_cannot_be_recorded_stays(
-    reception: Reception, registry: Registry, marked: Marked, tmp_path: Path
+    hook_service: HookService, registry: Registry, marked: Marked, tmp_path: Path
 ) -> None:
     """Neither lost nor fatal: the next look finds the message again."""
     message = _message(tmp_path, Phase.CREATE_RUNTIME)
@@ -180,6 +180,6 @@ async def test_a_spool_that_cannot_be_recorded_stays(
     file = tmp_path / "spool" / "5-6.msg"
     file.write_bytes(b"KP1 createRuntime 5 6 %d\n" % len(body) + body)
     registry.close()
-    reception.take_spool()
+    hook_service.take_spool()
     assert file.exists()
     assert marked.marks == []

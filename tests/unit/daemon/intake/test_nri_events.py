@@ -12,7 +12,7 @@ import pytest
 
 from kata_pin.daemon.intake.nri_events import NriIntake
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.service.compose import Parts
+from kata_pin.daemon.service.compose import Components
 from kata_pin.daemon.store.database import Registry
 from kata_pin.errors import VmmError
 from kata_pin.model.cpuset import CpuSet
@@ -42,7 +42,7 @@ class World:
         sandboxes = SimpleNamespace(
             vmms={}, cache=lambda _id: None, mark=self._mark, settled=self._settled
         )
-        self.intake = NriIntake(cast("Parts", parts), cast("Sandboxes", sandboxes))
+        self.intake = NriIntake(cast("Components", parts), cast("Sandboxes", sandboxes))
         self._stamp = 1000
 
     def tell(self, kind: EventKind, pod: Pod = POD, container: Any = None, at: int = 0) -> int:
