@@ -1,10 +1,8 @@
-"""The settings of our own allocator, off by default (DESIGN D14): the section `alloc`.
+"""The settings of our own allocator, off by default (D14): the section `alloc`.
 
-Out of scope: what they mean for a decision (policy/alloc), and which CPUs exist: that is checked
-when the policy is made for the host.
+What they mean for a decision is in policy/alloc; which CPUs exist is checked when the policy is
+made for the host.
 """
-
-# ruff: noqa: RUF009 - setting() makes a dataclass field, it is not a default shared by instances
 
 from __future__ import annotations
 
@@ -13,11 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
-from urllib.parse import urlsplit
 
 from kata_pin.config.kinds import (
-    BOOLEAN,
-    CPUS,
     NAME,
     PATH,
     Kind,
@@ -27,9 +22,9 @@ from kata_pin.config.kinds import (
     listing,
     mapping,
     number,
+    setting,
     text_of,
 )
-from kata_pin.config.row import setting
 from kata_pin.errors import ParseError
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.settings import (
@@ -49,7 +44,7 @@ MAX_PATTERN: Final = 253
 
 
 class Fail(StrEnum):
-    """What becomes of a container that cannot have what it asks for."""
+    """What happens to a container that cannot get what it asks for."""
 
     BEST_EFFORT = "best-effort"
     STRICT = "strict"
@@ -98,6 +93,8 @@ def _read_url(raw: Raw) -> str:
     if len(text) > MAX_URL or not text.isascii() or not text.isprintable() or " " in text:
         raise ParseError("not an address", text=text)
     try:
+        from urllib.parse import urlsplit  # noqa: PLC0415 - for the few who set an address
+
         parts = urlsplit(text)
         host, _ = parts.hostname or "", parts.port
     except ValueError as error:
@@ -105,7 +102,7 @@ def _read_url(raw: Raw) -> str:
     if parts.scheme not in {"http", "https"} or not host or parts.username is not None:
         raise ParseError("expected https://host:port/path", text=text)
     if parts.scheme == "http" and host not in _LOOPBACK:
-        raise ParseError("http is for this host only, take https", text=text)
+        raise ParseError("http is accepted for this host only; use https", text=text)
     return text
 
 
@@ -129,125 +126,115 @@ class Alloc:
     """Our own allocator: which CPUs each container gets."""
 
     policy: str = setting(
-        NAME,
         NO_POLICY,
         "who gets which CPUs. none: kata-pin decides nothing; static: as the kubelet's static "
-        "policy; annotation: as pods' annotations and `kata-pin policy set` say; topology: NUMA "
-        "nodes and caches are kept together; other names: policies of other packages",
+        "policy; annotation: as pod annotations and `kata-pin policy set` say; topology: CPUs of "
+        "few NUMA nodes and caches; another name: a policy of another package",
+        NAME,
         example="annotation",
     )
     cpus: CpuSet = setting(
-        CPUS, EMPTY, "pCPUs that may be given out; empty: those online and not isolated"
+        EMPTY, "pCPUs that may be allocated; empty: those online and not isolated"
     )
     reserved: CpuSet = setting(
-        CPUS,
         EMPTY,
-        "pCPUs never given to one container alone; they stay in the shared pool",
+        "pCPUs that are never exclusive; they stay in the shared pool",
         example="0-1",
     )
-    strict_reserved: bool = setting(
-        BOOLEAN, default=False, help_text="keep alloc.reserved out of the shared pool too"
-    )
+    strict_reserved: bool = setting(False, "keep alloc.reserved out of the shared pool too")
     housekeeping: CpuSet = setting(
-        CPUS,
         EMPTY,
-        "pCPUs for overhead threads and surplus vCPUs of sandboxes; in no other pool",
+        "pCPUs for overhead threads and unpaired vCPUs of sandboxes; in no other pool",
         example="0",
     )
     shared_minimum: int = setting(
-        integer(0, 8192), 0, "fewest pCPUs that the shared pool may have; 0: those of one core"
+        0, "fewest pCPUs in the shared pool; 0: one core", integer(0, 8192)
     )
     eligibility: Eligibility = setting(
-        choice(Eligibility),
         Eligibility.KUBELET,
-        "who can have pCPUs of its own, a whole number of them. kubelet: containers of Guaranteed "
-        "pods; relaxed: any container whose limit equals its request",
+        "which containers may have pCPUs of their own, a whole number of them. kubelet: those of "
+        "Guaranteed pods; relaxed: any whose limit equals its request",
     )
     options: Mapping[str, str] = setting(
-        mapping(NAME, NAME),
         MappingProxyType({}),
-        "options of the kubelet's static policy, by their names",
+        "options of the kubelet's static policy, by the kubelet's names",
+        mapping(NAME, NAME),
         example='{full-pcpus-only: "true"}',
     )
     topology_manager: ManagerPolicy = setting(
-        choice(ManagerPolicy),
         ManagerPolicy.NONE,
-        "what the kubelet's topologyManagerPolicy is for its static policy, for static and "
-        "annotation: the NUMA nodes that each container's exclusive pCPUs are from",
+        "the kubelet's topologyManagerPolicy, for the policies static and annotation: from which "
+        "NUMA nodes a container's exclusive pCPUs come",
         example="single-numa-node",
     )
     allow: tuple[AllowRule, ...] = setting(
-        listing(ALLOW_RULE),
         (),
-        "pods that may ask for CPUs by annotation, by namespace and runtime handler; nobody by "
-        "default",
+        "pods that may choose CPUs by annotation, by namespace and runtime handler; empty: none",
+        listing(ALLOW_RULE),
         example="[{namespace: shop, handler: kata, classes: [share]}]",
     )
     fail: Fail = setting(
-        choice(Fail),
         Fail.BEST_EFFORT,
-        "who cannot have what it asks for. best-effort: it runs in the shared pool; strict: its "
-        "creation is refused, which needs NRI",
+        "what happens to a container that cannot get what it asks for. best-effort: it runs in the "
+        "shared pool; strict: its creation is refused, which needs NRI",
     )
-    pin_memory: bool = setting(
-        BOOLEAN, default=False, help_text="give containers the memory nodes of their pCPUs too"
-    )
-    max_sharers: int = setting(
-        integer(1, 64), 1, "how many containers of class share may have the same pCPU"
-    )
+    pin_memory: bool = setting(False, "also limit containers to the memory nodes of their pCPUs")
+    max_sharers: int = setting(1, "most containers of class share on one pCPU", integer(1, 64))
     default_vcpus: int = setting(
-        integer(0, 64), 1, "Kata's default_vcpus: vCPUs of a VM beside those of its containers"
+        1,
+        "Kata's default_vcpus: vCPUs of a VM in addition to those of its containers",
+        integer(0, 64),
     )
     overhead_millis: int = setting(
-        integer(0, 64_000),
         250,
-        "CPU time of a VM's overhead threads, for pods that tell no overhead",
+        "CPU time of a VM's overhead threads, for pods that do not state an overhead",
+        integer(0, 64_000),
         unit="thousandths of a CPU",
     )
     own_cpus: int = setting(
-        integer(0, 64),
         0,
-        "pCPUs that each VM with exclusive ones gets beside them, for overhead and surplus vCPUs",
+        "additional exclusive pCPUs for each VM that has exclusive ones, for its overhead threads "
+        "and unpaired vCPUs",
+        integer(0, 64),
     )
     pods_url: str = setting(
-        URL,
         "",
-        "where the kubelet lists its pods, to follow annotations of running ones; empty: they "
-        "count when a container is made only",
+        "the kubelet's list of pods, to follow annotations of running pods; empty: an annotation "
+        "counts only when a container is created",
+        URL,
         example="https://node-7:10250/pods",
     )
     pods_token: str = setting(
-        OPTIONAL_PATH,
         "",
-        "file with the token that is shown to the kubelet; it needs `get` on nodes/proxy",
+        "file with the token for the kubelet; it needs `get` on nodes/proxy",
+        OPTIONAL_PATH,
         example="/etc/kata-pin/token",
     )
     pods_ca: str = setting(
-        OPTIONAL_PATH,
         "",
-        "file of the certificate authority that the kubelet's certificate is from; empty: the "
-        "host's",
+        "file with the certificate authority of the kubelet's certificate; empty: the host's "
+        "authorities",
+        OPTIONAL_PATH,
         example="/etc/kubernetes/pki/ca.crt",
     )
     pods_s: float = setting(
-        number(1, 3600), 10.0, "time between two looks at alloc.pods_url", unit="seconds"
+        10.0, "time between two reads of alloc.pods_url", number(1, 3600), unit="seconds"
     )
     push: Push = setting(
-        choice(Push),
         Push.AUTO,
-        "how cpusets reach containers between two calls of the runtime. auto: at once, by NRI "
-        "where the runtime is known to stand it, else by CRI where alloc.cri names its socket; no: "
-        "with the runtime's next call",
+        "how cpusets reach containers between two calls of the runtime. auto: at once, by NRI with "
+        "runtimes where that is safe, else by CRI if alloc.cri is set; no: with the runtime's next "
+        "call",
     )
     cri: str = setting(
-        OPTIONAL_PATH,
         "",
-        "the runtime's CRI socket, to change cpusets as the kubelet does; empty: not by CRI. Needs "
-        "grpcio (`pip install 'kata-pin[cri]'`)",
+        "the runtime's CRI socket, to update cpusets as the kubelet does; empty: do not use CRI. "
+        "Needs grpcio (`pip install 'kata-pin[cri]'`)",
+        OPTIONAL_PATH,
         example="/run/containerd/containerd.sock",
     )
     orders: str = setting(
-        PATH, ORDERS_FILE, "the file of `kata-pin policy set`; watched, and read again on change"
+        ORDERS_FILE, "file of `kata-pin policy set`; it is watched and read again on change", PATH
     )
 
     @property

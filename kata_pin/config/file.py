@@ -1,18 +1,14 @@
 """A configuration file to a Config; every error names the file and the key.
 
-The file is read once, here; a reload calls `load` again. Out of scope: the settings themselves
-(tree.py) and YAML's text (document.py).
+A reload calls `load` again. The settings themselves are in tree.py, YAML in document.py.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any, Final, NoReturn
 
-from kata_pin.config.document import parse
 from kata_pin.config.kinds import Raw
 from kata_pin.config.table import BY_KEY, SECTIONS
 from kata_pin.config.tree import Config
@@ -49,7 +45,7 @@ def read_text(file: str) -> str:
     Raises ConfigError, and FileNotFoundError when there is none.
     """
     try:
-        # A FIFO without a writer must not hang us before fstat tells what it is.
+        # O_NONBLOCK: opening a FIFO without a writer would hang.
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as opened:
             if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
@@ -58,7 +54,7 @@ def read_text(file: str) -> str:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", file=file) from error
+        raise ConfigError(f"cannot read it: {error.strerror}", file=file) from error
     if len(body) > MAX_BYTES:
         raise ConfigError(f"larger than {MAX_BYTES // 1024} KiB", file=file)
     try:
@@ -69,6 +65,8 @@ def read_text(file: str) -> str:
 
 def from_text(text: str, file: str = "") -> Config:
     """Return the Config that a file's text means; raises ConfigError."""
+    from kata_pin.config.document import parse  # noqa: PLC0415 - YAML, only where there is a file
+
     try:
         raw = parse(text)
     except ParseError as error:
@@ -76,35 +74,27 @@ def from_text(text: str, file: str = "") -> Config:
     if raw == "":
         return Config()
     if not isinstance(raw, dict):
-        raise ConfigError("expected settings, one `key: value` a line", file=file)
-    _check_version(raw, file)
-    values = dict(_flatten({k: v for k, v in raw.items() if k != "version"}, file))
+        raise ConfigError("expected settings, one `key: value` per line", file=file)
+    version = raw.pop("version", None)
+    if version is None:
+        raise ConfigError("missing", file=file, key="version", hint="write `version: 1` first")
+    if version != VERSION:
+        raise ConfigError(f"expected {VERSION}, the only version known", file=file, key="version")
+    values: dict[str, Any] = {}
+    for name, value in raw.items():
+        if name not in SECTIONS:
+            values[name] = _read(name, value, file)
+        elif isinstance(value, dict):
+            section = {key: _read(f"{name}.{key}", one, file) for key, one in value.items()}
+            values[name] = SECTIONS[name](**section)
+        elif value != "":
+            raise ConfigError("expected settings below it", file=file, key=name)
     try:
-        return _build(values)
+        return Config(**values)
     except ConfigError as error:
         raise ConfigError(
             error.message.removeprefix(f"{error.key}: "), file=file, key=error.key, hint=error.hint
         ) from error
-
-
-def _check_version(raw: Mapping[str, Raw], file: str) -> None:
-    if "version" not in raw:
-        raise ConfigError("missing", file=file, key="version", hint="write `version: 1` first")
-    if raw["version"] != VERSION:
-        raise ConfigError(f"expected {VERSION}, the only version known", file=file, key="version")
-
-
-def _flatten(raw: Mapping[str, Raw], file: str) -> Iterator[tuple[str, object]]:
-    """Yield (key path, value read by its kind) for each setting in the document."""
-    for name, value in raw.items():
-        if name not in SECTIONS:
-            yield name, _read(name, value, file)
-        elif isinstance(value, dict):
-            for inner, inner_value in value.items():
-                key = f"{name}.{inner}"
-                yield key, _read(key, inner_value, file)
-        elif value != "":
-            raise ConfigError("expected settings below it", file=file, key=name)
 
 
 def _read(key: str, value: Raw, file: str) -> object:
@@ -118,18 +108,11 @@ def _read(key: str, value: Raw, file: str) -> object:
 
 def _refuse_unknown(key: str, file: str) -> NoReturn:
     """Raise ConfigError that names the nearest setting, also one of another section."""
+    from difflib import get_close_matches  # noqa: PLC0415 - on the way to an error only
+
     last = key.rpartition(".")[2]
     near = get_close_matches(key, BY_KEY, n=1, cutoff=0.7)
     elsewhere = [known for known in BY_KEY if known.rpartition(".")[2] == last]
     found = next(iter([*elsewhere, *near, *get_close_matches(key, SECTIONS, n=1)]), None)
     hint = f"did you mean {found}?" if found else "kata-pin config sample lists every setting"
     raise ConfigError("no such setting", file=file, key=key, hint=hint)
-
-
-def _build(values: Mapping[str, object]) -> Config:
-    """Build the tree from values by key path; their types are those of the table's kinds."""
-    top: dict[str, Any] = {k: v for k, v in values.items() if "." not in k}
-    for name, section in SECTIONS.items():
-        inner = {k.partition(".")[2]: v for k, v in values.items() if k.startswith(f"{name}.")}
-        top[name] = section(**inner)
-    return Config(**top)

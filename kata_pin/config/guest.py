@@ -1,6 +1,6 @@
-"""The settings of pinning inside the guest (DESIGN D12): the section `guest`.
+"""The settings of pinning inside the guest (D12): the section `guest`.
 
-On by default: only what is measured or proven is acted on, the request is the one that Kata itself
+On by default: kata-pin acts only on what is measured or proven, sends the request that Kata itself
 sends at each update, and a guest that refuses or is silent changes nothing on the host.
 """
 
@@ -8,34 +8,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kata_pin.config.kinds import BOOLEAN, integer
-from kata_pin.config.row import setting
+from kata_pin.config.kinds import integer, setting
 
 
 @dataclass(frozen=True)
 class Guest:
-    """Containers' cpusets inside the guest, set by its kata-agent."""
+    """Cpusets of containers inside the guest, set by the kata-agent."""
 
     enabled: bool = setting(
-        BOOLEAN,
-        default=True,
-        help_text="whether each container's processes are kept on the guest CPUs of its own vCPUs",
+        True, "keep each container's processes on the guest CPUs of its own vCPUs"
     )
     act_on_inferred: bool = setting(
-        BOOLEAN,
-        default=False,
-        help_text="also act where it is only inferred which guest CPU a vCPU is: those that were "
-        "hotplugged into a guest whose kernel no lab run has covered",
+        False,
+        "also act where a vCPU's guest CPU is only inferred: hotplugged vCPUs of a guest kernel "
+        "that no lab run has covered",
     )
     exec: bool = setting(
-        BOOLEAN,
-        default=False,
-        help_text="run cat in a container, as nobody, to read the guest's CPUs and cpusets; "
-        "without it what was set is not read back",
+        False,
+        "run cat in a container, as nobody, to read the guest's CPUs and cpusets; without it, what "
+        "was set is not read back",
     )
     connect_ms: int = setting(
-        integer(1, 60000), 1000, "longest wait for a connection to the agent", unit="milliseconds"
+        1000, "longest wait for a connection to the agent", integer(1, 60000), unit="milliseconds"
     )
     call_ms: int = setting(
-        integer(1, 60000), 2000, "longest wait for an answer of the agent", unit="milliseconds"
+        2000, "longest wait for an answer of the agent", integer(1, 60000), unit="milliseconds"
     )

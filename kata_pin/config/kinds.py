@@ -1,8 +1,8 @@
-"""The kinds of values that settings have: how each is read, and how it is written back.
+"""How a setting is declared, and the kinds of values: how each is read and written back.
 
 A file gives a setting as text, a list of texts or a mapping of texts: YAML's own guesses (`010` is
-8, `on` is true, `1:30` is 90) never reach this module, see file.py. Reading raises ParseError
-without a place; file.py adds the file and the key. Out of scope: which settings exist (tree.py).
+8, `on` is true, `1:30` is 90) never reach this module. Reading raises ParseError without a place;
+file.py adds the file and the key. Why not msgspec or cattrs: docs/adr/0014-config-decoding.md.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import os.path
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from kata_pin.errors import ParseError
 from kata_pin.model.cpuset import CpuSet
@@ -31,9 +31,9 @@ MAX_ENTRIES: Final = 256
 MAX_RESERVE: Final = 64
 """Largest k of `reserve:k`; more CPUs than that for overhead is a mistake."""
 
-_NUMBER: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?\Z")
-_INTEGER: Final = re.compile(r"(0|[1-9][0-9]{0,8})\Z")
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
+_NUMBER: Final = r"[0-9]{1,9}(\.[0-9]{1,6})?"
+_INTEGER: Final = r"0|[1-9][0-9]{0,8}"
+_NAME: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,7 @@ def integer(low: int, high: int) -> Kind[int]:
     """A whole number in decimal, without sign or leading zeros."""
 
     def read(raw: Raw) -> int:
-        text = text_of(raw)
-        if _INTEGER.match(text) is None:
-            raise ParseError("expected a whole number", text=text or "(nothing)")
+        text = _matched(raw, _INTEGER, "a whole number")
         if not low <= int(text) <= high:
             raise ParseError(f"expected {low} to {high}", text=text)
         return int(text)
@@ -96,9 +94,7 @@ def number(low: float, high: float) -> Kind[float]:
     """A decimal number, without sign or exponent."""
 
     def read(raw: Raw) -> float:
-        text = text_of(raw)
-        if _NUMBER.match(text) is None:
-            raise ParseError("expected a number", text=text or "(nothing)")
+        text = _matched(raw, _NUMBER, "a number")
         if not low <= float(text) <= high:
             raise ParseError(f"expected {low:g} to {high:g}", text=text)
         return float(text)
@@ -123,24 +119,19 @@ def _read_path(raw: Raw) -> str:
 PATH: Final = Kind("an absolute path", _read_path)
 
 
-def _read_name(raw: Raw) -> str:
+def matching(pattern: str, words: str) -> Kind[str]:
+    """A text that matches a regular expression as a whole."""
+    return Kind(words, lambda raw: _matched(raw, pattern, words))
+
+
+def _matched(raw: Raw, pattern: str, words: str) -> str:
     text = text_of(raw)
-    if _NAME.match(text) is None:
-        raise ParseError("expected a name of letters, digits, _ . and -", text=text or "(nothing)")
+    if re.fullmatch(pattern, text) is None:
+        raise ParseError(f"expected {words}", text=text or "(nothing)")
     return text
 
 
-NAME: Final = Kind("a name", _read_name)
-
-
-def _read_plugin_index(raw: Raw) -> str:
-    text = text_of(raw)
-    if re.fullmatch(r"[0-9]{2}", text, re.ASCII) is None:
-        raise ParseError("expected two digits", text=text or "(nothing)")
-    return text
-
-
-PLUGIN_INDEX: Final = Kind("two digits", _read_plugin_index)
+NAME: Final = matching(_NAME, "a name of letters, digits, _ . and -")
 
 
 def listing(kind: Kind[T]) -> Kind[tuple[T, ...]]:
@@ -193,7 +184,7 @@ CPUS: Final = Kind("a cpu list such as 0-3,8", _read_cpus)
 
 
 def _read_overhead(raw: Raw) -> Overhead:
-    """Read the words of DESIGN D11: auto, sandbox, housekeeping, leave, reserve:k or a cpu list."""
+    """Read one of the modes of D11."""
     text = text_of(raw)
     if text[:1].isdigit():
         return Overhead(OverheadKind.CPUS, cpus=CpuSet.parse(text))
@@ -207,3 +198,34 @@ def _read_overhead(raw: Raw) -> Overhead:
 
 _OVERHEAD_WORDS: Final = "auto, sandbox, housekeeping, leave, reserve:k or a cpu list"
 OVERHEAD: Final = Kind(_OVERHEAD_WORDS, _read_overhead)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a setting's field carries: everything about it but its key."""
+
+    kind: Kind[Any]
+    default: object
+    help: str
+    unit: str = ""
+    example: str = ""
+
+
+ROW: Final = "kata_pin.setting"
+"""Key of a dataclass field's metadata that holds its Row."""
+
+
+def setting(
+    default: T, help_text: str, kind: Kind[Any] | None = None, *, unit: str = "", example: str = ""
+) -> T:
+    """Declare one setting as a dataclass field; most kinds follow from the default."""
+    row = Row(kind or _kind_of(default), default, help_text, unit, example)
+    made: T = field(default_factory=lambda: default, metadata={ROW: row})
+    return made
+
+
+def _kind_of(default: object) -> Kind[Any]:
+    if isinstance(default, StrEnum):
+        return choice(type(default))
+    kinds: dict[type, Kind[Any]] = {bool: BOOLEAN, CpuSet: CPUS, Overhead: OVERHEAD}
+    return kinds[type(default)]

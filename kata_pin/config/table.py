@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import Final, cast
+from typing import Any, Final, cast
 
-from kata_pin.config.alloc import Alloc
-from kata_pin.config.guest import Guest
-from kata_pin.config.kinds import Raw
-from kata_pin.config.metrics import Metrics
-from kata_pin.config.row import METADATA, Row
-from kata_pin.config.tree import Audit, Config, History, Hook, Nri, Paths, Qmp
+from kata_pin.config.kinds import ROW, Raw, Row
+from kata_pin.config.tree import Config
 
 SECTIONS: Final[dict[str, type[object]]] = {
-    "paths": Paths,
-    "audit": Audit,
-    "hook": Hook,
-    "qmp": Qmp,
-    "nri": Nri,
-    "guest": Guest,
-    "history": History,
-    "alloc": Alloc,
-    "metrics": Metrics,
+    entry.name: cast("type[object]", entry.default_factory)
+    for entry in fields(Config)
+    if ROW not in entry.metadata
 }
 """The sections of a file, by their key."""
 
-
-_BARE: Final = re.compile(r"/?[a-z][A-Za-z0-9_./-]*\Z|[1-9][0-9]*(\.[0-9]+)?\Z|0\Z")
+_BARE: Final = r"/?[a-z][A-Za-z0-9_./-]*|[1-9][0-9]*(\.[0-9]+)?|0"
 """Scalars that every YAML reader takes as written."""
 
 
@@ -56,17 +45,15 @@ def flow(raw: Raw) -> str:
         return "[" + ", ".join(flow(item) for item in raw) + "]"
     if isinstance(raw, dict):
         return "{" + ", ".join(f"{flow(k)}: {flow(v)}" for k, v in raw.items()) + "}"
-    if _BARE.match(raw):
+    if re.fullmatch(_BARE, raw):
         return raw
     return '"' + raw.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _rows(cls: type[object], prefix: str) -> Iterator[Setting]:
-    if not is_dataclass(cls):
-        raise TypeError(f"{cls!r} is not a section")
+def _rows(cls: type[Any], prefix: str) -> Iterator[Setting]:
     for entry in fields(cls):
-        if METADATA in entry.metadata:
-            yield Setting(prefix + entry.name, cast("Row", entry.metadata[METADATA]))
+        if ROW in entry.metadata:
+            yield Setting(prefix + entry.name, entry.metadata[ROW])
 
 
 SETTINGS: Final[tuple[Setting, ...]] = (

@@ -2,10 +2,8 @@
 
 A field made by `setting` is one row: its name is the last part of the key, and its kind, default,
 unit, help and example are here and nowhere else. table.py lists the rows; the parser, the sample
-file and the man page are made from that list. Read once; a reload makes a new tree.
+file and the man page are made from that list.
 """
-
-# ruff: noqa: RUF009 - setting() makes a dataclass field, it is not a default shared by instances
 
 from __future__ import annotations
 
@@ -18,20 +16,18 @@ from typing import Final
 from kata_pin.config.alloc import Alloc
 from kata_pin.config.guest import Guest
 from kata_pin.config.kinds import (
-    BOOLEAN,
-    CPUS,
     NAME,
     OVERHEAD,
     PATH,
-    PLUGIN_INDEX,
     choice,
     integer,
     listing,
     mapping,
+    matching,
     number,
+    setting,
 )
 from kata_pin.config.metrics import Metrics
-from kata_pin.config.row import setting
 from kata_pin.errors import ConfigError
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.settings import (
@@ -52,7 +48,7 @@ class Mode(StrEnum):
 
 
 class ContainerLeaves(StrEnum):
-    """When a container stops counting in the sandbox mask (DESIGN D8)."""
+    """When a container stops counting in the sandbox mask (D8)."""
 
     RUNNING = "running"
     KATA = "kata"
@@ -74,7 +70,7 @@ class Changes(StrEnum):
 
 
 class NriEnabled(StrEnum):
-    """Whether containerd or CRI-O is asked to tell of its containers."""
+    """Whether to connect to containerd or CRI-O as an NRI plugin."""
 
     AUTO = "auto"
     YES = "yes"
@@ -82,14 +78,14 @@ class NriEnabled(StrEnum):
 
 
 class Intruders(StrEnum):
-    """What `check` makes of a foreign thread allowed on an exclusive pCPU."""
+    """What `check` does about a host thread that may run on an exclusive pCPU."""
 
     REPORT = "report"
     FAIL = "fail"
 
 
 class LogLevel(StrEnum):
-    """Least level that is logged."""
+    """The lowest level that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -103,7 +99,7 @@ BUNDLE_ROOTS: Final = (
     "/run/docker/containerd",
     "/run/containers/storage",
 )
-"""Where OCI bundles lie by default (DESIGN D4)."""
+"""Where OCI bundles are by default (D4)."""
 
 KATA_CONFIGS: Final = (
     "/etc/kata-containers",
@@ -111,213 +107,196 @@ KATA_CONFIGS: Final = (
     "/usr/share/defaults/kata-containers",
     "/usr/share/kata-containers/defaults",
 )
-"""Where Kata's configuration files lie by default, the administrator's first."""
+"""Where Kata's configuration files are by default, the administrator's first."""
 
 
 @dataclass(frozen=True)
 class Paths:
-    """Where things lie on this node."""
+    """Where things are on this node."""
 
-    vc: str = setting(PATH, "/run/vc", "state of Kata's Go runtime: persist.json, pid files, QMP")
-    kata: str = setting(PATH, "/run/kata", "state of Kata's Rust runtime: state.json")
+    vc: str = setting("/run/vc", "state of Kata's Go runtime: persist.json, pid files, QMP", PATH)
+    kata: str = setting("/run/kata", "state of Kata's Rust runtime: state.json", PATH)
     debugfs: str = setting(
-        PATH,
-        "/sys/kernel/debug",
-        "where debugfs is mounted; KVM names its vCPU threads there",
+        "/sys/kernel/debug", "debugfs mount point; KVM names its vCPU threads there", PATH
     )
     bundle_roots: tuple[str, ...] = setting(
-        listing(PATH),
         BUNDLE_ROOTS,
-        "folders that OCI bundles may lie in; a bundle outside all of them is recorded without "
-        "a cpuset",
+        "folders that may hold OCI bundles; a container whose bundle is elsewhere is recorded "
+        "without a cpuset",
+        listing(PATH),
         example="[/run/containerd, /data/containerd]",
     )
     kubelet_state: str = setting(
-        PATH,
-        "/var/lib/kubelet/cpu_manager_state",
-        "the checkpoint of the kubelet's CPU manager",
+        "/var/lib/kubelet/cpu_manager_state", "checkpoint of the kubelet's CPU manager", PATH
     )
     kata_configs: tuple[str, ...] = setting(
-        listing(PATH),
         KATA_CONFIGS,
-        "folders of Kata's configuration files; the hypervisor paths in them are accepted as VMMs",
+        "folders of Kata's configuration files; the hypervisors they name are accepted as VMMs",
+        listing(PATH),
     )
 
 
 @dataclass(frozen=True)
 class Audit:
-    """How often everything is looked at without a reason."""
+    """How often everything is checked without an event."""
 
     affinity_s: float = setting(
-        number(0.1, 3600), 10.0, "time between audits of affinities", unit="seconds"
+        10.0, "time between audits of affinities", number(0.1, 3600), unit="seconds"
     )
     deep_s: float = setting(
-        number(0.1, 86400),
         60.0,
-        "time between deep audits, which also find sandboxes, threads and containers anew",
+        "time between deep audits, which also search for sandboxes, threads and containers",
+        number(0.1, 86400),
         unit="seconds",
     )
 
 
 @dataclass(frozen=True)
 class Hook:
-    """What the OCI hook may spend; written into the hook's arguments by install."""
+    """Limits of the OCI hook; `kata-pin install` writes them into the hook's arguments."""
 
     record_ms: int = setting(
-        integer(1, 10000),
         250,
-        "longest wait of a hook for the record; after it the message goes to the spool",
+        "longest time a hook waits until its container is recorded; after that it writes the "
+        "message to the spool",
+        integer(1, 10000),
         unit="milliseconds",
     )
     pin_ms: int = setting(
-        integer(0, 10000),
         200,
-        "longest wait of createRuntime and prestart for the pins; 0 does not wait",
+        "longest time createRuntime and prestart wait for the pins; 0: do not wait",
+        integer(0, 10000),
         unit="milliseconds",
     )
     strict: bool = setting(
-        BOOLEAN,
-        default=False,
-        help_text="fail the container when it could not be recorded or pinned; works only in "
-        "prestart and createRuntime of Kata's Go runtime",
+        False,
+        "fail the container if it could not be recorded or pinned; works only in prestart and "
+        "createRuntime of Kata's Go runtime",
     )
 
 
 @dataclass(frozen=True)
 class Qmp:
-    """When QEMU is asked, and for how long."""
+    """When QEMU is queried over QMP, and for how long."""
 
     enabled: bool = setting(
-        BOOLEAN,
-        default=True,
-        help_text="ask QEMU: the extra monitor at any time, the main socket only while Kata has "
-        "let go of it",
+        True,
+        "query QEMU: its extra monitor socket at any time, the main socket only while Kata does "
+        "not hold it",
     )
     greeting_ms: int = setting(
-        integer(1, 1000), 50, "longest wait for the greeting", unit="milliseconds"
+        50, "longest wait for QEMU's greeting", integer(1, 1000), unit="milliseconds"
     )
     session_ms: int = setting(
-        integer(1, 5000), 120, "longest time on the socket in all", unit="milliseconds"
+        120, "longest total time on the socket", integer(1, 5000), unit="milliseconds"
     )
 
 
 @dataclass(frozen=True)
 class Nri:
-    """The NRI plugin, which observes: it tells of updates, which no hook does."""
+    """The NRI plugin: reports container updates, for which no hook runs."""
 
     enabled: NriEnabled = setting(
-        choice(NriEnabled),
         NriEnabled.AUTO,
-        "whether to be an NRI plugin. auto: whenever the socket is there; yes: the same, and warn "
-        "while it is not; no: never",
+        "auto: connect whenever the socket exists; yes: the same, and warn while it does not; no: "
+        "never connect",
     )
-    socket: str = setting(PATH, "/var/run/nri/nri.sock", "where containerd or CRI-O takes plugins")
+    socket: str = setting("/var/run/nri/nri.sock", "NRI socket of containerd or CRI-O", PATH)
     index: str = setting(
-        PLUGIN_INDEX,
         "95",
-        "place among the node's plugins; behind those that decide cpusets, to be told the result",
+        "position among the node's plugins; after those that set cpusets, to see their result",
+        matching("[0-9]{2}", "two digits"),
     )
-    name: str = setting(NAME, "kata-pin", "name among the node's plugins")
+    name: str = setting("kata-pin", "plugin name", NAME)
 
 
 @dataclass(frozen=True)
 class History:
-    """What `kata-pin history` can show; kept below runtime_dir, in memory, for one boot."""
+    """What `kata-pin history` can show; kept below runtime_dir, in memory, until a reboot."""
 
     rows: int = setting(
-        integer(0, 1_000_000),
         10_000,
-        "most changes that are kept, of all sandboxes and of those that are over; the oldest go "
-        "first. 0 keeps none",
+        "most changes kept, of all sandboxes including those that ended; the oldest are removed "
+        "first. 0: keep none",
+        integer(0, 1_000_000),
     )
-    sandbox_rows: int = setting(
-        integer(1, 100_000), 200, "most changes that are kept of one sandbox"
-    )
+    sandbox_rows: int = setting(200, "most changes kept per sandbox", integer(1, 100_000))
 
 
 @dataclass(frozen=True)
 class Config:
-    """All settings. `Config()` is what holds without a file."""
+    """All settings. `Config()` is what applies without a file."""
 
-    mode: Mode = setting(
-        choice(Mode), Mode.ACT, "act: set affinities; observe: only compare and report"
-    )
+    mode: Mode = setting(Mode.ACT, "act: set affinities; observe: only compare and report")
     runtime_dir: str = setting(
-        PATH, "/run/kata-pin", "sockets, registry and spool; must not be shared between daemons"
+        "/run/kata-pin", "sockets, registry and spool; two daemons must not share it", PATH
     )
     group: str = setting(
-        NAME, "kata-pin", "group that may read the state through the status socket"
+        "kata-pin", "group that may read the state through the status socket", NAME
     )
-    log_level: LogLevel = setting(choice(LogLevel), LogLevel.INFO, "least level that is logged")
+    log_level: LogLevel = setting(LogLevel.INFO, "lowest level that is logged")
     hypervisors: tuple[str, ...] = setting(
-        listing(PATH),
         (),
-        "executables accepted as a VMM beside the well-known ones and those of Kata's "
+        "executables accepted as a VMM in addition to the well-known ones and those of Kata's "
         "configuration",
+        listing(PATH),
         example="[/srv/qemu/bin/qemu-system-x86_64]",
     )
     vcpus: VcpuMode = setting(
-        choice(VcpuMode),
         VcpuMode.PAIR,
-        "pair: one vCPU on each exclusive pCPU; float: every vCPU on the sandbox mask; leave: "
-        "vCPUs are not touched",
+        "pair: one vCPU on each exclusive pCPU; float: every vCPU on the sandbox mask; leave: do "
+        "not touch vCPUs",
     )
     overhead: Overhead = setting(
-        OVERHEAD,
         Overhead(),
-        "where every other thread and surplus vCPUs go. auto: the sandbox's shared CPUs, else the "
+        "where all other threads and unpaired vCPUs run. auto: the sandbox's shared CPUs, else the "
         "kubelet's default set, else the sandbox mask; sandbox: the sandbox mask; housekeeping: "
-        "the list of that name; reserve:k: the last k exclusive CPUs of the sandbox; leave: not "
-        "touched",
+        "the list of that name; reserve:k: the last k exclusive CPUs of the sandbox; leave: do not "
+        "touch them",
         example="reserve:1",
     )
     overhead_roles: Mapping[ThreadRole, Overhead] = setting(
-        mapping(choice(ThreadRole), OVERHEAD),
         MappingProxyType({}),
-        "overhead for single roles; vcpu means surplus vCPUs; the shim is left alone unless it is "
-        "named here",
+        "overhead per role; vcpu means unpaired vCPUs; the shim is not touched unless it is named "
+        "here",
+        mapping(choice(ThreadRole), OVERHEAD),
         example="{iothread: sandbox, shim: housekeeping}",
     )
     housekeeping: CpuSet = setting(
-        CPUS, EMPTY, "pCPUs of the node's own work, for overhead: housekeeping", example="0-1"
+        EMPTY, "pCPUs for the node's own work, used by overhead: housekeeping", example="0-1"
     )
     exclusive: ExclusiveMode = setting(
-        choice(ExclusiveMode),
         ExclusiveMode.AUTO,
-        "whether containers own their CPUs. auto: as the kubelet's checkpoint says, else inferred "
-        "from quota and shares; always: a cpuset disjoint from the other containers' is exclusive; "
-        "never: none is",
+        "whether a container's CPUs are exclusive. auto: as the kubelet's checkpoint says, else "
+        "inferred from quota and shares; always: if no other container has them in its cpuset; "
+        "never: none are",
     )
     exclusive_handlers: Mapping[str, ExclusiveMode] = setting(
-        mapping(NAME, choice(ExclusiveMode)),
         MappingProxyType({}),
-        "exclusive for single runtime handlers",
+        "exclusive per runtime handler",
+        mapping(NAME, choice(ExclusiveMode)),
         example="{kata-rt: always}",
     )
     container_leaves: ContainerLeaves = setting(
-        choice(ContainerLeaves),
         ContainerLeaves.RUNNING,
         "running: a container counts in the sandbox mask until it stops; kata: until it is "
-        "deleted, as Kata itself counts",
+        "deleted, as in Kata itself",
     )
     new_threads: NewThreads = setting(
-        choice(NewThreads),
         NewThreads.AUTO,
-        "events: the kernel's process events must work; audit: threads are found by the audit "
-        "only; auto: events if they work",
+        "how new threads are found. events: by the kernel's process events, which must work; "
+        "audit: by the audit only; auto: by events if they work",
     )
     changes: Changes = setting(
-        choice(Changes),
         Changes.EVENTS,
-        "how changed cpusets are noticed. events: the files of Kata, of the kubelet and of cgroups "
-        "are watched, and the kernel tells of CPUs that go on- or offline; audit: the deep audit "
-        "finds what changed",
+        "how changed cpusets are noticed. events: by watching the files of Kata, the kubelet and "
+        "cgroups, and the kernel's reports of CPUs that go on- or offline; audit: by the deep "
+        "audit only",
     )
     intruders: Intruders = setting(
-        choice(Intruders),
         Intruders.REPORT,
-        "what check makes of a foreign thread allowed on an exclusive pCPU: report: a line; fail: "
-        "exit status 3",
+        "what check does about host threads that may run on an exclusive pCPU. report: list them; "
+        "fail: also exit with status 3",
     )
     paths: Paths = field(default_factory=Paths)
     audit: Audit = field(default_factory=Audit)

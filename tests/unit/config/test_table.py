@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kata_pin.config import Audit, Config, Hook, Intruders, Mode, Nri, NriEnabled, Paths, from_text
-from kata_pin.config.row import METADATA
+from kata_pin.config.kinds import ROW
 from kata_pin.config.table import BY_KEY, SECTIONS, SETTINGS, Setting, flow
 from kata_pin.config.text import as_data, as_yaml, sample
 from kata_pin.model.cpuset import EMPTY, CpuSet
@@ -75,10 +75,10 @@ def test_any_config_is_plain_yaml(config: Config) -> None:
 def test_every_field_is_a_row_or_a_section() -> None:
     """No field of the tree is missing in the table."""
     for entry in fields(Config):
-        assert METADATA in entry.metadata or entry.name in SECTIONS
+        assert ROW in entry.metadata or entry.name in SECTIONS
     for name, section in SECTIONS.items():
         assert isinstance(attrgetter(name)(Config()), section)
-        assert all(METADATA in entry.metadata for entry in fields(section))  # type: ignore[arg-type]
+        assert all(ROW in entry.metadata for entry in fields(section))  # type: ignore[arg-type]
 
 
 @KEYS
