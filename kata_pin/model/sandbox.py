@@ -117,32 +117,25 @@ class GuestTopology:
         return index // max(1, self.threads)
 
 
-class VmmKind(StrEnum):
-    """Which VMM runs the sandbox."""
-
-    QEMU = "qemu"
-    CLOUD_HYPERVISOR = "cloud-hypervisor"
-    FIRECRACKER = "firecracker"
-    DRAGONBALL = "dragonball"  # inside the runtime-rs shim
-
-
 @dataclass(frozen=True, slots=True)
 class Vmm:
     """The process that runs a sandbox's virtual machine, accepted by DESIGN D5.
 
-    `witness` says which evidence that the VMM itself cannot write confirmed it. `kvm` is False for
-    TCG. `iothreads` are the ids on the command line; `guest_cid` the vsock address (0: none),
-    `kernel` the path of the guest's kernel there.
-    `orphan` is True when its shim is gone. `exe_deleted`: the binary was replaced on disk.
+    `kind` names its row in vmm/kinds.py. `witness` says which evidence that the VMM itself cannot
+    write confirmed it. `kvm` is False for TCG. `apic_ids`: on x86, KVM's vCPU ids are the APIC ids
+    of `guest`. `iothreads` are the ids on the command line; `guest_cid` the vsock address (0:
+    none), `kernel` the path of the guest's kernel there. `orphan` is True when its shim is gone.
+    `exe_deleted`: the binary was replaced on disk.
     """
 
-    kind: VmmKind
+    kind: str
     process: ProcessKey
     parent: int
     exe: str
     witness: str
     guest: GuestTopology = field(default_factory=GuestTopology)
     kvm: bool = True
+    apic_ids: bool = False
     iothreads: tuple[str, ...] = ()
     debug_threads: bool = False
     guest_cid: int = 0

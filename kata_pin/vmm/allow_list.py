@@ -1,4 +1,4 @@
-"""Which executables may be a VMM, and of which kind (DESIGN D5).
+"""Which executables may be a VMM, and of which kind (D5).
 
 /proc/<pid>/exe is the kernel's word, but a path in the process's own mount namespace: a container
 can have its own /usr/bin/qemu-system-x86_64. So where the host has a file of that path, it must be
@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Final
 
-from kata_pin.model.sandbox import VmmKind
-from kata_pin.vmm.claim import Refused
+from kata_pin.vmm.checks import Refused
 from kata_pin.vmm.host_access import HostPaths
+from kata_pin.vmm.kinds import BUILTIN, VmmKind, kind_of, kinds_for
 
 _DIRECTORIES: Final = (
     "/usr/bin",
@@ -23,23 +23,11 @@ _DIRECTORIES: Final = (
     "/opt/kata/bin",
     "/opt/kata/runtime-rs/bin",
 )
-_NAMES: Final = (
-    "qemu-system-*",
-    "qemu-kvm",
-    "qemu-lite-system-*",
-    "cloud-hypervisor*",
-    "firecracker",
-    "containerd-shim-kata-v2",
-)
 
-DEFAULT_EXECUTABLES: Final = tuple(f"{folder}/{name}" for folder in _DIRECTORIES for name in _NAMES)
+DEFAULT_EXECUTABLES: Final = tuple(
+    f"{folder}/{name}" for folder in _DIRECTORIES for kind in BUILTIN for name in kind.executables
+)
 """Where distributions and Kata's own packages put hypervisors (kata-deploy: /opt/kata)."""
-
-_KINDS: Final = (
-    ("containerd-shim-kata", VmmKind.DRAGONBALL),
-    ("cloud-hypervisor", VmmKind.CLOUD_HYPERVISOR),
-    ("firecracker", VmmKind.FIRECRACKER),
-)
 
 
 class Allowlist:
@@ -47,14 +35,16 @@ class Allowlist:
 
     def __init__(self, root: HostPaths, executables: Iterable[str]) -> None:
         self._root = root
-        self._patterns = [os.path.split(path) for path in executables]
+        paths = tuple(executables)
+        self._patterns = [os.path.split(path) for path in paths]
+        self.kinds = kinds_for(paths)
 
     def kind_of(self, path: str) -> VmmKind | None:
         """Return which VMM the path is, None when it is not on the list."""
         folder, name = os.path.split(path)
         if not any(folder == where and fnmatchcase(name, what) for where, what in self._patterns):
             return None
-        return next((kind for start, kind in _KINDS if name.startswith(start)), VmmKind.QEMU)
+        return kind_of(path, self.kinds)
 
     def check(self, pid: int, path: str, *, deleted: bool) -> VmmKind:
         """Return which VMM the process runs; raise Refused when it is not a listed executable."""

@@ -1,8 +1,8 @@
-"""Finding the VMM process of a sandbox, and believing it (DESIGN D5).
+"""Finds the VMM process of a sandbox, and decides whether to believe it (D5).
 
 A candidate pid comes from a hook, from Kata's files or from a scan of command lines, and proves
 nothing. It is accepted when its executable is on the allow-list, its command line names the
-sandbox, and one witness agrees that the VMM cannot write: a cgroup that holds the id, a parent shim
+sandbox, and one witness that the VMM cannot write agrees: a cgroup that holds the id, a parent shim
 with that id, the pid in one of root's files, or a hook's pid from the root-only socket. A refused
 candidate is reported with its reason.
 
@@ -18,21 +18,20 @@ from types import MappingProxyType
 from typing import Final
 
 from kata_pin.errors import HostError, ParseError, VmmError
-from kata_pin.model.sandbox import Vmm, VmmKind
+from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import PF_KTHREAD, ProcessKey
-from kata_pin.vmm import claim
+from kata_pin.vmm import checks
 from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES, Allowlist
-from kata_pin.vmm.claim import Named, Refused
+from kata_pin.vmm.checks import Refused
 from kata_pin.vmm.host_access import HostAccess, ProcessFacts
+from kata_pin.vmm.kinds import VmmKind
 from kata_pin.vmm.shims import is_shim_of, shim_of
 from kata_pin.vmm.state_files import KataPaths, read_pids
+from kata_pin.wire.vmm_cmdline import VmmCommand
 
 _KATA_PROGRAMS: Final = ("containerd-shim-kata", "kata-runtime", "kata-shim")
 
 NONE_KNOWN: Final[Mapping[str, ProcessKey]] = MappingProxyType({})
-
-_OWN_PROCESS: Final = (VmmKind.QEMU, VmmKind.CLOUD_HYPERVISOR, VmmKind.FIRECRACKER)
-"""VMMs that are a process of their own; Dragonball's has the command line of every shim."""
 
 MAX_REASONS: Final = 8
 """Refused candidates that an error lists: enough to see what is wrong."""
@@ -62,7 +61,7 @@ class VmmFinder:
         self._allowed = Allowlist(host.root, executables)
 
     def find(self, sandbox_id: str, hints: Sequence[int] = ()) -> Vmm:
-        """Return the sandbox's VMM; `hints` are pids that hooks told us over the root-only socket.
+        """Return the sandbox's VMM; `hints` are pids that hooks reported over the root-only socket.
 
         Raises VmmError that lists every candidate and why it was refused.
         """
@@ -78,8 +77,7 @@ class VmmFinder:
     def sandboxes(self, known: Mapping[str, ProcessKey] = NONE_KNOWN) -> dict[str, int]:
         """Return pid by sandbox id of every VMM that `find` would accept: to adopt them.
 
-        `known` are VMMs that were accepted before, by sandbox: they are not looked at again.
-        Anybody may claim to be a VMM, so what is not believed costs one look and gets no more.
+        `known` are VMMs that were accepted before, by sandbox: they are not checked again.
         """
         found: dict[str, int] = {}
         sandbox_of = {key: sandbox_id for sandbox_id, key in known.items()}
@@ -90,41 +88,42 @@ class VmmFinder:
         return found
 
     def _believed(self, process: ProcessFacts) -> str:
-        """Return the sandbox whose VMM a process is, empty for any other."""
-        named = self._named(process)
-        if named is None or not named.sandbox_id:
+        """Return the sandbox whose VMM a process is, empty where it is none."""
+        command = self._command(process)
+        if command is None or not command.sandbox_id:
             return ""
         try:
-            self._accept(named.sandbox_id, Candidate(process.key.pid, "process"))
+            self._accept(command.sandbox_id, Candidate(process.key.pid, "process"))
         except Refused:
             return ""
-        return named.sandbox_id
+        return command.sandbox_id
 
     def is_claimed(self, sandbox_id: str, hints: Sequence[int] = ()) -> bool:
         """Whether a process that a hook or Kata named says it is the VMM, believed or not.
 
-        Then a refusal is for the administrator to see, and no sign that the sandbox is over.
+        Then the administrator should see the refusal; the sandbox has not ended.
         """
-        pids = {claim.thread_group(self._host.root, pid) for pid in hints if pid > 0}
+        pids = {checks.thread_group(self._host.root, pid) for pid in hints if pid > 0}
         return any(
             self._claims(pid, sandbox_id) for pid in pids | self._recorded(sandbox_id).keys()
         )
 
     def _claims(self, pid: int, sandbox_id: str) -> bool:
+        """Whether its arguments name the sandbox; those of a VMM in the shim are every shim's."""
         try:
-            return any(
-                claim.named(self._host, pid, kind).is_of(sandbox_id) for kind in _OWN_PROCESS
-            )
+            argv = self._host.cmdline(pid)
+            own = (kind for kind in self._allowed.kinds if not kind.in_shim)
+            return any(kind.read(argv).names(sandbox_id) for kind in own)
         except (HostError, ParseError):
             return False
 
     def is_kata(self, pid: int) -> bool | None:
         """Whether a hook's pid is Kata's: a VMM, its shim or its runtime; None when it is gone.
 
-        A thread's id counts as its process's (Kata's hooks tell a thread of the shim).
+        A thread's id counts as its process's: Kata's hooks report a thread of the shim.
         """
         try:
-            path, _ = self._host.exe(claim.thread_group(self._host.root, pid))
+            path, _ = self._host.exe(checks.thread_group(self._host.root, pid))
         except HostError:
             return None
         name = os.path.basename(path)
@@ -134,23 +133,23 @@ class VmmFinder:
         """Yield cheap ones first; the scan of all command lines is only reached without them."""
         for pid in hints:
             if pid > 0:
-                leader = claim.thread_group(self._host.root, pid)
+                leader = checks.thread_group(self._host.root, pid)
                 yield Candidate(leader, "hook's pid", witness="pid from a hook")
         for pid, name in self._recorded(sandbox_id).items():
             yield Candidate(pid, name, witness=f"pid in {name}")
         for process in self._host.processes.all():
-            named = self._named(process)
-            if named is not None and named.sandbox_id == sandbox_id:
+            command = self._command(process)
+            if command is not None and command.names(sandbox_id):
                 yield Candidate(process.key.pid, "process")
 
-    def _named(self, process: ProcessFacts) -> Named | None:
-        """Return what a process claims to be, None when its executable is no VMM's."""
+    def _command(self, process: ProcessFacts) -> VmmCommand | None:
+        """Return what a command line says, None when the executable is no VMM's."""
         if process.flags & PF_KTHREAD:
             return None
         try:
             path, _ = self._host.exe(process.key.pid)
             kind = self._allowed.kind_of(path)
-            return None if kind is None else claim.named(self._host, process.key.pid, kind)
+            return None if kind is None else kind.read(self._host.cmdline(process.key.pid))
         except (HostError, ParseError):
             return None
 
@@ -161,38 +160,52 @@ class VmmFinder:
             process = self._host.read_process(pid)
             path, deleted = self._host.exe(pid)
             kind = self._allowed.check(pid, path, deleted=deleted)
-            claim.check_namespace(self._host.root, pid)
-            named = claim.named(self._host, pid, kind)
-            if not named.is_of(sandbox_id):
-                raise Refused(f"its command line names {named.sandbox_id or 'no sandbox'}")
-            if kind is VmmKind.DRAGONBALL:
-                claim.check_dragonball(self._host.root, pid)
+            checks.check_namespace(self._host.root, pid)
+            command = kind.read(self._host.cmdline(pid))
+            if not command.names(sandbox_id):
+                raise Refused(f"its command line names {command.sandbox_id or 'no sandbox'}")
+            if kind.in_shim:
+                checks.check_runs_vm(self._host.root, pid, kind)
             witness = self._witness(sandbox_id, process, kind) or candidate.witness
             if not witness:
                 raise Refused("no cgroup, parent, file or hook confirms it")
-            shim = shim_of(self._host, process, sandbox_id)
+            shim = pid if kind.in_shim else shim_of(self._host, process, sandbox_id)
             if self._host.read_process(pid).key != process.key:
-                raise Refused("exited while it was looked at")
+                raise Refused("it exited meanwhile")
         except HostError as error:
             raise Refused(str(error)) from error
         except ParseError as error:
             raise Refused(f"its command line cannot be read: {error}") from error
-        orphan = kind is not VmmKind.DRAGONBALL and shim is None
-        return named.vmm(kind, process, path, deleted=deleted, witness=witness, orphan=orphan)
+        return Vmm(
+            kind=kind.name,
+            process=process.key,
+            parent=process.ppid,
+            exe=path,
+            witness=witness,
+            guest=command.guest,
+            kvm=command.kvm,
+            apic_ids=kind.apic_ids,
+            iothreads=command.iothreads,
+            debug_threads=command.debug_threads,
+            guest_cid=command.guest_cid,
+            kernel=command.kernel,
+            orphan=shim is None,
+            exe_deleted=deleted,
+        )
 
     def _witness(self, sandbox_id: str, process: ProcessFacts, kind: VmmKind) -> str:
         """Return the evidence that the VMM itself cannot write, empty for none."""
         if self._host.cgroups(process.key.pid).names(sandbox_id):
             return "cgroup holds the sandbox id"
-        if kind is not VmmKind.DRAGONBALL and is_shim_of(self._host, process.ppid, sandbox_id):
+        if not kind.in_shim and is_shim_of(self._host, process.ppid, sandbox_id):
             return f"parent {process.ppid} is the sandbox's shim"
         name = self._recorded(sandbox_id).get(process.key.pid)
         return f"pid in {name}" if name else ""
 
     def _recorded(self, sandbox_id: str) -> dict[int, str]:
-        """Return the pids that Kata's files name, with the file; Dragonball's names a thread."""
+        """Return the pids in Kata's files, and in which; of a VMM in the shim that is a thread."""
         pids = read_pids(self._host.root, self._paths, sandbox_id).vmm
-        return {claim.thread_group(self._host.root, pid): name for pid, name in pids.items()}
+        return {checks.thread_group(self._host.root, pid): name for pid, name in pids.items()}
 
 
 def _listed(reasons: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from kata_pin.model.sandbox import Vmm, VmmKind
+from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import Task, ThreadKey
 
 HEAD: Final = 2
@@ -44,7 +44,7 @@ def guess(
 
     `monitor` says whether QEMU has a QMP monitor, which has a thread of its own.
     """
-    line = creation_order(tasks) if vmm.kind is VmmKind.QEMU and vmm.guest.boot else None
+    line = creation_order(tasks) if vmm.guest.boot else None
     if line is None or not line or line[0].tid != line[0].tgid:
         return {}
     first = HEAD + len(vmm.iothreads) + monitor

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from kata_pin.errors import HostError
-from kata_pin.model.sandbox import Vmm, VmmKind
+from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import ProcessKey, RoleSource, ThreadRole
 from kata_pin.vmm.host_access import HostAccess, ProcessFacts
 from kata_pin.vmm.shims import shim_of
 from kata_pin.vmm.state_files import KataPaths, virtiofsd_pid
-from kata_pin.wire.qemu.cmdline import names_sandbox
+from kata_pin.wire.vmm_cmdline import names_sandbox
 
 KTHREADD: Final = 2
 """The parent of every kernel thread."""
@@ -54,7 +54,7 @@ def find_helpers(
     servers = _file_servers(host, vmm, sandbox_id, shim, paths or KataPaths())
     for server in _with_children(host, servers):
         found[server.key] = Helper(server.key, ThreadRole.VIRTIOFSD, RoleSource.PROCESS)
-    if shim is not None and vmm.kind is not VmmKind.DRAGONBALL:
+    if shim is not None:
         known = host.processes.get(shim)
         if known is not None:
             found[known.key] = Helper(known.key, ThreadRole.SHIM, RoleSource.PROCESS)

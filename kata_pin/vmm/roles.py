@@ -18,10 +18,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kata_pin.errors import HostError
-from kata_pin.model.sandbox import Vmm, VmmKind
+from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import Role, RoleSource, Task, ThreadKey, ThreadRole
-from kata_pin.vmm import debugfs, kvm_fd, names, order
+from kata_pin.vmm import debugfs, kvm_fd, order
 from kata_pin.vmm.host_access import HostAccess
+from kata_pin.vmm.kinds import kind_named
 from kata_pin.vmm.role_cache import RoleCache
 from kata_pin.wire.qemu import apic
 from kata_pin.wire.qemu.qmp import QmpAnswers
@@ -76,7 +77,7 @@ class _Look:
     def vcpu_by_kvm(self, key: ThreadKey, source: RoleSource, kvm_id: int) -> None:
         """Claim a vCPU that KVM numbered: convert the APIC id on x86."""
         x86 = self.machine in _X86
-        convert = x86 and self.vmm.kind is VmmKind.QEMU
+        convert = x86 and self.vmm.apic_ids
         index = apic.cpu_index(self.vmm.guest, kvm_id) if convert else kvm_id
         claim = _Claim(source, ThreadRole.VCPU, vcpu=index, apic_id=kvm_id if x86 else None)
         self.add(key, claim)
@@ -195,8 +196,9 @@ def _eliminate(look: _Look, key: ThreadKey) -> None:
 
 
 def _ask_names(look: _Look) -> None:
+    kind = kind_named(look.vmm.kind)
     for task in look.tasks:
-        named = None if task.user_worker else names.role_of(look.vmm, task.comm)
+        named = None if task.user_worker else kind.role_of(task.comm, look.vmm.iothreads)
         if named is not None:
             look.add(
                 task.key,
@@ -219,6 +221,8 @@ def _ask_order(look: _Look) -> None:
 
 
 def _guesses(look: _Look) -> Mapping[ThreadKey, order.Guess]:
+    if not kind_named(look.vmm.kind).in_order:
+        return {}
     try:
         argv = look.host.cmdline(look.vmm.process.pid)
     except HostError:

@@ -13,9 +13,9 @@ from typing import Final
 
 from kata_pin.errors import HostError, ParseError
 from kata_pin.model.thread import PF_KTHREAD
-from kata_pin.vmm import claim
+from kata_pin.vmm import checks
 from kata_pin.vmm.host_access import HostAccess, ProcessFacts
-from kata_pin.wire.qemu.cmdline import parse_shim
+from kata_pin.wire.vmm_cmdline import parse_shim
 
 SHIM_COMMS: Final = frozenset({"containerd-shim", "containerd-shi", "kata-shim", "kata-runtime"})
 """Names of shim processes, cut at 15 characters by the kernel: they narrow the search only."""
@@ -38,12 +38,7 @@ def is_shim_of(host: HostAccess, pid: int, sandbox_id: str) -> bool:
     try:
         if host.read_process(pid).flags & PF_KTHREAD:
             return False
-        said = parse_shim(host.cmdline(pid)).sandbox_id
+        named = parse_shim(host.cmdline(pid)).sandbox_id
     except (HostError, ParseError):
         return False
-    return said == sandbox_id and _is_trusted(host, pid)
-
-
-def _is_trusted(host: HostAccess, pid: int) -> bool:
-
-    return claim.owner(host.root, pid) in {0, os.geteuid()}
+    return named == sandbox_id and checks.owner(host.root, pid) in {0, os.geteuid()}

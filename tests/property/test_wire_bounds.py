@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kata_pin.errors import ParseError, RemoteProtocolError
-from kata_pin.wire import control, proc
+from kata_pin.wire import control, proc, vmm_cmdline
 from kata_pin.wire.container_id import record
 from kata_pin.wire.kata import config as kataconf
 from kata_pin.wire.kata import persist
@@ -135,10 +135,10 @@ def test_any_command_line(words: list[str]) -> None:
     command = cmdline.parse_qemu(words)
     assert "/" not in command.sandbox_id
     assert len(command.problems) <= 8
-    cmdline.parse_cloud_hypervisor(words)
-    cmdline.parse_firecracker(words)
-    cmdline.parse_shim(words)
-    cmdline.names_sandbox(words, "p1")
+    vmm_cmdline.parse_cloud_hypervisor(words)
+    vmm_cmdline.parse_firecracker(words)
+    vmm_cmdline.parse_shim(words)
+    vmm_cmdline.names_sandbox(words, "p1")
 
 
 markings = st.dictionaries(

@@ -15,7 +15,6 @@ from kata_pin.model.sandbox import (
     GuestTopology,
     Sandbox,
     Vmm,
-    VmmKind,
 )
 from kata_pin.model.settings import Overhead, OverheadKind, PlacementSettings
 from kata_pin.model.thread import (
@@ -128,11 +127,12 @@ def pause(cpu_list: str | None) -> Container:
 def sandbox(*containers: Container, guest: GuestTopology | None = None) -> Sandbox:
     """Return a sandbox with a QEMU."""
     vmm = Vmm(
-        VmmKind.QEMU,
+        "qemu",
         ProcessKey(VMM_PID, 5),
         parent=1,
         exe="/usr/bin/qemu",
         witness="test",
+        apic_ids=True,
         guest=guest or GuestTopology(),
     )
     return Sandbox("pod", containers, vmm)

@@ -207,7 +207,7 @@ def _vmm(vmm: Vmm | None) -> Json | None:
     if vmm is None:
         return None
     return {
-        "kind": vmm.kind.value,
+        "kind": vmm.kind,
         "pid": vmm.process.pid,
         "starttime": vmm.process.starttime,
         "exe": vmm.exe,

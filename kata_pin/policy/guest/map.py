@@ -28,7 +28,7 @@ from typing import Final
 
 from kata_pin.model.guestmap import GuestFacts, GuestMap, Link, LinkState, Measured, VcpuLink
 from kata_pin.model.placement import Placement
-from kata_pin.model.sandbox import GuestTopology, Sandbox, VmmKind
+from kata_pin.model.sandbox import GuestTopology, Sandbox
 from kata_pin.model.thread import RoleSource, Thread, ThreadKey, ThreadRole
 from kata_pin.policy.placement.pairing import index_order
 
@@ -72,7 +72,7 @@ def guest_map(
         return GuestMap(sandbox.id, facts=facts)
     guest = sandbox.vmm.guest
     vcpus = index_order(one for one in threads if one.role.role is ThreadRole.VCPU)
-    with_apic = apic_of if sandbox.vmm.kind is VmmKind.QEMU else None
+    with_apic = apic_of if sandbox.vmm.apic_ids else None
     number = _Numbering(guest, facts)
     links = [_link(one, placement, guest, with_apic, number) for one in vcpus]
     return GuestMap(

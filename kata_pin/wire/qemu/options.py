@@ -12,8 +12,8 @@ from typing import Final
 
 from kata_pin.errors import ParseError
 from kata_pin.wire.json_text import load
+from kata_pin.wire.vmm_cmdline import MAX_ARGUMENTS
 
-MAX_ARGUMENTS: Final = 16_384
 MAX_PROPERTIES: Final = 4096
 
 Properties = dict[str, list[str]]

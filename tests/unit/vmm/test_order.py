@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kata_pin.model.cpuset import EMPTY
-from kata_pin.model.sandbox import GuestTopology, Vmm, VmmKind
+from kata_pin.model.sandbox import GuestTopology, Vmm
 from kata_pin.model.thread import PF_USER_WORKER, ProcessKey, Task, ThreadKey
 from kata_pin.vmm.order import MAX_TID_STEP, Guess, creation_order, guess
 
@@ -16,9 +16,9 @@ def _task(tid: int, starttime: int = 50, flags: int = 0) -> Task:
     return Task(ThreadKey(PID, tid, starttime), "qemu-system-x86", flags, EMPTY, EMPTY, "/")
 
 
-def _vmm(boot: int = 2, iothreads: int = 1, kind: VmmKind = VmmKind.QEMU) -> Vmm:
+def _vmm(boot: int = 2, iothreads: int = 1) -> Vmm:
     return Vmm(
-        kind,
+        "qemu",
         ProcessKey(PID, 50),
         1,
         "/usr/bin/qemu-system-x86_64",
@@ -99,7 +99,6 @@ def test_kernel_workers_stand_anywhere() -> None:
     assert creation_order([worker]) == []
 
 
-def test_only_qemu_has_this_order() -> None:
-    """Other VMMs, and a QEMU whose -smp could not be read, get no guess."""
-    assert _said(_vmm(kind=VmmKind.FIRECRACKER), BOOTED) == {}
+def test_without_a_number_of_vcpus_nothing_is_said() -> None:
+    """A QEMU whose -smp could not be read gets no guess."""
     assert _said(_vmm(boot=0), BOOTED) == {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kata_pin.host.root import HostRoot
-from kata_pin.model.sandbox import Vmm, VmmKind
+from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import PF_KTHREAD, ProcessKey, RoleSource, ThreadRole
 from kata_pin.vmm.host_access import ProcessFacts
 from kata_pin.vmm.overhead import Helper, find_helpers
@@ -53,7 +53,7 @@ def test_kernel_threads_by_exact_name_and_parent(tmp_path: Path) -> None:
     """Only kthreadd's children, and only those whose name ends in exactly this VMM's pid."""
     (tmp_path / "proc").mkdir()
     host = replace(facts(HostRoot(str(tmp_path))), processes=_Table())
-    vmm = Vmm(VmmKind.QEMU, ProcessKey(1780, 1), 1768, "", "")
+    vmm = Vmm("qemu", ProcessKey(1780, 1), 1768, "", "")
 
     def kernel(pid: int, role: ThreadRole) -> Helper:
         return Helper(ProcessKey(pid, 1), role, RoleSource.FLAGS)

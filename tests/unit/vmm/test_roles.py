@@ -10,7 +10,7 @@ import pytest
 
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import EMPTY
-from kata_pin.model.sandbox import GuestTopology, Vmm, VmmKind
+from kata_pin.model.sandbox import GuestTopology, Vmm
 from kata_pin.model.thread import (
     PF_USER_WORKER,
     ProcessKey,
@@ -22,7 +22,8 @@ from kata_pin.model.thread import (
 )
 from kata_pin.vmm import roles
 from kata_pin.vmm.host_access import HostAccess
-from kata_pin.vmm.roles import RoleCache, identify
+from kata_pin.vmm.role_cache import RoleCache
+from kata_pin.vmm.roles import identify
 from kata_pin.wire.qemu.qmp import QmpAnswers, QmpCpu
 from tests.support.vmmhost import facts
 
@@ -43,7 +44,7 @@ def _tasks(*comms: str, flags: int = 0) -> list[Task]:
     ]
 
 
-def _vmm(kind: VmmKind, boot: int = 0) -> Vmm:
+def _vmm(kind: str, boot: int = 0) -> Vmm:
     guest = GuestTopology(boot=boot, maximum=boot, sockets=boot)
     return Vmm(kind, ProcessKey(PID, 50), 1, "", "", guest=guest)
 
@@ -55,37 +56,18 @@ def _identify(
     return [found[task.key] for task in tasks]
 
 
-@pytest.mark.parametrize(
-    ("kind", "comms"),
-    [
-        (VmmKind.CLOUD_HYPERVISOR, ("cloud-hypervisor", "vmm", "vcpu0", "vcpu1")),
-        (VmmKind.FIRECRACKER, ("firecracker", "fc_api", "fc_vcpu 0", "fc_vcpu 1")),
-        (VmmKind.DRAGONBALL, ("containerd-shim", "tokio-runtime-w", "db_vcpu0", "db_vcpu1")),
-    ],
-)
-def test_other_vmms_by_names(host: HostAccess, kind: VmmKind, comms: tuple[str, ...]) -> None:
-    """Their vCPUs have names; what has none is an emulator thread without a doubt."""
-    found = _identify(host, _vmm(kind), _tasks(*comms))
-    rest = Role(ThreadRole.EMULATOR, RoleSource.REST)
-    assert found[:2] == [rest, rest]
-    assert [(role.vcpu, role.source) for role in found[2:]] == [
-        (0, RoleSource.NAME),
-        (1, RoleSource.NAME),
-    ]
-
-
 def test_without_any_vcpu_all_but_the_main_thread_are_doubted(host: HostAccess) -> None:
     """Nobody knows which thread is a vCPU, so none is confined like an emulator thread."""
-    found = _identify(host, _vmm(VmmKind.CLOUD_HYPERVISOR), _tasks("vmm", "a", "b"))
+    found = _identify(host, _vmm("cloud-hypervisor"), _tasks("vmm", "a", "b"))
     assert [bool(role.conflict) for role in found] == [False, True, True]
     assert {role.role for role in found} == {ThreadRole.EMULATOR}
 
 
 def test_vhost_workers_inside_qemu(host: HostAccess) -> None:
-    """Linux 6.4 and later: by flag and exact name; other kernel workers are emulator threads."""
+    """Linux 6.4 and later: by flag and owner; other kernel workers are emulator threads."""
     tasks = _tasks("qemu", f"vhost-{PID}", "vhost-7", "kvm-nx-lpage-re", "iou-wrk-100")
     workers = [Task(t.key, t.comm, PF_USER_WORKER, EMPTY, EMPTY, "/") for t in tasks[1:]]
-    found = _identify(host, _vmm(VmmKind.QEMU), [tasks[0], *workers])
+    found = _identify(host, _vmm("qemu"), [tasks[0], *workers])
     assert [role.role for role in found[1:]] == [
         ThreadRole.VHOST,
         ThreadRole.EMULATOR,
@@ -97,21 +79,21 @@ def test_vhost_workers_inside_qemu(host: HostAccess) -> None:
 
 def test_a_thread_named_like_a_worker_is_none(host: HostAccess) -> None:
     """A tenant can choose the name, not the flag."""
-    found = _identify(host, _vmm(VmmKind.QEMU, boot=1), _tasks("qemu", f"vhost-{PID}"))
+    found = _identify(host, _vmm("qemu", boot=1), _tasks("qemu", f"vhost-{PID}"))
     assert found[1].role is ThreadRole.EMULATOR
     assert found[1].conflict
 
 
 def test_two_threads_that_claim_one_vcpu(host: HostAccess) -> None:
     """Both are in conflict: one of them lies."""
-    found = _identify(host, _vmm(VmmKind.QEMU, boot=1), _tasks("qemu", "CPU 0/KVM", "CPU 0/KVM"))
+    found = _identify(host, _vmm("qemu", boot=1), _tasks("qemu", "CPU 0/KVM", "CPU 0/KVM"))
     assert [role.conflict for role in found[1:]] == ["2 threads are this vCPU"] * 2
 
 
 def test_names_and_answers_that_disagree(host: HostAccess) -> None:
     """The better source gives the role, the conflict names both."""
     answers = QmpAnswers(cpus=(QmpCpu(0, PID + 1),))
-    found = _identify(host, _vmm(VmmKind.QEMU, boot=1), _tasks("qemu", "CPU 3/KVM"), answers)
+    found = _identify(host, _vmm("qemu", boot=1), _tasks("qemu", "CPU 3/KVM"), answers)
     assert found[1].vcpu == 0
     assert found[1].conflict == "qmp says vcpu 0, name says vcpu 3"
 
@@ -119,7 +101,7 @@ def test_names_and_answers_that_disagree(host: HostAccess) -> None:
 def test_a_crowd_is_not_looked_into(host: HostAccess, monkeypatch: pytest.MonkeyPatch) -> None:
     """Above the limit no source is asked and all goes to the whole mask."""
     monkeypatch.setattr(roles, "MAX_THREADS", 2)
-    found = _identify(host, _vmm(VmmKind.QEMU, boot=1), _tasks("qemu", "CPU 0/KVM", "x"))
+    found = _identify(host, _vmm("qemu", boot=1), _tasks("qemu", "CPU 0/KVM", "x"))
     assert {role.conflict for role in found} == {"more than 2 threads"}
 
 
@@ -134,7 +116,7 @@ KVM_RUN = "16 {fd:#x} 0xae80"
 @pytest.fixture
 def vmm() -> Vmm:
     """Two boot vCPUs that can all be there is, and one iothread."""
-    return replace(_vmm(VmmKind.QEMU, boot=2), iothreads=("iot0",))
+    return replace(_vmm("qemu", boot=2), iothreads=("iot0",))
 
 
 def _boot(folder: Path, *, cpu0: str, cpu1: str, iothread: str = POLL) -> HostAccess:

@@ -19,7 +19,7 @@ from kata_pin.host.process import ProcessIndex, cgroups, read_process
 from kata_pin.host.root import HostRoot, Scheduler
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
-from kata_pin.model.sandbox import Vmm, VmmKind
+from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import ProcessKey, ThreadKey, ThreadRole
 from kata_pin.model.topology import flat
 from kata_pin.sources.bundles import BundleReader
@@ -86,7 +86,7 @@ class OneFinder:
 
     def find(self, sandbox_id: str, hints: object = ()) -> Vmm:
         key: ProcessKey = read_process(HostRoot(), self._pid).key
-        return Vmm(VmmKind.QEMU, key, parent=os.getpid(), exe="qemu", witness="test", kvm=False)
+        return Vmm("qemu", key, parent=os.getpid(), exe="qemu", witness="test", kvm=False)
 
 
 @contextmanager

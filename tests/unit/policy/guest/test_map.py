@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kata_pin.model.guestmap import GuestFacts, GuestMap, LinkState, Measured
-from kata_pin.model.sandbox import GuestTopology, Sandbox, VmmKind
+from kata_pin.model.sandbox import GuestTopology, Sandbox
 from kata_pin.model.thread import RoleSource, Thread
 from kata_pin.policy.guest.map import guest_map, measured_by_apic, numberings, release_of
 from kata_pin.policy.placement.place import place
@@ -157,7 +157,7 @@ def test_other_vmms_have_no_apic_id() -> None:
     """Their vCPU ids are their own; the number is inferred from the index."""
     of = pod(GuestTopology())
     assert of.vmm is not None
-    of = replace(of, vmm=replace(of.vmm, kind=VmmKind.FIRECRACKER))
+    of = replace(of, vmm=replace(of.vmm, apic_ids=False))
     found = guest_map(of, vcpus(0), place(of, vcpus(0), node()), apic_of=apic_id)
     assert (found.links[0].apic_id, found.links[0].state) == (None, LinkState.INFERRED)
 

@@ -10,32 +10,33 @@ from kata_pin.errors import ParseError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.wire.qemu import cmdline
 from kata_pin.wire.qemu import options as qemuopts
-from kata_pin.wire.qemu.cmdline import OtherCommand, parse_qemu
+from kata_pin.wire.qemu.cmdline import parse_qemu
+from kata_pin.wire.vmm_cmdline import VmmCommand
 
 
-def qemu(*arguments: str) -> cmdline.QemuCommand:
+def qemu(*arguments: str) -> VmmCommand:
     return parse_qemu(["/usr/bin/qemu-system-x86_64", *arguments])
 
 
 @pytest.mark.parametrize(
-    ("value", "name", "sandbox", "debug"),
+    ("value", "sandbox", "debug"),
     [
-        ("sandbox-p1", "sandbox-p1", "p1", False),
-        ("sandbox-p1,debug-threads=on", "sandbox-p1", "p1", True),
-        ("guest=sandbox-p1,debug-threads=off", "sandbox-p1", "p1", False),
-        ("debug-threads=on,guest=sandbox-p1", "sandbox-p1", "p1", True),
-        ("sandbox-a-b.c_d", "sandbox-a-b.c_d", "a-b.c_d", False),
-        ("vm1", "vm1", "", False),
-        ("sandbox-", "sandbox-", "", False),
-        ("sandbox-../x", "sandbox-../x", "", False),
-        ("sandbox-a,,b", "sandbox-a,b", "", False),
-        ("", "", "", False),
+        ("sandbox-p1", "p1", False),
+        ("sandbox-p1,debug-threads=on", "p1", True),
+        ("guest=sandbox-p1,debug-threads=off", "p1", False),
+        ("debug-threads=on,guest=sandbox-p1", "p1", True),
+        ("sandbox-a-b.c_d", "a-b.c_d", False),
+        ("vm1", "", False),
+        ("sandbox-", "", False),
+        ("sandbox-../x", "", False),
+        ("sandbox-a,,b", "", False),
+        ("", "", False),
     ],
 )
-def test_name(value: str, name: str, sandbox: str, *, debug: bool) -> None:
+def test_name(value: str, sandbox: str, *, debug: bool) -> None:
     """-name gives the sandbox only when what follows `sandbox-` is an id."""
     command = qemu("-name", value)
-    assert (command.name, command.sandbox_id, command.debug_threads) == (name, sandbox, debug)
+    assert (command.sandbox_id, command.debug_threads) == (sandbox, debug)
 
 
 def test_an_argument_that_looks_like_an_option() -> None:
@@ -108,25 +109,6 @@ def test_an_absurd_cid_is_a_problem(cid: str) -> None:
     assert "guest-cid" in command.problems[0]
 
 
-def test_monitors_and_pidfile() -> None:
-    """Paths of unix monitors in both syntaxes; a monitor passed as a descriptor has none."""
-    command = qemu(
-        "-qmp", "unix:/run/vc/vm/b1/qmp.sock,server,nowait",
-        "-qmp", "unix:path=/run/vc/vm/p1/extra-monitor.sock,server=on,wait=off",
-        "-qmp", "unix:fd=3,server=on,wait=off",
-        "-qmp-pretty", "unix:/run/x",
-        "-qmp", "tcp:localhost:4444",
-        "-qmp", "unix:qmp.sock,server=on",
-        "-pidfile", "/run/vc/vm/p1/pid",
-    )  # fmt: skip
-    assert command.qmp_paths == (
-        "/run/vc/vm/b1/qmp.sock",
-        "/run/vc/vm/p1/extra-monitor.sock",
-        "/run/x",
-    )
-    assert command.pidfile == "/run/vc/vm/p1/pid"
-
-
 def test_numa_of_kata() -> None:
     """Kata's multi-node form: cpus of each guest node, host nodes of its memory."""
     command = qemu(
@@ -189,7 +171,7 @@ def test_one_enormous_argument() -> None:
 
 def test_nothing_at_all() -> None:
     """An empty line (a zombie's) and a lone program name are a VMM without a name."""
-    assert parse_qemu([]).name == ""
+    assert parse_qemu([]).sandbox_id == ""
     assert qemu().sandbox_id == ""
     assert qemu("-name").sandbox_id == ""
 
@@ -208,51 +190,3 @@ def test_properties() -> None:
         "b": ["1", "x"],
         "c": [""],
     }
-
-
-def test_cloud_hypervisor() -> None:
-    """The socket's folder names the sandbox, in the Go layout and in runtime-rs'."""
-    go = ["/opt/kata/bin/cloud-hypervisor", "--api-socket", "/run/vc/vm/s1/clh-api.sock"]
-    assert cmdline.parse_cloud_hypervisor(go) == OtherCommand("s1", "/run/vc/vm/s1/clh-api.sock")
-    rs = ["cloud-hypervisor", "--api-socket=path=/run/kata/s1/root/ch-api.sock,x=y"]
-    assert cmdline.parse_cloud_hypervisor(rs).sandbox_id == "s1"
-    assert cmdline.parse_cloud_hypervisor(["cloud-hypervisor"]) == OtherCommand()
-    assert cmdline.parse_cloud_hypervisor(["x", "--api-socket", "a," * 9999]) == OtherCommand()
-
-
-def test_firecracker() -> None:
-    """--id names the sandbox, else the socket's folder does."""
-    assert cmdline.parse_firecracker(["firecracker", "--id", "s1"]).sandbox_id == "s1"
-    path = "/run/vc/firecracker/s1/root/api.socket"
-    assert cmdline.parse_firecracker(["fc", "--api-sock", path]) == OtherCommand("s1", path)
-    assert cmdline.parse_firecracker(["fc", "--id", "../x"]).sandbox_id == ""
-
-
-def test_shim() -> None:
-    """The shim's -id is its sandbox, in the forms that Go's flags take."""
-    recorded = ["/opt/kata/bin/containerd-shim-kata-v2", "-namespace", "default", "-id", "p1", ""]
-    assert cmdline.parse_shim(recorded).sandbox_id == "p1"
-    assert cmdline.parse_shim(["shim", "--id=p1"]).sandbox_id == "p1"
-    assert cmdline.parse_shim(["shim", "-id"]).sandbox_id == ""
-    with pytest.raises(ParseError, match="arguments"):
-        cmdline.parse_shim(["x"] * 20_000)
-
-
-@pytest.mark.parametrize(
-    ("argument", "yes"),
-    [
-        ("--shared-dir=/run/kata-containers/shared/sandboxes/p1/shared", True),
-        ("/run/kata/p1/root/virtiofsd.sock", True),
-        ("--socket-path=p1", True),
-        ("--shared-dir=/run/kata-containers/shared/sandboxes/p10/shared", False),
-        ("--fd=3", False),
-    ],
-)
-def test_names_sandbox(argument: str, *, yes: bool) -> None:
-    """virtiofsd names its sandbox by a whole element of a path."""
-    assert cmdline.names_sandbox(["virtiofsd", "--syslog", argument], "p1") is yes
-
-
-def test_the_empty_id_is_named_by_nobody() -> None:
-    """No process belongs to a sandbox without an id."""
-    assert not cmdline.names_sandbox(["a", ""], "")

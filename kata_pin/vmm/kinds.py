@@ -1,0 +1,205 @@
+"""What kata-pin knows of each VMM: one row per program. Nothing else branches on which VMM it is.
+
+Another package adds a VMM by an entry point of the group `kata_pin.vmms` that loads a VmmKind, for
+instance a Row. It is loaded only where an executable is configured (in `hypervisors`, or in Kata's
+configuration) that no row here fits.
+
+Who names vhost workers needs no column: the kernel names them after the thread that called
+VHOST_SET_OWNER. That is QEMU's main thread but a vCPU thread of Dragonball's, so any thread of the
+VMM's process is accepted (roles.py, overhead.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Final, NamedTuple, Protocol
+
+from kata_pin.model.thread import ThreadRole
+from kata_pin.wire.qemu.cmdline import parse_qemu
+from kata_pin.wire.vmm_cmdline import (
+    VmmCommand,
+    parse_cloud_hypervisor,
+    parse_firecracker,
+    parse_shim,
+)
+
+log = logging.getLogger(__name__)
+
+GROUP: Final = "kata_pin.vmms"
+"""The group of entry points; the entry's object is a VmmKind."""
+
+MAX_COMM: Final = 15
+"""The kernel cuts thread names here."""
+
+
+class NamedRole(NamedTuple):
+    """What a thread's name says: a vCPU and its index, an iothread and its id, or another role."""
+
+    role: ThreadRole
+    vcpu: int | None = None
+    iothread: str = ""
+
+
+class VmmKind(Protocol):
+    """One VMM program, as everything outside this module sees it."""
+
+    @property
+    def name(self) -> str:
+        """Its name in documents and logs."""
+
+    @property
+    def executables(self) -> Sequence[str]:
+        """Patterns (fnmatch) of its executable's file name."""
+
+    @property
+    def in_shim(self) -> bool:
+        """Whether it is a library inside Kata's shim and not a process of its own."""
+
+    @property
+    def apic_ids(self) -> bool:
+        """Whether KVM's vCPU ids on x86 are the APIC ids of `VmmCommand.guest`; else indexes."""
+
+    @property
+    def in_order(self) -> bool:
+        """Whether it creates its threads in the order that order.py knows."""
+
+    def read(self, argv: Sequence[str]) -> VmmCommand:
+        """Return what the command line says; ParseError for one that cannot be Kata's."""
+
+    def role_of(self, comm: str, iothreads: Sequence[str]) -> NamedRole | None:
+        """Return what a thread's name says; `iothreads` are the ids on the command line."""
+
+
+class ThreadName(NamedTuple):
+    """A scheme of thread names: group 1 is a vCPU's index or an iothread's id."""
+
+    pattern: re.Pattern[str]
+    role: ThreadRole
+
+
+@dataclass(frozen=True)
+class Row:
+    """A VmmKind as plain data; the first of `threads` that matches a name counts."""
+
+    name: str
+    executables: Sequence[str]
+    command: Callable[[Sequence[str]], VmmCommand]
+    threads: Sequence[ThreadName]
+    in_shim: bool = False
+    apic_ids: bool = False
+    in_order: bool = False
+
+    def read(self, argv: Sequence[str]) -> VmmCommand:
+        """Return what the command line says."""
+        return self.command(argv)
+
+    def role_of(self, comm: str, iothreads: Sequence[str]) -> NamedRole | None:
+        """Return what a thread's name says."""
+        for pattern, role in self.threads:
+            match = pattern.match(comm)
+            if match is None:
+                continue
+            if role is ThreadRole.VCPU:
+                return NamedRole(role, vcpu=int(match[1]))
+            if role is ThreadRole.IOTHREAD:
+                cut = MAX_COMM - match.start(1)
+                return NamedRole(role, iothread=_iothread(match[1], iothreads, cut))
+            return NamedRole(role)
+        return None
+
+
+def _iothread(name: str, declared: Sequence[str], cut: int) -> str:
+    """Return the one declared id that shows as `name`, `name` itself where none is declared."""
+    ids = [one for one in declared if one == name or one[:cut] == name]
+    return ids[0] if len(ids) == 1 else "" if declared else name
+
+
+def _named(pattern: str, role: ThreadRole) -> ThreadName:
+    return ThreadName(re.compile(rf"{pattern}\Z"), role)
+
+
+# Executables and thread names as seen with Kata 3.21 to 3.32 and with each VMM run by itself. QEMU
+# names its threads only with debug-threads=on before version 11 (util/qemu-thread-posix.c); its
+# monitor thread is an iothread in name only.
+QEMU: Final = Row(
+    "qemu",
+    ("qemu-system-*", "qemu-kvm", "qemu-lite-system-*"),
+    parse_qemu,
+    (
+        _named("CPU ([0-9]{1,4})/(?:KVM|TCG)", ThreadRole.VCPU),
+        _named("IO mon_iothread", ThreadRole.EMULATOR),
+        _named("IO (.+)", ThreadRole.IOTHREAD),
+    ),
+    apic_ids=True,
+    in_order=True,
+)
+CLOUD_HYPERVISOR: Final = Row(
+    "cloud-hypervisor",
+    ("cloud-hypervisor*",),
+    parse_cloud_hypervisor,
+    (_named("vcpu([0-9]{1,4})", ThreadRole.VCPU),),
+)
+FIRECRACKER: Final = Row(
+    "firecracker",
+    ("firecracker*",),
+    parse_firecracker,
+    (_named("fc_vcpu ?([0-9]{1,4})", ThreadRole.VCPU),),
+)
+DRAGONBALL: Final = Row(
+    "dragonball",
+    ("containerd-shim-kata*",),
+    parse_shim,
+    (
+        _named("db_vcpu([0-9]{1,4})", ThreadRole.VCPU),
+        _named("(blk_iothread.*)", ThreadRole.IOTHREAD),
+    ),
+    in_shim=True,
+)
+
+BUILTIN: Final[tuple[VmmKind, ...]] = (QEMU, CLOUD_HYPERVISOR, FIRECRACKER, DRAGONBALL)
+
+OTHERWISE: Final = QEMU
+"""What an allowed executable is that no row fits: a QEMU under another name."""
+
+
+def kinds_for(executables: Iterable[str]) -> tuple[VmmKind, ...]:
+    """Return the rows to recognise these executables by: third ones only where ours do not do."""
+    if all(_fitting(path, BUILTIN) for path in executables):
+        return BUILTIN
+    return (*BUILTIN, *_third().values())
+
+
+def kind_of(path: str, kinds: Iterable[VmmKind]) -> VmmKind:
+    """Return which of the kinds an allowed executable is."""
+    return _fitting(path, kinds) or OTHERWISE
+
+
+def kind_named(name: str) -> VmmKind:
+    """Return the row of a VMM that was accepted (`Vmm.kind`)."""
+    return next((kind for kind in BUILTIN if kind.name == name), None) or _third()[name]
+
+
+def _fitting(path: str, kinds: Iterable[VmmKind]) -> VmmKind | None:
+    name = os.path.basename(path)
+    return next((k for k in kinds if any(fnmatchcase(name, one) for one in k.executables)), None)
+
+
+@lru_cache(maxsize=1)
+def _third() -> Mapping[str, VmmKind]:
+    """Return the rows of other packages by name, without those that cannot be loaded."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - 20 ms that few need
+
+    found: dict[str, VmmKind] = {}
+    for entry in entry_points(group=GROUP):
+        try:
+            kind: VmmKind = entry.load()
+            found[kind.name] = kind
+        except Exception as error:  # noqa: BLE001 - code of others; it must not end the daemon
+            log.error("cannot load VMM kind %s from %s: %s", entry.name, entry.value, error)
+    return found

@@ -1,0 +1,301 @@
+"""Every row of vmm/kinds.py: its executables, command line, thread names, and workers.
+
+A new row needs an entry in SAMPLES; every test here then runs over it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from kata_pin.host.root import HostRoot
+from kata_pin.model.cpuset import EMPTY
+from kata_pin.model.sandbox import Vmm
+from kata_pin.model.thread import (
+    Role,
+    RoleSource,
+    Task,
+    ThreadKey,
+    ThreadRole,
+)
+from kata_pin.vmm import kinds
+from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES, Allowlist
+from kata_pin.vmm.find import VmmFinder
+from kata_pin.vmm.kinds import BUILTIN, GROUP, NamedRole, Row, ThreadName, VmmKind, kind_named
+from kata_pin.vmm.overhead import find_helpers
+from kata_pin.vmm.role_cache import RoleCache
+from kata_pin.vmm.roles import identify
+from kata_pin.wire.vmm_cmdline import parse_shim
+from tests.support import recordings
+from tests.support.hosttree import FakeHost
+from tests.support.vmmhost import facts
+
+PID, SHIM = 100, 90
+SANDBOX = "0123456789abcdef" * 4
+
+
+def _vcpu(index: int) -> NamedRole:
+    return NamedRole(ThreadRole.VCPU, vcpu=index)
+
+
+def _iothread(name: str) -> NamedRole:
+    return NamedRole(ThreadRole.IOTHREAD, iothread=name)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One VMM as Kata starts it: `threads` after the main one, `names` with what they say."""
+
+    exe: str
+    argv: Sequence[str]
+    main: str
+    threads: Sequence[str]
+    names: Mapping[str, NamedRole | None] = field(default_factory=dict)
+
+
+SAMPLES = {
+    "qemu": Sample(
+        "/usr/bin/qemu-system-x86_64",
+        ["qemu-system-x86_64", "-name", f"sandbox-{SANDBOX}", "-accel", "kvm", "-smp", "2"],
+        "qemu-system-x86",
+        ("CPU 0/KVM", "CPU 1/KVM", "IO mon_iothread"),
+        {
+            "CPU 15/TCG": _vcpu(15),
+            "CPU 1/KVM2": None,
+            "CPU x/KVM": None,
+            "CPU 99999/KVM": None,
+            "ALL CPUs/TCG": None,
+            "qemu-system-x86": None,
+            "vcpu0": None,
+            "IO mon_iothread": NamedRole(ThreadRole.EMULATOR),
+            "IO iot0": _iothread("iot0"),
+            "IO other": _iothread(""),
+        },
+    ),
+    "cloud-hypervisor": Sample(
+        "/opt/kata/bin/cloud-hypervisor",
+        ["cloud-hypervisor", "--api-socket", f"/run/vc/vm/{SANDBOX}/clh-api.sock"],
+        "cloud-hyperviso",
+        ("vmm", "http-server", "vmm_signal_hand", "vcpu0", "vcpu1", "_disk0_q0", "__rng"),
+        {"vcpu12": _vcpu(12), "vcpu12a": None, "CPU 0/KVM": None, "vmm": None},
+    ),
+    "firecracker": Sample(
+        "/opt/kata/bin/firecracker",
+        ["firecracker", "--api-sock", f"/run/vc/firecracker/{SANDBOX[:32]}/root/run/fc.socket"],
+        "firecracker",
+        ("fc_api", "fc_vcpu 0", "fc_vcpu 1"),
+        {"fc_vcpu 3": _vcpu(3), "fc_vcpu3": _vcpu(3), "fc_vmm": None},
+    ),
+    "dragonball": Sample(
+        "/opt/kata/runtime-rs/bin/containerd-shim-kata-v2",
+        ["containerd-shim-kata-v2", "-namespace", "k8s.io", "-id", SANDBOX],
+        "containerd-shim",
+        ("tokio-runtime-w", "vmm_master", "db_vcpu0", "db_vcpu1", "blk_iothread_q0"),
+        {
+            "db_vcpu2": _vcpu(2),
+            "blk_iothread_q0": _iothread("blk_iothread_q0"),
+            "tokio-runtime-w": None,
+        },
+    ),
+}
+
+each = pytest.mark.parametrize("kind", BUILTIN, ids=lambda kind: kind.name)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A sample as processes of a written /proc."""
+
+    vmm: Vmm
+    host: FakeHost
+    tasks: Sequence[Task]
+
+    def tid(self, comm: str) -> int:
+        """Return the thread of that name."""
+        return next(task.key.tid for task in self.tasks if task.comm == comm)
+
+    def roles(self, *more: Task) -> Mapping[ThreadKey, Role]:
+        """Return the roles of its threads and `more`."""
+        return identify(facts(self.host.root), self.vmm, [*self.tasks, *more], RoleCache())
+
+
+def _run(kind: VmmKind, host: FakeHost) -> Running:
+    """Write the sample's processes and threads, and accept it as the daemon does."""
+    sample = SAMPLES[kind.name]
+    names = (sample.main, *sample.threads)
+    parent = 1 if kind.in_shim else SHIM
+    host.process(PID, comm=sample.main, ppid=parent, cgroup=f"0::/kata_{SANDBOX}", starttime=50)
+    _be(host, PID, sample.exe, sample.argv)
+    for number, comm in enumerate(names):
+        host.thread(PID, PID + number, comm=comm, starttime=50)
+        (host.folder / f"proc/{PID}/task/{PID + number}/comm").write_text(f"{comm}\n")
+    tasks = [
+        Task(ThreadKey(PID, PID + number, 50), comm, 0, EMPTY, EMPTY, "/")
+        for number, comm in enumerate(names)
+    ]
+    return Running(VmmFinder(facts(host.root)).find(SANDBOX), host, tasks)
+
+
+def _be(host: FakeHost, pid: int, exe: str, argv: Sequence[str]) -> None:
+    """Give a written process an executable, arguments and root as its owner."""
+    home = host.folder / "proc" / str(pid)
+    (home / "exe").unlink()
+    (home / "exe").symlink_to(exe)
+    (home / "cmdline").write_bytes("".join(f"{arg}\0" for arg in argv).encode())
+    (home / "status").write_text(f"Tgid:\t{pid}\nUid:\t0\t0\t0\t0\n")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> FakeHost:
+    """A host without processes."""
+    return FakeHost(tmp_path)
+
+
+@each
+def test_is_recognised_and_accepted(kind: VmmKind, host: FakeHost) -> None:
+    """Its executable is on the default allow-list and its command line names the sandbox."""
+    running = _run(kind, host)
+    assert (running.vmm.kind, running.vmm.process.pid) == (kind.name, PID)
+    assert running.vmm.witness == "cgroup holds the sandbox id"
+    assert kind_named(running.vmm.kind) is kind
+
+
+@each
+def test_another_sandbox_is_not_named(kind: VmmKind) -> None:
+    """The command line names one sandbox only, and no line of another VMM's form."""
+    assert kind.read(SAMPLES[kind.name].argv).names(SANDBOX)
+    assert not kind.read(SAMPLES[kind.name].argv).names("f" * 64)
+    assert kind.read(["x", "--unknown"]).sandbox_id == ""
+
+
+@each
+def test_names_of_threads(kind: VmmKind) -> None:
+    """Its own names only, whole, and without numbers that no vCPU has."""
+    for comm, said in SAMPLES[kind.name].names.items():
+        assert kind.role_of(comm, ("iot0",) if comm.startswith("IO") else ()) == said, comm
+
+
+@each
+def test_roles_by_names(kind: VmmKind, host: FakeHost) -> None:
+    """Two vCPUs are known by name; what has no telling name is an emulator thread."""
+    running = _run(kind, host)
+    roles = running.roles()
+    vcpus = {r.vcpu: r.source for r in roles.values() if r.role is ThreadRole.VCPU}
+    assert vcpus == {0: RoleSource.NAME, 1: RoleSource.NAME}
+    assert roles[running.tasks[0].key] == Role(ThreadRole.EMULATOR, RoleSource.REST)
+    assert not any(role.conflict for role in roles.values())
+
+
+@each
+def test_the_shim_is_a_helper_of_those_beside_it(kind: VmmKind, host: FakeHost) -> None:
+    """A shim that starts a VMM is overhead; one that is the VMM is not its own helper."""
+    running = _run(kind, host)
+    if not kind.in_shim:
+        host.process(SHIM, comm="containerd-shim")
+        _be(host, SHIM, "/usr/bin/shim", ["containerd-shim-kata-v2", "-id", SANDBOX])
+    helpers = find_helpers(facts(host.root), running.vmm, SANDBOX)
+    assert [h.process.pid for h in helpers] == ([] if kind.in_shim else [SHIM])
+
+
+# ---- the allow-list ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/usr/bin/qemu-system-x86_64", "qemu"),
+        ("/opt/kata/bin/qemu-system-x86_64-snp-experimental", "qemu"),
+        ("/usr/libexec/qemu-kvm", "qemu"),
+        ("/opt/kata/bin/cloud-hypervisor", "cloud-hypervisor"),
+        ("/opt/kata/bin/firecracker", "firecracker"),
+        ("/opt/kata/runtime-rs/bin/containerd-shim-kata-v2", "dragonball"),
+        ("/tmp/qemu-system-x86_64", None),
+        ("/usr/bin/../../tmp/qemu-system-x86_64", None),
+        ("/usr/bin/x/qemu-system-x86_64", None),
+        ("/usr/bin/python3", None),
+        ("", None),
+    ],
+)
+def test_allow_list(path: str, name: str | None) -> None:
+    """Exact directories; patterns in the file's name only."""
+    kind = Allowlist(HostRoot(), DEFAULT_EXECUTABLES).kind_of(path)
+    assert (kind.name if kind else None) == name
+
+
+def test_an_executable_that_no_row_fits_is_a_qemu() -> None:
+    """An administrator may allow a QEMU under another name."""
+    allowed = Allowlist(HostRoot(), [*DEFAULT_EXECUTABLES, "/srv/vmm"])
+    assert allowed.kind_of("/srv/vmm") is kinds.QEMU
+
+
+# ---- recordings of QEMU ------------------------------------------------------------------
+
+
+def test_a_name_shared_by_two_iothreads_names_neither() -> None:
+    """The kernel cuts names: two long ids may look the same."""
+    declared = ("indep_iothread_0", "indep_iothread_1")
+    assert kinds.QEMU.role_of("IO indep_iothre", declared) == NamedRole(ThreadRole.IOTHREAD)
+
+
+@pytest.mark.parametrize("path", recordings.files("**/qemu-threads.txt"), ids=recordings.label)
+def test_recorded_threads(path: Path) -> None:
+    """Kata names no thread by default; with its debug switch vCPUs, and never its iothread."""
+    threads = recordings.threads(path)
+    said = [kinds.QEMU.role_of(one.comm, ("iothread-1122876e2a9e5c87",)) for one in threads]
+    if "debug-and-extra-monitor" in str(path):
+        vcpus = [one.vcpu for one in said if one is not None and one.role is ThreadRole.VCPU]
+        assert vcpus == [0, 1, 15, 14, 13, 12]
+        assert not any(one is not None and one.role is ThreadRole.IOTHREAD for one in said)
+    else:
+        assert said == [None] * len(threads)
+
+
+# ---- rows of other packages --------------------------------------------------------------
+
+OTHER = Row(
+    "othervmm",
+    ("othervmm",),
+    parse_shim,
+    [ThreadName(re.compile(r"o_vcpu([0-9]+)\Z"), ThreadRole.VCPU)],
+)
+
+
+@pytest.fixture
+def entry_points(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Two packages with an entry point each: a row, and one that cannot be loaded."""
+    asked: list[str] = []
+    points = metadata.EntryPoints(
+        (
+            metadata.EntryPoint("othervmm", f"{__name__}:OTHER", GROUP),
+            metadata.EntryPoint("broken", "no.such.module:ROW", GROUP),
+        )
+    )
+
+    def found(*, group: str) -> metadata.EntryPoints:
+        asked.append(group)
+        return points
+
+    monkeypatch.setattr(metadata, "entry_points", found)
+    kinds._third.cache_clear()
+    yield asked
+    kinds._third.cache_clear()
+
+
+def test_a_row_by_entry_point(entry_points: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """A configured executable of an unknown name loads them; a broken one is logged, no more."""
+    allowed = Allowlist(HostRoot(), [*DEFAULT_EXECUTABLES, "/opt/x/othervmm"])
+    assert allowed.kind_of("/opt/x/othervmm") is OTHER
+    assert kind_named("othervmm") is OTHER
+    assert entry_points == [GROUP]
+    assert "cannot load VMM kind broken" in caplog.text
+
+
+def test_known_executables_load_no_row(entry_points: list[str]) -> None:
+    """Looking for entry points costs time, so ordinary nodes do not."""
+    Allowlist(HostRoot(), [*DEFAULT_EXECUTABLES, "/srv/qemu-system-x86_64"])
+    assert entry_points == []
