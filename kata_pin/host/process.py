@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from errno import ENOENT, ESRCH
 from typing import Final, TypeVar
@@ -25,6 +25,7 @@ from kata_pin.wire.proc import (
     MAX_CMDLINE,
     Cgroups,
     Stat,
+    kernel_worker,
     parse_cgroup,
     parse_cmdline,
     parse_stat,
@@ -203,7 +204,7 @@ class ProcessIndex:
         self._processes: dict[int, Process] = {}
         self._young: set[int] = set()
         self._by_parent: dict[int, list[Process]] | None = None
-        self._by_name: dict[str, list[Process]] | None = None
+        self._workers: dict[int, list[Process]] | None = None
 
     def refresh(self, *, full: bool = False) -> None:
         """Look again: at new processes, or at all; raises HostError without /proc.
@@ -224,7 +225,7 @@ class ProcessIndex:
         self._inodes = inodes
         self._young = set()
         if gone or unread:
-            self._by_parent = self._by_name = None
+            self._by_parent = self._workers = None
         self._read(unread)
 
     def get(self, pid: int) -> Process | None:
@@ -241,14 +242,17 @@ class ProcessIndex:
             self._by_parent = _grouped((p.ppid, p) for p in self._processes.values())
         return list(self._by_parent.get(ppid, ()))
 
-    def kernel_threads(self, comm: str) -> list[Process]:
-        """Return the kernel threads with exactly this name, by pid: by flag, never by name alone.
+    @property
+    def kernel_workers(self) -> Mapping[int, list[Process]]:
+        """The kernel threads that were made for a process, by the tid they are named after.
 
-        A process can name itself `vhost-123`, but cannot get the flag of a kernel thread.
+        By flag, never by name alone: a process can name itself `vhost-123`, but cannot get the flag
+        of a kernel thread.
         """
-        if self._by_name is None:
-            self._by_name = _grouped((p.comm, p) for p in self._processes.values() if p.kernel)
-        return list(self._by_name.get(comm, ()))
+        if self._workers is None:
+            named = ((kernel_worker(p.comm), p) for p in self._processes.values() if p.kernel)
+            self._workers = _grouped((worker.owner, p) for worker, p in named if worker)
+        return self._workers
 
     def _list(self) -> dict[int, int]:
         path = self._root.proc()

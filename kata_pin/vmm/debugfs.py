@@ -1,10 +1,12 @@
-"""vCPU threads from KVM's debugfs: `kvm/<pid>-<vm fd>/vcpu<N>/pid` (virt/kvm/kvm_main.c).
+"""vCPU threads from KVM's debugfs: `kvm/<tid>-<vm fd>/vcpu<N>/pid` (virt/kvm/kvm_main.c).
 
-The best source: right also for a busy vCPU, and no user process can write it. N is KVM's vCPU id
-(the APIC id on x86). The file names the thread that last entered KVM_RUN: 0 before the first time,
-and still the dead one after an unplug. A thread that is younger than the vCPU may therefore be a
-later thread with a reused tid, or the new thread of a vCPU plugged again: it is called doubtful,
-and needs a second source. Needs root and a mounted debugfs; absent files are simply no answer.
+The best source: right also for a busy vCPU, and no user process can write it. The folder is named
+after the thread that made the VM: QEMU's main thread, but not cloud-hypervisor's or Dragonball's. N
+is KVM's vCPU id (the APIC id on x86). The file names the thread that last entered KVM_RUN: 0 before
+the first time, and still the dead one after an unplug. A thread that is younger than the vCPU may
+therefore be a later thread with a reused tid, or the new thread of a vCPU plugged again: it is
+called doubtful, and needs a second source. Needs root and a mounted debugfs; absent files are
+simply no answer.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -42,7 +44,7 @@ def read_vcpus(root: HostPaths, tasks: Mapping[int, ThreadKey], pid: int) -> Vcp
     """Return which of a VMM's threads (by tid) KVM knows as vCPUs."""
     ids: dict[ThreadKey, int] = {}
     doubtful: set[ThreadKey] = set()
-    for vm in _vms(root, pid):
+    for vm in _vms(root, {*map(str, tasks), str(pid)}):
         for name in _list(vm):
             match = _VCPU.match(name)
             key = tasks.get(_pid(f"{vm}/{name}/pid")) if match else None
@@ -56,9 +58,9 @@ def read_vcpus(root: HostPaths, tasks: Mapping[int, ThreadKey], pid: int) -> Vcp
     return VcpuThreads(ids, frozenset(doubtful))
 
 
-def _vms(root: HostPaths, pid: int) -> list[str]:
+def _vms(root: HostPaths, tids: Collection[str]) -> list[str]:
     folder = root.debug("kvm")
-    return [f"{folder}/{name}" for name in _list(folder) if name.startswith(f"{pid}-")]
+    return [f"{folder}/{name}" for name in _list(folder) if name.partition("-")[0] in tids]
 
 
 def _list(path: str) -> list[str]:

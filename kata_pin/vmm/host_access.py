@@ -1,4 +1,4 @@
-"""What the vmm package needs to know of the host, as Protocols: host/ is not imported here.
+"""How the vmm package reads the host, as Protocols: host/ is not imported here.
 
 The daemon composes a HostAccess from kata_pin.host; it lives as long as the daemon, or one command.
 
@@ -10,7 +10,7 @@ Every reader raises TaskGone when the process is gone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -69,13 +69,14 @@ class ProcessTable(Protocol):
     def children(self, ppid: int) -> Sequence[ProcessFacts]:
         """Return the children of a process."""
 
-    def kernel_threads(self, comm: str) -> Sequence[ProcessFacts]:
-        """Return the kernel threads with exactly this name."""
+    @property
+    def kernel_workers(self) -> Mapping[int, Sequence[ProcessFacts]]:
+        """The kernel threads that wire.proc.kernel_worker knows, by the tid in their names."""
 
 
 @dataclass(frozen=True)
 class HostAccess:
-    """The host's readers. The caller refreshes `processes`; the others read anew each time."""
+    """The host's readers. The caller refreshes `processes`; the others read afresh each time."""
 
     root: HostPaths
     processes: ProcessTable

@@ -1,9 +1,9 @@
-"""Processes outside the VMM that work for one sandbox only (DESIGN D11).
+"""Processes outside the VMM that work for one sandbox only (D11).
 
 virtiofsd or nydusd with its children, the kernel's vhost workers and KVM helpers (kernel threads
-before Linux 6.4), and the shim. A process that merely looks alike is never included: kernel threads
-must be kernel threads of exactly the VMM's name, user processes must be named by root's
-persist.json or be a child of the sandbox's own shim. Nothing is kept between calls.
+before Linux 6.4), and the shim. A process that merely looks alike is never included: a kernel
+thread must have the flag and be named after one of the VMM's threads, a user process must be named
+in root's persist.json or be a child of the sandbox's own shim. Nothing is kept between calls.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from typing import Final
 
 from kata_pin.errors import HostError
 from kata_pin.model.sandbox import Vmm
-from kata_pin.model.thread import ProcessKey, RoleSource, ThreadRole
-from kata_pin.vmm.host_access import HostAccess, ProcessFacts
+from kata_pin.model.thread import ProcessKey, RoleSource, ThreadKey, ThreadRole
+from kata_pin.vmm import checks
+from kata_pin.vmm.host_access import HostAccess, HostPaths, ProcessFacts
 from kata_pin.vmm.shims import shim_of
 from kata_pin.vmm.state_files import KataPaths, virtiofsd_pid
+from kata_pin.wire.proc import kernel_worker
 from kata_pin.wire.vmm_cmdline import names_sandbox
 
 KTHREADD: Final = 2
@@ -28,11 +30,6 @@ MAX_DEPTH: Final = 4
 """Generations of virtiofsd's children that are followed: it has one (its sandboxed half)."""
 
 _FILE_SERVERS: Final = ("virtiofsd", "nydusd")
-_KERNEL_THREADS: Final = (
-    ("vhost-{pid}", ThreadRole.VHOST),
-    ("kvm-pit/{pid}", ThreadRole.KVM),
-    ("kvm-nx-lpage-recovery-{pid}", ThreadRole.KVM),
-)
 
 
 @dataclass(frozen=True)
@@ -45,30 +42,47 @@ class Helper:
 
 
 def find_helpers(
-    host: HostAccess, vmm: Vmm, sandbox_id: str, *, paths: KataPaths | None = None
+    host: HostAccess,
+    vmm: Vmm,
+    sandbox_id: str,
+    threads: Iterable[ThreadKey],
+    *,
+    paths: KataPaths | None = None,
 ) -> tuple[Helper, ...]:
-    """Return the helpers of a sandbox, by pid. Those that vanish meanwhile are left out."""
-    found = {helper.process: helper for helper in _kernel_threads(host, vmm.process.pid)}
+    """Return the helpers of a sandbox, by pid; `threads` are all of the VMM's own.
+
+    Those that vanish meanwhile are left out.
+    """
+    found = {helper.process: helper for helper in _kernel_workers(host, threads)}
     process = host.processes.get(vmm.process.pid)
     shim = shim_of(host, process, sandbox_id) if process is not None else None
     servers = _file_servers(host, vmm, sandbox_id, shim, paths or KataPaths())
     for server in _with_children(host, servers):
         found[server.key] = Helper(server.key, ThreadRole.VIRTIOFSD, RoleSource.PROCESS)
-    if shim is not None:
-        known = host.processes.get(shim)
-        if known is not None:
-            found[known.key] = Helper(known.key, ThreadRole.SHIM, RoleSource.PROCESS)
-    found.pop(vmm.process, None)
+    known = host.processes.get(shim) if shim is not None else None
+    if known is not None:
+        found[known.key] = Helper(known.key, ThreadRole.SHIM, RoleSource.PROCESS)
+    found.pop(vmm.process, None)  # a VMM inside the shim
     return tuple(found[key] for key in sorted(found))
 
 
-def _kernel_threads(host: HostAccess, pid: int) -> Iterator[Helper]:
-    """Yield kernel threads by exact name; the kernel cuts some names, and shows them whole too."""
-    for pattern, role in _KERNEL_THREADS:
-        name = pattern.format(pid=pid)
-        for process in host.processes.kernel_threads(name):
-            if process.ppid == KTHREADD:
-                yield Helper(process.key, role, RoleSource.FLAGS)
+def served_by(root: HostPaths, comm: str) -> int | None:
+    """Return the process that a kernel thread of this name works for, None for other names."""
+    worker = kernel_worker(comm)
+    return None if worker is None else checks.thread_group(root, worker.owner)
+
+
+def _kernel_workers(host: HostAccess, threads: Iterable[ThreadKey]) -> Iterator[Helper]:
+    """Yield the kernel threads that were made for these threads.
+
+    One that is older than the thread it is named after was made for an earlier thread of that tid.
+    """
+    named_after = host.processes.kernel_workers
+    for thread in threads:
+        for process in named_after.get(thread.tid, ()):
+            worker = kernel_worker(process.comm)
+            if worker and process.ppid == KTHREADD and process.key.starttime >= thread.starttime:
+                yield Helper(process.key, worker.role, RoleSource.FLAGS)
 
 
 def _file_servers(

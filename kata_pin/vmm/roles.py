@@ -24,6 +24,7 @@ from kata_pin.vmm import debugfs, kvm_fd, order
 from kata_pin.vmm.host_access import HostAccess
 from kata_pin.vmm.kinds import kind_named
 from kata_pin.vmm.role_cache import RoleCache
+from kata_pin.wire.proc import kernel_worker
 from kata_pin.wire.qemu import apic
 from kata_pin.wire.qemu.qmp import QmpAnswers
 
@@ -141,7 +142,7 @@ def _look(look: _Look, cache: RoleCache) -> dict[ThreadKey, Role]:
     _ask_kernel(look, cache)
     _ask_names(look)
     _ask_order(look)
-    _ask_flags(look)
+    _ask_flags(look, cache)
     roles = {task.key: _decide(look, task) for task in look.tasks}
     return _flag_doubles(roles)
 
@@ -231,17 +232,27 @@ def _guesses(look: _Look) -> Mapping[ThreadKey, order.Guess]:
     return order.guess(look.vmm, look.tasks, look.known, monitor=monitor)
 
 
-def _ask_flags(look: _Look) -> None:
-    """Name the kernel's workers inside the VMM (Linux 6.4 and later)."""
-    pid = look.vmm.process.pid
+def _ask_flags(look: _Look, cache: RoleCache) -> None:
+    """Name the kernel's workers inside the VMM (Linux 6.4 and later).
+
+    A vhost worker is named after the thread that created it, which may have ended since: what was
+    said of a worker once stays.
+    """
+    tids = {task.key.tid for task in look.tasks}
     for task in look.tasks:
-        if task.user_worker:
+        if not task.user_worker:
+            continue
+        before = cache.get(task.key)
+        worker = kernel_worker(task.comm)
+        if before is not None:
+            role = before.role
+        elif worker is not None and worker.role is ThreadRole.VHOST and worker.owner in tids:
+            role = ThreadRole.VHOST
+        elif task.comm.startswith("kvm-"):
+            role = ThreadRole.KVM
+        else:
             role = ThreadRole.EMULATOR  # io_uring and whatever comes
-            if task.comm == f"vhost-{pid}":
-                role = ThreadRole.VHOST
-            elif task.comm.startswith("kvm-"):
-                role = ThreadRole.KVM
-            look.claims[task.key] = [_Claim(RoleSource.FLAGS, role)]
+        look.claims[task.key] = [_Claim(RoleSource.FLAGS, role)]
 
 
 def _decide(look: _Look, task: Task) -> Role:

@@ -12,6 +12,7 @@ import re
 from typing import Final, NamedTuple
 
 from kata_pin.errors import ParseError
+from kata_pin.model.thread import ThreadRole
 
 KVM_RUN: Final = 0xAE80
 """ioctl request that runs a vCPU (linux/kvm.h: _IO(KVMIO, 0x80))."""
@@ -34,6 +35,7 @@ _SCOPES: Final = {"cri-containerd", "crio", "docker", "kata", "libpod", "nerdctl
 """What container managers put before the id in the name of a systemd scope."""
 
 _VCPU_LINK: Final = re.compile(r"anon_inode:kvm-vcpu:([0-9]{1,5})\Z")
+_WORKER: Final = re.compile(r"(vhost-|kvm-pit/|kvm-nx-lpage-recovery-)([0-9]{1,10})\Z")
 _WORD: Final = re.compile(r"-?[0-9]{1,20}\Z|0x[0-9a-f]{1,16}\Z")
 
 
@@ -210,6 +212,27 @@ def vcpu_of_link(target: str) -> int | None:
     """
     match = _VCPU_LINK.match(target)
     return None if match is None else int(match[1])
+
+
+class KernelWorker(NamedTuple):
+    """What a kernel worker's name says: what it is for, and the thread it was made for."""
+
+    role: ThreadRole
+    owner: int
+
+
+def kernel_worker(comm: str) -> KernelWorker | None:
+    """Return what the name of a kernel thread or of a user worker says, None for any other name.
+
+    vhost-<tid> is named after the thread that called VHOST_SET_OWNER (drivers/vhost/vhost.c),
+    kvm-nx-lpage-recovery-<tid> after the one that made the VM, kvm-pit/<pid> after its process. A
+    process can take such a name: the task's flags tell.
+    """
+    match = _WORKER.match(comm)
+    if match is None:
+        return None
+    role = ThreadRole.VHOST if match[1] == "vhost-" else ThreadRole.KVM
+    return KernelWorker(role, int(match[2]))
 
 
 def status_field(data: bytes, name: str) -> str | None:

@@ -209,7 +209,7 @@ def test_index_has_the_process(subject: Subject) -> None:
     assert found in index.children(found.ppid)
     assert subject.pid in process.children(subject.root, found.ppid)
     assert all(index.get(tid) is None for tid in subject.tids if tid != subject.pid)
-    assert found not in index.kernel_threads(found.comm)
+    assert not any(found in workers for workers in index.kernel_workers.values())
 
 
 def test_nobody_is_gone(subject: Subject) -> None:

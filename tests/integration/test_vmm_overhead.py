@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.model.thread import RoleSource, ThreadRole
+from kata_pin.model.thread import RoleSource, ThreadKey, ThreadRole
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.overhead import find_helpers
 from kata_pin.vmm.state_files import KataPaths
 from tests.support.katalike import VIRTIOFSD, KataDirs, KataSandbox
 from tests.support.qemu import Accelerator, accelerator
-from tests.support.vmmhost import Bystander, live, lookalike
+from tests.support.vmmhost import Bystander, live, lookalike, tasks
 from tests.support.waiting import wait_for
 
 pytestmark = [
@@ -55,9 +55,14 @@ def _roles(dirs: KataDirs, kata: KataSandbox, *, files: bool = True) -> dict[int
     host = live()
     vmm = VmmFinder(host).find(kata.id, [kata.pid])
     paths = KataPaths(str(dirs.vc), str(dirs.kata)) if files else KataPaths("/none", "/none")
-    helpers = find_helpers(host, vmm, kata.id, paths=paths)
+    helpers = find_helpers(host, vmm, kata.id, _own(kata), paths=paths)
     assert kata.pid not in {helper.process.pid for helper in helpers}
     return {helper.process.pid: helper.role for helper in helpers}
+
+
+def _own(kata: KataSandbox) -> list[ThreadKey]:
+    """Return the VMM's own threads."""
+    return [task.key for task in tasks(kata.pid)]
 
 
 @pytest.mark.parametrize("files", [True, False], ids=["persist.json", "parent and arguments"])
@@ -139,7 +144,7 @@ def test_kernel_threads_of_kvm(dirs: KataDirs) -> None:
         with lookalike(comm=named, executable=sys.executable) as impostor:
             host = live()
             vmm = VmmFinder(host).find(kata.id, [kata.pid])
-            helpers = find_helpers(host, vmm, kata.id)
+            helpers = find_helpers(host, vmm, kata.id, _own(kata))
             kernel = {h.process.pid for h in helpers if h.source is RoleSource.FLAGS}
             truth = {p.key.pid for p in host.processes.all() if p.comm == named}
             assert impostor.pid in truth

@@ -315,7 +315,8 @@ class Engine:
         tasks = read_tasks(self._root, vmm.process.pid, cpusets)
         roles = identify(self._host, vmm, tasks, cache.roles, cache.qmp)
         threads = [Thread(task, roles[task.key]) for task in tasks if task.key in roles]
-        for helper in find_helpers(self._host, vmm, sandbox_id, paths=self._kata):
+        own = [task.key for task in tasks]
+        for helper in find_helpers(self._host, vmm, sandbox_id, own, paths=self._kata):
             role = Role(helper.role, helper.source)
             try:
                 helpers = read_tasks(self._root, helper.process.pid, cpusets)

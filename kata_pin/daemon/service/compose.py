@@ -27,6 +27,7 @@ from kata_pin.sources.kata_config import read_kata_configs
 from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES
 from kata_pin.vmm.find import NONE_KNOWN, VmmFinder
 from kata_pin.vmm.host_access import HostAccess
+from kata_pin.vmm.overhead import served_by
 from kata_pin.vmm.state_files import KataPaths
 
 KTHREADD: Final = 2
@@ -57,9 +58,9 @@ class Components:
         return self.adoption.all(self.finder.sandboxes(known))
 
     def served_by(self, pid: int, ppid: int) -> int:
-        """Return the process that a new process works for: its parent, or a vhost worker's VMM.
+        """Return the process that a new process works for: its parent, or a kernel worker's VMM.
 
-        Before Linux 6.4 vhost workers are kernel threads called `vhost-<pid of the VMM>`.
+        Before Linux 6.4 vhost workers are kernel threads (vmm/overhead.py).
         """
         if ppid != KTHREADD:
             return ppid
@@ -67,8 +68,7 @@ class Components:
             name = read_process(self.root, pid).comm
         except TaskGone:
             return ppid
-        owner = name.removeprefix("vhost-")
-        return int(owner) if owner != name and owner.isdecimal() else ppid
+        return served_by(self.root, name) or ppid
 
 
 def compose(config: Config, registry: Registry) -> Components:

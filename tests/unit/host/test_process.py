@@ -154,17 +154,20 @@ def test_index_reads_the_young_again(host: FakeHost) -> None:
     stat = host.folder / "proc/10/stat"
     stat.write_text(stat.read_text().replace("kthreadd", "vhost-7"))
     index.refresh()
-    assert [p.pid for p in index.kernel_threads("vhost-7")] == [10]
+    assert [p.pid for p in index.kernel_workers[7]] == [10]
 
 
-def test_kernel_threads_by_flag(host: FakeHost) -> None:
+def test_kernel_workers_by_flag(host: FakeHost) -> None:
     """A process that calls itself vhost-7 is none."""
     host.process(10, comm="vhost-7", flags=PF_KTHREAD)
     host.process(11, comm="vhost-7")
     host.process(12, comm="vhost-77", flags=PF_KTHREAD)
+    host.process(13, comm="kvm-pit/7", flags=PF_KTHREAD)
+    host.process(14, comm="kworker/0:1", flags=PF_KTHREAD)
     index = ProcessIndex(host.root)
     index.refresh()
-    assert [p.pid for p in index.kernel_threads("vhost-7")] == [10]
+    workers = {owner: [p.pid for p in found] for owner, found in index.kernel_workers.items()}
+    assert workers == {7: [10, 13], 77: [12]}
 
 
 def test_vanishes_after_the_listing(host: FakeHost) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -37,9 +37,9 @@ class _One:
     def children(self, ppid: int) -> Sequence[ProcessFacts]:
         return [self] if ppid == self.ppid else []
 
-    def kernel_threads(self, comm: str) -> Sequence[ProcessFacts]:
-        del comm
-        return []
+    @property
+    def kernel_workers(self) -> Mapping[int, Sequence[ProcessFacts]]:
+        return {}
 
 
 def _facts(root: HostRoot, argv: list[str], cgroup: bytes, exe: str = "") -> HostAccess:

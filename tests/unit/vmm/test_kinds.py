@@ -17,6 +17,8 @@ from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import EMPTY
 from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import (
+    PF_KTHREAD,
+    PF_USER_WORKER,
     Role,
     RoleSource,
     Task,
@@ -192,14 +194,56 @@ def test_roles_by_names(kind: VmmKind, host: FakeHost) -> None:
 
 
 @each
+def test_vhost_workers_of_any_thread(kind: VmmKind, host: FakeHost) -> None:
+    """Linux 6.4 and later: threads of the VMM, named after whichever thread created them."""
+    running = _run(kind, host)
+    owners = [task.key.tid for task in running.tasks]
+    workers = [_worker(PID + 50 + n, f"vhost-{tid}") for n, tid in enumerate(owners)]
+    roles = running.roles(*workers)
+    assert {roles[task.key].role for task in workers} == {ThreadRole.VHOST}
+    assert {roles[task.key].source for task in workers} == {RoleSource.FLAGS}
+
+
+@each
+def test_vhost_kernel_threads_of_any_thread(kind: VmmKind, host: FakeHost) -> None:
+    """Before Linux 6.4: kernel threads, named after whichever thread created them."""
+    running = _run(kind, host)
+    for number, task in enumerate(running.tasks):
+        host.process(200 + number, comm=f"vhost-{task.key.tid}", ppid=2, flags=PF_KTHREAD)
+    host.process(300, comm=f"vhost-{PID + 99}", ppid=2, flags=PF_KTHREAD)
+    threads = [task.key for task in running.tasks]
+    helpers = find_helpers(facts(host.root), running.vmm, SANDBOX, threads)
+    found = {h.process.pid for h in helpers if h.role is ThreadRole.VHOST}
+    assert found == {200 + number for number in range(len(threads))}
+
+
+@each
 def test_the_shim_is_a_helper_of_those_beside_it(kind: VmmKind, host: FakeHost) -> None:
     """A shim that starts a VMM is overhead; one that is the VMM is not its own helper."""
     running = _run(kind, host)
     if not kind.in_shim:
         host.process(SHIM, comm="containerd-shim")
         _be(host, SHIM, "/usr/bin/shim", ["containerd-shim-kata-v2", "-id", SANDBOX])
-    helpers = find_helpers(facts(host.root), running.vmm, SANDBOX)
+    helpers = find_helpers(facts(host.root), running.vmm, SANDBOX, ())
     assert [h.process.pid for h in helpers] == ([] if kind.in_shim else [SHIM])
+
+
+@each
+def test_debugfs_under_the_name_of_any_thread(kind: VmmKind, host: FakeHost) -> None:
+    """KVM names the folder after the thread that made the VM, which need not be the main one."""
+    running = _run(kind, host)
+    maker, vcpu = running.tasks[1].key.tid, running.tasks[-1].key.tid
+    folder = Path(host.root.debug("kvm", f"{maker}-9", "vcpu7"))
+    folder.mkdir(parents=True)
+    (folder / "pid").write_text(f"{vcpu}\n")
+    tasks = [Task(task.key, "x", 0, EMPTY, EMPTY, "/") for task in running.tasks]
+    cache = RoleCache()
+    roles = identify(facts(host.root), running.vmm, tasks, cache, machine="aarch64")
+    assert {k.tid for k, r in roles.items() if r.source is RoleSource.DEBUGFS} == {vcpu}
+
+
+def _worker(tid: int, comm: str) -> Task:
+    return Task(ThreadKey(PID, tid, 60), comm, PF_USER_WORKER, EMPTY, EMPTY, "/")
 
 
 # ---- the allow-list ----------------------------------------------------------------------

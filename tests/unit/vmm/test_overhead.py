@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kata_pin.host.root import HostRoot
 from kata_pin.model.sandbox import Vmm
-from kata_pin.model.thread import PF_KTHREAD, ProcessKey, RoleSource, ThreadRole
+from kata_pin.model.thread import PF_KTHREAD, ProcessKey, RoleSource, ThreadKey, ThreadRole
 from kata_pin.vmm.host_access import ProcessFacts
-from kata_pin.vmm.overhead import Helper, find_helpers
+from kata_pin.vmm.overhead import Helper, find_helpers, served_by
+from kata_pin.wire.proc import kernel_worker
 from tests.support.vmmhost import facts
 
 
@@ -33,6 +34,8 @@ class _Table:
         _Process(ProcessKey(1791, 1), 2, "vhost-17801"),
         _Process(ProcessKey(1792, 1), 2, "vhost-178"),
         _Process(ProcessKey(1793, 1), 1780, "vhost-1780"),
+        _Process(ProcessKey(1795, 1), 2, "vhost-1781"),
+        _Process(ProcessKey(1796, 9), 2, "vhost-1781"),
         _Process(ProcessKey(1794, 1), 2, "kvm-pit/1780"),
     )
 
@@ -45,22 +48,36 @@ class _Table:
     def children(self, ppid: int) -> Sequence[ProcessFacts]:
         return [one for one in self.processes if one.ppid == ppid]
 
-    def kernel_threads(self, comm: str) -> Sequence[ProcessFacts]:
-        return [one for one in self.processes if one.comm == comm and one.flags & PF_KTHREAD]
+    @property
+    def kernel_workers(self) -> Mapping[int, Sequence[ProcessFacts]]:
+        named = [(kernel_worker(one.comm), one) for one in self.processes if one.flags]
+        owners = {worker.owner for worker, _ in named if worker}
+        return {tid: [p for worker, p in named if worker and worker.owner == tid] for tid in owners}
 
 
 def test_kernel_threads_by_exact_name_and_parent(tmp_path: Path) -> None:
-    """Only kthreadd's children, and only those whose name ends in exactly this VMM's pid."""
+    """Only kthreadd's children, named after exactly one of the VMM's threads, and not before it."""
     (tmp_path / "proc").mkdir()
     host = replace(facts(HostRoot(str(tmp_path))), processes=_Table())
     vmm = Vmm("qemu", ProcessKey(1780, 1), 1768, "", "")
 
-    def kernel(pid: int, role: ThreadRole) -> Helper:
-        return Helper(ProcessKey(pid, 1), role, RoleSource.FLAGS)
+    def kernel(pid: int, role: ThreadRole, starttime: int = 1) -> Helper:
+        return Helper(ProcessKey(pid, starttime), role, RoleSource.FLAGS)
 
-    assert find_helpers(host, vmm, "p1") == (
+    assert find_helpers(host, vmm, "p1", [ThreadKey(1780, 1780, 1), ThreadKey(1780, 1781, 5)]) == (
         kernel(1785, ThreadRole.KVM),
         kernel(1789, ThreadRole.VHOST),
         kernel(1790, ThreadRole.VHOST),
         kernel(1794, ThreadRole.KVM),
+        kernel(1796, ThreadRole.VHOST, starttime=9),
     )
+
+
+def test_whom_a_kernel_worker_serves(tmp_path: Path) -> None:
+    """The process of the thread that its name says; no process for any other name."""
+    status = tmp_path / "proc/1781/status"
+    status.parent.mkdir(parents=True)
+    status.write_text("Tgid:\t1780\n")
+    root = HostRoot(str(tmp_path))
+    names = ("vhost-1781", "kvm-nx-lpage-recovery-1781", "vhost-99", "vhost-", "kworker/1781")
+    assert [served_by(root, name) for name in names] == [1780, 1780, 99, None, None]

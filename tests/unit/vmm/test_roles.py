@@ -77,6 +77,16 @@ def test_vhost_workers_inside_qemu(host: HostAccess) -> None:
     assert {role.source for role in found[1:]} == {RoleSource.FLAGS}
 
 
+def test_a_vhost_worker_outlives_its_creator(host: HostAccess) -> None:
+    """Dragonball's vCPU thread that created it may be unplugged: it stays a vhost worker."""
+    vmm, cache = _vmm("dragonball"), RoleCache()
+    main, vcpu, worker, late = _tasks("containerd-shim", "db_vcpu0", f"vhost-{PID + 1}", "x")
+    worker = replace(worker, flags=PF_USER_WORKER)
+    expected = Role(ThreadRole.VHOST, RoleSource.FLAGS)
+    assert identify(host, vmm, [main, vcpu, worker], cache)[worker.key] == expected
+    assert identify(host, vmm, [main, worker, late], cache)[worker.key] == expected
+
+
 def test_a_thread_named_like_a_worker_is_none(host: HostAccess) -> None:
     """A tenant can choose the name, not the flag."""
     found = _identify(host, _vmm("qemu", boot=1), _tasks("qemu", f"vhost-{PID}"))
