@@ -1,15 +1,16 @@
-"""What is remembered of threads' roles while the threads live (DESIGN D6).
+"""What is known of threads' roles while the threads live (D6).
 
 A living thread's role never changes; only what is known of it grows: a better source replaces a
 weaker one, and a contradiction is added to it. So most passes read nothing at all. A RoleCache
-lives as long as its sandbox's supervisor; losing it costs one look.
+lives as long as its sandbox's supervisor; losing it costs one examination.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -20,7 +21,7 @@ YOUNG_S: Final = 2.0
 """A thread younger than this may not yet do what it was made for: a vCPU enters KVM later."""
 
 RELOOK_S: Final = 60.0
-"""How often threads that no source named are looked at again."""
+"""How often threads that no source named are examined again."""
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _RANK: Final = {source: rank for rank, source in enumerate(RoleSource)}
@@ -31,37 +32,26 @@ class RoleCache:
     """Roles by thread, and the QMP answers bound to the threads that they were about."""
 
     def __init__(self) -> None:
+        self.qmp_vcpus: dict[ThreadKey, int] = {}
+        """The cpu-index that QMP reported, by thread."""
+        self.qmp_iothreads: dict[ThreadKey, str] = {}
+        """The iothread id that QMP reported, by thread."""
         self._roles: dict[ThreadKey, Role] = {}
         self._answers: QmpAnswers | None = None
-        self._vcpus: dict[ThreadKey, int] = {}
-        self._iothreads: dict[ThreadKey, str] = {}
-        self._looked_s = 0.0
-
-    @property
-    def qmp_vcpus(self) -> dict[ThreadKey, int]:
-        """The cpu-index that QMP told, by thread."""
-        return self._vcpus
-
-    @property
-    def qmp_iothreads(self) -> dict[ThreadKey, str]:
-        """The iothread id that QMP told, by thread."""
-        return self._iothreads
-
-    @property
-    def vcpus(self) -> dict[ThreadKey, int]:
-        """The cpu-index of each thread that is known to be a vCPU's, whatever the source."""
-        return {key: role.vcpu for key, role in self._roles.items() if role.vcpu is not None}
+        self._keys: list[ThreadKey] = []
+        self._pruned: list[ThreadKey] = self._keys
+        self._recalled: Mapping[ThreadKey, Role] = {}
+        self._due_s = 0.0
+        self._young_until_s = 0.0
 
     def get(self, key: ThreadKey) -> Role | None:
-        """Return a thread's role."""
+        """Return a thread's role, None when it is not known."""
         return self._roles.get(key)
 
-    def keep_only(self, keys: Iterable[ThreadKey]) -> None:
-        """Forget threads that are not among `keys`."""
-        alive = set(keys)
-        for kept in (self._roles, self._vcpus, self._iothreads):
-            for key in [key for key in kept if key not in alive]:
-                del kept[key]
+    def vcpus(self, tasks: Iterable[Task]) -> dict[ThreadKey, int]:
+        """Return the cpu-index of those threads that are known to be vCPUs, by whatever source."""
+        found = ((task.key, self._roles.get(task.key)) for task in tasks)
+        return {key: r.vcpu for key, r in found if r is not None and r.vcpu is not None}
 
     def bind(self, answers: QmpAnswers | None, tasks: Sequence[Task]) -> None:
         """Tie QMP's thread ids to the threads that have them now: do it as soon as they come.
@@ -74,29 +64,57 @@ class RoleCache:
         keys = {task.key.tid: task.key for task in tasks}
         for cpu in answers.cpus:
             if cpu.thread_id in keys:
-                self._vcpus[keys[cpu.thread_id]] = cpu.index
+                self.qmp_vcpus[keys[cpu.thread_id]] = cpu.index
         for iothread in answers.iothreads:
             if iothread.thread_id in keys:
-                self._iothreads[keys[iothread.thread_id]] = iothread.id
+                self.qmp_iothreads[keys[iothread.thread_id]] = iothread.id
         self._answers = answers
-        self._looked_s = 0.0
+        self._due_s = 0.0
 
-    def needs_look(self, tasks: Sequence[Task], boot: int) -> bool:
-        """Whether the sources can tell something new of these threads; `boot` vCPUs are a must."""
-        roles = [self._roles.get(task.key) for task in tasks]
-        if any(role is None for role in roles):
-            return True
-        unnamed = [
-            task
-            for task, role in zip(tasks, roles, strict=True)
-            if role is not None and role.source in _UNNAMED
-        ]
-        if not unnamed:
-            return False
-        vcpus = sum(role is not None and role.role is ThreadRole.VCPU for role in roles)
+    def recall(self, tasks: Sequence[Task]) -> Mapping[ThreadKey, Role] | None:
+        """Return the roles of these threads; None where the sources may say something new.
+
+        That is where a thread is new, or one that no source named may have shown what it is.
+        """
+        if time.clock_gettime(time.CLOCK_BOOTTIME) >= self._due_s:
+            return None
+        keys = [task.key for task in tasks]
+        if keys != self._keys:
+            try:
+                self._recalled = {key: self._roles[key] for key in keys}
+            except KeyError:
+                return None
+            self._keys = keys
+        return self._recalled
+
+    def learn(
+        self, found: Mapping[ThreadKey, Role], tasks: Sequence[Task], boot: int
+    ) -> Mapping[ThreadKey, Role]:
+        """Take the roles that the sources gave these threads, and return the best known ones.
+
+        With fewer than `boot` vCPUs among them, or a young one unnamed, recall asks again.
+        """
+        for key, new in found.items():
+            old = self._roles.get(key)
+            self._roles[key] = new if old is None else better(old, new)
+        self._keys = [task.key for task in tasks]
+        self._recalled = roles = {key: self._roles[key] for key in self._keys}
+        born = [key.starttime for key, role in roles.items() if role.source in _UNNAMED]
+        self._young_until_s = max(born, default=-math.inf) / _TICKS + YOUNG_S
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        young = any(_is_young(task.key, now_s) for task in unnamed)
-        return young or vcpus < boot or now_s - self._looked_s > RELOOK_S
+        vcpus = sum(role.role is ThreadRole.VCPU for role in roles.values())
+        settled = now_s >= self._young_until_s and vcpus >= boot
+        self._due_s = math.inf if not born else now_s + RELOOK_S if settled else 0.0
+        return roles
+
+    def prune(self) -> None:
+        """Forget the threads that were not among the last ones asked for."""
+        if self._keys is not self._pruned:
+            self._pruned = self._keys
+            alive = set(self._keys)
+            for kept in (self._roles, self.qmp_vcpus, self.qmp_iothreads):
+                for key in [key for key in kept if key not in alive]:
+                    del kept[key]
 
     def unsure(self, boot: int, maximum: int) -> bool:
         """Whether a young thread may yet show that it is a vCPU: of `maximum`, 0 for any number.
@@ -104,30 +122,23 @@ class RoleCache:
         While boot vCPUs are missing that may be any young thread that no source named; later only
         one younger than every vCPU, for vCPUs are hotplugged one after the other.
         """
-        vcpus = self.vcpus
-        if 0 < maximum <= len(vcpus) and not self._guessed(vcpus):
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if now_s >= self._young_until_s:
+            return False
+        vcpus = {key: role for key, role in self._roles.items() if role.vcpu is not None}
+        guessed = any(role.source in _UNNAMED for role in vcpus.values())
+        if 0 < maximum <= len(vcpus) and not guessed:
             return False
         newest = max(map(_born, vcpus), default=(0, 0)) if len(vcpus) >= boot else (0, 0)
-        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         return any(
-            (key in vcpus or _born(key) > newest) and _is_young(key, now_s)
+            (key in vcpus or _born(key) > newest) and now_s - key.starttime / _TICKS < YOUNG_S
             for key, role in self._roles.items()
             if role.source in _UNNAMED
         )
 
-    def _guessed(self, keys: Iterable[ThreadKey]) -> bool:
-        return any(self._roles[key].source in _UNNAMED for key in keys)
-
-    def learn(self, found: dict[ThreadKey, Role]) -> None:
-        """Take the roles of a look."""
-        self._looked_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        for key, new in found.items():
-            old = self._roles.get(key)
-            self._roles[key] = new if old is None else better(old, new)
-
 
 def better(old: Role, new: Role) -> Role:
-    """Return what is known of a thread after a second look."""
+    """Return what is known of a thread after a second examination."""
     if _RANK[new.source] < _RANK[old.source]:
         return new
     if new.source is not old.source:
@@ -136,7 +147,8 @@ def better(old: Role, new: Role) -> Role:
         return new
     if old.conflict:
         return old
-    return replace(old, conflict=f"{old.source} said {_said(old)}, then {_said(new)}")
+    conflict = f"{old.source} said {_text(old)}, then {_text(new)}"
+    return replace(old, conflict=conflict)
 
 
 def _born(key: ThreadKey) -> tuple[int, int]:
@@ -144,10 +156,6 @@ def _born(key: ThreadKey) -> tuple[int, int]:
     return key.starttime, key.tid
 
 
-def _is_young(key: ThreadKey, now_s: float) -> bool:
-    return now_s - key.starttime / _TICKS < YOUNG_S
-
-
-def _said(role: Role) -> str:
+def _text(role: Role) -> str:
     known = role.role is ThreadRole.VCPU and role.vcpu is not None
     return f"{role.role} {role.vcpu}" if known else role.role.value

@@ -21,7 +21,8 @@ from kata_pin.vmm import debugfs, kvm_fd
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.host_access import HostAccess
 from kata_pin.vmm.qmp import is_held, query
-from kata_pin.vmm.roles import RoleCache, identify
+from kata_pin.vmm.role_cache import RoleCache
+from kata_pin.vmm.roles import identify
 from kata_pin.wire.qemu.qmp import QmpAnswers, QmpCpu, QmpIothread
 from tests.support.katalike import KataDirs, KataSandbox
 from tests.support.qemu import Accelerator, Machine, accelerator
@@ -101,7 +102,7 @@ class Subject:
         now = tasks(self.kata.pid)
         found = identify(self.host, self.vmm, now, self.cache, qmp, machine=machine)
         assert set(found) == {task.key for task in now}
-        return found
+        return dict(found)
 
     def settled(self, *sources: RoleSource, machine: str = "") -> dict[ThreadKey, Role]:
         """Identify until the vCPUs are known, from no other source than these."""
@@ -349,7 +350,8 @@ def test_an_answer_is_tied_to_the_threads_it_was_about(dirs: KataDirs) -> None:
         ]
         cache.bind(answers, later)
         assert set(cache.qmp_vcpus) == named
-        cache.keep_only(task.key for task in later)
+        cache.learn({t.key: Role(ThreadRole.EMULATOR, RoleSource.REST) for t in later}, later, 0)
+        cache.prune()
         assert not cache.qmp_vcpus
 
 
@@ -359,7 +361,7 @@ def test_nothing_is_read_twice(dirs: KataDirs, debug: Path) -> None:
     with _sandbox(dirs, Accelerator.KVM) as kata, ExitStack() as stack:
         subject = Subject(kata, live(debug))
         subject.settled(RoleSource.DEBUGFS, RoleSource.KVM_FD)
-        wait_for(lambda: not subject.cache.needs_look(tasks(kata.pid), 2), "grown up")
+        wait_for(lambda: subject.roles() and subject.cache.recall(tasks(kata.pid)), "grown up")
         reads = stack.enter_context(_counted_cmdlines(subject))
         subject.roles()
         assert reads == []

@@ -266,7 +266,7 @@ class Engine:
         if act and look.released:
             self._pins.keep(sandbox.id, pairs={}, first_seen={})
         alive = {t.key for t in look.threads}
-        cache.roles.keep_only(alive)
+        cache.roles.prune()
         cache.other_writers.keep_only(alive)
         return Report(
             sandbox_id=sandbox.id,

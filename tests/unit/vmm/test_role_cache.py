@@ -66,20 +66,34 @@ def _task(tid: int, age_s: float) -> Task:
     return Task(ThreadKey(10, tid, starttime), "x", 0, EMPTY, EMPTY, "/")
 
 
-def test_when_to_look_again() -> None:
-    """New threads, young unnamed ones and missing vCPUs need a look; settled sandboxes do not."""
+def _learn(cache: RoleCache, roles: dict[Task, Role], boot: int = 0) -> None:
+    cache.learn({task.key: role for task, role in roles.items()}, list(roles), boot)
+
+
+def test_when_the_sources_are_asked_again() -> None:
+    """For new threads, young unnamed ones and missing vCPUs; not for settled sandboxes."""
     old, young = _task(10, age_s=1000), _task(11, age_s=0)
     cache = RoleCache()
-    assert cache.needs_look([old], 0)
-    cache.learn({old.key: REST})
-    assert not cache.needs_look([old], 0)
-    assert cache.needs_look([old], 1)
-    assert cache.needs_look([old, young], 0)
-    cache.learn({young.key: REST})
-    assert cache.needs_look([old, young], 0)
-    cache.learn({young.key: _vcpu(0, RoleSource.DEBUGFS)})
-    assert not cache.needs_look([old, young], 1)
-    assert cache.vcpus == {young.key: 0}
-    cache.keep_only([old.key])
-    assert cache.get(young.key) is None
-    assert cache.get(old.key) == REST
+    assert cache.recall([old]) is None
+    _learn(cache, {old: REST})
+    assert cache.recall([old]) == {old.key: REST}
+    assert cache.recall([old, young]) is None
+    _learn(cache, {old: REST}, boot=1)
+    assert cache.recall([old]) is None
+    _learn(cache, {old: REST, young: REST})
+    assert cache.recall([old, young]) is None
+    _learn(cache, {old: REST, young: _vcpu(0, RoleSource.DEBUGFS)}, boot=1)
+    assert cache.recall([old, young]) is not None
+    assert cache.vcpus([old, young]) == {young.key: 0}
+
+
+def test_threads_that_are_gone_are_forgotten() -> None:
+    """Of the threads that the last pass did not list nothing is kept."""
+    one, two = _task(10, age_s=1000), _task(11, age_s=1000)
+    cache = RoleCache()
+    _learn(cache, {one: REST, two: REST})
+    cache.prune()
+    assert cache.get(two.key) == REST
+    assert cache.recall([one]) == {one.key: REST}
+    cache.prune()
+    assert (cache.get(one.key), cache.get(two.key)) == (REST, None)

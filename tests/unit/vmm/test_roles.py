@@ -87,6 +87,37 @@ def test_a_vhost_worker_outlives_its_creator(host: HostAccess) -> None:
     assert identify(host, vmm, [main, worker, late], cache)[worker.key] == expected
 
 
+class CountedKey(ThreadKey):
+    """A key that counts how often it is looked up or put somewhere."""
+
+    hashes = 0
+
+    def __hash__(self) -> int:
+        CountedKey.hashes += 1
+        return hash(self.tid)
+
+
+def _hashes(host: HostAccess, count: int) -> tuple[int, int]:
+    """Return the hashes of a first pass over so many threads, and of one over the same again."""
+    tasks = [
+        Task(CountedKey(PID, PID + n, 50 + n), "qemu", 0, EMPTY, EMPTY, "/") for n in range(count)
+    ]
+    cache, counts = RoleCache(), []
+    for _ in range(2):
+        CountedKey.hashes = 0
+        identify(host, _vmm("qemu"), tasks, cache)
+        counts.append(CountedKey.hashes)
+    return counts[0], counts[1]
+
+
+def test_work_grows_with_the_number_of_threads(host: HostAccess) -> None:
+    """Twice the threads cost twice the work, and threads that are known next to none."""
+    (few, again), (many, _) = _hashes(host, 500), _hashes(host, 1000)
+    assert few * 1.9 < many < few * 2.1
+    assert many < 20 * 1000
+    assert again == 0
+
+
 def test_a_thread_named_like_a_worker_is_none(host: HostAccess) -> None:
     """A tenant can choose the name, not the flag."""
     found = _identify(host, _vmm("qemu", boot=1), _tasks("qemu", f"vhost-{PID}"))

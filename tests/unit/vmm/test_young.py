@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from kata_pin.host.root import HOST
-from kata_pin.model.thread import Role, RoleSource, ThreadKey, ThreadRole
+from kata_pin.model.cpuset import EMPTY
+from kata_pin.model.thread import Role, RoleSource, Task, ThreadKey, ThreadRole
 from kata_pin.vmm.role_cache import RoleCache
 from kata_pin.vmm.state_files import KataPaths, state_stamp, virtiofsd_pid
 
@@ -61,7 +62,9 @@ def test_unsure(
 ) -> None:
     """A sandbox is looked at again exactly while a thread may turn out to be a vCPU."""
     cache = RoleCache()
-    cache.learn({_key(thread): role for thread, role in roles.items()})
+    found = {_key(thread): role for thread, role in roles.items()}
+    tasks = [Task(key, "x", 0, EMPTY, EMPTY, "/") for key in found]
+    cache.learn(found, tasks, boot)
     assert cache.unsure(boot, maximum) is unsure
 
 
