@@ -29,7 +29,7 @@ from kata_pin.errors import (
 )
 from kata_pin.guest.address import AgentAddress, VsockAddress
 from kata_pin.wire import ttrpc
-from kata_pin.wire.guest.agent import printable
+from kata_pin.wire.ids import printable
 from kata_pin.wire.ttrpc import Code, FrameDecoder, Request, Response
 
 READ: Final = 64 * 1024

@@ -1,1 +1,1 @@
-"""Where facts about containers and threads come from."""
+"""Sources of facts about containers, threads and CPUs."""

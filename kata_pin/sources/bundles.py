@@ -1,11 +1,9 @@
 """Reading a container's config.json from its OCI bundle, without trusting the path.
 
-The bundle's path comes from a hook's stdin or from an annotation: the author of a pod may have had
-a hand in it. So it must lie below a root that the administrator allows (DESIGN D4), no symlink is
-followed on the way, and the file must be a regular one of root's (or ours), of bounded size.
-
-A reader lives as long as the daemon's configuration; the roots are resolved once, when it is made.
-Out of scope: what the bytes mean (kata_pin.wire), and when to read them (kata_pin.daemon).
+The path comes from a hook's stdin or from an annotation, so a pod's author may have chosen it. It
+must lie below a root that the administrator allows (D4), no symlink is followed on the way, and the
+file must be a regular one owned by root (or us), of bounded size. The roots are resolved once.
+Out of scope: what the bytes mean (wire/oci.py).
 """
 
 from __future__ import annotations
@@ -32,11 +30,11 @@ class BundleGone(KataPinError):  # noqa: N818 - a state of the world, not a faul
     """The bundle, or its config.json, is no longer there: the container was deleted."""
 
 
-class BundleRefused(KataPinError):  # noqa: N818 - the words of DESIGN D4
+class BundleRefused(KataPinError):  # noqa: N818 - refused by a rule, not failed
     """The bundle may not be read; `rule` is the rule it breaks, in a few words."""
 
     def __init__(self, bundle: str, rule: str, *, hint: str = "") -> None:
-        super().__init__(f"bundle {bundle[:256]!r} is not read: {rule}", hint=hint)
+        super().__init__(f"cannot read bundle {bundle[:256]!r}: {rule}", hint=hint)
         self.bundle = bundle
         self.rule = rule
 
@@ -44,8 +42,8 @@ class BundleRefused(KataPinError):  # noqa: N818 - the words of DESIGN D4
 class BundleReader:
     """Reads config.json below a fixed set of roots.
 
-    `roots` are absolute directories; they need not exist yet. Each may be spelled as configured
-    or as resolved, and one below /run also as /var/run where that is a link to it.
+    `roots` are absolute folders; they need not exist yet. A bundle's path may spell its root as
+    configured or as resolved, and /run also as /var/run where that is a link to it.
     """
 
     def __init__(self, roots: Iterable[str] = DEFAULT_ROOTS) -> None:
@@ -61,10 +59,9 @@ class BundleReader:
         return tuple(sorted(set(self._roots.values())))
 
     def read_config(self, bundle: str) -> bytes:
-        """Return the bytes of `bundle`/config.json, at most MAX_CONFIG_BYTES.
+        """Return `bundle`/config.json, at most MAX_CONFIG_BYTES.
 
-        Raises BundleGone when it does not exist (any more), BundleRefused naming the rule when it
-        may not be read.
+        Raises BundleGone when it does not exist, BundleRefused when it may not be read.
         """
         parts = (*self._locate(bundle), CONFIG_NAME)
         try:
@@ -81,7 +78,7 @@ class BundleReader:
         try:
             length = len(os.fsencode(bundle))
         except UnicodeEncodeError as error:  # a lone surrogate, which JSON lets through
-            raise BundleRefused(bundle, "not a path that Linux can hold") from error
+            raise BundleRefused(bundle, "not a valid path") from error
         if length > MAX_PATH_BYTES:
             raise BundleRefused(bundle, f"path longer than {MAX_PATH_BYTES} bytes")
         parts = tuple(part for part in bundle.split("/") if part not in {"", "."})
@@ -92,12 +89,12 @@ class BundleReader:
             if resolved is not None:
                 return (*(p for p in resolved.split("/") if p), *parts[depth:])
         raise BundleRefused(
-            bundle, "outside all bundle roots", hint="see bundle_roots in the configuration"
+            bundle, "outside all bundle roots", hint="see bundle_roots in the settings"
         )
 
 
 def _spellings(configured: str, resolved: str) -> set[str]:
-    """Return the ways in which runtimes may write a root."""
+    """Return the ways in which runtimes may spell a root."""
     spellings = {configured, resolved}
     if resolved.startswith("/run/") and os.path.realpath("/var/run") == "/run":
         spellings.add("/var" + resolved)
@@ -105,10 +102,10 @@ def _spellings(configured: str, resolved: str) -> set[str]:
 
 
 def _meaning(bundle: str, error: OSError) -> KataPinError:
-    """Translate what open(2) and read(2) can say here."""
+    """Translate an error of open(2) or read(2)."""
     if error.errno == errno.ENOENT:
-        return BundleGone(f"bundle {bundle[:256]!r} is gone")
+        return BundleGone(f"bundle {bundle[:256]!r} no longer exists")
     # O_NOFOLLOW: ELOOP for a link, but ENOTDIR where O_DIRECTORY is asked too (open(2))
     if error.errno in {errno.ELOOP, errno.ENOTDIR}:
-        return BundleRefused(bundle, "a symlink or a file where a directory should be")
+        return BundleRefused(bundle, "a symlink or a file in place of a folder")
     return BundleRefused(bundle, os.strerror(error.errno or 0).lower())

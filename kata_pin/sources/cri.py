@@ -1,17 +1,15 @@
-"""Asking the runtime by CRI to change a container's cpuset, as the kubelet's CPU manager does.
+"""Changing a container's cpuset through CRI, as the kubelet's CPU manager does.
 
     await CriClient("/run/containerd/containerd.sock").update(container_id, cpuset)
 
-The library (grpcio, the extra `kata-pin[cri]`) costs 20 MiB and 150 ms, so it is loaded in a thread
-with the first call, and not at all by who never calls. Each call has a connection of its own: there
-are few of them, and none is left behind by a runtime that is restarted. With NRI the runtime tells
-us of our own update before it makes it, so a call is never made where it would wait for us.
+The library (grpcio, the extra `kata-pin[cri]`) costs 20 MiB and 150 ms, so a thread loads it with
+the first call. Each call opens its own connection: calls are few, and a runtime that restarts
+leaves none behind. With NRI the runtime reports our own update to us before it makes it, so nothing
+here may be called while the runtime waits for our answer.
 
-A status says nothing about the runtime: Kata passes on what the agent in the guest says, so a
-tenant may have chosen it. Whether the runtime is there is seen by its socket alone.
-
-The socket must be root's or ours. Lifetime: the daemon's, nothing is kept. Out of scope: what to
-send and when (daemon/allocation/push.py).
+A status proves nothing about the runtime: Kata passes on what the agent in the guest answered, so a
+tenant may have chosen it. Only the socket shows whether the runtime is there. It must belong to
+root or us. Out of scope: what to send and when (daemon/allocation).
 """
 
 from __future__ import annotations
@@ -33,8 +31,8 @@ from kata_pin.sources.updater import (
     ContainerUnknown,
     RuntimeUnavailable,
     UpdateRefused,
-    words,
 )
+from kata_pin.wire.ids import printable
 from kata_pin.wire.kube.cri import UPDATE_RESOURCES, update_resources_request
 from kata_pin.wire.nri.replies import Cpuset
 
@@ -50,7 +48,7 @@ _OPTIONS: Final = (
 
 
 class CriClient:
-    """Calls one runtime's socket."""
+    """Calls one runtime; nothing is kept between calls."""
 
     def __init__(self, path: str, *, deadline_s: float = DEADLINE_S) -> None:
         self.path = path
@@ -58,7 +56,7 @@ class CriClient:
 
     @property
     def problem(self) -> str:
-        """Why no call can be made at all, empty if one can."""
+        """Why no call can be made at all, empty if calls are possible."""
         return "" if importlib.util.find_spec(LIBRARY) is not None else MISSING
 
     async def update(self, container_id: str, cpuset: Cpuset) -> None:
@@ -71,7 +69,7 @@ class CriClient:
             request = update_resources_request(container_id, cpuset)
             call = method.future(request, timeout=self._deadline_s)
             await _ended(call)
-            self._judge(call.code().name, words(call.details() or ""))
+            self._judge(call.code().name, printable(call.details() or ""))
         finally:
             channel.close()
 
@@ -80,7 +78,7 @@ class CriClient:
         if code == "OK":
             return
         if code == "NOT_FOUND":
-            raise ContainerUnknown(f"the runtime does not know it: {details}")
+            raise ContainerUnknown(f"the runtime does not know the container: {details}")
         if code == "DEADLINE_EXCEEDED":
             raise UpdateRefused(SLOW.format(self._deadline_s))
         if code == "UNAVAILABLE" and not _is_served(self.path):
@@ -89,7 +87,7 @@ class CriClient:
 
 
 def _library() -> ModuleType:
-    """Return grpcio; its own log goes nowhere: what matters comes as a status."""
+    """Return grpcio, with its own log switched off: what matters comes as a status."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         return importlib.import_module(LIBRARY)
@@ -98,14 +96,14 @@ def _library() -> ModuleType:
 
 
 class _Call(Protocol):
-    """What is needed of grpc.Future."""
+    """The part of grpc.Future that is used."""
 
     def add_done_callback(self, fn: Callable[[object], None], /) -> None: ...
     def cancel(self) -> bool: ...
 
 
 async def _ended(call: _Call) -> None:
-    """Return when a call has ended; it is cancelled if the caller is."""
+    """Wait until a call has ended; cancelling the wait cancels the call."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
@@ -113,11 +111,11 @@ async def _ended(call: _Call) -> None:
         if not done.done():
             done.set_result(None)
 
-    def told(_: object) -> None:  # in a thread of the library's
+    def on_done(_: object) -> None:  # in a thread of the library
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle)
 
-    call.add_done_callback(told)
+    call.add_done_callback(on_done)
     try:
         await done
     finally:
@@ -125,7 +123,7 @@ async def _ended(call: _Call) -> None:
 
 
 def _is_served(path: str) -> bool:
-    """Whether somebody listens on a socket; one whose queue is full is listened on."""
+    """Return whether a process listens on a socket; a full queue counts as yes."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
         sock.settimeout(0)
         try:
@@ -138,7 +136,7 @@ def _is_served(path: str) -> bool:
 
 
 def _check_owner(path: str) -> None:
-    """Raise RuntimeUnavailable unless a path is a socket that root or we have made."""
+    """Raise RuntimeUnavailable unless the path is a socket that belongs to root or us."""
     try:
         status = os.stat(path)
     except OSError as error:
@@ -146,4 +144,4 @@ def _check_owner(path: str) -> None:
     if not stat.S_ISSOCK(status.st_mode):
         raise RuntimeUnavailable(f"{path}: not a socket")
     if status.st_uid not in {0, os.geteuid()}:
-        raise RuntimeUnavailable(f"{path}: the socket is of uid {status.st_uid}")
+        raise RuntimeUnavailable(f"{path}: the socket belongs to uid {status.st_uid}, not to root")

@@ -1,15 +1,15 @@
-"""The socket on which the OCI hooks hand over their messages (DESIGN D3).
+"""The socket on which OCI hooks hand over their messages (D3).
 
     server = HookServer(path, handler)
-    server.bind()                # from here on hooks are taken, if only into the backlog
+    server.bind()                # from here on hooks can connect, if only into the backlog
     await server.serve()         # until cancelled
-    server.close()               # the socket is gone; serve() did so too, if it ever ran
+    server.close()               # removes the socket; serve() does so too at its end
 
-Each hook is one connection: one request, one or two answer lines, see wire/hook_message.py. The
-handler gets a HookConnection once the whole request is there. Connections share nothing: one that
-sends garbage, half a request or nothing is closed after its deadline and disturbs no other, and
-those beyond the bound wait in the socket's backlog, where a hook's own budget ends the wait.
-Out of scope: what a message means, and requests that hooks had to spool (kata_pin.sources.spool).
+Each hook is one connection: one request, one or two answer lines (wire/hook_message.py). The
+handler gets a HookConnection once the whole request has arrived. A connection that sends garbage,
+half a request or nothing is closed after its deadline and disturbs no other; those beyond the bound
+wait in the socket's backlog, where the hook's own budget ends the wait.
+Out of scope: what a message means, and requests that hooks had to spool (spool.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kata_pin.wire.hook_message import HookDecoder, HookMessage
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 512  # hooks at once before connect(2) says EAGAIN; the kernel clips it to somaxconn
+BACKLOG = 512  # hooks at once before connect(2) fails with EAGAIN; the kernel clips to somaxconn
 MAX_CONNECTIONS = 256
 REQUEST_S = 1.0  # from accept to the last byte of the request
 ACCEPT_RETRY_S = 0.1
@@ -38,8 +38,8 @@ HANDLER_S = 10.0  # far beyond every budget of a hook
 class HookConnection:
     """A hook that has handed over `message` and waits for the answer.
 
-    `gone` is set once the hook has disconnected: answered, out of budget or killed. An answer to a
-    hook that is gone is dropped; it has spooled the message, or soon will.
+    `gone` is set once the hook has disconnected: answered, out of budget or killed. Later answers
+    are dropped; the hook has spooled the message, or soon will.
     """
 
     def __init__(
@@ -50,22 +50,22 @@ class HookConnection:
         self._transport = transport
 
     async def recorded(self) -> None:
-        """Say that the registry has committed the message."""
+        """Answer that the registry has committed the message."""
         self._send(hook_message.RECORDED, last=not self.message.phase.waits_for_pins)
 
     async def pinned(self) -> None:
-        """Say, after `recorded`, that the pins stand, or that this container needs none.
+        """Answer, after `recorded`, that the pins are applied, or that the container needs none.
 
-        Nothing is sent where the hook does not wait for it: `recorded` was the last line then.
+        Dropped where the hook does not wait for it: `recorded` was the last line then.
         """
         self._send(hook_message.PINNED, last=True)
 
     async def unpinned(self, reason: str) -> None:
-        """Say that pins which should stand do not; in strict mode the hook fails the container."""
+        """Answer that the pins are not applied; in strict mode the hook fails the container."""
         self._send(hook_message.unpinned(reason), last=True)
 
     async def refused(self, reason: str) -> None:
-        """Say, in place of `recorded`, that the message can never be taken: it is not spooled."""
+        """Answer, instead of `recorded`, that the message is invalid and must not be spooled."""
         self._send(hook_message.refused(reason), last=True)
 
     def _send(self, line: bytes, *, last: bool) -> None:
@@ -82,9 +82,8 @@ Handler = Callable[[HookConnection], Awaitable[None]]
 class HookServer:
     """Takes the hooks' connections and gives each message to `handler`.
 
-    `path` is the socket's. `connections` bounds how many are served at once, `request_s` how long
-    one may take to send its request, `handler_s` how long the handler may take for it; a handler
-    that takes longer is cancelled.
+    `path` is the socket's. At most `connections` are served at once. Each has `request_s` to send
+    its request; then `handler` has `handler_s` before it is cancelled.
     """
 
     def __init__(
@@ -105,9 +104,9 @@ class HookServer:
         self._inode = 0
 
     def bind(self) -> None:
-        """Listen on the path, in place of whatever socket a dead daemon left there.
+        """Listen on the path, replacing a socket that a dead daemon left there. Raises OSError.
 
-        The caller makes sure that no other daemon lives. Raises OSError.
+        The caller makes sure that no other daemon runs.
         """
         self._listener = unix_socket.listen(self._path, backlog=BACKLOG)
         self._inode = os.stat(self._path).st_ino
@@ -117,16 +116,16 @@ class HookServer:
         if self._listener is None:
             raise RuntimeError("serve() needs bind() first")
         try:
-            async with asyncio.TaskGroup() as talks:
+            async with asyncio.TaskGroup() as connections:
                 while True:
                     await self._slots.acquire()
                     peer = await _accept(self._listener)
-                    talks.create_task(self._talk(peer))
+                    connections.create_task(self._serve_one(peer))
         finally:
             self.close()
 
     def close(self) -> None:
-        """Stop listening and remove the socket, unless another daemon has put its own there."""
+        """Stop listening and remove the socket, unless another daemon has replaced it."""
         if self._listener is None:
             return
         self._listener.close()
@@ -135,18 +134,18 @@ class HookServer:
             if os.stat(self._path).st_ino == self._inode:
                 os.unlink(self._path)
 
-    async def _talk(self, peer: socket.socket) -> None:
+    async def _serve_one(self, peer: socket.socket) -> None:
         """Serve one connection; the fault barrier between it and all others."""
         receiver = _Receiver()
         try:
-            self._check_owner(peer)
+            unix_socket.require_trusted(peer)
             await asyncio.get_running_loop().connect_accepted_socket(lambda: receiver, peer)
             async with asyncio.timeout(self._request_s):
                 message = await receiver.message
             async with asyncio.timeout(self._handler_s):
                 await self._handler(receiver.connection(message))
         except TimeoutError:
-            log.warning("hook connection dropped: out of time")
+            log.warning("hook connection dropped: deadline passed")
         except (RemoteProtocolError, ConnectionError, PermissionError) as error:
             log.warning("hook connection dropped: %s", error)
         except Exception:
@@ -154,12 +153,6 @@ class HookServer:
         finally:
             receiver.close(peer)
             self._slots.release()
-
-    def _check_owner(self, peer: socket.socket) -> None:
-        """Raise PermissionError for a peer that is neither root nor we (SO_PEERCRED, unix(7))."""
-        who = unix_socket.peer(peer)
-        if not who.trusted:
-            raise PermissionError(f"pid {who.pid} is of uid {who.uid}")
 
 
 class _Receiver(asyncio.Protocol):
@@ -195,7 +188,7 @@ class _Receiver(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone.set()
-        self._fail(ConnectionResetError("the hook left before its request was complete"))
+        self._fail(ConnectionResetError("the hook disconnected before its request was complete"))
 
     def _fail(self, error: Exception) -> None:
         if not self.message.done():
@@ -203,14 +196,14 @@ class _Receiver(asyncio.Protocol):
 
 
 async def _accept(listener: socket.socket) -> socket.socket:
-    """Return the next connection; nothing is lost by a cancellation, as by loop.sock_accept."""
+    """Return the next connection; unlike loop.sock_accept, a cancellation loses none."""
     while True:
         try:
             return listener.accept()[0]
         except BlockingIOError:
             await _readable(listener)
-        except OSError as error:  # out of descriptors or memory: the backlog keeps the hooks
-            log.warning("can not accept a hook: %s", error.strerror)
+        except OSError as error:  # out of descriptors or memory: hooks wait in the backlog
+            log.warning("cannot accept a hook connection: %s; retrying", error.strerror)
             await asyncio.sleep(ACCEPT_RETRY_S)
 
 

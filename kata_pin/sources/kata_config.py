@@ -1,8 +1,8 @@
 """Kata's configuration files of this node, read with their drop-ins.
 
-Nothing lives longer than one call; they are read at start, on reload and by doctor. What the text
-means: kata_pin.wire.kata.config. The files are root's, and often links (`configuration.toml` to the
-one for QEMU), so links are followed to the end before the file's owner is checked.
+They are read at start, on reload and by doctor; what the text means is in wire/kata/config.py. They
+are often links (`configuration.toml` to the one for QEMU), so links are followed to the end before
+the file's owner is checked.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from kata_pin.owned_file import FileRefused, read_owned
 from kata_pin.wire.kata.config import MAX_CHARACTERS, KataConfig, parse_kata_config
 
 PATTERNS: Final = ("configuration*.toml", "*/configuration*.toml", "*/*/configuration*.toml")
-"""Names below a folder: Kata's own, those in runtime-rs/, and kata-deploy's in runtimes/<name>/."""
+"""Names below a folder: Kata's own, those in runtime-rs/, and kata-deploy's runtimes/<name>/."""
 
 MAX_FILES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class KataConfigFile:
-    """One file: its resolved path, its hypervisor tables, or why it could not be read."""
+    """One file: its resolved path, its hypervisor tables, or why it cannot be read."""
 
     path: str
     configs: tuple[KataConfig, ...] = ()
@@ -35,8 +35,7 @@ class KataConfigFile:
 def read_kata_configs(folders: Iterable[str]) -> tuple[KataConfigFile, ...]:
     """Return every configuration in the folders (setting paths.kata_configs), each file once.
 
-    In the order of the folders. A file that cannot be read or parsed is in the result with its
-    problem: the others still count.
+    A file that cannot be read or parsed is in the result with its problem; the others still count.
     """
     found = dict.fromkeys(
         os.path.realpath(path)

@@ -1,7 +1,6 @@
-"""The kubelet's CPU manager checkpoint, read from its file.
+"""The kubelet's CPU manager checkpoint, read from its file in each audit.
 
-Nothing lives longer than one call; the file is a few KiB and is read in each audit. What the bytes
-mean: kata_pin.wire.kube.checkpoint.
+What the bytes mean: wire/kube/checkpoint.py.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from kata_pin.owned_file import FileRefused, read_owned
 from kata_pin.wire.kube.checkpoint import MAX_BYTES, parse_checkpoint
 
 DEFAULT_PATH: Final = "/var/lib/kubelet/cpu_manager_state"
-"""Where the kubelet keeps it unless its --root-dir says otherwise."""
+"""The kubelet's file unless its --root-dir is set."""
 
 
 def read_kubelet(path: str = DEFAULT_PATH) -> KubeletState | None:
-    """Return the kubelet's CPU assignments, None when there is no such file (no kubelet here).
+    """Return the kubelet's CPU assignments, None without such a file (no kubelet here).
 
-    StateError names the file when it is damaged, its checksum is wrong, or it is not root's regular
-    file: then nothing is known about exclusive CPUs, which is not the same as none being assigned.
+    StateError if the file is damaged, has a wrong checksum, or is not a regular file of root's.
+    Then the exclusive CPUs are unknown, which is not the same as none being assigned.
     """
     try:
         return parse_checkpoint(read_owned(path, MAX_BYTES))

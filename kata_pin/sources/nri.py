@@ -1,22 +1,22 @@
-"""The NRI plugin: what containerd or CRI-O tells of pods and containers as it happens.
+"""The NRI plugin: containerd or CRI-O report pods and containers as things happen.
 
     plugin = NriPlugin(listener, socket_path=..., name="kata-pin", index="95", wanted=True)
     await plugin.run()           # until cancelled
 
-It observes and nothing else unless it is given a Decider: every answer is empty, so it can neither
-change a container nor stand against another plugin (DESIGN D14). A runtime calls its plugins one
-after the other under one lock, for every pod of the node, and closes the connection of one that
-takes too long: so the answer is sent before anything else is done. Only StartContainer is answered
-when the pins stand, or after a fifth of the runtime's timeout, because the workload runs next.
+Without a Decider it only observes: every answer is empty, so it can neither change a container nor
+conflict with another plugin (D14). A runtime calls its plugins one after the other under one lock,
+for every pod of the node, and disconnects one that takes too long, so the answer goes out before
+anything else is done. Only StartContainer is answered once the pins are applied, or after a fifth
+of the runtime's timeout, because the workload runs next.
 
-A Decider is asked before the answer, and what it says is the answer; it must be quick. Its own
-trouble is never a container's: an unexpected error is logged and answered with nothing. With one,
-containers can also be updated unasked, where the runtime is known to stand it: never while it waits
-for an answer of ours, one container a call.
+With a Decider, its decision is the answer, so it must be quick. Its faults must not fail a
+container: an unexpected error is logged and answered with nothing. It can also send updates that
+the runtime did not ask for, where the runtime is known to support that: one container per call, and
+never while the runtime waits for our answer.
 
-The connection is made again whenever it is lost, for ever; then Synchronize tells everything anew.
-So an event that the listener could not take ends the connection: nothing stays lost.
-Out of scope: what events mean (daemon), and which pods are Kata's.
+A lost connection is made again, for ever, and Synchronize then reports everything again. So an
+event that the listener could not take ends the connection, and nothing stays lost.
+Out of scope: what events mean, and which pods are Kata's (daemon).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import time
 from collections.abc import AsyncIterator
 from typing import Final
@@ -39,8 +38,8 @@ from kata_pin.sources.updater import (
     ContainerUnknown,
     RuntimeUnavailable,
     UpdateRefused,
-    words,
 )
+from kata_pin.wire.ids import printable
 from kata_pin.wire.nri.replies import Cpuset, parse_update_response
 from kata_pin.wire.ttrpc import Code
 
@@ -52,7 +51,12 @@ RETRY_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class NriPlugin:
-    """Keeps one plugin registered; `wanted` says whether a missing runtime is worth a warning."""
+    """Keeps one plugin registered.
+
+    `wanted` says whether a missing runtime is worth a warning; without a `decider` it observes.
+    `connected_at` is the CLOCK_MONOTONIC time of the connection, None while there is none; then
+    `problem` says why.
+    """
 
     def __init__(
         self,
@@ -64,10 +68,6 @@ class NriPlugin:
         wanted: bool,
         decider: Decider | None = None,
     ) -> None:
-        """Without a `decider` it observes.
-
-        `connected_at` is of CLOCK_MONOTONIC, None while there is no connection; then `problem`.
-        """
         self.runtime = ""
         self.connected_at: float | None = None
         self.problem = "not connected yet"
@@ -78,11 +78,11 @@ class NriPlugin:
         self._index = index
         self._wanted = wanted
         self._tries = 0
-        self._trouble = ""
+        self._logged = ""
         self._session: NriSession | None = None
 
     async def run(self) -> None:
-        """Connect, serve, and begin anew, until cancelled."""
+        """Connect and serve, again after each loss, until cancelled."""
         while True:
             try:
                 await self._serve()
@@ -93,11 +93,11 @@ class NriPlugin:
 
     @property
     def updates_problem(self) -> str:
-        """Why containers cannot be updated unasked now, empty if they can."""
+        """Why no unsolicited update can be sent now, empty if one can."""
         return "NRI is not connected" if self._session is None else self._session.updates_problem
 
     async def update(self, container_id: str, cpuset: Cpuset) -> None:
-        """Change a container's cpuset unasked; see Updater. Only where `updates_problem` is empty.
+        """Change a container's cpuset; see Updater. Only while `updates_problem` is empty.
 
         Not from within a Listener or a Decider: it waits until the runtime does not wait for us.
         """
@@ -111,26 +111,27 @@ class NriPlugin:
         except (KataPinError, OSError) as error:
             raise RuntimeUnavailable(f"{self.path}: {error}") from error
         if response.code == Code.NOT_FOUND:
-            raise ContainerUnknown(f"the runtime does not know it: {words(response.message)}")
+            details = printable(response.message)
+            raise ContainerUnknown(f"the runtime does not know the container: {details}")
         if response.code != Code.OK:
-            raise UpdateRefused(words(response.message) or f"status {response.code}")
+            raise UpdateRefused(printable(response.message) or f"status {response.code}")
         if container_id in failed:
-            raise UpdateRefused("the runtime could not update it")
+            raise UpdateRefused("the runtime could not update the container")
 
     async def _serve(self) -> None:
-        """Be a plugin until the connection ends; raises KataPinError or OSError."""
+        """Serve one connection to its end; raises KataPinError or OSError."""
         session = NriSession(self._listener, self._decider)
         loop = asyncio.get_running_loop()
         async with _deadline(CONNECT_S, "connecting"):
             transport, _ = await loop.create_unix_connection(lambda: session, self.path)
         try:
-            _check_owner(transport.get_extra_info("socket"))
+            unix_socket.require_trusted(transport.get_extra_info("socket"))
             async with _deadline(REGISTER_S, "registering"):
                 await session.register(self._name, self._index)
             async with _deadline(SYNCHRONIZE_S, "Synchronize"):
-                told = await session.synchronized
-            log.info("NRI: %s", told)
-            self._tries, self._trouble = 0, ""
+                summary = await session.synchronized
+            log.info("NRI: %s", summary)
+            self._tries, self._logged = 0, ""
             self.runtime, self.connected_at, self.problem = session.runtime, time.monotonic(), ""
             self._session = session
             await session.closed
@@ -141,18 +142,18 @@ class NriPlugin:
             await session.end()
 
     def _complain(self, error: Exception) -> None:
-        """Say once what is wrong, not at every try."""
-        trouble = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        """Log a problem once, not at every try."""
+        problem = (error.strerror if isinstance(error, OSError) else None) or str(error)
         absent = isinstance(error, FileNotFoundError | ConnectionRefusedError)
-        if trouble == self._trouble:
+        if problem == self._logged:
             level = logging.DEBUG
         elif absent and not self._wanted:
             level = logging.INFO
         else:
             level = logging.WARNING
-        self._trouble = trouble
-        self.connected_at, self.problem = None, trouble
-        log.log(level, "NRI: %s: %s", self.path, trouble)
+        self._logged = problem
+        self.connected_at, self.problem = None, problem
+        log.log(level, "NRI: %s: %s", self.path, problem)
 
 
 @contextlib.asynccontextmanager
@@ -162,10 +163,3 @@ async def _deadline(seconds: float, what: str) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise TimeoutError(f"{what} took longer than {seconds:g} s") from None
-
-
-def _check_owner(sock: socket.socket) -> None:
-    """Raise PermissionError for a runtime that is neither root's nor ours (SO_PEERCRED)."""
-    who = unix_socket.peer(sock)
-    if not who.trusted:
-        raise PermissionError(f"the socket's owner, pid {who.pid}, is of uid {who.uid}")

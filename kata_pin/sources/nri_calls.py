@@ -1,8 +1,7 @@
-"""Our own calls on an NRI connection: the service Runtime of containerd or CRI-O.
+"""Our own calls on an NRI connection: RegisterPlugin and UpdateContainers of the service Runtime.
 
-There are two, RegisterPlugin and UpdateContainers. Streams are odd and increase (ttrpc's
-PROTOCOL.md); an answer that comes after its caller has gone is dropped, as is one that nobody waits
-for. Lifetime: one connection's. Out of scope: the connection, and what is called when.
+Streams are odd and increase (ttrpc's PROTOCOL.md). An answer that no caller waits for any more is
+dropped. Lives as long as its connection.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from kata_pin.wire.ttrpc import Frame, Request, Response
 
 
 class RuntimeCalls:
-    """Calls the runtime; `send` writes a frame of the connection's."""
+    """Calls the runtime; `send` writes a frame to the connection."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
         self._next = 1
         self._waiting: dict[int, asyncio.Future[Response]] = {}
-        self._over: Exception | None = None
+        self._ended: Exception | None = None
 
     async def call(self, method: str, payload: bytes, *, deadline_s: float) -> Response:
-        """Return the answer, whatever its status; raises what `end` was given, or TimeoutError."""
-        if self._over is not None:
-            raise self._over
+        """Return the answer, whatever its status; raises the error of `end`, or TimeoutError."""
+        if self._ended is not None:
+            raise self._ended
         stream, self._next = self._next, self._next + 2
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self._waiting[stream] = answer
@@ -41,7 +40,7 @@ class RuntimeCalls:
             del self._waiting[stream]
 
     def take(self, frame: Frame) -> None:
-        """Take an answer; raises ParseError or RemoteProtocolError for one that is none."""
+        """Take an answer; raises ParseError or RemoteProtocolError for an unusable one."""
         answer = self._waiting.get(frame.stream)
         if answer is None or answer.done():
             return
@@ -50,8 +49,8 @@ class RuntimeCalls:
         answer.set_result(ttrpc.parse_response(frame.data))
 
     def end(self, error: Exception) -> None:
-        """End every call, also those to come: the connection has ended."""
-        self._over = error
+        """Fail every call, later ones too: the connection has ended."""
+        self._ended = error
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(error)

@@ -1,8 +1,8 @@
-"""One connection of the NRI plugin: the runtime's calls answered, and ours to it.
+"""One connection of the NRI plugin: answers to the runtime's calls, and our calls to it.
 
-Answers go out before anything else is done, but for a StartContainer that waits for its pins. An
-error of the peer's bytes or of the listener ends the connection; the plugin (nri.py) begins anew.
-Lifetime: one connection's. Out of scope: connecting, and what events mean.
+Answers go out before anything else is done, except for a StartContainer that waits for its pins. A
+bad message, or an error of the listener, ends the connection, and the plugin (nri.py) connects
+again. Out of scope: connecting, and what events mean.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 REGISTER_S: Final = 30.0  # the runtime takes plugins one at a time
 
 SHARE: Final = 0.2
-"""Of the runtime's timeout, what StartContainer may wait; a quarter with the answer's own way."""
+"""The part of the runtime's timeout that StartContainer may wait, leaving room for the answer."""
 
 MAX_WAIT_S: Final = 1.0
-"""Longest wait of StartContainer however long the runtime would."""
+"""Longest wait of StartContainer, whatever the runtime's timeout."""
 
 MAX_WAITING: Final = 64
 """StartContainers that may wait at once; a runtime has one at a time."""
@@ -45,14 +45,14 @@ MAX_PARTS: Final = 256
 """Most messages of one Synchronize."""
 
 MAX_UNREAD: Final = 1 << 20
-"""Bytes of answers that a runtime may leave unread before it is given up."""
+"""Most bytes of answers that a runtime may leave unread before it is disconnected."""
 
 
 class NriSession(asyncio.Protocol):
-    """One connection: the service Plugin on it, and the registration.
+    """Serves Plugin on one connection, and registers there.
 
-    `synchronized` is what to say of the runtime, once everything has been told. `closed` ends with
-    the connection, normally or with the error that ended it. Both are ended by `end`.
+    `synchronized` resolves to a summary for the log once the listener has taken everything.
+    `closed` fails with the error that ended the connection. `end` ends both.
     """
 
     def __init__(self, listener: Listener, decider: Decider | None) -> None:
@@ -77,11 +77,11 @@ class NriSession(asyncio.Protocol):
 
     @property
     def runtime(self) -> str:
-        """The runtime's name and version, as it tells them."""
+        """The runtime's name and version, as it reports them."""
         return f"{self._runtime.runtime} {self._runtime.version}".strip()[:MAX_NAME]
 
     async def register(self, name: str, index: str) -> None:
-        """Register; raises RemoteProtocolError when refused, ConnectionError when it ended."""
+        """Register; raises RemoteProtocolError if refused, ConnectionError if disconnected."""
         request = nri.register_request(name, index)
         response = await self._calls.call("RegisterPlugin", request, deadline_s=REGISTER_S)
         if response.code != Code.OK:
@@ -89,18 +89,18 @@ class NriSession(asyncio.Protocol):
 
     @property
     def updates_problem(self) -> str:
-        """Why this runtime may not be sent updates unasked, empty if it may."""
+        """Why this runtime may not be sent unsolicited updates, empty if it may."""
         return updates_problem(self._runtime)
 
     async def update(self, container_id: str, cpuset: Cpuset) -> Response:
-        """Send an update unasked, between two events; raises KataPinError or OSError."""
+        """Send an unsolicited update between two events; raises KataPinError or OSError."""
         request = replies.update_request([Update(container_id, cpuset, must=True)])
         async with asyncio.timeout(DEADLINE_S):
             await self._quiet.wait()
             return await self._calls.call("UpdateContainers", request, deadline_s=DEADLINE_S)
 
     async def end(self) -> None:
-        """Close the connection and end what was begun for it."""
+        """Close the connection and cancel its tasks."""
         self._stop(ConnectionResetError("ended"))
         tasks = list(self._tasks)
         for task in tasks:
@@ -119,26 +119,26 @@ class NriSession(asyncio.Protocol):
         try:
             for connection, piece in self._trunk.feed(data):
                 self._take_piece(connection, piece)
-        except Exception as error:  # noqa: BLE001 - the peer's bytes or the listener: begin anew
+        except Exception as error:  # noqa: BLE001 - a bad message or the listener: connect again
             self._stop(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell who waits that the connection has ended."""
+        """Note that the connection has ended."""
         self._stop(exc or ConnectionResetError("the runtime closed the connection"))
 
     def _stop(self, error: Exception) -> None:
-        """Close; whoever waits gets the error, the first one only."""
+        """Close the connection; the first error is the one that waiting callers get."""
         if self._transport is not None:
             self._transport.abort()
-        known = isinstance(error, KataPinError | OSError)
-        shown = error if known else RemoteProtocolError(f"{type(error).__name__}: {error}")
-        if not known and not self.closed.done():
+        expected = isinstance(error, KataPinError | OSError)
+        if not expected and not self.closed.done():
             log.debug("NRI: unexpected error", exc_info=error)
-        self._calls.end(shown)
+        reason = error if expected else RemoteProtocolError(f"{type(error).__name__}: {error}")
+        self._calls.end(reason)
         for future in (self.synchronized, self.closed):
             if not future.done():
-                future.set_exception(shown)
-                future.exception()  # nobody may be waiting for it
+                future.set_exception(reason)
+                future.exception()  # mark it as retrieved: perhaps no caller waits for it
 
     def _send(self, connection: int, frame: bytes) -> None:
         if self._transport is None or self._transport.is_closing():
@@ -151,7 +151,7 @@ class NriSession(asyncio.Protocol):
 
     def _take_piece(self, connection: int, piece: bytes) -> None:
         decoder = self._frames.get(connection)
-        if decoder is None:  # as Go's side does
+        if decoder is None:  # an unknown connection: ignored, as Go's side does
             return
         for frame in decoder.feed(piece):
             if connection == mux.PLUGIN and frame.kind == ttrpc.REQUEST:
@@ -174,7 +174,7 @@ class NriSession(asyncio.Protocol):
             self._synchronize(stream, request.payload)
         elif self._decider is not None and request.method in _DECIDED:
             self._decide(stream, request, self._decider)
-        elif request.method in _UNHEARD and request.method not in self._methods:
+        elif request.method in _NOT_SUBSCRIBED and request.method not in self._methods:
             self._reply(stream)
         else:
             self._event(stream, request)
@@ -185,21 +185,17 @@ class NriSession(asyncio.Protocol):
         self._reply(stream, nri.configure_reply(events))
 
     def _decide(self, stream: int, request: Request, decider: Decider) -> None:
-        """Answer with what is decided; an end that is not decided is told to the listener."""
-        try:
-            event = nri.parse_event(request.method, request.payload, self._kinds)
-        except ParseError as error:
-            log.warning("NRI: %s not understood: %s", request.method[:80], error)
-            self._reply(stream)
+        """Answer with the decision; the listener gets an end that could not be decided."""
+        event = self._read(stream, request)
+        if event is None:
             return
-        assert event is not None, "these methods are events"
         stamp_ns = _now_ns()
         try:
             answer = decider.decide(event, stamp_ns)
         except CreationRefused as refused:
             self._refuse(stream, Code.RESOURCE_EXHAUSTED, refused.message)
-        except Exception:  # a decider's fault must not fail anybody's container
-            log.exception("NRI: %s not decided", request.method)
+        except Exception:  # a fault of the decider must not fail a container
+            log.exception("NRI: cannot decide %s", request.method)
             self._reply(stream)
             if event.kind not in nri.ASKED:
                 self._listener.take(event, stamp_ns)
@@ -207,7 +203,7 @@ class NriSession(asyncio.Protocol):
             self._reply(stream, _answer_bytes(event, answer))
 
     def _synchronize(self, stream: int, payload: bytes) -> None:
-        """Take a part; the last one makes the whole. A part is answered with its own `more`."""
+        """Take one part of a snapshot, and act on it once the last one is here."""
         part = nri.parse_synchronize(payload)
         if not self._parts:
             self._parts_since_ns = _now_ns()
@@ -218,35 +214,28 @@ class NriSession(asyncio.Protocol):
         if whole is None:
             self._reply(stream, nri.synchronize_reply(more=True))
             return
-        updates = self._adopted(whole) if self._decider is not None else ()
-        self._reply(stream, replies.synchronize_reply(updates))
+        self._reply(stream, replies.synchronize_reply(self._adopted(whole)))
         self._parts = []
         self._start(self._rebuild(whole, self._parts_since_ns))
 
     def _adopted(self, whole: Snapshot) -> tuple[Update, ...]:
-        """Return what is to change; raises StateError, so that all is told anew later."""
-        assert self._decider is not None, "asked for by who has one"
+        """Return what is to change; a StateError ends the connection, to begin again later."""
+        if self._decider is None:
+            return ()
         try:
             return self._decider.adopt(whole)
         except StateError:
             raise
-        except Exception:  # the node goes on as it is
-            log.exception("NRI: Synchronize not decided")
+        except Exception:  # the node stays as it is
+            log.exception("NRI: cannot decide Synchronize")
             return ()
 
     def _event(self, stream: int, request: Request) -> None:
-        """Answer, then pass an event on; or the other way round where the workload waits."""
-        try:
-            event = nri.parse_event(request.method, request.payload, self._kinds)
-        except ParseError as error:  # an observer's error must not fail anybody's container
-            log.warning("NRI: %s not understood: %s", request.method[:80], error)
-            self._reply(stream)
+        """Answer, then pass the event on; the other way round where the workload waits."""
+        event = self._read(stream, request)
+        if event is None:
             return
-        if event is None and request.method != "StateChange":
-            self._refuse(stream, Code.UNIMPLEMENTED, f"method {request.method[:80]}")
-        elif event is None:
-            self._reply(stream)
-        elif event.kind is EventKind.START_CONTAINER and len(self._tasks) < MAX_WAITING:
+        if event.kind is EventKind.START_CONTAINER and len(self._tasks) < MAX_WAITING:
             ticket = self._listener.take(event, _now_ns())
             if ticket:
                 self._unanswered.add(stream)
@@ -258,13 +247,31 @@ class NriSession(asyncio.Protocol):
             self._reply(stream)
             self._listener.take(event, _now_ns())
 
+    def _read(self, stream: int, request: Request) -> Event | None:
+        """Return the event of a call; None if it is not one to act on, and then answered here."""
+        try:
+            event = nri.parse_event(request.method, request.payload, self._kinds)
+        except ParseError as error:  # our failure to read it must not fail a container
+            log.warning("NRI: cannot read %s: %s", request.method[:80], error)
+            self._reply(stream)
+            return None
+        if event is None and request.method != "StateChange":
+            self._refuse(stream, Code.UNIMPLEMENTED, f"method {request.method[:80]}")
+        elif event is None:
+            self._reply(stream)
+        return event
+
     async def _answer_when_placed(self, stream: int, event: Event, ticket: int) -> None:
         budget_s = min(MAX_WAIT_S, SHARE * self._runtime.request_s)
         try:
             async with asyncio.timeout(budget_s):
                 await self._listener.placed(event, ticket)
         except TimeoutError:
-            log.warning("NRI: pod %s: pins not awaited beyond %.1f s", event.pod.id, budget_s)
+            log.warning(
+                "NRI: pod %s: pins not applied within %.1f s; the container starts without them",
+                event.pod.id,
+                budget_s,
+            )
         self._reply(stream)
         self._unanswered.discard(stream)
         if not self._unanswered:
@@ -273,11 +280,11 @@ class NriSession(asyncio.Protocol):
     async def _rebuild(self, snapshot: Snapshot, stamp_ns: int) -> None:
         await self._listener.rebuild(snapshot, stamp_ns)
         if not self.synchronized.done():
-            told = f"{len(snapshot.pods)} pods, {len(snapshot.containers)} containers"
-            self.synchronized.set_result(f"{self.runtime} told of {told}")
+            found = f"{len(snapshot.pods)} pods, {len(snapshot.containers)} containers"
+            self.synchronized.set_result(f"{self.runtime} reports {found}")
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something for this connection; if it fails, the connection ends."""
+        """Run a task for this connection; its failure ends the connection."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -295,7 +302,7 @@ class NriSession(asyncio.Protocol):
         self._send(mux.PLUGIN, ttrpc.encode_response(stream, Response(b"", code, message)))
 
 
-_UNHEARD: Final = frozenset(
+_NOT_SUBSCRIBED: Final = frozenset(
     {
         "Shutdown",
         "CreateContainer",
@@ -306,7 +313,7 @@ _UNHEARD: Final = frozenset(
         "ValidateContainerAdjustment",
     }
 )
-"""Methods that are answered with nothing, should a runtime call them though we did not ask."""
+"""Methods that get an empty answer if a runtime calls them although we did not subscribe."""
 
 _DECIDED: Final = frozenset({"CreateContainer", "UpdateContainer", "StopContainer"})
 """Methods whose answer may change containers."""

@@ -1,16 +1,16 @@
-"""Asking the kubelet for its pods: what annotations running pods have now.
+"""Asking the kubelet for its pods, to see which annotations running pods have now.
 
-NRI tells a pod's annotations when a container is made and never again; the kubelet, which has them
-from the API server, answers `GET /pods` on its port 10250 (https, with a credential that may `get`
+NRI reports a pod's annotations when a container is created and never again. The kubelet has them
+from the API server and answers `GET /pods` on port 10250 (https, with a credential that may `get`
 `nodes/proxy`) or, where it is still open, on 10255 (http, no credential). Source: Kubernetes'
 documentation, Kubelet authentication and authorization.
 
-One request a call, in a thread of its own that no end of the daemon waits for, with a deadline for
-all of it. Past that its connection is cut, so that the thread ends too. What cannot be cut is a
-name that is looked up: until that ends nothing more is asked, so that there is one thread at most.
-The token is read each time, because it is replaced while it is valid.
+Each call makes one request in a thread, which the daemon's end does not wait for, within one
+deadline. After it the connection is cut, so that the thread ends too. Only a name lookup cannot be
+cut; until it ends no further request starts, so there is at most one thread. The token is read each
+time, because it is replaced while it is valid.
 
-A long list does not hold up the event loop: 600 pods of 50 KiB by 23 ms at most, in 0.4 s.
+A long list hardly delays the event loop: 600 pods of 50 KiB by 23 ms at most, in 0.4 s.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from kata_pin.errors import ParseError, StateError
 from kata_pin.owned_file import FileRefused, read_owned
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 DEADLINE_S: Final = 5.0
 THREAD: Final = "pod list"
-"""What the thread is called."""
+"""The thread's name."""
 
 MAX_TOKEN: Final = 16 * 1024
 _CHUNK: Final = 256 * 1024
@@ -44,30 +44,30 @@ _CHUNK: Final = 256 * 1024
 
 @dataclass
 class PodList:
-    """Where to ask: `url` with its path, files of a token and of certificate authorities.
+    """Where to ask: `url` with its path, and files with a token and with certificate authorities.
 
-    Without `ca` the host's authorities count; without `token` nothing is shown to the kubelet.
+    Without `ca` the host's authorities count; without `token` the request has no credential.
     """
 
     url: str
     token: str = ""
     ca: str = ""
     deadline_s: float = DEADLINE_S
-    _under_way: bool = field(default=False, init=False)
+    _pending: bool = field(default=False, init=False)
     _connected: http.client.HTTPConnection | None = field(default=None, init=False)
 
     async def read(self) -> Annotations:
-        """Return the pods' annotations about CPUs; StateError says what is wrong."""
-        if self._under_way:
-            raise StateError(f"{self.url}: what was asked before has not ended yet")
+        """Return the pods' annotations about CPUs; raises StateError with the reason."""
+        if self._pending:
+            raise StateError(f"{self.url}: the previous request has not ended yet")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Annotations] = loop.create_future()
 
-        def tell(outcome: Annotations | Exception) -> None:
-            loop.call_soon_threadsafe(self._told, answer, outcome)
+        def done(outcome: Annotations | Exception) -> None:
+            loop.call_soon_threadsafe(self._settle, answer, outcome)
 
-        self._under_way = True
-        threading.Thread(target=self._ask, args=(tell,), name=THREAD, daemon=True).start()
+        self._pending = True
+        threading.Thread(target=self._ask, args=(done,), name=THREAD, daemon=True).start()
         try:
             async with asyncio.timeout(self.deadline_s + 1):
                 return await answer
@@ -76,16 +76,18 @@ class PodList:
         finally:
             self._cut()
 
-    def _ask(self, tell: Callable[[Annotations | Exception], None]) -> None:
+    def _ask(self, done: Callable[[Annotations | Exception], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             try:
-                tell(self._read())
-            except Exception as error:  # noqa: BLE001 - whoever waits raises it
-                tell(error)
+                done(self._read())
+            except Exception as error:  # noqa: BLE001 - raised by the caller of read()
+                done(error)
 
-    def _told(self, answer: asyncio.Future[Annotations], outcome: Annotations | Exception) -> None:
-        """Give an outcome to whoever waits for it still."""
-        self._under_way = False
+    def _settle(
+        self, answer: asyncio.Future[Annotations], outcome: Annotations | Exception
+    ) -> None:
+        """Give the outcome to the caller, if it still waits."""
+        self._pending = False
         if answer.done():
             return
         if isinstance(outcome, Exception):
@@ -94,7 +96,7 @@ class PodList:
             answer.set_result(outcome)
 
     def _cut(self) -> None:
-        """End a connection that is still there: whoever reads from it gets an error."""
+        """Shut down a connection that is still open, so that the thread's read fails."""
         sock = None if self._connected is None else self._connected.sock
         if sock is not None:
             with contextlib.suppress(OSError):
@@ -114,9 +116,9 @@ class PodList:
         except OSError as error:
             raise StateError(f"{self.url}: {error.strerror or error}") from error
         except ValueError as error:  # a host that is no name, a port that is no number
-            raise StateError(f"{self.url}: not an address: {error}") from error
+            raise StateError(f"{self.url}: not a valid URL: {error}") from error
         for problem in pods.problems:
-            log.debug("%s: a pod is left out: %s", self.url, problem)
+            log.debug("%s: pod skipped: %s", self.url, problem)
         return pods.annotations
 
     def _get(self) -> bytes:
@@ -125,10 +127,8 @@ class PodList:
         connection = self._connection(parts.scheme, parts.hostname or "", parts.port)
         self._connected = connection
         try:
-            path = (
-                f"{parts.path or '/pods'}?{parts.query}" if parts.query else parts.path or "/pods"
-            )
-            connection.request("GET", path, headers=self._headers())
+            path = parts._replace(scheme="", netloc="", path=parts.path or "/pods", fragment="")
+            connection.request("GET", urlunsplit(path), headers=self._headers())
             with connection.getresponse() as response:
                 return self._body(response, deadline)
         finally:
@@ -137,7 +137,7 @@ class PodList:
 
     def _body(self, response: http.client.HTTPResponse, deadline: float) -> bytes:
         if response.status != http.client.OK:
-            raise StateError(f"{self.url}: the kubelet answers {response.status}")
+            raise StateError(f"{self.url}: the kubelet answered HTTP {response.status}")
         body = bytearray()
         while chunk := response.read1(_CHUNK):
             body += chunk
@@ -158,5 +158,5 @@ class PodList:
             return {}
         token = read_owned(self.token, MAX_TOKEN).decode("ascii", "replace").strip()
         if not token.isprintable() or not token.isascii() or not token:
-            raise StateError(f"{self.token}: not a token")
+            raise StateError(f"{self.token}: does not hold a token")
         return {"Authorization": f"Bearer {token}"}

@@ -1,13 +1,13 @@
-"""CPUs that go on- or offline, as the kernel tells: its uevents, over netlink.
+"""CPUs that go on- or offline, from the kernel's uevents over netlink.
 
     async for _ in cpu_changes():
-        ...                          # look at the online CPUs anew
+        ...                          # read the online CPUs again
 
-An event says when to look and nothing else (DESIGN D1). Taking a CPU offline through sysfs sends
-one after it is done (drivers/base/core.c, device_offline); what follows in cpusets comes a moment
-later and tells nobody. Needs no capability, but the first user namespace's network namespace.
+An event only says when to look (D1). Taking a CPU offline through sysfs sends one after it is done
+(drivers/base/core.c, device_offline); the cpusets change a moment later, without an event. Needs no
+capability, but the network namespace of the first user namespace.
 
-The socket lives as long as the iteration. Out of scope: which CPUs they are (host/topology.py).
+The socket lives as long as the iteration. Out of scope: which CPUs are online (host/topology.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kata_pin.errors import HostError
 
 NETLINK_KOBJECT_UEVENT: Final = 15  # linux/netlink.h
 KERNEL_GROUP: Final = 1
-"""The kernel's own messages; udev's, which anybody with rights may send, are group 2."""
+"""The kernel's own messages; group 2 has udev's, which other privileged processes can send."""
 
 RECEIVE_BYTES: Final = 1024 * 1024
 MESSAGE_BYTES: Final = 8192  # UEVENT_BUFFER_SIZE is 2048 bytes of variables, the path before them
@@ -32,7 +32,7 @@ _CPUS: Final = b"/devices/system/cpu/cpu"
 
 
 def kernel_events() -> socket.socket:
-    """Return a socket that hears the kernel's uevents; raises OSError."""
+    """Return a socket that receives the kernel's uevents; raises OSError."""
     sock = socket.socket(
         socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, NETLINK_KOBJECT_UEVENT
     )
@@ -50,22 +50,22 @@ async def cpu_changes(
 ) -> AsyncGenerator[None, None]:
     """Yield once listening, then whenever a CPU went on- or offline, or events were lost.
 
-    Raises HostError when there are no events here.
+    Raises HostError where the kernel sends no uevents.
     """
     loop = asyncio.get_running_loop()
     try:
         with connect() as sock:
             yield None
             while True:
-                if await _hears_cpu(loop, sock):
+                if await _next_is_about_cpu(loop, sock):
                     yield None
-                await asyncio.sleep(0)  # a node that starts pods has thousands of others
+                await asyncio.sleep(0)  # a node that starts pods has thousands of other uevents
     except OSError as error:
-        raise HostError("hear", "the kernel's uevents", error.errno or errno.EIO) from error
+        raise HostError("receive", "the kernel's uevents", error.errno or errno.EIO) from error
 
 
-async def _hears_cpu(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> bool:
-    """Wait for a message and return whether it is about a CPU; so is one that was lost."""
+async def _next_is_about_cpu(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> bool:
+    """Wait for a message; return whether it is about a CPU, or messages were lost."""
     try:
         message, sender = await loop.sock_recvfrom(sock, MESSAGE_BYTES)
     except OSError as error:
@@ -76,6 +76,6 @@ async def _hears_cpu(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> bo
 
 
 def is_about_cpu(message: bytes) -> bool:
-    """Whether a uevent says that a CPU went on- or offline: `online@/devices/system/cpu/cpu3`."""
+    """Return whether a uevent is about a CPU, such as `online@/devices/system/cpu/cpu3`."""
     action, _, path = message.partition(b"\0")[0].partition(b"@")
     return action in _ACTIONS and path.startswith(_CPUS) and path[len(_CPUS) :].isdigit()

@@ -1,7 +1,4 @@
-"""Unix sockets of the runtime directory: taking a path over without a gap, and who has connected.
-
-Nothing is kept. Out of scope: what is said on them. Facts: unix(7).
-"""
+"""Unix sockets: listening on a path without a gap, and who is on the other end (unix(7))."""
 
 from __future__ import annotations
 
@@ -15,21 +12,21 @@ _UCRED: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class Peer(NamedTuple):
-    """The process on the other end, as of its connect."""
+    """The process on the other end, as it was when it connected."""
 
     pid: int
     uid: int
 
     @property
     def trusted(self) -> bool:
-        """Whether it is root's or ours."""
+        """Whether it runs as root or as our own user."""
         return self.uid in {0, os.geteuid()}
 
 
 def listen(path: str, *, backlog: int, mode: int = 0o600, gid: int | None = None) -> socket.socket:
-    """Return a socket that listens on the path, in place of whatever a dead process left there.
+    """Return a socket that listens on the path, replacing what a dead process left there.
 
-    It appears under its path only when it has its mode and listens, so nobody is ever turned away.
+    It appears under its path only once it has its mode and listens, so no client is turned away.
     The caller makes sure that no living process serves the path. Raises OSError.
     """
     fresh = f"{path}.new"
@@ -51,7 +48,14 @@ def listen(path: str, *, backlog: int, mode: int = 0o600, gid: int | None = None
 
 
 def peer(connected: socket.socket) -> Peer:
-    """Return who is on the other end (SO_PEERCRED)."""
+    """Return the process on the other end (SO_PEERCRED)."""
     raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _ = _UCRED.unpack(raw)
     return Peer(pid, uid)
+
+
+def require_trusted(connected: socket.socket) -> None:
+    """Raise PermissionError unless the other end runs as root or as our own user."""
+    who = peer(connected)
+    if not who.trusted:
+        raise PermissionError(f"peer (pid {who.pid}) runs as uid {who.uid}, not as root")

@@ -1,4 +1,4 @@
-"""Ids and names that come from outside: one rule for what is accepted.
+"""Ids, names and other short texts from outside: what is accepted, and what is shown of them.
 
 Sandbox and container ids become file names, keys and words in logs, so they are checked where they
 enter. Kubernetes' own names are DNS labels and pass; anything with a slash, a space or a control
@@ -13,6 +13,9 @@ from typing import Final
 from kata_pin.errors import ParseError
 
 MAX_ID: Final = 128
+
+MAX_SHOWN: Final = 200
+"""Longest text of a guest or a runtime that is kept: a version, a feature, an error message."""
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}\Z")
@@ -33,3 +36,11 @@ def check_id(text: str, *, source: str) -> str:
 def is_name(text: str) -> bool:
     """Return whether `text` can be a Kubernetes name or uid (at most 253 characters)."""
     return _NAME.match(text) is not None
+
+
+def printable(text: str) -> str:
+    """Return a foreign text fit for a log: at most MAX_SHOWN characters, all of them printable."""
+    clipped = " ".join(text[:MAX_SHOWN].splitlines())
+    if not clipped.isprintable():
+        clipped = "".join(char if char.isprintable() else "?" for char in clipped)
+    return clipped + ("..." if len(text) > MAX_SHOWN else "")

@@ -17,6 +17,7 @@ from kata_pin.wire.guest import agent
 from kata_pin.wire.guest.cpus import parse_allowed, parse_cpuinfo
 from kata_pin.wire.guest.kernel_image import find_banner, parse_release
 from kata_pin.wire.guest.metrics import parse_cpu_times
+from kata_pin.wire.ids import MAX_SHOWN, printable
 from kata_pin.wire.proto import agent_pb2 as pb
 
 PARSERS: list[Callable[[bytes], Any]] = [
@@ -74,9 +75,9 @@ def test_metrics_survive(times: list[int]) -> None:
 @given(st.text(max_size=1000))
 def test_words_are_bounded_and_printable(text: str) -> None:
     """Whatever a guest says, a log line stays a line."""
-    shown = agent.printable(text)
+    shown = printable(text)
     assert shown.isprintable()
-    assert len(shown) <= agent.MAX_WORDS + 3
+    assert len(shown) <= MAX_SHOWN + 3
 
 
 @given(st.sets(st.integers(0, 8191), min_size=1, max_size=40))

@@ -17,13 +17,11 @@ from google.protobuf.message import DecodeError, Message
 
 from kata_pin.errors import ParseError
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.wire.ids import printable
 from kata_pin.wire.proto import agent_pb2
 
 AGENT: Final = "grpc.AgentService"
 HEALTH: Final = "grpc.Health"
-
-MAX_WORDS: Final = 200
-"""Longest text of a guest that is kept: a version, a feature, an error message."""
 
 MAX_FEATURES: Final = 64
 MAX_PER_CPU: Final = 8192
@@ -46,14 +44,6 @@ class CpuUsage:
 
     total_ns: int
     per_cpu_ns: tuple[int, ...] = ()
-
-
-def printable(text: str) -> str:
-    """Return a guest's text fit for a log: at most MAX_WORDS characters, all of them printable."""
-    clipped = text[:MAX_WORDS]
-    if not clipped.isprintable():
-        clipped = "".join(c if c.isprintable() else "?" for c in clipped)
-    return clipped + ("..." if len(text) > MAX_WORDS else "")
 
 
 # ---- requests --------------------------------------------------------------------------------

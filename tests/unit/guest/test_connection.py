@@ -20,7 +20,7 @@ from kata_pin.guest.address import HybridVsockAddress, VsockAddress
 from kata_pin.guest.agent import MAX_METRICS, SMALL, AgentClient
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.wire import ttrpc
-from kata_pin.wire.guest.agent import MAX_WORDS
+from kata_pin.wire.ids import MAX_SHOWN
 from kata_pin.wire.proto import agent_pb2 as pb
 from kata_pin.wire.ttrpc import Code, Response
 from tests.support.agentdouble import AgentDouble, HonestAgent, Twist
@@ -245,7 +245,7 @@ async def test_words_of_a_guest_are_made_safe(agent: AgentDouble) -> None:
         with pytest.raises(AgentFailed) as caught:
             await client.metrics()
     assert caught.value.message.isprintable()
-    assert len(caught.value.message) < MAX_WORDS + 200
+    assert len(caught.value.message) < MAX_SHOWN + 200
 
 
 async def test_an_agent_that_does_not_serve(agent: AgentDouble) -> None:

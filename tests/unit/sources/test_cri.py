@@ -78,7 +78,7 @@ async def test_a_runtime_that_hangs(server: CriServer, path: Path) -> None:
     server.silent.set()
     began = time.monotonic()
     ticks = asyncio.create_task(_count())
-    with pytest.raises(UpdateRefused, match=r"no answer of the runtime within 0\.3 s"):
+    with pytest.raises(UpdateRefused, match=r"no answer from the runtime within 0\.3 s"):
         await CriClient(str(path), deadline_s=0.3).update("c1", CPUS)
     assert time.monotonic() - began < 3
     assert ticks.cancel()
@@ -139,7 +139,7 @@ async def test_a_server_that_speaks_something_else(path: Path) -> None:
 async def test_somebody_elses_socket(server: CriServer, path: Path) -> None:
     """A socket that neither root nor we have made is not spoken to."""
     os.chown(path, 65534, 65534)
-    with pytest.raises(RuntimeUnavailable, match="of uid 65534"):
+    with pytest.raises(RuntimeUnavailable, match="belongs to uid 65534"):
         await CriClient(str(path)).update("c1", CPUS)
     assert server.asked == []
 

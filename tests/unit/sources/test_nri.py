@@ -346,7 +346,7 @@ async def test_a_runtime_of_somebody_else(
     assert await listener.stdout.readline() == b"ready\n"
     async with running(told, path):
         assert await listener.stdout.readline() == b"0\n"
-    assert "is of uid 65534" in caplog.text
+    assert "runs as uid 65534" in caplog.text
     await listener.wait()
 
 

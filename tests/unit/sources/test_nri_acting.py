@@ -156,7 +156,7 @@ async def test_a_deciders_fault_is_no_containers(
             response = await _call(peer, kind)
             assert (response.code, response.payload) == (Code.OK, b"")
         assert (await peer.call("Synchronize", pb.SynchronizeRequest())).payload == b""
-    assert caplog.text.count("not decided") == 4
+    assert caplog.text.count("cannot decide") == 4
     assert told.events == [EventKind.STOP_CONTAINER]
 
 

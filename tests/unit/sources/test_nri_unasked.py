@@ -172,7 +172,7 @@ async def test_a_runtime_that_does_not_answer(
     for module in (source, nrisession):
         monkeypatch.setattr(module, "DEADLINE_S", 0.2)
     peer = await _connected(plugin, runtime)
-    with pytest.raises(UpdateRefused, match=r"no answer of the runtime within 0\.2 s"):
+    with pytest.raises(UpdateRefused, match=r"no answer from the runtime within 0\.2 s"):
         await plugin.update("c1", CPUS)
     late, *_ = await peer.update()
     peer.reply(late, code=2, why="late")

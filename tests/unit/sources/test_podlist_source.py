@@ -38,7 +38,7 @@ async def test_with_a_token(kubelet: Kubelet, token: str) -> None:
     pods = PodList(kubelet.url(), token)
     assert await pods.read() == {"u1": {}}
     Path(token).write_text("old")
-    with pytest.raises(StateError, match="answers 401"):
+    with pytest.raises(StateError, match="answered HTTP 401"):
         await pods.read()
     Path(token).write_text(TOKEN)
     assert await pods.read() == {"u1": {}}
@@ -47,7 +47,7 @@ async def test_with_a_token(kubelet: Kubelet, token: str) -> None:
 async def test_without_a_token(kubelet: Kubelet) -> None:
     """An open port needs none; a closed one refuses."""
     assert await PodList(kubelet.url("/open")).read() == {"u1": {}}
-    with pytest.raises(StateError, match="answers 401"):
+    with pytest.raises(StateError, match="answered HTTP 401"):
         await PodList(kubelet.url()).read()
 
 
@@ -55,7 +55,7 @@ async def test_without_a_token(kubelet: Kubelet) -> None:
 async def test_a_token_that_is_none(kubelet: Kubelet, token: str, text: str) -> None:
     """What could break out of a header is never sent."""
     Path(token).write_text(text)
-    with pytest.raises(StateError, match="not a token"):
+    with pytest.raises(StateError, match="does not hold a token"):
         await PodList(kubelet.url(), token).read()
 
 
@@ -138,7 +138,7 @@ async def test_nobody_there(kubelet: Kubelet, tmp_path: Path) -> None:
 )
 async def test_what_is_no_address(url: str) -> None:
     """A host that no resolver can be asked for, or a port that is none, is said like all else."""
-    with pytest.raises(StateError, match="not an address"):
+    with pytest.raises(StateError, match="not a valid URL"):
         await PodList(url).read()
 
 

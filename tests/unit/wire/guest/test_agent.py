@@ -7,6 +7,7 @@ import pytest
 from kata_pin.errors import ParseError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.wire.guest import agent
+from kata_pin.wire.ids import MAX_SHOWN
 from kata_pin.wire.proto import agent_pb2 as pb
 
 
@@ -51,7 +52,7 @@ def test_what_is_kept_of_a_guests_words() -> None:
     details = pb.GuestDetailsResponse(agent_details=pb.AgentDetails(extra_features=features))
     kept = agent.parse_features(details.SerializeToString())
     assert len(kept) == agent.MAX_FEATURES
-    assert kept[:2] == ("x" * agent.MAX_WORDS + "...", "a?[1m?b")
+    assert kept[:2] == ("x" * MAX_SHOWN + "...", "a?[1m b")
     usage = pb.CpuUsage(total_usage=1, percpu_usage=[7] * 20_000)
     stats = pb.StatsContainerResponse(
         cgroup_stats=pb.CgroupStats(cpu_stats=pb.CpuStats(cpu_usage=usage))
