@@ -36,16 +36,16 @@ KTHREADD: Final = 2
 """The pid of the parent of all kernel threads."""
 
 MAX_PENDING: Final = 4096
-"""Events kept for a consumer that is busy; more, and they become one Overrun."""
+"""Most events kept for a busy consumer; more become one Overrun."""
 
 BURST: Final = 256
-"""Events read in one go before the event loop gets its turn."""
+"""Most events read before the event loop gets a turn."""
 
 HOT_WAKES: Final = 16
 HOT_GAP_S: Final = 0.002
 PAUSE_S: Final = 0.001
-"""After 16 wakes with less than 2 ms between them, events are left to gather for 1 ms each time: in
-a fork storm most of the cost is waking up for a single event."""
+"""After 16 wakes less than 2 ms apart, events gather for 1 ms before each read: in a fork storm
+most of the cost is waking up for a single event."""
 
 RECEIVE_BYTES: Final = 4 * 1024 * 1024
 """Room for about 10,000 events in the kernel (it accounts some 800 bytes for each)."""
@@ -66,7 +66,7 @@ _SO_RCVBUFFORCE: Final = 33  # asm-generic/socket.h; not in Python's socket modu
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadBorn:
+class NewThread:
     """A tracked process has a new thread."""
 
     tgid: int
@@ -74,7 +74,7 @@ class ThreadBorn:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessBorn:
+class NewProcess:
     """A tracked process forked, or the kernel started a kernel thread (ppid 2)."""
 
     pid: int
@@ -83,7 +83,7 @@ class ProcessBorn:
 
 @dataclass(frozen=True, slots=True)
 class TaskExit:
-    """A thread of a tracked process exited; the process itself where both ids are equal."""
+    """A thread of a tracked process exited; the process itself if both ids are equal."""
 
     tgid: int
     tid: int
@@ -91,16 +91,16 @@ class TaskExit:
 
 @dataclass(frozen=True, slots=True)
 class Overrun:
-    """Events were lost: look at everything."""
+    """Events were lost: read everything again."""
 
 
-Event = ThreadBorn | ProcessBorn | TaskExit | Overrun
+Event = NewThread | NewProcess | TaskExit | Overrun
 
 
 def connector() -> socket.socket:
-    """Return a socket that receives process events once somebody subscribed.
+    """Return a socket for process events, connected so that only the kernel can send to it.
 
-    It is connected to the kernel, so that no process can send to it. Raises OSError.
+    Raises OSError.
     """
     sock = socket.socket(
         socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, _NETLINK_CONNECTOR
@@ -121,8 +121,8 @@ def connector() -> socket.socket:
 class ProcEvents:
     """Process events, in batches: `async for batch in events`.
 
-    `tracked` holds the tgids that matter; it is shared, and changing it takes effect at once. With
-    `kernel_threads`, births of kernel threads are told too (vhost workers before Linux 6.4), with
+    `tracked` holds the tgids that matter; it is shared, and a change takes effect at once. With
+    `kernel_threads`, new kernel threads are reported too (vhost workers before Linux 6.4), with
     `forks` the children of tracked processes. One consumer at a time.
     """
 
@@ -148,9 +148,9 @@ class ProcEvents:
         self._pause: asyncio.TimerHandle | None = None
 
     async def open(self, timeout_s: float = 0.5) -> None:
-        """Subscribe; raises HostError with the reason when there are no process events here.
+        """Subscribe within `timeout_s`; raises HostError where there are no process events.
 
-        Never takes longer than `timeout_s`. Events that come before the acknowledgement count.
+        Events that come before the acknowledgement count.
         """
         try:
             sock = self._connect()
@@ -205,7 +205,7 @@ class ProcEvents:
         token = secrets.randbits(31)
         sock.send(_request(token, _LISTEN))
         async with asyncio.timeout_at(deadline):
-            # With events always there nothing here would yield, and the timeout never fire.
+            # Where events are always ready, nothing here yields and the timeout never fires.
             while loop.time() < deadline:
                 size = await loop.sock_recv_into(sock, self._buffer)
                 error = _acknowledged(self._buffer, size, token)
@@ -219,7 +219,7 @@ class ProcEvents:
         raise TimeoutError
 
     def _wake(self) -> None:
-        """Read what is there; called by the event loop."""
+        """Read the waiting events; called by the event loop."""
         assert self._sock is not None
         try:
             self._drain(self._sock)
@@ -246,26 +246,26 @@ class ProcEvents:
                 self._take(size)
 
     def _take(self, size: int) -> None:
-        """Keep the event in the buffer if it is wanted: the filter that a fork storm meets."""
+        """Keep the event in the buffer if it is wanted; cheap, for fork storms."""
         if size < _EVENT.size:
             return
         idx, val, what, first, second, child, tgid = _EVENT.unpack_from(self._buffer)
         if idx != _CN_IDX_PROC or val != _CN_VAL_PROC:
             return
         if what == _FORK:
-            # The parent named is the process's, for a thread too: only the child tells them apart.
+            # Threads and processes have the same parent fields: only the child differs.
             if child != tgid:
                 if tgid in self._tracked:
-                    self._keep(ThreadBorn(tgid, child))
+                    self._keep(NewThread(tgid, child))
             elif (self._forks and second in self._tracked) or (
                 self._kernel_threads and second == KTHREADD
             ):
-                self._keep(ProcessBorn(child, second))
+                self._keep(NewProcess(child, second))
         elif what == _EXIT and second in self._tracked:
             self._keep(TaskExit(second, first))
 
     def _keep(self, event: Event) -> None:
-        """Append an event, unless an Overrun waits: whoever takes that looks at everything."""
+        """Append an event, unless an Overrun is pending, which covers it."""
         if len(self._pending) >= MAX_PENDING:
             self._pending = [Overrun()]
         elif not (self._pending and isinstance(self._pending[0], Overrun)):
@@ -303,7 +303,7 @@ def _request(token: int, operation: int, events: int | None = None) -> bytes:
 def _acknowledged(buffer: bytearray, size: int, token: int) -> int | None:
     """Return the errno of our acknowledgement (0: granted), None if this is another message.
 
-    Every listener sees every acknowledgement; only the token says whose it is.
+    Every listener gets every acknowledgement; the token identifies ours.
     """
     if size < _ACK.size:
         return None

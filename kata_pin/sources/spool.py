@@ -1,17 +1,14 @@
-"""The messages that hooks had to leave as files because the daemon did not record them in time.
+"""The spool: messages that hooks left as files because the daemon did not record them in time.
 
 A file holds exactly the bytes of a request (wire/hook_message.py) and appears by rename, so it is
-whole or not there. The daemon takes the spool in at start, whenever `watch` says so, and in each
-audit; a message is removed with `done` after its commit, so a crash in between only repeats it.
-What can not be read is set aside in `bad`, where a bounded number is kept for a human.
-
-A Spool holds no open file between calls. Out of scope: what a message means, and whether it was
-recorded already (kata_pin.daemon: identity is its stamp and pid).
+complete or absent. The daemon reads the spool at start, whenever `watch` yields, and in each audit;
+`done` removes a message after its commit, so a crash in between only repeats it. Unreadable files
+are moved to `bad`, where the newest are kept for an administrator. Out of scope: what a message
+means, and whether it was recorded already.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -19,10 +16,11 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 
-from asyncinotify import Inotify, Mask
+from asyncinotify import Mask
 
 from kata_pin.errors import RemoteProtocolError
 from kata_pin.owned_file import FileRefused, read_owned
+from kata_pin.sources.watches import folder_events
 from kata_pin.wire import hook_message
 from kata_pin.wire.hook_message import HookMessage
 
@@ -30,11 +28,8 @@ log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = hook_message.MAX_HEADER + hook_message.MAX_BODY
 MAX_BAD = 16
-STALE_S = 60.0  # a hook writes its file in milliseconds; older than this, it was killed meanwhile
-RETRY_S = 1.0  # between tries to watch a folder that can not be watched
-
-_WATCHED = Mask.MOVED_TO | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
-_LOST = Mask.IGNORED | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT
+STALE_S = 60.0  # a hook writes its file in milliseconds; if older, the hook was killed meanwhile
+RETRY_S = 1.0  # between tries to watch a folder that cannot be watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +47,17 @@ class Spool:
         self._directory = directory
         self._bad = os.path.join(directory, "bad")
         self._max_bad = max_bad
-        self._owners = frozenset({0, os.geteuid()})
         self.set_aside = 0
-        """How many files were unreadable since the start."""
+        """How many unreadable files were set aside since the start."""
 
     def prepare(self) -> None:
         """Create the folder, for root alone, where tmpfiles.d has not. Raises OSError."""
         os.makedirs(self._directory, mode=0o700, exist_ok=True)
 
     def pending(self) -> Iterator[SpoolEntry]:
-        """Yield the messages in the order of their stamps, reading each only when its turn comes.
+        """Yield the messages in the order of their stamps, reading each when its turn comes.
 
-        Takes a message that appears meanwhile the next time. An absent folder holds none. What is
-        no message, or an unreadable one, is set aside.
+        Messages that appear meanwhile are left for the next call. Anything else is set aside.
         """
         names, others = self._list()
         for name in others:
@@ -79,7 +72,7 @@ class Spool:
                     yield SpoolEntry(name, message)
 
     def peek(self) -> Iterator[SpoolEntry]:
-        """Yield the same messages, and leave every file as it is: for who only looks."""
+        """Yield the same messages without changing any file, for `show` and `check`."""
         for name in self._list()[0]:
             with contextlib.suppress(FileRefused, RemoteProtocolError):
                 message = self._message(name)
@@ -87,31 +80,26 @@ class Spool:
                     yield SpoolEntry(name, message)
 
     def done(self, entry: SpoolEntry) -> None:
-        """Remove a message that is recorded; one that is gone already is no error."""
+        """Remove a message that is recorded."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(entry.name))
 
     def reject(self, entry: SpoolEntry, reason: object) -> None:
-        """Set aside a message that can never be taken: its content is beyond repair."""
+        """Set aside a message whose content is invalid."""
         self._put_aside(entry.name, reason)
 
     async def watch(self) -> AsyncGenerator[None, None]:
-        """Yield whenever it is time for `pending`: at once, then after each arrival.
-
-        Arrivals that come together may yield once. An overflow of the kernel's queue, or a folder
-        that was replaced, yields too: what was missed is found by looking.
-        """
-        while True:
-            try:
-                with Inotify() as inotify:
-                    self.prepare()
-                    inotify.add_watch(self._directory, _WATCHED)
-                    yield None
-                    async for _ in _arrivals(inotify):
-                        yield None
-            except OSError as error:
-                log.warning("can not watch %s: %s", self._directory, error.strerror)
-                await asyncio.sleep(RETRY_S)
+        """Yield whenever `pending` may have messages: once watching, then after each arrival."""
+        events = folder_events(
+            self._directory,
+            Mask.MOVED_TO,
+            retry_s=RETRY_S,
+            level=logging.WARNING,
+            prepare=self.prepare,
+        )
+        async with contextlib.aclosing(events):
+            async for _ in events:
+                yield None
 
     def _list(self) -> tuple[list[str], list[str]]:
         """Return the names of messages by stamp, and those of everything else."""
@@ -126,7 +114,7 @@ class Spool:
         return [name for _, name in sorted(messages)], others
 
     def _sweep(self, name: str) -> None:
-        """Deal with a file that is not a message: unfinished, abandoned or foreign."""
+        """Handle a file that is not a message: unfinished, abandoned or foreign."""
         try:
             age_s = time.time() - os.lstat(self._path(name)).st_mtime
             if not name.endswith(".tmp"):
@@ -134,30 +122,30 @@ class Spool:
             elif age_s > STALE_S:
                 os.unlink(self._path(name))
         except OSError as error:
-            log.debug("can not sweep %s: %s", name, error.strerror)
+            log.debug("spool: cannot clean up %s: %s", name, error.strerror)
 
     def _message(self, name: str) -> HookMessage | None:
         """Return the message of a file; None if it is gone, or cannot be read for now.
 
-        Raises FileRefused and RemoteProtocolError for what is no message of ours.
+        Raises FileRefused or RemoteProtocolError for a file that is not a message of ours.
         """
         try:
             return _decode(name, read_owned(self._path(name), MAX_FILE_BYTES))
         except FileNotFoundError:
             return None
         except OSError as error:  # such as EMFILE: it stays for the next time
-            log.warning("can not read spooled message %s: %s", name, error.strerror)
+            log.warning("cannot read spooled message %s: %s; retrying", name, error.strerror)
         return None
 
     def _put_aside(self, name: str, reason: object) -> None:
         self.set_aside += 1
-        log.warning("spooled message %s set aside: %s", name, reason)
+        log.warning("spooled message %s is invalid, moved to %s: %s", name, self._bad, reason)
         try:
             os.makedirs(self._bad, mode=0o700, exist_ok=True)
             os.rename(self._path(name), os.path.join(self._bad, name))
             self._prune()
         except OSError as error:
-            log.warning("can not set %s aside: %s", name, error.strerror)
+            log.warning("cannot move spooled message %s: %s", name, error.strerror)
 
     def _prune(self) -> None:
         """Keep the newest of what was set aside."""
@@ -170,18 +158,10 @@ class Spool:
         return os.path.join(self._directory, name)
 
 
-async def _arrivals(inotify: Inotify) -> AsyncGenerator[None, None]:
-    """Yield for each event that may mean a new message, until the watch is lost."""
-    async for event in inotify:
-        if event.mask & _LOST:
-            return
-        yield None
-
-
 def _decode(name: str, content: bytes) -> HookMessage:
     message = hook_message.decode(content)
     if message.spool_name != name:
         raise RemoteProtocolError(f"holds the message of {message.spool_name}")
     if message.stamp_ns > time.clock_gettime_ns(time.CLOCK_BOOTTIME):
-        raise RemoteProtocolError("stamped in the future: left from before a reboot")
+        raise RemoteProtocolError("its stamp is in the future: it is from before a reboot")
     return message

@@ -1,17 +1,16 @@
-"""Who is told when files that say something about containers' CPUs are written.
+"""Changes of the files that say something about containers' CPUs, by inotify.
 
     async for changes in watch.changes():      # until cancelled
-        ...                                    # look at what changes names; read it anew
+        ...                                    # read again what `changes` names
 
 Watched are Kata's state (sbs/<sandbox>/persist.json of the Go runtime, <sandbox>/state.json of
-runtime-rs, and sandboxes that appear and vanish), the kubelet's checkpoint, and the written cpusets
-of the cgroups that `watch_cpusets` names. Kata rewrites persist.json in place, so the close by its
-writer counts and nothing before; the kubelet renames a new file over the old one. A change of the
-effective cpuset that the kernel makes raises no event.
+runtime-rs, and sandboxes that appear and disappear), the kubelet's checkpoint, and the configured
+cpusets of the cgroups named by `watch_cpusets`. Kata rewrites persist.json in place, so only the
+close by its writer counts; the kubelet renames a new file over the old one. The kernel raises no
+event when it changes an effective cpuset.
 
-An event says where to look and nothing else (DESIGN D1). When the kernel's queue overflows, or a
-watch cannot be had, everything is to be looked at. Lifetime: the daemon's; descriptors only while
-`changes` runs.
+An event only says where to look (D1). When the kernel's queue overflows, or a file cannot be
+watched, everything must be read again. Descriptors are open only while `changes` runs.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ from typing import Final
 
 from asyncinotify import Mask
 
-from kata_pin.sources.watches import ARRIVED, Folder, Happening, Watches
+from kata_pin.sources.watches import ARRIVED, Folder, KeyEvent, Watches
 from kata_pin.wire.ids import is_id
 
 log = logging.getLogger(__name__)
 
 MAX_LISTED: Final = 16384
-"""Most entries of a folder of Kata's that are looked at."""
+"""Most entries that are read of one of Kata's folders."""
 
 MAX_CGROUPS: Final = 16
-"""Most cgroups of one sandbox, its ancestors counted."""
+"""Most cgroups per sandbox, including ancestors."""
 
-RESTS_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Waits after events were lost, longer when it happens again: everything has to be looked at."""
+PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Pauses after events were lost, longer each time, because everything must be read again."""
 
 CALM_S: Final = 60.0
-"""After so long without a loss the first wait counts again."""
+"""After this long without a loss the pauses start from the first again."""
 
 _ENTRIES: Final = ARRIVED | Mask.DELETE | Mask.MOVED_FROM
 _WRITTEN: Final = Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.DELETE | Mask.MOVED_FROM
@@ -52,14 +51,14 @@ _SANDBOX: Final = _WRITTEN | Mask.DELETE_SELF | Mask.ONLYDIR | Mask.DONT_FOLLOW
 
 @dataclass
 class Changes:
-    """What to look at. `everything`: what is not known, as watching began or events were lost."""
+    """What to read again; `everything` where watching began or events were lost."""
 
     everything: bool = False
     kubelet: bool = False
     sandboxes: set[str] = field(default_factory=set)
-    """Sandboxes whose state was written by Kata, appeared or vanished."""
+    """Sandboxes whose state Kata wrote, or that appeared or disappeared."""
     cpusets: set[str] = field(default_factory=set)
-    """Sandboxes one of whose cgroups had its cpuset written."""
+    """Sandboxes with a cgroup whose cpuset was written."""
 
     def __bool__(self) -> bool:
         return self.everything or self.kubelet or bool(self.sandboxes or self.cpusets)
@@ -75,19 +74,18 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class _Cpuset:
-    """The file of a cgroup's written cpuset."""
+    """The file of a cgroup's configured cpuset."""
 
     path: str
 
 
 class StateWatch:
-    """Watches files by inotify; `watched` counts the watches, for whoever looks for leaks.
+    """Watches the files; `overruns` counts how often the kernel dropped events.
 
-    `overruns` counts how often the kernel dropped events.
+    `vc` and `kata` are the state folders of the two runtimes, `kubelet` is the checkpoint's path.
     """
 
     def __init__(self, *, vc: str, kata: str, kubelet: str) -> None:
-        """`vc` and `kata` are where the two runtimes keep their state, `kubelet` the checkpoint."""
         self._places = {"persist.json": os.path.join(vc, "sbs"), "state.json": kata}
         self._kubelet_folder, self._kubelet_name = os.path.split(kubelet)
         self._cpusets: dict[str, dict[str, None]] = {}
@@ -97,34 +95,37 @@ class StateWatch:
 
     @property
     def watched(self) -> int:
-        """How many watches there are."""
+        """The number of watches."""
         return 0 if self._open is None else len(self._open.watches)
 
     async def changes(self) -> AsyncGenerator[Changes, None]:
-        """Yield what changed: everything at once, then after each change; runs until cancelled."""
-        rests = iter(RESTS_S)
+        """Yield `everything` once watching, then what changed, until cancelled."""
+        pauses = iter(PAUSES_S)
         while True:
             began = time.monotonic()
             try:
                 watches = Watches()
                 with contextlib.closing(watches):
-                    self._begin(watches)
+                    self._start(watches)
                     yield Changes(everything=True)
                     async for changes in self._follow(watches):
                         yield changes
             except OSError as error:
-                log.warning("files cannot be watched, only audits see them: %s", error.strerror)
+                log.warning(
+                    "cannot watch files (%s); changes are seen only at the next audit",
+                    error.strerror,
+                )
             finally:
                 self._open = None
                 self._inodes.clear()
             if time.monotonic() - began > CALM_S:
-                rests = iter(RESTS_S)
-            await asyncio.sleep(next(rests, RESTS_S[-1]))
+                pauses = iter(PAUSES_S)
+            await asyncio.sleep(next(pauses, PAUSES_S[-1]))
 
     def watch_cpusets(self, sandbox_id: str, folders: Collection[str]) -> None:
-        """Watch the written cpusets of these cgroups' folders for a sandbox, and no others.
+        """Watch the configured cpusets in these cgroup folders for a sandbox, and no others.
 
-        A cgroup that was removed and made again is another one: it is watched anew.
+        A cgroup that was removed and made again is a new file, and is watched again.
         """
         paths = [os.path.join(one, "cpuset.cpus") for one in itertools.islice(folders, MAX_CGROUPS)]
         for path in [one for one, ids in self._cpusets.items() if sandbox_id in ids]:
@@ -135,7 +136,7 @@ class StateWatch:
             self._watch_cpuset(path)
 
     def rearm(self) -> None:
-        """Watch what is there now; for audits, in case an event was missed."""
+        """Watch what exists now; audits call it in case an event was missed."""
         if self._open is None:
             return
         for folder in self._open.all:
@@ -146,9 +147,9 @@ class StateWatch:
         for path in self._cpusets:
             self._watch_cpuset(path)
 
-    # ---- beginning and following ---------------------------------------------------------
+    # ---- the loop ------------------------------------------------------------------------
 
-    def _begin(self, watches: Watches) -> None:
+    def _start(self, watches: Watches) -> None:
         places = {file: Folder(watches, path, _ENTRIES) for file, path in self._places.items()}
         self._open = _Open(watches, places, Folder(watches, self._kubelet_folder, _WRITTEN))
         for folder in self._open.all:
@@ -160,56 +161,56 @@ class StateWatch:
 
     async def _follow(self, watches: Watches) -> AsyncGenerator[Changes, None]:
         """Yield changes until events are lost."""
-        while (happenings := await watches.next()) is not None:
+        while (events := await watches.next()) is not None:
             changes = Changes()
-            for one in happenings:
+            for one in events:
                 self._take(one, changes)
             if changes:
                 yield changes
         self.overruns += 1
-        log.warning("events of files were lost: everything is looked at anew")
+        log.warning("the kernel dropped file events; reading everything again")
 
-    def _take(self, happening: Happening, changes: Changes) -> None:
-        assert self._open is not None, "happenings come from what is open"
-        match happening.key:
+    def _take(self, event: KeyEvent, changes: Changes) -> None:
+        assert self._open is not None, "events come from what is open"
+        match event.key:
             case _State(file, sandbox_id) as key:
-                if happening.lost:
+                if event.lost:
                     self._open.watches.discard(key)
-                if happening.lost or happening.name == file:
+                if event.lost or event.name == file:
                     changes.sandboxes.add(sandbox_id)
             case _Cpuset(path):
                 changes.cpusets.update(self._cpusets.get(path, ()))
             case Folder() as folder if folder is self._open.kubelet:
-                moved = folder.moved(happening)
+                moved = folder.moved(event)
                 if moved:
                     folder.arm()
-                changes.kubelet |= moved or happening.name == self._kubelet_name
+                changes.kubelet |= moved or event.name == self._kubelet_name
             case Folder() as folder:
                 file = self._open.file_of(folder)
-                if folder.moved(happening):
+                if folder.moved(event):
                     folder.arm()
                     changes.sandboxes |= self._list(file, folder)
-                elif folder.there and happening.mask & Mask.ISDIR and is_id(happening.name):
-                    self._entry(file, folder, happening)
-                    changes.sandboxes.add(happening.name)
+                elif folder.exists and event.mask & Mask.ISDIR and is_id(event.name):
+                    self._entry(file, folder, event)
+                    changes.sandboxes.add(event.name)
 
     # ---- sandboxes -----------------------------------------------------------------------
 
-    def _entry(self, file: str, folder: Folder, happening: Happening) -> None:
-        """Watch a sandbox's folder that appeared; forget one that is gone."""
+    def _entry(self, file: str, folder: Folder, event: KeyEvent) -> None:
+        """Watch a sandbox's folder that appeared; forget one that disappeared."""
         assert self._open is not None
-        key, known = _State(file, happening.name), self._open.known[file]
-        if not happening.mask & ARRIVED:
+        key, known = _State(file, event.name), self._open.known[file]
+        if not event.mask & ARRIVED:
             self._open.watches.discard(key)
             known.discard(key)
-        elif self._open.watches.add(key, os.path.join(folder.path, happening.name), _SANDBOX):
+        elif self._open.watches.add(key, os.path.join(folder.path, event.name), _SANDBOX):
             known.add(key)
 
     def _list(self, file: str, folder: Folder) -> set[str]:
-        """Watch the sandboxes that are there and no others; return both, as they may be new."""
+        """Watch the sandboxes that exist and no others; return former and present ones."""
         assert self._open is not None
         watches, before = self._open.watches, self._open.known[file]
-        now = {_State(file, one) for one in _folders(folder.path)} if folder.there else set()
+        now = {_State(file, one) for one in _folders(folder.path)} if folder.exists else set()
         for key in before - now:
             watches.discard(key)
         self._open.known[file] = {
@@ -222,7 +223,7 @@ class StateWatch:
     # ---- cpusets -------------------------------------------------------------------------
 
     def _watch_cpuset(self, path: str) -> None:
-        """Watch a cpuset file, unless this very file is watched already."""
+        """Watch a cpuset file, unless this inode is watched already."""
         if self._open is None:
             return
         try:
@@ -248,7 +249,7 @@ class StateWatch:
 
 
 class _Open:
-    """What is watched between two losses; `known` are the sandboxes of each place."""
+    """What is watched until events are lost; `known` has the sandboxes by file name."""
 
     def __init__(self, watches: Watches, places: dict[str, Folder], kubelet: Folder) -> None:
         self.watches = watches
@@ -258,16 +259,16 @@ class _Open:
 
     @property
     def all(self) -> tuple[Folder, ...]:
-        """Every folder that is followed by its name."""
+        """Every folder that is watched by its name."""
         return (*self.places.values(), self.kubelet)
 
     def file_of(self, folder: Folder) -> str:
-        """Return the file that the sandboxes of a place hold."""
+        """Return the name of the state file in the sandboxes of this folder."""
         return next(file for file, one in self.places.items() if one is folder)
 
 
 def _folders(path: str) -> Iterator[str]:
-    """Yield the entries of a folder that may be sandboxes: real folders whose names can be ids."""
+    """Yield the entries that may be sandboxes: real folders whose names can be ids."""
     try:
         with os.scandir(path) as entries:
             for entry in itertools.islice(entries, MAX_LISTED):

@@ -1,11 +1,9 @@
-"""A bounded set of inotify watches, each under a key of the caller's, and folders that come and go.
+"""Inotify watches: one folder followed for ever, or a bounded set of them under the caller's keys.
 
-One inode may be watched under several keys (an ancestor of two folders): each key hears what it
-asked for. A key whose folder is gone is told so, and then watches nothing. Files of cgroups are
-different: inotify says nothing when they vanish (measured on Linux 6.18), so their owner discards.
-
-Lifetime: until `close`; what was added is gone then. Out of scope: what an event means.
-Facts: inotify(7).
+One inode may be watched under several keys (an ancestor of two folders); each key gets the events
+it asked for. A key whose folder disappears gets one last event and then watches nothing. Files of
+cgroups are different: they disappear without an event (measured on Linux 6.18), so their owner
+discards them. Out of scope: what an event means. Facts: inotify(7).
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Hashable
+from collections.abc import AsyncGenerator, Callable, Hashable
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,16 +22,16 @@ from asyncinotify import Event, Inotify, Mask, Watch
 log = logging.getLogger(__name__)
 
 MAX_WATCHES: Final = 16384
-"""Most watches of one set: some six for each sandbox of a full node, and as many again."""
+"""Most watches of one set: twice what a full node needs, some six per sandbox."""
 
 BATCH: Final = 128
-"""Most events that are returned at once; the event loop has its turn between two batches."""
+"""Most events that are returned at once; the event loop gets a turn between two batches."""
 
 CACHED: Final = 64
-"""Events with the longest of names that one read takes."""
+"""Events with names of the greatest length that one read takes."""
 
 LOST: Final = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT | Mask.IGNORED
-"""What ends a watch, or the name that it was known by."""
+"""The events that end a watch: its file or folder is no longer there under its name."""
 
 ARRIVED: Final = Mask.CREATE | Mask.MOVED_TO
 
@@ -41,9 +39,35 @@ _ANCESTOR: Final = ARRIVED | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
 _MAX_STEPS: Final = 64  # folders of a path that may appear while it is being watched
 
 
+async def folder_events(
+    path: str, mask: Mask, *, retry_s: float, level: int, prepare: Callable[[], None] | None = None
+) -> AsyncGenerator[str, None]:
+    """Yield the name of each entry of a folder that an event is about, for ever.
+
+    An empty name means that any entry may have changed: when watching begins, after events were
+    lost, and when the folder was replaced. A folder that cannot be watched is logged with `level`
+    once and tried again every `retry_s` seconds; `prepare` runs before each try.
+    """
+    while True:
+        try:
+            with Inotify() as inotify:
+                if prepare is not None:
+                    prepare()
+                inotify.add_watch(path, mask | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR)
+                yield ""
+                async for event in inotify:
+                    if event.mask & LOST:
+                        break
+                    yield "" if event.name is None else str(event.name)
+        except OSError as error:
+            log.log(level, "cannot watch %s: %s; retrying", path, error.strerror)
+            level = logging.DEBUG
+            await asyncio.sleep(retry_s)
+
+
 @dataclass(frozen=True, slots=True)
-class Happening:
-    """Something happened to what a key watches; `name` is the entry of a folder, else empty."""
+class KeyEvent:
+    """An event of what `key` watches; `name` is the entry of a folder, else empty."""
 
     key: Hashable
     name: str
@@ -56,7 +80,7 @@ class Happening:
 
 
 class Watches:
-    """The set; raises OSError when the kernel gives no inotify instance."""
+    """The set, until `close`; raises OSError when the kernel has no inotify instance left."""
 
     def __init__(self, limit: int = MAX_WATCHES) -> None:
         self._inotify = Inotify(cache_size=CACHED, sync_timeout=0)
@@ -64,7 +88,7 @@ class Watches:
         self._watches: dict[Hashable, Watch] = {}
         self._keys: dict[int, dict[Hashable, Mask]] = {}
         self.refused = 0
-        """How many were not watched for want of room, here or in the kernel."""
+        """How many were not watched because a limit was reached, ours or the kernel's."""
 
     def __len__(self) -> int:
         """Return how many keys watch something."""
@@ -74,13 +98,13 @@ class Watches:
         return key in self._watches
 
     def close(self) -> None:
-        """Give every watch back."""
+        """Remove every watch."""
         self._inotify.close()
         self._watches.clear()
         self._keys.clear()
 
     def add(self, key: Hashable, path: str, mask: Mask) -> bool:
-        """Watch a path under a key, instead of what it watched; return whether it is watched."""
+        """Watch a path under a key, instead of its former path; return whether it is watched."""
         if key not in self._watches and len(self._watches) >= self._limit:
             self._refuse(f"more than {self._limit} watches")
             return False
@@ -106,13 +130,13 @@ class Watches:
         del keys[key]
         if not keys:
             del self._keys[watch.wd]
-            with contextlib.suppress(OSError):  # it ended by itself; the event is on its way
+            with contextlib.suppress(OSError):  # it ended by itself; the event is still queued
                 self._inotify.rm_watch(watch)
 
-    async def next(self) -> list[Happening] | None:
-        """Wait until something happens and return all of it; None when the kernel lost some.
+    async def next(self) -> list[KeyEvent] | None:
+        """Wait for events and return a batch of them; None when the kernel lost some.
 
-        The event loop has a turn between two batches, also while more are queued.
+        The event loop gets a turn between two batches, also while more are queued.
         """
         await asyncio.sleep(0)
         events = [await self._inotify.get()]
@@ -120,27 +144,27 @@ class Watches:
             events.append(more)
         if any(event.mask & Mask.Q_OVERFLOW for event in events):
             return None
-        return [one for event in events for one in self._happenings(event)]
+        return [one for event in events for one in self._by_key(event)]
 
-    def _happenings(self, event: Event) -> list[Happening]:
-        """Return what an event is to each key that asked for it."""
+    def _by_key(self, event: Event) -> list[KeyEvent]:
+        """Return an event for each key that asked for it."""
         watch = event.watch
         keys = self._keys.get(watch.wd, {}) if watch is not None else {}
         name = "" if event.name is None else str(event.name)
-        heard = [key for key, mask in keys.items() if event.mask & (mask | LOST)]
+        asked = [key for key, mask in keys.items() if event.mask & (mask | LOST)]
         if watch is not None and event.mask & Mask.IGNORED:
             for key in self._keys.pop(watch.wd, {}):
                 del self._watches[key]
-        return [Happening(key, name, event.mask) for key in heard]
+        return [KeyEvent(key, name, event.mask) for key in asked]
 
     def _refuse(self, why: str) -> None:
         if not self.refused:
-            log.warning("not everything is watched, audits look at the rest: %s", why)
+            log.warning("cannot watch all files (%s); audits check the rest", why)
         self.refused += 1
 
 
 class Folder:
-    """One folder by its name, there or not: else its nearest ancestor is watched for it.
+    """Watches one folder by its name; while it does not exist, its nearest ancestor.
 
     It is a key of its Watches itself. Symlinks in its path are the administrator's and followed.
     """
@@ -150,31 +174,29 @@ class Folder:
         self._watches = watches
         self._mask = mask
         self._missing = ""
-        self._identity: tuple[int, int] | None = None
+        self._inode: tuple[int, int] | None = None
 
     @property
-    def there(self) -> bool:
+    def exists(self) -> bool:
         """Whether the folder itself is watched."""
-        return self._identity is not None
+        return self._inode is not None
 
     @property
     def current(self) -> bool:
-        """Whether what is watched is what the path names now: an ancestor may be another one."""
-        return self._identity == _identity(self.path)
+        """Whether the folder under this path is still the watched one."""
+        return self._inode == _inode(self.path)
 
     def arm(self) -> None:
-        """Watch the folder, or for it."""
+        """Watch the folder, or its nearest ancestor."""
         for _ in range(_MAX_STEPS):
             place = self._nearest()
-            self._identity = _identity(self.path) if place == self.path else None
+            self._inode = _inode(self.path) if place == self.path else None
             if place == self.path or not os.path.isdir(os.path.join(place, self._missing)):
                 return
 
-    def moved(self, happening: Happening) -> bool:
-        """Whether this is about where the folder is, and not about what is in it: arm it again."""
-        if happening.lost:
-            return True
-        return not self.there and happening.name == self._missing
+    def moved(self, event: KeyEvent) -> bool:
+        """Return whether the folder itself came, went or moved: then it must be armed again."""
+        return event.lost or (not self.exists and event.name == self._missing)
 
     def _nearest(self) -> str:
         """Watch the folder or its nearest ancestor, and return which."""
@@ -186,7 +208,7 @@ class Folder:
         return place
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _inode(path: str) -> tuple[int, int] | None:
     try:
         status = os.stat(path)
     except OSError:

@@ -17,10 +17,10 @@ import pytest
 from kata_pin.errors import HostError
 from kata_pin.sources.process_events import (
     Event,
-    ProcessBorn,
+    NewProcess,
+    NewThread,
     ProcEvents,
     TaskExit,
-    ThreadBorn,
     connector,
 )
 from tests.support.fakeconnector import FakeConnector
@@ -107,7 +107,7 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
 async def test_birth_and_exit_of_a_thread(subject: Subject) -> None:
     """A tracked process's new thread is told with both ids, and so is its exit, in this order."""
     tid = subject.grow(subject.pid)
-    assert await subject.until(ThreadBorn(subject.pid, tid)) == [ThreadBorn(subject.pid, tid)]
+    assert await subject.until(NewThread(subject.pid, tid)) == [NewThread(subject.pid, tid)]
     subject.end(subject.pid, tid)
     assert await subject.until(TaskExit(subject.pid, tid)) == [TaskExit(subject.pid, tid)]
 
@@ -117,25 +117,25 @@ async def test_strangers_are_not_told(subject: Subject) -> None:
     for _ in range(5):
         subject.end(subject.stranger, subject.grow(subject.stranger))
     tid = subject.grow(subject.pid)
-    assert await subject.until(ThreadBorn(subject.pid, tid)) == [ThreadBorn(subject.pid, tid)]
+    assert await subject.until(NewThread(subject.pid, tid)) == [NewThread(subject.pid, tid)]
 
 
 async def test_tracked_is_shared(subject: Subject) -> None:
     """What is added to, or taken out of, the tracked set counts from then on."""
     subject.tracked.add(subject.stranger)
     tid = subject.grow(subject.stranger)
-    await subject.until(ThreadBorn(subject.stranger, tid))
+    await subject.until(NewThread(subject.stranger, tid))
     subject.tracked.remove(subject.stranger)
     subject.end(subject.stranger, tid)
     last = subject.grow(subject.pid)
-    assert await subject.until(ThreadBorn(subject.pid, last)) == [ThreadBorn(subject.pid, last)]
+    assert await subject.until(NewThread(subject.pid, last)) == [NewThread(subject.pid, last)]
 
 
 async def test_many_at_once(subject: Subject) -> None:
     """Of a burst of births none is lost or doubled."""
     tids = [subject.grow(subject.pid) for _ in range(60)]
-    seen = await subject.until(ThreadBorn(subject.pid, tids[-1]))
-    assert seen == [ThreadBorn(subject.pid, tid) for tid in tids]
+    seen = await subject.until(NewThread(subject.pid, tids[-1]))
+    assert seen == [NewThread(subject.pid, tid) for tid in tids]
 
 
 async def test_close_ends_the_iteration(subject: Subject) -> None:
@@ -160,7 +160,7 @@ async def test_cancelled_consumer_loses_nothing(subject: Subject) -> None:
     with suppress(TimeoutError):
         await asyncio.wait_for(anext(subject.events), 0.01)
     tid = subject.grow(subject.pid)
-    assert await subject.until(ThreadBorn(subject.pid, tid)) == [ThreadBorn(subject.pid, tid)]
+    assert await subject.until(NewThread(subject.pid, tid)) == [NewThread(subject.pid, tid)]
 
 
 async def test_children_of_tracked_processes() -> None:
@@ -173,11 +173,11 @@ async def test_children_of_tracked_processes() -> None:
     child = await asyncio.to_thread(subprocess.Popen, ["/bin/true"])
     seen: list[Event] = []
     async with asyncio.timeout(DEADLINE_S):
-        while ProcessBorn(child.pid, os.getpid()) not in seen:
+        while NewProcess(child.pid, os.getpid()) not in seen:
             seen += await anext(events)
     child.wait()
     events.close()
-    assert ThreadBorn(child.pid, child.pid) not in seen
+    assert NewThread(child.pid, child.pid) not in seen
 
 
 async def test_fake_messages_have_the_kernel_s_length() -> None:

@@ -24,11 +24,11 @@ from kata_pin.errors import HostError
 from kata_pin.sources.process_events import (
     MAX_PENDING,
     Event,
+    NewProcess,
+    NewThread,
     Overrun,
-    ProcessBorn,
     ProcEvents,
     TaskExit,
-    ThreadBorn,
     connector,
 )
 from tests.support.fakeconnector import EXIT, FORK, FakeConnector, acknowledgement
@@ -94,7 +94,7 @@ async def test_latency() -> None:
             grown = asyncio.create_task(asyncio.to_thread(ours.grow, 1))
             batch = await asyncio.wait_for(anext(events), DEADLINE_S)
             waits.append(time.perf_counter() - start)
-            assert batch == (ThreadBorn(ours.pid, (await grown)[0]),)
+            assert batch == (NewThread(ours.pid, (await grown)[0]),)
     events.close()
     median, worst = statistics.median(waits) * 1e3, max(waits) * 1e3
     print(f"\nrequest to event: median {median:.2f} ms, worst {worst:.2f} ms, 50 births")
@@ -121,7 +121,7 @@ async def test_storm_elsewhere_is_cheap() -> None:
     events.close()
     with suppress(StopAsyncIteration):
         # Our own thread that waits for the child is the one event that may come.
-        assert all(isinstance(event, ThreadBorn | TaskExit) for event in await consumer)
+        assert all(isinstance(event, NewThread | TaskExit) for event in await consumer)
     assert cost_us < 30
     assert wakes < 10_000, "events are read one by one"
 
@@ -140,7 +140,7 @@ async def test_overflow_in_the_kernel() -> None:
             ours.end(tid)
         assert (await asyncio.wait_for(anext(events), DEADLINE_S))[0] == Overrun()
         (tid,) = ours.grow(1)
-        await until(events, ThreadBorn(ours.pid, tid))
+        await until(events, NewThread(ours.pid, tid))
         events.close()
 
 
@@ -155,7 +155,7 @@ async def test_tracked_storm_stays_bounded(fake: FakeConnector) -> None:
     await until_read(fake)
     assert await anext(events) == (Overrun(),)
     fake.born(9000, 500)
-    assert await asyncio.wait_for(anext(events), DEADLINE_S) == (ThreadBorn(500, 9000),)
+    assert await asyncio.wait_for(anext(events), DEADLINE_S) == (NewThread(500, 9000),)
     events.close()
 
 
@@ -181,10 +181,10 @@ async def test_which_births_are_told(fake: FakeConnector) -> None:
     fake.born(703, 600, parent=500)
     fake.born(704, 500, parent=600)
     fake.exited(703, 600)
-    assert await until(events, ThreadBorn(500, 704)) == [
-        ProcessBorn(700, 2),
-        ProcessBorn(701, 500),
-        ThreadBorn(500, 704),
+    assert await until(events, NewThread(500, 704)) == [
+        NewProcess(700, 2),
+        NewProcess(701, 500),
+        NewThread(500, 704),
     ]
     events.close()
 
@@ -196,7 +196,7 @@ async def test_unwanted_births(fake: FakeConnector) -> None:
     fake.born(700, 700, parent=2)
     fake.born(701, 701, parent=500)
     fake.born(704, 500)
-    assert await until(events, ThreadBorn(500, 704)) == [ThreadBorn(500, 704)]
+    assert await until(events, NewThread(500, 704)) == [NewThread(500, 704)]
     events.close()
 
 
@@ -207,7 +207,7 @@ async def test_damaged_messages_are_skipped(fake: FakeConnector) -> None:
     fake.send(b"x")
     fake.send(b"\xff" * 200)
     fake.born(704, 500)
-    assert await until(events, ThreadBorn(500, 704)) == [ThreadBorn(500, 704)]
+    assert await until(events, NewThread(500, 704)) == [NewThread(500, 704)]
     events.close()
 
 
@@ -217,7 +217,7 @@ async def test_subscribes_plainly_and_then_narrows(fake: FakeConnector) -> None:
     await events.open()
     await until_read(fake)
     fake.born(501, 500)
-    await until(events, ThreadBorn(500, 501))
+    await until(events, NewThread(500, 501))
     assert fake.mask == FORK | EXIT
     events.close()
     async with asyncio.timeout(DEADLINE_S):
@@ -233,7 +233,7 @@ async def test_kernel_without_filters() -> None:
     await events.open()
     fake.named(500, 500)
     fake.born(501, 500)
-    assert await until(events, ThreadBorn(500, 501)) == [ThreadBorn(500, 501)]
+    assert await until(events, NewThread(500, 501)) == [NewThread(500, 501)]
     assert fake.mask == 0xFFFF_FFFF
     events.close()
     fake.close()
@@ -252,7 +252,7 @@ async def test_event_before_the_acknowledgement() -> None:
     fake = Eager()
     events = ProcEvents({500}, connect=fake.connect)
     await events.open()
-    assert await asyncio.wait_for(anext(events), DEADLINE_S) == (ThreadBorn(500, 501),)
+    assert await asyncio.wait_for(anext(events), DEADLINE_S) == (NewThread(500, 501),)
     events.close()
     fake.close()
 

@@ -19,11 +19,11 @@ from kata_pin.daemon.service.compose import KTHREADD, Components
 from kata_pin.errors import HostError, StateError
 from kata_pin.sources.process_events import (
     Event,
+    NewProcess,
+    NewThread,
     Overrun,
-    ProcessBorn,
     ProcEvents,
     TaskExit,
-    ThreadBorn,
 )
 
 log = logging.getLogger(__name__)
@@ -91,11 +91,11 @@ class ThreadEvents:
 
     def _take(self, event: Event) -> None:
         match event:
-            case ThreadBorn(tgid, _):
+            case NewThread(tgid, _):
                 self._sandboxes.mark_process(tgid, "thread born")
             case TaskExit(tgid, _):
                 self._sandboxes.mark_process(tgid, "thread exited")
-            case ProcessBorn(pid, ppid):
+            case NewProcess(pid, ppid):
                 self._mark_born(pid, ppid)
                 for wait_s in KERNEL_THREAD_LOOKS_S if ppid == KTHREADD else ():
                     asyncio.get_running_loop().call_later(wait_s, self._mark_born, pid, ppid)

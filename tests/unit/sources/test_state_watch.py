@@ -389,7 +389,7 @@ async def test_the_number_of_watches_is_bounded(
         assert world.watch.watched == 5
         world.sandbox("late")
         assert "late" in (await world.told()).sandboxes
-    assert caplog.text.count("not everything is watched") == 1
+    assert caplog.text.count("cannot watch all files") == 1
 
 
 async def test_a_kernel_without_room_is_tried_again(
@@ -405,6 +405,6 @@ async def test_a_kernel_without_room_is_tried_again(
         return Watches()
 
     monkeypatch.setattr(statewatch, "Watches", scarce)
-    monkeypatch.setattr(statewatch, "RESTS_S", (0.01,))
+    monkeypatch.setattr(statewatch, "PAUSES_S", (0.01,))
     async with world.watching():
         assert len(tries) == 2
