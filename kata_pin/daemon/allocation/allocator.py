@@ -184,14 +184,16 @@ class Allocator:
         Where the allocator is at work, what is new among them is given its CPUs first, and what is
         over gives its own back: so that nothing depends on an event.
         """
-        if not self.on:
-            return nothing_allotted(containers)
-        if self._told is not None:
+        if self.on and self._told is not None:
             self.follow_host()
-        if self.aside:
+            if not self.aside:
+                self._settle(containers)
+        return self.granted(containers)
+
+    def granted(self, containers: Sequence[Container]) -> Allotment:
+        """Return what the grants made so far mean for these containers; decides nothing."""
+        if not self.on or self.aside:
             return nothing_allotted(containers)
-        if self._told is not None:
-            self._settle(containers)
         return allot(containers, self.now)
 
     def _settle(self, containers: Sequence[Container]) -> None:

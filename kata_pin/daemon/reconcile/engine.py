@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -62,6 +63,11 @@ A sandbox with more than MAX_THREADS gets one: the daemon is there for the other
 """
 
 _AGAIN: Final = frozenset({Outcome.CLIPPED, Outcome.REFUSED})
+_NOT_RESTORED: Final = frozenset({Outcome.CLIPPED, Outcome.REFUSED, Outcome.DENIED})
+
+
+Allot = Callable[[Sequence[Container]], Allotment]
+"""Returns what our own allocator gave to a sandbox's containers."""
 
 
 class PinStore(Protocol):
@@ -116,8 +122,9 @@ class SandboxCache:
 class Engine:
     """Runs passes; every collaborator is given, nothing is global.
 
-    `_index` is the process table that `_host` gives to the vmm package. `_allot` says what our own
-    allocator gave to containers.
+    `_index` is the process table that `_host` gives to the vmm package. `_allot` first lets the
+    allocator decide about new containers, `_granted` only
+    returns what it has granted so far.
     """
 
     _root: HostRoot
@@ -128,7 +135,8 @@ class Engine:
     _finder: VmmFinder
     _kata: KataPaths
     _kata_pinning: KataPinningReader
-    _allot: Callable[[Sequence[Container]], Allotment] = nothing_allotted
+    _allot: Allot = nothing_allotted
+    _granted: Allot = nothing_allotted
 
     def node(self) -> Node:
         """Return the node's facts as of now."""
@@ -179,9 +187,30 @@ class Engine:
     ) -> Report:
         """Look at one sandbox, and set what differs if `act`; return what was found and done.
 
-        `release` gives every pin back instead (DESIGN D18). Threads that exit meanwhile are left
-        out; a VMM that is not found is a report without threads, `cache.problem` says why.
+        `release` restores every affinity instead (D18). Threads that exit meanwhile are left out; a
+        VMM that is not found is a report without threads, `cache.problem` says why.
         """
+        return self._run(sandbox_id, containers, cache, self._allot, act=act, release=release)
+
+    def foresee(
+        self, sandbox_id: str, containers: Sequence[Container], cache: SandboxCache
+    ) -> Report:
+        """Return what a pass would decide now; sets nothing and changes nothing of `cache`."""
+        copied = replace(
+            cache, roles=deepcopy(cache.roles), other_writers=deepcopy(cache.other_writers)
+        )
+        return self._run(sandbox_id, containers, copied, self._granted, act=False, release=False)
+
+    def _run(
+        self,
+        sandbox_id: str,
+        containers: Sequence[Container],
+        cache: SandboxCache,
+        allot: Allot,
+        *,
+        act: bool,
+        release: bool,
+    ) -> Report:
         started = time.perf_counter_ns()
         self._index.refresh()
         cache.vmm, cache.problem = self._find(sandbox_id, containers, cache)
@@ -191,7 +220,7 @@ class Engine:
         if release:
             node, allotment = replace(node, kubelet=None), Allotment()
         elif cache.vmm is not None:  # containers of other runtimes come here too
-            allotment = self._allot(containers)
+            allotment = allot(containers)
         sandbox = Sandbox(sandbox_id, allotment.containers, cache.vmm)
         try:
             report = self._look_and_act(sandbox, node, allotment, cache, act=act)
@@ -263,7 +292,7 @@ class Engine:
                 break
             rounds += 1
             look = self._observe(sandbox, sandbox.vmm, node, allotment, cache)
-        if act and look.released:
+        if act and look.released and _all_restored(look, results, backed_off):
             self._pins.keep(sandbox.id, pairs={}, first_seen={})
         alive = {t.key for t in look.threads}
         cache.roles.prune()
@@ -367,6 +396,22 @@ class _Look:
     def released(self) -> bool:
         """Whether pins that were ours are given back."""
         return self.placement.mask.mask is None and bool(self.first_seen)
+
+
+def _all_restored(
+    look: _Look, results: Mapping[ThreadKey, ActionResult], skipped: Collection[ThreadKey]
+) -> bool:
+    """Whether every thread that lives has its former affinity back.
+
+    If not, what is needed to restore it is kept for the next attempt.
+    """
+    tried = look.placement.desired
+    return not any(
+        one.key in skipped
+        or (one.key in tried and one.key not in results)
+        or (one.key in results and results[one.key].outcome in _NOT_RESTORED)
+        for one in look.threads
+    )
 
 
 def _first_masks(threads: Iterable[Thread], free: CpuSet) -> dict[ThreadRole, CpuSet]:

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
 from typing import Final
 
 from kata_pin.daemon.journal import SANDBOX_OVER, about
@@ -79,9 +78,15 @@ class PassRunner:
         containers = self._registry.containers(sandbox_id)
         return self._engine.find(sandbox_id, containers, self._sandboxes.enter(sandbox_id).cache)
 
-    def release(self, sandbox_id: str) -> Report:
-        """Restore a sandbox's affinities now, and return what was done."""
-        cache = self._sandboxes.enter(sandbox_id).cache
+    async def release(self, sandbox_id: str) -> None:
+        """Restore a sandbox's affinities, in its turn; nothing for one that ended meanwhile."""
+        async with self._scheduler.turn(sandbox_id):
+            await asyncio.sleep(0)
+            cache = self._sandboxes.cache(sandbox_id)
+            if cache is not None:
+                self._release(sandbox_id, cache)
+
+    def _release(self, sandbox_id: str, cache: SandboxCache) -> None:
         containers = self._registry.containers(sandbox_id)
         released = sandbox_id in self._registry.released()
         cause = Cause(("unpin" if released else "release",), time.monotonic())
@@ -89,7 +94,6 @@ class PassRunner:
         sandbox = Sandbox(sandbox_id, containers, cache.vmm)
         outcome = outcome_of(sandbox, report, cause, released=released)
         self._tell(lambda observer: observer.passed(outcome))
-        return report
 
     # ---- passes --------------------------------------------------------------------------
 
@@ -121,11 +125,10 @@ class PassRunner:
         return result
 
     async def _foreseen(self, sandbox_id: str) -> Report:
-        """Return what a pass would decide now; nothing is set, and nothing of it is kept."""
+        """Return what a pass would decide now; sets and remembers nothing."""
         async with self._scheduler.turn(sandbox_id):
-            cache = replace(self._sandboxes.entry(sandbox_id).cache)
-            containers = self._registry.containers(sandbox_id)
-            return self._engine.run(sandbox_id, containers, cache, act=False)
+            cache = self._sandboxes.entry(sandbox_id).cache
+            return self._engine.foresee(sandbox_id, self._registry.containers(sandbox_id), cache)
 
     async def _in_turn(self, sandbox_id: str) -> PassResult:
         """Run one pass when its turn has come: between any two of them hooks are answered."""

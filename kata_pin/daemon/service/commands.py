@@ -117,7 +117,7 @@ class Commands:
 
     async def _release_now(self, chosen: Sequence[str]) -> Json:
         for sandbox_id in chosen:
-            self.passes.release(sandbox_id)
+            await self.passes.release(sandbox_id)
         await self.guests.settled(chosen, GUESTS_S)
         return {"document": applied_document("unpin", self.overview.facts(chosen))}
 

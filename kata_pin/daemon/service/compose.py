@@ -93,7 +93,10 @@ def compose(config: Config, registry: Registry) -> Components:
     make = partial(make_policy, config.alloc)
     allocator = Allocator(config.alloc, node, AllocStore(registry), make)
     kata_pinning = KataPinningReader(root, kata, BundleReader(config.paths.bundle_roots), files)
-    engine = Engine(root, node, registry, index, host, finder, kata, kata_pinning, allocator.view)
+    engine = Engine(
+        root, node, registry, index, host, finder, kata, kata_pinning, allocator.view,
+        allocator.granted,
+    )  # fmt: skip
     adoption = Adoption(root, registry, kata)
     return Components(
         live, root, registry, node, index, finder, engine, kata, adoption, allocator, kata_pinning

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -16,12 +18,13 @@ from kata_pin.daemon.reconcile.engine import MAX_ROUNDS, Engine, SandboxCache
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.host.process import ProcessIndex, cgroups, read_process
-from kata_pin.host.root import HostRoot, Scheduler
+from kata_pin.host.root import KERNEL, HostRoot, Scheduler
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
-from kata_pin.model.sandbox import Vmm
+from kata_pin.model.sandbox import Container, Vmm
 from kata_pin.model.thread import ProcessKey, ThreadKey, ThreadRole
 from kata_pin.model.topology import flat
+from kata_pin.policy.alloc.allotment import Allotment, nothing_allotted
 from kata_pin.sources.bundles import BundleReader
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.host_access import HostAccess
@@ -150,3 +153,73 @@ def test_a_crowd_of_threads_gets_one_round(
         engine = _engine(Refuser(), vmm.pid, 0)
         report = engine.run("pod", (world.shared("app", "1"),), SandboxCache(), act=True)
         assert (report.rounds, report.settled) == (rounds, False)
+
+
+class OneRefusal:
+    """The kernel's scheduler, which refuses to move one thread while `errno` says so."""
+
+    def __init__(self, tid: int) -> None:
+        self.tid = tid
+        self.errno = 0
+
+    def set_affinity(self, tid: int, cpus: Iterable[int]) -> None:
+        if self.errno and tid == self.tid:
+            raise OSError(self.errno, "refused")
+        os.sched_setaffinity(tid, cpus)
+
+    def get_affinity(self, tid: int) -> set[int]:
+        return os.sched_getaffinity(tid)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("refusal", [errno.EINVAL, errno.EPERM])
+def test_a_refused_undo_is_tried_again(refusal: int) -> None:
+    """What could not be restored is remembered: the next release restores it."""
+    with sleeping() as vmm:
+        before = os.sched_getaffinity(vmm.pid)
+        scheduler = OneRefusal(vmm.pid)
+        engine, cache = _engine(scheduler, vmm.pid, 0), SandboxCache()
+        containers = (world.shared("app", "1"),)
+        engine.run("pod", containers, cache, act=True)
+        assert os.sched_getaffinity(vmm.pid) == {1}
+        scheduler.errno = refusal
+        assert not engine.run("pod", containers, cache, act=True, release=True).settled
+        scheduler.errno = 0
+        engine.run("pod", containers, cache, act=True, release=True)
+        assert os.sched_getaffinity(vmm.pid) == before
+        assert engine._pins.first_seen("pod") == {}
+
+
+@pytest.mark.root
+def test_an_undo_of_another_writers_thread_is_tried_again() -> None:
+    """A thread that kata-pin backs off from is restored once the back-off is over."""
+    with sleeping() as vmm:
+        before = os.sched_getaffinity(vmm.pid)
+        engine, cache = _engine(KERNEL, vmm.pid, 0), SandboxCache()
+        containers = (world.shared("app", "1"),)
+        (thread,) = engine.run("pod", containers, cache, act=True).threads
+        for _ in range(3):
+            cache.other_writers.drifted([thread.key], time.monotonic())
+        engine.run("pod", containers, cache, act=True, release=True)
+        cache.other_writers.forget()
+        engine.run("pod", containers, cache, act=True, release=True)
+        assert os.sched_getaffinity(vmm.pid) == before
+
+
+def test_foreseeing_changes_nothing() -> None:
+    """Neither the cache, nor what is remembered, nor what the allocator decided."""
+    with sleeping() as vmm:
+        decided: list[str] = []
+
+        def decide(containers: Sequence[Container]) -> Allotment:
+            decided.extend(one.id for one in containers)
+            return nothing_allotted(containers)
+
+        engine = replace(_engine(KERNEL, vmm.pid, 0), _allot=decide)
+        cache = SandboxCache()
+        before = repr((cache, vars(cache.roles)))
+        report = engine.foresee("pod", (world.shared("app", "1"),), cache)
+        assert report.placement is not None
+        assert {one.applied for one in report.placement.desired.values()} == {CpuSet([1])}
+        assert (repr((cache, vars(cache.roles))), decided) == (before, [])
+        assert engine._pins.first_seen("pod") == {}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import asyncio
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from kata_pin.config import Config
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.engine import Engine
 from kata_pin.daemon.reconcile.passes import PassRunner
-from kata_pin.daemon.reconcile.ports import GuestPreparer
+from kata_pin.daemon.reconcile.ports import GuestPreparer, Observer
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.database import Registry
 from kata_pin.host.root import HOST
@@ -49,26 +52,60 @@ class Listening:
         """Not used here."""
 
 
-def test_an_observer_that_fails_keeps_nothing_from_the_others(tmp_path: Path) -> None:
-    """The others are told all the same, and the report of the pass is returned."""
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    opened = Registry(str(tmp_path / "registry.db"), boot_id="b")
+    yield opened
+    opened.close()
+
+
+def _passes(registry: Registry, *observers: Observer) -> tuple[Sandboxes, PassRunner]:
+    """Return a runner whose engine does nothing, and its table."""
 
     def never(work: Coroutine[object, object, None]) -> None:
         work.close()
 
-    registry = Registry(str(tmp_path / "registry.db"), boot_id="b")
-    listening = Listening()
+    sandboxes = Sandboxes()
     engine = SimpleNamespace(run=lambda sandbox_id, *_, **__: Report(sandbox_id=sandbox_id))
     passes = PassRunner(
         HOST,
-        Sandboxes(),
+        sandboxes,
         cast("Engine", engine),
         registry,
         LiveConfig(Config()),
         start=never,
         ask=cast("Any", None),
         guests=cast("GuestPreparer", None),
-        observers=[Broken(), listening],
+        observers=observers,
     )
-    assert passes.release("s").sandbox_id == "s"
+    return sandboxes, passes
+
+
+async def test_an_observer_that_fails_keeps_nothing_from_the_others(registry: Registry) -> None:
+    """The others are told all the same."""
+    listening = Listening()
+    sandboxes, passes = _passes(registry, Broken(), listening)
+    sandboxes.enter("s")
+    await passes.release("s")
     assert listening.told == ["s"]
-    registry.close()
+
+
+async def test_releasing_all_yields_between_sandboxes(registry: Registry) -> None:
+    """Between any two sandboxes the event loop serves others; one that ended is left out."""
+    listening = Listening()
+    sandboxes, passes = _passes(registry, listening)
+    for one in ("a", "b"):
+        sandboxes.enter(one)
+    served: list[int] = []
+
+    async def serve() -> None:
+        while True:
+            served.append(len(listening.told))
+            await asyncio.sleep(0)
+
+    serving = asyncio.create_task(serve())
+    for one in ("a", "gone", "b"):
+        await passes.release(one)
+    serving.cancel()
+    assert listening.told == ["a", "b"]
+    assert 1 in served
