@@ -148,7 +148,8 @@ def _containers(sandbox: Sandbox, look: Look) -> list[Text]:
 
 
 def _container(container: Container, inside: str | None) -> list[Text]:
-    why = f"{container['provenance']}: {container['reason']}" if container["reason"] else ""
+    known = container["provenance"] != "none"
+    why = f"{container['provenance']}: {container['reason']}" if known else container["reason"]
     if container["note"]:
         why = f"{why}; {container['note']}" if why else container["note"]
     recorded = f"{phrases.age(container['recorded_s'])} ago, {container['source']}"

@@ -93,7 +93,8 @@ def _exclusive(sandbox: Sandbox, placement: Placement) -> Iterator[str]:
     for claim in placement.mask.claims:
         known = "" if claim.provenance is Provenance.NONE else f" ({claim.provenance})"
         title = titles.get(claim.container_id, claim.container_id)  # it may have left meanwhile
-        yield f"{title}: {_cpus(claim.exclusive)}{known}: {claim.reason}"
+        cpus = f"{claim.exclusive}{known}: " if claim.exclusive else ""
+        yield f"{title}: {cpus}{claim.reason}{'' if claim.exclusive else known}"
 
 
 def _size(threads: Iterable[Thread], placement: Placement, node: Node) -> Iterator[str]:

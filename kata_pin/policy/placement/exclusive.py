@@ -1,14 +1,14 @@
 """Which CPUs of a container are exclusively its own, and how that is known (DESIGN D9).
 
-A cpuset alone cannot tell (kata-containers #3726). Four sources are asked in order and the first
-that answers, yes or no, is believed and named:
+A cpuset alone does not say (kata-containers #3726). Four sources are asked in order; the first that
+answers, yes or no, is believed and named:
 
 1. our own allocator, for the containers it placed;
 2. the kubelet's checkpoint, where its policy is static and the container can be matched by pod uid
    and container name;
 3. the administrator: `always` takes a cpuset that no other container of the sandbox touches as
-   exclusive, `never` answers no. `never` stands in third place on purpose: it silences inference,
-   it does not deny what the kubelet or the allocator knows. Who wants no pairs sets `vcpus: float`;
+   exclusive, `never` answers no. `never` comes third on purpose: it turns inference off, but does
+   not deny what the kubelet or the allocator knows. To have no pairs at all, set `vcpus: float`;
 4. inference from the cgroup path, quota and shares.
 
 Out of scope: whether another sandbox claims the same CPU (conflicts.py).
@@ -17,9 +17,10 @@ Out of scope: whether another sandbox claims the same CPU (conflicts.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from kata_pin.model.count_noun import count
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.node import KubeletState, Node
 from kata_pin.model.placement import Claim, Provenance
@@ -84,12 +85,12 @@ def _claim(
     allocated: Mapping[str, CpuSet],
 ) -> Claim:
     if container.kind is ContainerKind.SANDBOX:
-        return _no(container, "the pod sandbox's own cpuset is never exclusive")
+        return _no(container, "it is the pod sandbox")
     if not container.cpus:
         return _no(container, "it has no cpuset")
     return (
         _from_allocator(container, allocated)
-        or _from_kubelet(container, node.kubelet)
+        or _from_kubelet(container, every, node.kubelet)
         or _from_administrator(container, every, _mode(container, node, handler))
         or _inferred(container)
     )
@@ -100,23 +101,36 @@ def _from_allocator(container: Container, allocated: Mapping[str, CpuSet]) -> Cl
     if given is None:
         return None
     if not given:
-        return _no(container, "our allocator gave it shared CPUs", Provenance.ALLOCATOR)
-    return _yes(container, given, Provenance.ALLOCATOR, "our allocator gave it {cpus}")
+        return _no(container, "its CPUs are shared", Provenance.ALLOCATOR)
+    return _yes(container, given, Provenance.ALLOCATOR, "allocated {cpus}")
 
 
-def _from_kubelet(container: Container, kubelet: KubeletState | None) -> Claim | None:
+def _from_kubelet(
+    container: Container, every: tuple[Container, ...], kubelet: KubeletState | None
+) -> Claim | None:
+    """Return the checkpoint's answer.
+
+    A pod-level pool belongs to all containers of the pod that have no CPUs of their own, so it is
+    exclusive only to a container that is alone in using it.
+    """
     if kubelet is None or not kubelet.static or not container.pod_uid or not container.name:
         return None
-    entry = kubelet.entries.get(container.pod_uid, {}).get(container.name)
+    own = kubelet.entries.get(container.pod_uid, {})
+    entry, pool = own.get(container.name), kubelet.pod_entries.get(container.pod_uid)
     if entry:
-        return _yes(
-            container, entry, Provenance.KUBELET, "the kubelet's checkpoint gives it {cpus}"
-        )
-    pool = kubelet.pod_entries.get(container.pod_uid)
-    if pool:
-        reason = "the kubelet's checkpoint gives its pod {cpus}"
-        return _yes(container, pool, Provenance.KUBELET, reason)
-    return _no(container, "the kubelet's checkpoint has no entry for it", Provenance.KUBELET)
+        return _yes(container, entry, Provenance.KUBELET, "its checkpoint entry is {cpus}")
+    if not pool:
+        return _no(container, "no entry in the kubelet's checkpoint", Provenance.KUBELET)
+    users = [one for one in _of_pod(every, container.pod_uid) if not own.get(one.name)]
+    if len(users) > 1:
+        reason = f"the pod's CPUs {pool} are shared by {len(users)} of its containers"
+        return _no(container, reason, Provenance.KUBELET)
+    reason = "it alone uses {cpus} of its pod's CPUs"
+    return _yes(container, pool - union(own.values()), Provenance.KUBELET, reason)
+
+
+def _of_pod(every: Iterable[Container], uid: str) -> Iterator[Container]:
+    return (one for one in every if one.kind is ContainerKind.CONTAINER and one.pod_uid == uid)
 
 
 def _mode(container: Container, node: Node, handler: str) -> ExclusiveMode:
@@ -130,7 +144,7 @@ def _from_administrator(
     if mode is ExclusiveMode.AUTO:
         return None
     if mode is ExclusiveMode.NEVER:
-        return _no(container, "the setting exclusive is never", Provenance.ADMINISTRATOR)
+        return _no(container, "setting exclusive: never", Provenance.ADMINISTRATOR)
     cpus = container.cpus or EMPTY
     others = union(
         one.cpus or EMPTY
@@ -138,40 +152,40 @@ def _from_administrator(
         if one is not container and one.kind is ContainerKind.CONTAINER
     )
     if not cpus.isdisjoint(others):
-        reason = f"the setting exclusive is always, but other containers share {cpus & others}"
+        reason = f"other containers use {cpus & others} too (setting exclusive: always)"
         return _no(container, reason, Provenance.ADMINISTRATOR)
-    reason = "the setting exclusive is always, and no other container has any of {cpus}"
+    reason = "no other container uses {cpus} (setting exclusive: always)"
     return _yes(container, cpus, Provenance.ADMINISTRATOR, reason)
 
 
 def _inferred(container: Container) -> Claim:
     cpus = container.cpus or EMPTY
     if pooled(container.cgroups_path):
-        reason = "its cgroup is under burstable or besteffort: not a Guaranteed pod"
-        return _no(container, reason)
+        return _no(container, "pod is not Guaranteed (burstable or besteffort cgroup)")
     size = len(cpus)
     quota = container.quota_us or 0
     period = container.period_us or DEFAULT_PERIOD_US
     if quota > 0:
         if quota == size * period:
-            return _yes(container, cpus, Provenance.INFERRED, "its quota is that of {size} CPUs")
-        return _no(container, f"its quota of {quota} us is not {size} x its period of {period} us")
+            reason = f"CPU quota equals {count(size, 'CPU')}"
+            return _yes(container, cpus, Provenance.INFERRED, reason)
+        return _no(container, f"CPU quota is {quota / period:g} CPUs, its cpuset has {size}")
     expected = min(size * SHARES_PER_CPU, MAX_SHARES)
     if container.shares == expected:
-        reason = f"it has no quota and {expected} shares, those of {{size}} CPUs"
+        reason = f"no CPU quota, and CPU shares {expected} equal {count(size, 'CPU')}"
         return _yes(container, cpus, Provenance.INFERRED, reason)
-    shares = "no" if container.shares is None else str(container.shares)
-    return _no(container, f"it has no quota and {shares} shares, not {expected}")
+    shares = "none" if container.shares is None else str(container.shares)
+    return _no(container, f"no CPU quota, and CPU shares are {shares}, not {expected}")
 
 
 def _no(container: Container, reason: str, provenance: Provenance = Provenance.NONE) -> Claim:
-    return Claim(container.id, EMPTY, provenance, reason)
+    return Claim(container.id, EMPTY, provenance, f"not exclusive: {reason}")
 
 
 def _yes(container: Container, given: CpuSet, provenance: Provenance, reason: str) -> Claim:
-    """Claim what of `given` the container's recorded cpuset has; a difference is said."""
+    """Claim the part of `given` that is in the container's recorded cpuset."""
     exclusive = given & (container.cpus or EMPTY)
-    text = reason.format(cpus=given, size=len(given))
+    text = reason.format(cpus=given)
     if exclusive != given:
         text += f", of which its cpuset {container.cpus} has {exclusive or 'none'}"
     return Claim(container.id, exclusive, provenance, text)

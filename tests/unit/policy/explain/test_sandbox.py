@@ -33,9 +33,9 @@ mask
   exclusive 4-5, shared 0-1
   overhead and surplus vCPUs also 2: the pod sandbox's own cpuset
 exclusive
-  pause: none: the pod sandbox's own cpuset is never exclusive
-  app: 4-5 (inferred): its quota is that of 2 CPUs
-  log: none: it has no quota and no shares, not 2048
+  pause: not exclusive: it is the pod sandbox
+  app: 4-5 (inferred): CPU quota equals 2 CPUs
+  log: not exclusive: no CPU quota, and CPU shares are none, not 2048
 VM size
   the VM has 3 vCPUs for 2 exclusive CPUs
 threads

@@ -13,7 +13,8 @@ from kata_pin.model.sandbox import Container
 from kata_pin.model.settings import ExclusiveMode, PlacementSettings
 from kata_pin.model.topology import flat
 from kata_pin.policy.placement.exclusive import claims, pooled
-from tests.support.world import cpus, exclusive, kubelet, pause, shared
+from kata_pin.policy.placement.mask import sandbox_mask
+from tests.support.world import cpus, exclusive, kubelet, pause, sandbox, shared
 
 
 def at(
@@ -168,6 +169,17 @@ def test_pause_is_never_exclusive() -> None:
 def test_kubelet(checkpoint: KubeletState, expected: tuple[str, Provenance]) -> None:
     """A static checkpoint answers yes and no, by pod uid and container name."""
     assert one(exclusive("a", "4-5"), at(checkpoint=checkpoint)) == expected
+
+
+def test_pod_level_cpus_are_shared_by_the_pods_containers() -> None:
+    """They are nobody's own while two containers use them; a container with an entry is not one."""
+    every = (shared("a", "4-5"), shared("b", "6-7"), shared("c", "6-7"))
+    node = at(checkpoint=kubelet({"a": "4-5"}, pod="4-7"))
+    assert [str(claim.exclusive) for claim in claims(every, node, "")] == ["4-5", "", ""]
+    mask = sandbox_mask(sandbox(*every), node)
+    assert (mask.exclusive, mask.shared) == (cpus("4-5"), cpus("6-7"))
+    alone = claims(every[:2], node, "")
+    assert [str(claim.exclusive) for claim in alone] == ["4-5", "6-7"]
 
 
 @pytest.mark.parametrize("lost", ["pod_uid", "name"])
