@@ -19,7 +19,7 @@ from typing import Final
 import pytest
 
 from kata_pin.config import from_text
-from kata_pin.daemon.reconcile.engine import SandboxCache
+from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.service.compose import Components, boot_id, compose
 from kata_pin.daemon.store.database import Registry
 from kata_pin.host.root import HOST

@@ -181,8 +181,7 @@ class Allocator:
     def view(self, containers: Sequence[Container]) -> Allotment:
         """Return what a pass over a sandbox needs to know, with its containers as recorded.
 
-        Where the allocator is at work, what is new among them is given its CPUs first, and what is
-        over gives its own back: so that nothing depends on an event.
+        New containers are given their CPUs first, ended ones lose theirs: no event is needed.
         """
         if self.on and self._told is not None:
             self.follow_host()

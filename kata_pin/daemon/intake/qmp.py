@@ -11,7 +11,7 @@ import os
 from typing import Final
 
 from kata_pin.daemon.live_config import LiveConfig
-from kata_pin.daemon.reconcile.engine import SandboxCache
+from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.errors import QmpUnavailable
 from kata_pin.model.thread import RoleSource
 from kata_pin.vmm.qmp import query

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Final
 
 from kata_pin.daemon.journal import DRIFT_FOUND, about
-from kata_pin.daemon.reconcile.engine import SandboxCache
+from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.errors import TaskGone
 from kata_pin.host.audit import Expected, Finding, audit_affinity, audit_deep

@@ -13,12 +13,14 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from dataclasses import dataclass, replace
+from typing import Final
 
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
-from kata_pin.daemon.reconcile.other_writers import OtherWriters, Writer
+from kata_pin.daemon.reconcile.other_writers import Writer
+from kata_pin.daemon.reconcile.ports import PinStore
+from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.errors import TaskGone, VmmError
 from kata_pin.host.affinity import apply_all
 from kata_pin.host.cpuset import CpusetReader
@@ -45,14 +47,11 @@ from kata_pin.policy.placement.place import pairs as pairs_of
 from kata_pin.policy.placement.place import place
 from kata_pin.policy.placement.plan import make_plan
 from kata_pin.policy.placement.release import undo
-from kata_pin.policy.placement.writers import NO_KATA_PINNING, KataPinning
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.host_access import HostAccess
 from kata_pin.vmm.overhead import find_helpers
-from kata_pin.vmm.role_cache import RoleCache
 from kata_pin.vmm.roles import MAX_THREADS, identify
 from kata_pin.vmm.state_files import KataPaths
-from kata_pin.wire.qemu.qmp import QmpAnswers
 
 log = logging.getLogger(__name__)
 
@@ -68,54 +67,6 @@ _NOT_RESTORED: Final = frozenset({Outcome.CLIPPED, Outcome.REFUSED, Outcome.DENI
 
 Allot = Callable[[Sequence[Container]], Allotment]
 """Returns what our own allocator gave to a sandbox's containers."""
-
-
-class PinStore(Protocol):
-    """What passes need to remember beyond a restart; the registry is one."""
-
-    def pairs(self, sandbox_id: str) -> dict[ThreadKey, int]:
-        """Return the pCPU of each paired vCPU thread."""
-
-    def first_seen(self, sandbox_id: str) -> dict[ThreadRole, CpuSet]:
-        """Return the affinity of each role before the first pin; empty when never pinned."""
-
-    def keep(
-        self,
-        sandbox_id: str,
-        *,
-        pairs: Mapping[ThreadKey, int],
-        first_seen: Mapping[ThreadRole, CpuSet],
-    ) -> None:
-        """Remember both, before any affinity is set."""
-
-
-@dataclass
-class SandboxCache:
-    """What is held of one sandbox between passes; all of it can be found anew."""
-
-    roles: RoleCache = field(default_factory=RoleCache)
-    vmm: Vmm | None = None
-    problem: str = ""
-    qmp: QmpAnswers | None = None
-    asked: frozenset[ThreadKey] = frozenset()
-    report: Report | None = None
-    checked_at: float = 0.0
-    other_writers: OtherWriters = field(default_factory=OtherWriters)
-    kata: KataPinning = NO_KATA_PINNING
-    written: CpuSet = EMPTY
-    """The written cpuset of the sandbox's cgroup, where a pass needed it."""
-
-    @property
-    def unsure(self) -> bool:
-        """Whether a thread may turn out to be a vCPU in a moment; no event tells when."""
-        return self.vmm is not None and self.roles.unsure(
-            self.vmm.guest.boot, self.vmm.guest.maximum
-        )
-
-    @property
-    def processes(self) -> frozenset[int]:
-        """The pids whose threads the last pass looked at."""
-        return frozenset(t.key.tgid for t in self.report.threads) if self.report else frozenset()
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from typing import Final
 
 from kata_pin.daemon.journal import SANDBOX_OVER, about
 from kata_pin.daemon.live_config import LiveConfig
-from kata_pin.daemon.reconcile.engine import Engine, SandboxCache
+from kata_pin.daemon.reconcile.engine import Engine
 from kata_pin.daemon.reconcile.ports import GuestPreparer, Observer
+from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Entry, Sandboxes
 from kata_pin.daemon.reconcile.scheduler import PassScheduler
 from kata_pin.daemon.reconcile.supervisor import RETRY_S, PassResult, Verdict

@@ -1,12 +1,14 @@
-"""What others take of the passes: asking for one, and being told of each."""
+"""What others take of the passes, and what passes take of others, as Protocols."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
+from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.pass_outcome import PassOutcome
 from kata_pin.model.placement import Report
+from kata_pin.model.thread import ThreadKey, ThreadRole
 
 
 class PassRequests(Protocol):
@@ -44,3 +46,22 @@ class GuestPreparer(Protocol):
 
     async def before(self, sandbox_id: str, foresee: Callable[[], Awaitable[Report]]) -> None:
         """Return when the pass may run; `foresee` says what it would decide, and sets nothing."""
+
+
+class PinStore(Protocol):
+    """What passes need to remember beyond a restart; the registry is one."""
+
+    def pairs(self, sandbox_id: str) -> dict[ThreadKey, int]:
+        """Return the pCPU of each paired vCPU thread."""
+
+    def first_seen(self, sandbox_id: str) -> dict[ThreadRole, CpuSet]:
+        """Return the affinity of each role before the first pin; empty when never pinned."""
+
+    def keep(
+        self,
+        sandbox_id: str,
+        *,
+        pairs: Mapping[ThreadKey, int],
+        first_seen: Mapping[ThreadRole, CpuSet],
+    ) -> None:
+        """Remember both, before any affinity is set."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from kata_pin.daemon.reconcile.engine import SandboxCache
+from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.supervisor import Supervisor
 from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import Vmm

@@ -21,8 +21,8 @@ from kata_pin.daemon.guests.manager import give_back
 from kata_pin.daemon.guests.status import GuestView, plan_guest
 from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.live_config import LiveConfig
-from kata_pin.daemon.reconcile.engine import SandboxCache
 from kata_pin.daemon.reconcile.other_writers import writers_of
+from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.service.compose import Components, boot_id, compose
 from kata_pin.daemon.service.lock import locked
 from kata_pin.daemon.status.allocation import allocation_document

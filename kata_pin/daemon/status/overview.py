@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterable, Iterator
 
 from kata_pin.daemon.guests.manager import Guests
-from kata_pin.daemon.reconcile.engine import Engine, SandboxCache
+from kata_pin.daemon.reconcile.engine import Engine
 from kata_pin.daemon.reconcile.other_writers import writers_of
+from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.status.documents import SandboxFacts
 from kata_pin.daemon.store.database import Registry

@@ -16,7 +16,7 @@ from kata_pin.daemon.intake.hook_service import HookService
 from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.counters import Counters
-from kata_pin.daemon.reconcile.engine import SandboxCache
+from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.database import Registry
 from kata_pin.errors import StateError

@@ -11,8 +11,8 @@ from typing import cast
 import pytest
 
 from kata_pin.daemon.reconcile.audit import Auditor
-from kata_pin.daemon.reconcile.engine import SandboxCache
 from kata_pin.daemon.reconcile.other_writers import FIRST_BACK_OFF_S
+from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.host.root import HostRoot
 from kata_pin.model.placement import Report

@@ -14,9 +14,10 @@ from typing import cast
 
 import pytest
 
-from kata_pin.daemon.reconcile.engine import MAX_ROUNDS, Engine, SandboxCache
+from kata_pin.daemon.reconcile.engine import MAX_ROUNDS, Engine
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
+from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.host.process import ProcessIndex, cgroups, read_process
 from kata_pin.host.root import KERNEL, HostRoot, Scheduler
 from kata_pin.model.cpuset import CpuSet

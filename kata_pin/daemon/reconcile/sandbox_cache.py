@@ -1,0 +1,43 @@
+"""What is known of one sandbox between passes; all of it can be found again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kata_pin.daemon.reconcile.other_writers import OtherWriters
+from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.placement import Report
+from kata_pin.model.sandbox import Vmm
+from kata_pin.model.thread import ThreadKey
+from kata_pin.policy.placement.writers import NO_KATA_PINNING, KataPinning
+from kata_pin.vmm.role_cache import RoleCache
+from kata_pin.wire.qemu.qmp import QmpAnswers
+
+
+@dataclass
+class SandboxCache:
+    """See the module. Lives as long as its sandbox."""
+
+    roles: RoleCache = field(default_factory=RoleCache)
+    vmm: Vmm | None = None
+    problem: str = ""
+    qmp: QmpAnswers | None = None
+    asked: frozenset[ThreadKey] = frozenset()
+    report: Report | None = None
+    checked_at: float = 0.0
+    other_writers: OtherWriters = field(default_factory=OtherWriters)
+    kata: KataPinning = NO_KATA_PINNING
+    written: CpuSet = EMPTY
+    """The written cpuset of the sandbox's cgroup, where a pass needed it."""
+
+    @property
+    def unsure(self) -> bool:
+        """Whether a thread may turn out to be a vCPU in a moment; no event tells when."""
+        return self.vmm is not None and self.roles.unsure(
+            self.vmm.guest.boot, self.vmm.guest.maximum
+        )
+
+    @property
+    def processes(self) -> frozenset[int]:
+        """The pids whose threads the last pass looked at."""
+        return frozenset(t.key.tgid for t in self.report.threads) if self.report else frozenset()
