@@ -10,8 +10,10 @@ from typing import Any, cast
 from kata_pin.config.alloc import Alloc
 from kata_pin.config.tree import Config
 from kata_pin.daemon.allocation.allocator import Allocator
+from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.allocation.policies import make_policy
 from kata_pin.daemon.reconcile.node import NodeWatch
+from kata_pin.daemon.reconcile.ports import PassRequests
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.model.alloc import ContainerRequest, PodRequest
@@ -42,21 +44,36 @@ def settings(**fields: Any) -> Alloc:
     return Alloc(**(known | fields))
 
 
-def allocator(registry: Registry, host: Host, **fields: Any) -> Allocator:
-    """Return an allocator that has not begun."""
+class Moves(PendingPasses):
+    """Records which sandboxes move; all are supervised, and no pass over them ends."""
+
+    def __init__(self) -> None:
+        super().__init__(cast("PassRequests", None))
+        self.requested: list[tuple[frozenset[str], str]] = []
+
+    def request(self, sandbox_ids: Collection[str], why: str) -> frozenset[str]:
+        """Record them."""
+        self.requested.append((frozenset(sandbox_ids), why))
+        return frozenset()
+
+
+def looking(registry: Registry, host: Host, **fields: Any) -> Allocator:
+    """Return an allocator that decides nothing, as a command without a daemon has it."""
     chosen = settings(**fields)
     make = partial(make_policy, chosen)
     return Allocator(chosen, cast("NodeWatch", host), AllocStore(registry), make)
 
 
-class Moves:
-    """Who hears of sandboxes with other CPUs."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[frozenset[str], str]] = []
-
-    def __call__(self, sandboxes: Collection[str], why: str) -> None:
-        self.told.append((frozenset(sandboxes), why))
+def allocator(
+    registry: Registry, host: Host, passes: PendingPasses | None = None, **fields: Any
+) -> Allocator:
+    """Return an allocator at work, in line with its host."""
+    chosen = settings(**fields)
+    make = partial(make_policy, chosen)
+    store = AllocStore(registry)
+    one = Allocator(chosen, cast("NodeWatch", host), store, make, passes or Moves())
+    one.follow_host()
+    return one
 
 
 def request(

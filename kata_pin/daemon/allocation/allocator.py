@@ -1,18 +1,18 @@
-"""Our own allocator at work: who gets which CPUs on this node (DESIGN D8, D9, D14, D15).
+"""Our own allocator at work: which container gets which CPUs on this node (D8, D9, D14, D15).
 
 Off by default. It stands aside, with a reason, while the kubelet's static policy or another NRI
-plugin decides; nothing is written then, and its grants mean nothing. Each decision is stored before
-anybody is told of it, so that a daemon that is killed finds the same state. Lost state, another
-host and offline CPUs are reconciled with what runs; nothing here keeps the daemon from starting.
+plugin decides; nothing is written then, and grants have no effect. Each decision is stored before
+anything follows from it, so a daemon that is killed finds the same state. Lost state, another host
+and offline CPUs are reconciled with what runs; none of them keeps the daemon from starting.
 
-Lifetime: the daemon's; everything runs in the event loop's thread, between two awaits. Out of
-scope: the rules (policy/alloc), delivery to the runtime (delivery.py), affinities (engine.py).
+Lifetime: the daemon's; used in the event loop's thread only, between two awaits. Out of scope: the
+rules (policy/alloc), cpusets for the runtime (ledger.py), affinities (engine.py).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,8 +20,11 @@ from typing import Final
 
 from kata_pin.config.alloc import Alloc
 from kata_pin.daemon.allocation.checked_policy import CheckedPolicy
+from kata_pin.daemon.allocation.ledger import Ledger
 from kata_pin.daemon.allocation.notices import AllocNews
+from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.allocation.plugin_conflicts import BEFORE, SUSPECTED, PluginConflicts
+from kata_pin.daemon.allocation.pod_choices import Annotations, PodChoices
 from kata_pin.daemon.allocation.requests import request_of_record
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.store.grants import AllocStore
@@ -33,7 +36,6 @@ from kata_pin.model.alloc import (
     Grant,
     GrantKind,
     Guarantee,
-    PodRequest,
     Refusal,
     RefusalKind,
     Running,
@@ -60,30 +62,36 @@ log = logging.getLogger(__name__)
 
 LEFT_BEHIND: Final = Note(
     "alloc-left-behind",
-    "containers may have cpusets of kata-pin's from before alloc.policy was none: they are given "
+    "containers may still have cpusets that kata-pin set before alloc.policy was none; they get "
     "all CPUs when NRI is connected",
 )
 
 Make = Callable[[HostTopology], Policy]
 """Makes the policy for a host; raises ConfigError."""
 
-Told = Callable[[Collection[str], str], None]
-"""Hears which sandboxes have other CPUs, and why."""
-
 
 class Allocator:
-    """Holds the state and takes decisions; raises StateError when one cannot be stored."""
+    """Holds the state and takes decisions; raises StateError if one cannot be stored."""
 
-    def __init__(self, settings: Alloc, node: NodeWatch, store: AllocStore, make: Make) -> None:
+    def __init__(
+        self,
+        settings: Alloc,
+        node: NodeWatch,
+        store: AllocStore,
+        make: Make,
+        passes: PendingPasses | None = None,
+    ) -> None:
+        """`passes` gives a pass to sandboxes that move; without it nothing is decided (offline)."""
         self.problem = ""
         self.guarantee = Guarantee.SANDBOXES
         self.news = AllocNews()
         self.conflicts = PluginConflicts()
-        self.running: Callable[[], Iterable[Running]] = tuple  # as a runtime tells
+        self.ledger = Ledger(lambda: node.current().topology.online)
         self._settings = settings
         self._node = node
         self._store = store
         self._make = make
+        self._passes = passes
         self._policy: CheckedPolicy | None = None
         self._topology: HostTopology | None = None
         self._decided = False
@@ -91,11 +99,9 @@ class Allocator:
         self._state = store.read() or AllocState()
         self._once: Once = {}
         self._now: tuple[AllocState, Once, AllocState] | None = None
-        self._orders: Mapping[str, CpuClass] = {}
-        self._annotations: Mapping[str, Mapping[str, str]] = {}
-        self._told: Told | None = None
-        self._aside_told = ""
-        self._untold: list[Callable[[], None]] | None = None
+        self._choices = PodChoices()
+        self._logged_aside = ""
+        self._deferred: list[Callable[[], None]] | None = None
 
     # ---- looking -------------------------------------------------------------------------
 
@@ -111,12 +117,12 @@ class Allocator:
 
     @property
     def state(self) -> AllocState:
-        """Who has what, also while it means nothing."""
+        """The grants, also while they have no effect."""
         return self._state
 
     @property
     def now(self) -> AllocState:
-        """The state as it is to be acted on: without CPUs that somebody still has to leave."""
+        """The state to act on: without CPUs that a sandbox still has to leave."""
         known = self._now
         if known is None or known[0] is not self._state or known[1] is not self._once:
             known = self._state, self._once, in_force(self._state, self._once)
@@ -125,12 +131,12 @@ class Allocator:
 
     @property
     def held_back(self) -> CpuSet:
-        """The CPUs that nobody gets until a pass over the sandbox that leaves them has ended."""
+        """The CPUs held back until a pass over the sandbox that leaves them has ended."""
         return union(held_back(self._state, self._once).values())
 
     @property
     def aside(self) -> str:
-        """Why nothing is decided now, empty while it is."""
+        """Why nothing is decided now, empty while kata-pin decides."""
         idle = self._idle()
         if idle:
             return idle
@@ -138,7 +144,7 @@ class Allocator:
         return owner.message if owner is not None else self.problem
 
     def _idle(self) -> str:
-        """Return why kata-pin only observes, whoever asks for what; empty if it does not."""
+        """Return why kata-pin decides about no container at all; empty if it does."""
         if not self.on:
             return "the setting alloc.policy is none"
         if self._stopped:
@@ -150,17 +156,17 @@ class Allocator:
 
     @property
     def decides(self) -> bool:
-        """Whether grants are in force."""
+        """Whether grants have effect."""
         return not self.aside
 
     @property
     def effective(self) -> AllocState:
-        """The state by which containers are to have cpusets: none while grants are not in force."""
+        """The state by which containers get cpusets: empty while grants have no effect."""
         return self.now if self.decides else AllocState()
 
     @property
     def switched_off(self) -> bool:
-        """Whether nothing is to be decided here, whoever else does."""
+        """Whether the allocator is switched off: by a setting, or by an uninstall."""
         return not self.on or bool(self._stopped) or not self._node.config.acts
 
     @property
@@ -173,9 +179,9 @@ class Allocator:
         """What the operator should know."""
         if not self.on:
             others = (one for one in self.containers() if not one.request.pod.kata)
-            return (LEFT_BEHIND,) if any(others) else ()  # those are told by NRI only
+            return (LEFT_BEHIND,) if any(others) else ()  # only NRI reports those
         why = self.aside
-        own = (Note("alloc-aside", f"kata-pin allots no CPUs: {why}", NoteLevel.WARNING),)
+        own = (Note("alloc-aside", f"kata-pin allocates no CPUs: {why}", NoteLevel.WARNING),)
         return (*(own if why else ()), *self.news.notes)
 
     def view(self, containers: Sequence[Container]) -> Allotment:
@@ -183,7 +189,7 @@ class Allocator:
 
         New containers are given their CPUs first, ended ones lose theirs: no event is needed.
         """
-        if self.on and self._told is not None:
+        if self.on and self._passes is not None:
             self.follow_host()
             if not self.aside:
                 self._settle(containers)
@@ -196,62 +202,61 @@ class Allocator:
         return allot(containers, self.now)
 
     def _settle(self, containers: Sequence[Container]) -> None:
-        over = [one.id for one in containers if not one.state.counts]
-        self.release(over, "its containers have stopped")
+        self.release(
+            [x.id for x in containers if not x.state.counts], "its containers have stopped"
+        )
         for one in containers:
             if one.kind is not ContainerKind.CONTAINER or not one.state.counts:
                 continue
-            ordered = self.ordered(one.pod_namespace, one.pod_name, one.sandbox_id)
-            request = request_of_record(one, ordered)
+            request = self.newest(request_of_record(one), one.sandbox_id)
             grant = self._state.get(one.id)
             if grant is not None:
                 self._follow_record(grant.request, request)
             elif one.cpus is None:
                 self.change(request, "it runs already")
 
-    def _follow_record(self, known: ContainerRequest, told: ContainerRequest) -> None:
-        """Follow what records tell anew: a later source may know names and sizes that none had.
+    def _follow_record(self, known: ContainerRequest, recorded: ContainerRequest) -> None:
+        """Follow a record that has changed: a later source may know names and sizes.
 
-        With NRI the runtime tells, and knows annotations too.
+        With NRI the runtime reports them itself.
         """
         if self.guarantee is Guarantee.NODE:
             return
-        now = replace(told, pod=replace(told.pod, annotations=known.pod.annotations))
-        if told.cpu_millis == 0 and told.quota_us is None:
-            size = (known.cpu_millis, known.quota_us, known.period_us)
-            now = replace(now, cpu_millis=size[0], quota_us=size[1], period_us=size[2])
-        if now != known:
-            self.change(now, "its record")
+        if recorded.cpu_millis == 0 and recorded.quota_us is None:
+            recorded = replace(
+                recorded,
+                cpu_millis=known.cpu_millis,
+                quota_us=known.quota_us,
+                period_us=known.period_us,
+            )
+        if recorded != known:
+            self.change(recorded, "its record")
 
-    # ---- starting, and what changes under us ---------------------------------------------
-
-    def begin(self, told: Told) -> None:
-        """Bring the state in line with the host, and decide from now on."""
-        self._told = told
-        self.follow_host()
+    # ---- what changes without an event ---------------------------------------------------
 
     def follow_host(self) -> None:
-        """Follow what changes without an event: the host's CPUs, and who else decides."""
+        """Follow what changes without an event: the host's CPUs, and whether kata-pin decides."""
         if not self.on:
             return
         topology = self._node.current().topology
-        anew = topology is not self._topology
-        if anew:
+        changed = topology is not self._topology
+        if changed:
             self._make_policy(topology)
-        self._tell_aside()
-        if self.decides and (anew or not self._decided):
+        why = self.aside
+        if why != self._logged_aside:
+            self._logged_aside = why
+            log.warning("allocator: %s", f"standing aside: {why}" if why else "deciding again")
+        if self.decides and (changed or not self._decided):
             self._decided = False  # until what follows is stored
             granted = [Running(grant.request, grant.cpus) for grant in self.containers()]
-            known = {one.request.container_id: one for one in (*granted, *self.running())}
+            known = {one.request.container_id: one for one in (*granted, *self.reported())}
             self.reconcile([*known.values()])
         self._decided = self.decides
 
-    def _tell_aside(self) -> None:
-        """Tell once that kata-pin stands aside, and why, and that it does no more."""
-        why = self.aside
-        if why != self._aside_told:
-            self._aside_told = why
-            log.warning("allocator: %s", f"stands aside: {why}" if why else "decides again")
+    def reported(self) -> Iterator[Running]:
+        """Yield what a runtime has reported, but for containers left to another plugin."""
+        for request, sandbox_id, cpuset in self.ledger.requests():
+            yield Running(self.newest(request, sandbox_id), cpuset.cpus or None)
 
     def _make_policy(self, topology: HostTopology) -> None:
         self._topology = topology
@@ -265,58 +270,45 @@ class Allocator:
             log.error("allocator: %s", error)
 
     def containers(self) -> Iterator[Grant]:
-        """Yield the grants of containers, not those of VMs."""
+        """Yield the grants of containers, without those of VMs."""
         return (one for one in self._state.grants.values() if one.kind is GrantKind.CONTAINER)
 
-    def ordered(self, namespace: str, name: str, sandbox_id: str) -> CpuClass | None:
-        """Return what the administrator ordered for a pod."""
-        by_name = self._orders.get(f"{namespace}/{name}") if name else None
-        return by_name or self._orders.get(sandbox_id)
-
     def set_orders(self, orders: Mapping[str, CpuClass]) -> None:
-        """Take the administrator's orders; running containers are changed at once."""
-        self._orders = orders
-        self._rewrite(self._as_ordered, "orders")
+        """Take the administrator's overrides; running containers are changed at once."""
+        self._choices.orders = orders
+        self._apply_choices("override")
 
-    def set_annotations(self, annotations: Mapping[str, Mapping[str, str]]) -> None:
-        """Take the annotations that pods have now, by uid; those not named keep theirs."""
+    def set_annotations(self, annotations: Annotations) -> None:
+        """Take the annotations that pods have now, by uid; pods not named keep theirs."""
+        self._choices.annotations = annotations
+        self._apply_choices("annotations")
 
-        def rewritten(pod: PodRequest) -> PodRequest:
-            return replace(pod, annotations=annotations.get(pod.pod_uid, pod.annotations))
-
-        self._annotations = annotations
-        self._rewrite(rewritten, "annotations")
-
-    def newest(self, request: ContainerRequest) -> ContainerRequest:
-        """Return a request with the annotations that its pod has now, as far as they are known.
-
-        A runtime tells those of the pod's creation for ever; records tell none.
-        """
+    def newest(self, request: ContainerRequest, sandbox_id: str) -> ContainerRequest:
+        """Return a request with its pod's override and annotations of now."""
         known = self._state.get(request.container_id)
-        kept = {} if known is None else known.request.pod.annotations
-        annotations = self._annotations.get(request.pod.pod_uid, kept or request.pod.annotations)
-        return replace(request, pod=replace(request.pod, annotations=annotations))
+        return self._choices.newest(
+            request, sandbox_id, None if known is None else known.request.pod
+        )
 
-    def _as_ordered(self, pod: PodRequest) -> PodRequest:
-        return replace(pod, ordered=self.ordered(pod.namespace, pod.name, sandbox_of(pod)))
-
-    def _rewrite(self, rewritten: Callable[[PodRequest], PodRequest], why: str) -> None:
-        """Change every container whose pod is not what it was."""
+    def _apply_choices(self, why: str) -> None:
+        """Change every container whose pod's choices have changed."""
         for grant in list(self.containers()):
-            pod = rewritten(grant.request.pod)
-            if pod != grant.request.pod:
-                self.change(replace(grant.request, pod=pod), why)
+            entry = self.ledger.get(grant.container_id)
+            sandbox_id = sandbox_of(grant.request.pod) or (entry.sandbox_id if entry else "")
+            request = self.newest(grant.request, sandbox_id)
+            if request != grant.request:
+                self.change(request, why)
 
     # ---- deciding ------------------------------------------------------------------------
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Store decisions and records of the block in one transaction, or nothing of it.
+        """Store decisions and records of the block in one transaction, or none of them.
 
-        What follows from them is made known after that, and only if it was stored.
+        Whatever follows from them is done after that, and only if they were stored.
         """
         before = self._state, self._once
-        self._untold = []
+        self._deferred = []
         try:
             with self._store.together():
                 yield
@@ -324,28 +316,24 @@ class Allocator:
             self._state, self._once = before
             raise
         finally:
-            untold, self._untold = self._untold, None
-        for tell in untold:
-            tell()
+            deferred, self._deferred = self._deferred, None
+        for publish in deferred:
+            publish()
 
     def left(self, sandbox_id: str) -> None:
-        """Take note that a pass over a sandbox has ended: others may have what it has left."""
+        """Record that a sandbox is off its former CPUs: others may have them now."""
         if self._once:
             before = self.now
             self._once = after_pass(self._state, self._once, vm_of(sandbox_id))
             self._move(changes(before, self.now), "handed over")
 
     def release_sandbox(self, sandbox_id: str) -> None:
-        """Take back what a sandbox had that is over."""
-        over = [
-            one.container_id
-            for one in self.containers()
-            if sandbox_of(one.request.pod) == sandbox_id
-        ]
-        self.release(over, "the sandbox is over")
+        """Release the grants of a sandbox that has ended."""
+        ended = (one for one in self.containers() if sandbox_of(one.request.pod) == sandbox_id)
+        self.release([one.container_id for one in ended], "the sandbox has ended")
 
     def admit(self, request: ContainerRequest, *, foreign: bool = False) -> Decision:
-        """Give a new container its CPUs. `foreign`: somebody else gave it a cpuset already."""
+        """Give a new container its CPUs. `foreign`: another plugin has set its cpuset already."""
         if self._policy is None or self._idle():
             return Decision(self._state)
         self.conflicts.arrived(request, with_cpuset=foreign)
@@ -358,7 +346,7 @@ class Allocator:
         return self._take(decision, "allocated", request)
 
     def _owner(self, request: ContainerRequest, *, foreign: bool) -> Refusal | None:
-        """Return why a new container is left alone, None if it is not."""
+        """Return why a new container is left to another plugin, None if it is not."""
         if foreign:
             return other_owner(None, (BEFORE,))
         if not self.conflicts.leaves_alone(request):
@@ -367,46 +355,42 @@ class Allocator:
         return known or Refusal(RefusalKind.FOREIGN_PLUGIN, SUSPECTED)
 
     def _rather_tried(self, decision: Decision) -> bool:
-        """Whether a container is tried again: it fails rather than goes without its CPUs.
+        """Whether to try once more with a cpuset: a strict container would fail otherwise.
 
-        That is not done beside a plugin that is known to be there.
+        Not beside a plugin that is known to be there.
         """
         refused = decision.refused
         return refused is not None and refused.strict and not self.conflicts.present
 
     def change(self, request: ContainerRequest, why: str) -> Decision:
-        """Give a running container what it asks for now."""
+        """Give a running container what it requests now."""
         if self._policy is None or not self.decides:
             return Decision(self._state)
         return self._take(self._policy.change(self._state, request), why, request)
 
     def stop(self, why: str) -> None:
-        """Decide nothing more, for this reason, while the daemon runs."""
+        """Decide nothing more while the daemon runs, for this reason."""
         self._stopped = why
 
     def forget(self) -> None:
-        """Drop the state: it is over."""
+        """Drop the state."""
         self._store.clear()
         self._state, self._once = AllocState(), {}
 
     def release(self, container_ids: Iterable[str], why: str) -> None:
-        """Take back what containers had that are over.
+        """Release the grants of containers that have ended.
 
-        While the allocator is switched off nobody else's grant changes by it: they tell what is to
-        be given back.
+        While the allocator is switched off no other grant changes: they say what to restore.
         """
         for container_id in container_ids:
-            self.news.over(container_id)
+            self.news.ended(container_id)
             if self.switched_off:
-                self._drop(container_id)
+                state = self._state.without(container_id)
+                if state is not self._state:
+                    self._store.write(state)
+                    self._state = state
             elif self._policy is not None and self._state.get(container_id) is not None:
                 self._take(self._policy.release(self._state, container_id), why)
-
-    def _drop(self, container_id: str) -> None:
-        state = self._state.without(container_id)
-        if state is not self._state:
-            self._store.write(state)
-            self._state = state
 
     def reconcile(self, running: Sequence[Running]) -> None:
         """Bring the state in line with what runs: everything there is."""
@@ -416,21 +400,21 @@ class Allocator:
     def _take(
         self, decision: Decision, why: str, request: ContainerRequest | None = None
     ) -> Decision:
-        """Store a decision, then make it known."""
+        """Store a decision, then do what follows from it."""
         before = self.now
         if decision.state != self._state or decision.changed:
             self._store.write(decision.state)
-            if self._told is not None:  # else nobody's passes would end it
+            if self._passes is not None:  # else no pass would end the handover
                 self._once = once_exclusive(self._state, decision.state, self._once)
             self._state = decision.state
         moved = (*decision.changed, *changes(before, self.now))
-        if self._untold is None:
-            self._tell(decision, why, request, moved)
+        if self._deferred is None:
+            self._publish(decision, why, request, moved)
         else:
-            self._untold.append(partial(self._tell, decision, why, request, moved))
+            self._deferred.append(partial(self._publish, decision, why, request, moved))
         return decision
 
-    def _tell(
+    def _publish(
         self,
         decision: Decision,
         why: str,
@@ -446,5 +430,6 @@ class Allocator:
 
     def _move(self, changed: Iterable[Grant], why: str) -> None:
         sandboxes = {sandbox_of(one.request.pod) for one in changed} - {""}
-        if sandboxes and self._told is not None:
-            self._told(sandboxes, why)
+        if sandboxes and self._passes is not None:
+            for sandbox_id in self._passes.request(sandboxes, why):
+                self.left(sandbox_id)

@@ -1,7 +1,7 @@
-"""What the allocator has to say: who did not get what it asked for, and notes; each once.
+"""The allocator's messages: refusals and notes, each logged once and kept to be shown.
 
-Lifetime: the daemon's; a later one says it again. Out of scope: when something may be said: after
-it was stored (allocator.py).
+Lifetime: the daemon's; the next daemon repeats them. Out of scope: when to publish: after a
+decision was stored (allocator.py).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from kata_pin.model.placement import Note
 log = logging.getLogger(__name__)
 
 REMEMBERED: Final = 64
-"""Refusals and notes that are kept to be shown."""
+"""How many refusals and notes are kept."""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A container that did not get what it asked for, to be shown; `at` is time.time()."""
+    """A container that did not get what it requested; `at` is time.time()."""
 
     at: float
     container_id: str
@@ -32,7 +32,7 @@ class Refused:
 
 
 class AllocNews:
-    """What was said; `refusals` counts them all, the rest are the newest."""
+    """The newest messages; `refusals` counts all by kind."""
 
     def __init__(self) -> None:
         self.refused: deque[Refused] = deque(maxlen=REMEMBERED)
@@ -46,7 +46,7 @@ class AllocNews:
         return tuple(self._notes.values())
 
     def note(self, note: Note) -> None:
-        """Say a note, and keep it to be shown."""
+        """Log a new note, and keep it."""
         if note.text not in self._notes:
             log.warning("allocator: %s", note.text)
         self._notes.pop(note.text, None)
@@ -55,20 +55,20 @@ class AllocNews:
             del self._notes[next(iter(self._notes))]
 
     def answer(self, request: ContainerRequest, refusal: Refusal | None, *, runs: bool) -> None:
-        """Say a refusal, if it is one; that of a container that `runs` is told once, until served.
+        """Record a decision; the refusal of a container that `runs` counts once until it is served.
 
-        A running container is tried again in each pass; one that does not run is not made.
+        A running container is tried again in each pass.
         """
         container_id = request.container_id
         if refusal is None:
-            self.over(container_id)
+            self.ended(container_id)
         elif self._waits.get(container_id) is not refusal.kind:
             if runs:
                 self._waits[container_id] = refusal.kind
             self._refuse(refusal, request)
 
-    def over(self, container_id: str) -> None:
-        """Take note that a container waits for nothing any more."""
+    def ended(self, container_id: str) -> None:
+        """Forget that a container waits for CPUs."""
         self._waits.pop(container_id, None)
 
     def _refuse(self, refusal: Refusal, request: ContainerRequest) -> None:

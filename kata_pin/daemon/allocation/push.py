@@ -1,20 +1,14 @@
-"""Cpusets that are pending sent at once, without waiting for the runtime's next call.
+"""Pushes pending cpusets to the runtime between two of its calls.
 
-    pushing = Pushing(allocator, delivery, settings, settled=...)
-    pushing.connected(plugin)      # NRI, when there is one
-    await pushing.run()            # until cancelled; `wake` after whatever may have decided
+By NRI's unsolicited updates where the runtime is known to handle them (versions.py), else by CRI
+where the configuration names a socket, else not at all: then the next answer carries them. One
+container per call, so that each failure is known. A VM's cpuset is narrowed after a pass over its
+sandbox has ended: its threads are off the old CPUs then.
 
-By NRI's updates unasked where the runtime is known to stand them (versions.py), else by CRI
-where the configuration names a socket, else not at all: then the next answer has them. One
-container a call, so that each failure is known; owners leave CPUs before others come (delivery.py),
-and a VM's cpuset is narrowed after a pass over its sandbox has ended: its threads have left then.
+A short grace lets an answer that is on its way carry everything. While there is no runtime nothing
+is tried. Nothing is ever sent from within an event of the runtime: this is a task of its own.
 
-A short grace lets an answer that is on its way take everything along. What fails is tried again,
-later each time, and after all others; who is slow, rarely (slowness.py): a VM that hangs holds
-nobody up for long. While there is no runtime nothing is tried for anybody, and then the others
-first. Nothing is ever sent from within an event of the runtime's: this is a task of its own.
-
-Lifetime: the daemon's. Out of scope: what is to be sent (delivery.py), and the calls (sources).
+Lifetime: the daemon's. Out of scope: what is due (ledger.py), and the calls (sources).
 """
 
 from __future__ import annotations
@@ -24,14 +18,13 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
 from kata_pin.config.alloc import Alloc, Push
 from kata_pin.daemon.allocation.allocator import Allocator
-from kata_pin.daemon.allocation.delivery import Delivery
-from kata_pin.daemon.allocation.slowness import Slowness
+from kata_pin.daemon.allocation.ledger import NO_FAILURE, NOTHING, RetryState
+from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.errors import KataPinError
 from kata_pin.policy.alloc.allotment import sandbox_of
 from kata_pin.sources.cri import CriClient
@@ -42,260 +35,173 @@ from kata_pin.wire.nri.replies import Cpuset
 log = logging.getLogger(__name__)
 
 GRACE_S: Final = 0.02
-"""So long an answer to the runtime has to take everything along: a few times what one takes."""
-
-RETRY_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""After so many seconds it is tried again, the last for ever."""
+"""How long an answer to the runtime has to carry everything: a few times what one takes."""
 
 PASS_S: Final = 5.0
-"""Longest that a pass over a sandbox is awaited; its guest may be asked on the way."""
+"""Longest wait for a pass over a sandbox; its guest may be asked on the way."""
 
-NRI, CRI, NO_WAY = "nri", "cri", ""
-
-_NOTHING: Final = Cpuset()
+NRI, CRI, NO_CHANNEL = "nri", "cri", ""
 
 
-@dataclass(frozen=True)
-class Way:
-    """How cpusets are sent now: `name` is empty for not at all, then `problem` says why not."""
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """How cpusets are pushed now: `name` is empty for not at all, then `problem` says why."""
 
     name: str
     updater: Updater | None = None
     problem: str = ""
 
 
-@dataclass(frozen=True)
-class Trouble:
-    """Something failed so many times in a row, and is tried again at a time.monotonic().
-
-    The message is empty for a container that is only put off: the runtime does not know it, so that
-    it is about to be over, there was no runtime, or it has told of another cpuset meanwhile.
-    """
-
-    message: str
-    again_at: float
-    times: int
-    cpuset: Cpuset
-
-
-class Pushing:
-    """Sends what is pending; everything runs in the event loop's thread."""
+class Pusher:
+    """Pushes what the ledger says is due; everything runs in the event loop's thread."""
 
     def __init__(
         self,
         allocator: Allocator,
-        delivery: Delivery,
         settings: Alloc,
         *,
-        settled: Callable[[str], Awaitable[object]],
+        passes: PendingPasses,
+        plugin: NriPlugin | None = None,
     ) -> None:
-        """`settled` asks for a pass over a sandbox and returns when it has ended."""
+        """`plugin` is the NRI plugin, which connects and disconnects by itself; None: no NRI."""
         self.sent: Counter[tuple[str, bool]] = Counter()
-        """Updates by way, and whether they succeeded."""
+        """Pushes by channel, and whether they succeeded."""
         self._allocator = allocator
-        self._delivery = delivery
-        self._settled = settled
-        self._wanted = settings.push is Push.AUTO
+        self._ledger = allocator.ledger
+        self._passes = passes
+        self._enabled = settings.push is Push.AUTO
         self._cri = CriClient(settings.cri) if settings.cri else None
-        self._plugin: NriPlugin | None = None
-        self._woken = asyncio.Event()
-        self._rested = asyncio.Event()
-        self._way_trouble: Trouble | None = None
-        self._troubles: dict[str, Trouble] = {}
-        self._slowness = Slowness()
-        self._again_at: float | None = None
-        self._said = ""
-
-    def connected(self, plugin: NriPlugin) -> None:
-        """Know the NRI plugin, which comes and goes by itself."""
         self._plugin = plugin
-
-    def wake(self) -> None:
-        """Look soon whether anything is to be sent."""
-        self._woken.set()
-        self._rested.clear()
-
-    async def rested(self) -> None:
-        """Return when all that was to be sent was tried; the caller has a deadline."""
-        await self._rested.wait()
+        self._runtime = NO_FAILURE
+        self._next_at: float | None = None
+        self._logged = ""
 
     async def run(self) -> None:
-        """Send what is pending whenever there is something, until cancelled."""
-        if self._wanted and self._cri is not None and self._cri.problem:
+        """Push whenever something is due, until cancelled."""
+        if self._enabled and self._cri is not None and self._cri.problem:
             log.warning("allocator: the setting alloc.cri has no effect: %s", self._cri.problem)
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._retry_in()):
-                    await self._woken.wait()
+                    await self._ledger.changed.wait()
             await asyncio.sleep(GRACE_S)
-            self._woken.clear()
+            self._ledger.changed.clear()
             try:
-                await self._send_all()
+                await self._push_all()
             except Exception as error:  # nothing here ends the daemon
                 log.error("allocator: cpusets not sent: %s", error)
                 log.debug("allocator: cpusets not sent", exc_info=True)
-                self._way_trouble = _later(self._way_trouble, str(error))
-                self._again_at = self._way_trouble.again_at
-            if not self._woken.is_set():
-                self._rested.set()
-
-    # ---- looking -------------------------------------------------------------------------
+                self._runtime = self._failed_again(str(error))
+                self._next_at = self._runtime.not_before
+            if not self._ledger.changed.is_set():
+                self._ledger.tried.set()
 
     @property
-    def way(self) -> Way:
-        """How cpusets are sent now."""
-        if not self._wanted:
-            return Way(NO_WAY, problem="the setting alloc.push is no")
+    def channel(self) -> Channel:
+        """How cpusets are pushed now."""
+        if not self._enabled:
+            return Channel(NO_CHANNEL, problem="the setting alloc.push is no")
         unsafe = "NRI is not connected" if self._plugin is None else self._plugin.updates_problem
         if not unsafe and self._plugin is not None:
-            return Way(NRI, self._plugin)
+            return Channel(NRI, self._plugin)
         if self._cri is None:
-            return Way(NO_WAY, problem=f"{unsafe}; the setting alloc.cri names no socket")
+            return Channel(NO_CHANNEL, problem=f"{unsafe}; the setting alloc.cri names no socket")
         if self._cri.problem:
-            return Way(NO_WAY, problem=f"{unsafe}; {self._cri.problem}")
-        return Way(CRI, self._cri, unsafe)
+            return Channel(NO_CHANNEL, problem=f"{unsafe}; {self._cri.problem}")
+        return Channel(CRI, self._cri, unsafe)
 
     @property
-    def trouble(self) -> str:
-        """What is wrong with the way, empty if nothing is."""
-        return "" if self._way_trouble is None else self._way_trouble.message
+    def problem(self) -> str:
+        """Why the runtime cannot be asked, empty if it can."""
+        return self._runtime.problem
 
-    @property
-    def failures(self) -> dict[str, str]:
-        """Why containers could not be changed when it was last tried, by id."""
-        return {one: trouble.message for one, trouble in self._troubles.items() if trouble.message}
+    async def _push_all(self) -> None:
+        """Push one container after the other, each as it is wanted then, until nothing is due."""
+        while (channel := self.channel).updater is not None:
+            due, self._next_at = self._ledger.due(
+                self._allocator.effective, not_before=self._runtime.not_before
+            )
+            if self._next_at is None:
+                self._runtime = NO_FAILURE
+            if due is None:
+                return
+            await self._push(channel, channel.updater, *due)
+        self._runtime, self._next_at = NO_FAILURE, None
+        self._ledger.forget_failures()
 
-    # ---- sending -------------------------------------------------------------------------
-
-    def _pending(self) -> dict[str, Cpuset]:
-        """Return what is to be sent, in its order."""
-        return self._delivery.pending(self._allocator.effective)
-
-    async def _send_all(self) -> None:
-        """Send one after the other, each as it is to be then, until nothing is due."""
-        while (way := self.way).updater is not None and (step := self._due()) is not None:
-            await self._send(way, *step)
-        if way.updater is None:  # nothing is to be tried again
-            self._way_trouble = None
-            self._troubles.clear()
-            self._again_at = None
-
-    def _due(self) -> tuple[str, Cpuset] | None:
-        """Return what is to be sent now; None for nothing until `_again_at`."""
-        pending = self._pending()
-        self._troubles = {one: self._troubles[one] for one in self._troubles if one in pending}
-        self._slowness.keep(self._delivery.knows)
-        if not pending:
-            self._way_trouble = None
-        now = time.monotonic()
-        times = {one: self._due_at(one, cpuset) for one, cpuset in pending.items()}
-        self._again_at = min(times.values(), default=None)
-        due = [one for one, due_at in times.items() if due_at <= now]
-        if not due:
-            return None
-        first = min(due, key=self._precedence)
-        return first, pending[first]
-
-    def _due_at(self, container_id: str, cpuset: Cpuset) -> float:
-        """Return when a cpuset may be sent, as time.monotonic(): another than has failed at once.
-
-        But not while there is no runtime, nor while slow containers rest if it is one.
-        """
-        way, own = self._way_trouble, self._troubles.get(container_id)
-        return max(
-            0.0 if way is None else way.again_at,
-            0.0 if own is None or own.cpuset != cpuset else own.again_at,
-            self._slowness.until(container_id),
-        )
-
-    def _precedence(self, container_id: str) -> tuple[bool, float]:
-        """Return what comes first when it is least: who was never in trouble, who is not slow."""
-        trouble = self._troubles.get(container_id)
-        return container_id in self._slowness, 0.0 if trouble is None else trouble.again_at
-
-    async def _send(self, way: Way, container_id: str, cpuset: Cpuset) -> None:
-        """Send one cpuset, and take note of how it went and how long it took."""
-        assert way.updater is not None, "there is a way"
+    async def _push(
+        self, channel: Channel, updater: Updater, container_id: str, cpuset: Cpuset
+    ) -> None:
+        """Push one cpuset, and record the result and how long it took."""
         began = time.monotonic()
         try:
-            if not await self._left(container_id, cpuset):
+            if not await self._vacated(container_id, cpuset):
                 return
-            with self._delivery.under_way(container_id, cpuset):
-                await way.updater.update(container_id, cpuset)
-            again = self._told_otherwise(container_id, cpuset)
+            with self._ledger.pushing(container_id, cpuset):
+                await updater.update(container_id, cpuset)
+            again = self._reported_otherwise(container_id, cpuset)
         except ContainerUnknown as error:
             log.debug("allocator: container %s: %s", container_id, error)
-            self._put_off(container_id, cpuset)
+            self._ledger.failed(container_id, cpuset)
         except UpdateRefused as error:
-            self.sent[way.name, False] += 1
-            self._refused(container_id, cpuset, str(error))
+            self.sent[channel.name, False] += 1
+            level = logging.DEBUG if container_id in self._ledger.problems else logging.WARNING
+            log.log(level, "allocator: container %s keeps its cpuset: %s", container_id, error)
+            self._ledger.failed(container_id, cpuset, str(error))
         except KataPinError as error:
-            self.sent[way.name, False] += 1
-            self._put_off(container_id, cpuset)
-            self._failed(way, str(error))
+            self.sent[channel.name, False] += 1
+            self._ledger.failed(container_id, cpuset)
+            self._unreachable(channel, str(error))
         except Exception:
-            self._put_off(container_id, cpuset)
+            self._ledger.failed(container_id, cpuset)
             raise
         else:
             log.debug("allocator: container %s: cpuset %s sent", container_id, cpuset.cpus)
-            self.sent[way.name, True] += 1
-            self._works_again(way)
+            self.sent[channel.name, True] += 1
+            if self._logged:
+                log.info("allocator: cpusets are sent by %s again", channel.name)
+            self._logged, self._runtime = "", NO_FAILURE
             if again:
-                self._put_off(container_id, cpuset)
-        self._slowness.took(container_id, time.monotonic() - began)
+                self._ledger.failed(container_id, cpuset)
+        self._ledger.took(container_id, time.monotonic() - began)
 
-    async def _left(self, container_id: str, cpuset: Cpuset) -> bool:
-        """Return when a VM's threads have left what is taken; False if all is different by then."""
+    async def _vacated(self, container_id: str, cpuset: Cpuset) -> bool:
+        """Return when a VM's threads are off the CPUs it loses; False if it is no longer wanted."""
         grant = self._allocator.state.get(container_id)
         if grant is None or not grant.request.pod.kata:
             return True
-        if self._delivery.widens(container_id, cpuset):
+        if self._ledger.widens(container_id, cpuset):
             return True
         try:
             async with asyncio.timeout(PASS_S):
-                await self._settled(sandbox_of(grant.request.pod))
+                await self._passes.another(sandbox_of(grant.request.pod))
         except TimeoutError as error:
             raise UpdateRefused(f"no pass over its sandbox within {PASS_S:g} s") from error
-        return self._pending().get(container_id) == cpuset
+        return self._is_wanted(container_id, cpuset)
 
-    def _told_otherwise(self, container_id: str, cpuset: Cpuset) -> bool:
-        """Whether the runtime told of another cpuset while this one was sent.
+    def _reported_otherwise(self, container_id: str, cpuset: Cpuset) -> bool:
+        """Whether the runtime reported another cpuset while this one was pushed.
 
-        Raises UpdateRefused unless that is the first trouble: an event from before may come once.
+        Raises UpdateRefused unless that is the first failure: an earlier event may come late once.
         """
-        otherwise = self._pending().get(container_id) == cpuset
-        if otherwise and container_id in self._troubles:
-            raise UpdateRefused("the runtime has taken it, and tells of another cpuset")
+        otherwise = self._is_wanted(container_id, cpuset)
+        entry = self._ledger.get(container_id)
+        if otherwise and entry is not None and entry.retry.tries:
+            raise UpdateRefused("the runtime accepted it, but reports another cpuset")
         return otherwise
 
-    def _refused(self, container_id: str, cpuset: Cpuset, message: str) -> None:
-        known = self._troubles.get(container_id)
-        level = logging.WARNING if known is None or not known.message else logging.DEBUG
-        log.log(level, "allocator: container %s keeps its cpuset: %s", container_id, message)
-        self._put_off(container_id, cpuset, message)
+    def _is_wanted(self, container_id: str, cpuset: Cpuset) -> bool:
+        return self._ledger.pending(self._allocator.effective).get(container_id) == cpuset
 
-    def _put_off(self, container_id: str, cpuset: Cpuset, message: str = "") -> None:
-        self._troubles[container_id] = _later(self._troubles.get(container_id), message, cpuset)
+    def _unreachable(self, channel: Channel, problem: str) -> None:
+        level = logging.WARNING if problem != self._logged else logging.DEBUG
+        log.log(level, "allocator: cpusets wait for the runtime: %s: %s", channel.name, problem)
+        self._logged = problem
+        self._runtime = self._failed_again(problem)
 
-    def _failed(self, way: Way, message: str) -> None:
-        level = logging.WARNING if message != self._said else logging.DEBUG
-        log.log(level, "allocator: cpusets wait for the runtime: %s: %s", way.name, message)
-        self._said = message
-        self._way_trouble = _later(self._way_trouble, message)
-
-    def _works_again(self, way: Way) -> None:
-        if self._said:
-            log.info("allocator: cpusets are sent by %s again", way.name)
-        self._said = ""
-        self._way_trouble = None
+    def _failed_again(self, problem: str) -> RetryState:
+        return self._runtime.failed(problem, NOTHING, time.monotonic())
 
     def _retry_in(self) -> float | None:
-        """Return the seconds until something is to be tried again, None for nothing."""
-        return None if self._again_at is None else max(0.0, self._again_at - time.monotonic())
-
-
-def _later(known: Trouble | None, message: str, cpuset: Cpuset = _NOTHING) -> Trouble:
-    """Return a trouble once more, tried again later than before."""
-    times = known.times + 1 if known is not None and known.cpuset == cpuset else 1
-    wait_s = RETRY_S[min(times, len(RETRY_S)) - 1]
-    return Trouble(message, time.monotonic() + wait_s, times, cpuset)
+        """Return the seconds until the next try, None for none."""
+        return None if self._next_at is None else max(0.0, self._next_at - time.monotonic())

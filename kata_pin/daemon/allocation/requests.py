@@ -1,6 +1,6 @@
-"""What a container asks our allocator for, from what NRI tells of it or from its record.
+"""What a container requests from the allocator, derived from NRI's report or from its record.
 
-Kubernetes' own words do not reach a runtime: the CPU request comes back from CFS shares, the pod's
+A runtime does not know the pod's spec: the CPU request is derived from CFS shares, the pod's QoS
 class from the parent cgroup. Where that is not the kubelet's, the container's own limit and request
 stand for the pod's. Pure. Out of scope: what it gets.
 """
@@ -13,7 +13,6 @@ from kata_pin.errors import ParseError
 from kata_pin.model.alloc import PERIOD_US, ContainerRequest, PodRequest, Qos, millis_of_shares
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.sandbox import Container
-from kata_pin.model.settings import CpuClass
 from kata_pin.policy.alloc.allotment import vm_of
 from kata_pin.policy.placement.exclusive import pooled
 from kata_pin.wire.allocator_state import MAX_MILLIS
@@ -32,10 +31,8 @@ def pod_uid(pod: Pod) -> str:
     return pod.uid or pod.id
 
 
-def request_of(
-    pod: Pod, container: PodContainer, *, kata: bool, ordered: CpuClass | None
-) -> ContainerRequest:
-    """Return the request of a container that NRI tells of."""
+def request_of(pod: Pod, container: PodContainer, *, kata: bool) -> ContainerRequest:
+    """Return the request of a container that NRI reports."""
     of = PodRequest(
         pod_uid(pod),
         pod.namespace,
@@ -45,13 +42,12 @@ def request_of(
         _qos(container.cgroups_path, container.cpu),
         kata=kata,
         sandbox_id=vm_of(pod.id) if kata else "",
-        ordered=ordered,
     )
     return _request(container.id, container.name, container.cpu, of)
 
 
-def request_of_record(record: Container, ordered: CpuClass | None) -> ContainerRequest:
-    """Return the request of a Kata container that hooks told of; annotations are not known."""
+def request_of_record(record: Container) -> ContainerRequest:
+    """Return the request of a Kata container that hooks reported; annotations are not known."""
     cpu = CpuResources(quota_us=record.quota_us, period_us=record.period_us, shares=record.shares)
     of = PodRequest(
         record.pod_uid or record.sandbox_id,
@@ -61,7 +57,6 @@ def request_of_record(record: Container, ordered: CpuClass | None) -> ContainerR
         qos=_qos(record.cgroups_path, cpu),
         kata=True,
         sandbox_id=vm_of(record.sandbox_id),
-        ordered=ordered,
     )
     return _request(record.id, record.name, cpu, of)
 

@@ -1,19 +1,18 @@
-"""Containers that have a cpuset of ours get all CPUs back when our allocator is switched off.
+"""Containers with a cpuset of kata-pin's get all CPUs again when the allocator is switched off.
 
-NRI cannot take a cpuset away, it can only replace one by a longer list. What is ours: a cpuset that
-this daemon gave or, if an earlier one did, one that is what was stored as given. Whatever else a
-container has, somebody else decided.
+NRI cannot remove a cpuset, only replace it by a longer list. A cpuset is ours if this daemon set it
+or, if an earlier one did, if it is the one stored in the grant. Any other was set by somebody else.
 
-Nothing is kept. Out of scope: sending (delivery.py, push.py), and the pins of Kata's threads.
+Pure but for the ledger's last cpusets. Out of scope: sending, and the pins of Kata's threads.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from kata_pin.daemon.allocation.allocator import Allocator
-from kata_pin.daemon.allocation.delivery import Delivery, written
-from kata_pin.daemon.status.documents import Json
+from kata_pin.daemon.allocation.ledger import cpuset_for
 from kata_pin.daemon.store.database import Registry
 from kata_pin.model.alloc import AllocState, Grant
 from kata_pin.model.cpuset import EMPTY, CpuSet
@@ -24,30 +23,42 @@ from kata_pin.wire.nri.replies import Cpuset
 log = logging.getLogger(__name__)
 
 
-def give_back(allocator: Allocator, delivery: Delivery, *, sure: bool = False) -> None:
-    """Have containers given all CPUs, as soon as the runtime can be told.
+@dataclass(frozen=True, slots=True)
+class KeptCpuset:
+    """A container that still has a cpuset of kata-pin's; `pod` is `namespace/name`."""
 
-    `sure`: this daemon has decided until now, so that whoever has a grant has a cpuset of ours.
-    Under the kubelet's static policy nobody is: it sets every cpuset of the node anew.
+    id: str
+    pod: str
+    name: str
+    cpus: CpuSet
+
+
+def restore_cpusets(allocator: Allocator, *, sure: bool = False) -> None:
+    """Have all CPUs sent to containers with a cpuset of ours, as soon as the runtime can be asked.
+
+    `sure`: this daemon has decided until now, so every container with a grant has one. Not under
+    the kubelet's static policy: it sets every cpuset of the node itself.
     """
-    state, node = allocator.state, allocator.node
+    state, node, ledger = allocator.state, allocator.node, allocator.ledger
     if other_owner(node.kubelet) is not None:
         return
-    given = 0
+    count = 0
     for grant in allocator.containers():
-        ours, there = written(grant, state), delivery.there(grant.container_id)
-        if ours and there.cpus and (sure or there.cpus == ours.cpus):
-            cpuset = unconfined(state, node.topology, mems=bool(ours.mems))
-            delivery.part(grant.container_id, cpuset)
-            given += 1
-    if given:
-        log.info("allocator: switched off: %d containers are given all CPUs back", given)
+        ours, entry = cpuset_for(grant, state), ledger.get(grant.container_id)
+        has = EMPTY if entry is None or entry.confirmed is None else entry.confirmed.cpus
+        if ours and has and (sure or has == ours.cpus):
+            ledger.restore(
+                grant.container_id, unconfined(state, node.topology, mems=bool(ours.mems))
+            )
+            count += 1
+    if count:
+        log.info("allocator: switched off: restoring all CPUs of %d containers", count)
 
 
 def unconfined(state: AllocState, topology: HostTopology, *, mems: bool = False) -> Cpuset:
-    """Return what a container can have at most: what nobody isolates, and what we gave out.
+    """Return the most a container can have: CPUs that are not isolated, and those we gave out.
 
-    Only what is online: cgroup v1 takes nothing else. With `mems` all memory nodes too.
+    Online CPUs only: cgroup v1 accepts no others. With `mems` all memory nodes too.
     """
     ordinary = topology.online - topology.isolated
     given = state.cpus | state.reserved | state.housekeeping
@@ -55,30 +66,25 @@ def unconfined(state: AllocState, topology: HostTopology, *, mems: bool = False)
     return Cpuset((ordinary | given) & topology.online, nodes)
 
 
-def kept(allocator: Allocator, delivery: Delivery, registry: Registry) -> list[Json]:
-    """Return the containers that still have a cpuset of ours, as plain JSON values.
+def kept_cpusets(allocator: Allocator, registry: Registry) -> list[KeptCpuset]:
+    """Return the containers that still have a cpuset of ours.
 
-    Of one that no runtime has told of now, its record says what it has, if it is Kata's; others are
-    known because a runtime has told of them.
+    If no runtime is connected, a Kata container's record says what it has; other containers are
+    known only because a runtime reported them.
     """
     state = allocator.state
     return [
-        {
-            "id": grant.container_id,
-            "pod": grant.request.pod.title,
-            "name": grant.request.name,
-            "cpus": str(written(grant, state).cpus),
-        }
+        KeptCpuset(grant.container_id, grant.request.pod.title, grant.request.name, ours.cpus)
         for grant in allocator.containers()
-        if written(grant, state) and _keeps(grant, state, delivery, registry)
+        if (ours := cpuset_for(grant, state)) and _keeps(grant, ours, allocator, registry)
     ]
 
 
-def _keeps(grant: Grant, state: AllocState, delivery: Delivery, registry: Registry) -> bool:
+def _keeps(grant: Grant, ours: Cpuset, allocator: Allocator, registry: Registry) -> bool:
     name = grant.container_id
-    if delivery.knows(name):
-        return delivery.parts(name)
+    if allocator.ledger.knows(name):
+        return allocator.ledger.is_restoring(name)
     if not grant.request.pod.kata:
         return True
     record = registry.container(name)
-    return record is not None and record.cpus == written(grant, state).cpus
+    return record is not None and record.cpus == ours.cpus

@@ -17,12 +17,15 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import partial
 from typing import Final
 
 from kata_pin import __version__
 from kata_pin.config.metrics import EndpointKind
 from kata_pin.config.tree import Changes, Config, NriEnabled
 from kata_pin.daemon.allocation.coordinator import Coordinator
+from kata_pin.daemon.allocation.nri_decider import nri_decider, plugin_index
+from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.guests.manager import Guests
 from kata_pin.daemon.intake.file_events import CgroupWatch, FileEvents, left_to_audits
 from kata_pin.daemon.intake.hook_service import HookService
@@ -41,6 +44,7 @@ from kata_pin.daemon.service.control import ControlServer
 from kata_pin.daemon.service.lock import locked
 from kata_pin.daemon.service.logging_setup import set_level, set_up
 from kata_pin.daemon.service.systemd import Notifier
+from kata_pin.daemon.status.allocation import allocation_document
 from kata_pin.daemon.status.connections import metrics_document, nri_document
 from kata_pin.daemon.status.documents import Json, state_document
 from kata_pin.daemon.status.overview import Overview
@@ -87,7 +91,9 @@ class Daemon:
         with locked(self._config.runtime_dir), contextlib.ExitStack() as closing:
             registry = Registry(self._path("registry.db"), boot_id=boot_id(HOST))
             closing.callback(registry.close)
-            parts = compose(self._config, registry)
+            self._sandboxes = Sandboxes()
+            self._pending = PendingPasses(self._sandboxes)
+            parts = compose(self._config, registry, self._pending)
             spool = Spool(self._path("spool"))
             spool.prepare()
             async with asyncio.TaskGroup() as tasks:
@@ -102,7 +108,6 @@ class Daemon:
         paths = self._live.now.paths
         watch = StateWatch(vc=paths.vc, kata=paths.kata, kubelet=paths.kubelet_state)
         self._watch = watch
-        self._sandboxes = Sandboxes()
         self._history = History(parts.registry, self._live)
         self._counters = Counters()
 
@@ -110,8 +115,16 @@ class Daemon:
             self._spawn(tasks, work)
 
         self._guests = Guests(parts, live=self._live, vmm_of=self._sandboxes.known_vmm, start=start)
-        self._allotting = Coordinator(parts, self._sandboxes)
-        self._allotting.begin()
+        self._nri = self._nri_plugin()
+        self._allocation = Coordinator(
+            parts.allocator,
+            self._pending,
+            self._nri,
+            node=parts.node,
+            root=parts.root,
+            registry=parts.registry,
+        )
+        self._allocation.catch_up()
         cgroups = CgroupWatch(parts, watch)
         self._passes = PassRunner(
             parts.root,
@@ -122,7 +135,7 @@ class Daemon:
             start=start,
             ask=ExtraMonitor(parts.kata, self._live).ask,
             guests=self._guests,
-            observers=(self._history, self._counters, cgroups, self._allotting, self._guests),
+            observers=(self._history, self._counters, cgroups, self._allocation, self._guests),
         )
         self._overview = Overview(self._sandboxes, parts.engine, parts.registry, self._guests)
         self._file_events = FileEvents(parts, self._sandboxes, watch)
@@ -157,9 +170,9 @@ class Daemon:
                     ).follow(),
                     *self._followed(),
                     self._follow_nri(),
-                    self._allotting.follow_orders(),
-                    self._allotting.follow_pods(),
-                    self._allotting.push(),
+                    self._allocation.follow_orders(),
+                    self._allocation.follow_pods(),
+                    self._allocation.push(),
                     self._audits(),
                     self._serve_metrics(),
                     self._report_to_systemd(),
@@ -226,7 +239,7 @@ class Daemon:
         self._file_events.rearm()
         self._file_events.look_around()
         await self._auditor.deep()
-        self._allotting.audit()
+        self._allocation.audit()
         self._guests.audit()
 
     def _followed(self) -> Iterator[Coroutine[object, object, None]]:
@@ -235,23 +248,25 @@ class Daemon:
             yield self._file_events.follow()
             yield self._file_events.follow_cpus()
 
-    async def _follow_nri(self) -> None:
-        """Be an NRI plugin, unless it is not wanted; without one persist.json tells of updates."""
+    def _nri_plugin(self) -> NriPlugin | None:
+        """Return the NRI plugin, None where it is off: then persist.json reports updates."""
         nri = self._live.now.nri
         if nri.enabled is NriEnabled.NO:
-            return
-        intake = NriIntake(self._parts, self._sandboxes)
-        decider = self._allotting.decider(intake)
-        self._nri = NriPlugin(
+            return None
+        allocator, intake = self._parts.allocator, NriIntake(self._parts, self._sandboxes)
+        decider = nri_decider(intake, allocator, self._parts.registry, self._pending)
+        return NriPlugin(
             decider or intake,
             socket_path=nri.socket,
             name=nri.name,
-            index=self._allotting.plugin_index(nri.index),
+            index=plugin_index(allocator, nri.index),
             wanted=nri.enabled is NriEnabled.YES,
             decider=decider,
         )
-        self._allotting.connected(self._nri)
-        await self._nri.run()
+
+    async def _follow_nri(self) -> None:
+        if self._nri is not None:
+            await self._nri.run()
 
     async def _serve_metrics(self) -> None:
         """Answer Prometheus, unless nobody is to ask."""
@@ -275,6 +290,7 @@ class Daemon:
         settings = self._live.now.metrics
         if settings.listen.kind is EndpointKind.NONE:
             return None
+        from kata_pin.daemon.status.allocation_metrics import alloc_metrics  # noqa: PLC0415
         from kata_pin.daemon.status.metrics import Metrics  # noqa: PLC0415 - 40 ms, 3 MiB
 
         metrics = Metrics(
@@ -285,7 +301,7 @@ class Daemon:
             lambda: self._parts.node.current().topology.online,
             overruns=lambda: self._watch.overruns,
             single=settings.sandboxes,
-            more=self._allotting.metrics,
+            more=partial(alloc_metrics, self._parts.allocator, self._allocation.pusher),
         )
         path = self._path("metrics.sock")
         return MetricsServer(settings.listen, path=path, text=metrics.text, readers=self._readers)
@@ -301,7 +317,7 @@ class Daemon:
             overview=self._overview,
             state=self._state,
             reload=self._reload,
-            give_back=self._allotting.give_back,
+            restore_cpusets=self._allocation.restore,
             live=self._live,
             look_around=self._file_events.look_around,
             history=self._history,
@@ -332,7 +348,9 @@ class Daemon:
             },
             sandboxes=self._overview.facts(),
             notes=(*self._parts.node.notes, *self._parts.allocator.notes),
-            allocation=self._allotting.document(),
+            allocation=allocation_document(
+                self._parts.allocator, self._allocation.problems, self._allocation.pusher
+            ),
         )
 
     def _reload(self) -> str:

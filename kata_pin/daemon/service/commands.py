@@ -11,11 +11,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kata_pin.daemon.allocation.restore import KeptCpuset
 from kata_pin.daemon.guests.manager import Guests
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.passes import PassRunner
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.service.control import Verb
+from kata_pin.daemon.status.allocation import kept_documents
 from kata_pin.daemon.status.documents import Json, applied_document, explanation_document
 from kata_pin.daemon.status.overview import Overview
 from kata_pin.daemon.store.database import Registry
@@ -31,8 +33,8 @@ GUESTS_S: Final = 3.0
 class Commands:
     """The verbs over what the daemon gives them.
 
-    `look_around` takes in what Kata's own state tells before an operator's pass. `give_back` gives
-    containers the CPUs back that our allocator keeps from them; returns those it cannot tell.
+    `look_around` takes in what Kata's own state tells before an operator's pass. `restore_cpusets`
+    has all CPUs of containers restored that the allocator confined; returns those that still wait.
     """
 
     sandboxes: Sandboxes
@@ -41,7 +43,7 @@ class Commands:
     overview: Overview
     state: Callable[[], Json]
     reload: Callable[[], str]
-    give_back: Callable[[], Awaitable[list[Json]]]
+    restore_cpusets: Callable[[], Awaitable[list[KeptCpuset]]]
     live: LiveConfig
     look_around: Callable[[], None]
     history: History
@@ -105,7 +107,7 @@ class Commands:
     async def _release(self, _request: Request) -> Json:
         """Unlike unpin this is not remembered: the next daemon, if there is one, pins again."""
         self.live.stop_acting()
-        waiting = await self.give_back()
+        waiting = kept_documents(await self.restore_cpusets())
         reply = await self._release_now(self.sandboxes.ids)
         return {"document": reply["document"] | {"cpusets_kept": waiting}}
 

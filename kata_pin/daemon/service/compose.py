@@ -9,6 +9,7 @@ from typing import Final
 
 from kata_pin.config.tree import Config
 from kata_pin.daemon.allocation.allocator import Allocator
+from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.allocation.policies import make_policy
 from kata_pin.daemon.intake.kata_state import Adoption
 from kata_pin.daemon.live_config import LiveConfig
@@ -71,8 +72,11 @@ class Components:
         return served_by(self.root, name) or ppid
 
 
-def compose(config: Config, registry: Registry) -> Components:
-    """Return the parts for this host; raises HostError without /proc."""
+def compose(config: Config, registry: Registry, passes: PendingPasses | None = None) -> Components:
+    """Return the parts for this host; raises HostError without /proc.
+
+    `passes` are the allocator's; without them it decides nothing.
+    """
     live = LiveConfig(config)
     root = HostRoot(debugfs=config.paths.debugfs)
     node = NodeWatch(root, live, live_threads=registry.live_threads())
@@ -91,7 +95,7 @@ def compose(config: Config, registry: Registry) -> Components:
     executables = (*DEFAULT_EXECUTABLES, *config.hypervisors, *configured)
     finder = VmmFinder(host, paths=kata, executables=executables)
     make = partial(make_policy, config.alloc)
-    allocator = Allocator(config.alloc, node, AllocStore(registry), make)
+    allocator = Allocator(config.alloc, node, AllocStore(registry), make, passes)
     kata_pinning = KataPinningReader(root, kata, BundleReader(config.paths.bundle_roots), files)
     engine = Engine(
         root, node, registry, index, host, finder, kata, kata_pinning, allocator.view,

@@ -14,8 +14,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from kata_pin.config.tree import Config
-from kata_pin.daemon.allocation.delivery import Delivery
-from kata_pin.daemon.allocation.restore import kept
+from kata_pin.daemon.allocation.restore import kept_cpusets
 from kata_pin.daemon.guests.kernel import kernel_facts
 from kata_pin.daemon.guests.manager import give_back
 from kata_pin.daemon.guests.status import GuestView, plan_guest
@@ -25,7 +24,7 @@ from kata_pin.daemon.reconcile.other_writers import writers_of
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.service.compose import Components, boot_id, compose
 from kata_pin.daemon.service.lock import locked
-from kata_pin.daemon.status.allocation import allocation_document
+from kata_pin.daemon.status.allocation import allocation_document, kept_documents
 from kata_pin.daemon.status.documents import (
     Json,
     SandboxFacts,
@@ -110,7 +109,9 @@ def release_all(config: Config) -> Json:
     """
     with _writing(config) as parts:
         document = applied_document("unpin", _undo(config, parts, "release"))
-        return document | {"cpusets_kept": kept(parts.allocator, Delivery(), parts.registry)}
+        return document | {
+            "cpusets_kept": kept_documents(kept_cpusets(parts.allocator, parts.registry))
+        }
 
 
 @contextlib.contextmanager

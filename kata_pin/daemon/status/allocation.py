@@ -6,12 +6,13 @@ Pure over what the allocator holds at the moment. CPU sets are Linux cpu lists.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kata_pin.daemon.allocation.allocator import Allocator
-from kata_pin.daemon.allocation.delivery import Delivery, written
+from kata_pin.daemon.allocation.ledger import Ledger, cpuset_for
 from kata_pin.daemon.allocation.notices import Refused
-from kata_pin.daemon.allocation.push import Pushing
+from kata_pin.daemon.allocation.push import Pusher
+from kata_pin.daemon.allocation.restore import KeptCpuset
 from kata_pin.daemon.status.documents import Json
 from kata_pin.model.alloc import AllocState, Grant
 from kata_pin.policy.alloc.allotment import sandbox_of
@@ -19,23 +20,16 @@ from kata_pin.wire.nri.replies import Cpuset
 
 
 def allocation_document(
-    allocator: Allocator,
-    delivery: Delivery | None = None,
-    problems: Sequence[str] = (),
-    pushing: Pushing | None = None,
+    allocator: Allocator, problems: Sequence[str] = (), pusher: Pusher | None = None
 ) -> Json | None:
     """Return the allocator's part, None where the configuration wants none.
 
-    `delivery` and `pushing` are absent where no daemon looks: then nothing is known of what
-    runtimes were told.
+    `pusher` is None without a daemon: then nothing is known of what was sent to runtimes.
     """
     if not allocator.on:
         return None
-    state = allocator.state
-    pending: dict[str, Cpuset] = {}
-    told = delivery or Delivery()
-    if delivery is not None:
-        pending = delivery.pending(allocator.effective)
+    state, ledger = allocator.state, allocator.ledger
+    pending = ledger.pending(allocator.effective)
     return {
         "policy": allocator.policy_name,
         "aside": allocator.aside,
@@ -47,8 +41,8 @@ def allocation_document(
             "exclusive": str(state.exclusive),
         },
         "held_back": str(allocator.held_back),
-        "grants": [_grant(one, state, pending, told) for one in state.grants.values()],
-        "push": None if pushing is None else _push(pushing),
+        "grants": [_grant(one, state, pending, ledger) for one in state.grants.values()],
+        "push": None if pusher is None else _push(pusher, ledger),
         "refusals": allocator.news.refusals.total(),
         "refused": [_refused(one) for one in allocator.news.refused],
         "problems": list(problems),
@@ -59,11 +53,9 @@ def allocation_document(
     }
 
 
-def _grant(
-    grant: Grant, state: AllocState, pending: Mapping[str, Cpuset], delivery: Delivery
-) -> Json:
+def _grant(grant: Grant, state: AllocState, pending: Mapping[str, Cpuset], ledger: Ledger) -> Json:
     request, pod = grant.request, grant.request.pod
-    own = written(grant, state) if delivery.knows(grant.container_id) else Cpuset()
+    own = cpuset_for(grant, state) if ledger.knows(grant.container_id) else Cpuset()
     waits = pending.get(grant.container_id)
     return {
         "id": grant.container_id,
@@ -87,14 +79,18 @@ def _grant(
     }
 
 
-def _push(pushing: Pushing) -> Json:
-    way = pushing.way
-    failures = [{"id": one, "message": why} for one, why in pushing.failures.items()]
+def kept_documents(kept: Iterable[KeptCpuset]) -> list[Json]:
+    """Return the containers that still have a cpuset of kata-pin's, as plain JSON values."""
+    return [{"id": one.id, "pod": one.pod, "name": one.name, "cpus": str(one.cpus)} for one in kept]
+
+
+def _push(pusher: Pusher, ledger: Ledger) -> Json:
+    channel = pusher.channel
     return {
-        "way": way.name,
-        "reason": way.problem,
-        "problem": pushing.trouble,
-        "failures": failures,
+        "way": channel.name,
+        "reason": channel.problem,
+        "problem": pusher.problem,
+        "failures": [{"id": one, "message": why} for one, why in ledger.problems.items()],
     }
 
 

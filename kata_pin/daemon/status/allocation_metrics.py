@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from kata_pin.daemon.allocation.allocator import Allocator
-from kata_pin.daemon.allocation.delivery import Delivery
-from kata_pin.daemon.allocation.push import CRI, NRI, Pushing
+from kata_pin.daemon.allocation.push import CRI, NRI, Pusher
 from kata_pin.model.alloc import RefusalKind
 from kata_pin.model.settings import CpuClass
 
 
-def alloc_metrics(allocator: Allocator, delivery: Delivery, pushing: Pushing) -> Iterator[Metric]:
+def alloc_metrics(allocator: Allocator, pusher: Pusher) -> Iterator[Metric]:
     """Yield what there is to say now."""
     if not allocator.on:
         return
@@ -39,7 +38,7 @@ def alloc_metrics(allocator: Allocator, delivery: Delivery, pushing: Pushing) ->
     yield GaugeMetricFamily(
         "kata_pin_alloc_pending",
         "Containers that do not have their newest cpuset yet.",
-        len(delivery.pending(allocator.effective)),
+        len(allocator.ledger.pending(allocator.effective)),
     )
     conflicts = GaugeMetricFamily(
         "kata_pin_alloc_rival_pods",
@@ -55,8 +54,8 @@ def alloc_metrics(allocator: Allocator, delivery: Delivery, pushing: Pushing) ->
         labels=("way", "outcome"),
     )
     for way in (NRI, CRI):
-        pushes.add_metric((way, "done"), pushing.sent[way, True])
-        pushes.add_metric((way, "failed"), pushing.sent[way, False])
+        pushes.add_metric((way, "done"), pusher.sent[way, True])
+        pushes.add_metric((way, "failed"), pusher.sent[way, False])
     yield pushes
     refusals = CounterMetricFamily(
         "kata_pin_alloc_refusals",

@@ -16,13 +16,13 @@ from kata_pin.daemon.allocation.plugin_conflicts import EXPIRY_S, PODS, PluginCo
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.errors import StateError
-from kata_pin.model.alloc import AllocState, Guarantee, RefusalKind, Running
+from kata_pin.model.alloc import AllocState, Guarantee, PodRequest, RefusalKind, Running
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState
 from kata_pin.model.sandbox import Container, ContainerState
 from kata_pin.model.settings import CpuClass
 from kata_pin.model.topology import flat
-from tests.support.allotted import Host, Moves, allocator, request
+from tests.support.allotted import Host, Moves, allocator, looking, request
 from tests.support.world import cpus, without
 
 ASIDE = "another NRI plugin decides the cpusets of this node: one that is asked before kata-pin"
@@ -48,9 +48,8 @@ def moves() -> Moves:
 
 @pytest.fixture
 def begun(registry: Registry, host: Host, moves: Moves) -> Allocator:
-    one = allocator(registry, host)
-    one.begin(moves)
-    moves.told.clear()
+    one = allocator(registry, host, moves)
+    moves.requested.clear()
     return one
 
 
@@ -66,23 +65,21 @@ def test_a_decision_is_stored_and_told(begun: Allocator, registry: Registry, mov
     assert grant is not None
     assert len(grant.exclusive) == 2
     assert stored(registry) == begun.state
-    assert moves.told[-1][0] == {"s-web", "s-db"}
+    assert moves.requested[-1][0] == {"s-web", "s-db"}
     begun.release(["c-db"], "test")
     assert begun.state.exclusive == CpuSet()
     assert stored(registry) == begun.state
-    assert moves.told[-1][0] >= {"s-web"}
+    assert moves.requested[-1][0] >= {"s-web"}
 
 
 def test_a_restart_finds_the_same(begun: Allocator, registry: Registry, host: Host) -> None:
     """Another daemon over the same registry, killed or not, holds the same state."""
     for number in range(3):
         begun.admit(request(f"db{number}", "exclusive", cpus=1))
-    again = allocator(registry, host)
-    assert again.state == begun.state
     moved = Moves()
-    again.begin(moved)
+    again = allocator(registry, host, moved)
     assert again.state == begun.state
-    assert moved.told == []
+    assert moved.requested == []
 
 
 def test_nothing_of_a_failed_transaction_stays(begun: Allocator, registry: Registry) -> None:
@@ -110,20 +107,20 @@ def test_nobody_hears_of_what_is_not_stored(
         with begun.together():
             begun.admit(request("typo", "shared", cpus=1))
             begun.admit(request("db", "exclusive", cpus=64))
-            assert (moves.told, begun.news.refusals, begun.notes) == ([], {}, ())
+            assert (moves.requested, begun.news.refusals, begun.notes) == ([], {}, ())
             if full:
                 raise StateError("no room")
 
     with caplog.at_level(logging.WARNING):
         with pytest.raises(StateError):
             event(full=True)
-        assert (moves.told, begun.news.refusals, begun.notes) == ([], {}, ())
+        assert (moves.requested, begun.news.refusals, begun.notes) == ([], {}, ())
         assert caplog.text == ""
         event(full=False)
-    assert len(moves.told) == 2
+    assert len(moves.requested) == 2
     assert begun.news.refusals.total() == len(begun.notes) == 1
     begun.admit(request("late"))
-    assert len(moves.told) == 3
+    assert len(moves.requested) == 3
 
 
 def test_decision_and_record_are_one_transaction(
@@ -148,7 +145,6 @@ def test_decision_and_record_are_one_transaction(
 def test_off_by_default(registry: Registry, host: Host) -> None:
     """Without a policy nothing is decided, shown or stored."""
     off = allocator(registry, host, policy="none")
-    off.begin(Moves())
     off.admit(request("db", "exclusive", cpus=2))
     recorded = (Container("c", "s", cpus=cpus("1")),)
     view = off.view(recorded)
@@ -165,7 +161,6 @@ def test_it_stands_aside(registry: Registry, host: Host, why: str) -> None:
     else:
         host.config = Config(mode=Mode.OBSERVE)
     one = allocator(registry, host, fail=Fail.STRICT)
-    one.begin(Moves())
     decision = one.admit(request("db", "exclusive", cpus=2))
     assert (decision.refused, decision.state.grants) == (None, {})
     assert not one.decides
@@ -215,13 +210,12 @@ def test_standing_aside_ends_by_itself(begun: Allocator, caplog: pytest.LogCaptu
         begun.follow_host()
     assert begun.aside == ""
     said = [one.getMessage() for one in caplog.records]
-    assert said == [f"allocator: stands aside: {ASIDE}", "allocator: decides again"]
+    assert said == [f"allocator: standing aside: {ASIDE}", "allocator: deciding again"]
 
 
 def test_a_strict_container_is_tried_again(registry: Registry, host: Host) -> None:
     """Who would be refused beside a plugin is adjusted again while there is only a suspicion."""
     one = allocator(registry, host, fail=Fail.STRICT)
-    one.begin(Moves())
     wants = request("db", "exclusive", cpus=2)
     one.conflicts.answered(wants, adjusted=True)
     one.conflicts.ended(wants.container_id)
@@ -235,7 +229,6 @@ def test_who_asked_is_told_and_who_did_not_is_not(
 ) -> None:
     """Beside another plugin only a container that asked for its own CPUs is refused."""
     one = allocator(registry, host, fail=Fail.STRICT)
-    one.begin(Moves())
     assert one.admit(request("web"), foreign=True).refused is None
     with caplog.at_level(logging.WARNING):
         refused = one.admit(request("db", "exclusive", cpus=2), foreign=True).refused
@@ -277,7 +270,6 @@ def test_strict_refuses_nobody_who_runs(
 ) -> None:
     """Found running, without NRI: it is in the shared pool with a grant, and is told once."""
     one = allocator(registry, host, fail=Fail.STRICT)
-    one.begin(Moves())
     one.set_orders({"shop/db": CpuClass.EXCLUSIVE})
     record = Container("c1", "s1", pod_name="db", pod_namespace="shop", pod_uid="u1", name="app")
     much = replace(record, quota_us=6_400_000, period_us=100_000, shares=65_536)
@@ -293,7 +285,6 @@ def test_strict_refuses_nobody_who_runs(
 def test_a_policy_that_nobody_has(registry: Registry, host: Host) -> None:
     """A wrong setting keeps the daemon from nothing: it is said, and nothing is decided."""
     one = allocator(registry, host, policy="crane")
-    one.begin(Moves())
     assert "no policy 'crane'" in one.aside
     assert one.admit(request("db", "exclusive", cpus=2)).state.grants == {}
 
@@ -303,11 +294,11 @@ def test_an_offline_cpu(begun: Allocator, host: Host, moves: Moves) -> None:
     begun.admit(request("db", "exclusive", cpus=2))
     had = begun.state.exclusive
     host.topology = without(flat(8), str(had.first))
-    moves.told.clear()
+    moves.requested.clear()
     begun.follow_host()
     assert had.first not in begun.state.cpus
     assert len(begun.state.exclusive) == 2
-    assert any("s-db" in told for told, _ in moves.told)
+    assert any("s-db" in told for told, _ in moves.requested)
 
 
 def test_what_could_not_be_stored_is_decided_again(
@@ -381,7 +372,7 @@ def test_a_container_that_is_its_own_sandbox(begun: Allocator, moves: Moves) -> 
     assert given is not None
     assert begun.state.exclusive == given
     assert len(given) == 2
-    assert moves.told[-1][0] == {"c1"}
+    assert moves.requested[-1][0] == {"c1"}
     begun.release_sandbox("c1")
     assert begun.state.grants == {}
 
@@ -405,7 +396,7 @@ def test_what_is_left_comes_to_others_with_the_pass(begun: Allocator, moves: Mov
     """Others get an owner's CPUs when a pass over it has ended, and are told so then."""
     begun.admit(request("web"))
     begun.admit(request("db", "exclusive", cpus=4))
-    moves.told.clear()
+    moves.requested.clear()
     begun.change(request("db", "exclusive", cpus=2), "test")
     gone = begun.held_back
     assert len(gone) == 2
@@ -413,12 +404,12 @@ def test_what_is_left_comes_to_others_with_the_pass(begun: Allocator, moves: Mov
     assert web is not None
     assert now is not None
     assert web.cpus == now.cpus | gone
-    moves.told.clear()
+    moves.requested.clear()
     begun.left("s-web")
     assert begun.held_back == gone
     begun.left("s-db")
     assert begun.now == begun.state
-    assert moves.told == [(frozenset({"s-web"}), "handed over")]
+    assert moves.requested == [(frozenset({"s-web"}), "handed over")]
 
 
 def test_two_moves_before_one_pass(begun: Allocator) -> None:
@@ -439,10 +430,10 @@ def test_an_owner_that_ends_holds_nothing_back(begun: Allocator, moves: Moves) -
     begun.admit(request("web"))
     begun.admit(request("db", "exclusive", cpus=4))
     begun.change(request("db", "exclusive", cpus=2), "test")
-    moves.told.clear()
+    moves.requested.clear()
     begun.release_sandbox("s-db")
     assert begun.held_back == CpuSet()
-    assert moves.told[-1][0] == {"s-web"}
+    assert moves.requested[-1][0] == {"s-web"}
 
 
 def test_a_failed_transaction_leaves_nothing_to_be_left(begun: Allocator) -> None:
@@ -463,7 +454,7 @@ def test_a_failed_transaction_leaves_nothing_to_be_left(begun: Allocator) -> Non
 def test_orders_change_who_runs(begun: Allocator, moves: Moves) -> None:
     """none to share, exclusive to share, and back, without making the container anew."""
     begun.admit(request("web", cpus=2))
-    moves.told.clear()
+    moves.requested.clear()
     for cpu_class in (CpuClass.SHARE, CpuClass.EXCLUSIVE, CpuClass.SHARE):
         begun.set_orders({"shop/web": cpu_class})
         grant = begun.state.get("c-web")
@@ -475,23 +466,24 @@ def test_orders_change_who_runs(begun: Allocator, moves: Moves) -> None:
     grant = begun.state.get("c-web")
     assert grant is not None
     assert grant.cpu_class is CpuClass.NONE
-    assert moves.told[0] == (frozenset({"s-web"}), "orders")
+    assert moves.requested[0] == (frozenset({"s-web"}), "override")
 
 
 def test_orders_that_change_nothing_write_nothing(begun: Allocator, moves: Moves) -> None:
     """The same orders again, or those of other pods, move nobody."""
     begun.admit(request("web", cpus=2))
     begun.set_orders({"shop/web": CpuClass.SHARE})
-    moves.told.clear()
+    moves.requested.clear()
     begun.set_orders({"shop/web": CpuClass.SHARE, "shop/other": CpuClass.EXCLUSIVE})
-    assert moves.told == []
+    assert moves.requested == []
 
 
 def test_a_sandbox_is_ordered_by_its_id(begun: Allocator) -> None:
     """Where no Kubernetes names pods the sandbox's id does."""
     begun.set_orders({"s1": CpuClass.SHARE})
-    assert begun.ordered("", "", "s1") is CpuClass.SHARE
-    assert begun.ordered("shop", "web", "s2") is None
+    bare = replace(request("web"), pod=PodRequest("uid"))
+    assert begun.newest(bare, "s1").pod.ordered is CpuClass.SHARE
+    assert begun.newest(request("web"), "s2").pod.ordered is None
 
 
 def test_annotations_change_who_runs(begun: Allocator) -> None:
@@ -506,24 +498,23 @@ def test_annotations_change_who_runs(begun: Allocator) -> None:
 def test_who_only_looks_decides_nothing(begun: Allocator, registry: Registry, host: Host) -> None:
     """A command without a daemon sees the grants as they are stored, and gives none."""
     begun.admit(request("db", "exclusive", cpus=2))
-    looking = allocator(registry, host)
+    one = looking(registry, host)
     mine = (Container("c-db", "s-db"), Container("c-new", "s-db"))
-    view = looking.view(mine)
+    view = one.view(mine)
     assert view.containers[0].cpus == begun.state.exclusive
     assert view.containers[1] == mine[1]
-    assert looking.aside == ""
-    assert looking.state == begun.state
+    assert one.aside == ""
+    assert one.state == begun.state
     host.kubelet = STATIC
-    assert looking.view(mine).containers == mine
+    assert one.view(mine).containers == mine
 
 
 def test_an_unreadable_row_is_none(begun: Allocator, registry: Registry, host: Host) -> None:
     """A damaged state counts as lost, and the daemon starts."""
     begun.admit(request("db", "exclusive", cpus=2))
     registry.database.execute("UPDATE alloc SET state = '{'")
+    assert looking(registry, host).state == AllocState()
     again = allocator(registry, host)
-    assert again.state == AllocState()
-    again.begin(Moves())
     assert again.state.cpus == CpuSet(range(8))
 
 

@@ -52,8 +52,9 @@ class World:
             cast("NodeWatch", self.host),
             AllocStore(self.registry),
             lambda _: cast("Policy", self.theirs),
+            self.moves,
         )
-        one.begin(self.moves)
+        one.follow_host()
         return one
 
     def break_down(self, method: Method, *names: str) -> None:

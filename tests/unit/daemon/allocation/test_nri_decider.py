@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +13,8 @@ import pytest
 
 from kata_pin.config.alloc import Fail
 from kata_pin.config.tree import Mode
-from kata_pin.daemon.allocation.delivery import Delivery
 from kata_pin.daemon.allocation.nri_decider import OTHERS, NriDecider
-from kata_pin.daemon.allocation.pending_passes import Moves
+from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.allocation.plugin_conflicts import PODS
 from kata_pin.daemon.intake.nri_events import NOTHING, NriIntake
 from kata_pin.daemon.reconcile.ports import PassRequests
@@ -69,19 +68,10 @@ class World:
             settled=self._settled,
         )
         intake = NriIntake(cast("Components", parts), cast("Sandboxes", sandboxes))
-        self.moves = Moves(cast("PassRequests", sandboxes))
-        self.allocator = allocator(registry, self.host, **settings)
-        self.allocator.begin(self._moved)
-        self.delivery = Delivery()
-        self.woken: list[None] = []
-        self.decider = NriDecider(
-            intake,
-            self.allocator,
-            self.delivery,
-            registry,
-            self.moves,
-            wake=lambda: self.woken.append(None),
-        )
+        self.passes = PendingPasses(cast("PassRequests", sandboxes))
+        self.allocator = allocator(registry, self.host, self.passes, **settings)
+        self.ledger = self.allocator.ledger
+        self.decider = NriDecider(intake, self.allocator, registry, self.passes)
         self._stamp = 1000
 
     def tell(self, kind: EventKind, pod: Pod, container: PodContainer, **fields: Any) -> Answer:
@@ -106,9 +96,6 @@ class World:
 
     async def _settled(self, sandbox_id: str, _ticket: int) -> None:
         self.awaited.append(sandbox_id)
-
-    def _moved(self, sandbox_ids: Collection[str], why: str) -> None:
-        self.moves.ask(sandbox_ids, why)
 
     def _find(self, sandbox_id: str) -> int:
         if sandbox_id not in self.kata:
@@ -201,7 +188,7 @@ def test_a_strict_refusal(registry: Registry) -> None:
         world.tell(CREATE, _pod("db", "exclusive"), _app("db", 64))
     assert registry.container("c-db") is None
     assert world.allocator.state.get("c-db") is None
-    assert world.delivery.pending(world.allocator.state) == {}
+    assert world.ledger.pending(world.allocator.state) == {}
 
 
 def test_best_effort_runs_in_the_shared_pool(world: World) -> None:
@@ -223,7 +210,7 @@ def test_kubelet_static_is_observed(world: World) -> None:
     """While the kubelet decides every answer is the observer's."""
     world.make(_pod("web", kata=False), _app("web", 1))
     world.allocator.set_orders({"shop/web": CpuClass.EXCLUSIVE})
-    assert world.delivery.pending(world.allocator.state) != {}
+    assert world.ledger.pending(world.allocator.state) != {}
     world.host.kubelet = KubeletState("static", cpus("0-1"))
     assert world.make(_pod("db", "exclusive"), _app("db", 2)) == Answer()
     stopped = PodContainer("c-other", "web")
@@ -334,15 +321,15 @@ def test_our_own_update_by_cri_changes_nothing(world: World) -> None:
     world.make(web, app)
     world.make(_pod("log", kata=False), _app("log"))
     world.allocator.admit(request("db", "exclusive", cpus=2, kata=False))
-    pending = world.delivery.pending(world.allocator.now)
+    pending = world.ledger.pending(world.allocator.now)
     assert set(pending) == {"c-web", "c-log"}
     asked = CpuResources(cpus=str(pending["c-web"].cpus), quota_us=0, period_us=0, shares=0)
-    with world.delivery.under_way("c-web", pending["c-web"]):
+    with world.ledger.pushing("c-web", pending["c-web"]):
         assert world.tell(UPDATE, web, app, asked=asked) == Answer()
-        assert world.delivery.pending(world.allocator.now) == pending
+        assert world.ledger.pending(world.allocator.now) == pending
         made = _with(app, pending["c-web"])
         world.tell(EventKind.POST_UPDATE_CONTAINER, web, made)
-    assert set(world.delivery.pending(world.allocator.now)) == {"c-log"}
+    assert set(world.ledger.pending(world.allocator.now)) == {"c-log"}
 
 
 def test_somebody_elses_update_while_we_push(world: World) -> None:
@@ -351,11 +338,11 @@ def test_somebody_elses_update_while_we_push(world: World) -> None:
     world.make(web, app)
     world.make(_pod("log", kata=False), _app("log"))
     world.allocator.admit(request("db", "exclusive", cpus=2, kata=False))
-    cpuset = world.delivery.pending(world.allocator.now)["c-web"]
-    with world.delivery.under_way("c-web", cpuset):
+    cpuset = world.ledger.pending(world.allocator.now)["c-web"]
+    with world.ledger.pushing("c-web", cpuset):
         answer = world.tell(UPDATE, web, app, asked=CpuResources(cpus="0-7"))
         assert set(_updates(answer)) == {"c-log"}
-    assert world.delivery.pending(world.allocator.now) == {"c-web": cpuset}
+    assert world.ledger.pending(world.allocator.now) == {"c-web": cpuset}
 
 
 def test_our_own_update_that_is_out_of_date(world: World) -> None:
@@ -364,29 +351,29 @@ def test_our_own_update_that_is_out_of_date(world: World) -> None:
     world.make(web, app)
     world.make(_pod("log", kata=False), _app("log"))
     world.allocator.admit(request("db", "exclusive", cpus=2, kata=False))
-    old = world.delivery.pending(world.allocator.now)["c-web"]
-    with world.delivery.under_way("c-web", old):
+    old = world.ledger.pending(world.allocator.now)["c-web"]
+    with world.ledger.pushing("c-web", old):
         world.allocator.admit(request("more", "exclusive", cpus=2, kata=False))
-        new = world.delivery.pending(world.allocator.now)["c-web"]
+        new = world.ledger.pending(world.allocator.now)["c-web"]
         answer = world.tell(UPDATE, web, app, asked=CpuResources(cpus=str(old.cpus)))
         assert _updates(answer) == {"c-web": str(new.cpus)}
         world.tell(EventKind.POST_UPDATE_CONTAINER, web, _with(app, new))
-    assert set(world.delivery.pending(world.allocator.now)) == {"c-web", "c-log"}
+    assert set(world.ledger.pending(world.allocator.now)) == {"c-web", "c-log"}
 
 
 def test_whatever_may_decide_wakes_who_pushes(world: World) -> None:
     """Each event, and the end of Synchronize, may leave something that no answer took along."""
     web, app = _pod("web", kata=False), _app("web")
     for kind in (CREATE, EventKind.POST_CREATE_CONTAINER, UPDATE, STOP):
-        before = len(world.woken)
+        world.ledger.changed.clear()
         world.tell(kind, web, app)
-        assert len(world.woken) > before
+        assert world.ledger.changed.is_set()
 
 
 async def test_who_starts_alone_waits_for_those_who_leave(world: World) -> None:
     """A start on exclusive CPUs is answered after the passes over the sandboxes that had them."""
     world.make(_pod("web"), _app("web"))
-    world.moves.ended("web")
+    world.passes.ended("web")
     pod, app = _pod("db", "exclusive", kata=False), _app("db", 2)
     world.make(pod, app)
     start = Event(EventKind.START_CONTAINER, pod, app)
@@ -394,7 +381,7 @@ async def test_who_starts_alone_waits_for_those_who_leave(world: World) -> None:
     assert ticket == OTHERS
     await world.decider.placed(start, ticket)
     assert world.awaited == ["web"]
-    world.moves.ended("web")
+    world.passes.ended("web")
     await world.decider.placed(start, ticket)
     assert world.awaited == ["web"]
 
@@ -419,7 +406,7 @@ def test_an_owner_leaves_before_others_come(world: World) -> None:
     assert world.allocator.held_back == gone
     world.allocator.left("db")
     assert world.allocator.held_back == CpuSet()
-    web = world.delivery.pending(world.allocator.now)["c-web"].cpus
+    web = world.ledger.pending(world.allocator.now)["c-web"].cpus
     assert web == CpuSet(range(8)) - _own(world, "c-db")
 
 
@@ -449,7 +436,7 @@ def test_an_order_is_delivered_by_the_next_answer(world: World) -> None:
     world.tell(EventKind.START_CONTAINER, pod, _with(one, Cpuset(shared)))
     world.allocator.set_orders({"shop/db": CpuClass.EXCLUSIVE})
     own = world.allocator.state.exclusive
-    assert world.delivery.pending(world.allocator.state) == {"c-db": Cpuset(own)}
+    assert world.ledger.pending(world.allocator.state) == {"c-db": Cpuset(own)}
     answer = world.make(_pod("web", kata=False), _app("web"))
     assert _updates(answer) == {"c-db": str(own)}
 
@@ -476,7 +463,7 @@ def test_synchronize_brings_everything_in_line(world: World) -> None:
     }
     world.decider.ended()
     assert world.guarantee.value == Guarantee.SANDBOXES.value
-    assert world.delivery.pending(world.allocator.state) == {}
+    assert world.ledger.pending(world.allocator.state) == {}
 
 
 def test_a_record_before_synchronize(world: World) -> None:
@@ -555,8 +542,8 @@ def test_what_is_not_stored_is_not_delivered(world: World) -> None:
     with failing_commits(world.registry), pytest.raises(StateError):
         world.tell(CREATE, pod, one)
     assert world.allocator.state.exclusive == CpuSet()
-    assert not world.delivery.knows("c-db")
-    assert world.delivery.pending(world.allocator.state) == {}
+    assert not world.ledger.knows("c-db")
+    assert world.ledger.pending(world.allocator.state) == {}
     again = world.tell(CREATE, pod, one)
     assert _updates(again) == {"c-web": str(CpuSet(range(8)) - again.adjust.cpus)}
 
@@ -583,7 +570,7 @@ def test_an_end_that_is_not_stored(world: World) -> None:
     assert len(world.allocator.state.exclusive) == 2
     world.decider.take(Event(STOP, pod, one), 9000)
     assert world.allocator.state.exclusive == CpuSet()
-    assert world.delivery.pending(world.allocator.state) == {"c-web": Cpuset(CpuSet(range(8)))}
+    assert world.ledger.pending(world.allocator.state) == {"c-web": Cpuset(CpuSet(range(8)))}
 
 
 @contextlib.contextmanager

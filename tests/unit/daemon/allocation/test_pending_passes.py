@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from kata_pin.daemon.allocation.pending_passes import PATIENCE_S, Moves
+from kata_pin.daemon.allocation.pending_passes import PATIENCE_S, PendingPasses
 from kata_pin.model.pass_outcome import NO_VMM, RELEASED, Cause, PassOutcome
 from kata_pin.model.placement import Report
 
@@ -41,8 +41,8 @@ def now() -> SimpleNamespace:
 
 
 @pytest.fixture
-def moves(passes: Passes, now: SimpleNamespace) -> Moves:
-    return Moves(passes, clock=lambda: now.s)
+def pending(passes: Passes, now: SimpleNamespace) -> PendingPasses:
+    return PendingPasses(passes, clock=lambda: now.s)
 
 
 def passed(state: str, *, settled: bool = True) -> PassOutcome:
@@ -51,35 +51,37 @@ def passed(state: str, *, settled: bool = True) -> PassOutcome:
     return PassOutcome("a", "shop/a", state, cast("Report", report), Cause())
 
 
-async def test_every_pass_that_was_asked_for_is_awaited(moves: Moves, passes: Passes) -> None:
+async def test_every_pass_that_was_asked_for_is_awaited(
+    pending: PendingPasses, passes: Passes
+) -> None:
     """But those that ended, and those of sandboxes that are over or unknown."""
-    assert moves.ask(["a", "b", "c"], "test") == {"c"}
+    assert pending.request(["a", "b", "c"], "test") == {"c"}
     assert sorted(passes.asked) == ["a", "b"]
-    moves.ended("a")
-    await moves.all_ended()
+    pending.ended("a")
+    await pending.all_ended()
     assert [sandbox for sandbox, _ in passes.awaited] == ["b"]
-    moves.over("b")
-    await moves.all_ended()
+    pending.ended("b")
+    await pending.all_ended()
     assert len(passes.awaited) == 1
 
 
 @pytest.mark.parametrize("state", ["ok", "drift", RELEASED])
-def test_a_pass_that_moved_everything(moves: Moves, state: str) -> None:
+def test_a_pass_that_moved_everything(pending: PendingPasses, state: str) -> None:
     """The threads are where they should be, or an operator wants them anywhere."""
-    assert moves.has_left(passed(state))
-    assert moves.has_left(passed(state, settled=False)) is (state == RELEASED)
+    assert pending.passed(passed(state))
+    assert pending.passed(passed(state, settled=False)) is (state == RELEASED)
 
 
 @pytest.mark.parametrize(("state", "settled"), [(NO_VMM, True), ("drift", False)])
 def test_a_pass_that_moved_nobody(
-    moves: Moves, now: SimpleNamespace, state: str, settled: bool
+    pending: PendingPasses, now: SimpleNamespace, state: str, settled: bool
 ) -> None:
     """Its CPUs are held back for a while; a pass that succeeds, or the end, begins it anew."""
     stuck = passed(state, settled=settled)
-    for forget in (lambda: moves.has_left(passed("ok")), lambda: moves.over("a")):
-        assert not moves.has_left(stuck)
+    for forget in (lambda: pending.passed(passed("ok")), lambda: pending.ended("a")):
+        assert not pending.passed(stuck)
         now.s += PATIENCE_S - 1
-        assert not moves.has_left(stuck)
+        assert not pending.passed(stuck)
         now.s += 1
-        assert moves.has_left(stuck)
+        assert pending.passed(stuck)
         forget()

@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 
 from kata_pin.config.alloc import Push
+from kata_pin.daemon.allocation import ledger as books
 from kata_pin.daemon.allocation import push as module
-from kata_pin.daemon.allocation import slowness
-from kata_pin.daemon.allocation.delivery import Delivery
-from kata_pin.daemon.allocation.push import Pushing
+from kata_pin.daemon.allocation.push import Pusher
 from kata_pin.daemon.store.database import Registry
+from kata_pin.model.alloc import AllocState
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.settings import CpuClass
 from kata_pin.sources.nri import NriPlugin
@@ -55,22 +55,25 @@ class Runtime:
         self.applied(container_id, cpuset)
 
 
-class World:
-    """An allocator with containers that the runtime knows, and what pushes to it."""
+class World(Moves):
+    """An allocator with containers that the runtime knows, what pushes to it, and its passes."""
 
-    def __init__(self, registry: Registry, **fields: Any) -> None:
+    def __init__(self, registry: Registry, *, nri: bool = True, **fields: Any) -> None:
+        super().__init__()
         self.allocator = allocator(registry, Host())
-        self.allocator.begin(Moves())
-        self.delivery = Delivery()
+        self.ledger = self.allocator.ledger
         self.runtime = Runtime()
         self.passes: list[str] = []
         self.pass_held: asyncio.Event | None = None
-        self.pushing = Pushing(
-            self.allocator, self.delivery, settings(**fields), settled=self._settled
+        self.pusher = Pusher(
+            self.allocator,
+            settings(**fields),
+            passes=self,
+            plugin=cast("NriPlugin", self.runtime) if nri else None,
         )
-        self.pushing.connected(cast("NriPlugin", self.runtime))
 
-    async def _settled(self, sandbox_id: str) -> None:
+    async def another(self, sandbox_id: str) -> None:
+        """End a pass, unless it is held."""
         self.passes.append(f"{sandbox_id} after {len(self.runtime.sent)}")
         if self.pass_held is not None:
             await self.pass_held.wait()
@@ -78,11 +81,11 @@ class World:
     def admit(self, name: str, cpu_class: str = "", *, has: str = "0-7", **fields: Any) -> None:
         """Have a container made before anything is pushed; the runtime gave it `has`."""
         self.allocator.admit(request(name, cpu_class, **fields))
-        self.delivery.has(f"c-{name}", Cpuset(cpus(has)))
+        self.ledger.reported(f"c-{name}", Cpuset(cpus(has)))
 
     @property
     def pending(self) -> set[str]:
-        return set(self.delivery.pending(self.allocator.now))
+        return set(self.ledger.pending(self.allocator.now))
 
 
 @pytest.fixture
@@ -94,13 +97,13 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 
 @pytest.fixture
 def world(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(module, "RETRY_S", (0.05, 0.1))
+    monkeypatch.setattr(books, "RETRY_S", (0.05, 0.1))
     return World(registry)
 
 
 @contextlib.asynccontextmanager
 async def running(world: World) -> AsyncIterator[None]:
-    task = asyncio.create_task(world.pushing.run())
+    task = asyncio.create_task(world.pusher.run())
     try:
         yield
     finally:
@@ -125,12 +128,12 @@ async def test_what_is_pending_is_sent(world: World) -> None:
     async with running(world):
         await asyncio.sleep(0)
         assert world.runtime.sent == []  # nobody woke it
-        world.pushing.wake()
+        world.ledger.wake()
         await until(lambda: not world.pending, "everything")
     own = str(world.allocator.state.exclusive)
     assert dict(world.runtime.sent) == {"c-db": own, "c-web": str(world.allocator.state.shared)}
-    assert world.pushing.sent == {("nri", True): 2}
-    assert world.pushing.failures == {}
+    assert world.pusher.sent == {("nri", True): 2}
+    assert world.ledger.problems == {}
 
 
 async def test_an_answer_on_its_way_comes_first(world: World) -> None:
@@ -138,10 +141,10 @@ async def test_an_answer_on_its_way_comes_first(world: World) -> None:
     world.admit("web", kata=False)
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
     async with running(world):
-        world.pushing.wake()
+        world.ledger.wake()
         for _ in range(5):
             await asyncio.sleep(0)
-        assert len(world.delivery.next(world.allocator.now)) == 2
+        assert len(world.ledger.updates(world.allocator.now)) == 2
         await asyncio.sleep(3 * module.GRACE_S)
     assert world.runtime.sent == []
 
@@ -152,7 +155,7 @@ async def test_owners_leave_before_others_come(world: World) -> None:
     world.admit("log", kata=False)
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
     async with running(world):
-        world.pushing.wake()
+        world.ledger.wake()
         await until(lambda: not world.pending, "everything")
     assert [name for name, _ in world.runtime.sent][-1] == "c-web"
 
@@ -162,10 +165,10 @@ async def test_a_vm_is_pinned_between_two_steps(world: World) -> None:
     world.admit("db", "exclusive", cpus=2)
     own = world.allocator.state.exclusive
     there = CpuSet(list(ALL - own)[:2])
-    world.delivery.has("c-db", Cpuset(there))
+    world.ledger.reported("c-db", Cpuset(there))
     world.pass_held = asyncio.Event()
     async with running(world):
-        world.pushing.wake()
+        world.ledger.wake()
         await until(lambda: world.passes, "the pass")
         assert world.runtime.sent == [("c-db", str(there | own))]
         world.pass_held.set()
@@ -179,11 +182,11 @@ async def test_what_changed_while_a_pass_was_awaited(world: World) -> None:
     world.admit("db", "exclusive", cpus=2)
     world.pass_held = asyncio.Event()
     async with running(world):
-        world.pushing.wake()
+        world.ledger.wake()
         await until(lambda: world.passes, "the pass")
         world.allocator.change(ordered(request("db", "exclusive", cpus=2), CpuClass.NONE), "order")
         world.pass_held.set()
-        world.pushing.wake()
+        world.ledger.wake()
         await asyncio.sleep(3 * module.GRACE_S)
     assert world.allocator.state.shared == ALL
     assert world.runtime.sent == []  # all CPUs are what it has
@@ -196,9 +199,9 @@ async def test_a_pass_that_does_not_end(world: World, monkeypatch: pytest.Monkey
     world.admit("web", kata=False)
     world.pass_held = asyncio.Event()
     async with running(world):
-        world.pushing.wake()
-        await until(lambda: world.pending == {"c-db"} and world.pushing.failures, "the other one")
-        assert "no pass over its sandbox" in world.pushing.failures["c-db"]
+        world.ledger.wake()
+        await until(lambda: world.pending == {"c-db"} and world.ledger.problems, "the other one")
+        assert "no pass over its sandbox" in world.ledger.problems["c-db"]
         world.pass_held.set()
         await until(lambda: not world.pending, "the next try")
 
@@ -212,17 +215,17 @@ async def test_a_refusal_is_tried_again(world: World, caplog: pytest.LogCaptureF
     seen: list[dict[str, str]] = []
     world.runtime.answers.extend([UpdateRefused("busy")])
     async with running(world):
-        world.pushing.wake()
+        world.ledger.wake()
         await until(lambda: len(world.runtime.sent) >= 3, "the others")
-        seen.append(world.pushing.failures)
+        seen.append(world.ledger.problems)
         world.runtime.answers.extend([UpdateRefused("busy")])
         await until(lambda: not world.pending, "the next tries")
     assert len(seen[0]) == 1
     assert set(seen[0].values()) == {"busy"}
     (refused,) = seen[0]
     assert [name for name, _ in world.runtime.sent].count(refused) == 3
-    assert world.pushing.failures == {}
-    assert world.pushing.sent == {("nri", False): 2, ("nri", True): 3}
+    assert world.ledger.problems == {}
+    assert world.pusher.sent == {("nri", False): 2, ("nri", True): 3}
     said = [one for one in caplog.records if "keeps its cpuset" in one.getMessage()]
     assert len(said) == 1
 
@@ -231,13 +234,13 @@ async def test_who_fails_comes_after_all_others(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A VM that hangs, which takes its time, is tried again when nobody else waits."""
-    monkeypatch.setattr(module, "RETRY_S", (0.0,))
+    monkeypatch.setattr(books, "RETRY_S", (0.0,))
     for name in ("hung", "a", "b"):
         world.admit(name, kata=False)
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
     world.runtime.answers.extend([UpdateRefused("slow"), UpdateRefused("slow")])
     async with running(world):
-        world.pushing.wake()
+        world.ledger.wake()
         await until(lambda: not world.pending, "everything")
     tries = [name for name, _ in world.runtime.sent]
     assert tries[:2] == ["c-hung", "c-a"]
@@ -250,14 +253,14 @@ async def test_a_container_that_is_gone(world: World, caplog: pytest.LogCaptureF
     caplog.set_level(logging.INFO)
     world.admit("web", kata=False)
     world.admit("db", "exclusive", cpus=2, kata=False, has="0-1")
-    world.delivery.has("c-db", Cpuset(world.allocator.state.exclusive))
+    world.ledger.reported("c-db", Cpuset(world.allocator.state.exclusive))
     world.runtime.answers.append(ContainerUnknown("no such container"))
     async with running(world):
-        world.pushing.wake()
+        world.ledger.wake()
         await until(lambda: world.runtime.sent, "the call")
         await asyncio.sleep(0.01)
-        assert (world.pushing.failures, world.pushing.sent) == ({}, {})
-        world.delivery.gone("c-web")
+        assert (world.ledger.problems, world.pusher.sent) == ({}, {})
+        world.ledger.ended("c-web")
         await asyncio.sleep(0.1)
     assert len(world.runtime.sent) == 1
     assert caplog.text == ""
@@ -271,13 +274,13 @@ async def test_a_runtime_that_is_not_there(world: World, caplog: pytest.LogCaptu
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
     world.runtime.answers.extend([RuntimeUnavailable("no socket")] * 2)
     async with running(world):
-        world.pushing.wake()
-        await until(lambda: world.pushing.trouble, "the trouble")
-        assert world.pushing.trouble == "no socket"
-        world.pushing.wake()
+        world.ledger.wake()
+        await until(lambda: world.pusher.problem, "the trouble")
+        assert world.pusher.problem == "no socket"
+        world.ledger.wake()
         await until(lambda: not world.pending, "the next tries")
-    assert world.pushing.trouble == ""
-    assert world.pushing.sent == {("nri", False): 2, ("nri", True): 3}
+    assert world.pusher.problem == ""
+    assert world.pusher.sent == {("nri", False): 2, ("nri", True): 3}
     said = [one.getMessage() for one in caplog.records]
     assert sum("wait for the runtime" in one for one in said) == 1
     assert sum("sent by nri again" in one for one in said) == 1
@@ -291,10 +294,10 @@ async def test_nobody_stops_the_others(world: World, error: Exception) -> None:
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
     world.runtime.refuses = {"c-bad": error}
     async with running(world):
-        world.pushing.wake()
+        world.ledger.wake()
         await until(lambda: world.pending == {"c-bad"}, "all others")
         assert {name for name, _ in world.runtime.sent[1:4]} == {"c-a", "c-b", "c-db"}
-        assert world.pushing.failures == {}
+        assert world.ledger.problems == {}
         world.runtime.refuses.clear()
         await until(lambda: not world.pending, "the next try")
 
@@ -306,7 +309,7 @@ async def test_those_who_fail_take_turns(world: World) -> None:
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
     world.runtime.answers.extend([RuntimeUnavailable("no socket")] * 6)
     async with running(world):
-        world.pushing.wake()
+        world.ledger.wake()
         await until(lambda: len(world.runtime.sent) >= 6, "six tries")
     tries = [name for name, _ in world.runtime.sent[:6]]
     assert set(tries[:3]) == {"c-a", "c-b", "c-db"}
@@ -317,30 +320,30 @@ async def test_it_sleeps_until_somebody_is_due(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end of the runtime's trouble is no loop where all that is pending waits for longer."""
-    monkeypatch.setattr(module, "RETRY_S", (0.02, 1000.0))
+    monkeypatch.setattr(books, "RETRY_S", (0.02, 1000.0))
     for name in ("bad", "web"):
         world.admit(name, kata=False)
     world.admit("db", "exclusive", cpus=2, kata=False, has="0-1")
-    world.delivery.has("c-db", Cpuset(world.allocator.state.exclusive))
+    world.ledger.reported("c-db", Cpuset(world.allocator.state.exclusive))
     world.runtime.refuses = {"c-bad": UpdateRefused("busy")}
     rounds = 0
-    pending = world.pushing._pending
+    pending = world.ledger.pending
 
-    def counted() -> dict[str, Cpuset]:
+    def counted(state: AllocState) -> dict[str, Cpuset]:
         nonlocal rounds
         rounds += 1
-        return pending()
+        return pending(state)
 
     async with running(world):
-        world.pushing.wake()
+        world.ledger.wake()
         await until(lambda: world.pending == {"c-bad"}, "the other one")
         await until(lambda: len(world.runtime.sent) == 3, "the second refusal")
         world.admit("log", kata=False)
         world.runtime.refuses["c-log"] = RuntimeUnavailable("no socket")
-        world.pushing.wake()
-        await until(lambda: world.pushing.trouble, "the trouble")
-        world.delivery.gone("c-log")
-        monkeypatch.setattr(world.pushing, "_pending", counted)
+        world.ledger.wake()
+        await until(lambda: world.pusher.problem, "the trouble")
+        world.ledger.ended("c-log")
+        monkeypatch.setattr(world.ledger, "pending", counted)
         await asyncio.sleep(0.3)
     assert world.pending == {"c-bad"}
     assert 1 <= rounds <= 3
@@ -350,8 +353,8 @@ async def test_slow_containers_share_little_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After one try each those who are slow rest for long, whatever is decided; others do not."""
-    monkeypatch.setattr(slowness, "SLOW_S", 0.03)
-    monkeypatch.setattr(module, "RETRY_S", (0.005,))
+    monkeypatch.setattr(books, "SLOW_S", 0.03)
+    monkeypatch.setattr(books, "RETRY_S", (0.005,))
     hung = [f"c-hung{one}" for one in range(4)]
     for name in hung:
         world.admit(name.removeprefix("c-"), kata=False)
@@ -360,12 +363,12 @@ async def test_slow_containers_share_little_time(
     world.runtime.takes_s = dict.fromkeys(hung, 0.05)
     world.runtime.refuses = dict.fromkeys(hung, UpdateRefused("no answer"))
     async with running(world):
-        world.pushing.wake()
+        world.ledger.wake()
         await until(lambda: len(world.runtime.sent) == 6, "a try of each")
-        await until(lambda: len(world.pushing.failures) == 4, "four failures")
+        await until(lambda: len(world.ledger.problems) == 4, "four failures")
         for one in range(3):
             world.allocator.admit(request(f"own{one}", "exclusive", cpus=1, kata=False))
-            world.pushing.wake()
+            world.ledger.wake()
             await until(lambda: world.pending == set(hung), "the fast one")
         await asyncio.sleep(0.3)
     tries = [name for name, _ in world.runtime.sent]
@@ -375,13 +378,13 @@ async def test_slow_containers_share_little_time(
 
 async def test_a_slow_container_comes_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when its rest is over; one that was made anew is not slow."""
-    monkeypatch.setattr(slowness, "SLOW_S", 0.03)
-    monkeypatch.setattr(slowness, "REST", 0)
-    monkeypatch.setattr(slowness, "LONGEST_S", 0)
+    monkeypatch.setattr(books, "SLOW_S", 0.03)
+    monkeypatch.setattr(books, "REST", 0)
+    monkeypatch.setattr(books, "LONGEST_REST_S", 0)
     for name in ("hung", "web"):
         world.admit(name, kata=False)
     world.admit("db", "exclusive", cpus=2, kata=False, has="0-1")
-    world.delivery.has("c-db", Cpuset(world.allocator.state.exclusive))
+    world.ledger.reported("c-db", Cpuset(world.allocator.state.exclusive))
     world.runtime.takes_s = {"c-hung": 0.05}
     own = 0
 
@@ -390,20 +393,22 @@ async def test_a_slow_container_comes_last(world: World, monkeypatch: pytest.Mon
         world.runtime.sent.clear()
         world.allocator.admit(request(f"own{own}", "exclusive", cpus=1, kata=False))
         own += 1
-        world.pushing.wake()
+        world.ledger.wake()
         await until(lambda: not world.pending, "everything")
         return [name for name, _ in world.runtime.sent]
 
     async with running(world):
         assert await tries() == ["c-hung", "c-web"]
         assert await tries() == ["c-web", "c-hung"]
-        web, hung = (world.delivery.there(one) for one in ("c-web", "c-hung"))
+        web, hung = (world.ledger.get(one) for one in ("c-web", "c-hung"))
+        assert web is not None
+        assert hung is not None
         for one in ("c-web", "c-hung"):
-            world.delivery.gone(one)
-        world.pushing.wake()
+            world.ledger.ended(one)
+        world.ledger.wake()
         await asyncio.sleep(3 * module.GRACE_S)
-        world.delivery.has("c-hung", hung)
-        world.delivery.has("c-web", web)
+        world.ledger.reported("c-hung", hung.confirmed or Cpuset())
+        world.ledger.reported("c-web", web.confirmed or Cpuset())
         assert await tries() == ["c-hung", "c-web"]
 
 
@@ -411,18 +416,18 @@ async def test_an_error_before_anything_is_sent(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is pending cannot be told: no loop, and it is tried again, later each time."""
-    monkeypatch.setattr(module, "RETRY_S", (0.02, 1000.0))
+    monkeypatch.setattr(books, "RETRY_S", (0.02, 1000.0))
     world.admit("web", kata=False)
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
     world.runtime.answers.append(UpdateRefused("busy"))
 
-    def broken() -> dict[str, Cpuset]:
+    def broken(_: AllocState) -> dict[str, Cpuset]:
         raise OSError("no sysfs")
 
     async with running(world):
-        world.pushing.wake()
-        await until(lambda: world.pushing.failures, "the refusal")
-        monkeypatch.setattr(world.pushing, "_pending", broken)
+        world.ledger.wake()
+        await until(lambda: world.ledger.problems, "the refusal")
+        monkeypatch.setattr(world.ledger, "pending", broken)
         await until(lambda: caplog.text.count("no sysfs") == 2, "two tries")
         await asyncio.sleep(5 * module.GRACE_S)
     assert caplog.text.count("no sysfs") == 2
@@ -434,24 +439,24 @@ async def test_a_refusal_after_there_was_no_runtime(
     """It is said although the container was put off before."""
     world.admit("web", kata=False)
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
-    world.delivery.has("c-db", Cpuset(world.allocator.state.exclusive))
+    world.ledger.reported("c-db", Cpuset(world.allocator.state.exclusive))
     world.runtime.answers.extend([RuntimeUnavailable("no socket"), UpdateRefused("busy")])
     async with running(world):
-        world.pushing.wake()
+        world.ledger.wake()
         await until(lambda: not world.pending, "the third try")
     assert "c-web keeps its cpuset: busy" in caplog.text
 
 
 async def test_a_runtime_that_keeps_its_own_opinion(world: World) -> None:
-    """One that takes an update and tells of another cpuset is not asked in a loop."""
+    """One that takes an update and reports another cpuset is not asked in a loop."""
     world.admit("web", kata=False)
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
-    world.delivery.has("c-db", Cpuset(world.allocator.state.exclusive))
-    world.runtime.applied = lambda one, _: world.delivery.has(one, Cpuset(ALL))
+    world.ledger.reported("c-db", Cpuset(world.allocator.state.exclusive))
+    world.runtime.applied = lambda one, _: world.ledger.reported(one, Cpuset(ALL))
     async with running(world):
-        world.pushing.wake()
+        world.ledger.wake()
         await until(lambda: len(world.runtime.sent) == 3, "three tries")
-        assert "tells of another" in world.pushing.failures["c-web"]
+        assert "reports another" in world.ledger.problems["c-web"]
         await asyncio.sleep(0.01)
     assert len(world.runtime.sent) == 3
 
@@ -461,18 +466,18 @@ async def test_an_event_from_before(world: World, caplog: pytest.LogCaptureFixtu
     caplog.set_level(logging.INFO)
     world.admit("web", kata=False)
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
-    world.delivery.has("c-db", Cpuset(world.allocator.state.exclusive))
+    world.ledger.reported("c-db", Cpuset(world.allocator.state.exclusive))
 
     def told(one: str, _cpuset: Cpuset) -> None:
         if len(world.runtime.sent) == 1:
-            world.delivery.has(one, Cpuset(ALL))
+            world.ledger.reported(one, Cpuset(ALL))
 
     world.runtime.applied = told
     async with running(world):
-        world.pushing.wake()
+        world.ledger.wake()
         await until(lambda: not world.pending, "the second time")
     assert len(world.runtime.sent) == 2
-    assert world.pushing.sent == {("nri", True): 2}
+    assert world.pusher.sent == {("nri", True): 2}
     assert caplog.text == ""
 
 
@@ -480,16 +485,16 @@ async def test_a_new_decision_does_not_wait_for_the_next_try(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container that was refused is tried at once with another cpuset."""
-    monkeypatch.setattr(module, "RETRY_S", (1000.0,))
+    monkeypatch.setattr(books, "RETRY_S", (1000.0,))
     world.admit("web", kata=False)
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
-    world.delivery.has("c-db", Cpuset(world.allocator.state.exclusive))
+    world.ledger.reported("c-db", Cpuset(world.allocator.state.exclusive))
     world.runtime.answers.append(UpdateRefused("busy"))
     async with running(world):
-        world.pushing.wake()
-        await until(lambda: world.pushing.failures, "the refusal")
+        world.ledger.wake()
+        await until(lambda: world.ledger.problems, "the refusal")
         world.allocator.admit(request("more", "exclusive", cpus=1, kata=False))
-        world.pushing.wake()
+        world.ledger.wake()
         await until(lambda: not world.pending, "the other cpuset")
 
 
@@ -501,7 +506,7 @@ async def test_an_error_of_our_own_ends_nothing(
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
     world.runtime.answers.append(ZeroDivisionError("oops"))
     async with running(world):
-        world.pushing.wake()
+        world.ledger.wake()
         await until(lambda: not world.pending, "the next try")
     assert "cpusets not sent: oops" in caplog.text
 
@@ -512,7 +517,7 @@ async def test_nothing_while_it_stands_aside(world: World) -> None:
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
     world.allocator.problem = "a rival"
     async with running(world):
-        world.pushing.wake()
+        world.ledger.wake()
         await asyncio.sleep(3 * module.GRACE_S)
     assert world.runtime.sent == []
 
@@ -524,7 +529,7 @@ async def test_a_stop_waits_for_nobody(world: World) -> None:
     world.runtime.hangs = {"c-web", "c-db"}
     async with asyncio.timeout(5):
         async with running(world):
-            world.pushing.wake()
+            world.ledger.wake()
             await until(lambda: world.runtime.sent, "the call")
 
 
@@ -543,13 +548,9 @@ def test_which_way(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     unsafe = "containerd before 2.4.0 can deadlock"
 
     def way(*, problem: str = unsafe, connected: bool = True, **fields: Any) -> tuple[str, str]:
-        world = World(registry, **fields)
+        world = World(registry, nri=connected, **fields)
         world.runtime.updates_problem = problem
-        if not connected:
-            world.pushing = Pushing(
-                world.allocator, world.delivery, settings(**fields), settled=world._settled
-            )
-        return world.pushing.way.name, world.pushing.way.problem
+        return world.pusher.channel.name, world.pusher.channel.problem
 
     assert way(problem="") == ("nri", "")
     assert way(problem="", cri=socket) == ("nri", "")
@@ -569,11 +570,11 @@ async def test_no_way_is_no_loop(world: World, error: Exception) -> None:
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
     world.runtime.answers.extend([error] * 2)
     async with running(world):
-        world.pushing.wake()
-        await until(lambda: world.pushing.failures or world.pushing.trouble, "the trouble")
+        world.ledger.wake()
+        await until(lambda: world.ledger.problems or world.pusher.problem, "the trouble")
         world.runtime.updates_problem = "gone"
         await until(
-            lambda: not world.pushing.failures and not world.pushing.trouble, "the end of tries"
+            lambda: not world.ledger.problems and not world.pusher.problem, "the end of tries"
         )
-        assert world.pushing._retry_in() is None
+        assert world.pusher._retry_in() is None
     assert world.pending

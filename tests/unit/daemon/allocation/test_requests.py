@@ -16,7 +16,6 @@ from kata_pin.daemon.allocation.requests import (
 from kata_pin.model.alloc import AllocState, Grant, Qos
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.sandbox import Container
-from kata_pin.model.settings import CpuClass
 from kata_pin.policy.alloc.allotment import sandbox_of
 from kata_pin.wire.allocator_state import dump_state, parse_state
 from kata_pin.wire.nri.messages import Pod, PodContainer
@@ -35,15 +34,15 @@ def _app(cpu: CpuResources = TWO, cgroups_path: str = "") -> PodContainer:
 
 def test_a_kata_container() -> None:
     """Request and limit come back from shares and quota; the sandbox is named for Kata only."""
-    found = request_of(POD, _app(), kata=True, ordered=CpuClass.SHARE)
+    found = request_of(POD, _app(), kata=True)
     assert (found.container_id, found.name) == ("c1", "app")
     assert (found.cpu_millis, found.limit_millis) == (2000, 2000)
     assert (found.pod.title, found.pod.handler, found.pod.annotations) == (
         *("shop/web", "kata"),
         CHOSE,
     )
-    assert (sandbox_of(found.pod), found.pod.ordered) == ("p1", CpuClass.SHARE)
-    assert request_of(POD, _app(), kata=False, ordered=None).pod.sandbox_id == ""
+    assert sandbox_of(found.pod) == "p1"
+    assert request_of(POD, _app(), kata=False).pod.sandbox_id == ""
 
 
 @pytest.mark.parametrize(
@@ -57,13 +56,13 @@ def test_a_kata_container() -> None:
 )
 def test_requests(cpu: CpuResources, millis: int) -> None:
     """The kubelet's shares for no request are no request."""
-    assert request_of(POD, _app(cpu), kata=True, ordered=None).cpu_millis == millis
+    assert request_of(POD, _app(cpu), kata=True).cpu_millis == millis
 
 
 def test_numbers_that_no_host_has() -> None:
     """The largest that is told makes a state that can be read again after a restart."""
     cpu = CpuResources(quota_us=-MAX_KEPT, period_us=MAX_KEPT, shares=MAX_KEPT)
-    request = request_of(POD, _app(cpu), kata=True, ordered=None)
+    request = request_of(POD, _app(cpu), kata=True)
     state = AllocState(CpuSet([0, 1]), grants={"c1": Grant(request, "none")})
     assert parse_state(dump_state(state)).grants["c1"].request == request
 
@@ -83,7 +82,7 @@ def test_numbers_that_no_host_has() -> None:
 )
 def test_classes(path: str, cpu: CpuResources, qos: Qos) -> None:
     """The kubelet's cgroup tells the class; elsewhere the container's own limit does."""
-    assert request_of(POD, _app(cpu, path), kata=True, ordered=None).pod.qos is qos
+    assert request_of(POD, _app(cpu, path), kata=True).pod.qos is qos
 
 
 def test_a_record_asks_for_the_same() -> None:
@@ -100,10 +99,10 @@ def test_a_record_asks_for_the_same() -> None:
         quota_us=200_000,
         period_us=100_000,
     )
-    told = request_of(replace(POD, annotations={}), _app(), kata=True, ordered=None)
-    assert request_of_record(record, None).pod == told.pod
-    assert request_of_record(record, None).limit_millis == told.limit_millis
-    nameless = request_of_record(Container("c1", "p1"), None).pod
+    told = request_of(replace(POD, annotations={}), _app(), kata=True)
+    assert request_of_record(record).pod == told.pod
+    assert request_of_record(record).limit_millis == told.limit_millis
+    nameless = request_of_record(Container("c1", "p1")).pod
     assert (nameless.pod_uid, sandbox_of(nameless)) == ("p1", "p1")
     assert pod_uid(Pod("p1")) == "p1"
 

@@ -15,12 +15,9 @@ from kata_pin.config.alloc import NO_POLICY
 from kata_pin.config.tree import Config, Mode
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.coordinator import Coordinator
-from kata_pin.daemon.allocation.delivery import Delivery
-from kata_pin.daemon.allocation.nri_decider import NriDecider
-from kata_pin.daemon.allocation.pending_passes import Moves as Passes
-from kata_pin.daemon.allocation.restore import kept, unconfined
-from kata_pin.daemon.intake.nri_events import NriIntake
-from kata_pin.daemon.reconcile.ports import PassRequests
+from kata_pin.daemon.allocation.ledger import Ledger
+from kata_pin.daemon.allocation.nri_decider import NriDecider, Recorder, nri_decider
+from kata_pin.daemon.allocation.restore import KeptCpuset, kept_cpusets, unconfined
 from kata_pin.daemon.service.compose import compose
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.grants import AllocStore
@@ -33,11 +30,10 @@ from kata_pin.sources.nri import NriPlugin
 from kata_pin.wire.nri.messages import Event, EventKind, Pod, PodContainer, Snapshot
 from kata_pin.wire.nri.replies import Answer, Cpuset
 from kata_pin.wire.oci import CpuResources
-from tests.support.allotted import Host, Moves, allocator, request, settings
+from tests.support.allotted import Host, Moves, allocator, looking, request, settings
 from tests.support.world import cpus, without
 
 ALL = "0-7"
-NOBODY = cast("PassRequests", SimpleNamespace(ids=[]))
 WEB = request("web", kata=False)
 DB = request("db", "exclusive", cpus=2)
 FREE = request("free", "exclusive", cpus=1, quota=False)
@@ -58,7 +54,6 @@ def host() -> Host:
 def decided(registry: Registry, host: Host, *requests: ContainerRequest) -> AllocState:
     """Have a daemon give these containers their CPUs, and return what it stored."""
     one = allocator(registry, host)
-    one.begin(Moves())
     for asked in requests or (WEB, DB):
         one.admit(asked)
     return one.state
@@ -68,15 +63,13 @@ def next_daemon(registry: Registry, host: Host, how: str) -> Allocator:
     """Return the allocator of a daemon that was started with it switched off."""
     if how == "observe":
         host.config = Config(mode=Mode.OBSERVE)
-        one = allocator(registry, host)
-        one.begin(Moves())
-        return one
+        return allocator(registry, host)
     return allocator(registry, host, policy=NO_POLICY)
 
 
-def decider(one: Allocator, delivery: Delivery, registry: Registry) -> NriDecider:
-    intake = SimpleNamespace(kata_among=lambda _: frozenset(), is_kata=lambda _: False)
-    return NriDecider(cast("NriIntake", intake), one, delivery, registry, Passes(NOBODY))
+def decider(one: Allocator, registry: Registry) -> NriDecider:
+    recorder = SimpleNamespace(kata_among=lambda _: frozenset(), is_kata=lambda _: False)
+    return NriDecider(cast("Recorder", recorder), one, registry, Moves())
 
 
 def snapshot(**there: str) -> Snapshot:
@@ -92,11 +85,11 @@ def snapshot(**there: str) -> Snapshot:
 
 def adopted(registry: Registry, host: Host, how: str, **there: str) -> dict[str, str]:
     """Have the next daemon told of everything; return what it changes, and that it forgets."""
-    one, delivery = next_daemon(registry, host, how), Delivery()
-    answers = decider(one, delivery, registry)
+    one = next_daemon(registry, host, how)
+    answers = decider(one, registry)
     updates = {x.container_id: str(x.cpuset.cpus) for x in answers.adopt(snapshot(**there))}
     assert (one.state, AllocStore(registry).read()) == (AllocState(), None)
-    assert delivery.pending(one.effective) == {}
+    assert one.ledger.pending(one.effective) == {}
     pod = Pod("new", name="new", uid="u", pid=1)
     created = Event(EventKind.CREATE_CONTAINER, pod, PodContainer("c-new", "new"))
     assert answers.decide(created, 1) == Answer()
@@ -156,10 +149,10 @@ def test_until_nri_is_there_it_is_said(registry: Registry, host: Host) -> None:
 def test_only_what_is_left_needs_a_decider(registry: Registry) -> None:
     """With alloc.policy none NRI is observed, unless an earlier daemon has decided."""
     off = Config()
-    intake = cast("NriIntake", None)
-    assert Coordinator(compose(off, registry), NOBODY).decider(intake) is None
+    recorder = cast("Recorder", None)
+    assert nri_decider(recorder, compose(off, registry).allocator, registry, Moves()) is None
     decided(registry, Host())
-    assert Coordinator(compose(off, registry), NOBODY).decider(intake) is not None
+    assert nri_decider(recorder, compose(off, registry).allocator, registry, Moves()) is not None
 
 
 def test_all_cpus() -> None:
@@ -175,38 +168,38 @@ def test_all_cpus() -> None:
 
 def test_a_last_cpuset_is_sent_once() -> None:
     """It waits for the next answer, and whatever a container has then stays."""
-    delivery, everything, none = Delivery(), Cpuset(cpus(ALL)), AllocState()
-    delivery.has("c-web", Cpuset(cpus("1")))
-    delivery.part("c-web", everything)
-    assert delivery.parts("c-web")
-    delivery.has("c-web", Cpuset(cpus("1")), pid=7)
-    assert delivery.pending(none) == {"c-web": everything}
-    assert [one.cpuset for one in delivery.next(none)] == [everything]
-    assert not delivery.parts("c-web")
-    delivery.has("c-web", Cpuset(cpus("2")))
-    assert delivery.pending(none) == {}
+    ledger, everything, none = Ledger(), Cpuset(cpus(ALL)), AllocState()
+    ledger.reported("c-web", Cpuset(cpus("1")))
+    ledger.restore("c-web", everything)
+    assert ledger.is_restoring("c-web")
+    ledger.reported("c-web", Cpuset(cpus("1")), pid=7)
+    assert ledger.pending(none) == {"c-web": everything}
+    assert [one.cpuset for one in ledger.updates(none)] == [everything]
+    assert not ledger.is_restoring("c-web")
+    ledger.reported("c-web", Cpuset(cpus("2")))
+    assert ledger.pending(none) == {}
 
 
 def test_a_last_cpuset_that_is_overtaken() -> None:
     """By somebody else's, by the container's end, by a new connection, or by a grant of ours."""
-    for overtake in ("has", "gone", "clear"):
-        delivery = Delivery()
-        delivery.has("c-web", Cpuset(cpus("1")))
-        delivery.part("c-web", Cpuset(cpus(ALL)))
-        arguments: dict[str, tuple[Any, ...]] = {"has": ("c-web", Cpuset(cpus("2")))}
-        getattr(delivery, overtake)(*arguments.get(overtake, ("c-web",) * (overtake == "gone")))
-        assert delivery.pending(AllocState()) == {}
-        assert not delivery.parts("c-web")
+    for overtake in ("reported", "ended", "disconnected"):
+        ledger = Ledger()
+        ledger.reported("c-web", Cpuset(cpus("1")))
+        ledger.restore("c-web", Cpuset(cpus(ALL)))
+        arguments: dict[str, tuple[Any, ...]] = {"reported": ("c-web", Cpuset(cpus("2")))}
+        getattr(ledger, overtake)(*arguments.get(overtake, ("c-web",) * (overtake == "ended")))
+        assert ledger.pending(AllocState()) == {}
+        assert not ledger.is_restoring("c-web")
 
 
 async def test_a_last_cpuset_that_is_pushed() -> None:
     """What was sent between two answers is not sent again."""
-    delivery, everything = Delivery(), Cpuset(cpus(ALL))
-    delivery.has("c-web", Cpuset(cpus("1")))
-    delivery.part("c-web", everything)
-    with delivery.under_way("c-web", everything):
-        assert delivery.next(AllocState()) == ()
-    assert not delivery.parts("c-web")
+    ledger, everything = Ledger(), Cpuset(cpus(ALL))
+    ledger.reported("c-web", Cpuset(cpus("1")))
+    ledger.restore("c-web", everything)
+    with ledger.pushing("c-web", everything):
+        assert ledger.updates(AllocState()) == ()
+    assert not ledger.is_restoring("c-web")
 
 
 class Plugin:
@@ -220,22 +213,29 @@ class Plugin:
         self.sent[container_id] = str(cpuset.cpus)
 
 
-async def uninstalled(registry: Registry, plugin: Plugin) -> tuple[Coordinator, list[Any]]:
+async def uninstalled(registry: Registry, plugin: Plugin) -> tuple[Allocator, list[KeptCpuset]]:
     """Have a daemon decide, and then give everything back; return what waits."""
     parts = compose(Config(alloc=settings()), registry)
-    parts.allocator = one = allocator(registry, Host())
-    allotting = Coordinator(parts, NOBODY)
-    allotting.begin()
-    allotting.connected(cast("NriPlugin", plugin))
+    passes = Moves()
+    one = allocator(registry, Host(), passes)
+    coordinator = Coordinator(
+        one,
+        passes,
+        cast("NriPlugin", plugin),
+        node=parts.node,
+        root=parts.root,
+        registry=registry,
+    )
+    coordinator.catch_up()
     for asked in (WEB, DB):
         one.admit(asked)
-    task = asyncio.create_task(allotting.push())
-    await allotting._pushing.rested()
-    delivery = allotting._delivery
-    delivery.has("c-web", Cpuset(cpus("0-3")))  # not the newest: that is pending
-    delivery.has("c-db", Cpuset(one.state.exclusive))
+    task = asyncio.create_task(coordinator.push())
+    await one.ledger.tried.wait()
+    ledger = one.ledger
+    ledger.reported("c-web", Cpuset(cpus("0-3")))  # not the newest: that is pending
+    ledger.reported("c-db", Cpuset(one.state.exclusive))
     try:
-        return allotting, await allotting.give_back()
+        return one, await coordinator.restore()
     finally:
         task.cancel()
 
@@ -243,25 +243,23 @@ async def uninstalled(registry: Registry, plugin: Plugin) -> tuple[Coordinator, 
 async def test_uninstall_pushes(registry: Registry) -> None:
     """Where cpusets can be sent at once, everybody has all CPUs when it returns."""
     plugin = Plugin()
-    allotting, waiting = await uninstalled(registry, plugin)
+    one, waiting = await uninstalled(registry, plugin)
     assert plugin.sent == {"c-web": ALL, "c-db": ALL}
     assert waiting == []
-    document = allotting.document()
-    assert document is not None
-    assert "given back" in document["aside"]
+    assert "all CPUs were restored" in one.aside
     assert AllocStore(registry).read() is None
 
 
 async def test_uninstall_says_what_waits(registry: Registry) -> None:
     """Where they cannot, who keeps its cpuset is returned; an answer still takes it along."""
-    allotting, waiting = await uninstalled(registry, Plugin("too old"))
-    assert [(one["pod"], one["name"]) for one in waiting] == [
+    one, waiting = await uninstalled(registry, Plugin("too old"))
+    assert [(kept.pod, kept.name) for kept in waiting] == [
         ("shop/web", "app"),
         ("shop/db", "app"),
     ]
     assert AllocStore(registry).read() is not None  # for the next daemon to give back
-    updates = allotting._delivery.next(AllocState())
-    assert {one.container_id: str(one.cpuset.cpus) for one in updates} == {
+    updates = one.ledger.updates(AllocState())
+    assert {x.container_id: str(x.cpuset.cpus) for x in updates} == {
         "c-web": ALL,
         "c-db": ALL,
     }
@@ -277,10 +275,10 @@ def test_without_a_daemon_all_of_it_waits(registry: Registry, host: Host) -> Non
     own = state.grants["c-db"].exclusive
     registry.adopt(Container("c-db", "s-db", cpus=own))
     registry.adopt(Container("c-bare", "s-bare"))
-    waiting = kept(allocator(registry, host), Delivery(), registry)
-    assert [(one["id"], one["cpus"]) for one in waiting] == [
-        ("c-web", str(state.shared)),
-        ("c-db", str(own)),
+    waiting = kept_cpusets(looking(registry, host), registry)
+    assert [(one.id, one.cpus) for one in waiting] == [
+        ("c-web", state.shared),
+        ("c-db", own),
     ]
 
 

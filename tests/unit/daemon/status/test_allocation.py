@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from kata_pin.config.alloc import Alloc
 from kata_pin.config.tree import Config, Nri, NriEnabled
 from kata_pin.daemon.allocation.allocator import Allocator
-from kata_pin.daemon.allocation.coordinator import LAST, Coordinator
-from kata_pin.daemon.allocation.delivery import Delivery
-from kata_pin.daemon.allocation.push import Pushing, Trouble
-from kata_pin.daemon.reconcile.node import NodeWatch
-from kata_pin.daemon.reconcile.ports import PassRequests
+from kata_pin.daemon.allocation.coordinator import Coordinator
+from kata_pin.daemon.allocation.ledger import RetryState
+from kata_pin.daemon.allocation.nri_decider import LAST, plugin_index
+from kata_pin.daemon.allocation.pending_passes import PendingPasses
+from kata_pin.daemon.allocation.push import Pusher
 from kata_pin.daemon.service import offline
-from kata_pin.daemon.service.compose import boot_id, compose
+from kata_pin.daemon.service.compose import Components, boot_id, compose
 from kata_pin.daemon.status.allocation import allocation_document
 from kata_pin.daemon.status.allocation_metrics import alloc_metrics
 from kata_pin.daemon.store.database import Registry
@@ -32,7 +31,6 @@ from kata_pin.wire.nri.replies import Cpuset
 from tests.support.allotted import Host, Moves, allocator, request, settings
 from tests.support.world import cpus
 
-NOBODY = cast("PassRequests", SimpleNamespace(ids=[]))
 """No sandbox gets a pass."""
 
 
@@ -43,24 +41,28 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
     one.close()
 
 
-def pushing_of(one: Allocator, delivery: Delivery, **fields: Any) -> Pushing:
+def pusher_of(one: Allocator, **fields: Any) -> Pusher:
     """Return what would push, with no runtime."""
+    return Pusher(one, settings(**fields), passes=Moves())
 
-    async def settled(_: str) -> None: ...
 
-    return Pushing(one, delivery, settings(**fields), settled=settled)
+def coordinator(parts: Components, passes: PendingPasses) -> Coordinator:
+    return Coordinator(
+        *(parts.allocator, passes, None),
+        node=parts.node,
+        root=parts.root,
+        registry=parts.registry,
+    )
 
 
 def test_pools_and_grants(registry: Registry) -> None:
     """Who has what, what the runtime is told, what is pending, and why."""
     one = allocator(registry, Host())
-    one.begin(Moves())
     one.admit(request("web", kata=False))
     one.admit(request("db", "exclusive", cpus=2))
-    delivery = Delivery()
     for name in ("c-web", "c-db"):
-        delivery.has(name, Cpuset(CpuSet(range(8))))
-    shown = allocation_document(one, delivery, ["orders: line 1"])
+        one.ledger.reported(name, Cpuset(CpuSet(range(8))))
+    shown = allocation_document(one, ["orders: line 1"])
     assert shown is not None
     own = shown["pools"]["exclusive"]
     assert CpuSet.parse(own) | CpuSet.parse(shown["pools"]["shared"]) == CpuSet(range(8))
@@ -77,7 +79,6 @@ def test_pools_and_grants(registry: Registry) -> None:
 def test_refusals(registry: Registry) -> None:
     """Who did not get what it asked for, when, and what became of it."""
     one = allocator(registry, Host())
-    one.begin(Moves())
     one.admit(request("db", "exclusive", cpus=64))
     shown = allocation_document(one)
     assert shown is not None
@@ -87,12 +88,13 @@ def test_refusals(registry: Registry) -> None:
 
 def test_how_cpusets_are_sent(registry: Registry) -> None:
     """By which way, why not by another, and what does not work; unknown without a daemon."""
-    one, delivery = allocator(registry, Host()), Delivery()
+    one = allocator(registry, Host())
     assert (allocation_document(one) or {})["push"] is None
-    pushing = pushing_of(one, delivery, cri="/run/c.sock")
-    pushing._way_trouble = Trouble("no socket", 0.0, 1, Cpuset())
-    pushing._troubles["c-web"] = Trouble("busy", 0.0, 1, Cpuset())
-    assert (allocation_document(one, delivery, (), pushing) or {})["push"] == {
+    pusher = pusher_of(one, cri="/run/c.sock")
+    pusher._runtime = RetryState(1, 0.0, "no socket")
+    one.ledger.reported("c-web", Cpuset())
+    one.ledger.failed("c-web", Cpuset(), "busy")
+    assert (allocation_document(one, (), pusher) or {})["push"] == {
         "way": "cri",
         "reason": "NRI is not connected",
         "problem": "no socket",
@@ -102,18 +104,17 @@ def test_how_cpusets_are_sent(registry: Registry) -> None:
 
 def test_metrics(registry: Registry) -> None:
     """Pools, classes, what waits and who was refused; nothing of it without a policy."""
-    one, delivery = allocator(registry, Host()), Delivery()
-    one.begin(Moves())
+    one = allocator(registry, Host())
     one.admit(request("web", kata=False))
-    delivery.has("c-web", Cpuset())
+    one.ledger.reported("c-web", Cpuset())
     one.admit(request("db", "exclusive", cpus=2))
     one.admit(request("much", "exclusive", cpus=64))
     one.admit(request("theirs"), foreign=True)
-    pushing = pushing_of(one, delivery)
-    pushing.sent.update({("nri", True): 3, ("cri", False): 1})
+    pusher = pusher_of(one)
+    pusher.sent.update({("nri", True): 3, ("cri", False): 1})
     values = {
         (sample.name.removeprefix("kata_pin_alloc_"), *sample.labels.values()): sample.value
-        for family in alloc_metrics(one, delivery, pushing)
+        for family in alloc_metrics(one, pusher)
         for sample in family.samples
     }
     assert values["deciding",] == 1
@@ -126,13 +127,12 @@ def test_metrics(registry: Registry) -> None:
         3,
         1,
     )
-    assert list(alloc_metrics(allocator(registry, Host(), policy="none"), delivery, pushing)) == []
+    assert list(alloc_metrics(allocator(registry, Host(), policy="none"), pusher)) == []
 
 
 def test_without_a_daemon(registry: Registry, tmp_path: Path) -> None:
     """The grants are those of the registry; nothing is known of what is pending."""
     one = allocator(registry, Host())
-    one.begin(Moves())
     one.admit(request("web"))
     assert AllocStore(registry).read() == one.state
     config = Config(runtime_dir=str(tmp_path), alloc=Alloc(policy="annotation"))
@@ -147,14 +147,14 @@ def test_without_a_daemon(registry: Registry, tmp_path: Path) -> None:
 def test_grants_of_an_earlier_daemon(registry: Registry, nri: str, kept: set[str]) -> None:
     """Who has no record, and without NRI who is no sandbox's, has nothing any more."""
     one = allocator(registry, Host())
-    one.begin(Moves())
     for asked in (request("db"), request("lost"), request("over"), request("web", kata=False)):
         one.admit(asked)
     registry.adopt(Container("c-db", "s-db"))
     registry.adopt(Container("c-over", "s-over", state=ContainerState.STOPPED))
     config = Config(alloc=settings(), nri=Nri(enabled=NriEnabled(nri)))
-    parts = compose(config, registry)
-    Coordinator(parts, NOBODY).begin()
+    passes = Moves()
+    parts = compose(config, registry, passes)
+    coordinator(parts, passes).catch_up()
     assert {grant.container_id for grant in parts.allocator.containers()} == kept
 
 
@@ -166,14 +166,12 @@ def test_who_decides_is_the_last_plugin(registry: Registry) -> None:
         ("none", Nri().index, Nri().index),
     ):
         parts = compose(Config(alloc=Alloc(policy=policy)), registry)
-        assert Coordinator(parts, NOBODY).plugin_index(chosen) == index
+        assert plugin_index(parts.allocator, chosen) == index
 
 
 def test_what_is_offline_is_not_sent(registry: Registry) -> None:
     """A VM's cpuset is widened by those of its old CPUs only that the node has online now."""
-    parts = compose(Config(alloc=settings()), registry)
-    parts.node = cast("NodeWatch", Host(flat(4), config=parts.node.config))
-    delivery = Coordinator(parts, NOBODY)._delivery
+    one = allocator(registry, Host(flat(4)))
     state = AllocState().with_grant(Grant(request("db", cpus=1), "order", exclusive=cpus("0")))
-    delivery.has("c-db", Cpuset(cpus("3-4")))
-    assert delivery.pending(state) == {"c-db": Cpuset(cpus("0,3"))}
+    one.ledger.reported("c-db", Cpuset(cpus("3-4")))
+    assert one.ledger.pending(state) == {"c-db": Cpuset(cpus("0,3"))}
