@@ -47,10 +47,13 @@ def read_text(file: str) -> str:
     try:
         # O_NONBLOCK: opening a FIFO without a writer would hang.
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as opened:
-            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise ConfigError("not a regular file", file=file)
-            body = opened.read(MAX_BYTES + 1)
+            with open(descriptor, "rb", closefd=False) as opened:
+                body = opened.read(MAX_BYTES + 1)
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         raise
     except OSError as error:

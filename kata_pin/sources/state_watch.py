@@ -108,8 +108,9 @@ class StateWatch:
                 with contextlib.closing(watches):
                     self._start(watches)
                     yield Changes(everything=True)
-                    async for changes in self._follow(watches):
-                        yield changes
+                    async with contextlib.aclosing(self._follow(watches)) as followed:
+                        async for changes in followed:
+                            yield changes
             except OSError as error:
                 log.warning(
                     "cannot watch files (%s); changes are seen only at the next audit",
