@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from kata_pin.sources.spool import MAX_FILE_BYTES, Spool
-from kata_pin.wire import hook_message
-from kata_pin.wire.hook_message import HookMessage
-from kata_pin.wire.oci import Phase
-
-
-def message(stamp_ns: int, pid: int = 7) -> HookMessage:
-    return HookMessage(Phase.POSTSTART, stamp_ns, pid, b"{}")
-
-
-def leave(folder: Path, item: HookMessage) -> Path:
-    """Spool a message as the hook does: under a temporary name first."""
-    unfinished = folder / item.spool_name.replace(".msg", ".tmp")
-    unfinished.write_bytes(hook_message.encode(item))
-    return unfinished.rename(folder / item.spool_name)
-
-
-def pending(folder: Path) -> list[HookMessage]:
-    return [entry.message for entry in Spool(str(folder)).pending()]
+from tests.support.spooled import leave, message, pending, watching
 
 
 def test_sorted_by_stamp(tmp_path: Path) -> None:
@@ -153,13 +133,6 @@ def test_unfinished_files(tmp_path: Path) -> None:
     assert not old.exists()
 
 
-@asynccontextmanager
-async def watching(folder: Path) -> AsyncIterator[AsyncIterator[None]]:
-    async with asyncio.timeout(10), aclosing(Spool(str(folder)).watch()) as news:
-        await anext(news)  # the watch stands
-        yield news
-
-
 async def test_watch_tells_of_arrivals(tmp_path: Path) -> None:
     """A watcher hears of a message that appears, not of one that is being written."""
     async with watching(tmp_path) as news:
@@ -178,21 +151,3 @@ async def test_watch_survives_a_new_folder(tmp_path: Path) -> None:
         leave(folder, message(1))
         await anext(news)
         assert pending(folder) == [message(1)]
-
-
-async def test_watch_survives_an_overflow(tmp_path: Path) -> None:
-    """After more events than the kernel keeps, looking at the folder finds all messages."""
-    limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
-    async with watching(tmp_path) as news:
-        flapping = leave(tmp_path, message(1))
-        other = flapping.with_suffix(".tmp")
-        for _ in range(limit + 10):
-            flapping.rename(other)
-            other.rename(flapping)
-        leave(tmp_path, message(2))
-        heard = 0
-        while pending(tmp_path) != [message(1), message(2)]:
-            await anext(news)
-            heard += 1
-        for _ in range(limit):  # the overflow itself is an event too, and ends nothing
-            await anext(news)

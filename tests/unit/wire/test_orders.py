@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kata_pin.errors import ParseError
 from kata_pin.model.settings import CpuClass
 from kata_pin.wire import orders
-from kata_pin.wire.orders import is_pod, parse_orders, render_orders
+from kata_pin.wire.orders import parse_orders
 
 
 def test_what_an_administrator_writes() -> None:
@@ -45,21 +41,3 @@ def test_half_an_order_is_none(text: bytes, said: str) -> None:
     """One wrong line makes the file unusable, and the error names it."""
     with pytest.raises(ParseError, match=said):
         parse_orders(text)
-
-
-names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True)
-pods = names | st.builds("{}/{}".format, names, names)
-
-
-@given(st.dictionaries(pods, st.sampled_from(CpuClass), max_size=20))
-def test_written_orders_read_back(given_orders: dict[str, CpuClass]) -> None:
-    """What is written is what is read, for every name that a pod can have."""
-    assert all(map(is_pod, given_orders))
-    assert parse_orders(render_orders(given_orders)) == given_orders
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes(data: bytes) -> None:
-    """Any bytes are orders or a ParseError."""
-    with suppress(ParseError):
-        assert all(map(is_pod, parse_orders(data)))

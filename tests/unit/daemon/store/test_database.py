@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -254,36 +253,6 @@ def test_a_folder_that_cannot_be_written_is_named() -> None:
     """The error says which file."""
     with pytest.raises(StateError, match=r"/proc/nope/registry\.db"):
         Registry("/proc/nope/registry.db", boot_id="b")
-
-
-_WRITER = """
-import sys
-from kata_pin.daemon.store.database import Registry
-from kata_pin.model.sandbox import Container
-one = Registry(sys.argv[1], boot_id="boot-1")
-for n in range(1, 100000):
-    container = Container(id=f"c{n}", sandbox_id="pod", recorded_ns=n, source="s")
-    one.record(container, stamp_ns=n, pid=1)
-    print(n, flush=True)
-"""
-
-
-def test_kill_loses_no_committed_record(path: str) -> None:
-    """Every record acknowledged before kill -9 is there afterwards, at 20 random moments."""
-    for _ in range(20):
-        for suffix in ("", "-wal", "-shm"):
-            Path(path + suffix).unlink(missing_ok=True)
-        with subprocess.Popen(
-            [sys.executable, "-c", _WRITER, path], stdout=subprocess.PIPE, text=True
-        ) as writer:
-            assert writer.stdout is not None
-            head = [writer.stdout.readline() for _ in range(os.urandom(1)[0] % 60 + 1)]
-            writer.send_signal(signal.SIGKILL)
-            acknowledged = [int(line) for line in head + writer.stdout.read().split()]
-        again = Registry(path, boot_id="boot-1")
-        ids = {c.id for c in again.containers("pod")}
-        assert {f"c{n}" for n in acknowledged} <= ids
-        again.close()
 
 
 def test_a_copy_has_everything_and_changes_nothing(registry: Registry, path: str) -> None:

@@ -1,0 +1,35 @@
+"""A spool folder as hooks fill it, and a watcher of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+from kata_pin.sources.spool import Spool
+from kata_pin.wire import hook_message
+from kata_pin.wire.hook_message import HookMessage
+from kata_pin.wire.oci import Phase
+
+
+def message(stamp_ns: int, pid: int = 7) -> HookMessage:
+    return HookMessage(Phase.POSTSTART, stamp_ns, pid, b"{}")
+
+
+def leave(folder: Path, item: HookMessage) -> Path:
+    """Spool a message as the hook does: under a temporary name first."""
+    unfinished = folder / item.spool_name.replace(".msg", ".tmp")
+    unfinished.write_bytes(hook_message.encode(item))
+    return unfinished.rename(folder / item.spool_name)
+
+
+def pending(folder: Path) -> list[HookMessage]:
+    return [entry.message for entry in Spool(str(folder)).pending()]
+
+
+@asynccontextmanager
+async def watching(folder: Path) -> AsyncIterator[AsyncIterator[None]]:
+    async with asyncio.timeout(10), aclosing(Spool(str(folder)).watch()) as news:
+        await anext(news)  # the watch stands
+        yield news
