@@ -5,20 +5,20 @@
      +- ParseError                 what was parsed, where it went wrong
      +- RemoteProtocolError        a peer (QEMU, hook, control client, agent) broke its protocol
      +- HostError                  operation, subject, errno
-     |   +- TaskGone               a thread or process vanished: normal during a pass
-     +- VmmError                   no VMM found or not accepted as the sandbox's
-     |   +- QmpUnavailable         the QMP socket cannot be used now
-     +- GuestError                 the kata-agent of a guest did not do what it was asked
-     |   +- AgentUnavailable       no connection, lost, or no answer in time
-     |   +- AgentDenied            the guest's policy refuses the request: an ordinary state
+     |   +- TaskGone               a thread or process ended: normal during a pass
+     +- VmmError                   no VMM found, or not accepted as the sandbox's
+     |   +- QmpUnavailable         QMP cannot be used now
+     +- GuestError                 the kata-agent of a guest did not do what was requested
+     |   +- AgentUnavailable       no connection, a lost one, or no answer in time
+     |   +- AgentDenied            the guest's policy denies the request: an ordinary state
      |   +- AgentUnsupported       the agent does not know the request
-     |   +- AgentFailed            any other refusal, or an answer that makes no sense
+     |   +- AgentFailed            any other refusal, or an invalid answer
      +- StateError                 the registry's file is damaged or of another version
-     +- DaemonError                the daemon is not there or refused a request
+     +- DaemonError                the daemon is not running or refused a request
 
-A class exists only where some caller treats it differently. Messages are lower case, without a
-final period; `hint` names a command or a file that helps. Expected conditions in a batch (a thread
-that exited) are results, not exceptions.
+A class exists only if some caller handles it differently. Messages are lower case, without a final
+period; `hint` names a command or a file that helps. Expected conditions in a batch (a thread that
+ended) are results, not exceptions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import os
 
 
 class KataPinError(Exception):
-    """Root of the tree; `exit_code` is what the command line exits with."""
+    """Root of the tree; `exit_code` is the exit status of the command line."""
 
     exit_code = 1
 
@@ -41,7 +41,7 @@ class KataPinError(Exception):
 
 
 class ConfigError(KataPinError):
-    """A setting is wrong; names the file and the path of the key."""
+    """A setting is wrong; `file` and `key` say which."""
 
     exit_code = 78  # EX_CONFIG of sysexits.h
 
@@ -53,7 +53,7 @@ class ConfigError(KataPinError):
 
 
 class ParseError(KataPinError):
-    """Input could not be read; `source` says which input, `text` the offending part (clipped)."""
+    """Input is malformed; `source` names the input, `text` the offending part (clipped)."""
 
     def __init__(self, message: str, *, source: str = "", text: str = "", hint: str = "") -> None:
         clipped = text if len(text) <= 80 else text[:77] + "..."
@@ -64,11 +64,11 @@ class ParseError(KataPinError):
 
 
 class RemoteProtocolError(KataPinError):
-    """The other side sent something that its protocol does not allow."""
+    """The peer sent something that its protocol does not allow."""
 
 
 class HostError(KataPinError):
-    """A system call failed; carries what was tried, on what, and the errno (0 if none)."""
+    """A system call failed; carries the operation, its subject and the errno (0 if none)."""
 
     def __init__(self, operation: str, subject: str, errno: int = 0, *, hint: str = "") -> None:
         reason = os.strerror(errno) if errno else "failed"
@@ -79,39 +79,39 @@ class HostError(KataPinError):
 
 
 class TaskGone(HostError):  # noqa: N818 - a state of the world, not a fault
-    """The thread or process exited; ordinary while a pass runs."""
+    """The thread or process ended; normal during a pass."""
 
 
 class VmmError(KataPinError):
-    """No VMM of the sandbox was found, or a candidate was not accepted."""
+    """The sandbox's VMM was not found, or a candidate was not accepted."""
 
 
 class QmpUnavailable(VmmError):  # noqa: N818 - an ordinary state
-    """QMP cannot be used now: another client holds it, it is closed, or it was too slow."""
+    """QMP cannot be used now: held by another client, closed, or too slow."""
 
 
 class GuestError(KataPinError):
-    """The agent in a guest did not do what it was asked; its words are bounded and printable."""
+    """The agent in a guest did not do what was requested; its text is bounded and printable."""
 
 
 class AgentUnavailable(GuestError):  # noqa: N818 - an ordinary state
-    """There is no agent to talk to: no connection, a lost one, or no answer in time."""
+    """No connection to the agent, a lost one, or no answer in time."""
 
 
 class AgentDenied(GuestError):  # noqa: N818 - an ordinary state
-    """The guest's policy does not allow the request (Kata's agent policy, confidential pods)."""
+    """The guest's policy denies the request (Kata's agent policy, confidential pods)."""
 
 
 class AgentUnsupported(GuestError):  # noqa: N818 - an ordinary state
-    """The agent is of a version or build that does not know the request."""
+    """The agent's version or build does not know the request."""
 
 
-class AgentFailed(GuestError):  # noqa: N818 - says who failed
-    """The agent refused for another reason, or answered with what its protocol does not allow."""
+class AgentFailed(GuestError):  # noqa: N818 - names what failed
+    """The agent refused for another reason, or its answer was invalid."""
 
 
 class StateError(KataPinError):
-    """The registry's file cannot be used; the message names the file."""
+    """The registry's file cannot be used; the message names it."""
 
 
 class DaemonError(KataPinError):
