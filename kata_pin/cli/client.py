@@ -11,13 +11,21 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from kata_pin.cli.reports.shape import VERSION, Json, State
 from kata_pin.config import Config
-from kata_pin.errors import DaemonError, RemoteProtocolError
+from kata_pin.errors import DaemonError, KataPinError, RemoteProtocolError
 from kata_pin.wire.control import MAX_REPLY, LineDecoder, encode_request, parse_reply
+
+if TYPE_CHECKING:
+    from kata_pin.model.reports.applied import Applied
+    from kata_pin.model.reports.explain import Explanation
+    from kata_pin.model.reports.history import HistoryDocument
+    from kata_pin.model.reports.names import SandboxName
+    from kata_pin.model.reports.state import State
+
+Document = TypeVar("Document")
 
 READ_S: Final = 5.0
 """Longest wait for an answer to a question; the daemon answers in milliseconds."""
@@ -38,76 +46,110 @@ class DaemonSilent(DaemonError):  # noqa: N818 - as above
     """A daemon is there and does not answer in time."""
 
 
-@dataclass(frozen=True)
 class Provider:
-    """Asks for documents on behalf of one command."""
+    """Gets documents for one command; once the daemon was found away, it is not asked again."""
 
-    config: Config
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._offline: State | None = None
 
-    def state(self) -> State:
-        """Return the state document; raises KataPinError."""
+    def names(self) -> tuple[SandboxName, ...]:
+        """Return the names of all sandboxes; raises KataPinError."""
+        from kata_pin.model.reports.names import Names, SandboxName
+
         try:
-            document = self._ask("state", reading=True)
+            return self._ask(Names, "names", reading=True).sandboxes
         except (DaemonAway, DaemonSilent) as error:
-            from kata_pin.daemon.service import offline
+            state = self._without_daemon(error)
+            return tuple(SandboxName(one.id, one.pod) for one in state.sandboxes)
 
-            document = offline.state(self.config)
-            document["daemon"] = {"running": False, "reason": error.message}
-        return cast("State", _checked(document))
+    def state(self, sandbox_id: str = "") -> State:
+        """Return the state document, of one sandbox if one is named; raises KataPinError."""
+        from kata_pin.model.reports.state import State
 
-    def explain(self, sandbox_id: str) -> Json:
-        """Return the `explain` document of one sandbox; raises KataPinError."""
         try:
-            return _checked(self._ask("explain", reading=True, sandbox=sandbox_id))
+            return self._ask(State, "state", reading=True, sandbox=sandbox_id or None)
+        except (DaemonAway, DaemonSilent) as error:
+            state = self._without_daemon(error)
+            chosen = (one for one in state.sandboxes if sandbox_id in {"", one.id})
+            return replace(state, sandboxes=tuple(chosen))
+
+    def explain(self, sandbox_id: str) -> Explanation:
+        """Return the `explain` document of one sandbox; raises KataPinError."""
+        from kata_pin.model.reports.explain import Explanation
+
+        try:
+            return self._ask(Explanation, "explain", reading=True, sandbox=sandbox_id)
         except (DaemonAway, DaemonSilent):
             from kata_pin.daemon.service import offline
 
-            return _checked(offline.explain(self.config, sandbox_id))
+            return offline.explain(self._config, sandbox_id)
 
-    def history(self, name: str, *, since_s: int | None, limit: int) -> Json:
+    def history(self, name: str, *, since_s: int | None, limit: int) -> HistoryDocument:
         """Return the `history` document: of all, or of the sandboxes that a name means."""
+        from kata_pin.model.reports.history import HistoryDocument
+
         asked = {"sandbox": name, "since_s": since_s, "limit": limit}
         try:
-            return _checked(self._ask("history", reading=True, **asked))
+            return self._ask(HistoryDocument, "history", reading=True, **asked)
         except (DaemonAway, DaemonSilent):
             from kata_pin.daemon.service import offline
 
-            return _checked(offline.history(self.config, name, since_s=since_s, limit=limit))
+            return offline.history(self._config, name, since_s=since_s, limit=limit)
 
-    def pin(self, sandbox_id: str | None) -> Json:
-        """Have the pins of one sandbox or of all set now; return the report's document."""
+    def pin(self, sandbox_id: str | None) -> Applied:
+        """Set the affinities of one sandbox, or of all, now."""
+        from kata_pin.model.reports.applied import Applied
+
         try:
-            return _checked(self._ask("pin", reading=False, sandbox=sandbox_id))
+            return self._ask(Applied, "pin", reading=False, sandbox=sandbox_id)
         except DaemonAway:
             from kata_pin.daemon.service import offline
 
-            return _checked(offline.pin(self.config, sandbox_id))
+            return offline.pin(self._config, sandbox_id)
 
-    def unpin(self, sandbox_id: str | None) -> Json:
-        """Have the pins of one sandbox or of all given back; return the report's document."""
+    def unpin(self, sandbox_id: str | None) -> Applied:
+        """Restore the original affinities of one sandbox, or of all."""
+        from kata_pin.model.reports.applied import Applied
+
         try:
-            return _checked(self._ask("unpin", reading=False, sandbox=sandbox_id))
+            return self._ask(Applied, "unpin", reading=False, sandbox=sandbox_id)
         except DaemonAway:
             from kata_pin.daemon.service import offline
 
-            return _checked(offline.unpin(self.config, sandbox_id))
+            return offline.unpin(self._config, sandbox_id)
 
-    def _ask(self, verb: str, *, reading: bool, **given: str | int | None) -> Json:
+    def _without_daemon(self, error: KataPinError) -> State:
+        if self._offline is None:
+            from kata_pin.daemon.service import offline
+            from kata_pin.model.reports.daemon import Daemon
+
+            found = offline.state(self._config)
+            self._offline = replace(found, daemon=Daemon(running=False, reason=error.message))
+        return self._offline
+
+    def _ask(
+        self, kind: type[Document], verb: str, *, reading: bool, **given: str | int | None
+    ) -> Document:
+        from kata_pin.wire import reports
+
+        if self._offline is not None:
+            raise DaemonAway("no daemon")
         arguments = {name: value for name, value in given.items() if value is not None}
         deadline_s = READ_S if reading else WRITE_S
         away: DaemonAway | None = None
         for name in _SOCKETS[reading]:
             try:
-                path = os.path.join(self.config.runtime_dir, name)
-                return ask(path, verb, arguments, deadline_s)
+                path = os.path.join(self._config.runtime_dir, name)
+                return reports.decode(ask(path, verb, arguments, deadline_s), kind)
             except DaemonAway as error:
                 away = away or error
         assert away is not None
         raise away
 
 
-def ask(path: str, verb: str, arguments: Mapping[str, object], deadline_s: float) -> Json:
-    """Send one request to a socket and return the document of the reply.
+def ask(path: str, verb: str, arguments: Mapping[str, object], deadline_s: float) -> bytes:
+    """Send one request to a socket and return the reply's encoded document.
 
     Raises DaemonAway, DaemonSilent, DaemonError (refused, or no right to connect) and
     RemoteProtocolError.
@@ -133,10 +175,7 @@ def ask(path: str, verb: str, arguments: Mapping[str, object], deadline_s: float
         ) from error
     except OSError as error:
         raise DaemonError(f"talk to {path}: {error.strerror or error}") from error
-    document = parse_reply(line).get("document")
-    if not isinstance(document, dict):
-        raise RemoteProtocolError(f"the daemon's answer to {verb} has no document")
-    return document
+    return parse_reply(line)
 
 
 def _line(peer: socket.socket, deadline: float) -> bytes:
@@ -152,14 +191,3 @@ def _line(peer: socket.socket, deadline: float) -> bytes:
         lines = decoder.feed(data)
         if lines:
             return lines[0]
-
-
-def _checked(document: Json) -> Json:
-    """Return the document; DaemonError if it is of another version than this program's."""
-    version = document.get("version")
-    if version != VERSION:
-        raise DaemonError(
-            f"the daemon's document is of version {version}, this is version {VERSION}",
-            hint="restart the daemon after an upgrade",
-        )
-    return document

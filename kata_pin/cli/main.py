@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -140,8 +140,9 @@ def _failed(session: Session, error: KataPinError, status: int) -> int:
 
         traceback.print_exception(error)
     if session.json:
-        told: dict[str, Any] = {"version": 1, "kind": "error", "error": error.message}
-        screen.document({**told, "hint": error.hint, "exit_status": status})
+        from kata_pin.model.reports.settings import ErrorDocument
+
+        screen.document(ErrorDocument(error=error.message, hint=error.hint, exit_status=status))
     sys.stderr.write(f"kata-pin: {safe(error.message)}\n")
     if error.hint:
         sys.stderr.write(f"  hint: {safe(error.hint)}\n")

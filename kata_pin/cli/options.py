@@ -97,11 +97,13 @@ def complete_sandbox(ctx: click.Context, _: click.Parameter, incomplete: str) ->
     """Return the pods and ids that begin so, when a daemon answers quickly; else nothing."""
     from kata_pin.cli.client import ask
     from kata_pin.errors import KataPinError
+    from kata_pin.model.reports.names import Names
+    from kata_pin.wire.reports import decode
 
     try:
         path = f"{session_of(ctx).config.runtime_dir}/status.sock"
-        sandboxes = ask(path, "state", {}, 0.5)["sandboxes"]
-    except (KataPinError, KeyError):
+        sandboxes = decode(ask(path, "names", {}, 0.5), Names).sandboxes
+    except KataPinError:
         return []
-    names = [name for one in sandboxes for name in (one["pod"], one["id"])]
+    names = [name for one in sandboxes for name in (one.pod, one.id)]
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]

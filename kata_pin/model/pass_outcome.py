@@ -57,9 +57,9 @@ class PassOutcome:
 def thread_state(
     thread: Thread, desired: Desired | None, *, released: bool, backed_off: Collection[int] = ()
 ) -> str:
-    """Return `left`, `released`, `drift` or `ok`; `backed_off` tids have another writer."""
+    """Return `unmanaged`, `released`, `drift` or `ok`; `backed_off` tids have another writer."""
     if desired is None:
-        return "left"
+        return "unmanaged"
     if released:
         return RELEASED
     if thread.task.affinity != desired.applied or thread.key.tid in backed_off:

@@ -1,12 +1,12 @@
 """The control protocol: one JSON object per line each way.
 
     request   {"version": 1, "verb": "state", ...}     at most MAX_REQUEST bytes
-    reply     {"version": 1, "ok": true, ...}
+    reply     {"version": 1, "ok": true, "document": {...}}
               {"version": 1, "ok": false, "error": "...", "hint": "..."}
 
-Framing, version and the members every line has; what the verbs mean is the daemon's and the command
-line's. LineDecoder is fed whatever the socket gives and does no I/O. All violations are
-RemoteProtocolError.
+Framing, version and the members of every line; documents pass through encoded. Requests come from
+any member of the daemon's group and are bounded like other JSON from outside (json_text.py). All
+violations are RemoteProtocolError. Out of scope: what the verbs mean.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
+
+import msgspec
 
 from kata_pin.errors import DaemonError, ParseError, RemoteProtocolError
 from kata_pin.wire.json_text import Fields, load
@@ -26,11 +29,6 @@ MAX_REQUEST: Final = 64 * 1024
 
 MAX_REPLY: Final = 64 * 1024 * 1024
 """Longest reply line a client takes: a node with 250 sandboxes fills about 3 MiB."""
-
-MAX_REPLY_VALUES: Final = 10_000_000
-"""Most brackets and commas in a reply; the daemon is trusted further than a pod is."""
-
-_RESERVED: Final = frozenset({"version", "verb", "ok", "error", "hint"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,57 +78,63 @@ class LineDecoder:
 
 def encode_request(verb: str, arguments: Mapping[str, object] | None = None) -> bytes:
     """Return the line of a request."""
-    return _line({"version": VERSION, "verb": verb}, arguments or {})
+    return _line({"version": VERSION, "verb": verb} | dict(arguments or {}))
 
 
 def parse_request(line: bytes) -> Request:
     """Read a request line, with or without its newline."""
-    fields, members = _members(line, MAX_REQUEST, "request")
     try:
+        value = load(line, source="request", limit=MAX_REQUEST, values=MAX_REQUEST)
+        fields = Fields(value, source="request")
+        version = fields.need("version").number("version", 0, 1 << 31)
         verb = fields.need("verb").text("verb", limit=64)
     except ParseError as error:
         raise RemoteProtocolError(str(error)) from error
-    return Request(verb, {key: value for key, value in members.items() if key not in _RESERVED})
+    _check_version("request", version or 0)
+    assert isinstance(value, dict)
+    arguments = {key: item for key, item in value.items() if key not in {"version", "verb"}}
+    return Request(verb, arguments)
 
 
-def encode_reply(members: Mapping[str, object] | None = None) -> bytes:
-    """Return the line of a reply that says yes."""
-    return _line({"version": VERSION, "ok": True}, members or {})
+def encode_reply(document: bytes) -> bytes:
+    """Return the line of a positive reply with an encoded document (wire/reports.py)."""
+    return b'{"version":%d,"ok":true,"document":%b}\n' % (VERSION, document)
 
 
 def encode_error(error: str, hint: str = "") -> bytes:
-    """Return the line of a reply that says no, and why."""
-    return _line({"version": VERSION, "ok": False, "error": error, "hint": hint}, {})
+    """Return the line of a reply that refuses the request."""
+    return _line({"version": VERSION, "ok": False, "error": error, "hint": hint})
 
 
-def parse_reply(line: bytes) -> dict[str, object]:
-    """Return the members of a reply beside version and ok; DaemonError when it says no."""
-    fields, members = _members(line, MAX_REPLY, "reply")
+def parse_reply(line: bytes) -> bytes:
+    """Return the encoded document of a reply; DaemonError if the daemon refused the request."""
     try:
-        granted = fields.need("ok").flag("ok")
-        error, hint = fields.text("error"), fields.text("hint")
-    except ParseError as problem:
-        raise RemoteProtocolError(str(problem)) from problem
-    if not granted:
-        raise DaemonError(error or "refused without a reason", hint=hint)
-    return {key: value for key, value in members.items() if key not in ("version", "ok")}
+        reply = _reply_decoder().decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteProtocolError(f"not a reply: {error}") from error
+    _check_version("reply", reply.version)
+    if not reply.ok:
+        raise DaemonError(reply.error or "refused without a reason", hint=reply.hint)
+    return bytes(reply.document)
 
 
-def _line(head: dict[str, object], members: Mapping[str, object]) -> bytes:
-    clash = _RESERVED & members.keys()
-    assert not clash, f"reserved members: {clash}"
-    return json.dumps(head | dict(members), separators=(",", ":")).encode("ascii") + b"\n"
+class _Reply(msgspec.Struct):
+    version: int
+    ok: bool
+    document: msgspec.Raw = msgspec.Raw(b"{}")
+    error: str = ""
+    hint: str = ""
 
 
-def _members(line: bytes, limit: int, source: str) -> tuple[Fields, dict[str, object]]:
-    values = MAX_REPLY_VALUES if source == "reply" else limit
-    try:
-        value = load(line, source=source, limit=limit, values=values)
-        fields = Fields(value, source=source)
-        version = fields.need("version").number("version", 0, 1 << 31)
-    except ParseError as error:
-        raise RemoteProtocolError(str(error)) from error
+@cache
+def _reply_decoder() -> msgspec.json.Decoder[_Reply]:
+    return msgspec.json.Decoder(_Reply)
+
+
+def _check_version(what: str, version: int) -> None:
     if version != VERSION:
-        raise RemoteProtocolError(f"{source} of version {version}, this is version {VERSION}")
-    assert isinstance(value, dict)
-    return fields, value
+        raise RemoteProtocolError(f"{what} of version {version}, this is version {VERSION}")
+
+
+def _line(members: Mapping[str, object]) -> bytes:
+    return json.dumps(members, separators=(",", ":")).encode("ascii") + b"\n"

@@ -26,8 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from kata_pin.cli.client import ask
+from kata_pin.model.reports.state import State
 from kata_pin.wire.nri.messages import EventKind
 from kata_pin.wire.proto import nri_pb2 as pb
+from kata_pin.wire.reports import decode
 from tests.bench.figures import MS, BenchError, Row, Samples
 from tests.bench.idle import wait_until_quiet
 from tests.bench.node import BenchNode
@@ -199,7 +201,7 @@ def _pod(sandbox_id: str) -> pb.PodSandbox:
 def _wait_settled(node: BenchNode, ids: list[str]) -> None:
     def settled() -> bool:
         state = ask(str(node.runtime_dir / "status.sock"), "state", {}, 10.0)
-        states = {one["id"]: one["state"] for one in state["sandboxes"]}
+        states = {one.id: one.state for one in decode(state, State).sandboxes}
         return all(states.get(one) in {"ok", "unpinned"} for one in ids)
 
     wait_for(settled, f"{len(ids)} sandboxes", 120)

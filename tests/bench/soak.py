@@ -34,8 +34,10 @@ from typing import Final
 
 from kata_pin.cli.client import ask
 from kata_pin.daemon.store.database import TOMBSTONES
+from kata_pin.model.reports.names import Names
 from kata_pin.wire.hook_message import HookMessage, encode
 from kata_pin.wire.oci import Phase
+from kata_pin.wire.reports import decode
 from tests.bench.figures import BenchError, Row
 from tests.bench.node import BenchNode, Container
 from tests.bench.service import ServiceProcess, service
@@ -305,8 +307,8 @@ class Probe:
 
     def sandboxes(self) -> list[str]:
         """Return the ids that the daemon shows."""
-        state = ask(str(self.node.runtime_dir / "status.sock"), "state", {}, 10.0)
-        return [one["id"] for one in state["sandboxes"]]
+        names = ask(str(self.node.runtime_dir / "status.sock"), "names", {}, 10.0)
+        return [one.id for one in decode(names, Names).sandboxes]
 
     def _rows(self) -> dict[str, int]:
         path = self.node.runtime_dir / "registry.db"

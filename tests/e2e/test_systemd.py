@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -266,7 +267,8 @@ def _as_nobody(node: Node, groups: list[int], name: str, verb: str) -> str:
         os.setgid(NOBODY)
         os.setuid(NOBODY)
         try:
-            text = f"kind={ask(str(RUNTIME_DIR / name), verb, {}, 30 * node.scale).get('kind')}"
+            document = ask(str(RUNTIME_DIR / name), verb, {}, 30 * node.scale)
+            text = f"kind={json.loads(document).get('kind')}"
         except KataPinError as error:
             text = error.message
         os.write(writer, text.encode())

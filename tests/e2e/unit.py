@@ -93,7 +93,9 @@ class Unit:
 
     def ask(self, verb: str, **arguments: object) -> Json:
         """Return the document of a verb of the control socket."""
-        return ask(str(RUNTIME_DIR / "control.sock"), verb, arguments, 30.0 * self._node.scale)
+        path = str(RUNTIME_DIR / "control.sock")
+        document: Json = json.loads(ask(path, verb, arguments, 30.0 * self._node.scale))
+        return document
 
     def answers(self) -> bool:
         """Whether a daemon answers."""

@@ -119,7 +119,9 @@ class Node:
 
     def ask(self, verb: str, **arguments: object) -> Json:
         """Return the document of a verb of the control socket."""
-        return ask(str(self.runtime_dir / "control.sock"), verb, arguments, 10.0 * SCALE)
+        path = str(self.runtime_dir / "control.sock")
+        document: Json = json.loads(ask(path, verb, arguments, 10.0 * SCALE))
+        return document
 
     def id_of(self, name: str) -> str:
         """Return the id of this node's sandbox of that name."""

@@ -12,9 +12,9 @@ import click
 
 from kata_pin.cli.options import Session, global_options
 from kata_pin.cli.render import screen
-from kata_pin.cli.reports.shape import Allocation
 from kata_pin.errors import KataPinError, StateError
 from kata_pin.model.node import KubeletState
+from kata_pin.model.reports.pools import Allocation
 
 
 @click.command()
@@ -65,13 +65,13 @@ def compare(
     kubelet = _read(path, own=checkpoint is None)
     allocation = None if policy or topology else _deciding(session)
     if allocation is not None:
-        name, ours = allocation["policy"], as_kubelet(state_of(allocation))
+        name, ours = allocation.policy, as_kubelet(state_of(allocation))
     else:
         settings = session.config.alloc
         name = policy or (settings.policy if settings.on else "static")
         host = read_capture(topology) if topology else read_topology(HOST)
         ours = taken_over(kubelet, make_policy(replace(settings, policy=name), host))
-    told = comparison(kubelet, ours, source=path, policy=name, supposed=allocation is None)
+    told = comparison(kubelet, ours, source=path, policy=name, hypothetical=allocation is None)
     if session.json:
         screen.document(told)
         return
@@ -82,8 +82,8 @@ def compare(
 
 def _deciding(session: Session) -> Allocation | None:
     """Return what our allocator gave, None where it gives nothing."""
-    allocation = session.provider.state()["allocation"]
-    return None if allocation is None or allocation["aside"] else allocation
+    allocation = session.provider.state().allocation
+    return None if allocation is None or allocation.suspended else allocation
 
 
 def _read(path: str, *, own: bool) -> KubeletState:

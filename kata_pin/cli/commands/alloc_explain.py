@@ -9,8 +9,9 @@ import click
 from kata_pin.cli.options import Session, global_options
 from kata_pin.cli.render import screen
 from kata_pin.cli.render.safe_text import safe
-from kata_pin.cli.reports.shape import VERSION, Grant, State
 from kata_pin.errors import KataPinError
+from kata_pin.model.reports.pools import AllocExplainDocument, Grant
+from kata_pin.model.reports.state import State
 
 SHOWN: Final = 5
 """Containers named in an error."""
@@ -28,7 +29,7 @@ def explain(session: Session, container: str) -> None:
     """
     grant = choose_grant(session.provider.state(), container)
     if session.json:
-        screen.document({"version": VERSION, "kind": "alloc-explain", "grant": {**grant}})
+        screen.document(AllocExplainDocument(grant=grant))
         return
     from kata_pin.cli.render import pools as render_pools
 
@@ -37,23 +38,23 @@ def explain(session: Session, container: str) -> None:
 
 def choose_grant(state: State, text: str) -> Grant:
     """Return the one grant that `text` names; raises KataPinError when there is none or several."""
-    allocation = state["allocation"]
+    allocation = state.allocation
     if allocation is None:
         raise KataPinError(
             "kata-pin decides no cpusets here", hint="setting alloc.policy; explain tells of pins"
         )
-    if allocation["aside"]:
-        raise KataPinError(f"no grant is in force: {allocation['aside']}")
-    every = allocation["grants"]
+    if allocation.suspended:
+        raise KataPinError(f"no grant is in force: {allocation.suspended}")
+    every = allocation.grants
     for matches in (
-        [one for one in every if text in {one["id"], f"{one['pod']}/{one['name']}"}],
-        [one for one in every if one["name"] == text],
-        [one for one in every if text and one["id"].startswith(text)],
+        [one for one in every if text in {one.id, f"{one.pod}/{one.name}"}],
+        [one for one in every if one.name == text],
+        [one for one in every if text and one.id.startswith(text)],
     ):
         if len(matches) == 1:
             return matches[0]
         if matches:
-            named = ", ".join(f"{safe(one['pod'])} ({one['id'][:12]})" for one in matches[:SHOWN])
+            named = ", ".join(f"{safe(one.pod)} ({one.id[:12]})" for one in matches[:SHOWN])
             raise KataPinError(
                 f"{safe(text)!r} means {len(matches)} containers: {named}",
                 hint="name one by more of its id, or by namespace/pod/name",

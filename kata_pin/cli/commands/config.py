@@ -6,7 +6,7 @@ import click
 
 from kata_pin.cli.options import Session, global_options
 from kata_pin.cli.render import screen
-from kata_pin.cli.reports.shape import VERSION
+from kata_pin.model.reports.settings import ConfigCheckDocument, ConfigDocument
 
 
 @click.group()
@@ -23,7 +23,7 @@ def show(session: Session, changed: bool) -> None:
     from kata_pin.config.text import as_data, as_yaml
 
     if session.json:
-        screen.document({"version": VERSION, "kind": "config", "settings": as_data(session.config)})
+        screen.document(ConfigDocument(settings=as_data(session.config)))
     else:
         click.echo(as_yaml(session.config, changed_only=changed), nl=False)
 
@@ -43,7 +43,7 @@ def check(session: Session, file: str | None) -> None:
     load(chosen)
     name = chosen or DEFAULT_FILE
     if session.json:
-        screen.document({"version": VERSION, "kind": "config-check", "file": name, "ok": True})
+        screen.document(ConfigCheckDocument(file=name, ok=True))
     else:
         click.echo(f"{name}: ok")
 

@@ -45,8 +45,8 @@ def explain(session: Session, sandbox: str) -> None:
     """
     from kata_pin.cli.reports.selection import choose
 
-    chosen = choose(session.provider.state(), sandbox)
-    document = session.provider.explain(chosen["id"])
+    provider = session.provider
+    document = provider.explain(choose(provider.names(), sandbox).id)
     if session.json:
         screen.document(document)
         return
@@ -81,7 +81,7 @@ def check(session: Session) -> int:
         from kata_pin.cli.render import reports as render_reports
 
         screen.show(render_reports.check(document, screen.look()))
-    return 0 if document["ok"] else FOUND
+    return 0 if document.ok else FOUND
 
 
 @click.command()
@@ -103,4 +103,4 @@ def doctor(session: Session) -> int:
         from kata_pin.cli.render import reports as render_reports
 
         screen.show(render_reports.doctor(document, screen.look()))
-    return 0 if document["ok"] else 1
+    return 0 if document.ok else 1

@@ -10,18 +10,19 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Callable
-from dataclasses import asdict
 
 import click
 
 from kata_pin.cli.client import WRITE_S, DaemonAway, ask
-from kata_pin.cli.node.changes import Change, Node
+from kata_pin.cli.node.changes import Node, line
 from kata_pin.cli.node.files import HOOKS_DIR, Choices, Runtime, node_files
 from kata_pin.cli.options import Session, global_options
 from kata_pin.cli.render import screen
-from kata_pin.cli.reports.shape import VERSION, Json
 from kata_pin.config import DEFAULT_FILE, Config, load
 from kata_pin.errors import KataPinError
+from kata_pin.model.reports.applied import Applied
+from kata_pin.model.reports.settings import FileChange, FilesDocument
+from kata_pin.wire.reports import decode
 
 NEXT_STEPS = """\
 next:
@@ -32,8 +33,8 @@ CONTAINERD_STEP = """\
 containerd: merge /etc/kata-pin/containerd-hooks.json into the base runtime spec of Kata's handlers,
 as kata-pin(8) shows, and restart containerd"""
 
-Release = Callable[[Config], Json]
-"""Gives back every pin when no daemon runs; returns the document of that."""
+Release = Callable[[Config], Applied]
+"""Restores every affinity when no daemon runs."""
 
 
 def release_pins(config: Config, release_all: Release) -> str:
@@ -44,22 +45,23 @@ def release_pins(config: Config, release_all: Release) -> str:
     """
     try:
         path = os.path.join(config.runtime_dir, "control.sock")
-        document, by = ask(path, "release", {}, WRITE_S), "by the daemon"
+        answer = ask(path, "release", {}, WRITE_S)
+        document, by = decode(answer, Applied), "by the daemon"
     except DaemonAway:
         document, by = release_all(config), "no daemon runs"
     return "\n".join([f"released every pin ({by})", *kept_cpusets(document)])
 
 
-def kept_cpusets(document: Json) -> list[str]:
+def kept_cpusets(document: Applied) -> list[str]:
     """Return what to say of containers that could not be given all CPUs back."""
-    kept: list[Json] = document.get("cpusets_kept", [])
+    kept = document.cpusets_kept
     if not kept:
         return []
     head = "these containers keep the CPUs that kata-pin gave them until their pods are made anew:"
-    return [head, *(f"  {one['pod']} {one['name']} {one['cpus']}" for one in kept)]
+    return [head, *(f"  {one.pod} {one.name} {one.cpus}" for one in kept)]
 
 
-def uninstall_node(root: str, release: Callable[[], str]) -> tuple[list[Change], str]:
+def uninstall_node(root: str, release: Callable[[], str]) -> tuple[list[FileChange], str]:
     """Take kata-pin off the node below `root`; `release` gives the pins back meanwhile.
 
     In this order: no new container runs the hook, the pins are given back, all else goes. Should
@@ -153,11 +155,10 @@ def uninstall(session: Session, *, root: str) -> None:
     report(session, "uninstall", changes, remarks)
 
 
-def report(session: Session, kind: str, changes: list[Change], remarks: list[str]) -> None:
+def report(session: Session, kind: str, changes: list[FileChange], remarks: list[str]) -> None:
     """Print what happened to each file, and what is left to do."""
     if session.json:
-        rows = [asdict(change) for change in changes]
-        screen.document({"version": VERSION, "kind": kind, "changes": rows, "remarks": remarks})
+        screen.document(FilesDocument(kind=kind, changes=tuple(changes), remarks=tuple(remarks)))
         return
-    for line in (*changes, *remarks):
-        click.echo(str(line))
+    for text in (*map(line, changes), *remarks):
+        click.echo(text)

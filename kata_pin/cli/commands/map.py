@@ -6,7 +6,8 @@ import click
 
 from kata_pin.cli.options import Session, complete_sandbox, global_options
 from kata_pin.cli.render import screen
-from kata_pin.cli.reports.shape import VERSION, Json, State
+from kata_pin.model.reports.map import MapDocument, MapSandbox
+from kata_pin.model.reports.state import State
 
 
 @click.command(name="map")
@@ -24,10 +25,9 @@ def guest_map(session: Session, sandbox: str | None) -> None:
     """
     from kata_pin.cli.reports.selection import choose
 
-    state = session.provider.state()
-    if sandbox is not None:
-        state["sandboxes"] = [choose(state, sandbox)]
-    document = map_document(state)
+    provider = session.provider
+    chosen = "" if sandbox is None else choose(provider.names(), sandbox).id
+    document = map_document(provider.state(chosen))
     if session.json:
         screen.document(document)
         return
@@ -36,15 +36,12 @@ def guest_map(session: Session, sandbox: str | None) -> None:
     screen.show(render_map.guest_map(document, screen.look()))
 
 
-def map_document(state: State) -> Json:
+def map_document(state: State) -> MapDocument:
     """Return the `map` document: what the state document says of guests."""
-    return {
-        "version": VERSION,
-        "kind": "map",
-        "time": state["time"],
-        "daemon": state["daemon"],
-        "sandboxes": [
-            {"id": one["id"], "pod": one["pod"], "state": one["state"], "guest": one["guest"]}
-            for one in state["sandboxes"]
-        ],
-    }
+    return MapDocument(
+        time=state.time,
+        daemon=state.daemon,
+        sandboxes=tuple(
+            MapSandbox(one.id, one.pod, one.state, one.guest) for one in state.sandboxes
+        ),
+    )

@@ -6,7 +6,7 @@ import click
 
 from kata_pin.cli.options import Session, complete_sandbox, global_options
 from kata_pin.cli.render import screen
-from kata_pin.cli.reports.shape import Json
+from kata_pin.model.reports.applied import Applied
 
 
 @click.command()
@@ -41,10 +41,10 @@ def _chosen(session: Session, name: str | None) -> str | None:
         return None
     from kata_pin.cli.reports.selection import choose
 
-    return choose(session.provider.state(), name)["id"]
+    return choose(session.provider.names(), name).id
 
 
-def _report(session: Session, document: Json) -> int:
+def _report(session: Session, document: Applied) -> int:
     if session.json:
         screen.document(document)
     else:
@@ -52,5 +52,5 @@ def _report(session: Session, document: Json) -> int:
 
         screen.show(render_reports.applied(document, screen.look()))
     refused = {"refused", "denied"}
-    outcomes = {r["outcome"] for one in document["sandboxes"] for r in one["results"]}
+    outcomes = {r.outcome for one in document.sandboxes for r in one.results}
     return 1 if outcomes & refused else 0

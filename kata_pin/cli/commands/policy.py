@@ -11,7 +11,7 @@ import click
 
 from kata_pin.cli.options import Session, complete_sandbox, global_options
 from kata_pin.cli.render import screen
-from kata_pin.cli.reports.shape import VERSION
+from kata_pin.model.reports.settings import PolicyDocument
 
 if TYPE_CHECKING:
     from kata_pin.sources.orders import Orders, OrdersFile
@@ -92,14 +92,14 @@ def _key(session: Session, pod: str) -> str:
         if not is_pod(pod):
             raise KataPinError(f"{pod!r} is not namespace/name")
         return pod
-    chosen = choose(session.provider.state(), pod)
-    return chosen["pod"] if is_pod(chosen["pod"]) else chosen["id"]
+    chosen = choose(session.provider.names(), pod)
+    return chosen.pod if is_pod(chosen.pod) else chosen.id
 
 
 def _report(session: Session, orders: Orders, text: str) -> None:
     if session.json:
         named = {pod: orders[pod].value for pod in sorted(orders)}
-        screen.document({"version": VERSION, "kind": "policy", "orders": named})
+        screen.document(PolicyDocument(overrides=named))
     else:
         click.echo(text)
 

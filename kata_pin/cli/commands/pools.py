@@ -6,7 +6,8 @@ import click
 
 from kata_pin.cli.options import Session, global_options
 from kata_pin.cli.render import screen
-from kata_pin.cli.reports.shape import VERSION, Json, State
+from kata_pin.model.reports.pools import PoolsDocument
+from kata_pin.model.reports.state import State
 
 
 @click.command()
@@ -28,12 +29,6 @@ def pools(session: Session) -> None:
     screen.show(render_pools.pools(state, screen.look()))
 
 
-def pools_document(state: State) -> Json:
-    """Return the `pools` document: what of the state is about allocation."""
-    return {
-        "version": VERSION,
-        "kind": "pools",
-        "time": state["time"],
-        "daemon": state["daemon"],
-        "allocation": state["allocation"],
-    }
+def pools_document(state: State) -> PoolsDocument:
+    """Return the `pools` document: what the state document says of allocation."""
+    return PoolsDocument(time=state.time, daemon=state.daemon, allocation=state.allocation)

@@ -40,19 +40,18 @@ def show(session: Session, sandbox: str | None, cpus: bool, watch: float | None)
 def _once(session: Session, name: str | None, cpus: bool) -> None:
     from kata_pin.cli.reports.selection import choose
 
-    state = session.provider.state()
-    chosen = choose(state, name) if name is not None else None
-    if chosen is not None:
-        state["sandboxes"] = [chosen]
+    provider = session.provider
+    chosen = "" if name is None else choose(provider.names(), name).id
+    state = provider.state(chosen)
     if session.json:
-        screen.document({**state})
+        screen.document(state)
         return
     from kata_pin.cli.render import cpus as render_cpus
     from kata_pin.cli.render import show as render_show
 
     if cpus:
         screen.show(render_cpus.cpus(state, screen.look()))
-    elif chosen is not None:
-        screen.show(render_show.single(state, chosen, screen.look()))
+    elif chosen:
+        screen.show(render_show.single(state, state.sandboxes[0], screen.look()))
     else:
         screen.show(render_show.overview(state, screen.look()))

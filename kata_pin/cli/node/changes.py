@@ -12,11 +12,11 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from kata_pin.cli.node.files import HOOK_PATH, NodeFile
 from kata_pin.errors import HostError, ParseError
+from kata_pin.model.reports.settings import FileChange
 
 MANIFEST: Final = "/var/lib/kata-pin/installed"
 CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
@@ -24,16 +24,9 @@ CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
 _BASE_SPEC: Final = re.compile(r"^\s*base_runtime_spec\s*=\s*[\"']([^\"']+)[\"']", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Change:
-    """What happened to one file: `verb` is wrote, removed, unchanged or kept (with a reason)."""
-
-    verb: str
-    path: str
-    reason: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.verb:<9} {self.path}" + (f" ({self.reason})" if self.reason else "")
+def line(change: FileChange) -> str:
+    """Return a change as a line of text."""
+    return f"{change.verb:<9} {change.path}" + (f" ({change.reason})" if change.reason else "")
 
 
 class Node:
@@ -42,7 +35,7 @@ class Node:
     def __init__(self, root: str = "/") -> None:
         self._root = os.path.realpath(root)
 
-    def install(self, wanted: Iterable[NodeFile]) -> list[Change]:
+    def install(self, wanted: Iterable[NodeFile]) -> list[FileChange]:
         """Write the files that are missing or outdated, remove those no longer wanted.
 
         A file that somebody changed is kept. Raises HostError, ParseError for a bad manifest.
@@ -60,7 +53,7 @@ class Node:
         self._save(known)
         return changes
 
-    def uninstall(self, *, folder: str = "/") -> list[Change]:
+    def uninstall(self, *, folder: str = "/") -> list[FileChange]:
         """Remove the installed files below `folder` that nobody changed, the last written first."""
         known = self._manifest()
         wanted = {path: digest for path, digest in known.items() if path.startswith(folder)}
@@ -68,18 +61,18 @@ class Node:
         self._save(known)
         return changes
 
-    def _write(self, file: NodeFile, known: str | None) -> Change:
+    def _write(self, file: NodeFile, known: str | None) -> FileChange:
         present = self._read(file.path)
         if present == file.content:
-            return Change("unchanged", file.path)
+            return FileChange("unchanged", file.path)
         if present is not None and file.settings:
-            return Change("kept", file.path, "settings are yours")
+            return FileChange("kept", file.path, "settings are yours")
         if present is not None and _digest(present) != known:
-            return Change("kept", file.path, "changed by somebody else")
+            return FileChange("kept", file.path, "changed by somebody else")
         self._replace(file.path, file.content, file.mode)
-        return Change("wrote", file.path)
+        return FileChange("wrote", file.path)
 
-    def _remove_all(self, wanted: dict[str, str], known: dict[str, str]) -> list[Change]:
+    def _remove_all(self, wanted: dict[str, str], known: dict[str, str]) -> list[FileChange]:
         """Remove files; what is gone afterwards leaves `known`."""
         changes = []
         for path, digest in wanted.items():
@@ -89,19 +82,19 @@ class Node:
                 del known[path]
         return changes
 
-    def _remove(self, path: str, digest: str) -> Change:
+    def _remove(self, path: str, digest: str) -> FileChange:
         present = self._read(path)
         if present is not None and _digest(present) != digest:
-            return Change("kept", path, "changed since it was installed")
+            return FileChange("kept", path, "changed since it was installed")
         user = self._base_spec_with_hook() if path == HOOK_PATH else ""
         if user:
-            return Change("kept", path, f"containerd's {user} names it")
+            return FileChange("kept", path, f"containerd's {user} names it")
         with self._meaning("remove", path), contextlib.suppress(FileNotFoundError):
             os.unlink(self._real(path))
         with contextlib.suppress(OSError):  # only a folder of our own that is empty now
             if os.path.basename(os.path.dirname(path)) == "kata-pin":
                 os.rmdir(os.path.dirname(self._real(path)))
-        return Change("removed", path)
+        return FileChange("removed", path)
 
     def _base_spec_with_hook(self) -> str:
         """Return the base runtime spec of containerd that names the hook, or nothing."""

@@ -8,20 +8,20 @@ from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, facts, paragraph, table
 from kata_pin.cli.render.safe_text import styled
 from kata_pin.cli.reports.comparison import SAME
-from kata_pin.cli.reports.shape import Json
+from kata_pin.model.reports.compare import ComparedContainer, Comparison
 
 
-def compare(document: Json, look: Look) -> list[Text]:
+def compare(document: Comparison, look: Look) -> list[Text]:
     """Return whom it is about, a row a container, and what that comes to."""
-    ours = f"policy {document['policy']}"
-    ours += ", if it took over" if document["supposed"] else ", as it decided"
+    ours = f"policy {document.policy}"
+    ours += ", if it took over" if document.hypothetical else ", as it decided"
     pairs = [
-        ("kubelet", styled(f"policy {document['kubelet_policy']}, {document['checkpoint']}")),
+        ("kubelet", styled(f"policy {document.kubelet_policy}, {document.checkpoint}")),
         ("kata-pin", styled(ours)),
-        ("shared", _pair(document["kubelet_shared"], document["kata_pin_shared"], look)),
+        ("shared", _pair(document.kubelet_shared, document.kata_pin_shared, look)),
     ]
     lines = facts(pairs, look)
-    rows = document["containers"]
+    rows = document.containers
     if rows:
         columns = [
             Column("POD UID", NAMES, fold=20),
@@ -31,22 +31,22 @@ def compare(document: Json, look: Look) -> list[Text]:
             Column(""),
         ]
         lines += [Text(), *table(columns, [_row(row) for row in rows], look)]
-    differ = sum(row["verdict"] != SAME for row in rows)
-    told = "all the same" if document["same"] else "the same but for the shared pCPUs"
+    differ = sum(row.verdict != SAME for row in rows)
+    told = "all the same" if document.same else "the same but for the shared pCPUs"
     if differ:
         told = f"{phrases.count(differ, 'container')} of {len(rows)} with other pCPUs"
-    style = phrases.GOOD if document["same"] else phrases.ODD
+    style = phrases.GOOD if document.same else phrases.ODD
     return [*lines, Text(), *paragraph(styled(told, style), look)]
 
 
-def _row(row: Json) -> list[Text]:
-    same = row["verdict"] == SAME
+def _row(row: ComparedContainer) -> list[Text]:
+    same = row.verdict == SAME
     return [
-        styled(row["pod_uid"]),
-        styled(row["name"]),
-        phrases.cpus(row["kubelet"]),
-        phrases.cpus(row["kata_pin"]),
-        styled("" if same else row["verdict"], phrases.ODD),
+        styled(row.pod_uid),
+        styled(row.name),
+        phrases.cpus(row.kubelet),
+        phrases.cpus(row.kata_pin),
+        styled("" if same else row.verdict, phrases.ODD),
     ]
 
 

@@ -12,15 +12,16 @@ from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, paragraph, tab
 from kata_pin.cli.render.safe_text import styled
 from kata_pin.cli.reports import pcpus
 from kata_pin.cli.reports.pcpus import Pcpu
-from kata_pin.cli.reports.shape import Sandbox, State, Thread
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.reports.sandbox import Sandbox, Thread
+from kata_pin.model.reports.state import State
 
 
 def cpus(state: State, look: Look) -> list[Text]:
     """Return one row a pCPU; neighbouring cores that no sandbox uses share a row."""
     lines = [
         *paragraph(phrases.node(state, look), look),
-        *paragraph(phrases.daemon(state["daemon"]), look),
+        *paragraph(phrases.daemon(state.daemon), look),
     ]
     view = pcpus.view(state)
     marked = any(pcpu.marks for pcpu in view)
@@ -32,7 +33,7 @@ def cpus(state: State, look: Look) -> list[Text]:
         Column("THREADS", NAMES + ",:", fold=16),
         *([Column("MARKS", fold=12)] if marked else []),
     ]
-    for node, members in groupby(view, key=lambda pcpu: pcpu.place["node"]):
+    for node, members in groupby(view, key=lambda pcpu: pcpu.place.node):
         of_node = list(members)
         title = f"NUMA node {node}: pCPUs {pcpus.numbers(of_node)}"
         lines += [Text(), *paragraph(Text(title, style="bold underline"), look)]
@@ -64,7 +65,7 @@ def _shape(core: list[Pcpu]) -> tuple[object, ...] | None:
 
 def _fold(cores: Sequence[Sequence[Pcpu]]) -> list[Text]:
     members = [pcpu for core in cores for pcpu in core]
-    firsts = [core[0].place["core"] for core in cores]
+    firsts = [core[0].place.core for core in cores]
     return [
         styled(str(CpuSet(firsts))),
         styled(pcpus.numbers(members)),
@@ -85,7 +86,7 @@ def _marks(pcpu: Pcpu) -> Text:
 
 def _row(pcpu: Pcpu, look: Look, *, first: bool) -> list[Text]:
     return [
-        Text(str(pcpu.place["core"]) if first else ""),
+        Text(str(pcpu.place.core) if first else ""),
         Text(str(pcpu.number)),
         claim(pcpu),
         styled(", ".join(_owners(pcpu)), phrases.NAME),
@@ -117,11 +118,11 @@ def _owners(pcpu: Pcpu) -> Iterator[str]:
 
 def _threads(pcpu: Pcpu, look: Look) -> Text:
     """Return the threads by sandbox, the owner's first; others' are named and stand out."""
-    claimed = {sandbox["id"] for sandbox in (*pcpu.exclusive, *pcpu.shared)}
-    owners = {sandbox["id"] for sandbox in pcpu.exclusive}
+    claimed = {sandbox.id for sandbox in (*pcpu.exclusive, *pcpu.shared)}
+    owners = {sandbox.id for sandbox in pcpu.exclusive}
     groups: dict[str, tuple[Sandbox, list[Thread]]] = {}
     for sandbox, thread in pcpu.threads:
-        groups.setdefault(sandbox["id"], (sandbox, []))[1].append(thread)
+        groups.setdefault(sandbox.id, (sandbox, []))[1].append(thread)
     parts = []
     for name, (sandbox, threads) in sorted(groups.items(), key=lambda g: g[0] not in claimed):
         prefix = "" if claimed == {name} else f"{phrases.owner(sandbox)}: "

@@ -7,12 +7,12 @@ from rich.text import Text
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, table
 from kata_pin.cli.render.safe_text import styled
-from kata_pin.cli.reports.shape import Json
+from kata_pin.model.reports.history import Change, HistoryDocument
 
 
-def history(document: Json, look: Look) -> list[Text]:
+def history(document: HistoryDocument, look: Look) -> list[Text]:
     """Return one row a change."""
-    if not document["changes"]:
+    if not document.changes:
         return [Text("nothing has changed")]
     columns = [
         Column("TIME"),
@@ -23,23 +23,23 @@ def history(document: Json, look: Look) -> list[Text]:
         Column("AFTER", right=True),
         Column("BECAUSE OF", ", :", fold=16, comfort=20),
     ]
-    return table(columns, [_row(change, look) for change in document["changes"]], look)
+    return table(columns, [_row(change, look) for change in document.changes], look)
 
 
-def _row(change: Json, look: Look) -> list[Text]:
-    name = change["sandbox"][:12] if change["pod"] == change["sandbox"] else change["pod"]
-    moved = f"{change['moved']} of {change['threads']}" if change["threads"] else phrases.NOTHING
+def _row(change: Change, look: Look) -> list[Text]:
+    name = change.sandbox[:12] if change.pod == change.sandbox else change.pod
+    moved = f"{change.moved} of {change.threads}" if change.threads else phrases.NOTHING
     return [
-        Text(change["time"].replace("T", " ").removesuffix("Z")),
+        Text(change.time.replace("T", " ").removesuffix("Z")),
         styled(name, phrases.NAME),
         styled(
-            _turned(change["was_state"], change["state"], look),
-            phrases.STATE_STYLES.get(change["state"], ""),
+            _turned(change.previous_state, change.state, look),
+            phrases.STATE_STYLES.get(change.state, ""),
         ),
-        styled(_turned(change["was_mask"], change["mask"], look)),
+        styled(_turned(change.previous_mask, change.mask, look)),
         Text(moved),
-        Text(_milliseconds(change["waited_ms"])),
-        styled(", ".join(change["reasons"]) or phrases.NOTHING),
+        Text(_milliseconds(change.latency_ms)),
+        styled(", ".join(change.triggers) or phrases.NOTHING),
     ]
 
 

@@ -16,7 +16,8 @@ from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, facts, paragraph, table
 from kata_pin.cli.render.safe_text import styled
 from kata_pin.cli.reports import pcpus
-from kata_pin.cli.reports.shape import Guest, GuestContainer, GuestVcpu, Json, Sandbox
+from kata_pin.model.reports.guest import Guest, GuestContainer, GuestVcpu
+from kata_pin.model.reports.map import MapDocument, MapSandbox
 
 ROOM: Final = 64
 """Least width that has room for the lines; below it the numbers stand alone."""
@@ -29,7 +30,7 @@ KNOWN_STYLES: Final = {
 }
 
 STATE_STYLES: Final = {
-    "told": phrases.GOOD,
+    "applied": phrases.GOOD,
     "pending": phrases.ODD,
     "denied": phrases.ODD,
     "unreachable": phrases.ODD,
@@ -40,7 +41,7 @@ STATE_WORDS: Final = {
     "off": "the guest is left alone",
     "idle": "there is nothing to tell the guest",
     "pending": "the guest is yet to be told",
-    "told": "the guest was told",
+    "applied": "the guest was told",
     "denied": "not permitted by the guest's policy",
     "unreachable": "the guest does not answer",
     "failed": "not as it was told",
@@ -55,45 +56,45 @@ PROOF_WORDS: Final = {
 }
 
 
-def guest_map(document: Json, look: Look) -> list[Text]:
+def guest_map(document: MapDocument, look: Look) -> list[Text]:
     """Return the picture of each sandbox, and what each container was told."""
     lines: list[Text] = []
-    if not document["daemon"]["running"]:
-        lines += [*paragraph(phrases.daemon(document["daemon"]), look), Text()]
-    for n, sandbox in enumerate(document["sandboxes"]):
+    if not document.daemon.running:
+        lines += [*paragraph(phrases.daemon(document.daemon), look), Text()]
+    for n, sandbox in enumerate(document.sandboxes):
         lines += [Text()] if n else []
         lines += _sandbox(sandbox, look)
     return lines or [Text("no sandboxes")]
 
 
-def _sandbox(sandbox: Sandbox, look: Look) -> list[Text]:
-    guest = sandbox["guest"]
+def _sandbox(sandbox: MapSandbox, look: Look) -> list[Text]:
+    guest = sandbox.guest
     head = paragraph(styled(phrases.owner(sandbox), phrases.NAME), look)
     if guest is None:
         return [*head, *paragraph(styled("no VMM, so no map", phrases.ODD), look)]
     lines = [*head, *facts([("guest", condition(guest)), ("kernel", _kernel(guest))], look), Text()]
-    if not guest["vcpus"]:
+    if not guest.vcpus:
         return [*lines, *paragraph(styled("no vCPU thread is known", phrases.ODD), look)]
     lines += _picture(guest, look)
-    if guest["containers"]:
-        lines += [Text(), *_containers(guest["containers"], look)]
+    if guest.containers:
+        lines += [Text(), *_containers(guest.containers, look)]
     return lines
 
 
 def condition(guest: Guest) -> Text:
     """Return how guest pinning stands, in words."""
-    words = STATE_WORDS.get(guest["state"], guest["state"])
-    if guest["asked_s"] is not None:
-        words += f", {phrases.age(guest['asked_s'])} ago"
-    if guest["detail"]:
-        words += f": {guest['detail']}"
-    return styled(words, STATE_STYLES.get(guest["state"], phrases.DIM))
+    words = STATE_WORDS.get(guest.state, guest.state)
+    if guest.answered_s is not None:
+        words += f", {phrases.age(guest.answered_s)} ago"
+    if guest.detail:
+        words += f": {guest.detail}"
+    return styled(words, STATE_STYLES.get(guest.state, phrases.DIM))
 
 
 def _kernel(guest: Guest) -> Text:
-    source = f" ({guest['kernel_source']})" if guest["kernel_source"] else ""
-    plugged = "vCPUs were hotplugged" if guest["hotplugged"] else "no hotplugged vCPU is there"
-    name = f"Linux {guest['kernel']}" if guest["kernel"] else "not known"
+    source = f" ({guest.kernel_source})" if guest.kernel_source else ""
+    plugged = "vCPUs were hotplugged" if guest.hotplugged else "no hotplugged vCPU is there"
+    name = f"Linux {guest.kernel}" if guest.kernel else "not known"
     return styled(f"{name}{source}; {plugged}")
 
 
@@ -114,21 +115,21 @@ def _picture(guest: Guest, look: Look) -> list[Text]:
 
 
 def _rows(guest: Guest, look: Look, *, drawn: bool) -> Iterator[list[Text]]:
-    names = {one["id"]: one["name"] for one in guest["containers"]}
+    names = {one.id: one.name for one in guest.containers}
     first = _first_pcpus(guest)
-    ordered = sorted(guest["vcpus"], key=lambda one: _place(one, first))
-    for owner, group in groupby(ordered, key=lambda one: one["container"]):
+    ordered = sorted(guest.vcpus, key=lambda one: _place(one, first))
+    for owner, group in groupby(ordered, key=lambda one: one.container):
         vcpus = list(group)
         title = names.get(owner, owner[:12]) if owner else _sharers(guest)
         for n, one in enumerate(vcpus):
             yield [
-                phrases.cpus(one["cpus"]),
-                *([_line(one["links"]["vcpu"]["state"], look)] if drawn else []),
-                Text("?" if one["vcpu"] is None else str(one["vcpu"])),
-                styled(str(one["tid"]), phrases.DIM),
-                *([_line(one["state"], look)] if drawn else []),
+                phrases.cpus(one.cpus),
+                *([_line(one.links.vcpu.state, look)] if drawn else []),
+                Text("?" if one.vcpu is None else str(one.vcpu)),
+                styled(str(one.tid), phrases.DIM),
+                *([_line(one.state, look)] if drawn else []),
                 number(one),
-                styled(one["state"], KNOWN_STYLES.get(one["state"], "")),
+                styled(one.state, KNOWN_STYLES.get(one.state, "")),
                 *([Text(_bracket(n, len(vcpus), look))] if drawn else []),
                 _owner(title, owned=bool(owner)) if n == 0 or not drawn else Text(),
             ]
@@ -137,25 +138,25 @@ def _rows(guest: Guest, look: Look, *, drawn: bool) -> Iterator[list[Text]]:
 def _first_pcpus(guest: Guest) -> dict[str, int]:
     """Return the lowest pCPU of each owner."""
     first: dict[str, int] = {}
-    for one in guest["vcpus"]:
-        cpus = pcpus.parse(one["cpus"])
+    for one in guest.vcpus:
+        cpus = pcpus.parse(one.cpus)
         if cpus:
-            owner = one["container"]
+            owner = one.container
             first[owner] = min(first.get(owner, cpus.first), cpus.first)
     return first
 
 
 def _place(one: GuestVcpu, first: dict[str, int]) -> tuple[object, ...]:
     """Sort key: containers with vCPUs of their own by their first pCPU, nobody's vCPUs last."""
-    owner, cpus = one["container"], pcpus.parse(one["cpus"])
+    owner, cpus = one.container, pcpus.parse(one.cpus)
     mine = cpus.first if cpus else -1
-    return (owner == "", first.get(owner, -1), owner, mine, one["vcpu"] or 0, one["tid"])
+    return (owner == "", first.get(owner, -1), owner, mine, one.vcpu or 0, one.tid)
 
 
 def number(one: GuestVcpu) -> Text:
     """Return a vCPU's guest CPU, `?` where it is unknown."""
-    known = "?" if one["guest_cpu"] is None else str(one["guest_cpu"])
-    return styled(known, KNOWN_STYLES.get(one["state"], ""))
+    known = "?" if one.guest_cpu is None else str(one.guest_cpu)
+    return styled(known, KNOWN_STYLES.get(one.state, ""))
 
 
 def _line(state: str, look: Look) -> Text:
@@ -177,7 +178,7 @@ def _bracket(position: int, size: int, look: Look) -> str:
 
 def _sharers(guest: Guest) -> str:
     """Return who uses the vCPUs that are nobody's own."""
-    return ", ".join(one["name"] for one in guest["containers"] if not one["owned"] and one["cpus"])
+    return ", ".join(one.name for one in guest.containers if not one.owned and one.cpus)
 
 
 def _owner(title: str, *, owned: bool) -> Text:
@@ -197,15 +198,15 @@ def _containers(containers: Sequence[GuestContainer], look: Look) -> list[Text]:
 
 
 def _container(one: GuestContainer) -> list[Text]:
-    why = one["reason"]
-    if one["proof"] is not None:
-        why = f"{PROOF_WORDS.get(one['proof'], one['proof'])}; {why}"
-    if one["detail"]:
-        why = f"{one['detail']}; {why}"
-    bad = one["proof"] in {"broken", "refused"}
+    why = one.reason
+    if one.proof is not None:
+        why = f"{PROOF_WORDS.get(one.proof, one.proof)}; {why}"
+    if one.detail:
+        why = f"{one.detail}; {why}"
+    bad = one.proof in {"broken", "refused"}
     return [
-        styled(one["name"], phrases.NAME),
-        styled(one["cpus"] or "any"),
-        phrases.cpus(one["told"]),
+        styled(one.name, phrases.NAME),
+        styled(one.cpus or "any"),
+        phrases.cpus(one.applied),
         styled(why, phrases.BAD if bad else phrases.DIM),
     ]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Final
+from typing import Final, Protocol
 
 from rich.text import Text
 
 from kata_pin.cli.render.layout import Look
 from kata_pin.cli.render.safe_text import safe, styled
-from kata_pin.cli.reports.shape import Daemon, Note, Push, Sandbox, State, Thread, Writer
+from kata_pin.model.reports.daemon import Daemon
+from kata_pin.model.reports.note import Note
+from kata_pin.model.reports.pools import Push
+from kata_pin.model.reports.sandbox import Thread, Writer
+from kata_pin.model.reports.state import State
 
 GOOD, BAD, ODD, DIM, NAME = "green", "bold red", "yellow", "dim", "bold cyan"
 OVER = frozenset({"stopped", "deleted"})
@@ -23,7 +27,7 @@ STATE_STYLES: Final = {
     "no-vmm": ODD,
     "unpinned": ODD,
     "released": DIM,
-    "left": DIM,
+    "unmanaged": DIM,
 }
 """How the states of sandboxes and threads look; their words are always there too."""
 
@@ -34,6 +38,19 @@ SHOWN: Final = 6
 
 RUN: Final = 3
 """Shortest run of one-to-one pairs that is written as a run."""
+
+
+class Named(Protocol):
+    """What has a sandbox's id and pod."""
+
+    @property
+    def id(self) -> str:
+        """Sandbox id."""
+
+    @property
+    def pod(self) -> str:
+        """`namespace/name`, or the id."""
+
 
 _USER_HZ: Final = 100  # ticks a second of /proc/*/stat on every Linux that Kata runs on
 
@@ -66,78 +83,76 @@ def cpus(text: str | None) -> Text:
 
 def daemon(facts: Daemon) -> Text:
     """Return who made the document, in one line."""
-    if not facts.get("running"):
-        reason = facts.get("reason", "")
-        return styled(
-            "daemon not running: read from /proc" + (f" ({reason})" if reason else ""), ODD
-        )
-    up = age(facts.get("uptime_s"))
-    return styled(f"daemon {facts.get('version', '?')}, pid {facts.get('pid', '?')}, up {up}", DIM)
+    if not facts.running:
+        reason = f" ({facts.reason})" if facts.reason else ""
+        return styled(f"daemon not running: read from /proc{reason}", ODD)
+    up = age(facts.uptime_s)
+    return styled(f"daemon {facts.version}, pid {facts.pid}, up {up}", DIM)
 
 
 def way(push: Push) -> str:
     """Return how changed cpusets reach containers, and why not better."""
-    reason = safe(push["reason"])
-    if not push["way"]:
+    reason = safe(push.reason)
+    if not push.channel:
         return f"wait for the runtime's next call: {reason}"
-    return f"are sent at once by {safe(push['way']).upper()}" + (f" ({reason})" if reason else "")
+    return f"are sent at once by {safe(push.channel).upper()}" + (f" ({reason})" if reason else "")
 
 
 def node(state: State, look: Look) -> Text:
     """Return the node in one line; only what differs from the ordinary is said."""
-    facts = state["node"]
+    facts = state.node
     parts = [
-        f"{safe(facts['hostname'])}, Linux {safe(facts['kernel'])}",
-        f"{count(len(facts['cpus']), 'pCPU')} {safe(facts['online'])}",
+        f"{safe(facts.hostname)}, Linux {safe(facts.kernel)}",
+        f"{count(len(facts.cpus), 'pCPU')} {safe(facts.online)}",
     ]
-    if facts["isolated"]:
-        parts.append(f"isolated {safe(facts['isolated'])}")
-    if facts["nohz_full"]:
-        parts.append(f"nohz_full {safe(facts['nohz_full'])}")
-    kubelet = facts["kubelet"]
+    if facts.isolated:
+        parts.append(f"isolated {safe(facts.isolated)}")
+    if facts.nohz_full:
+        parts.append(f"nohz_full {safe(facts.nohz_full)}")
+    kubelet = facts.kubelet
     if kubelet is not None:
-        default = f", default set {safe(kubelet['default'])}" if kubelet["default"] else ""
-        parts.append(f"kubelet {safe(kubelet['policy'])}{default}")
-    if facts["mode"] != "act":
-        parts.append(f"mode {safe(facts['mode'])}")
-    if state["daemon"].get("running") and not facts["live_threads"]:
+        default = f", default set {safe(kubelet.default)}" if kubelet.default else ""
+        parts.append(f"kubelet {safe(kubelet.policy)}{default}")
+    if facts.mode != "act":
+        parts.append(f"mode {safe(facts.mode)}")
+    if state.daemon.running and not facts.thread_events:
         parts.append("new threads wait for the audit")
     return Text(look.dot.join(parts))
 
 
 def notes(found: Iterable[Note], prefix: str = "", *, warnings_only: bool = False) -> list[Text]:
     """Return the notes, warnings first in a warning's style."""
-    ordered = sorted(found, key=lambda note: note["level"] != "warning")
+    ordered = sorted(found, key=lambda note: note.level != "warning")
     lines = []
     for note in ordered:
-        warning = note["level"] == "warning"
+        warning = note.level == "warning"
         if warning or not warnings_only:
             mark, style = ("! ", ODD) if warning else ("- ", "")
-            lines.append(styled(f"{mark}{prefix}{note['text']}", style))
+            lines.append(styled(f"{mark}{prefix}{note.text}", style))
     return lines
 
 
 def writer(found: Writer) -> str:
     """Return who else sets affinities, and how that is known."""
-    if found["who"] == "kata":
-        does = "pins the vCPUs" if found["acts"] else "may pin the vCPUs, and does not now"
-        return f"Kata {does} ({found['evidence']})"
-    tids = ", ".join(str(tid) for tid in found["tids"][:SHOWN])
-    more = f" and {len(found['tids']) - SHOWN} more" if len(found["tids"]) > SHOWN else ""
-    left = "; left alone for now" if found["acts"] else ""
-    since = age(found["since_s"])
-    seen = count(found["seen"], "time")
+    if found.name == "kata":
+        does = "pins the vCPUs" if found.active else "may pin the vCPUs, and does not now"
+        return f"Kata {does} ({found.evidence})"
+    tids = ", ".join(str(tid) for tid in found.tids[:SHOWN])
+    more = f" and {len(found.tids) - SHOWN} more" if len(found.tids) > SHOWN else ""
+    left = "; left alone for now" if found.active else ""
+    since = age(found.since_s)
+    seen = count(found.count, "time")
     return f"another writer, seen {seen}, first {since} ago, moves tid {tids}{more}{left}"
 
 
 def drifting(threads: Iterable[Thread]) -> int:
     """Return how many threads are not where they should be."""
-    return sum(1 for thread in threads if thread["state"] == "drift")
+    return sum(1 for thread in threads if thread.state == "drift")
 
 
 def cpu_time(thread: Thread) -> str:
     """Return the CPU time that a thread has used."""
-    return f"{thread['cpu_ticks'] / _USER_HZ:.1f} s"
+    return f"{thread.cpu_ticks / _USER_HZ:.1f} s"
 
 
 def pairs(threads: Iterable[Thread], look: Look) -> Text:
@@ -146,8 +161,8 @@ def pairs(threads: Iterable[Thread], look: Look) -> Text:
     `a..b→c..d` pairs each with its own pCPU; `a,b→c-d` are vCPUs on one set. A `!` marks drift.
     """
     vcpus = sorted(
-        (t for t in threads if t["role"] == "vcpu"),
-        key=lambda t: (t["vcpu"] is None, t["vcpu"] or 0, t["tid"]),
+        (t for t in threads if t.role == "vcpu"),
+        key=lambda t: (t.vcpu is None, t.vcpu or 0, t.tid),
     )
     text = Text(" ").join(
         styled(f"{names}{look.arrow}{place}{'!' if drift else ''}", BAD if drift else "")
@@ -159,7 +174,7 @@ def pairs(threads: Iterable[Thread], look: Look) -> Text:
 def _grouped(vcpus: Sequence[Thread]) -> list[tuple[str, str, bool]]:
     """Return (vCPUs, pCPUs, drift) groups: one-to-one runs first, then vCPUs that share a set."""
     entries = [
-        ("?" if t["vcpu"] is None else str(t["vcpu"]), t["observed"] or "?", t["state"] == "drift")
+        ("?" if t.vcpu is None else str(t.vcpu), t.affinity or "?", t.state == "drift")
         for t in vcpus
     ]
     done: list[tuple[str, str, bool]] = []
@@ -188,9 +203,9 @@ def overhead(threads: Iterable[Thread]) -> Text:
     """Return where the threads that are no vCPUs may run now: the commonest set, then others."""
     places: dict[tuple[str, bool], list[str]] = {}
     for thread in threads:
-        if thread["role"] != "vcpu" and thread["state"] != "left":
-            key = (thread["observed"] or "?", thread["state"] == "drift")
-            places.setdefault(key, []).append(thread["role"])
+        if thread.role != "vcpu" and thread.state != "unmanaged":
+            key = (thread.affinity or "?", thread.state == "drift")
+            places.setdefault(key, []).append(thread.role)
     ordered = sorted(places.items(), key=lambda item: (item[0][1], -len(item[1])))
     parts = []
     for n, ((place, drift), roles) in enumerate(ordered):
@@ -202,14 +217,14 @@ def overhead(threads: Iterable[Thread]) -> Text:
 def roles(threads: Iterable[Thread], look: Look) -> str:
     """Return the threads' labels with counts, vCPUs first."""
     counts: dict[str, int] = {}
-    for thread in sorted(threads, key=lambda t: (t["role"] != "vcpu", t["vcpu"] or 0)):
-        label = thread["label"] if thread["role"] == "vcpu" else thread["role"]
+    for thread in sorted(threads, key=lambda t: (t.role != "vcpu", t.vcpu or 0)):
+        label = thread.label if thread.role == "vcpu" else thread.role
         counts[label] = counts.get(label, 0) + 1
     return ", ".join(
         label if count == 1 else f"{label} {look.times}{count}" for label, count in counts.items()
     )
 
 
-def owner(sandbox: Sandbox) -> str:
+def owner(sandbox: Named) -> str:
     """Return the name people know a sandbox by; the start of its id where no pod is known."""
-    return sandbox["id"][:12] if sandbox["pod"] == sandbox["id"] else sandbox["pod"]
+    return sandbox.id[:12] if sandbox.pod == sandbox.id else sandbox.pod

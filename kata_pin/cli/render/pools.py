@@ -19,8 +19,9 @@ from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, facts, paragra
 from kata_pin.cli.render.safe_text import safe, styled
 from kata_pin.cli.reports import pcpus
 from kata_pin.cli.reports.pcpus import parse
-from kata_pin.cli.reports.shape import Allocation, Grant, Push, Refused, State
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.reports.pools import Allocation, Grant, Push, RefusedRequest
+from kata_pin.model.reports.state import State
 
 LETTERS: Final = ascii_uppercase
 SHARED, RESERVED, HOUSEKEEPING, NOBODYS = ".", "+", "h", "-"
@@ -34,15 +35,15 @@ def pools(state: State, look: Look) -> list[Text]:
     """Return the pools of a node, drawn, with their owners."""
     lines = [
         *paragraph(phrases.node(state, look), look),
-        *paragraph(phrases.daemon(state["daemon"]), look),
+        *paragraph(phrases.daemon(state.daemon), look),
     ]
-    allocation = state["allocation"]
+    allocation = state.allocation
     if allocation is None:
         return [*lines, *paragraph(Text(_OFF), look)]
     letters = _letters(allocation)
     lines += paragraph(_heading(allocation, look), look)
-    if not allocation["aside"]:
-        lines += _way(allocation["push"], look)
+    if not allocation.suspended:
+        lines += _way(allocation.push, look)
         lines += [Text(), *_sizes(allocation, look), *_strips(state, allocation, letters, look)]
         lines += [Text(), *_grants(allocation, letters, look), *_pending(allocation, look)]
     lines += _told(allocation, look)
@@ -51,33 +52,33 @@ def pools(state: State, look: Look) -> list[Text]:
 
 def explain(grant: Grant, look: Look) -> list[Text]:
     """Return why one container has the CPUs that it has."""
-    pending = grant["pending"]
-    told = styled(grant["written"]) if grant["written"] else Text("nothing: threads are pinned")
+    pending = grant.pending
+    told = styled(grant.cpuset) if grant.cpuset else Text("nothing: threads are pinned")
     if pending is not None:
         told = styled(f"{pending}, not there yet", phrases.ODD)
-    title = f"{safe(grant['pod'])} {safe(grant['name']) or _vm(grant)}"
+    title = f"{safe(grant.pod)} {safe(grant.name) or _vm(grant)}"
     pairs = [
-        ("class", Text(f"{grant['class']}, policy {grant['policy']}")),
-        ("pCPUs", phrases.cpus(grant["cpus"])),
-        ("exclusive", phrases.cpus(grant["exclusive"])),
-        ("shared", phrases.cpus(grant["shared"])),
-        ("memory", styled(grant["mems"])),
-        ("request", Text(f"{grant['millis'] / 1000:g} CPUs" if grant["millis"] else "none")),
-        ("ordered", styled(grant["ordered"] or "")),
+        ("class", Text(f"{grant.cpu_class}, policy {grant.policy}")),
+        ("pCPUs", phrases.cpus(grant.cpus)),
+        ("exclusive", phrases.cpus(grant.exclusive)),
+        ("shared", phrases.cpus(grant.shared)),
+        ("memory", styled(grant.mems)),
+        ("request", Text(f"{grant.millis / 1000:g} CPUs" if grant.millis else "none")),
+        ("ordered", styled(grant.override or "")),
         ("runtime", told),
     ]
     lines = [*paragraph(Text(title, style="bold"), look), *facts(pairs, look)]
-    for reason in grant["reasons"]:
+    for reason in grant.reasons:
         lines += paragraph(styled(f"- {reason}"), look)
     return lines
 
 
 def _heading(allocation: Allocation, look: Look) -> Text:
-    policy = f"policy {safe(allocation['policy'])}"
-    if allocation["aside"]:
-        return styled(f"{policy}, stands aside: {allocation['aside']}", phrases.ODD)
-    whole = allocation["guarantee"] != "sandboxes only"
-    held = f"exclusive among {safe(allocation['guarantee'])}" if whole else _SANDBOXES_ONLY
+    policy = f"policy {safe(allocation.policy)}"
+    if allocation.suspended:
+        return styled(f"{policy}, stands aside: {allocation.suspended}", phrases.ODD)
+    whole = allocation.guarantee != "sandboxes only"
+    held = f"exclusive among {safe(allocation.guarantee)}" if whole else _SANDBOXES_ONLY
     return Text(look.dot.join((policy, held)))
 
 
@@ -90,33 +91,33 @@ def _way(push: Push | None, look: Look) -> list[Text]:
 
 def _unsent(allocation: Allocation) -> Iterator[str]:
     """Yield why cpusets could not be sent."""
-    push = allocation["push"]
+    push = allocation.push
     if push is None:
         return
-    if push["problem"]:
-        yield f"cpusets wait for the runtime: {push['problem']}"
-    titles = {one["id"]: f"{one['pod']} {one['name']}" for one in allocation["grants"]}
-    for one in push["failures"]:
-        yield f"{titles.get(one['id'], one['id'])}: keeps its cpuset: {one['message']}"
+    if push.problem:
+        yield f"cpusets wait for the runtime: {push.problem}"
+    titles = {one.id: f"{one.pod} {one.name}" for one in allocation.grants}
+    for one in push.failures:
+        yield f"{titles.get(one.id, one.id)}: keeps its cpuset: {one.message}"
 
 
 def _sizes(allocation: Allocation, look: Look) -> list[Text]:
-    found = allocation["pools"]
+    found = allocation.pools
     pairs = [
-        ("exclusive", found["exclusive"], "letters"),
-        ("shared", found["shared"], SHARED),
-        ("reserved", found["reserved"], RESERVED),
-        ("housekeeping", found["housekeeping"], HOUSEKEEPING),
+        ("exclusive", found.exclusive, "letters"),
+        ("shared", found.shared, SHARED),
+        ("reserved", found.reserved, RESERVED),
+        ("housekeeping", found.housekeeping, HOUSEKEEPING),
     ]
-    if allocation["held_back"]:
-        pairs.append(("being left", allocation["held_back"], "nobody else's yet"))
+    if allocation.held_back:
+        pairs.append(("being left", allocation.held_back, "nobody else's yet"))
     told = ((name, cpus, f"({len(parse(cpus))}, {sign})") for name, cpus, sign in pairs if cpus)
     return facts([(name, styled(f"{cpus}  {size}")) for name, cpus, size in told], look)
 
 
 def _letters(allocation: Allocation) -> dict[str, str]:
     """Return a letter for each owner of exclusive pCPUs; they begin anew after the last one."""
-    owners = [one["id"] for one in allocation["grants"] if one["exclusive"]]
+    owners = [one.id for one in allocation.grants if one.exclusive]
     return {owner: LETTERS[n % len(LETTERS)] for n, owner in enumerate(owners)}
 
 
@@ -124,7 +125,7 @@ def _strips(
     state: State, allocation: Allocation, letters: Mapping[str, str], look: Look
 ) -> Iterator[Text]:
     signs = _signs(allocation, letters)
-    for node, members in groupby(pcpus.view(state), key=lambda pcpu: pcpu.place["node"]):
+    for node, members in groupby(pcpus.view(state), key=lambda pcpu: pcpu.place.node):
         cores = pcpus.by_core(members)
         drawn = ["".join(signs.get(one.number, NOBODYS) for one in core) for core in cores]
         yield from facts([(f"NUMA node {node}", Text(" ".join(drawn)))], look)
@@ -132,17 +133,17 @@ def _strips(
 
 def _signs(allocation: Allocation, letters: Mapping[str, str]) -> dict[int, str]:
     """Return the sign of each pCPU that is in a pool."""
-    found = allocation["pools"]
-    signs = dict.fromkeys(parse(found["reserved"]), RESERVED)
-    shared = dict.fromkeys(parse(found["shared"]) - CpuSet(signs), SHARED)
-    signs |= shared | dict.fromkeys(parse(found["housekeeping"]), HOUSEKEEPING)
-    for grant in allocation["grants"]:
-        signs |= dict.fromkeys(parse(grant["exclusive"]), letters.get(grant["id"], ""))
+    found = allocation.pools
+    signs = dict.fromkeys(parse(found.reserved), RESERVED)
+    shared = dict.fromkeys(parse(found.shared) - CpuSet(signs), SHARED)
+    signs |= shared | dict.fromkeys(parse(found.housekeeping), HOUSEKEEPING)
+    for grant in allocation.grants:
+        signs |= dict.fromkeys(parse(grant.exclusive), letters.get(grant.id, ""))
     return signs
 
 
 def _grants(allocation: Allocation, letters: Mapping[str, str], look: Look) -> list[Text]:
-    waits = any(one["pending"] is not None for one in allocation["grants"])
+    waits = any(one.pending is not None for one in allocation.grants)
     columns = [
         Column("KEY"),
         Column("POD", NAMES, fold=20),
@@ -152,46 +153,46 @@ def _grants(allocation: Allocation, letters: Mapping[str, str], look: Look) -> l
         Column("SHARED", CPUS),
         *([Column("PENDING", CPUS)] if waits else []),
     ]
-    ordered = sorted(allocation["grants"], key=lambda one: not one["exclusive"])
+    ordered = sorted(allocation.grants, key=lambda one: not one.exclusive)
     rows = [_row(one, letters, waits=waits) for one in ordered]
     return table(columns, rows, look) if rows else [Text("no container")]
 
 
 def _row(grant: Grant, letters: Mapping[str, str], *, waits: bool) -> Sequence[Text]:
     row = [
-        styled(letters.get(grant["id"], ""), phrases.NAME),
-        styled(grant["pod"]),
-        styled(grant["name"] or _vm(grant), "" if grant["name"] else phrases.DIM),
-        styled(grant["class"]),
-        phrases.cpus(grant["exclusive"]),
-        phrases.cpus(grant["shared"]),
+        styled(letters.get(grant.id, ""), phrases.NAME),
+        styled(grant.pod),
+        styled(grant.name or _vm(grant), "" if grant.name else phrases.DIM),
+        styled(grant.cpu_class),
+        phrases.cpus(grant.exclusive),
+        phrases.cpus(grant.shared),
     ]
-    return [*row, styled(grant["pending"] or "", phrases.ODD)] if waits else row
+    return [*row, styled(grant.pending or "", phrases.ODD)] if waits else row
 
 
 def _vm(grant: Grant) -> str:
-    return "(its VM)" if grant["kind"] == "sandbox" else grant["id"][:12]
+    return "(its VM)" if grant.kind == "sandbox" else grant.id[:12]
 
 
 def _pending(allocation: Allocation, look: Look) -> list[Text]:
-    if all(one["pending"] is None for one in allocation["grants"]):
+    if all(one.pending is None for one in allocation.grants):
         return []
-    push = allocation["push"]
-    text = "is on its way" if push and push["way"] else "comes with the runtime's next call"
+    push = allocation.push
+    text = "is on its way" if push and push.channel else "comes with the runtime's next call"
     return paragraph(styled(f"pending: {text}", phrases.ODD), look)
 
 
 def _told(allocation: Allocation, look: Look) -> Iterator[Text]:
-    for problem in allocation["problems"]:
+    for problem in allocation.problems:
         yield from paragraph(styled(f"! not read: {problem}", phrases.ODD), look)
     for text in _unsent(allocation):
         yield from paragraph(styled(f"! {text}", phrases.ODD), look)
-    for one in allocation["refused"]:
+    for one in allocation.refused:
         yield from paragraph(styled(_refusal(one), phrases.ODD), look)
-    for note in phrases.notes(allocation["notes"]):
+    for note in phrases.notes(allocation.notes):
         yield from paragraph(note, look)
 
 
-def _refusal(one: Refused) -> str:
-    outcome = "refused" if one["strict"] else "runs in the shared pool"
-    return f"! {one['time']} {one['container']}: {outcome}: {one['message']}"
+def _refusal(one: RefusedRequest) -> str:
+    outcome = "refused" if one.strict else "runs in the shared pool"
+    return f"! {one.time} {one.container}: {outcome}: {one.message}"

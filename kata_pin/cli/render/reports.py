@@ -9,7 +9,11 @@ from rich.text import Text
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, facts, paragraph, table
 from kata_pin.cli.render.safe_text import styled
-from kata_pin.cli.reports.shape import Json
+from kata_pin.model.reports.applied import Applied
+from kata_pin.model.reports.check import CheckDocument
+from kata_pin.model.reports.doctor import DoctorDocument
+from kata_pin.model.reports.explain import Explanation
+from kata_pin.model.reports.who import HostProcess, KernelThreads, WhoDocument
 
 _STATUS_STYLES: Final = {
     "ok": phrases.GOOD,
@@ -21,13 +25,13 @@ _NAMES_SHOWN: Final = 6
 _ORDINARY_OUTCOMES: Final = {"done", "gone", "clipped"}
 
 
-def who(document: Json, look: Look) -> list[Text]:
+def who(document: WhoDocument, look: Look) -> list[Text]:
     """Return every thread of the host that may run on the pCPU."""
     lines = facts(_place(document, look), look)
-    if not document["daemon"]["running"]:
-        lines += paragraph(phrases.daemon(document["daemon"]), look)
+    if not document.daemon.running:
+        lines += paragraph(phrases.daemon(document.daemon), look)
     lines.append(Text())
-    if not document["online"]:
+    if not document.online:
         return [*lines[:-1], styled("offline: no thread can run on it", phrases.ODD)]
     columns = [
         Column("PID", right=True),
@@ -36,75 +40,77 @@ def who(document: Json, look: Look) -> list[Text]:
         Column("AFFINITY", CPUS),
         Column("THREADS", ", ", fold=16, comfort=20),
     ]
-    rows = [_process(process, look) for process in document["processes"]]
+    rows = [_process(process, look) for process in document.processes]
     lines += table(columns, rows, look) if rows else [Text("no user process")]
-    lines += [Text(), *_kernel(document["kernel"], look)]
-    intruders = sum(1 for process in document["processes"] if process["intruder"])
+    lines += [Text(), *_kernel(document.kernel, look)]
+    intruders = sum(1 for process in document.processes if process.intruder)
     if intruders:
         told = f"! {phrases.count(intruders, 'intruder')} on this exclusive pCPU"
         lines += [Text(), *paragraph(styled(told, phrases.BAD), look, indent=2)]
     return lines
 
 
-def _place(document: Json, look: Look) -> list[tuple[str, Text]]:
-    place = document["place"]
+def _place(document: WhoDocument, look: Look) -> list[tuple[str, Text]]:
+    place = document.place
     claims = [
-        f"{claim['claim']} to {claim['pod']}"
-        + (f" ({claim['container']})" if claim["container"] else "")
-        for claim in document["claims"]
+        f"{claim.claim} to {claim.pod}" + (f" ({claim.container})" if claim.container else "")
+        for claim in document.claims
     ]
     where = ""
     if place is not None:
         where = look.dot.join(
             [
-                f"NUMA node {place['node']}",
-                f"package {place['package']}",
-                f"core {place['core']}",
-                f"siblings {place['siblings']}",
-                *place["marks"],
+                f"NUMA node {place.node}",
+                f"package {place.package}",
+                f"core {place.core}",
+                f"siblings {place.siblings}",
+                *place.marks,
             ]
         )
     return [
-        ("pCPU", styled(str(document["cpu"]), phrases.NAME)),
+        ("pCPU", styled(str(document.cpu), phrases.NAME)),
         ("place", styled(where)),
         ("claim", styled("; ".join(claims) or "none")),
     ]
 
 
-def _process(process: Json, look: Look) -> list[Text]:
+def _process(process: HostProcess, look: Look) -> list[Text]:
     counts: dict[str, int] = {}
-    for thread in process["threads"]:
-        name = thread["label"] or thread["comm"]
+    for thread in process.threads:
+        name = thread.label or thread.comm
         counts[name] = counts.get(name, 0) + 1
     threads = ", ".join(n if c == 1 else f"{n} {look.times}{c}" for n, c in counts.items())
-    affinities = dict.fromkeys(thread["affinity"] for thread in process["threads"])
-    owner = process["pod"] or "the host"
-    style = phrases.BAD if process["intruder"] else ""
+    affinities = dict.fromkeys(thread.affinity for thread in process.threads)
+    owner = process.pod or "the host"
+    style = phrases.BAD if process.intruder else ""
     return [
-        Text(str(process["pid"])),
-        styled(process["comm"], style),
-        styled(f"{owner}, intruder" if process["intruder"] else owner, style),
+        Text(str(process.pid)),
+        styled(process.comm, style),
+        styled(f"{owner}, intruder" if process.intruder else owner, style),
         styled("; ".join(affinities)),
         styled(threads),
     ]
 
 
-def _kernel(kernel: Json, look: Look) -> list[Text]:
+def _kernel(kernel: KernelThreads, look: Look) -> list[Text]:
     lines: list[Text] = []
-    for key, words in (("bound", "bound to this pCPU"), ("roaming", "that may run here too")):
-        names = list(dict.fromkeys(thread["comm"] for thread in kernel[key]))
+    for threads, words in (
+        (kernel.bound, "bound to this pCPU"),
+        (kernel.roaming, "that may run here too"),
+    ):
+        names = list(dict.fromkeys(thread.comm for thread in threads))
         if names:
             more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
             listed = ", ".join(names[:_NAMES_SHOWN])
-            text = f"{phrases.count(len(kernel[key]), 'kernel thread')} {words}: {listed}{more}"
+            text = f"{phrases.count(len(threads), 'kernel thread')} {words}: {listed}{more}"
             lines += paragraph(styled(text, phrases.DIM), look, indent=2)
     return lines
 
 
-def explain(document: Json, look: Look) -> list[Text]:
+def explain(document: Explanation, look: Look) -> list[Text]:
     """Return the explanation, its indented lines kept indented."""
     lines: list[Text] = []
-    for line in document["lines"]:
+    for line in document.lines:
         body = line.lstrip(" ")
         indent = len(line) - len(body)
         text = styled(" " * indent + body, "" if indent else "bold")
@@ -112,24 +118,24 @@ def explain(document: Json, look: Look) -> list[Text]:
     return lines
 
 
-def check(document: Json, look: Look) -> list[Text]:
+def check(document: CheckDocument, look: Look) -> list[Text]:
     """Return the findings, then one line that sums them up."""
     lines: list[Text] = []
-    if not document["daemon"]["running"]:
-        lines += paragraph(phrases.daemon(document["daemon"]), look)
-    for finding in sorted(document["findings"], key=lambda f: not f["fails"]):
-        style = phrases.BAD if finding["fails"] else phrases.ODD
-        head = f"{'FAIL' if finding['fails'] else 'note'} {finding['kind']}: "
-        lines += paragraph(styled(head, style) + styled(finding["text"]), look, indent=2)
-    fails = sum(1 for finding in document["findings"] if finding["fails"])
-    sandboxes = phrases.count(document["sandboxes"], "sandbox", "sandboxes")
-    counted = f"{sandboxes}, {phrases.count(document['threads'], 'thread')}"
-    verdict = "ok" if document["ok"] else f"{fails} not as it should be"
-    style = phrases.GOOD if document["ok"] else phrases.BAD
+    if not document.daemon.running:
+        lines += paragraph(phrases.daemon(document.daemon), look)
+    for finding in sorted(document.findings, key=lambda f: not f.fails):
+        style = phrases.BAD if finding.fails else phrases.ODD
+        head = f"{'FAIL' if finding.fails else 'note'} {finding.kind}: "
+        lines += paragraph(styled(head, style) + styled(finding.text), look, indent=2)
+    fails = sum(1 for finding in document.findings if finding.fails)
+    sandboxes = phrases.count(document.sandboxes, "sandbox", "sandboxes")
+    counted = f"{sandboxes}, {phrases.count(document.threads, 'thread')}"
+    verdict = "ok" if document.ok else f"{fails} not as it should be"
+    style = phrases.GOOD if document.ok else phrases.BAD
     return [*lines, *paragraph(styled(verdict, style) + Text(f": {counted}"), look)]
 
 
-def doctor(document: Json, look: Look) -> list[Text]:
+def doctor(document: DoctorDocument, look: Look) -> list[Text]:
     """Return one row a check; what can be done about it follows below."""
     columns = [
         Column("CHECK", NAMES, fold=16),
@@ -137,34 +143,34 @@ def doctor(document: Json, look: Look) -> list[Text]:
         Column("FOUND", fold=24),
     ]
     rows = []
-    for row in document["rows"]:
-        name = f"{row['sandbox']} {row['check']}" if row["sandbox"] else row["check"]
-        text = f"{row['text']}. Remedy: {row['remedy']}" if row["remedy"] else row["text"]
-        status = row["status"]
+    for row in document.rows:
+        name = f"{row.sandbox} {row.check}" if row.sandbox else row.check
+        text = f"{row.text}. Remedy: {row.remedy}" if row.remedy else row.text
+        status = row.status
         rows.append([styled(name), styled(status, _STATUS_STYLES.get(status, "")), styled(text)])
     counts = [
-        f"{sum(1 for row in document['rows'] if row['status'] == status)} {word}"
+        f"{sum(1 for row in document.rows if row.status == status)} {word}"
         for status, word in (("fail", "failed"), ("warn", "to look at"), ("ok", "ok"))
     ]
     return [*table(columns, rows, look), Text(), Text(", ".join(counts))]
 
 
-def applied(document: Json, look: Look) -> list[Text]:
+def applied(document: Applied, look: Look) -> list[Text]:
     """Return what `pin` or `unpin` did: one line a sandbox, and every thread that refused."""
-    verb = "released" if document["kind"] == "unpin" else "moved"
+    verb = "released" if document.kind == "unpin" else "moved"
     lines: list[Text] = []
-    for sandbox in document["sandboxes"]:
-        results = sandbox["results"]
-        done = sum(1 for result in results if result["outcome"] == "done")
-        name = sandbox["id"][:12] if sandbox["pod"] == sandbox["id"] else sandbox["pod"]
-        counted = f"{done} of {sandbox['threads']} threads {verb}, "
+    for sandbox in document.sandboxes:
+        results = sandbox.results
+        done = sum(1 for result in results if result.outcome == "done")
+        name = sandbox.id[:12] if sandbox.pod == sandbox.id else sandbox.pod
+        counted = f"{done} of {sandbox.threads} threads {verb}, "
         text = styled(f"{name}: ", phrases.NAME) + Text(counted)
-        why = f": {sandbox['vmm_problem']}" if sandbox["vmm_problem"] else ""
-        lines += paragraph(text + phrases.condition(sandbox["state"]) + styled(why), look, indent=2)
+        why = f": {sandbox.vmm_problem}" if sandbox.vmm_problem else ""
+        lines += paragraph(text + phrases.condition(sandbox.state) + styled(why), look, indent=2)
         for result in results:
-            if result["outcome"] not in _ORDINARY_OUTCOMES:
-                bad = f"! tid {result['tid']} to {result['target']}: {result['outcome']}"
+            if result.outcome not in _ORDINARY_OUTCOMES:
+                bad = f"! tid {result.tid} to {result.target}: {result.outcome}"
                 lines += paragraph(styled(bad, phrases.BAD), look, indent=2)
-        for line in phrases.notes(sandbox["notes"]):
+        for line in phrases.notes(sandbox.notes):
             lines += paragraph(line, look, indent=2)
     return lines or [Text("no sandboxes")]

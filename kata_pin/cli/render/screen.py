@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -46,9 +45,13 @@ def colours() -> bool:
     return sys.stdout.isatty() and wanted
 
 
-def document(values: Mapping[str, object]) -> None:
+def document(report: object) -> None:
     """Print a document as JSON, indented on a terminal, on one line elsewhere; ASCII throughout."""
-    text = json.dumps(values, indent=2 if sys.stdout.isatty() else None, ensure_ascii=True)
+    import json
+
+    from kata_pin.wire.reports import as_data
+
+    text = json.dumps(as_data(report), indent=2 if sys.stdout.isatty() else None, ensure_ascii=True)
     sys.stdout.write(text.replace("\x7f", "\\u007f") + "\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from rich.text import Text
@@ -10,7 +11,9 @@ from kata_pin.cli.render import map as render_map
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, facts, paragraph, table
 from kata_pin.cli.render.safe_text import styled
-from kata_pin.cli.reports.shape import Container, Guest, GuestVcpu, Sandbox, State, Thread, Vmm
+from kata_pin.model.reports.guest import Guest, GuestVcpu
+from kata_pin.model.reports.sandbox import Container, Sandbox, Thread, Vmm
+from kata_pin.model.reports.state import State
 
 _PAIRS: Final = ", "
 _ROLES: Final = " -"
@@ -19,7 +22,7 @@ _ROLES: Final = " -"
 def overview(state: State, look: Look) -> list[Text]:
     """Return the node, one row a sandbox, and every warning."""
     lines = _head(state, look)
-    if not state["sandboxes"]:
+    if not state.sandboxes:
         lines.append(Text("no sandboxes"))
     else:
         columns = [
@@ -31,14 +34,14 @@ def overview(state: State, look: Look) -> list[Text]:
             Column("STATE"),
             Column("CHECKED", breaks=""),
         ]
-        lines += table(columns, [_summary(sandbox, look) for sandbox in state["sandboxes"]], look)
-    warnings = phrases.notes(state["notes"], warnings_only=True)
-    for sandbox in state["sandboxes"]:
-        if sandbox["vmm_problem"]:
-            problem = f"! {phrases.owner(sandbox)}: {sandbox['vmm_problem']}"
+        lines += table(columns, [_summary(sandbox, look) for sandbox in state.sandboxes], look)
+    warnings = phrases.notes(state.notes, warnings_only=True)
+    for sandbox in state.sandboxes:
+        if sandbox.vmm_problem:
+            problem = f"! {phrases.owner(sandbox)}: {sandbox.vmm_problem}"
             warnings.append(styled(problem, phrases.ODD))
         prefix = f"{phrases.owner(sandbox)}: "
-        warnings += phrases.notes(sandbox["notes"], prefix, warnings_only=True)
+        warnings += phrases.notes(sandbox.notes, prefix, warnings_only=True)
     if warnings:
         lines += [Text(), *(part for w in warnings for part in paragraph(w, look, indent=2))]
     return lines
@@ -48,10 +51,10 @@ def single(state: State, sandbox: Sandbox, look: Look) -> list[Text]:
     """Return everything about one sandbox."""
     lines = [*_head(state, look), *_sandbox_facts(sandbox, look), Text()]
     lines += _containers(sandbox, look)
-    if sandbox["threads"]:
-        vcpus = {one["tid"]: one for one in sandbox["guest"]["vcpus"]} if sandbox["guest"] else {}
-        lines += [Text(), *_threads(sandbox["threads"], vcpus, look)]
-    notes = phrases.notes(sandbox["notes"])
+    if sandbox.threads:
+        vcpus = {one.tid: one for one in sandbox.guest.vcpus} if sandbox.guest else {}
+        lines += [Text(), *_threads(sandbox.threads, vcpus, look)]
+    notes = phrases.notes(sandbox.notes)
     if notes:
         lines += [Text(), *(part for note in notes for part in paragraph(note, look, indent=2))]
     return lines
@@ -60,42 +63,42 @@ def single(state: State, sandbox: Sandbox, look: Look) -> list[Text]:
 def _head(state: State, look: Look) -> list[Text]:
     return [
         *paragraph(phrases.node(state, look), look),
-        *paragraph(phrases.daemon(state["daemon"]), look),
+        *paragraph(phrases.daemon(state.daemon), look),
         Text(),
     ]
 
 
 def _summary(sandbox: Sandbox, look: Look) -> list[Text]:
-    drifting = phrases.drifting(sandbox["threads"])
+    drifting = phrases.drifting(sandbox.threads)
     return [
         styled(phrases.owner(sandbox), phrases.NAME),
-        phrases.cpus(sandbox["mask"]),
-        phrases.pairs(sandbox["threads"], look),
-        phrases.overhead(sandbox["threads"]),
-        _guest(sandbox["guest"]),
-        phrases.condition(sandbox["state"], f"({drifting})" if drifting else ""),
-        Text(phrases.age(sandbox["checked_s"])),
+        phrases.cpus(sandbox.mask),
+        phrases.pairs(sandbox.threads, look),
+        phrases.overhead(sandbox.threads),
+        _guest(sandbox.guest),
+        phrases.condition(sandbox.state, f"({drifting})" if drifting else ""),
+        Text(phrases.age(sandbox.checked_s)),
     ]
 
 
 def _sandbox_facts(sandbox: Sandbox, look: Look) -> list[Text]:
-    state = phrases.condition(sandbox["state"])
-    if sandbox["checked_s"] is not None:
-        state += Text(f", checked {phrases.age(sandbox['checked_s'])} ago")
-    if sandbox["duration_ms"] is not None:
-        state += Text(f" in {sandbox['duration_ms']:.1f} ms")
-    pod = "" if sandbox["pod"] == sandbox["id"] else sandbox["pod"]
+    state = phrases.condition(sandbox.state)
+    if sandbox.checked_s is not None:
+        state += Text(f", checked {phrases.age(sandbox.checked_s)} ago")
+    if sandbox.duration_ms is not None:
+        state += Text(f" in {sandbox.duration_ms:.1f} ms")
+    pod = "" if sandbox.pod == sandbox.id else sandbox.pod
     pairs = [
         ("pod", styled(pod, phrases.NAME)),
-        ("sandbox", styled(sandbox["id"])),
-        ("handler", styled(sandbox["handler"])),
+        ("sandbox", styled(sandbox.id)),
+        ("handler", styled(sandbox.handler)),
         ("state", state),
         ("mask", _mask(sandbox, look)),
-        ("VMM", _vmm(sandbox["vmm"], sandbox["vmm_problem"], look)),
-        (f"vCPU{look.arrow}pCPU", phrases.pairs(sandbox["threads"], look)),
-        ("overhead", phrases.overhead(sandbox["threads"])),
-        ("guest", render_map.condition(sandbox["guest"]) if sandbox["guest"] else Text()),
-        *(("writer", styled(phrases.writer(one), phrases.ODD)) for one in sandbox["writers"]),
+        ("VMM", _vmm(sandbox.vmm, sandbox.vmm_problem, look)),
+        (f"vCPU{look.arrow}pCPU", phrases.pairs(sandbox.threads, look)),
+        ("overhead", phrases.overhead(sandbox.threads)),
+        ("guest", render_map.condition(sandbox.guest) if sandbox.guest else Text()),
+        *(("writer", styled(phrases.writer(one), phrases.ODD)) for one in sandbox.writers),
     ]
     return facts(pairs, look)
 
@@ -103,14 +106,15 @@ def _sandbox_facts(sandbox: Sandbox, look: Look) -> list[Text]:
 def _guest(guest: Guest | None) -> Text:
     if guest is None:
         return Text(phrases.NOTHING)
-    return styled(guest["state"], render_map.STATE_STYLES.get(guest["state"], phrases.DIM))
+    return styled(guest.state, render_map.STATE_STYLES.get(guest.state, phrases.DIM))
 
 
 def _mask(sandbox: Sandbox, look: Look) -> Text:
-    parts = [sandbox["mask"] or "none"]
-    parts += [f"{word} {sandbox[word]}" for word in ("exclusive", "shared") if sandbox[word]]
-    if sandbox["mask_origin"]:
-        parts.append(sandbox["mask_origin"])
+    parts_of_mask = (("exclusive", sandbox.exclusive), ("shared", sandbox.shared))
+    parts = [sandbox.mask or "none"]
+    parts += [f"{word} {cpus}" for word, cpus in parts_of_mask if cpus]
+    if sandbox.mask_origin:
+        parts.append(sandbox.mask_origin)
     return styled(look.dot.join(parts))
 
 
@@ -118,19 +122,19 @@ def _vmm(vmm: Vmm | None, problem: str, look: Look) -> Text:
     if vmm is None:
         return styled(problem or "none found", phrases.ODD)
     parts = [
-        f"{vmm['kind']} {vmm['pid']}",
-        vmm["exe"] + (" (replaced on disk)" if vmm["exe_deleted"] else ""),
-        "KVM" if vmm["kvm"] else "without KVM",
-        f"vCPUs {vmm['boot_vcpus']} at boot, {vmm['max_vcpus']} at most",
-        f"confirmed by {vmm['witness']}",
+        f"{vmm.kind} {vmm.pid}",
+        vmm.exe + (" (replaced on disk)" if vmm.exe_replaced else ""),
+        "KVM" if vmm.kvm else "without KVM",
+        f"vCPUs {vmm.boot_vcpus} at boot, {vmm.max_vcpus} at most",
+        f"confirmed by {vmm.confirmed_by}",
     ]
-    if vmm["orphan"]:
+    if vmm.orphan:
         parts.append("its shim is gone")
     return styled(look.dot.join(parts))
 
 
 def _containers(sandbox: Sandbox, look: Look) -> list[Text]:
-    if not sandbox["containers"]:
+    if not sandbox.containers:
         return [styled("no containers recorded", phrases.ODD)]
     columns = [
         Column("CONTAINER", NAMES, fold=16),
@@ -141,30 +145,30 @@ def _containers(sandbox: Sandbox, look: Look) -> list[Text]:
         Column("WHY", fold=16, comfort=24),
         Column("RECORDED", " :", fold=14, optional=True),
     ]
-    guest = sandbox["guest"]
-    inside = {one["id"]: one["cpus"] or "any" for one in guest["containers"]} if guest else {}
-    rows = [_container(one, inside.get(one["id"])) for one in sandbox["containers"]]
+    guest = sandbox.guest
+    inside = {one.id: one.cpus or "any" for one in guest.containers} if guest else {}
+    rows = [_container(one, inside.get(one.id)) for one in sandbox.containers]
     return table(columns, rows, look)
 
 
 def _container(container: Container, inside: str | None) -> list[Text]:
-    known = container["provenance"] != "none"
-    why = f"{container['provenance']}: {container['reason']}" if known else container["reason"]
-    if container["note"]:
-        why = f"{why}; {container['note']}" if why else container["note"]
-    recorded = f"{phrases.age(container['recorded_s'])} ago, {container['source']}"
+    known = container.provenance != "none"
+    why = f"{container.provenance}: {container.reason}" if known else container.reason
+    if container.note:
+        why = f"{why}; {container.note}" if why else container.note
+    recorded = f"{phrases.age(container.recorded_s)} ago, {container.source}"
     return [
-        styled(container["name"], phrases.NAME),
-        styled(container["state"], phrases.DIM if container["state"] in phrases.OVER else ""),
-        phrases.cpus(container["cpus"]),
-        phrases.cpus(container["exclusive"]),
+        styled(container.name, phrases.NAME),
+        styled(container.state, phrases.DIM if container.state in phrases.OVER else ""),
+        phrases.cpus(container.cpus),
+        phrases.cpus(container.exclusive),
         phrases.cpus(inside),
         styled(why),
         styled(recorded, phrases.DIM),
     ]
 
 
-def _threads(threads: list[Thread], vcpus: dict[int, GuestVcpu], look: Look) -> list[Text]:
+def _threads(threads: Sequence[Thread], vcpus: dict[int, GuestVcpu], look: Look) -> list[Text]:
     columns = [
         Column("TID", right=True),
         Column("ROLE", _ROLES, fold=10, comfort=16),
@@ -177,29 +181,27 @@ def _threads(threads: list[Thread], vcpus: dict[int, GuestVcpu], look: Look) -> 
         Column("STATE"),
         Column("WHY", fold=14, comfort=24),
     ]
-    ordered = sorted(
-        threads, key=lambda t: (t["role"] != "vcpu", t["vcpu"] or 0, t["role"], t["tid"])
-    )
-    return table(columns, [_thread(one, vcpus.get(one["tid"])) for one in ordered], look)
+    ordered = sorted(threads, key=lambda t: (t.role != "vcpu", t.vcpu or 0, t.role, t.tid))
+    return table(columns, [_thread(one, vcpus.get(one.tid)) for one in ordered], look)
 
 
 def _thread(thread: Thread, vcpu: GuestVcpu | None) -> list[Text]:
-    role = f"{thread['role']} {thread['iothread']}" if thread["iothread"] else thread["label"]
-    why = [thread["reason"]]
-    if thread["step"]:
-        why.append(f"wanted {thread['wanted']}, {thread['step']}")
-    if thread["conflict"]:
-        why.append(f"sources disagree: {thread['conflict']}")
-    drift = thread["state"] == "drift"
+    role = f"{thread.role} {thread.iothread}" if thread.iothread else thread.label
+    why = [thread.reason]
+    if thread.fallback:
+        why.append(f"wanted {thread.desired}, {thread.fallback}")
+    if thread.conflict:
+        why.append(f"sources disagree: {thread.conflict}")
+    drift = thread.state == "drift"
     return [
-        Text(str(thread["tid"])),
+        Text(str(thread.tid)),
         styled(role),
         Text(phrases.NOTHING) if vcpu is None else render_map.number(vcpu),
-        styled(thread["source"], phrases.DIM),
-        phrases.cpus(thread["applied"]),
-        styled(thread["observed"] or phrases.NOTHING, phrases.BAD if drift else ""),
-        Text(str(thread["last_cpu"]) if thread["last_cpu"] >= 0 else phrases.NOTHING),
+        styled(thread.source, phrases.DIM),
+        phrases.cpus(thread.expected),
+        styled(thread.affinity or phrases.NOTHING, phrases.BAD if drift else ""),
+        Text(str(thread.last_cpu) if thread.last_cpu >= 0 else phrases.NOTHING),
         Text(phrases.cpu_time(thread)),
-        phrases.condition(thread["state"]),
+        phrases.condition(thread.state),
         styled("; ".join(part for part in why if part), phrases.DIM),
     ]

@@ -10,58 +10,58 @@ from rich.text import Text
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, Column, Look, facts, paragraph, table
 from kata_pin.cli.render.safe_text import styled
-from kata_pin.cli.reports.shape import Json
+from kata_pin.model.reports.whatif import Candidate, WhatIf
 
 SHOWN: Final = 6
 """Candidates of a level that are shown beside those that were taken from."""
 
 
-def what_if(document: Json, look: Look) -> list[Text]:
+def what_if(document: WhatIf, look: Look) -> list[Text]:
     """Return the answer, then what was considered."""
-    refused = document["refused"]
-    asked = f"policy {document['policy']}, {document['millis'] / 1000:g} CPUs"
-    if document["pod"]:
-        asked += f", in pod {document['pod']}"
+    refused = document.refused
+    asked = f"policy {document.policy}, {document.millis / 1000:g} CPUs"
+    if document.pod:
+        asked += f", in pod {document.pod}"
     lines = paragraph(styled(asked, "bold"), look)
     if refused is not None:
-        outcome = "refused" if refused["strict"] else "runs in the shared pool"
-        lines += paragraph(styled(f"! {outcome}: {refused['message']}", phrases.BAD), look)
+        outcome = "refused" if refused.strict else "runs in the shared pool"
+        lines += paragraph(styled(f"! {outcome}: {refused.message}", phrases.BAD), look)
     lines += facts(_facts(document, look), look)
     for reason in _reasons(document):
         lines += paragraph(styled(f"- {reason}"), look, indent=2)
-    for note in phrases.notes(document["notes"]):
+    for note in phrases.notes(document.notes):
         lines += paragraph(note, look)
-    return [*lines, *_considered(document["candidates"], look)]
+    return [*lines, *_considered(document.candidates, look)]
 
 
-def _facts(document: Json, look: Look) -> Iterator[tuple[str, Text]]:
-    grant, vm = document["grant"], document["vm"]
+def _facts(document: WhatIf, look: Look) -> Iterator[tuple[str, Text]]:
+    grant, vm = document.grant, document.vm
     if grant is not None:
-        yield "class", styled(grant["class"])
-        yield "exclusive", phrases.cpus(grant["exclusive"])
-        yield "shared", phrases.cpus(grant["shared"])
-        yield "memory", styled(grant["mems"])
+        yield "class", styled(grant.cpu_class)
+        yield "exclusive", phrases.cpus(grant.exclusive)
+        yield "shared", phrases.cpus(grant.shared)
+        yield "memory", styled(grant.mems)
     if vm is not None:
-        yield "its VM", phrases.cpus(vm["cpus"])
-    before, after = document["before"], document["after"]
-    change = f"{before['shared']} {look.arrow} {after['shared']}"
-    same = before["shared"] == after["shared"]
-    yield "shared pool", styled(f"{after['shared']}, unchanged" if same else change)
-    others = phrases.count(len(document["others"]), "container or VM", "containers and VMs")
-    yield "others", Text(f"{others} would have other pCPUs" if document["others"] else "unchanged")
+        yield "its VM", phrases.cpus(vm.cpus)
+    before, after = document.before, document.after
+    change = f"{before.shared} {look.arrow} {after.shared}"
+    same = before.shared == after.shared
+    yield "shared pool", styled(f"{after.shared}, unchanged" if same else change)
+    others = phrases.count(len(document.others), "container or VM", "containers and VMs")
+    yield "others", Text(f"{others} would have other pCPUs" if document.others else "unchanged")
 
 
-def _reasons(document: Json) -> Iterator[str]:
-    for granted in (document["grant"], document["vm"]):
+def _reasons(document: WhatIf) -> Iterator[str]:
+    for granted in (document.grant, document.vm):
         if granted is not None:
-            yield from granted["reasons"]
+            yield from granted.reasons
 
 
-def _considered(candidates: Sequence[Json], look: Look) -> list[Text]:
+def _considered(candidates: Sequence[Candidate], look: Look) -> list[Text]:
     """Return the table of candidates: the first ones of each level, and all that were taken."""
     if not candidates:
         return [Text(), *paragraph(styled("no candidate: too few free pCPUs", phrases.ODD), look)]
-    names = [key["name"] for key in candidates[0]["keys"]]
+    names = [key.name for key in candidates[0].keys]
     columns = [
         Column("LEVEL"),
         *(Column(name.upper(), right=True) for name in names),
@@ -81,18 +81,18 @@ def _considered(candidates: Sequence[Json], look: Look) -> list[Text]:
     return lines
 
 
-def _shown(candidates: Sequence[Json]) -> Iterator[Json]:
+def _shown(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
     seen: dict[str, int] = {}
     for one in candidates:
-        seen[one["level"]] = seen.get(one["level"], 0) + 1
-        if one["taken"] or seen[one["level"]] <= SHOWN:
+        seen[one.level] = seen.get(one.level, 0) + 1
+        if one.taken or seen[one.level] <= SHOWN:
             yield one
 
 
-def _row(one: Json) -> list[Text]:
+def _row(one: Candidate) -> list[Text]:
     return [
-        styled(one["level"]),
-        *(Text(str(key["value"])) for key in one["keys"]),
-        phrases.cpus(one["cpus"]),
-        styled(one["taken"], phrases.GOOD),
+        styled(one.level),
+        *(Text(str(key.value)) for key in one.keys),
+        phrases.cpus(one.cpus),
+        styled(one.taken, phrases.GOOD),
     ]

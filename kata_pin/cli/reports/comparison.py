@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from kata_pin.cli.reports.shape import VERSION, Json
 from kata_pin.model.alloc import ContainerRequest, PodRequest, Qos
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.node import KubeletState
+from kata_pin.model.reports.compare import ComparedContainer, Comparison
 from kata_pin.model.settings import CpuClass
 from kata_pin.policy.alloc.kubelet_convert import as_kubelet, from_kubelet
 from kata_pin.policy.alloc.policy import Policy
@@ -44,24 +44,22 @@ def taken_over(kubelet: KubeletState, policy: Policy) -> KubeletState:
 
 
 def comparison(
-    kubelet: KubeletState, ours: KubeletState, *, source: str, policy: str, supposed: bool
-) -> Json:
-    """Return the document. `supposed`: ours is what `policy` would give, not what it gave."""
+    kubelet: KubeletState, ours: KubeletState, *, source: str, policy: str, hypothetical: bool
+) -> Comparison:
+    """Return the document. `hypothetical`: ours is what `policy` would give, not what it gave."""
     theirs = {(uid, name): cpus for uid, name, cpus in _entries(kubelet)}
     own = {(uid, name): cpus for uid, name, cpus in _entries(ours)}
     rows = [_row(key, theirs.get(key, EMPTY), own.get(key, EMPTY)) for key in {**theirs, **own}]
-    return {
-        "version": VERSION,
-        "kind": "alloc-compare",
-        "checkpoint": source,
-        "kubelet_policy": kubelet.policy,
-        "policy": policy,
-        "supposed": supposed,
-        "same": all(row["verdict"] == SAME for row in rows) and kubelet.default == ours.default,
-        "kubelet_shared": str(kubelet.default),
-        "kata_pin_shared": str(ours.default),
-        "containers": rows,
-    }
+    return Comparison(
+        checkpoint=source,
+        kubelet_policy=kubelet.policy,
+        policy=policy,
+        hypothetical=hypothetical,
+        same=all(row.verdict == SAME for row in rows) and kubelet.default == ours.default,
+        kubelet_shared=str(kubelet.default),
+        kata_pin_shared=str(ours.default),
+        containers=tuple(rows),
+    )
 
 
 def _entries(state: KubeletState) -> Iterator[tuple[str, str, CpuSet]]:
@@ -71,17 +69,11 @@ def _entries(state: KubeletState) -> Iterator[tuple[str, str, CpuSet]]:
                 yield uid, name, cpus
 
 
-def _row(key: tuple[str, str], kubelet: CpuSet, ours: CpuSet) -> Json:
+def _row(key: tuple[str, str], kubelet: CpuSet, ours: CpuSet) -> ComparedContainer:
     verdict = SAME if kubelet == ours else MOVED
     if not ours:
         verdict = KUBELET_ONLY
     elif not kubelet:
         verdict = OURS_ONLY
     uid, name = key
-    return {
-        "pod_uid": uid,
-        "name": name,
-        "kubelet": str(kubelet),
-        "kata_pin": str(ours),
-        "verdict": verdict,
-    }
+    return ComparedContainer(uid, name, str(kubelet), str(ours), verdict)

@@ -12,14 +12,15 @@ from typing import Final
 
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.map import STATE_WORDS
-from kata_pin.cli.reports.doctor_sandbox import Row
-from kata_pin.cli.reports.shape import Guest, State
 from kata_pin.config import Config
+from kata_pin.model.reports.doctor import Row
+from kata_pin.model.reports.guest import Guest
+from kata_pin.model.reports.state import State
 
 VHOST_VSOCK: Final = "/dev/vhost-vsock"
 
 _STATUS: Final = {
-    "told": "ok",
+    "applied": "ok",
     "idle": "ok",
     "off": "info",
     "pending": "info",
@@ -38,9 +39,9 @@ _REMEDIES: Final = {
 def guests(state: State, config: Config, *, device: str = VHOST_VSOCK) -> Iterator[Row]:
     """Yield whether guests can be reached, then the rows of every sandbox."""
     yield reachable(config, device)
-    for sandbox in state["sandboxes"]:
-        guest = sandbox["guest"]
-        if guest is not None and guest["vcpus"]:
+    for sandbox in state.sandboxes:
+        guest = sandbox.guest
+        if guest is not None and guest.vcpus:
             yield from _sandbox(guest, phrases.owner(sandbox))
 
 
@@ -60,26 +61,26 @@ def reachable(config: Config, device: str) -> Row:
 
 
 def _sandbox(guest: Guest, name: str) -> Iterator[Row]:
-    state = guest["state"]
-    text = STATE_WORDS.get(state, state) + (f": {guest['detail']}" if guest["detail"] else "")
+    state = guest.state
+    text = STATE_WORDS.get(state, state) + (f": {guest.detail}" if guest.detail else "")
     yield Row("guest", _STATUS.get(state, "info"), text, _REMEDIES.get(state, ""), name)
     yield _numbers(guest, name)
-    owned = any(one["container"] for one in guest["vcpus"])
-    for one in guest["containers"]:
-        if owned and one["cpus"] is None:
-            told = f"container {one['name']} runs on every guest CPU: {one['reason']}"
+    owned = any(one.container for one in guest.vcpus)
+    for one in guest.containers:
+        if owned and one.cpus is None:
+            told = f"container {one.name} runs on every guest CPU: {one.reason}"
             yield Row("guest", "warn", told, "", name)
 
 
 def _numbers(guest: Guest, name: str) -> Row:
     """Return how well it is known which vCPU is which guest CPU."""
     counts: dict[str, int] = {}
-    for one in guest["vcpus"]:
-        counts[one["state"]] = counts.get(one["state"], 0) + 1
+    for one in guest.vcpus:
+        counts[one.state] = counts.get(one.state, 0) + 1
     text = ", ".join(f"{count} {state}" for state, count in counts.items())
     if counts.keys() <= {"measured", "proven"}:
         return Row("guest CPUs", "ok", text, "", name)
-    if not any(one["container"] for one in guest["vcpus"]):
+    if not any(one.container for one in guest.vcpus):
         return Row("guest CPUs", "info", text, "", name)
     remedy = "guest.exec: true reads them; guest.act_on_inferred: true uses inferred ones"
     return Row("guest CPUs", "warn", text, remedy, name)

@@ -17,12 +17,12 @@ from kata_pin.cli.client import Provider
 from kata_pin.cli.node.files import HOOK_PATH
 from kata_pin.cli.render import phrases
 from kata_pin.cli.reports import doctor_guest, doctor_sandbox
-from kata_pin.cli.reports.doctor_sandbox import Row
-from kata_pin.cli.reports.shape import VERSION, Json, State
 from kata_pin.config import DEFAULT_FILE, Config, NewThreads
 from kata_pin.errors import HostError, KataPinError
 from kata_pin.host.files import read_text
 from kata_pin.host.root import HOST, HostRoot
+from kata_pin.model.reports.doctor import DoctorDocument, Row
+from kata_pin.model.reports.state import State
 
 CAPABILITIES: Final = {
     23: ("CAP_SYS_NICE", "fail", "no affinity of another's thread can be set"),
@@ -49,7 +49,7 @@ def examine(
     *,
     file: str | None = None,
     root: HostRoot | None = None,
-) -> Json:
+) -> DoctorDocument:
     """Return the `doctor` document; `ok` is False when a row fails.
 
     `file` is the configuration file that was named, if one was.
@@ -78,12 +78,7 @@ def examine(
         checks.append(lambda: doctor_guest.guests(known, config))
     for check in checks:
         rows += _guarded(check)
-    return {
-        "version": VERSION,
-        "kind": "doctor",
-        "ok": all(row.status != "fail" for row in rows),
-        "rows": [row.document for row in rows],
-    }
+    return DoctorDocument(ok=all(row.status != "fail" for row in rows), rows=tuple(rows))
 
 
 def _guarded(check: Callable[[], Row | Iterator[Row]]) -> list[Row]:
@@ -102,12 +97,12 @@ def _state(provider: Provider, rows: list[Row]) -> State | None:
     except KataPinError as error:
         rows.append(Row("daemon", "fail", error.message, error.hint))
         return None
-    daemon = state["daemon"]
-    if daemon.get("running"):
-        text = f"{daemon.get('version')} runs, pid {daemon.get('pid')}"
+    daemon = state.daemon
+    if daemon.running:
+        text = f"{daemon.version} runs, pid {daemon.pid}"
         rows.append(Row("daemon", "ok", text))
     else:
-        text = f"not running: {daemon.get('reason', '')}"
+        text = f"not running: {daemon.reason}"
         rows.append(Row("daemon", "warn", text, "systemctl start kata-pin"))
     return state
 
@@ -289,40 +284,40 @@ def spool(config: Config) -> Row:
 
 def connections(state: State) -> Iterator[Row]:
     """Yield how the daemon stands with NRI and where it serves metrics; nothing without it."""
-    daemon = state["daemon"]
-    if not daemon.get("running"):
+    daemon = state.daemon
+    if not daemon.running:
         return
-    nri, metrics = daemon.get("nri"), daemon.get("metrics")
+    nri, metrics = daemon.nri, daemon.metrics
     if nri is None:
         yield Row("NRI", "info", "switched off by nri.enabled: persist.json tells of updates")
-    elif nri["connected_s"] is None:
-        text = f"{nri['socket']}: {nri['problem']}: persist.json tells of updates"
+    elif nri.connected_s is None:
+        text = f"{nri.socket}: {nri.problem}: persist.json tells of updates"
         yield Row("NRI", "info", text, "enable NRI in containerd or CRI-O")
     else:
-        since = phrases.age(nri["connected_s"])
-        yield Row("NRI", "ok", f"{nri['runtime']} on {nri['socket']}, connected for {since}")
+        since = phrases.age(nri.connected_s)
+        yield Row("NRI", "ok", f"{nri.runtime} on {nri.socket}, connected for {since}")
     if metrics is None:
         yield Row("metrics", "info", "switched off by metrics.listen")
-    elif metrics["problem"]:
-        yield Row("metrics", "warn", f"not served: {metrics['problem']}", "see metrics.listen")
+    elif metrics.problem:
+        yield Row("metrics", "warn", f"not served: {metrics.problem}", "see metrics.listen")
     else:
-        yield Row("metrics", "ok", metrics["address"])
+        yield Row("metrics", "ok", metrics.address)
 
 
 def cpusets(state: State) -> Iterator[Row]:
     """Yield how cpusets of our own allocator reach containers; nothing where there is none."""
-    allocation = state["allocation"]
-    if allocation is None or allocation["push"] is None or allocation["aside"]:
+    allocation = state.allocation
+    if allocation is None or allocation.push is None or allocation.suspended:
         return
-    push = allocation["push"]
+    push = allocation.push
     text = f"changed ones {phrases.way(push)}"
-    failed = len(push["failures"])
-    if push["problem"]:
-        yield Row("cpusets", "warn", f"{text}; now they wait: {push['problem']}")
+    failed = len(push.failures)
+    if push.problem:
+        yield Row("cpusets", "warn", f"{text}; now they wait: {push.problem}")
     elif failed:
         kept = phrases.count(failed, "container keeps its own", "containers keep their own")
         yield Row("cpusets", "warn", f"{text}; {kept}", "kata-pin pools says why")
-    elif push["way"]:
+    elif push.channel:
         yield Row("cpusets", "ok", text)
     else:
         yield Row("cpusets", "info", text, "name the runtime's CRI socket in alloc.cri")
@@ -330,8 +325,8 @@ def cpusets(state: State) -> Iterator[Row]:
 
 def isolation(state: State) -> Row:
     """Return what the kernel was told to leave alone."""
-    node = state["node"]
-    if not node["isolated"]:
+    node = state.node
+    if not node.isolated:
         return Row("isolation", "info", "no isolated CPUs")
-    text = f"isolated {node['isolated']}: nothing balances there, every thread gets one CPU"
+    text = f"isolated {node.isolated}: nothing balances there, every thread gets one CPU"
     return Row("isolation", "info", text)

@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from kata_pin.cli.render import phrases
 from kata_pin.cli.reports.pcpus import parse
-from kata_pin.cli.reports.shape import Json, Sandbox, State, Thread
 from kata_pin.config import Config
 from kata_pin.model.cpuset import CpuSet, union
+from kata_pin.model.reports.doctor import Row
+from kata_pin.model.reports.sandbox import Sandbox, Thread
+from kata_pin.model.reports.state import State
 
 CERTAIN: Final = frozenset({"debugfs", "qmp", "kvm-fd", "name"})
 """Sources that know a vCPU's index; creation order only infers it (DESIGN D6)."""
@@ -32,70 +33,48 @@ _TOLD_OTHERWISE: Final = frozenset({"other-writer"})
 """Codes of notes that have a row of their own."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One check: its name, `ok`, `info`, `warn` or `fail`, what was found, what helps."""
-
-    check: str
-    status: str
-    text: str
-    remedy: str = ""
-    sandbox: str = ""
-
-    @property
-    def document(self) -> Json:
-        """The row as plain values."""
-        return {
-            "check": self.check,
-            "status": self.status,
-            "text": self.text,
-            "remedy": self.remedy,
-            "sandbox": self.sandbox,
-        }
-
-
 def sandboxes(state: State, config: Config) -> Iterator[Row]:
     """Yield the rows of every sandbox."""
-    for sandbox in state["sandboxes"]:
+    for sandbox in state.sandboxes:
         name = phrases.owner(sandbox)
         yield from records(sandbox, name)
-        if sandbox["vmm"] is None:
-            why = sandbox["vmm_problem"] or "none found"
+        if sandbox.vmm is None:
+            why = sandbox.vmm_problem or "none found"
             yield Row("VMM", "warn", why, "hypervisors allows more executables", name)
             continue
         yield recognised(sandbox, name)
-        if sandbox["vmm"]["kind"] == "qemu":
+        if sandbox.vmm.kind == "qemu":
             yield monitor(sandbox, config, name)
         yield from writers(sandbox, name)
-        if sandbox["mask"]:
+        if sandbox.mask:
             yield overhead(sandbox, state, config, name)
-        for note in sandbox["notes"]:
-            if note["level"] == "warning" and note["code"] not in _TOLD_OTHERWISE:
-                yield Row(note["code"], "warn", note["text"], "", name)
+        for note in sandbox.notes:
+            if note.level == "warning" and note.code not in _TOLD_OTHERWISE:
+                yield Row(note.code, "warn", note.text, "", name)
 
 
 def records(sandbox: Sandbox, name: str) -> Iterator[Row]:
     """Yield what was in the way of recording a container that lives (DESIGN D4)."""
-    for container in sandbox["containers"]:
-        if container["note"] and container["state"] not in phrases.OVER:
-            remedy = "see paths.bundle_roots" if "bundle roots" in container["note"] else ""
-            text = f"container {container['name']}: {container['note']}"
+    for container in sandbox.containers:
+        if container.note and container.state not in phrases.OVER:
+            remedy = "see paths.bundle_roots" if "bundle roots" in container.note else ""
+            text = f"container {container.name}: {container.note}"
             yield Row("record", "warn", text, remedy, name)
 
 
 def recognised(sandbox: Sandbox, name: str) -> Row:
     """Return where the roles of the vCPU threads came from."""
-    vcpus = [thread for thread in sandbox["threads"] if thread["role"] == "vcpu"]
+    vcpus = [thread for thread in sandbox.threads if thread.role == "vcpu"]
     if not vcpus:
         return Row("vCPUs", "warn", "no vCPU thread was recognised", "", name)
     counts: dict[str, int] = {}
     for thread in vcpus:
-        counts[thread["source"]] = counts.get(thread["source"], 0) + 1
+        counts[thread.source] = counts.get(thread.source, 0) + 1
     text = f"{len(vcpus)} recognised by " + ", ".join(f"{s} ({n})" for s, n in counts.items())
-    if any(thread["conflict"] for thread in vcpus):
+    if any(thread.conflict for thread in vcpus):
         return Row("vCPUs", "warn", f"{text}; sources disagree", "kata-pin explain", name)
     if not counts.keys() <= CERTAIN:
-        kvm = sandbox["vmm"] is not None and sandbox["vmm"]["kvm"]
+        kvm = sandbox.vmm is not None and sandbox.vmm.kvm
         remedy = "mount debugfs, or grant CAP_SYS_PTRACE" if kvm else ""
         why = "their order is inferred" + ("" if kvm else ", as ever without KVM")
         return Row("vCPUs", "warn", f"{text}: {why}", remedy, name)
@@ -104,16 +83,16 @@ def recognised(sandbox: Sandbox, name: str) -> Row:
 
 def writers(sandbox: Sandbox, name: str) -> Iterator[Row]:
     """Yield who else sets affinities of the sandbox's threads (DESIGN D13)."""
-    for writer in sandbox["writers"]:
-        status = "info" if writer["who"] == "kata" and not writer["acts"] else "warn"
-        yield Row("writer", status, phrases.writer(writer), _REMEDIES[writer["who"]], name)
+    for writer in sandbox.writers:
+        status = "info" if writer.name == "kata" and not writer.active else "warn"
+        yield Row("writer", status, phrases.writer(writer), _REMEDIES[writer.name], name)
 
 
 def monitor(sandbox: Sandbox, config: Config, name: str) -> Row:
     """Return whether QEMU can be asked; the socket that Kata holds is never tried (DESIGN D6)."""
     if not config.qmp.enabled:
         return Row("QMP", "info", "switched off by qmp.enabled", "", name)
-    path = os.path.join(config.paths.vc, "vm", sandbox["id"], "extra-monitor.sock")
+    path = os.path.join(config.paths.vc, "vm", sandbox.id, "extra-monitor.sock")
     try:
         there = stat.S_ISSOCK(os.stat(path).st_mode)
     except OSError:
@@ -125,16 +104,16 @@ def monitor(sandbox: Sandbox, config: Config, name: str) -> Row:
 
 def overhead(sandbox: Sandbox, state: State, config: Config, name: str) -> Row:
     """Return which settings of `overhead` can take effect in this sandbox."""
-    threads = [t for t in sandbox["threads"] if t["role"] not in {"vcpu", "shim"}]
-    online = parse(state["node"]["online"])
-    kubelet = state["node"]["kubelet"]
-    default = parse(kubelet["default"]) if kubelet and kubelet["policy"] == "static" else CpuSet()
+    threads = [t for t in sandbox.threads if t.role not in {"vcpu", "shim"}]
+    online = parse(state.node.online)
+    kubelet = state.node.kubelet
+    default = parse(kubelet.default) if kubelet and kubelet.policy == "static" else CpuSet()
     sets = {
-        "auto by shared CPUs": parse(sandbox["shared"]),
+        "auto by shared CPUs": parse(sandbox.shared),
         "auto by the kubelet's default set": default,
-        "sandbox": parse(sandbox["mask"]),
+        "sandbox": parse(sandbox.mask),
         "housekeeping": config.housekeeping,
-        "reserve:k": parse(sandbox["exclusive"]),
+        "reserve:k": parse(sandbox.exclusive),
     }
     works = [mode for mode, cpus in sets.items() if _reaches(threads, cpus, online)]
     fails = [mode for mode, cpus in sets.items() if cpus and mode not in works]
@@ -153,4 +132,4 @@ def _reaches(threads: list[Thread], cpus: CpuSet, online: CpuSet) -> bool:
 
 def _allowed(thread: Thread, online: CpuSet) -> CpuSet:
     """Return what the thread's cgroup allows; an unknown cpuset limits nothing."""
-    return (parse(thread["cpuset"]) or online) & online
+    return (parse(thread.cpuset) or online) & online

@@ -6,82 +6,78 @@ from collections.abc import Iterator, Sequence
 
 from kata_pin.cli.render import phrases
 from kata_pin.cli.reports import pcpus
-from kata_pin.cli.reports.shape import VERSION, Json, Sandbox, State
+from kata_pin.cli.reports.who import Intruder
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.reports.check import CheckDocument, Finding
+from kata_pin.model.reports.sandbox import Sandbox
+from kata_pin.model.reports.state import State
 
 
-def check(state: State, intruders: Sequence[Json], *, intruders_fail: bool) -> Json:
+def check(state: State, intruders: Sequence[Intruder], *, intruders_fail: bool) -> CheckDocument:
     """Return the `check` document; `ok` is False when any finding fails (exit status 3)."""
     found = [
         *_drift(state),
-        *_conflicts(state["sandboxes"]),
+        *_conflicts(state.sandboxes),
         *_unplaced(state),
         *_intruders(intruders, fails=intruders_fail),
     ]
-    return {
-        "version": VERSION,
-        "kind": "check",
-        "time": state["time"],
-        "daemon": state["daemon"],
-        "ok": not any(finding["fails"] for finding in found),
-        "sandboxes": len(state["sandboxes"]),
-        "threads": sum(len(sandbox["threads"]) for sandbox in state["sandboxes"]),
-        "findings": found,
-    }
+    return CheckDocument(
+        time=state.time,
+        daemon=state.daemon,
+        ok=not any(finding.fails for finding in found),
+        sandboxes=len(state.sandboxes),
+        threads=sum(len(sandbox.threads) for sandbox in state.sandboxes),
+        findings=tuple(found),
+    )
 
 
-def _finding(kind: str, text: str, *, fails: bool, sandbox: str = "", cpus: str = "") -> Json:
-    return {"kind": kind, "fails": fails, "sandbox": sandbox, "cpus": cpus, "text": text}
+def _finding(kind: str, text: str, *, fails: bool, sandbox: str = "", cpus: str = "") -> Finding:
+    return Finding(kind, fails, sandbox, cpus, text)
 
 
-def _drift(state: State) -> Iterator[Json]:
-    for sandbox in state["sandboxes"]:
-        for thread in sandbox["threads"]:
-            if thread["state"] == "drift":
+def _drift(state: State) -> Iterator[Finding]:
+    for sandbox in state.sandboxes:
+        for thread in sandbox.threads:
+            if thread.state == "drift":
                 text = (
-                    f"{phrases.owner(sandbox)}: {thread['label']} (tid {thread['tid']}) may run "
-                    f"on {thread['observed']}, wanted {thread['applied']}"
+                    f"{phrases.owner(sandbox)}: {thread.label} (tid {thread.tid}) may run "
+                    f"on {thread.affinity}, wanted {thread.expected}"
                 )
-                yield _finding(
-                    "drift", text, fails=True, sandbox=sandbox["id"], cpus=thread["observed"]
-                )
+                yield _finding("drift", text, fails=True, sandbox=sandbox.id, cpus=thread.affinity)
 
 
-def _conflicts(sandboxes: Sequence[Sandbox]) -> Iterator[Json]:
+def _conflicts(sandboxes: Sequence[Sandbox]) -> Iterator[Finding]:
     """Yield each pair of sandboxes of which one has exclusive pCPUs that the other may use."""
-    masks = [(s, pcpus.parse(s["mask"]), pcpus.parse(s["exclusive"])) for s in sandboxes]
+    masks = [(s, pcpus.parse(s.mask), pcpus.parse(s.exclusive)) for s in sandboxes]
     claimed = [entry for entry in masks if entry[2]]
     for sandbox, _, exclusive in claimed:
         for other, mask, also_exclusive in masks:
             both = exclusive & mask
             # Where both claim exclusively, the pair is told once.
             twice = exclusive & also_exclusive
-            if not both or other is sandbox or (twice and other["id"] < sandbox["id"]):
+            if not both or other is sandbox or (twice and other.id < sandbox.id):
                 continue
             yield _conflict(sandbox, other, both)
 
 
-def _conflict(sandbox: Sandbox, other: Sandbox, cpus: CpuSet) -> Json:
+def _conflict(sandbox: Sandbox, other: Sandbox, cpus: CpuSet) -> Finding:
     text = f"{phrases.owner(sandbox)} and {phrases.owner(other)} share exclusive pCPUs {cpus}"
-    return _finding("conflict", text, fails=True, sandbox=sandbox["id"], cpus=str(cpus))
+    return _finding("conflict", text, fails=True, sandbox=sandbox.id, cpus=str(cpus))
 
 
-def _unplaced(state: State) -> Iterator[Json]:
-    for sandbox in state["sandboxes"]:
+def _unplaced(state: State) -> Iterator[Finding]:
+    for sandbox in state.sandboxes:
         name = phrases.owner(sandbox)
-        if sandbox["state"] == "no-vmm":
-            why = sandbox["vmm_problem"] or "none found"
-            yield _finding("no-vmm", f"{name}: no VMM: {why}", fails=False, sandbox=sandbox["id"])
-        elif sandbox["state"] == "unpinned":
+        if sandbox.state == "no-vmm":
+            why = sandbox.vmm_problem or "none found"
+            yield _finding("no-vmm", f"{name}: no VMM: {why}", fails=False, sandbox=sandbox.id)
+        elif sandbox.state == "unpinned":
             text = f"{name}: no container has a cpuset, its threads are not confined"
-            yield _finding("unpinned", text, fails=False, sandbox=sandbox["id"])
+            yield _finding("unpinned", text, fails=False, sandbox=sandbox.id)
 
 
-def _intruders(intruders: Sequence[Json], *, fails: bool) -> Iterator[Json]:
+def _intruders(intruders: Sequence[Intruder], *, fails: bool) -> Iterator[Finding]:
     for entry in intruders:
-        threads = phrases.count(len(entry["tids"]), "thread")
-        text = (
-            f"{entry['comm']} (pid {entry['pid']}): {threads} may run on exclusive pCPUs "
-            f"{entry['cpus']}"
-        )
-        yield _finding("intruder", text, fails=fails, cpus=entry["cpus"])
+        threads = phrases.count(len(entry.tids), "thread")
+        text = f"{entry.comm} (pid {entry.pid}): {threads} may run on exclusive pCPUs {entry.cpus}"
+        yield _finding("intruder", text, fails=fails, cpus=str(entry.cpus))

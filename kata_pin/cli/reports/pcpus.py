@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kata_pin.cli.reports.shape import CpuPlace, Sandbox, State, Thread
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.reports.node import CpuPlace
+from kata_pin.model.reports.sandbox import Sandbox, Thread
+from kata_pin.model.reports.state import State
 
 
 @dataclass
@@ -23,7 +25,7 @@ class Pcpu:
     @property
     def number(self) -> int:
         """The CPU number."""
-        return self.place["cpu"]
+        return self.place.cpu
 
     @property
     def idle(self) -> bool:
@@ -38,69 +40,69 @@ def parse(text: str | None) -> CpuSet:
 
 def view(state: State) -> list[Pcpu]:
     """Return the online pCPUs in topology order, siblings side by side."""
-    node = state["node"]
-    isolated, tickless = parse(node["isolated"]), parse(node["nohz_full"])
-    kubelet = node["kubelet"]
-    default = parse(kubelet["default"]) if kubelet and kubelet["policy"] == "static" else CpuSet()
+    node = state.node
+    isolated, tickless = parse(node.isolated), parse(node.nohz_full)
+    kubelet = node.kubelet
+    default = parse(kubelet.default) if kubelet and kubelet.policy == "static" else CpuSet()
     ordered = sorted(
-        node["cpus"],
-        key=lambda c: (c["node"], c["package"], c["llc"], c["core"], c["thread"], c["cpu"]),
+        node.cpus,
+        key=lambda c: (c.node, c.package, c.llc, c.core, c.thread, c.cpu),
     )
     pcpus = {
-        place["cpu"]: Pcpu(
+        place.cpu: Pcpu(
             place,
             marks=_marks(place, isolated, tickless),
-            in_default=place["cpu"] in default,
+            in_default=place.cpu in default,
         )
         for place in ordered
     }
-    for sandbox in state["sandboxes"]:
+    for sandbox in state.sandboxes:
         _enter(pcpus, sandbox)
     return list(pcpus.values())
 
 
 def _marks(place: CpuPlace, isolated: CpuSet, tickless: CpuSet) -> tuple[str, ...]:
-    marks = [place["kind"]] if place["kind"] else []
-    marks += ["isolated"] if place["cpu"] in isolated else []
-    marks += ["nohz_full"] if place["cpu"] in tickless else []
+    marks = [place.kind] if place.kind else []
+    marks += ["isolated"] if place.cpu in isolated else []
+    marks += ["nohz_full"] if place.cpu in tickless else []
     return tuple(marks)
 
 
 def _enter(pcpus: dict[int, Pcpu], sandbox: Sandbox) -> None:
     """Note one sandbox's claims and threads on every pCPU that they concern."""
-    exclusive = parse(sandbox["exclusive"])
+    exclusive = parse(sandbox.exclusive)
     for cpu in exclusive:
         if cpu in pcpus:
             pcpus[cpu].exclusive.append(sandbox)
-    for cpu in parse(sandbox["mask"]) - exclusive:
+    for cpu in parse(sandbox.mask) - exclusive:
         if cpu in pcpus:
             pcpus[cpu].shared.append(sandbox)
-    for thread in sandbox["threads"]:
-        if thread["state"] == "left" and thread["role"] != "vcpu":
+    for thread in sandbox.threads:
+        if thread.state == "unmanaged" and thread.role != "vcpu":
             continue  # not placed by us: `who` has it, beside every other thread of the host
-        for cpu in parse(thread["observed"]):
+        for cpu in parse(thread.affinity):
             if cpu in pcpus:
                 pcpus[cpu].threads.append((sandbox, thread))
 
 
 def owning_container(sandbox: Sandbox, cpu: int) -> str:
     """Return the name of the container whose exclusive CPU it is, empty if none is recorded."""
-    for container in sandbox["containers"]:
-        if container["state"] != "deleted" and cpu in parse(container["exclusive"]):
-            return container["name"]
+    for container in sandbox.containers:
+        if container.state != "deleted" and cpu in parse(container.exclusive):
+            return container.name
     return ""
 
 
 def offline(state: State) -> CpuSet:
     """Return the pCPUs that are present and not online."""
-    return parse(state["node"]["present"]) - parse(state["node"]["online"])
+    return parse(state.node.present) - parse(state.node.online)
 
 
 def by_core(pcpus: Iterable[Pcpu]) -> list[list[Pcpu]]:
     """Return the pCPUs core by core."""
     cores: list[list[Pcpu]] = []
     for pcpu in pcpus:
-        if cores and cores[-1][0].place["core"] == pcpu.place["core"]:
+        if cores and cores[-1][0].place.core == pcpu.place.core:
             cores[-1].append(pcpu)
         else:
             cores.append([pcpu])

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kata_pin.cli.render.safe_text import safe
-from kata_pin.cli.reports import shape
 from kata_pin.cli.reports.pcpus import parse
-from kata_pin.cli.reports.shape import VERSION, Json, State
 from kata_pin.errors import KataPinError
 from kata_pin.model.alloc import (
     AllocState,
@@ -26,6 +24,11 @@ from kata_pin.model.alloc import (
     Qos,
 )
 from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.reports import pools
+from kata_pin.model.reports import whatif as reports
+from kata_pin.model.reports.note import Note
+from kata_pin.model.reports.state import State
+from kata_pin.model.reports.whatif import WhatIf
 from kata_pin.model.settings import CpuClass
 from kata_pin.policy.alloc.policy import Policy
 
@@ -55,9 +58,9 @@ def occupied(policy: Policy, document: State | None, taken: CpuSet) -> AllocStat
     state = policy.start()
     if document is not None:
         state = _with_grants(state, document)
-        kubelet = document["node"]["kubelet"]
-        if kubelet is not None and kubelet["policy"] == "static":
-            taken |= state.cpus - parse(kubelet["default"])
+        kubelet = document.node.kubelet
+        if kubelet is not None and kubelet.policy == "static":
+            taken |= state.cpus - parse(kubelet.default)
     rest = (taken & state.cpus) - state.exclusive
     if not rest:
         return state
@@ -65,72 +68,65 @@ def occupied(policy: Policy, document: State | None, taken: CpuSet) -> AllocStat
     return state.with_grant(Grant(nobody, TAKEN, CpuClass.EXCLUSIVE, exclusive=rest))
 
 
-def answer(policy: Policy, state: AllocState, question: Question) -> Json:
+def answer(policy: Policy, state: AllocState, question: Question) -> WhatIf:
     """Return the document; raises KataPinError for a pod that is not there."""
     request = _request(state, question)
     decision = policy.allocate(state, request)
     grant = decision.state.get(request.container_id)
     vm = decision.state.get(request.pod.sandbox_id) if request.pod.sandbox_id else None
-    return {
-        "version": VERSION,
-        "kind": "what-if",
-        "policy": policy.name,
-        "pod": question.pod,
-        "millis": question.millis,
-        "grant": None if grant is None else _granted(grant),
-        "vm": None if vm is None else _granted(vm),
-        "refused": _refused(decision),
-        "others": [one.container_id for one in _others(decision, request)],
-        "before": _pools(state.pools),
-        "after": _pools(decision.state.pools),
-        "candidates": [_candidate(one) for one in policy.candidates(state, request)],
-        "notes": [
-            {"code": note.code, "text": note.text, "level": note.level.value}
-            for note in decision.notes
-        ],
-    }
-
-
-def state_of(allocation: shape.Allocation) -> AllocState:
-    """Return the state that a document shows, whether it is in force or not."""
-    pools = allocation["pools"]
-    shared, exclusive = parse(pools["shared"]), parse(pools["exclusive"])
-    grants = {one["id"]: _grant(one, pools["shared"]) for one in allocation["grants"]}
-    return AllocState(
-        shared | exclusive, parse(pools["reserved"]), parse(pools["housekeeping"]), grants
+    return WhatIf(
+        policy=policy.name,
+        pod=question.pod,
+        millis=question.millis,
+        grant=None if grant is None else _granted(grant),
+        vm=None if vm is None else _granted(vm),
+        refused=_refused(decision),
+        others=tuple(one.container_id for one in _others(decision, request)),
+        before=_pools(state.pools),
+        after=_pools(decision.state.pools),
+        candidates=tuple(_candidate(one) for one in policy.candidates(state, request)),
+        notes=tuple(Note(one.code, one.text, one.level.value) for one in decision.notes),
     )
+
+
+def state_of(allocation: pools.Allocation) -> AllocState:
+    """Return the state that a document shows, whether it is in force or not."""
+    found = allocation.pools
+    shared, exclusive = parse(found.shared), parse(found.exclusive)
+    grants = {one.id: _grant(one, found.shared) for one in allocation.grants}
+    return AllocState(shared | exclusive, parse(found.reserved), parse(found.housekeeping), grants)
 
 
 def _with_grants(state: AllocState, document: State) -> AllocState:
     """Return the state with the grants that the document shows in force."""
-    allocation = document["allocation"]
-    if allocation is None or allocation["aside"]:
+    allocation = document.allocation
+    if allocation is None or allocation.suspended:
         return state
-    for one in allocation["grants"]:
-        grant = _grant(one, allocation["pools"]["shared"])
+    for one in allocation.grants:
+        grant = _grant(one, allocation.pools.shared)
         if grant.exclusive <= state.shared and grant.bound <= state.shared:
             state = state.with_grant(grant)
     return state
 
 
-def _grant(one: shape.Grant, pool: str) -> Grant:
+def _grant(one: pools.Grant, pool: str) -> Grant:
     """Return a grant of the document. Who follows a part of the pool follows it here too."""
-    kind = GrantKind(one["kind"])
+    kind = GrantKind(one.kind)
     pod = PodRequest(
-        one["pod_uid"] or one["sandbox"],
-        name=one["pod"],
-        kata=one["kata"],
-        sandbox_id=one["sandbox"],
-        overhead_millis=one["millis"] if kind is GrantKind.SANDBOX else 0,
+        one.pod_uid or one.sandbox,
+        name=one.pod,
+        kata=one.kata,
+        sandbox_id=one.sandbox,
+        overhead_millis=one.millis if kind is GrantKind.SANDBOX else 0,
     )
-    shared = None if one["shared"] is None else parse(one["shared"])
+    shared = None if one.shared is None else parse(one.shared)
     return Grant(
-        ContainerRequest(one["id"], pod, one["name"], one["millis"]),
-        one["policy"],
-        CpuClass(one["class"]),
-        exclusive=parse(one["exclusive"]),
+        ContainerRequest(one.id, pod, one.name, one.millis),
+        one.policy,
+        CpuClass(one.cpu_class),
+        exclusive=parse(one.exclusive),
         shared=shared,
-        zone=EMPTY if one["shared"] in {None, pool} else shared or EMPTY,
+        zone=EMPTY if one.shared in {None, pool} else shared or EMPTY,
         kind=kind,
     )
 
@@ -167,41 +163,36 @@ def _others(decision: Decision, request: ContainerRequest) -> list[Grant]:
     return [grant for grant in decision.changed if grant.container_id not in own]
 
 
-def _granted(grant: Grant) -> Json:
-    return {
-        "class": grant.cpu_class.value,
-        "cpus": str(grant.cpus),
-        "exclusive": str(grant.exclusive),
-        "shared": None if grant.shared is None else str(grant.shared),
-        "mems": str(grant.mems),
-        "reasons": list(grant.reasons),
-    }
+def _granted(grant: Grant) -> reports.Granted:
+    return reports.Granted(
+        cpu_class=grant.cpu_class.value,
+        cpus=str(grant.cpus),
+        exclusive=str(grant.exclusive),
+        shared=None if grant.shared is None else str(grant.shared),
+        mems=str(grant.mems),
+        reasons=tuple(grant.reasons),
+    )
 
 
-def _refused(decision: Decision) -> Json | None:
+def _refused(decision: Decision) -> reports.Refusal | None:
     refused = decision.refused
     if refused is None:
         return None
-    return {"kind": refused.kind.value, "message": refused.message, "strict": refused.strict}
+    return reports.Refusal(refused.kind.value, refused.message, refused.strict)
 
 
-def _pools(pools: Pools) -> Json:
+def _pools(found: Pools) -> pools.Pools:
     exclusive = EMPTY
-    for cpus in pools.exclusive.values():
+    for cpus in found.exclusive.values():
         exclusive |= cpus
-    return {
-        "reserved": str(pools.reserved),
-        "housekeeping": str(pools.housekeeping),
-        "shared": str(pools.shared),
-        "exclusive": str(exclusive),
-    }
+    return pools.Pools(
+        reserved=str(found.reserved),
+        housekeeping=str(found.housekeeping),
+        shared=str(found.shared),
+        exclusive=str(exclusive),
+    )
 
 
-def _candidate(one: Candidate) -> Json:
-    return {
-        "level": one.level,
-        "unit": one.unit,
-        "cpus": str(one.cpus),
-        "taken": str(one.taken),
-        "keys": [{"name": name, "value": value} for name, value in one.keys],
-    }
+def _candidate(one: Candidate) -> reports.Candidate:
+    keys = tuple(reports.SortKey(name, value) for name, value in one.keys)
+    return reports.Candidate(one.level, one.unit, str(one.cpus), str(one.taken), keys)

@@ -16,13 +16,23 @@ from dataclasses import dataclass
 from kata_pin.cli.render import phrases
 from kata_pin.cli.reports import pcpus
 from kata_pin.cli.reports.pcpus import Pcpu
-from kata_pin.cli.reports.shape import VERSION, Json, Sandbox, State, Thread
 from kata_pin.errors import KataPinError, TaskGone
 from kata_pin.host.files import read_text
 from kata_pin.host.process import Process, read_process
 from kata_pin.host.root import HostRoot
 from kata_pin.host.tasks import get_affinity, list_tids
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.reports.sandbox import Sandbox, Thread
+from kata_pin.model.reports.state import State
+from kata_pin.model.reports.who import (
+    CpuClaim,
+    HostProcess,
+    KernelThread,
+    KernelThreads,
+    Place,
+    ProcessThread,
+    WhoDocument,
+)
 
 
 @dataclass(frozen=True)
@@ -61,79 +71,91 @@ def _comm(root: HostRoot, pid: int, tid: int) -> str:
         return "?"
 
 
-def who(root: HostRoot, state: State, cpu: int) -> Json:
+def who(root: HostRoot, state: State, cpu: int) -> WhoDocument:
     """Return the `who` document of one pCPU; raises KataPinError if there is no such pCPU."""
     online = next((pcpu for pcpu in pcpus.view(state) if pcpu.number == cpu), None)
-    if cpu not in pcpus.parse(state["node"]["present"]) | pcpus.parse(state["node"]["online"]):
-        present = state["node"]["present"]
+    if cpu not in pcpus.parse(state.node.present) | pcpus.parse(state.node.online):
+        present = state.node.present
         raise KataPinError(f"no pCPU {cpu} on this node", hint=f"present are {present}")
     found = list(threads_on(root, CpuSet([cpu]))) if online else []
-    return {
-        "version": VERSION,
-        "kind": "who",
-        "time": state["time"],
-        "daemon": state["daemon"],
-        "cpu": cpu,
-        "online": online is not None,
-        "place": None if online is None else _place(online, state),
-        "claims": [] if online is None else _claims(online),
-        "processes": _processes(found, state, online),
-        "kernel": _kernel(found, cpu),
-    }
+    return WhoDocument(
+        time=state.time,
+        daemon=state.daemon,
+        cpu=cpu,
+        online=online is not None,
+        place=None if online is None else _place(online, state),
+        claims=() if online is None else _claims(online),
+        processes=_processes(found, state, online),
+        kernel=_kernel(found, cpu),
+    )
 
 
-def intruders(root: HostRoot, state: State) -> list[Json]:
+@dataclass(frozen=True)
+class Intruder:
+    """A process with threads allowed on exclusive pCPUs of others."""
+
+    pid: int
+    comm: str
+    tids: list[int]
+    cpus: CpuSet
+
+
+def intruders(root: HostRoot, state: State) -> list[Intruder]:
     """Return the processes with threads allowed on exclusive pCPUs of others, with those CPUs."""
     view = {pcpu.number: pcpu for pcpu in pcpus.view(state) if pcpu.exclusive}
     if not view:
         return []
     known = _known_threads(state)
-    found: dict[int, Json] = {}
+    found: dict[int, Intruder] = {}
     for thread in threads_on(root, CpuSet(view)):
         if thread.process.kernel:
             continue
         owner = known.get(thread.tid)
-        mine = owner[0]["id"] if owner else ""
-        cpus = [n for n in thread.affinity if n in view and not _owns(view[n], mine)]
+        mine = owner[0].id if owner else ""
+        cpus = CpuSet(n for n in thread.affinity if n in view and not _owns(view[n], mine))
         if cpus:
-            entry = found.setdefault(
-                thread.process.pid,
-                {"pid": thread.process.pid, "comm": thread.process.comm, "tids": [], "cpus": []},
-            )
-            entry["tids"].append(thread.tid)
-            entry["cpus"] = sorted({*entry["cpus"], *cpus})
-    return [{**entry, "cpus": str(CpuSet(entry["cpus"]))} for entry in found.values()]
+            pid = thread.process.pid
+            entry = found.get(pid) or Intruder(pid, thread.process.comm, [], CpuSet())
+            found[pid] = Intruder(pid, entry.comm, [*entry.tids, thread.tid], entry.cpus | cpus)
+    return list(found.values())
 
 
 def _owns(pcpu: Pcpu, sandbox_id: str) -> bool:
-    return any(sandbox["id"] == sandbox_id for sandbox in pcpu.exclusive)
+    return any(sandbox.id == sandbox_id for sandbox in pcpu.exclusive)
 
 
 def _known_threads(state: State) -> dict[int, tuple[Sandbox, Thread]]:
-    return {t["tid"]: (s, t) for s in state["sandboxes"] for t in s["threads"]}
+    return {t.tid: (s, t) for s in state.sandboxes for t in s.threads}
 
 
-def _place(pcpu: Pcpu, state: State) -> Json:
+def _place(pcpu: Pcpu, state: State) -> Place:
     place = pcpu.place
-    siblings = CpuSet(c["cpu"] for c in state["node"]["cpus"] if c["core"] == place["core"])
-    return {**place, "siblings": str(siblings), "marks": list(pcpu.marks)}
+    siblings = CpuSet(one.cpu for one in state.node.cpus if one.core == place.core)
+    return Place(
+        cpu=place.cpu,
+        node=place.node,
+        package=place.package,
+        llc=place.llc,
+        core=place.core,
+        thread=place.thread,
+        kind=place.kind,
+        siblings=str(siblings),
+        marks=pcpu.marks,
+    )
 
 
-def _claims(pcpu: Pcpu) -> list[Json]:
+def _claims(pcpu: Pcpu) -> tuple[CpuClaim, ...]:
     exclusive = [(sandbox, "exclusive") for sandbox in pcpu.exclusive]
     shared = [(sandbox, "shared") for sandbox in pcpu.shared]
-    return [
-        {
-            "sandbox": sandbox["id"],
-            "pod": sandbox["pod"],
-            "claim": claim,
-            "container": pcpus.owning_container(sandbox, pcpu.number),
-        }
+    return tuple(
+        CpuClaim(sandbox.id, sandbox.pod, claim, pcpus.owning_container(sandbox, pcpu.number))
         for sandbox, claim in (*exclusive, *shared)
-    ]
+    )
 
 
-def _processes(found: Sequence[HostThread], state: State, pcpu: Pcpu | None) -> list[Json]:
+def _processes(
+    found: Sequence[HostThread], state: State, pcpu: Pcpu | None
+) -> tuple[HostProcess, ...]:
     """Return the user processes with their threads allowed here, intruders first."""
     known = _known_threads(state)
     grouped: dict[int, list[HostThread]] = {}
@@ -141,39 +163,43 @@ def _processes(found: Sequence[HostThread], state: State, pcpu: Pcpu | None) -> 
         if not thread.process.kernel or thread.tid in known:
             grouped.setdefault(thread.process.pid, []).append(thread)
     entries = [_process(threads, known, pcpu) for threads in grouped.values()]
-    return sorted(entries, key=lambda e: (not e["intruder"], e["pod"] == "", e["pod"], e["pid"]))
+    return tuple(sorted(entries, key=lambda e: (not e.intruder, e.pod == "", e.pod, e.pid)))
 
 
 def _process(
     threads: Sequence[HostThread], known: dict[int, tuple[Sandbox, Thread]], pcpu: Pcpu | None
-) -> Json:
+) -> HostProcess:
     process = threads[0].process
     owned = next((known[t.tid][0] for t in threads if t.tid in known), None)
-    sandbox_id = owned["id"] if owned else ""
+    sandbox_id = owned.id if owned else ""
     exclusive = pcpu is not None and bool(pcpu.exclusive)
-    return {
-        "pid": process.pid,
-        "comm": process.comm,
-        "sandbox": sandbox_id,
-        "pod": phrases.owner(owned) if owned else "",
-        "intruder": exclusive and pcpu is not None and not _owns(pcpu, sandbox_id),
-        "threads": [
-            {
-                "tid": t.tid,
-                "comm": t.comm,
-                "affinity": str(t.affinity),
-                "label": known[t.tid][1]["label"] if t.tid in known else "",
-            }
+    return HostProcess(
+        pid=process.pid,
+        comm=process.comm,
+        sandbox=sandbox_id,
+        pod=phrases.owner(owned) if owned else "",
+        intruder=exclusive and pcpu is not None and not _owns(pcpu, sandbox_id),
+        threads=tuple(
+            ProcessThread(
+                tid=t.tid,
+                comm=t.comm,
+                affinity=str(t.affinity),
+                label=known[t.tid][1].label if t.tid in known else "",
+            )
             for t in threads
-        ],
-    }
+        ),
+    )
 
 
-def _kernel(found: Sequence[HostThread], cpu: int) -> Json:
+def _kernel(found: Sequence[HostThread], cpu: int) -> KernelThreads:
     """Return the kernel's threads: those bound to this very pCPU, and those that may roam."""
-    threads = [thread for thread in found if thread.process.kernel]
     only_here = CpuSet([cpu])
-    return {
-        key: [{"tid": t.tid, "comm": t.comm} for t in threads if (t.affinity == only_here) is bound]
-        for key, bound in (("bound", True), ("roaming", False))
-    }
+    threads = [
+        (KernelThread(one.tid, one.comm), one.affinity == only_here)
+        for one in found
+        if one.process.kernel
+    ]
+    return KernelThreads(
+        bound=tuple(thread for thread, bound in threads if bound),
+        roaming=tuple(thread for thread, bound in threads if not bound),
+    )

@@ -18,7 +18,6 @@ from typing import Final
 
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
-from kata_pin.daemon.reconcile.other_writers import Writer
 from kata_pin.daemon.reconcile.ports import PinStore
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.errors import TaskGone, VmmError
@@ -38,6 +37,7 @@ from kata_pin.model.placement import (
     Placement,
     Report,
 )
+from kata_pin.model.reports.sandbox import Writer
 from kata_pin.model.sandbox import Container, Sandbox, Vmm
 from kata_pin.model.thread import Role, Thread, ThreadKey, ThreadRole
 from kata_pin.policy.alloc.allotment import Allotment, nothing_allotted
@@ -407,7 +407,7 @@ def _notes(
     if backed_off and writer is not None:
         text = (
             f"{len(backed_off)} threads are moved again and again by another writer, seen"
-            f" {writer.seen} times; left alone for now"
+            f" {writer.count} times; left alone for now"
         )
         yield Note("other-writer", text, NoteLevel.WARNING)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from kata_pin.model.placement import Report
+from kata_pin.model.reports.sandbox import Writer
 from kata_pin.model.thread import ThreadKey
 from kata_pin.policy.placement.notes import NoteCode
 from kata_pin.policy.placement.writers import KataPinning, KataPinningMode
@@ -22,33 +23,6 @@ RETURNS: Final = 3
 WINDOW_S: Final = 60.0
 FIRST_BACK_OFF_S: Final = 30.0
 LONGEST_BACK_OFF_S: Final = 600.0
-
-
-@dataclass(frozen=True)
-class Writer:
-    """One other writer. `who` is `kata` or `other`; `acts`: kata-pin leaves threads to it now.
-
-    `seen` counts the moves that were noticed, `since_s` is the age of the first one.
-    """
-
-    who: str
-    acts: bool
-    evidence: str = ""
-    seen: int = 0
-    since_s: float | None = None
-    tids: tuple[int, ...] = ()
-
-    @property
-    def document(self) -> dict[str, object]:
-        """The writer as plain values."""
-        return {
-            "who": self.who,
-            "acts": self.acts,
-            "evidence": self.evidence,
-            "seen": self.seen,
-            "since_s": None if self.since_s is None else round(max(0.0, self.since_s), 3),
-            "tids": list(self.tids),
-        }
 
 
 @dataclass
@@ -96,12 +70,13 @@ class OtherWriters:
         known = {key: watch for key, watch in self._threads.items() if watch.has_writer}
         if not known:
             return None
+        first = min(watch.first for watch in known.values())
         return Writer(
-            who="other",
-            acts=bool(self.backed_off(now)),
+            name="other",
+            active=bool(self.backed_off(now)),
             evidence="drift that returns",
-            seen=sum(one.seen for one in known.values()),
-            since_s=now - min(watch.first for watch in known.values()),
+            count=sum(one.seen for one in known.values()),
+            since_s=round(max(0.0, now - first), 3),
             tids=tuple(sorted(key.tid for key in known)),
         )
 
@@ -141,6 +116,7 @@ def writers_of(cache: Watched, now: float) -> tuple[Writer, ...]:
         codes = {note.code for note in placement.notes} if placement is not None else set()
         how = " by NUMA node" if cache.kata.mode is KataPinningMode.NUMA else ""
         evidence = f"enable_vcpus_pinning{how}, says {cache.kata.evidence}"
-        found.append(Writer("kata", NoteCode.KATA_PINS_VCPUS in codes, evidence))
+        active = NoteCode.KATA_PINS_VCPUS in codes
+        found.append(Writer("kata", active, evidence, count=0, since_s=None, tids=()))
     other = cache.other_writers.writer(now)
     return (*found, other) if other is not None else tuple(found)

@@ -44,15 +44,16 @@ from kata_pin.daemon.service.control import ControlServer
 from kata_pin.daemon.service.lock import locked
 from kata_pin.daemon.service.logging_setup import set_level, set_up
 from kata_pin.daemon.service.systemd import Notifier
-from kata_pin.daemon.status.allocation import allocation_document
-from kata_pin.daemon.status.connections import metrics_document, nri_document
-from kata_pin.daemon.status.documents import Json, state_document
+from kata_pin.daemon.status.allocation import allocation_report
+from kata_pin.daemon.status.connections import metrics_report, nri_report
+from kata_pin.daemon.status.documents import encoded_state, state_report
 from kata_pin.daemon.status.overview import Overview
 from kata_pin.daemon.status.scrape import MetricsServer
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.history import History
 from kata_pin.errors import ConfigError, DaemonError, KataPinError
 from kata_pin.host.root import HOST
+from kata_pin.model.reports.daemon import Daemon as DaemonReport
 from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.hooks import HookServer
 from kata_pin.sources.nri import NriPlugin
@@ -334,24 +335,26 @@ class Daemon:
             await control.close()
             await status.close()
 
-    def _state(self) -> Json:
-        return state_document(
+    async def _state(self, sandbox_id: str) -> bytes:
+        """Return the encoded state document, of one sandbox if one is named."""
+        state = state_report(
             node=self._parts.node.current(),
             mode=self._live.now.mode.value,
-            daemon={
-                "running": True,
-                "pid": os.getpid(),
-                "version": __version__,
-                "uptime_s": round(time.monotonic() - self._started, 3),
-                "nri": nri_document(self._nri),
-                "metrics": metrics_document(self._metrics),
-            },
-            sandboxes=self._overview.facts(),
-            notes=(*self._parts.node.notes, *self._parts.allocator.notes),
-            allocation=allocation_document(
+            daemon=DaemonReport(
+                running=True,
+                pid=os.getpid(),
+                version=__version__,
+                uptime_s=round(time.monotonic() - self._started, 3),
+                nri=nri_report(self._nri),
+                metrics=metrics_report(self._metrics),
+            ),
+            node_notes=(*self._parts.node.notes, *self._parts.allocator.notes),
+            allocation=allocation_report(
                 self._parts.allocator, self._allocation.problems, self._allocation.pusher
             ),
         )
+        chosen = [sandbox_id] if sandbox_id else None
+        return await encoded_state(state, self._overview.facts(chosen), self._overview.conflicts())
 
     def _reload(self) -> str:
         """Read the configuration again; return what is wrong with it, empty when it is in force."""

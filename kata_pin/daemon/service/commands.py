@@ -1,8 +1,8 @@
 """The verbs of the control socket (DESIGN D18, D19; wire/control.py has the protocol).
 
-Reading verbs: `ping`, `state`, `explain`, `history`. Acting verbs: `pin`, `unpin`, `reconcile`,
-`reload` and `release`, which gives every pin back and sets none until the daemon is restarted
-(uninstall). Every reply carries its result under `document`.
+Reading verbs: `ping`, `names`, `state` (of one sandbox with `sandbox`), `explain`, `history`.
+Acting verbs: `pin`, `unpin`, `reconcile`, `reload` and `release`, which restores every affinity and
+sets none until the daemon is restarted (uninstall).
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.passes import PassRunner
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.service.control import Verb
-from kata_pin.daemon.status.allocation import kept_documents
-from kata_pin.daemon.status.documents import Json, applied_document, explanation_document
+from kata_pin.daemon.status.allocation import kept_reports
+from kata_pin.daemon.status.documents import history_report
 from kata_pin.daemon.status.overview import Overview
+from kata_pin.daemon.status.sandbox import applied
 from kata_pin.daemon.store.database import Registry
-from kata_pin.daemon.store.history import MAX_SHOWN, MAX_SINCE_S, History, history_document
+from kata_pin.daemon.store.history import MAX_SHOWN, MAX_SINCE_S, History
 from kata_pin.errors import DaemonError
+from kata_pin.model.reports.applied import Applied
+from kata_pin.model.reports.explain import Explanation
+from kata_pin.model.reports.pools import KeptCpuset as KeptReport
+from kata_pin.wire import reports
 from kata_pin.wire.control import Request
 
 GUESTS_S: Final = 3.0
@@ -41,7 +46,7 @@ class Commands:
     passes: PassRunner
     registry: Registry
     overview: Overview
-    state: Callable[[], Json]
+    state: Callable[[str], Awaitable[bytes]]
     reload: Callable[[], str]
     restore_cpusets: Callable[[], Awaitable[list[KeptCpuset]]]
     live: LiveConfig
@@ -54,6 +59,7 @@ class Commands:
         """Those that change nothing; the status socket has only them."""
         return {
             "ping": self._ping,
+            "names": self._names,
             "state": self._state,
             "explain": self._explain,
             "history": self._history,
@@ -71,65 +77,72 @@ class Commands:
             "release": self._release,
         }
 
-    async def _ping(self, _request: Request) -> Json:
-        return {"document": {}}
+    async def _ping(self, _request: Request) -> bytes:
+        return b"{}"
 
-    async def _state(self, _request: Request) -> Json:
-        return {"document": self.state()}
+    async def _names(self, _request: Request) -> bytes:
+        return reports.encode(self.overview.names())
 
-    async def _explain(self, request: Request) -> Json:
+    async def _state(self, request: Request) -> bytes:
+        named = "sandbox" in request.arguments
+        return await self.state(self._selected(request)[0] if named else "")
+
+    async def _explain(self, request: Request) -> bytes:
         (sandbox_id,) = self._selected(request, need=True)
         lines = self.overview.explanation(sandbox_id)
-        return {"document": explanation_document(sandbox_id, lines)}
+        return reports.encode(Explanation(sandbox=sandbox_id, lines=lines))
 
-    async def _history(self, request: Request) -> Json:
+    async def _history(self, request: Request) -> bytes:
         fields = request.fields
         since_s = fields.number("since_s", 0, MAX_SINCE_S)
         limit = fields.number("limit", 1, MAX_SHOWN) or MAX_SHOWN
-        changes = self.history.changes(fields.text("sandbox"), since_s=since_s, limit=limit)
-        return {"document": history_document(changes)}
+        found = self.history.changes(fields.text("sandbox"), since_s=since_s, limit=limit)
+        return reports.encode(history_report(found))
 
-    async def _pin(self, request: Request) -> Json:
+    async def _pin(self, request: Request) -> bytes:
         if not self.live.acts:
             raise DaemonError("not pinned: the daemon only observes", hint="setting mode: act")
         chosen = self._selected(request)
         self.registry.set_released(chosen, released=False)
         return await self._pass_over(chosen, "pin")
 
-    async def _reconcile(self, request: Request) -> Json:
+    async def _reconcile(self, request: Request) -> bytes:
         return await self._pass_over(self._selected(request), "reconcile")
 
-    async def _unpin(self, request: Request) -> Json:
+    async def _unpin(self, request: Request) -> bytes:
         chosen = self._selected(request)
         self.registry.set_released(chosen, released=True)
         return await self._release_now(chosen)
 
-    async def _release(self, _request: Request) -> Json:
+    async def _release(self, _request: Request) -> bytes:
         """Unlike unpin this is not remembered: the next daemon, if there is one, pins again."""
         self.live.stop_acting()
-        waiting = kept_documents(await self.restore_cpusets())
-        reply = await self._release_now(self.sandboxes.ids)
-        return {"document": reply["document"] | {"cpusets_kept": waiting}}
+        kept = kept_reports(await self.restore_cpusets())
+        return await self._release_now(self.sandboxes.ids, kept)
 
-    async def _reload(self, _request: Request) -> Json:
+    async def _reload(self, _request: Request) -> bytes:
         problem = self.reload()
         if problem:
             raise DaemonError(f"configuration not reloaded: {problem}")
-        return {"document": {}}
+        return b"{}"
 
-    async def _release_now(self, chosen: Sequence[str]) -> Json:
+    async def _release_now(self, chosen: Sequence[str], kept: Sequence[KeptReport] = ()) -> bytes:
         for sandbox_id in chosen:
             await self.passes.release(sandbox_id)
         await self.guests.settled(chosen, GUESTS_S)
-        return {"document": applied_document("unpin", self.overview.facts(chosen))}
+        return self._applied("unpin", chosen, kept)
 
-    async def _pass_over(self, chosen: Sequence[str], verb: str) -> Json:
+    async def _pass_over(self, chosen: Sequence[str], verb: str) -> bytes:
         self.look_around()
         tickets = [(one, self.sandboxes.mark(one, verb)) for one in chosen]
         for sandbox_id, ticket in tickets:
             if await self.sandboxes.settled(sandbox_id, ticket) is None:
                 raise DaemonError(f"the pass over sandbox {sandbox_id} failed", hint="see the log")
-        return {"document": applied_document(verb, self.overview.facts(chosen))}
+        return self._applied(verb, chosen)
+
+    def _applied(self, verb: str, chosen: Sequence[str], kept: Sequence[KeptReport] = ()) -> bytes:
+        done = applied(self.overview.facts(chosen))
+        return reports.encode(Applied(kind=verb, sandboxes=done, cpusets_kept=tuple(kept)))
 
     def _selected(self, request: Request, *, need: bool = False) -> list[str]:
         """Return the sandbox that a request names by its id; all where it names none."""

@@ -35,8 +35,8 @@ REQUEST_S: Final = 5.0
 """Longest a client may take to send a request, and to take the reply."""
 VERB_S: Final = 30.0
 
-Verb = Callable[[Request], Awaitable[Mapping[str, object]]]
-"""Takes a request, returns the reply's members; raises KataPinError to refuse."""
+Verb = Callable[[Request], Awaitable[bytes]]
+"""Takes a request, returns the encoded document; raises KataPinError to refuse."""
 
 
 class ControlServer:

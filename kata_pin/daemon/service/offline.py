@@ -24,20 +24,25 @@ from kata_pin.daemon.reconcile.other_writers import writers_of
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.service.compose import Components, boot_id, compose
 from kata_pin.daemon.service.lock import locked
-from kata_pin.daemon.status.allocation import allocation_document, kept_documents
+from kata_pin.daemon.status.allocation import allocation_report, kept_reports
 from kata_pin.daemon.status.documents import (
-    Json,
-    SandboxFacts,
-    applied_document,
-    explanation_document,
-    state_document,
+    conflict_notes,
+    history_report,
+    state_report,
+    with_sandboxes,
 )
+from kata_pin.daemon.status.sandbox import SandboxFacts, applied
 from kata_pin.daemon.store.database import Registry
-from kata_pin.daemon.store.history import History, history_document
+from kata_pin.daemon.store.history import History
 from kata_pin.errors import DaemonError, ParseError
 from kata_pin.host.root import HOST
 from kata_pin.model.pass_outcome import Cause, outcome_of
 from kata_pin.model.placement import Report
+from kata_pin.model.reports.applied import Applied
+from kata_pin.model.reports.daemon import Daemon
+from kata_pin.model.reports.explain import Explanation
+from kata_pin.model.reports.history import HistoryDocument
+from kata_pin.model.reports.state import State
 from kata_pin.model.sandbox import Sandbox
 from kata_pin.policy.explain.guest import guest_lines
 from kata_pin.policy.explain.sandbox import explain as explain_lines
@@ -45,20 +50,23 @@ from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.spool import Spool
 
 
-def state(config: Config) -> Json:
+def state(config: Config) -> State:
     """Return the state document as of now; sets nothing. Raises KataPinError."""
     with _reading(config) as parts:
-        return state_document(
+        every = list(_look(parts, act=False))
+        state = state_report(
             node=parts.node.current(),
             mode=config.mode.value,
-            daemon={"running": False, "reason": "looked without a daemon"},
-            sandboxes=list(_look(parts, act=False)),
-            notes=parts.node.notes,
-            allocation=allocation_document(parts.allocator),
+            daemon=Daemon(running=False, reason="the daemon was not asked"),
+            node_notes=parts.node.notes,
+            allocation=allocation_report(parts.allocator),
         )
+        placements = {one.sandbox.id: one.placement for one in every if one.placement is not None}
+        pods = {one.sandbox.id: one.sandbox.pod for one in every}
+        return with_sandboxes(state, every, conflict_notes(placements, pods.__getitem__))
 
 
-def explain(config: Config, sandbox_id: str) -> Json:
+def explain(config: Config, sandbox_id: str) -> Explanation:
     """Return the `explain` document of one sandbox; raises DaemonError when there is none."""
     with _reading(config) as parts:
         for facts in _look(parts, _chosen(parts, sandbox_id), act=False):
@@ -75,43 +83,42 @@ def explain(config: Config, sandbox_id: str) -> Json:
                     guest=list(told),
                     now_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
                 )
-                return explanation_document(sandbox_id, lines)
+                return Explanation(sandbox=sandbox_id, lines=lines)
     raise DaemonError(f"no sandbox {sandbox_id!r}", hint="kata-pin show lists them")
 
 
-def history(config: Config, name: str, *, since_s: int | None, limit: int) -> Json:
+def history(config: Config, name: str, *, since_s: int | None, limit: int) -> HistoryDocument:
     """Return the `history` document as the registry's file has it; raises KataPinError."""
     with contextlib.closing(_copy(config)) as registry:
         found = History(registry, LiveConfig(config))
-        return history_document(found.changes(name, since_s=since_s, limit=limit))
+        return history_report(found.changes(name, since_s=since_s, limit=limit))
 
 
-def pin(config: Config, sandbox_id: str | None) -> Json:
+def pin(config: Config, sandbox_id: str | None) -> Applied:
     """Set the pins of one sandbox, or of all, once; return the `pin` document."""
     with _writing(config) as parts:
         chosen = _chosen(parts, sandbox_id)
         parts.registry.set_released(chosen, released=False)
-        return applied_document("pin", list(_act(config, parts, "pin", chosen)))
+        return Applied(kind="pin", sandboxes=applied(list(_act(config, parts, "pin", chosen))))
 
 
-def unpin(config: Config, sandbox_id: str | None) -> Json:
+def unpin(config: Config, sandbox_id: str | None) -> Applied:
     """Give the pins of one sandbox, or of all, back; return the `unpin` document."""
     with _writing(config) as parts:
         chosen = _chosen(parts, sandbox_id)
         parts.registry.set_released(chosen, released=True)
-        return applied_document("unpin", _undo(config, parts, "unpin", chosen))
+        return Applied(kind="unpin", sandboxes=applied(_undo(config, parts, "unpin", chosen)))
 
 
-def release_all(config: Config) -> Json:
+def release_all(config: Config) -> Applied:
     """Give every pin back: what uninstall does where no daemon runs.
 
     Unlike unpin this is not remembered: a daemon that is installed again pins again.
     """
     with _writing(config) as parts:
-        document = applied_document("unpin", _undo(config, parts, "release"))
-        return document | {
-            "cpusets_kept": kept_documents(kept_cpusets(parts.allocator, parts.registry))
-        }
+        done = applied(_undo(config, parts, "release"))
+        kept = kept_reports(kept_cpusets(parts.allocator, parts.registry))
+        return Applied(kind="unpin", sandboxes=done, cpusets_kept=kept)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,4 @@
-"""The state document's part about our own allocator, as plain JSON values (docs/json.md).
-
-Pure over what the allocator holds at the moment. CPU sets are Linux cpu lists.
-"""
+"""Our own allocator as the state document shows it (model/reports/pools.py). Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +7,28 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.ledger import Ledger, cpuset_for
-from kata_pin.daemon.allocation.notices import Refused
 from kata_pin.daemon.allocation.push import Pusher
 from kata_pin.daemon.allocation.restore import KeptCpuset
-from kata_pin.daemon.status.documents import Json
-from kata_pin.model.alloc import AllocState, Grant
+from kata_pin.daemon.status.sandbox import cpus, notes
+from kata_pin.model.alloc import AllocState
+from kata_pin.model.alloc import Grant as Granted
+from kata_pin.model.reports import pools
+from kata_pin.model.reports.pools import (
+    Allocation,
+    Grant,
+    Pools,
+    Push,
+    PushFailure,
+    RefusedRequest,
+)
 from kata_pin.policy.alloc.allotment import sandbox_of
 from kata_pin.wire.nri.replies import Cpuset
 
 
-def allocation_document(
+def allocation_report(
     allocator: Allocator, problems: Sequence[str] = (), pusher: Pusher | None = None
-) -> Json | None:
-    """Return the allocator's part, None where the configuration wants none.
+) -> Allocation | None:
+    """Return the report, None if the configuration wants no allocator.
 
     `pusher` is None without a daemon: then nothing is known of what was sent to runtimes.
     """
@@ -30,76 +36,73 @@ def allocation_document(
         return None
     state, ledger = allocator.state, allocator.ledger
     pending = ledger.pending(allocator.effective)
-    return {
-        "policy": allocator.policy_name,
-        "aside": allocator.aside,
-        "guarantee": allocator.guarantee.value,
-        "pools": {
-            "reserved": str(state.reserved),
-            "housekeeping": str(state.housekeeping),
-            "shared": str(state.shared),
-            "exclusive": str(state.exclusive),
-        },
-        "held_back": str(allocator.held_back),
-        "grants": [_grant(one, state, pending, ledger) for one in state.grants.values()],
-        "push": None if pusher is None else _push(pusher, ledger),
-        "refusals": allocator.news.refusals.total(),
-        "refused": [_refused(one) for one in allocator.news.refused],
-        "problems": list(problems),
-        "notes": [
-            {"code": note.code, "text": note.text, "level": note.level.value}
-            for note in allocator.notes
-        ],
-    }
+    return Allocation(
+        policy=allocator.policy_name,
+        suspended=allocator.aside,
+        guarantee=allocator.guarantee.value,
+        pools=Pools(
+            reserved=str(state.reserved),
+            housekeeping=str(state.housekeeping),
+            shared=str(state.shared),
+            exclusive=str(state.exclusive),
+        ),
+        held_back=str(allocator.held_back),
+        grants=tuple(_grant(one, state, pending, ledger) for one in state.grants.values()),
+        push=None if pusher is None else _push(pusher, ledger),
+        refusals=allocator.news.refusals.total(),
+        refused=tuple(
+            RefusedRequest(
+                time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(one.at)),
+                id=one.container_id,
+                container=one.title,
+                kind=one.refusal.kind.value,
+                message=one.refusal.message,
+                strict=one.refusal.strict,
+            )
+            for one in allocator.news.refused
+        ),
+        problems=tuple(problems),
+        notes=notes(allocator.notes),
+    )
 
 
-def _grant(grant: Grant, state: AllocState, pending: Mapping[str, Cpuset], ledger: Ledger) -> Json:
+def _grant(
+    grant: Granted, state: AllocState, pending: Mapping[str, Cpuset], ledger: Ledger
+) -> Grant:
     request, pod = grant.request, grant.request.pod
     own = cpuset_for(grant, state) if ledger.knows(grant.container_id) else Cpuset()
     waits = pending.get(grant.container_id)
-    return {
-        "id": grant.container_id,
-        "kind": grant.kind.value,
-        "name": request.name,
-        "pod": pod.title,
-        "pod_uid": pod.pod_uid,
-        "sandbox": sandbox_of(pod),
-        "kata": pod.kata,
-        "class": grant.cpu_class.value,
-        "policy": grant.policy,
-        "cpus": str(grant.cpus),
-        "exclusive": str(grant.exclusive),
-        "shared": None if grant.shared is None else str(grant.shared),
-        "mems": str(grant.mems),
-        "millis": request.cpu_millis,
-        "ordered": None if pod.ordered is None else pod.ordered.value,
-        "written": str(own.cpus),
-        "pending": None if waits is None else str(waits.cpus),
-        "reasons": list(grant.reasons),
-    }
+    return Grant(
+        id=grant.container_id,
+        kind=grant.kind.value,
+        name=request.name,
+        pod=pod.title,
+        pod_uid=pod.pod_uid,
+        sandbox=sandbox_of(pod),
+        kata=pod.kata,
+        cpu_class=grant.cpu_class.value,
+        policy=grant.policy,
+        cpus=str(grant.cpus),
+        exclusive=str(grant.exclusive),
+        shared=cpus(grant.shared),
+        mems=str(grant.mems),
+        millis=request.cpu_millis,
+        override=None if pod.ordered is None else pod.ordered.value,
+        cpuset=str(own.cpus),
+        pending=None if waits is None else str(waits.cpus),
+        reasons=tuple(grant.reasons),
+    )
 
 
-def kept_documents(kept: Iterable[KeptCpuset]) -> list[Json]:
-    """Return the containers that still have a cpuset of kata-pin's, as plain JSON values."""
-    return [{"id": one.id, "pod": one.pod, "name": one.name, "cpus": str(one.cpus)} for one in kept]
+def kept_reports(kept: Iterable[KeptCpuset]) -> tuple[pools.KeptCpuset, ...]:
+    """Return the containers that still have a cpuset of the allocator."""
+    return tuple(pools.KeptCpuset(one.id, one.pod, one.name, str(one.cpus)) for one in kept)
 
 
-def _push(pusher: Pusher, ledger: Ledger) -> Json:
-    channel = pusher.channel
-    return {
-        "way": channel.name,
-        "reason": channel.problem,
-        "problem": pusher.problem,
-        "failures": [{"id": one, "message": why} for one, why in ledger.problems.items()],
-    }
-
-
-def _refused(one: Refused) -> Json:
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(one.at)),
-        "id": one.container_id,
-        "container": one.title,
-        "kind": one.refusal.kind.value,
-        "message": one.refusal.message,
-        "strict": one.refusal.strict,
-    }
+def _push(pusher: Pusher, ledger: Ledger) -> Push:
+    return Push(
+        channel=pusher.channel.name,
+        reason=pusher.channel.problem,
+        problem=pusher.problem,
+        failures=tuple(PushFailure(one, why) for one, why in ledger.problems.items()),
+    )

@@ -10,9 +10,11 @@ from kata_pin.daemon.reconcile.engine import Engine
 from kata_pin.daemon.reconcile.other_writers import writers_of
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.status.documents import SandboxFacts
+from kata_pin.daemon.status.documents import Conflicts, conflict_notes
+from kata_pin.daemon.status.sandbox import SandboxFacts
 from kata_pin.daemon.store.database import Registry
 from kata_pin.errors import DaemonError
+from kata_pin.model.reports.names import Names, SandboxName
 from kata_pin.model.sandbox import Sandbox
 from kata_pin.policy.explain.sandbox import explain
 
@@ -48,6 +50,21 @@ class Overview:
                 writers=writers_of(cache, now),
             )
 
+    def conflicts(self) -> Conflicts:
+        """Return the notes about exclusive pCPUs that several sandboxes claim."""
+        reports = {one: self._sandboxes.entry(one).cache.report for one in self._sandboxes.ids}
+        placements = {
+            one: report.placement
+            for one, report in reports.items()
+            if report is not None and report.placement is not None
+        }
+        return conflict_notes(placements, self._pod)
+
+    def names(self) -> Names:
+        """Return the id and pod of every sandbox."""
+        ids = self._sandboxes.ids
+        return Names(sandboxes=tuple(SandboxName(one, self._pod(one)) for one in ids))
+
     def explanation(self, sandbox_id: str) -> tuple[str, ...]:
         """Return the lines that explain a sandbox's last pass; DaemonError before the first."""
         cache = self._sandboxes.entry(sandbox_id).cache
@@ -62,6 +79,9 @@ class Overview:
             guest=self._guests.lines(sandbox, cache.report),
             now_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
         )
+
+    def _pod(self, sandbox_id: str) -> str:
+        return Sandbox(sandbox_id, self._registry.containers(sandbox_id)).pod
 
     def _sandbox(self, sandbox_id: str, cache: SandboxCache) -> Sandbox:
         """Return a sandbox as its passes go by it."""

@@ -15,14 +15,12 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
-from datetime import UTC, datetime
 from typing import Final
 
 from kata_pin.config.tree import History as Limits
 from kata_pin.daemon.live_config import LiveConfig
-from kata_pin.daemon.status.documents import VERSION, Json
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.transaction import transaction
 from kata_pin.errors import DaemonError, StateError
@@ -39,12 +37,13 @@ MAX_SINCE_S: Final = 10 * 365 * 86400
 MAX_REASONS: Final = 8
 """Reasons of one pass that are kept: a storm of events has few kinds."""
 
-_SEPARATOR: Final = "\n"
-
 
 @dataclass(frozen=True)
 class Change:
-    """One row. `waited_us` is from the first event that asked for the pass until its end."""
+    """One row. `waited_us` is from the first event that asked for the pass until its end.
+
+    `reasons` are lines.
+    """
 
     sandbox_id: str
     pod: str
@@ -57,25 +56,6 @@ class Change:
     moved: int
     waited_us: int
     reasons: str
-
-    def document(self, now_ns: int, now: float) -> Json:
-        """Return the row for people and programs; `now_ns` and `now` are the same moment."""
-        age_s = max(0.0, (now_ns - self.boot_ns) / 1e9)
-        when = datetime.fromtimestamp(now - age_s, tz=UTC)
-        return {
-            "time": when.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            "age_s": round(age_s, 3),
-            "sandbox": self.sandbox_id,
-            "pod": self.pod,
-            "state": self.state,
-            "was_state": self.was_state,
-            "mask": self.mask,
-            "was_mask": self.was_mask,
-            "threads": self.threads,
-            "moved": self.moved,
-            "reasons": self.reasons.split(_SEPARATOR) if self.reasons else [],
-            "waited_ms": round(self.waited_us / 1000, 3),
-        }
 
 
 _COLUMNS: Final = tuple(field.name for field in fields(Change))
@@ -177,7 +157,7 @@ class History:
             threads=threads,
             moved=moved,
             waited_us=max(0, round((time.monotonic() - outcome.cause.since) * 1e6)),
-            reasons=_SEPARATOR.join(outcome.cause.reasons[:MAX_REASONS]),
+            reasons="\n".join(outcome.cause.reasons[:MAX_REASONS]),
         )
         try:
             count = self._counted() + 1
@@ -255,14 +235,3 @@ class History:
             [*values, limit],
         )
         return [Change(*row) for row in rows][::-1]
-
-
-def history_document(changes: Iterable[Change]) -> Json:
-    """Return the `history` document."""
-    now_ns, now = time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time()
-    return {
-        "version": VERSION,
-        "kind": "history",
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
-        "changes": [change.document(now_ns, now) for change in changes],
-    }

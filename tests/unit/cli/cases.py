@@ -9,7 +9,10 @@ from kata_pin.cli.render import compare, cpus, history, pools, reports, show, wh
 from kata_pin.cli.render import map as render_map
 from kata_pin.cli.render.layout import Look
 from kata_pin.cli.reports import findings
-from kata_pin.cli.reports.shape import State
+from kata_pin.cli.reports.who import Intruder
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.reports.pools import PushFailure
+from kata_pin.model.reports.state import State
 from tests.unit.cli import documents as docs
 from tests.unit.cli.compared import DECIDED, SUPPOSED
 from tests.unit.cli.supposed import FULL, POOLED, SERVED
@@ -20,11 +23,11 @@ Render = Callable[[Look], list[Text]]
 
 
 def _single(document: State, number: int = 0) -> Render:
-    return lambda look: show.single(document, document["sandboxes"][number], look)
+    return lambda look: show.single(document, document.sandboxes[number], look)
 
 
 SEVERAL = docs.state(docs.database(), docs.drifted(), docs.lost(), isolated="12-15", present="0-17")
-DOWN = docs.without_daemon(docs.state(mode="observe", live_threads=False, kubelet=None, cpus=2))
+DOWN = docs.without_daemon(docs.state(mode="observe", thread_events=False, kubelet=None, cpus=2))
 CHECKED = findings.check(
     docs.state(
         docs.database(),
@@ -32,7 +35,7 @@ CHECKED = findings.check(
         docs.lost(),
         docs.sandbox("other/late", "5-6", state="conflict", exclusive="5"),
     ),
-    [{"pid": 990, "comm": "node-exporter", "tids": [990, 991], "cpus": "4-5,12-15"}],
+    [Intruder(990, "node-exporter", [990, 991], CpuSet.parse("4-5,12-15"))],
     intruders_fail=False,
 )
 
@@ -40,11 +43,12 @@ STUCK = docs.push(
     "nri",
     problem="/var/run/nri/nri.sock: not connected",
     failures=[
-        {"id": docs.grant("shop/web", "app")["id"], "message": "task \x1b[31mdoes not exist"},
-        {"id": "ef" * 32, "message": "no answer of the runtime within 5 s"},
+        PushFailure(docs.grant("shop/web", "app").id, "task \x1b[31mdoes not exist"),
+        PushFailure("ef" * 32, "no answer of the runtime within 5 s"),
     ],
 )
-GRANTS = (docs.allotted()["allocation"] or {"grants": []})["grants"]
+ALLOCATION = docs.allotted().allocation
+GRANTS = ALLOCATION.grants if ALLOCATION else ()
 
 CASES: dict[str, Render] = {
     "show": lambda look: show.overview(SEVERAL, look),
@@ -68,7 +72,7 @@ CASES: dict[str, Render] = {
     "alloc-compare-supposed": lambda look: compare.compare(SUPPOSED, look),
     "pools": lambda look: pools.pools(docs.allotted(), look),
     "pools-aside": lambda look: pools.pools(
-        docs.allotted(aside="the kubelet's CPU manager policy is static"), look
+        docs.allotted(suspended="the kubelet's CPU manager policy is static"), look
     ),
     "pools-no-nri": lambda look: pools.pools(
         docs.allotted(guarantee="sandboxes only", push=None, grants=[], refused=[], notes=[]), look

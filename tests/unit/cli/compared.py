@@ -3,9 +3,9 @@
 from typing import Final
 
 from kata_pin.cli.reports.comparison import comparison, taken_over
-from kata_pin.cli.reports.shape import Json
 from kata_pin.cli.reports.whatif import state_of
 from kata_pin.model.node import KubeletState
+from kata_pin.model.reports.compare import Comparison
 from kata_pin.model.settings import AllocSettings
 from kata_pin.policy.alloc.kubelet_convert import as_kubelet
 from kata_pin.policy.alloc.policies import create
@@ -20,18 +20,18 @@ KUBELET: Final = KubeletState(
 )
 
 
-def supposed(policy: str, kubelet: KubeletState = KUBELET) -> Json:
+def supposed(policy: str, kubelet: KubeletState = KUBELET) -> Comparison:
     """Return the document in which a policy takes over on HOST."""
     ours = taken_over(kubelet, create(policy, HOST, AllocSettings()))
-    return comparison(kubelet, ours, source="/cms", policy=policy, supposed=True)
+    return comparison(kubelet, ours, source="/cms", policy=policy, hypothetical=True)
 
 
-def decided(kubelet: KubeletState = KUBELET) -> Json:
+def decided(kubelet: KubeletState = KUBELET) -> Comparison:
     """Return the document beside the grants of docs.allotted()."""
-    allocation = docs.allotted()["allocation"]
+    allocation = docs.allotted().allocation
     assert allocation is not None
     ours = as_kubelet(state_of(allocation))
-    return comparison(kubelet, ours, source="/cms", policy="topology", supposed=False)
+    return comparison(kubelet, ours, source="/cms", policy="topology", hypothetical=False)
 
 
 SUPPOSED: Final = supposed("topology")

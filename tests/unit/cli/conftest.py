@@ -1,25 +1,53 @@
 """A daemon's real control sockets that answer with documents made by hand."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kata_pin.daemon.service.control import ControlServer, Verb
+from kata_pin.model.reports.names import Names, SandboxName
 from kata_pin.wire.control import Request
+from kata_pin.wire.reports import encode
 
 Answers = dict[str, Callable[[Request], Any]]
 Serve = Callable[[Answers], Path]
 
 
+def plain(document: object) -> Any:
+    """Return a document as its JSON means it."""
+    return json.loads(encode(document))
+
+
 def _verb(answer: Callable[[Request], Any]) -> Verb:
-    async def verb(request: Request) -> dict[str, object]:
-        return {"document": answer(request)}
+    async def verb(request: Request) -> bytes:
+        return encode(answer(request))
 
     return verb
+
+
+def _whole(answers: Answers) -> Answers:
+    """Return the answers with those that follow from the state: names, and one sandbox alone."""
+    if "state" not in answers:
+        return answers
+
+    def names(request: Request) -> Names:
+        found = answers["state"](request).sandboxes
+        return Names(sandboxes=tuple(SandboxName(one.id, one.pod) for one in found))
+
+    def state(request: Request) -> object:
+        found, wanted = answers["state"](request), request.fields.text("sandbox")
+        if not wanted:
+            return found
+        chosen = tuple(one for one in found.sandboxes if one.id == wanted)
+        return replace(found, sandboxes=chosen)
+
+    return {"names": names, **answers, "state": state}
 
 
 class Sockets:
@@ -29,8 +57,8 @@ class Sockets:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        verbs = {name: _verb(answer) for name, answer in answers.items()}
-        reading = {n: v for n, v in verbs.items() if n in {"state", "explain", "ping"}}
+        verbs = {name: _verb(answer) for name, answer in _whole(answers).items()}
+        reading = {n: v for n, v in verbs.items() if n in {"names", "state", "explain", "ping"}}
         self._servers = [
             ControlServer(str(folder / "control.sock"), verbs),
             ControlServer(str(folder / "status.sock"), reading),

@@ -1,49 +1,51 @@
 """State documents made by hand: data for the renderers, in the shape of docs/json.md."""
 
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
-from kata_pin.cli.reports.shape import (
-    Container,
-    CpuPlace,
-    Grant,
-    Guest,
-    Metrics,
-    Note,
-    Nri,
-    Push,
-    Sandbox,
-    State,
-    Thread,
-    Vmm,
-    Writer,
+from kata_pin.model.reports.applied import Applied, AppliedSandbox, Result
+from kata_pin.model.reports.daemon import Daemon, Metrics, Nri
+from kata_pin.model.reports.doctor import DoctorDocument, Row
+from kata_pin.model.reports.explain import Explanation
+from kata_pin.model.reports.guest import Guest, GuestContainer, GuestLink, GuestLinks, GuestVcpu
+from kata_pin.model.reports.history import Change, HistoryDocument
+from kata_pin.model.reports.node import CpuPlace, Kubelet, Node
+from kata_pin.model.reports.note import Note
+from kata_pin.model.reports.pools import Allocation, Grant, Pools, Push, RefusedRequest
+from kata_pin.model.reports.sandbox import Container, CpusetReport, Sandbox, Thread, Vmm, Writer
+from kata_pin.model.reports.state import State
+from kata_pin.model.reports.who import (
+    CpuClaim,
+    HostProcess,
+    KernelThread,
+    KernelThreads,
+    Place,
+    ProcessThread,
+    WhoDocument,
 )
 
 
-def places(count: int, *, nodes: int = 1, smt: bool = False) -> list[CpuPlace]:
+def places(count: int, *, nodes: int = 1, smt: bool = False) -> tuple[CpuPlace, ...]:
     """Return pCPUs numbered as Linux does: all first siblings, then all second ones."""
     cores = count // 2 if smt else count
     per_node = cores // nodes
-    return [
-        {
-            "cpu": cpu,
-            "node": (cpu % cores) // per_node,
-            "package": (cpu % cores) // per_node,
-            "llc": (cpu % cores) // per_node * per_node,
-            "core": cpu % cores,
-            "thread": cpu // cores,
-            "kind": "",
-        }
+    return tuple(
+        CpuPlace(
+            cpu=cpu,
+            node=(cpu % cores) // per_node,
+            package=(cpu % cores) // per_node,
+            llc=(cpu % cores) // per_node * per_node,
+            core=cpu % cores,
+            thread=cpu // cores,
+            kind="",
+        )
         for cpu in range(count)
-    ]
+    )
 
 
-NRI: Nri = {
-    "socket": "/var/run/nri/nri.sock",
-    "runtime": "containerd v2.1.4",
-    "connected_s": 93700.0,
-    "problem": "",
-}
-METRICS: Metrics = {"address": "unix:/run/kata-pin/metrics.sock", "problem": ""}
+NRI = Nri("/var/run/nri/nri.sock", "containerd v2.1.4", 93700.0, "")
+METRICS = Metrics("unix:/run/kata-pin/metrics.sock", "")
+RUNNING = Daemon(running=True, pid=812, version="0.1.0", uptime_s=93784.0, nri=NRI, metrics=METRICS)
 
 
 def state(*sandboxes: Sandbox, cpus: int = 16, **node: Any) -> State:
@@ -56,61 +58,51 @@ def state(*sandboxes: Sandbox, cpus: int = 16, **node: Any) -> State:
         "isolated": "",
         "nohz_full": "",
         "cpus": places(cpus, nodes=2 if cpus > 4 else 1, smt=cpus > 4),
-        "kubelet": {"policy": "static", "default": "0-3,8-11"},
-        "live_threads": True,
+        "kubelet": Kubelet("static", "0-3,8-11"),
+        "thread_events": True,
         "mode": "act",
     } | node
-    document = {
-        "version": 1,
-        "kind": "state",
-        "time": "2026-11-20T21:00:00Z",
-        "daemon": {
-            "running": True,
-            "pid": 812,
-            "version": "0.1.0",
-            "uptime_s": 93784.0,
-            "nri": NRI,
-            "metrics": METRICS,
-        },
-        "node": facts,
-        "sandboxes": list(sandboxes),
-        "allocation": None,
-        "notes": [],
-    }
-    return cast("State", document)
+    return State(
+        time="2026-11-20T21:00:00Z",
+        daemon=RUNNING,
+        node=Node(**facts),
+        sandboxes=sandboxes,
+        allocation=None,
+        notes=(),
+    )
 
 
 def without_daemon(document: State, reason: str = "no socket in /run/kata-pin") -> State:
     """Return the document as made without the daemon."""
-    return {**document, "daemon": {"running": False, "reason": reason}}
+    return replace(document, daemon=Daemon(running=False, reason=reason))
 
 
 def note(text: str, *, warning: bool = True) -> Note:
     """Return a note."""
-    return {"code": "test", "text": text, "level": "warning" if warning else "info"}
+    return Note("test", text, "warning" if warning else "info")
 
 
 def vmm(**fields: Any) -> Vmm:
     """Return a QEMU."""
-    facts = {
+    facts: dict[str, Any] = {
         "kind": "qemu",
         "pid": 4100,
         "starttime": 99,
         "exe": "/opt/kata/bin/qemu-system-x86_64",
-        "exe_deleted": False,
-        "witness": "cgroup",
+        "exe_replaced": False,
+        "confirmed_by": "cgroup",
         "kvm": True,
         "boot_vcpus": 1,
         "max_vcpus": 16,
         "orphan": False,
         "guest_cid": 1234,
     }
-    return cast("Vmm", facts | fields)
+    return Vmm(**(facts | fields))
 
 
 def container(name: str, cpus: str | None, exclusive: str = "", **fields: Any) -> Container:
     """Return a running container."""
-    facts = {
+    facts: dict[str, Any] = {
         "id": name.encode().hex().ljust(64, "0")[:64],
         "name": name,
         "kind": "container",
@@ -120,8 +112,8 @@ def container(name: str, cpus: str | None, exclusive: str = "", **fields: Any) -
         "exclusive": exclusive,
         "provenance": "kubelet" if exclusive else "none",
         "reason": "assigned by the static policy" if exclusive else "",
-        "told": [{"source": "bundle", "cpus": cpus, "age_s": 75.0, "believed": True}],
-        "told_reason": "config.json alone tells it",
+        "cpusets": (CpusetReport("bundle", cpus, 75.0, used=True),),
+        "cpusets_reason": "config.json is the only source",
         "source": "hook:createRuntime",
         "recorded_s": 75.0,
         "quota_us": None,
@@ -130,13 +122,13 @@ def container(name: str, cpus: str | None, exclusive: str = "", **fields: Any) -
         "bundle": "",
         "note": "",
     }
-    return cast("Container", facts | fields)
+    return Container(**(facts | fields))
 
 
 def thread(tid: int, role: str, cpus: str, **fields: Any) -> Thread:
     """Return a thread that is where it should be."""
     index = fields.get("vcpu")
-    facts = {
+    facts: dict[str, Any] = {
         "tid": tid,
         "tgid": 4100,
         "starttime": 100,
@@ -148,25 +140,25 @@ def thread(tid: int, role: str, cpus: str, **fields: Any) -> Thread:
         "apic_id": index,
         "iothread": "",
         "conflict": "",
-        "wanted": cpus,
-        "applied": cpus,
-        "step": "",
+        "desired": cpus,
+        "expected": cpus,
+        "fallback": "",
         "reason": "paired with db" if role == "vcpu" else "overhead auto: shared CPUs",
         "paired": role == "vcpu",
         "container": "",
-        "observed": cpus,
+        "affinity": cpus,
         "last_cpu": int(cpus.replace(",", "-").split("-")[0]),
         "cpu_ticks": 1234,
         "cgroup": "/kata_overhead/x",
         "cpuset": "0-15",
         "state": "ok",
     }
-    return cast("Thread", facts | fields)
+    return Thread(**(facts | fields))
 
 
 def sandbox(pod: str, mask: str | None, *threads: Thread, **fields: Any) -> Sandbox:
     """Return a sandbox whose threads are where they should be."""
-    facts = {
+    facts: dict[str, Any] = {
         "id": pod.encode().hex().ljust(64, "0")[:64],
         "pod": pod,
         "handler": "kata",
@@ -177,66 +169,63 @@ def sandbox(pod: str, mask: str | None, *threads: Thread, **fields: Any) -> Sand
         "shared": mask or "",
         "checked_s": 1.2,
         "duration_ms": 0.84,
-        "containers": [],
+        "containers": (),
         "vmm": vmm(),
         "vmm_problem": "",
         "guest": None,
-        "threads": list(threads),
-        "writers": [],
-        "notes": [],
+        "threads": threads,
+        "writers": (),
+        "notes": (),
     }
-    return cast("Sandbox", facts | fields)
+    return Sandbox(**(facts | fields))
 
 
 def links(
     *numbers: tuple[int, str, int | None, str, str], first: int = 4101, **fields: Any
 ) -> Guest:
     """Return a guest's map: (vCPU, pCPUs, guest CPU, state, owner's id) each."""
+    measured = GuestLink("measured", "debugfs"), GuestLink("measured", "KVM's vCPU id")
     vcpus = [
-        {
-            "tid": first + n,
-            "vcpu": index,
-            "apic_id": index,
-            "guest_cpu": number,
-            "state": known,
-            "source": f"what is {known}",
-            "links": {
-                "vcpu": {"state": "measured", "source": "debugfs"},
-                "apic_id": {"state": "measured", "source": "KVM's vCPU id"},
-                "guest_cpu": {"state": known, "source": f"what is {known}"},
-            },
-            "cpus": cpus,
-            "paired": bool(owner),
-            "container": owner,
-        }
+        GuestVcpu(
+            tid=first + n,
+            vcpu=index,
+            apic_id=index,
+            guest_cpu=number,
+            state=known,
+            source=f"what is {known}",
+            links=GuestLinks(*measured, GuestLink(known, f"what is {known}")),
+            cpus=cpus,
+            paired=bool(owner),
+            container=owner,
+        )
         for n, (index, cpus, number, known, owner) in enumerate(numbers)
     ]
-    facts = {
-        "state": "told",
+    facts: dict[str, Any] = {
+        "state": "applied",
         "detail": "",
-        "asked_s": 3.4,
+        "answered_s": 3.4,
         "kernel": "6.12.47",
         "kernel_source": "/opt/kata/share/kata-containers/vmlinux.container",
         "hotplugged": False,
-        "vcpus": vcpus,
-        "containers": [],
+        "vcpus": tuple(vcpus),
+        "containers": (),
     }
-    return cast("Guest", facts | fields)
+    return Guest(**(facts | fields))
 
 
-def confined(name: str, cpus: str | None, **fields: Any) -> dict[str, Any]:
+def confined(name: str, cpus: str | None, **fields: Any) -> GuestContainer:
     """Return the guest CPUs of a container, which its guest was told and read back."""
-    facts = {
+    facts: dict[str, Any] = {
         "id": name.encode().hex().ljust(64, "0")[:64],
         "name": name,
         "cpus": cpus,
         "owned": cpus is not None,
         "reason": "guest CPUs of its own vCPUs",
-        "told": cpus,
+        "applied": cpus,
         "proof": None if cpus is None else "read",
         "detail": "",
     }
-    return facts | fields
+    return GuestContainer(**(facts | fields))
 
 
 def database() -> Sandbox:
@@ -251,8 +240,8 @@ def database() -> Sandbox:
         thread(4104, "iothread", "6-7", iothread="iothread-0123456789abcdef", source="qmp"),
         thread(4105, "vhost", "6-7", source="flags", comm="vhost-4100"),
         thread(4090, "virtiofsd", "6-7", tgid=4090, source="process", comm="virtiofsd"),
-        thread(4001, "shim", "0-15", tgid=4001, state="left", applied=None, wanted=None,
-               source="process", reason="left alone", comm="containerd-shim"),
+        thread(4001, "shim", "0-15", tgid=4001, state="unmanaged", expected=None, desired=None,
+               source="process", reason="unmanaged", comm="containerd-shim"),
         exclusive="4-5",
         shared="6-7",
         mask_origin="union of 2 containers",
@@ -274,10 +263,17 @@ def database() -> Sandbox:
     )  # fmt: skip
 
 
-def writer(who: str, **fields: Any) -> Writer:
+def writer(name: str, **fields: Any) -> Writer:
     """Return another writer."""
-    facts = {"who": who, "acts": False, "evidence": "", "seen": 0, "since_s": None, "tids": []}
-    return cast("Writer", facts | fields)
+    facts: dict[str, Any] = {
+        "name": name,
+        "active": False,
+        "evidence": "",
+        "count": 0,
+        "since_s": None,
+        "tids": (),
+    }
+    return Writer(**(facts | fields))
 
 
 def drifted() -> Sandbox:
@@ -286,16 +282,17 @@ def drifted() -> Sandbox:
         "trading/feed-handler-7f9c6d5b8-x2x4q",
         "12-15",
         thread(5101, "vcpu", "12", vcpu=0),
-        thread(5102, "vcpu", "0-15", vcpu=1, applied="13", wanted="13", state="drift", last_cpu=3),
-        thread(5103, "emulator", "0-15", applied="12-13", wanted="14-15", state="drift",
-               step="cgroup /kata_x allows 12-13"),
+        thread(5102, "vcpu", "0-15", vcpu=1, expected="13", desired="13", state="drift",
+               last_cpu=3),
+        thread(5103, "emulator", "0-15", expected="12-13", desired="14-15", state="drift",
+               fallback="cgroup /kata_x allows 12-13"),
         state="drift",
         exclusive="12-15",
         shared="",
         containers=[container("feed", "12-15", "12-15")],
         writers=[
             writer("kata", evidence="enable_vcpus_pinning, says persist.json"),
-            writer("other", acts=True, seen=4, since_s=185.0, tids=[5101, 5102]),
+            writer("other", active=True, count=4, since_s=185.0, tids=[5101, 5102]),
         ],
         notes=[note("the VM has 2 vCPUs for 4 exclusive CPUs: raise default_vcpus to 5")],
         guest=links(
@@ -304,9 +301,9 @@ def drifted() -> Sandbox:
             (14, "14-15", 3, "inferred", ""),
             first=5101, state="failed", detail="1 of 2 containers is not as it was told",
             hotplugged=True,
-            kernel="", kernel_source="-kernel: changed since the VMM's start", asked_s=None,
+            kernel="", kernel_source="-kernel: changed since the VMM's start", answered_s=None,
             containers=[
-                confined("feed", None, told="0-3", proof="broken", detail="runs on 0-15",
+                confined("feed", None, applied="0-3", proof="broken", detail="runs on 0-15",
                          reason="1 of its own vCPUs has no guest CPU that may be acted on"),
             ],
         ),
@@ -357,7 +354,7 @@ def large() -> State:
         isolated="100-127,228-255",
         nohz_full="100-127,228-255",
         present="0-271",
-        kubelet={"policy": "static", "default": "0-7,128-135"},
+        kubelet=Kubelet("static", "0-7,128-135"),
     )
 
 
@@ -370,12 +367,14 @@ def hostile() -> State:
                 f"ns/{evil}",
                 "4-5",
                 thread(1, "vcpu", "4", vcpu=0, comm=evil, reason=evil, iothread=""),
-                thread(2, "iothread", "5", iothread=evil, source="qmp", step=evil, conflict=evil),
+                thread(
+                    2, "iothread", "5", iothread=evil, source="qmp", fallback=evil, conflict=evil
+                ),
                 id=evil,
                 handler=evil,
                 vmm_problem=evil,
                 mask_origin=evil,
-                vmm=vmm(exe=evil, witness=evil),
+                vmm=vmm(exe=evil, confirmed_by=evil),
                 containers=[container(evil, "4-5", "4", reason=evil, note=evil, source=evil)],
                 notes=[note(evil), note(evil, warning=False)],
                 guest=links(
@@ -403,55 +402,32 @@ def foreign() -> State:
     )
 
 
-def busy_cpu() -> dict[str, Any]:
+def busy_cpu() -> WhoDocument:
     """Return a `who` document of an exclusive pCPU with an intruder."""
-    return {
-        "version": 1,
-        "kind": "who",
-        "time": "2026-11-20T21:00:00Z",
-        "daemon": {"running": True, "pid": 812, "version": "0.1.0", "uptime_s": 5.0,
-                   "nri": None, "metrics": None},
-        "cpu": 4,
-        "online": True,
-        "place": {**places(16, nodes=2, smt=True)[4], "siblings": "4,12", "marks": ["isolated"]},
-        "claims": [
-            {"sandbox": "ab", "pod": "default/db-0", "claim": "exclusive", "container": "db"}
-        ],
-        "processes": [
-            {
-                "pid": 990,
-                "comm": "node-exporter",
-                "sandbox": "",
-                "pod": "",
-                "intruder": True,
-                "threads": [
-                    {"tid": 990 + n, "comm": "worker", "affinity": "0-15", "label": ""}
-                    for n in range(12)
-                ],
-            },
-            {
-                "pid": 4100,
-                "comm": "qemu-system-x86",
-                "sandbox": "ab",
-                "pod": "default/db-0",
-                "intruder": False,
-                "threads": [
-                    {"tid": 4102, "comm": "qemu-system-x86", "affinity": "4", "label": "vcpu 1"}
-                ],
-            },
-        ],
-        "kernel": {
-            "bound": [{"tid": n, "comm": f"{name}/4"} for n, name in enumerate(
-                ["cpuhp", "migration", "ksoftirqd", "kworker", "idle_inject", "irq_work", "rcuc"]
-            )],
-            "roaming": [{"tid": 2, "comm": "kthreadd"}],
-        },
-    }  # fmt: skip
+    bound = ["cpuhp", "migration", "ksoftirqd", "kworker", "idle_inject", "irq_work", "rcuc"]
+    worker = tuple(ProcessThread(990 + n, "worker", "0-15", "") for n in range(12))
+    vcpu = ProcessThread(4102, "qemu-system-x86", "4", "vcpu 1")
+    return WhoDocument(
+        time="2026-11-20T21:00:00Z",
+        daemon=replace(RUNNING, uptime_s=5.0),
+        cpu=4,
+        online=True,
+        place=Place(4, 0, 0, 0, 4, 0, "", "4,12", ("isolated",)),
+        claims=(CpuClaim("ab", "default/db-0", "exclusive", "db"),),
+        processes=(
+            HostProcess(990, "node-exporter", "", "", intruder=True, threads=worker),
+            HostProcess(4100, "qemu-system-x86", "ab", "default/db-0", False, (vcpu,)),
+        ),
+        kernel=KernelThreads(
+            tuple(KernelThread(n, f"{name}/4") for n, name in enumerate(bound)),
+            (KernelThread(2, "kthreadd"),),
+        ),
+    )
 
 
 def grant(pod: str, name: str, **fields: Any) -> Grant:
     """Return a grant of the allocator, of class none unless told."""
-    known = {
+    known: dict[str, Any] = {
         "id": f"{pod}/{name}".encode().hex().ljust(64, "0"),
         "kind": "container",
         "name": name,
@@ -459,114 +435,103 @@ def grant(pod: str, name: str, **fields: Any) -> Grant:
         "pod_uid": f"uid-{pod}",
         "sandbox": "",
         "kata": False,
-        "class": "none",
+        "cpu_class": "none",
         "policy": "annotation",
         "cpus": "0-1,8-9",
         "exclusive": "",
         "shared": "0-1,8-9",
         "mems": "",
         "millis": 500,
-        "ordered": None,
-        "written": "0-1,8-9",
+        "override": None,
+        "cpuset": "0-1,8-9",
         "pending": None,
         "reasons": ["its pod has no annotation"],
     }
-    return cast("Grant", known | fields)
+    return Grant(**(known | fields))
 
 
-def push(way: str, reason: str = "", **fields: Any) -> Push:
+def push(channel: str, reason: str = "", **fields: Any) -> Push:
     """Return how cpusets are sent between two calls of the runtime."""
-    known = {"way": way, "reason": reason, "problem": "", "failures": []}
-    return cast("Push", known | fields)
+    known = {"channel": channel, "reason": reason, "problem": "", "failures": []}
+    return Push(**(known | fields))
 
 
 def allotted(**fields: Any) -> State:
     """Return a state whose node has an allocator at work; `fields` override its own."""
-    own: dict[str, Any] = {"class": "exclusive", "shared": None, "kata": True, "millis": 4000}
+    own: dict[str, Any] = {"cpu_class": "exclusive", "shared": None, "kata": True, "millis": 4000}
     why = ["annotation cpu-policy.kata-pin.io says exclusive", "its CPU limit equals its request"]
     vm = "VM of 5 vCPUs for 4 exclusive CPUs: 1 surplus vCPUs and the overhead threads run on 3"
     grants = [
         grant("shop/web", "app"),
         grant("default/db-0", "postgres", **own, cpus="4-5,12-13", exclusive="4-5,12-13",
-              sandbox="ab" * 32, written="3-5,12-13", reasons=why),
+              sandbox="ab" * 32, cpuset="3-5,12-13", reasons=why),
         grant("default/db-0", "", kind="sandbox", id="vm:" + "ab" * 32, kata=True,
-              written="", cpus="3", shared="3", reasons=[vm]),
+              cpuset="", cpus="3", shared="3", reasons=[vm]),
         grant("media/\x1b[31mencoder", "x264", **own, cpus="6-7", exclusive="6-7",
-              ordered="exclusive", pending="2,6-7", written="6-7",
+              override="exclusive", pending="2,6-7", cpuset="6-7",
               reasons=["the administrator ordered exclusive"]),
-        grant("shop/cache", "redis", **{"class": "share"}, shared="1,9", cpus="1,9", pending="1,9"),
+        grant("shop/cache", "redis", cpu_class="share", shared="1,9", cpus="1,9", pending="1,9"),
     ]  # fmt: skip
-    allocation = {
+    allocation: dict[str, Any] = {
         "policy": "annotation",
-        "aside": "",
+        "suspended": "",
         "guarantee": "every container of the node",
         "held_back": "",
-        "pools": {"reserved": "0", "housekeeping": "3", "shared": "0-1,8-9",
-                  "exclusive": "4-7,12-13"},
+        "pools": Pools(reserved="0", housekeeping="3", shared="0-1,8-9",
+                       exclusive="4-7,12-13"),
         "grants": grants,
         "push": push("cri", "containerd before 2.4.0 can deadlock on updates unasked"),
         "refusals": 1,
-        "refused": [{"time": "2026-11-20T20:58:00Z", "id": "cd" * 32, "container": "shop/late app",
-                     "kind": "not-enough-cpus", "message": "not enough CPUs: 8 asked for, 2 free",
-                     "strict": False}],
+        "refused": [RefusedRequest(
+            time="2026-11-20T20:58:00Z", id="cd" * 32, container="shop/late app",
+            kind="not-enough-cpus", message="not enough CPUs: 8 asked for, 2 free", strict=False)],
         "problems": ["/etc/kata-pin/policies: line 3: expected one of none, share, exclusive"],
         "notes": [note("annotation cpu-policy.kata-pin.io of pod shop/typo: 'shared' is not none, "
                        "share or exclusive: treated as none")],
     } | fields  # fmt: skip
-    return cast("State", {**state(kubelet=None), "allocation": allocation})
+    return replace(state(kubelet=None), allocation=Allocation(**allocation))
 
 
-def examined() -> dict[str, Any]:
+def examined() -> DoctorDocument:
     """Return a `doctor` document with each status."""
     rows = [
-        ("daemon", "ok", "0.1.0 runs, pid 812", "", ""),
-        ("rights", "fail", "CAP_SYS_NICE is missing: no affinity can be set", "run as root", ""),
-        ("debugfs", "warn", "/sys/kernel/debug/kvm does not exist", "mount -t debugfs none", ""),
-        ("isolation", "info", "no isolated CPUs", "", ""),
-        ("overhead", "ok", "can work: auto by shared CPUs, sandbox", "", "default/db-0"),
+        Row("daemon", "ok", "0.1.0 runs, pid 812"),
+        Row("rights", "fail", "CAP_SYS_NICE is missing: no affinity can be set", "run as root"),
+        Row("debugfs", "warn", "/sys/kernel/debug/kvm does not exist", "mount -t debugfs none"),
+        Row("isolation", "info", "no isolated CPUs"),
+        Row("overhead", "ok", "can work: auto by shared CPUs, sandbox", "", "default/db-0"),
     ]
-    names = ("check", "status", "text", "remedy", "sandbox")
-    return {
-        "version": 1,
-        "kind": "doctor",
-        "ok": False,
-        "rows": [dict(zip(names, row, strict=True)) for row in rows],
-    }
+    return DoctorDocument(ok=False, rows=tuple(rows))
 
 
-def done() -> dict[str, Any]:
+def done() -> Applied:
     """Return a `pin` document in which one thread was refused."""
-    result = {
-        "tid": 5102,
-        "before": "0-15",
-        "target": "13",
-        "after": "13",
-        "outcome": "done",
-        "reason": "paired with feed",
-    }
-    refused = {**result, "tid": 5103, "target": "14-15", "after": None, "outcome": "refused"}
-    one = {
-        "id": "ab" * 32,
-        "pod": "trading/feed",
-        "state": "drift",
-        "vmm_problem": "",
-        "threads": 3,
-        "duration_ms": 0.9,
-        "results": [result, refused],
-        "notes": [note("cgroup /kata_x allows 12-13 only")],
-    }
-    other = {**one, "pod": "ab" * 32, "state": "no-vmm", "vmm_problem": "exe not allowed",
-             "threads": 0, "results": [], "notes": []}  # fmt: skip
-    return {"version": 1, "kind": "pin", "sandboxes": [one, other]}
+    result = Result(5102, "0-15", "13", "13", "done", "paired with feed")
+    refused = replace(result, tid=5103, target="14-15", after=None, outcome="refused")
+    one = AppliedSandbox(
+        id="ab" * 32,
+        pod="trading/feed",
+        state="drift",
+        vmm_problem="",
+        threads=3,
+        duration_ms=0.9,
+        results=(result, refused),
+        notes=(note("cgroup /kata_x allows 12-13 only"),),
+    )
+    other = replace(
+        one, pod="ab" * 32, state="no-vmm", vmm_problem="exe not allowed",
+        threads=0, results=(), notes=(),
+    )  # fmt: skip
+    return Applied(kind="pin", sandboxes=(one, other))
 
 
-def explained() -> dict[str, Any]:
+def explained() -> Explanation:
     """Return an `explain` document."""
     remedies = (
         "remedies: raise default_vcpus to 5 in Kata's configuration, or give the container a CPU "
         "limit so that Kata adds vCPUs"
     )
-    lines = [
+    lines = (
         "sandbox abab (trading/feed)",
         "containers",
         "  feed (container, running): cpuset 12-15, recorded from hook:createRuntime",
@@ -574,38 +539,34 @@ def explained() -> dict[str, Any]:
         f"  the VM has 2 vCPUs for 4 exclusive CPUs; {remedies}",
         "threads",
         "  tid 5102 vcpu 1 (debugfs): wanted 13, applied 13, now on 0-15: paired with feed",
-    ]
-    return {"version": 1, "kind": "explain", "sandbox": "abab", "lines": lines}
+    )
+    return Explanation(sandbox="abab", lines=lines)
 
 
-def changed() -> dict[str, Any]:
+def changed() -> HistoryDocument:
     """Return a `history` document."""
-    base: dict[str, Any] = {
-        "time": "2026-11-20T20:59:58.120Z",
-        "age_s": 1.88,
-        "sandbox": "abab",
-        "pod": "trading/feed",
-        "state": "ok",
-        "was_state": "",
-        "mask": "12-15",
-        "was_mask": None,
-        "threads": 21,
-        "moved": 21,
-        "reasons": ["hook:createRuntime"],
-        "waited_ms": 4.6,
-    }
-    drift = {"time": "2026-11-20T20:59:59.000Z", "age_s": 1.0, "was_state": "ok"}
-    born = {"was_mask": "12-15", "moved": 1, "reasons": ["thread born", "audit"]}
-    wider = {"was_mask": "12-15", "mask": "4-5,12-15", "reasons": ["nri:PostUpdateContainer"]}
-    over = {"state": "gone", "was_mask": "4-5,12-15", "mask": None, "threads": 0, "moved": 0}
-    return {
-        "version": 1,
-        "kind": "history",
-        "time": "2026-11-20T21:00:00Z",
-        "changes": [
-            base,
-            base | drift | born,
-            base | drift | wider,
-            base | drift | over | {"reasons": ["VMM exited"], "waited_ms": 61_000.0},
-        ],
-    }
+    first = Change(
+        time="2026-11-20T20:59:58.120Z",
+        age_s=1.88,
+        sandbox="abab",
+        pod="trading/feed",
+        state="ok",
+        previous_state="",
+        mask="12-15",
+        previous_mask=None,
+        threads=21,
+        moved=21,
+        triggers=("hook:createRuntime",),
+        latency_ms=4.6,
+    )
+    later = replace(
+        first, time="2026-11-20T20:59:59.000Z", age_s=1.0, previous_state="ok",
+        previous_mask="12-15",
+    )  # fmt: skip
+    wider = replace(later, mask="4-5,12-15", triggers=("nri:PostUpdateContainer",))
+    ended = replace(
+        later, state="gone", previous_mask="4-5,12-15", mask=None, threads=0, moved=0,
+        triggers=("VMM exited",), latency_ms=61_000.0,
+    )  # fmt: skip
+    changes = (first, replace(later, moved=1, triggers=("thread born", "audit")), wider, ended)
+    return HistoryDocument(time="2026-11-20T21:00:00Z", changes=changes)

@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from kata_pin.cli.reports.shape import Json
 from kata_pin.cli.reports.whatif import Question, answer, occupied
 from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.reports.whatif import WhatIf
 from kata_pin.model.settings import AllocSettings, CpuClass
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.policies import create
@@ -22,7 +22,7 @@ def supposed(
     taken: CpuSet = EMPTY,
     strict: bool = False,
     on_node: bool = False,
-) -> Json:
+) -> WhatIf:
     """Return the answer about the host, empty or with the grants of docs.allotted()."""
     chosen = create(policy, HOST, AllocSettings(strict=strict))
     document = docs.allotted() if on_node else None

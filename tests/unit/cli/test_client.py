@@ -13,8 +13,9 @@ import pytest
 from kata_pin.cli.client import DaemonAway, DaemonSilent, Provider, ask
 from kata_pin.config import Config
 from kata_pin.errors import DaemonError, RemoteProtocolError
+from kata_pin.model.reports.daemon import Daemon
 from tests.unit.cli import documents as docs
-from tests.unit.cli.conftest import Serve
+from tests.unit.cli.conftest import Serve, plain
 
 
 @contextmanager
@@ -68,8 +69,9 @@ def test_a_daemon_that_hangs_costs_the_deadline_only(tmp_path: Path) -> None:
         (b"", "hung up before it answered"),
         (b'{"version":1,"ok":true', "hung up before it answered"),
         (b"[]\n", "reply"),
-        (b'{"version":1,"ok":true}\n', "answer to state has no document"),
-        (b'{"version":1,"ok":true,"document":3}\n', "answer to state has no document"),
+        (b'{"version":1,"ok":true}\n', "document has version 0"),
+        (b'{"version":1,"ok":true,"document":3}\n', "document is not a State"),
+        (b'{"version":1,"ok":true,"document":{"version":2}}\n', "document is not a State"),
         (b'{"version":9,"ok":true,"document":{}}\n', "version 9"),
     ],
 )
@@ -77,7 +79,7 @@ def test_answers_that_break_the_protocol(tmp_path: Path, reply: bytes, words: st
     """A cut, foreign or empty answer is a protocol error, not a crash."""
     path = tmp_path / "control.sock"
     with listener(path, reply), pytest.raises(RemoteProtocolError, match=words):
-        ask(str(path), "state", {}, 5)
+        Provider(Config(runtime_dir=str(tmp_path))).state()
 
 
 def test_a_refusal_carries_error_and_hint(tmp_path: Path) -> None:
@@ -92,7 +94,7 @@ def test_a_refusal_carries_error_and_hint(tmp_path: Path) -> None:
 def test_a_large_answer_is_read_whole(serve: Serve, tmp_path: Path) -> None:
     """The document of a big node arrives complete."""
     serve({"state": lambda _: docs.large()})
-    assert Provider(Config(runtime_dir=str(tmp_path))).state() == docs.large()
+    assert plain(Provider(Config(runtime_dir=str(tmp_path))).state()) == plain(docs.large())
 
 
 @pytest.mark.root
@@ -132,9 +134,7 @@ def test_reading_without_a_daemon_looks_at_the_system(tmp_path: Path) -> None:
     """The state is made in this process then, and says why."""
     config = Config(runtime_dir=str(tmp_path / "absent"))
     state = Provider(config).state()
-    assert state["daemon"] == {
-        "running": False,
-        "reason": f"nothing listens on {tmp_path}/absent/status.sock",
-    }
-    assert state["node"]["cpus"]
+    reason = f"nothing listens on {tmp_path}/absent/status.sock"
+    assert state.daemon == Daemon(running=False, reason=reason)
+    assert state.node.cpus
     assert not (tmp_path / "absent").exists()

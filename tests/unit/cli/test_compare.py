@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,18 +14,12 @@ from tests.support.checkpoint import checkpoint
 from tests.support.hosttree import SYSFS
 from tests.support.world import cpus
 from tests.unit.cli import documents as docs
-from tests.unit.cli.compared import DECIDED, SUPPOSED, decided, supposed
+from tests.unit.cli.compared import decided, supposed
 from tests.unit.cli.conftest import Serve
-from tests.unit.cli.test_documentation import TABLES, occurring
 
+ALLOCATION = docs.allotted().allocation
+ALLOCATED = ALLOCATION.grants if ALLOCATION else ()
 SERVER = str(SYSFS / "two-sockets-smt.tree")
-
-
-@pytest.mark.parametrize("document", [DECIDED, SUPPOSED])
-def test_documented(document: Any) -> None:
-    """Every object has the fields that docs/json.md tells."""
-    for path, fields in occurring(document, "alloc-compare").items():
-        assert fields == TABLES[path], path
 
 
 @pytest.mark.parametrize("policy", BUILTIN)
@@ -35,28 +28,26 @@ def test_a_take_over_moves_nobody(policy: str) -> None:
     entries = {"a": {"x": cpus("1,9"), "y": cpus("4-7,12-15")}, "b": {}}
     kubelet = KubeletState("static", cpus("0,2-3,8,10-11"), entries)
     document = supposed(policy, kubelet)
-    assert document["same"]
-    assert [row["verdict"] for row in document["containers"]] == [SAME, SAME]
+    assert document.same
+    assert [row.verdict for row in document.containers] == [SAME, SAME]
 
 
 def test_what_differs() -> None:
     """Each side may know a container that the other does not, or give it other CPUs."""
     exclusive = {
-        (one["pod_uid"], one["name"] or one["id"]): one["exclusive"]
-        for one in (docs.allotted()["allocation"] or {"grants": []})["grants"]
-        if one["exclusive"]
+        (one.pod_uid, one.name or one.id): one.exclusive for one in ALLOCATED if one.exclusive
     }
     (uid, name), *rest = exclusive
     document = decided(
         KubeletState("static", cpus("0"), {uid: {name: cpus("15")}, "z": {"y": cpus("1")}})
     )
-    verdicts = {(row["pod_uid"], row["name"]): row["verdict"] for row in document["containers"]}
+    verdicts = {(row.pod_uid, row.name): row.verdict for row in document.containers}
     assert verdicts == {
         (uid, name): "other pCPUs",
         ("z", "y"): "kubelet only",
         **dict.fromkeys(rest, "kata-pin only"),
     }
-    assert not document["same"]
+    assert not document.same
 
 
 def test_an_export_is_the_same(
@@ -72,13 +63,13 @@ def test_an_export_is_the_same(
     assert run(["alloc", "compare", str(copy), "--json", *config]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["same"]
-    assert not document["supposed"]
+    assert not document["hypothetical"]
     assert document["containers"]
 
 
 def test_where_nobody_decides(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     """Grants that are not in force are not exported."""
-    document = docs.allotted(aside="the kubelet's CPU manager policy is static")
+    document = docs.allotted(suspended="the kubelet's CPU manager policy is static")
     config = serve({"state": lambda _: document})
     assert run(["alloc", "export", "--config", str(config)]) == 1
     assert "decides no cpusets" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,13 @@ import pytest
 from kata_pin.cli.client import Provider
 from kata_pin.cli.main import run
 from kata_pin.cli.reports import doctor_node, doctor_sandbox
-from kata_pin.cli.reports.shape import Nri, Push, Sandbox
 from kata_pin.config import Config, NewThreads, Paths, Qmp
 from kata_pin.host.root import HOST, HostRoot
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.reports.daemon import Metrics, Nri
+from kata_pin.model.reports.doctor import Row
+from kata_pin.model.reports.pools import Push, PushFailure
+from kata_pin.model.reports.sandbox import Sandbox
 from tests.unit.cli import documents as docs
 from tests.unit.cli.conftest import Serve
 
@@ -152,7 +156,7 @@ def test_spool_leftovers_are_counted(tmp_path: Path) -> None:
     assert doctor_node.spool(config).text == f"1 message waits in {spool}"
 
 
-def rows_of(sandbox: Sandbox, config: Config | None = None) -> dict[str, doctor_sandbox.Row]:
+def rows_of(sandbox: Sandbox, config: Config | None = None) -> dict[str, Row]:
     """Return the rows of one sandbox by their check."""
     return {
         row.check: row for row in doctor_sandbox.sandboxes(docs.state(sandbox), config or Config())
@@ -198,7 +202,7 @@ def test_inferred_and_contradicting_roles_are_warnings() -> None:
     """Creation order, contradiction and absence each have their text."""
     ordered = docs.sandbox("a/b", "4", docs.thread(1, "vcpu", "4", vcpu=0, source="order"))
     assert rows_of(ordered)["vCPUs"].text == "1 recognised by order (1): their order is inferred"
-    ordered["vmm"] = docs.vmm(kvm=False)
+    ordered = replace(ordered, vmm=docs.vmm(kvm=False))
     assert rows_of(ordered)["vCPUs"].remedy == ""
     torn = docs.sandbox("a/b", "4", docs.thread(1, "vcpu", "4", vcpu=0, conflict="qmp: 1"))
     assert rows_of(torn)["vCPUs"].text.endswith("sources disagree")
@@ -212,7 +216,8 @@ def test_a_bundle_that_may_not_be_read_is_named() -> None:
     row = rows_of(sandbox)["record"]
     assert (row.status, row.text) == ("warn", f"container app: {outside}")
     assert row.remedy == "see paths.bundle_roots"
-    sandbox["containers"][0]["state"] = "deleted"
+    ended = docs.container("app", None, note=outside, state="deleted")
+    sandbox = docs.sandbox("a/b", "4", containers=[ended])
     assert "record" not in rows_of(sandbox)
 
 
@@ -221,7 +226,7 @@ def test_monitors(tmp_path: Path) -> None:
     sandbox = docs.database()
     config = Config(paths=Paths(vc=str(tmp_path)))
     assert rows_of(sandbox, config)["QMP"].status == "info"
-    folder = tmp_path / "vm" / sandbox["id"]
+    folder = tmp_path / "vm" / sandbox.id
     folder.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as monitor:
         here = os.open(folder, os.O_RDONLY)
@@ -248,9 +253,9 @@ def test_a_check_that_breaks_is_a_row(tmp_path: Path) -> None:
     """A root without /proc ends no doctor_node."""
     config = Config(runtime_dir=str(tmp_path))
     document = doctor_node.examine(config, Provider(config), root=HostRoot(str(tmp_path)))
-    assert not document["ok"]
-    assert any(row["text"].startswith("a check broke") for row in document["rows"])
-    assert any(row["check"] == "kubelet" for row in document["rows"])
+    assert not document.ok
+    assert any(row.text.startswith("a check broke") for row in document.rows)
+    assert any(row.check == "kubelet" for row in document.rows)
 
 
 def test_doctor_exits_1_when_a_row_fails(
@@ -271,14 +276,13 @@ def test_doctor_exits_1_when_a_row_fails(
     ("nri", "status", "text"),
     [
         (None, "info", "switched off"),
-        ({**docs.NRI, "connected_s": None, "problem": "refused"}, "info", "nri.sock: refused"),
+        (replace(docs.NRI, connected_s=None, problem="refused"), "info", "nri.sock: refused"),
         (docs.NRI, "ok", "containerd v2.1.4 on /var/run/nri/nri.sock, connected for 26 h"),
     ],
 )
 def test_the_connection_to_nri_is_told(nri: Nri | None, status: str, text: str) -> None:
     """Connected since when and to what, or why not."""
-    state = docs.state()
-    state["daemon"]["nri"] = nri
+    state = replace(docs.state(), daemon=replace(docs.RUNNING, nri=nri))
     row = next(row for row in doctor_node.connections(state) if row.check == "NRI")
     assert row.status == status
     assert text in row.text
@@ -288,11 +292,12 @@ def test_where_metrics_are_served_is_told() -> None:
     """The address, or what is in the way; nothing of both without the daemon."""
     state = docs.state()
     rows = {row.check: row for row in doctor_node.connections(state)}
-    assert (rows["metrics"].status, rows["metrics"].text) == ("ok", docs.METRICS["address"])
-    state["daemon"]["metrics"] = {"address": "http://x", "problem": "http://x: in use"}
+    assert (rows["metrics"].status, rows["metrics"].text) == ("ok", docs.METRICS.address)
+    taken = Metrics("http://x", "http://x: in use")
+    state = replace(state, daemon=replace(docs.RUNNING, metrics=taken))
     rows = {row.check: row for row in doctor_node.connections(state)}
     assert rows["metrics"].status == "warn"
-    state["daemon"]["metrics"] = None
+    state = replace(state, daemon=replace(docs.RUNNING, metrics=None))
     rows = {row.check: row for row in doctor_node.connections(state)}
     assert rows["metrics"].status == "info"
     assert list(doctor_node.connections(docs.without_daemon(state))) == []
@@ -305,7 +310,11 @@ def test_where_metrics_are_served_is_told() -> None:
         (docs.push("cri", "too old"), "ok", "are sent at once by CRI (too old)"),
         (docs.push("", "too old"), "info", "wait for the runtime's next call: too old"),
         (docs.push("cri", problem="no socket"), "warn", "now they wait: no socket"),
-        (docs.push("nri", failures=[{}]), "warn", "NRI; 1 container keeps its own"),
+        (
+            docs.push("nri", failures=[PushFailure("c", "busy")]),
+            "warn",
+            "NRI; 1 container keeps its own",
+        ),
     ],
 )
 def test_how_cpusets_reach_containers(push: Push, status: str, text: str) -> None:
@@ -318,7 +327,7 @@ def test_how_cpusets_reach_containers(push: Push, status: str, text: str) -> Non
 def test_nothing_of_cpusets_where_none_are_decided() -> None:
     """Without an allocator, without a daemon, and while it stands aside."""
     assert list(doctor_node.cpusets(docs.state())) == []
-    for fields in ({"push": None}, {"aside": "the kubelet's CPU manager policy is static"}):
+    for fields in ({"push": None}, {"suspended": "the kubelet's CPU manager policy is static"}):
         assert list(doctor_node.cpusets(docs.allotted(**fields))) == []
 
 
@@ -328,6 +337,6 @@ def test_other_writers_are_named() -> None:
     assert (kata.status, other.status) == ("info", "warn")
     assert "persist.json" in kata.text
     assert "seen 4 times, first 3 m ago, moves tid 5101, 5102" in other.text
-    acting = docs.sandbox("p", "1", writers=[docs.writer("kata", acts=True, evidence="e")])
+    acting = docs.sandbox("p", "1", writers=[docs.writer("kata", active=True, evidence="e")])
     (row,) = doctor_sandbox.writers(acting, "pod")
     assert (row.status, row.text) == ("warn", "Kata pins the vCPUs (e)")

@@ -1,10 +1,10 @@
 """docs/json.md and docs/kata-pin.8 agree with what the program does."""
 
+import json
 import os
 import re
 import subprocess
 from pathlib import Path
-from typing import Any, get_type_hints
 
 import pytest
 
@@ -12,49 +12,39 @@ from kata_pin.cli.commands.map import map_document
 from kata_pin.cli.commands.pools import pools_document
 from kata_pin.cli.main import COMMANDS, cli
 from kata_pin.cli.node.manual import page
-from kata_pin.cli.reports import shape
 from kata_pin.cli.reports import who as who_report
 from kata_pin.cli.reports.findings import check
 from kata_pin.config import Config
 from kata_pin.config.table import SETTINGS
 from kata_pin.daemon.service import offline
 from kata_pin.host.root import HOST
+from kata_pin.model.reports.state import State
+from kata_pin.wire.reports import decode, encode
+from tests.support.json_schema import violations
+from tests.support.report_docs import generated
 from tests.unit.cli import documents as docs
 from tests.unit.cli.cases import CHECKED
+from tests.unit.cli.compared import DECIDED, SUPPOSED
+from tests.unit.cli.conftest import plain
+from tests.unit.cli.supposed import FULL, POOLED, SERVED
 
 DOCS = Path(__file__).parents[3] / "docs"
-ONLY_RUNNING = {"pid", "version", "uptime_s", "nri", "metrics"}
 
 
-def documented() -> dict[str, set[str]]:
-    """Return the fields of each object path that docs/json.md has a table for."""
-    tables: dict[str, set[str]] = {}
-    paths: list[str] = []
-    for line in (DOCS / "json.md").read_text().splitlines():
-        if line.startswith("#"):
-            paths = re.findall(r"`([^`]+)`", line)
-        elif found := re.match(r"\| `([a-z_]+)` \|", line):
-            for path in paths:
-                tables.setdefault(path, set()).add(found[1])
-    return tables
+def wrong(document: object, kind: str) -> list[str]:
+    """Return what of a document does not fit the schema file of its kind."""
+    schema = json.loads((DOCS / "schema" / f"{kind}.json").read_text())
+    return list(violations(plain(document), schema, schema))
 
 
-def occurring(value: Any, path: str) -> dict[str, set[str]]:
-    """Return the fields of each object in a document, by the path that docs/json.md uses."""
-    found: dict[str, set[str]] = {}
-    if isinstance(value, dict):
-        found[path] = set(value)
-        for key, inner in value.items():
-            for deeper, fields in occurring(inner, f"{path}.{key}").items():
-                found.setdefault(deeper, set()).update(fields)
-    elif isinstance(value, list):
-        for item in value:
-            for deeper, fields in occurring(item, f"{path}[]").items():
-                found.setdefault(deeper, set()).update(fields)
-    return found
-
-
-TABLES = documented()
+@pytest.mark.parametrize("path", [*generated(), "schema"])
+def test_generated_files_are_current(path: str) -> None:
+    """scripts/schema was run after the last change of a report, and no file is left over."""
+    if path == "schema":
+        found = {f"schema/{one.name}" for one in (DOCS / path).iterdir()}
+        assert found == set(generated()) - {"json.md"}
+    else:
+        assert (DOCS / path).read_text() == generated()[path]
 
 
 @pytest.mark.parametrize(
@@ -72,58 +62,47 @@ TABLES = documented()
         (check(docs.state(), [], intruders_fail=True), "check"),
         (docs.examined(), "doctor"),
         (docs.done(), "pin"),
+        (SERVED, "what-if"),
+        (POOLED, "what-if"),
+        (FULL, "what-if"),
+        (DECIDED, "alloc-compare"),
+        (SUPPOSED, "alloc-compare"),
     ],
 )
-def test_documents_have_the_documented_fields(document: Any, kind: str) -> None:
-    """Every object in a document has exactly the fields of its table."""
-    for path, fields in occurring(document, kind).items():
-        before, daemon, after = path.partition(".daemon")
-        expected = TABLES[f"state.daemon{after}" if daemon else before]
-        if path.endswith(".daemon"):
-            expected = expected - ({"reason"} if document["daemon"]["running"] else ONLY_RUNNING)
-        assert fields == expected, path
+def test_documents_fit_their_schema(document: object, kind: str) -> None:
+    """The documents that the golden files are made from are valid ones."""
+    assert wrong(document, kind) == []
 
 
-def test_the_state_of_this_host_has_the_documented_fields(tmp_path: Path) -> None:
-    """What the daemon's own code makes has the same fields as the hand-made documents."""
-    document = offline.state(Config(runtime_dir=str(tmp_path)))
-    for path, fields in occurring(document, "state").items():
-        expected = TABLES[path] - (ONLY_RUNNING if path == "state.daemon" else set())
-        assert fields == expected, path
+def test_the_state_of_this_host_fits_its_schema(tmp_path: Path) -> None:
+    """What is made without a daemon is valid, and decodes to the same."""
+    state = offline.state(Config(runtime_dir=str(tmp_path)))
+    assert wrong(state, "state") == []
+    assert decode(encode(state), State) == state
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"),
+    ("change", "words"),
     [
-        ("state", shape.State),
-        ("state.daemon", shape.Daemon),
-        ("state.daemon.nri", shape.Nri),
-        ("state.daemon.metrics", shape.Metrics),
-        ("state.node", shape.Node),
-        ("state.node.cpus[]", shape.CpuPlace),
-        ("state.node.kubelet", shape.Kubelet),
-        ("state.sandboxes[]", shape.Sandbox),
-        ("state.sandboxes[].containers[]", shape.Container),
-        ("state.sandboxes[].vmm", shape.Vmm),
-        ("state.sandboxes[].guest", shape.Guest),
-        ("state.sandboxes[].guest.vcpus[]", shape.GuestVcpu),
-        ("state.sandboxes[].guest.vcpus[].links", shape.GuestLinks),
-        ("state.sandboxes[].guest.vcpus[].links.vcpu", shape.Known),
-        ("state.sandboxes[].guest.containers[]", shape.GuestContainer),
-        ("state.sandboxes[].threads[]", shape.Thread),
-        ("state.sandboxes[].writers[]", shape.Writer),
-        ("state.allocation", shape.Allocation),
-        ("state.allocation.pools", shape.Pools),
-        ("state.allocation.grants[]", shape.Grant),
-        ("state.allocation.push", shape.Push),
-        ("state.allocation.push.failures[]", shape.PushFailure),
-        ("state.allocation.refused[]", shape.Refused),
-        ("state.notes[]", shape.Note),
+        ({"mode": "acting"}, "not one of"),
+        ({"online": "0-"}, "does not match"),
+        ({"cpus": None}, "is not array"),
+        ({"extra": 1}, "unknown"),
     ],
 )
-def test_types_have_the_documented_fields(path: str, kind: type) -> None:
-    """The types that the renderers are checked against are those of docs/json.md."""
-    assert set(get_type_hints(kind)) == TABLES[path]
+def test_a_wrong_document_does_not_fit(change: dict[str, object], words: str) -> None:
+    """The validator sees a wrong value, type, cpu list, and an unknown or missing field."""
+    document = plain(docs.state())
+    document["node"] |= change
+    assert any(words in one for one in wrong(document, "state"))
+    del document["node"]["mode"]
+    assert any("missing" in one for one in wrong(document, "state"))
+
+
+def test_every_field_is_described() -> None:
+    """docs/json.md has no empty cell, but for fields whose name says it all."""
+    empty = re.findall(r"\| `(\w+)` \| [^|]+ \|  \|", generated()["json.md"])
+    assert empty == []
 
 
 def test_the_man_page_is_the_generated_one() -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from kata_pin.cli.main import run
-from kata_pin.cli.reports.shape import State
+from kata_pin.model.reports.state import State
 from tests.unit.cli import documents as docs
-from tests.unit.cli.conftest import Serve
+from tests.unit.cli.conftest import Serve, plain
 
 STATE = docs.state(docs.database(), docs.drifted(), docs.lost())
 
@@ -100,7 +100,7 @@ def test_watch_goes_on_until_it_is_interrupted(serve: Serve) -> None:
         documents = [json.loads(process.stdout.readline()) for _ in range(2)]
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=20)
-    assert documents == [STATE, STATE]
+    assert documents == [plain(STATE), plain(STATE)]
     assert (process.returncode, error) == (130, "")
 
 

@@ -22,7 +22,7 @@ def test_request_round_trip() -> None:
 
 def test_reply_round_trip() -> None:
     """A yes carries members, a no becomes the error it says."""
-    assert control.parse_reply(control.encode_reply({"state": {"a": [1]}})) == {"state": {"a": [1]}}
+    assert control.parse_reply(control.encode_reply(b'{"a":[1]}')) == b'{"a":[1]}'
     with pytest.raises(DaemonError, match="no such sandbox") as caught:
         control.parse_reply(control.encode_error("no such sandbox", "kata-pin show"))
     assert caught.value.hint == "kata-pin show"
@@ -67,14 +67,8 @@ def test_bad_replies(line: bytes) -> None:
 
 def test_a_big_reply() -> None:
     """A state with thousands of threads is taken."""
-    threads = [{"tid": n, "cpus": []} for n in range(60_000)]
-    assert control.parse_reply(control.encode_reply({"threads": threads})) == {"threads": threads}
-
-
-def test_reserved_members() -> None:
-    """A reply cannot overwrite its own frame."""
-    with pytest.raises(AssertionError, match="ok"):
-        control.encode_reply({"ok": False})
+    threads = json.dumps([{"tid": n, "cpus": []} for n in range(60_000)]).encode()
+    assert control.parse_reply(control.encode_reply(threads)) == threads
 
 
 def test_lines_are_cut() -> None:

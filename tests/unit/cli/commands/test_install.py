@@ -7,6 +7,7 @@ import configparser
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,17 @@ from kata_pin.cli.commands.install import release_pins, uninstall_node
 from kata_pin.cli.main import run
 from kata_pin.cli.node.changes import MANIFEST, Node
 from kata_pin.cli.node.files import HOOK_PATH, HOOKS_DIR, Choices, NodeFile, Runtime, node_files
-from kata_pin.cli.reports.shape import Json
 from kata_pin.config import Config, Hook, from_text
 from kata_pin.daemon.service.control import ControlServer
 from kata_pin.errors import DaemonError, HostError, KataPinError, ParseError
+from kata_pin.model.reports.applied import Applied
+from kata_pin.model.reports.pools import KeptCpuset
 from kata_pin.wire.control import Request
+from kata_pin.wire.reports import encode
 from tests.support.hooks import runtime_directory
 
 ALL = frozenset(Runtime)
+NOTHING = Applied(kind="unpin", sandboxes=())
 UNIT = "/usr/lib/systemd/system/kata-pin.service"
 
 
@@ -319,9 +323,9 @@ def test_release_without_a_daemon(tmp_path: Path) -> None:
     config = from_text(f"version: 1\nruntime_dir: {tmp_path}\n")
     released: list[Config] = []
 
-    def release_all(chosen: Config) -> Json:
+    def release_all(chosen: Config) -> Applied:
         released.append(chosen)
-        return {"cpusets_kept": [{"id": "c", "pod": "shop/db", "name": "app", "cpus": "2-3"}]}
+        return replace(NOTHING, cpusets_kept=(KeptCpuset("c", "shop/db", "app", "2-3"),))
 
     said = release_pins(config, release_all)
     assert "no daemon" in said
@@ -337,13 +341,13 @@ async def test_release_by_the_daemon(tmp_path: Path) -> None:
     asked: list[str] = []
     by_ourselves: list[Config] = []
 
-    def release_all(chosen: Config) -> Json:
+    def release_all(chosen: Config) -> Applied:
         by_ourselves.append(chosen)
-        return {}
+        return NOTHING
 
-    async def release(request: Request) -> Json:
+    async def release(request: Request) -> bytes:
         asked.append(request.verb)
-        return {"document": {}}
+        return encode(NOTHING)
 
     with runtime_directory() as directory:
         server = ControlServer(str(directory / "control.sock"), {"release": release})
@@ -376,7 +380,7 @@ def test_document(tmp_path: Path, capsys: Capture) -> None:
     """With --json the same comes as a document."""
     assert run(["install", "--root", str(tmp_path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["version"], document["kind"]) == (1, "install")
+    assert (document["version"], document["kind"]) == (2, "install")
     assert {"verb": "wrote", "path": HOOK_PATH, "reason": ""} in document["changes"]
     assert document["remarks"] == ["no hooks: choose --crio, --podman or --containerd"]
 

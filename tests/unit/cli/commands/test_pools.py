@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from kata_pin.cli.commands.alloc_explain import choose_grant
 from kata_pin.cli.main import run
 from kata_pin.cli.render import pools as render_pools
 from kata_pin.cli.render.layout import Look
-from kata_pin.cli.reports.shape import State
 from kata_pin.errors import KataPinError
+from kata_pin.model.reports.pools import Pools
+from kata_pin.model.reports.state import State
 from tests.unit.cli import documents as docs
-from tests.unit.cli.conftest import Serve
+from tests.unit.cli.conftest import Serve, plain
 
 STATE = docs.allotted()
 
@@ -45,18 +47,18 @@ def test_pools(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "A    default/db-0" in out
     assert "exclusive among every container of the node" in out
     assert run(["pools", "--json", "--config", config]) == 0
-    assert _json(capsys)["allocation"] == STATE["allocation"]
+    assert _json(capsys)["allocation"] == plain(STATE.allocation)
 
 
 def test_owners_share_letters_when_there_are_many() -> None:
     """The 27th owner is an A again, and every pCPU still has a sign."""
     grants = [
-        docs.grant(f"p/{n}", "app", exclusive=str(n), **{"class": "exclusive"}) for n in range(27)
+        docs.grant(f"p/{n}", "app", exclusive=str(n), cpu_class="exclusive") for n in range(27)
     ]
-    pools = {"reserved": "", "housekeeping": "", "shared": "27-31", "exclusive": "0-26"}
+    pools = Pools(reserved="", housekeeping="", shared="27-31", exclusive="0-26")
     state = docs.state(cpus=32, kubelet=None)
-    allocation = docs.allotted(grants=grants, pools=pools, refused=[], notes=[])["allocation"]
-    lines = render_pools.pools({**state, "allocation": allocation}, Look(200))
+    allocation = docs.allotted(grants=grants, pools=pools, refused=[], notes=[]).allocation
+    lines = render_pools.pools(replace(state, allocation=allocation), Look(200))
     drawn = "".join(one.plain for one in lines if one.plain.startswith("NUMA node"))
     assert drawn.count("A") == 2 + 2  # and one in each `NUMA`
     assert drawn.count(".") == 5
@@ -75,7 +77,7 @@ def test_a_container_is_explained(
     assert "exclusive  4-5,12-13" in out
     assert "- annotation cpu-policy.kata-pin.io says exclusive" in out
     assert run(["alloc", "explain", name, "--json", "--config", config]) == 0
-    assert _json(capsys)["grant"]["class"] == "exclusive"
+    assert _json(capsys)["grant"]["cpu_class"] == "exclusive"
 
 
 def test_which_container_is_not_clear() -> None:
@@ -84,7 +86,7 @@ def test_which_container_is_not_clear() -> None:
         (STATE, "nobody", "no container 'nobody'"),
         (docs.allotted(grants=[docs.grant("a", "app"), docs.grant("b", "app")]), "app", "means 2"),
         (docs.state(), "app", "decides no cpusets"),
-        (docs.allotted(aside="the kubelet decides"), "app", "the kubelet decides"),
+        (docs.allotted(suspended="the kubelet decides"), "app", "the kubelet decides"),
     ):
         with pytest.raises(KataPinError, match=said):
             choose_grant(state, name)
@@ -99,7 +101,7 @@ def test_orders(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert run(["policy", "set", "shop/late", "exclusive", "--config", config]) == 0
     capsys.readouterr()
     assert run(["policy", "get", "--json", "--config", config]) == 0
-    assert _json(capsys)["orders"] == {"shop/late": "exclusive"}
+    assert _json(capsys)["overrides"] == {"shop/late": "exclusive"}
     assert "shop/late  exclusive" in (tmp_path / "policies").read_text()
     assert run(["policy", "unset", "shop/late", "--config", config]) == 0
     capsys.readouterr()
@@ -111,9 +113,9 @@ def test_a_pod_that_runs_is_found_by_less(
     serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A pod's short name or the start of its sandbox's id means its full name."""
-    document: State = {**STATE, "sandboxes": [docs.database()]}
+    document = replace(STATE, sandboxes=(docs.database(),))
     config = _serve(serve, tmp_path, document)
-    for name in ("db-0", docs.database()["id"][:8]):
+    for name in ("db-0", docs.database().id[:8]):
         assert run(["policy", "set", name, "share", "--config", config]) == 0
         assert capsys.readouterr().out == "default/db-0: share\n"
 

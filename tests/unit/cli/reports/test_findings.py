@@ -5,11 +5,14 @@ import pytest
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import Look
 from kata_pin.cli.reports import findings
-from kata_pin.cli.reports.shape import Json, State
+from kata_pin.cli.reports.who import Intruder
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.reports.check import CheckDocument
+from kata_pin.model.reports.state import State
 from tests.unit.cli import documents as docs
 
 
-def found(document: State, *intruders: Json, fail: bool = False) -> Json:
+def found(document: State, *intruders: Intruder, fail: bool = False) -> CheckDocument:
     """Run the check."""
     return findings.check(document, intruders, intruders_fail=fail)
 
@@ -17,9 +20,9 @@ def found(document: State, *intruders: Json, fail: bool = False) -> Json:
 def test_everything_in_place_is_ok() -> None:
     """No finding, and what was looked at is counted."""
     document = found(docs.state(docs.database()))
-    assert document["ok"]
-    assert document["findings"] == []
-    assert (document["sandboxes"], document["threads"]) == (1, 8)
+    assert document.ok
+    assert document.findings == ()
+    assert (document.sandboxes, document.threads) == (1, 8)
 
 
 @pytest.mark.parametrize(
@@ -42,31 +45,31 @@ def test_shared_exclusive_cpus_are_conflicts(
         for n, (mask, exclusive) in enumerate((first, second))
     ]
     document = found(docs.state(*sandboxes))
-    assert [f["cpus"] for f in document["findings"]] == cpus
-    assert all(f["kind"] == "conflict" and f["fails"] for f in document["findings"])
+    assert [f.cpus for f in document.findings] == cpus
+    assert all(f.kind == "conflict" and f.fails for f in document.findings)
 
 
 def test_three_owners_are_three_pairs() -> None:
     """Every pair of sandboxes is told."""
     document = found(docs.state(*(docs.sandbox(f"n/{n}", "4", exclusive="4") for n in range(3))))
-    assert len(document["findings"]) == 3
+    assert len(document.findings) == 3
 
 
 @pytest.mark.parametrize("fail", [True, False])
 def test_intruders_fail_by_setting(fail: bool) -> None:
     """The setting decides whether an intruder is a failure."""
-    entry = {"pid": 9, "comm": "x", "tids": [9], "cpus": "4"}
+    entry = Intruder(9, "x", [9], CpuSet([4]))
     document = found(docs.state(), entry, fail=fail)
-    assert document["ok"] is not fail
-    assert document["findings"][0]["text"] == "x (pid 9): 1 thread may run on exclusive pCPUs 4"
+    assert document.ok is not fail
+    assert document.findings[0].text == "x (pid 9): 1 thread may run on exclusive pCPUs 4"
 
 
 def test_sandboxes_that_can_not_be_placed_are_told() -> None:
     """No VMM and no mask are notes, not failures."""
     unconfined = docs.sandbox("a/b", None, state="unpinned")
     document = found(docs.state(docs.lost(), unconfined))
-    assert document["ok"]
-    assert [f["kind"] for f in document["findings"]] == ["no-vmm", "unpinned"]
+    assert document.ok
+    assert [f.kind for f in document.findings] == ["no-vmm", "unpinned"]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +101,7 @@ def test_ages(seconds: float | None, text: str) -> None:
 def test_pairs(places: list[tuple[int | None, str]], text: str) -> None:
     """vCPUs and where they may run, in as few words as are unambiguous."""
     threads = [
-        docs.thread(n, "vcpu", cpus or "0", vcpu=index, observed=cpus)
+        docs.thread(n, "vcpu", cpus or "0", vcpu=index, affinity=cpus)
         for n, (index, cpus) in enumerate(places)
     ]
     assert phrases.pairs(threads, Look()).plain == text
@@ -111,6 +114,6 @@ def test_overhead_names_the_commonest_place_first() -> None:
         docs.thread(2, "vhost", "6-7"),
         docs.thread(3, "iothread", "4"),
         docs.thread(4, "emulator", "0-3", state="drift"),
-        docs.thread(5, "shim", "0-15", state="left"),
+        docs.thread(5, "shim", "0-15", state="unmanaged"),
     ]
     assert phrases.overhead(threads).plain == "6-7; iothread 4; emulator 0-3!"

@@ -1,21 +1,22 @@
 """Who may run on a pCPU, seen on this very host: real processes, real threads."""
 
-import json
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from kata_pin.cli.reports import who as who_report
-from kata_pin.cli.reports.shape import State
 from kata_pin.errors import KataPinError
 from kata_pin.host.process import read_process
 from kata_pin.host.root import HOST
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.reports.state import State
+from kata_pin.model.reports.who import CpuClaim
 from tests.unit.cli import documents as docs
 
 CPUS = sorted(os.sched_getaffinity(0))
@@ -45,7 +46,7 @@ def test_only_threads_allowed_there_are_listed() -> None:
     here, there = CPUS[0], CPUS[1]
     with child({here}) as pid:
         listed = {
-            cpu: {p["pid"] for p in who_report.who(HOST, node_of_this_host(), cpu)["processes"]}
+            cpu: {p.pid for p in who_report.who(HOST, node_of_this_host(), cpu).processes}
             for cpu in (here, there)
         }
     assert pid in listed[here]
@@ -71,31 +72,28 @@ def test_a_thread_is_its_processs_and_its_sandboxs() -> None:
         "ns/mine", str(cpu), docs.thread(tids[0], "vcpu", str(cpu), vcpu=3), exclusive=str(cpu)
     )
     state = node_of_this_host()
-    state["sandboxes"] = [sandbox]
+    state = replace(state, sandboxes=(sandbox,))
     found = who_report.who(HOST, state, cpu)
     stop.set()
     worker.join(10)
-    mine = next(p for p in found["processes"] if p["pid"] == os.getpid())
-    assert (mine["pod"], mine["sandbox"], mine["intruder"]) == ("ns/mine", sandbox["id"], False)
-    thread = next(t for t in mine["threads"] if t["tid"] == tids[0])
-    assert (thread["label"], thread["affinity"]) == ("vcpu 3", str(cpu))
-    assert found["claims"] == [
-        {"sandbox": sandbox["id"], "pod": "ns/mine", "claim": "exclusive", "container": ""}
-    ]
-    json.dumps(found)
+    mine = next(p for p in found.processes if p.pid == os.getpid())
+    assert (mine.pod, mine.sandbox, mine.intruder) == ("ns/mine", sandbox.id, False)
+    thread = next(t for t in mine.threads if t.tid == tids[0])
+    assert (thread.label, thread.affinity) == ("vcpu 3", str(cpu))
+    assert found.claims == (CpuClaim(sandbox.id, "ns/mine", "exclusive", ""),)
 
 
 def test_intruders_are_users_processes_on_anothers_exclusive_cpu() -> None:
     """A process confined to an exclusive pCPU of a sandbox intrudes; a shared one is no matter."""
     cpu = CPUS[0]
     state = node_of_this_host()
-    state["sandboxes"] = [docs.sandbox("a/b", str(cpu), exclusive=str(cpu))]
+    state = replace(state, sandboxes=(docs.sandbox("a/b", str(cpu), exclusive=str(cpu)),))
     with child({cpu}) as pid:
-        found = {entry["pid"]: entry for entry in who_report.intruders(HOST, state)}
-        state["sandboxes"][0]["exclusive"] = ""
+        found = {entry.pid: entry for entry in who_report.intruders(HOST, state)}
+        state = replace(state, sandboxes=(docs.sandbox("a/b", str(cpu)),))
         assert who_report.intruders(HOST, state) == []
-    assert found[pid]["cpus"] == str(cpu)
-    assert found[pid]["tids"] == [pid]
+    assert found[pid].cpus == CpuSet([cpu])
+    assert found[pid].tids == [pid]
     assert not any(read_process(HOST, p).kernel for p in found if p in {1, 2})
 
 
@@ -105,28 +103,27 @@ def test_a_sandboxs_own_threads_do_not_intrude() -> None:
     state = node_of_this_host()
     with child({cpu}) as pid:
         mine = docs.sandbox("a/b", str(cpu), docs.thread(pid, "vcpu", str(cpu)), exclusive=str(cpu))
-        state["sandboxes"] = [mine]
-        assert pid not in {entry["pid"] for entry in who_report.intruders(HOST, state)}
+        state = replace(state, sandboxes=(mine,))
+        assert pid not in {entry.pid for entry in who_report.intruders(HOST, state)}
         other = docs.sandbox("c/d", None, docs.thread(pid, "vcpu", str(cpu)))
-        state["sandboxes"] = [docs.sandbox("a/b", str(cpu), exclusive=str(cpu)), other]
-        assert pid in {entry["pid"] for entry in who_report.intruders(HOST, state)}
+        state = replace(state, sandboxes=(docs.sandbox("a/b", str(cpu), exclusive=str(cpu)), other))
+        assert pid in {entry.pid for entry in who_report.intruders(HOST, state)}
 
 
 def test_kernel_threads_are_summed_up_apart() -> None:
     """Kernel threads are never among the processes; bound ones have this CPU alone."""
     found = who_report.who(HOST, node_of_this_host(), CPUS[0])
-    kernel = {t["tid"] for t in (*found["kernel"]["bound"], *found["kernel"]["roaming"])}
-    assert not kernel & {p["pid"] for p in found["processes"]}
+    kernel = {t.tid for t in (*found.kernel.bound, *found.kernel.roaming)}
+    assert not kernel & {p.pid for p in found.processes}
     for thread in who_report.threads_on(HOST, CpuSet([CPUS[0]])):
         assert thread.process.kernel or thread.tid not in kernel
 
 
 def test_an_offline_cpu_has_nobody() -> None:
     """A present pCPU that is offline is told as such."""
-    state = node_of_this_host()
-    state["node"]["present"] = f"0-{max(CPUS) + 4}"
+    state = docs.state(cpus=max(CPUS) + 1, kubelet=None, present=f"0-{max(CPUS) + 4}")
     found = who_report.who(HOST, state, max(CPUS) + 2)
-    assert (found["online"], found["place"], found["processes"]) == (False, None, [])
+    assert (found.online, found.place, found.processes) == (False, None, ())
 
 
 def test_a_cpu_that_is_not_there_is_an_error() -> None:

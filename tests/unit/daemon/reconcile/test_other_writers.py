@@ -7,8 +7,8 @@ from kata_pin.daemon.reconcile.other_writers import (
     LONGEST_BACK_OFF_S,
     WINDOW_S,
     OtherWriters,
-    Writer,
 )
+from kata_pin.model.reports.sandbox import Writer
 from kata_pin.model.thread import ThreadKey
 
 ONE, TWO = ThreadKey(1, 2, 3), ThreadKey(1, 3, 3)

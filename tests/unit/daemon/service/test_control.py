@@ -14,15 +14,15 @@ from kata_pin.errors import DaemonError
 from kata_pin.wire.control import Request
 
 
-async def _echo(request: Request) -> Mapping[str, object]:
-    return {"document": dict(request.arguments)}
+async def _echo(request: Request) -> bytes:
+    return json.dumps(dict(request.arguments)).encode()
 
 
-async def _refuse(_request: Request) -> Mapping[str, object]:
+async def _refuse(_request: Request) -> bytes:
     raise DaemonError("not now", hint="later")
 
 
-async def _break(_request: Request) -> Mapping[str, object]:
+async def _break(_request: Request) -> bytes:
     raise RuntimeError("a bug")
 
 

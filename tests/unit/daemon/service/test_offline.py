@@ -51,16 +51,16 @@ def _files(config: Config) -> list[str]:
 def test_looking_takes_the_spool_in_and_leaves_it(config: Config) -> None:
     """The document knows the spooled container; the message stays for the daemon."""
     document = offline.state(config)
-    assert document["daemon"]["running"] is False
-    (shown,) = [one for one in document["sandboxes"] if one["id"] == SANDBOX]
-    assert (shown["state"], shown["containers"][0]["cpus"]) == ("no-vmm", "0")
+    assert document.daemon.running is False
+    (shown,) = [one for one in document.sandboxes if one.id == SANDBOX]
+    assert (shown.state, shown.containers[0].cpus) == ("no-vmm", "0")
     assert _files(config) == ["5-6.msg", "7-8.msg"]
     assert not (Path(config.runtime_dir) / "registry.db").exists()
 
 
 def test_explaining_names_what_is_unknown(config: Config) -> None:
     """A sandbox that is known is explained, another is refused with a hint."""
-    assert offline.explain(config, SANDBOX)["lines"]
+    assert offline.explain(config, SANDBOX).lines
     with pytest.raises(DaemonError, match="no sandbox 'nobody'"):
         offline.explain(config, "nobody")
 
@@ -68,11 +68,11 @@ def test_explaining_names_what_is_unknown(config: Config) -> None:
 def test_unpin_is_remembered_and_pin_ends_it(config: Config) -> None:
     """What an operator released without a daemon is still released for the next look."""
     offline.unpin(config, SANDBOX)
-    (shown,) = [one for one in offline.state(config)["sandboxes"] if one["id"] == SANDBOX]
-    assert shown["state"] == "released"
+    (shown,) = [one for one in offline.state(config).sandboxes if one.id == SANDBOX]
+    assert shown.state == "released"
     offline.pin(config, SANDBOX)
-    (shown,) = [one for one in offline.state(config)["sandboxes"] if one["id"] == SANDBOX]
-    assert shown["state"] == "no-vmm"
+    (shown,) = [one for one in offline.state(config).sandboxes if one.id == SANDBOX]
+    assert shown.state == "no-vmm"
     with pytest.raises(DaemonError, match="no sandbox"):
         offline.pin(config, "nobody")
 
@@ -82,11 +82,11 @@ def test_a_serving_daemon_keeps_writers_out(config: Config) -> None:
     with locked(config.runtime_dir):
         with pytest.raises(DaemonError, match="another kata-pin serves"):
             offline.pin(config, SANDBOX)
-        assert offline.state(config)["sandboxes"]
+        assert offline.state(config).sandboxes
 
 
 def test_looking_where_nothing_ever_ran(config: Config, tmp_path: Path) -> None:
     """Without a runtime directory there is nothing to show, and none is made."""
     elsewhere = replace(config, runtime_dir=str(tmp_path / "absent"))
-    assert SANDBOX not in [one["id"] for one in offline.state(elsewhere)["sandboxes"]]
+    assert SANDBOX not in [one.id for one in offline.state(elsewhere).sandboxes]
     assert not (tmp_path / "absent").exists()

@@ -18,13 +18,14 @@ from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.allocation.push import Pusher
 from kata_pin.daemon.service import offline
 from kata_pin.daemon.service.compose import Components, boot_id, compose
-from kata_pin.daemon.status.allocation import allocation_document
+from kata_pin.daemon.status.allocation import allocation_report
 from kata_pin.daemon.status.allocation_metrics import alloc_metrics
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.host.root import HOST
 from kata_pin.model.alloc import AllocState, Grant
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.reports.pools import Push, PushFailure
 from kata_pin.model.sandbox import Container, ContainerState
 from kata_pin.model.topology import flat
 from kata_pin.wire.nri.replies import Cpuset
@@ -62,44 +63,44 @@ def test_pools_and_grants(registry: Registry) -> None:
     one.admit(request("db", "exclusive", cpus=2))
     for name in ("c-web", "c-db"):
         one.ledger.reported(name, Cpuset(CpuSet(range(8))))
-    shown = allocation_document(one, ["orders: line 1"])
+    shown = allocation_report(one, ["orders: line 1"])
     assert shown is not None
-    own = shown["pools"]["exclusive"]
-    assert CpuSet.parse(own) | CpuSet.parse(shown["pools"]["shared"]) == CpuSet(range(8))
-    web, db, vm = sorted(shown["grants"], key=lambda grant: (grant["kind"], grant["id"] != "c-web"))
-    assert (db["class"], db["exclusive"], db["written"], db["sandbox"]) == (
+    own = shown.pools.exclusive
+    assert CpuSet.parse(own) | CpuSet.parse(shown.pools.shared) == CpuSet(range(8))
+    web, db, vm = sorted(shown.grants, key=lambda grant: (grant.kind, grant.id != "c-web"))
+    assert (db.cpu_class, db.exclusive, db.cpuset, db.sandbox) == (
         *("exclusive", own),
         *(own, "s-db"),
     )
-    assert (web["pending"], web["sandbox"]) == (shown["pools"]["shared"], "")
-    assert (vm["id"], vm["kind"], vm["written"]) == ("vm:s-db", "sandbox", "")
-    assert shown["problems"] == ["orders: line 1"]
+    assert (web.pending, web.sandbox) == (shown.pools.shared, "")
+    assert (vm.id, vm.kind, vm.cpuset) == ("vm:s-db", "sandbox", "")
+    assert shown.problems == ("orders: line 1",)
 
 
 def test_refusals(registry: Registry) -> None:
     """Who did not get what it asked for, when, and what became of it."""
     one = allocator(registry, Host())
     one.admit(request("db", "exclusive", cpus=64))
-    shown = allocation_document(one)
+    shown = allocation_report(one)
     assert shown is not None
-    (refused,) = shown["refused"]
-    assert (shown["refusals"], refused["container"], refused["strict"]) == (1, "shop/db app", False)
+    (refused,) = shown.refused
+    assert (shown.refusals, refused.container, refused.strict) == (1, "shop/db app", False)
 
 
 def test_how_cpusets_are_sent(registry: Registry) -> None:
     """By which way, why not by another, and what does not work; unknown without a daemon."""
     one = allocator(registry, Host())
-    assert (allocation_document(one) or {})["push"] is None
+    found = allocation_report(one)
+    assert found is not None
+    assert found.push is None
     pusher = pusher_of(one, cri="/run/c.sock")
     pusher._runtime = RetryState(1, 0.0, "no socket")
     one.ledger.reported("c-web", Cpuset())
     one.ledger.failed("c-web", Cpuset(), "busy")
-    assert (allocation_document(one, (), pusher) or {})["push"] == {
-        "way": "cri",
-        "reason": "NRI is not connected",
-        "problem": "no socket",
-        "failures": [{"id": "c-web", "message": "busy"}],
-    }
+    found = allocation_report(one, (), pusher)
+    assert found is not None
+    failed = (PushFailure("c-web", "busy"),)
+    assert found.push == Push("cri", "NRI is not connected", "no socket", failed)
 
 
 def test_metrics(registry: Registry) -> None:
@@ -136,11 +137,12 @@ def test_without_a_daemon(registry: Registry, tmp_path: Path) -> None:
     one.admit(request("web"))
     assert AllocStore(registry).read() == one.state
     config = Config(runtime_dir=str(tmp_path), alloc=Alloc(policy="annotation"))
-    shown = offline.state(config)["allocation"]
-    assert [grant["id"] for grant in shown["grants"]] == ["c-web", "vm:s-web"]
-    assert {grant["pending"] for grant in shown["grants"]} == {None}
-    assert shown["aside"] == ""
-    assert offline.state(Config(runtime_dir=str(tmp_path)))["allocation"] is None
+    shown = offline.state(config).allocation
+    assert shown is not None
+    assert [grant.id for grant in shown.grants] == ["c-web", "vm:s-web"]
+    assert {grant.pending for grant in shown.grants} == {None}
+    assert shown.suspended == ""
+    assert offline.state(Config(runtime_dir=str(tmp_path))).allocation is None
 
 
 @pytest.mark.parametrize(("nri", "kept"), [("auto", {"c-db", "c-web"}), ("no", {"c-db"})])

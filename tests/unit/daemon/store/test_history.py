@@ -13,8 +13,9 @@ import pytest
 from kata_pin.config import Config
 from kata_pin.config import History as Limits
 from kata_pin.daemon.live_config import LiveConfig
+from kata_pin.daemon.status.documents import history_report
 from kata_pin.daemon.store.database import Registry
-from kata_pin.daemon.store.history import History, history_document
+from kata_pin.daemon.store.history import History
 from kata_pin.errors import DaemonError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.pass_outcome import Cause, PassOutcome
@@ -162,12 +163,12 @@ def test_a_row_says_why_and_how_long(kept: Kept) -> None:
     """Its reasons are those of the pass, the wait begins with the first of them, time is UTC."""
     since = time.monotonic() - 0.25
     kept.history.passed(_passed(moved=1, cause=Cause(("hook:createRuntime", "audit"), since)))
-    (shown,) = history_document(kept.history.changes())["changes"]
-    assert shown["reasons"] == ["hook:createRuntime", "audit"]
-    assert 250 <= shown["waited_ms"] < 5250
-    written = time.strptime(shown["time"][:19], "%Y-%m-%dT%H:%M:%S")
+    (shown,) = history_report(kept.history.changes()).changes
+    assert shown.triggers == ("hook:createRuntime", "audit")
+    assert 250 <= shown.latency_ms < 5250
+    written = time.strptime(shown.time[:19], "%Y-%m-%dT%H:%M:%S")
     assert 0 <= time.time() - time.mktime(written) + time.timezone < 10
-    assert shown["time"].endswith("Z")
+    assert shown.time.endswith("Z")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,227 @@
+"""One sandbox as the state document shows it (model/reports/sandbox.py).
+
+Made by the daemon, or by the command line itself when the daemon is down (D19). Pure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kata_pin.daemon.guests.status import GuestView
+from kata_pin.daemon.status.guest import guest_report
+from kata_pin.model import placement, sandbox, thread
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.pass_outcome import sandbox_state, thread_state
+from kata_pin.model.reports.applied import AppliedSandbox, Result
+from kata_pin.model.reports.note import Note
+from kata_pin.model.reports.sandbox import Container, CpusetReport, Sandbox, Thread, Vmm, Writer
+from kata_pin.policy.placement.precedence import believed, why
+
+
+@dataclass(frozen=True)
+class SandboxFacts:
+    """Everything known about one sandbox at the time of the document.
+
+    `checked_s` is the age of the last pass or audit in seconds, None if there was none. kata-pin
+    leaves the tids `backed_off` to another one of the `writers`. `guest` is None without a VMM.
+    """
+
+    sandbox: sandbox.Sandbox
+    report: placement.Report | None
+    checked_s: float | None = None
+    problem: str = ""
+    released: bool = False
+    backed_off: frozenset[int] = frozenset()
+    guest: GuestView | None = None
+    writers: Sequence[Writer] = ()
+
+    @property
+    def placement(self) -> placement.Placement | None:
+        """The decision of the last pass."""
+        return None if self.report is None else self.report.placement
+
+
+def sandbox_report(facts: SandboxFacts, conflicts: Sequence[placement.Note] = ()) -> Sandbox:
+    """Return the report; `conflicts` are notes about exclusive pCPUs that others claim too."""
+    known, report, decided = facts.sandbox, facts.report, facts.placement
+    mask = decided.mask if decided else None
+    threads = thread_reports(facts)
+    found = [*conflicts, *(report.notes if report else ()), *(decided.notes if decided else ())]
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return Sandbox(
+        id=known.id,
+        pod=known.pod,
+        handler=known.handler,
+        state=_state(facts, threads, conflict=bool(conflicts)),
+        mask=cpus(mask.mask if mask else None),
+        mask_origin=mask.origin if mask else "",
+        exclusive=str(mask.exclusive) if mask else "",
+        shared=str(mask.shared) if mask else "",
+        checked_s=rounded(facts.checked_s),
+        duration_ms=_duration_ms(report),
+        containers=tuple(
+            _container(one, mask.claims if mask else (), now_ns) for one in known.containers
+        ),
+        vmm=_vmm(known.vmm),
+        vmm_problem=facts.problem,
+        guest=guest_report(facts.guest, known),
+        threads=threads,
+        writers=tuple(facts.writers),
+        notes=notes(found),
+    )
+
+
+def applied(every: Iterable[SandboxFacts]) -> tuple[AppliedSandbox, ...]:
+    """Return what the last pass over each sandbox set."""
+    return tuple(_applied(facts) for facts in every)
+
+
+def _applied(facts: SandboxFacts) -> AppliedSandbox:
+    report, threads = facts.report, thread_reports(facts)
+    return AppliedSandbox(
+        id=facts.sandbox.id,
+        pod=facts.sandbox.pod,
+        state=_state(facts, threads),
+        vmm_problem=facts.problem,
+        threads=len(threads),
+        duration_ms=_duration_ms(report),
+        results=tuple(_result(one) for one in report.results) if report else (),
+        notes=notes(report.notes) if report else (),
+    )
+
+
+def _result(result: placement.ActionResult) -> Result:
+    return Result(
+        tid=result.action.key.tid,
+        before=str(result.action.before),
+        target=str(result.action.target),
+        after=cpus(result.after),
+        outcome=result.outcome.value,
+        reason=result.action.reason,
+    )
+
+
+def _state(facts: SandboxFacts, threads: Iterable[Thread], *, conflict: bool = False) -> str:
+    decided = facts.placement
+    return sandbox_state(
+        [one.state for one in threads],
+        vmm=facts.sandbox.vmm is not None,
+        mask=decided.mask.mask if decided is not None else None,
+        released=facts.released,
+        shared=conflict,
+    )
+
+
+def _duration_ms(report: placement.Report | None) -> float | None:
+    return round(report.duration_ns / 1e6, 3) if report else None
+
+
+def _container(
+    container: sandbox.Container, claims: Iterable[placement.Claim], now_ns: int
+) -> Container:
+    claim = next((one for one in claims if one.container_id == container.id), None)
+    used = believed(container.reported)
+    return Container(
+        id=container.id,
+        name=container.title,
+        kind=container.kind.value,
+        state=container.state.value,
+        cpus=cpus(container.cpus),
+        mems=container.mems,
+        exclusive=str(claim.exclusive) if claim else "",
+        provenance=claim.provenance.value if claim else "none",
+        reason=claim.reason if claim else "",
+        cpusets=tuple(
+            CpusetReport(
+                source=one.source.value,
+                cpus=cpus(one.cpus),
+                age_s=_age_s(one.recorded_ns, now_ns) if one.recorded_ns else 0.0,
+                used=one is used,
+            )
+            for one in container.reported
+        ),
+        cpusets_reason=why(container.reported) if container.reported else "",
+        source=container.source,
+        recorded_s=_age_s(container.recorded_ns, now_ns),
+        quota_us=container.quota_us,
+        period_us=container.period_us,
+        shares=container.shares,
+        bundle=container.bundle,
+        note=container.note,
+    )
+
+
+def _vmm(vmm: sandbox.Vmm | None) -> Vmm | None:
+    if vmm is None:
+        return None
+    return Vmm(
+        kind=vmm.kind,
+        pid=vmm.process.pid,
+        starttime=vmm.process.starttime,
+        exe=vmm.exe,
+        exe_replaced=vmm.exe_deleted,
+        confirmed_by=vmm.witness,
+        kvm=vmm.kvm,
+        boot_vcpus=vmm.guest.boot,
+        max_vcpus=vmm.guest.maximum,
+        orphan=vmm.orphan,
+        guest_cid=vmm.guest_cid,
+    )
+
+
+def thread_reports(facts: SandboxFacts) -> tuple[Thread, ...]:
+    """Return the threads as the last pass found them."""
+    if facts.report is None:
+        return ()
+    desired = facts.placement.desired if facts.placement is not None else {}
+    return tuple(_thread(one, desired.get(one.task.key), facts) for one in facts.report.threads)
+
+
+def _thread(found: thread.Thread, desired: placement.Desired | None, facts: SandboxFacts) -> Thread:
+    task, role = found.task, found.role
+    return Thread(
+        tid=task.key.tid,
+        tgid=task.key.tgid,
+        starttime=task.key.starttime,
+        comm=task.comm,
+        role=role.role.value,
+        label=found.label,
+        source=role.source.value,
+        vcpu=role.vcpu if role.role is thread.ThreadRole.VCPU else None,
+        apic_id=role.apic_id,
+        iothread=role.iothread,
+        conflict=role.conflict,
+        desired=cpus(desired.wanted if desired else None),
+        expected=cpus(desired.applied if desired else None),
+        fallback=desired.step if desired else "",
+        reason=desired.reason if desired else "unmanaged",
+        paired=bool(desired and desired.paired),
+        container=desired.container_id if desired else "",
+        affinity=str(task.affinity),
+        last_cpu=task.last_cpu,
+        cpu_ticks=task.cpu_ticks,
+        cgroup=task.cgroup,
+        cpuset=str(task.cpuset),
+        state=thread_state(found, desired, released=facts.released, backed_off=facts.backed_off),
+    )
+
+
+def notes(found: Iterable[placement.Note]) -> tuple[Note, ...]:
+    """Return notes as documents have them, each once."""
+    return tuple(Note(one.code, one.text, one.level.value) for one in dict.fromkeys(found))
+
+
+def cpus(found: CpuSet | None) -> str | None:
+    """Return a CPU set as documents have it."""
+    return None if found is None else str(found)
+
+
+def rounded(seconds: float | None) -> float | None:
+    """Return an age in seconds, never negative, to the millisecond."""
+    return None if seconds is None else round(max(0.0, seconds), 3)
+
+
+def _age_s(then_ns: int, now_ns: int) -> float:
+    return round(max(0, now_ns - then_ns) / 1e9, 3)

@@ -1,0 +1,36 @@
+"""The history document: what changed of each sandbox, when and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kata_pin.model.reports import VERSION
+from kata_pin.model.reports.cpulist import Cpus
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of a sandbox."""
+
+    time: str  #: end of the pass that made or found the change
+    age_s: float  #: age of the change
+    sandbox: str  #: sandbox id
+    pod: str  #: `namespace/name`; the id if no pod is known
+    state: str  #: One of `ok`, `drift`, `unpinned`, `released`, `no-vmm`, `gone` (sandbox ended)
+    previous_state: str  #: the state before; empty in the first change of a sandbox
+    mask: Cpus | None  #: pCPUs of the sandbox
+    previous_mask: Cpus | None  #: the mask before
+    threads: int  #: number of threads that work for the sandbox
+    moved: int  #: number of threads that were moved
+    triggers: tuple[str, ...]  #: what caused the pass, such as `hook:createRuntime`, `audit`
+    latency_ms: float  #: from the first trigger until every affinity had been read back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryDocument:
+    """Printed by `history`."""
+
+    version: int = VERSION  #: version of the document
+    kind: str = "history"  #: kind of the document
+    time: str  #: when it was made
+    changes: tuple[Change, ...]  #: one object per change, newest last

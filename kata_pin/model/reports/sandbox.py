@@ -1,0 +1,130 @@
+"""One sandbox in the state document: its containers, VMM, threads, guest and other writers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kata_pin.model.reports.cpulist import Cpus
+from kata_pin.model.reports.guest import Guest
+from kata_pin.model.reports.note import Note
+
+
+@dataclass(frozen=True, slots=True)
+class CpusetReport:
+    """The cpuset that one source reports for a container."""
+
+    source: str  #: One of `nri`, `persist.json`, `kubelet`, `cgroup` (whole sandbox), `bundle`
+    cpus: Cpus | None  #: the cpuset; null: none
+    age_s: float  #: since when the source reports it; 0: read in every pass
+    used: bool  #: whether this one is the container's `cpus`
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One recorded container."""
+
+    id: str  #: container id
+    name: str  #: container name; `pause` for the pod sandbox, else the start of the id
+    kind: str  #: One of `sandbox`, `container`
+    state: str  #: One of `created`, `running`, `stopped`, `deleted` (the last eight of a sandbox)
+    cpus: Cpus | None  #: its cpuset; null: none
+    mems: Cpus  #: NUMA nodes of its memory; empty: any
+    exclusive: Cpus  #: its exclusive pCPUs
+    #: One of `allocator`, `kubelet`, `administrator`, `inferred`, `none`: how `exclusive` is known
+    provenance: str
+    reason: str  #: the same in words
+    cpusets: tuple[CpusetReport, ...]  #: what each source reports
+    cpusets_reason: str  #: why one of them is used
+    source: str  #: what recorded the container, such as `hook:createRuntime`
+    recorded_s: float | None  #: age of the record
+    quota_us: int | None  #: CPU quota
+    period_us: int | None  #: CPU period
+    shares: int | None  #: CPU shares
+    bundle: str  #: its OCI bundle
+    note: str  #: a problem with the record
+
+
+@dataclass(frozen=True, slots=True)
+class Vmm:
+    """The accepted VMM process."""
+
+    kind: str  #: One of `qemu`, `cloud-hypervisor`, `firecracker`, `dragonball`
+    pid: int  #: process id
+    starttime: int  #: clock ticks since boot; with the pid the process's identity
+    exe: str  #: its executable
+    exe_replaced: bool  #: whether the file was replaced since the start
+    confirmed_by: str  #: evidence that the process belongs to this sandbox
+    kvm: bool  #: false: TCG
+    boot_vcpus: int  #: vCPUs at boot
+    max_vcpus: int  #: most vCPUs
+    orphan: bool  #: whether its shim has exited
+    guest_cid: int  #: vsock address of the guest; 0: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """One thread that works for the sandbox."""
+
+    tid: int  #: thread id
+    tgid: int  #: process id
+    starttime: int  #: clock ticks since boot; these three are the thread's identity
+    comm: str  #: thread name
+    role: str  #: One of `vcpu`, `iothread`, `emulator`, `vhost`, `virtiofsd`, `kvm`, `shim`
+    label: str  #: role with the vCPU's index
+    #: One of `debugfs`, `qmp`, `kvm-fd`, `name`, `order` (inferred from creation order), `flags`
+    #: (kernel-thread flags), `process` (role of its process), `rest` (no source): where the role
+    #: comes from
+    source: str
+    vcpu: int | None  #: index of the vCPU
+    apic_id: int | None  #: KVM's id of the vCPU
+    iothread: str  #: id of the iothread object; empty: unknown
+    conflict: str  #: what sources disagree about
+    desired: Cpus | None  #: pCPUs chosen by policy; null: unmanaged
+    expected: Cpus | None  #: the desired pCPUs that its cgroup allows and that are online
+    fallback: str  #: why the expected pCPUs are not the desired ones
+    reason: str  #: why these pCPUs
+    paired: bool  #: whether it is a vCPU with exclusive pCPUs
+    container: str  #: id of the container whose pCPUs it has
+    affinity: Cpus  #: its CPU affinity, read from the kernel
+    last_cpu: int  #: pCPU that it ran on last; -1: unknown
+    cpu_ticks: int  #: used CPU time in 1/100 s
+    cgroup: str  #: its cgroup
+    cpuset: Cpus  #: pCPUs that the cgroup allows; empty: unknown
+    state: str  #: One of `ok`, `drift`, `unmanaged`, `released`
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Another process that sets affinities of the sandbox's threads."""
+
+    name: str  #: One of `kata` (its own vCPU pinning), `other` (something moves threads repeatedly)
+    active: bool  #: whether kata-pin leaves threads to it now
+    evidence: str  #: how that is known
+    count: int  #: times that a thread was found moved (`other`)
+    since_s: float | None  #: age of the first such move (`other`)
+    tids: tuple[int, ...]  #: threads that it moves (`other`)
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """One sandbox."""
+
+    id: str  #: sandbox id
+    pod: str  #: `namespace/name`; the id if no pod is known
+    handler: str  #: runtime handler; empty: unknown
+    #: One of `ok`, `drift`, `unpinned` (no mask), `released` (by unpin), `conflict` (an exclusive
+    #: pCPU is shared), `no-vmm`
+    state: str
+    mask: Cpus | None  #: pCPUs of the sandbox; null: not confined
+    mask_origin: str  #: how the mask was made
+    exclusive: Cpus  #: exclusive part of the mask
+    shared: Cpus  #: shared part of the mask
+    checked_s: float | None  #: age of the last pass or audit
+    duration_ms: float | None  #: duration of the last pass
+    containers: tuple[Container, ...]  #: recorded containers in record order
+    vmm: Vmm | None  #: the VMM; null: none was accepted
+    vmm_problem: str  #: why there is no VMM
+    guest: Guest | None  #: the map to guest CPUs; null: no VMM
+    threads: tuple[Thread, ...]  #: every thread that works for the sandbox
+    writers: tuple[Writer, ...]  #: other processes that set affinities of these threads
+    notes: tuple[Note, ...]  #: what the operator should know
