@@ -154,7 +154,7 @@ class NodePools:
     ) -> Iterator[str]:
         """A sandbox: cgroup as written, vCPUs as Kata's rule, pairs, nobody on others' CPUs."""
         told = cpuset(f"kata_{pod}")
-        if told != grant["written"]:
+        if told != grant["cpuset"]:
             yield f"{pod}: cgroup {told or 'none'}, written {grant['written'] or 'none'}"
         masks = {vcpu: _mask(tid) for vcpu, tid in VmThreads(qemu_pid(pod)).vcpus().items()}
         if len(masks) != vcpus:
@@ -183,7 +183,7 @@ def _of_runc(grant: Json) -> Iterator[str]:
     """A container of runc's: grant, written, its cgroup and its processes say the same."""
     file = cpuset_file(grant["id"])
     told = file.read_text().strip()
-    sides = {"written": grant["written"], "cgroup": told}
+    sides = {"written": grant["cpuset"], "cgroup": told}
     for pid in _processes(file.parent):
         with contextlib.suppress(ProcessLookupError):
             sides[f"process {pid}"] = str(_mask(pid))

@@ -140,7 +140,7 @@ def _order(pools: NodePools, cpu_class: CpuClass) -> None:
 
 def _classes(pools: NodePools) -> set[str]:
     grants = pools.allocation()["grants"]
-    return {one["class"] for one in grants if one["pod"] == K1 and one["kind"] == "container"}
+    return {one["cpu_class"] for one in grants if one["pod"] == K1 and one["kind"] == "container"}
 
 
 def _agree_with_the_next_answer(pools: NodePools, step: str) -> None:

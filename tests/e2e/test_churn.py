@@ -284,7 +284,7 @@ def _compare(unit: Unit, books: dict[str, Sandbox]) -> int:
     workers = vhost_threads()
     for one in books.values():
         masks = affinities(_threads(one, workers))
-        told = {t["tid"]: t["observed"] for t in shown[one.id]["threads"] if t["role"] != "shim"}
+        told = {t["tid"]: t["affinity"] for t in shown[one.id]["threads"] if t["role"] != "shim"}
         assert set(masks) <= set(told), f"{one.id}: threads that kata-pin does not know"
         total += len(masks)
         assert _wrong(one, workers) == []

@@ -110,11 +110,11 @@ def test_nothing_of_ours_enters_an_isolated_partition(
     configure(overhead="12,14")
     wait_for(lambda: os.sched_getaffinity(tid) == {14}, "virtiofsd on what is left")
     one = pod.shown()[tid]
-    assert (one["wanted"], one["applied"], one["step"]) == ("12,14", "14", "")
+    assert (one["desired"], one["expected"], one["fallback"]) == ("12,14", "14", "")
     configure(overhead="12,13")
     wait_for(lambda: os.sched_getaffinity(tid) == REST, "virtiofsd on the shared CPUs")
     one = pod.shown()[tid]
-    assert (one["wanted"], one["applied"], one["step"]) == ("12-13", "6-7", "shared")
+    assert (one["desired"], one["expected"], one["fallback"]) == ("12-13", "6-7", "shared")
     assert "allows only 0-11,14-15" in one["reason"]
 
 
@@ -157,9 +157,9 @@ def test_vcpus_in_a_threaded_cgroup(
     wait_for(lambda: _cgroups(pod) == {f"/kata_{pod.id}/vcpus"}, "the vCPUs' cgroup to be shown")
     inner.write("5")
     first = pod.kata.vcpus()[0]
-    wait_for(lambda: pod.shown()[first]["step"] == "cpuset", "the step of vCPU 0")
+    wait_for(lambda: pod.shown()[first]["fallback"] == "cpuset", "the step of vCPU 0")
     one = pod.shown()[first]
-    assert (one["wanted"], one["applied"]) == ("4", "5")
+    assert (one["desired"], one["expected"]) == ("4", "5")
     assert f"cgroup /kata_{pod.id}/vcpus allows only 5" in one["reason"]
     inner.write("4-5")
     pod.wait_placed(REST, PAIRS)

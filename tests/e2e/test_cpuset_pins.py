@@ -91,9 +91,9 @@ def test_disjoint_cpuset_is_shown_with_the_step(
     configure(audit={"affinity_s": 1, "deep_s": 2})
     pod.confine("8-11")
     tids = list(pod.kata.vcpus().values())
-    wait_for(lambda: {pod.shown()[tid]["step"] for tid in tids} == {"cpuset"}, "the step")
+    wait_for(lambda: {pod.shown()[tid]["fallback"] for tid in tids} == {"cpuset"}, "the step")
     one = pod.shown()[tids[0]]
-    assert (one["wanted"], one["applied"], one["observed"]) == ("4", "8-11", "8-11")
+    assert (one["desired"], one["expected"], one["affinity"]) == ("4", "8-11", "8-11")
     assert f"/kata_{pod.id} allows only 8-11" in one["reason"]
     pod.confine("4-7")
     pod.wait_placed(REST, PAIRS)

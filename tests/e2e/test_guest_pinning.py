@@ -205,7 +205,7 @@ def test_each_loop_has_its_own_vcpus(pod: GuestPod, node: Node) -> None:
     thread on its pCPU. Whatever else ran on a paired pCPU is told.
     """
     pod.wait_right(60)
-    pod.wait_state("told")
+    pod.wait_state("applied")
     owners = pod.owners()
     assert [len(owners[name]) for name in ("a", "b", "s")] == [1, 1, 1]
     numbers = pod.guest.cpu_of_apic()
@@ -244,8 +244,8 @@ def test_after_the_daemon_was_killed(pod: GuestPod) -> None:
     pod.daemon.daemon.kill()
     assert pod.wrong() == []
     pod.daemon.start()
-    pod.wait_state("told", "pending")
-    pod.wait_state("told")
+    pod.wait_state("applied", "pending")
+    pod.wait_state("applied")
     assert pod.wrong() == []
 
 
@@ -256,7 +256,7 @@ def test_after_the_agent_restarted(pod: GuestPod) -> None:
     assert pod.wrong()
     pod.daemon.ask("reconcile")
     pod.wait_right(60)
-    pod.wait_state("told", seconds=60)
+    pod.wait_state("applied", seconds=60)
 
 
 def test_an_agent_that_lies(pod: GuestPod) -> None:
@@ -270,7 +270,7 @@ def test_an_agent_that_lies(pod: GuestPod) -> None:
     pod.guest.mode("honest")
     pod.daemon.ask("reconcile")
     pod.wait_right(60)
-    pod.wait_state("told", seconds=60)
+    pod.wait_state("applied", seconds=60)
 
 
 def test_an_agent_that_refuses(pod: GuestPod) -> None:
@@ -281,7 +281,7 @@ def test_an_agent_that_refuses(pod: GuestPod) -> None:
     _check_host(pod)
     pod.guest.mode("honest")
     pod.daemon.ask("reconcile")
-    pod.wait_state("told", seconds=60)
+    pod.wait_state("applied", seconds=60)
 
 
 def test_an_agent_that_hangs(pod: GuestPod) -> None:
@@ -298,7 +298,7 @@ def test_an_agent_that_hangs(pod: GuestPod) -> None:
     pod.wait_state("unreachable", seconds=60)
     pod.guest.mode("honest")
     _configure(pod, exec=True)
-    pod.wait_state("told", seconds=60)
+    pod.wait_state("applied", seconds=60)
     pod.wait_right(60)
 
 
@@ -311,7 +311,7 @@ def test_a_vm_that_stands_still(pod: GuestPod) -> None:
     finally:
         os.kill(pod.pid, signal.SIGCONT)
     pod.daemon.ask("reconcile")
-    pod.wait_state("told", seconds=60)
+    pod.wait_state("applied", seconds=60)
     assert pod.wrong() == []
 
 

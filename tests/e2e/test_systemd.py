@@ -116,7 +116,7 @@ def test_unit_is_shipped_with_its_guards(node: Node, unit: Unit) -> None:
 def test_pins_stand_and_threads_are_seen_inside_the_sandboxing(unit: Unit, pod: Scene) -> None:
     """The daemon in its unit sees process events and every thread, and pins them all."""
     pod.wait_placed()
-    assert unit.state()["node"]["live_threads"] is True
+    assert unit.state()["node"]["thread_events"] is True
     shown = unit.sandbox(POD)
     assert shown["state"] == "ok"
     assert shown["vmm"]["pid"] == pod.threads.pid

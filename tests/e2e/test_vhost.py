@@ -83,7 +83,7 @@ def test_worker_outside_its_cpuset_is_shown_with_the_step(
     threads = pod.shown()
     for tid in pod.workers:
         one = threads[tid]
-        assert (one["wanted"], one["applied"], one["step"]) == ("0-1", "6-7", "shared")
+        assert (one["desired"], one["expected"], one["fallback"]) == ("0-1", "6-7", "shared")
         assert f"cgroup /kata_{pod.id} allows only 4-7" in one["reason"]
     notes = {note["code"] for note in pinner.sandboxes()["p1"]["notes"]}
     assert "fallback" in notes
@@ -103,7 +103,7 @@ def test_worker_in_the_overhead_cgroup_goes_where_qemu_cannot(
 
     wait_for(placed, f"workers on {reach}")
     threads = pod.shown()
-    steps = {threads[tid]["step"] for tid in pod.workers}
+    steps = {threads[tid]["fallback"] for tid in pod.workers}
     assert steps == ({"shared"} if node.kernel == "6.12" else {""})
     # On version 1 only vCPU threads are confined; on version 2 all of QEMU is.
-    assert threads[pod.kata.pid]["step"] == ("shared" if node.cgroup == 2 else "")
+    assert threads[pod.kata.pid]["fallback"] == ("shared" if node.cgroup == 2 else "")

@@ -127,7 +127,7 @@ def test_an_annotation_changed_live(cluster: Allotted) -> None:
 def shared_cpus(cluster: Allotted, container: str) -> str:
     """Return the CPUs of a container of class share, empty for any other."""
     grant = cluster.grant(container)
-    return str(grant["cpus"]) if grant["class"] == "share" else ""
+    return str(grant["cpus"]) if grant["cpu_class"] == "share" else ""
 
 
 def test_no_pool_change_gives_a_vm_more_vcpus(cluster: Allotted) -> None:
@@ -135,7 +135,7 @@ def test_no_pool_change_gives_a_vm_more_vcpus(cluster: Allotted) -> None:
     cluster.start()
     pod, free = run(cluster, "k0", handler="kata", cpu_shares=512)
     count = len(cluster.vcpus(pod))
-    assert cluster.grant(free)["written"] == ""
+    assert cluster.grant(free)["cpuset"] == ""
     for _ in range(2):
         other, own = run(cluster, "k1", "exclusive", handler="kata", **ONE_CPU)
         held = cluster.grant(own)["exclusive"]
@@ -159,7 +159,7 @@ def test_kubelet_static_is_only_observed(cluster: Allotted) -> None:
     pod, app = run(cluster, "k1", "exclusive", handler="kata", **ONE_CPU)
     assert cluster.cgroup(plain) == "0-1"
     shown = cluster.allocation()
-    assert "kubelet" in shown["aside"]
+    assert "kubelet" in shown["suspended"]
     assert (shown["grants"], shown["refused"]) == ([], [])
     assert cluster.node.registered()[app].cpus is None
     assert "alloc-aside" in {note["code"] for note in cluster.node.ask("state")["notes"]}
@@ -268,7 +268,7 @@ def test_a_plugin_before_us_is_left_alone(cluster: Allotted) -> None:
         (refused,) = cluster.allocation()["refused"]
         assert (refused["id"], refused["kind"]) == (app, "foreign-plugin")
         run(cluster, "r1")
-        assert "another NRI plugin" in cluster.allocation()["aside"]
+        assert "another NRI plugin" in cluster.allocation()["suspended"]
 
 
 def test_a_plugin_behind_us_fails_nobody_twice(cluster: Allotted) -> None:
@@ -293,12 +293,12 @@ def test_a_plugin_behind_us_is_believed_after_some_pods(cluster: Allotted) -> No
     cluster.start()
     with rival(cluster.containerd.nri_socket, index="50", cpus="0"):
         for name in ("r0", "r1", "blog/r2"):
-            assert cluster.allocation()["aside"] == ""
+            assert cluster.allocation()["suspended"] == ""
             pod = cluster.cri.run_pod(name)
             with pytest.raises(grpc.RpcError, match="both tried to set CPU"):
                 cluster.cri.create(pod, "app", pod_name=name)
             cluster.cri.create(pod, "app", pod_name=name)
-        assert "asked after kata-pin" in cluster.allocation()["aside"]
+        assert "asked after kata-pin" in cluster.allocation()["suspended"]
         run(cluster, "r3")
 
 

@@ -92,7 +92,7 @@ def test_the_union_where_nothing_else_tells(group: Path) -> None:
         _write(own, "1")
         pod.wait_placed({1}, within_s=3.0)
         (shown,) = (one for one in node.sandboxes()["p1"]["containers"] if one["id"] == "c1")
-        assert [(one["source"], one["cpus"], one["believed"]) for one in shown["told"]] == [
+        assert [(one["source"], one["cpus"], one["used"]) for one in shown["cpusets"]] == [
             ("bundle", "0", False),
             ("cgroup", "1", True),
         ]
@@ -116,7 +116,7 @@ def test_persist_json_stands_above_the_union(group: Path) -> None:
         _write(own, "1")
         pod.wait_placed({1}, within_s=3.0)
         (shown,) = (one for one in node.sandboxes()["p1"]["containers"] if one["id"] == "c1")
-        assert (shown["cpus"], shown["told_reason"]) == ("0-1", "all sources agree")
+        assert (shown["cpus"], shown["cpusets_reason"]) == ("0-1", "all sources agree")
 
 
 def test_without_events_the_audit_converges(group: Path) -> None:

@@ -58,7 +58,7 @@ def test_audit_repairs_a_moved_thread(node: Node) -> None:
         for tid in pod.kata.tids():
             os.sched_setaffinity(tid, {0})
         pod.wait_placed({1})
-        assert not node.ask("state")["node"]["live_threads"]
+        assert not node.ask("state")["node"]["thread_events"]
 
 
 def test_audit_finds_new_threads(node: Node) -> None:

@@ -82,9 +82,9 @@ def test_hotplugged_vcpu_is_pinned_by_its_birth(node: Node) -> None:
         )
         shown = node.sandboxes()["p1"]
         paired = [t for t in shown["threads"] if t["paired"]]
-        assert [t["wanted"] for t in paired] == ["1"]  # never two vCPUs on one exclusive pCPU
+        assert [t["desired"] for t in paired] == ["1"]  # never two vCPUs on one exclusive pCPU
         for tid in pod.kata.tids():
-            assert _by_tid(shown)[tid]["applied"] == _cpus(tid)
+            assert _by_tid(shown)[tid]["expected"] == _cpus(tid)
 
 
 def test_under_tcg_too(node: Node) -> None:
@@ -242,7 +242,7 @@ def _shown(node: Node) -> Json:
         for key in ("checked_s", "duration_ms"):
             del sandbox[key]
         for one in sandbox["containers"]:
-            for key in ("recorded_s", "told", "told_reason"):  # events may be on their way
+            for key in ("recorded_s", "cpusets", "cpusets_reason"):  # events may be on their way
                 del one[key]
         for thread in sandbox["threads"]:
             for key in ("last_cpu", "cpu_ticks", "source", "apic_id"):

@@ -76,7 +76,7 @@ def test_each_container_on_its_own_vcpus(node: Node, guest: PlayedGuest) -> None
     with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
         two_containers(pod)
         guest.wait_cpus(own="1", log="0")
-        shown = told(node, "told", own="none", log="none")
+        shown = told(node, "applied", own="none", log="none")
         assert [
             (v["vcpu"], v["guest_cpu"], v["state"], v["container"]) for v in shown["vcpus"]
         ] == [
@@ -97,7 +97,7 @@ def test_read_back_where_programs_are_allowed(node: Node, guest: PlayedGuest) ->
     node.start()
     with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
         two_containers(pod)
-        told(node, "told", own="read", log="read")
+        told(node, "applied", own="read", log="read")
         guest.mood = Mood.LIES
         guest.cpus["own"] = "0-1"
         node.ask("reconcile")
@@ -105,7 +105,7 @@ def test_read_back_where_programs_are_allowed(node: Node, guest: PlayedGuest) ->
         assert shown["containers"][0]["detail"] == "may run on guest CPUs 0-1"
         guest.mood = Mood.HONEST
         node.ask("reconcile")
-        told(node, "told", own="read", log="read")
+        told(node, "applied", own="read", log="read")
 
 
 def test_a_denial_is_a_state(node: Node, guest: PlayedGuest) -> None:
@@ -152,7 +152,7 @@ def test_hanging_guest_is_left_alone_for_longer_and_longer(node: Node, guest: Pl
         told(node, "unreachable")
         guest.mood = Mood.HONEST
         guest.wait_cpus(own="1", log="0")
-        told(node, "told")
+        told(node, "applied")
 
 
 def test_no_agent_at_all(node: Node, folder: Path) -> None:
@@ -175,7 +175,7 @@ def test_agent_restarts(node: Node, guest: PlayedGuest) -> None:
         told(node, "unreachable")
         guest.start()
         guest.wait_cpus(own="1", log="0")
-        told(node, "told")
+        told(node, "applied")
 
 
 def test_said_again_after_kata_touched_it(node: Node, guest: PlayedGuest) -> None:
@@ -312,7 +312,7 @@ def test_widened_before_vcpus_move(node: Node, guest: PlayedGuest) -> None:
         pod.announce()
         pod.create("a", "1", exclusive=True)
         guest.wait_cpus(a="2")
-        told(node, "told")
+        told(node, "applied")
         pod.create("b", "0", exclusive=True)
         guest.wait_cpus(a="2", b="1")
         first = ""

@@ -24,7 +24,7 @@ def _changes(node: Node, *arguments: str) -> list[dict[str, Any]]:
 
 
 def _facts(changes: list[dict[str, Any]]) -> list[tuple[str, str | None, int, list[str]]]:
-    return [(one["state"], one["mask"], one["moved"], one["reasons"]) for one in changes]
+    return [(one["state"], one["mask"], one["moved"], one["triggers"]) for one in changes]
 
 
 @pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
@@ -44,14 +44,14 @@ def test_history_of_a_sandbox_from_its_first_pin_to_its_end() -> None:
         wait_for(lambda: _changes(node, pod.id)[-1]["state"] == "gone", "the end to be told")
         assert told[-1]["pod"] == f"shop/pod-{pod.id}"
         pinned = next(one for one in told if one["mask"] == str(first))
-        assert {"hook:createRuntime", "Kata's state"} & set(pinned["reasons"])
+        assert {"hook:createRuntime", "Kata's state"} & set(pinned["triggers"])
         assert 0 < pinned["moved"] <= pinned["threads"]
-        assert 0 < pinned["waited_ms"] < 10_000
+        assert 0 < pinned["latency_ms"] < 10_000
         wider = next(one for one in told if one["mask"] == f"{first}-{second}")
-        assert wider["was_mask"] == str(first)
-        assert (told[-1]["state"], told[-1]["reasons"]) == ("released", ["unpin"])
+        assert wider["previous_mask"] == str(first)
+        assert (told[-1]["state"], told[-1]["triggers"]) == ("released", ["unpin"])
         with_daemon = _changes(node)
-        assert set(with_daemon[-1]["reasons"]) <= {"VMM exited", "thread exited"}
+        assert set(with_daemon[-1]["triggers"]) <= {"VMM exited", "thread exited"}
 
         node.cli("reconcile")
         daemon.kill()

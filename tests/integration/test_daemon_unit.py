@@ -70,7 +70,7 @@ def test_all_of_the_daemon_works_under_the_units_limits(node: Node) -> None:
             assert pod.create("c2", "0").stderr == ""
             assert pod.misplaced({0}, {1: 1}) == []
             state = node.ask("state")
-            assert state["node"]["live_threads"]
+            assert state["node"]["thread_events"]
             shown = node.wait_state("p1", "ok")
             sources = {t["role"]: t["source"] for t in shown["threads"]}
             kernel = "debugfs" if accelerator() is Accelerator.KVM else "qmp"

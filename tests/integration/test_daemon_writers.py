@@ -30,7 +30,7 @@ def test_vcpus_are_katas_while_its_rule_holds(node: Node) -> None:
         shown = node.wait_state("p1", "ok")
         assert "kata-pins-vcpus" in [note["code"] for note in shown["notes"]]
         states = {t["state"] for t in shown["threads"] if t["role"] == "vcpu"}
-        assert states == {"left"}
+        assert states == {"unmanaged"}
         pod.stop("c1")
         pod.create("c2", "1", exclusive=True)
         pod.wait_placed({1})
@@ -64,7 +64,7 @@ def test_an_annotation_leaves_vcpus_to_kata_where_its_state_cannot_be_read(node:
         node.hook("createRuntime", "c1", pod.kata.pid)
         shown = node.wait_state("p1", "ok")
         (writer,) = shown["writers"]
-        assert (writer["who"], writer["acts"]) == ("kata", True)
+        assert (writer["name"], writer["active"]) == ("kata", True)
         assert f"annotation {key} in config.json" in writer["evidence"]
         assert "Kata pins the vCPUs" in node.cli("show", pod.id).stdout
         pod.kata.write_persist(pod.kata.containers)  # Kata's own word, once it is there
@@ -89,8 +89,8 @@ def test_who_moves_threads_again_and_again_is_named() -> None:
 
             wait_for(moved_back, "another writer to be known", 20)
             (writer,) = node.sandboxes()["p1"]["writers"]
-            assert (writer["who"], writer["acts"], writer["tids"]) == ("other", True, [tid])
-            assert writer["seen"] >= 3
+            assert (writer["name"], writer["active"], writer["tids"]) == ("other", True, [tid])
+            assert writer["count"] >= 3
             assert 0 < writer["since_s"] < 60
             assert "another writer, seen" in node.cli("show", pod.id).stdout
             rows = json.loads(node.cli("doctor", "--json").stdout)["rows"]

@@ -98,7 +98,7 @@ def test_an_order_reaches_everybody_at_once(cluster: Allotted) -> None:
     assert limits(cluster, plain) == before
     assert len(cluster.vcpus(pod)) == vcpus
     push = cluster.allocation()["push"]
-    assert (push["way"], push["problem"], push["failures"]) == (way(), "", [])
+    assert (push["channel"], push["problem"], push["failures"]) == (way(), "", [])
     assert f"sent at once by {way().upper()}" in cluster.node.cli("pools").stdout
     assert "UpdateContainer not decided" not in cluster.node.log
 

@@ -136,5 +136,5 @@ def agreed(cluster: Allotted, plain: str, pod: str, app: str = "") -> None:
         raise
     if app:
         own = cluster.grant(app)["exclusive"]
-        assert cluster.grant(app)["written"] == own
+        assert cluster.grant(app)["cpuset"] == own
         assert own in cluster.vcpus(pod).values()
