@@ -155,7 +155,7 @@ class NodePools:
         """A sandbox: cgroup as written, vCPUs as Kata's rule, pairs, nobody on others' CPUs."""
         told = cpuset(f"kata_{pod}")
         if told != grant["cpuset"]:
-            yield f"{pod}: cgroup {told or 'none'}, written {grant['written'] or 'none'}"
+            yield f"{pod}: cgroup {told or 'none'}, cpuset {grant['cpuset'] or 'none'}"
         masks = {vcpu: _mask(tid) for vcpu, tid in VmThreads(qemu_pid(pod)).vcpus().items()}
         if len(masks) != vcpus:
             yield f"{pod}: {len(masks)} vCPUs, not {vcpus}"

@@ -158,7 +158,7 @@ def test_status_socket_refuses_acting_verbs(node: Node, verb: str) -> None:
         reply = _reply(peer)
         assert not reply["ok"]
         assert f"unknown verb {verb!r}" in reply["error"]
-        assert reply["hint"] == "this socket knows explain, history, ping, state"
+        assert reply["hint"] == "this socket knows explain, history, names, ping, state"
 
 
 _AS_NOBODY = """
