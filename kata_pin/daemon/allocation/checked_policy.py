@@ -1,8 +1,8 @@
-"""A policy whose answers can be relied on, whoever wrote it: none raises, and none is impossible.
+"""A policy whose decisions can be relied on, whoever wrote it: none raises, none is impossible.
 
-Where the policy behind it fails, a new container has the shared pool, one that runs keeps what it
-has, and one that is over gives it back. What went wrong is a note of the answer. Lifetime: the
-policy's. Out of scope: what makes an answer impossible (policy/alloc/invariants.py).
+Where the policy behind it fails, a new container gets the shared pool, a running one keeps its
+CPUs, and an ended one releases them. The failure is a note of the decision. Lifetime: the policy's.
+Out of scope: the invariants (policy/alloc/invariants.py).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from kata_pin.model.alloc import AllocState, ContainerRequest, Decision, Refusal
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.settings import AllocSettings
 from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.invariants import Expected, Soundness, ended, in_pool, over, without
+from kata_pin.policy.alloc.invariants import Expected, Invariants, ended, in_pool, over, without
 from kata_pin.policy.alloc.policy import Policy
 
 log = logging.getLogger(__name__)
 
 MAX_SHOWN: Final = 200
-"""Longest part of a foreign error that is shown."""
+"""Longest part of another package's error that is shown."""
 
 
 class CheckedPolicy:
@@ -33,7 +33,7 @@ class CheckedPolicy:
     ) -> None:
         self._name = name
         self._policy = policy
-        self._soundness = Soundness(topology, settings)
+        self._invariants = Invariants(topology, settings)
 
     def allocate(self, state: AllocState, request: ContainerRequest) -> Decision:
         """Give a new container its CPUs."""
@@ -44,7 +44,7 @@ class CheckedPolicy:
         )
 
     def change(self, state: AllocState, request: ContainerRequest) -> Decision:
-        """Give a running container what it asks for now."""
+        """Give a running container what it requests now."""
         return self._asked(
             lambda: self._policy.change(state, request),
             Expected(state, (request,), _replaced(state, request)),
@@ -52,7 +52,7 @@ class CheckedPolicy:
         )
 
     def release(self, state: AllocState, container_id: str) -> Decision:
-        """Take a container's CPUs back."""
+        """Release a container's CPUs."""
         gone = over(state, container_id)
         return self._asked(
             lambda: self._policy.release(state, container_id),
@@ -71,7 +71,7 @@ class CheckedPolicy:
         )
 
     def decline(self, state: AllocState, request: ContainerRequest, refusal: Refusal) -> Decision:
-        """Answer while somebody else decides."""
+        """Answer while the kubelet or another plugin decides."""
         return self._asked(
             lambda: self._policy.decline(state, request, refusal),
             Expected(state, refusable=True),
@@ -86,16 +86,16 @@ class CheckedPolicy:
     ) -> Decision:
         try:
             decision = ask()
-            why = self._soundness.flaw(decision, expected)
+            why = self._invariants.violation(decision, expected)
         except BaseException as error:
             log.debug("allocator: policy %s", self._name, exc_info=True)
             why = f"{type(error).__name__}: {error}"
         else:
             if not why:
                 return decision
-        told = f"policy {self._name!r} fails: {why}"[:MAX_SHOWN]
-        note = Note("alloc-policy", told, NoteLevel.WARNING)
-        return replace(instead(told), notes=(note,))
+        text = f"policy {self._name!r} fails: {why}"[:MAX_SHOWN]
+        note = Note("alloc-policy", text, NoteLevel.WARNING)
+        return replace(instead(text), notes=(note,))
 
 
 def _replaced(state: AllocState, request: ContainerRequest) -> list[str]:

@@ -1,17 +1,14 @@
-"""Whether a policy's answer can be: what must hold of a state, whoever made it.
+"""What must hold of a policy's decision, whichever package the policy is from.
 
-A policy can be another package's. What it answers is stored and written to containers of other
-people, so it is looked at first: no CPU is exclusive twice, nobody uses a CPU that is not his, and
-nobody's grant is lost or made up. Pure, and cheap enough for every event. Out of scope: whether the
-answer is a good one.
+A decision is stored and applied to other people's containers, so it is checked first: no CPU is
+exclusive twice, no container uses a CPU outside its pools, no grant is lost or invented. Pure, and
+cheap enough for every event. Out of scope: whether the decision is a good one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from types import UnionType
-from typing import Final, TypeAlias
 
 from kata_pin.model.alloc import (
     AllocState,
@@ -19,7 +16,6 @@ from kata_pin.model.alloc import (
     Decision,
     Grant,
     GrantKind,
-    PodRequest,
     Refusal,
     RefusalKind,
 )
@@ -29,135 +25,97 @@ from kata_pin.model.settings import AllocSettings, CpuClass
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.initial_state import initial_state
 
-Types: TypeAlias = type | UnionType
-
-_STATE: Final[Mapping[str, Types]] = {
-    **dict.fromkeys(("cpus", "reserved", "housekeeping"), CpuSet),
-    "grants": Mapping,
-}
-_NOTE: Final[Mapping[str, Types]] = {"code": str, "text": str, "level": NoteLevel}
-_REFUSAL: Final[Mapping[str, Types]] = {"kind": RefusalKind, "message": str, "strict": bool}
-_GRANT: Final[Mapping[str, Types]] = {
-    "request": ContainerRequest,
-    "policy": str,
-    "cpu_class": CpuClass,
-    "kind": GrantKind,
-    "exclusive": CpuSet,
-    "shared": CpuSet | None,
-    "zone": CpuSet,
-    "mems": CpuSet,
-    "reasons": tuple,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What an answer is about: the state before, and who is to have a grant after it.
+    """What a decision is about: the state before, and which grants there are after it.
 
-    `requests` are those of containers that are to have one; `over` may have none any more, and
-    `gone` must not. `refusable`: it may be a strict refusal, which leaves the state as it was.
+    Containers of `requests` must have one, those of `gone` must not. `refusable`: it may be a
+    strict refusal, which leaves the state as it was.
     """
 
     before: AllocState
     requests: Collection[ContainerRequest] = ()
-    over: Collection[str] = ()
+    replaceable: Collection[str] = ()
     gone: Collection[str] = ()
     refusable: bool = False
 
 
-class Soundness:
-    """The check, for one host and one set of settings."""
+class Invariants:
+    """The invariants for one host and one set of settings."""
 
     def __init__(self, topology: HostTopology, settings: AllocSettings) -> None:
-        self._outset = initial_state(topology, settings)
+        self._initial = initial_state(topology, settings)
         self._nodes = CpuSet(topology.nodes)
-        self._never = (settings.reserved | settings.housekeeping).bits
+        self._never = settings.reserved | settings.housekeeping
 
-    def flaw(self, decision: Decision, expected: Expected) -> str:
-        """Return what is wrong with an answer, empty if it is sound.
-
-        Raises whatever comes of an answer that is not even made of the right types.
-        """
-        why = _answer_flaw(decision)
-        if why:
-            return why
-        after, before, refused = decision.state, expected.before, decision.refused
+    def violation(self, decision: Decision, expected: Expected) -> str:
+        """Return what is wrong with a decision, empty if nothing is."""
+        if not _is_decision(decision):
+            return "its decision has values of wrong types"
+        after, refused = decision.state, decision.refused
         if refused is not None and refused.strict:
-            allowed = expected.refusable and after == before and not decision.changed
-            return "" if allowed else "it refuses what it cannot refuse"
+            same = after == expected.before and not decision.changed
+            return "" if expected.refusable and same else "it refuses what it cannot refuse"
+        for grant in decision.changed:
+            there = after.grants.get(grant.container_id)
+            if grant is not there and grant != there:
+                return f"a change of {grant.container_id} is not in its state"
         return (
-            self._misses(after, expected)
-            or self._grants_flaw(after, expected)
-            or self._pools_flaw(after, before)
-            or _changes_flaw(decision)
+            _missing(after, expected)
+            or self._wrong_grant(after, expected)
+            or self._wrong_pool(after, expected.before)
         )
 
-    def _misses(self, after: AllocState, expected: Expected) -> str:
-        """Return who has no grant though he should, or has one still."""
-        before = expected.before.grants
-        for name in before.keys() - after.grants.keys():
-            ended = name in expected.over or name in expected.gone
-            if not ended and before[name].kind is GrantKind.CONTAINER:
-                return f"container {name} has lost its grant"
-        for name in expected.gone:
-            if name in after.grants:
-                return f"{name} is over and has its grant still"
-        for request in expected.requests:
-            if request.container_id not in after.grants:
-                return f"container {request.container_id} has no grant"
-        return ""
-
-    def _grants_flaw(self, after: AllocState, expected: Expected) -> str:
-        """Return what is wrong with a grant that is new or another one than before."""
+    def _wrong_grant(self, after: AllocState, expected: Expected) -> str:
+        """Return what is wrong with a grant that is new or has changed."""
         before = expected.before.grants
         asked = {one.container_id: one for one in expected.requests}
-        vms = []
         for name, grant in after.grants.items():
-            old = before.get(name)
-            if grant is old or (old is not None and _follows(old, grant)):
+            old, request = before.get(name), grant.request
+            if grant is old or (old is not None and _follows_pool(grant, old)):
                 continue
-            known = asked.get(name) or (None if old is None else old.request)
-            why = _types_flaw(grant) or _request_flaw(name, grant, known)
-            if not why and not grant.cpus:
-                why = "no CPUs at all"
-            if not why and not grant.mems <= self._nodes:
-                why = f"memory nodes that there are not: {grant.mems - self._nodes}"
-            if not why and grant.own.bits & self._never and (old is None or old.own != grant.own):
-                why = "CPUs that are reserved or for housekeeping"
+            if not _is_grant(grant):
+                return f"the grant of {name} has values of wrong types"
+            why = ""
+            if request.container_id != name:
+                why = f"another container's id, {request.container_id}"
+            elif grant.kind is GrantKind.SANDBOX:
+                why = "" if _has_vm(request, after) else "no VM"
+            elif request != asked.get(name, old and old.request):
+                why = "another request than was made"
+            if not grant.exclusive and not grant.shared:
+                why = why or "no CPUs at all"
+            if not grant.mems <= self._nodes:
+                why = why or f"memory nodes that there are not: {grant.mems - self._nodes}"
+            if grant.own & self._never and (old is None or old.own != grant.own):
+                why = why or "CPUs that are reserved or for housekeeping"
             if why:
                 return f"the grant of {name} has {why}"
-            if grant.kind is GrantKind.SANDBOX:
-                vms.append(grant)
-        return _vms_flaw(vms, after) if vms else ""
+        return ""
 
-    def _pools_flaw(self, after: AllocState, before: AllocState) -> str:
-        """Return which CPU is somewhere where it cannot be."""
-        allowed = self._outset
+    def _wrong_pool(self, after: AllocState, before: AllocState) -> str:
+        """Return which CPU is in a pool where it cannot be."""
         for name in ("cpus", "reserved", "housekeeping"):
-            wrong = getattr(after, name) - getattr(allowed, name) - getattr(before, name)
+            wrong = getattr(after, name) - getattr(self._initial, name) - getattr(before, name)
             if wrong:
                 return f"its {name} are more than the settings allow: {wrong}"
-        cpus = after.cpus.bits
-        housekeeping = after.housekeeping.bits
-        seen = 0
+        free = after.cpus.bits
         for name, grant in after.grants.items():
-            exclusive = grant.exclusive.bits
-            if exclusive:
-                if exclusive & (seen | ~cpus):
-                    return f"exclusive CPUs of {name} are another's too, or not to be given out"
-                seen |= exclusive
-        outside = ~(cpus & ~seen)
+            if grant.exclusive.bits & ~free:
+                return f"exclusive CPUs of {name} are another's too, or not to be given out"
+            free &= ~grant.exclusive.bits
         for name, grant in after.grants.items():
-            wrong = grant.shared.bits & outside if grant.shared is not None else 0
-            if wrong and (grant.kind is not GrantKind.SANDBOX or wrong & ~housekeeping):
+            overhead = after.housekeeping.bits if grant.kind is GrantKind.SANDBOX else 0
+            if grant.shared is not None and grant.shared.bits & ~(free | overhead):
                 return f"shared CPUs of {name} are not in the shared pool"
         return ""
 
 
 def in_pool(state: AllocState, request: ContainerRequest, policy: str, why: str) -> Decision:
-    """Return the decision for a container that nobody decided for: it has the shared pool.
+    """Return the decision for a container that its policy failed on: it has the shared pool.
 
-    Who has a grant keeps it. An empty state, of a policy that never answered, stays empty.
+    A container with a grant keeps it. An empty state, of a policy that never decided, stays empty.
     """
     if state.get(request.container_id) is not None or not state.shared:
         return Decision(state)
@@ -177,100 +135,98 @@ def over(state: AllocState, container_id: str) -> frozenset[str]:
     if grant.kind is GrantKind.SANDBOX:
         return frozenset(one.container_id for one in pod)
     vm = grant.request.pod.sandbox_id
-    shares = [
-        one for one in pod if one.kind is GrantKind.CONTAINER and one.request.pod.sandbox_id == vm
-    ]
-    return frozenset({container_id, vm} if vm and len(shares) == 1 else {container_id})
+    mates = [one for one in pod if one.request.pod.sandbox_id == vm and one.container_id != vm]
+    return frozenset({container_id, vm} if vm and len(mates) == 1 else {container_id})
 
 
 def ended(state: AllocState, running: Iterable[ContainerRequest]) -> frozenset[str]:
-    """Return whose grants end when just these containers run: VMs without any too."""
+    """Return whose grants end when only these containers run: VMs without any too."""
     runs = {name for one in running for name in (one.container_id, one.pod.sandbox_id)}
     return frozenset(state.grants.keys() - runs)
 
 
 def without(state: AllocState, names: Iterable[str]) -> Decision:
-    """Return the decision that only takes these grants away."""
+    """Return the decision that only removes these grants."""
     for name in names:
         state = state.without(name)
     return Decision(state)
 
 
-def _answer_flaw(decision: Decision) -> str:
-    """Return what of an answer is of a wrong type, but for its grants."""
-    if not (_typed(decision.state, AllocState) and _typed_fields(decision.state, _STATE)):
-        return "its state is none"
-    if not all(_typed(note, Note) and _typed_fields(note, _NOTE) for note in decision.notes):
-        return "a note of its is none"
-    refused = decision.refused
-    sound = refused is None or (_typed(refused, Refusal) and _typed_fields(refused, _REFUSAL))
-    return "" if sound else "its refusal is none"
+def _missing(after: AllocState, expected: Expected) -> str:
+    """Return which container has lost its grant, has none, or still has one."""
+    before = expected.before.grants
+    for name in before.keys() - after.grants.keys() - {*expected.gone, *expected.replaceable}:
+        if before[name].kind is GrantKind.CONTAINER:
+            return f"container {name} has lost its grant"
+    for name in expected.gone:
+        if name in after.grants:
+            return f"{name} has ended and still has its grant"
+    for request in expected.requests:
+        if request.container_id not in after.grants:
+            return f"container {request.container_id} has no grant"
+    return ""
 
 
-def _follows(old: Grant, grant: Grant) -> bool:
-    """Whether nothing differs but what a grant has of the shared pool: the case of most."""
+def _has_vm(request: ContainerRequest, state: AllocState) -> bool:
+    """Whether a VM is that of a container with a grant: the policy makes its request."""
+    return any(
+        one.kind is GrantKind.CONTAINER
+        and one.request.pod.sandbox_id == request.container_id
+        and one.request.pod == request.pod
+        for one in state.grants.values()
+    )
+
+
+def _follows_pool(grant: Grant, old: Grant) -> bool:
+    """Whether only the shared CPUs have changed, as for most grants when the pool changes."""
     return (
         grant.request is old.request
         and grant.exclusive is old.exclusive
-        and grant.cpu_class is old.cpu_class
+        and grant.cpu_class is old.cpu_class is CpuClass.NONE
         and grant.kind is old.kind
         and grant.zone is old.zone
         and grant.mems is old.mems
         and grant.policy is old.policy
         and grant.reasons is old.reasons
-        and _typed(grant.shared, CpuSet)
-        and grant.cpu_class is CpuClass.NONE
+        and isinstance(grant.shared, CpuSet)
         and bool(grant.shared)
     )
 
 
-def _types_flaw(grant: Grant) -> str:
-    sound = (
-        _typed(grant, Grant)
-        and _typed_fields(grant, _GRANT)
-        and all(_typed(reason, str) for reason in grant.reasons)
-    )
-    return "" if sound else "something of a wrong type"
+def _is_decision(value: object) -> bool:
+    """Whether every value is of the type of its annotation: other packages' code may err."""
+    match value:
+        case Decision(
+            state=AllocState(
+                cpus=CpuSet(), reserved=CpuSet(), housekeeping=CpuSet(), grants=Mapping()
+            ),
+            changed=tuple(),
+            refused=None | Refusal(kind=RefusalKind(), message=str(), strict=bool()),
+            notes=tuple(notes),
+        ):
+            return all(map(_is_note, notes))
+    return False
 
 
-def _typed_fields(value: object, fields: Mapping[str, Types]) -> bool:
-    return all(isinstance(getattr(value, name), types) for name, types in fields.items())
+def _is_grant(value: object) -> bool:
+    match value:
+        case Grant(
+            request=ContainerRequest(cpu_millis=int()),
+            policy=str(),
+            cpu_class=CpuClass(),
+            exclusive=CpuSet(),
+            shared=None | CpuSet(),
+            zone=CpuSet(),
+            mems=CpuSet(),
+            kind=GrantKind(),
+            reasons=tuple(reasons),
+        ):
+            return all(isinstance(reason, str) for reason in reasons)
+    return False
 
 
-def _typed(value: object, types: Types) -> bool:
-    """Whether a value is what its annotation says: those of other people's code need not be."""
-    return isinstance(value, types)
-
-
-def _request_flaw(name: str, grant: Grant, known: ContainerRequest | None) -> str:
-    """Return what is wrong with whom a grant is for."""
-    request = grant.request
-    if request.container_id != name:
-        return f"another container's id, {request.container_id}"
-    if grant.kind is GrantKind.SANDBOX:
-        return ""
-    if known is None:
-        return "nobody who asked for it"
-    return "" if request is known or request == known else "another request than was made"
-
-
-def _vms_flaw(vms: Iterable[Grant], state: AllocState) -> str:
-    """Return which VM is nobody's; its request is made by the policy, of a container's pod."""
-    pods: dict[str, list[PodRequest]] = {}
-    for one in state.grants.values():
-        if one.kind is GrantKind.CONTAINER:
-            pods.setdefault(one.request.pod.sandbox_id, []).append(one.request.pod)
-    for vm in vms:
-        name, request = vm.container_id, vm.request
-        known = request.pod in pods.get(name, ())  # a runtime tells a pod anew with each container
-        if not name or not known or not _typed(request.cpu_millis, int):
-            return f"the grant of {name} has no VM"
-    return ""
-
-
-def _changes_flaw(decision: Decision) -> str:
-    for grant in decision.changed:
-        there = decision.state.grants.get(grant.container_id)
-        if grant is not there and grant != there:
-            return f"a change of {grant.container_id} is not in its state"
-    return ""
+def _is_note(value: object) -> bool:
+    match value:
+        case Note(code=str(), text=str(), level=NoteLevel()):
+            return True
+    return False
