@@ -80,10 +80,10 @@ async def take(daemon: LocalService, ids: Sequence[str], rounds: int) -> Figures
 
     measures: dict[str, Callable[[], Awaitable[object]]] = {
         "bare": bare_loop,
-        "affinity": daemon._auditor.affinity,
+        "affinity": daemon.parts.auditor.affinity,
         "bare stat": bare_stat_loop,
-        "deep": daemon._auditor.deep,
-        "round": daemon._deep_audit,
+        "deep": daemon.parts.auditor.deep,
+        "round": daemon.parts.audits.deep,
     }
     samples: dict[str, list[float]] = {name: [] for name in measures}
     for work in measures.values():  # what is derived once a report is not an audit's cost
@@ -99,7 +99,7 @@ async def take(daemon: LocalService, ids: Sequence[str], rounds: int) -> Figures
 
 def expected(daemon: LocalService, sandbox_id: str) -> dict[int, list[int]]:
     """Return the threads of a sandbox's last report by process."""
-    cache = daemon._sandboxes.cache(sandbox_id)
+    cache = daemon.parts.sandboxes.cache(sandbox_id)
     if cache is None or cache.report is None:
         raise BenchError(f"no report on {sandbox_id}")
     threads: dict[int, list[int]] = {}

@@ -87,7 +87,7 @@ async def _messages(
             floor.append(timed(lambda: bare(sandbox.pid, frozenset({node.last_cpu}))))
             scatter(tids, everywhere)
             await known.take(_take(daemon, next(message)))
-            daemon._passes.drop(sandbox.id)
+            daemon.parts.passes.drop(sandbox.id)
             scatter(tids, everywhere)
             await fresh.take(_take(daemon, next(message)))
     what = f"{len(tids)} threads"
@@ -140,7 +140,7 @@ def _messages_of(container: Container, pid: int) -> Iterator[HookMessage]:
 
 async def _take(daemon: LocalService, message: HookMessage) -> None:
     connection = TimedConnection(message)
-    await daemon._hook_service.hook(connection)
+    await daemon.parts.hook_service.hook(connection)
     if connection.answers != ["recorded", "pinned"]:
         raise BenchError(f"a message was answered {connection.answers}")
 

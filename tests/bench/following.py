@@ -143,7 +143,7 @@ async def _measured(
         await daemon.settle(ids)
         daemon.keep_only(ids)
         watcher = Watcher()
-        daemon._passes._observers = (*daemon._passes._observers, watcher)
+        daemon.parts.passes._observers = (*daemon.parts.passes._observers, watcher)
         return await _rows(Stage(node, daemon, peer, watcher, confined, group), rounds)
 
 
@@ -208,7 +208,7 @@ async def _record(stage: Stage) -> None:
     work = node.container(sandbox.id, "c1", cpus=str(both))
     stamp = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     message = HookMessage(Phase.CREATE_RUNTIME, stamp, os.getpid(), work.state(sandbox.pid))
-    await stage.daemon._hook_service.hook(TimedConnection(message))
+    await stage.daemon.parts.hook_service.hook(TimedConnection(message))
 
 
 def _where(sandbox: KataSandbox) -> frozenset[int]:

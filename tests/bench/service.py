@@ -18,6 +18,8 @@ from pathlib import Path
 
 from kata_pin.config.tree import Config
 from kata_pin.daemon.service.app import Daemon, calm_collector
+from kata_pin.daemon.service.assembly import Assembly
+from kata_pin.daemon.service.background import Background
 from kata_pin.daemon.service.systemd import Notifier
 from kata_pin.vmm.role_cache import YOUNG_S
 from tests.bench.figures import BenchError
@@ -85,27 +87,39 @@ def service(node: BenchNode, **settings: object) -> Iterator[ServiceProcess]:
             process.wait()
 
 
+class Serving(Notifier):
+    """Knows when the daemon is ready."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.event = asyncio.Event()
+
+    def ready(self, status: str) -> None:
+        """Take note of it."""
+        del status
+        self.event.set()
+
+
 class LocalService(Daemon):
     """The Daemon in this process; its parts are reached as a pass or an event reaches them."""
 
+    parts: Assembly
+
     def __init__(self, config: Config) -> None:
-        super().__init__(config, reread=lambda: config, notifier=Notifier({}))
-        self.serving = asyncio.Event()
+        serving = Serving()
+        super().__init__(config, reread=lambda: config, notifier=serving)
+        self.serving = serving.event
 
-    def _status(self) -> str:
-        """See Daemon: called when everything is composed."""
-        self.serving.set()
-        return super()._status()
-
-    def stop(self) -> None:
-        """End `run`."""
-        self._stop.set()
+    async def serve(self, parts: Assembly, background: Background) -> None:
+        """See Daemon."""
+        self.parts = parts
+        await super().serve(parts, background)
 
     async def settle(self, ids: Collection[str], timeout_s: float = 120.0) -> None:
         """Wait until each of these sandboxes has been seen, and no thread of it is young."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            caches = [self._sandboxes.cache(one) for one in ids]
+            caches = [self.parts.sandboxes.cache(one) for one in ids]
             if all(one is not None and one.vmm is not None for one in caches):
                 await asyncio.sleep(YOUNG_S * 1.25)  # until then they are looked at again
                 return
@@ -114,8 +128,8 @@ class LocalService(Daemon):
 
     def keep_only(self, ids: Collection[str]) -> None:
         """Forget the sandboxes of others, which every daemon of this machine adopts."""
-        for stranger in set(self._sandboxes.ids) - set(ids):
-            self._passes.drop(stranger)
+        for stranger in set(self.parts.sandboxes.ids) - set(ids):
+            self.parts.passes.drop(stranger)
 
 
 @contextlib.asynccontextmanager

@@ -21,7 +21,7 @@ def _paired(pod: LabPod) -> dict[int, set[int]]:
 def test_vcpus_come_with_descending_indexes_and_go(pinner: PrivateNode, start_pod: Pods) -> None:
     """Plugged vCPUs take indexes 15, 14, 13; pairs move nobody who keeps one; unplug re-pairs.
 
-    ThreadEvents and exits alone tell: no audit and no hook runs.
+    Births and exits alone tell: no audit and no hook runs.
     """
     pod = start_pod(cpus="4-7")
     pod.create("c1", "4,5", exclusive=True)

@@ -169,8 +169,7 @@ def _pass_of_its_own(node: PrivateNode, pod: LabPod, *, debugfs: str, ptrace: bo
         registry = Registry(":memory:", boot_id=boot_id(HOST))
         registry.set_live_threads(live=True)  # else the main thread would keep the whole mask
         parts = compose(from_text(json.dumps(settings)), registry)
-        parts.index.refresh()
-        parts.adopt_all()
+        parts.adoption.all()
         cache = SandboxCache()
         cache.vmm = parts.engine.find(pod.id, registry.containers(pod.id), cache)
         assert cache.vmm is not None

@@ -13,26 +13,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from kata_pin.config.guest import Guest
 from kata_pin.daemon.guests.keeper import Goal, Keeper, Shared
 from kata_pin.daemon.guests.probe import GuestProbe
 from kata_pin.daemon.guests.status import GuestPlan, GuestState, GuestView, plan_guest
 from kata_pin.daemon.live_config import LiveConfig
-from kata_pin.daemon.service.compose import Components
+from kata_pin.daemon.reconcile.node import NodeWatch
+from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.guests import GuestBook
 from kata_pin.errors import AgentUnavailable, KataPinError, ParseError, StateError
 from kata_pin.guest.address import AgentAddress, VsockAddress, parse_address
 from kata_pin.guest.agent import AgentClient
+from kata_pin.host.root import HostRoot
 from kata_pin.model.guestmap import GuestFacts
+from kata_pin.model.node import Node
 from kata_pin.model.pass_outcome import Cause, PassOutcome
 from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import Container, Sandbox, Vmm
 from kata_pin.policy.explain.guest import guest_lines
 from kata_pin.policy.guest.map import NOTHING_KNOWN
-from kata_pin.vmm.state_files import read_state
+from kata_pin.vmm.state_files import KataPaths, read_state
 
 log = logging.getLogger(__name__)
 
@@ -59,27 +63,35 @@ Claims = tuple[tuple[object, ...], ...]
 """What of a sandbox's containers decides about pairs."""
 
 
+class KnownVmms(Protocol):
+    """The table of sandboxes, as far as guests need it."""
+
+    def known_vmm(self, sandbox_id: str) -> Vmm | None:
+        """Return the VMM that the last pass over a sandbox found."""
+
+
 class Guests:
     """See the module; everything runs in the event loop's thread."""
 
     def __init__(
         self,
-        parts: Components,
+        agents: Agents,
+        registry: Registry,
+        node: NodeWatch,
         *,
         live: LiveConfig,
-        vmm_of: Callable[[str], Vmm | None],
+        sandboxes: KnownVmms,
         start: Callable[[Coroutine[object, object, None]], object],
     ) -> None:
-        """`vmm_of` is the VMM that the last pass found; `start` runs a task until the end.
-
-        Raises StateError when the registry's file can not be used.
-        """
-        self._parts = parts
+        """`start` runs a task until the daemon ends; raises StateError from the registry."""
+        self._root = agents.root
+        self._registry = registry
+        self._node = node
+        self._sandboxes = sandboxes
         self._live = live
-        self._vmm_of = vmm_of
         self._start = start
-        self._book = GuestBook(parts.registry)
-        self._shared = _shared(parts, self._settings, self._book)
+        self._book = GuestBook(registry)
+        self._shared = agents.shared(self._settings, self._book)
         self._keepers: dict[str, Keeper] = {}
         self._claims: dict[str, Claims] = {}
         self._causes: dict[str, Cause] = {}
@@ -91,7 +103,7 @@ class Guests:
 
     def passed(self, outcome: PassOutcome) -> None:
         """See Observer: hand over what the pass means for the guest, where the pins stand."""
-        vmm = self._vmm_of(outcome.sandbox_id)
+        vmm = self._sandboxes.known_vmm(outcome.sandbox_id)
         stands = outcome.report.settled or outcome.mask is None  # to give back needs no pin
         if vmm is None or not stands:
             return
@@ -117,7 +129,7 @@ class Guests:
 
     def _hand_over(self, outcome: PassOutcome, vmm: Vmm) -> None:
         sandbox_id, report = outcome.sandbox_id, outcome.report
-        sandbox = Sandbox(sandbox_id, self._parts.registry.containers(sandbox_id), vmm)
+        sandbox = Sandbox(sandbox_id, self._registry.containers(sandbox_id), vmm)
         keeper = self._keepers.get(sandbox_id) or self._new_keeper(sandbox, report)
         if keeper is None:
             return
@@ -141,17 +153,17 @@ class Guests:
         owned = any(one.container_id for one in plan.map.links)
         if not owned and not plan.map.hotplugged and not self._book.told(sandbox.id):
             return None
-        keeper = Keeper(sandbox.id, self._shared, GuestProbe(self._parts.root, self._settings))
+        keeper = Keeper(sandbox.id, self._shared, GuestProbe(self._root, self._settings))
         self._keepers[sandbox.id] = keeper
         self._start(keeper.run())
         return keeper
 
     def _plan(self, sandbox: Sandbox, report: Report, facts: GuestFacts) -> GuestPlan | None:
         inferred = self._settings().act_on_inferred
-        return plan_guest(sandbox, report, self._parts.node.current(), facts, inferred=inferred)
+        return plan_guest(sandbox, report, self._node.current(), facts, inferred=inferred)
 
     def _goal(self, outcome: PassOutcome) -> Goal:
-        released = outcome.sandbox_id in self._parts.registry.released()
+        released = outcome.sandbox_id in self._registry.released()
         if released or outcome.mask is None or not self._settings().enabled:
             return Goal.GIVE_BACK
         return Goal.KEEP if self._live.acts else Goal.LEAVE
@@ -162,10 +174,10 @@ class Guests:
         `foresee` returns what the pass would decide, and sets nothing. Costs nothing where no
         container changed, and where the guest was told nothing or is not prompt.
         """
-        keeper, vmm = self._keepers.get(sandbox_id), self._vmm_of(sandbox_id)
+        keeper, vmm = self._keepers.get(sandbox_id), self._sandboxes.known_vmm(sandbox_id)
         if keeper is None or vmm is None or not keeper.may_widen:
             return
-        containers = self._parts.registry.containers(sandbox_id)
+        containers = self._registry.containers(sandbox_id)
         if _claims(containers) == self._claims.get(sandbox_id):
             return
         sandbox = Sandbox(sandbox_id, containers, vmm)
@@ -220,50 +232,63 @@ def _claims(containers: Iterable[Container]) -> Claims:
     )
 
 
-def _shared(parts: Components, settings: Callable[[], Guest], book: GuestBook) -> Shared:
-    def connect(sandbox_id: str, vmm: Vmm) -> AgentClient:
-        now = settings()
-        return AgentClient(
-            agent_address(parts, sandbox_id, vmm),
-            connect_s=now.connect_ms / 1000,
-            call_s=now.call_ms / 1000,
+@dataclass(frozen=True)
+class Agents:
+    """Where the kata-agents of this host are found."""
+
+    root: HostRoot
+    kata: KataPaths
+
+    def shared(self, settings: Callable[[], Guest], book: GuestBook) -> Shared:
+        """Return what all keepers share."""
+
+        def connect(sandbox_id: str, vmm: Vmm) -> AgentClient:
+            now = settings()
+            return AgentClient(
+                self.address(sandbox_id, vmm),
+                connect_s=now.connect_ms / 1000,
+                call_s=now.call_ms / 1000,
+            )
+
+        return Shared(settings, book, connect, asyncio.Semaphore(AT_ONCE))
+
+    def address(self, sandbox_id: str, vmm: Vmm) -> AgentAddress:
+        """Return where a sandbox's agent listens: QEMU's cid, else what Kata's state says.
+
+        A QEMU that names another guest's cid only has that guest asked about containers that it
+        does not know: what changes something names a container of this sandbox. Raises
+        AgentUnavailable when neither says where.
+        """
+        try:
+            if vmm.guest_cid:
+                return VsockAddress(vmm.guest_cid)
+            persisted = read_state(self.root, self.kata, sandbox_id)
+            if persisted is not None and persisted.agent_url:
+                return parse_address(persisted.agent_url)
+        except (ParseError, ValueError) as error:
+            raise AgentUnavailable(f"kata-agent address not usable: {error}") from error
+        raise AgentUnavailable(
+            "kata-agent address unknown (neither in the VMM's arguments nor in Kata's state)"
         )
 
-    return Shared(settings, book, connect, asyncio.Semaphore(AT_ONCE))
 
-
-async def give_back(
-    parts: Components, settings: Guest, passes: Iterable[tuple[Sandbox, Report]]
+async def restore_guests(
+    agents: Agents,
+    registry: Registry,
+    node: Node,
+    settings: Guest,
+    passes: Iterable[tuple[Sandbox, Report]],
 ) -> None:
-    """Widen every container that a guest was told of, once: the undo where no daemon runs.
+    """Widen every container that kata-pin confined in its guest, once: undo without a daemon.
 
-    Raises StateError when the registry's file can not be used.
+    Raises StateError when the registry's file cannot be used.
     """
-    book = GuestBook(parts.registry)
-    shared = _shared(parts, lambda: settings, book)
+    book = GuestBook(registry)
+    shared = agents.shared(lambda: settings, book)
     keepers = []
     for sandbox, report in passes:
         if sandbox.vmm is not None and book.told(sandbox.id):
-            keeper = Keeper(sandbox.id, shared, GuestProbe(parts.root, lambda: settings))
-            node = parts.node.current()
+            keeper = Keeper(sandbox.id, shared, GuestProbe(agents.root, lambda: settings))
             keeper.take(sandbox.vmm, partial(plan_guest, sandbox, report, node), Goal.GIVE_BACK)
             keepers.append(keeper)
     await asyncio.gather(*(keeper.attempt() for keeper in keepers))
-
-
-def agent_address(parts: Components, sandbox_id: str, vmm: Vmm) -> AgentAddress:
-    """Return where a sandbox's agent listens: QEMU's cid, else what Kata's state says.
-
-    A QEMU that names another guest's cid only has that guest asked about containers that it does
-    not know: what changes something names a container of this sandbox. Raises AgentUnavailable when
-    neither tells.
-    """
-    try:
-        if vmm.guest_cid:
-            return VsockAddress(vmm.guest_cid)
-        persisted = read_state(parts.root, parts.kata, sandbox_id)
-        if persisted is not None and persisted.agent_url:
-            return parse_address(persisted.agent_url)
-    except (ParseError, ValueError) as error:
-        raise AgentUnavailable(f"the agent's address is of no use: {error}") from error
-    raise AgentUnavailable("neither the VMM nor Kata's state says where the agent listens")

@@ -19,8 +19,10 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
+from kata_pin.daemon.intake.kata_state import Adoption
+from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.service.compose import Components
+from kata_pin.daemon.store.database import Registry
 from kata_pin.errors import HostError
 from kata_pin.host.cpuset import cpuset_folders
 from kata_pin.model.pass_outcome import PassOutcome
@@ -49,8 +51,8 @@ LOST: Final = "events of files were lost"
 class CgroupWatch:
     """Has the cpusets watched of the cgroups that sandboxes' threads are in; an Observer."""
 
-    def __init__(self, parts: Components, watch: StateWatch) -> None:
-        self._node = parts.node
+    def __init__(self, node: NodeWatch, watch: StateWatch) -> None:
+        self._node = node
         self._watch = watch
         self._known: dict[str, frozenset[str]] = {}
 
@@ -78,12 +80,21 @@ class CgroupWatch:
 class FileEvents:
     """Acts on what a StateWatch tells."""
 
-    def __init__(self, parts: Components, sandboxes: Sandboxes, watch: StateWatch) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        node: NodeWatch,
+        registry: Registry,
+        adoption: Adoption,
+        sandboxes: Sandboxes,
+        watch: StateWatch,
+    ) -> None:
+        self._node = node
+        self._registry = registry
+        self._adoption = adoption
         self._sandboxes = sandboxes
         self._watch = watch
-        self._kubelet = parts.node.kubelet
-        parts.node.changed()  # what is so now is no change
+        self._kubelet = node.kubelet
+        node.changed()  # what is so now is no change
         self._recent: dict[str, float] = {}
         self._waiting: set[str] = set()
         self._began = False
@@ -107,10 +118,16 @@ class FileEvents:
 
     def look_around(self) -> None:
         """Take in what Kata keeps of every sandbox that runs, those that nobody told of too."""
-        self._parts.index.refresh()
-        for sandbox_id, new in self._parts.adopt_all(self._sandboxes.vmms).items():
+        for sandbox_id, new in self._adoption.all(self._sandboxes.vmms).items():
             if new or self._sandboxes.cache(sandbox_id) is None:
                 self._adopted(sandbox_id, new)
+
+    def look_at_node(self) -> None:
+        """Ask for passes if the node changed unseen, or a VMM was not found; the audit's part."""
+        if self._node.changed():
+            self._sandboxes.mark_all(NODE)
+        for sandbox_id in self._sandboxes.without_vmm:
+            self._sandboxes.mark(sandbox_id, "still without a VMM", event=False)
 
     def rearm(self) -> None:
         """Watch again what events may have missed; the audit's part."""
@@ -164,14 +181,13 @@ class FileEvents:
         vmms = self._sandboxes.vmms
         running: Collection[str] = vmms
         if any(one not in vmms for one in sandbox_ids):
-            self._parts.index.refresh()
-            running = self._parts.finder.sandboxes(vmms)
+            running = self._adoption.running(vmms)
         if len(self._recent) > MAX_RECENT:
             self._recent.clear()
         for sandbox_id in sandbox_ids:
             self._recent[sandbox_id] = time.monotonic()
             if sandbox_id in running:
-                self._adopted(sandbox_id, self._parts.adoption.one(sandbox_id))
+                self._adopted(sandbox_id, self._adoption.one(sandbox_id))
             elif self._sandboxes.cache(sandbox_id) is not None:
                 self._sandboxes.mark(sandbox_id, KATA)
 
@@ -182,7 +198,7 @@ class FileEvents:
 
     def _take_checkpoint(self) -> None:
         """Mark what a checkpoint that says something else is about: its pods before the others."""
-        before, now = self._kubelet, self._parts.node.kubelet
+        before, now = self._kubelet, self._node.kubelet
         if before == now:
             return
         self._kubelet = now
@@ -200,8 +216,8 @@ class FileEvents:
         Also where the online CPUs are those of before: one that went and came back has had the
         threads on it moved.
         """
-        if self._parts.node.changed():
-            log.info("the online CPUs are %s", self._parts.node.current().topology.online)
+        if self._node.changed():
+            log.info("the online CPUs are %s", self._node.current().topology.online)
         self._sandboxes.mark_all(NODE)
         for look in self._looks:
             look.cancel()
@@ -211,7 +227,7 @@ class FileEvents:
         ]
 
     def _is_of(self, sandbox_id: str, pods: Collection[str]) -> bool:
-        return any(one.pod_uid in pods for one in self._parts.registry.containers(sandbox_id))
+        return any(one.pod_uid in pods for one in self._registry.containers(sandbox_id))
 
 
 @contextlib.contextmanager

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
 from kata_pin.daemon.store.database import Registry
 from kata_pin.errors import ParseError
+from kata_pin.host.process import ProcessIndex
 from kata_pin.host.root import HostRoot
 from kata_pin.model.sandbox import Container, ContainerState
+from kata_pin.model.thread import ProcessKey
+from kata_pin.vmm.find import NONE_KNOWN, VmmFinder
 from kata_pin.vmm.state_files import (
     KataPaths,
     read_container_state,
@@ -43,18 +46,33 @@ _SOURCES: Final = {KataRuntime.GO: "persist.json", KataRuntime.RS: "state.json"}
 class Adoption:
     """Records what Kata's files say."""
 
-    def __init__(self, root: HostRoot, registry: Registry, kata: KataPaths) -> None:
+    def __init__(
+        self,
+        root: HostRoot,
+        registry: Registry,
+        kata: KataPaths,
+        finder: VmmFinder,
+        index: ProcessIndex,
+    ) -> None:
         self._root = root
         self._registry = registry
         self._kata = kata
+        self._finder = finder
+        self._index = index
         self._stamps: dict[str, tuple[int, int]] = {}
         self._unread: dict[str, tuple[int, int]] = {}
 
-    def all(self, running: Collection[str]) -> dict[str, int]:
+    def running(self, known: Mapping[str, ProcessKey] = NONE_KNOWN) -> Collection[str]:
+        """Return the sandboxes that have a VMM now; `known` are those known already."""
+        self._index.refresh()
+        return self._finder.sandboxes(known)
+
+    def all(self, known: Mapping[str, ProcessKey] = NONE_KNOWN) -> dict[str, int]:
         """Record what Kata keeps of every sandbox that runs; return how much was new, by id.
 
         Files are read only where they changed since the last call; StateError from the registry.
         """
+        running = self.running(known)
         self._stamps = {one: stamp for one, stamp in self._stamps.items() if one in running}
         self._unread = {one: stamp for one, stamp in self._unread.items() if one in running}
         return {sandbox_id: self._changed(sandbox_id) for sandbox_id in running}

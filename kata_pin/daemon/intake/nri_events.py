@@ -14,10 +14,13 @@ from dataclasses import replace
 from typing import Final
 
 from kata_pin.daemon.intake.kata_state import ADOPTED
+from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.service.compose import Components
+from kata_pin.daemon.store.database import Registry
 from kata_pin.errors import VmmError
+from kata_pin.host.process import ProcessIndex
 from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
+from kata_pin.vmm.find import VmmFinder
 from kata_pin.wire.nri.messages import (
     MAX_PODS,
     Event,
@@ -49,9 +52,19 @@ NOTHING: Final = 0
 class NriIntake:
     """Records what the plugin is told; the Listener of sources/nri.py."""
 
-    def __init__(self, parts: Components, sandboxes: Sandboxes) -> None:
-        self._parts = parts
-        self._registry = parts.registry
+    def __init__(
+        self,
+        registry: Registry,
+        finder: VmmFinder,
+        index: ProcessIndex,
+        kata_pinning: KataPinningReader,
+        sandboxes: Sandboxes,
+    ) -> None:
+        """`kata_pinning` takes the pods' annotations."""
+        self._registry = registry
+        self._finder = finder
+        self._index = index
+        self._kata_pinning = kata_pinning
         self._sandboxes = sandboxes
         self._strangers: dict[str, None] = {}
 
@@ -63,7 +76,7 @@ class NriIntake:
         if pod is None:
             return NOTHING
         source = f"nri:{event.kind.method}"
-        self._parts.kata_pinning.tell(pod.id, pod.annotations)
+        self._kata_pinning.tell(pod.id, pod.annotations)
         records = list(self._records(replace(event, pod=pod), stamp_ns, source))
         told = [self._record(one) for one in records]
         return self._sandboxes.mark(pod.id, source) if any(told) else NOTHING
@@ -80,8 +93,8 @@ class NriIntake:
         over has no VMM any more.
         """
         self._strangers.clear()
-        self._parts.index.refresh()
-        running = self._parts.finder.sandboxes(self._sandboxes.vmms)
+        self._index.refresh()
+        running = self._finder.sandboxes(self._sandboxes.vmms)
         containers: dict[str, list[PodContainer]] = {}
         for container in snapshot.containers:
             containers.setdefault(container.pod_id, []).append(container)
@@ -94,7 +107,7 @@ class NriIntake:
 
     def _rebuild_pod(self, pod: Pod, containers: list[PodContainer], stamp_ns: int) -> None:
         source = "nri:Synchronize"
-        self._parts.kata_pinning.tell(pod.id, pod.annotations)
+        self._kata_pinning.tell(pod.id, pod.annotations)
         self._record(pod_record(pod, ContainerState.RUNNING, stamp_ns=stamp_ns, source=source))
         for one in containers:
             self._record(container_record(pod, one, one.state, stamp_ns=stamp_ns, source=source))
@@ -144,8 +157,8 @@ class NriIntake:
 
     def kata_among(self, pods: Iterable[Pod]) -> frozenset[str]:
         """Return the ids of the pods of which `is_kata` holds, with one look at all processes."""
-        self._parts.index.refresh()
-        running = self._parts.finder.sandboxes(self._sandboxes.vmms)
+        self._index.refresh()
+        running = self._finder.sandboxes(self._sandboxes.vmms)
         return frozenset(
             pod.id
             for pod in pods
@@ -153,7 +166,7 @@ class NriIntake:
         )
 
     def _is_claimed(self, pod: Pod) -> bool:
-        return self._parts.finder.is_claimed(pod.id, [pod.pid] if pod.pid else [])
+        return self._finder.is_claimed(pod.id, [pod.pid] if pod.pid else [])
 
     def _of_kata(self, pod: Pod, *, running: bool | None = None) -> Pod | None:
         """Return a pod that has a VMM, its pid 0 if that is not Kata's; None for any other pod.
@@ -163,7 +176,7 @@ class NriIntake:
         """
         if pod.id in self._strangers:
             return None
-        if pod.pid and self._parts.finder.is_kata(pod.pid):
+        if pod.pid and self._finder.is_kata(pod.pid):
             return pod
         pod = replace(pod, pid=0)
         if self._sandboxes.cache(pod.id) is not None or running:
@@ -175,9 +188,9 @@ class NriIntake:
         return None
 
     def _finds_vmm(self, sandbox_id: str) -> bool:
-        self._parts.index.refresh()
+        self._index.refresh()
         try:
-            self._parts.finder.find(sandbox_id)
+            self._finder.find(sandbox_id)
         except VmmError as error:
             log.debug("NRI: pod %s is not Kata's: %s", sandbox_id, error)
             return False

@@ -14,9 +14,12 @@ from typing import Final
 
 from kata_pin.config.tree import NewThreads
 from kata_pin.daemon.reconcile.counters import Counters
+from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.service.compose import KTHREADD, Components
-from kata_pin.errors import HostError, StateError
+from kata_pin.daemon.store.database import Registry
+from kata_pin.errors import HostError, StateError, TaskGone
+from kata_pin.host.process import read_process
+from kata_pin.host.root import HostRoot
 from kata_pin.sources.process_events import (
     Event,
     NewProcess,
@@ -25,8 +28,12 @@ from kata_pin.sources.process_events import (
     ProcEvents,
     TaskExit,
 )
+from kata_pin.vmm.overhead import served_by
 
 log = logging.getLogger(__name__)
+
+KTHREADD: Final = 2
+"""The pid of the parent of all kernel threads."""
 
 EVENTS_RETRY_S: Final = 30.0
 """Between tries to subscribe to process events where they are not to be had."""
@@ -40,13 +47,19 @@ class ThreadEvents:
     """Follows process events until cancelled."""
 
     def __init__(
-        self, parts: Components, sandboxes: Sandboxes, wanted: NewThreads, counters: Counters
+        self,
+        root: HostRoot,
+        node: NodeWatch,
+        registry: Registry,
+        sandboxes: Sandboxes,
+        counters: Counters,
     ) -> None:
-        """`wanted` is the setting new_threads."""
-        self._parts = parts
+        self._root = root
+        self._node = node
+        self._registry = registry
         self._sandboxes = sandboxes
-        self._wanted = wanted
         self._counters = counters
+        self._wanted = node.config.new_threads
         self._live: bool | None = None
 
     async def follow(self) -> None:
@@ -81,10 +94,10 @@ class ThreadEvents:
             log.info("new threads are reported by the kernel")
         else:
             log.warning("new threads are found by audits only: %s", why)
-        if self._parts.node.live_threads != live:
-            self._parts.node.set_live_threads(live=live)
+        if self._node.live_threads != live:
+            self._node.set_live_threads(live=live)
             try:
-                self._parts.registry.set_live_threads(live=live)
+                self._registry.set_live_threads(live=live)
             except StateError as error:  # only who judges these pins without us needs it
                 log.error("whether threads are followed was not recorded: %s", error)
             self._sandboxes.mark_all("process events")
@@ -104,4 +117,18 @@ class ThreadEvents:
                 self._sandboxes.mark_all("process events were lost")
 
     def _mark_born(self, pid: int, ppid: int) -> None:
-        self._sandboxes.mark_process(self._parts.served_by(pid, ppid), "process born")
+        self._sandboxes.mark_process(works_for(self._root, pid, ppid), "process born")
+
+
+def works_for(root: HostRoot, pid: int, ppid: int) -> int:
+    """Return the process that a new process works for: its parent, or a kernel worker's VMM.
+
+    Before Linux 6.4 vhost workers are kernel threads (vmm/overhead.py).
+    """
+    if ppid != KTHREADD:
+        return ppid
+    try:
+        name = read_process(root, pid).comm
+    except TaskGone:
+        return ppid
+    return served_by(root, name) or ppid

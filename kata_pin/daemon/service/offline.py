@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from kata_pin.config.tree import Config
 from kata_pin.daemon.allocation.restore import kept_cpusets
 from kata_pin.daemon.guests.kernel import kernel_facts
-from kata_pin.daemon.guests.manager import give_back
+from kata_pin.daemon.guests.manager import restore_guests
 from kata_pin.daemon.guests.status import GuestView, plan_guest
 from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.live_config import LiveConfig
@@ -46,7 +46,6 @@ from kata_pin.model.reports.state import State
 from kata_pin.model.sandbox import Sandbox
 from kata_pin.policy.explain.guest import guest_lines
 from kata_pin.policy.explain.sandbox import explain as explain_lines
-from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.spool import Spool
 
 
@@ -148,12 +147,11 @@ def _writing(config: Config) -> Iterator[Components]:
 def _gathered(config: Config, registry: Registry) -> Components:
     """Return the parts with everything recorded that can be known without hooks."""
     parts = compose(config, registry)
-    intake = Intake(registry, BundleReader(config.paths.bundle_roots))
+    intake = Intake(registry, parts.bundles)
     for entry in Spool(os.path.join(config.runtime_dir, "spool")).peek():
         with contextlib.suppress(ParseError):
             intake.take(entry.message, spooled=True)
-    parts.index.refresh()
-    parts.adopt_all()
+    parts.adoption.all()
     return parts
 
 
@@ -176,7 +174,8 @@ def _undo(
     """Give pins back, then the guests' CPUs to all of their containers."""
     done = list(_act(config, parts, verb, ids, release=True))
     passes = [(one.sandbox, one.report) for one in done if one.report is not None]
-    asyncio.run(give_back(parts, config.guest, passes))
+    node = parts.node.current()
+    asyncio.run(restore_guests(parts.agents, parts.registry, node, config.guest, passes))
     return done
 
 

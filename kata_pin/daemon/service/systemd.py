@@ -5,10 +5,14 @@ Protocol: sd_notify(3). Without NOTIFY_SOCKET (not under systemd) every call doe
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import time
 from collections.abc import Mapping
+
+from kata_pin.daemon.live_config import LiveConfig
+from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 
 
 class Notifier:
@@ -48,6 +52,35 @@ class Notifier:
                 sock.sendto(message.encode(), address)
         except OSError:
             return  # a manager that does not listen must not end the service
+
+
+class ServiceStatus:
+    """What systemd shows of the daemon: its state, and one line about its sandboxes."""
+
+    def __init__(self, notifier: Notifier, sandboxes: Sandboxes, live: LiveConfig) -> None:
+        self._notifier = notifier
+        self._sandboxes = sandboxes
+        self._live = live
+
+    def ready(self) -> None:
+        """Report that start-up, or a reload, is done."""
+        self._notifier.ready(self._line())
+
+    def reloading(self) -> None:
+        """Report that a reload began."""
+        self._notifier.reloading()
+
+    async def run(self) -> None:
+        """Report that start-up is done, then feed the watchdog while the event loop runs."""
+        self.ready()
+        period = self._notifier.watchdog_s
+        while period is not None:
+            await asyncio.sleep(period)
+            self._notifier.alive()
+            self._notifier.status(self._line())
+
+    def _line(self) -> str:
+        return f"{len(self._sandboxes.ids)} sandboxes, mode {self._live.now.mode.value}"
 
 
 def _watchdog_seconds(environ: Mapping[str, str]) -> float | None:

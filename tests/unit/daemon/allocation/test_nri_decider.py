@@ -17,11 +17,12 @@ from kata_pin.daemon.allocation.nri_decider import OTHERS, NriDecider
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.allocation.plugin_conflicts import PODS
 from kata_pin.daemon.intake.nri_events import NOTHING, NriIntake
+from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.ports import PassRequests
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.service.compose import Components
 from kata_pin.daemon.store.database import Registry
 from kata_pin.errors import StateError, VmmError
+from kata_pin.host.process import ProcessIndex
 from kata_pin.model.alloc import Guarantee
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState
@@ -29,6 +30,7 @@ from kata_pin.model.sandbox import Container, ContainerState
 from kata_pin.model.settings import CpuClass
 from kata_pin.model.topology import flat
 from kata_pin.sources.nri_listener import CreationRefused
+from kata_pin.vmm.find import VmmFinder
 from kata_pin.wire.nri.messages import Event, EventKind, Pod, PodContainer, Snapshot
 from kata_pin.wire.nri.replies import Answer, Cpuset
 from kata_pin.wire.oci import CpuResources
@@ -58,7 +60,6 @@ class World:
         )
         index = SimpleNamespace(refresh=lambda: None)
         pins = SimpleNamespace(tell=lambda _id, _annotations: None)
-        parts = SimpleNamespace(registry=registry, finder=finder, index=index, kata_pinning=pins)
         self.awaited: list[str] = []
         sandboxes = SimpleNamespace(
             vmms={},
@@ -67,7 +68,13 @@ class World:
             ids=("web", "db"),
             settled=self._settled,
         )
-        intake = NriIntake(cast("Components", parts), cast("Sandboxes", sandboxes))
+        intake = NriIntake(
+            registry,
+            cast("VmmFinder", finder),
+            cast("ProcessIndex", index),
+            cast("KataPinningReader", pins),
+            cast("Sandboxes", sandboxes),
+        )
         self.passes = PendingPasses(cast("PassRequests", sandboxes))
         self.allocator = allocator(registry, self.host, self.passes, **settings)
         self.ledger = self.allocator.ledger

@@ -9,15 +9,17 @@ import tempfile
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from kata_pin.config import Config
 from kata_pin.config.guest import Guest
 from kata_pin.config.tree import Mode, Paths
-from kata_pin.daemon.guests.manager import Guests, agent_address
+from kata_pin.daemon.guests.manager import Guests
 from kata_pin.daemon.guests.status import GuestState
+from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.service.compose import Components, compose
 from kata_pin.daemon.store.database import Registry
 from kata_pin.errors import AgentUnavailable
@@ -48,9 +50,11 @@ class Case:
         self.pod = sandbox(*containers, guest=TWO)
         self.started: list[Coroutine[object, object, None]] = []
         self.guests = Guests(
-            self.parts,
+            self.parts.agents,
+            registry,
+            self.parts.node,
             live=self.parts.live,
-            vmm_of=lambda _: self.pod.vmm,
+            sandboxes=cast("Sandboxes", SimpleNamespace(known_vmm=lambda _: self.pod.vmm)),
             start=self.started.append,
         )
 
@@ -231,18 +235,18 @@ def test_address(case: Case) -> None:
     assert vmm is not None
     kata = KataSandbox(case.dirs, "pod")
     with pytest.raises(AgentUnavailable, match="neither"):
-        agent_address(case.parts, "pod", vmm)
+        case.parts.agents.address("pod", vmm)
     for url, expected in (
         ("vsock://77:1024", "vsock://77:1024"),
         ("hvsock:///run/x:1024", "hvsock:///run/x:1024"),
     ):
         kata.agent_url = url
         kata.write_persist([ContainerSpec("pod")])
-        assert str(agent_address(case.parts, "pod", vmm)) == expected
+        assert str(case.parts.agents.address("pod", vmm)) == expected
     kata.agent_url = "tcp://evil"
     kata.write_persist([ContainerSpec("pod")])
-    with pytest.raises(AgentUnavailable, match="of no use"):
-        agent_address(case.parts, "pod", vmm)
-    assert str(agent_address(case.parts, "pod", replace(vmm, guest_cid=5))) == "vsock://5:1024"
-    with pytest.raises(AgentUnavailable, match="of no use"):
-        agent_address(case.parts, "pod", replace(vmm, guest_cid=0xFFFFFFFF))
+    with pytest.raises(AgentUnavailable, match="not usable"):
+        case.parts.agents.address("pod", vmm)
+    assert str(case.parts.agents.address("pod", replace(vmm, guest_cid=5))) == "vsock://5:1024"
+    with pytest.raises(AgentUnavailable, match="not usable"):
+        case.parts.agents.address("pod", replace(vmm, guest_cid=0xFFFFFFFF))

@@ -11,8 +11,10 @@ import pytest
 
 from kata_pin.daemon.intake import file_events as following
 from kata_pin.daemon.intake.file_events import CPUSET, KATA, KUBELET, NODE, FileEvents
+from kata_pin.daemon.intake.kata_state import Adoption
+from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.service.compose import Components
+from kata_pin.daemon.store.database import Registry
 from kata_pin.errors import HostError
 from kata_pin.model.node import KubeletState
 from kata_pin.model.sandbox import Container
@@ -29,13 +31,16 @@ class World:
         self.marks: list[tuple[str, str]] = []
         self.read: list[str] = []
         self.known = {"p1": "uid-1", "p2": "uid-2"}
-        self.running: set[str] = set()
+        self.unknown: set[str] = set()
         self.kubelet: KubeletState | None = None
         self.node_changes: list[bool | Exception] = []
         self.told: asyncio.Queue[Changes] = asyncio.Queue()
-        self.node = self.index = self.finder = self.adoption = self.registry = self
         self.following = FileEvents(
-            cast("Components", self), cast("Sandboxes", self), cast("StateWatch", self)
+            cast("NodeWatch", self),
+            cast("Registry", self),
+            cast("Adoption", self),
+            cast("Sandboxes", self),
+            cast("StateWatch", self),
         )
 
     # ---- the parts -----------------------------------------------------------------------
@@ -49,14 +54,11 @@ class World:
     def current(self) -> Any:
         return node()
 
-    def refresh(self) -> None:
-        pass
+    def running(self, _known: object) -> set[str]:
+        return {*self.known, *self.unknown}
 
-    def sandboxes(self, _known: object) -> set[str]:
-        return {*self.known, *self.running}
-
-    def adopt_all(self, _known: object) -> dict[str, int]:
-        return dict.fromkeys(self.sandboxes(None), 0)
+    def all(self, _known: object) -> dict[str, int]:
+        return dict.fromkeys(self.running(None), 0)
 
     def one(self, sandbox_id: str) -> int:
         self.read.append(sandbox_id)
@@ -122,7 +124,7 @@ async def test_a_new_sandbox_needs_a_vmm(world: World) -> None:
     """A folder with any name asks for nothing; one with a VMM behind it is taken in."""
     await world.tell(Changes(sandboxes={"none"}))
     assert (world.read, world.marks) == ([], [])
-    world.running = {"p9"}
+    world.unknown = {"p9"}
     await world.tell(Changes(sandboxes={"p9"}))
     assert (world.read, world.marks) == (["p9"], marks(KATA, "p9"))
 
@@ -158,7 +160,7 @@ async def test_lost_events_ask_for_everything_but_not_at_the_start(world: World)
     """The beginning is told as a loss is: passes are due then anyway."""
     await world.tell(EVERYTHING)
     assert world.marks == []
-    world.running = {"p9"}
+    world.unknown = {"p9"}
     await world.tell(EVERYTHING)
     assert world.marks == [*marks(KATA, "p9"), *marks(following.LOST, "p1", "p2")]
 

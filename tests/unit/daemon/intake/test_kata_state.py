@@ -7,17 +7,23 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from kata_pin.daemon.intake.kata_state import Adoption
 from kata_pin.daemon.store.database import Registry
+from kata_pin.host.process import ProcessIndex
 from kata_pin.host.root import HostRoot
+from kata_pin.model.thread import ProcessKey
+from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.state_files import MAX_PERSIST, KataPaths, state_problem
 
 CONTAINER = {"ID": "s1", "Annotations": {}, "Resources": {"cpu": {"cpus": "3"}}}
 WHOLE = json.dumps({"SandboxContainer": "s1", "Config": {"ContainerConfigs": [CONTAINER]}})
 LONG_AGO = 1_000_000_000
+VMM = ProcessKey(1, 1)
 
 
 class Place:
@@ -27,7 +33,13 @@ class Place:
         self.kata = KataPaths(str(root / "vc"), str(root / "kata"))
         self.file = root / "vc/sbs/s1/persist.json"
         self.file.parent.mkdir(parents=True)
-        self.adoption = Adoption(HostRoot(), registry, self.kata)
+        self.adoption = Adoption(
+            HostRoot(),
+            registry,
+            self.kata,
+            cast("VmmFinder", SimpleNamespace(sandboxes=lambda running: running)),
+            cast("ProcessIndex", SimpleNamespace(refresh=lambda: None)),
+        )
 
     def write(self, text: str, changed: int = LONG_AGO) -> None:
         """Write persist.json as it was left at `changed`, seconds of the epoch."""
@@ -48,16 +60,16 @@ def test_a_state_that_cannot_be_read_is_said_once(
     """A file that has settled and is no state is warned of, and again only when it changed."""
     place.write(WHOLE[:-4])
     for _ in range(3):
-        assert place.adoption.all(["s1"]) == {"s1": 0}
+        assert place.adoption.all({"s1": VMM}) == {"s1": 0}
         assert place.adoption.one("s1") == 0
     (said,) = caplog.messages
     assert said.startswith("sandbox s1: Kata's state cannot be read: persist.json: not JSON")
     place.write("[]", LONG_AGO + 1)
-    place.adoption.all(["s1"])
-    place.adoption.all(["s1"])
+    place.adoption.all({"s1": VMM})
+    place.adoption.all({"s1": VMM})
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
     place.write(WHOLE, LONG_AGO + 2)
-    assert place.adoption.all(["s1"]) == {"s1": 1}
+    assert place.adoption.all({"s1": VMM}) == {"s1": 1}
     assert len(caplog.records) == 2
 
 
@@ -66,9 +78,9 @@ def test_a_state_that_is_being_written_is_not_said(
 ) -> None:
     """Kata writes in place: half a file of just now, or none, is nothing to warn of."""
     place.file.write_text(WHOLE[:-4])
-    assert place.adoption.all(["s1"]) == {"s1": 0}
+    assert place.adoption.all({"s1": VMM}) == {"s1": 0}
     place.file.unlink()
-    assert place.adoption.all(["s1", "s2"]) == {"s1": 0, "s2": 0}
+    assert place.adoption.all({"s1": VMM, "s2": VMM}) == {"s1": 0, "s2": 0}
     assert caplog.messages == []
 
 

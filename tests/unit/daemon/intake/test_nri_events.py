@@ -11,12 +11,14 @@ from typing import Any, cast
 import pytest
 
 from kata_pin.daemon.intake.nri_events import NriIntake
+from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.service.compose import Components
 from kata_pin.daemon.store.database import Registry
 from kata_pin.errors import VmmError
+from kata_pin.host.process import ProcessIndex
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
+from kata_pin.vmm.find import VmmFinder
 from kata_pin.wire.nri.messages import Event, EventKind, Pod, PodContainer, Snapshot
 from kata_pin.wire.oci import CpuResources
 
@@ -38,11 +40,16 @@ class World:
         index = SimpleNamespace(refresh=lambda: None)
         self.annotations: dict[str, dict[str, str]] = {}
         pins = SimpleNamespace(tell=self.annotations.__setitem__)
-        parts = SimpleNamespace(registry=registry, finder=finder, index=index, kata_pinning=pins)
         sandboxes = SimpleNamespace(
             vmms={}, cache=lambda _id: None, mark=self._mark, settled=self._settled
         )
-        self.intake = NriIntake(cast("Components", parts), cast("Sandboxes", sandboxes))
+        self.intake = NriIntake(
+            registry,
+            cast("VmmFinder", finder),
+            cast("ProcessIndex", index),
+            cast("KataPinningReader", pins),
+            cast("Sandboxes", sandboxes),
+        )
         self._stamp = 1000
 
     def tell(self, kind: EventKind, pod: Pod = POD, container: Any = None, at: int = 0) -> int:

@@ -1,0 +1,78 @@
+"""The audit loop: affinities every few seconds, everything else less often (D1).
+
+The deep audit takes in what any lost event may have told of. The periods follow the configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from kata_pin.daemon.live_config import LiveConfig
+from kata_pin.daemon.reconcile.audit import Auditor
+from kata_pin.daemon.reconcile.counters import Counters
+
+log = logging.getLogger(__name__)
+
+
+class AuditLoop:
+    """Runs audits until cancelled."""
+
+    def __init__(
+        self,
+        live: LiveConfig,
+        auditor: Auditor,
+        counters: Counters,
+        *,
+        before: Sequence[Callable[[], object]],
+        after: Sequence[Callable[[], object]],
+    ) -> None:
+        """`before` and `after` are called around each deep audit."""
+        self._live = live
+        self._auditor = auditor
+        self._counters = counters
+        self._before = before
+        self._after = after
+        self._periods_changed = asyncio.Event()
+
+    def follow_periods(self) -> None:
+        """Start the periods again: the configuration has others."""
+        self._periods_changed.set()
+
+    async def run(self) -> None:
+        """Audit until cancelled."""
+        deep_at = time.monotonic() + self._live.now.audit.deep_s
+        while True:
+            if await self._new_periods_within(self._live.now.audit.affinity_s):
+                deep_at = time.monotonic() + self._live.now.audit.deep_s
+                continue
+            try:
+                if time.monotonic() < deep_at:
+                    await self._auditor.affinity()
+                else:
+                    deep_at = time.monotonic() + self._live.now.audit.deep_s
+                    await self.deep()
+                self._counters.audited()
+            except Exception as error:  # a fault barrier: the next audit looks again
+                self._counters.failed("audit", error)
+                log.error("audit failed: %s", error)
+                log.debug("audit failed", exc_info=True)
+
+    async def deep(self) -> None:
+        """Run one deep audit."""
+        for one in self._before:
+            one()
+        await self._auditor.deep()
+        for one in self._after:
+            one()
+
+    async def _new_periods_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._periods_changed.wait()
+        changed = self._periods_changed.is_set()
+        self._periods_changed.clear()
+        return changed

@@ -1,0 +1,30 @@
+"""The daemon's tasks: each runs until it returns, or until the daemon ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+
+class Background:
+    """Starts tasks in a TaskGroup, and cancels those that run when it is told to end."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self._tasks = tasks
+        self._running: set[asyncio.Task[None]] = set()
+        self._ended = False
+
+    def start(self, work: Coroutine[object, object, None]) -> None:
+        """Run a coroutine; after `end` it is closed at once, since nothing would cancel it."""
+        if self._ended:
+            work.close()
+            return
+        task = self._tasks.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def end(self) -> None:
+        """Cancel what runs."""
+        self._ended = True
+        for task in list(self._running):
+            task.cancel()

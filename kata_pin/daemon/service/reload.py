@@ -1,0 +1,71 @@
+"""Reading the configuration again (SIGHUP, `kata-pin reload`).
+
+A configuration that is wrong is reported, and the former one stays in force.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from kata_pin.config.tree import Config
+from kata_pin.daemon.journal import CONFIGURATION_REFUSED, about
+from kata_pin.daemon.live_config import LiveConfig
+from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.service.audits import AuditLoop
+from kata_pin.daemon.service.logging_setup import set_level
+from kata_pin.daemon.service.systemd import ServiceStatus
+from kata_pin.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+BOUND: Final = (
+    *("runtime_dir", "group", "paths", "hypervisors", "new_threads", "changes", "nri", "metrics"),
+    "alloc",
+)
+"""Settings and sections that the components are made of: changing them needs a restart."""
+
+
+class Reload:
+    """Puts another configuration in force."""
+
+    def __init__(
+        self,
+        live: LiveConfig,
+        reread: Callable[[], Config],
+        sandboxes: Sandboxes,
+        audits: AuditLoop,
+        status: ServiceStatus,
+    ) -> None:
+        """`reread` returns the configuration as it is now; raises ConfigError when it is wrong."""
+        self._live = live
+        self._reread = reread
+        self._sandboxes = sandboxes
+        self._audits = audits
+        self._status = status
+
+    def __call__(self) -> str:
+        """Return what is wrong with the configuration; empty when it is in force."""
+        self._status.reloading()
+        before = self._live.now
+        try:
+            fresh = self._reread()
+            for key in BOUND:
+                if getattr(fresh, key) != getattr(before, key):
+                    raise ConfigError("cannot change while the daemon runs", key=key)
+        except ConfigError as error:
+            refused = about(CONFIGURATION_REFUSED)
+            log.error("configuration not reloaded: %s", error, extra=refused)
+            return str(error)
+        else:
+            if fresh.log_level is not before.log_level:
+                set_level(fresh.log_level.value)
+            self._live.replace(fresh)
+            if fresh.audit != before.audit:
+                self._audits.follow_periods()
+            self._sandboxes.mark_all("configuration reloaded", event=True)
+            log.info("configuration reloaded")
+            return ""
+        finally:
+            self._status.ready()
