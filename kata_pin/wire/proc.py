@@ -235,6 +235,15 @@ def kernel_worker(comm: str) -> KernelWorker | None:
     return KernelWorker(role, int(match[2]))
 
 
+def interface_of_fdinfo(data: bytes) -> str:
+    """Return the interface of a tun descriptor from its fdinfo, empty while it is attached to none.
+
+    The line is `iff:` and a tab (drivers/net/tun.c, tun_chr_show_fdinfo).
+    """
+    lines = (line.partition(b"\t") for line in data.split(b"\n"))
+    return next((_decode(value) for key, _, value in lines if key == b"iff:"), "")
+
+
 def status_field(data: bytes, name: str) -> str | None:
     """Return one field of /proc/<pid>/status, None when absent; newlines in Name are escaped."""
     key = f"{name}:".encode()

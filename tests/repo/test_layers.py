@@ -96,6 +96,7 @@ THIRD_PARTIES: dict[str, set[str]] = {
     "grpc": {"sources"},  # an extra
     "msgspec": {"wire"},
     "prometheus_client": {"daemon"},
+    "pyroute2": {"host"},
     "qemu": {"vmm"},
     "rich": {"cli"},
     "yaml": {"config"},
