@@ -48,9 +48,9 @@ class Kind(Generic[T]):
 def text_of(raw: Raw) -> str:
     """Return a scalar's text; ParseError for a list, a mapping or nothing at all."""
     if isinstance(raw, list):
-        raise ParseError("a single value is expected, not a list")
+        raise ParseError("expected a single value, not a list")
     if isinstance(raw, dict):
-        raise ParseError("a single value is expected, not a mapping")
+        raise ParseError("expected a single value, not a mapping")
     return raw.strip()
 
 
@@ -140,7 +140,7 @@ def listing(kind: Kind[T]) -> Kind[tuple[T, ...]]:
     def read(raw: Raw) -> tuple[T, ...]:
         items: Raw = [] if raw == "" else raw
         if not isinstance(items, list):
-            raise ParseError("a list is expected")
+            raise ParseError("expected a list")
         if len(items) > MAX_ENTRIES:
             raise ParseError(f"more than {MAX_ENTRIES} entries")
         return tuple(kind.read(item) for item in items)
@@ -157,7 +157,7 @@ def mapping(key: Kind[K], value: Kind[T]) -> Kind[Mapping[K, T]]:
     def read(raw: Raw) -> Mapping[K, T]:
         items: Raw = {} if raw == "" else raw
         if not isinstance(items, dict):
-            raise ParseError("a mapping is expected")
+            raise ParseError("expected a mapping")
         if len(items) > MAX_ENTRIES:
             raise ParseError(f"more than {MAX_ENTRIES} entries")
         return MappingProxyType({key.read(k): _entry(k, value, v) for k, v in items.items()})
