@@ -22,13 +22,13 @@ from kata_pin.model.topology import Cpu, HostTopology
 from kata_pin.policy.alloc.accumulator import Accumulator
 from kata_pin.policy.alloc.distributed import take_distributed
 from kata_pin.policy.alloc.failure import AllocError, AllocFailure
-from kata_pin.policy.alloc.kubelet import KubeletStatic
 from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.packed import Packing, take_packed
-from kata_pin.policy.alloc.request import ContainerRole, KubeletContainer, KubeletPod
-from kata_pin.policy.alloc.state import StaticState
 from kata_pin.policy.alloc.topology import Machine
 from kata_pin.wire.kube.checkpoint import parse_checkpoint
+from tests.support.kubelet_pod import ContainerRole, KubeletContainer, KubeletPod
+from tests.support.kubelet_state import StaticState
+from tests.support.kubelet_static import KubeletStatic
 
 Row = Mapping[str, Any]
 ROOT = Path(__file__).resolve().parent.parent

@@ -19,12 +19,12 @@ from kata_pin.model.settings import AllocSettings, AllowRule, ManagerPolicy
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.failure import AllocError
 from kata_pin.policy.alloc.hints import choose
-from kata_pin.policy.alloc.kubelet import KubeletStatic
 from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.policies import create
-from kata_pin.policy.alloc.request import KubeletContainer, KubeletPod
-from kata_pin.policy.alloc.state import StaticState
 from kata_pin.policy.alloc.topology import Machine
+from tests.support.kubelet_pod import KubeletContainer, KubeletPod
+from tests.support.kubelet_state import StaticState
+from tests.support.kubelet_static import KubeletStatic
 
 PODS: Final = 1000
 ALIVE: Final = 25

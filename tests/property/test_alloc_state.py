@@ -11,11 +11,11 @@ from kata_pin.model.settings import ManagerPolicy
 from kata_pin.policy.alloc.choice import KubeletChoice
 from kata_pin.policy.alloc.failure import AllocError
 from kata_pin.policy.alloc.hints import choose
-from kata_pin.policy.alloc.kubelet import KubeletStatic
 from kata_pin.policy.alloc.options import StaticOptions
-from kata_pin.policy.alloc.request import ContainerRole, KubeletContainer, KubeletPod
-from kata_pin.policy.alloc.state import StaticState
 from kata_pin.policy.alloc.topology import Machine
+from tests.support.kubelet_pod import ContainerRole, KubeletContainer, KubeletPod
+from tests.support.kubelet_state import StaticState
+from tests.support.kubelet_static import KubeletStatic
 from tests.support.machines import Shape, host
 
 MACHINE = Machine.of(host(Shape(uppers=2, lowers=2, llcs=2, cores=2, threads=2).cpus()))

@@ -6,7 +6,6 @@ Out of scope: settings that contradict each other; those are ConfigError, at sta
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final
 
 from kata_pin.errors import KataPinError
 
@@ -22,26 +21,12 @@ class AllocFailure(StrEnum):
     SHARED_MINIMUM = "shared-minimum"
 
 
-_REASONS: Final = {
-    AllocFailure.SMT_ALIGNMENT: "SMTAlignmentError",
-    AllocFailure.TOPOLOGY_AFFINITY: "TopologyAffinityError",
-}
-
-
 class AllocError(KataPinError):
-    """CPUs could not be given; `failure` says which kind, nothing was recorded.
-
-    `reason` is the word that the kubelet puts into the status of the refused pod.
-    """
+    """CPUs could not be given, and nothing was recorded; `failure` is the kind."""
 
     def __init__(self, failure: AllocFailure, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.failure = failure
-
-    @property
-    def reason(self) -> str:
-        """Return the kubelet's word: UnexpectedAdmissionError for every untyped error."""
-        return _REASONS.get(self.failure, "UnexpectedAdmissionError")
 
 
 def not_enough(requested: int, available: int) -> AllocError:

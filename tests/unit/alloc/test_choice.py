@@ -13,6 +13,7 @@ from kata_pin.policy.alloc.failure import AllocError
 from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.policies import create
 from kata_pin.policy.alloc.topology import Machine
+from tests.support.kubelet_static import status_reason
 from tests.support.machines import Shape, host, server
 from tests.support.podspecs import container, pod
 
@@ -30,7 +31,7 @@ def chosen(manager: str, wanted: int, *, by_socket: bool = False) -> str:
     try:
         return str(choice.choose(SCATTERED, wanted, EMPTY))
     except AllocError as error:
-        return error.reason
+        return status_reason(error)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,12 @@ import pytest
 from kata_pin.errors import ConfigError
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.policy.alloc.failure import AllocError, AllocFailure
-from kata_pin.policy.alloc.kubelet import KubeletStatic, reserved_count, take_hinted
+from kata_pin.policy.alloc.kubelet import take_hinted
 from kata_pin.policy.alloc.options import StaticOptions
-from kata_pin.policy.alloc.request import ContainerRole, KubeletContainer, KubeletPod
-from kata_pin.policy.alloc.state import StaticState
 from kata_pin.policy.alloc.topology import Machine
+from tests.support.kubelet_pod import ContainerRole, KubeletContainer, KubeletPod
+from tests.support.kubelet_state import StaticState
+from tests.support.kubelet_static import KubeletStatic, reserved_count, status_reason
 from tests.support.machines import Shape, host
 
 EIGHT = Machine.of(host(Shape(cores=4, threads=2).cpus()))
@@ -184,7 +185,7 @@ def test_whole_cores_only() -> None:
     static = policy(1, "0", full_pcpus_only=True)
     state = static.start(StaticState())
     odd = failure(static, state, 3)
-    assert (odd.failure, odd.reason) == (AllocFailure.SMT_ALIGNMENT, "SMTAlignmentError")
+    assert (odd.failure, status_reason(odd)) == (AllocFailure.SMT_ALIGNMENT, "SMTAlignmentError")
     assert failure(static, state, 8).failure is AllocFailure.SMT_ALIGNMENT
     pod = KubeletPod("a", (app("c", 6),))
     assert cpus_of(allocate_all(static, state, pod), pod) == {"c": "1-3,5-7"}
@@ -197,7 +198,7 @@ def test_too_much() -> None:
     static = policy(2)
     error = failure(static, static.start(StaticState()), 7)
     assert error.failure is AllocFailure.NOT_ENOUGH_CPUS
-    assert error.reason == "UnexpectedAdmissionError"
+    assert status_reason(error) == "UnexpectedAdmissionError"
 
 
 FOUR_NODES = Machine.of(host(Shape(uppers=2, lowers=2, cores=4, threads=1).cpus()))
