@@ -8,7 +8,6 @@ every affinity back.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -137,12 +136,13 @@ class HookService:
         try:
             await asyncio.wait({session, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (session, gone):
-                task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await gone
-        with contextlib.suppress(asyncio.CancelledError):
-            cache.qmp = await session or cache.qmp
+            session.cancel()
+            gone.cancel()
+            answers, _ = await asyncio.gather(session, gone, return_exceptions=True)
+        if isinstance(answers, Exception):
+            raise answers
+        if isinstance(answers, QmpAnswers):
+            cache.qmp = answers
 
     async def _session(self, path: str, pid: int) -> QmpAnswers | None:
         """Return QEMU's answers; its pid tells whose network namespace shows other clients."""

@@ -174,14 +174,15 @@ class NriIntake:
         `running`: whether it is known to have one. The handler's name says nothing: anybody may
         choose it. When the first event of a pod comes, its VMM runs already.
         """
-        if pod.id in self._strangers:
+        known = running or self._sandboxes.cache(pod.id) is not None
+        if known:  # also a pod that was judged before its VMM was there
+            self._strangers.pop(pod.id, None)
+        elif pod.id in self._strangers:
             return None
         if pod.pid and self._finder.is_kata(pod.pid):
             return pod
         pod = replace(pod, pid=0)
-        if self._sandboxes.cache(pod.id) is not None or running:
-            return pod
-        if running is None and self._finds_vmm(pod.id):
+        if known or (running is None and self._finds_vmm(pod.id)):
             return pod
         if len(self._strangers) < MAX_PODS:
             self._strangers[pod.id] = None

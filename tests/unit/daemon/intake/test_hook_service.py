@@ -6,12 +6,13 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from kata_pin.config import Config
-from kata_pin.config.tree import Mode
+from kata_pin.config.tree import Mode, Paths
 from kata_pin.daemon.intake.hook_service import HookService
 from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.live_config import LiveConfig
@@ -24,6 +25,7 @@ from kata_pin.model.placement import Report
 from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.hooks import HookConnection
 from kata_pin.sources.spool import Spool
+from kata_pin.vmm.state_files import KataPaths
 from kata_pin.wire.hook_message import HookMessage
 from kata_pin.wire.oci import Phase
 from tests.support import world
@@ -66,6 +68,9 @@ class Marked:
     async def settled(self, _sandbox_id: str, _ticket: int) -> Report | None:
         return self.report
 
+    def enter(self, _sandbox_id: str) -> SimpleNamespace:
+        return SimpleNamespace(cache=self.kept)
+
     def cache(self, _sandbox_id: str) -> SandboxCache | None:
         return self.kept
 
@@ -97,7 +102,7 @@ def hook_service(tmp_path: Path, registry: Registry, marked: Marked) -> HookServ
         sandboxes=cast("Sandboxes", marked),
         spool=spool,
         counters=Counters(),
-        find_vmm=lambda _: None,
+        find_vmm=lambda _: world.sandbox().vmm,
     )
 
 
@@ -146,6 +151,40 @@ async def test_pinned_is_only_said_of_pins(
     assert await told() == "unpinned the operator released the sandbox"
     marked.kept = None  # dropped: there is no VMM behind it
     assert await told() == "pinned"
+
+
+async def test_the_deadline_counts_while_qemu_is_left(
+    hook_service: HookService,
+    marked: Marked,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A session that ends slowly after its hook has gone keeps nobody beyond the deadline."""
+    annotations = {"io.kubernetes.cri.container-type": "sandbox"}
+    config = tmp_path / "bundles" / "c1" / "config.json"
+    config.write_text(json.dumps({"annotations": annotations}))
+    answers = Answers(_message(tmp_path, Phase.CREATE_RUNTIME))
+    vc = tmp_path / "vc"
+    marked.live.replace(Config(paths=Paths(vc=str(vc))))
+    socket = Path(KataPaths(vc=str(vc)).main_qmp("c1"))
+    socket.parent.mkdir(parents=True)
+    socket.touch()
+
+    async def slow(*_: object, **__: object) -> None:
+        answers.gone.set()
+        try:
+            await asyncio.sleep(10)
+        finally:
+            await asyncio.sleep(0.1)
+
+    async def never(_sandbox_id: str, _ticket: int) -> None:
+        await asyncio.sleep(10)
+
+    monkeypatch.setattr("kata_pin.daemon.intake.hook_service.query", slow)
+    monkeypatch.setattr(marked, "settled", never)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(hook_service.hook(cast("HookConnection", answers)), 0.02)
+    assert marked.marks == []
 
 
 async def test_phases_that_do_not_wait_are_only_recorded(

@@ -34,6 +34,7 @@ class World:
         self.registry = registry
         self.vmms = {"p1": QEMU}
         self.looks = 0
+        self.known: set[str] = set()
         self.marks: list[tuple[str, str]] = []
         self.awaited: list[tuple[str, int]] = []
         finder = SimpleNamespace(is_kata=self._is_kata, find=self._find, sandboxes=self._running)
@@ -41,7 +42,7 @@ class World:
         self.annotations: dict[str, dict[str, str]] = {}
         pins = SimpleNamespace(tell=self.annotations.__setitem__)
         sandboxes = SimpleNamespace(
-            vmms={}, cache=lambda _id: None, mark=self._mark, settled=self._settled
+            vmms={}, cache=self._cache, mark=self._mark, settled=self._settled
         )
         self.intake = NriIntake(
             registry,
@@ -64,6 +65,9 @@ class World:
 
     def _is_kata(self, pid: int) -> bool | None:
         return pid in self.vmms.values()
+
+    def _cache(self, sandbox_id: str) -> object | None:
+        return self if sandbox_id in self.known else None
 
     def _find(self, sandbox_id: str) -> int:
         self.looks += 1
@@ -210,6 +214,16 @@ def test_pods_without_a_vmm_cost_one_look(world: World) -> None:
     world.tell(EventKind.REMOVE_POD_SANDBOX, RUNC)
     world.vmms["r1"] = 300
     assert world.tell(EventKind.RUN_POD_SANDBOX, RUNC) != 0  # forgotten with the pod
+
+
+def test_a_pod_that_turns_out_to_be_katas_is_taken(world: World) -> None:
+    """Judged too early: a hook or Kata's state recorded it since, so its events count."""
+    del world.vmms["p1"]
+    early = replace(POD, pid=0)
+    assert world.tell(EventKind.RUN_POD_SANDBOX, early) == 0
+    world.known.add("p1")
+    assert world.tell(EventKind.START_CONTAINER, early, _app()) != 0
+    assert world.state("c1") is ContainerState.CREATED
 
 
 @pytest.mark.parametrize("pid", [0, PAUSE])
