@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -23,9 +22,8 @@ from kata_pin.daemon.allocation.checked_policy import CheckedPolicy
 from kata_pin.daemon.allocation.ledger import Ledger
 from kata_pin.daemon.allocation.notices import AllocNews
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
-from kata_pin.daemon.allocation.plugin_conflicts import BEFORE, SUSPECTED, PluginConflicts
+from kata_pin.daemon.allocation.plugin_conflicts import PluginConflicts
 from kata_pin.daemon.allocation.pod_choices import Annotations, PodChoices
-from kata_pin.daemon.allocation.requests import request_of_record
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.errors import KataPinError
@@ -36,20 +34,14 @@ from kata_pin.model.alloc import (
     Grant,
     GrantKind,
     Guarantee,
-    Refusal,
-    RefusalKind,
     Running,
 )
 from kata_pin.model.cpuset import CpuSet, union
 from kata_pin.model.node import Node
 from kata_pin.model.placement import Note, NoteLevel
-from kata_pin.model.sandbox import Container, ContainerKind
 from kata_pin.model.settings import CpuClass
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.allotment import (
-    Allotment,
-    allot,
-    nothing_allotted,
     sandbox_of,
     vm_of,
 )
@@ -83,7 +75,6 @@ class Allocator:
     ) -> None:
         """`passes` gives a pass to sandboxes that move; without it nothing is decided (offline)."""
         self.problem = ""
-        self.guarantee = Guarantee.SANDBOXES
         self.news = AllocNews()
         self.conflicts = PluginConflicts()
         self.ledger = Ledger(lambda: node.current().topology.online)
@@ -109,6 +100,16 @@ class Allocator:
     def on(self) -> bool:
         """Whether the configuration wants an allocator."""
         return self._settings.on
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a daemon decides; a command without one only looks at the grants."""
+        return self._passes is not None
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Against which containers `exclusive` holds."""
+        return Guarantee.NODE if self.ledger.is_connected else Guarantee.SANDBOXES
 
     @property
     def policy_name(self) -> str:
@@ -183,54 +184,6 @@ class Allocator:
         why = self.aside
         own = (Note("alloc-aside", f"kata-pin allocates no CPUs: {why}", NoteLevel.WARNING),)
         return (*(own if why else ()), *self.news.notes)
-
-    def view(self, containers: Sequence[Container]) -> Allotment:
-        """Return what a pass over a sandbox needs to know, with its containers as recorded.
-
-        New containers are given their CPUs first, ended ones lose theirs: no event is needed.
-        """
-        if self.on and self._passes is not None:
-            self.follow_host()
-            if not self.aside:
-                self._settle(containers)
-        return self.granted(containers)
-
-    def granted(self, containers: Sequence[Container]) -> Allotment:
-        """Return what the grants made so far mean for these containers; decides nothing."""
-        if not self.on or self.aside:
-            return nothing_allotted(containers)
-        return allot(containers, self.now)
-
-    def _settle(self, containers: Sequence[Container]) -> None:
-        self.release(
-            [x.id for x in containers if not x.state.counts], "its containers have stopped"
-        )
-        for one in containers:
-            if one.kind is not ContainerKind.CONTAINER or not one.state.counts:
-                continue
-            request = self.newest(request_of_record(one), one.sandbox_id)
-            grant = self._state.get(one.id)
-            if grant is not None:
-                self._follow_record(grant.request, request)
-            elif one.cpus is None:
-                self.change(request, "it runs already")
-
-    def _follow_record(self, known: ContainerRequest, recorded: ContainerRequest) -> None:
-        """Follow a record that has changed: a later source may know names and sizes.
-
-        With NRI the runtime reports them itself.
-        """
-        if self.guarantee is Guarantee.NODE:
-            return
-        if recorded.cpu_millis == 0 and recorded.quota_us is None:
-            recorded = replace(
-                recorded,
-                cpu_millis=known.cpu_millis,
-                quota_us=known.quota_us,
-                period_us=known.period_us,
-            )
-        if recorded != known:
-            self.change(recorded, "its record")
 
     # ---- what changes without an event ---------------------------------------------------
 
@@ -337,22 +290,13 @@ class Allocator:
         if self._policy is None or self._idle():
             return Decision(self._state)
         self.conflicts.arrived(request, with_cpuset=foreign)
-        owner = self._owner(request, foreign=foreign)
+        owner = self.conflicts.owner(request, foreign=foreign)
         decision = None
         if owner is not None:
             decision = self._policy.decline(self._state, request, owner)
         if decision is None or (not foreign and self._rather_tried(decision)):
             decision = self._policy.allocate(self._state, request)
         return self._take(decision, "allocated", request)
-
-    def _owner(self, request: ContainerRequest, *, foreign: bool) -> Refusal | None:
-        """Return why a new container is left to another plugin, None if it is not."""
-        if foreign:
-            return other_owner(None, (BEFORE,))
-        if not self.conflicts.leaves_alone(request):
-            return None
-        known = other_owner(None, self.conflicts.present)
-        return known or Refusal(RefusalKind.FOREIGN_PLUGIN, SUSPECTED)
 
     def _rather_tried(self, decision: Decision) -> bool:
         """Whether to try once more with a cpuset: a strict container would fail otherwise.

@@ -125,6 +125,8 @@ class Ledger:
         """Something may be pending: the pusher looks soon."""
         self.tried = asyncio.Event()
         """Everything that was pending has been tried."""
+        self.is_connected = False
+        """Whether a runtime reports every container of the node."""
         self._online = online
         self._clock = clock
         self._entries: dict[str, Entry] = {}
@@ -166,14 +168,16 @@ class Ledger:
 
     def disconnected(self) -> None:
         """Forget what the runtime reported; it will report again. Slow containers stay slow."""
+        self.is_connected = False
         self._entries = {
             name: Entry(retry=RetryState(slow=entry.retry.slow))
             for name, entry in self._entries.items()
             if entry.retry.slow
         }
 
-    def drop_unreported(self) -> None:
-        """Forget the containers that the runtime did not report again."""
+    def connected(self) -> None:
+        """Record that the runtime has reported everything: others are forgotten."""
+        self.is_connected = True
         self._entries = {
             name: entry for name, entry in self._entries.items() if entry.confirmed is not None
         }

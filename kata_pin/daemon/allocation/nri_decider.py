@@ -29,7 +29,7 @@ from kata_pin.daemon.allocation.requests import (
 )
 from kata_pin.daemon.allocation.restore import restore_cpusets
 from kata_pin.daemon.store.database import Registry
-from kata_pin.model.alloc import ContainerRequest, Guarantee, Running
+from kata_pin.model.alloc import ContainerRequest, Running
 from kata_pin.model.sandbox import ContainerKind
 from kata_pin.policy.alloc.refusals import other_owner
 from kata_pin.sources.nri_listener import CreationRefused, Listener
@@ -99,11 +99,10 @@ class NriDecider:
             if pod is not None:
                 self._ledger.requested(self._request(pod, one, kata=pod.id in kata), pod.id)
                 self._ledger.reported(one.id, cpuset_of(one.cpu), pid=one.pid)
-        self._ledger.drop_unreported()
+        self._ledger.connected()
         self._allocator.reconcile(
             [*self._allocator.reported(), *self._of_other_runtimes(pods.keys())]
         )
-        self._allocator.guarantee = Guarantee.NODE
         if self._allocator.switched_off:
             restore_cpusets(self._allocator)
             self._allocator.forget()
@@ -112,7 +111,6 @@ class NriDecider:
     def ended(self) -> None:
         """Record that the connection has ended: containers of other runtimes may come unseen."""
         self._ledger.disconnected()
-        self._allocator.guarantee = Guarantee.SANDBOXES
 
     # ---- the listener --------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
-from kata_pin.model.alloc import ContainerRequest
+from kata_pin.model.alloc import ContainerRequest, Refusal, RefusalKind
+from kata_pin.policy.alloc.refusals import other_owner
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,18 @@ class PluginConflicts:
     def leaves_alone(self, request: ContainerRequest) -> bool:
         """Whether a container is not to be adjusted, because its creation might fail then."""
         return self._behind or Name.of(request) in self._recent(self._failed)
+
+    def owner(self, request: ContainerRequest, *, foreign: bool) -> Refusal | None:
+        """Return why a new container is left to another plugin, None if it is not.
+
+        `foreign`: it came with a cpuset.
+        """
+        if foreign:
+            return other_owner(None, (BEFORE,))
+        if not self.leaves_alone(request):
+            return None
+        known = other_owner(None, self.present)
+        return known or Refusal(RefusalKind.FOREIGN_PLUGIN, SUSPECTED)
 
     def arrived(self, request: ContainerRequest, *, with_cpuset: bool) -> None:
         """Record a new container, before it is adjusted."""

@@ -7,6 +7,7 @@ from functools import partial
 
 from kata_pin.config.tree import Config
 from kata_pin.daemon.allocation.allocator import Allocator
+from kata_pin.daemon.allocation.pass_view import granted, view
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.allocation.policies import make_policy
 from kata_pin.daemon.guests.manager import Agents
@@ -74,8 +75,8 @@ def compose(config: Config, registry: Registry, passes: PendingPasses | None = N
     allocator = Allocator(config.alloc, node, AllocStore(registry), make, passes)
     kata_pinning = KataPinningReader(root, kata, bundles, files)
     engine = Engine(
-        root, node, registry, index, host, finder, kata, kata_pinning, allocator.view,
-        allocator.granted,
+        root, node, registry, index, host, finder, kata, kata_pinning,
+        partial(view, allocator), partial(granted, allocator),
     )  # fmt: skip
     return Components(
         live=live,

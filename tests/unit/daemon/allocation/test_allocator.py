@@ -11,12 +11,13 @@ import pytest
 
 from kata_pin.config.alloc import Fail
 from kata_pin.config.tree import Config, Mode
+from kata_pin.daemon.allocation import pass_view
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.plugin_conflicts import EXPIRY_S, PODS, PluginConflicts
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.errors import StateError
-from kata_pin.model.alloc import AllocState, Guarantee, PodRequest, RefusalKind, Running
+from kata_pin.model.alloc import AllocState, PodRequest, RefusalKind, Running
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState
 from kata_pin.model.sandbox import Container, ContainerState
@@ -147,7 +148,7 @@ def test_off_by_default(registry: Registry, host: Host) -> None:
     off = allocator(registry, host, policy="none")
     off.admit(request("db", "exclusive", cpus=2))
     recorded = (Container("c", "s", cpus=cpus("1")),)
-    view = off.view(recorded)
+    view = pass_view.view(off, recorded)
     assert (view.containers, view.pool, off.on) == (recorded, CpuSet(), False)
     assert stored(registry) is None
     assert off.notes == ()
@@ -166,8 +167,8 @@ def test_it_stands_aside(registry: Registry, host: Host, why: str) -> None:
     assert not one.decides
     assert why in one.aside
     recorded = (Container("c", "s", cpus=cpus("1")), Container("d", "s"))
-    assert one.view(recorded).containers == recorded
-    assert one.view(recorded).pool == CpuSet()
+    assert pass_view.view(one, recorded).containers == recorded
+    assert pass_view.view(one, recorded).pool == CpuSet()
     assert [note.code for note in one.notes] == ["alloc-aside"]
 
 
@@ -175,13 +176,13 @@ def test_it_comes_back_when_the_kubelet_lets_go(begun: Allocator, host: Host) ->
     """A checkpoint that becomes static takes grants out of force; they come back with its end."""
     begun.admit(request("db", "exclusive", cpus=2))
     mine = (Container("c-db", "s-db", cpus=cpus("0-7")),)
-    given = begun.view(mine).containers[0].cpus
+    given = pass_view.view(begun, mine).containers[0].cpus
     assert given is not None
     assert len(given) == 2
     host.kubelet = STATIC
-    assert begun.view(mine).containers == mine
+    assert pass_view.view(begun, mine).containers == mine
     host.kubelet = None
-    assert begun.view(mine).containers[0].cpus == given
+    assert pass_view.view(begun, mine).containers[0].cpus == given
 
 
 def test_another_plugin_is_left_alone(begun: Allocator) -> None:
@@ -246,22 +247,22 @@ def test_not_enough_cpus(begun: Allocator) -> None:
     assert not decision.refused.strict
     assert begun.news.refused[0].refusal.kind is RefusalKind.NOT_ENOUGH_CPUS
     mine = (Container("c-db", "s-db"),)
-    assert begun.view(mine).containers[0].cpus == CpuSet(range(8))
+    assert pass_view.view(begun, mine).containers[0].cpus == CpuSet(range(8))
 
 
 def test_a_refusal_is_told_once(begun: Allocator) -> None:
     """Who is tried again in each pass is told again only after it was served meanwhile."""
     begun.set_orders({"shop/db": CpuClass.EXCLUSIVE})
     one = Container("c1", "s1", pod_name="db", pod_namespace="shop", pod_uid="u1", name="app")
-    begun.view((one,))
+    pass_view.view(begun, (one,))
     much = replace(one, quota_us=6_400_000, period_us=100_000, shares=65_536)
     for _ in range(3):
-        begun.view((much,))
+        pass_view.view(begun, (much,))
     assert begun.news.refusals.total() == 1
     fits = replace(one, quota_us=200_000, period_us=100_000, shares=2048)
-    begun.view((fits,))
+    pass_view.view(begun, (fits,))
     assert len(begun.state.exclusive) == 2
-    begun.view((much,))
+    pass_view.view(begun, (much,))
     assert begun.news.refusals.total() == 2
 
 
@@ -274,7 +275,7 @@ def test_strict_refuses_nobody_who_runs(
     record = Container("c1", "s1", pod_name="db", pod_namespace="shop", pod_uid="u1", name="app")
     much = replace(record, quota_us=6_400_000, period_us=100_000, shares=65_536)
     with caplog.at_level(logging.WARNING):
-        views = [one.view((much,)) for _ in range(3)]
+        views = [pass_view.view(one, (much,)) for _ in range(3)]
     assert {view.containers[0].cpus for view in views} == {CpuSet(range(8))}
     assert stored(registry) == one.state
     assert one.news.refusals == {RefusalKind.NOT_ENOUGH_CPUS: 1}
@@ -337,12 +338,12 @@ def test_a_pass_admits_what_no_event_told(begun: Allocator) -> None:
     one = Container("c1", "s1", name="app", pod_name="db", pod_namespace="shop")
     begun.set_orders({"shop/db": CpuClass.EXCLUSIVE})
     asks = replace(one, quota_us=100_000, period_us=100_000, shares=1024)
-    given = begun.view((asks,)).containers[0].cpus
+    given = pass_view.view(begun, (asks,)).containers[0].cpus
     assert given is not None
     assert len(given) == 1
-    assert begun.view((asks,)).allocated == {"c1": given}
+    assert pass_view.view(begun, (asks,)).allocated == {"c1": given}
     assert begun.state.exclusive == given
-    begun.view((replace(asks, state=ContainerState.STOPPED),))
+    pass_view.view(begun, (replace(asks, state=ContainerState.STOPPED),))
     assert begun.state.exclusive == CpuSet()
 
 
@@ -350,17 +351,17 @@ def test_a_record_that_tells_more_later(begun: Allocator) -> None:
     """A container of which only its name was known gets what it asks for once that is recorded."""
     begun.set_orders({"shop/db": CpuClass.EXCLUSIVE})
     nameless = Container("c1", "s1")
-    begun.view((nameless,))
+    pass_view.view(begun, (nameless,))
     bare = replace(nameless, pod_name="db", pod_namespace="shop", pod_uid="u1", name="app")
-    begun.view((bare,))
+    pass_view.view(begun, (bare,))
     assert begun.state.exclusive == CpuSet()
     sized = replace(bare, quota_us=200_000, period_us=100_000, shares=2048)
-    assert len(begun.view((sized,)).containers[0].cpus or ()) == 2
+    assert len(pass_view.view(begun, (sized,)).containers[0].cpus or ()) == 2
     had = begun.state.exclusive
-    begun.view((bare,))  # says nothing
+    pass_view.view(begun, (bare,))  # says nothing
     assert begun.state.exclusive == had
-    begun.guarantee = Guarantee.NODE  # the runtime itself tells sizes
-    begun.view((replace(sized, quota_us=300_000, shares=3072),))
+    begun.ledger.connected()  # the runtime itself tells sizes
+    pass_view.view(begun, (replace(sized, quota_us=300_000, shares=3072),))
     assert begun.state.exclusive == had
 
 
@@ -368,7 +369,7 @@ def test_a_container_that_is_its_own_sandbox(begun: Allocator, moves: Moves) -> 
     """Without pods a container's id is its sandbox's: it and its VM have a grant each."""
     alone = Container("c1", "c1", quota_us=200_000, period_us=100_000, shares=2048)
     begun.set_orders({"c1": CpuClass.EXCLUSIVE})
-    given = begun.view((alone,)).containers[0].cpus
+    given = pass_view.view(begun, (alone,)).containers[0].cpus
     assert given is not None
     assert begun.state.exclusive == given
     assert len(given) == 2
@@ -380,7 +381,7 @@ def test_a_container_that_is_its_own_sandbox(begun: Allocator, moves: Moves) -> 
 def test_a_pass_leaves_a_foreign_cpuset(begun: Allocator) -> None:
     """A recorded cpuset without a grant is somebody else's: it stays, and so does the record."""
     mine = (Container("c1", "s1", cpus=cpus("2")),)
-    assert begun.view(mine).containers == mine
+    assert pass_view.view(begun, mine).containers == mine
     assert begun.state.get("c1") is None
 
 
@@ -500,13 +501,13 @@ def test_who_only_looks_decides_nothing(begun: Allocator, registry: Registry, ho
     begun.admit(request("db", "exclusive", cpus=2))
     one = looking(registry, host)
     mine = (Container("c-db", "s-db"), Container("c-new", "s-db"))
-    view = one.view(mine)
+    view = pass_view.view(one, mine)
     assert view.containers[0].cpus == begun.state.exclusive
     assert view.containers[1] == mine[1]
     assert one.aside == ""
     assert one.state == begun.state
     host.kubelet = STATIC
-    assert one.view(mine).containers == mine
+    assert pass_view.view(one, mine).containers == mine
 
 
 def test_an_unreadable_row_is_none(begun: Allocator, registry: Registry, host: Host) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from kata_pin.config.alloc import Fail
 from kata_pin.config.tree import Mode
+from kata_pin.daemon.allocation import pass_view
 from kata_pin.daemon.allocation.nri_decider import OTHERS, NriDecider
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.allocation.plugin_conflicts import PODS
@@ -480,7 +481,7 @@ def test_a_record_before_synchronize(world: World) -> None:
         pod_uid="uid-db", quota_us=100_000, period_us=100_000, shares=1024, name="app",
     )  # fmt: skip
     world.registry.adopt(record)
-    world.allocator.view((record,))
+    pass_view.view(world.allocator, (record,))
     assert world.allocator.state.exclusive == CpuSet()
     world.kata = {"db"}
     world.decider.adopt(Snapshot((_pod("db", "exclusive"),), (_app("db", 1),)))
@@ -513,7 +514,7 @@ def test_synchronize_leaves_other_runtimes_sandboxes(world: World) -> None:
     )  # fmt: skip
     world.registry.adopt(record)
     world.allocator.set_orders({"shop/x": CpuClass.EXCLUSIVE})
-    world.allocator.view((record,))
+    pass_view.view(world.allocator, (record,))
     had = world.allocator.state.exclusive
     assert len(had) == 1
     world.decider.adopt(Snapshot((_pod("web", kata=False),), (_app("web"),)))
