@@ -2,8 +2,9 @@
 
     scripts/bench [NAME...] [--json] [--quick] [--minutes N]
 
-Without names everything is measured. Exit status 1 when something could not be measured, or when
-what was measured did something wrong (a hook's message lost); a missed bar is only printed.
+Without names everything but `peers` is measured. Exit status 1 when something could not be
+measured, or when what was measured did something wrong (a hook's message lost); a missed bar is
+only printed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tests.bench import (
     hooks,
     idle,
     nrireplies,
+    peers,
     soak,
 )
 from tests.bench.figures import BenchError, Row, table
@@ -40,6 +42,8 @@ class Part:
     rounds: int
     quick: int
     about: str
+    asked_only: bool = False
+    """Whether it is left out unless it is named: it needs packages that nothing else needs."""
 
 
 PARTS = {
@@ -55,6 +59,7 @@ PARTS = {
     "alloc": Part(allocation.measure, 300, 60, "decisions of the allocator; 1,000 pods of churn"),
     "soak": Part(soak.measure, 60, 20, "a day of churn: what stays behind (--minutes N)"),
     "command": Part(commands.measure, 20, 5, "start of the command line"),
+    "peers": Part(peers.measure, 20, 5, "beside libvirt 9; only when named", asked_only=True),
 }
 
 
@@ -77,7 +82,7 @@ def main(arguments: list[str]) -> int:
     rows: list[Row] = []
     failed = False
     for name, part in PARTS.items():
-        if not options.names or name in options.names:
+        if name in options.names or not (options.names or part.asked_only):
             rounds = part.quick if options.quick else part.rounds
             if name == "soak" and options.minutes is not None:
                 rounds = max(1, round(60 * options.minutes))

@@ -16,7 +16,7 @@ BARE = (sys.executable, "-c", "pass")
 def measure(node: BenchNode, rounds: int) -> Iterator[Row]:
     """Yield the rows of `--help` and of `show` with one sandbox, with the daemon and without."""
     node.start(1)
-    bare, usage = in_turns(rounds, lambda: _run_s(BARE), lambda: _run_s((*KATA_PIN, "--help")))
+    bare, usage = in_turns(rounds, lambda: run_s(BARE), lambda: run_s((*KATA_PIN, "--help")))
     yield median_row("kata-pin --help", usage, bare)
     with service(node):
         yield from show_rows(node, rounds, suffix=", 1 sandbox")
@@ -26,11 +26,11 @@ def measure(node: BenchNode, rounds: int) -> Iterator[Row]:
 def show_rows(node: BenchNode, rounds: int, *, suffix: str) -> Iterator[Row]:
     """Yield the row of `show`."""
     show = (*KATA_PIN, "--config", str(node.root / "config.yaml"), "show")
-    bare, shown = in_turns(rounds, lambda: _run_s(BARE), lambda: _run_s(show))
+    bare, shown = in_turns(rounds, lambda: run_s(BARE), lambda: run_s(show))
     yield median_row(f"kata-pin show{suffix}", shown, bare)
 
 
-def _run_s(command: Sequence[str]) -> float:
+def run_s(command: Sequence[str]) -> float:
     """Run a command to its end; return the seconds."""
 
     def run() -> None:

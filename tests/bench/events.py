@@ -79,17 +79,17 @@ async def _messages(
         await daemon.settle([sandbox.id])
         work = node.container(sandbox.id, "c1", cpus=str(node.last_cpu))
         tids, everywhere = sandbox.tids(), frozenset(node.online)
-        message = _messages_of(work, sandbox.pid)
-        await _take(daemon, next(message))
+        message = messages_of(work, sandbox.pid)
+        await take(daemon, next(message))
         floor, known, fresh = [], Waits(), Waits()
         for _ in range(rounds):
             scatter(tids, everywhere)
             floor.append(timed(lambda: bare(sandbox.pid, frozenset({node.last_cpu}))))
             scatter(tids, everywhere)
-            await known.take(_take(daemon, next(message)))
+            await known.take(take(daemon, next(message)))
             daemon.parts.passes.drop(sandbox.id)
             scatter(tids, everywhere)
-            await fresh.take(_take(daemon, next(message)))
+            await fresh.take(take(daemon, next(message)))
     what = f"{len(tids)} threads"
     return [
         known.row(f"event to verified, {what}", Samples(floor), bar_ms=bar_ms),
@@ -116,9 +116,14 @@ class Waits:
         """What was taken, by the clock."""
         return Samples(self._wall)
 
+    @property
+    def cpu(self) -> Samples:
+        """The same in CPU time."""
+        return Samples(self._cpu)
+
     def row(self, name: str, floor: Samples, *, bar_ms: float | None = None) -> Row:
         """Return the row of the p99 by the clock; CPU time tells what neighbours added."""
-        cpu = Samples(self._cpu)
+        cpu = self.cpu
         row = tail_row(name, Samples(self._wall), floor, bar_ms=bar_ms)
         used = f"CPU p50 {cpu.median * MS:.2f}, p99 {cpu.percentile(99) * MS:.2f}"
         return replace(row, detail=f"{row.detail}; {used}")
@@ -131,14 +136,15 @@ def bare(pid: int, cpus: frozenset[int]) -> None:
         os.sched_getaffinity(int(name))
 
 
-def _messages_of(container: Container, pid: int) -> Iterator[HookMessage]:
+def messages_of(container: Container, pid: int) -> Iterator[HookMessage]:
     """Yield createRuntime messages, each newer than the last."""
     for number in itertools.count():
         stamp = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + number
         yield HookMessage(Phase.CREATE_RUNTIME, stamp, os.getpid(), container.state(pid))
 
 
-async def _take(daemon: LocalService, message: HookMessage) -> None:
+async def take(daemon: LocalService, message: HookMessage) -> None:
+    """Have the daemon take a message and pin; BenchError if it does not."""
     connection = TimedConnection(message)
     await daemon.parts.hook_service.hook(connection)
     if connection.answers != ["recorded", "pinned"]:
@@ -225,7 +231,7 @@ def _vcpu_until(sandbox: KataSandbox, births: Births, done: Callable[[int, int],
     plugging = threading.Thread(target=sandbox.shim.plug, args=(1,))
     plugging.start()
     try:
-        return _until(sandbox, births, done)
+        return until_done(sandbox.pid, births, done)
     finally:
         plugging.join()
         sandbox.shim.unplug(1)
@@ -244,17 +250,19 @@ def _iothread_to_pin(
     )
     adding.start()
     try:
-        return _until(sandbox, births, lambda _, tid: os.sched_getaffinity(tid) != everywhere)
+        return until_done(
+            sandbox.pid, births, lambda _, tid: os.sched_getaffinity(tid) != everywhere
+        )
     finally:
         adding.join()
         sandbox.shim.execute("object-del", id=name)
 
 
-def _until(sandbox: KataSandbox, births: Births, done: Callable[[int, int], bool]) -> float:
-    """Return the seconds from the next birth in a VM until `done`."""
-    tid, born = births.thread_of(sandbox.pid)
-    while not done(sandbox.pid, tid):
-        if time.monotonic() > born + 1.0:
+def until_done(pid: int, births: Births, done: Callable[[int, int], bool]) -> float:
+    """Return the seconds from the next birth in a VM until `done` (tgid, tid)."""
+    tid, born = births.thread_of(pid)
+    while not done(pid, tid):
+        if time.monotonic() > born + 5.0:
             raise BenchError("a new thread was not pinned within 5 s")
         time.sleep(POLL_S)
     return time.monotonic() - born

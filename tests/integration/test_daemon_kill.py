@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from kata_pin.model.cpuset import CpuSet
+from tests.support import mortal
 from tests.support.daemon import Node, Pod, private_node
 from tests.support.mortal import Mortal
 from tests.support.qemu import Machine
@@ -26,6 +27,11 @@ LONGEST_LIFE_S = 0.1
 STRIDE = 3
 
 SMALL = Machine(boot=2, maximum=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_from() -> None:
+    mortal.prepare()
 
 
 @pytest.fixture

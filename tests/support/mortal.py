@@ -9,6 +9,7 @@ are counted by sys.setprofile in that process; the code under test knows nothing
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import sys
@@ -23,6 +24,11 @@ PRELOADED: Final = ("kata_pin.cli.commands.run", "kata_pin.cli.main", "kata_pin.
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([__name__, *PRELOADED])
+
+
+def prepare() -> None:
+    """Start the process that daemons are forked from; it lives as long as the test run."""
+    multiprocessing.forkserver.ensure_running()
 
 
 class Mortal:
