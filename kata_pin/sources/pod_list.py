@@ -80,7 +80,7 @@ class PodList:
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             try:
                 done(self._read())
-            except Exception as error:  # noqa: BLE001 - raised by the caller of read()
+            except StateError as error:  # raised by the caller of read()
                 done(error)
 
     def _settle(

@@ -22,7 +22,7 @@ from kata_pin.daemon.allocation.push import Pusher
 from kata_pin.daemon.allocation.restore import KeptCpuset, kept_cpusets, restore_cpusets
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.store.database import Registry
-from kata_pin.errors import HostError
+from kata_pin.errors import HostError, KataPinError
 from kata_pin.host.cpuset import CpusetReader
 from kata_pin.host.root import HostRoot
 from kata_pin.model.alloc import Grant
@@ -74,7 +74,7 @@ class Coordinator:
         try:
             self._allocator.follow_host()
             self._release_ended()
-        except Exception as error:  # nothing here keeps the daemon from starting
+        except (KataPinError, OSError) as error:  # nothing here keeps the daemon from starting
             log.error("allocator: not reconciled with what runs: %s", error)
             log.debug("allocator: start", exc_info=True)
 
@@ -118,7 +118,7 @@ class Coordinator:
             try:
                 self._allocator.set_annotations(await pods.read())
                 self._succeeded("annotations")
-            except Exception as error:  # of the list, or of the policy
+            except (KataPinError, OSError) as error:  # of the list, or of the policy
                 self._failed("annotations", error)
                 log.debug("allocator: annotations not applied", exc_info=True)
             await asyncio.sleep(alloc.pods_s)
@@ -127,7 +127,7 @@ class Coordinator:
         try:
             self._allocator.set_orders(self._orders.read())
             self._succeeded("overrides")
-        except Exception as error:  # the former overrides stay in force
+        except (KataPinError, OSError) as error:  # the former overrides stay in force
             self._failed("overrides", error)
             log.debug("allocator: overrides not applied", exc_info=True)
 
