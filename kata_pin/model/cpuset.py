@@ -45,9 +45,7 @@ class CpuSet:
         """Take an integer whose bit N says that CPU N is in the set."""
         if bits < 0 or bits.bit_length() > MAX_CPU + 1:
             raise ParseError(f"CPU number out of range 0-{MAX_CPU}", source="bits")
-        new = cls.__new__(cls)
-        new._bits = bits
-        return new
+        return _of(bits)
 
     @classmethod
     def parse(cls, text: str, *, source: str = "cpu list") -> CpuSet:
@@ -141,16 +139,16 @@ class CpuSet:
         return isinstance(cpu, int) and cpu >= 0 and bool(self._bits >> cpu & 1)
 
     def __or__(self, other: CpuSet) -> CpuSet:
-        return CpuSet.from_bits(self._bits | other._bits)
+        return _of(self._bits | other._bits)
 
     def __and__(self, other: CpuSet) -> CpuSet:
-        return CpuSet.from_bits(self._bits & other._bits)
+        return _of(self._bits & other._bits)
 
     def __sub__(self, other: CpuSet) -> CpuSet:
-        return CpuSet.from_bits(self._bits & ~other._bits)
+        return _of(self._bits & ~other._bits)
 
     def __xor__(self, other: CpuSet) -> CpuSet:
-        return CpuSet.from_bits(self._bits ^ other._bits)
+        return _of(self._bits ^ other._bits)
 
     def __le__(self, other: CpuSet) -> bool:
         return self._bits & ~other._bits == 0
@@ -184,6 +182,13 @@ class CpuSet:
         return f"CpuSet({str(self)!r})"
 
 
+def _of(bits: int) -> CpuSet:
+    """Return the set of these bits, which are known to be in range."""
+    new = CpuSet.__new__(CpuSet)
+    new._bits = bits
+    return new
+
+
 EMPTY: Final = CpuSet()
 
 
@@ -191,5 +196,5 @@ def union(sets: Iterable[CpuSet]) -> CpuSet:
     """Return the union of any number of sets."""
     bits = 0
     for one in sets:
-        bits |= one.bits
-    return CpuSet.from_bits(bits)
+        bits |= one._bits
+    return _of(bits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.thread import Thread, ThreadKey
@@ -105,8 +106,7 @@ class DriftKind(StrEnum):
     OTHER_WRITER = "other_writer"  # came back three times: another writer (DESIGN D13)
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
+class Drift(NamedTuple):
     """One thread off its desired affinity."""
 
     key: ThreadKey
@@ -115,8 +115,7 @@ class Drift:
     observed: CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(NamedTuple):
     """Set one thread's affinity.
 
     `ask` is what the kernel is asked for where that is wider than what it can grant now, which is
@@ -142,8 +141,7 @@ class Outcome(StrEnum):
     FIXED = "fixed"  # a kernel thread whose affinity cannot be changed
 
 
-@dataclass(frozen=True, slots=True)
-class ActionResult:
+class ActionResult(NamedTuple):
     """An action and what the kernel says now (`after` is None when nothing could be read)."""
 
     action: Action

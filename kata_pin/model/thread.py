@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from kata_pin.model.cpuset import EMPTY, CpuSet
 
@@ -40,8 +40,7 @@ class RoleSource(StrEnum):
     REST = "rest"  # what no source named: an emulator thread
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ProcessKey:
+class ProcessKey(NamedTuple):
     """A process that cannot be mistaken for a later one with the same pid.
 
     `starttime` is field 22 of proc_pid_stat(5), in clock ticks since boot.
@@ -51,9 +50,11 @@ class ProcessKey:
     starttime: int
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ThreadKey:
-    """A thread's identity (DESIGN D5): a bare tid may name another thread a moment later."""
+class ThreadKey(NamedTuple):
+    """A thread's identity (D5): a bare tid may name another thread a moment later.
+
+    A tuple, because a pass hashes hundreds of them.
+    """
 
     tgid: int
     tid: int
@@ -118,8 +119,7 @@ class Role:
     conflict: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Thread:
+class Thread(NamedTuple):
     """A thread of a sandbox with its role."""
 
     task: Task

@@ -346,7 +346,7 @@ def test_an_answer_is_tied_to_the_threads_it_was_about(dirs: KataDirs) -> None:
         cache.bind(answers, now)
         named = set(cache.qmp_vcpus)
         later = [
-            replace(task, key=replace(task.key, starttime=task.key.starttime + 1)) for task in now
+            replace(task, key=task.key._replace(starttime=task.key.starttime + 1)) for task in now
         ]
         cache.bind(answers, later)
         assert set(cache.qmp_vcpus) == named

@@ -204,7 +204,7 @@ def test_the_plan_leaves_no_drift(world: World) -> None:
     targets = {action.key: action.target for action in plan}
     assert all(action.before != action.target for action in plan)
     now = [
-        replace(one, task=one.task.with_affinity(targets.get(one.key, one.task.affinity)))
+        one._replace(task=one.task.with_affinity(targets.get(one.key, one.task.affinity)))
         for one in world.threads
     ]
     if world.node.topology.online:
@@ -265,7 +265,7 @@ def roomy(draw: st.DrawFn, *, spare: int) -> tuple[Sandbox, list[int]]:
 def roomy_worlds(draw: st.DrawFn, spare: int = 0) -> World:
     """Draw a world in which every exclusive CPU can be paired, with arbitrary observed masks."""
     pod, indexes = roomy(draw, spare=spare)
-    threads = [replace(one, task=one.task.with_affinity(draw(some))) for one in vcpus(*indexes)]
+    threads = [one._replace(task=one.task.with_affinity(draw(some))) for one in vcpus(*indexes)]
     return World(pod, threads, Node(draw(st.sampled_from([flat(HOST_CPUS), smt_host()]))))
 
 
@@ -273,7 +273,7 @@ def roomy_worlds(draw: st.DrawFn, spare: int = 0) -> World:
 @given(roomy_worlds())
 def test_every_exclusive_cpu_is_paired_with_the_last_vcpus(world: World) -> None:
     """n >= x: where nobody holds a pair, the last x vCPUs by index are paired one to one."""
-    free = [replace(t, task=t.task.with_affinity(CpuSet(range(HOST_CPUS)))) for t in world.threads]
+    free = [t._replace(task=t.task.with_affinity(CpuSet(range(HOST_CPUS)))) for t in world.threads]
     found = replace(world, threads=free).place()
     x = len(found.mask.exclusive)
     paired = {one.role.vcpu for one in world.threads if found.desired[one.key].paired}

@@ -208,7 +208,7 @@ def codes(placement: Placement) -> set[str]:
 def after(placement: Placement, threads: Iterable[Thread]) -> list[Thread]:
     """Return the threads as they are observed once the placement stands."""
     return [
-        replace(one, task=one.task.with_affinity(placement.desired[one.key].applied))
+        one._replace(task=one.task.with_affinity(placement.desired[one.key].applied))
         if one.key in placement.desired
         else one
         for one in threads

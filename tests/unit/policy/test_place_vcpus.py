@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from kata_pin.model.sandbox import Container
@@ -390,7 +388,7 @@ def test_a_run_stays_meant_for_a_vcpu_that_can_not_have_it() -> None:
 def test_a_reused_tid_keeps_nothing() -> None:
     """Identity is (tgid, tid, starttime): a later thread of the same tid has no old pair."""
     threads = vcpus(0, 1)
-    old = replace(threads[0].key, starttime=1)
+    old = threads[0].key._replace(starttime=1)
     found = place(sandbox(A2), threads, node(), kept={old: 5})
     assert applied(found, threads) == {"vcpu 0": "4", "vcpu 1": "5"}
 

@@ -202,7 +202,7 @@ def test_a_busy_iothread_is_no_vcpu(tmp_path: Path, vmm: Vmm) -> None:
 
 def test_a_doubtful_entry_needs_a_second_source(tmp_path: Path, vmm: Vmm) -> None:
     """debugfs names a thread younger than the vCPU: only with its descriptor is it believed."""
-    young = [replace(t, key=replace(t.key, starttime=10**12)) for t in BOOTED]
+    young = [replace(t, key=t.key._replace(starttime=10**12)) for t in BOOTED]
     host = _boot(tmp_path, cpu0=KVM_RUN.format(fd=10), cpu1=FUTEX)
     _debugfs(host, vcpu0=CPU0, vcpu1=IOT)
     found = _identify(host, vmm, young)

@@ -101,7 +101,7 @@ def test_unknown_surplus_is_not_offered() -> None:
     guest = GuestTopology(boot=2, maximum=16, sockets=16)
     one = [exclusive("a", "4"), shared("s", "0-1")]
     assert told(one, vcpus(0, 1), guest=guest) == {"a": "1", "s": "0"}
-    hidden = [replace(t, role=replace(t.role, conflict="x")) for t in vcpus(0)]
+    hidden = [t._replace(role=replace(t.role, conflict="x")) for t in vcpus(0)]
     assert told(one, [*hidden, *vcpus(1)], guest=guest)["s"].startswith("no vCPU that is no")
 
 

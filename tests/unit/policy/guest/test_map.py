@@ -116,7 +116,7 @@ def test_measured_is_believed_before_any_rule() -> None:
 
 def test_a_chain_is_as_good_as_its_weakest_link() -> None:
     """Creation order only infers the cpu-index, so all behind it is inferred."""
-    guessed = replace(vcpu(1), role=replace(vcpu(1).role, source=RoleSource.ORDER))
+    guessed = vcpu(1)._replace(role=replace(vcpu(1).role, source=RoleSource.ORDER))
     found = mapped(vcpu(0), guessed)
     assert numbers(found) == {0: (0, "proven"), 1: (1, "inferred")}
     assert found.links[1].weakest.source == "order"
@@ -185,7 +185,7 @@ def test_cpuinfo_is_read_by_apic_id() -> None:
 
 def test_cpuinfo_tells_nothing_of_guessed_threads() -> None:
     """The APIC id of a thread that creation order named is no better than that."""
-    guessed = replace(vcpu(1), role=replace(vcpu(1).role, source=RoleSource.ORDER))
+    guessed = vcpu(1)._replace(role=replace(vcpu(1).role, source=RoleSource.ORDER))
     told = measured_by_apic(mapped(vcpu(0), guessed), {0: 0, 1: 1})
     assert {key.tid for key in told} == {1100}
 

@@ -171,6 +171,6 @@ def test_everything_exclusive_is_offline() -> None:
 
 def test_unknown_cpuset() -> None:
     """A thread whose cgroup could not be read is limited by online CPUs only."""
-    threads = [replace(one, task=replace(one.task, cpuset=cpus(""))) for one in vcpus(0, 1)]
+    threads = [one._replace(task=replace(one.task, cpuset=cpus(""))) for one in vcpus(0, 1)]
     found = place(sandbox(A2), threads, node())
     assert applied(found, threads) == {"vcpu 0": "4", "vcpu 1": "5"}
