@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -28,6 +29,9 @@ from kata_pin.wire.proc import CgroupEntry, parse_cgroup
 
 MAX_MOUNTINFO: Final = 4 * 1024 * 1024
 """Most that is read of mountinfo: a node with 250 pods has a few thousand mounts."""
+
+_LIST_BYTES: Final = 256
+"""Bytes of a cgroup's list of threads that cost as much as one thread's cgroup file, about."""
 
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
@@ -92,6 +96,7 @@ class CpusetReader:
         self._root = root
         self._mounts = cgroup_mounts(root) if mounts is None else mounts
         self._known: dict[bytes, tuple[str, CpuSet]] = {}
+        self._entries: dict[str, CgroupEntry] = {}
 
     def of(self, tgid: int, tid: int) -> tuple[str, CpuSet]:
         """Return the thread's cgroup, as far as CPUs go, and the CPUs it allows.
@@ -107,6 +112,22 @@ class CpusetReader:
         if found is None:
             found = self._known[data] = self._look(data)
         return found
+
+    def tids(self, cgroup: str, *, among: int) -> frozenset[int]:
+        """Return the threads in a cgroup that `of` gave; not all where it has many times `among`.
+
+        Listing a cgroup of thousands would cost more than asking `among` threads.
+        """
+        entry = self._entries.get(cgroup)
+        if entry is None:
+            return frozenset()
+        name = "tasks" if entry.controllers else "cgroup.threads"
+        for _mount, folder in self._folders(entry):
+            with suppress(OSError):
+                data = read_bytes(f"{folder}/{name}", among * _LIST_BYTES)
+                whole = data[: data.rfind(b"\n") + 1]  # the last number may have been cut
+                return frozenset(map(int, whole.split()))
+        return frozenset()
 
     def written(self, tgid: int, tid: int) -> tuple[str, CpuSet]:
         """Return the thread's cgroup and the CPUs that somebody wrote for it; EMPTY for none.
@@ -129,19 +150,26 @@ class CpusetReader:
 
     def effective(self, entry: CgroupEntry) -> CpuSet:
         """Return the CPUs that a cgroup allows, EMPTY if that cannot be known."""
-        wanted = Hierarchy.V1 if entry.controllers else Hierarchy.V2
-        for mount in self._mounts:
-            folder = mount.folder(entry.path) if mount.hierarchy is wanted else None
-            if folder is None or entry.removed:
-                continue
-            cpus = _v1_cpus(folder) if wanted is Hierarchy.V1 else _v2_cpus(folder, mount.point)
+        for mount, folder in self._folders(entry):
+            cpus = _v1_cpus(folder) if entry.controllers else _v2_cpus(folder, mount.point)
             if cpus:
                 return cpus
         return UNKNOWN_CPUSET
 
+    def _folders(self, entry: CgroupEntry) -> Iterator[tuple[CgroupMount, str]]:
+        """Yield where a cgroup is seen, with the mount that shows it."""
+        wanted = Hierarchy.V1 if entry.controllers else Hierarchy.V2
+        for mount in self._mounts:
+            folder = mount.folder(entry.path) if mount.hierarchy is wanted else None
+            if folder is not None and not entry.removed:
+                yield mount, folder
+
     def _look(self, data: bytes) -> tuple[str, CpuSet]:
         entry = parse_cgroup(data).cpuset
-        return ("", UNKNOWN_CPUSET) if entry is None else (entry.path, self.effective(entry))
+        if entry is None:
+            return "", UNKNOWN_CPUSET
+        self._entries[entry.path] = entry
+        return entry.path, self.effective(entry)
 
 
 def _read_cgroup(path: str) -> bytes:

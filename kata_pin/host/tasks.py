@@ -1,12 +1,17 @@
 """The threads of a process: who they are, where they may run, what their cgroup allows.
 
-Hot path: one stat, one cgroup file and one system call a thread, no cache of its own. What a thread
-is called is its process's to choose; the rest is the kernel's word.
+Hot path: a stat and a cgroup file cost ten times as much as asking for an affinity, so a TaskReader
+reads them again only where a thread may have changed. A thread's name is its process's to choose;
+the rest is the kernel's word.
 """
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Final, NamedTuple
 
 from kata_pin.errors import TaskGone
 from kata_pin.host.cpuset import CpusetReader
@@ -16,6 +21,17 @@ from kata_pin.host.root import HOST, HostRoot
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.thread import Task, ThreadKey
 from kata_pin.wire.proc import parse_starttime, parse_stat
+
+NAMED_AFTER_S: Final = 2.0
+"""A thread gets its name shortly after its birth: until it is so old, it is read in full."""
+
+FULL_S: Final = 60.0
+"""Longest that a name, flags, last CPU and CPU time are not read again."""
+
+CROWD: Final = 4
+"""With fewer threads than this in one cgroup, listing the cgroup does not pay."""
+
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 def list_tids(root: HostRoot, tgid: int) -> list[int]:
@@ -54,15 +70,111 @@ def read_tasks(root: HostRoot, tgid: int, cpusets: CpusetReader) -> list[Task]:
 
     Raises TaskGone when the process is gone.
     """
-    tasks = []
-    for tid in list_tids(root, tgid):
-        try:
-            tasks.append(read_task(root, tgid, tid, cpusets))
-        except TaskGone:
-            continue
-    if not tasks:
-        raise TaskGone("list threads of", f"process {tgid}")
-    return tasks
+    return TaskReader().read(root, tgid, cpusets)
+
+
+class _Known(NamedTuple):
+    """A thread as last read; `inode` is that of its folder in /proc, 0 while it is too young."""
+
+    inode: int
+    task: Task
+
+
+class TaskReader:
+    """Reads the threads of a few processes again and again; lives as long as their sandbox.
+
+    A thread is known by the inode of its folder in /proc: the kernel makes a new one for each task
+    and drops it when the task ends, so a tid that is used again has another. What cannot change
+    (start time) or hardly does (name, flags) is then as last read; affinity and cgroup are asked
+    each time.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[int, _Known]] = {}
+        self.read_at = 0.0
+        """When last CPU and CPU time of the threads were last read (CLOCK_MONOTONIC)."""
+
+    def read(self, root: HostRoot, tgid: int, cpusets: CpusetReader) -> list[Task]:
+        """Return the threads of a process by tid; one that exits meanwhile is left out.
+
+        Raises TaskGone when the process is gone.
+        """
+        inodes = _inodes(root, tgid)
+        known = self._known.get(tgid, {}) if root.live else {}
+        cgroups = _Cgroups(tgid, cpusets, known)
+        young_after = time.clock_gettime(time.CLOCK_BOOTTIME) - NAMED_AFTER_S
+        seen: dict[int, _Known] = {}
+        for tid in sorted(inodes):
+            inode, old = inodes[tid], known.get(tid)
+            try:
+                if old is not None and old.inode == inode:
+                    task = _again(root, old.task, *cgroups.of(old.task))
+                else:
+                    task = read_task(root, tgid, tid, cpusets)
+                    if task.key.starttime / _TICKS > young_after:
+                        inode = 0
+            except TaskGone:
+                continue
+            seen[tid] = old if old is not None and old.task is task else _Known(inode, task)
+        if not seen:
+            self._known.pop(tgid, None)
+            raise TaskGone("list threads of", f"process {tgid}")
+        self._known[tgid] = seen
+        return [one.task for one in seen.values()]
+
+    def expire(self, tgids: frozenset[int]) -> None:
+        """Forget all processes but these; forget all where names and times are too old."""
+        now = time.monotonic()
+        if now - self.read_at > FULL_S:
+            self.read_at = now
+            self._known = {}
+        elif self._known.keys() - tgids:
+            self._known = {tgid: known for tgid, known in self._known.items() if tgid in tgids}
+
+
+class _Cgroups:
+    """The cgroups of the threads of one process that were known before.
+
+    Of many threads in one cgroup only one is asked; that the others are still there too is seen in
+    the cgroup's own list.
+    """
+
+    def __init__(self, tgid: int, cpusets: CpusetReader, known: Mapping[int, _Known]) -> None:
+        self._tgid = tgid
+        self._cpusets = cpusets
+        self._crowded = len(known) >= CROWD
+        self._size = len(known)
+        self._lists: dict[str, tuple[CpuSet, frozenset[int]]] = {}
+
+    def of(self, task: Task) -> tuple[str, CpuSet]:
+        """Return a thread's cgroup and what that allows; raises TaskGone."""
+        tid = task.key.tid
+        if not self._crowded:
+            return self._cpusets.of(self._tgid, tid)
+        listed = self._lists.get(task.cgroup)
+        if listed is not None and tid in listed[1]:
+            return task.cgroup, listed[0]
+        cgroup, cpus = self._cpusets.of(self._tgid, tid)
+        if cgroup not in self._lists:
+            self._lists[cgroup] = cpus, self._cpusets.tids(cgroup, among=self._size)
+        return cgroup, cpus
+
+
+def _inodes(root: HostRoot, tgid: int) -> dict[int, int]:
+    """Return the inode of each thread's folder, by tid; raises TaskGone."""
+    try:
+        with os.scandir(f"{root.proc()}/{tgid}/task") as entries:
+            return {int(entry.name): entry.inode() for entry in entries}
+    except OSError as error:
+        raise translated(error, "list threads of", f"process {tgid}") from error
+
+
+def _again(root: HostRoot, known: Task, cgroup: str, cpuset: CpuSet) -> Task:
+    """Return a known thread as it is now, the same object where nothing of it changed."""
+    affinity = get_affinity(known.key.tid, root)
+    if (affinity, cpuset, cgroup) == (known.affinity, known.cpuset, known.cgroup):
+        return known
+    return known.moved(affinity, cpuset, cgroup)
 
 
 def starttime(root: HostRoot, tgid: int, tid: int) -> int:

@@ -90,13 +90,17 @@ class Task:
 
     def with_affinity(self, affinity: CpuSet) -> Task:
         """Return the same thread with another affinity."""
-        return Task(  # half the time of dataclasses.replace, for each thread of a pass
+        return self.moved(affinity, self.cpuset, self.cgroup)
+
+    def moved(self, affinity: CpuSet, cpuset: CpuSet, cgroup: str) -> Task:
+        """Return the same thread elsewhere; half the time of dataclasses.replace."""
+        return Task(
             self.key,
             self.comm,
             self.flags,
             affinity,
-            self.cpuset,
-            self.cgroup,
+            cpuset,
+            cgroup,
             self.last_cpu,
             self.cpu_ticks,
         )

@@ -20,12 +20,13 @@ from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.ports import PinStore
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
+from kata_pin.daemon.reconcile.thread_finder import ThreadFinder
 from kata_pin.errors import TaskGone, VmmError
 from kata_pin.host.affinity import apply_all
 from kata_pin.host.cpuset import CpusetReader
 from kata_pin.host.process import ProcessIndex, is_alive
 from kata_pin.host.root import HostRoot
-from kata_pin.host.tasks import list_tids, read_tasks
+from kata_pin.host.tasks import TaskReader
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.node import Node
 from kata_pin.model.placement import (
@@ -39,24 +40,21 @@ from kata_pin.model.placement import (
 )
 from kata_pin.model.reports.sandbox import Writer
 from kata_pin.model.sandbox import Container, Sandbox, Vmm
-from kata_pin.model.thread import Role, Thread, ThreadKey, ThreadRole
+from kata_pin.model.thread import Thread, ThreadKey, ThreadRole
 from kata_pin.policy.alloc.allotment import Allotment, nothing_allotted
 from kata_pin.policy.placement import precedence
 from kata_pin.policy.placement.drift import find_drift
 from kata_pin.policy.placement.place import pairs as pairs_of
-from kata_pin.policy.placement.place import place
+from kata_pin.policy.placement.place import place, relevant
 from kata_pin.policy.placement.plan import make_plan
 from kata_pin.policy.placement.release import undo
 from kata_pin.vmm.find import VmmFinder
-from kata_pin.vmm.host_access import HostAccess
-from kata_pin.vmm.overhead import find_helpers
-from kata_pin.vmm.roles import MAX_THREADS, identify
-from kata_pin.vmm.state_files import KataPaths
+from kata_pin.vmm.roles import MAX_THREADS
 
 log = logging.getLogger(__name__)
 
 MAX_ROUNDS: Final = 5
-"""Rounds of one pass: threads born meanwhile, or a cpuset that moved, need another look.
+"""Rounds of one pass: threads born meanwhile, or a cpuset that moved, need another round_.
 
 A sandbox with more than MAX_THREADS gets one: the daemon is there for the others too.
 """
@@ -73,7 +71,7 @@ Allot = Callable[[Sequence[Container]], Allotment]
 class Engine:
     """Runs passes; every collaborator is given, nothing is global.
 
-    `_index` is the process table that `_host` gives to the vmm package. `_allot` first lets the
+    `_index` is the process table that the others look into. `_allot` first lets the
     allocator decide about new containers, `_granted` only
     returns what it has granted so far.
     """
@@ -82,9 +80,8 @@ class Engine:
     _node: NodeWatch
     _pins: PinStore
     _index: ProcessIndex
-    _host: HostAccess
+    _threads: ThreadFinder
     _finder: VmmFinder
-    _kata: KataPaths
     _kata_pinning: KataPinningReader
     _allot: Allot = nothing_allotted
     _granted: Allot = nothing_allotted
@@ -148,7 +145,10 @@ class Engine:
     ) -> Report:
         """Return what a pass would decide now; sets nothing and changes nothing of `cache`."""
         copied = replace(
-            cache, roles=deepcopy(cache.roles), other_writers=deepcopy(cache.other_writers)
+            cache,
+            roles=deepcopy(cache.roles),
+            tasks=TaskReader(),
+            other_writers=deepcopy(cache.other_writers),
         )
         return self._run(sandbox_id, containers, copied, self._granted, act=False, release=False)
 
@@ -226,32 +226,32 @@ class Engine:
         if sandbox.vmm is None:
             placement = place(sandbox, (), node, allocated=given, pool=pool)
             return Report(sandbox_id=sandbox.id, placement=placement)
-        look = self._observe(sandbox, sandbox.vmm, node, allotment, cache)
+        round_ = self._observe(sandbox, sandbox.vmm, node, allotment, cache)
         known = {t.key for t in cache.report.threads} if cache.report else None
         backed_off = cache.other_writers.backed_off(time.monotonic())
-        drifts = find_drift(look.placement, look.threads, known=known, backed_off=backed_off)
+        drifts = find_drift(round_.placement, round_.threads, known=known, backed_off=backed_off)
         results: dict[ThreadKey, ActionResult] = {}
         rounds = 1
-        while act and (actions := look.plan(backed_off)):
-            self._remember(look)
+        while act and (actions := round_.plan(backed_off)):
+            self._remember(round_, node.release_mask)
             done = apply_all(self._root, actions)
             results |= {one.action.key: one for one in done}
-            look.threads = _after(look.threads, done)
+            round_.threads = _after(round_.threads, done)
             settled = not any(one.outcome in _AGAIN for one in done)
-            last = rounds == MAX_ROUNDS or len(look.threads) > MAX_THREADS
-            if last or (settled and self._same_threads(look.threads, sandbox.vmm)):
+            last = rounds == MAX_ROUNDS or len(round_.threads) > MAX_THREADS
+            if last or (settled and self._threads.has_all(round_.threads, sandbox.vmm)):
                 break
             rounds += 1
-            look = self._observe(sandbox, sandbox.vmm, node, allotment, cache)
-        if act and look.released and _all_restored(look, results, backed_off):
+            round_ = self._observe(sandbox, sandbox.vmm, node, allotment, cache)
+        if act and round_.released and _all_restored(round_, results, backed_off):
             self._pins.keep(sandbox.id, pairs={}, first_seen={})
-        alive = {t.key for t in look.threads}
+        alive = {t.key for t in round_.threads}
         cache.roles.prune()
         cache.other_writers.keep_only(alive)
         return Report(
             sandbox_id=sandbox.id,
-            threads=tuple(look.threads),
-            placement=look.placement,
+            threads=tuple(round_.threads),
+            placement=round_.placement,
             drifts=drifts,
             results=tuple(results.values()),
             notes=tuple(
@@ -262,72 +262,42 @@ class Engine:
 
     def _observe(
         self, sandbox: Sandbox, vmm: Vmm, node: Node, allotment: Allotment, cache: SandboxCache
-    ) -> _Look:
+    ) -> Round:
         """Look at the threads and decide where they should be."""
-        threads = self._threads(sandbox.id, vmm, cache)
+        threads = self._threads.find(sandbox.id, vmm, cache)
         pairs = self._pins.pairs(sandbox.id)
         first_seen = self._pins.first_seen(sandbox.id)
         cache.kata = self._kata_pinning.of(sandbox.id, sandbox.containers, vmm)
-        placement = place(
-            sandbox,
-            threads,
-            node,
-            kept=pairs,
-            first_seen=first_seen,
-            allocated=allotment.allocated,
-            pool=allotment.pool,
-            kata=cache.kata,
-        )
-        return _Look(threads, placement, pairs, first_seen)
+        parts = relevant(threads, pairs, node.topology)
+        inputs = (sandbox, parts, node, pairs, first_seen, allotment, cache.kata)
+        if cache.decided is None or cache.decided[0] != inputs:
+            placement = place(
+                sandbox,
+                threads,
+                node,
+                kept=pairs,
+                first_seen=first_seen,
+                allocated=allotment.allocated,
+                pool=allotment.pool,
+                kata=cache.kata,
+            )
+            cache.decided = inputs, placement
+        return Round(threads, cache.decided[1], pairs, first_seen)
 
-    def _remember(self, look: _Look) -> None:
-        """Journal before pinning: the new pairs, and the masks that a release gives back."""
-        pairs = pairs_of(look.placement)
-        if look.first_seen and pairs == look.pairs:
-            return
-        free = self._node.current().release_mask
-        first_seen = look.first_seen or _first_masks(look.threads, free)
-        self._pins.keep(look.placement.sandbox_id, pairs=pairs, first_seen=first_seen)
+    def _remember(self, round_: Round, free: CpuSet) -> None:
+        """Store the new pairs, and what a release restores, before anything is pinned.
 
-    def _threads(self, sandbox_id: str, vmm: Vmm, cache: SandboxCache) -> list[Thread]:
-        """Return every thread that works for the sandbox, with its role; raises TaskGone."""
-        cpusets = CpusetReader(self._root, self._node.cgroup_mounts)
-        tasks = read_tasks(self._root, vmm.process.pid, cpusets)
-        roles = identify(self._host, vmm, tasks, cache.roles, cache.qmp)
-        threads = [Thread(task, roles[task.key]) for task in tasks if task.key in roles]
-        own = [task.key for task in tasks]
-        for helper in find_helpers(self._host, vmm, sandbox_id, own, paths=self._kata):
-            role = Role(helper.role, helper.source)
-            try:
-                helpers = read_tasks(self._root, helper.process.pid, cpusets)
-            except TaskGone:
-                continue
-            if is_alive(self._root, helper.process):
-                threads += [Thread(task, role) for task in helpers]
-        return threads
-
-    def _same_threads(self, threads: Sequence[Thread], vmm: Vmm) -> bool:
-        """Whether no process has a thread that this round did not see; raises TaskGone for the VMM.
-
-        Threads born while masks were set inherited what their creator had at that moment. A helper
-        that is gone has no new threads, and says nothing about the VMM.
+        `free` is the affinity of a thread that nobody confined.
         """
-        seen: dict[int, set[int]] = {vmm.process.pid: set()}
-        for thread in threads:
-            seen.setdefault(thread.key.tgid, set()).add(thread.key.tid)
-        return all(self._tids(tgid, vmm) <= tids for tgid, tids in seen.items())
-
-    def _tids(self, tgid: int, vmm: Vmm) -> set[int]:
-        try:
-            return set(list_tids(self._root, tgid))
-        except TaskGone:
-            if tgid == vmm.process.pid:
-                raise
-            return set()
+        pairs = pairs_of(round_.placement)
+        if round_.first_seen and pairs == round_.pairs:
+            return
+        first_seen = round_.first_seen or _first_masks(round_.threads, free)
+        self._pins.keep(round_.placement.sandbox_id, pairs=pairs, first_seen=first_seen)
 
 
 @dataclass
-class _Look:
+class Round:
     """What one round saw and decided; `pairs` and `first_seen` are what was remembered."""
 
     threads: list[Thread]
@@ -350,18 +320,18 @@ class _Look:
 
 
 def _all_restored(
-    look: _Look, results: Mapping[ThreadKey, ActionResult], skipped: Collection[ThreadKey]
+    round_: Round, results: Mapping[ThreadKey, ActionResult], skipped: Collection[ThreadKey]
 ) -> bool:
     """Whether every thread that lives has its former affinity back.
 
     If not, what is needed to restore it is kept for the next attempt.
     """
-    tried = look.placement.desired
+    tried = round_.placement.desired
     return not any(
         one.key in skipped
         or (one.key in tried and one.key not in results)
         or (one.key in results and results[one.key].outcome in _NOT_RESTORED)
-        for one in look.threads
+        for one in round_.threads
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kata_pin.daemon.reconcile.other_writers import OtherWriters
+from kata_pin.host.tasks import TaskReader
 from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.model.placement import Report
+from kata_pin.model.placement import Placement, Report
 from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import ThreadKey
 from kata_pin.policy.placement.writers import NO_KATA_PINNING, KataPinning
@@ -19,6 +20,7 @@ class SandboxCache:
     """See the module. Lives as long as its sandbox."""
 
     roles: RoleCache = field(default_factory=RoleCache)
+    tasks: TaskReader = field(default_factory=TaskReader)
     vmm: Vmm | None = None
     problem: str = ""
     qmp: QmpAnswers | None = None
@@ -29,6 +31,9 @@ class SandboxCache:
     kata: KataPinning = NO_KATA_PINNING
     written: CpuSet = EMPTY
     """The written cpuset of the sandbox's cgroup, where a pass needed it."""
+
+    decided: tuple[object, Placement] | None = None
+    """The last placement, and all that it was decided from."""
 
     @property
     def unsure(self) -> bool:

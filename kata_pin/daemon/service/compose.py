@@ -16,6 +16,7 @@ from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.engine import Engine
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
+from kata_pin.daemon.reconcile.thread_finder import ThreadFinder
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.host.files import read_text
@@ -74,8 +75,9 @@ def compose(config: Config, registry: Registry, passes: PendingPasses | None = N
     make = partial(make_policy, config.alloc)
     allocator = Allocator(config.alloc, node, AllocStore(registry), make, passes)
     kata_pinning = KataPinningReader(root, kata, bundles, files)
+    threads = ThreadFinder(root, node, host, kata)
     engine = Engine(
-        root, node, registry, index, host, finder, kata, kata_pinning,
+        root, node, registry, index, threads, finder, kata_pinning,
         partial(view, allocator), partial(granted, allocator),
     )  # fmt: skip
     return Components(

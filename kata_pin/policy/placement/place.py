@@ -16,7 +16,8 @@ from kata_pin.model.node import Node
 from kata_pin.model.placement import Desired, Note, Placement, SandboxMask
 from kata_pin.model.sandbox import Sandbox
 from kata_pin.model.settings import OverheadKind, VcpuMode
-from kata_pin.model.thread import Thread, ThreadKey, ThreadRole
+from kata_pin.model.thread import Role, Thread, ThreadKey, ThreadRole
+from kata_pin.model.topology import HostTopology
 from kata_pin.policy.placement import notes
 from kata_pin.policy.placement.fallback import fit
 from kata_pin.policy.placement.isolation import deal
@@ -79,6 +80,30 @@ def place(
     return Placement(
         sandbox.id, mask, {one.want.thread.key: _desired(one) for one in dealt}, tuple(said)
     )
+
+
+def relevant(
+    threads: Iterable[Thread], kept: Mapping[ThreadKey, int], topology: HostTopology
+) -> list[tuple[ThreadKey, Role, str, CpuSet, CpuSet | None]]:
+    """Return what `place` goes by of each thread: the same threads have the same placement.
+
+    An affinity counts where it is one CPU that the thread may stay on: a vCPU that is not `kept`,
+    and any thread while there are isolated CPUs.
+    """
+    isolated = bool(topology.isolated)
+    return [
+        (
+            task.key,
+            role,
+            task.cgroup,
+            task.cpuset,
+            task.affinity
+            if (isolated or (role.role is ThreadRole.VCPU and task.key not in kept))
+            and len(task.affinity) == 1
+            else None,
+        )
+        for task, role in threads
+    ]
 
 
 def pairs(placement: Placement) -> dict[ThreadKey, int]:

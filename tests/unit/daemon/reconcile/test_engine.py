@@ -18,6 +18,7 @@ from kata_pin.daemon.reconcile.engine import MAX_ROUNDS, Engine
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
+from kata_pin.daemon.reconcile.thread_finder import ThreadFinder
 from kata_pin.host.process import ProcessIndex, cgroups, read_process
 from kata_pin.host.root import KERNEL, HostRoot, Scheduler
 from kata_pin.model.cpuset import CpuSet
@@ -118,7 +119,9 @@ def _engine(scheduler: Scheduler, vmm: int, virtiofsd: int) -> Engine:
     finder = cast("VmmFinder", OneFinder(vmm))
     paths = KataPaths("/nonexistent", "/nonexistent")
     pins = KataPinningReader(root, paths, BundleReader([]), ())
-    return Engine(root, cast("NodeWatch", OneNode()), PinStore(), index, host, finder, paths, pins)
+    node = cast("NodeWatch", OneNode())
+    threads = ThreadFinder(root, node, host, paths)
+    return Engine(root, node, PinStore(), index, threads, finder, pins)
 
 
 @pytest.mark.root

@@ -1,0 +1,71 @@
+"""Finds every thread that works for a sandbox, with its role: the VMM's own and its helpers'.
+
+What is known of threads and helpers is in the sandbox's cache, and makes finding them cheaper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kata_pin.daemon.reconcile.node import NodeWatch
+from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
+from kata_pin.errors import TaskGone
+from kata_pin.host.cpuset import CpusetReader
+from kata_pin.host.process import is_alive
+from kata_pin.host.root import HostRoot
+from kata_pin.host.tasks import list_tids
+from kata_pin.model.sandbox import Vmm
+from kata_pin.model.thread import Role, Thread
+from kata_pin.vmm.host_access import HostAccess
+from kata_pin.vmm.overhead import find_helpers
+from kata_pin.vmm.roles import identify
+from kata_pin.vmm.state_files import KataPaths
+
+
+@dataclass(frozen=True)
+class ThreadFinder:
+    """See the module. The caller refreshes the process table that `host` has."""
+
+    root: HostRoot
+    node: NodeWatch
+    host: HostAccess
+    kata: KataPaths
+
+    def find(self, sandbox_id: str, vmm: Vmm, cache: SandboxCache) -> list[Thread]:
+        """Return the threads, those of the VMM first; raises TaskGone when the VMM is gone."""
+        cpusets = CpusetReader(self.root, self.node.cgroup_mounts)
+        cache.tasks.expire(cache.processes)
+        tasks = cache.tasks.read(self.root, vmm.process.pid, cpusets)
+        roles = identify(self.host, vmm, tasks, cache.roles, cache.qmp)
+        threads = [Thread(task, roles[task.key]) for task in tasks if task.key in roles]
+        own = [task.key for task in tasks]
+        for helper in find_helpers(self.host, vmm, sandbox_id, own, paths=self.kata):
+            role = Role(helper.role, helper.source)
+            try:
+                helpers = cache.tasks.read(self.root, helper.process.pid, cpusets)
+            except TaskGone:
+                continue
+            if is_alive(self.root, helper.process):
+                threads += [Thread(task, role) for task in helpers]
+        return threads
+
+    def has_all(self, threads: Sequence[Thread], vmm: Vmm) -> bool:
+        """Whether no process has a thread that is not among these; TaskGone for the VMM.
+
+        Threads born while masks were set inherited what their creator had at that moment. A helper
+        that is gone has no new threads, and says nothing about the VMM.
+        """
+        seen: dict[int, set[int]] = {vmm.process.pid: set()}
+        for thread in threads:
+            key = thread.task.key
+            seen.setdefault(key.tgid, set()).add(key.tid)
+        return all(tids.issuperset(self._tids(tgid, vmm)) for tgid, tids in seen.items())
+
+    def _tids(self, tgid: int, vmm: Vmm) -> list[int]:
+        try:
+            return list_tids(self.root, tgid)
+        except TaskGone:
+            if tgid == vmm.process.pid:
+                raise
+            return []
