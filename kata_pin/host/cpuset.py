@@ -124,7 +124,7 @@ class CpusetReader:
         name = "tasks" if entry.controllers else "cgroup.threads"
         for _mount, folder in self._folders(entry):
             with suppress(OSError):
-                data = read_bytes(f"{folder}/{name}", among * _LIST_BYTES)
+                data = read_once(f"{folder}/{name}", among * _LIST_BYTES)
                 whole = data[: data.rfind(b"\n") + 1]  # the last number may have been cut
                 return frozenset(map(int, whole.split()))
         return frozenset()

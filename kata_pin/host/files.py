@@ -9,7 +9,7 @@ import os
 from typing import Final
 
 STAT_BYTES: Final = 4096
-"""Room for a stat file: 52 numbers and a name, one record, so one read returns all of it."""
+"""Room for a stat file or one of sysfs: one record of a page at most, so one read returns it."""
 
 TEXT_BYTES: Final = 64 * 1024
 """Most that is read of a sysfs or cgroup file; CpuSet.MAX_TEXT is half of it."""

@@ -224,9 +224,8 @@ class ProcessIndex:
             del self._processes[pid]
         self._inodes = inodes
         self._young = set()
-        if gone or unread:
+        if self._read(unread) or gone:
             self._by_parent = self._workers = None
-        self._read(unread)
 
     def get(self, pid: int) -> Process | None:
         """Return the process with this pid."""
@@ -262,15 +261,20 @@ class ProcessIndex:
         except OSError as error:
             raise HostError("list", path, error.errno or 0) from error
 
-    def _read(self, pids: set[int]) -> None:
+    def _read(self, pids: set[int]) -> bool:
+        """Read these processes; return whether any is other than was known."""
+        changed = False
         young_after = time.clock_gettime(time.CLOCK_BOOTTIME) * YOUNG_TICKS - YOUNG_TICKS
         for pid in pids:
             try:
                 process = read_process(self._root, pid)
             except TaskGone:
-                self._processes.pop(pid, None)
+                changed |= self._processes.pop(pid, None) is not None
                 del self._inodes[pid]
                 continue
-            self._processes[pid] = process
+            if self._processes.get(pid) != process:
+                self._processes[pid] = process
+                changed = True
             if process.key.starttime > young_after:
                 self._young.add(pid)
+        return changed

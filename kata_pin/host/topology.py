@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from kata_pin.errors import HostError, ParseError
-from kata_pin.host.files import read_text
+from kata_pin.host.files import read_once, read_text
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.topology import Cpu, HostTopology
@@ -40,7 +40,7 @@ def online(root: HostRoot) -> CpuSet:
     """
     path = root.sys("devices/system/cpu/online")
     try:
-        return CpuSet.parse(read_text(path), source=path)
+        return CpuSet.parse(read_once(path).decode("utf-8", "replace"), source=path)
     except OSError as error:
         raise HostError("read", path, error.errno or 0) from error
 

@@ -155,9 +155,9 @@ class Keeper:
         await self._settled.wait()
 
     def _decided(self) -> None:
-        """Decide anew, with what is known by now."""
-        self._plan = self._decide(self._probe.facts)
-        if self._plan is None:
+        """Decide again, with what is known by now."""
+        last, self._plan = self._plan, self._decide(self._probe.facts)
+        if self._plan is None or self._plan is last:
             return
         there = {one.container_id for one in self._plan.cpusets}
         gone = self._sent.keys() - there

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from kata_pin.config.guest import Guest
 from kata_pin.daemon.guests.keeper import Goal, Keeper, Shared
@@ -32,7 +32,7 @@ from kata_pin.host.root import HostRoot
 from kata_pin.model.guestmap import GuestFacts
 from kata_pin.model.node import Node
 from kata_pin.model.pass_outcome import Cause, PassOutcome
-from kata_pin.model.placement import Report
+from kata_pin.model.placement import Placement, Report
 from kata_pin.model.sandbox import Container, Sandbox, Vmm
 from kata_pin.policy.explain.guest import guest_lines
 from kata_pin.policy.guest.map import NOTHING_KNOWN
@@ -70,6 +70,14 @@ class KnownVmms(Protocol):
         """Return the VMM that the last pass over a sandbox found."""
 
 
+class _Planned(NamedTuple):
+    """A plan, and what it was made from: a placement is of certain threads and roles."""
+
+    placement: Placement | None
+    inputs: object
+    plan: GuestPlan | None
+
+
 class Guests:
     """See the module; everything runs in the event loop's thread."""
 
@@ -95,6 +103,7 @@ class Guests:
         self._keepers: dict[str, Keeper] = {}
         self._claims: dict[str, Claims] = {}
         self._causes: dict[str, Cause] = {}
+        self._plans: dict[str, _Planned] = {}
 
     def _settings(self) -> Guest:
         return self._live.now.guest
@@ -116,6 +125,7 @@ class Guests:
         """See Observer: forget the guest."""
         self._claims.pop(outcome.sandbox_id, None)
         self._causes.pop(outcome.sandbox_id, None)
+        self._plans.pop(outcome.sandbox_id, None)
         keeper = self._keepers.pop(outcome.sandbox_id, None)
         if keeper is not None:
             keeper.stop()
@@ -159,8 +169,15 @@ class Guests:
         return keeper
 
     def _plan(self, sandbox: Sandbox, report: Report, facts: GuestFacts) -> GuestPlan | None:
-        inferred = self._settings().act_on_inferred
-        return plan_guest(sandbox, report, self._node.current(), facts, inferred=inferred)
+        """Return what a pass means for the guest; the last plan where nothing it needs changed."""
+        node, inferred = self._node.current(), self._settings().act_on_inferred
+        inputs = (sandbox, facts, node, inferred)
+        last = self._plans.get(sandbox.id)
+        if last is not None and last.placement is report.placement and last.inputs == inputs:
+            return last.plan
+        plan = plan_guest(sandbox, report, node, facts, inferred=inferred)
+        self._plans[sandbox.id] = _Planned(report.placement, inputs, plan)
+        return plan
 
     def _goal(self, outcome: PassOutcome) -> Goal:
         released = outcome.sandbox_id in self._registry.released()
