@@ -1,8 +1,8 @@
-"""What our own allocator is asked, what it holds, and what it answers (D9, D14).
+"""The allocator's requests, state and decisions (D9, D14).
 
-Frozen values: every change makes a new AllocState, so that a refused request leaves no trace and
-the registry can store old and new in one transaction. Policies (policy/alloc) make them; wire/alloc
-writes and reads them. Out of scope: the kubelet's own requests and state (policy/alloc/request).
+Frozen values: every change makes a new AllocState, so a refused request leaves no trace, and the
+registry stores a state in one transaction with its record. Policies (policy/alloc) make them;
+wire/allocator_state.py encodes them.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class Qos(StrEnum):
 
 
 class GrantKind(StrEnum):
-    """Whom a grant is for: a container, or a pod's VM (overhead threads and surplus vCPUs)."""
+    """What a grant is for: a container, or a pod's VM (overhead threads and unpaired vCPUs)."""
 
     CONTAINER = "container"
     SANDBOX = "sandbox"
 
 
 class Guarantee(StrEnum):
-    """Against whom `exclusive` holds.
+    """Against which containers `exclusive` holds.
 
     NODE: every container of the node is in the pools, which needs NRI. SANDBOXES: only the threads
     of Kata sandboxes are confined; other containers may run on exclusive CPUs.
@@ -68,9 +68,9 @@ class Guarantee(StrEnum):
 class PodRequest:
     """A pod. `sandbox_id` names its VM, empty for pods that are not Kata's.
 
-    `ordered` is what the administrator ordered for this pod (`kata-pin policy set`): it wins over
+    `ordered` is the administrator's override (`kata-pin policy set`): it takes precedence over
     annotations and needs no allow rule. `overhead_millis` is the CPU of the pod's overhead
-    (RuntimeClass), 0 when it tells none.
+    (RuntimeClass), 0 if it has none.
     """
 
     pod_uid: str
@@ -117,12 +117,12 @@ class ContainerRequest:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one container (or VM) has.
+    """The CPUs of one container (or VM).
 
-    `exclusive` is nobody else's. `shared` is what it may use of the shared pool: its own choice for
-    SHARE, the pool of the moment (its part within `zone`, where that is not empty) for NONE and for
-    the fraction of a mixed grant; None when it has exclusive CPUs only. `mems` are the NUMA nodes
-    for its memory, empty: not decided.
+    `exclusive` CPUs are in no other grant. `shared` is what it may use of the shared pool: its own
+    choice for SHARE, the current pool (its part within `zone`, where that is not empty) for NONE
+    and for the fraction of a mixed grant; None if it has exclusive CPUs only. `mems` are the NUMA
+    nodes for its memory, empty: not decided.
     """
 
     request: ContainerRequest
@@ -162,24 +162,11 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Pools:
-    """The CPUs of the node by use.
-
-    `shared` and the sets of `exclusive` never overlap, and together are all CPUs given out.
-    `reserved` (never given out to one container) is part of `shared` unless the reservation is
-    strict; `housekeeping` carries the overhead of VMs and is in no other pool, but may be reserved
-    too.
-    """
-
-    reserved: CpuSet
-    housekeeping: CpuSet
-    shared: CpuSet
-    exclusive: Mapping[str, CpuSet] = field(default_factory=dict, hash=False)
-
-
-@dataclass(frozen=True, slots=True)
 class AllocState:
-    """Who has what. `cpus` are those that shared and exclusive are made of (nothing else is).
+    """All grants. `cpus` is the union of the shared pool and all exclusive CPUs.
+
+    `reserved` CPUs are never in a container's own, but in the shared pool unless the reservation is
+    strict; `housekeeping` carries the overhead of VMs and is in no other pool.
 
     `grants` are by container id, in the order in which they were made.
     """
@@ -191,19 +178,13 @@ class AllocState:
 
     @property
     def exclusive(self) -> CpuSet:
-        """All CPUs that somebody has for himself."""
+        """All exclusive CPUs."""
         return union(grant.exclusive for grant in self.grants.values())
 
     @property
     def shared(self) -> CpuSet:
         """The shared pool."""
         return self.cpus - self.exclusive
-
-    @property
-    def pools(self) -> Pools:
-        """The pools."""
-        held = {one: grant.exclusive for one, grant in self.grants.items() if grant.exclusive}
-        return Pools(self.reserved, self.housekeeping, self.shared, held)
 
     def get(self, container_id: str) -> Grant | None:
         """Return a container's grant, None if it has none."""
@@ -226,7 +207,7 @@ class AllocState:
 
 
 class RefusalKind(StrEnum):
-    """Why nothing was given."""
+    """Why a container did not get the CPUs it requested."""
 
     KUBELET_STATIC = "kubelet-static"
     FOREIGN_PLUGIN = "foreign-plugin"
@@ -237,9 +218,9 @@ class RefusalKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A container did not get what it asked for.
+    """A container did not get what it requested.
 
-    `strict`: its creation is to be refused; else it runs in the shared pool and somebody is told.
+    `strict`: its creation is refused; else it runs in the shared pool, and the refusal is reported.
     """
 
     kind: RefusalKind
@@ -249,10 +230,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer to one event.
+    """A policy's answer to one event.
 
     `changed` holds the grants whose CPUs or memory nodes differ from before, those of containers
-    that are new included; empty when nothing is to be written. After a strict refusal `state` is
+    that are new included; empty if nothing changes. After a strict refusal `state` is
     the one before.
     """
 
@@ -261,14 +242,10 @@ class Decision:
     refused: Refusal | None = None
     notes: tuple[Note, ...] = ()
 
-    def changed_but(self, container_id: str) -> tuple[Grant, ...]:
-        """Return what changed for all others: an NRI reply lists those as updates."""
-        return tuple(grant for grant in self.changed if grant.container_id != container_id)
-
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A container that runs, with the CPUs it is seen to have; None: nothing confines it."""
+    """A running container, with the CPUs it is observed to have; None: it is not confined."""
 
     request: ContainerRequest
     cpus: CpuSet | None = None
@@ -276,7 +253,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One choice that was considered, and the keys by which it was compared, the first first."""
+    """One choice that was considered, and the keys by which it was compared, in their order."""
 
     level: str
     unit: int

@@ -20,7 +20,6 @@ from kata_pin.model.alloc import (
     Grant,
     GrantKind,
     PodRequest,
-    Pools,
     Qos,
 )
 from kata_pin.model.cpuset import EMPTY, CpuSet
@@ -82,8 +81,8 @@ def answer(policy: Policy, state: AllocState, question: Question) -> WhatIf:
         vm=None if vm is None else _granted(vm),
         refused=_refused(decision),
         others=tuple(one.container_id for one in _others(decision, request)),
-        before=_pools(state.pools),
-        after=_pools(decision.state.pools),
+        before=_pools(state),
+        after=_pools(decision.state),
         candidates=tuple(_candidate(one) for one in policy.candidates(state, request)),
         notes=tuple(Note(one.code, one.text, one.level.value) for one in decision.notes),
     )
@@ -181,15 +180,12 @@ def _refused(decision: Decision) -> reports.Refusal | None:
     return reports.Refusal(refused.kind.value, refused.message, refused.strict)
 
 
-def _pools(found: Pools) -> pools.Pools:
-    exclusive = EMPTY
-    for cpus in found.exclusive.values():
-        exclusive |= cpus
+def _pools(found: AllocState) -> pools.Pools:
     return pools.Pools(
         reserved=str(found.reserved),
         housekeeping=str(found.housekeeping),
         shared=str(found.shared),
-        exclusive=str(exclusive),
+        exclusive=str(found.exclusive),
     )
 
 

@@ -19,7 +19,7 @@ from kata_pin.config.tree import NriEnabled
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.allocation.push import Pusher
-from kata_pin.daemon.allocation.restore import KeptCpuset, kept_cpusets, restore_cpusets
+from kata_pin.daemon.allocation.restore import kept_cpusets, restore_cpusets
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.store.database import Registry
 from kata_pin.errors import HostError, KataPinError
@@ -28,6 +28,7 @@ from kata_pin.host.root import HostRoot
 from kata_pin.model.alloc import Grant
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.pass_outcome import PassOutcome
+from kata_pin.model.reports.pools import KeptCpuset
 from kata_pin.sources.nri import NriPlugin
 from kata_pin.sources.orders import OrdersFile
 
@@ -162,7 +163,7 @@ class Coordinator:
         except HostError:  # TaskGone is one
             return "", EMPTY
 
-    async def restore(self) -> list[KeptCpuset]:
+    async def restore(self) -> tuple[KeptCpuset, ...]:
         """Decide nothing more, and restore all CPUs; return the containers that still wait.
 
         This is not stored: the next daemon decides again, if it is to. Grants stay stored as long

@@ -9,28 +9,18 @@ Pure but for the ledger's last cpusets. Out of scope: sending, and the pins of K
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.ledger import cpuset_for
 from kata_pin.daemon.store.database import Registry
 from kata_pin.model.alloc import AllocState, Grant
 from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.reports.pools import KeptCpuset
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.refusals import other_owner
 from kata_pin.wire.nri.replies import Cpuset
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class KeptCpuset:
-    """A container that still has a cpuset of kata-pin's; `pod` is `namespace/name`."""
-
-    id: str
-    pod: str
-    name: str
-    cpus: CpuSet
 
 
 def restore_cpusets(allocator: Allocator, *, sure: bool = False) -> None:
@@ -66,18 +56,18 @@ def unconfined(state: AllocState, topology: HostTopology, *, mems: bool = False)
     return Cpuset((ordinary | given) & topology.online, nodes)
 
 
-def kept_cpusets(allocator: Allocator, registry: Registry) -> list[KeptCpuset]:
+def kept_cpusets(allocator: Allocator, registry: Registry) -> tuple[KeptCpuset, ...]:
     """Return the containers that still have a cpuset of ours.
 
     If no runtime is connected, a Kata container's record says what it has; other containers are
     known only because a runtime reported them.
     """
     state = allocator.state
-    return [
-        KeptCpuset(grant.container_id, grant.request.pod.title, grant.request.name, ours.cpus)
+    return tuple(
+        KeptCpuset(grant.container_id, grant.request.pod.title, grant.request.name, str(ours.cpus))
         for grant in allocator.containers()
         if (ours := cpuset_for(grant, state)) and _keeps(grant, ours, allocator, registry)
-    ]
+    )
 
 
 def _keeps(grant: Grant, ours: Cpuset, allocator: Allocator, registry: Registry) -> bool:

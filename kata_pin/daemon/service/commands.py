@@ -11,13 +11,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kata_pin.daemon.allocation.restore import KeptCpuset
 from kata_pin.daemon.guests.manager import Guests
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.passes import PassRunner
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.service.control import Verb
-from kata_pin.daemon.status.allocation import kept_reports
 from kata_pin.daemon.status.documents import history_report
 from kata_pin.daemon.status.overview import Overview
 from kata_pin.daemon.status.sandbox import applied
@@ -26,7 +24,7 @@ from kata_pin.daemon.store.history import MAX_SHOWN, MAX_SINCE_S, History
 from kata_pin.errors import DaemonError
 from kata_pin.model.reports.applied import Applied
 from kata_pin.model.reports.explain import Explanation
-from kata_pin.model.reports.pools import KeptCpuset as KeptReport
+from kata_pin.model.reports.pools import KeptCpuset
 from kata_pin.wire import reports
 from kata_pin.wire.control import Request
 
@@ -48,7 +46,7 @@ class Commands:
     overview: Overview
     state: Callable[[str], Awaitable[bytes]]
     reload: Callable[[], str]
-    restore_cpusets: Callable[[], Awaitable[list[KeptCpuset]]]
+    restore_cpusets: Callable[[], Awaitable[tuple[KeptCpuset, ...]]]
     live: LiveConfig
     look_around: Callable[[], None]
     history: History
@@ -117,7 +115,7 @@ class Commands:
     async def _release(self, _request: Request) -> bytes:
         """Unlike unpin this is not remembered: the next daemon, if there is one, pins again."""
         self.live.stop_acting()
-        kept = kept_reports(await self.restore_cpusets())
+        kept = await self.restore_cpusets()
         return await self._release_now(self.sandboxes.ids, kept)
 
     async def _reload(self, _request: Request) -> bytes:
@@ -126,7 +124,7 @@ class Commands:
             raise DaemonError(f"configuration not reloaded: {problem}")
         return b"{}"
 
-    async def _release_now(self, chosen: Sequence[str], kept: Sequence[KeptReport] = ()) -> bytes:
+    async def _release_now(self, chosen: Sequence[str], kept: Sequence[KeptCpuset] = ()) -> bytes:
         for sandbox_id in chosen:
             await self.passes.release(sandbox_id)
         await self.guests.settled(chosen, GUESTS_S)
@@ -140,7 +138,7 @@ class Commands:
                 raise DaemonError(f"the pass over sandbox {sandbox_id} failed", hint="see the log")
         return self._applied(verb, chosen)
 
-    def _applied(self, verb: str, chosen: Sequence[str], kept: Sequence[KeptReport] = ()) -> bytes:
+    def _applied(self, verb: str, chosen: Sequence[str], kept: Sequence[KeptCpuset] = ()) -> bytes:
         done = applied(self.overview.facts(chosen))
         return reports.encode(Applied(kind=verb, sandboxes=done, cpusets_kept=tuple(kept)))
 

@@ -24,7 +24,7 @@ from kata_pin.daemon.reconcile.other_writers import writers_of
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.service.compose import Components, boot_id, compose
 from kata_pin.daemon.service.lock import locked
-from kata_pin.daemon.status.allocation import allocation_report, kept_reports
+from kata_pin.daemon.status.allocation import allocation_report
 from kata_pin.daemon.status.documents import (
     conflict_notes,
     history_report,
@@ -116,7 +116,7 @@ def release_all(config: Config) -> Applied:
     """
     with _writing(config) as parts:
         done = applied(_undo(config, parts, "release"))
-        kept = kept_reports(kept_cpusets(parts.allocator, parts.registry))
+        kept = kept_cpusets(parts.allocator, parts.registry)
         return Applied(kind="unpin", sandboxes=done, cpusets_kept=kept)
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.ledger import Ledger, cpuset_for
 from kata_pin.daemon.allocation.push import Pusher
-from kata_pin.daemon.allocation.restore import KeptCpuset
 from kata_pin.daemon.status.sandbox import cpus, notes
 from kata_pin.model.alloc import AllocState
 from kata_pin.model.alloc import Grant as Granted
-from kata_pin.model.reports import pools
 from kata_pin.model.reports.pools import (
     Allocation,
     Grant,
@@ -92,11 +90,6 @@ def _grant(
         pending=None if waits is None else str(waits.cpus),
         reasons=tuple(grant.reasons),
     )
-
-
-def kept_reports(kept: Iterable[KeptCpuset]) -> tuple[pools.KeptCpuset, ...]:
-    """Return the containers that still have a cpuset of the allocator."""
-    return tuple(pools.KeptCpuset(one.id, one.pod, one.name, str(one.cpus)) for one in kept)
 
 
 def _push(pusher: Pusher, ledger: Ledger) -> Push:

@@ -62,7 +62,7 @@ def told(decision: Decision) -> dict[str, str]:
 def test_pools_of_an_empty_node() -> None:
     """Reserved CPUs are in the shared pool unless strictly so; housekeeping has its own."""
     chosen = replace(OPEN, reserved=cpus("0,8"), housekeeping=cpus("1,9"))
-    pools = policy(chosen=chosen).start().pools
+    pools = policy(chosen=chosen).start()
     assert (pools.reserved, pools.housekeeping) == (cpus("0,8"), cpus("1,9"))
     assert pools.shared == cpus("0,2-8,10-15")
     strict = policy(chosen=replace(chosen, strict_reserved=True)).start()
@@ -91,8 +91,8 @@ def test_static_follows_the_kubelet() -> None:
     state = after(chosen, container(500, pod("a", kata=False)))
     decision = chosen.allocate(state, container(2000, pod("b", kata=False)))
     assert told(decision) == {"a-app": "1-7,9-15", "b-app": "0,8"}
-    assert decision.state.pools.exclusive == {"b-app": cpus("0,8")}
-    assert [one.container_id for one in decision.changed_but("b-app")] == ["a-app"]
+    assert decision.state.exclusive == decision.state.grants["b-app"].exclusive == cpus("0,8")
+    assert {one.container_id for one in decision.changed} == {"a-app", "b-app"}
 
 
 def test_reserved_cpus_are_not_given() -> None:

@@ -17,13 +17,14 @@ from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.coordinator import Coordinator
 from kata_pin.daemon.allocation.ledger import Ledger
 from kata_pin.daemon.allocation.nri_decider import NriDecider, Recorder, nri_decider
-from kata_pin.daemon.allocation.restore import KeptCpuset, kept_cpusets, unconfined
+from kata_pin.daemon.allocation.restore import kept_cpusets, unconfined
 from kata_pin.daemon.service.compose import compose
 from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.model.alloc import AllocState, ContainerRequest
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState
+from kata_pin.model.reports.pools import KeptCpuset
 from kata_pin.model.sandbox import Container
 from kata_pin.model.topology import flat
 from kata_pin.sources.nri import NriPlugin
@@ -213,7 +214,9 @@ class Plugin:
         self.sent[container_id] = str(cpuset.cpus)
 
 
-async def uninstalled(registry: Registry, plugin: Plugin) -> tuple[Allocator, list[KeptCpuset]]:
+async def uninstalled(
+    registry: Registry, plugin: Plugin
+) -> tuple[Allocator, tuple[KeptCpuset, ...]]:
     """Have a daemon decide, and then give everything back; return what waits."""
     parts = compose(Config(alloc=settings()), registry)
     passes = Moves()
@@ -245,7 +248,7 @@ async def test_uninstall_pushes(registry: Registry) -> None:
     plugin = Plugin()
     one, waiting = await uninstalled(registry, plugin)
     assert plugin.sent == {"c-web": ALL, "c-db": ALL}
-    assert waiting == []
+    assert waiting == ()
     assert "all CPUs were restored" in one.aside
     assert AllocStore(registry).read() is None
 
@@ -277,8 +280,8 @@ def test_without_a_daemon_all_of_it_waits(registry: Registry, host: Host) -> Non
     registry.adopt(Container("c-bare", "s-bare"))
     waiting = kept_cpusets(looking(registry, host), registry)
     assert [(one.id, one.cpus) for one in waiting] == [
-        ("c-web", state.shared),
-        ("c-db", own),
+        ("c-web", str(state.shared)),
+        ("c-db", str(own)),
     ]
 
 
