@@ -1,4 +1,4 @@
-"""The map from vCPU threads to guest CPUs, and what each of its links rests on (DESIGN D12).
+"""The map from vCPU threads to guest CPUs, and what each of its links rests on (D12).
 
 Three numbers are kept apart: the tid of the thread, the VMM's cpu-index with the APIC id, and the
 number that Linux in the guest uses. Whoever needs one from another follows the links, and is as

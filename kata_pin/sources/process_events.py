@@ -1,18 +1,18 @@
-"""Threads as they are born and exit: the kernel's process connector (cn_proc), filtered.
+"""New and exited threads, from the kernel's process connector (cn_proc), filtered.
 
-A ProcEvents lives from open() to close() and belongs to one event loop. What it tells is a hint
-that makes a pass look sooner; losing events costs nothing but time, and is told by an Overrun.
-Out of scope: deciding what to do, and finding out who a thread is.
+A ProcEvents lives from open() to close() and belongs to one event loop. An event is a hint that
+starts a pass sooner; lost events cost only time and are reported as an Overrun.
+Out of scope: what to do about an event, and which role a thread has.
 
-A plain socket, not pyroute2's (ADR 4). Measured on 6.18, 2 CPUs: a storm
-of 20,000 threads elsewhere costs 54 us an event through pyroute2 0.9.7 and 2 to 5 us here, and its
-socket is unusable after its first ENOBUFS (every call raises, close too) while a plain one goes on.
+A plain socket, not pyroute2's (ADR 4). Measured on 6.18, 2 CPUs: a storm of 20,000 threads
+elsewhere costs 54 us per event through pyroute2 0.9.7 and 2 to 5 us here, and its socket is
+unusable after its first ENOBUFS (every call raises, close too) while a plain one goes on.
 
 The kernel acknowledges a plain subscription (4 bytes), but never one with a filter (8 bytes, Linux
 6.6 and later): the acknowledgement has no event type and does not pass the filter it confirms.
-Older kernels ignore 8 bytes without a word. And events alone prove nothing: they come whenever
-anybody else listens. So open() subscribes plainly, waits for the acknowledgement, and then narrows;
-where narrowing is not understood, more events arrive and are skipped.
+Older kernels silently ignore 8 bytes. Events alone prove nothing: they arrive whenever another
+process listens. So open() subscribes plainly, waits for the acknowledgement, and then narrows; a
+kernel without filters goes on sending all events, and the rest is skipped here.
 
 Facts: drivers/connector/cn_proc.c, include/uapi/linux/{netlink,connector,cn_proc}.h.
 """

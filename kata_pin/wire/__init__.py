@@ -1,1 +1,1 @@
-"""Codecs, bytes to values and back: no sockets, no files, no clocks."""
+"""Codecs between bytes and values: no sockets, no files, no clocks."""

@@ -1,9 +1,8 @@
-"""The annotations that are read of an OCI state, of config.json and of persist.json.
+"""The annotations that are read from an OCI state, config.json and persist.json.
 
-Nothing here lives longer than a call. A pod's author may set any others, up to 256 KiB in all
-(Kubernetes API, TotalAnnotationSizeLimitB): those are not looked at, so that neither their number
-nor what they say can hide a container. Out of scope: what the annotations mean (identity, and
-Kata's own pinning in the daemon).
+A pod's author may set any others, up to 256 KiB in all (Kubernetes API, TotalAnnotationSizeLimitB).
+Those are ignored, so that neither their number nor their content can hide a container. What the
+annotations mean: container_id.py.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ KATA_PINNING: Final = (
     "io.katacontainers.enable_vcpus_pinning",
     "io.katacontainers.config.runtime.enable_vcpus_pinning",
 )
-"""Kata's own pinning: the Go runtime's key, and runtime-rs'."""
+"""Kata's own pinning: the key of the Go runtime, and that of runtime-rs."""
 
-# First key that is there wins: containerd, then the labels that CRI-O and dockershim copy.
+# The first key present wins: containerd's, then the labels that CRI-O and dockershim copy.
 NAME_KEYS: Final = (
     "io.kubernetes.cri.container-name",
     "io.kubernetes.container.name",
@@ -85,9 +84,9 @@ READ: Final = (
     *(CRIO_CONTAINER_ID, KATA_TYPE, KATA_BUNDLE, KATA_CONFIG, *KATA_PINNING),
     *(*NAME_KEYS, *POD_KEYS, *NAMESPACE_KEYS, *UID_KEYS, *HANDLER_KEYS),
 )
-"""Every key that anything looks up; whoever looks up another one adds it here."""
+"""All keys that are looked up anywhere; a new one must be added here."""
 
 
 def annotations_of(fields: Fields, member: str) -> dict[str, str]:
-    """Return those of a map of annotations that are read; ParseError when one is no text."""
+    """Return the annotations in READ; ParseError if one of them is not a text."""
     return fields.fields(member).chosen(READ)

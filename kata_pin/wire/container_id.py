@@ -1,11 +1,10 @@
-"""Which container a hook speaks of, and the record made of it (DESIGN D4).
+"""Which container a hook's message is about, and its record (D4).
 
-Kata's Go runtime sends the sandbox's id as `id` in poststart and poststop, so identity comes from
-the bundle's path and the annotations of config.json and of the state. Four dialects of annotations
-are known; they are tried in Kata's own order (src/runtime/pkg/oci/utils.go): containerd, CRI-O,
-dockershim, then Kata's own, which names no sandbox. In a bundle of CRI-O's, CRI-O's come first.
-Without any, the container is alone in its sandbox and both ids are one (docker, nerdctl, podman,
-ctr).
+Kata's Go runtime sends the sandbox's id as `id` in poststart and poststop, so the ids come from the
+bundle's path and from the annotations of config.json and the state. Four dialects of annotations
+are tried in Kata's own order (src/runtime/pkg/oci/utils.go): containerd, CRI-O, dockershim, then
+Kata's own, which names no sandbox. In a CRI-O bundle, CRI-O's come first. Without any, the
+container is alone in its sandbox and both ids are the same (docker, nerdctl, podman, ctr).
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ MAX_SHOWN: Final = 40
 """Most characters of a foreign text in a note."""
 
 CRIO_BUNDLE: Final = "/userdata"
-"""How the paths of CRI-O's bundles end, and of podman's; containerd's never do."""
+"""The end of bundle paths of CRI-O and podman; containerd's never end like this."""
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """Which container; `note` says what did not fit together on the way to the answer."""
+class ContainerIds:
+    """A container and its sandbox; `note` says which sources contradicted each other."""
 
     container_id: str
     sandbox_id: str
@@ -52,27 +51,27 @@ class Identity:
     note: str = ""
 
 
-def identify(phase: Phase, state: OciState, config: OciConfig | None = None) -> Identity:
+def identify(phase: Phase, state: OciState, config: OciConfig | None = None) -> ContainerIds:
     """Return the container that a hook's message is about.
 
-    `config` is the bundle's config.json, None when it could not be read (after poststop). Where
-    both carry an annotation, config.json's counts. ParseError when an id cannot be one, or when a
-    container of a pod names no sandbox.
+    `config` is the bundle's config.json, None if it could not be read (after poststop); its
+    annotations override the state's. ParseError for an invalid id, or a container of a pod that
+    names no sandbox.
     """
     notes: list[str] = []
     annotations = {**state.annotations, **(config.annotations if config else {})}
     dialects = _dialects(state.bundle)
     container_id = _container_id(state.bundle, annotations, notes, dialects)
     if not phase.id_is_sandbox and state.id != container_id:
-        notes.append(f"state id {state.id[:MAX_SHOWN]!r} is not the bundle's")
+        notes.append(f"the state's id {state.id[:MAX_SHOWN]!r} differs from the bundle's")
     hint = state.id if phase.id_is_sandbox else ""
     return _place(container_id, annotations, hint, notes, dialects, unread=config is None)
 
 
 def identify_annotated(
     container_id: str, annotations: Mapping[str, str], sandbox_id: str
-) -> Identity:
-    """Return who a container is whose id and sandbox are known already (persist.json)."""
+) -> ContainerIds:
+    """Return the ids of a container listed by Kata under its sandbox (persist.json)."""
     checked = check_id(container_id, source="container id")
     dialects = _dialects(annotations.get(KATA_BUNDLE, ""))
     return _place(checked, annotations, sandbox_id, [], dialects)
@@ -87,11 +86,11 @@ def record(
     source: str = "",
     note: str = "",
 ) -> Container:
-    """Return the record of a hook's message.
+    """Return the record of a hook's message; ParseError as for identify.
 
     `stamp_ns` is the hook's CLOCK_BOOTTIME stamp; `source` defaults to `hook:<phase>`. `note` is
-    put before the notes made here: what reading config.json met. A cpu list that cannot be read
-    leaves the record without a cpuset, with a note. ParseError as for identify.
+    put before the notes made here. An invalid CPU list leaves the record without a cpuset, and is
+    noted.
     """
     annotations = {**state.annotations, **(config.annotations if config else {})}
     return build(
@@ -109,7 +108,7 @@ def record(
 
 
 def build(
-    identity: Identity,
+    ids: ContainerIds,
     annotations: Mapping[str, str],
     cpu: CpuResources,
     *,
@@ -121,15 +120,15 @@ def build(
     pid_hint: int = 0,
     note: str = "",
 ) -> Container:
-    """Return a record from its parts; a name that cannot be one is left out, with a note."""
-    notes = [part for part in (note, identity.note) if part]
+    """Return a record from its parts; an invalid name is left out, and noted."""
+    notes = [part for part in (note, ids.note) if part]
     return Container(
-        id=identity.container_id,
-        sandbox_id=identity.sandbox_id,
-        kind=identity.kind,
+        id=ids.container_id,
+        sandbox_id=ids.sandbox_id,
+        kind=ids.kind,
         state=state,
-        cpus=_cpus(cpu.cpus, notes),
-        mems=_mems(cpu.mems, notes),
+        cpus=_cpus(cpu.cpus, "cpu.cpus", notes),
+        mems=str(_cpus(cpu.mems, "cpu.mems", notes) or ""),
         quota_us=cpu.quota_us,
         period_us=cpu.period_us,
         shares=cpu.shares,
@@ -148,10 +147,10 @@ def build(
 
 
 def _dialects(bundle: str) -> tuple[Dialect, ...]:
-    """Return the dialects in the order they are asked, by whose bundle it is.
+    """Return the dialects in the order in which they are tried, by the bundle's path.
 
-    The marks of another container manager than the bundle's can only come from the pod's author,
-    who may not choose what pod a container belongs to.
+    Annotations of another container manager than the bundle's come from the pod's author, who may
+    not choose which pod a container belongs to.
     """
     return (CRIO, CONTAINERD, DOCKERSHIM) if bundle.endswith(CRIO_BUNDLE) else DIALECTS
 
@@ -167,7 +166,7 @@ def _container_id(
         return check_id(by_path, source="bundle")
     check_id(named, source=CRIO_CONTAINER_ID)
     if named != by_path:
-        notes.append(f"bundle names {by_path[:MAX_SHOWN]!r}")
+        notes.append(f"the bundle's path names container {by_path[:MAX_SHOWN]!r}")
     return named
 
 
@@ -179,7 +178,7 @@ def _place(
     dialects: tuple[Dialect, ...],
     *,
     unread: bool = False,
-) -> Identity:
+) -> ContainerIds:
     for dialect in dialects:
         if dialect.type_key in annotations:
             kind, sandbox_id = _in_dialect(dialect, container_id, annotations, sandbox_hint, notes)
@@ -187,7 +186,7 @@ def _place(
     else:
         kind = ContainerKind.CONTAINER
         sandbox_id = _unmarked(container_id, annotations, sandbox_hint, unread=unread)
-    return Identity(container_id, sandbox_id, kind, "; ".join(notes))
+    return ContainerIds(container_id, sandbox_id, kind, "; ".join(notes))
 
 
 def _in_dialect(
@@ -201,7 +200,7 @@ def _in_dialect(
     named = annotations.get(dialect.sandbox_key, "")
     if value == dialect.sandbox_value:
         if named not in ("", container_id):
-            notes.append(f"sandbox names {named[:MAX_SHOWN]!r} as its sandbox")
+            notes.append(f"the sandbox container names another sandbox {named[:MAX_SHOWN]!r}")
         sandbox_id = check_id(named or container_id, source=dialect.sandbox_key)
         return ContainerKind.SANDBOX, sandbox_id
     if value != dialect.container_value:
@@ -212,37 +211,28 @@ def _in_dialect(
 def _unmarked(
     container_id: str, annotations: Mapping[str, str], sandbox_hint: str, *, unread: bool
 ) -> str:
-    """Return the sandbox of a container that no container manager marked.
+    """Return the sandbox of a container without a container manager's annotations.
 
-    Kata before 3.x marks a container that is alone `pod_sandbox`, later ones `single_container`:
-    either way it is the workload itself and no pause container. A `pod_container` needs a sandbox,
-    which the Go runtime names in poststart and poststop. So it does when config.json could not be
-    read and the marks there are unknown (Kata 1.x passes no annotations in the state).
+    Kata before 3.x marks a single container as `pod_sandbox`, later ones as `single_container`:
+    either way it is the workload and not a pause container. A `pod_container` needs a sandbox,
+    which the Go runtime sends in poststart and poststop. That also counts if config.json could not
+    be read, because the annotations are unknown then (Kata 1.x sends none in the state).
     """
     kata_type = annotations.get(KATA_TYPE)
     if kata_type == "pod_container" or (unread and kata_type is None and sandbox_hint):
         if not is_id(sandbox_hint):
-            raise ParseError("container of a pod, but no sandbox id", source=KATA_TYPE)
+            raise ParseError("a container of a pod without a sandbox id", source=KATA_TYPE)
         return sandbox_hint
     return container_id
 
 
-def _cpus(text: str, notes: list[str]) -> CpuSet | None:
-    if not text.strip():
-        return None
+def _cpus(text: str, member: str, notes: list[str]) -> CpuSet | None:
+    """Return a set of CPUs or memory nodes, None if the text is empty or invalid."""
     try:
-        return CpuSet.parse(text, source="cpu.cpus")
+        return CpuSet.parse(text, source=member) or None
     except ParseError as error:
         notes.append(str(error))
         return None
-
-
-def _mems(text: str, notes: list[str]) -> str:
-    try:
-        return str(CpuSet.parse(text, source="cpu.mems"))
-    except ParseError as error:
-        notes.append(str(error))
-        return ""
 
 
 def _name(annotations: Mapping[str, str], keys: tuple[str, ...], notes: list[str]) -> str:
@@ -251,5 +241,5 @@ def _name(annotations: Mapping[str, str], keys: tuple[str, ...], notes: list[str
         if value:
             if is_name(value):
                 return value
-            notes.append(f"{key} is not a name: {value[:MAX_SHOWN]!r}")
+            notes.append(f"{key} is not a valid name: {value[:MAX_SHOWN]!r}")
     return ""

@@ -2,12 +2,11 @@ r"""The hook's messages: one request with the bytes of stdin, one to two reply l
 
     request   KP1 <phase> <boottime_ns> <pid> <length>\n<length bytes>
     replies   recorded\n  then, for prestart and createRuntime, pinned\n or unpinned <reason>\n
-              refused <reason>\n  when the message can never be taken
+              refused <reason>\n  for an invalid message
 
-A spool file holds exactly the bytes of a request and is named after its stamp and pid, which are
-the message's identity: one that was acked late and spooled too counts once. The decoder is fed
-whatever the socket gives and does no I/O. The hook program itself is stdlib-only and builds the
-same bytes on its own.
+A spool file holds exactly the bytes of a request and is named after its stamp and pid, which
+identify the message: one that was answered late and also spooled counts once. The hook program
+imports nothing of the package and builds the same bytes on its own.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MAX_HEADER: Final = 128
 """Longest header line in bytes, newline included."""
 
 MAX_BODY: Final = 4 * 1024 * 1024
-"""Longest state taken from a hook's stdin."""
+"""Longest state accepted from a hook."""
 
 MAX_STAMP: Final = (1 << 63) - 1
 MAX_REASON: Final = 200
@@ -48,7 +47,7 @@ class HookMessage:
 
     @property
     def key(self) -> tuple[int, int]:
-        """The message's identity."""
+        """What identifies the message."""
         return self.stamp_ns, self.pid
 
     @property
@@ -60,7 +59,7 @@ class HookMessage:
 class HookDecoder:
     """Takes the bytes of one connection in any pieces; holds at most one message.
 
-    RemoteProtocolError ends the connection: after it the decoder is of no use.
+    After a RemoteProtocolError the connection must be closed.
     """
 
     def __init__(self) -> None:
@@ -68,7 +67,7 @@ class HookDecoder:
         self._header: _Header | None = None
 
     def feed(self, data: bytes) -> HookMessage | None:
-        """Take more bytes; return the message once it is whole, None until then."""
+        """Take more bytes; return the message once it is complete, None until then."""
         self._buffer += data
         if self._header is None:
             self._header = self._take_header()
@@ -81,7 +80,7 @@ class HookDecoder:
 
     @property
     def missing(self) -> int:
-        """How many bytes are still to come, at least: 1 while the header is not whole."""
+        """How many bytes are still missing, at least: 1 while the header is incomplete."""
         return 1 if self._header is None else self._header.length - len(self._buffer)
 
     def _take_header(self) -> _Header | None:
@@ -109,11 +108,11 @@ class _Header:
 def _parse_header(line: bytes) -> _Header:
     match = _HEADER.match(line)
     if match is None:
-        raise RemoteProtocolError(f"not a hook header: {line!r}")
+        raise RemoteProtocolError(f"invalid hook header: {line!r}")
     try:
         phase = Phase(match[1].decode("ascii"))
     except ValueError:
-        raise RemoteProtocolError(f"not a hook phase: {match[1]!r}") from None
+        raise RemoteProtocolError(f"unknown hook phase: {match[1]!r}") from None
     header = _Header(phase, int(match[2]), int(match[3]), int(match[4]))
     if header.stamp_ns > MAX_STAMP or header.pid > MAX_PID or header.length > MAX_BODY:
         raise RemoteProtocolError(f"hook header out of bounds: {line!r}")
@@ -121,13 +120,13 @@ def _parse_header(line: bytes) -> _Header:
 
 
 def encode(message: HookMessage) -> bytes:
-    """Return the bytes of a request, which are those of its spool file too."""
+    """Return the bytes of a request, which are also those of its spool file."""
     head = f"KP1 {message.phase.value} {message.stamp_ns} {message.pid} {len(message.body)}\n"
     return head.encode("ascii") + message.body
 
 
 def decode(data: bytes) -> HookMessage:
-    """Read a whole request (a spool file); RemoteProtocolError when it is cut short or wrong."""
+    """Read a complete request (a spool file); RemoteProtocolError if it is cut short or invalid."""
     message = HookDecoder().feed(data)
     if message is None:
         raise RemoteProtocolError(f"hook message cut short after {len(data)} bytes")
@@ -141,12 +140,12 @@ def parse_spool_name(name: str) -> tuple[int, int] | None:
 
 
 def unpinned(reason: str) -> bytes:
-    """Return the reply line that says the pins do not stand."""
+    """Return the reply line for pins that are not applied."""
     return b"unpinned " + _one_line(reason)
 
 
 def refused(reason: str) -> bytes:
-    """Return the reply line for a message that can never be taken; nothing follows it."""
+    """Return the reply line for an invalid message; nothing follows it."""
     return b"refused " + _one_line(reason)
 
 
@@ -159,14 +158,14 @@ class Reply:
 
 
 def parse_reply(line: bytes) -> Reply:
-    """Read one reply line, its newline included."""
+    """Read one reply line including its newline."""
     if len(line) > MAX_HEADER + MAX_REASON or not line.endswith(b"\n"):
         raise RemoteProtocolError(f"not a reply line: {line[:MAX_HEADER]!r}")
     word, _, reason = line[:-1].decode("ascii", "backslashreplace").partition(" ")
     if word not in ("recorded", "pinned", "unpinned", "refused"):
-        raise RemoteProtocolError(f"not a reply: {line!r}")
+        raise RemoteProtocolError(f"unknown reply: {line!r}")
     if bool(reason) is not (word in ("unpinned", "refused")):
-        raise RemoteProtocolError(f"reason does not belong to the reply: {line!r}")
+        raise RemoteProtocolError(f"reply with a missing or surplus reason: {line!r}")
     return Reply(word, reason)
 
 

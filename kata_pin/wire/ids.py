@@ -22,14 +22,14 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}\Z")
 
 
 def is_id(text: str) -> bool:
-    """Return whether `text` can be a container or sandbox id (containerd and CRI-O agree)."""
+    """Return whether `text` can be a container or sandbox id of containerd or CRI-O."""
     return _ID.match(text) is not None
 
 
 def check_id(text: str, *, source: str) -> str:
     """Return `text`, or raise ParseError when it cannot be an id."""
     if not is_id(text):
-        raise ParseError("not a container id", source=source, text=text or "(empty)")
+        raise ParseError("not a valid container id", source=source, text=text or "(empty)")
     return text
 
 

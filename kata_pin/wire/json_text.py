@@ -1,12 +1,9 @@
 """JSON from outside: bounded loading, and typed getters whose errors name the path.
 
-Nothing here lives longer than one document. Out of scope: what the documents mean.
-
 A document is bounded before it is parsed (bytes, and brackets and commas outside texts), its depth
-by the interpreter's own limit. A key that appears twice in one object is refused: readers disagree
-which one counts (Go takes the last), and nobody who writes these documents honestly repeats a key.
-`null` reads as absent, because Go writes it for an empty map or list. NaN and Infinity are not JSON
-(RFC 8259).
+by the interpreter's own limit. A repeated key is refused, because readers disagree which one counts
+(Go takes the last) and no honest writer repeats one. `null` reads as absent, because Go writes it
+for an empty map or list. NaN and Infinity are not JSON (RFC 8259).
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ MAX_BYTES: Final = 4 * 1024 * 1024
 
 MAX_VALUES: Final = 200_000
 """Most brackets and commas outside texts in one document: `[],[],...` grows thirtyfold when parsed.
-Texts do not grow: whoever writes an annotation may put as many commas there as bytes fit."""
+Texts do not grow, so an annotation may have any number of commas."""
 
 MAX_TEXT: Final = 4096
 """Longest single text, unless a getter says otherwise: PATH_MAX of Linux."""
@@ -31,7 +28,7 @@ MAX_ITEMS: Final = 4096
 """Most entries of one list or map, unless a getter says otherwise."""
 
 _PIECE: Final = 64 * 1024
-"""Bytes that are split at their quotes at once."""
+"""Bytes that are split at their quotes at a time."""
 
 
 def load(data: bytes, *, source: str, limit: int = MAX_BYTES, values: int = MAX_VALUES) -> object:
@@ -65,10 +62,10 @@ def _marks(data: bytes) -> int:
 
 
 def _marks_outside_texts(data: bytes) -> int:
-    """Return how many brackets and commas are structure, up to the first thing that is no JSON.
+    """Return how many brackets and commas are structure, up to the first error in the JSON.
 
-    Without escapes every second stretch between quotes is outside; piece by piece, so that a
-    document of quotes alone takes no memory either.
+    Without escapes every second stretch between quotes is outside a text. Piece by piece, so that a
+    document of quotes alone takes little memory.
     """
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     found, inside = 0, False
@@ -91,7 +88,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 class Fields:
-    """One JSON object and where it stands; each getter checks the type and bounds of one value."""
+    """One JSON object with its path; each getter checks the type and bounds of one value."""
 
     __slots__ = ("_path", "_source", "_values")
 
@@ -116,7 +113,7 @@ class Fields:
         return list(self._values.values())
 
     def folded(self) -> Fields:
-        """Return the object with lower-case keys, for documents that Go reads in any case."""
+        """Return the object with lower-case keys: Go reads keys in any case."""
         folded = {key.lower(): value for key, value in self._values.items()}
         if len(folded) != len(self._values):
             raise ParseError("two keys differ only by case", source=self._place(""))
@@ -200,7 +197,7 @@ class Fields:
         }
 
     def chosen(self, keys: Iterable[str]) -> dict[str, str]:
-        """Return the texts under these keys, where they are; no others are looked at or counted."""
+        """Return the texts under these keys; others are neither checked nor counted."""
         return {
             key: self._checked_text(key, self._values[key], MAX_BYTES)
             for key in keys

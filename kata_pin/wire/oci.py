@@ -1,9 +1,8 @@
-"""The state that a runtime hands to hooks, and the container's config.json.
+"""The state that a runtime passes to hooks, and the container's config.json.
 
 Sources: OCI runtime-spec (state, hooks, config-linux), and what Kata's two runtimes really send:
 `ociVersion` and `status` may be empty (src/runtime/pkg/katautils/hook.go), `id` may be another
-container's. Parsing only; which container it is, is decided in `identity`. Values live as long as
-the caller keeps them.
+container's. Which container it is: container_id.py.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ MAX_PID = 1 << 22
 """Largest pid of Linux on 64 bits (proc_sys_kernel(5), pid_max)."""
 
 MAX_KEPT = (1 << 63) - 1
-"""Largest number that is kept: SQLite's (datatype3.html). OCI's shares and period go beyond."""
+"""Largest number that is kept: SQLite's limit. OCI's shares and period go beyond."""
 
 _MAX_U64 = (1 << 64) - 1
 
 _LIST_LIMIT = 64 * 1024
-"""Above what CpuSet.parse takes, so that a long list is its error and not the document's."""
+"""More than CpuSet.parse takes, so that it reports a long list, and the rest is still read."""
 
 
 class Phase(StrEnum):
@@ -40,17 +39,17 @@ class Phase(StrEnum):
 
     @property
     def state(self) -> ContainerState:
-        """What a container's state is once this phase has been reported."""
+        """The container's state once this phase has been reported."""
         return _STATES.get(self, ContainerState.CREATED)
 
     @property
     def waits_for_pins(self) -> bool:
-        """Whether the hook waits until the pins stand: the workload has not run yet (DESIGN D3)."""
+        """Whether the hook waits for the pins, because the workload has not run yet (D3)."""
         return self in (Phase.PRESTART, Phase.CREATE_RUNTIME)
 
     @property
     def id_is_sandbox(self) -> bool:
-        """Whether Kata's Go runtime puts the sandbox's id into `id` (DESIGN D4)."""
+        """Whether Kata's Go runtime puts the sandbox's id into `id` (D4)."""
         return self in (Phase.POSTSTART, Phase.POSTSTOP)
 
 
@@ -62,7 +61,7 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class OciState:
-    """The state JSON of a hook's stdin. `pid` is a hint: 0, the VMM, or a thread of the shim."""
+    """The state on a hook's stdin. `pid` is a hint: 0, the VMM, or a thread of the shim."""
 
     id: str
     bundle: str
@@ -73,7 +72,7 @@ class OciState:
 
 @dataclass(frozen=True, slots=True)
 class CpuResources:
-    """`linux.resources.cpu` of the OCI runtime spec; the lists as written, None where absent."""
+    """`linux.resources.cpu` of the OCI runtime spec; the lists are the original texts."""
 
     cpus: str = ""
     mems: str = ""
@@ -84,7 +83,7 @@ class CpuResources:
 
 @dataclass(frozen=True, slots=True)
 class OciConfig:
-    """What kata-pin reads of config.json."""
+    """The members of config.json that kata-pin uses."""
 
     annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
     cpu: CpuResources = CpuResources()
@@ -92,7 +91,7 @@ class OciConfig:
 
 
 def parse_state(data: bytes) -> OciState:
-    """Read a hook's stdin; ParseError names the member that is wrong.
+    """Read a hook's stdin; ParseError names the wrong member.
 
     `bundle` must be an absolute path without `..` (Kata always sends one); every other member may
     be absent or empty.
@@ -108,7 +107,7 @@ def parse_state(data: bytes) -> OciState:
 
 
 def parse_config(data: bytes) -> OciConfig:
-    """Read a bundle's config.json; ParseError names the member that is wrong."""
+    """Read a bundle's config.json; ParseError names the wrong member."""
     fields = load_fields(data, source="config.json")
     linux = fields.fields("linux")
     return OciConfig(
@@ -119,7 +118,7 @@ def parse_config(data: bytes) -> OciConfig:
 
 
 def parse_cpu(fields: Fields) -> CpuResources:
-    """Read a `linux.resources.cpu` object; the CPU lists stay texts, a bad one is not fatal."""
+    """Read a `linux.resources.cpu` object; the CPU lists stay texts, so an invalid one may pass."""
     return CpuResources(
         cpus=fields.text("cpus", limit=_LIST_LIMIT),
         mems=fields.text("mems", limit=_LIST_LIMIT),
@@ -130,7 +129,7 @@ def parse_cpu(fields: Fields) -> CpuResources:
 
 
 def kept(number: int | None) -> int | None:
-    """Return the nearest number that can be kept: beyond MAX_KEPT no size means anything else."""
+    """Return the nearest number that can be stored; sizes beyond MAX_KEPT all mean the same."""
     return None if number is None else max(-MAX_KEPT, min(number, MAX_KEPT))
 
 

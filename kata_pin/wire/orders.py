@@ -1,12 +1,12 @@
-"""The administrator's orders: which pods are to have their CPUs how, one line each.
+"""The administrator's overrides: the CPU class of single pods, one line each.
 
     # pod                 class
     shop/database         exclusive
     0c7a4d2be81f          share
 
-A pod is named by `namespace/name`, or by the whole id of its sandbox where no Kubernetes names it.
-The classes are those of CpuClass. Anything else makes the whole file unusable: half of an
-administrator's orders is not what he ordered. Out of scope: the file itself (sources/orders.py).
+A pod is named by `namespace/name`, or by the full id of its sandbox outside Kubernetes. The classes
+are those of CpuClass. One wrong line makes the whole file unusable, because half of the overrides
+is not what the administrator meant. Out of scope: the file itself (sources/orders.py).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from kata_pin.wire.ids import is_id, is_name
 
 MAX_BYTES: Final = 1 << 20
 MAX_ORDERS: Final = 4096
-"""Most pods that are named; no node has more."""
+"""Most pods that can be named; no node has more."""
 
 _HEAD: Final = (
-    "# Written by `kata-pin policy set`; one line a pod: namespace/name or sandbox id, class.\n"
+    "# Written by `kata-pin policy set`; one line per pod: namespace/name or sandbox id, class.\n"
 )
 
 
 def parse_orders(data: bytes) -> dict[str, CpuClass]:
-    """Return the class ordered for each pod; ParseError names the line that is wrong."""
+    """Return the class of each named pod; ParseError names the wrong line."""
     if len(data) > MAX_BYTES:
         raise ParseError(f"larger than {MAX_BYTES} bytes", source="orders")
     try:
@@ -43,16 +43,16 @@ def parse_orders(data: bytes) -> dict[str, CpuClass]:
         pod, cpu_class = _order(words, f"orders: line {number}")
         if pod in orders:
             raise ParseError(
-                "a second order for the pod", source=f"orders: line {number}", text=pod
+                "second line for the same pod", source=f"orders: line {number}", text=pod
             )
         if len(orders) == MAX_ORDERS:
-            raise ParseError(f"more than {MAX_ORDERS} orders", source="orders")
+            raise ParseError(f"more than {MAX_ORDERS} lines", source="orders")
         orders[pod] = cpu_class
     return orders
 
 
 def render_orders(orders: Mapping[str, CpuClass]) -> bytes:
-    """Return the file's content, in the order of the pods' names."""
+    """Return the file's content, sorted by pod."""
     width = max((len(pod) for pod in orders), default=0)
     lines = (f"{pod:<{width}}  {orders[pod].value}\n" for pod in sorted(orders))
     return (_HEAD + "".join(lines)).encode("ascii")

@@ -1,9 +1,8 @@
-"""Text of /proc: what a thread, its cgroup, its system call and its descriptors look like.
+"""Texts of /proc about a thread: its stat, cgroups, system call and descriptors.
 
-Pure functions over bytes that someone read. The thread's name is under the control of whoever runs
-it, so `stat` is cut at the last closing bracket (proc_pid_stat(5)) and names are decoded in a way
-that always can be encoded again. parse_stat is the hot path: no validation that costs more than the
-split does.
+A process chooses its threads' names, so `stat` is cut at the last closing bracket
+(proc_pid_stat(5)), and names are decoded so that they can always be encoded again. parse_stat is
+the hot path: no check there may cost more than the split.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ IOCTL_NUMBERS: Final = {
 MAX_STAT: Final = 4096
 MAX_CGROUP: Final = 256 * 1024
 MAX_CMDLINE: Final = 128 * 1024
-"""Longest texts accepted; a longer cmdline is cut by the reader (contract of host.process)."""
+"""Longest texts accepted; host.process cuts a longer cmdline."""
 
 _SCOPES: Final = {"cri-containerd", "crio", "docker", "kata", "libpod", "nerdctl"}
-"""What container managers put before the id in the name of a systemd scope."""
+"""The prefixes before the id in the names of systemd scopes, by container manager."""
 
 _VCPU_LINK: Final = re.compile(r"anon_inode:kvm-vcpu:([0-9]{1,5})\Z")
 _WORKER: Final = re.compile(r"(vhost-|kvm-pit/|kvm-nx-lpage-recovery-)([0-9]{1,10})\Z")
@@ -59,14 +58,14 @@ class Stat(NamedTuple):
 
 
 def parse_stat(data: bytes) -> Stat:
-    """Read /proc/<pid>/stat or /proc/<pid>/task/<tid>/stat; ParseError when it is cut short."""
+    """Read /proc/<pid>/stat or /proc/<pid>/task/<tid>/stat; ParseError if it is cut short."""
     if len(data) > MAX_STAT:
         raise ParseError(f"longer than {MAX_STAT} bytes", source="stat")
     head, bracket, tail = data.rpartition(b") ")
     number, opening, comm = head.partition(b" (")
     if not (bracket and opening):
         raise ParseError("no name in brackets", source="stat", text=_decode(data))
-    # The field numbers of proc_pid_stat(5), less the three up to the state: tail starts at 3.
+    # Index 0 is field 3 of proc_pid_stat(5), the state.
     field = tail.split(None, 41)
     try:
         return Stat(
@@ -86,7 +85,7 @@ def parse_stat(data: bytes) -> Stat:
 
 
 def parse_starttime(data: bytes) -> int:
-    """Read the start time alone from a stat file, in a third of the time; ParseError likewise."""
+    """Read only the start time of a stat file, in a third of the time; ParseError likewise."""
     try:
         return int(data[data.rindex(b") ") + 2 :].split(None, 20)[19])
     except (ValueError, IndexError):
@@ -100,10 +99,10 @@ class Syscall(NamedTuple):
     args: tuple[int, ...]
 
     def kvm_run_fd(self, machine: str = "x86_64") -> int | None:
-        """Return the descriptor of ioctl(fd, KVM_RUN), None when it is another call.
+        """Return the descriptor of ioctl(fd, KVM_RUN), None for another call.
 
-        Kernel workers that live in the VMM (vhost, KVM's huge page recovery) show the call that
-        created them: leave out tasks with PF_USER_WORKER before believing this.
+        Kernel workers in the VMM's process (vhost, KVM's huge page recovery) show the call that
+        created them, so leave out tasks with PF_USER_WORKER.
         """
         if self.number != IOCTL_NUMBERS.get(machine) or len(self.args) < 2:
             return None
@@ -118,7 +117,7 @@ def parse_syscall(data: bytes) -> Syscall | None:
     if words == ["running"]:
         return None
     if not words or not all(_WORD.match(word) for word in words):
-        raise ParseError("not a system call", source="syscall", text=_decode(data))
+        raise ParseError("invalid system call", source="syscall", text=_decode(data))
     number, *args = (int(word, 0 if word.startswith("0x") else 10) for word in words)
     return Syscall(number, tuple(args))
 
@@ -126,7 +125,7 @@ def parse_syscall(data: bytes) -> Syscall | None:
 class CgroupEntry(NamedTuple):
     """One hierarchy that a task is in (cgroups(7), /proc/<pid>/cgroup).
 
-    `controllers` is empty for cgroup v2; `removed` says that the cgroup's directory is gone.
+    `controllers` is empty for cgroup v2; `removed` is whether the cgroup has been removed.
     """
 
     hierarchy: int
@@ -142,12 +141,12 @@ class Cgroups(NamedTuple):
 
     @property
     def unified(self) -> CgroupEntry | None:
-        """The entry of cgroup v2, None on a node with only v1."""
+        """The entry of cgroup v2, None on a node with v1 only."""
         return next((e for e in self.entries if e.hierarchy == 0 and not e.controllers), None)
 
     @property
     def cpuset(self) -> CgroupEntry | None:
-        """The entry that the cpuset controller follows: v1's when mounted there, else v2's."""
+        """The entry of the cpuset controller: v1's if mounted there, else v2's."""
         return next((e for e in self.entries if "cpuset" in e.controllers), self.unified)
 
     @property
@@ -156,11 +155,11 @@ class Cgroups(NamedTuple):
         return tuple(dict.fromkeys(entry.path for entry in self.entries))
 
     def names(self, sandbox_id: str) -> bool:
-        """Whether some path has an element that is the sandbox's.
+        """Return whether some path has an element that names the sandbox.
 
-        That is the id itself, Kata's `kata_<id>`, the name of `slice:prefix:name` (which cgroupfs
-        takes literally), or a systemd scope `<runtime>-<id>.scope`. An id inside a longer word is
-        another container's.
+        That is the id itself, Kata's `kata_<id>`, the name in `slice:prefix:name` (which cgroupfs
+        takes literally), or a systemd scope `<runtime>-<id>.scope`. An id inside a longer word
+        belongs to another container.
         """
         return any(
             sandbox_id and _element_names(element, sandbox_id)
@@ -194,9 +193,9 @@ def _cgroup_entry(line: str) -> CgroupEntry:
 
 
 def parse_cmdline(data: bytes) -> tuple[str, ...]:
-    """Read /proc/<pid>/cmdline: arguments that end in NUL; empty for a kernel thread or a zombie.
+    """Read /proc/<pid>/cmdline; empty for a kernel thread or a zombie.
 
-    The process can rewrite this text at will. Longer than MAX_CMDLINE: ParseError.
+    The process can rewrite this text. Longer than MAX_CMDLINE: ParseError.
     """
     if len(data) > MAX_CMDLINE:
         raise ParseError(f"longer than {MAX_CMDLINE} bytes", source="cmdline")
@@ -208,7 +207,7 @@ def parse_cmdline(data: bytes) -> tuple[str, ...]:
 def vcpu_of_link(target: str) -> int | None:
     """Return N for a descriptor link `anon_inode:kvm-vcpu:N`, None for any other.
 
-    N is KVM's vCPU id: the APIC id on x86. `kvm-vcpu-stats:N` is another kind of descriptor.
+    N is KVM's vCPU id, on x86 the APIC id. `kvm-vcpu-stats:N` is another kind of descriptor.
     """
     match = _VCPU_LINK.match(target)
     return None if match is None else int(match[1])
@@ -245,7 +244,7 @@ def interface_of_fdinfo(data: bytes) -> str:
 
 
 def status_field(data: bytes, name: str) -> str | None:
-    """Return one field of /proc/<pid>/status, None when absent; newlines in Name are escaped."""
+    """Return one field of /proc/<pid>/status, None if absent; newlines in Name are escaped."""
     key = f"{name}:".encode()
     for line in data.split(b"\n"):
         if line.startswith(key):

@@ -4,9 +4,7 @@
 
 A call is one request frame and one response frame with the same stream number; clients number
 streams 1, 3, 5... Source: github.com/containerd/ttrpc, PROTOCOL.md, channel.go, services.go.
-Streaming (type 3) is not used by NRI nor by the kata-agent and is not here.
-
-No sockets and no clocks: bytes in, frames out. A decoder lives as long as its connection.
+Neither NRI nor the kata-agent uses streaming (type 3), so it is missing here.
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from kata_pin.errors import ParseError
 from kata_pin.wire.proto import ttrpc_pb2
@@ -31,8 +29,11 @@ REQUEST: Final = 1
 RESPONSE: Final = 2
 
 
+M = TypeVar("M", bound=Message)
+
+
 class Code(IntEnum):
-    """The status codes of gRPC that are used here."""
+    """gRPC status codes, those that are used."""
 
     OK = 0
     INVALID_ARGUMENT = 3
@@ -46,7 +47,7 @@ class Code(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame. `data` is None for one whose data was too long and has been discarded."""
+    """One frame; `data` is None if it was too long and has been discarded."""
 
     stream: int
     kind: int
@@ -56,8 +57,8 @@ class Frame:
 class FrameDecoder:
     """Takes a connection's bytes in any pieces; holds at most one frame.
 
-    The data of a frame longer than `limit` is skipped as it comes, so the connection goes on;
-    the frame is given out at once, without data, for the caller to refuse.
+    The data of a frame longer than `limit` is skipped, so the connection stays usable; the frame is
+    yielded at once without data, for the caller to refuse.
     """
 
     def __init__(self, limit: int = MAX_DATA) -> None:
@@ -66,7 +67,7 @@ class FrameDecoder:
         self._skip = 0
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Take more bytes; yield every frame that is whole now. Must be run to its end."""
+        """Take more bytes; yield every complete frame. Must be run to its end."""
         if self._skip:
             dropped = min(self._skip, len(data))
             self._skip -= dropped
@@ -86,7 +87,7 @@ class FrameDecoder:
             yield Frame(stream, kind, body)
 
     def _discard(self, size: int) -> None:
-        """Drop the next `size` bytes, those that are here and those to come."""
+        """Drop the next `size` bytes, received or still to come."""
         here = min(size, len(self._buffer))
         del self._buffer[:here]
         self._skip = size - here
@@ -94,7 +95,7 @@ class FrameDecoder:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A call: `payload` is the encoded message of `method`; `timeout_ns` 0 is none."""
+    """A call: `payload` is the encoded message of `method`; `timeout_ns` 0 means no timeout."""
 
     service: str
     method: str
@@ -104,7 +105,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer: `payload` counts if `code` is 0, `message` says what failed otherwise."""
+    """An answer: `payload` if `code` is 0, else `message` says what failed."""
 
     payload: bytes = b""
     code: int = Code.OK
@@ -112,16 +113,14 @@ class Response:
 
 
 def parse_request(data: bytes) -> Request:
-    """Read the data of a request frame; ParseError when it is not one."""
-    envelope = ttrpc_pb2.Request()
-    _fill(envelope, data, "ttrpc request")
+    """Read the data of a request frame; raises ParseError."""
+    envelope = parsed(ttrpc_pb2.Request(), data, "ttrpc request")
     return Request(envelope.service, envelope.method, envelope.payload, envelope.timeout_nano)
 
 
 def parse_response(data: bytes) -> Response:
-    """Read the data of a response frame; ParseError when it is not one."""
-    envelope = ttrpc_pb2.Response()
-    _fill(envelope, data, "ttrpc response")
+    """Read the data of a response frame; raises ParseError."""
+    envelope = parsed(ttrpc_pb2.Response(), data, "ttrpc response")
     return Response(envelope.payload, envelope.status.code, envelope.status.message)
 
 
@@ -137,7 +136,7 @@ def encode_request(stream: int, request: Request) -> bytes:
 
 
 def encode_response(stream: int, response: Response) -> bytes:
-    """Return the frame of an answer; success has no status at all. ValueError beyond MAX_DATA."""
+    """Return the frame of an answer; a success has no status. ValueError beyond MAX_DATA."""
     envelope = ttrpc_pb2.Response(payload=response.payload)
     if response.code != Code.OK:
         envelope.status.code = response.code
@@ -151,8 +150,10 @@ def _frame(stream: int, kind: int, data: bytes) -> bytes:
     return HEADER.pack(len(data), stream, kind, 0) + data
 
 
-def _fill(message: ttrpc_pb2.Request | ttrpc_pb2.Response, data: bytes, source: str) -> None:
+def parsed(message: M, data: bytes, source: str) -> M:
+    """Return a protobuf message filled from bytes; ParseError names `source`."""
     try:
         message.ParseFromString(data)
     except DecodeError as error:
         raise ParseError(str(error), source=source) from error
+    return message

@@ -1,4 +1,4 @@
-"""Which guest CPU a vCPU thread is, told by who was busy while who ran (DESIGN D12).
+"""Which guest CPU a vCPU thread is, told by who was busy while who ran (D12).
 
 Between two looks a guest CPU is busy for as long as its vCPU thread runs on the host, give or take
 exits and ticks. So a thread that ran clearly longer than all others and a guest CPU that was busy

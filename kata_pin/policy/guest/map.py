@@ -1,4 +1,4 @@
-"""Which guest CPU each vCPU thread is, and how well that is known (DESIGN D12).
+"""Which guest CPU each vCPU thread is, and how well that is known (D12).
 
     tid --(KVM, QMP, names)--> cpu-index --(-smp)--> APIC id --(the guest's numbering)--> guest CPU
 

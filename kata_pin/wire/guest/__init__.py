@@ -1,1 +1,1 @@
-"""What a guest and its agent answer."""
+"""Messages of the kata-agent, and texts from the guest."""

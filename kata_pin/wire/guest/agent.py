@@ -1,24 +1,23 @@
-"""The kata-agent's requests and answers: protobuf bytes of one ttrpc call each.
+"""The kata-agent's requests and answers: the protobuf bytes of one ttrpc call each.
 
-Only what kata-pin asks. Names and numbers: kata-containers, src/libs/protocols/protos (agent.proto,
-oci.proto, health.proto). A field that an older agent leaves out reads as empty or 0.
+Names and numbers: kata-containers, src/libs/protocols/protos (agent.proto, oci.proto,
+health.proto). A field that an older agent leaves out reads as empty or 0.
 
-The answers come from a guest and are hostile: their size is bounded by who received them, texts are
-clipped and made printable here. Out of scope: the connection (guest), what an answer is worth
-(policy).
+The answers come from a guest and are hostile: the receiver bounds their size; texts are clipped and
+made printable here. Out of scope: whether to believe an answer (policy).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
-from kata_pin.errors import ParseError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.wire.ids import printable
 from kata_pin.wire.proto import agent_pb2
+from kata_pin.wire.ttrpc import parsed
 
 AGENT: Final = "grpc.AgentService"
 HEALTH: Final = "grpc.Health"
@@ -27,19 +26,17 @@ MAX_FEATURES: Final = 64
 MAX_PER_CPU: Final = 8192
 
 NOBODY: Final = 65534
-"""The user that reads a file in a container: it needs no right there (nobody)."""
+"""The user (nobody) that reads a file in a container: it needs no rights there."""
 
 KILL: Final = 9
-
-M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
 class CpuUsage:
     """CPU time that a container's cgroup has used, in ns.
 
-    `per_cpu` is by guest CPU number, where the guest has cgroup v1 (cpuacct.usage_percpu lists all
-    possible CPUs); with cgroup v2 it is empty.
+    `per_cpu_ns` is by guest CPU number where the guest has cgroup v1 (cpuacct.usage_percpu lists
+    all possible CPUs), empty with cgroup v2.
     """
 
     total_ns: int
@@ -55,18 +52,18 @@ def check_request() -> bytes:
 
 
 def details_request() -> bytes:
-    """AgentService.GetGuestDetails, without a look at the memory."""
+    """AgentService.GetGuestDetails, without memory details."""
     return _encoded(agent_pb2.GuestDetailsRequest())
 
 
 def update_request(container_id: str, cpus: CpuSet) -> bytes:
     """AgentService.UpdateContainer with a cpuset and nothing else.
 
-    The agent leaves alone what the request does not name (protocols/src/trans.rs). It ignores an
-    empty cpuset, so one is refused here with ValueError.
+    The agent keeps what the request does not name (protocols/src/trans.rs). It ignores an empty
+    cpuset, so that is a ValueError here.
     """
     if not cpus:
-        raise ValueError("the agent ignores an empty cpuset: send every online CPU to lift one")
+        raise ValueError("the agent ignores an empty cpuset; send all online CPUs instead")
     resources = agent_pb2.LinuxResources(cpu=agent_pb2.LinuxCPU(cpus=str(cpus)))
     message = agent_pb2.UpdateContainerRequest(container_id=container_id, resources=resources)
     return _encoded(message)
@@ -106,7 +103,7 @@ def read_request(container_id: str, exec_id: str, size: int) -> bytes:
 
 
 def wait_request(container_id: str, exec_id: str) -> bytes:
-    """AgentService.WaitProcess, which also removes the process from the agent's books."""
+    """AgentService.WaitProcess, after which the agent forgets the process."""
     message = agent_pb2.WaitProcessRequest(container_id=container_id, exec_id=_checked(exec_id))
     return _encoded(message)
 
@@ -124,7 +121,7 @@ def _encoded(message: Message) -> bytes:
 
 
 def _checked(exec_id: str) -> str:
-    """An empty exec id would be the container's own process, or all of them: never send one."""
+    """Refuse an empty exec id: to the agent it means the container's own process, or all."""
     if not exec_id:
         raise ValueError("an empty exec id means the container itself")
     return exec_id
@@ -135,47 +132,39 @@ def _checked(exec_id: str) -> str:
 
 def parse_serving(data: bytes) -> bool:
     """Read the answer of Check: whether the agent serves."""
-    return _parse(agent_pb2.HealthCheckResponse(), data, "Check").status == 1
+    return parsed(agent_pb2.HealthCheckResponse(), data, "Check").status == 1
 
 
 def parse_version(data: bytes) -> tuple[str, str]:
-    """Read the answer of Version: of the interface, of the agent."""
-    message = _parse(agent_pb2.VersionCheckResponse(), data, "Version")
+    """Read the answer of Version: the interface's version and the agent's."""
+    message = parsed(agent_pb2.VersionCheckResponse(), data, "Version")
     return printable(message.grpc_version), printable(message.agent_version)
 
 
 def parse_features(data: bytes) -> tuple[str, ...]:
     """Read the answer of GetGuestDetails: what the agent was built with, such as agent-policy."""
-    message = _parse(agent_pb2.GuestDetailsResponse(), data, "GetGuestDetails")
+    message = parsed(agent_pb2.GuestDetailsResponse(), data, "GetGuestDetails")
     features = message.agent_details.extra_features[:MAX_FEATURES]
     return tuple(printable(feature) for feature in features)
 
 
 def parse_metrics(data: bytes) -> str:
-    """Read the answer of GetMetrics: text in the format of Prometheus (wire.guestmetrics)."""
-    return _parse(agent_pb2.Metrics(), data, "GetMetrics").metrics
+    """Read the answer of GetMetrics: text in Prometheus format, for metrics.py."""
+    return parsed(agent_pb2.Metrics(), data, "GetMetrics").metrics
 
 
 def parse_usage(data: bytes) -> CpuUsage:
     """Read the CPU time in the answer of StatsContainer."""
-    message = _parse(agent_pb2.StatsContainerResponse(), data, "StatsContainer")
+    message = parsed(agent_pb2.StatsContainerResponse(), data, "StatsContainer")
     usage = message.cgroup_stats.cpu_stats.cpu_usage
     return CpuUsage(usage.total_usage, tuple(usage.percpu_usage[:MAX_PER_CPU]))
 
 
 def parse_read(data: bytes) -> bytes:
     """Read the answer of ReadStdout."""
-    return _parse(agent_pb2.ReadStreamResponse(), data, "ReadStdout").data
+    return parsed(agent_pb2.ReadStreamResponse(), data, "ReadStdout").data
 
 
 def parse_wait(data: bytes) -> int:
     """Read the answer of WaitProcess: the exit status."""
-    return _parse(agent_pb2.WaitProcessResponse(), data, "WaitProcess").status
-
-
-def _parse(message: M, data: bytes, source: str) -> M:
-    try:
-        message.ParseFromString(data)
-    except DecodeError as error:
-        raise ParseError(str(error), source=source) from error
-    return message
+    return parsed(agent_pb2.WaitProcessResponse(), data, "WaitProcess").status

@@ -1,7 +1,7 @@
-"""Text of a guest's /proc about its CPUs: which there are, and where a process may run.
+"""Texts of a guest's /proc about its CPUs: their APIC ids, and where a process may run.
 
-Hostile input: the size is bounded first, every number is. Only x86 says APIC ids (proc_cpuinfo(5),
-arch/x86/kernel/cpu/proc.c). Out of scope: how the text was got (guest), what it is worth (policy).
+Hostile input: the size and every number are bounded. Only x86 has APIC ids (proc_cpuinfo(5),
+arch/x86/kernel/cpu/proc.c). Out of scope: whether to believe the text (policy).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kata_pin.errors import ParseError
 from kata_pin.model.cpuset import MAX_CPU, CpuSet
 
 MAX_CPUINFO: Final = 4 << 20
-"""Longest /proc/cpuinfo accepted: 1.5 KiB a CPU make this enough for 2,700."""
+"""Longest /proc/cpuinfo accepted: enough for 2,700 CPUs of 1.5 KiB each."""
 
 MAX_STATUS: Final = 64 * 1024
 MAX_APIC_ID: Final = 0xFFFFFFFE
@@ -42,23 +42,25 @@ def parse_cpuinfo(data: bytes) -> Mapping[int, int]:
             if cpu >= 0 and cpu not in found:
                 raise ParseError(f"CPU {cpu} has no apicid", source="cpuinfo")
             if number > MAX_CPU or number in found:
-                raise ParseError("CPU number twice or too high", source="cpuinfo", text=str(number))
+                raise ParseError(
+                    "CPU number repeated or too high", source="cpuinfo", text=str(number)
+                )
             cpu = number
         elif cpu < 0 or cpu in found or number > MAX_APIC_ID:
-            raise ParseError("apicid out of place", source="cpuinfo", text=str(number))
+            raise ParseError("misplaced or invalid apicid", source="cpuinfo", text=str(number))
         else:
             found[cpu] = number
     if cpu < 0 or cpu not in found:
-        raise ParseError("no CPU with an apicid at its end", source="cpuinfo")
+        raise ParseError("the last CPU has no apicid", source="cpuinfo")
     if len(set(found.values())) != len(found):
-        raise ParseError("two CPUs have one apicid", source="cpuinfo")
+        raise ParseError("two CPUs have the same apicid", source="cpuinfo")
     return MappingProxyType(found)
 
 
 def parse_allowed(data: bytes) -> CpuSet:
-    """Read Cpus_allowed_list of /proc/<pid>/status; ParseError when there is none or it is empty.
+    """Read Cpus_allowed_list of /proc/<pid>/status; ParseError if it is missing or empty.
 
-    What the cpuset of the cgroup and the process' own affinity leave, among the online CPUs.
+    These are the online CPUs that both the cgroup's cpuset and the process's affinity allow.
     """
     if len(data) > MAX_STATUS:
         raise ParseError(f"longer than {MAX_STATUS} bytes", source="status")

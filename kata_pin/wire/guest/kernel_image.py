@@ -1,9 +1,9 @@
-"""A Linux kernel's image: which release it is, without booting it.
+"""The release of a Linux kernel image.
 
-A guest's kernel is a file of the host (QEMU's -kernel), so its release is known without asking the
+A guest's kernel is a file on the host (QEMU's -kernel), so its release is known without asking the
 guest. Two forms: bzImage, whose header points to the text (Documentation/arch/x86/boot.rst,
 kernel_version), and vmlinux, an ELF file with the banner `Linux version <release>` somewhere in it.
-Out of scope: finding and opening the file, and whether the guest runs it still (kexec).
+Out of scope: reading the file (host/kernel_image.py), and whether the guest still runs it (kexec).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Final
 from kata_pin.errors import ParseError
 
 HEAD: Final = 64 * 1024
-"""What has to be read of a bzImage, from its start: the setup code is 32 KiB at most."""
+"""Bytes to read from the start of a bzImage: the setup code is 32 KiB at most."""
 
 BANNER: Final = 128
-"""How far pieces of a vmlinux must overlap for `find_banner` to miss nothing."""
+"""Bytes by which the pieces of a vmlinux must overlap, so that `find_banner` misses nothing."""
 
 _MAGIC: Final = 0x202
 _VERSION: Final = 0x20E
@@ -39,11 +39,11 @@ def parse_release(head: bytes) -> str:
     (offset,) = struct.unpack_from("<H", head, _VERSION)
     match = _RELEASE.match(head, _SECTOR + offset)
     if match is None:
-        raise ParseError("a bzImage that does not say its release", source="kernel image")
+        raise ParseError("a bzImage without a release", source="kernel image")
     return match[0].decode("ascii")
 
 
 def find_banner(piece: bytes) -> str:
-    """Return the release that a piece of a vmlinux names, empty if none."""
+    """Return the release in a piece of a vmlinux, empty if there is none."""
     match = _BANNER.search(piece)
     return match[1].decode("ascii") if match else ""

@@ -1,8 +1,7 @@
 """Kata's configuration.toml: the settings that matter to kata-pin.
 
-They decide which VMM binaries are accepted (DESIGN D5), whether Kata pins too (D13), whether an
-extra QMP monitor may exist (D6), and how a VM is sized. Texts in, values out; where the file and
-its drop-ins lie is the caller's business. Unknown keys are none of ours.
+They decide which VMM binaries are accepted (D5), whether Kata pins too (D13), whether an extra QMP
+monitor may exist (D6), and how a VM is sized. Finding the files: sources/kata_config.py.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ _MAX_VCPUS: Final = 1 << 16
 class KataConfig:
     """One Kata configuration.
 
-    `hypervisor` is the table's name (`qemu`, `clh`...). `valid_paths` may hold glob patterns.
-    `default_vcpus` may be a fraction since Kata 3.4; `default_maxvcpus` 0 stands for all CPUs of
-    the host. `extra_monitor` needs `debug` to have an effect.
+    `hypervisor` is the table's name (`qemu`, `clh`...). `valid_paths` may have glob patterns.
+    `default_vcpus` may be a fraction since Kata 3.4; `default_maxvcpus` 0 means all CPUs of the
+    host. `extra_monitor` has no effect without `debug`.
     """
 
     hypervisor: str = ""
@@ -48,16 +47,15 @@ class KataConfig:
 
     @property
     def binaries(self) -> tuple[str, ...]:
-        """The VMM paths that this configuration allows, in order and without repetition."""
+        """The VMM paths that this configuration allows, each once."""
         return tuple(dict.fromkeys(path for path in (self.path, *self.valid_paths) if path))
 
 
 def parse_kata_config(text: str, drop_ins: Iterable[str] = ()) -> tuple[KataConfig, ...]:
-    """Return one KataConfig for each `[hypervisor.<name>]` table, ParseError when it is no TOML.
+    """Return one KataConfig per `[hypervisor.<name>]` table; raises ParseError.
 
-    `drop_ins` are the texts of config.d in the order of their names: a key there replaces the
-    file's. Kata's own files have one such table; when `[runtime] hypervisor_name` (runtime-rs)
-    picks one, that comes first.
+    `drop_ins` are the texts of config.d in the order of their names; their keys override the
+    file's. The table named by `[runtime] hypervisor_name` (runtime-rs) comes first.
     """
     document = _document(text)
     for drop_in in drop_ins:
@@ -83,7 +81,7 @@ def _document(text: str) -> dict[str, object]:
 
 
 def _merged(base: dict[str, object], over: dict[str, object]) -> dict[str, object]:
-    """Return `base` with the keys of `over`; tables are merged, everything else is replaced."""
+    """Return `base` with the keys of `over`; tables are merged, other values replaced."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)

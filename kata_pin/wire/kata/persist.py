@@ -1,9 +1,9 @@
-"""What Kata keeps on disk about a sandbox: Go's persist.json and runtime-rs' state.json.
+"""Kata's state of a sandbox on disk: persist.json of the Go runtime, state.json of runtime-rs.
 
 Go (src/runtime/virtcontainers/persist/api) rewrites /run/vc/sbs/<id>/persist.json in place at each
-container event, not atomically: a ParseError can mean that it is half written, so read it again.
-runtime-rs writes /run/kata/<id>/state.json once, without containers. Both files belong to root: a
-pid in them is a witness in the sense of DESIGN D5.
+container event, so a ParseError can mean that it is half written: read it again. runtime-rs writes
+/run/kata/<id>/state.json once, without containers. Both files belong to root, so a pid in them is a
+witness (D5).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
 from kata_pin.wire.annotations import KATA_BUNDLE, KATA_TYPE, annotations_of
-from kata_pin.wire.container_id import Identity, build, identify_annotated
+from kata_pin.wire.container_id import ContainerIds, build, identify_annotated
 from kata_pin.wire.ids import check_id
 from kata_pin.wire.json_text import Fields, load_fields
 from kata_pin.wire.oci import MAX_PID, CpuResources, parse_cpu
@@ -36,7 +36,7 @@ class KataRuntime(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PersistedContainer:
-    """A container of persist.json; `cpu` is the live value, updates merged in."""
+    """A container of persist.json; `cpu` includes updates."""
 
     id: str
     cpu: CpuResources
@@ -45,10 +45,10 @@ class PersistedContainer:
 
 @dataclass(frozen=True, slots=True)
 class PersistedSandbox:
-    """A sandbox as Kata keeps it. Pids are 0 and texts empty where the file does not say.
+    """Kata's state of a sandbox; pids are 0 and texts empty where the file does not have them.
 
-    `vcpu_pinning` is Kata's own pinning (enable_vcpus_pinning), the second writer of DESIGN D13.
-    `containers` holds all that are not deleted; runtime-rs keeps none.
+    `vcpu_pinning` is Kata's own pinning (enable_vcpus_pinning, D13). `containers` are all that are
+    not deleted; runtime-rs stores none.
     """
 
     runtime: KataRuntime
@@ -138,13 +138,13 @@ def to_containers(
     stamp_ns: int = 0,
     source: str = "adopted",
 ) -> tuple[Container, ...]:
-    """Return the records of containers that no hook told us about, or whose cpusets changed.
+    """Return the records of a sandbox's containers.
 
-    `states` holds container_state by id, where it could be read; running is assumed otherwise.
+    `states` has container_state by id where it could be read; the others count as running.
     """
     return tuple(
         build(
-            _identity(entry, sandbox),
+            _ids(entry, sandbox),
             entry.annotations,
             entry.cpu,
             state=states.get(entry.id, ContainerState.RUNNING),
@@ -156,16 +156,16 @@ def to_containers(
     )
 
 
-def _identity(entry: PersistedContainer, sandbox: PersistedSandbox) -> Identity:
-    """Return who a container is.
+def _ids(entry: PersistedContainer, sandbox: PersistedSandbox) -> ContainerIds:
+    """Return a container's ids.
 
-    Kata 1.x keeps its own mark only, and `pod_sandbox` is its word for a container that is alone
-    too: with others beside it, it is the pause container.
+    Kata 1.x stores only its own mark, and marks a single container `pod_sandbox` too; with other
+    containers beside it, it is the pause container.
     """
-    identity = identify_annotated(entry.id, entry.annotations, sandbox.sandbox_id)
+    ids = identify_annotated(entry.id, entry.annotations, sandbox.sandbox_id)
     if entry.annotations.get(KATA_TYPE) == "pod_sandbox" and len(sandbox.containers) > 1:
-        return replace(identity, kind=ContainerKind.SANDBOX)
-    return identity
+        return replace(ids, kind=ContainerKind.SANDBOX)
+    return ids
 
 
 def _pid(fields: Fields, key: str) -> int:

@@ -1,10 +1,9 @@
 """The kubelet's CPU manager checkpoint (cpu_manager_state), versions 1 to 4, checksum verified.
 
-The format is the kubelet's (pkg/kubelet/cm/cpumanager/state/checkpoint.go). The checksum of
-versions 1 to 3 is FNV-1a over Go's dump of the struct, rebuilt here; version 4 hashes the raw text
-of its `data`. A stored checksum of 0 goes unchecked in versions 1 and 2, as their readers do it.
-Keys match in any case, as in Go. The kubelet's file is only read; `dump_checkpoint` makes one of
-our own state, to be compared.
+Format: pkg/kubelet/cm/cpumanager/state/checkpoint.go. The checksum of versions 1 to 3 is FNV-1a
+over Go's dump of the struct, rebuilt here; version 4 hashes the raw text of its `data`. A stored
+checksum of 0 is not checked in versions 1 and 2, as the kubelet does. Keys match in any case, as in
+Go. The kubelet's file is only read; `dump_checkpoint` exports our own state for comparison.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ _POD_STRUCT: Final = "cpuset.CPUSet"
 
 @dataclass(frozen=True)
 class _Content:
-    """The members that all versions share; CPU lists as written where the dump needs them so.
+    """The members that all versions share; CPU lists are texts where the dump needs them.
 
-    `entries` is two levels deep, `flat` the one level of version 1, by container id.
+    `entries` has two levels, `flat` the one level of version 1, by container id.
     """
 
     policy: str
@@ -44,9 +43,9 @@ class _Content:
 
 
 def parse_checkpoint(data: bytes) -> KubeletState:
-    """Return the checkpoint's state; ParseError when it is damaged or its checksum is wrong.
+    """Return the checkpoint's state; ParseError if it is damaged or its checksum is wrong.
 
-    Version 1 knows no pods: its containers stand under the empty pod uid.
+    Version 1 has no pods: its containers are under the empty pod uid.
     """
     outer = load_fields(data, source=_SOURCE, limit=MAX_BYTES).folded()
     version, content = _verified_data(outer) if "data" in outer else _verified_outer(outer)
@@ -68,7 +67,7 @@ def parse_checkpoint(data: bytes) -> KubeletState:
 def dump_checkpoint(state: KubeletState) -> bytes:
     """Return a checkpoint of version 2 (Kubernetes 1.18 to 1.35), as the kubelet would write it.
 
-    Assignments to whole pods are left out: version 2 has none.
+    Assignments to whole pods are omitted: version 2 has none.
     """
     content = _Content(
         policy=state.policy,
@@ -100,7 +99,7 @@ def checksum(text: str) -> int:
 
 
 def _verified_data(outer: Fields) -> tuple[int, _Content]:
-    """Return version 4's content: a document inside a text, with a checksum of its own."""
+    """Return version 4's content: a document inside a text, with its own checksum."""
     data = outer.text("data", limit=MAX_BYTES)
     stored = outer.need("datachecksum").number("datachecksum", 0, _MAX_CHECKSUM)
     if stored != checksum(f"(string){data}"):
@@ -110,7 +109,7 @@ def _verified_data(outer: Fields) -> tuple[int, _Content]:
 
 
 def _verified_outer(outer: Fields) -> tuple[int, _Content]:
-    """Return the content of versions 1 to 3, told apart by the dump that the checksum fits."""
+    """Return the content of version 1, 2 or 3: the one whose dump has the checksum."""
     content = _content(outer)
     stored = outer.number("checksum", 0, _MAX_CHECKSUM) or 0
     if stored == 0 and not content.has_pods:
@@ -136,7 +135,7 @@ def _content(fields: Fields) -> _Content:
 
 
 def _pods(pods: Fields) -> dict[str, CpuSet]:
-    """Return the pod-level sets. Pods do not share CPUs, so together they are bounded too."""
+    """Return the pod-level sets; pods do not share CPUs, so the total is bounded too."""
     found: dict[str, CpuSet] = {}
     total = 0
     for pod in pods.names:

@@ -1,8 +1,7 @@
-"""The Container Runtime Interface, as far as a cpuset takes it: one request, no reply to read.
+"""The one request of the Container Runtime Interface (CRI) that changes a cpuset.
 
-Source: k8s.io/cri-api, pkg/apis/runtime/v1/api.proto. A number of 0 and an empty text mean "as it
-is" to containerd and CRI-O, so nothing but the cpuset is ever written. Out of scope: the call
-(sources/cri.py).
+Source: k8s.io/cri-api, pkg/apis/runtime/v1/api.proto. To containerd and CRI-O, 0 and an empty text
+mean "unchanged", so only the cpuset is ever written. The call: sources/cri.py.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ UPDATE_RESOURCES: Final = "/runtime.v1.RuntimeService/UpdateContainerResources"
 
 
 def update_resources_request(container_id: str, cpuset: Cpuset) -> bytes:
-    """Return an UpdateContainerResourcesRequest that changes a container's cpuset alone."""
+    """Return an UpdateContainerResourcesRequest that changes only a container's cpuset."""
     linux = crirequest_pb2.LinuxContainerResources(
         cpuset_cpus=str(cpuset.cpus), cpuset_mems=str(cpuset.mems)
     )

@@ -1,7 +1,6 @@
-"""The kubelet's list of pods (`/pods`, a v1.PodList), as far as annotations about CPUs go.
+"""The annotations about CPUs in the kubelet's list of pods (`/pods`, a v1.PodList).
 
-Everything else of it is read by nobody. Source: Kubernetes API reference, core/v1 PodList and
-ObjectMeta. Codec only; out of scope: asking for it (sources/pod_list.py).
+Source: Kubernetes API reference, core/v1 PodList and ObjectMeta. The request: sources/pod_list.py.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ MAX_BYTES: Final = 32 * 1024 * 1024
 MAX_VALUES: Final = 4_000_000
 MAX_PODS: Final = 4096
 MAX_VALUE: Final = 253
-"""Longest value that is kept; those that mean something are single words."""
+"""Longest value that is kept; the meaningful ones are single words."""
 
 KEYS: Final = (POLICY_KEY, CRANE_KEY, FAIL_KEY)
 """The annotations that allocation policies read."""
@@ -35,16 +34,16 @@ def about_cpus(annotations: Mapping[str, str]) -> dict[str, str]:
 
 
 class Pods(NamedTuple):
-    """What a list says; `problems` are of the pods that cannot be read and are left out."""
+    """The pods of a list; `problems` are the errors of pods that were skipped."""
 
     annotations: Annotations
     problems: tuple[ParseError, ...] = ()
 
 
 def parse_pods(data: bytes) -> Pods:
-    """Return the annotations about CPUs of every pod; ParseError when it is no such list.
+    """Return the annotations about CPUs of every pod; ParseError if it is not a PodList.
 
-    What a pod's author wrote into one of them never hides the others.
+    A pod that cannot be read is skipped and never hides the others.
     """
     value = load(data, source=_SOURCE, limit=MAX_BYTES, values=MAX_VALUES)
     fields = Fields(value, source=_SOURCE)

@@ -1,12 +1,10 @@
-"""NRI's messages, version v1alpha1: what the runtime tells, and what an observer answers.
+"""NRI's messages, version v1alpha1: what the runtime reports, and an observer's empty answers.
 
-The runtime (containerd, CRI-O) calls the service Plugin; the plugin calls the service Runtime once,
-to register. Source: github.com/containerd/nri, pkg/api/api.proto and pkg/adaptation. Two styles of
-events exist: one method each from NRI 0.12 on, before that StateChange with a number for those that
-a plugin cannot influence. Both end up as an Event here.
-
-An observer's answers are empty: it adjusts nothing. Answers that act are in nrireply.py. Out of
-scope: the connection (sources), and whether a pod is Kata's (daemon).
+The runtime (containerd, CRI-O) calls the service Plugin; the plugin calls the service Runtime to
+register. Source: github.com/containerd/nri, pkg/api/api.proto and pkg/adaptation. From NRI 0.12 on
+each event has its own method; before that, events that a plugin cannot influence come as
+StateChange with a number. Both become an Event here. Answers that change something: replies.py.
+Out of scope: the connection (sources), and whether a pod is Kata's (daemon).
 """
 
 from __future__ import annotations
@@ -16,26 +14,27 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final, TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from kata_pin.errors import ParseError
 from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
-from kata_pin.wire.container_id import Identity, build
+from kata_pin.wire.container_id import ContainerIds, build
 from kata_pin.wire.ids import check_id
 from kata_pin.wire.oci import MAX_PID, CpuResources, kept
 from kata_pin.wire.proto import nri_pb2
+from kata_pin.wire.ttrpc import parsed
 
 PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
 VERSION: Final = "v0.12.0"
-"""The version of NRI that is told when registering: events come as one method each."""
+"""The version of NRI that we register with: each event has its own method."""
 
 MAX_PODS: Final = 4096
 MAX_CONTAINERS: Final = 32768
 """Most that a node is believed to have; the kubelet's limit is 110 pods unless raised."""
 
 REQUEST_MS: Final = 2000
-"""The runtime's timeout where Configure does not tell it (NRI before 0.8)."""
+"""The runtime's timeout where Configure does not have it (NRI before 0.8)."""
 
 MAX_TIMEOUT_MS: Final = 3_600_000
 
@@ -46,7 +45,7 @@ M = TypeVar("M", bound=Message)
 
 
 class EventKind(IntEnum):
-    """The events that are followed, by their number in NRI's enum `Event`."""
+    """The events that are used, by their number in NRI's enum `Event`."""
 
     RUN_POD_SANDBOX = 1
     STOP_POD_SANDBOX = 2
@@ -62,17 +61,17 @@ class EventKind(IntEnum):
 
     @property
     def method(self) -> str:
-        """The name of its method in the service Plugin."""
+        """The name of the event's method in the service Plugin."""
         return _METHODS[self]
 
     @property
     def of_pod(self) -> bool:
-        """Whether it is about a pod and carries no container."""
+        """Whether the event is about a pod and has no container."""
         return self <= EventKind.REMOVE_POD_SANDBOX
 
     @property
     def ends(self) -> bool:
-        """Whether what it is about has stopped when it comes."""
+        """Whether the pod or container has stopped by then."""
         return self in _ENDS
 
 
@@ -90,32 +89,32 @@ _ENDS: Final = frozenset(
 )
 
 ASKED: Final = frozenset({EventKind.CREATE_CONTAINER, EventKind.UPDATE_CONTAINER})
-"""The events whose answer decides something; an observer does not ask for them."""
+"""The events whose answer decides something; an observer does not subscribe to them."""
 
 OBSERVED: Final = tuple(
     kind for kind in EventKind if kind not in {*ASKED, EventKind.POST_CREATE_CONTAINER}
 )
-"""The events that an observer asks for."""
+"""The events that an observer subscribes to."""
 
 EVENTS: Final = sum(1 << (kind - 1) for kind in OBSERVED)
-"""The mask that Configure is answered with by an observer. Every version since 0.2 knows these
-bits; a runtime refuses a plugin that asks for one it does not know."""
+"""An observer's event mask. All versions since 0.2 know these bits; a runtime refuses a plugin that
+subscribes to an unknown one."""
 
 EVERY: Final = tuple(EventKind)
-"""The events that a plugin asks for that decides cpusets."""
+"""The events that a plugin that decides cpusets subscribes to."""
 
 ACTING_EVENTS: Final = sum(1 << (kind - 1) for kind in EVERY)
-"""The mask of a plugin that decides cpusets."""
+"""The event mask of a plugin that decides cpusets."""
 
 MAX_ANNOTATION: Final = 253
-"""Longest value of an annotation that is looked at; ours are single words."""
+"""Longest value of an annotation that is kept; ours are single words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod sandbox. `pid` is the VMM's for Kata, 0 where the runtime does not tell (NRI < 0.12).
+    """A pod sandbox; `cpu` is from its own spec, `annotations` are the pod's without long ones.
 
-    `cpu` is what the sandbox's own spec has. `annotations` are those of the pod, without long ones.
+    `pid` is the VMM's for Kata, 0 where the runtime does not send it (NRI before 0.12).
     """
 
     id: str
@@ -131,9 +130,9 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class PodContainer:
-    """A container of a pod; `cpu` is its spec's, with every update made so far.
+    """A container of a pod; `cpu` is from its spec and all updates so far.
 
-    `memory_limit` is in bytes, 0 for none. `pid` is 0 until it is started; for Kata the VMM's.
+    `memory_limit` is in bytes, 0 for none. `pid` is 0 until the start, then for Kata the VMM's.
     """
 
     id: str
@@ -148,9 +147,9 @@ class PodContainer:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event; `container` is None for those of pods only.
+    """One event; `container` is None for events about pods.
 
-    `asked` is what UpdateContainer would set: a number of 0 and an empty text stay as they are.
+    `asked` is what UpdateContainer would set; 0 and an empty text leave the value unchanged.
     """
 
     kind: EventKind
@@ -161,21 +160,20 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What the runtime says of itself when it configures the plugin.
+    """The runtime's name, version, and NRI version (empty before 0.12), as Configure reports them.
 
-    `nri` is the version of NRI in it, empty before 0.12.
+    After `request_s` without an answer the runtime disconnects the plugin.
     """
 
     runtime: str
     version: str
     request_s: float
-    """After so long without an answer the runtime closes the connection."""
     nri: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All pods and their living containers, or one part of that if `more` is to follow."""
+    """All pods and their living containers, or one part of them if `more` follows."""
 
     pods: tuple[Pod, ...] = ()
     containers: tuple[PodContainer, ...] = ()
@@ -186,7 +184,7 @@ class Snapshot:
 
 
 def parse_configure(data: bytes) -> Configuration:
-    """Read a ConfigureRequest; ParseError when it is none."""
+    """Read a ConfigureRequest; raises ParseError."""
     message = _parsed(nri_pb2.ConfigureRequest(), data)
     timeout_ms = message.request_timeout
     if not 0 < timeout_ms <= MAX_TIMEOUT_MS:
@@ -197,7 +195,7 @@ def parse_configure(data: bytes) -> Configuration:
 
 
 def parse_synchronize(data: bytes) -> Snapshot:
-    """Read a SynchronizeRequest; ParseError when it is none, or says impossible things."""
+    """Read a SynchronizeRequest; raises ParseError."""
     message = _parsed(nri_pb2.SynchronizeRequest(), data)
     if len(message.pods) > MAX_PODS or len(message.containers) > MAX_CONTAINERS:
         raise ParseError(
@@ -212,19 +210,19 @@ def parse_synchronize(data: bytes) -> Snapshot:
 
 
 def joined(parts: Iterable[Snapshot]) -> Snapshot:
-    """Return the parts of a Synchronize as one; ParseError when they are too many."""
+    """Return the parts of a Synchronize as one; ParseError for too many pods or containers."""
     whole = list(parts)
     pods = tuple(pod for part in whole for pod in part.pods)
     containers = tuple(one for part in whole for one in part.containers)
     if len(pods) > MAX_PODS or len(containers) > MAX_CONTAINERS:
-        raise ParseError("too many pods or containers in all", source="NRI Synchronize")
+        raise ParseError("too many pods or containers in total", source="NRI Synchronize")
     return Snapshot(pods, containers)
 
 
 def parse_event(method: str, data: bytes, kinds: Collection[EventKind] = OBSERVED) -> Event | None:
-    """Read a request of the service Plugin; None when it is none of the events that are followed.
+    """Read a request of the service Plugin; None unless it is an event of these kinds.
 
-    ParseError when it is one but cannot be read.
+    Raises ParseError for an event that cannot be read.
     """
     if method == "StateChange":
         change = _parsed(nri_pb2.StateChangeEvent(), data)
@@ -248,7 +246,7 @@ def _event(kind: EventKind, pod: nri_pb2.PodSandbox, container: nri_pb2.Containe
     found = _container(container)
     if found.pod_id != of.id:
         raise ParseError(
-            "the container is of another pod", source=f"NRI {kind.method}", text=found.id
+            "the container belongs to another pod", source=f"NRI {kind.method}", text=found.id
         )
     return Event(kind, of, found)
 
@@ -306,11 +304,7 @@ def _cpu(message: nri_pb2.LinuxCPU) -> CpuResources:
 
 
 def _parsed(message: M, data: bytes) -> M:
-    try:
-        message.ParseFromString(data)
-    except DecodeError as error:
-        raise ParseError(str(error), source=f"NRI {type(message).__name__}") from error
-    return message
+    return parsed(message, data, f"NRI {type(message).__name__}")
 
 
 # ---- writing ---------------------------------------------------------------------------------
@@ -323,12 +317,12 @@ def register_request(name: str, index: str) -> bytes:
 
 
 def configure_reply(events: int = EVENTS) -> bytes:
-    """Return a ConfigureResponse that asks for these events."""
+    """Return a ConfigureResponse that subscribes to these events."""
     return bytes(nri_pb2.ConfigureResponse(events=events).SerializeToString())
 
 
 def synchronize_reply(*, more: bool) -> bytes:
-    """Return a SynchronizeResponse without updates; `more` repeats the request's."""
+    """Return a SynchronizeResponse without updates; `more` is the request's."""
     return bytes(nri_pb2.SynchronizeResponse(more=more).SerializeToString())
 
 
@@ -338,7 +332,7 @@ def synchronize_reply(*, more: bool) -> bytes:
 def pod_record(pod: Pod, state: ContainerState, *, stamp_ns: int, source: str) -> Container:
     """Return the record of a pod's sandbox container; `stamp_ns` is CLOCK_BOOTTIME."""
     return _record(
-        Identity(pod.id, pod.id, ContainerKind.SANDBOX),
+        ContainerIds(pod.id, pod.id, ContainerKind.SANDBOX),
         pod,
         pod.cpu,
         state=state,
@@ -353,7 +347,7 @@ def container_record(
 ) -> Container:
     """Return the record of a container; `stamp_ns` is CLOCK_BOOTTIME."""
     return _record(
-        Identity(container.id, pod.id, ContainerKind.CONTAINER),
+        ContainerIds(container.id, pod.id, ContainerKind.CONTAINER),
         pod,
         container.cpu,
         name=container.name,
@@ -365,7 +359,7 @@ def container_record(
 
 
 def _record(
-    identity: Identity,
+    ids: ContainerIds,
     pod: Pod,
     cpu: CpuResources,
     *,
@@ -375,7 +369,7 @@ def _record(
     stamp_ns: int,
     source: str,
 ) -> Container:
-    """Return a record with the names as containerd's annotations would give them."""
+    """Return a record, with the names in containerd's annotations."""
     names = {
         "io.kubernetes.cri.container-name": name,
         "io.kubernetes.cri.sandbox-name": pod.name,
@@ -384,7 +378,7 @@ def _record(
         "io.containerd.cri.runtime-handler": pod.handler,
     }
     return build(
-        identity,
+        ids,
         names,
         cpu,
         state=state,

@@ -2,12 +2,12 @@
 
     frame    connection u32 | payload length u32 | payload      (big-endian)
 
-Nothing opens or closes a connection: 1 is the plugin's service (the runtime calls), 2 the runtime's
+There are two fixed connections, 1 for the plugin's service (the runtime calls), 2 for the runtime's
 (the plugin calls). Source: github.com/containerd/nri, pkg/net/multiplex/mux.go and ttrpc.go.
 
-What is received is a byte stream for each connection, wherever the frames are cut. What is sent is
-cut at `MAX_SENT`: Go's side reads a connection through a buffer of 4096 bytes and gives up with
-ENOMEM on a frame that does not fit (containerd/nri, conn.Read).
+Received frames may cut a connection's byte stream anywhere. Sent frames are cut at `MAX_SENT`: Go's
+side reads a connection through a buffer of 4096 bytes and fails with ENOMEM on a frame that does
+not fit (containerd/nri, conn.Read).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_SENT: Final = 4096
 """Longest payload of a frame that is sent."""
 
 MAX_TAKEN: Final = ttrpc.MAX_DATA + ttrpc.HEADER.size
-"""Longest payload of a frame that is accepted: what Go's side may send."""
+"""Longest payload of a frame that is accepted: the most that Go's side sends."""
 
 HEADER: Final = struct.Struct(">II")
 
@@ -43,9 +43,9 @@ class MuxDecoder:
         self._left = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """Take more bytes; yield (connection, bytes of it) as they are. Must be run to its end.
+        """Take more bytes; yield (connection, its bytes). Must be run to its end.
 
-        RemoteProtocolError for a frame longer than Go's side sends: after it nothing can be read.
+        RemoteProtocolError for a frame longer than MAX_TAKEN; the trunk is unusable after it.
         """
         view = memoryview(data)
         while view:

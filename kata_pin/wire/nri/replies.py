@@ -1,12 +1,10 @@
-"""NRI's messages that act: what a container gets at creation, and what others get beside it.
+"""NRI's messages that change cpusets: of a container being created, and of others.
 
-Only the CPUs and memory nodes of a cpuset are ever written (DESIGN D14, D20). An empty list means
-"as it is" to every runtime, so a cpuset can be replaced and never be taken away. Rules of
-containerd/nri (pkg/adaptation/result.go, pkg/api/update.go): the container being created may not
-be in `update`, each container is in it once, and an update that may fail is dropped where another
-plugin has set the same field instead of failing the request.
-
-Out of scope: what to write (daemon), and when the runtime applies it.
+Only the CPUs and memory nodes of a cpuset are ever written (D14, D20). To every runtime an empty
+list means "unchanged", so a cpuset can be replaced but never removed. Rules of containerd/nri
+(pkg/adaptation/result.go, pkg/api/update.go): `update` may not have the container being created,
+and has each container once; where another plugin has set the same field, an update that may fail is
+dropped instead of failing the request. Out of scope: what to write (daemon).
 """
 
 from __future__ import annotations
@@ -14,16 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError
-
-from kata_pin.errors import ParseError
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.wire.proto import nri_pb2
+from kata_pin.wire.ttrpc import parsed
 
 
 @dataclass(frozen=True, slots=True)
 class Cpuset:
-    """A container's new cpuset; what is empty stays as it is."""
+    """A container's new cpuset; an empty part leaves it unchanged."""
 
     cpus: CpuSet = EMPTY
     mems: CpuSet = EMPTY
@@ -34,7 +30,7 @@ class Cpuset:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A change of another container; one that fails is dropped unless it `must` succeed."""
+    """A change of another container; unless it `must` succeed, a failing one is dropped."""
 
     container_id: str
     cpuset: Cpuset
@@ -50,7 +46,7 @@ class Answer:
 
 
 def create_reply(answer: Answer) -> bytes:
-    """Return a CreateContainerResponse; no bytes at all for an answer that changes nothing."""
+    """Return a CreateContainerResponse, empty for an answer that changes nothing."""
     message = nri_pb2.CreateContainerResponse(update=_updates(answer.updates))
     if answer.adjust:
         _fill(message.adjust.linux.resources.cpu, answer.adjust)
@@ -58,30 +54,27 @@ def create_reply(answer: Answer) -> bytes:
 
 
 def update_reply(updates: Iterable[Update]) -> bytes:
-    """Return an UpdateContainerResponse or a StopContainerResponse, which are the same."""
+    """Return an UpdateContainerResponse or StopContainerResponse, which look the same."""
     return bytes(nri_pb2.UpdateResponse(update=_updates(updates)).SerializeToString())
 
 
 def synchronize_reply(updates: Iterable[Update]) -> bytes:
-    """Return the answer to the last part of a Synchronize; earlier parts get none."""
+    """Return the answer to the last part of a Synchronize."""
     return bytes(nri_pb2.SynchronizeResponse(update=_updates(updates)).SerializeToString())
 
 
 def update_request(updates: Iterable[Update]) -> bytes:
-    """Return an UpdateContainersRequest, which the plugin sends unasked."""
+    """Return an UpdateContainersRequest, which the plugin sends at a time of its choice."""
     return bytes(nri_pb2.UpdateContainersRequest(update=_updates(updates)).SerializeToString())
 
 
 def parse_update_response(data: bytes) -> frozenset[str]:
-    """Return the containers that an UpdateContainersResponse says could not be updated.
+    """Return the containers that could not be updated; raises ParseError.
 
-    ParseError when it is none. containerd tells a failure by the call's status instead.
+    containerd reports a failure in the call's status instead.
     """
-    message = nri_pb2.UpdateContainersResponse()
-    try:
-        message.ParseFromString(data)
-    except DecodeError as error:
-        raise ParseError(str(error), source="NRI UpdateContainersResponse") from error
+    response = nri_pb2.UpdateContainersResponse()
+    message = parsed(response, data, "NRI UpdateContainersResponse")
     return frozenset(one.container_id for one in message.failed)
 
 

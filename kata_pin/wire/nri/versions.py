@@ -1,9 +1,9 @@
-"""Which runtimes may be sent updates that they did not ask for (NRI's UpdateContainers).
+"""Which runtimes may be sent unsolicited updates (NRI's UpdateContainers).
 
-containerd took two locks in the wrong order there: an update that arrives during any event could
-hang every pod operation of the node (containerd/containerd#13733). containerd/nri v0.12.1 takes one
-of them no more (pkg/adaptation/adaptation.go, updateContainers); containerd has it since 2.4.0. Of
-every other runtime nothing is known, so nothing is sent. Pure.
+containerd took two locks in the wrong order: such an update during any event could hang every pod
+operation of the node (containerd/containerd#13733). containerd/nri v0.12.1 no longer takes one of
+them (pkg/adaptation/adaptation.go, updateContainers); containerd has it since 2.4.0. Other runtimes
+are not known to be safe, so they get none.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ SAFE_NRI: Final = (0, 12, 1)
 _VERSION: Final = re.compile(r"v?(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?:([-+~.]).{0,80})?", re.ASCII)
 
 
-def updates_problem(told: Configuration) -> str:
-    """Return why a runtime may not be sent updates unasked, empty if it may; `told` by Configure.
+def updates_problem(runtime: Configuration) -> str:
+    """Return why a runtime may not be sent unsolicited updates, empty if it may.
 
-    A version that cannot be read is not safe, nor is one before the first safe one's release.
+    An unreadable version is not safe, nor is a pre-release of the first safe one.
     """
-    if told.runtime != RUNTIME:
-        return "only containerd is known to take updates unasked without harm"
-    version = _parsed(told.version)
+    if runtime.runtime != RUNTIME:
+        return "only containerd is known to handle unsolicited updates safely"
+    version = _parsed(runtime.version)
     if version is None:
-        return "containerd's version is not understood"
+        return "cannot read containerd's version"
     if version < (*SAFE, True):
-        return f"containerd before {_text(SAFE)} can deadlock on updates unasked"
-    nri = _parsed(told.nri)
+        return f"containerd before {_text(SAFE)} can deadlock on unsolicited updates"
+    nri = _parsed(runtime.nri)
     if nri is not None and nri < (*SAFE_NRI, True):
-        return f"NRI before {_text(SAFE_NRI)} can deadlock on updates unasked"
+        return f"NRI before {_text(SAFE_NRI)} can deadlock on unsolicited updates"
     return ""
 
 
 def _parsed(text: str) -> tuple[int, ...] | None:
-    """Return a version's three numbers and whether it is the release, or later.
+    """Return a version's three numbers, and whether it is the release itself.
 
-    Whatever stands behind the numbers is before it, but for build metadata (`+`).
+    A suffix makes it a pre-release, except for build metadata (`+`).
     """
     match = _VERSION.fullmatch(text)
     if match is None:

@@ -10,7 +10,7 @@ import pytest
 from kata_pin.errors import ParseError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
-from kata_pin.wire.container_id import Identity, identify, record
+from kata_pin.wire.container_id import ContainerIds, identify, record
 from kata_pin.wire.oci import CpuResources, OciConfig, OciState, Phase
 
 NO_CPU = CpuResources()
@@ -28,7 +28,7 @@ def who(
     phase: Phase = Phase.CREATE_RUNTIME,
     id: str = "c1",  # noqa: A002 - the state's own word
     config: OciConfig | None = None,
-) -> Identity:
+) -> ContainerIds:
     return identify(phase, OciState(id=id, bundle=bundle, annotations=annotations), config)
 
 
@@ -37,45 +37,45 @@ def who(
     [
         pytest.param(
             {CRI + "container-type": "container", CRI + "sandbox-id": "s1"},
-            Identity("c1", "s1", CONTAINER),
+            ContainerIds("c1", "s1", CONTAINER),
             id="containerd container",
         ),
         pytest.param(
             {CRI + "container-type": "sandbox", CRI + "sandbox-id": "c1"},
-            Identity("c1", "c1", SANDBOX),
+            ContainerIds("c1", "c1", SANDBOX),
             id="containerd sandbox",
         ),
         pytest.param(
             {CRI + "container-type": "sandbox"},
-            Identity("c1", "c1", SANDBOX),
+            ContainerIds("c1", "c1", SANDBOX),
             id="sandbox without its id",
         ),
         pytest.param(
             {CRIO + "ContainerType": "container", CRIO + "SandboxID": "s1"},
-            Identity("c1", "s1", CONTAINER),
+            ContainerIds("c1", "s1", CONTAINER),
             id="CRI-O container",
         ),
         pytest.param(
             {CRIO + "ContainerType": "sandbox", CRIO + "SandboxID": "c1"},
-            Identity("c1", "c1", SANDBOX),
+            ContainerIds("c1", "c1", SANDBOX),
             id="CRI-O sandbox",
         ),
         pytest.param(
             {"io.kubernetes.docker.type": "container", "io.kubernetes.sandbox.id": "s1"},
-            Identity("c1", "s1", CONTAINER),
+            ContainerIds("c1", "s1", CONTAINER),
             id="dockershim container",
         ),
         pytest.param(
             {"io.kubernetes.docker.type": "podsandbox"},
-            Identity("c1", "c1", SANDBOX),
+            ContainerIds("c1", "c1", SANDBOX),
             id="dockershim sandbox",
         ),
-        pytest.param({}, Identity("c1", "c1", CONTAINER), id="none"),
-        pytest.param({KATA: "pod_sandbox"}, Identity("c1", "c1", CONTAINER), id="Kata 1 or 2"),
-        pytest.param({KATA: "single_container"}, Identity("c1", "c1", CONTAINER), id="Kata 3"),
+        pytest.param({}, ContainerIds("c1", "c1", CONTAINER), id="none"),
+        pytest.param({KATA: "pod_sandbox"}, ContainerIds("c1", "c1", CONTAINER), id="Kata 1 or 2"),
+        pytest.param({KATA: "single_container"}, ContainerIds("c1", "c1", CONTAINER), id="Kata 3"),
         pytest.param(
             {KATA: "pod_container", CRI + "container-type": "container", CRI + "sandbox-id": "s1"},
-            Identity("c1", "s1", CONTAINER),
+            ContainerIds("c1", "s1", CONTAINER),
             id="Kata's beside containerd's",
         ),
         pytest.param(
@@ -86,12 +86,12 @@ def who(
                 CRIO + "SandboxID": "other",
                 CRIO + "ContainerID": "victim",
             },
-            Identity("c1", "s1", CONTAINER),
+            ContainerIds("c1", "s1", CONTAINER),
             id="containerd first, CRI-O's keys of the pod's author do not count",
         ),
     ],
 )
-def test_dialects(annotations: dict[str, str], expected: Identity) -> None:
+def test_dialects(annotations: dict[str, str], expected: ContainerIds) -> None:
     """Each container manager's marks give container, sandbox and kind."""
     assert who(annotations) == expected
 
@@ -100,7 +100,7 @@ def test_dialects(annotations: dict[str, str], expected: Identity) -> None:
 def test_annotations_of_config_count_alike(phase: Phase) -> None:
     """Kata 1.x passes no annotations in the state: config.json's do as well, in every phase."""
     config = OciConfig({CRI + "container-type": "container", CRI + "sandbox-id": "s1"})
-    assert who({}, phase=phase, config=config) == Identity("c1", "s1", CONTAINER)
+    assert who({}, phase=phase, config=config) == ContainerIds("c1", "s1", CONTAINER)
 
 
 def test_config_counts_more_than_the_state() -> None:
@@ -113,14 +113,14 @@ def test_config_counts_more_than_the_state() -> None:
 def test_the_sandbox_id_in_state_is_ignored(phase: Phase) -> None:
     """The Go runtime sends the sandbox's id for another container: the bundle counts."""
     marks = {CRI + "container-type": "container", CRI + "sandbox-id": "s1"}
-    assert who(marks, phase=phase, id="s1") == Identity("c1", "s1", CONTAINER)
+    assert who(marks, phase=phase, id="s1") == ContainerIds("c1", "s1", CONTAINER)
 
 
 @pytest.mark.parametrize("phase", [Phase.PRESTART, Phase.CREATE_RUNTIME, Phase.CREATE_CONTAINER])
 def test_a_state_id_that_disagrees_is_reported(phase: Phase) -> None:
     """Elsewhere the state's id should be the container's: the bundle counts, with a note."""
     identity = who({}, phase=phase, id="other")
-    assert (identity.container_id, identity.note) == ("c1", "state id 'other' is not the bundle's")
+    assert (identity.container_id, identity.note) == ("c1", "the state's id 'other' differs from the bundle's")
 
 
 def test_userdata() -> None:
@@ -137,7 +137,7 @@ def test_crio_container_id() -> None:
         CRIO + "SandboxID": "s1",
     }
     identity = who(marks, id="c9")
-    assert identity == Identity("c9", "s1", CONTAINER, "bundle names 'c1'")
+    assert identity == ContainerIds("c9", "s1", CONTAINER, "the bundle's path names container 'c1'")
     assert who(marks, id="c9", bundle="/x/c9/userdata").note == ""
 
 
@@ -151,20 +151,20 @@ def test_containerds_marks_in_a_bundle_of_crio_are_the_pod_authors() -> None:
         CRI + "sandbox-id": "victim",
     }
     bundle = "/run/containers/storage/overlay-containers/c1/userdata"
-    assert who(marks, bundle=bundle) == Identity("c1", "s1", CONTAINER)
+    assert who(marks, bundle=bundle) == ContainerIds("c1", "s1", CONTAINER)
 
 
 def test_unread_config() -> None:
     """Without config.json and marks, the Go runtime's id still names the sandbox."""
-    assert who({}, phase=Phase.POSTSTART, id="s1") == Identity("c1", "s1", CONTAINER)
+    assert who({}, phase=Phase.POSTSTART, id="s1") == ContainerIds("c1", "s1", CONTAINER)
     read = who({}, phase=Phase.POSTSTART, id="s1", config=OciConfig())
-    assert read == Identity("c1", "c1", CONTAINER)
+    assert read == ContainerIds("c1", "c1", CONTAINER)
 
 
 def test_pod_container_without_a_sandbox() -> None:
     """Kata's own mark names no sandbox: only poststart and poststop can."""
     assert who({KATA: "pod_container"}, phase=Phase.POSTSTOP, id="s1").sandbox_id == "s1"
-    with pytest.raises(ParseError, match="no sandbox id"):
+    with pytest.raises(ParseError, match="without a sandbox id"):
         who({KATA: "pod_container"})
 
 
@@ -178,7 +178,7 @@ def test_an_unknown_type_is_a_container() -> None:
 def test_a_sandbox_that_names_another() -> None:
     """A sandbox in another sandbox is reported."""
     identity = who({CRI + "container-type": "sandbox", CRI + "sandbox-id": "s1"})
-    assert (identity.sandbox_id, identity.note) == ("s1", "sandbox names 's1' as its sandbox")
+    assert (identity.sandbox_id, identity.note) == ("s1", "the sandbox container names another sandbox 's1'")
 
 
 BAD_IDS = [
@@ -195,7 +195,7 @@ BAD_IDS = [
 @pytest.mark.parametrize("bad", BAD_IDS)
 def test_bad_container_id(bad: str) -> None:
     """A bundle whose name cannot be an id is refused."""
-    with pytest.raises(ParseError, match="not a container id"):
+    with pytest.raises(ParseError, match="not a valid container id"):
         who({}, bundle=f"/run/{bad}")
 
 
@@ -207,21 +207,21 @@ def test_bad_sandbox_id(bad: str) -> None:
         (CRIO + "ContainerType", CRIO + "SandboxID"),
         ("io.kubernetes.docker.type", "io.kubernetes.sandbox.id"),
     ):
-        with pytest.raises(ParseError, match="not a container id"):
+        with pytest.raises(ParseError, match="not a valid container id"):
             who({type_key: "container", sandbox_key: bad})
 
 
 @pytest.mark.parametrize("bad", [*BAD_IDS, "../../etc", "a/b"])
 def test_bad_crio_container_id(bad: str) -> None:
     """CRI-O's container id is checked like any other."""
-    with pytest.raises(ParseError, match="ContainerID: not a container id"):
+    with pytest.raises(ParseError, match="ContainerID: not a valid container id"):
         who({CRIO + "ContainerID": bad})
 
 
 @pytest.mark.parametrize("bundle", ["/", "/userdata"])
 def test_a_bundle_without_a_name(bundle: str) -> None:
     """The root folder names no container."""
-    with pytest.raises(ParseError, match=r"^bundle: not a container id"):
+    with pytest.raises(ParseError, match=r"^bundle: not a valid container id"):
         who({}, bundle=bundle)
 
 
@@ -317,5 +317,5 @@ def test_a_bad_name_is_left_out(name: str) -> None:
     """A name that Kubernetes would not allow is not shown, and reported in safe form."""
     container = make(annotations={CRI + "container-name": name})
     assert container.name == ""
-    assert "container-name is not a name" in container.note
+    assert "container-name is not a valid name" in container.note
     assert container.note.isprintable()

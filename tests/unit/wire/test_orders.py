@@ -31,7 +31,7 @@ def test_what_an_administrator_writes() -> None:
         (b"a/b/c share", "neither namespace/name nor a sandbox id"),
         (b"../etc share", "neither namespace/name nor a sandbox id"),
         (b"/web share", "neither namespace/name nor a sandbox id"),
-        (b"shop/web share\nshop/web none", "line 2: a second order for the pod"),
+        (b"shop/web share\nshop/web none", "line 2: second line for the same pod"),
         ("shöp/web share".encode(), "byte 2: not ASCII"),
         (b"x" * (orders.MAX_BYTES + 1), "larger than"),
         (b"".join(b"p%d none\n" % n for n in range(orders.MAX_ORDERS + 1)), "more than 4096"),

@@ -51,7 +51,7 @@ def test_old_names() -> None:
         (persist(HypervisorState={"Pid": -1}), "HypervisorState.Pid: not within"),
         (persist(HypervisorState={"Pid": 1 << 33}), "HypervisorState.Pid: not within"),
         (persist(HypervisorState={"Pid": True}), "HypervisorState.Pid: not an integer"),
-        (persist(entry("../x", "pod_container")), "ContainerConfigs: not a container id"),
+        (persist(entry("../x", "pod_container")), "ContainerConfigs: not a valid container id"),
         (persist(*[{}] * 2000), "ContainerConfigs: more than 1024"),
         (persist()[:-5], "not JSON"),
         (b"", "not JSON"),

@@ -44,7 +44,7 @@ def test_releases_without_the_fix(version: str) -> None:
 )
 def test_what_is_no_version(version: str) -> None:
     """Nothing is sent to a runtime whose version is not understood."""
-    assert _problem(version) == "containerd's version is not understood"
+    assert _problem(version) == "cannot read containerd's version"
 
 
 @pytest.mark.parametrize("runtime", ["cri-o", "CRI-O", "", "Containerd", "containerd2"])
