@@ -1,1 +1,1 @@
-"""The guest: the kata-agent's client, over vsock or hybrid vsock."""
+"""The kata-agent's client, over vsock or hybrid vsock."""

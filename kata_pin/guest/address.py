@@ -1,11 +1,11 @@
-"""Where a guest's agent listens: a vsock address, or a VMM's unix socket that leads to one.
+"""The address of a guest's agent: vsock, or a VMM's unix socket that leads to vsock.
 
     vsock://<cid>:1024      QEMU; cid is the guest-cid of its vhost-vsock device
-    hvsock://<path>:1024    Cloud Hypervisor, Firecracker, Dragonball: connect, say CONNECT 1024
+    hvsock://<path>:1024    Cloud Hypervisor, Firecracker, Dragonball: connect, send CONNECT 1024
 
 These are the forms of Kata's agent URL (persist.json AgentState.URL, the shim's /agent-url);
-runtime-rs leaves the port out. Which one a sandbox has is for the daemon to say: the cid of QEMU's
-command line first, Kata's state otherwise. Pure; nothing is opened here.
+runtime-rs omits the port. The daemon finds the address: the cid on QEMU's command line, else Kata's
+state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 from kata_pin.errors import ParseError
 
 AGENT_PORT: Final = 1024
-"""Where Kata's agent listens (DEFAULT_AGENT_VSOCK_PORT)."""
+"""The port of Kata's agent (DEFAULT_AGENT_VSOCK_PORT)."""
 
 FIRST_GUEST_CID: Final = 3
 """0 is the hypervisor, 1 the local machine, 2 the host (vsock(7))."""
@@ -33,7 +33,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,10}\Z")
 
 @dataclass(frozen=True, slots=True)
 class VsockAddress:
-    """A guest's cid and a port; ValueError for a cid that no guest can have."""
+    """A guest's cid and port; ValueError for a cid that no guest can have."""
 
     cid: int
     port: int = AGENT_PORT
@@ -48,16 +48,16 @@ class VsockAddress:
 
 @dataclass(frozen=True, slots=True)
 class HybridVsockAddress:
-    """A VMM's unix socket, and the port behind it; ValueError for a path that can not be one."""
+    """A VMM's unix socket, and the guest's port behind it; ValueError for an invalid path."""
 
     path: str
     port: int = AGENT_PORT
 
     def __post_init__(self) -> None:
         if not self.path.startswith("/") or os.path.normpath(self.path) != self.path:
-            raise ValueError(f"not an absolute path without detours: {self.path!r}")
+            raise ValueError(f"not an absolute, normalized path: {self.path!r}")
         if len(os.fsencode(self.path)) > MAX_PATH or "\0" in self.path:
-            raise ValueError("not a path of a unix socket")
+            raise ValueError("too long or invalid for the path of a unix socket")
 
     def __str__(self) -> str:
         return f"hvsock://{self.path}:{self.port}"
@@ -67,14 +67,14 @@ AgentAddress = VsockAddress | HybridVsockAddress
 
 
 def parse_address(url: str) -> AgentAddress:
-    """Read an agent URL; ParseError when it is none, or names the host instead of a guest."""
+    """Read an agent URL; ParseError if it is invalid, or names the host instead of a guest."""
     match = _URL.match(url[:4096])
     if match is None:
-        raise ParseError("not an agent address", source="agent URL", text=url)
+        raise ParseError("not vsock:// or hvsock://", source="agent URL", text=url)
     scheme, where, port_text = match.groups()
     port = int(port_text) if port_text else AGENT_PORT
     if not 0 < port < 0xFFFFFFFF:
-        raise ParseError("not a port", source="agent URL", text=url)
+        raise ParseError("invalid port", source="agent URL", text=url)
     try:
         if scheme == "hvsock":
             return HybridVsockAddress(where, port)
@@ -82,4 +82,4 @@ def parse_address(url: str) -> AgentAddress:
             return VsockAddress(int(where), port)
     except ValueError as error:
         raise ParseError(str(error), source="agent URL", text=url) from error
-    raise ParseError("not a cid", source="agent URL", text=url)
+    raise ParseError("invalid cid", source="agent URL", text=url)

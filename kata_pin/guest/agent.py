@@ -1,21 +1,20 @@
-"""The kata-agent's client: what a guest says about itself, and containers' cpusets in it.
+"""The kata-agent's client: containers' cpusets in the guest, and what the agent reports.
 
     async with AgentClient(address, connect_s=2.0, call_s=2.0) as agent:
         await agent.set_cpus(container_id, CpuSet.parse("1"))
 
-A second client beside Kata's own: the agent serves many, one request at a time. A client is made
-for a few calls and closed; an agent that restarted is a new connection. Every call raises a
-GuestError (errors.py) within its deadline, whatever the guest does; after one that was not the
-agent's own refusal the connection is closed, and only `connect` makes a new one.
+This is a second client beside Kata's own; the agent serves many, one request at a time. Every call
+ends within its deadline, whatever the guest does. It raises a GuestError (errors.py), which also
+closes the connection unless the agent itself refused the call; only `connect` makes a new one.
 
-A success of `set_cpus` proves nothing: the agent only warns in its own log when the kernel refuses
-the cpuset. What can tell (docs/adr/0008-what-a-guest-reports.md):
+A success of `set_cpus` proves nothing: if the kernel refuses the cpuset, the agent only logs that.
+The evidence there is (ADR 8):
 
-    read_cpus        exact; runs `cat` in the container, so it needs leave, a policy that allows
-                     it and a container that has one
-    usage            where the guest has cgroup v1, the CPUs that the container has run on;
-                     otherwise its CPU time, to be compared with its vCPU threads' run time
-    metrics          busy time by rank among the guest's online CPUs (wire.guestmetrics)
+    read_cpus        exact; runs `cat` in the container, so the settings and the agent's policy
+                     must allow it, and the container must have the program
+    usage            with cgroup v1 in the guest, the CPUs that the container has run on; else its
+                     CPU time, to be compared with the run time of its vCPU threads
+    metrics          busy time by rank among the guest's online CPUs (wire/guest/metrics.py)
 
 Out of scope: which CPUs a container should have, and whether to believe an answer (policy).
 """
@@ -49,22 +48,22 @@ SMALL: Final = 64 * 1024
 """Longest answer of an ordinary call."""
 
 MAX_METRICS: Final = 1 << 20
-"""Longest metrics: 1,024 CPUs make 0.6 MiB."""
+"""Longest metrics: 1,024 CPUs have 0.6 MiB."""
 
 READ: Final = 32 * 1024
-"""What one ReadStdout asks for."""
+"""Bytes that one ReadStdout asks for."""
 
 MAX_READS: Final = 4096
-"""ReadStdout calls for one program: a guest could answer each with a byte."""
+"""Most ReadStdout calls per program: a guest could answer each with one byte."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class AgentVersion:
-    """What an agent says of itself; empty where it does not say.
+    """An agent's versions and build features, empty where it does not report them.
 
-    `features` are those of its build: `agent-policy` says that its policy may deny requests.
+    With the feature `agent-policy`, a policy in the guest may deny requests.
     """
 
     grpc_version: str = ""
@@ -73,7 +72,7 @@ class AgentVersion:
 
 
 class AgentClient:
-    """One agent. `connect_s` bounds connecting, `call_s` each request; `exec` takes several."""
+    """Calls one agent. `connect_s` bounds connecting, `call_s` each call."""
 
     def __init__(self, address: AgentAddress, *, connect_s: float, call_s: float) -> None:
         self.address = address
@@ -94,27 +93,27 @@ class AgentClient:
         await self.close()
 
     async def connect(self) -> None:
-        """Connect, anew if need be; AgentUnavailable when there is nobody."""
+        """Connect, or connect again; raises AgentUnavailable."""
         await self.close()
         self._connection = await Connection.open(self.address, connect_s=self._connect_s)
 
     async def close(self) -> None:
-        """Close the connection at once. May be called again."""
+        """Close the connection at once; may be called again."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
             await connection.close()
 
-    # ---- what the agent is ---------------------------------------------------------------
+    # ---- the agent itself ----------------------------------------------------------------
 
     async def check(self) -> AgentVersion:
-        """Ask whether it serves, and what it is; AgentUnavailable when it does not serve.
+        """Return the agent's versions and features; AgentUnavailable if it does not serve.
 
-        Health is open to everybody; the features are not, and stay empty where they are refused.
+        A policy may deny the features, which are empty then.
         """
         request = agent.check_request()
         data = await self._call("Check", request, service=HEALTH)
         if not self._understood(agent.parse_serving, data):
-            raise AgentUnavailable(f"agent {self.address}: it does not serve")
+            raise AgentUnavailable(f"agent {self.address}: reports that it does not serve")
         versions = ("", "")
         features: tuple[str, ...] = ()
         with contextlib.suppress(AgentUnsupported):
@@ -128,17 +127,17 @@ class AgentClient:
     # ---- cpusets -------------------------------------------------------------------------
 
     async def set_cpus(self, container_id: str, cpus: CpuSet) -> None:
-        """Ask for a container's cpuset, in guest CPU numbers; ValueError for an empty one.
+        """Set a container's cpuset, in guest CPU numbers; ValueError for an empty one.
 
-        No other limit of the container is touched. The answer is no proof.
+        No other limit of the container changes. A success is no proof.
         """
         await self._call("UpdateContainer", agent.update_request(container_id, cpus))
 
     async def read_cpus(self, container_id: str) -> CpuSet:
-        """Return the CPUs that a container's processes may run on, from one that is run there.
+        """Return the CPUs that a container's processes may use, by running a program there.
 
-        Read in its own /proc/self/status: a program of the container starts in its cgroup. Only
-        where the administrator allows programs to be started in containers.
+        The program starts in the container's cgroup and prints /proc/self/status. Only where the
+        administrator allows programs to be started in containers.
         """
         text = await self._cat(container_id, "/proc/self/status", guest_cpus.MAX_STATUS)
         return self._understood(guest_cpus.parse_allowed, text)
@@ -151,14 +150,14 @@ class AgentClient:
     # ---- the guest's CPUs ----------------------------------------------------------------
 
     async def metrics(self) -> str:
-        """Return the agent's metrics, in the text format of Prometheus."""
+        """Return the agent's metrics in Prometheus text format."""
         data = await self._call("GetMetrics", agent.metrics_request(), limit=MAX_METRICS)
         return self._understood(agent.parse_metrics, data)
 
     async def read_apic_ids(self, container_id: str) -> Mapping[int, int]:
-        """Return each online guest CPU's APIC id, from /proc/cpuinfo as a container sees it.
+        """Return each online guest CPU's APIC id, from /proc/cpuinfo in a container.
 
-        A cpuset hides nothing there. Only where programs may be started in containers.
+        A cpuset hides no CPU there. Only where programs may be started in containers.
         """
         text = await self._cat(container_id, "/proc/cpuinfo", guest_cpus.MAX_CPUINFO)
         return self._understood(guest_cpus.parse_cpuinfo, text)
@@ -166,10 +165,10 @@ class AgentClient:
     # ---- programs ------------------------------------------------------------------------
 
     async def exec(self, container_id: str, args: tuple[str, ...], *, limit: int) -> bytes:
-        """Run a program in a container, as nobody, and return what it prints.
+        """Run a program in a container as user nobody, and return its output.
 
-        At most `limit` bytes; AgentFailed for more, or when its status is not 0. All of it within
-        the deadline of one call; a program that is given up is killed, which may take two more.
+        AgentFailed for more than `limit` bytes, or a status other than 0. All of it has the
+        deadline of one call; after that the program is killed, which may take two more.
         """
         exec_id = f"kata-pin-{secrets.token_hex(8)}"
         started = False
@@ -182,7 +181,7 @@ class AgentClient:
                 status = await self._wait(container_id, exec_id)
         except TimeoutError as error:
             await self._kill(container_id, exec_id)
-            late = f"{args[0]} not done within {self._call_s:g} s"
+            late = f"{args[0]} did not end within {self._call_s:g} s"
             raise AgentUnavailable(f"agent {self.address}: {late}") from error
         except GuestError as error:
             if started or isinstance(error, AgentUnavailable):  # it may have been started
@@ -193,13 +192,13 @@ class AgentClient:
         return output
 
     async def _output(self, container_id: str, exec_id: str, limit: int) -> bytes:
-        """Return what a program prints until it closes its stdout."""
+        """Return a program's output until it closes its stdout."""
         request = agent.read_request(container_id, exec_id, READ)
         output = bytearray()
         for _ in range(MAX_READS):
             try:
                 data = await self._call("ReadStdout", request)
-            except AgentFailed as error:  # the end, as agents before 3.30 say it
+            except AgentFailed as error:  # how agents before 3.30 report the end
                 if "meet eof" in error.message:
                     return bytes(output)
                 raise
@@ -216,7 +215,7 @@ class AgentClient:
         return self._understood(agent.parse_wait, data)
 
     async def _kill(self, container_id: str, exec_id: str) -> None:
-        """Leave no program behind, if the agent lets us; by a new connection."""
+        """Kill a program through a new connection, if the agent allows it."""
         with contextlib.suppress(GuestError):
             await self.connect()
             await self._call("SignalProcess", agent.kill_request(container_id, exec_id))
@@ -225,8 +224,8 @@ class AgentClient:
     async def _cat(self, container_id: str, path: str, limit: int) -> bytes:
         """Return a file as a container sees it; AgentDenied where the policy hides output."""
         output = await self.exec(container_id, ("cat", path), limit=limit)
-        if not output:  # a policy without ReadStreamRequest: all output reads as nothing
-            raise AgentDenied(f"agent {self.address}: it shows nothing of {path}")
+        if not output:  # a policy without ReadStreamRequest hides all output
+            raise AgentDenied(f"agent {self.address}: no output of cat {path}")
         return output
 
     # ---- calls ---------------------------------------------------------------------------
@@ -241,7 +240,7 @@ class AgentClient:
         )
 
     def _understood(self, parse: Callable[[bytes], T], data: bytes) -> T:
-        """Return what an answer says; AgentFailed when it makes no sense."""
+        """Return the parsed answer; AgentFailed if it cannot be parsed."""
         try:
             return parse(data)
         except ParseError as error:

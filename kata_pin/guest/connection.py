@@ -3,11 +3,11 @@
     connection = await Connection.open(address, connect_s=2.0)
     payload = await connection.call(AGENT, "GetMetrics", b"", call_s=2.0, limit=1 << 20)
 
-Every byte that comes is hostile. One call is under way at a time; the only frame that may come is
-its answer, and no longer than `limit`. Anything else (another stream's frame, a longer one,
-garbage, the end) and a deadline that passes end the connection, so a late answer can never be taken
-for the next one. What a guest can make this allocate is `limit` and one read; what it can make this
-wait is the deadline. Lives as long as its owner wants; out of scope: what calls mean (guest.agent).
+Every received byte is hostile. There is one call at a time, and the only frame that may arrive is
+its answer, no longer than `limit`. Anything else (another stream's frame, a longer one, garbage,
+the end) and a passed deadline end the connection, so a late answer cannot be taken for the next
+one. A guest can make this allocate `limit` and one read, and wait until the deadline.
+Out of scope: what calls mean (agent.py).
 
 Facts: vsock(7); hybrid vsock, "Using the Firecracker Virtio-vsock Device" of its repository.
 """
@@ -37,7 +37,7 @@ MAX_GREETING: Final = 32
 """Longest answer to CONNECT: `OK <port>` and a newline."""
 
 ENVELOPE: Final = 64
-"""What the ttrpc answer adds to its payload, generously."""
+"""More bytes than the ttrpc answer adds to its payload."""
 
 _LAST_STREAM: Final = 0x7FFFFFFF
 
@@ -56,12 +56,12 @@ class Connection:
 
     @classmethod
     async def open(cls, address: AgentAddress, *, connect_s: float) -> Connection:
-        """Connect; AgentUnavailable when nobody answers within `connect_s` seconds."""
+        """Connect within `connect_s` seconds; raises AgentUnavailable."""
         sock = _socket(address)
         try:
             async with asyncio.timeout(connect_s):
                 await _connect(sock, address)
-            # Not under the deadline: from here on the socket is the transport's to close.
+            # Not under the deadline: from here on the transport owns the socket.
             reader, writer = await asyncio.open_connection(sock=sock, limit=READ)
         except (OSError, EOFError, ParseError) as error:  # TimeoutError is an OSError
             sock.close()
@@ -74,11 +74,11 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Whether no call can be made any more."""
+        """Whether no more calls can be made."""
         return self._writer.is_closing()
 
     async def close(self) -> None:
-        """Close at once; what was not sent is lost. May be called again."""
+        """Close at once, without sending what is queued; may be called again."""
         self._abort()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
@@ -86,9 +86,9 @@ class Connection:
     async def call(
         self, service: str, method: str, payload: bytes, *, call_s: float, limit: int
     ) -> bytes:
-        """Make one call and return the payload of its answer, `limit` bytes at most.
+        """Make one call and return the payload of its answer, at most `limit` bytes.
 
-        Raises a GuestError; the connection is closed then, unless the agent itself refused.
+        Raises a GuestError, which closes the connection unless the agent itself refused.
         """
         async with self._turn:
             if self.closed:
@@ -129,7 +129,7 @@ class Connection:
                 raise EOFError("the agent closed the connection")
             for frame in decoder.feed(data):
                 if frame.kind != ttrpc.RESPONSE or frame.stream != self._stream:
-                    raise ParseError("answer to nothing that was asked", source="ttrpc")
+                    raise ParseError("an answer to no call of ours", source="ttrpc")
                 if frame.data is None:
                     raise ParseError(f"answer longer than {limit} bytes", source="ttrpc")
                 return ttrpc.parse_response(frame.data)
@@ -154,9 +154,9 @@ async def _connect(sock: socket.socket, address: AgentAddress) -> None:
 
 
 async def _pass_through(sock: socket.socket, port: int) -> None:
-    """Have the VMM connect its unix socket with a port of the guest.
+    """Have the VMM connect its unix socket to a port of the guest.
 
-    Its answer is read byte by byte: what follows it is the agent's.
+    Its answer is read byte by byte, because the agent's bytes follow it.
     """
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(sock, f"CONNECT {port}\n".encode())
@@ -164,7 +164,7 @@ async def _pass_through(sock: socket.socket, port: int) -> None:
     while not answer.endswith(b"\n"):
         byte = await loop.sock_recv(sock, 1)
         if not byte:
-            raise EOFError("the VMM closed the connection: nobody listens in the guest")
+            raise EOFError("the VMM closed the connection: no agent listens in the guest")
         answer += byte
         if len(answer) > MAX_GREETING:
             break
@@ -173,9 +173,9 @@ async def _pass_through(sock: socket.socket, port: int) -> None:
 
 
 def _refusal(address: AgentAddress, method: str, response: Response) -> GuestError:
-    """Return the error for an answer that is not OK: by its code, and by its text for old agents.
+    """Return the error for an answer that is not OK, by its code, or by its text for old agents.
 
-    Rust's ttrpc says under other codes than its own that it has no such method or service.
+    Rust's ttrpc reports a missing method or service under various codes.
     """
     text = response.message
     shown = f"agent {address}: {method}: {printable(text) or f'code {response.code}'}"
@@ -190,7 +190,7 @@ def _refusal(address: AgentAddress, method: str, response: Response) -> GuestErr
 
 
 def _reason(error: Exception, late: str) -> str:
-    """Say what went wrong in a few words; `late` if it was our own deadline, which has no errno."""
+    """Return what went wrong in a few words; `late` for our own deadline, which has no errno."""
     if isinstance(error, TimeoutError) and error.errno is None:
         return late
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,8 +1,7 @@
-"""The map from vCPU threads to guest CPUs, and what each of its links rests on (D12).
+"""The map from vCPU threads to guest CPUs, and the evidence for each of its links (D12).
 
-Three numbers are kept apart: the tid of the thread, the VMM's cpu-index with the APIC id, and the
-number that Linux in the guest uses. Whoever needs one from another follows the links, and is as
-sure as the weakest of them.
+Three numbers are kept apart: the thread's tid, the VMM's cpu-index with the APIC id, and the number
+that Linux in the guest uses. A conclusion from one to another is as sure as its weakest link.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from kata_pin.model.thread import ThreadKey
 class LinkState(StrEnum):
     """How well a link is known."""
 
-    MEASURED = "measured"  # read in this boot
-    PROVEN = "proven"  # follows from what never changes, or from a rule that the lab proved
-    INFERRED = "inferred"  # follows from a rule that this very guest may not keep
+    MEASURED = "measured"  # read since this guest started
+    PROVEN = "proven"  # follows from what never changes, or from a rule proved in the lab
+    INFERRED = "inferred"  # follows from a rule that this guest may not follow
     UNKNOWN = "unknown"
 
     @property
     def rank(self) -> int:
-        """Return a number that is lower for a state that says less."""
+        """A number, higher for a state that is better known."""
         return _RANK[self]
 
 
@@ -39,7 +38,7 @@ _RANK = {
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One step of the map: how well it is known, and from where."""
+    """One step of the map: how well it is known, and from which source."""
 
     state: LinkState
     source: str
@@ -47,11 +46,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class VcpuLink:
-    """One vCPU from its thread to its guest CPU.
+    """One vCPU, from its thread to its guest CPU.
 
     `thread_link` leads from the thread to the cpu-index, `apic_link` to the APIC id, `guest_link`
-    to the guest CPU. `cpus` are the pCPUs that the thread is to run on, `container_id` is whose
-    they are (empty: nobody's own), `paired` whether it has them now.
+    to the guest CPU. `cpus` are the thread's expected pCPUs, `container_id` the container that owns
+    them (empty: none), `paired` whether the thread has them now.
     """
 
     key: ThreadKey
@@ -67,7 +66,7 @@ class VcpuLink:
 
     @property
     def weakest(self) -> Link:
-        """The link that the whole is as good as: what was measured is of the thread itself."""
+        """The weakest link; a measurement of the guest CPU is of the thread itself and decides."""
         if self.guest_link.state is LinkState.MEASURED:
             return self.guest_link
         every = (self.thread_link, self.apic_link, self.guest_link)
@@ -81,7 +80,7 @@ class VcpuLink:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The guest CPU of a vCPU thread as read in this boot; `source` says by what."""
+    """The guest CPU of a vCPU thread as measured; `source` says how."""
 
     guest_cpu: int
     source: str
@@ -91,8 +90,8 @@ class Measured:
 class GuestFacts:
     """What is known of a guest beside its threads.
 
-    `release` is its kernel's (`6.12.47`; empty: not known), `source` where that is from. `measured`
-    holds what was read of living threads: a thread's guest CPU does not change while it lives.
+    `release` is its kernel's (`6.12.47`; empty: unknown) and `source` where that is from.
+    `measured` is by living thread: a thread's guest CPU does not change while it lives.
     """
 
     release: str = ""
@@ -104,7 +103,7 @@ class GuestFacts:
 class GuestMap:
     """The links of a sandbox's vCPU threads by cpu-index, unknown ones first.
 
-    `hotplugged` is whether a vCPU is there that did not exist when the VM started.
+    `hotplugged` is whether there is a vCPU that did not exist when the VM started.
     """
 
     sandbox_id: str
@@ -113,7 +112,7 @@ class GuestMap:
     facts: GuestFacts = field(default_factory=GuestFacts)
 
     def usable(self, *, inferred: bool = False) -> dict[ThreadKey, int]:
-        """Return the guest CPUs that may be acted on, inferred ones too if that is allowed."""
+        """Return the guest CPUs that are known well enough to act on, inferred ones if allowed."""
         least = LinkState.INFERRED if inferred else LinkState.PROVEN
         return {
             one.key: one.guest_cpu
@@ -123,17 +122,17 @@ class GuestMap:
 
     @property
     def every(self) -> CpuSet | None:
-        """All guest CPUs, None while one of them is not known."""
+        """All guest CPUs, None while one of them is unknown."""
         known = [one.guest_cpu for one in self.links if one.guest_cpu is not None]
         return CpuSet(known) if len(known) == len(self.links) else None
 
 
 @dataclass(frozen=True, slots=True)
 class GuestCpuset:
-    """Which guest CPUs a container's processes should use; None: any, and `reason` says why."""
+    """The guest CPUs of a container's processes, None for any, and the reason."""
 
     container_id: str
     cpus: CpuSet | None
     reason: str
     owned: bool = False
-    """Whether they are the container's alone."""
+    """Whether the CPUs belong to this container alone."""

@@ -95,4 +95,4 @@ def _guest_node(number: int, *, cpus: str, host_node: int) -> tuple[str, ...]:
 def _explained(pinner: PrivateNode, pod: LabPod) -> list[str]:
     """Return explain's lines about the vCPUs, by index."""
     lines = pinner.ask("explain", sandbox=pod.id)["lines"]
-    return sorted((line for line in lines if " vcpu " in line), key=lambda line: line.split()[3])
+    return sorted((line for line in lines if " vcpu " in line), key=lambda line: line.split()[1])

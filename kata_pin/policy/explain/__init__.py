@@ -1,1 +1,1 @@
-"""Why everything is where it is, as lines for a person."""
+"""Why each thread and container is on its CPUs, as lines for an operator."""

@@ -1,7 +1,6 @@
-"""Why every thread of a sandbox is where it is, in plain lines for a person.
+"""Why each thread of a sandbox may run on its CPUs, as lines for an operator.
 
-Sections stand without indentation, their lines are indented; no colours, no widths: how it looks
-is the command line's business.
+A section's title is not indented, its lines are. Colours and widths are the command line's.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
-from kata_pin.model.placement import Desired, Placement, Provenance
-from kata_pin.model.sandbox import Container, GuestTopology, ReportedCpuset, Sandbox
+from kata_pin.model.placement import Placement, Provenance
+from kata_pin.model.sandbox import GuestTopology, ReportedCpuset, Sandbox
 from kata_pin.model.thread import Thread, ThreadRole
 from kata_pin.policy.placement import notes
 from kata_pin.policy.placement.locality import vicinities
@@ -30,10 +29,9 @@ def explain(
     guest: Sequence[str] = (),
     now_ns: int = 0,
 ) -> tuple[str, ...]:
-    """Return the lines: containers, mask, exclusive CPUs and why, VM size, threads, guest, notes.
+    """Return the lines, section by section; `guest` has those of explain/guest.py.
 
-    `guest` are the lines of guestwords.py, left out where there are none. `now_ns` is
-    CLOCK_BOOTTIME, for the ages of what sources told.
+    `now_ns` is CLOCK_BOOTTIME, for the ages of reported cpusets; 0 leaves the ages out.
     """
     lines = [f"sandbox {sandbox.id} ({sandbox.pod})"]
     for title, body in (
@@ -54,25 +52,22 @@ def _containers(sandbox: Sandbox, node: Node, now_ns: int) -> Iterator[str]:
     counting = {one.id for one in counted(sandbox, node)}
     for one in sandbox.containers:
         counts = "" if one.id in counting else ", does not count"
-        yield (
-            f"{one.title} ({one.kind}, {one.state}{counts}): {_cpuset(one)},"
-            f" recorded from {one.source or 'an unknown source'}"
-        )
+        source = one.source or "unknown"
+        yield f"{one.title} ({one.kind}, {one.state}{counts}): {_cpuset(one.cpus)}, from {source}"
         if one.reported:
-            told = "; ".join(_told(each, now_ns) for each in one.reported)
-            yield f"{one.title}: {told}: {why(one.reported)}"
+            values = "; ".join(_reported(each, now_ns) for each in one.reported)
+            yield f"{one.title}: {values} ({why(one.reported)})"
 
 
-def _told(told: ReportedCpuset, now_ns: int) -> str:
-    cpus = "no cpuset" if told.cpus is None else f"cpuset {told.cpus}"
-    if not told.recorded_ns or not now_ns:
-        return f"{told.source} says {cpus}"
-    age_s = max(0, now_ns - told.recorded_ns) / 1e9
-    return f"{told.source} says {cpus} since {age_s:.1f} s"
+def _reported(value: ReportedCpuset, now_ns: int) -> str:
+    text = f"{value.source}: {_cpuset(value.cpus)}"
+    if not value.recorded_ns or not now_ns:
+        return text
+    return f"{text}, for {max(0, now_ns - value.recorded_ns) / 1e9:.1f} s"
 
 
-def _cpuset(container: Container) -> str:
-    return f"cpuset {container.cpus}" if container.cpus else "no cpuset"
+def _cpuset(cpus: CpuSet | None) -> str:
+    return f"cpuset {cpus}" if cpus else "no cpuset"
 
 
 def _mask(placement: Placement) -> Iterator[str]:
@@ -83,9 +78,8 @@ def _mask(placement: Placement) -> Iterator[str]:
     yield f"{mask.mask}: {mask.origin}"
     yield f"exclusive {_cpus(mask.exclusive)}, shared {_cpus(mask.shared)}"
     if mask.overhead_extra:
-        yield (
-            f"overhead and surplus vCPUs also {mask.overhead_extra}: the pod sandbox's own cpuset"
-        )
+        extra = mask.overhead_extra
+        yield f"overhead and unpaired vCPUs also on {extra}: the pod sandbox's own cpuset"
 
 
 def _exclusive(sandbox: Sandbox, placement: Placement) -> Iterator[str]:
@@ -99,16 +93,16 @@ def _exclusive(sandbox: Sandbox, placement: Placement) -> Iterator[str]:
 
 def _size(threads: Iterable[Thread], placement: Placement, node: Node) -> Iterator[str]:
     vcpus = sum(one.role.role is ThreadRole.VCPU for one in threads)
-    reserve = reserve_size(node.settings)
-    pools = exclusive_pools(placement.mask, node.topology, reserve)
+    pools = exclusive_pools(placement.mask, node.topology, reserve_size(node.settings))
     if not vcpus:
-        yield "no vCPU thread is known"
+        yield "no vCPU threads found"
     elif not pools.exclusive:
-        yield f"the VM has {vcpus} vCPUs; no container has exclusive CPUs"
+        plural = "" if vcpus == 1 else "s"
+        yield f"the VM has {vcpus} vCPU{plural}; no container has exclusive CPUs"
     else:
         yield notes.size_text(vcpus, pools.size)
     if pools.reserved:
-        yield f"{CpuSet(pools.reserved)} of the exclusive CPUs are reserved for overhead"
+        yield f"exclusive CPUs reserved for overhead: {CpuSet(pools.reserved)}"
 
 
 def _threads(
@@ -117,25 +111,21 @@ def _threads(
     guest = sandbox.vmm.guest if sandbox.vmm is not None else GuestTopology()
     near = vicinities(threads, placement, guest, node.topology)
     for thread in sorted(threads, key=_thread_order):
-        head = f"tid {thread.key.tid} {thread.label} ({thread.role.source})"
+        head = f"{thread.label} (tid {thread.key.tid}, source: {thread.role.source})"
         desired = placement.desired.get(thread.key)
-        observed = thread.task.affinity
+        affinity = f"affinity {_cpus(thread.task.affinity)}"
         if desired is None:
-            yield f"{head}: left alone, now on {_cpus(observed)}"
+            yield f"{head}: unmanaged, {affinity}"
             continue
-        now = "" if observed == desired.applied else f", now on {_cpus(observed)}"
+        locality = f" ({near[thread.key]})" if near.get(thread.key) else ""
+        if thread.task.affinity == desired.wanted:
+            yield f"{head}: {affinity} as expected: {desired.reason}{locality}"
+            continue
+        step = f", fallback {_cpus(desired.applied)} ({desired.step})" if desired.step else ""
         yield (
-            f"{head}: wanted {_cpus(desired.wanted)}, applied {_cpus(desired.applied)}{now}:"
-            f" {desired.reason}{_near(near.get(thread.key, ''))}{_step(desired)}"
+            f"{head}: {affinity}, expected {_cpus(desired.wanted)}{step}:"
+            f" {desired.reason}{locality}"
         )
-
-
-def _near(text: str) -> str:
-    return f" ({text})" if text else ""
-
-
-def _step(desired: Desired) -> str:
-    return f" [step {desired.step}]" if desired.step else ""
 
 
 def _thread_order(thread: Thread) -> tuple[bool, int, str, int, int, int]:

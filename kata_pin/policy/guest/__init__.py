@@ -1,1 +1,1 @@
-"""Which guest CPUs each container should use."""
+"""Which guest CPU each vCPU thread is, and which guest CPUs each container should use."""

@@ -1,15 +1,13 @@
-"""Which guest CPU a vCPU thread is, told by who was busy while who ran (D12).
+"""Which guest CPU a vCPU thread is, from busy times in the guest and run times on the host (D12).
 
-Between two looks a guest CPU is busy for as long as its vCPU thread runs on the host, give or take
-exits and ticks. So a thread that ran clearly longer than all others and a guest CPU that was busy
-for just as long are one. Passive: nothing runs in the guest for it. It says nothing rather than
-guess: a thread that ran little, two that ran alike, a guest CPU that fits two threads, a guest that
-polls while idle, or one that counts stolen time as busy, give no answer.
+Between two readings a guest CPU is busy for as long as its vCPU thread runs on the host, give or
+take exits and ticks. So if a thread ran clearly longer than all others, and one guest CPU was busy
+for as long, they are the same. Nothing runs in the guest for this. There is no answer, rather than
+a guess, for a thread that ran little, two that ran alike, a guest CPU that fits two threads, a
+guest that polls while idle, or one that counts stolen time as busy.
 
-The agent's metrics name guest CPUs by their rank among the online ones; `by_rank` tells what that
-leaves of the ways in which guests number.
-
-Out of scope: reading the times (guest/ and host/), how often two looks must agree (Votes.needed).
+The agent's metrics name guest CPUs by their rank among the online ones; `by_rank` finds the guest
+CPUs that all possible numberings agree about. Out of scope: reading the times.
 """
 
 from __future__ import annotations
@@ -22,23 +20,22 @@ from kata_pin.model.guestmap import Measured
 from kata_pin.model.thread import ThreadKey
 
 LEAST_S: Final = 0.2
-"""Least that a thread must have run to be told from noise: 20 ticks of the guest's clock."""
+"""Shortest run time that stands out from noise: 20 ticks of the guest's clock."""
 
 SLACK_S: Final = 0.03
 SLACK_SHARE: Final = 0.05
-"""How far busy and run times of one vCPU may differ: ticks of 10 ms at both ends, and exits."""
+"""How far busy and run time of one vCPU may differ: ticks of 10 ms at both ends, and exits."""
 
 APART: Final = 3.0
-"""How many times its slack a time must be away from every other one."""
+"""A time must differ from every other by this many times its slack."""
 
 SOURCE: Final = "busy times in the guest and on the host"
 
 
 def match(ran: Mapping[ThreadKey, float], busy: Mapping[int, float]) -> dict[ThreadKey, int]:
-    """Return the guest CPU of each thread that fits one and only one.
+    """Return the guest CPU of each thread that fits exactly one.
 
-    `ran` and `busy` are seconds over one and the same interval, of all vCPU threads and of all
-    guest CPUs.
+    `ran` and `busy` are seconds over the same interval, of all vCPU threads and all guest CPUs.
     """
     found: dict[ThreadKey, int] = {}
     for key, seconds in ran.items():
@@ -57,18 +54,17 @@ def _slack(seconds: float) -> float:
 
 
 def _near(seconds: float, others: Iterable[float]) -> bool:
-    """Whether another time is too near to this one to be told from it."""
+    """Return whether another time is too near to this one to tell them apart."""
     return any(abs(other - seconds) < APART * _slack(seconds) for other in others)
 
 
 def by_rank(
     ranks: Mapping[ThreadKey, int], numberings: Sequence[Mapping[ThreadKey, int]]
 ) -> dict[ThreadKey, int]:
-    """Return the guest CPUs of threads whose rank among the online ones is known.
+    """Return the guest CPUs of threads whose rank among the online guest CPUs is known.
 
-    That is all that the agent's metrics tell. `numberings` are the ways in which this guest may
-    number its vCPUs: those that give another order are out, and only what all others agree about
-    is an answer.
+    `numberings` are the ways in which this guest may number its vCPUs. Those with another order are
+    excluded; a thread is in the result if all the others agree about it.
     """
     fitting = [one for one in numberings if _ordered(ranks, one)]
     return {
@@ -85,14 +81,14 @@ def _ordered(ranks: Mapping[ThreadKey, int], numbering: Mapping[ThreadKey, int])
 
 @dataclass
 class Votes:
-    """What several intervals said of living threads; one contradiction and a thread is not told."""
+    """Collects the answers of several intervals; one contradiction disqualifies a thread."""
 
     needed: int = 2
     _said: dict[ThreadKey, tuple[int, int]] = field(default_factory=dict)
     _doubted: set[ThreadKey] = field(default_factory=set)
 
     def add(self, found: Mapping[ThreadKey, int]) -> None:
-        """Take the answer of one interval."""
+        """Add the answer of one interval."""
         for key, cpu in found.items():
             said, times = self._said.get(key, (cpu, 0))
             if said != cpu:
@@ -107,7 +103,7 @@ class Votes:
 
     @property
     def measured(self) -> dict[ThreadKey, Measured]:
-        """The threads that enough intervals agree about."""
+        """The threads with enough intervals that agree."""
         return {
             key: Measured(cpu, SOURCE)
             for key, (cpu, times) in self._said.items()

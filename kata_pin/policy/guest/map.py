@@ -1,21 +1,17 @@
-"""Which guest CPU each vCPU thread is, and how well that is known (D12).
+"""Which guest CPU each vCPU thread is, and the evidence for it (D12).
 
     tid --(KVM, QMP, names)--> cpu-index --(-smp)--> APIC id --(the guest's numbering)--> guest CPU
 
 The guest's numbering, where it was not measured:
-- A vCPU of the start has the number of its cpu-index, for good: Linux numbers the CPUs that are
-  there at boot in the order of QEMU's table, and a number stays with its APIC id
+- A vCPU present at start has the number of its cpu-index, for good: Linux numbers the CPUs present
+  at boot in the order of QEMU's table, and a number stays with its APIC id
   (arch/x86/kernel/apic/apic.c, allocate_logical_cpuid; cpu/topology.c since 6.9).
-- A hotplugged one, Linux 6.9 and later: the CPUs that may come are numbered at boot in the order of
-  their APIC ids, so the number is the cpu-index again (topology_init_possible_cpus).
-- A hotplugged one, earlier: the next free number when it first comes. QEMU lists free slots from
-  the highest down and Kata takes the first of the list, so they first come in descending order and
-  the number tells how far from the top.
-Both rules are inferred unless the lab saw them hold for that kernel (PROVED). Without the kernel's
-release they must agree. Two threads that would be one guest CPU are both unknown.
-
-Pure, computed anew for each pass. Out of scope: asking the guest (guest/), reading its busy times
-(guestbusy.py), what is made of the map (guestcpus.py).
+- A hotplugged one, Linux 6.9 and later: possible CPUs are numbered at boot in the order of their
+  APIC ids, so the number is the cpu-index again (topology_init_possible_cpus).
+- A hotplugged one, before 6.9: the next free number when it first appears. QEMU lists free slots
+  from the highest down and Kata takes the first of the list, so they appear in descending order.
+Both rules are inferred unless seen in the lab with that kernel (PROVED). Without the kernel's
+release both must agree. Two threads that would have the same guest CPU are both unknown.
 """
 
 from __future__ import annotations
@@ -45,15 +41,15 @@ _MEASURES: Final = frozenset(
     {RoleSource.DEBUGFS, RoleSource.QMP, RoleSource.KVM_FD, RoleSource.NAME}
 )
 
-_UNPLACED: Final = Link(LinkState.UNKNOWN, "its cpu-index is not known")
+_UNPLACED: Final = Link(LinkState.UNKNOWN, "cpu-index unknown")
 _OF_KVM: Final = Link(LinkState.MEASURED, "KVM's vCPU id")
 _OF_SMP: Final = Link(LinkState.PROVEN, "QEMU's -smp")
-_NO_APIC: Final = Link(LinkState.PROVEN, "there is none here")
-_BOOT: Final = Link(LinkState.PROVEN, "a vCPU of the start keeps its number")
-_NO_SMP: Final = Link(LinkState.INFERRED, "its cpu-index, if none was hotplugged")
-_TWICE: Final = Link(LinkState.UNKNOWN, "two vCPUs would be this guest CPU")
-_NO_RULE: Final = Link(LinkState.UNKNOWN, "hotplugged, and the guest's kernel is not known")
-_OUTSIDE: Final = Link(LinkState.UNKNOWN, "its cpu-index is beyond maxcpus")
+_NO_APIC: Final = Link(LinkState.PROVEN, "this machine has none")
+_BOOT: Final = Link(LinkState.PROVEN, "present at boot, so it keeps its number")
+_NO_SMP: Final = Link(LinkState.INFERRED, "its cpu-index, if no vCPU was hotplugged")
+_TWICE: Final = Link(LinkState.UNKNOWN, "two vCPUs would have this number")
+_NO_RULE: Final = Link(LinkState.UNKNOWN, "hotplugged, and the guest's kernel is unknown")
+_OUTSIDE: Final = Link(LinkState.UNKNOWN, "its cpu-index is not below maxcpus")
 
 
 def guest_map(
@@ -64,7 +60,7 @@ def guest_map(
     *,
     apic_of: Callable[[GuestTopology, int], int] | None = None,
 ) -> GuestMap:
-    """Return the map of a sandbox's vCPU threads; `placement` says where each is to run.
+    """Return the map of a sandbox's vCPU threads; `placement` has each thread's expected CPUs.
 
     `apic_of` gives the APIC id of a cpu-index, None where the machine has none (wire/qemu/apic.py).
     """
@@ -84,9 +80,9 @@ def guest_map(
 
 
 def measured_by_apic(found: GuestMap, table: Mapping[int, int]) -> dict[ThreadKey, Measured]:
-    """Return what /proc/cpuinfo of the guest tells of living threads.
+    """Return the guest CPUs of threads by `table`, the guest's /proc/cpuinfo.
 
-    `table` maps guest CPUs to APIC ids. Only links whose own APIC id is sure are taken.
+    It maps guest CPUs to APIC ids. Only threads whose own APIC id is proven are in the result.
     """
     cpu_of = {apic: cpu for cpu, apic in table.items()}
     return {
@@ -98,9 +94,9 @@ def measured_by_apic(found: GuestMap, table: Mapping[int, int]) -> dict[ThreadKe
 
 
 def numberings(found: GuestMap, guest: GuestTopology) -> list[dict[ThreadKey, int]]:
-    """Return the ways in which a guest may have numbered its vCPUs, whatever its kernel.
+    """Return the ways in which a guest of any kernel may number its vCPUs.
 
-    Empty where a vCPU's index is not known, or the start of the VM is not.
+    Empty if a vCPU's index or the VM's topology at start is unknown.
     """
     indexes = {one.key: one.index for one in found.links if one.index is not None}
     if len(indexes) < len(found.links) or not guest.boot:
@@ -186,7 +182,7 @@ class _Numbering:
         self._rule = self._rule_link(facts.release)
 
     def of(self, key: ThreadKey, index: int | None) -> tuple[int | None, Link]:
-        """Return the guest CPU of a vCPU thread, and how it is known."""
+        """Return the guest CPU of a vCPU thread, and the evidence."""
         measured = self._measured.get(key)
         if index is None:
             return None, _UNPLACED
@@ -207,13 +203,13 @@ class _Numbering:
         return (index if self._release >= RENUMBERED else from_top), self._rule
 
     def _rule_link(self, release: str) -> Link:
-        """Return what a hotplugged vCPU's number rests on."""
+        """Return the evidence for a hotplugged vCPU's number."""
         if self._release is None:
-            return Link(LinkState.INFERRED, "hotplugged: every kernel's rule gives this number")
-        if self._release in PROVED:
-            return Link(LinkState.PROVEN, f"hotplugged: the lab saw Linux {release[:32]} number so")
-        rule = "by APIC id" if self._release >= RENUMBERED else "as they first come"
-        return Link(LinkState.INFERRED, f"hotplugged: Linux {release[:32]} numbers them {rule}")
+            return Link(LinkState.INFERRED, "hotplugged: the same number on every kernel")
+        rule = "by APIC id" if self._release >= RENUMBERED else "as they first appear"
+        state = LinkState.PROVEN if self._release in PROVED else LinkState.INFERRED
+        tested = ", tested" if state is LinkState.PROVEN else ""
+        return Link(state, f"hotplugged: Linux {release[:32]} numbers them {rule}{tested}")
 
 
 def _without_doubles(links: Sequence[VcpuLink]) -> list[VcpuLink]:

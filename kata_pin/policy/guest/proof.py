@@ -1,10 +1,8 @@
-"""Whether a container runs where its guest said it would: told by the CPU time it used.
+"""Whether a container runs outside its guest CPUs, from the CPU time that it used.
 
-A success of the agent proves nothing: it only logs what the kernel refused. Passive and one-sided:
-a container that ran elsewhere is found where its time shows it, and one that did not is never more
-than not contradicted. An idle container tells nothing.
-
-Pure. Out of scope: reading back by a program in the container, which is exact (guest/agent.py).
+The agent's success proves nothing, because it only logs what the kernel refused. CPU time can show
+that a container ran elsewhere; it can never prove that it did not, and an idle container shows
+nothing. Out of scope: the exact way, by a program in the container (guest/agent.py).
 """
 
 from __future__ import annotations
@@ -16,21 +14,20 @@ from typing import Final
 from kata_pin.model.cpuset import CpuSet
 
 LEAST_S: Final = 0.1
-"""Least CPU time that tells anything."""
+"""Least CPU time that shows anything."""
 
 SLACK_S: Final = 0.1
 SLACK_SHARE: Final = 0.1
-"""How much more a container may seem to have used than its vCPU threads were ready to run: ticks,
-and readings that are not of one moment."""
+"""How much a container's CPU time may exceed the ready time of its vCPU threads, because of ticks
+and readings at different moments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What a container used between two looks, in seconds.
+    """A container's CPU time between two readings, in seconds.
 
-    `per_cpu` is by guest CPU, empty where the guest does not tell (cgroup v2). `own_ready` is how
-    long the vCPU threads of its guest CPUs ran or waited for a CPU meanwhile, for a guest may count
-    both; None if one of them is not known.
+    `per_cpu` is by guest CPU, empty with cgroup v2. `own_ready` is how long the vCPU threads of its
+    guest CPUs ran or waited for a CPU, because a guest may count both; None if one is unknown.
     """
 
     total: float
@@ -39,7 +36,7 @@ class Used:
 
 
 def runs_elsewhere(used: Used, cpus: CpuSet) -> bool | None:
-    """Return whether the container ran outside `cpus`; None where its time does not tell."""
+    """Return whether the container ran outside `cpus`; None where its time does not show it."""
     if used.per_cpu:
         outside = sum(s for cpu, s in enumerate(used.per_cpu) if cpu not in cpus)
         if outside > LEAST_S:

@@ -120,7 +120,10 @@ def test_the_sandbox_id_in_state_is_ignored(phase: Phase) -> None:
 def test_a_state_id_that_disagrees_is_reported(phase: Phase) -> None:
     """Elsewhere the state's id should be the container's: the bundle counts, with a note."""
     identity = who({}, phase=phase, id="other")
-    assert (identity.container_id, identity.note) == ("c1", "the state's id 'other' differs from the bundle's")
+    assert (identity.container_id, identity.note) == (
+        "c1",
+        "the state's id 'other' differs from the bundle's",
+    )
 
 
 def test_userdata() -> None:
@@ -178,7 +181,10 @@ def test_an_unknown_type_is_a_container() -> None:
 def test_a_sandbox_that_names_another() -> None:
     """A sandbox in another sandbox is reported."""
     identity = who({CRI + "container-type": "sandbox", CRI + "sandbox-id": "s1"})
-    assert (identity.sandbox_id, identity.note) == ("s1", "the sandbox container names another sandbox 's1'")
+    assert (identity.sandbox_id, identity.note) == (
+        "s1",
+        "the sandbox container names another sandbox 's1'",
+    )
 
 
 BAD_IDS = [

@@ -14,17 +14,17 @@ from tests.support.world import exclusive, node, sandbox, shared, vcpus
 
 WHOLE = """
 guest
-  vCPUs were hotplugged; the guest's kernel is Linux 6.18.35 (/opt/vmlinux)
-  tid 1100 is vCPU 0 (KVM), APIC id 0 (SMP), guest CPU 0 (BOOT): proven, nobody's own
-  tid 1115 is vCPU 15 (KVM), APIC id 15 (SMP), guest CPU 15 (LATE): inferred, app
-  app: unrestricted: 1 of its own vCPUs has no guest CPU that may be acted on
-  log: guest CPUs 0: guest CPUs of vCPUs that are no container's own
+  guest kernel: 6.18.35 (/opt/vmlinux); some vCPUs were hotplugged
+  vCPU 0 of no container (proven): tid 1100 (KVM), APIC id 0 (SMP), guest CPU 0 (BOOT)
+  vCPU 15 of app (inferred): tid 1115 (KVM), APIC id 15 (SMP), guest CPU 15 (LATE)
+  app: all guest CPUs: the guest CPU of 1 of its own vCPUs is not known well enough
+  log: guest CPUs 0: guest CPUs of vCPUs that no container owns
 notes
 """
 SHORT = {
     "KVM": "measured: debugfs",
     "SMP": "proven: QEMU's -smp",
-    "BOOT": "proven: a vCPU of the start keeps its number",
+    "BOOT": "proven: present at boot, so it keeps its number",
     "LATE": "inferred: hotplugged: Linux 6.18.35 numbers them by APIC id",
 }
 
@@ -54,5 +54,5 @@ def test_unknown_kernel_and_vcpus() -> None:
     placement = place(pod, (), node())
     found = guest_map(pod, (), placement, GuestFacts(source="no -kernel"))
     assert list(guest_lines(pod, found, ())) == [
-        "no hotplugged vCPU is there; the guest's kernel is not known (no -kernel)"
+        "guest kernel: unknown (no -kernel); no vCPU was hotplugged"
     ]

@@ -1,4 +1,4 @@
-"""What `explain` tells."""
+"""The lines of `explain`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.support.world import (
 WHOLE = """
 sandbox pod (pod)
 containers
-  pause (sandbox, running): cpuset 2, recorded from test
-  app (container, running): cpuset 4-5, recorded from test
-  log (container, running): cpuset 0-1, recorded from test
-  init (container, stopped, does not count): cpuset 9, recorded from test
+  pause (sandbox, running): cpuset 2, from test
+  app (container, running): cpuset 4-5, from test
+  log (container, running): cpuset 0-1, from test
+  init (container, stopped, does not count): cpuset 9, from test
 mask
   0-1,4-5: union of the containers' cpusets
   exclusive 4-5, shared 0-1
-  overhead and surplus vCPUs also 2: the pod sandbox's own cpuset
+  overhead and unpaired vCPUs also on 2: the pod sandbox's own cpuset
 exclusive
   pause: not exclusive: it is the pod sandbox
   app: 4-5 (inferred): CPU quota equals 2 CPUs
@@ -39,10 +39,10 @@ exclusive
 VM size
   the VM has 3 vCPUs for 2 exclusive CPUs
 threads
-  tid 1100 vcpu 0 (debugfs): wanted 0-2, applied 0-2, now on 4: surplus vCPU: OVERHEAD
-  tid 1101 vcpu 1 (debugfs): wanted 4, applied 4: paired with exclusive CPUs of container app
-  tid 1102 vcpu 2 (debugfs): wanted 5, applied 5, now on 4: PAIRED
-  tid 1000 emulator (rest): wanted 0-2, applied 0-2: OVERHEAD
+  vcpu 0 (tid 1100, source: debugfs): affinity 4, expected 0-2: surplus vCPU: OVERHEAD
+  vcpu 1 (tid 1101, source: debugfs): affinity 4 as expected: PAIRED
+  vcpu 2 (tid 1102, source: debugfs): affinity 4, expected 5: PAIRED
+  emulator (tid 1000, source: rest): affinity 0-2 as expected: OVERHEAD
 notes
   none
 """.replace("OVERHEAD", "overhead auto: the sandbox's shared CPUs").replace(
@@ -81,23 +81,21 @@ def test_step_and_cgroup() -> None:
     """A thread that a cgroup keeps from its CPUs says which cgroup and which step."""
     where = node(settings=PlacementSettings(overhead=overhead("0-1")))
     text = told(sandbox(exclusive("app", "4-5")), [main_thread(cpuset="4-5")], where)
-    assert "wanted 0-1, applied 4-5" in text
-    assert "cgroup /kata_pod allows only 4-5 [step cpuset]" in text
+    assert "affinity 0-15, expected 0-1, fallback 4-5 (cpuset): " in text
+    assert "cgroup /kata_pod allows only 4-5" in text
 
 
 def test_reserve_left_alone_and_nothing() -> None:
     """Reserved CPUs, threads left alone, no vCPU and no mask each have their words."""
     of = PlacementSettings(overhead=overhead("reserve:1"))
     pod = sandbox(exclusive("app", "4-5"))
-    assert "  5 of the exclusive CPUs are reserved for overhead" in told(
-        pod, vcpus(0), node(settings=of)
-    )
+    assert "  exclusive CPUs reserved for overhead: 5" in told(pod, vcpus(0), node(settings=of))
     leave = PlacementSettings(overhead=overhead("leave"))
-    assert "emulator (rest): left alone, now on 0-15" in told(
+    assert "emulator (tid 1000, source: rest): unmanaged, affinity 0-15" in told(
         pod, [main_thread()], node(settings=leave)
     )
-    assert "  no vCPU thread is known" in told(pod, [])
-    assert "  the VM has 1 vCPUs; no container has exclusive CPUs" in told(
+    assert "  no vCPU threads found" in told(pod, [])
+    assert "  the VM has 1 vCPU; no container has exclusive CPUs" in told(
         sandbox(shared("a", "4")), vcpus(0)
     )
     assert "mask\n  none: no container has a cpuset\n" in told(sandbox(), [])

@@ -53,7 +53,7 @@ def test_nothing_left_is_unrestricted_and_said() -> None:
     assert told(TWO, vcpus(0, 1, 2)) == {
         "a": "0-1",
         "b": "2",
-        "s": "every vCPU is another container's own",
+        "s": "all vCPUs belong to other containers",
     }
 
 
@@ -65,7 +65,7 @@ def test_fewer_vcpus_than_exclusive_cpus() -> None:
 
 def test_fewer_vcpus_than_containers() -> None:
     """No pairs, no guest cpusets."""
-    why = "no container of the sandbox has vCPUs of its own"
+    why = "no container of this sandbox has its own vCPUs"
     assert told(TWO, vcpus(0)) == {"a": why, "b": why, "s": why}
 
 
@@ -73,7 +73,7 @@ def test_fewer_vcpus_than_containers() -> None:
 def test_modes_without_pairs(mode: VcpuMode) -> None:
     """A mode that pairs nothing restricts nothing in the guest."""
     found = told(TWO, vcpus(0, 1, 2, 3), settings=PlacementSettings(vcpus=mode))
-    assert set(found.values()) == {"no container of the sandbox has vCPUs of its own"}
+    assert set(found.values()) == {"no container of this sandbox has its own vCPUs"}
 
 
 def test_unknown_link_leaves_its_container_unrestricted() -> None:
@@ -82,7 +82,7 @@ def test_unknown_link_leaves_its_container_unrestricted() -> None:
     found = told(TWO, vcpus(0, 1, 2, 15), guest=guest)
     assert found == {
         "a": "1-2",
-        "b": "1 of its own vCPUs has no guest CPU that may be acted on",
+        "b": "the guest CPU of 1 of its own vCPUs is not known well enough",
         "s": "0",
     }
 
@@ -91,7 +91,7 @@ def test_inferred_links_by_setting() -> None:
     """What is only inferred is acted on where the administrator said so."""
     guest = GuestTopology(boot=3, maximum=16, sockets=16)
     kept = told(TWO, vcpus(0, 1, 2, 15), guest=guest, release="6.18")
-    assert "may be acted on" in kept["b"]
+    assert "not known well enough" in kept["b"]
     acted = told(TWO, vcpus(0, 1, 2, 15), guest=guest, release="6.18", inferred=True)
     assert acted == {"a": "1-2", "b": "15", "s": "0"}
 
@@ -102,7 +102,8 @@ def test_unknown_surplus_is_not_offered() -> None:
     one = [exclusive("a", "4"), shared("s", "0-1")]
     assert told(one, vcpus(0, 1), guest=guest) == {"a": "1", "s": "0"}
     hidden = [t._replace(role=replace(t.role, conflict="x")) for t in vcpus(0)]
-    assert told(one, [*hidden, *vcpus(1)], guest=guest)["s"].startswith("no vCPU that is no")
+    why = told(one, [*hidden, *vcpus(1)], guest=guest)["s"]
+    assert why.startswith("the guest CPUs of the vCPUs that no container owns")
 
 
 def test_stopped_containers_and_pause_are_not_told() -> None:
