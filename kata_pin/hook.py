@@ -1,19 +1,18 @@
 #!/usr/bin/python3 -IS
-"""The OCI hook: hands what the runtime says on stdin to the daemon, and gets out of the way.
+"""The OCI hook: hands the state on stdin to the daemon and ends.
 
     kata-pin-hook PHASE [--runtime-dir=DIR] [--record-ms=N] [--pin-ms=N] [--strict]
 
 It sends `KP1 <phase> <boottime_ns> <pid> <length>` and the bytes of stdin over DIR/hook.sock and
-waits for `recorded`: the daemon's registry has it. For createRuntime and prestart it then waits
-for `pinned`, so that pins stand before the workload runs. Without `recorded` in time the same
-bytes go to a file in DIR/spool, where the daemon finds them later. The exit status is 0 whatever
-happens, except in strict mode, which fails a createRuntime or prestart that did not get `pinned`.
+waits for `recorded`: the message is in the daemon's registry. For createRuntime and prestart it
+then waits for `pinned`, so that the pins are applied before the workload runs. Without `recorded`
+in time the same bytes go to a file in DIR/spool, where the daemon finds them later. The exit status
+is always 0, except in strict mode, which fails a createRuntime or prestart without `pinned`.
 
 Every container of the node waits for this program. So it imports only what is built into the
 interpreter (`posix` and `_socket`, not `os` and `socket`: those would add 1 and 6 ms to its 8),
 does not parse the state, never forks, prints nothing to stdout, and needs no environment, no cwd
-and no open descriptor. Every wait has a deadline. It lives for one hook call.
-Out of scope: what the message means (kata_pin.wire).
+and no open descriptor. Every wait has a deadline.
 """
 
 import posix
@@ -26,12 +25,12 @@ PHASES = ("createRuntime", "prestart", "createContainer", "poststart", "poststop
 PINNED_PHASES = ("createRuntime", "prestart")
 MAX_STATE_BYTES = 4 * 1024 * 1024
 MAX_REPLY_BYTES = 1024
-STDIN_S = 1.0  # runtimes write the state at once; this ends the wait for one that never does
+STDIN_S = 1.0  # runtimes write the state at once
 RETRY_S = 0.005  # connect(2) to a full backlog fails at once with EAGAIN instead of waiting
 
 
 class Problem(Exception):  # noqa: N818 - not all are errors: `unpinned` can be an answer
-    """Why the message was not handed over, or why the pins do not stand: one line of text."""
+    """Why the message was not handed over, or the pins are not applied: one line of text."""
 
 
 class Options:
@@ -41,7 +40,7 @@ class Options:
         self.phase = ""
         self.runtime_dir = "/run/kata-pin"
         self.record_s = 0.25  # a commit takes 1 ms; of 200 hooks at once on 2 CPUs some need 100
-        self.pin_s = 0.2  # from `recorded` on; 0 does not wait for pins
+        self.pin_s = 0.2  # from `recorded` on; 0: do not wait for pins
         for argument in arguments:
             self._take(argument)
         if not self.phase:
@@ -68,15 +67,15 @@ class Deadline:
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Return the seconds left; raises TimeoutError when there are none."""
+        """Return the seconds left; raises TimeoutError if there are none."""
         left = self._end - time.monotonic()
         if left <= 0:
-            raise TimeoutError("out of time")
+            raise TimeoutError("deadline passed")
         return left
 
 
 class Daemon:
-    """The connection to the daemon; every method raises OSError when it does not work out."""
+    """The connection to the daemon; every method raises OSError."""
 
     def __init__(self, path: str, deadline: Deadline) -> None:
         self._socket = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
@@ -108,11 +107,11 @@ class Daemon:
 
 
 def read_state() -> bytes:
-    """Return all of stdin.
+    """Return all of stdin; a state that is too large is read to its end too.
 
-    What is too large is read to its end too: a runtime must not fail on a broken pipe.
+    A runtime must not fail on a broken pipe.
     """
-    if sys.stdin is None:  # closed: by now descriptor 0 may be something else
+    if sys.stdin is None:  # closed: descriptor 0 may be another file by now
         raise Problem("stdin is closed")
     deadline = Deadline(STDIN_S)
     pieces, size = [], 0
@@ -126,16 +125,16 @@ def read_state() -> bytes:
         if size <= MAX_STATE_BYTES:
             pieces.append(piece)
     if not 0 < size <= MAX_STATE_BYTES:
-        raise Problem(f"a state of {size} bytes is not taken")
+        raise Problem(f"state has {size} bytes, expected 1 to {MAX_STATE_BYTES}")
     return b"".join(pieces)
 
 
 def spool(folder: str, name: str, request: bytes) -> None:
-    """Leave the request as a file; it appears under its name only when it is whole and on disk."""
+    """Leave the request as a file, which gets its final name once it is complete and on disk."""
     disk = posix.statvfs(folder)
     if disk.f_bavail * 10 < disk.f_blocks:
-        # the rest of /run belongs to the node: a daemon that is away for days must not fill it
-        raise OSError("less than a tenth of its file system is free")
+        # A daemon that is down for days must not fill /run, which the node needs.
+        raise OSError("less than 10 % of its file system is free")
     unfinished = f"{folder}/{name}.tmp"
     file = posix.open(
         unfinished, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC, 0o600
@@ -151,7 +150,7 @@ def spool(folder: str, name: str, request: bytes) -> None:
 
 
 def hand_over(options: Options) -> None:
-    """Do the hook's work; raises Problem where what it should wait for does not hold at its end."""
+    """Do the hook's work; raises Problem if the message or the pins are not confirmed."""
     stamp = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     state = read_state()
     header = f"KP1 {options.phase} {stamp} {posix.getpid()} {len(state)}\n"
@@ -161,21 +160,27 @@ def hand_over(options: Options) -> None:
         daemon = Daemon(f"{options.runtime_dir}/hook.sock", deadline)
         daemon.send(request, deadline)
         expect("recorded", daemon.answer(deadline))
-    except OSError as away:
+    except OSError as error:
         try:
             spool(f"{options.runtime_dir}/spool", f"{stamp}-{posix.getpid()}", request)
         except OSError as lost:
-            raise Problem(f"neither recorded ({away}) nor spooled ({lost})") from lost
-        raise Problem(f"spooled, not recorded: {away}") from away
+            both = f"neither recorded ({reason(error)}) nor spooled ({reason(lost)})"
+            raise Problem(both) from lost
+        raise Problem(f"spooled, not recorded: {reason(error)}") from error
     if options.phase in PINNED_PHASES and options.pin_s:
         try:
             expect("pinned", daemon.answer(Deadline(options.pin_s)))
-        except OSError as away:
-            raise Problem(f"recorded, pins not confirmed: {away}") from away
+        except OSError as error:
+            raise Problem(f"recorded, pins not confirmed: {reason(error)}") from error
+
+
+def reason(error: OSError) -> str:
+    """Return what failed, without the number of the error."""
+    return error.strerror or str(error)
 
 
 def expect(word: str, line: str) -> None:
-    """Raise Problem for a refusal, with the daemon's reason; ConnectionError for nonsense."""
+    """Raise Problem for the daemon's refusal, ConnectionError for an unknown answer."""
     if line.startswith(("refused ", "unpinned ")):
         raise Problem(line[:300])
     if line != word:
@@ -183,8 +188,8 @@ def expect(word: str, line: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Write one line to stderr, if there is one and it takes it at once."""
-    if sys.stderr is None:  # closed: by now descriptor 2 may be the socket
+    """Write one line to stderr, if it is open and takes it at once."""
+    if sys.stderr is None:  # closed: descriptor 2 may be the socket by now
         return
     line = f"kata-pin-hook: {text}".encode("ascii", "backslashreplace")
     try:
@@ -199,11 +204,11 @@ def main(arguments: list[str]) -> int:
     strict = "--strict" in arguments and any(phase in arguments for phase in PINNED_PHASES)
     try:
         hand_over(Options(arguments))
-    except Exception as problem:  # noqa: BLE001 - nothing here may fail a container by accident
+    except Exception as problem:  # noqa: BLE001 - a fault here must not fail a container
         complain(str(problem) or repr(problem))
         return 1 if strict else 0
     return 0
 
 
 if __name__ == "__main__":
-    posix._exit(main(sys.argv[1:]))  # there is nothing to tear down, and that takes a millisecond
+    posix._exit(main(sys.argv[1:]))  # skip the interpreter's teardown, which takes a millisecond

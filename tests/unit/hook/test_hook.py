@@ -218,7 +218,7 @@ def test_no_runtime_directory(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_full_disk_keeps_its_reserve(runtime_dir: Path) -> None:
-    """With less than a tenth free nothing is spooled, and no half file stays."""
+    """With less than 10 % free nothing is spooled, and no half file stays."""
     script = (
         f"mount -t tmpfs -o size=400k tmpfs {runtime_dir}/spool && "
         f"head -c 380000 /dev/zero > {runtime_dir}/spool/ballast && "
@@ -227,7 +227,7 @@ def test_full_disk_keeps_its_reserve(runtime_dir: Path) -> None:
     )
     out = in_private_mounts(script)
     assert out.stdout == "0 ballast\n"
-    assert "less than a tenth" in out.stderr
+    assert "less than 10 %" in out.stderr
 
 
 @pytest.mark.root
@@ -329,7 +329,7 @@ def test_state_that_is_not_taken(runtime_dir: Path, size: int) -> None:
     with HookDaemon(runtime_dir) as daemon:
         run = run_hook(runtime_dir, "createRuntime", state=b"x" * size)
     assert run.status == 0
-    assert run.stderr == f"kata-pin-hook: a state of {size} bytes is not taken\n"
+    assert run.stderr == f"kata-pin-hook: state has {size} bytes, expected 1 to 4194304\n"
     assert (daemon.messages, spooled(runtime_dir)) == ([], [])
 
 
