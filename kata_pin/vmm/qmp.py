@@ -4,7 +4,7 @@ QEMU serves one client a socket: a second one connects, waits without a greeting
 when the first reconnects. So qmp.sock is only asked when the caller knows that it is free (DESIGN
 D6: in the window of the announcing hook, or when the shim is proven dead), after looking whether
 somebody holds it, with a greeting within 50 ms and all within 120 ms, closed whatever happens. The
-extra monitor socket is ours to ask at any time. Three read-only queries, nothing else.
+extra monitor socket is ours to ask at any time. Two read-only queries, nothing else.
 
 A session lives as long as one call. What QEMU answers is a hint: wire.qmp checks its shape, the
 roles check that the threads are QEMU's own.
@@ -65,7 +65,7 @@ async def query(
     session_s: float = SESSION_S,
     proc: str = "/proc",
 ) -> QmpAnswers:
-    """Return what QEMU says of its vCPUs, iothreads and vCPU slots.
+    """Return what QEMU says of its vCPUs and iothreads.
 
     A socket that another client holds or waits for is not even connected (is_held; `pid` is the
     VMM's, if known). Raises QmpUnavailable when it is held, closed, too slow, or answers nonsense.
@@ -99,7 +99,6 @@ async def _session(
             return check_answers(
                 await client.execute("query-cpus-fast"),
                 await client.execute("query-iothreads"),
-                await client.execute("query-hotpluggable-cpus"),
             )
     except TimeoutError as error:
         raise QmpUnavailable(f"{path}: no answer in time; another client may hold it") from error

@@ -78,7 +78,6 @@ async def test_the_window(kata: KataSandbox) -> None:
     kata.shim.hold()
     assert {cpu.index: cpu.thread_id for cpu in answers.cpus} == kata.vcpus()
     assert {one.id: one.thread_id for one in answers.iothreads} == kata.iothreads()
-    assert len(answers.slots) == kata.machine.maximum
 
 
 async def test_the_extra_monitor_answers_any_time(kata: KataSandbox) -> None:
@@ -218,7 +217,8 @@ async def test_no_socket(scratch: Path) -> None:
 GREETING = b'{"QMP": {"version": {"qemu": {"micro": 0}}, "capabilities": []}}\r\n'
 
 
-TWICE = '[{"cpu-index": 0, "thread-id": 1}, {"cpu-index": 0, "thread-id": 2}]'
+TWICE = """[{"cpu-index": 0, "id": "a", "thread-id": 1},
+ {"cpu-index": 0, "id": "b", "thread-id": 2}]""".replace("\n", "")
 
 
 @asynccontextmanager
@@ -245,8 +245,8 @@ async def _server(path: Path, value: str) -> AsyncIterator[str]:
     ("value", "verdict"),
     [
         pytest.param(TWICE, "cpu-index appears twice", id="twice"),
-        pytest.param('[{"cpu-index": -1, "thread-id": 1}]', "not within 0 to", id="negative"),
-        pytest.param('{"no": "list"}', "not a list", id="no list"),
+        pytest.param('[{"cpu-index": -1, "thread-id": 1}]', "Expected `int` >= 0", id="negative"),
+        pytest.param('{"no": "list"}', "Expected `array`", id="no list"),
         pytest.param("[" * 2000 + "]" * 2000, "Disconnected", id="deep"),
         pytest.param('"' + "x" * 20_000_000 + '"', "Disconnected", id="huge"),
     ],

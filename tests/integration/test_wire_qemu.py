@@ -84,13 +84,12 @@ class Session:
                 return message["return"]
         raise AssertionError(f"QEMU left: {self.process.wait(30)}")
 
-    def answers(self) -> qmp.QmpAnswers:
+    def cpus(self) -> dict[int, dict[str, int]]:
+        """Return the place of each vCPU by cpu-index, and see that the answers check out."""
         self.ask("qmp_capabilities")
-        return qmp.check_answers(
-            self.ask("query-cpus-fast"),
-            self.ask("query-iothreads"),
-            self.ask("query-hotpluggable-cpus"),
-        )
+        cpus = self.ask("query-cpus-fast")
+        assert len(qmp.check_answers(cpus, self.ask("query-iothreads")).cpus) == len(cpus)
+        return {cpu["cpu-index"]: cpu["props"] for cpu in cpus}
 
 
 @contextmanager
@@ -110,17 +109,17 @@ def running(arguments: list[str], accel: str) -> Iterator[Session]:
 def test_topology(arguments: list[str]) -> None:
     """QEMU's own count, places and nodes of its vCPUs are those read from its command line."""
     with running(arguments, "kvm" if HAS_KVM else "tcg") as session:
-        answers = session.answers()
+        cpus = session.cpus()
+        slots = session.ask("query-hotpluggable-cpus")
     command = cmdline.parse_qemu(session.argv)
     guest = command.guest
     assert command.problems == ()
-    assert (len(answers.cpus), len(answers.slots)) == (guest.boot, guest.maximum)
-    for cpu in answers.cpus:
-        place = apic.place_of(guest, cpu.index)
-        said = cpu.place
-        assert (said.socket, said.die or 0, said.core, said.thread) == place
+    assert (len(cpus), len(slots)) == (guest.boot, guest.maximum)
+    for index, said in cpus.items():
+        shown = (said["socket-id"], said.get("die-id", 0), said["core-id"], said["thread-id"])
+        assert shown == apic.place_of(guest, index)
         if guest.numa:
-            assert guest.numa[cpu.index] == said.node
+            assert guest.numa[index] == said["node-id"]
 
 
 @pytest.mark.skipif(not HAS_KVM, reason="no /dev/kvm")
@@ -128,7 +127,7 @@ def test_topology(arguments: list[str]) -> None:
 def test_apic_ids(arguments: list[str]) -> None:
     """KVM's vCPU ids, as its descriptors show them, are the APIC ids computed here."""
     with running(arguments, "kvm") as session:
-        boot = [cpu.index for cpu in session.answers().cpus]
+        boot = list(session.cpus())
         folder = f"/proc/{session.process.pid}/fd"
         links = [proc.vcpu_of_link(os.readlink(f"{folder}/{fd}")) for fd in os.listdir(folder)]
     guest = cmdline.parse_qemu(session.argv).guest

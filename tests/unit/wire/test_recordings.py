@@ -205,23 +205,18 @@ def test_qmp(path: Path) -> None:
     guest = cmdline.parse_qemu(recordings.argv(path.with_name("qemu-cmdline.txt"))).guest
     tids = {thread.tid for thread in recordings.threads(path.with_name("qemu-threads.txt"))}
     for replies in recordings.qmp_replies(path):
-        answers = check_answers(
-            replies["query-cpus-fast"],
-            replies["query-iothreads"],
-            replies["query-hotpluggable-cpus"],
-        )
-        assert len(answers.slots) == guest.maximum
+        answers = check_answers(replies["query-cpus-fast"], replies["query-iothreads"])
+        assert len(replies["query-hotpluggable-cpus"]) == guest.maximum
         assert {cpu.thread_id for cpu in answers.cpus} <= tids
         assert {iothread.thread_id for iothread in answers.iothreads} <= tids
-        for cpu in answers.cpus:
-            place = apic.place_of(guest, cpu.index)
-            assert (cpu.place.socket, cpu.place.core, cpu.place.thread) == (
-                place.socket,
-                place.core,
-                place.thread,
-            )
-            assert apic.apic_id(guest, cpu.index) == cpu.index
-            assert cpu.hotplugged is (cpu.index >= guest.boot)
+        for cpu in replies["query-cpus-fast"]:
+            index, said = cpu["cpu-index"], cpu["props"]
+            place = apic.place_of(guest, index)
+            shown = (said["socket-id"], said["core-id"], said["thread-id"])
+            assert shown == (place.socket, place.core, place.thread)
+            assert apic.apic_id(guest, index) == index
+            hotplugged = cpu["qom-path"].startswith("/machine/peripheral")
+            assert hotplugged is (index >= guest.boot)
 
 
 def test_some_qmp_sessions_answered() -> None:
