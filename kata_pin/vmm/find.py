@@ -204,7 +204,7 @@ class VmmFinder:
 
     def _recorded(self, sandbox_id: str) -> dict[int, str]:
         """Return the pids in Kata's files, and in which; of a VMM in the shim that is a thread."""
-        pids = read_pids(self._host.root, self._paths, sandbox_id).vmm
+        pids = read_pids(self._host.root, self._paths, sandbox_id)
         return {checks.thread_group(self._host.root, pid): name for pid, name in pids.items()}
 
 

@@ -1,19 +1,20 @@
-"""What Kata left on disk about a sandbox's processes: the pid file, persist.json, state.json.
+"""What Kata left on disk about a sandbox: the pid file, persist.json, state.json.
 
 Only files of root (or of our own uid) are believed, and no symlink below Kata's directories is
-followed: a pid from here is a witness in the sense of DESIGN D5. Nothing is kept between calls.
-Kata rewrites persist.json in place, so a half-written one reads as absent and is read next time.
-Paths: Go runtime virtcontainers/persist/fs and qemu.go (-pidfile); runtime-rs crates/persist.
+followed, so a pid from here is a witness in the sense of D5. Kata rewrites persist.json in place: a
+half-written one counts as absent and is read next time. Paths: Go runtime virtcontainers/persist/fs
+and qemu.go (-pidfile); runtime-rs crates/persist.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from kata_pin.errors import ParseError
 from kata_pin.model.sandbox import ContainerState
@@ -21,7 +22,6 @@ from kata_pin.owned_file import FileRefused, read_below
 from kata_pin.vmm.host_access import HostPaths
 from kata_pin.wire.ids import is_id
 from kata_pin.wire.kata.persist import (
-    KataRuntime,
     PersistedSandbox,
     container_state,
     parse_persist,
@@ -50,45 +50,58 @@ class KataPaths:
         return f"{self.vc}/vm/{sandbox_id}/extra-monitor.sock"
 
 
-@dataclass(frozen=True)
-class SandboxPids:
-    """Pids that Kata's files name: the VMM's with the name of the file, virtiofsd's or 0."""
+class _File(NamedTuple):
+    """One of the two files that hold a sandbox's state: `parts` are below `base`."""
 
-    vmm: Mapping[int, str] = field(default_factory=dict)
-    virtiofsd: int = 0
+    base: str
+    parts: tuple[str, ...]
+    parse: Callable[[bytes], PersistedSandbox]
+
+    def read(self, root: HostPaths) -> PersistedSandbox | None:
+        """Return what it holds; raises ParseError."""
+        data = _read(root.path(self.base), *self.parts, limit=MAX_PERSIST)
+        return None if data is None else self.parse(data)
 
 
-def read_pids(root: HostPaths, paths: KataPaths, sandbox_id: str) -> SandboxPids:
-    """Return what Kata's files say; files that are absent or not to be believed say nothing."""
+def _files(paths: KataPaths, sandbox_id: str) -> tuple[_File, ...]:
+    """Return the state files of both runtimes; none for an id that could lead elsewhere."""
     if not is_id(sandbox_id):
-        return SandboxPids()
-    named: dict[int, str] = {}
-    pid = _pid_file(root.path(paths.vc), "vm", sandbox_id, "pid")
-    if pid:
-        named[pid] = "pid file"
-    virtiofsd = 0
-    for persisted, name in (
-        (_persist(root.path(paths.vc), sandbox_id), "persist.json"),
-        (_rs_state(root.path(paths.kata), sandbox_id), "state.json"),
-    ):
-        if persisted is not None:
-            virtiofsd = virtiofsd or persisted.virtiofsd_pid
-            if persisted.vmm_pid:
-                named.setdefault(persisted.vmm_pid, name)
-    return SandboxPids(named, virtiofsd)
+        return ()
+    return (
+        _File(paths.vc, ("sbs", sandbox_id, "persist.json"), parse_persist),
+        _File(paths.kata, (sandbox_id, "state.json"), parse_rs_state),
+    )
+
+
+def _states(
+    root: HostPaths, paths: KataPaths, sandbox_id: str
+) -> Iterator[tuple[str, PersistedSandbox]]:
+    """Yield the name and the content of each state file that is there and whole."""
+    for file in _files(paths, sandbox_id):
+        try:
+            state = file.read(root)
+        except ParseError:
+            continue
+        if state is not None:
+            yield file.parts[-1], state
+
+
+def read_pids(root: HostPaths, paths: KataPaths, sandbox_id: str) -> dict[int, str]:
+    """Return the pids that Kata's files give for the VMM, each with the name of the file."""
+    pids: dict[int, str] = {}
+    if is_id(sandbox_id):
+        data = _read(root.path(paths.vc), "vm", sandbox_id, "pid", limit=MAX_PID_FILE) or b""
+        if _PID.match(data) and int(data):
+            pids[int(data)] = "pid file"
+    for name, state in _states(root, paths, sandbox_id):
+        if state.vmm_pid:
+            pids.setdefault(state.vmm_pid, name)
+    return pids
 
 
 def virtiofsd_pid(root: HostPaths, paths: KataPaths, sandbox_id: str) -> int:
-    """Return the pid that Kata's files name, 0 for none; read again only where they changed."""
-    return _virtiofsd_pid(root, paths, sandbox_id, state_stamp(root, paths, sandbox_id))
-
-
-@lru_cache(maxsize=1024)
-def _virtiofsd_pid(
-    root: HostPaths, paths: KataPaths, sandbox_id: str, _stamp: tuple[int, int]
-) -> int:
-    """Every pass over a sandbox asks, and persist.json of a pod can be long."""
-    return read_pids(root, paths, sandbox_id).virtiofsd
+    """Return virtiofsd's pid in Kata's files, 0 for none; reads them only when they changed."""
+    return _digest(root, paths, sandbox_id, state_stamp(root, paths, sandbox_id))[0]
 
 
 def persisted_pinning(
@@ -96,104 +109,65 @@ def persisted_pinning(
 ) -> tuple[bool, str] | None:
     """Return whether Kata pins the sandbox's vCPUs too (enable_vcpus_pinning), and the file's name.
 
-    None where there is no file to be believed, or it is being written; read only where it changed.
+    None without a file that can be believed, or while it is being written; reads it only when it
+    changed.
     """
-    return _persisted_pinning(root, paths, sandbox_id, state_stamp(root, paths, sandbox_id))
+    return _digest(root, paths, sandbox_id, state_stamp(root, paths, sandbox_id))[1]
 
 
 @lru_cache(maxsize=1024)
-def _persisted_pinning(
+def _digest(
     root: HostPaths, paths: KataPaths, sandbox_id: str, _stamp: tuple[int, int]
-) -> tuple[bool, str] | None:
-    persisted = read_state(root, paths, sandbox_id)
-    if persisted is None:
-        return None
-    name = "persist.json" if persisted.runtime is KataRuntime.GO else "state.json"
-    return persisted.vcpu_pinning, name
+) -> tuple[int, tuple[bool, str] | None]:
+    """Return what every pass over a sandbox asks for: persist.json of a pod can be long."""
+    for name, state in _states(root, paths, sandbox_id):
+        return state.virtiofsd_pid, (state.vcpu_pinning, name)
+    return 0, None
 
 
 def read_state(root: HostPaths, paths: KataPaths, sandbox_id: str) -> PersistedSandbox | None:
-    """Return what Kata keeps of a sandbox; None when it keeps nothing that is to be believed."""
-    if not is_id(sandbox_id):
-        return None
-    persisted = _persist(root.path(paths.vc), sandbox_id)
-    return persisted or _rs_state(root.path(paths.kata), sandbox_id)
+    """Return what Kata keeps of a sandbox; None without a file that can be believed."""
+    return next((state for _, state in _states(root, paths, sandbox_id)), None)
 
 
 def state_problem(root: HostPaths, paths: KataPaths, sandbox_id: str) -> str:
-    """Return why read_state gives nothing of a file that is there; empty where none is."""
-    if is_id(sandbox_id):
-        for base, parts, parse in (
-            (paths.vc, ("sbs", sandbox_id, "persist.json"), parse_persist),
-            (paths.kata, (sandbox_id, "state.json"), parse_rs_state),
-        ):
-            data = _read(root.path(base), *parts, limit=MAX_PERSIST)
-            if data is not None:
-                return _problem(parse, data)
-        if any(state_stamp(root, paths, sandbox_id)):
-            return f"not a file of root's of at most {MAX_PERSIST} bytes"
-    return ""
-
-
-def _problem(parse: Callable[[bytes], object], data: bytes) -> str:
+    """Return why read_state returns None for a file that is there; empty where none is."""
     try:
-        parse(data)
+        if any(file.read(root) for file in _files(paths, sandbox_id)):
+            return ""
     except ParseError as error:
         return str(error)
+    if any(state_stamp(root, paths, sandbox_id)):
+        return f"not a file of root's of at most {MAX_PERSIST} bytes"
     return ""
 
 
 def state_stamp(root: HostPaths, paths: KataPaths, sandbox_id: str) -> tuple[int, int]:
     """Return modification time and size of what read_state reads; zeros where there is none."""
-    if is_id(sandbox_id):
-        go = f"{paths.vc}/sbs/{sandbox_id}/persist.json"
-        for path in (go, f"{paths.kata}/{sandbox_id}/state.json"):
-            try:
-                status = os.lstat(root.path(path))
-            except OSError:
-                continue
-            return status.st_mtime_ns, status.st_size
+    for file in _files(paths, sandbox_id):
+        try:
+            status = os.lstat(root.path("/".join((file.base, *file.parts))))
+        except OSError:
+            continue
+        return status.st_mtime_ns, status.st_size
     return 0, 0
 
 
 def read_container_state(
     root: HostPaths, paths: KataPaths, sandbox_id: str, container_id: str
 ) -> ContainerState:
-    """Return the state that Go's runtime keeps of a container; running where none is kept."""
+    """Return the state that Go's runtime keeps of a container; running where it keeps none."""
     if is_id(sandbox_id) and is_id(container_id):
         parts = ("sbs", sandbox_id, container_id, "persist.json")
         data = _read(root.path(paths.vc), *parts, limit=MAX_PERSIST)
-        try:
+        with suppress(ParseError):
             return ContainerState.RUNNING if data is None else container_state(data)
-        except ParseError:
-            pass
     return ContainerState.RUNNING
 
 
 def _read(base: str, *parts: str, limit: int) -> bytes | None:
-    """Return a file of root's or ours below `base`, None if it is absent or not to be believed."""
+    """Return a file of root's or ours below `base`, None if it is absent or cannot be believed."""
     try:
         return read_below(base, *parts, limit=limit)
     except (OSError, FileRefused):
-        return None
-
-
-def _pid_file(base: str, *parts: str) -> int:
-    data = _read(base, *parts, limit=MAX_PID_FILE)
-    return int(data) if data is not None and _PID.match(data) else 0
-
-
-def _persist(base: str, sandbox_id: str) -> PersistedSandbox | None:
-    data = _read(base, "sbs", sandbox_id, "persist.json", limit=MAX_PERSIST)
-    try:
-        return None if data is None else parse_persist(data)
-    except ParseError:
-        return None
-
-
-def _rs_state(base: str, sandbox_id: str) -> PersistedSandbox | None:
-    data = _read(base, sandbox_id, "state.json", limit=MAX_PERSIST)
-    try:
-        return None if data is None else parse_rs_state(data)
-    except ParseError:
         return None

@@ -14,7 +14,7 @@ from kata_pin.host.root import HostRoot
 from kata_pin.model.thread import ProcessKey
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.host_access import HostAccess, ProcessFacts
-from kata_pin.vmm.state_files import KataPaths, read_pids
+from kata_pin.vmm.state_files import KataPaths, read_pids, virtiofsd_pid
 from kata_pin.wire.proc import Cgroups, parse_cgroup
 from tests.support import recordings
 
@@ -103,9 +103,9 @@ def test_pids_of_both_runtimes(vc: Path, tmp_path: Path) -> None:
     (vc / "sbs/p1/persist.json").write_text(json.dumps(state))
     rs = {"hypervisor": {"id": "p1", "pid": 99}}
     (tmp_path / "run/kata/p1/state.json").write_text(json.dumps(rs))
-    pids = read_pids(HostRoot(str(tmp_path)), KataPaths(), "p1")
-    assert pids.vmm == {1780: "pid file", 99: "state.json"}
-    assert pids.virtiofsd == 1778
+    root = HostRoot(str(tmp_path))
+    assert read_pids(root, KataPaths(), "p1") == {1780: "pid file", 99: "state.json"}
+    assert virtiofsd_pid(root, KataPaths(), "p1") == 1778
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_damaged_pid_files(vc: Path, tmp_path: Path, text: str) -> None:
     """A pid file that is not one number says nothing."""
     (vc / "vm/p1/pid").write_text(text)
     (vc / "sbs/p1/persist.json").write_text('{"HypervisorState": {"Pid": 17')
-    assert read_pids(HostRoot(str(tmp_path)), KataPaths(), "p1").vmm == {}
+    assert read_pids(HostRoot(str(tmp_path)), KataPaths(), "p1") == {}
 
 
 @pytest.mark.parametrize("name", ["..", "../p1", "p1/../p1", "", "a" * 200])
 def test_ids_that_are_paths(vc: Path, tmp_path: Path, name: str) -> None:
     """An id that could lead elsewhere is not looked up at all."""
     (vc / "vm/p1/pid").write_text("1780")
-    assert read_pids(HostRoot(str(tmp_path)), KataPaths(), name).vmm == {}
+    assert read_pids(HostRoot(str(tmp_path)), KataPaths(), name) == {}
 
 
 @pytest.mark.parametrize("kind", ["link", "linked folder", "fifo", "folder", "long"])
@@ -145,7 +145,7 @@ def test_what_is_no_file_of_ours(vc: Path, tmp_path: Path, kind: str) -> None:
             pid.mkdir()
         case "long":
             pid.write_text("0" * 40)
-    assert read_pids(HostRoot(str(tmp_path)), KataPaths(), "p1").vmm == {}
+    assert read_pids(HostRoot(str(tmp_path)), KataPaths(), "p1") == {}
 
 
 @pytest.mark.root
@@ -153,6 +153,6 @@ def test_what_is_no_file_of_ours(vc: Path, tmp_path: Path, kind: str) -> None:
 def test_a_file_of_another_user(vc: Path, tmp_path: Path) -> None:
     """Somebody else's file is not believed, though we can read it."""
     (vc / "vm/p1/pid").write_text("1780")
-    assert read_pids(HostRoot(str(tmp_path)), KataPaths(), "p1").vmm == {1780: "pid file"}
+    assert read_pids(HostRoot(str(tmp_path)), KataPaths(), "p1") == {1780: "pid file"}
     os.chown(vc / "vm/p1/pid", 65534, 65534)
-    assert read_pids(HostRoot(str(tmp_path)), KataPaths(), "p1").vmm == {}
+    assert read_pids(HostRoot(str(tmp_path)), KataPaths(), "p1") == {}
