@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from errno import ENOENT, ESRCH
 from typing import Final, TypeVar
 
@@ -19,7 +18,7 @@ from kata_pin.errors import HostError, TaskGone
 from kata_pin.host.files import read_bytes, read_once
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.thread import PF_KTHREAD, ProcessKey
+from kata_pin.model.thread import Process, ProcessKey
 from kata_pin.wire.proc import (
     MAX_CGROUP,
     MAX_CMDLINE,
@@ -43,27 +42,6 @@ still change its name and flags."""
 
 
 K = TypeVar("K")
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process: who it is, its parent, its name, its task flags, its state (`Z`: a zombie)."""
-
-    key: ProcessKey
-    ppid: int
-    comm: str
-    flags: int
-    state: str = ""
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self.key.pid
-
-    @property
-    def kernel(self) -> bool:
-        """Whether it is a kernel thread."""
-        return bool(self.flags & PF_KTHREAD)
 
 
 def of_stat(stat: Stat) -> Process:

@@ -50,6 +50,27 @@ class ProcessKey(NamedTuple):
     starttime: int
 
 
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process: who it is, its parent, its name, its task flags, its state (`Z`: a zombie)."""
+
+    key: ProcessKey
+    ppid: int
+    comm: str
+    flags: int
+    state: str = ""
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self.key.pid
+
+    @property
+    def kernel(self) -> bool:
+        """Whether it is a kernel thread."""
+        return bool(self.flags & PF_KTHREAD)
+
+
 class ThreadKey(NamedTuple):
     """A thread's identity (D5): a bare tid may name another thread a moment later.
 

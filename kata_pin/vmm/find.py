@@ -19,11 +19,11 @@ from typing import Final
 
 from kata_pin.errors import HostError, ParseError, VmmError
 from kata_pin.model.sandbox import Vmm
-from kata_pin.model.thread import PF_KTHREAD, ProcessKey
+from kata_pin.model.thread import PF_KTHREAD, Process, ProcessKey
 from kata_pin.vmm import checks
 from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES, Allowlist
 from kata_pin.vmm.checks import Refused
-from kata_pin.vmm.host_access import HostAccess, ProcessFacts
+from kata_pin.vmm.host_access import HostAccess
 from kata_pin.vmm.kinds import VmmKind
 from kata_pin.vmm.shims import is_shim_of, shim_of
 from kata_pin.vmm.state_files import KataPaths, read_pids
@@ -87,7 +87,7 @@ class VmmFinder:
                 found.setdefault(sandbox_id, process.key.pid)
         return found
 
-    def _believed(self, process: ProcessFacts) -> str:
+    def _believed(self, process: Process) -> str:
         """Return the sandbox whose VMM a process is, empty where it is none."""
         command = self._command(process)
         if command is None or not command.sandbox_id:
@@ -142,7 +142,7 @@ class VmmFinder:
             if command is not None and command.names(sandbox_id):
                 yield Candidate(process.key.pid, "process")
 
-    def _command(self, process: ProcessFacts) -> VmmCommand | None:
+    def _command(self, process: Process) -> VmmCommand | None:
         """Return what a command line says, None when the executable is no VMM's."""
         if process.flags & PF_KTHREAD:
             return None
@@ -193,7 +193,7 @@ class VmmFinder:
             exe_deleted=deleted,
         )
 
-    def _witness(self, sandbox_id: str, process: ProcessFacts, kind: VmmKind) -> str:
+    def _witness(self, sandbox_id: str, process: Process, kind: VmmKind) -> str:
         """Return the evidence that the VMM itself cannot write, empty for none."""
         if self._host.cgroups(process.key.pid).names(sandbox_id):
             return "cgroup holds the sandbox id"

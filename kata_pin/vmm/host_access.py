@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kata_pin.model.thread import ProcessKey
+from kata_pin.model.thread import Process
 from kata_pin.wire.proc import Cgroups
 
 
@@ -37,40 +37,20 @@ class HostPaths(Protocol):
         """Return a path below debugfs."""
 
 
-class ProcessFacts(Protocol):
-    """One process as its stat file shows it (host.process.Process)."""
-
-    @property
-    def key(self) -> ProcessKey:
-        """Its identity."""
-
-    @property
-    def ppid(self) -> int:
-        """Its parent."""
-
-    @property
-    def comm(self) -> str:
-        """Its name."""
-
-    @property
-    def flags(self) -> int:
-        """Its task flags."""
-
-
 class ProcessTable(Protocol):
     """All processes as of the last refresh (host.process.ProcessIndex)."""
 
-    def get(self, pid: int) -> ProcessFacts | None:
+    def get(self, pid: int) -> Process | None:
         """Return the process with this pid."""
 
-    def all(self) -> Sequence[ProcessFacts]:
+    def all(self) -> Sequence[Process]:
         """Return all processes."""
 
-    def children(self, ppid: int) -> Sequence[ProcessFacts]:
+    def children(self, ppid: int) -> Sequence[Process]:
         """Return the children of a process."""
 
     @property
-    def kernel_workers(self) -> Mapping[int, Sequence[ProcessFacts]]:
+    def kernel_workers(self) -> Mapping[int, Sequence[Process]]:
         """The kernel threads that wire.proc.kernel_worker knows, by the tid in their names."""
 
 
@@ -80,7 +60,7 @@ class HostAccess:
 
     root: HostPaths
     processes: ProcessTable
-    read_process: Callable[[int], ProcessFacts]
+    read_process: Callable[[int], Process]
     cmdline: Callable[[int], Sequence[str]]
     exe: Callable[[int], tuple[str, bool]]
     cgroups: Callable[[int], Cgroups]

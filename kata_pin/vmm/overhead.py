@@ -15,9 +15,9 @@ from typing import Final
 
 from kata_pin.errors import HostError
 from kata_pin.model.sandbox import Vmm
-from kata_pin.model.thread import ProcessKey, RoleSource, ThreadKey, ThreadRole
+from kata_pin.model.thread import Process, ProcessKey, RoleSource, ThreadKey, ThreadRole
 from kata_pin.vmm import checks
-from kata_pin.vmm.host_access import HostAccess, HostPaths, ProcessFacts
+from kata_pin.vmm.host_access import HostAccess, HostPaths
 from kata_pin.vmm.shims import shim_of
 from kata_pin.vmm.state_files import KataPaths, virtiofsd_pid
 from kata_pin.wire.proc import kernel_worker
@@ -87,7 +87,7 @@ def _kernel_workers(host: HostAccess, threads: Iterable[ThreadKey]) -> Iterator[
 
 def _file_servers(
     host: HostAccess, vmm: Vmm, sandbox_id: str, shim: int | None, paths: KataPaths
-) -> Iterator[ProcessFacts]:
+) -> Iterator[Process]:
     """Yield virtiofsd or nydusd: the pid in persist.json, or the shim's child for this sandbox."""
     recorded = virtiofsd_pid(host.root, paths, sandbox_id)
     parents = {shim, vmm.parent if vmm.parent > 1 else None} - {None}
@@ -101,14 +101,14 @@ def _file_servers(
                 yield child
 
 
-def _with_children(host: HostAccess, servers: Iterable[ProcessFacts]) -> Iterator[ProcessFacts]:
+def _with_children(host: HostAccess, servers: Iterable[Process]) -> Iterator[Process]:
     generation = list(servers)
     for _ in range(MAX_DEPTH):
         yield from generation
         generation = [c for server in generation for c in host.processes.children(server.key.pid)]
 
 
-def _is_file_server(host: HostAccess, process: ProcessFacts) -> bool:
+def _is_file_server(host: HostAccess, process: Process) -> bool:
     """Whether its executable is a file server's (a kernel thread has none)."""
     try:
         path, _ = host.exe(process.key.pid)
@@ -117,7 +117,7 @@ def _is_file_server(host: HostAccess, process: ProcessFacts) -> bool:
     return os.path.basename(path).startswith(_FILE_SERVERS)
 
 
-def _names(host: HostAccess, process: ProcessFacts, sandbox_id: str) -> bool:
+def _names(host: HostAccess, process: Process, sandbox_id: str) -> bool:
     try:
         return names_sandbox(host.cmdline(process.key.pid), sandbox_id)
     except HostError:

@@ -12,16 +12,16 @@ import os
 from typing import Final
 
 from kata_pin.errors import HostError, ParseError
-from kata_pin.model.thread import PF_KTHREAD
+from kata_pin.model.thread import PF_KTHREAD, Process
 from kata_pin.vmm import checks
-from kata_pin.vmm.host_access import HostAccess, ProcessFacts
+from kata_pin.vmm.host_access import HostAccess
 from kata_pin.wire.vmm_cmdline import parse_shim
 
 SHIM_COMMS: Final = frozenset({"containerd-shim", "containerd-shi", "kata-shim", "kata-runtime"})
 """Names of shim processes, cut at 15 characters by the kernel: they narrow the search only."""
 
 
-def shim_of(host: HostAccess, vmm: ProcessFacts, sandbox_id: str) -> int | None:
+def shim_of(host: HostAccess, vmm: Process, sandbox_id: str) -> int | None:
     """Return the pid of the sandbox's living shim, None when there is none."""
     if is_shim_of(host, vmm.ppid, sandbox_id):
         return vmm.ppid

@@ -18,7 +18,7 @@ from kata_pin.cli.reports import pcpus
 from kata_pin.cli.reports.pcpus import Pcpu
 from kata_pin.errors import KataPinError, TaskGone
 from kata_pin.host.files import read_text
-from kata_pin.host.process import Process, read_process
+from kata_pin.host.process import read_process
 from kata_pin.host.root import HostRoot
 from kata_pin.host.tasks import get_affinity, list_tids
 from kata_pin.model.cpuset import CpuSet
@@ -33,6 +33,7 @@ from kata_pin.model.reports.who import (
     ProcessThread,
     WhoDocument,
 )
+from kata_pin.model.thread import Process
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from kata_pin.host.cpuset import CpusetReader
 from kata_pin.host.process import ProcessIndex
 from kata_pin.host.root import HOST, HostRoot
 from kata_pin.host.tasks import read_tasks
-from kata_pin.model.thread import PF_KTHREAD, ProcessKey
+from kata_pin.model.thread import PF_KTHREAD, Process, ProcessKey
 from tests.support.hosttree import FakeHost
 
 
@@ -43,7 +43,7 @@ def test_hostile_name(host: FakeHost) -> None:
     """A name with brackets and spaces does not shift the fields after it."""
     host.process(10, comm="a) R 1 (b", ppid=7, starttime=42)
     found = process.read_process(host.root, 10)
-    assert found == process.Process(ProcessKey(10, 42), 7, "a) R 1 (b", 0x0040_0000, "S")
+    assert found == Process(ProcessKey(10, 42), 7, "a) R 1 (b", 0x0040_0000, "S")
 
 
 def test_deleted_executable(host: FakeHost) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from kata_pin.errors import TaskGone, VmmError
 from kata_pin.host.root import HostRoot
-from kata_pin.model.thread import ProcessKey
+from kata_pin.model.thread import Process, ProcessKey
 from kata_pin.vmm.find import VmmFinder
-from kata_pin.vmm.host_access import HostAccess, ProcessFacts
+from kata_pin.vmm.host_access import HostAccess
 from kata_pin.vmm.state_files import KataPaths, read_pids, virtiofsd_pid
 from kata_pin.wire.proc import Cgroups, parse_cgroup
 from tests.support import recordings
@@ -23,22 +23,19 @@ class _One:
     """A process table of one VMM below init."""
 
     def __init__(self, pid: int) -> None:
-        self.key = ProcessKey(pid, 1)
-        self.ppid = 1
-        self.comm = "qemu-system-x86"
-        self.flags = 0
+        self.process = Process(ProcessKey(pid, 1), 1, "qemu-system-x86", 0)
 
-    def get(self, pid: int) -> ProcessFacts | None:
-        return self if pid == self.key.pid else None
+    def get(self, pid: int) -> Process | None:
+        return self.process if pid == self.process.pid else None
 
-    def all(self) -> Sequence[ProcessFacts]:
-        return [self]
+    def all(self) -> Sequence[Process]:
+        return [self.process]
 
-    def children(self, ppid: int) -> Sequence[ProcessFacts]:
-        return [self] if ppid == self.ppid else []
+    def children(self, ppid: int) -> Sequence[Process]:
+        return [self.process] if ppid == self.process.ppid else []
 
     @property
-    def kernel_workers(self) -> Mapping[int, Sequence[ProcessFacts]]:
+    def kernel_workers(self) -> Mapping[int, Sequence[Process]]:
         return {}
 
 
@@ -46,10 +43,10 @@ def _facts(root: HostRoot, argv: list[str], cgroup: bytes, exe: str = "") -> Hos
     """Return a host whose only process is the VMM with this command line and cgroup."""
     one = _One(1780)
 
-    def read(pid: int) -> ProcessFacts:
-        if pid != one.key.pid:
+    def read(pid: int) -> Process:
+        if pid != one.process.pid:
             raise TaskGone("read", f"process {pid}")
-        return one
+        return one.process
 
     def cgroups(pid: int) -> Cgroups:
         read(pid)

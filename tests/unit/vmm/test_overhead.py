@@ -3,53 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from kata_pin.host.root import HostRoot
 from kata_pin.model.sandbox import Vmm
-from kata_pin.model.thread import PF_KTHREAD, ProcessKey, RoleSource, ThreadKey, ThreadRole
-from kata_pin.vmm.host_access import ProcessFacts
+from kata_pin.model.thread import PF_KTHREAD, Process, ProcessKey, RoleSource, ThreadKey, ThreadRole
 from kata_pin.vmm.overhead import Helper, find_helpers, served_by
 from kata_pin.wire.proc import kernel_worker
 from tests.support.vmmhost import facts
 
 
-@dataclass(frozen=True)
-class _Process:
-    key: ProcessKey
-    ppid: int
-    comm: str
-    flags: int = PF_KTHREAD
+def _process(key: ProcessKey, ppid: int, comm: str, flags: int = PF_KTHREAD) -> Process:
+    return Process(key, ppid, comm, flags)
 
 
 class _Table:
     """Processes of a Linux 6.1 host with vhost, as recorded from Kata 3.21."""
 
     processes = (
-        _Process(ProcessKey(1780, 1), 1768, "qemu-system-x86", 0),
-        _Process(ProcessKey(1785, 1), 2, "kvm-nx-lpage-recovery-1780"),
-        _Process(ProcessKey(1789, 1), 2, "vhost-1780"),
-        _Process(ProcessKey(1790, 1), 2, "vhost-1780"),
-        _Process(ProcessKey(1791, 1), 2, "vhost-17801"),
-        _Process(ProcessKey(1792, 1), 2, "vhost-178"),
-        _Process(ProcessKey(1793, 1), 1780, "vhost-1780"),
-        _Process(ProcessKey(1795, 1), 2, "vhost-1781"),
-        _Process(ProcessKey(1796, 9), 2, "vhost-1781"),
-        _Process(ProcessKey(1794, 1), 2, "kvm-pit/1780"),
+        _process(ProcessKey(1780, 1), 1768, "qemu-system-x86", 0),
+        _process(ProcessKey(1785, 1), 2, "kvm-nx-lpage-recovery-1780"),
+        _process(ProcessKey(1789, 1), 2, "vhost-1780"),
+        _process(ProcessKey(1790, 1), 2, "vhost-1780"),
+        _process(ProcessKey(1791, 1), 2, "vhost-17801"),
+        _process(ProcessKey(1792, 1), 2, "vhost-178"),
+        _process(ProcessKey(1793, 1), 1780, "vhost-1780"),
+        _process(ProcessKey(1795, 1), 2, "vhost-1781"),
+        _process(ProcessKey(1796, 9), 2, "vhost-1781"),
+        _process(ProcessKey(1794, 1), 2, "kvm-pit/1780"),
     )
 
-    def get(self, pid: int) -> ProcessFacts | None:
+    def get(self, pid: int) -> Process | None:
         return next((one for one in self.processes if one.key.pid == pid), None)
 
-    def all(self) -> Sequence[ProcessFacts]:
+    def all(self) -> Sequence[Process]:
         return self.processes
 
-    def children(self, ppid: int) -> Sequence[ProcessFacts]:
+    def children(self, ppid: int) -> Sequence[Process]:
         return [one for one in self.processes if one.ppid == ppid]
 
     @property
-    def kernel_workers(self) -> Mapping[int, Sequence[ProcessFacts]]:
+    def kernel_workers(self) -> Mapping[int, Sequence[Process]]:
         named = [(kernel_worker(one.comm), one) for one in self.processes if one.flags]
         owners = {worker.owner for worker, _ in named if worker}
         return {tid: [p for worker, p in named if worker and worker.owner == tid] for tid in owners}
