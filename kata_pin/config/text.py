@@ -1,4 +1,4 @@
-"""Texts made from the settings table: what holds now, and a sample file to start from."""
+"""Texts made from the settings table: the settings in force, and a sample file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def as_yaml(config: Config, *, changed_only: bool = False) -> str:
 
 def sample() -> str:
     """Return a file with every setting, explained and commented out; it means `Config()`."""
-    lines = ["# kata-pin: settings. What is commented out shows its default.", "version: 1"]
+    lines = ["# Settings of kata-pin. Commented lines show the defaults.", "version: 1"]
     section = ""
     for entry in SETTINGS:
         parent = entry.key.rpartition(".")[0]
