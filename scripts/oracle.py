@@ -24,7 +24,7 @@ from kata_pin.policy.alloc.distributed import take_distributed
 from kata_pin.policy.alloc.failure import AllocError, AllocFailure
 from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.packed import Packing, take_packed
-from kata_pin.policy.alloc.topology import Machine
+from kata_pin.policy.alloc.topology import CORE, LLC, NODE, PACKAGE, Machine
 from kata_pin.wire.kube.checkpoint import parse_checkpoint
 from tests.support.kubelet_pod import ContainerRole, KubeletContainer, KubeletPod
 from tests.support.kubelet_state import StaticState
@@ -115,10 +115,10 @@ def run_order(machine: Machine, row: Row) -> None:
     """order_cases: the ids of free units, or single CPUs, in the accumulator's order."""
     accumulator = Accumulator(machine, CpuSet.parse(row["available"]).bits, 0)
     orders: dict[str, Callable[[], list[int]]] = {
-        "sockets": accumulator.free_packages,
-        "numa_nodes": accumulator.free_nodes,
-        "cores": accumulator.free_cores,
-        "uncore_caches": accumulator.free_llcs,
+        "sockets": partial(accumulator.free, PACKAGE),
+        "numa_nodes": partial(accumulator.free, NODE),
+        "cores": partial(accumulator.free, CORE),
+        "uncore_caches": partial(accumulator.free, LLC),
         "cpus": accumulator.cpus,
     }
     expected, got = row["expected_ids"], orders[row["kind"]]()

@@ -191,7 +191,8 @@ class KubeletStatic:
             )
         # A reserved CPU may leave its sibling alone: counting that one would let a request be
         # served from single threads.
-        blocked = CpuSet.from_bits(self.machine.core_bits(self.reserved.bits))
+        cores, reserved = self.machine.cores.values(), self.reserved.bits
+        blocked = CpuSet.from_bits(Machine.union(core for core in cores if core & reserved))
         available = len(state.shared - blocked)
         if wanted > available:
             raise AllocError(

@@ -7,6 +7,7 @@ of its own (`demand`), and which CPUs are free (`pooled`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from kata_pin.errors import ConfigError
@@ -18,7 +19,7 @@ from kata_pin.policy.alloc.failure import AllocError, AllocFailure
 from kata_pin.policy.alloc.hints import MAX_NODES, choose, make_hints
 from kata_pin.policy.alloc.kubelet import hinted, take_hinted
 from kata_pin.policy.alloc.options import StaticOptions
-from kata_pin.policy.alloc.topology import Machine, Masks
+from kata_pin.policy.alloc.topology import CORE, LLC, NODE, Machine, Masks
 
 
 class Choice(Protocol):
@@ -102,8 +103,8 @@ class KubeletChoice:
     def _by_node(self, free: CpuSet, taken: CpuSet) -> tuple[Candidate, ...]:
         accumulator = Accumulator(self._machine, free.bits, 0)
         return tuple(
-            _candidate("node", node, self._machine.nodes[node], free.bits, taken.bits)
-            for node in accumulator.nodes()
+            _candidate(NODE, node, self._machine.nodes[node], free.bits, taken.bits)
+            for node in accumulator.units(NODE)
         )
 
 
@@ -133,23 +134,21 @@ def _packed(
 
 def _steps(accumulator: Accumulator, options: StaticOptions) -> Iterator[_Step]:
     """Yield the steps of `take_packed` in its order."""
-    machine = accumulator.machine
-    node = ("node", accumulator.nodes, machine.nodes)
-    package = ("package", accumulator.packages, machine.packages)
-    upper, lower = (node, package) if machine.nodes_first else (package, node)
-    yield _Step(*upper, accumulator.take_upper)
-    yield _Step(*lower, accumulator.take_lower)
+    machine, spread = accumulator.machine, options.distribute_cpus_across_cores
+    wholes: dict[str, Callable[[], None]] = {
+        level: partial(accumulator.take_whole, level) for level in (machine.upper, machine.lower)
+    }
     if options.prefer_align_cpus_by_uncorecache:
-        yield _Step("llc", accumulator.llcs, machine.llcs, accumulator.take_llcs)
-    spread = options.distribute_cpus_across_cores
+        wholes[LLC] = accumulator.take_llcs
     if not spread:
-        yield _Step("core", accumulator.cores, machine.cores, accumulator.take_cores)
-    singles = {cpu: 1 << cpu for cpu in machine.cpus}
+        wholes[CORE] = partial(accumulator.take_whole, CORE)
+    for level, take in wholes.items():
+        yield _Step(level, partial(accumulator.units, level), machine.units[level], take)
     yield _Step(
         "cpu",
-        lambda: accumulator.cpus(spread=spread),
-        singles,
-        lambda: accumulator.take_cpus(spread=spread),
+        partial(accumulator.cpus, spread=spread),
+        {cpu: 1 << cpu for cpu in machine.cpus},
+        partial(accumulator.take_cpus, spread=spread),
     )
 
 

@@ -18,7 +18,7 @@ from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.policy.alloc.accumulator import Accumulator
 from kata_pin.policy.alloc.failure import not_enough
 from kata_pin.policy.alloc.packed import PLAIN, Packing, take_packed
-from kata_pin.policy.alloc.topology import Machine
+from kata_pin.policy.alloc.topology import NODE, Machine
 
 SEARCH_LIMIT: Final = 100_000
 """Most candidates looked at for one request, about 0.2 s.
@@ -53,7 +53,7 @@ def take_distributed(
         return EMPTY
     if accumulator.failed:
         raise not_enough(wanted, len(available))
-    nodes = accumulator.nodes()
+    nodes = accumulator.units(NODE)
     free = [(machine.nodes[node] & accumulator.available).bit_count() for node in nodes]
     search = _Search(free, wanted, group)
     for size in _node_counts(machine, len(nodes), wanted, group):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.policy.alloc.accumulator import Accumulator
 from kata_pin.policy.alloc.failure import AllocError, AllocFailure, not_enough
-from kata_pin.policy.alloc.topology import Machine
+from kata_pin.policy.alloc.topology import CORE, Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ def take_packed(
         return EMPTY
     if accumulator.failed:
         raise not_enough(wanted, len(available))
-    accumulator.take_upper()
-    accumulator.take_lower()
+    accumulator.take_whole(machine.upper)
+    accumulator.take_whole(machine.lower)
     if packing.by_llc:
         accumulator.take_llcs()
     if not packing.spread:
-        accumulator.take_cores()
+        accumulator.take_whole(CORE)
     accumulator.take_cpus(spread=packing.spread)
     if accumulator.needed > 0:
         raise AllocError(

@@ -8,7 +8,7 @@ from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.topology import Cpu, HostTopology, flat
 from kata_pin.policy.alloc.accumulator import Accumulator
 from kata_pin.policy.alloc.packed import Packing, take_packed
-from kata_pin.policy.alloc.topology import Machine
+from kata_pin.policy.alloc.topology import CORE, LLC, NODE, PACKAGE, Machine
 from tests.support.machines import Shape, host, hybrid
 
 HYBRID = Machine.of(hybrid())
@@ -17,14 +17,14 @@ HYBRID = Machine.of(hybrid())
 def test_half_used_core_of_a_hybrid_host_is_not_free() -> None:
     """The average of 1 CPU a core never makes a half-used core free: its other CPU is taken."""
     free = CpuSet.parse("1-23")
-    assert 0 not in Accumulator(HYBRID, free.bits, 2).free_cores()
+    assert 0 not in Accumulator(HYBRID, free.bits, 2).free(CORE)
     assert take_packed(HYBRID, free, 2) <= free
 
 
 def test_whole_cores_of_a_hybrid_host() -> None:
     """By the average only small cores are whole; by true sizes the big ones are too."""
     free = HYBRID.cpus
-    assert Accumulator(HYBRID, free.bits, 2).free_cores() == list(range(16, 24))
+    assert Accumulator(HYBRID, free.bits, 2).free(CORE) == list(range(16, 24))
     assert take_packed(HYBRID, CpuSet.parse("1-15"), 2) == CpuSet.parse("1-2")
     true = Packing(true_sizes=True)
     assert take_packed(HYBRID, CpuSet.parse("1-15"), 2, true) == CpuSet.parse("2-3")
@@ -34,8 +34,8 @@ def test_package_smaller_than_the_average() -> None:
     """A whole package of another size counts as free by its true size only."""
     cpus = [Cpu(n, node=0, package=n // 4, llc=0, core=n, thread=0) for n in range(6)]
     machine = Machine.of(host(cpus))
-    assert Accumulator(machine, machine.bits, 6).free_packages() == []
-    assert Accumulator(machine, machine.bits, 6, true_sizes=True).free_packages() == [1, 0]
+    assert Accumulator(machine, machine.bits, 6).free(PACKAGE) == []
+    assert Accumulator(machine, machine.bits, 6, true_sizes=True).free(PACKAGE) == [1, 0]
 
 
 def test_units_across_two_outer_units_are_listed_once() -> None:
@@ -43,8 +43,8 @@ def test_units_across_two_outer_units_are_listed_once() -> None:
     cpus = [Cpu(n, node=n // 2, package=0, llc=0, core=n, thread=0) for n in range(4)]
     machine = Machine.of(host(cpus))
     accumulator = Accumulator(machine, machine.bits, 3)
-    assert accumulator.llcs() == [0]
-    assert accumulator.nodes() == [0, 1]
+    assert accumulator.units(LLC) == [0]
+    assert accumulator.units(NODE) == [0, 1]
 
 
 @pytest.mark.parametrize(
