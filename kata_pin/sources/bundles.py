@@ -53,11 +53,6 @@ class BundleReader:
             for spelling in _spellings(os.path.normpath(root), resolved):
                 self._roots[spelling] = resolved
 
-    @property
-    def roots(self) -> tuple[str, ...]:
-        """Return the resolved roots, sorted."""
-        return tuple(sorted(set(self._roots.values())))
-
     def read_config(self, bundle: str) -> bytes:
         """Return `bundle`/config.json, at most MAX_CONFIG_BYTES.
 

@@ -59,7 +59,7 @@ class NriSession(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._listener = listener
         self._decider = decider
-        self._kinds = nri.OBSERVED if decider is None else nri.EVERY
+        self._kinds = nri.OBSERVED if decider is None else tuple(EventKind)
         self._methods = frozenset(kind.method for kind in self._kinds)
         self._calls = RuntimeCalls(lambda frame: self._send(mux.RUNTIME, frame))
         self.synchronized: asyncio.Future[str] = loop.create_future()
@@ -82,7 +82,7 @@ class NriSession(asyncio.Protocol):
 
     async def register(self, name: str, index: str) -> None:
         """Register; raises RemoteProtocolError if refused, ConnectionError if disconnected."""
-        request = nri.register_request(name, index)
+        request = replies.register_request(name, index)
         response = await self._calls.call("RegisterPlugin", request, deadline_s=REGISTER_S)
         if response.code != Code.OK:
             raise RemoteProtocolError(f"registration refused: {response.message[:200]}")
@@ -181,8 +181,7 @@ class NriSession(asyncio.Protocol):
 
     def _configure(self, stream: int, payload: bytes) -> None:
         self._runtime = nri.parse_configure(payload)
-        events = nri.EVENTS if self._decider is None else nri.ACTING_EVENTS
-        self._reply(stream, nri.configure_reply(events))
+        self._reply(stream, replies.configure_reply(self._kinds))
 
     def _decide(self, stream: int, request: Request, decider: Decider) -> None:
         """Answer with the decision; the listener gets an end that could not be decided."""
@@ -212,7 +211,7 @@ class NriSession(asyncio.Protocol):
             raise RemoteProtocolError("Synchronize does not end")
         whole = None if part.more else nri.joined(self._parts)
         if whole is None:
-            self._reply(stream, nri.synchronize_reply(more=True))
+            self._reply(stream, replies.synchronize_reply(more=True))
             return
         self._reply(stream, replies.synchronize_reply(self._adopted(whole)))
         self._parts = []

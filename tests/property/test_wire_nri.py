@@ -101,7 +101,7 @@ def test_any_message(data: bytes, method: str) -> None:
         with suppress(ParseError):
             parse(data)
     with suppress(ParseError):
-        event = nri.parse_event(method, data, nri.EVERY)
+        event = nri.parse_event(method, data, tuple(nri.EventKind))
         if event is not None and event.container is not None:
             nri.container_record(
                 event.pod, event.container, ContainerState.CREATED, stamp_ns=1, source="nri:x"

@@ -1,10 +1,10 @@
-"""NRI's messages, version v1alpha1: what the runtime reports, and an observer's empty answers.
+"""NRI's messages, version v1alpha1: what the runtime reports.
 
 The runtime (containerd, CRI-O) calls the service Plugin; the plugin calls the service Runtime to
 register. Source: github.com/containerd/nri, pkg/api/api.proto and pkg/adaptation. From NRI 0.12 on
 each event has its own method; before that, events that a plugin cannot influence come as
-StateChange with a number. Both become an Event here. Answers that change something: replies.py.
-Out of scope: the connection (sources), and whether a pod is Kata's (daemon).
+StateChange with a number. Both become an Event here. What the plugin sends: replies.py. Out of
+scope: the connection (sources), and whether a pod is Kata's (daemon).
 """
 
 from __future__ import annotations
@@ -26,9 +26,6 @@ from kata_pin.wire.ttrpc import parsed
 
 PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
-VERSION: Final = "v0.12.0"
-"""The version of NRI that we register with: each event has its own method."""
-
 MAX_PODS: Final = 4096
 MAX_CONTAINERS: Final = 32768
 """Most that a node is believed to have; the kubelet's limit is 110 pods unless raised."""
@@ -95,16 +92,6 @@ OBSERVED: Final = tuple(
     kind for kind in EventKind if kind not in {*ASKED, EventKind.POST_CREATE_CONTAINER}
 )
 """The events that an observer subscribes to."""
-
-EVENTS: Final = sum(1 << (kind - 1) for kind in OBSERVED)
-"""An observer's event mask. All versions since 0.2 know these bits; a runtime refuses a plugin that
-subscribes to an unknown one."""
-
-EVERY: Final = tuple(EventKind)
-"""The events that a plugin that decides cpusets subscribes to."""
-
-ACTING_EVENTS: Final = sum(1 << (kind - 1) for kind in EVERY)
-"""The event mask of a plugin that decides cpusets."""
 
 MAX_ANNOTATION: Final = 253
 """Longest value of an annotation that is kept; ours are single words."""
@@ -307,83 +294,40 @@ def _parsed(message: M, data: bytes) -> M:
     return parsed(message, data, f"NRI {type(message).__name__}")
 
 
-# ---- writing ---------------------------------------------------------------------------------
-
-
-def register_request(name: str, index: str) -> bytes:
-    """Return a RegisterPluginRequest; `index` has two digits."""
-    message = nri_pb2.RegisterPluginRequest(plugin_name=name, plugin_idx=index, NRI_version=VERSION)
-    return bytes(message.SerializeToString())
-
-
-def configure_reply(events: int = EVENTS) -> bytes:
-    """Return a ConfigureResponse that subscribes to these events."""
-    return bytes(nri_pb2.ConfigureResponse(events=events).SerializeToString())
-
-
-def synchronize_reply(*, more: bool) -> bytes:
-    """Return a SynchronizeResponse without updates; `more` is the request's."""
-    return bytes(nri_pb2.SynchronizeResponse(more=more).SerializeToString())
-
-
 # ---- records ---------------------------------------------------------------------------------
 
 
 def pod_record(pod: Pod, state: ContainerState, *, stamp_ns: int, source: str) -> Container:
     """Return the record of a pod's sandbox container; `stamp_ns` is CLOCK_BOOTTIME."""
-    return _record(
-        ContainerIds(pod.id, pod.id, ContainerKind.SANDBOX),
-        pod,
-        pod.cpu,
-        state=state,
-        cgroups_path=pod.cgroups_path,
-        stamp_ns=stamp_ns,
-        source=source,
-    )
+    itself = PodContainer(pod.id, pod.id, cgroups_path=pod.cgroups_path, cpu=pod.cpu)
+    kind = ContainerKind.SANDBOX
+    return container_record(pod, itself, state, kind, stamp_ns=stamp_ns, source=source)
 
 
 def container_record(
-    pod: Pod, container: PodContainer, state: ContainerState, *, stamp_ns: int, source: str
-) -> Container:
-    """Return the record of a container; `stamp_ns` is CLOCK_BOOTTIME."""
-    return _record(
-        ContainerIds(container.id, pod.id, ContainerKind.CONTAINER),
-        pod,
-        container.cpu,
-        name=container.name,
-        state=state,
-        cgroups_path=container.cgroups_path,
-        stamp_ns=stamp_ns,
-        source=source,
-    )
-
-
-def _record(
-    ids: ContainerIds,
     pod: Pod,
-    cpu: CpuResources,
-    *,
-    name: str = "",
+    container: PodContainer,
     state: ContainerState,
-    cgroups_path: str,
+    kind: ContainerKind = ContainerKind.CONTAINER,
+    *,
     stamp_ns: int,
     source: str,
 ) -> Container:
-    """Return a record, with the names in containerd's annotations."""
-    names = {
-        "io.kubernetes.cri.container-name": name,
+    """Return the record of a container; `stamp_ns` is CLOCK_BOOTTIME."""
+    names = {  # as in containerd's annotations
+        "io.kubernetes.cri.container-name": container.name,
         "io.kubernetes.cri.sandbox-name": pod.name,
         "io.kubernetes.cri.sandbox-namespace": pod.namespace,
         "io.kubernetes.cri.sandbox-uid": pod.uid,
         "io.containerd.cri.runtime-handler": pod.handler,
     }
     return build(
-        ids,
+        ContainerIds(container.id, pod.id, kind),
         names,
-        cpu,
+        container.cpu,
         state=state,
         bundle="",
-        cgroups_path=cgroups_path,
+        cgroups_path=container.cgroups_path,
         stamp_ns=stamp_ns,
         source=source,
         pid_hint=pod.pid,

@@ -1,4 +1,4 @@
-"""NRI's messages that change cpusets: of a container being created, and of others.
+"""What the NRI plugin sends: its registration, and changes of containers' cpusets.
 
 Only the CPUs and memory nodes of a cpuset are ever written (D14, D20). To every runtime an empty
 list means "unchanged", so a cpuset can be replaced but never removed. Rules of containerd/nri
@@ -11,10 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.wire.nri.messages import OBSERVED, EventKind
 from kata_pin.wire.proto import nri_pb2
 from kata_pin.wire.ttrpc import parsed
+
+VERSION: Final = "v0.12.0"
+"""The version of NRI that we register with: each event has its own method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,21 @@ class Answer:
     updates: tuple[Update, ...] = ()
 
 
+def register_request(name: str, index: str) -> bytes:
+    """Return a RegisterPluginRequest; `index` has two digits."""
+    message = nri_pb2.RegisterPluginRequest(plugin_name=name, plugin_idx=index, NRI_version=VERSION)
+    return bytes(message.SerializeToString())
+
+
+def configure_reply(kinds: Iterable[EventKind] = OBSERVED) -> bytes:
+    """Return a ConfigureResponse that subscribes to these events.
+
+    All versions since 0.2 know them; a runtime refuses a plugin that subscribes to an unknown one.
+    """
+    events = sum(1 << (kind - 1) for kind in kinds)
+    return bytes(nri_pb2.ConfigureResponse(events=events).SerializeToString())
+
+
 def create_reply(answer: Answer) -> bytes:
     """Return a CreateContainerResponse, empty for an answer that changes nothing."""
     message = nri_pb2.CreateContainerResponse(update=_updates(answer.updates))
@@ -58,9 +78,10 @@ def update_reply(updates: Iterable[Update]) -> bytes:
     return bytes(nri_pb2.UpdateResponse(update=_updates(updates)).SerializeToString())
 
 
-def synchronize_reply(updates: Iterable[Update]) -> bytes:
-    """Return the answer to the last part of a Synchronize."""
-    return bytes(nri_pb2.SynchronizeResponse(update=_updates(updates)).SerializeToString())
+def synchronize_reply(updates: Iterable[Update] = (), *, more: bool = False) -> bytes:
+    """Return a SynchronizeResponse; to a part with `more` to follow, one with `more` as well."""
+    message = nri_pb2.SynchronizeResponse(update=_updates(updates), more=more)
+    return bytes(message.SerializeToString())
 
 
 def update_request(updates: Iterable[Update]) -> bytes:

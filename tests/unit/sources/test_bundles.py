@@ -44,7 +44,6 @@ def test_root_behind_a_link(root: Path, tmp_path: Path) -> None:
     link.symlink_to(root)
     bundle = bundle_in(root)
     reader = BundleReader([str(link)])
-    assert reader.roots == (str(root),)
     assert reader.read_config(str(bundle)) == b"{}"
     assert reader.read_config(str(link / bundle.relative_to(root))) == b"{}"
     link.unlink()

@@ -118,7 +118,7 @@ async def test_configure_may_come_first(told: Told, runtime: Runtime, path: Path
     """A runtime that calls before it has answered the registration is answered too."""
     async with running(told, path):
         peer = await runtime.plugin()
-        assert await peer.configure() == nri.EVENTS
+        assert await peer.configure() == 0x767
         await peer.registered()
         await peer.synchronize()
 

@@ -16,7 +16,6 @@ from kata_pin.model.cpuset import CpuSet
 from kata_pin.sources.nri import NriPlugin
 from kata_pin.sources.nri_listener import CreationRefused
 from kata_pin.wire import ttrpc
-from kata_pin.wire.nri import messages as nri
 from kata_pin.wire.nri import mux, replies
 from kata_pin.wire.nri.messages import Event, EventKind, Snapshot
 from kata_pin.wire.nri.mux import MuxDecoder
@@ -198,7 +197,7 @@ async def test_without_decisions_every_byte_is_the_observers(
         answers = [await peer.answer(_begin(peer, frame)) for frame in _recorded("from-containerd")]
     recorded = [ttrpc.parse_response(frame) for frame in _recorded("from-plugin")]
     if acts:
-        assert answers.pop(0).payload == nri.configure_reply(nri.ACTING_EVENTS)
+        assert answers.pop(0).payload == replies.configure_reply(EventKind)
         recorded.pop(0)
     assert answers == recorded
 

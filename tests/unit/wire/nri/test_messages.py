@@ -12,7 +12,7 @@ from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.sandbox import ContainerKind, ContainerState
 from kata_pin.wire import ttrpc
 from kata_pin.wire.nri import messages as nri
-from kata_pin.wire.nri import mux
+from kata_pin.wire.nri import mux, replies
 from kata_pin.wire.nri.messages import Event, EventKind, Snapshot
 from kata_pin.wire.nri.mux import MuxDecoder
 from kata_pin.wire.oci import CpuResources
@@ -59,7 +59,7 @@ def test_registration_as_bytes() -> None:
     request = Request(
         nri.RUNTIME_SERVICE,
         "RegisterPlugin",
-        nri.register_request("kata-pin", "95"),
+        replies.register_request("kata-pin", "95"),
         timeout_ns=5_000_000_000,
     )
     data = mux.encode(mux.RUNTIME, ttrpc.encode_request(1, request))
@@ -68,8 +68,7 @@ def test_registration_as_bytes() -> None:
 
 def test_configure_reply_as_bytes() -> None:
     """The mask is that of an observer: 0x767, bits that every version since 0.2 has."""
-    assert nri.EVENTS == 0x767
-    data = ttrpc.encode_response(1, Response(nri.configure_reply()))
+    data = ttrpc.encode_response(1, Response(replies.configure_reply()))
     expected = "000000010000000f00000005000000010200120310e70e"
     assert mux.encode(mux.PLUGIN, data).hex() == expected
 
@@ -125,7 +124,7 @@ def test_our_side_of_the_recording_is_empty_answers() -> None:
         for connection, frame in _frames("from-plugin.bin")
         if connection == mux.PLUGIN and frame.data is not None
     ]
-    assert answers[0].payload == nri.configure_reply()
+    assert answers[0].payload == replies.configure_reply()
     assert {(one.code, one.payload) for one in answers[1:]} == {(0, b"")}
     assert len(answers) == len(_calls())
 
@@ -213,7 +212,7 @@ def test_what_an_allocator_is_asked() -> None:
     container = _message_container(cpus="2-3")
     container.linux.resources.memory.limit.value = 4096
     request = pb.EventRequest(pod=pod, container=container)
-    event = nri.parse_event("CreateContainer", request.SerializeToString(), nri.EVERY)
+    event = nri.parse_event("CreateContainer", request.SerializeToString(), tuple(EventKind))
     assert event is not None
     assert event.container is not None
     assert event.pod.annotations == {"qos.gocrane.io/cpu-manager": "share"}
@@ -223,11 +222,11 @@ def test_what_an_allocator_is_asked() -> None:
         container=container,
         linux_resources=pb.LinuxResources(cpu=pb.LinuxCPU(quota=pb.OptionalInt64(value=7))),
     )
-    event = nri.parse_event("UpdateContainer", update.SerializeToString(), nri.EVERY)
+    event = nri.parse_event("UpdateContainer", update.SerializeToString(), tuple(EventKind))
     assert event is not None
     assert event.container is not None
     assert (event.container.cpu.cpus, event.asked) == ("2-3", CpuResources(quota_us=7))
-    assert nri.ACTING_EVENTS == 0x7FF
+    assert replies.configure_reply(EventKind) == b"\x10\xff\x0f"
 
 
 def test_the_version_of_nri() -> None:
@@ -297,8 +296,8 @@ def test_parts_are_joined() -> None:
     )
     assert (one.more, two.more) == (True, False)
     assert nri.joined([one, two]) == Snapshot(one.pods, two.containers)
-    assert nri.synchronize_reply(more=True).hex() == "1001"
-    assert nri.synchronize_reply(more=False) == b""
+    assert replies.synchronize_reply(more=True).hex() == "1001"
+    assert replies.synchronize_reply() == b""
 
 
 def test_too_many_pods() -> None:

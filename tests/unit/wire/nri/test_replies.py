@@ -6,7 +6,6 @@ import pytest
 
 from kata_pin.errors import ParseError
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.wire.nri import messages as nri
 from kata_pin.wire.nri import replies
 from kata_pin.wire.nri.replies import Answer, Cpuset, Update
 from kata_pin.wire.proto import nri_pb2 as pb
@@ -43,7 +42,7 @@ def test_nothing_to_say_is_no_bytes() -> None:
     nothing = (Update("c1", Cpuset()),)
     assert replies.create_reply(Answer(updates=nothing)) == b""
     assert replies.update_reply(nothing) == b""
-    assert replies.synchronize_reply(nothing) == nri.synchronize_reply(more=False) == b""
+    assert replies.synchronize_reply(nothing) == b""
 
 
 def test_what_could_not_be_updated() -> None:
