@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kata_pin.daemon.guests.status import plan_guest
-from kata_pin.model.guestmap import GuestFacts, Link, LinkState, VcpuLink
+from kata_pin.model.guest_map import GuestFacts, Link, LinkState, VcpuLink
 from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import GuestTopology
 from kata_pin.model.thread import Thread

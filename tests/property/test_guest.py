@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
-from kata_pin.model.guestmap import GuestCpuset, GuestFacts, GuestMap, LinkState, Measured
+from kata_pin.model.guest_map import GuestCpuset, GuestFacts, GuestMap, LinkState, Measured
 from kata_pin.model.placement import Placement
 from kata_pin.model.sandbox import ContainerKind, GuestTopology
 from kata_pin.policy.guest.busy import match

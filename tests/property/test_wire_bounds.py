@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kata_pin.errors import ParseError, RemoteProtocolError
 from kata_pin.wire import control, proc, vmm_cmdline
 from kata_pin.wire.container_id import record
-from kata_pin.wire.kata import config as kataconf
+from kata_pin.wire.kata import config as kata_config
 from kata_pin.wire.kata import persist
 from kata_pin.wire.kube import checkpoint as kubelet
 from kata_pin.wire.oci import Phase, parse_config, parse_state
@@ -30,7 +30,7 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "rs state": persist.parse_rs_state,
     "container state": persist.container_state,
     "kubelet": kubelet.parse_checkpoint,
-    "kata config": lambda data: kataconf.parse_kata_config(data.decode("utf-8", "replace")),
+    "kata config": lambda data: kata_config.parse_kata_config(data.decode("utf-8", "replace")),
     "request": control.parse_request,
     "stat": proc.parse_stat,
     "syscall": proc.parse_syscall,

@@ -31,7 +31,7 @@ from kata_pin.daemon.store.guests import GuestBook
 from kata_pin.errors import AgentDenied, AgentFailed, AgentUnsupported, GuestError
 from kata_pin.guest.agent import AgentClient
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.guestmap import GuestFacts
+from kata_pin.model.guest_map import GuestFacts
 from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import ThreadKey
 from kata_pin.policy.guest.cpus import GuestSteps, guest_steps

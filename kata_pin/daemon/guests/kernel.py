@@ -8,7 +8,7 @@ from __future__ import annotations
 from kata_pin.errors import HostError, ParseError
 from kata_pin.host.kernel_image import read_release
 from kata_pin.host.root import HostRoot
-from kata_pin.model.guestmap import GuestFacts
+from kata_pin.model.guest_map import GuestFacts
 from kata_pin.model.sandbox import Vmm
 
 

@@ -29,7 +29,7 @@ from kata_pin.errors import AgentUnavailable, KataPinError, ParseError, StateErr
 from kata_pin.guest.address import AgentAddress, VsockAddress, parse_address
 from kata_pin.guest.agent import AgentClient
 from kata_pin.host.root import HostRoot
-from kata_pin.model.guestmap import GuestFacts
+from kata_pin.model.guest_map import GuestFacts
 from kata_pin.model.node import Node
 from kata_pin.model.pass_outcome import Cause, PassOutcome
 from kata_pin.model.placement import Placement, Report

@@ -28,7 +28,7 @@ from kata_pin.guest.agent import AgentClient
 from kata_pin.host.root import HostRoot
 from kata_pin.host.run_times import ready_times, run_times
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.guestmap import GuestFacts, GuestMap, LinkState, Measured
+from kata_pin.model.guest_map import GuestFacts, GuestMap, LinkState, Measured
 from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import ThreadKey
 from kata_pin.policy.guest.busy import Votes, by_rank, match

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.model.guestmap import GuestCpuset, GuestFacts, GuestMap
+from kata_pin.model.guest_map import GuestCpuset, GuestFacts, GuestMap
 from kata_pin.model.node import Node
 from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import Sandbox

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kata_pin.daemon.guests.status import GuestView, Sent
-from kata_pin.model.guestmap import GuestCpuset, Link, VcpuLink
+from kata_pin.model.guest_map import GuestCpuset, Link, VcpuLink
 from kata_pin.model.reports.guest import Guest, GuestContainer, GuestLink, GuestLinks, GuestVcpu
 from kata_pin.model.sandbox import Sandbox
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kata_pin.model.guestmap import GuestCpuset, GuestMap, Link, VcpuLink
+from kata_pin.model.guest_map import GuestCpuset, GuestMap, Link, VcpuLink
 from kata_pin.model.sandbox import Sandbox
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kata_pin.model.guestmap import Measured
+from kata_pin.model.guest_map import Measured
 from kata_pin.model.thread import ThreadKey
 
 LEAST_S: Final = 0.2

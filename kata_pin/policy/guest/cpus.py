@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
-from kata_pin.model.guestmap import GuestCpuset, GuestMap
+from kata_pin.model.guest_map import GuestCpuset, GuestMap
 from kata_pin.model.node import Node
 from kata_pin.model.placement import Placement
 from kata_pin.model.sandbox import Container, ContainerKind, Sandbox

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from kata_pin.model.guestmap import GuestFacts, GuestMap, Link, LinkState, Measured, VcpuLink
+from kata_pin.model.guest_map import GuestFacts, GuestMap, Link, LinkState, Measured, VcpuLink
 from kata_pin.model.placement import Placement
 from kata_pin.model.sandbox import GuestTopology, Sandbox
 from kata_pin.model.thread import RoleSource, Thread, ThreadKey, ThreadRole

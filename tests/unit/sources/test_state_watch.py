@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.sources import state_watch as statewatch
+from kata_pin.sources import state_watch
 from kata_pin.sources.state_watch import Changes, StateWatch
 from kata_pin.sources.watches import Watches
 from tests.support.watched import World, descriptors, kernel_watches
@@ -285,7 +285,7 @@ async def test_the_number_of_watches_is_bounded(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Beyond the limit sandboxes are told when they appear, and then left to audits: said once."""
-    monkeypatch.setattr(statewatch, "Watches", lambda: Watches(limit=5))
+    monkeypatch.setattr(state_watch, "Watches", lambda: Watches(limit=5))
     for number in range(20):
         world.sandbox(f"p{number}")
     async with world.watching():
@@ -307,7 +307,7 @@ async def test_a_kernel_without_room_is_tried_again(
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return Watches()
 
-    monkeypatch.setattr(statewatch, "Watches", scarce)
-    monkeypatch.setattr(statewatch, "PAUSES_S", (0.01,))
+    monkeypatch.setattr(state_watch, "Watches", scarce)
+    monkeypatch.setattr(state_watch, "PAUSES_S", (0.01,))
     async with world.watching():
         assert len(tries) == 2

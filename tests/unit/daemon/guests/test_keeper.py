@@ -23,7 +23,7 @@ from kata_pin.errors import AgentUnavailable
 from kata_pin.guest.address import parse_address
 from kata_pin.guest.agent import AgentClient
 from kata_pin.host.root import HOST
-from kata_pin.model.guestmap import GuestFacts
+from kata_pin.model.guest_map import GuestFacts
 from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import Container, GuestTopology, Sandbox, Vmm
 from kata_pin.policy.placement.place import place

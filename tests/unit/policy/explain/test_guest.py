@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kata_pin.model.guestmap import GuestFacts
+from kata_pin.model.guest_map import GuestFacts
 from kata_pin.model.sandbox import GuestTopology
 from kata_pin.policy.explain.guest import guest_lines
 from kata_pin.policy.explain.sandbox import explain

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.guestmap import GuestCpuset, GuestFacts
+from kata_pin.model.guest_map import GuestCpuset, GuestFacts
 from kata_pin.model.sandbox import Container, ContainerState, GuestTopology
 from kata_pin.model.settings import PlacementSettings, VcpuMode
 from kata_pin.model.thread import Thread

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kata_pin.model.guestmap import GuestFacts, GuestMap, LinkState, Measured
+from kata_pin.model.guest_map import GuestFacts, GuestMap, LinkState, Measured
 from kata_pin.model.sandbox import GuestTopology, Sandbox
 from kata_pin.model.thread import RoleSource, Thread
 from kata_pin.policy.guest.map import guest_map, measured_by_apic, numberings, release_of
