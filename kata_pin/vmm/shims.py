@@ -9,10 +9,11 @@ its parent is pid 1 although a shim lives: shims are looked for among all proces
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from typing import Final
 
 from kata_pin.errors import HostError, ParseError
-from kata_pin.model.thread import PF_KTHREAD, Process
+from kata_pin.model.thread import Process, ProcessKey
 from kata_pin.vmm import checks
 from kata_pin.vmm.host_access import HostAccess
 from kata_pin.wire.vmm_cmdline import parse_shim
@@ -36,9 +37,20 @@ def is_shim_of(host: HostAccess, pid: int, sandbox_id: str) -> bool:
     if pid <= 1:
         return False
     try:
-        if host.read_process(pid).flags & PF_KTHREAD:
-            return False
-        named = parse_shim(host.cmdline(pid)).sandbox_id
-    except (HostError, ParseError):
+        known = host.processes.get(pid) or host.read_process(pid)
+        return not known.kernel and _sandbox_of(host, known.key) == sandbox_id
+    except (HostError, ParseError, LookupError):
         return False
-    return named == sandbox_id and checks.owner(host.root, pid) in {0, os.geteuid()}
+
+
+@lru_cache(maxsize=4096)
+def _sandbox_of(host: HostAccess, process: ProcessKey) -> str:
+    """Return the sandbox of a shim; LookupError for any other process, which is not remembered.
+
+    Every pass asks. A shim stays the shim of its sandbox, but a process that is none yet may be
+    between its fork and its exec.
+    """
+    named = parse_shim(host.cmdline(process.pid)).sandbox_id
+    if not named or checks.owner(host.root, process.pid) not in {0, os.geteuid()}:
+        raise LookupError(process.pid)
+    return named

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from kata_pin.vmm.kinds import BUILTIN, GROUP, NamedRole, Row, ThreadName, VmmKi
 from kata_pin.vmm.overhead import find_helpers
 from kata_pin.vmm.role_cache import RoleCache
 from kata_pin.vmm.roles import identify
+from kata_pin.wire.proc import parse_cmdline
 from kata_pin.wire.vmm_cmdline import parse_shim
 from tests.support import recordings
 from tests.support.hosttree import FakeHost
@@ -226,6 +227,26 @@ def test_the_shim_is_a_helper_of_those_beside_it(kind: VmmKind, host: FakeHost) 
         _be(host, SHIM, "/usr/bin/shim", ["containerd-shim-kata-v2", "-id", SANDBOX])
     helpers = find_helpers(facts(host.root), running.vmm, SANDBOX, ())
     assert [h.process.pid for h in helpers] == ([] if kind.in_shim else [SHIM])
+
+
+def test_a_shim_is_read_once(host: FakeHost) -> None:
+    """Every pass asks whose shim it is; a process that is none yet is asked again."""
+    running = _run(kinds.QEMU, host)
+    host.process(SHIM, comm="containerd-shim")
+    reads: list[int] = []
+    access = facts(host.root)
+
+    def cmdline(pid: int) -> Sequence[str]:
+        reads.append(pid)
+        return parse_cmdline((host.folder / f"proc/{pid}/cmdline").read_bytes())
+
+    access = replace(access, cmdline=cmdline)
+    found = [find_helpers(access, running.vmm, SANDBOX, ()) for _ in range(2)]
+    _be(host, SHIM, "/usr/bin/shim", ["containerd-shim-kata-v2", "-id", SANDBOX])
+    reads.clear()
+    found += [find_helpers(access, running.vmm, SANDBOX, ()) for _ in range(3)]
+    assert [len(helpers) for helpers in found] == [0, 0, 1, 1, 1]
+    assert reads == [SHIM]
 
 
 @each
