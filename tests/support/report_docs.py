@@ -6,6 +6,7 @@ files = generated()      # path below docs/ -> content
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 import re
@@ -80,6 +81,7 @@ a terminal, ASCII only. The daemon's control protocol carries the same documents
 """
 
 
+@functools.cache
 def generated() -> dict[str, str]:
     """Return every generated file: its path below docs/ and its content."""
     files = {"json.md": _markdown()}
