@@ -19,11 +19,11 @@ from tests.lab.errors import LabError
 from tests.lab.flavours import Suite
 from tests.lab.settings import PROJECT
 
-LOCK: Final = PROJECT / "requirements-dev.lock"
+LOCKS: Final = (PROJECT / "requirements.lock", PROJECT / "requirements-dev.lock")
 
 HOST_ONLY: Final = frozenset(
     # Checkers run on the host only, and the random order of tests is no help where a run is long.
-    {"mypy", "mypy-extensions", "ruff", "pytest-randomly", "types-pyyaml"}
+    {"mypy", "mypy-extensions", "ruff", "pytest-randomly", "types-pyyaml", "types-psutil"}
     # Parts of mypy alone.
     | {"ast-serialize", "librt", "pathspec"}
     # Other systems.
@@ -34,12 +34,15 @@ _PLATFORMS: Final = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinu
 
 
 def guest_lock() -> str:
-    """Return the part of the lock file that the guest gets, hashes included."""
+    """Return the part of the lock files that the guest gets, hashes included, each name once."""
     kept: list[str] = []
+    seen: set[str] = set()
     wanted = False
-    for line in LOCK.read_text().splitlines():
+    for line in (line for lock in LOCKS for line in lock.read_text().splitlines()):
         if line and not line[0].isspace() and not line.startswith("#"):
-            wanted = line.partition("==")[0].strip().lower() not in HOST_ONLY
+            name = line.partition("==")[0].strip().lower()
+            wanted = name not in HOST_ONLY | seen
+            seen.add(name)
         if wanted and not line.lstrip().startswith("#"):
             kept.append(line)
     return "\n".join(kept) + "\n"
@@ -64,7 +67,7 @@ def _has_module(python: str, module: str) -> bool:
 def fetch(suite: Suite, cache: Path, log: Path, *, deadline_s: float) -> Path:
     """Return a folder with `lock.txt` and its wheels for the Python of `suite`.
 
-    Fetched once for each content of the lock file; an interrupted fetch goes on where it was.
+    Fetched once for each content of the lock files; an interrupted fetch goes on where it was.
     """
     lock = guest_lock()
     key = hashlib.sha256(f"{suite.python}\n{lock}".encode()).hexdigest()[:12]
