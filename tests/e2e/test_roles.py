@@ -21,7 +21,8 @@ import pytest
 from kata_pin.config import from_text
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.service.compose import Components, boot_id, compose
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
+from kata_pin.daemon.store.pins import Pins
 from kata_pin.host.root import HOST
 from kata_pin.model.placement import Report
 from kata_pin.model.thread import RoleSource, ThreadRole
@@ -167,7 +168,7 @@ def _pass_of_its_own(node: PrivateNode, pod: LabPod, *, debugfs: str, ptrace: bo
 
     def look() -> Json:
         registry = Registry(":memory:", boot_id=boot_id(HOST))
-        registry.set_live_threads(live=True)  # else the main thread would keep the whole mask
+        Pins(registry).set_live_threads(live=True)  # else the main thread would keep the whole mask
         parts = compose(from_text(json.dumps(settings)), registry)
         parts.adoption.all()
         cache = SandboxCache()

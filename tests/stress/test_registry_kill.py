@@ -8,11 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 
 _WRITER = """
 import sys
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.model.sandbox import Container
 one = Registry(sys.argv[1], boot_id="boot-1")
 for n in range(1, 100000):

@@ -14,7 +14,7 @@ from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.allocation.policies import make_policy
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.ports import PassRequests
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.model.alloc import ContainerRequest, PodRequest
 from kata_pin.model.node import KubeletState, Node

@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kata_pin.cli.client import ask
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import KataPinError
 from kata_pin.model.sandbox import Container
 from tests.support.hooks import HookRun, run_hook

@@ -21,7 +21,7 @@ from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.allocation.push import Pusher
 from kata_pin.daemon.allocation.restore import kept_cpusets, restore_cpusets
 from kata_pin.daemon.reconcile.node import NodeWatch
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import HostError, KataPinError
 from kata_pin.host.cpuset import CpusetReader
 from kata_pin.host.root import HostRoot

@@ -28,7 +28,7 @@ from kata_pin.daemon.allocation.requests import (
     with_asked,
 )
 from kata_pin.daemon.allocation.restore import restore_cpusets
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.model.alloc import ContainerRequest, Running
 from kata_pin.model.sandbox import ContainerKind
 from kata_pin.policy.alloc.refusals import other_owner

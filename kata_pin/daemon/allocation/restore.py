@@ -12,7 +12,7 @@ import logging
 
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.ledger import cpuset_for
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.model.alloc import AllocState, Grant
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.reports.pools import KeptCpuset

@@ -27,7 +27,7 @@ from typing import Final
 from kata_pin.config.guest import Guest
 from kata_pin.daemon.guests.probe import GuestProbe
 from kata_pin.daemon.guests.status import GuestPlan, GuestState, GuestView, Proof, Sent
-from kata_pin.daemon.store.guests import GuestBook
+from kata_pin.daemon.store.guests import GuestCpusets
 from kata_pin.errors import AgentDenied, AgentFailed, AgentUnsupported, GuestError
 from kata_pin.guest.agent import AgentClient
 from kata_pin.model.cpuset import CpuSet
@@ -77,7 +77,7 @@ class Shared:
     """
 
     settings: Callable[[], Guest]
-    book: GuestBook
+    book: GuestCpusets
     connect: Callable[[str, Vmm], AgentClient]
     turns: asyncio.Semaphore
 
@@ -94,7 +94,7 @@ class Keeper:
         self._id = sandbox_id
         self._shared = shared
         self._probe = probe
-        self._sent = {name: Sent(cpus) for name, cpus in shared.book.told(sandbox_id).items()}
+        self._sent = {name: Sent(cpus) for name, cpus in shared.book.sent(sandbox_id).items()}
         self._vmm: Vmm | None = None
         self._decide: Decide = lambda _facts: None
         self._plan: GuestPlan | None = None
@@ -296,7 +296,7 @@ class Keeper:
 
     async def _tell(self, agent: AgentClient, name: str, cpus: CpuSet) -> None:
         """Have one container's cpuset set; the book knows of it before the guest does."""
-        self._shared.book.tell(self._id, name, cpus)
+        self._shared.book.send(self._id, name, cpus)
         before = self._sent.get(name)
         self._sent[name] = Sent(cpus, Proof.REFUSED, "the agent has not answered")
         try:

@@ -23,8 +23,9 @@ from kata_pin.daemon.guests.probe import GuestProbe
 from kata_pin.daemon.guests.status import GuestPlan, GuestState, GuestView, plan_guest
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.node import NodeWatch
-from kata_pin.daemon.store.database import Registry
-from kata_pin.daemon.store.guests import GuestBook
+from kata_pin.daemon.store.containers import Registry
+from kata_pin.daemon.store.guests import GuestCpusets
+from kata_pin.daemon.store.pins import Pins
 from kata_pin.errors import AgentUnavailable, KataPinError, ParseError, StateError
 from kata_pin.guest.address import AgentAddress, VsockAddress, parse_address
 from kata_pin.guest.agent import AgentClient
@@ -85,6 +86,7 @@ class Guests:
         self,
         agents: Agents,
         registry: Registry,
+        pins: Pins,
         node: NodeWatch,
         *,
         live: LiveConfig,
@@ -94,11 +96,12 @@ class Guests:
         """`start` runs a task until the daemon ends; raises StateError from the registry."""
         self._root = agents.root
         self._registry = registry
+        self._pins = pins
         self._node = node
         self._sandboxes = sandboxes
         self._live = live
         self._start = start
-        self._book = GuestBook(registry)
+        self._book = GuestCpusets(registry)
         self._shared = agents.shared(self._settings, self._book)
         self._keepers: dict[str, Keeper] = {}
         self._claims: dict[str, Claims] = {}
@@ -161,7 +164,7 @@ class Guests:
         if plan is None:
             return None
         owned = any(one.container_id for one in plan.map.links)
-        if not owned and not plan.map.hotplugged and not self._book.told(sandbox.id):
+        if not owned and not plan.map.hotplugged and not self._book.sent(sandbox.id):
             return None
         keeper = Keeper(sandbox.id, self._shared, GuestProbe(self._root, self._settings))
         self._keepers[sandbox.id] = keeper
@@ -180,7 +183,7 @@ class Guests:
         return plan
 
     def _goal(self, outcome: PassOutcome) -> Goal:
-        released = outcome.sandbox_id in self._registry.released()
+        released = outcome.sandbox_id in self._pins.released()
         if released or outcome.mask is None or not self._settings().enabled:
             return Goal.GIVE_BACK
         return Goal.KEEP if self._live.acts else Goal.LEAVE
@@ -256,7 +259,7 @@ class Agents:
     root: HostRoot
     kata: KataPaths
 
-    def shared(self, settings: Callable[[], Guest], book: GuestBook) -> Shared:
+    def shared(self, settings: Callable[[], Guest], book: GuestCpusets) -> Shared:
         """Return what all keepers share."""
 
         def connect(sandbox_id: str, vmm: Vmm) -> AgentClient:
@@ -300,11 +303,11 @@ async def restore_guests(
 
     Raises StateError when the registry's file cannot be used.
     """
-    book = GuestBook(registry)
+    book = GuestCpusets(registry)
     shared = agents.shared(lambda: settings, book)
     keepers = []
     for sandbox, report in passes:
-        if sandbox.vmm is not None and book.told(sandbox.id):
+        if sandbox.vmm is not None and book.sent(sandbox.id):
             keeper = Keeper(sandbox.id, shared, GuestProbe(agents.root, lambda: settings))
             keeper.take(sandbox.vmm, partial(plan_guest, sandbox, report, node), Goal.GIVE_BACK)
             keepers.append(keeper)

@@ -22,7 +22,7 @@ from typing import Final
 from kata_pin.daemon.intake.kata_state import Adoption
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import HostError
 from kata_pin.host.cpuset import cpuset_folders
 from kata_pin.model.pass_outcome import PassOutcome

@@ -16,7 +16,7 @@ from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.counters import Counters
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.pins import Pins
 from kata_pin.errors import KataPinError, ParseError, QmpUnavailable
 from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import Container, ContainerKind, Vmm
@@ -36,7 +36,7 @@ class HookService:
         self,
         *,
         live: LiveConfig,
-        registry: Registry,
+        pins: Pins,
         intake: Intake,
         sandboxes: Sandboxes,
         spool: Spool,
@@ -45,7 +45,7 @@ class HookService:
     ) -> None:
         """`find_vmm` returns a sandbox's VMM as of now."""
         self._live = live
-        self._registry = registry
+        self._pins = pins
         self._intake = intake
         self._sandboxes = sandboxes
         self._spool = spool
@@ -174,7 +174,7 @@ class HookService:
             await connection.unpinned("the pass over the sandbox failed")
         elif cache.vmm is None:
             await connection.unpinned(cache.problem or "no VMM")
-        elif container.sandbox_id in self._registry.released():
+        elif container.sandbox_id in self._pins.released():
             await connection.unpinned("the operator released the sandbox")
         elif not self._live.acts:
             await connection.unpinned("the daemon only observes")

@@ -16,7 +16,7 @@ from typing import Final
 from kata_pin.daemon.intake.kata_state import ADOPTED
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import VmmError
 from kata_pin.host.process import ProcessIndex
 from kata_pin.model.sandbox import Container, ContainerKind, ContainerState

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kata_pin.daemon.store.containers import RESOURCES
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.container_rows import RESOURCES
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import ParseError
 from kata_pin.model.sandbox import Container, ContainerState
 from kata_pin.sources.bundles import BundleGone, BundleReader, BundleRefused

@@ -16,7 +16,7 @@ from kata_pin.config.tree import NewThreads
 from kata_pin.daemon.reconcile.counters import Counters
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.pins import Pins
 from kata_pin.errors import HostError, StateError, TaskGone
 from kata_pin.host.process import read_process
 from kata_pin.host.root import HostRoot
@@ -50,13 +50,13 @@ class ThreadEvents:
         self,
         root: HostRoot,
         node: NodeWatch,
-        registry: Registry,
+        pins: Pins,
         sandboxes: Sandboxes,
         counters: Counters,
     ) -> None:
         self._root = root
         self._node = node
-        self._registry = registry
+        self._pins = pins
         self._sandboxes = sandboxes
         self._counters = counters
         self._wanted = node.config.new_threads
@@ -97,7 +97,7 @@ class ThreadEvents:
         if self._node.live_threads != live:
             self._node.set_live_threads(live=live)
             try:
-                self._registry.set_live_threads(live=live)
+                self._pins.set_live_threads(live=live)
             except StateError as error:  # only who judges these pins without us needs it
                 log.error("whether threads are followed was not recorded: %s", error)
             self._sandboxes.mark_all("process events")

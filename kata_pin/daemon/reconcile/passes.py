@@ -21,7 +21,8 @@ from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Entry, Sandboxes
 from kata_pin.daemon.reconcile.scheduler import PassScheduler
 from kata_pin.daemon.reconcile.supervisor import RETRY_S, PassResult, Verdict
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
+from kata_pin.daemon.store.pins import Pins
 from kata_pin.errors import HostError
 from kata_pin.host.exit import wait_exit
 from kata_pin.host.root import HostRoot
@@ -44,9 +45,10 @@ class PassRunner:
         root: HostRoot,
         sandboxes: Sandboxes,
         engine: Engine,
-        registry: Registry,
-        live: LiveConfig,
         *,
+        registry: Registry,
+        pins: Pins,
+        live: LiveConfig,
         start: Callable[[Coroutine[object, object, None]], object],
         ask: Callable[[str, SandboxCache], Awaitable[bool]],
         guests: GuestPreparer,
@@ -61,6 +63,7 @@ class PassRunner:
         self._sandboxes = sandboxes
         self._engine = engine
         self._registry = registry
+        self._pins = pins
         self._live = live
         self._start = start
         self._ask = ask
@@ -89,7 +92,7 @@ class PassRunner:
 
     def _release(self, sandbox_id: str, cache: SandboxCache) -> None:
         containers = self._registry.containers(sandbox_id)
-        released = sandbox_id in self._registry.released()
+        released = sandbox_id in self._pins.released()
         cause = Cause(("unpin" if released else "release",), time.monotonic())
         report = self._engine.run(sandbox_id, containers, cache, act=True, release=True)
         sandbox = Sandbox(sandbox_id, containers, cache.vmm)
@@ -140,7 +143,7 @@ class PassRunner:
     def _run_pass(self, sandbox_id: str) -> PassResult:
         entry = self._sandboxes.entry(sandbox_id)
         cache = entry.cache
-        released = sandbox_id in self._registry.released()
+        released = sandbox_id in self._pins.released()
         had = cache.vmm
         containers = self._registry.containers(sandbox_id)
         act = self._live.acts and not released
@@ -184,7 +187,7 @@ class PassRunner:
             why = "all its containers have stopped"
         elif self._engine.is_claimed(sandbox_id, containers):
             return Verdict.RETRY  # refused, for a reason that can be remedied: its records stay
-        elif self._registry.first_seen(sandbox_id):  # it was pinned before a restart
+        elif self._pins.first_seen(sandbox_id):  # it was pinned before a restart
             why = "its VMM has exited"
         elif self._engine.runs_without_vmm(containers):
             why = "its containers run without a VMM"
@@ -198,6 +201,8 @@ class PassRunner:
 
     def drop(self, sandbox_id: str) -> None:
         """Forget a sandbox; a later message about a container that lives enters it again."""
-        self._registry.forget(sandbox_id)
+        with self._registry.transaction():
+            self._registry.forget(sandbox_id)
+            self._pins.forget(sandbox_id)
         self._sandboxes.drop(sandbox_id)
         self._engine.forget(sandbox_id)

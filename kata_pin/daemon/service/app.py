@@ -25,7 +25,7 @@ from kata_pin.daemon.service.control import ControlServer
 from kata_pin.daemon.service.lock import locked
 from kata_pin.daemon.service.logging_setup import set_up
 from kata_pin.daemon.service.systemd import Notifier
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import DaemonError, KataPinError
 from kata_pin.host.root import HOST
 

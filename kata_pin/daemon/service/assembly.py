@@ -35,7 +35,7 @@ from kata_pin.daemon.service.reload import Reload
 from kata_pin.daemon.service.systemd import Notifier, ServiceStatus
 from kata_pin.daemon.status.overview import Overview
 from kata_pin.daemon.status.scrape import MetricsServer
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.history import History
 from kata_pin.sources.hooks import HookServer
 from kata_pin.sources.nri import NriPlugin
@@ -115,7 +115,7 @@ def assemble(
         vc=config.paths.vc, kata=config.paths.kata, kubelet=config.paths.kubelet_state
     )
     guests = Guests(
-        one.agents, registry, node, live=live, sandboxes=sandboxes, start=background.start
+        one.agents, registry, one.pins, node, live=live, sandboxes=sandboxes, start=background.start
     )
     nri_intake = NriIntake(registry, one.finder, one.index, one.kata_pinning, sandboxes)
     nri = _nri_plugin(config, nri_intake, one, pending)
@@ -125,8 +125,9 @@ def assemble(
         one.root,
         sandboxes,
         one.engine,
-        registry,
-        live,
+        registry=registry,
+        pins=one.pins,
+        live=live,
         start=background.start,
         ask=ExtraMonitor(one.kata, live).ask,
         guests=guests,
@@ -137,7 +138,7 @@ def assemble(
     spool.prepare()
     hook_service = HookService(
         live=live,
-        registry=registry,
+        pins=one.pins,
         intake=Intake(registry, one.bundles),
         sandboxes=sandboxes,
         spool=spool,
@@ -165,11 +166,11 @@ def assemble(
     )  # fmt: skip
     status = ServiceStatus(notifier, sandboxes, live)
     reload = Reload(live, reread, sandboxes, audits, status)
-    overview = Overview(sandboxes, one.engine, registry, guests)
+    overview = Overview(sandboxes, one.engine, registry, one.pins, guests)
     commands = Commands(
         sandboxes=sandboxes,
         passes=passes,
-        registry=registry,
+        pins=one.pins,
         overview=overview,
         state=DaemonState(node, overview, allocator, coordinator, nri=nri, metrics=metrics),
         reload=reload,
@@ -197,7 +198,7 @@ def assemble(
         hook_service=hook_service,
         hooks=HookServer(os.path.join(config.runtime_dir, "hook.sock"), hook_service.hook),
         file_events=file_events,
-        thread_events=ThreadEvents(one.root, node, registry, sandboxes, counters),
+        thread_events=ThreadEvents(one.root, node, one.pins, sandboxes, counters),
         coordinator=coordinator,
         nri=nri,
         metrics=metrics,
@@ -245,9 +246,10 @@ def _metrics_server(
     metrics = Metrics(
         counters,
         sandboxes,
-        one.registry,
         history,
         lambda: one.node.current().topology.online,
+        registry=one.registry,
+        pins=one.pins,
         overruns=lambda: watch.overruns,
         single=config.metrics.sandboxes,
         more=partial(alloc_metrics, one.allocator, coordinator.pusher),

@@ -19,8 +19,8 @@ from kata_pin.daemon.service.control import Verb
 from kata_pin.daemon.status.documents import history_report
 from kata_pin.daemon.status.overview import Overview
 from kata_pin.daemon.status.sandbox import applied
-from kata_pin.daemon.store.database import Registry
 from kata_pin.daemon.store.history import MAX_SHOWN, MAX_SINCE_S, History
+from kata_pin.daemon.store.pins import Pins
 from kata_pin.errors import DaemonError
 from kata_pin.model.reports.applied import Applied
 from kata_pin.model.reports.explain import Explanation
@@ -42,7 +42,7 @@ class Commands:
 
     sandboxes: Sandboxes
     passes: PassRunner
-    registry: Registry
+    pins: Pins
     overview: Overview
     state: Callable[[str], Awaitable[bytes]]
     reload: Callable[[], str]
@@ -101,7 +101,7 @@ class Commands:
         if not self.live.acts:
             raise DaemonError("not pinned: the daemon only observes", hint="setting mode: act")
         chosen = self._selected(request)
-        self.registry.set_released(chosen, released=False)
+        self.pins.set_released(chosen, released=False)
         return await self._pass_over(chosen, "pin")
 
     async def _reconcile(self, request: Request) -> bytes:
@@ -109,7 +109,7 @@ class Commands:
 
     async def _unpin(self, request: Request) -> bytes:
         chosen = self._selected(request)
-        self.registry.set_released(chosen, released=True)
+        self.pins.set_released(chosen, released=True)
         return await self._release_now(chosen)
 
     async def _release(self, _request: Request) -> bytes:

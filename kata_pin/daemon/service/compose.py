@@ -17,8 +17,9 @@ from kata_pin.daemon.reconcile.engine import Engine
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.thread_finder import ThreadFinder
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.grants import AllocStore
+from kata_pin.daemon.store.pins import Pins
 from kata_pin.host.files import read_text
 from kata_pin.host.process import ProcessIndex, cgroups, cmdline, exe, read_process
 from kata_pin.host.root import HostRoot
@@ -37,6 +38,7 @@ class Components:
     live: LiveConfig
     root: HostRoot
     registry: Registry
+    pins: Pins
     bundles: BundleReader
     node: NodeWatch
     index: ProcessIndex
@@ -55,8 +57,9 @@ def compose(config: Config, registry: Registry, passes: PendingPasses | None = N
     `passes` are the allocator's; without them it decides nothing.
     """
     live = LiveConfig(config)
+    pins = Pins(registry)
     root = HostRoot(debugfs=config.paths.debugfs)
-    node = NodeWatch(root, live, live_threads=registry.live_threads())
+    node = NodeWatch(root, live, live_threads=pins.live_threads())
     index = ProcessIndex(root)
     kata = KataPaths(vc=config.paths.vc, kata=config.paths.kata)
     host = HostAccess(
@@ -77,13 +80,14 @@ def compose(config: Config, registry: Registry, passes: PendingPasses | None = N
     kata_pinning = KataPinningReader(root, kata, bundles, files)
     threads = ThreadFinder(root, node, host, kata)
     engine = Engine(
-        root, node, registry, index, threads, finder, kata_pinning,
+        root, node, pins, index, threads, finder, kata_pinning,
         partial(view, allocator), partial(granted, allocator),
     )  # fmt: skip
     return Components(
         live=live,
         root=root,
         registry=registry,
+        pins=pins,
         bundles=bundles,
         node=node,
         index=index,

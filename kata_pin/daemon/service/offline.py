@@ -32,8 +32,9 @@ from kata_pin.daemon.status.documents import (
     with_sandboxes,
 )
 from kata_pin.daemon.status.sandbox import SandboxFacts, applied
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.history import History
+from kata_pin.daemon.store.pins import Pins
 from kata_pin.errors import DaemonError, ParseError
 from kata_pin.host.root import HOST
 from kata_pin.model.pass_outcome import Cause, outcome_of
@@ -97,7 +98,7 @@ def pin(config: Config, sandbox_id: str | None) -> Applied:
     """Set the pins of one sandbox, or of all, once; return the `pin` document."""
     with _writing(config) as parts:
         chosen = _chosen(parts, sandbox_id)
-        parts.registry.set_released(chosen, released=False)
+        parts.pins.set_released(chosen, released=False)
         return Applied(kind="pin", sandboxes=applied(list(_act(config, parts, "pin", chosen))))
 
 
@@ -105,7 +106,7 @@ def unpin(config: Config, sandbox_id: str | None) -> Applied:
     """Give the pins of one sandbox, or of all, back; return the `unpin` document."""
     with _writing(config) as parts:
         chosen = _chosen(parts, sandbox_id)
-        parts.registry.set_released(chosen, released=True)
+        parts.pins.set_released(chosen, released=True)
         return Applied(kind="unpin", sandboxes=applied(_undo(config, parts, "unpin", chosen)))
 
 
@@ -138,7 +139,7 @@ def _writing(config: Config) -> Iterator[Components]:
         path = os.path.join(config.runtime_dir, "registry.db")
         registry = Registry(path, boot_id=boot_id(HOST))
         try:
-            registry.set_live_threads(live=False)  # nobody will be there when a thread is born
+            Pins(registry).set_live_threads(live=False)  # no daemon runs to see new threads
             yield _gathered(config, registry)
         finally:
             registry.close()
@@ -210,7 +211,7 @@ def _look(
     parts: Components, ids: Iterable[str] | None = None, *, act: bool, release: bool = False
 ) -> Iterator[SandboxFacts]:
     """Run a pass over each sandbox; those of other runtimes, without a VMM, are left out."""
-    released = parts.registry.released()
+    released = parts.pins.released()
     for sandbox_id in _known(parts) if ids is None else ids:
         cache = SandboxCache()
         containers = parts.registry.containers(sandbox_id)

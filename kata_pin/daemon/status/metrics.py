@@ -28,8 +28,9 @@ from prometheus_client.core import (
 from kata_pin import __version__
 from kata_pin.daemon.reconcile.counters import NO_ERRNO, Counters, Histogram
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.history import History
+from kata_pin.daemon.store.pins import Pins
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.pass_outcome import thread_states
 from kata_pin.model.placement import Report
@@ -52,10 +53,11 @@ class Metrics:
         self,
         counters: Counters,
         sandboxes: Sandboxes,
-        registry: Registry,
         history: History,
         online: Callable[[], CpuSet],
         *,
+        registry: Registry,
+        pins: Pins,
         overruns: Callable[[], int],
         single: int,
         more: Callable[[], Iterable[Metric]] = tuple,
@@ -67,6 +69,7 @@ class Metrics:
         self._counters = counters
         self._sandboxes = sandboxes
         self._registry = registry
+        self._pins = pins
         self._history = history
         self._online = online
         self._overruns = overruns
@@ -92,7 +95,7 @@ class Metrics:
     async def _count(self) -> None:
         """Sum up the threads of sandboxes that have a new report."""
         known: dict[str, tuple[Report, bool, Counted]] = {}
-        all_released = self._registry.released()
+        all_released = self._pins.released()
         for number, sandbox_id in enumerate(self._sandboxes.ids, start=1):
             cache = self._sandboxes.cache(sandbox_id)
             if cache is not None and cache.report is not None:

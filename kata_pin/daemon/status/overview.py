@@ -12,7 +12,8 @@ from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.status.documents import Conflicts, conflict_notes
 from kata_pin.daemon.status.sandbox import SandboxFacts
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
+from kata_pin.daemon.store.pins import Pins
 from kata_pin.errors import DaemonError
 from kata_pin.model.reports.names import Names, SandboxName
 from kata_pin.model.sandbox import Sandbox
@@ -23,16 +24,22 @@ class Overview:
     """Keeps nothing itself."""
 
     def __init__(
-        self, sandboxes: Sandboxes, engine: Engine, registry: Registry, guests: Guests
+        self,
+        sandboxes: Sandboxes,
+        engine: Engine,
+        registry: Registry,
+        pins: Pins,
+        guests: Guests,
     ) -> None:
         self._sandboxes = sandboxes
         self._engine = engine
         self._registry = registry
+        self._pins = pins
         self._guests = guests
 
     def facts(self, ids: Iterable[str] | None = None) -> Iterator[SandboxFacts]:
         """Yield what documents show of these sandboxes, of all by default, in the order of ids."""
-        released = self._registry.released()
+        released = self._pins.released()
         now = time.monotonic()
         for sandbox_id in self._sandboxes.ids if ids is None else ids:
             cache = self._sandboxes.cache(sandbox_id)

@@ -1,75 +1,146 @@
-"""A container's record as a row of the registry, and what is kept when a later one says less.
+"""The registry: containers as recorded, and the newest message seen for each (D15).
 
-Pure; nothing is kept. Out of scope: the file, and which of several cpusets is believed.
+Everything else about a sandbox is read from the kernel anew, but for the other tables of the same
+file: pins, what sources report of cpusets, grants, guests, history. One transaction per event,
+committed before the hook is answered.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import sqlite3
 from typing import Final
 
-from kata_pin.errors import ParseError, StateError
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
+from kata_pin.daemon.store.container_rows import FIELDS, container_of, merged, row_of
+from kata_pin.daemon.store.database import Database
+from kata_pin.daemon.store.observations import Observations
+from kata_pin.model.sandbox import Container, ContainerState
 
-FIELDS: Final = (
-    "id", "sandbox_id", "kind", "state", "cpus", "mems", "quota_us", "period_us", "shares",
-    "cgroups_path", "name", "pod_name", "pod_namespace", "pod_uid", "handler", "bundle", "source",
-    "recorded_ns", "pid_hint", "note",
-)  # fmt: skip
-"""The columns of a row, in order."""
+TOMBSTONES: Final = 4096
+"""Stamps of finished containers that are remembered, to ignore messages that arrive late."""
 
-RESOURCES: Final = ("cpus", "mems", "quota_us", "period_us", "shares")
-"""The fields of a Container that are `linux.resources.cpu`."""
+DELETED_KEPT: Final = 8
+"""Deleted containers of a sandbox that are still shown."""
 
-_TEXTS: Final = (
-    "cgroups_path", "name", "pod_name", "pod_namespace", "pod_uid", "handler", "bundle",
-)  # fmt: skip
-
-
-def speaks(container: Container) -> bool:
-    """Whether a record says something of its container's CPUs; that it has none is something."""
-    said = any(getattr(container, name) not in {None, ""} for name in RESOURCES)
-    return said or bool(container.cgroups_path)
+_SELECT: Final = f"SELECT {', '.join(FIELDS)} FROM containers"  # noqa: S608 - constants
+_WRITE: Final = (
+    f"INSERT INTO containers VALUES ({', '.join('?' * (len(FIELDS) + 1))})"  # noqa: S608 - constants
+    " ON CONFLICT (id) DO UPDATE SET "
+    + ", ".join(f"{field} = excluded.{field}" for field in FIELDS[1:])
+)
 
 
-def merged(old: Container | None, new: Container) -> Container:
-    """Keep what an earlier record knew where a later source says nothing of it.
+class Registry(Database):
+    """The tables of containers; every public writer is one transaction, and raises StateError."""
 
-    A message whose bundle could not be read, and Kata's own state, lack names or paths. A record
-    without any of the resources says nothing about them either.
-    """
-    if old is None:
-        return new
-    kept = {name: getattr(old, name) for name in _TEXTS if not getattr(new, name)}
-    if not speaks(new):
-        kept |= {name: getattr(old, name) for name in RESOURCES}
-    return replace(new, **kept, pid_hint=new.pid_hint or old.pid_hint)
+    schema = (
+        """CREATE TABLE containers (
+    id TEXT PRIMARY KEY, sandbox_id TEXT NOT NULL, kind TEXT NOT NULL, state TEXT NOT NULL,
+    cpus TEXT, mems TEXT NOT NULL, quota_us INTEGER, period_us INTEGER, shares INTEGER,
+    cgroups_path TEXT NOT NULL, name TEXT NOT NULL, pod_name TEXT NOT NULL,
+    pod_namespace TEXT NOT NULL, pod_uid TEXT NOT NULL, handler TEXT NOT NULL,
+    bundle TEXT NOT NULL, source TEXT NOT NULL, recorded_ns INTEGER NOT NULL,
+    pid_hint INTEGER NOT NULL, note TEXT NOT NULL, first_ns INTEGER NOT NULL)""",
+        "CREATE INDEX containers_sandbox ON containers (sandbox_id)",
+        """CREATE TABLE seen (
+    container_id TEXT PRIMARY KEY, stamp_ns INTEGER NOT NULL, pid INTEGER NOT NULL)""",
+        "CREATE INDEX seen_stamp ON seen (stamp_ns)",
+    )
 
+    def __init__(self, path: str, *, boot_id: str, source: str = "") -> None:
+        super().__init__(path, boot_id=boot_id, source=source)
+        self._observations = self._begun()
 
-def row_of(container: Container) -> list[str | int | None]:
-    """Return a container's row."""
-    return [_plain(getattr(container, field)) for field in FIELDS]
+    def record(self, container: Container, *, stamp_ns: int, pid: int) -> bool:
+        """Take a message's record; False (nothing written) if it is not newer than what is known.
 
+        A message is identified by its stamp and the hook's pid, so one that was both acknowledged
+        late and spooled counts once. A record without facts of its own (a poststop whose bundle
+        could not be read) keeps those of the earlier record.
+        """
+        with self.transaction():
+            if not self._newer(container.id, stamp_ns, pid):
+                return False
+            old = self.container(container.id)
+            self._write(self._observations.take(container, merged(old, container)))
+            if container.state is ContainerState.DELETED:
+                self._trim(container.sandbox_id)
+        return True
 
-def container_of(row: tuple[object, ...]) -> Container:
-    """Return the container of a row; raises StateError when it makes no sense."""
-    values = dict(zip(FIELDS, row, strict=True))
-    try:
-        cpus = None if values["cpus"] is None else CpuSet.parse(str(values["cpus"]))
-        return Container(
-            **{  # type: ignore[arg-type] # SQLite is dynamic; the schema gives the types
-                **values,
-                "cpus": cpus,
-                "kind": ContainerKind(str(values["kind"])),
-                "state": ContainerState(str(values["state"])),
-            }
+    def adopt(self, container: Container) -> bool:
+        """Take a record from what Kata keeps now; False where it makes no difference.
+
+        Only the cpuset of a known container changes. The newest message seen stays what it is, so
+        that late ones are recognised.
+        """
+        with self.transaction():
+            old = self.container(container.id)
+            fresh = self._observations.take(container, merged(old, container))
+            if old is not None and fresh.cpus == old.cpus:
+                return False
+            self._write(fresh)
+        return True
+
+    def container(self, container_id: str) -> Container | None:
+        """Return one container's record."""
+        row = self.row(f"{_SELECT} WHERE id = ?", (container_id,))
+        return None if row is None else container_of(row)
+
+    def containers(self, sandbox_id: str) -> tuple[Container, ...]:
+        """Return a sandbox's containers in the order they were first recorded."""
+        rows = self.rows(f"{_SELECT} WHERE sandbox_id = ? ORDER BY first_ns, id", (sandbox_id,))
+        return self._observations.with_told(sandbox_id, map(container_of, rows))
+
+    def sandboxes(self) -> list[str]:
+        """Return the ids of all sandboxes that have a record."""
+        rows = self.rows("SELECT DISTINCT sandbox_id FROM containers ORDER BY sandbox_id")
+        return [row[0] for row in rows]
+
+    def forget(self, sandbox_id: str) -> None:
+        """Drop a sandbox that has ended; late messages about its containers stay recognised."""
+        with self.transaction():
+            self.run("DELETE FROM containers WHERE sandbox_id = ?", (sandbox_id,))
+            self._trim_tombstones()
+
+    def _begun(self) -> Observations:
+        try:
+            return Observations(self)
+        except BaseException:
+            self.close()
+            raise
+
+    def _newer(self, container_id: str, stamp_ns: int, pid: int) -> bool:
+        seen = self.row("SELECT stamp_ns, pid FROM seen WHERE container_id = ?", (container_id,))
+        if seen is not None and (stamp_ns, pid) <= seen:
+            return False
+        self.run("INSERT OR REPLACE INTO seen VALUES (?, ?, ?)", (container_id, stamp_ns, pid))
+        return True
+
+    def _write(self, container: Container) -> None:
+        self.run(_WRITE, [*row_of(container), container.recorded_ns])
+
+    def _trim(self, sandbox_id: str) -> None:
+        """Drop deleted containers but the last: one that fails again and again has many."""
+        self.run(
+            "DELETE FROM containers WHERE sandbox_id = :sandbox AND state = :state AND id NOT IN ("
+            "SELECT id FROM containers WHERE sandbox_id = :sandbox AND state = :state"
+            " ORDER BY recorded_ns DESC LIMIT :kept)",
+            {
+                "sandbox": sandbox_id,
+                "state": ContainerState.DELETED.value,
+                "kept": DELETED_KEPT,
+            },
         )
-    except (ParseError, ValueError) as error:
-        raise StateError(f"registry row of container {values['id']}: {error}") from error
+        self._trim_tombstones()
 
+    def _trim_tombstones(self) -> None:
+        self._observations.trim()
+        self.run(
+            "DELETE FROM seen WHERE container_id NOT IN (SELECT id FROM containers)"
+            " AND stamp_ns <= coalesce((SELECT stamp_ns FROM seen"
+            " ORDER BY stamp_ns DESC LIMIT 1 OFFSET ?), -1)",
+            (TOMBSTONES,),
+        )
 
-def _plain(value: object) -> str | int | None:
-    if value is None or isinstance(value, int):
-        return value
-    return str(value)
+    def _read_all(self, db: sqlite3.Connection) -> None:
+        for row in db.execute(_SELECT):
+            container_of(row)

@@ -1,71 +1,60 @@
-"""What guests were told: the cpuset of each container, for as long as the container lives.
+"""The cpuset of each container that was sent to its guest, for as long as the container lives.
 
-A table of its own in the registry's file, so that it is copied, checked and set aside with it
-(DESIGN D15). Written before the guest is asked: a daemon that is killed in between knows later that
-the container may be restricted, and can give it back. A cpuset in a guest can not be taken away
-again, only made wide, so a container that was told once is looked after until it is gone.
+A table of its own in the registry's file (D15). Written before the guest is asked: a daemon that is
+killed in between knows later that the container may be confined, and can undo it. A cpuset in a
+guest cannot be removed, only widened, so a container that was confined once is followed until it
+ends.
 
 Lifetime: as long as its Registry.
 """
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable
+from typing import Final
 
-from kata_pin.daemon.store.database import Registry
-from kata_pin.daemon.store.transaction import transaction
+from kata_pin.daemon.store.database import Database
 from kata_pin.errors import ParseError, StateError
 from kata_pin.model.cpuset import CpuSet
 
-_TABLE = """
+_TABLE: Final = """
 CREATE TABLE IF NOT EXISTS guest_cpusets (
     sandbox_id TEXT NOT NULL, container_id TEXT NOT NULL, cpus TEXT NOT NULL,
     PRIMARY KEY (sandbox_id, container_id)) WITHOUT ROWID"""
+_ORPHANS: Final = (
+    "DELETE FROM guest_cpusets WHERE sandbox_id NOT IN (SELECT sandbox_id FROM containers)"
+)
 
 
-_ORPHANS = """
-DELETE FROM guest_cpusets WHERE sandbox_id NOT IN (SELECT sandbox_id FROM containers)"""
-_TELL = "INSERT OR REPLACE INTO guest_cpusets VALUES (?, ?, ?)"
-_FORGET = "DELETE FROM guest_cpusets WHERE sandbox_id = ? AND container_id = ?"
-_FORGET_ALL = "DELETE FROM guest_cpusets WHERE sandbox_id = ?"
+class GuestCpusets:
+    """Reads and writes the table; every method raises StateError when the file cannot be used."""
 
-
-class GuestBook:
-    """Reads and writes the table; every method raises StateError when the file does not let it."""
-
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, db: Database) -> None:
         """Make the table if there is none, and forget sandboxes that nothing is recorded of."""
-        self._path = registry.path
-        self._db = registry.database
-        self._write(_TABLE)
-        self._write(_ORPHANS)
+        self._db = db
+        db.run(_TABLE)
+        db.run(_ORPHANS)
 
-    def told(self, sandbox_id: str) -> dict[str, CpuSet]:
-        """Return what the guest of a sandbox was told, by container."""
+    def sent(self, sandbox_id: str) -> dict[str, CpuSet]:
+        """Return what was sent to the guest of a sandbox, by container."""
         query = "SELECT container_id, cpus FROM guest_cpusets WHERE sandbox_id = ?"
         try:
-            rows = self._db.execute(query, (sandbox_id,)).fetchall()
-            return {name: CpuSet.parse(cpus) for name, cpus in rows}
-        except (sqlite3.Error, ParseError) as error:
-            raise StateError(f"{self._path}: {error}") from error
+            return {name: CpuSet.parse(cpus) for name, cpus in self._db.rows(query, (sandbox_id,))}
+        except ParseError as error:
+            raise StateError(f"{self._db.path}: {error}") from error
 
-    def tell(self, sandbox_id: str, container_id: str, cpus: CpuSet) -> None:
-        """Note what the guest is about to be told."""
-        self._write(_TELL, (sandbox_id, container_id, str(cpus)))
+    def send(self, sandbox_id: str, container_id: str, cpus: CpuSet) -> None:
+        """Note what is about to be sent to the guest."""
+        statement = "INSERT OR REPLACE INTO guest_cpusets VALUES (?, ?, ?)"
+        self._db.run(statement, (sandbox_id, container_id, str(cpus)))
 
     def forget(self, sandbox_id: str, container_ids: Iterable[str]) -> None:
         """Forget containers that are gone."""
-        for one in container_ids:
-            self._write(_FORGET, (sandbox_id, one))
+        self._db.insert(
+            "DELETE FROM guest_cpusets WHERE sandbox_id = ? AND container_id = ?",
+            [(sandbox_id, one) for one in container_ids],
+        )
 
     def forget_all(self, sandbox_id: str) -> None:
         """Forget a sandbox that is gone."""
-        self._write(_FORGET_ALL, (sandbox_id,))
-
-    def _write(self, statement: str, row: tuple[str, ...] = ()) -> None:
-        try:
-            with transaction(self._db):
-                self._db.execute(statement, row)
-        except sqlite3.Error as error:
-            raise StateError(f"{self._path}: {error}") from error
+        self._db.run("DELETE FROM guest_cpusets WHERE sandbox_id = ?", (sandbox_id,))

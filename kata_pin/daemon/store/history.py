@@ -13,7 +13,6 @@ Lifetime: as long as its Registry. Out of scope: when passes run, and why (super
 from __future__ import annotations
 
 import logging
-import sqlite3
 import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
@@ -21,8 +20,7 @@ from typing import Final
 
 from kata_pin.config.tree import History as Limits
 from kata_pin.daemon.live_config import LiveConfig
-from kata_pin.daemon.store.database import Registry
-from kata_pin.daemon.store.transaction import transaction
+from kata_pin.daemon.store.database import Database
 from kata_pin.errors import DaemonError, StateError
 from kata_pin.model.pass_outcome import GONE, NO_VMM, PassOutcome
 
@@ -78,11 +76,10 @@ Standing = tuple[str, str | None]
 class History:
     """Writes and reads the table; never fails who reports a pass to it."""
 
-    def __init__(self, registry: Registry, live: LiveConfig) -> None:
+    def __init__(self, db: Database, live: LiveConfig) -> None:
         self.failures = 0
         """Rows that could not be written."""
-        self._path = registry.path
-        self._db = registry.database
+        self._db = db
         self._live = live
         self._last: dict[str, Standing | None] = {}
         self._count: int | None = None
@@ -90,14 +87,16 @@ class History:
     def _counted(self) -> int:
         """Return the number of rows; makes the table, anew where it is of another form."""
         if self._count is None:
-            with transaction(self._db):
-                there = [row[1] for row in self._db.execute("PRAGMA table_info(history)")]
+            with self._db.transaction():
+                there = [row[1] for row in self._db.rows("PRAGMA table_info(history)")]
                 if there and there != ["number", *_COLUMNS]:
-                    log.warning("registry %s: its history has another form; begun anew", self._path)
-                    self._db.execute("DROP TABLE history")
-                self._db.execute(_TABLE)
-                self._db.execute(_INDEX)
-                self._count = self._db.execute("SELECT count(*) FROM history").fetchone()[0]
+                    log.warning(
+                        "registry %s: its history has another form; begun anew", self._db.path
+                    )
+                    self._db.run("DROP TABLE history")
+                self._db.run(_TABLE)
+                self._db.run(_INDEX)
+                self._count = self._db.rows("SELECT count(*) FROM history")[0][0]
         assert self._count is not None, "it was counted"
         return self._count
 
@@ -128,12 +127,12 @@ class History:
             row = None
             try:
                 self._counted()
-                row = self._db.execute(
+                row = self._db.row(
                     "SELECT state, mask FROM history WHERE sandbox_id = ?"
                     " ORDER BY number DESC LIMIT 1",
                     (sandbox_id,),
-                ).fetchone()
-            except sqlite3.Error as error:
+                )
+            except StateError as error:
                 self._failed(error)
             self._last[sandbox_id] = None if row is None or row[0] == GONE else (row[0], row[1])
         return self._last[sandbox_id]
@@ -161,35 +160,35 @@ class History:
         )
         try:
             count = self._counted() + 1
-            with transaction(self._db):
-                self._db.execute(_INSERT, astuple(change))
+            with self._db.transaction():
+                self._db.run(_INSERT, astuple(change))
                 count -= self._evict(outcome.sandbox_id, count, limits)
             self._count = count
-        except sqlite3.Error as error:
+        except StateError as error:
             self._failed(error)
 
     def _evict(self, sandbox_id: str, count: int, limits: Limits) -> int:
         """Drop the oldest rows beyond the limits; return how many those were."""
-        dropped = self._db.execute(
+        dropped = self._db.run(
             "DELETE FROM history WHERE sandbox_id = :sandbox AND number <= ("
             "SELECT number FROM history WHERE sandbox_id = :sandbox"
             " ORDER BY number DESC LIMIT 1 OFFSET :kept)",
             {"sandbox": sandbox_id, "kept": limits.sandbox_rows},
-        ).rowcount
+        )
         surplus = count - dropped - limits.rows
         if surplus > 0:
-            dropped += self._db.execute(
+            dropped += self._db.run(
                 "DELETE FROM history WHERE number IN ("
                 "SELECT number FROM history ORDER BY number LIMIT ?)",
                 (surplus,),
-            ).rowcount
+            )
         return dropped
 
-    def _failed(self, error: sqlite3.Error) -> None:
+    def _failed(self, error: StateError) -> None:
         """Say once that the history has a gap: the pins are what counts."""
         level = logging.DEBUG if self.failures else logging.WARNING
         self.failures += 1
-        log.log(level, "history not written: %s: %s", self._path, error)
+        log.log(level, "history not written: %s", error)
 
     # ---- reading -------------------------------------------------------------------------
 
@@ -201,12 +200,9 @@ class History:
         `name` is an id, namespace/name or name of a pod, of which there may have been several
         sandboxes, or the start of an id. Raises DaemonError when it means none, StateError.
         """
-        try:
-            self._counted()
-            ids = self._meant(name) if name else None
-            return self._newest(ids, since_s, limit)
-        except sqlite3.Error as error:
-            raise StateError(f"{self._path}: {error}") from error
+        self._counted()
+        ids = self._meant(name) if name else None
+        return self._newest(ids, since_s, limit)
 
     def _meant(self, name: str) -> list[str]:
         for condition in (
@@ -214,7 +210,7 @@ class History:
             "substr(pod, instr(pod, '/') + 1) = :name",
             "substr(sandbox_id, 1, length(:name)) = :name",
         ):
-            rows = self._db.execute(
+            rows = self._db.rows(
                 f"SELECT DISTINCT sandbox_id FROM history WHERE {condition}",  # noqa: S608 - constants
                 {"name": name},
             )
@@ -230,7 +226,7 @@ class History:
         if since_s is not None:
             conditions.append("boot_ns >= ?")
             values.append(time.clock_gettime_ns(time.CLOCK_BOOTTIME) - int(since_s * 1e9))
-        rows = self._db.execute(
+        rows = self._db.rows(
             f"{_SELECT} WHERE {' AND '.join(conditions)} ORDER BY number DESC LIMIT ?",
             [*values, limit],
         )

@@ -13,13 +13,12 @@ Lifetime: as long as its Registry. Out of scope: the kubelet and cgroups, read a
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from kata_pin.daemon.store.containers import speaks
-from kata_pin.daemon.store.transaction import transaction
+from kata_pin.daemon.store.container_rows import speaks
+from kata_pin.daemon.store.database import Database
 from kata_pin.errors import ParseError, StateError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.sandbox import Container, CpusetSource, ReportedCpuset
@@ -38,25 +37,25 @@ _SCHEMA: Final = (
 
 
 class Observations:
-    """Reads and writes the table; methods raise sqlite3.Error, which the registry translates."""
+    """Reads and writes the table; methods raise StateError when the file cannot be used."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: Database) -> None:
         """A table that cannot be used is made anew: live sources tell their values again."""
         self._db = db
-        with transaction(db):
+        with db.transaction():
             if not self._usable():
                 log.warning("registry: what sources told cannot be read; begun anew")
-                db.execute("DROP TABLE told")
-            db.execute(_SCHEMA)
+                db.run("DROP TABLE told")
+            db.run(_SCHEMA)
 
     def _usable(self) -> bool:
-        there = tuple(row[1] for row in self._db.execute("PRAGMA table_info(told)"))
+        there = tuple(row[1] for row in self._db.rows("PRAGMA table_info(told)"))
         if not there:
             return True
         if there != _COLUMNS:
             return False
         try:
-            for row in self._db.execute("SELECT source, cpus, recorded_ns FROM told"):
+            for row in self._db.rows("SELECT source, cpus, recorded_ns FROM told"):
                 _row(*row)
         except StateError:
             return False
@@ -68,7 +67,7 @@ class Observations:
         `container` is the record as it came, `merged` with what was known before.
         """
         if not container.state.counts:
-            self._db.execute("DELETE FROM told WHERE container_id = ?", (container.id,))
+            self._db.run("DELETE FROM told WHERE container_id = ?", (container.id,))
             return merged
         told = {one.source: one for one in self.of(container.id)}
         new = _told(container)
@@ -82,7 +81,7 @@ class Observations:
 
     def of(self, container_id: str) -> tuple[ReportedCpuset, ...]:
         """Return what sources told of one container."""
-        rows = self._db.execute(
+        rows = self._db.rows(
             "SELECT source, cpus, recorded_ns FROM told WHERE container_id = ? ORDER BY source",
             (container_id,),
         )
@@ -90,7 +89,7 @@ class Observations:
 
     def with_told(self, sandbox_id: str, containers: Iterable[Container]) -> tuple[Container, ...]:
         """Return the containers of a sandbox with what sources told of each."""
-        rows = self._db.execute(
+        rows = self._db.rows(
             "SELECT container_id, told.source, told.cpus, told.recorded_ns"
             " FROM told JOIN containers ON id = container_id WHERE sandbox_id = ?"
             " ORDER BY container_id, told.source",
@@ -103,11 +102,11 @@ class Observations:
 
     def trim(self) -> None:
         """Drop what was told of containers that have no record any more."""
-        self._db.execute("DELETE FROM told WHERE container_id NOT IN (SELECT id FROM containers)")
+        self._db.run("DELETE FROM told WHERE container_id NOT IN (SELECT id FROM containers)")
 
     def _write(self, container_id: str, told: ReportedCpuset) -> None:
         cpus = None if told.cpus is None else str(told.cpus)
-        self._db.execute(
+        self._db.run(
             "INSERT OR REPLACE INTO told VALUES (?, ?, ?, ?)",
             (container_id, told.source.value, cpus, told.recorded_ns),
         )

@@ -14,7 +14,7 @@ from kata_pin.config.tree import Config, Mode
 from kata_pin.daemon.allocation import pass_view
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.plugin_conflicts import EXPIRY_S, PODS, PluginConflicts
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.errors import StateError
 from kata_pin.model.alloc import AllocState, PodRequest, RefusalKind, Running
@@ -513,7 +513,7 @@ def test_who_only_looks_decides_nothing(begun: Allocator, registry: Registry, ho
 def test_an_unreadable_row_is_none(begun: Allocator, registry: Registry, host: Host) -> None:
     """A damaged state counts as lost, and the daemon starts."""
     begun.admit(request("db", "exclusive", cpus=2))
-    registry.database.execute("UPDATE alloc SET state = '{'")
+    registry.run("UPDATE alloc SET state = '{'")
     assert looking(registry, host).state == AllocState()
     again = allocator(registry, host)
     assert again.state.cpus == CpuSet(range(8))

@@ -13,7 +13,7 @@ import pytest
 from kata_pin.daemon.allocation import pass_view
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.reconcile.node import NodeWatch
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.model.alloc import AllocState, Decision, Running
 from kata_pin.model.cpuset import CpuSet
@@ -172,7 +172,7 @@ def test_a_note_that_cannot_be_said(world: World) -> None:
 def test_a_policy_that_never_answers(world: World) -> None:
     """The daemon starts, nobody gets anything, and the first complaint is not repeated."""
     world.break_down(_raises, "allocate", "change", "release", "reconcile", "decline")
-    world.registry.database.execute("DELETE FROM alloc")
+    world.registry.run("DELETE FROM alloc")
     world.allocator = world.make()
     for _ in range(3):
         assert world.allocator.admit(request("db", "exclusive", cpus=2)).state == AllocState()

@@ -21,7 +21,7 @@ from kata_pin.daemon.intake.nri_events import NOTHING, NriIntake
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.ports import PassRequests
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import StateError, VmmError
 from kata_pin.host.process import ProcessIndex
 from kata_pin.model.alloc import Guarantee
@@ -584,14 +584,16 @@ def test_an_end_that_is_not_stored(world: World) -> None:
 @contextlib.contextmanager
 def failing_commits(registry: Registry) -> Iterator[None]:
     """Make every transaction that stores a decision fail where it is committed."""
-    database = registry.database
-    database.executescript(
-        "PRAGMA foreign_keys = ON; CREATE TABLE parent (number INTEGER PRIMARY KEY);"
-        "CREATE TABLE child (number REFERENCES parent DEFERRABLE INITIALLY DEFERRED);"
-        "CREATE TRIGGER orphan AFTER INSERT ON alloc BEGIN INSERT INTO child VALUES (1); END;"
-    )
+    for statement in (
+        "PRAGMA foreign_keys = ON",
+        "CREATE TABLE parent (number INTEGER PRIMARY KEY)",
+        "CREATE TABLE child (number REFERENCES parent DEFERRABLE INITIALLY DEFERRED)",
+        "CREATE TRIGGER orphan AFTER INSERT ON alloc BEGIN INSERT INTO child VALUES (1); END",
+    ):
+        registry.run(statement)
     yield
-    database.executescript("DROP TRIGGER orphan; DROP TABLE child; DROP TABLE parent;")
+    for statement in ("DROP TRIGGER orphan", "DROP TABLE child", "DROP TABLE parent"):
+        registry.run(statement)
 
 
 def test_a_refused_creation_keeps_what_the_host_became(registry: Registry) -> None:

@@ -16,7 +16,7 @@ from kata_pin.config.alloc import Push
 from kata_pin.daemon.allocation import ledger as books
 from kata_pin.daemon.allocation import push as module
 from kata_pin.daemon.allocation.push import Pusher
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.model.alloc import AllocState
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.settings import CpuClass

@@ -19,7 +19,7 @@ from kata_pin.daemon.allocation.ledger import Ledger
 from kata_pin.daemon.allocation.nri_decider import NriDecider, Recorder, nri_decider
 from kata_pin.daemon.allocation.restore import kept_cpusets, unconfined
 from kata_pin.daemon.service.compose import compose
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.model.alloc import AllocState, ContainerRequest
 from kata_pin.model.cpuset import CpuSet

@@ -17,8 +17,8 @@ from kata_pin.config.guest import Guest
 from kata_pin.daemon.guests.keeper import RETRY_S, WIDEN_S, Decide, Goal, Keeper, Shared
 from kata_pin.daemon.guests.probe import GuestProbe
 from kata_pin.daemon.guests.status import GuestPlan, GuestState, Proof, plan_guest
-from kata_pin.daemon.store.database import Registry
-from kata_pin.daemon.store.guests import GuestBook
+from kata_pin.daemon.store.containers import Registry
+from kata_pin.daemon.store.guests import GuestCpusets
 from kata_pin.errors import AgentUnavailable
 from kata_pin.guest.address import parse_address
 from kata_pin.guest.agent import AgentClient
@@ -52,7 +52,7 @@ class Case:
         self.settings = Guest(connect_ms=200, call_ms=200)
         self.registry = Registry(str(folder / "registry.db"), boot_id="boot")
         self.registry.adopt(Container("own", "pod"))
-        self.book = GuestBook(self.registry)
+        self.book = GuestCpusets(self.registry)
         self.guest = guest
         self.topology = TWO
         self.threads = [vcpu(0), vcpu(1, on="4")]  # the pair stands, and is kept
@@ -207,7 +207,7 @@ async def test_containers_that_are_gone_are_forgotten(
     case.take(OWN, again=True)
     await case.keeper.attempt()
     assert guest.said == [("own", "1")]
-    assert set(case.book.told("pod")) == {"own"}
+    assert set(case.book.sent("pod")) == {"own"}
 
 
 async def test_rests_grow(new_case: NewCase) -> None:

@@ -21,7 +21,7 @@ from kata_pin.daemon.guests.manager import Guests
 from kata_pin.daemon.guests.status import GuestState
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.service.compose import Components, compose
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import AgentUnavailable
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.pass_outcome import Cause, PassOutcome
@@ -52,6 +52,7 @@ class Case:
         self.guests = Guests(
             self.parts.agents,
             registry,
+            self.parts.pins,
             self.parts.node,
             live=self.parts.live,
             sandboxes=cast("Sandboxes", SimpleNamespace(known_vmm=lambda _: self.pod.vmm)),
@@ -181,7 +182,7 @@ def test_nothing_to_say(tmp_path: Path) -> None:
 def test_what_was_said_before_a_restart_makes_a_keeper(tmp_path: Path) -> None:
     """Also where nothing has to be confined now: it may have to be given back."""
     with contextlib.closing(Case(tmp_path, shared("log", "0"))) as case:
-        case.parts.registry.database.execute("INSERT INTO guest_cpusets VALUES ('pod', 'log', '1')")
+        case.parts.registry.run("INSERT INTO guest_cpusets VALUES ('pod', 'log', '1')")
         case.guests.passed(case.passed())
         assert (len(case.started), case.state()) == (1, GuestState.PENDING)
 
@@ -199,10 +200,10 @@ def test_observing_and_switched_off(case: Case) -> None:
 def test_a_sandbox_that_is_over_is_forgotten(case: Case) -> None:
     """Its keeper ends, and the book has nothing of it."""
     case.guests.passed(case.passed())
-    told = case.parts.registry.database
-    told.execute("INSERT INTO guest_cpusets VALUES ('pod', 'log', '1')")
+    told = case.parts.registry
+    told.run("INSERT INTO guest_cpusets VALUES ('pod', 'log', '1')")
     case.guests.ended(case.passed())
-    assert told.execute("SELECT count(*) FROM guest_cpusets").fetchone() == (0,)
+    assert told.row("SELECT count(*) FROM guest_cpusets") == (0,)
     asyncio.run(asyncio.wait_for(case.started.pop(), 5))
 
 

@@ -14,7 +14,7 @@ from kata_pin.daemon.intake.file_events import CPUSET, KATA, KUBELET, NODE, File
 from kata_pin.daemon.intake.kata_state import Adoption
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import HostError
 from kata_pin.model.node import KubeletState
 from kata_pin.model.sandbox import Container

@@ -19,7 +19,8 @@ from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.counters import Counters
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
+from kata_pin.daemon.store.pins import Pins
 from kata_pin.errors import StateError
 from kata_pin.model.placement import Report
 from kata_pin.sources.bundles import BundleReader
@@ -97,7 +98,7 @@ def hook_service(tmp_path: Path, registry: Registry, marked: Marked) -> HookServ
     intake = Intake(registry, BundleReader([str(tmp_path / "bundles")]))
     return HookService(
         live=marked.live,
-        registry=registry,
+        pins=Pins(registry),
         intake=intake,
         sandboxes=cast("Sandboxes", marked),
         spool=spool,
@@ -147,7 +148,7 @@ async def test_pinned_is_only_said_of_pins(
     assert await told() == "pinned"
     marked.live.replace(Config(mode=Mode.OBSERVE))
     assert await told() == "unpinned the daemon only observes"
-    registry.set_released(["c1"], released=True)
+    Pins(registry).set_released(["c1"], released=True)
     assert await told() == "unpinned the operator released the sandbox"
     marked.kept = None  # dropped: there is no VMM behind it
     assert await told() == "pinned"

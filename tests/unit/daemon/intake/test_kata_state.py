@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from kata_pin.daemon.intake.kata_state import Adoption
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.host.process import ProcessIndex
 from kata_pin.host.root import HostRoot
 from kata_pin.model.thread import ProcessKey

@@ -13,7 +13,7 @@ import pytest
 from kata_pin.daemon.intake.nri_events import NriIntake
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import VmmError
 from kata_pin.host.process import ProcessIndex
 from kata_pin.model.cpuset import CpuSet

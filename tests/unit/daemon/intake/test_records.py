@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kata_pin.daemon.intake.records import Intake
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import ParseError, StateError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.sources.bundles import BundleReader

@@ -16,7 +16,8 @@ from kata_pin.daemon.reconcile.engine import Engine
 from kata_pin.daemon.reconcile.passes import PassRunner
 from kata_pin.daemon.reconcile.ports import GuestPreparer, Observer
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
+from kata_pin.daemon.store.pins import Pins
 from kata_pin.host.root import HOST
 from kata_pin.model.pass_outcome import PassOutcome
 from kata_pin.model.placement import Report
@@ -71,8 +72,9 @@ def _passes(registry: Registry, *observers: Observer) -> tuple[Sandboxes, PassRu
         HOST,
         sandboxes,
         cast("Engine", engine),
-        registry,
-        LiveConfig(Config()),
+        registry=registry,
+        pins=Pins(registry),
+        live=LiveConfig(Config()),
         start=never,
         ask=cast("Any", None),
         guests=cast("GuestPreparer", None),

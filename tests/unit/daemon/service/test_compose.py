@@ -10,7 +10,7 @@ import pytest
 
 from kata_pin.config import Config
 from kata_pin.daemon.service.compose import compose
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 
 
 @pytest.mark.parametrize("key", ["path", "valid_hypervisor_paths"])

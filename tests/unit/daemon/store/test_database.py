@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.daemon.store.database import DELETED_KEPT, TOMBSTONES, Registry
+from kata_pin.daemon.store.containers import DELETED_KEPT, TOMBSTONES, Registry
+from kata_pin.daemon.store.pins import Pins
 from kata_pin.errors import StateError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.sandbox import (
@@ -149,20 +150,20 @@ def test_containers_come_in_the_order_of_their_first_record(registry: Registry) 
 
 def test_pairs_first_masks_and_releases_are_kept_and_forgotten(registry: Registry) -> None:
     """What passes need to remember is replaced as a whole and goes with the sandbox."""
-    registry.record(APP, stamp_ns=1, pid=1)
+    pins = Pins(registry)
     pairs = {ThreadKey(7, 8, 9): 3}
     masks = {ThreadRole.VCPU: CpuSet.parse("0-7")}
-    registry.keep("pod", pairs=pairs, first_seen=masks)
-    registry.set_released(["pod"], released=True)
-    assert registry.pairs("pod") == pairs
-    assert registry.first_seen("pod") == masks
-    assert registry.released() == {"pod"}
-    registry.set_released(["pod"], released=False)
-    registry.keep("pod", pairs={}, first_seen=masks)
-    assert registry.pairs("pod") == {}
-    assert registry.released() == frozenset()
-    registry.forget("pod")
-    assert registry.first_seen("pod") == {}
+    pins.keep("pod", pairs=pairs, first_seen=masks)
+    pins.set_released(["pod"], released=True)
+    assert pins.pairs("pod") == pairs
+    assert pins.first_seen("pod") == masks
+    assert pins.released() == {"pod"}
+    pins.set_released(["pod"], released=False)
+    pins.keep("pod", pairs={}, first_seen=masks)
+    assert pins.pairs("pod") == {}
+    assert pins.released() == frozenset()
+    pins.forget("pod")
+    assert pins.first_seen("pod") == {}
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ def test_a_file_that_cannot_be_written_is_not_left_open(registry: Registry, path
 def test_a_full_file_system_loses_no_record(tmp_path: Path) -> None:
     """With /run full the daemon cannot start, and with room again everything is still there."""
     script = (
-        "import os, sys; from kata_pin.daemon.store.database import Registry;"
+        "import os, sys; from kata_pin.daemon.store.containers import Registry;"
         "from kata_pin.errors import StateError; from kata_pin.model.sandbox import Container\n"
         "path = sys.argv[1]\n"
         "first = Registry(path, boot_id='b')\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.daemon.store.database import Registry
-from kata_pin.daemon.store.guests import GuestBook
+from kata_pin.daemon.store.containers import Registry
+from kata_pin.daemon.store.guests import GuestCpusets
 from kata_pin.errors import StateError
 from kata_pin.model.sandbox import Container
 from tests.support.world import cpus
@@ -26,36 +26,36 @@ def opened(path: Path) -> Iterator[Registry]:
 def test_it_outlives_the_daemon(tmp_path: Path) -> None:
     """What was noted is there after the next start; the last word counts."""
     with opened(tmp_path) as registry:
-        book = GuestBook(registry)
-        book.tell("pod", "own", cpus("1"))
-        book.tell("pod", "own", cpus("2-3"))
-        book.tell("pod", "log", cpus("0"))
+        book = GuestCpusets(registry)
+        book.send("pod", "own", cpus("1"))
+        book.send("pod", "own", cpus("2-3"))
+        book.send("pod", "log", cpus("0"))
     with opened(tmp_path) as registry:
-        again = GuestBook(registry)
-        assert again.told("pod") == {"own": cpus("2-3"), "log": cpus("0")}
+        again = GuestCpusets(registry)
+        assert again.sent("pod") == {"own": cpus("2-3"), "log": cpus("0")}
         again.forget("pod", ["log", "never"])
-        assert again.told("pod") == {"own": cpus("2-3")}
+        assert again.sent("pod") == {"own": cpus("2-3")}
         again.forget_all("pod")
-        assert again.told("pod") == {}
+        assert again.sent("pod") == {}
 
 
 def test_sandboxes_that_are_gone_are_forgotten_at_the_start(tmp_path: Path) -> None:
     """A daemon that was killed while a sandbox ended leaves nothing behind."""
     with opened(tmp_path) as registry:
-        book = GuestBook(registry)
-        book.tell("gone", "x", cpus("1"))
-        book.tell("pod", "own", cpus("1"))
-        GuestBook(registry)
-        assert book.told("gone") == {}
-        assert book.told("pod") == {"own": cpus("1")}
+        book = GuestCpusets(registry)
+        book.send("gone", "x", cpus("1"))
+        book.send("pod", "own", cpus("1"))
+        GuestCpusets(registry)
+        assert book.sent("gone") == {}
+        assert book.sent("pod") == {"own": cpus("1")}
 
 
 def test_damage_is_said(tmp_path: Path) -> None:
     """A row that makes no sense, and a file that is closed, are StateErrors that name the file."""
     with opened(tmp_path) as registry:
-        book = GuestBook(registry)
-        registry.database.execute("INSERT INTO guest_cpusets VALUES ('pod', 'own', 'x')")
+        book = GuestCpusets(registry)
+        registry.run("INSERT INTO guest_cpusets VALUES ('pod', 'own', 'x')")
         with pytest.raises(StateError, match=r"registry\.db"):
-            book.told("pod")
+            book.sent("pod")
     with pytest.raises(StateError, match=r"registry\.db"):
-        book.tell("pod", "own", cpus("1"))
+        book.send("pod", "own", cpus("1"))

@@ -14,8 +14,9 @@ from kata_pin.config import Config
 from kata_pin.config import History as Limits
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.status.documents import history_report
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.history import History
+from kata_pin.daemon.store.pins import Pins
 from kata_pin.errors import DaemonError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.pass_outcome import Cause, PassOutcome
@@ -211,7 +212,7 @@ def test_newest_rows_and_recent_rows(kept: Kept) -> None:
 
 def test_a_table_of_another_form_is_made_anew(kept: Kept) -> None:
     """What an other version wrote costs its rows and no record."""
-    kept.registry.database.execute("CREATE TABLE history (number INTEGER, what TEXT)")
+    kept.registry.run("CREATE TABLE history (number INTEGER, what TEXT)")
     kept.again()
     kept.history.passed(_passed(moved=1))
     assert len(kept.rows()) == 1
@@ -219,10 +220,10 @@ def test_a_table_of_another_form_is_made_anew(kept: Kept) -> None:
 
 def test_a_file_without_the_table_is_no_reason_to_begin_anew(kept: Kept) -> None:
     """A registry of a version that knew no history is taken as it is; a copy has none, too."""
-    kept.registry.set_released(["s9"], released=True)
+    Pins(kept.registry).set_released(["s9"], released=True)
     kept.again()
     kept.history.passed(_passed(moved=1))
-    assert kept.registry.released() == {"s9"}
+    assert Pins(kept.registry).released() == {"s9"}
     with closing(Registry.copy_of(kept.path, boot_id="b")) as copy:
         assert len(History(copy, LiveConfig(Config())).changes()) == 1
     with closing(Registry.copy_of(kept.path + "-none", boot_id="b")) as nothing:
@@ -232,14 +233,14 @@ def test_a_file_without_the_table_is_no_reason_to_begin_anew(kept: Kept) -> None
 def test_a_history_that_cannot_be_written_disturbs_nobody(kept: Kept) -> None:
     """A full disk leaves a gap: it is counted, and the next row is written when there is room."""
     kept.history.passed(_passed(moved=1))
-    database = kept.registry.database
-    pages = database.execute("PRAGMA page_count").fetchone()[0]
-    database.execute(f"PRAGMA max_page_count = {pages}")
+    database = kept.registry
+    pages = database.rows("PRAGMA page_count")[0][0]
+    database.run(f"PRAGMA max_page_count = {pages}")
     for number in range(200):
         kept.history.passed(_passed(f"s{number}", moved=1, pod="x" * 500))
     assert kept.history.failures > 0
-    assert not database.in_transaction
-    database.execute("PRAGMA max_page_count = 1073741823")
+    assert not database._connection.in_transaction
+    database.run("PRAGMA max_page_count = 1073741823")
     before = len(kept.rows())
     kept.history.passed(_passed("after", moved=7))
     assert kept.rows()[before:] == [("after", "ok", "1", 7)]

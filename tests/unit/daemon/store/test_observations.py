@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 
-from kata_pin.daemon.store.database import Registry
+from kata_pin.daemon.store.containers import Registry
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.sandbox import Container, ContainerState, CpusetSource, ReportedCpuset
 
@@ -125,7 +125,7 @@ def test_rows_go_with_the_sandbox(story: Story) -> None:
     """A sandbox that is forgotten leaves nothing."""
     story.message("hook:createRuntime", {1})
     story.registry.forget("pod")
-    assert story.registry.database.execute("SELECT count(*) FROM told").fetchone() == (0,)
+    assert story.registry.row("SELECT count(*) FROM told") == (0,)
 
 
 def test_a_restart_forgets_nothing(story: Story, path: str) -> None:
