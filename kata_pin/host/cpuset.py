@@ -116,10 +116,11 @@ class CpusetReader:
     def tids(self, cgroup: str, *, among: int) -> frozenset[int]:
         """Return the threads in a cgroup that `of` gave; not all where it has many times `among`.
 
-        Listing a cgroup of thousands would cost more than asking `among` threads.
+        Listing a cgroup of thousands would cost more than asking `among` threads. The root of
+        version 1 is never listed: the kernel sorts all of a list before it gives the first number.
         """
         entry = self._entries.get(cgroup)
-        if entry is None:
+        if entry is None or cgroup == "/":
             return frozenset()
         name = "tasks" if entry.controllers else "cgroup.threads"
         for _mount, folder in self._folders(entry):

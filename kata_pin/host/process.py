@@ -181,6 +181,8 @@ class ProcessIndex:
         self._inodes: dict[int, int] = {}
         self._processes: dict[int, Process] = {}
         self._young: set[int] = set()
+        self.version = 0
+        """Another one whenever a refresh found anything else than before."""
         self._by_parent: dict[int, list[Process]] | None = None
         self._workers: dict[int, list[Process]] | None = None
 
@@ -204,6 +206,7 @@ class ProcessIndex:
         self._young = set()
         if self._read(unread) or gone:
             self._by_parent = self._workers = None
+            self.version += 1
 
     def get(self, pid: int) -> Process | None:
         """Return the process with this pid."""

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from kata_pin.errors import TaskGone
 from kata_pin.host.cpuset import CpusetReader
 from kata_pin.host.files import read_once
-from kata_pin.host.process import task_names, translated
+from kata_pin.host.process import GONE_ERRNOS, task_names, translated
 from kata_pin.host.root import HOST, HostRoot
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.thread import Task, ThreadKey
@@ -74,7 +74,10 @@ def read_tasks(root: HostRoot, tgid: int, cpusets: CpusetReader) -> list[Task]:
 
 
 class _Known(NamedTuple):
-    """A thread as last read; `inode` is that of its folder in /proc, 0 while it is too young."""
+    """A thread as last read, and the inode of its folder in /proc.
+
+    The inode is 0 while the thread is young, and in a captured tree: there it proves nothing.
+    """
 
     inode: int
     task: Task
@@ -99,19 +102,19 @@ class TaskReader:
 
         Raises TaskGone when the process is gone.
         """
-        inodes = _inodes(root, tgid)
-        known = self._known.get(tgid, {}) if root.live else {}
+        inodes = list_inodes(root, tgid)
+        known = self._known.get(tgid, {})
         cgroups = _Cgroups(tgid, cpusets, known)
         young_after = time.clock_gettime(time.CLOCK_BOOTTIME) - NAMED_AFTER_S
         seen: dict[int, _Known] = {}
         for tid in sorted(inodes):
             inode, old = inodes[tid], known.get(tid)
             try:
-                if old is not None and old.inode == inode:
+                if old is not None and old.inode and old.inode == inode:
                     task = _again(root, old.task, *cgroups.of(old.task))
                 else:
                     task = read_task(root, tgid, tid, cpusets)
-                    if task.key.starttime / _TICKS > young_after:
+                    if task.key.starttime / _TICKS > young_after or not root.live:
                         inode = 0
             except TaskGone:
                 continue
@@ -121,6 +124,11 @@ class TaskReader:
             raise TaskGone("list threads of", f"process {tgid}")
         self._known[tgid] = seen
         return [one.task for one in seen.values()]
+
+    def inode(self, key: ThreadKey) -> int:
+        """Return the inode that a thread was read with, 0 where it proves nothing."""
+        known = self._known.get(key.tgid, {}).get(key.tid)
+        return known.inode if known is not None and known.task.key == key else 0
 
     def expire(self, tgids: frozenset[int]) -> None:
         """Forget all processes but these; forget all where names and times are too old."""
@@ -160,12 +168,14 @@ class _Cgroups:
         return cgroup, cpus
 
 
-def _inodes(root: HostRoot, tgid: int) -> dict[int, int]:
-    """Return the inode of each thread's folder, by tid; raises TaskGone."""
+def list_inodes(root: HostRoot, tgid: int) -> dict[int, int]:
+    """Return the inode of each thread's folder in /proc, by tid; empty without the process."""
     try:
         with os.scandir(f"{root.proc()}/{tgid}/task") as entries:
             return {int(entry.name): entry.inode() for entry in entries}
     except OSError as error:
+        if error.errno in GONE_ERRNOS:
+            return {}
         raise translated(error, "list threads of", f"process {tgid}") from error
 
 
@@ -191,6 +201,12 @@ def get_affinity(tid: int, root: HostRoot = HOST) -> CpuSet:
         return _as_cpuset(frozenset(root.scheduler.get_affinity(tid)))
     except OSError as error:
         raise translated(error, "get affinity of", f"thread {tid}") from error
+
+
+@lru_cache(maxsize=4096)
+def as_numbers(cpus: CpuSet) -> frozenset[int]:
+    """Return a set as the scheduler's calls take and give it; a node has few distinct ones."""
+    return frozenset(cpus)
 
 
 @lru_cache(maxsize=1024)

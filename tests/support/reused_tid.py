@@ -1,7 +1,8 @@
 """Run alone in a pid namespace: pins a tid that another thread has taken over.
 
 `before`: the tid changed hands before apply looked; prints the outcome and whether the new owner
-was touched. `during`: it changes hands between the look and the system call.
+was touched. `during`: it changes hands between the look and the system call. With `all` before the
+word, by apply_all, which knows the thread's inode.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import sys
 import threading
 from collections.abc import Iterable
 
-from kata_pin.host.affinity import apply
+from kata_pin.host import tasks
+from kata_pin.host.affinity import apply, apply_all
+from kata_pin.host.cpuset import CpusetReader
 from kata_pin.host.root import HOST, HostRoot
-from kata_pin.host.tasks import get_affinity, starttime
+from kata_pin.host.tasks import TaskReader, get_affinity, starttime
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import Action
 from kata_pin.model.thread import ThreadKey
@@ -72,16 +75,26 @@ class Swapping:
 
 def main(case: str) -> None:
     """Print what came of it."""
-    pid, victim = os.getpid(), Sleeper()
+    tasks.NAMED_AFTER_S = -1.0  # type: ignore[misc] # its inode counts at once
+    pid, victim, reader = os.getpid(), Sleeper(), TaskReader()
     key = ThreadKey(pid, victim.tid, starttime(HOST, pid, victim.tid))
+    reader.read(HOST, pid, CpusetReader(HOST))
+    assert reader.inode(key)
     action = Action(key, CpuSet([min(os.sched_getaffinity(0))]), CpuSet(), "test")
-    if case == "during":
-        print(apply(HostRoot(scheduler=Swapping(victim)), action).outcome)
+
+    def pinned(root: HostRoot) -> str:
+        if case.startswith("all"):
+            return apply_all(root, [action], reader)[0].outcome
+        return apply(root, action).outcome
+
+    if case.endswith("during"):
+        print(pinned(HostRoot(scheduler=Swapping(victim))))
         return
     while starttime(HOST, pid, victim.tid) == key.starttime:  # a clock tick is 10 ms
         victim = replace(victim)
     before = get_affinity(victim.tid)
-    print(apply(HOST, action).outcome)
+    print(pinned(HOST))
+    assert key not in {task.key for task in reader.read(HOST, pid, CpusetReader(HOST))}
     print("untouched" if get_affinity(victim.tid) == before else "touched")
 
 

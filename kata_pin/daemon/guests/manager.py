@@ -173,7 +173,7 @@ class Guests:
 
     def _plan(self, sandbox: Sandbox, report: Report, facts: GuestFacts) -> GuestPlan | None:
         """Return what a pass means for the guest; the last plan where nothing it needs changed."""
-        node, inferred = self._node.current(), self._settings().act_on_inferred
+        node, inferred = self._node.last, self._settings().act_on_inferred
         inputs = (sandbox, facts, node, inferred)
         last = self._plans.get(sandbox.id)
         if last is not None and last.placement is report.placement and last.inputs == inputs:

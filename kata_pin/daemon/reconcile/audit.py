@@ -15,7 +15,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 from kata_pin.daemon.journal import DRIFT_FOUND, about
@@ -25,7 +24,7 @@ from kata_pin.errors import TaskGone
 from kata_pin.host.audit import Expected, Finding, audit_affinity, audit_deep
 from kata_pin.host.cpuset import CpusetReader
 from kata_pin.host.root import HostRoot
-from kata_pin.model.cpuset import CpuSet
+from kata_pin.host.tasks import as_numbers
 from kata_pin.model.placement import Report
 from kata_pin.model.thread import Task, ThreadKey, ThreadRole
 
@@ -53,7 +52,7 @@ class Expectation:
         members: dict[str | int, Task] = {}
         for thread in report.threads:
             task = thread.task
-            expected = Expected(task.key.starttime, _cpus(task.affinity))
+            expected = Expected(task.key.starttime, as_numbers(task.affinity))
             threads.setdefault(task.key.tgid, {})[task.key.tid] = expected
             is_vcpu = thread.role.role is ThreadRole.VCPU
             members.setdefault(task.key.tid if is_vcpu else task.cgroup, task)
@@ -159,9 +158,3 @@ def _told(findings: dict[int, Finding], *, shrunk: bool) -> str:
     }
     parts = [f"{count} threads {word}" for word, count in counts.items() if count]
     return ", ".join([*parts, *(["a changed cpuset"] if shrunk else [])])
-
-
-@lru_cache(maxsize=4096)
-def _cpus(affinity: CpuSet) -> frozenset[int]:
-    """Return the set as the scheduler's calls give it; a node has few distinct ones."""
-    return frozenset(affinity)

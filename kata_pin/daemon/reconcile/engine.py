@@ -60,6 +60,7 @@ A sandbox with more than MAX_THREADS gets one: the daemon is there for the other
 """
 
 _AGAIN: Final = frozenset({Outcome.CLIPPED, Outcome.REFUSED})
+_GONE: Final = frozenset({Outcome.GONE, Outcome.REUSED})
 _NOT_RESTORED: Final = frozenset({Outcome.CLIPPED, Outcome.REFUSED, Outcome.DENIED})
 
 
@@ -234,7 +235,7 @@ class Engine:
         rounds = 1
         while act and (actions := round_.plan(backed_off)):
             self._remember(round_, node.release_mask)
-            done = apply_all(self._root, actions)
+            done = apply_all(self._root, actions, cache.tasks)
             results |= {one.action.key: one for one in done}
             round_.threads = _after(round_.threads, done)
             settled = not any(one.outcome in _AGAIN for one in done)
@@ -355,12 +356,13 @@ def _after(threads: Iterable[Thread], done: Iterable[ActionResult]) -> list[Thre
     by_key = {one.action.key: one for one in done}
     after: list[Thread] = []
     for thread in threads:
-        result = by_key.get(thread.key)
-        if result is not None and result.outcome in {Outcome.GONE, Outcome.REUSED}:
-            continue
-        if result is not None and result.after is not None:
-            after.append(Thread(thread.task.with_affinity(result.after), thread.role))
-        else:
+        task, role = thread
+        result = by_key.get(task.key)
+        if result is None:
+            after.append(thread)
+        elif result.after is not None:
+            after.append(Thread(task.with_affinity(result.after), role))
+        elif result.outcome not in _GONE:
             after.append(thread)
     return after
 

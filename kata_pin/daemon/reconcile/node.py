@@ -38,6 +38,7 @@ class NodeWatch:
         self._kubelet_stamp: tuple[int, int, int] | None = None
         self._kubelet_problem = ""
         self._seen: tuple[CpuSet, CpuSet, KubeletState | None] | None = None
+        self._last: Node | None = None
         self._cgroup_mounts: tuple[CgroupMount, ...] | None = None
 
     @property
@@ -55,13 +56,19 @@ class NodeWatch:
     def current(self) -> Node:
         """Return the node as it is now; raises HostError when sysfs cannot be read at all."""
         topology = self._current_topology()
-        return Node(
+        self._last = Node(
             topology=topology,
             settings=self.config.placement,
             kubelet=self._current_kubelet(),
             release_mask=self._release_mask(topology),
             live_threads=self.live_threads,
         )
+        return self._last
+
+    @property
+    def last(self) -> Node:
+        """The node as it last was; whoever asks after a pass sees what the pass saw."""
+        return self._last or self.current()
 
     @property
     def cgroup_mounts(self) -> tuple[CgroupMount, ...]:

@@ -11,6 +11,7 @@ from kata_pin.model.placement import Placement, Report
 from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import ThreadKey
 from kata_pin.policy.placement.writers import NO_KATA_PINNING, KataPinning
+from kata_pin.vmm.overhead import Helper
 from kata_pin.vmm.role_cache import RoleCache
 from kata_pin.wire.qemu.qmp import QmpAnswers
 
@@ -34,6 +35,9 @@ class SandboxCache:
 
     decided: tuple[object, Placement] | None = None
     """The last placement, and all that it was decided from."""
+
+    helpers: tuple[object, tuple[Helper, ...]] | None = None
+    """The helpers that were found last, and what they were found by."""
 
     @property
     def unsure(self) -> bool:

@@ -12,23 +12,24 @@ from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.errors import TaskGone
 from kata_pin.host.cpuset import CpusetReader
-from kata_pin.host.process import is_alive
+from kata_pin.host.process import ProcessIndex, is_alive
 from kata_pin.host.root import HostRoot
 from kata_pin.host.tasks import list_tids
 from kata_pin.model.sandbox import Vmm
-from kata_pin.model.thread import Role, Thread
+from kata_pin.model.thread import Role, Thread, ThreadKey
 from kata_pin.vmm.host_access import HostAccess
-from kata_pin.vmm.overhead import find_helpers
+from kata_pin.vmm.overhead import Helper, find_helpers
 from kata_pin.vmm.roles import identify
-from kata_pin.vmm.state_files import KataPaths
+from kata_pin.vmm.state_files import KataPaths, state_stamp
 
 
 @dataclass(frozen=True)
 class ThreadFinder:
-    """See the module. The caller refreshes the process table that `host` has."""
+    """See the module. The caller refreshes `index`, the process table that `host` has."""
 
     root: HostRoot
     node: NodeWatch
+    index: ProcessIndex
     host: HostAccess
     kata: KataPaths
 
@@ -39,8 +40,7 @@ class ThreadFinder:
         tasks = cache.tasks.read(self.root, vmm.process.pid, cpusets)
         roles = identify(self.host, vmm, tasks, cache.roles, cache.qmp)
         threads = [Thread(task, roles[task.key]) for task in tasks if task.key in roles]
-        own = [task.key for task in tasks]
-        for helper in find_helpers(self.host, vmm, sandbox_id, own, paths=self.kata):
+        for helper in self._helpers(sandbox_id, vmm, [task.key for task in tasks], cache):
             role = Role(helper.role, helper.source)
             try:
                 helpers = cache.tasks.read(self.root, helper.process.pid, cpusets)
@@ -49,6 +49,15 @@ class ThreadFinder:
             if is_alive(self.root, helper.process):
                 threads += [Thread(task, role) for task in helpers]
         return threads
+
+    def _helpers(
+        self, sandbox_id: str, vmm: Vmm, own: list[ThreadKey], cache: SandboxCache
+    ) -> tuple[Helper, ...]:
+        """Return the sandbox's helpers, found again where a process or Kata's state changed."""
+        inputs = (self.index.version, vmm, own, state_stamp(self.root, self.kata, sandbox_id))
+        if cache.helpers is None or cache.helpers[0] != inputs:
+            cache.helpers = inputs, find_helpers(self.host, vmm, sandbox_id, own, paths=self.kata)
+        return cache.helpers[1]
 
     def has_all(self, threads: Sequence[Thread], vmm: Vmm) -> bool:
         """Whether no process has a thread that is not among these; TaskGone for the VMM.

@@ -78,7 +78,7 @@ def compose(config: Config, registry: Registry, passes: PendingPasses | None = N
     make = partial(make_policy, config.alloc)
     allocator = Allocator(config.alloc, node, AllocStore(registry), make, passes)
     kata_pinning = KataPinningReader(root, kata, bundles, files)
-    threads = ThreadFinder(root, node, host, kata)
+    threads = ThreadFinder(root, node, index, host, kata)
     engine = Engine(
         root, node, pins, index, threads, finder, kata_pinning,
         partial(view, allocator), partial(granted, allocator),

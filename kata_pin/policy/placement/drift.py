@@ -26,7 +26,7 @@ def find_drift(
     pass before: one that is not among them and is off is THREAD_NEW (None: all were known).
     `backed_off` are those that another writer keeps moving: their drift is OTHER_WRITER (D13).
     """
-    tasks = {thread.key: thread.task for thread in threads}
+    tasks = {task.key: task for task, _role in threads}
     drifts: list[Drift] = []
     for key, desired in placement.desired.items():
         task = tasks.get(key)
@@ -36,7 +36,7 @@ def find_drift(
             new = known is not None and key not in known
             kind = _kind(desired, task, new=new, others=key in backed_off)
             drifts.append(Drift(key, kind, desired.applied, task.affinity))
-    return tuple(sorted(drifts, key=lambda one: one.key))
+    return tuple(sorted(drifts))  # by key, of which each has another
 
 
 def _kind(desired: Desired, task: Task, *, new: bool, others: bool) -> DriftKind:

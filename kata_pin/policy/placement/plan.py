@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import Action, Placement
 from kata_pin.model.thread import Thread, ThreadKey
 
@@ -19,22 +18,18 @@ def make_plan(
     DESIGN D13) get none. Two observations of one thread give one action.
     """
     actions: dict[ThreadKey, Action] = {}
-    for thread in threads:
-        desired = placement.desired.get(thread.key)
-        observed = thread.task.affinity
+    for task, _role in threads:
+        key, observed = task.key, task.affinity
+        desired = placement.desired.get(key)
         if desired is None or not desired.applied or desired.applied == observed:
             continue
-        if thread.key not in skip:
-            actions[thread.key] = Action(thread.key, desired.applied, observed, desired.reason)
+        if key not in skip:
+            actions[key] = Action(key, desired.applied, observed, desired.reason)
     return tuple(sorted(actions.values(), key=_order))
 
 
-def _order(action: Action) -> tuple[int, int, int, int]:
-    key = action.key
-    return (_rank(action.before, action.target), key.tgid, key.tid, key.starttime)
-
-
-def _rank(before: CpuSet, target: CpuSet) -> int:
-    if before < target:
-        return 0
-    return 2 if target < before else 1
+def _order(action: Action) -> tuple[int, ThreadKey]:
+    before, target = action.before, action.target
+    if before <= target:  # they differ
+        return 0, action.key
+    return 2 if target <= before else 1, action.key

@@ -120,7 +120,7 @@ def _engine(scheduler: Scheduler, vmm: int, virtiofsd: int) -> Engine:
     paths = KataPaths("/nonexistent", "/nonexistent")
     pins = KataPinningReader(root, paths, BundleReader([]), ())
     node = cast("NodeWatch", OneNode())
-    threads = ThreadFinder(root, node, host, paths)
+    threads = ThreadFinder(root, node, index, host, paths)
     return Engine(root, node, PinStore(), index, threads, finder, pins)
 
 
