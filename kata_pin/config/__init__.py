@@ -9,39 +9,6 @@ tree.py holds the table; file.py reads a file; text.py writes samples.
 from __future__ import annotations
 
 from kata_pin.config.file import DEFAULT_FILE, from_text, load
-from kata_pin.config.metrics import Metrics
-from kata_pin.config.tree import (
-    Audit,
-    Config,
-    ContainerLeaves,
-    History,
-    Hook,
-    Intruders,
-    LogLevel,
-    Mode,
-    NewThreads,
-    Nri,
-    NriEnabled,
-    Paths,
-    Qmp,
-)
+from kata_pin.config.tree import Config
 
-__all__ = [
-    "DEFAULT_FILE",
-    "Audit",
-    "Config",
-    "ContainerLeaves",
-    "History",
-    "Hook",
-    "Intruders",
-    "LogLevel",
-    "Metrics",
-    "Mode",
-    "NewThreads",
-    "Nri",
-    "NriEnabled",
-    "Paths",
-    "Qmp",
-    "from_text",
-    "load",
-]
+__all__ = ["DEFAULT_FILE", "Config", "from_text", "load"]

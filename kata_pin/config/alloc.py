@@ -188,8 +188,7 @@ class Alloc:
     overhead_millis: int = setting(
         250,
         "CPU time of a VM's overhead threads, for pods that do not state an overhead",
-        integer(0, 64_000),
-        unit="thousandths of a CPU",
+        integer(0, 64_000, "thousandths of a CPU"),
     )
     own_cpus: int = setting(
         0,
@@ -218,7 +217,7 @@ class Alloc:
         example="/etc/kubernetes/pki/ca.crt",
     )
     pods_s: float = setting(
-        10.0, "time between two reads of alloc.pods_url", number(1, 3600), unit="seconds"
+        10.0, "time between two reads of alloc.pods_url", number(1, 3600, "seconds")
     )
     push: Push = setting(
         Push.AUTO,

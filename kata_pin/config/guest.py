@@ -29,8 +29,8 @@ class Guest:
         "was set is not read back",
     )
     connect_ms: int = setting(
-        1000, "longest wait for a connection to the agent", integer(1, 60000), unit="milliseconds"
+        1000, "longest wait for a connection to the agent", integer(1, 60000, "milliseconds")
     )
     call_ms: int = setting(
-        2000, "longest wait for an answer of the agent", integer(1, 60000), unit="milliseconds"
+        2000, "longest wait for an answer of the agent", integer(1, 60000, "milliseconds")
     )

@@ -78,7 +78,7 @@ def _read_boolean(raw: Raw) -> bool:
 BOOLEAN: Final = Kind("true or false", _read_boolean, lambda value: "true" if value else "false")
 
 
-def integer(low: int, high: int) -> Kind[int]:
+def integer(low: int, high: int, unit: str = "") -> Kind[int]:
     """A whole number in decimal, without sign or leading zeros."""
 
     def read(raw: Raw) -> int:
@@ -87,10 +87,10 @@ def integer(low: int, high: int) -> Kind[int]:
             raise ParseError(f"expected {low} to {high}", text=text)
         return int(text)
 
-    return Kind(f"a whole number from {low} to {high}", read)
+    return Kind(f"a whole number{_of(unit)} from {low} to {high}", read)
 
 
-def number(low: float, high: float) -> Kind[float]:
+def number(low: float, high: float, unit: str = "") -> Kind[float]:
     """A decimal number, without sign or exponent."""
 
     def read(raw: Raw) -> float:
@@ -99,7 +99,11 @@ def number(low: float, high: float) -> Kind[float]:
             raise ParseError(f"expected {low:g} to {high:g}", text=text)
         return float(text)
 
-    return Kind(f"a number from {low:g} to {high:g}", read, _plain)
+    return Kind(f"a number{_of(unit)} from {low:g} to {high:g}", read, _plain)
+
+
+def _of(unit: str) -> str:
+    return f" of {unit}" if unit else ""
 
 
 def _plain(value: float) -> str:
@@ -207,7 +211,6 @@ class Row:
     kind: Kind[Any]
     default: object
     help: str
-    unit: str = ""
     example: str = ""
 
 
@@ -215,11 +218,9 @@ ROW: Final = "kata_pin.setting"
 """Key of a dataclass field's metadata that holds its Row."""
 
 
-def setting(
-    default: T, help_text: str, kind: Kind[Any] | None = None, *, unit: str = "", example: str = ""
-) -> T:
+def setting(default: T, help_text: str, kind: Kind[Any] | None = None, *, example: str = "") -> T:
     """Declare one setting as a dataclass field; most kinds follow from the default."""
-    row = Row(kind or _kind_of(default), default, help_text, unit, example)
+    row = Row(kind or _kind_of(default), default, help_text, example)
     made: T = field(default_factory=lambda: default, metadata={ROW: row})
     return made
 

@@ -62,8 +62,7 @@ def sample() -> str:
 def _explained(entry: Setting) -> Iterator[str]:
     """Yield the comment of one setting, then the setting itself with its default."""
     row = entry.row
-    unit = f", in {row.unit}" if row.unit else ""
-    about = f"{row.help} ({row.kind.words}{unit})"
+    about = f"{row.help} ({row.kind.words})"
     indent = "  " if "." in entry.key else ""
     yield from textwrap.wrap(
         about, WIDTH, initial_indent=f"# {indent}", subsequent_indent=f"# {indent}"

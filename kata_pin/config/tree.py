@@ -141,13 +141,12 @@ class Audit:
     """How often everything is checked without an event."""
 
     affinity_s: float = setting(
-        10.0, "time between audits of affinities", number(0.1, 3600), unit="seconds"
+        10.0, "time between audits of affinities", number(0.1, 3600, "seconds")
     )
     deep_s: float = setting(
         60.0,
         "time between deep audits, which also search for sandboxes, threads and containers",
-        number(0.1, 86400),
-        unit="seconds",
+        number(0.1, 86400, "seconds"),
     )
 
 
@@ -159,14 +158,12 @@ class Hook:
         250,
         "longest time a hook waits until its container is recorded; after that it writes the "
         "message to the spool",
-        integer(1, 10000),
-        unit="milliseconds",
+        integer(1, 10000, "milliseconds"),
     )
     pin_ms: int = setting(
         200,
         "longest time createRuntime and prestart wait for the pins; 0: do not wait",
-        integer(0, 10000),
-        unit="milliseconds",
+        integer(0, 10000, "milliseconds"),
     )
     strict: bool = setting(
         False,
@@ -185,10 +182,10 @@ class Qmp:
         "not hold it",
     )
     greeting_ms: int = setting(
-        50, "longest wait for QEMU's greeting", integer(1, 1000), unit="milliseconds"
+        50, "longest wait for QEMU's greeting", integer(1, 1000, "milliseconds")
     )
     session_ms: int = setting(
-        120, "longest total time on the socket", integer(1, 5000), unit="milliseconds"
+        120, "longest total time on the socket", integer(1, 5000, "milliseconds")
     )
 
 

@@ -66,7 +66,7 @@ def check(session: Session) -> int:
     """
     from kata_pin.cli.reports import findings
     from kata_pin.cli.reports import who as who_report
-    from kata_pin.config import Intruders
+    from kata_pin.config.tree import Intruders
     from kata_pin.host.root import HOST
 
     state = session.provider.state()

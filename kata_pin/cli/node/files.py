@@ -15,8 +15,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from kata_pin.config import DEFAULT_FILE, Config, Hook
+from kata_pin.config import DEFAULT_FILE, Config
 from kata_pin.config.text import sample
+from kata_pin.config.tree import Hook
 from kata_pin.errors import KataPinError
 
 HOOK_PATH: Final = "/usr/libexec/kata-pin/kata-pin-hook"

@@ -187,10 +187,9 @@ def _configuration() -> Iterator[str]:
 
 def _setting(entry: Setting) -> Iterator[str]:
     row = entry.row
-    unit = f", in {row.unit}" if row.unit else ""
     yield from _tagged(entry.key, f"{row.help}.")
     yield ".br"
-    yield _roff(f"Value: {row.kind.words}{unit}. Default: {entry.default_text}.")
+    yield _roff(f"Value: {row.kind.words}. Default: {entry.default_text}.")
     if row.example:
         yield ".br"
         yield _roff(f"Example: {row.example}")

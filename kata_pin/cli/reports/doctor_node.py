@@ -17,7 +17,8 @@ from kata_pin.cli.client import Provider
 from kata_pin.cli.node.files import HOOK_PATH
 from kata_pin.cli.render import phrases
 from kata_pin.cli.reports import doctor_guest, doctor_sandbox
-from kata_pin.config import DEFAULT_FILE, Config, NewThreads
+from kata_pin.config import DEFAULT_FILE, Config
+from kata_pin.config.tree import NewThreads
 from kata_pin.errors import HostError, KataPinError
 from kata_pin.host.files import read_text
 from kata_pin.host.root import HOST, HostRoot

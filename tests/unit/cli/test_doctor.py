@@ -10,7 +10,8 @@ import pytest
 from kata_pin.cli.client import Provider
 from kata_pin.cli.main import run
 from kata_pin.cli.reports import doctor_node, doctor_sandbox
-from kata_pin.config import Config, NewThreads, Paths, Qmp
+from kata_pin.config import Config
+from kata_pin.config.tree import NewThreads, Paths, Qmp
 from kata_pin.host.root import HOST, HostRoot
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.reports.daemon import Metrics, Nri

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from kata_pin.config import Config, Mode, document, from_text, load
+from kata_pin.config import Config, document, from_text, load
 from kata_pin.config.file import MAX_BYTES
+from kata_pin.config.tree import Mode
 from kata_pin.errors import ConfigError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.settings import ExclusiveMode, Overhead, OverheadKind, VcpuMode

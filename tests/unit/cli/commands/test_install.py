@@ -17,7 +17,8 @@ from kata_pin.cli.commands.install import release_pins, uninstall_node
 from kata_pin.cli.main import run
 from kata_pin.cli.node.changes import MANIFEST, Node
 from kata_pin.cli.node.files import HOOK_PATH, HOOKS_DIR, Choices, NodeFile, Runtime, node_files
-from kata_pin.config import Config, Hook, from_text
+from kata_pin.config import Config, from_text
+from kata_pin.config.tree import Hook
 from kata_pin.daemon.service.control import ControlServer
 from kata_pin.errors import DaemonError, HostError, KataPinError, ParseError
 from kata_pin.model.reports.applied import Applied

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kata_pin.config import Config
-from kata_pin.config import History as Limits
+from kata_pin.config.tree import History as Limits
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.status.documents import history_report
 from kata_pin.daemon.store.containers import Registry
