@@ -102,7 +102,8 @@ def _lab_as_nobody(folder: Path, cache: Path, *words: str) -> subprocess.Complet
     shutil.copytree(LAB, clone / "tests/lab", ignore=shutil.ignore_patterns("__pycache__"))
     (clone / "scripts").mkdir()
     shutil.copy2(PROJECT / "scripts/lab", clone / "scripts/lab")
-    shutil.copy2(PROJECT / "requirements-dev.lock", clone)
+    for lock in ("requirements.lock", "requirements-dev.lock"):
+        shutil.copy2(PROJECT / lock, clone)
     cache.mkdir()
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     command = [*nobody, "/usr/bin/env", f"PATH={folder}", f"KATA_PIN_LAB_CACHE={cache}/lab"]
