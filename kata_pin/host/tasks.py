@@ -10,16 +10,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from kata_pin.errors import TaskGone
+from kata_pin.errors import ParseError, TaskGone
 from kata_pin.host.cpuset import CpusetReader
 from kata_pin.host.files import read_once
 from kata_pin.host.process import GONE_ERRNOS, task_names, translated
 from kata_pin.host.root import HOST, HostRoot
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.thread import Task, ThreadKey
+from kata_pin.model.placement import Report
+from kata_pin.model.thread import Task, Thread, ThreadKey
 from kata_pin.wire.proc import parse_starttime, parse_stat
 
 NAMED_AFTER_S: Final = 2.0
@@ -185,6 +187,27 @@ def _again(root: HostRoot, known: Task, cgroup: str, cpuset: CpuSet) -> Task:
     if (affinity, cpuset, cgroup) == (known.affinity, known.cpuset, known.cgroup):
         return known
     return known.moved(affinity, cpuset, cgroup)
+
+
+def with_usage(root: HostRoot, report: Report) -> Report:
+    """Return a report with the last CPU and the CPU time of each thread as of now.
+
+    A thread that has exited since keeps those of the report.
+    """
+    return replace(report, threads=tuple(_used(root, one) for one in report.threads))
+
+
+def _used(root: HostRoot, thread: Thread) -> Thread:
+    key = thread.key
+    try:
+        stat = parse_stat(read_once(f"{root.proc()}/{key.tgid}/task/{key.tid}/stat"))
+    except (OSError, ParseError):
+        return thread
+    if stat.starttime != key.starttime:
+        return thread
+    ticks = stat.utime + stat.stime
+    task = replace(thread.task, last_cpu=stat.processor, cpu_ticks=ticks)
+    return thread._replace(task=task)
 
 
 def starttime(root: HostRoot, tgid: int, tid: int) -> int:

@@ -33,11 +33,19 @@ def encode(document: object) -> bytes:
         return msgspec.json.encode(_encodable(msgspec.to_builtins(document)))
 
 
-def with_items(document: object, member: str, items: Iterable[bytes]) -> bytes:
-    """Return a document as JSON with encoded items in place of its empty list `member`."""
-    head, empty, tail = encode(document).partition(f'"{member}":[]'.encode())
-    assert empty, f"{member} is an empty list"
-    return b"%b%b[%b]%b" % (head, empty[:-2], b",".join(items), tail)
+def with_items(data: bytes, member: str, items: bytes) -> bytes:
+    """Return an encoded document with encoded items, joined by commas, in its empty list `member`.
+
+    Quotes inside texts are escaped, so the member's name in quotes is the member.
+    """
+    head, name, tail = data.partition(b'"%b":[]' % member.encode())
+    assert name, f"{member} is an empty list"
+    return b"%b%b%b]%b" % (head, name[:-1], items, tail)
+
+
+def encode_items(items: Iterable[object]) -> bytes:
+    """Return the items of a list as JSON, joined by commas."""
+    return encode(list(items))[1:-1]
 
 
 def decode(data: bytes, kind: type[Document]) -> Document:
@@ -71,7 +79,7 @@ def _head_decoder() -> msgspec.json.Decoder[_Head]:
 def _encodable(value: object) -> object:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_encodable(one) for one in value]
     if isinstance(value, dict):
         return {_encodable(key): _encodable(one) for key, one in value.items()}

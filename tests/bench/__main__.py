@@ -28,6 +28,7 @@ from tests.bench import (
     nrireplies,
     peers,
     soak,
+    state,
 )
 from tests.bench.figures import BenchError, Row, table
 from tests.bench.machine import described
@@ -54,6 +55,7 @@ PARTS = {
     "nri": Part(nrireplies.measure, 100, 20, "NRI's answers while 100 sandboxes reconcile"),
     "audit": Part(audits.measure, 30, 8, "audits of 5,000 threads in 250 sandboxes"),
     "idle": Part(idle.measure, 60, 20, "the daemon at rest with 250 sandboxes, and its commands"),
+    "state": Part(state.measure, 30, 8, "the state document of 5,000 threads in 250 sandboxes"),
     "growth": Part(growth.measure, 10, 4, "audits from 10 to 1,000 sandboxes"),
     "map": Part(guestmap.measure, 2000, 300, "which vCPU is which guest CPU, of 64"),
     "alloc": Part(allocation.measure, 300, 60, "decisions of the allocator; 1,000 pods of churn"),

@@ -224,14 +224,18 @@ class Guests:
 
     # ---- looking -------------------------------------------------------------------------
 
-    def view(self, sandbox: Sandbox, report: Report | None) -> GuestView | None:
-        """Return what documents show of a guest."""
-        keeper = self._keepers.get(sandbox.id)
-        if report is None:
-            return None
-        plan = self._plan(sandbox, report, keeper.facts if keeper else NOTHING_KNOWN)
-        if plan is None:
-            return None
+    def facts(self, sandbox_id: str) -> GuestFacts:
+        """Return what is known of a guest."""
+        keeper = self._keepers.get(sandbox_id)
+        return NOTHING_KNOWN if keeper is None else keeper.facts
+
+    def plan(self, sandbox: Sandbox, report: Report) -> GuestPlan | None:
+        """Return what a pass means for a guest by what is known of it; None without a VMM."""
+        return self._plan(sandbox, report, self.facts(sandbox.id))
+
+    def view(self, sandbox_id: str, plan: GuestPlan) -> GuestView:
+        """Return what documents show of a guest with this plan."""
+        keeper = self._keepers.get(sandbox_id)
         if keeper is not None:
             return keeper.view(plan)
         on = self._settings().enabled and self._live.acts
@@ -239,10 +243,8 @@ class Guests:
 
     def lines(self, sandbox: Sandbox, report: Report) -> list[str]:
         """Return what `explain` tells of a guest."""
-        view = self.view(sandbox, report)
-        if view is None:
-            return []
-        return list(guest_lines(sandbox, view.plan.map, view.plan.cpusets))
+        plan = self.plan(sandbox, report)
+        return [] if plan is None else list(guest_lines(sandbox, plan.map, plan.cpusets))
 
 
 def _claims(containers: Iterable[Container]) -> Claims:

@@ -166,7 +166,7 @@ def assemble(
     )  # fmt: skip
     status = ServiceStatus(notifier, sandboxes, live)
     reload = Reload(live, reread, sandboxes, audits, status)
-    overview = Overview(sandboxes, one.engine, registry, one.pins, guests)
+    overview = Overview(one.root, sandboxes, one.engine, registry, one.pins, guests)
     commands = Commands(
         sandboxes=sandboxes,
         passes=passes,

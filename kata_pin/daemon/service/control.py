@@ -47,7 +47,7 @@ class ControlServer:
     ) -> None:
         """`gid` owns the socket; its members may connect where `mode` lets them."""
         self._path = path
-        self._verbs = verbs
+        self.verbs = verbs
         self._mode = mode
         self._gid = gid
         self._clients = 0
@@ -122,9 +122,9 @@ class ControlServer:
 
     async def _answer(self, line: bytes) -> bytes:
         request = parse_request(line)
-        verb = self._verbs.get(request.verb)
+        verb = self.verbs.get(request.verb)
         if verb is None:
-            known = ", ".join(sorted(self._verbs))
+            known = ", ".join(sorted(self.verbs))
             return encode_error(f"unknown verb {request.verb!r}", f"this socket knows {known}")
         try:
             async with asyncio.timeout(VERB_S):

@@ -11,7 +11,7 @@ from kata_pin.daemon.allocation.coordinator import Coordinator
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.status.allocation import allocation_report
 from kata_pin.daemon.status.connections import metrics_report, nri_report
-from kata_pin.daemon.status.documents import encoded_state, state_report
+from kata_pin.daemon.status.documents import in_slices, state_report
 from kata_pin.daemon.status.overview import Overview
 from kata_pin.daemon.status.scrape import MetricsServer
 from kata_pin.model.reports.daemon import Daemon
@@ -58,5 +58,6 @@ class DaemonState:
                 self._allocator, self._coordinator.problems, self._coordinator.pusher
             ),
         )
-        chosen = [sandbox_id] if sandbox_id else None
-        return await encoded_state(state, self._overview.facts(chosen), self._overview.conflicts())
+        overview = self._overview
+        chosen = overview.encoded_now(sandbox_id) if sandbox_id else overview.encoded()
+        return await in_slices(state, chosen)

@@ -31,7 +31,8 @@ from kata_pin.daemon.status.documents import (
     state_report,
     with_sandboxes,
 )
-from kata_pin.daemon.status.sandbox import SandboxFacts, applied
+from kata_pin.daemon.status.guest import guest_report, vcpu_reports
+from kata_pin.daemon.status.sandbox import SandboxFacts, applied, thread_reports
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.history import History
 from kata_pin.daemon.store.pins import Pins
@@ -73,7 +74,7 @@ def explain(config: Config, sandbox_id: str) -> Explanation:
             report = facts.report
             if report is not None and report.placement is not None:
                 node = parts.node.current()
-                view = facts.guest
+                view = _guest(parts, facts.sandbox, report)
                 told = guest_lines(facts.sandbox, view.plan.map, view.plan.cpusets) if view else ()
                 lines = explain_lines(
                     facts.sandbox,
@@ -220,10 +221,14 @@ def _look(
         if cache.vmm is None and parts.engine.runs_without_vmm(containers):
             continue
         sandbox = Sandbox(sandbox_id, parts.engine.believed(containers, cache), cache.vmm)
+        view = _guest(parts, sandbox, report)
+        threads = thread_reports(report, released=sandbox_id in released)
         yield SandboxFacts(
             sandbox=sandbox,
             report=report,
-            guest=_guest(parts, sandbox, report),
+            states=tuple(one.state for one in threads),
+            threads=threads,
+            guest=None if view is None else guest_report(view, sandbox, vcpu_reports(view.plan)),
             checked_s=0.0,
             problem=cache.problem,
             released=sandbox_id in released,

@@ -28,6 +28,9 @@ from kata_pin.wire import reports
 SLICE_S: Final = 0.003
 """Longest time between two turns of the event loop while a document is made."""
 
+NAMED: Final = 3
+"""Most sandboxes that a note about a conflict names."""
+
 Conflicts = Mapping[str, Sequence[placement.Note]]
 """Notes by the id of the sandbox whose exclusive pCPUs others claim too."""
 
@@ -57,16 +60,16 @@ def with_sandboxes(state: State, every: Iterable[SandboxFacts], found: Conflicts
     return replace(state, sandboxes=tuple(made))
 
 
-async def encoded_state(state: State, every: Iterable[SandboxFacts], found: Conflicts) -> bytes:
-    """Return the state document with these sandboxes as JSON; other tasks run in between."""
+async def in_slices(state: State, sandboxes: Iterable[bytes]) -> bytes:
+    """Return the state document with these encoded sandboxes; other tasks run in between."""
     items = []
     started = time.perf_counter()
-    for facts in every:
-        items.append(reports.encode(sandbox_report(facts, found.get(facts.sandbox.id, ()))))
+    for encoded in sandboxes:
+        items.append(encoded)
         if time.perf_counter() - started > SLICE_S:
             await asyncio.sleep(0)
             started = time.perf_counter()
-    return reports.with_items(state, "sandboxes", items)
+    return reports.with_items(reports.encode(state), "sandboxes", b",".join(items))
 
 
 def conflict_notes(
@@ -75,10 +78,12 @@ def conflict_notes(
     """Return the notes about exclusive pCPUs that several sandboxes claim."""
     found: dict[str, list[placement.Note]] = {}
     for conflict in conflicts(placements):
-        pods = {one: pod_of(one) for one in conflict.sandboxes}
+        named = [(one, pod_of(one)) for one in conflict.sandboxes[: NAMED + 1]]
         for sandbox_id in conflict.sandboxes:
-            others = ", ".join(pod for one, pod in pods.items() if one != sandbox_id)
-            text = f"exclusive pCPUs {conflict.cpus} are also claimed by {others}"
+            others = [pod for one, pod in named if one != sandbox_id][:NAMED]
+            more = len(conflict.sandboxes) - 1 - len(others)
+            listed = ", ".join(others) + (f" and {more} more" if more else "")
+            text = f"exclusive pCPUs {conflict.cpus} are also claimed by {listed}"
             note = placement.Note("conflict-exclusive", text, placement.NoteLevel.WARNING)
             found.setdefault(sandbox_id, []).append(note)
     return found

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from kata_pin.daemon.guests.status import GuestView, Sent
+from kata_pin.daemon.guests.status import GuestPlan, GuestView, Sent
 from kata_pin.model.guest_map import GuestCpuset, Link, VcpuLink
 from kata_pin.model.reports.guest import Guest, GuestContainer, GuestLink, GuestLinks, GuestVcpu
 from kata_pin.model.sandbox import Sandbox
 
 
-def guest_report(view: GuestView | None, sandbox: Sandbox) -> Guest | None:
-    """Return the report; None without a VMM."""
-    if view is None:
-        return None
+def guest_report(view: GuestView, sandbox: Sandbox, vcpus: tuple[GuestVcpu, ...] = ()) -> Guest:
+    """Return the report with these vCPUs."""
     names = {one.id: one.title for one in sandbox.containers}
     found = view.plan.map
     return Guest(
@@ -21,7 +19,7 @@ def guest_report(view: GuestView | None, sandbox: Sandbox) -> Guest | None:
         kernel=found.facts.release,
         kernel_source=found.facts.source,
         hotplugged=found.hotplugged,
-        vcpus=tuple(_vcpu(one) for one in found.links),
+        vcpus=vcpus,
         containers=tuple(
             _container(
                 one, names.get(one.container_id, one.container_id), view.sent.get(one.container_id)
@@ -31,14 +29,20 @@ def guest_report(view: GuestView | None, sandbox: Sandbox) -> Guest | None:
     )
 
 
+def vcpu_reports(plan: GuestPlan) -> tuple[GuestVcpu, ...]:
+    """Return the vCPUs of a plan."""
+    return tuple(_vcpu(one) for one in plan.map.links)
+
+
 def _vcpu(one: VcpuLink) -> GuestVcpu:
+    weakest = one.weakest
     return GuestVcpu(
         tid=one.key.tid,
         vcpu=one.index,
         apic_id=one.apic_id,
         guest_cpu=one.guest_cpu,
-        state=one.state.value,
-        source=one.weakest.source,
+        state=weakest.state.value,
+        source=weakest.source,
         links=GuestLinks(_link(one.thread_link), _link(one.apic_link), _link(one.guest_link)),
         cpus=str(one.cpus),
         paired=one.paired,

@@ -4,65 +4,141 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from kata_pin.daemon.guests.manager import Guests
+from kata_pin.daemon.guests.status import GuestPlan
 from kata_pin.daemon.reconcile.engine import Engine
 from kata_pin.daemon.reconcile.other_writers import writers_of
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.status.documents import Conflicts, conflict_notes
-from kata_pin.daemon.status.sandbox import SandboxFacts
+from kata_pin.daemon.status.guest import guest_report, vcpu_reports
+from kata_pin.daemon.status.memo import Memo
+from kata_pin.daemon.status.sandbox import SandboxFacts, sandbox_report, thread_reports
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.pins import Pins
 from kata_pin.errors import DaemonError
+from kata_pin.host.root import HostRoot
+from kata_pin.host.tasks import with_usage
+from kata_pin.model.node import Node
+from kata_pin.model.placement import Report
 from kata_pin.model.reports.names import Names, SandboxName
 from kata_pin.model.sandbox import Sandbox
 from kata_pin.policy.explain.sandbox import explain
+from kata_pin.wire import reports
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What the last pass over a sandbox found: its model, its threads' states, encoded rows."""
+
+    sandbox: Sandbox
+    states: tuple[str, ...]
+    threads: bytes
 
 
 class Overview:
-    """Keeps nothing itself."""
+    """Gathers; of each sandbox it keeps what changes with passes and messages only."""
 
     def __init__(
         self,
+        root: HostRoot,
         sandboxes: Sandboxes,
         engine: Engine,
         registry: Registry,
         pins: Pins,
         guests: Guests,
     ) -> None:
+        self._root = root
         self._sandboxes = sandboxes
         self._engine = engine
         self._registry = registry
         self._pins = pins
         self._guests = guests
+        self._seen = Memo[_Seen]()
+        self._plans = Memo[tuple[GuestPlan, bytes] | None]()
 
-    def facts(self, ids: Iterable[str] | None = None) -> Iterator[SandboxFacts]:
-        """Yield what documents show of these sandboxes, of all by default, in the order of ids."""
-        released = self._pins.released()
-        now = time.monotonic()
-        for sandbox_id in self._sandboxes.ids if ids is None else ids:
+    def encoded(self) -> Iterator[bytes]:
+        """Yield the report of every sandbox; last CPUs and CPU times are those of its last pass."""
+        conflicts = self.conflicts()
+        for facts in self.facts(self._sandboxes.ids):
+            yield self._encoded(facts, conflicts, self._seen.value(facts.sandbox.id).threads)
+
+    def encoded_now(self, sandbox_id: str) -> Iterator[bytes]:
+        """Yield the report of one sandbox, with last CPUs and CPU times as of now."""
+        for facts in self.facts([sandbox_id]):
+            report = facts.report
+            fresh = None if report is None else with_usage(self._root, report)
+            rows = thread_reports(fresh, released=facts.released, backed_off=facts.backed_off)
+            yield self._encoded(facts, self.conflicts(), reports.encode_items(rows))
+
+    def facts(self, ids: Iterable[str]) -> Iterator[SandboxFacts]:
+        """Yield what is known of these sandboxes, without rows of threads and vCPUs."""
+        for memo in (self._seen, self._plans):
+            memo.keep_only(self._sandboxes.ids)
+        node, released, now = self._engine.node(), self._pins.released(), time.monotonic()
+        for sandbox_id in ids:
             cache = self._sandboxes.cache(sandbox_id)
-            if cache is None:  # it ended a moment ago
-                continue
-            sandbox = self._sandbox(sandbox_id, cache)
-            yield SandboxFacts(
-                sandbox=sandbox,
-                report=cache.report,
-                checked_s=now - cache.checked_at if cache.report else None,
-                problem=cache.problem,
-                released=sandbox_id in released,
-                backed_off=frozenset(key.tid for key in cache.other_writers.backed_off(now)),
-                guest=self._guests.view(sandbox, cache.report),
-                writers=writers_of(cache, now),
-            )
+            if cache is not None:  # it may have ended a moment ago
+                yield self._facts(sandbox_id, cache, node, now, released=sandbox_id in released)
+
+    def _facts(
+        self, sandbox_id: str, cache: SandboxCache, node: Node, now: float, *, released: bool
+    ) -> SandboxFacts:
+        report = cache.report
+        containers = self._registry.containers(sandbox_id)
+        backed_off = frozenset(key.tid for key in cache.other_writers.backed_off(now))
+
+        def look() -> _Seen:
+            rows = thread_reports(report, released=released, backed_off=backed_off)
+            states = tuple(one.state for one in rows)
+            return _Seen(self._sandbox(sandbox_id, cache), states, reports.encode_items(rows))
+
+        seen = self._seen.get(
+            sandbox_id,
+            (report, released, backed_off, containers, cache.vmm, cache.written, node.kubelet),
+            look,
+        )
+        plan = None if report is None else self._plan(seen.sandbox, report, node)
+        return SandboxFacts(
+            sandbox=seen.sandbox,
+            report=report,
+            states=seen.states,
+            checked_s=now - cache.checked_at if report else None,
+            problem=cache.problem,
+            released=released,
+            backed_off=backed_off,
+            guest=(
+                None
+                if plan is None
+                else guest_report(self._guests.view(sandbox_id, plan[0]), seen.sandbox)
+            ),
+            writers=writers_of(cache, now),
+        )
+
+    def _plan(self, sandbox: Sandbox, report: Report, node: Node) -> tuple[GuestPlan, bytes] | None:
+        def make() -> tuple[GuestPlan, bytes] | None:
+            plan = self._guests.plan(sandbox, report)
+            return None if plan is None else (plan, reports.encode_items(vcpu_reports(plan)))
+
+        made_from = (sandbox, report, self._guests.facts(sandbox.id), node)
+        return self._plans.get(sandbox.id, made_from, make)
+
+    def _encoded(self, facts: SandboxFacts, conflicts: Conflicts, threads: bytes) -> bytes:
+        known = facts.sandbox.id
+        data = reports.encode(sandbox_report(facts, conflicts.get(known, ())))
+        plan = self._plans.value(known) if facts.guest is not None else None
+        if plan is not None:
+            data = reports.with_items(data, "vcpus", plan[1])
+        return reports.with_items(data, "threads", threads)
 
     def conflicts(self) -> Conflicts:
         """Return the notes about exclusive pCPUs that several sandboxes claim."""
-        reports = {one: self._sandboxes.entry(one).cache.report for one in self._sandboxes.ids}
+        passes = {one: self._sandboxes.entry(one).cache.report for one in self._sandboxes.ids}
         placements = {
             one: report.placement
-            for one, report in reports.items()
+            for one, report in passes.items()
             if report is not None and report.placement is not None
         }
         return conflict_notes(placements, self._pod)

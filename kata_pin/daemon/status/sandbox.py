@@ -6,15 +6,14 @@ Made by the daemon, or by the command line itself when the daemon is down (D19).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from kata_pin.daemon.guests.status import GuestView
-from kata_pin.daemon.status.guest import guest_report
 from kata_pin.model import placement, sandbox, thread
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.pass_outcome import sandbox_state, thread_state
 from kata_pin.model.reports.applied import AppliedSandbox, Result
+from kata_pin.model.reports.guest import Guest
 from kata_pin.model.reports.note import Note
 from kata_pin.model.reports.sandbox import Container, CpusetReport, Sandbox, Thread, Vmm, Writer
 from kata_pin.policy.placement.precedence import believed, why
@@ -24,17 +23,19 @@ from kata_pin.policy.placement.precedence import believed, why
 class SandboxFacts:
     """Everything known about one sandbox at the time of the document.
 
-    `checked_s` is the age of the last pass or audit in seconds, None if there was none. kata-pin
-    leaves the tids `backed_off` to another one of the `writers`. `guest` is None without a VMM.
+    `checked_s` is the age of the last pass or audit in seconds, None if there was none.
+    `states` are those of all threads, `threads` may be left out. `guest` is None without a VMM.
     """
 
     sandbox: sandbox.Sandbox
     report: placement.Report | None
+    states: tuple[str, ...] = ()
+    threads: tuple[Thread, ...] = ()
     checked_s: float | None = None
     problem: str = ""
     released: bool = False
     backed_off: frozenset[int] = frozenset()
-    guest: GuestView | None = None
+    guest: Guest | None = None
     writers: Sequence[Writer] = ()
 
     @property
@@ -47,14 +48,13 @@ def sandbox_report(facts: SandboxFacts, conflicts: Sequence[placement.Note] = ()
     """Return the report; `conflicts` are notes about exclusive pCPUs that others claim too."""
     known, report, decided = facts.sandbox, facts.report, facts.placement
     mask = decided.mask if decided else None
-    threads = thread_reports(facts)
     found = [*conflicts, *(report.notes if report else ()), *(decided.notes if decided else ())]
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return Sandbox(
         id=known.id,
         pod=known.pod,
         handler=known.handler,
-        state=_state(facts, threads, conflict=bool(conflicts)),
+        state=_state(facts, conflict=bool(conflicts)),
         mask=cpus(mask.mask if mask else None),
         mask_origin=mask.origin if mask else "",
         exclusive=str(mask.exclusive) if mask else "",
@@ -66,8 +66,8 @@ def sandbox_report(facts: SandboxFacts, conflicts: Sequence[placement.Note] = ()
         ),
         vmm=_vmm(known.vmm),
         vmm_problem=facts.problem,
-        guest=guest_report(facts.guest, known),
-        threads=threads,
+        guest=facts.guest,
+        threads=facts.threads,
         writers=tuple(facts.writers),
         notes=notes(found),
     )
@@ -79,13 +79,13 @@ def applied(every: Iterable[SandboxFacts]) -> tuple[AppliedSandbox, ...]:
 
 
 def _applied(facts: SandboxFacts) -> AppliedSandbox:
-    report, threads = facts.report, thread_reports(facts)
+    report = facts.report
     return AppliedSandbox(
         id=facts.sandbox.id,
         pod=facts.sandbox.pod,
-        state=_state(facts, threads),
+        state=_state(facts),
         vmm_problem=facts.problem,
-        threads=len(threads),
+        threads=len(facts.states),
         duration_ms=_duration_ms(report),
         results=tuple(_result(one) for one in report.results) if report else (),
         notes=notes(report.notes) if report else (),
@@ -103,10 +103,10 @@ def _result(result: placement.ActionResult) -> Result:
     )
 
 
-def _state(facts: SandboxFacts, threads: Iterable[Thread], *, conflict: bool = False) -> str:
+def _state(facts: SandboxFacts, *, conflict: bool = False) -> str:
     decided = facts.placement
     return sandbox_state(
-        [one.state for one in threads],
+        facts.states,
         vmm=facts.sandbox.vmm is not None,
         mask=decided.mask.mask if decided is not None else None,
         released=facts.released,
@@ -171,15 +171,24 @@ def _vmm(vmm: sandbox.Vmm | None) -> Vmm | None:
     )
 
 
-def thread_reports(facts: SandboxFacts) -> tuple[Thread, ...]:
-    """Return the threads as the last pass found them."""
-    if facts.report is None:
+def thread_reports(
+    report: placement.Report | None, *, released: bool, backed_off: Collection[int] = ()
+) -> tuple[Thread, ...]:
+    """Return the threads as a pass found them; another writer moves the tids `backed_off`."""
+    if report is None:
         return ()
-    desired = facts.placement.desired if facts.placement is not None else {}
-    return tuple(_thread(one, desired.get(one.task.key), facts) for one in facts.report.threads)
+    desired = report.placement.desired if report.placement is not None else {}
+    return tuple(
+        _thread(
+            one,
+            found := desired.get(one.task.key),
+            thread_state(one, found, released=released, backed_off=backed_off),
+        )
+        for one in report.threads
+    )
 
 
-def _thread(found: thread.Thread, desired: placement.Desired | None, facts: SandboxFacts) -> Thread:
+def _thread(found: thread.Thread, desired: placement.Desired | None, state: str) -> Thread:
     task, role = found.task, found.role
     return Thread(
         tid=task.key.tid,
@@ -204,7 +213,7 @@ def _thread(found: thread.Thread, desired: placement.Desired | None, facts: Sand
         cpu_ticks=task.cpu_ticks,
         cgroup=task.cgroup,
         cpuset=str(task.cpuset),
-        state=thread_state(found, desired, released=facts.released, backed_off=facts.backed_off),
+        state=state,
     )
 
 

@@ -7,7 +7,9 @@ committed before the hook is answered.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
+from collections.abc import Iterator
 from typing import Final
 
 from kata_pin.daemon.store.container_rows import FIELDS, container_of, merged, row_of
@@ -49,6 +51,7 @@ class Registry(Database):
     def __init__(self, path: str, *, boot_id: str, source: str = "") -> None:
         super().__init__(path, boot_id=boot_id, source=source)
         self._observations = self._begun()
+        self._known: dict[str, tuple[Container, ...]] = {}
 
     def record(self, container: Container, *, stamp_ns: int, pid: int) -> bool:
         """Take a message's record; False (nothing written) if it is not newer than what is known.
@@ -57,7 +60,7 @@ class Registry(Database):
         late and spooled counts once. A record without facts of its own (a poststop whose bundle
         could not be read) keeps those of the earlier record.
         """
-        with self.transaction():
+        with self._changing(container.sandbox_id):
             if not self._newer(container.id, stamp_ns, pid):
                 return False
             old = self.container(container.id)
@@ -72,7 +75,7 @@ class Registry(Database):
         Only the cpuset of a known container changes. The newest message seen stays what it is, so
         that late ones are recognised.
         """
-        with self.transaction():
+        with self._changing(container.sandbox_id):
             old = self.container(container.id)
             fresh = self._observations.take(container, merged(old, container))
             if old is not None and fresh.cpus == old.cpus:
@@ -87,8 +90,12 @@ class Registry(Database):
 
     def containers(self, sandbox_id: str) -> tuple[Container, ...]:
         """Return a sandbox's containers in the order they were first recorded."""
-        rows = self.rows(f"{_SELECT} WHERE sandbox_id = ? ORDER BY first_ns, id", (sandbox_id,))
-        return self._observations.with_told(sandbox_id, map(container_of, rows))
+        known = self._known.get(sandbox_id)
+        if known is None:
+            rows = self.rows(f"{_SELECT} WHERE sandbox_id = ? ORDER BY first_ns, id", (sandbox_id,))
+            known = self._observations.with_told(sandbox_id, map(container_of, rows))
+            self._known[sandbox_id] = known
+        return known
 
     def sandboxes(self) -> list[str]:
         """Return the ids of all sandboxes that have a record."""
@@ -97,9 +104,18 @@ class Registry(Database):
 
     def forget(self, sandbox_id: str) -> None:
         """Drop a sandbox that has ended; late messages about its containers stay recognised."""
-        with self.transaction():
+        with self._changing(sandbox_id):
             self.run("DELETE FROM containers WHERE sandbox_id = ?", (sandbox_id,))
             self._trim_tombstones()
+
+    @contextlib.contextmanager
+    def _changing(self, sandbox_id: str) -> Iterator[None]:
+        """Run a transaction that changes a sandbox's containers; they are read again after it."""
+        try:
+            with self.transaction():
+                yield
+        finally:
+            self._known.pop(sandbox_id, None)
 
     def _begun(self) -> Observations:
         try:

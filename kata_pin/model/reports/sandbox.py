@@ -86,8 +86,9 @@ class Thread:
     paired: bool  #: whether it is a vCPU with exclusive pCPUs
     container: str  #: id of the container whose pCPUs it has
     affinity: Cpus  #: its CPU affinity, read from the kernel
-    last_cpu: int  #: pCPU that it ran on last; -1: unknown
-    cpu_ticks: int  #: used CPU time in 1/100 s
+    last_cpu: int  #: pCPU that it ran on last (`cpu_ticks` tells as of when); -1: unknown
+    #: used CPU time in 1/100 s: as of now if one sandbox is asked for, else as of the last pass
+    cpu_ticks: int
     cgroup: str  #: its cgroup
     cpuset: Cpus  #: pCPUs that the cgroup allows; empty: unknown
     state: str  #: One of `ok`, `drift`, `unmanaged`, `released`

@@ -81,9 +81,9 @@ class Case:
 
     def state(self) -> GuestState:
         """Return how the guest is shown."""
-        view = self.guests.view(self.pod, self.report())
-        assert view is not None
-        return view.state
+        plan = self.guests.plan(self.pod, self.report())
+        assert plan is not None
+        return self.guests.view(self.pod.id, plan).state
 
     def close(self) -> None:
         """Throw the tasks away."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kata_pin.daemon.status.documents import conflict_notes, state_report, with_sandboxes
-from kata_pin.daemon.status.sandbox import SandboxFacts
+from kata_pin.daemon.status.sandbox import SandboxFacts, thread_reports
 from kata_pin.model import sandbox
 from kata_pin.model.placement import Report
 from kata_pin.model.reports.daemon import Daemon
@@ -18,7 +18,8 @@ def _facts(sandbox_id: str, container: Container, *, released: bool = False) -> 
     threads = world.vcpus(0)
     known = sandbox.Sandbox(sandbox_id, (container,), world.sandbox().vmm)
     report = Report(sandbox_id, tuple(threads), place(known, threads, world.node()))
-    return SandboxFacts(known, report, released=released)
+    rows = thread_reports(report, released=released)
+    return SandboxFacts(known, report, tuple(one.state for one in rows), rows, released=released)
 
 
 def _shown(*facts: SandboxFacts) -> dict[str, Sandbox]:

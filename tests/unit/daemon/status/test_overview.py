@@ -1,0 +1,118 @@
+"""What documents say of sandboxes between passes: kept where nothing changed, fresh where asked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from kata_pin.daemon.status.documents import SLICE_S, conflict_notes, in_slices, state_report
+from kata_pin.daemon.status.memo import Memo
+from kata_pin.errors import RemoteProtocolError
+from kata_pin.host.root import HOST
+from kata_pin.host.tasks import starttime, with_usage
+from kata_pin.model.placement import Report
+from kata_pin.model.reports.daemon import Daemon
+from kata_pin.model.reports.state import State
+from kata_pin.model.thread import Thread, ThreadKey
+from kata_pin.policy.placement.place import place
+from kata_pin.wire.reports import decode, encode, encode_items, with_items
+from tests.support import world
+from tests.unit.cli import documents as docs
+
+
+def _this_thread() -> Thread:
+    pid, tid = os.getpid(), threading.get_native_id()
+    (thread,) = world.vcpus(0)
+    key = ThreadKey(pid, tid, starttime(HOST, pid, tid))
+    return thread._replace(task=replace(thread.task, key=key, last_cpu=-1, cpu_ticks=0))
+
+
+def test_cpu_time_and_last_cpu_are_read_when_one_sandbox_is_asked_for() -> None:
+    """A report of an earlier pass gets both as of now; a reused tid keeps those of the report."""
+    thread = _this_thread()
+    deadline = time.process_time() + 0.03
+    while time.process_time() < deadline:
+        pass
+    (now,) = with_usage(HOST, Report("s", (thread,))).threads
+    assert now.task.cpu_ticks > 0
+    assert now.task.last_cpu in os.sched_getaffinity(0)
+    key = thread.key._replace(starttime=1)
+    reused = thread._replace(task=replace(thread.task, key=key))
+    assert with_usage(HOST, Report("s", (reused,))).threads == (reused,)
+
+
+def test_a_value_is_made_again_only_when_its_origin_changed() -> None:
+    """An equal origin keeps the value; what has ended is dropped."""
+    memo = Memo[object]()
+    first = memo.get("s", ((1, 2), "a"), object)
+    assert memo.get("s", ((1, 2), "a"), object) is first
+    assert memo.get("s", ((1, 3), "a"), object) is not first
+    memo.get("t", (), object)
+    memo.keep_only(["t"])
+    with pytest.raises(KeyError):
+        memo.value("s")
+
+
+async def test_other_tasks_run_while_a_document_is_made() -> None:
+    """A document of many sandboxes gives way to the event loop again and again."""
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def slow() -> object:
+        time.sleep(SLICE_S)
+        return encode(docs.database())
+
+    task = asyncio.create_task(other())
+    base = state_report(node=world.node(), mode="act", daemon=Daemon(running=True))
+    data = await in_slices(base, (encode(docs.database()) for _ in range(10) if slow()))
+    task.cancel()
+    assert turns >= 10
+    assert len(decode(data, State).sandboxes) == 10
+
+
+def test_encoded_rows_are_put_where_they_belong() -> None:
+    """Texts that look like the empty list do not mislead."""
+    evil = '"threads":[]'
+    whole = docs.sandbox(evil, "4", docs.thread(1, "vcpu", "4", vcpu=0), handler=evil)
+    empty = replace(whole, threads=())
+    rows = encode_items(whole.threads)
+    assert msgspec.json.decode(with_items(encode(empty), "threads", rows)) == msgspec.json.decode(
+        encode(whole)
+    )
+
+
+def test_undecodable_bytes_of_a_path_are_escaped() -> None:
+    """An executable's name that is not UTF-8 does not keep the document from being made."""
+    state = docs.state(docs.sandbox("a/b", "4", vmm=docs.vmm(exe="/opt/\udcff")))
+    (found,) = decode(encode(state), State).sandboxes
+    assert found.vmm is not None
+    assert found.vmm.exe == "/opt/\\udcff"
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"version":2}', b'{"version":2,"kind":1}', b"\xff"])
+def test_what_is_no_document(data: bytes) -> None:
+    """Garbage is a protocol error with advice."""
+    with pytest.raises(RemoteProtocolError, match="daemon's document") as caught:
+        decode(data, State)
+    assert "upgrade" in caught.value.hint
+
+
+def test_a_note_about_a_conflict_names_few_sandboxes() -> None:
+    """Of many claimants three are named."""
+    container = world.exclusive("x", "4")
+    sandbox, threads = world.sandbox(container), world.vcpus(0)
+    decided = place(sandbox, threads, world.node())
+    notes = conflict_notes({f"s{n}": decided for n in range(9)}, lambda one: f"pod/{one}")
+    (note,) = notes["s0"]
+    assert note.text == "exclusive pCPUs 4 are also claimed by pod/s1, pod/s2, pod/s3 and 5 more"
