@@ -166,7 +166,9 @@ def assemble(
     )  # fmt: skip
     status = ServiceStatus(notifier, sandboxes, live)
     reload = Reload(live, reread, sandboxes, audits, status)
-    overview = Overview(one.root, sandboxes, one.engine, registry, one.pins, guests)
+    overview = Overview(
+        one.root, sandboxes, one.engine, registry=registry, pins=one.pins, guests=guests
+    )
     commands = Commands(
         sandboxes=sandboxes,
         passes=passes,

@@ -46,6 +46,7 @@ class Overview:
         root: HostRoot,
         sandboxes: Sandboxes,
         engine: Engine,
+        *,
         registry: Registry,
         pins: Pins,
         guests: Guests,
