@@ -8,8 +8,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
+from typing import TypeVar
 
-from kata_pin.errors import KataPinError
+from kata_pin.errors import KataPinError, ParseError, StateError
+
+T = TypeVar("T")
 
 # O_NONBLOCK: opening a FIFO that somebody put there must not hang; regular files ignore it.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -63,6 +67,18 @@ def read_below(base: str, *parts: str, limit: int) -> bytes:
         return read_owned(name, limit, dir_fd=here)
     finally:
         os.close(here)
+
+
+def read_state(path: str, limit: int, parse: Callable[[bytes], T]) -> T | None:
+    """Return a parsed file, None if it does not exist; StateError names the file and the reason."""
+    try:
+        return parse(read_owned(path, limit))
+    except FileNotFoundError:
+        return None
+    except (FileRefused, ParseError) as error:
+        raise StateError(f"{path}: {error}") from error
+    except OSError as error:
+        raise StateError(f"{path}: {error.strerror}") from error
 
 
 def _check(name: str, status: os.stat_result, limit: int) -> None:

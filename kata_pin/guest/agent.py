@@ -110,17 +110,16 @@ class AgentClient:
 
         A policy may deny the features, which are empty then.
         """
-        request = agent.check_request()
-        data = await self._call("Check", request, service=HEALTH)
+        data = await self._call("Check", service=HEALTH)
         if not self._understood(agent.parse_serving, data):
             raise AgentUnavailable(f"agent {self.address}: reports that it does not serve")
         versions = ("", "")
         features: tuple[str, ...] = ()
         with contextlib.suppress(AgentUnsupported):
-            data = await self._call("Version", request, service=HEALTH)
+            data = await self._call("Version", service=HEALTH)
             versions = self._understood(agent.parse_version, data)
         with contextlib.suppress(AgentDenied, AgentUnsupported):
-            data = await self._call("GetGuestDetails", agent.details_request())
+            data = await self._call("GetGuestDetails")
             features = self._understood(agent.parse_features, data)
         return AgentVersion(*versions, features)
 
@@ -151,7 +150,7 @@ class AgentClient:
 
     async def metrics(self) -> str:
         """Return the agent's metrics in Prometheus text format."""
-        data = await self._call("GetMetrics", agent.metrics_request(), limit=MAX_METRICS)
+        data = await self._call("GetMetrics", limit=MAX_METRICS)
         return self._understood(agent.parse_metrics, data)
 
     async def read_apic_ids(self, container_id: str) -> Mapping[int, int]:
@@ -231,7 +230,12 @@ class AgentClient:
     # ---- calls ---------------------------------------------------------------------------
 
     async def _call(
-        self, method: str, payload: bytes, *, service: str = AGENT, limit: int = SMALL
+        self,
+        method: str,
+        payload: bytes = agent.NO_ARGUMENTS,
+        *,
+        service: str = AGENT,
+        limit: int = SMALL,
     ) -> bytes:
         if self._connection is None:
             raise AgentUnavailable(f"agent {self.address}: not connected")

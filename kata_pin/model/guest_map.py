@@ -28,12 +28,7 @@ class LinkState(StrEnum):
         return _RANK[self]
 
 
-_RANK = {
-    LinkState.UNKNOWN: 0,
-    LinkState.INFERRED: 1,
-    LinkState.PROVEN: 2,
-    LinkState.MEASURED: 3,
-}
+_RANK = {state: rank for rank, state in enumerate(reversed(LinkState))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,21 +197,17 @@ class _Receiver(asyncio.Protocol):
 
 async def _accept(listener: socket.socket) -> socket.socket:
     """Return the next connection; unlike loop.sock_accept, a cancellation loses none."""
+    loop = asyncio.get_running_loop()
     while True:
         try:
             return listener.accept()[0]
         except BlockingIOError:
-            await _readable(listener)
+            ready = asyncio.Event()
+            loop.add_reader(listener, ready.set)
+            try:
+                await ready.wait()
+            finally:
+                loop.remove_reader(listener)
         except OSError as error:  # out of descriptors or memory: hooks wait in the backlog
             log.warning("cannot accept a hook connection: %s; retrying", error.strerror)
             await asyncio.sleep(ACCEPT_RETRY_S)
-
-
-async def _readable(listener: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(listener, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(listener)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from kata_pin.errors import ParseError, StateError
 from kata_pin.model.node import KubeletState
-from kata_pin.owned_file import FileRefused, read_owned
+from kata_pin.owned_file import read_state
 from kata_pin.wire.kube.checkpoint import MAX_BYTES, parse_checkpoint
 
 DEFAULT_PATH: Final = "/var/lib/kubelet/cpu_manager_state"
@@ -22,11 +21,4 @@ def read_kubelet(path: str = DEFAULT_PATH) -> KubeletState | None:
     StateError if the file is damaged, has a wrong checksum, or is not a regular file of root's.
     Then the exclusive CPUs are unknown, which is not the same as none being assigned.
     """
-    try:
-        return parse_checkpoint(read_owned(path, MAX_BYTES))
-    except FileNotFoundError:
-        return None
-    except (FileRefused, ParseError) as error:
-        raise StateError(f"{path}: {error}") from error
-    except OSError as error:
-        raise StateError(f"{path}: {error.strerror}") from error
+    return read_state(path, MAX_BYTES, parse_checkpoint)

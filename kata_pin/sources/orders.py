@@ -20,9 +20,9 @@ from typing import Final
 
 from asyncinotify import Mask
 
-from kata_pin.errors import ParseError, StateError
+from kata_pin.errors import StateError
 from kata_pin.model.settings import CpuClass
-from kata_pin.owned_file import FileRefused, read_owned
+from kata_pin.owned_file import read_state
 from kata_pin.sources.watches import folder_events
 from kata_pin.wire.orders import MAX_BYTES, parse_orders, render_orders
 
@@ -45,14 +45,7 @@ class OrdersFile:
 
         Raises StateError for a file that is not root's, is too large, or has a wrong line.
         """
-        try:
-            return parse_orders(read_owned(self.path, MAX_BYTES))
-        except FileNotFoundError:
-            return {}
-        except (FileRefused, ParseError) as error:
-            raise StateError(f"{self.path}: {error}") from error
-        except OSError as error:
-            raise StateError(f"{self.path}: {error.strerror}") from error
+        return read_state(self.path, MAX_BYTES, parse_orders) or {}
 
     def change(self, change: Callable[[Orders], object]) -> Orders:
         """Let `change` alter the overrides, write them, and return them.

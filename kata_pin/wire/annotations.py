@@ -15,34 +15,14 @@ from kata_pin.wire.json_text import Fields
 class Dialect(NamedTuple):
     """How one container manager marks sandboxes and containers."""
 
-    name: str
     type_key: str
-    sandbox_value: str
-    container_value: str
     sandbox_key: str
+    sandbox_value: str = "sandbox"
 
 
-CONTAINERD: Final = Dialect(
-    "containerd",
-    "io.kubernetes.cri.container-type",
-    "sandbox",
-    "container",
-    "io.kubernetes.cri.sandbox-id",
-)
-CRIO: Final = Dialect(
-    "cri-o",
-    "io.kubernetes.cri-o.ContainerType",
-    "sandbox",
-    "container",
-    "io.kubernetes.cri-o.SandboxID",
-)
-DOCKERSHIM: Final = Dialect(
-    "dockershim",
-    "io.kubernetes.docker.type",
-    "podsandbox",
-    "container",
-    "io.kubernetes.sandbox.id",
-)
+CONTAINERD: Final = Dialect("io.kubernetes.cri.container-type", "io.kubernetes.cri.sandbox-id")
+CRIO: Final = Dialect("io.kubernetes.cri-o.ContainerType", "io.kubernetes.cri-o.SandboxID")
+DOCKERSHIM: Final = Dialect("io.kubernetes.docker.type", "io.kubernetes.sandbox.id", "podsandbox")
 DIALECTS: Final = (CONTAINERD, CRIO, DOCKERSHIM)
 
 CRIO_CONTAINER_ID: Final = "io.kubernetes.cri-o.ContainerID"

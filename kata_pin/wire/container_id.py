@@ -203,7 +203,7 @@ def _in_dialect(
             notes.append(f"the sandbox container names another sandbox {named[:MAX_SHOWN]!r}")
         sandbox_id = check_id(named or container_id, source=dialect.sandbox_key)
         return ContainerKind.SANDBOX, sandbox_id
-    if value != dialect.container_value:
+    if value != "container":
         notes.append(f"{dialect.type_key} is {value[:MAX_SHOWN]!r}")
     return ContainerKind.CONTAINER, check_id(named or sandbox_hint, source=dialect.sandbox_key)
 

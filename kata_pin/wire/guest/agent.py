@@ -46,14 +46,8 @@ class CpuUsage:
 # ---- requests --------------------------------------------------------------------------------
 
 
-def check_request() -> bytes:
-    """Health.Check and Health.Version."""
-    return _encoded(agent_pb2.CheckRequest())
-
-
-def details_request() -> bytes:
-    """AgentService.GetGuestDetails, without memory details."""
-    return _encoded(agent_pb2.GuestDetailsRequest())
+NO_ARGUMENTS: Final = b""
+"""Health.Check, Health.Version, AgentService.GetMetrics; GetGuestDetails without memory details."""
 
 
 def update_request(container_id: str, cpus: CpuSet) -> bytes:
@@ -67,11 +61,6 @@ def update_request(container_id: str, cpus: CpuSet) -> bytes:
     resources = agent_pb2.LinuxResources(cpu=agent_pb2.LinuxCPU(cpus=str(cpus)))
     message = agent_pb2.UpdateContainerRequest(container_id=container_id, resources=resources)
     return _encoded(message)
-
-
-def metrics_request() -> bytes:
-    """AgentService.GetMetrics."""
-    return _encoded(agent_pb2.GetMetricsRequest())
 
 
 def stats_request(container_id: str) -> bytes:
