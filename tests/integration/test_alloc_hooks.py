@@ -67,7 +67,7 @@ def test_exclusive_among_sandboxes(node: Node) -> None:
         said = node.cli("pools").stdout
         assert "exclusive among sandboxes only" in said
         explained = node.cli("alloc", "explain", "c1").stdout
-        assert "- the administrator ordered exclusive" in explained
+        assert "- administrator's override: exclusive" in explained
         assert "runtime    nothing: threads are pinned" in explained
         assert node.daemon is not None
         node.daemon.kill()

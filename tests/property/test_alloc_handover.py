@@ -17,11 +17,11 @@ from kata_pin.model.alloc import AllocState, ContainerRequest, Grant
 from kata_pin.model.cpuset import CpuSet, union
 from kata_pin.model.settings import AllocSettings, CpuClass, Eligibility, VmSettings
 from kata_pin.policy.alloc.handover import (
-    Once,
+    Leaving,
     after_pass,
     held_back,
     in_force,
-    once_exclusive,
+    still_to_leave,
 )
 from kata_pin.policy.alloc.policies import BUILTIN, create
 from tests.support.machines import Shape, host
@@ -47,7 +47,7 @@ class Node(RuleBasedStateMachine):
         chosen = AllocSettings(eligibility=Eligibility.RELAXED, vm=VmSettings(own_cpus=own_cpus))
         self.policy = create(self.policy_name, HOST, chosen)
         self.state = self.policy.start()
-        self.once: Once = {}
+        self.leaving: Leaving = {}
         self.alone: dict[str, CpuSet] = {}
         """The exclusive CPUs on which each Kata container's threads were put by the last pass."""
 
@@ -79,23 +79,23 @@ class Node(RuleBasedStateMachine):
     def pass_over(self, uid: str) -> None:
         """A pass puts a sandbox's threads where they may be now, and ends its leaving."""
         vm = f"vm-{uid}"
-        for name, grant in in_force(self.state, self.once).grants.items():
+        for name, grant in in_force(self.state, self.leaving).grants.items():
             if grant.request.pod.sandbox_id == vm:
                 self.come(name, grant)
                 self.alone[name] = grant.exclusive
-        self.once = after_pass(self.state, self.once, vm)
+        self.leaving = after_pass(self.state, self.leaving, vm)
         self.tell()
 
     def take(self, after: AllocState) -> None:
         """A decision is in force, but for what is being left."""
-        self.once = once_exclusive(self.state, after, self.once)
+        self.leaving = still_to_leave(self.state, after, self.leaving)
         self.state = after
         self.alone = {name: cpus for name, cpus in self.alone.items() if name in after.grants}
         self.tell()
 
     def tell(self) -> None:
         """Containers of other runtimes move at once."""
-        for name, grant in in_force(self.state, self.once).grants.items():
+        for name, grant in in_force(self.state, self.leaving).grants.items():
             if not grant.request.pod.kata:
                 self.come(name, grant)
 
@@ -107,13 +107,13 @@ class Node(RuleBasedStateMachine):
             for other, one in self.state.grants.items()
             if other in self.alone and one.request.pod.sandbox_id != mover
         )
-        if not self.state.grants[name].cpus <= union(held_back(self.state, self.once).values()):
+        if not self.state.grants[name].cpus <= union(held_back(self.state, self.leaving).values()):
             assert grant.cpus.isdisjoint(owed)
 
     @invariant()
     def what_is_in_force_is_sound(self) -> None:
         """While CPUs are left everybody has some, nobody another's, and no more than was given."""
-        now = in_force(self.state, self.once)
+        now = in_force(self.state, self.leaving)
         assert now.shared.isdisjoint(now.exclusive)
         for grant in now.grants.values():
             assert grant.cpus
@@ -124,7 +124,7 @@ class Node(RuleBasedStateMachine):
     @invariant()
     def nothing_is_held_back_for_ever(self) -> None:
         """When all have had their pass, everything is in force."""
-        once = self.once
+        once = self.leaving
         for uid in UIDS:
             once = after_pass(self.state, once, f"vm-{uid}")
         assert once == {}

@@ -45,7 +45,7 @@ from kata_pin.policy.alloc.allotment import (
     sandbox_of,
     vm_of,
 )
-from kata_pin.policy.alloc.handover import Once, after_pass, held_back, in_force, once_exclusive
+from kata_pin.policy.alloc.handover import Leaving, after_pass, held_back, in_force, still_to_leave
 from kata_pin.policy.alloc.policy import Policy
 from kata_pin.policy.alloc.refusals import other_owner
 from kata_pin.policy.alloc.shared_pool import changes
@@ -88,8 +88,8 @@ class Allocator:
         self._decided = False
         self._stopped = ""
         self._state = store.read() or AllocState()
-        self._once: Once = {}
-        self._now: tuple[AllocState, Once, AllocState] | None = None
+        self._leaving: Leaving = {}
+        self._now: tuple[AllocState, Leaving, AllocState] | None = None
         self._choices = PodChoices()
         self._logged_aside = ""
         self._deferred: list[Callable[[], None]] | None = None
@@ -125,15 +125,15 @@ class Allocator:
     def now(self) -> AllocState:
         """The state to act on: without CPUs that a sandbox still has to leave."""
         known = self._now
-        if known is None or known[0] is not self._state or known[1] is not self._once:
-            known = self._state, self._once, in_force(self._state, self._once)
+        if known is None or known[0] is not self._state or known[1] is not self._leaving:
+            known = self._state, self._leaving, in_force(self._state, self._leaving)
             self._now = known
         return known[2]
 
     @property
     def held_back(self) -> CpuSet:
         """The CPUs held back until a pass over the sandbox that leaves them has ended."""
-        return union(held_back(self._state, self._once).values())
+        return union(held_back(self._state, self._leaving).values())
 
     @property
     def aside(self) -> str:
@@ -260,13 +260,13 @@ class Allocator:
 
         Whatever follows from them is done after that, and only if they were stored.
         """
-        before = self._state, self._once
+        before = self._state, self._leaving
         self._deferred = []
         try:
             with self._store.together():
                 yield
         except BaseException:
-            self._state, self._once = before
+            self._state, self._leaving = before
             raise
         finally:
             deferred, self._deferred = self._deferred, None
@@ -275,9 +275,9 @@ class Allocator:
 
     def left(self, sandbox_id: str) -> None:
         """Record that a sandbox is off its former CPUs: others may have them now."""
-        if self._once:
+        if self._leaving:
             before = self.now
-            self._once = after_pass(self._state, self._once, vm_of(sandbox_id))
+            self._leaving = after_pass(self._state, self._leaving, vm_of(sandbox_id))
             self._move(changes(before, self.now), "handed over")
 
     def release_sandbox(self, sandbox_id: str) -> None:
@@ -319,7 +319,7 @@ class Allocator:
     def forget(self) -> None:
         """Drop the state."""
         self._store.clear()
-        self._state, self._once = AllocState(), {}
+        self._state, self._leaving = AllocState(), {}
 
     def release(self, container_ids: Iterable[str], why: str) -> None:
         """Release the grants of containers that have ended.
@@ -349,7 +349,7 @@ class Allocator:
         if decision.state != self._state or decision.changed:
             self._store.write(decision.state)
             if self._passes is not None:  # else no pass would end the handover
-                self._once = once_exclusive(self._state, decision.state, self._once)
+                self._leaving = still_to_leave(self._state, decision.state, self._leaving)
             self._state = decision.state
         moved = (*decision.changed, *changes(before, self.now))
         if self._deferred is None:

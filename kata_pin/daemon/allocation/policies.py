@@ -1,7 +1,7 @@
 """The allocation policy that the configuration names: ours, or another package's.
 
-A third policy comes by an entry point of the group `kata_pin.policies`. Only the one that is named
-is loaded; what goes wrong in it is a wrong setting, and never ends the daemon.
+Other packages provide policies by entry points of the group `kata_pin.policies`. Only the named one
+is loaded; its errors count as a wrong setting and never end the daemon.
 """
 
 from __future__ import annotations

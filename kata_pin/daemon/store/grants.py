@@ -30,7 +30,7 @@ class AllocStore:
         self._db = db
 
     def together(self) -> AbstractContextManager[None]:
-        """Make everything that is written meanwhile one transaction, the registry's writes too."""
+        """Make all writes of the block one transaction, the registry's included."""
         return self._db.transaction()
 
     def read(self) -> AllocState | None:
@@ -44,7 +44,7 @@ class AllocStore:
             return None
 
     def clear(self) -> None:
-        """Have no state."""
+        """Delete the state."""
         with self.together():
             self._db.run(_TABLE)
             self._db.run("DELETE FROM alloc")

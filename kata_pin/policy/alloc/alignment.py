@@ -1,7 +1,7 @@
 """Whole cores only (the kubelet's option full-pcpus-only), also on hosts with unequal cores.
 
-The kubelet reckons with one size of core for the whole host. Where a thread is offline, or on a
-hybrid host, that is wrong; here a core is as large as it is. Pure.
+The kubelet assumes one core size for the whole host. That is wrong on hybrid hosts, and with a
+thread offline; here each core has its own size. Pure.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def whole_cores(machine: Machine, free: int) -> int:
 def in_whole_cores(
     machine: Machine, free: CpuSet, wanted: int, choose: Callable[[CpuSet], CpuSet]
 ) -> CpuSet:
-    """Return what `choose` takes of the free whole cores, which has to be whole cores itself.
+    """Return what `choose` takes of the free whole cores, which must be whole cores again.
 
-    Where small cores among them make that impossible, only the largest are offered. AllocError if
-    the request is no multiple of the largest core's CPUs, or there are not enough.
+    If small cores make that impossible, only the largest are offered. AllocError if the request is
+    no multiple of the largest core's CPUs, or there are too few.
     """
     threads = max(core.bit_count() for core in machine.cores.values())
     if wanted % threads:
@@ -43,5 +43,5 @@ def in_whole_cores(
         if whole_cores(machine, chosen.bits) == chosen.bits:
             return chosen
     raise AllocError(
-        AllocFailure.SMT_ALIGNMENT, f"{wanted} of CPUs {large} can not be taken as whole cores"
+        AllocFailure.SMT_ALIGNMENT, f"cannot take {wanted} of CPUs {large} as whole cores"
     )

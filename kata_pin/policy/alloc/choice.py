@@ -1,7 +1,7 @@
-"""Choosing CPUs for a container: what every policy needs, and the kubelet's way of doing it.
+"""Choosing CPUs for a container: what every policy needs, and the kubelet's way to do it.
 
-A Choice is made once for a host and the settings. Out of scope: whether a container may have CPUs
-of its own (`demand`), and which CPUs are free (`pooled`).
+A Choice is made once per host and settings. Out of scope: whether a container may have its own CPUs
+(`demand`), and which CPUs are free (`pooled`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from kata_pin.policy.alloc.topology import CORE, LLC, NODE, Machine, Masks
 
 
 class Choice(Protocol):
-    """How CPUs are chosen. `beside` are those that the container's pod has already."""
+    """How CPUs are chosen. `beside` are those that the container's pod already has."""
 
     def choose(self, free: CpuSet, wanted: int, beside: CpuSet) -> CpuSet:
-        """Return `wanted` of the free CPUs; AllocError when that can not be done."""
+        """Return `wanted` of the free CPUs; AllocError if that is not possible."""
         ...
 
     def candidates(self, free: CpuSet, wanted: int, beside: CpuSet) -> tuple[Candidate, ...]:
-        """Return what `choose` looks at, in its order; `taken` is what it takes of each."""
+        """Return what `choose` considers, in its order; `taken` is what it takes of each."""
         ...
 
     def zone(self, state: AllocState, millis: int, beside: CpuSet) -> CpuSet:
@@ -42,18 +42,19 @@ class Choice(Protocol):
 
 
 class KubeletChoice:
-    """The kubelet's algorithms, packed or distributed by the options; `beside` plays no part.
+    """The kubelet's algorithms, packed or distributed by the options; `beside` has no effect.
 
-    `manager` is the topology manager's policy: its hint for the container is drawn from first.
+    `manager` is the topology manager's policy: CPUs are taken from its hint first.
     """
 
     def __init__(
         self, machine: Machine, options: StaticOptions, manager: ManagerPolicy = ManagerPolicy.NONE
     ) -> None:
-        """Raises ConfigError where the host has too many nodes for hints."""
+        """Raise ConfigError if the host has too many nodes for hints."""
         if manager is not ManagerPolicy.NONE and len(machine.nodes) > MAX_NODES:
             raise ConfigError(
-                f"{len(machine.nodes)} NUMA nodes, the topology manager takes {MAX_NODES} at most",
+                f"the topology manager supports at most {MAX_NODES} NUMA nodes, "
+                f"this host has {len(machine.nodes)}",
                 key="alloc.topology_manager",
             )
         self._machine = machine
@@ -61,7 +62,7 @@ class KubeletChoice:
         self._manager = manager
 
     def choose(self, free: CpuSet, wanted: int, beside: CpuSet) -> CpuSet:
-        """Return what the kubelet would take; AllocError as there."""
+        """Return what the kubelet would take; AllocError as in the kubelet."""
         nodes = self._hinted_nodes(free, wanted)
         return take_hinted(self._machine, free, wanted, self._options, nodes)
 
@@ -83,7 +84,7 @@ class KubeletChoice:
         )
 
     def zone(self, state: AllocState, millis: int, beside: CpuSet) -> CpuSet:
-        """Return nothing: the kubelet's shared pool is one."""
+        """Return nothing: the kubelet has one shared pool."""
         return EMPTY
 
     def _hinted_nodes(self, free: CpuSet, wanted: int) -> CpuSet | None:
@@ -96,7 +97,8 @@ class KubeletChoice:
         if not affinity.admit:
             raise AllocError(
                 AllocFailure.TOPOLOGY_AFFINITY,
-                f"no NUMA alignment for {wanted} CPUs as {self._manager.value} wants it",
+                f"no NUMA alignment for {wanted} CPUs under topology manager policy "
+                f"{self._manager.value}",
             )
         return affinity.nodes
 

@@ -1,8 +1,8 @@
 """What a container is to get: its class and its number of CPUs, with the reasons.
 
-Three rules, one for each policy of ours. A container that may not have CPUs of its own, or whose
-annotation says something unknown, is treated as `none`, and a reason says why: it still starts
-(seed Crane: risks). Pure. Out of scope: whether there are enough CPUs.
+One rule per policy. A container that may not have its own CPUs, or whose annotation has an unknown
+value, is treated as `none`, with the reason: it still starts. Pure. Out of scope: whether there are
+enough CPUs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STRICT: Final = "strict"
 BEST_EFFORT: Final = "best-effort"
 
 _MAX_SHOWN: Final = 40
-"""Longest part of an annotation's value that is shown: it is the tenant's text."""
+"""Longest part of an annotation's value that is shown: users write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +33,19 @@ class Demand:
 
     @property
     def pooled(self) -> bool:
-        """Whether it gets no CPUs of its own."""
+        """Whether it only uses the shared pool."""
         return self.cpu_class is CpuClass.NONE
 
 
 def static_demand(request: ContainerRequest, settings: AllocSettings) -> Demand:
-    """Return what the policy `static` gives: exclusive CPUs to whoever is eligible."""
+    """Return what the policy `static` gives: exclusive CPUs for eligible containers."""
     return _eligible(request, CpuClass.EXCLUSIVE, settings.eligibility)
 
 
 def annotated_demand(request: ContainerRequest, settings: AllocSettings) -> Demand:
-    """Return what the policy `annotation` gives: what the pod chose, as far as it is allowed.
+    """Return what the policy `annotation` gives: what the pod chose, if it is allowed.
 
-    Without an annotation: none (seed Crane). What the administrator ordered needs no Kubernetes, so
-    the relaxed rule holds for it.
+    Without an annotation: none. The relaxed rule applies to the administrator's override.
     """
     return _as_chosen(request, settings, mixed=False)
 
@@ -65,27 +64,27 @@ def topology_demand(request: ContainerRequest, settings: AllocSettings) -> Deman
 
 
 def strict(request: ContainerRequest, settings: AllocSettings) -> bool:
-    """Return whether the container is refused if it can not be served.
+    """Return whether the container is refused if it cannot be served.
 
-    A pod can ask for that; it can not ask for less than its node's setting (DESIGN D17).
+    A pod can be stricter than its node's setting, never less strict (D17).
     """
     return settings.strict or request.pod.annotations.get(FAIL_KEY) == STRICT
 
 
 def asked(pod: PodRequest) -> bool:
-    """Return whether CPUs of its own were asked for this pod by somebody, not just by a rule."""
+    """Return whether own CPUs were chosen for this pod, not only derived by a rule."""
     chose = POLICY_KEY in pod.annotations or CRANE_KEY in pod.annotations
     return chose or pod.ordered is not None or pod.annotations.get(FAIL_KEY) == STRICT
 
 
 def chosen_class(pod: PodRequest, settings: AllocSettings) -> Demand:
-    """Return the class that the administrator ordered or the pod's annotation chose.
+    """Return the class of the administrator's override, or of the pod's annotation.
 
-    Our own key wins over Crane's also where its value is not accepted. Each refused value is noted.
+    Our own key takes precedence over Crane's even if its value is invalid, which is noted.
     """
     notes = _fail_notes(pod)
     if pod.ordered is not None:
-        return Demand(pod.ordered, reasons=(f"the administrator ordered {pod.ordered}",))
+        return Demand(pod.ordered, reasons=(f"administrator's override: {pod.ordered}",))
     for key in (POLICY_KEY, CRANE_KEY):
         if key in pod.annotations:
             return _annotated(pod, key, settings, notes)
@@ -93,7 +92,7 @@ def chosen_class(pod: PodRequest, settings: AllocSettings) -> Demand:
 
 
 def _as_chosen(request: ContainerRequest, settings: AllocSettings, *, mixed: bool) -> Demand:
-    """Return what was ordered or chosen for the pod, if this container is eligible for it."""
+    """Return what was chosen for the pod, if this container is eligible for it."""
     chosen = chosen_class(request.pod, settings)
     if chosen.pooled:
         return chosen
@@ -117,7 +116,7 @@ def _annotated(
         return _pooled(f"{text}exclusive: treated as none", "unknown-cpu-policy", notes)
     allowed = any(rule.allows(pod.namespace, pod.handler, chosen) for rule in settings.allow)
     if chosen is not CpuClass.NONE and not allowed:
-        text = f"annotation {key} of pod {pod.title}: no allow rule lets it have {chosen} CPUs"
+        text = f"annotation {key} of pod {pod.title}: no allow rule permits {chosen} CPUs"
         return _pooled(f"{text}: treated as none", "cpu-policy-not-allowed", notes)
     return Demand(chosen, reasons=(f"annotation {key} says {chosen}",), notes=notes)
 
@@ -140,7 +139,7 @@ def _eligible(
             return Demand(reasons=(f"its pod is {request.pod.qos}, not guaranteed",))
         why = "its pod is guaranteed"
     else:
-        # Kubernetes takes the limit for the request where none is given.
+        # without a request Kubernetes uses the limit
         millis = millis or request.limit_millis
         if request.limit_millis != millis:
             limit = _amount(request.limit_millis) if request.limit_millis else "none"

@@ -2,8 +2,8 @@
 
 Kubelet takeByTopologyNUMADistributed (KEP-2902). Among the combinations of the fewest nodes that
 can serve, the one that leaves the nodes of the host most evenly used is taken. Two deviations, both
-where the kubelet can not be followed: CPUs that are too scattered to be dealt in groups are skipped
-(the kubelet never returns), and the search is bounded (SEARCH_LIMIT).
+where the kubelet cannot be followed: CPUs that are too scattered for groups are skipped (the
+kubelet never returns), and the search is bounded (SEARCH_LIMIT).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from kata_pin.policy.alloc.packed import PLAIN, Packing, take_packed
 from kata_pin.policy.alloc.topology import NODE, Machine
 
 SEARCH_LIMIT: Final = 100_000
-"""Most candidates looked at for one request, about 0.2 s.
+"""Most candidates considered for one request, about 0.2 s.
 
-Up to 10 nodes with available CPUs the search is complete: there 3**10 + 2**10 candidates are all
-there can be. Beyond, the best found so far is taken, or else the request is packed.
+Up to 10 nodes with available CPUs the search is complete: there are at most 3**10 + 2**10
+candidates. Beyond, the best found so far is taken, or else the request is packed.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """Nodes by position: which give the even share, and who gives each group of the remainder."""
+    """Nodes by position: those of the even share, and the node of each group of the remainder."""
 
     chosen: tuple[int, ...]
     extra: tuple[int, ...] = ()
@@ -42,7 +42,7 @@ def take_distributed(
     """Return `wanted` of the available CPUs, shared evenly by NUMA nodes, in groups of `group`.
 
     Falls back to packed when `wanted` is no multiple of `group` or no even split exists. `packing`
-    is how each node's share is chosen; caches are not looked at. AllocError if there are not
+    is how each node's share is chosen; caches are not considered. AllocError if there are not
     enough CPUs.
     """
     whole = Packing(spread=packing.spread, true_sizes=packing.true_sizes)
@@ -98,7 +98,7 @@ def _even_share(wanted: int, nodes: int, group: int) -> int:
 
 
 class _Search:
-    """Looks for the split of one request with the smallest score.
+    """Searches the split of one request with the smallest score.
 
     `free` has the available CPUs of each usable node, in the accumulator's order. The score is the
     standard deviation of what the split leaves on all of them. Lives for one request.
@@ -116,7 +116,7 @@ class _Search:
         """Return the best split over `size` nodes, the first among equals; None if there is none.
 
         Nodes with equally many available CPUs in the same places of a combination score equally,
-        so only the first such combination is looked at.
+        so only the first such combination is considered.
         """
         best: _Split | None = None
         best_score = math.inf
@@ -140,7 +140,7 @@ class _Search:
     def _score_chosen(
         self, chosen: Sequence[int], counts: Sequence[int]
     ) -> tuple[float, tuple[int, ...]]:
-        """Return the best score of these nodes and who gives the remainder; inf if impossible."""
+        """Return the best score of these nodes and those of the remainder; inf if impossible."""
         group = self._group
         share = _even_share(self._wanted, len(chosen), group)
         if min(counts) < share or sum(count // group for count in counts) * group < self._wanted:
@@ -176,11 +176,11 @@ class _Search:
 
 
 def _subsets(givers: Sequence[int], rest: int) -> Iterator[tuple[int, ...]]:
-    """Yield who may give `rest` groups round robin: the largest subsets first, each in list order.
+    """Yield the nodes that may give `rest` groups round robin: the largest subsets first.
 
-    Of a subset of `rest` or more only the first `rest` give, one group each. So such subsets are
-    cut to those, and each is yielded where it comes first in the full order: by its last member,
-    because the larger a subset is, the nearer to the front its first `rest` members stand.
+    Of a subset of `rest` or more only the first `rest` give one group each. So such subsets are cut
+    to those, and each is yielded where it comes first in the full order: by its last member,
+    because the larger a subset is, the nearer to the front its first `rest` members are.
     """
     for last in range(rest - 1, len(givers)):
         for head in combinations(givers[:last], rest - 1):
@@ -190,7 +190,7 @@ def _subsets(givers: Sequence[int], rest: int) -> Iterator[tuple[int, ...]]:
 
 
 def _hand_out(left: list[int], extra: Iterable[int], rest: int, group: int) -> tuple[int, ...]:
-    """Take up to `rest` groups round robin off `left`; return who gave each, in turn."""
+    """Take up to `rest` groups round robin off `left`; return the node of each, in turn."""
     dealt: list[int] = []
     able = list(extra)
     while able and len(dealt) < rest:

@@ -1,4 +1,4 @@
-"""Why an allocation could not be made, in the kinds that the kubelet tells apart.
+"""Why an allocation failed, by the kinds that the kubelet distinguishes.
 
 Out of scope: settings that contradict each other; those are ConfigError, at start.
 """
@@ -11,7 +11,7 @@ from kata_pin.errors import KataPinError
 
 
 class AllocFailure(StrEnum):
-    """The kinds of failure of the kubelet's policies, and SHARED_MINIMUM, which is ours."""
+    """The kubelet's kinds of failure, and SHARED_MINIMUM, which is ours."""
 
     NOT_ENOUGH_CPUS = "not-enough-cpus"
     FAILED = "failed-to-allocate"

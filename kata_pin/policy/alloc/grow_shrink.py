@@ -1,4 +1,4 @@
-"""Nearness: growing a set of CPUs by the nearest ones, shrinking it where that breaks least.
+"""Growing a set of CPUs by the nearest ones, and shrinking it with the least fragmentation.
 
 Both keep CPUs in use: caches are warm there and vCPUs are pinned. Pure. Near means, in this order:
 the same core, last-level cache, NUMA node, package, and then nodes by the kernel's distances
@@ -16,11 +16,11 @@ from kata_pin.policy.alloc.packed import Packing, take_packed
 from kata_pin.policy.alloc.topology import Machine, Masks
 
 WHOLE_CORES = Packing(by_llc=True, true_sizes=True)
-"""Packing on hosts as they are: whole caches, whole cores, half-used cores for what is left."""
+"""Packing on real hosts: whole caches, whole cores, half-used cores for the rest."""
 
 
 def grow(machine: Machine, topology: HostTopology, held: CpuSet, free: CpuSet, more: int) -> CpuSet:
-    """Return `held` and `more` of the free CPUs, the nearest; AllocError if there are not enough.
+    """Return `held` and `more` of the free CPUs, the nearest; AllocError if there are too few.
 
     Among equally near ones whole cores come first.
     """
@@ -40,10 +40,10 @@ def grow(machine: Machine, topology: HostTopology, held: CpuSet, free: CpuSet, m
 
 
 def shrink(topology: HostTopology, held: CpuSet, wanted: int) -> CpuSet:
-    """Return `wanted` of the CPUs held: what is dropped stood alone, or last in topology order.
+    """Return `wanted` of the CPUs held: single threads are dropped first, then the last in order.
 
-    First go CPUs of the node with the fewest of the set, in it those of the cache, then of the core
-    with the fewest: whole cores stay whole as long as they can.
+    First those of the node with the fewest of the set, in it of the cache, then of the core with
+    the fewest: whole cores stay whole as long as possible.
     """
     kept = held
     units = [topology.nodes, topology.llcs, topology.cores]
@@ -60,7 +60,7 @@ def shrink(topology: HostTopology, held: CpuSet, wanted: int) -> CpuSet:
 
 
 def layers(machine: Machine, topology: HostTopology, around: CpuSet) -> Iterator[CpuSet]:
-    """Yield ever wider sets of CPUs around some, the last of them the whole host."""
+    """Yield wider and wider sets of CPUs around some; the last is the whole host."""
     wider = [machine.cores, machine.llcs, machine.nodes, machine.packages]
     if machine.nodes_first:
         wider[2:] = [machine.packages, machine.nodes]
@@ -80,8 +80,8 @@ def nodes_by_distance(topology: HostTopology, around: CpuSet) -> list[int]:
     def distance(node: int) -> int:
         rows = [topology.distances.get(home, ()) for home in homes]
         place = column.get(node, -1)
-        told = [row[place] for row in rows if 0 <= place < len(row)]
-        return min(told, default=0)
+        known_rows = [row[place] for row in rows if 0 <= place < len(row)]
+        return min(known_rows, default=0)
 
     return sorted(topology.nodes, key=lambda node: (distance(node), node))
 

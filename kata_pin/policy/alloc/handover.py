@@ -1,12 +1,12 @@
-"""Handing exclusive CPUs over: who receives them waits until their owner has left them.
+"""Handing over exclusive CPUs: their next user waits until the former one has left them.
 
-A new state is in force at once but for that: a sandbox's threads leave CPUs with the next pass over
-it, and until then nobody else may be there (the guarantee was the owner's, and holds until it is
-gone). Containers of other runtimes are not waited for: the runtime moves all threads of one before
-it turns to the next, and narrowing comes first in an answer.
+A new state takes effect at once, with one exception: a sandbox's threads leave CPUs with the
+next pass over it, and until then no other container may use them (the former grant was exclusive).
+Containers of other runtimes are not waited for: the runtime moves all threads of one before it
+turns to the next, and narrowed cpusets come first in an answer.
 
-Pure: the daemon keeps what was exclusive before the last pass over each sandbox. Nothing of it
-survives a restart: then the first pass over each sandbox hands over.
+Pure: the daemon keeps which CPUs each sandbox still has to leave. It does not survive a restart:
+then the first pass over each sandbox hands over.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from dataclasses import replace
 from kata_pin.model.alloc import AllocState, Grant
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
 
-Once = Mapping[str, CpuSet]
-"""CPUs that containers of sandboxes had for themselves and have no longer, by container id.
+Leaving = Mapping[str, CpuSet]
+"""CPUs that were exclusive to containers of sandboxes and no longer are, by container id.
 
-Their threads may be there until a pass over their sandbox has ended.
+Their threads may run there until a pass over their sandbox has ended.
 """
 
 
-def once_exclusive(before: AllocState, after: AllocState, still: Once) -> Once:
-    """Return what containers had for themselves before a change of state, `still` included.
+def still_to_leave(before: AllocState, after: AllocState, still: Leaving) -> Leaving:
+    """Return the CPUs to leave after a change of state, `still` included.
 
-    A container that is over has left.
+    A container that has ended has left.
     """
-    once: dict[str, CpuSet] = {}
+    leaving: dict[str, CpuSet] = {}
     for name, grant in after.grants.items():
         if not grant.request.pod.sandbox_id:
             continue
@@ -37,27 +37,27 @@ def once_exclusive(before: AllocState, after: AllocState, still: Once) -> Once:
         if old is not None and old is not grant:
             cpus |= old.exclusive - grant.exclusive
         if cpus:
-            once[name] = cpus
-    return once
+            leaving[name] = cpus
+    return leaving
 
 
-def after_pass(state: AllocState, once: Once, sandbox: str) -> Once:
-    """Return what is left when a pass over a sandbox, as policies know it, has ended."""
+def after_pass(state: AllocState, leaving: Leaving, sandbox: str) -> Leaving:
+    """Return the CPUs still to leave when a pass over a sandbox (its VM's name) has ended."""
     return {
         name: cpus
-        for name, cpus in once.items()
+        for name, cpus in leaving.items()
         if name in state.grants and state.grants[name].request.pod.sandbox_id != sandbox
     }
 
 
-def held_back(state: AllocState, once: Once) -> Mapping[str, CpuSet]:
+def held_back(state: AllocState, leaving: Leaving) -> Mapping[str, CpuSet]:
     """Return the CPUs that sandboxes still have to leave, by the sandbox.
 
-    Those on which their container stays, because it shares them from now on, are not left: nobody
-    waits for those. Nor are those that another container of the sandbox has for itself.
+    Not those on which the container stays because it shares them now, nor those that are exclusive
+    to another container of the sandbox.
     """
     held: dict[str, CpuSet] = {}
-    for name, cpus in once.items():
+    for name, cpus in leaving.items():
         grant = state.grants.get(name)
         if grant is not None and (rest := cpus - grant.cpus):
             sandbox = grant.request.pod.sandbox_id
@@ -70,12 +70,13 @@ def held_back(state: AllocState, once: Once) -> Mapping[str, CpuSet]:
     return {sandbox: cpus for sandbox, cpus in held.items() if cpus}
 
 
-def in_force(state: AllocState, once: Once) -> AllocState:
-    """Return what may be acted on of a state while CPUs are being left.
+def in_force(state: AllocState, leaving: Leaving) -> AllocState:
+    """Return the part of a state that takes effect while CPUs are being left.
 
-    Nobody but their sandbox is on those. Who would have no CPU at all does not wait.
+    Only their former sandbox may use those. A container that would have no CPU at all does not
+    wait.
     """
-    held = held_back(state, once)
+    held = held_back(state, leaving)
     if not held:
         return state
     every = union(held.values())

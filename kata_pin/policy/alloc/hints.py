@@ -53,7 +53,7 @@ def make_hints(
 
     `reusable` CPUs count as available, and every set must include all their nodes. A hint is
     preferred if it has as few nodes as an idle host would need, or (`align_by_socket`) spans as few
-    packages as that. An empty result means that the request can not be served. Raises ConfigError
+    packages as that. An empty result means that the request cannot be served. Raises ConfigError
     on a host with more than `max_nodes` nodes: there are 2**n sets.
     """
     nodes = tuple(machine.nodes)
@@ -82,10 +82,10 @@ def make_hints(
 
 
 def choose(hints: tuple[Hint, ...] | None, policy: ManagerPolicy, all_nodes: CpuSet) -> Affinity:
-    """Return what the topology manager makes of the hints; None = the provider has no opinion.
+    """Return what the topology manager chooses; None: the provider has no preference.
 
-    Preferred hints win, then narrow ones, then those of lower nodes. A hint of all nodes is none
-    under single-numa-node.
+    Preferred hints come first, then narrow ones, then those of lower nodes. Under single-numa-node
+    a hint of all nodes counts as none.
     """
     if policy is ManagerPolicy.NONE or hints is None:
         return Affinity(None, admit=True)

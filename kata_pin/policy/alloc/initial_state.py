@@ -1,7 +1,4 @@
-"""The pools of a node without containers: which CPUs the settings let an allocator give out.
-
-Pure. Out of scope: who gets them.
-"""
+"""The pools of a node without containers, as the settings allow. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from kata_pin.model.topology import HostTopology
 def initial_state(topology: HostTopology, settings: AllocSettings) -> AllocState:
     """Return the state of a node without containers.
 
-    Where the settings leave no CPU for the shared pool (all others are offline), the whole host is
+    If the settings leave no CPU for the shared pool (the rest is offline), the whole host is
     shared: containers have to run somewhere.
     """
     online = CpuSet(cpu.cpu for cpu in topology.cpus)

@@ -1,7 +1,7 @@
-"""Our state as the kubelet would write it, and the kubelet's as something to take over.
+"""Our state as a kubelet checkpoint, and a kubelet checkpoint as running containers.
 
-For comparison, and for nodes that change from the kubelet's static policy to ours. The files are
-wire/kubelet's business. Pure.
+For comparison, and for nodes that change from the kubelet's static policy to ours. Pure. Out of
+scope: the file format (wire/kube/checkpoint.py).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from kata_pin.model.node import KubeletState
 def as_kubelet(state: AllocState) -> KubeletState:
     """Return the state as a checkpoint of the static policy: exclusive CPUs by pod and container.
 
-    The default set is what no container has for itself, housekeeping CPUs included. A VM's own CPUs
-    stand under the sandbox's id; what SHARE containers chose the kubelet has no word for.
+    The default set is all CPUs that are not exclusive, housekeeping CPUs included. A VM's own CPUs
+    are entered under the sandbox's id; the format cannot represent CPUs chosen by SHARE containers.
     """
     entries: dict[str, dict[str, CpuSet]] = {}
     for grant in state.grants.values():
@@ -30,9 +30,9 @@ def as_kubelet(state: AllocState) -> KubeletState:
 def from_kubelet(
     kubelet: KubeletState, requests: Iterable[ContainerRequest]
 ) -> tuple[Running, ...]:
-    """Return what runs, with the CPUs that the checkpoint gives it: for Policy.reconcile.
+    """Return what runs, with its CPUs in the checkpoint: for Policy.reconcile.
 
-    Those without an entry have the default set. Entries of containers that do not run are left out.
+    Containers without an entry have the default set. Entries of others are left out.
     """
     return tuple(
         Running(one, kubelet.entries.get(one.pod.pod_uid, {}).get(one.name, kubelet.default))

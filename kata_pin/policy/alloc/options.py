@@ -1,7 +1,7 @@
 """The options of the static policy, by the kubelet's names, and which of them exclude each other.
 
-Values of a configuration: read once at start. Kubelet policy_options.go; its feature gates are not
-modelled, every option is at hand.
+Read from the configuration once at start. Kubelet policy_options.go without its feature gates:
+every option is available.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StaticOptions:
     - align_by_socket: a NUMA hint is widened to whole packages.
     - distribute_cpus_across_cores: packed, but single CPUs spread over cores.
     - true_unit_sizes (ours): cores and packages are counted by their own size, not by the host's
-      average, so that whole cores of a hybrid host are seen.
+      average, so that whole cores of a hybrid host are recognised.
     """
 
     full_pcpus_only: bool = False
@@ -43,7 +43,7 @@ class StaticOptions:
         for left, right in _REFUSED_PAIRS:
             if getattr(self, left) and getattr(self, right):
                 raise ConfigError(
-                    f"can not be used together with {_written(right)}", key=_written(left)
+                    f"cannot be used together with {_written(right)}", key=_written(left)
                 )
 
     @classmethod
@@ -62,20 +62,20 @@ class StaticOptions:
         return cls(**values)
 
     def check_against(self, machine: Machine, *, single_numa_node: bool = False) -> None:
-        """Raise ConfigError where the host or the topology manager's policy rules an option out.
+        """Raise ConfigError if the host or the topology manager's policy rules an option out.
 
-        `single_numa_node` says that the topology manager has the policy of that name.
+        `single_numa_node`: the topology manager has the policy of that name.
         """
         if not self.align_by_socket:
             return
         if single_numa_node:
             raise ConfigError(
-                "can not be used with the topology manager's policy single-numa-node",
+                "cannot be used with the topology manager's policy single-numa-node",
                 key=_written("align_by_socket"),
             )
         if len(machine.packages) > len(machine.nodes):
             raise ConfigError(
-                f"can not be used on a host with more packages ({len(machine.packages)}) "
+                f"cannot be used on a host with more packages ({len(machine.packages)}) "
                 f"than NUMA nodes ({len(machine.nodes)})",
                 key=_written("align_by_socket"),
             )

@@ -14,8 +14,7 @@ from kata_pin.policy.alloc.topology import CORE, Machine
 class Packing:
     """How to pack. `spread` skips whole cores and takes CPUs by number, package by package.
 
-    `by_llc` prefers to stay inside a last-level cache. `true_sizes` is this project's own: see
-    Accumulator.
+    `by_llc` prefers one last-level cache. `true_sizes` is this project's own: see Accumulator.
     """
 
     spread: bool = False
@@ -32,7 +31,7 @@ def take_packed(
     """Return `wanted` of the available CPUs; AllocError if there are not as many.
 
     Whole units of the upper level first, then of the lower level, then caches (`by_llc`), whole
-    cores, and single CPUs beginning with cores already in part use. A step that finds nothing left
+    cores, and single CPUs beginning with cores already in part use. A step with nothing left
     to take does nothing.
     """
     accumulator = Accumulator(machine, available.bits, wanted, true_sizes=packing.true_sizes)

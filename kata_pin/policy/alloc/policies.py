@@ -1,4 +1,4 @@
-"""The policies by name: `static`, `annotation`, `topology`, and those that others bring."""
+"""The policies by name: `static`, `annotation`, `topology`, and those of other packages."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from kata_pin.policy.alloc.zones import ZoneChoice
 
 
 def static(topology: HostTopology, settings: AllocSettings) -> Policy:
-    """Return the policy `static`: eligible containers get exclusive CPUs, chosen as the kubelet."""
+    """Return the policy `static`: eligible containers get exclusive CPUs, as in the kubelet."""
     choice = partial(_kubelet_choice, settings.manager)
     return PooledPolicy("static", topology, settings, static_demand, choice)
 
 
 def annotation(topology: HostTopology, settings: AllocSettings) -> Policy:
-    """Return the policy `annotation`: pods choose none, share or exclusive where it is allowed."""
+    """Return the policy `annotation`: pods choose none, share or exclusive if allowed."""
     choice = partial(_kubelet_choice, settings.manager)
     return PooledPolicy("annotation", topology, settings, annotated_demand, choice)
 
@@ -50,11 +50,11 @@ def create(
 ) -> Policy:
     """Return the policy of that name, ours before a third one (`policy.GROUP`).
 
-    Raises ConfigError for an unknown name, and for settings that do not suit.
+    Raises ConfigError for an unknown name, and for settings that do not suit the host.
     """
     known = {**(third or {}), **BUILTIN}
     if name not in known:
-        raise ConfigError(f"no policy {name!r}, known are {', '.join(known)}", key="policy")
+        raise ConfigError(f"unknown policy {name!r}; known: {', '.join(known)}", key="policy")
     return known[name](topology, settings)
 
 

@@ -1,10 +1,10 @@
-"""A policy over pools: one rule says what a container is to get, one choice says which CPUs.
+"""A policy over pools: a rule says what a container gets, a choice says which CPUs.
 
-`static`, `annotation` and `topology` (policies.py) are this class with a rule and a choice of their
-own. Its invariants, after every call: no CPU is exclusive twice; exclusive and shared CPUs are
-disjoint and together `state.cpus`; a CPU that a SHARE container chose is in the shared pool; the
-shared pool has its minimum as far as the host has CPUs. It holds no state and lives as long as the
-host and the settings stay the same. Out of scope: live changes step by step (`phases`).
+`static`, `annotation` and `topology` (policies.py) are this class, each with its rule and choice.
+Its invariants after every call: no CPU is exclusive twice; exclusive and shared CPUs are disjoint
+and together `state.cpus`; CPUs that SHARE containers chose are in the shared pool; the shared pool
+has its minimum as far as the host has CPUs. It holds no state and lives as long as the host and the
+settings stay the same. Out of scope: the order of live changes (`handover`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ REFUSALS: Final = {
 
 
 class PooledPolicy:
-    """A Policy; `make_choice` is called with what every choice is made from."""
+    """A Policy; `make_choice` makes its choice for a host."""
 
     def __init__(
         self,
@@ -81,16 +81,16 @@ class PooledPolicy:
         return initial_state(self._topology, self._settings)
 
     def allocate(self, state: AllocState, request: ContainerRequest) -> Decision:
-        """Give a new container its CPUs; who has a grant keeps it (`change` is for that)."""
+        """Give a new container its CPUs; one with a grant keeps it (see `change`)."""
         if state.get(request.container_id) is not None:
             return Decision(state)
         return self._new(state, request, refused=strict(request, self._settings))
 
     def _new(self, state: AllocState, request: ContainerRequest, *, refused: bool) -> Decision:
-        """Give a container without a grant its CPUs; if they are too few it is `refused` or not.
+        """Give a container without a grant its CPUs; `refused`: refuse it if there are too few.
 
-        The pod's init containers have ended when another of its containers starts: what they had is
-        given to that one first, and what is left over returns to the shared pool.
+        The pod's init containers have ended when another of its containers starts: it gets their
+        CPUs first, and the rest returns to the shared pool.
         """
         ended = [one for one in state.of_pod(request.pod.pod_uid) if one.request.init]
         kept = state
@@ -109,9 +109,9 @@ class PooledPolicy:
         return self._decided(state, after, demand)
 
     def release(self, state: AllocState, container_id: str) -> Decision:
-        """Take a container's CPUs back, or with a sandbox's id those of its whole pod.
+        """Release a container's CPUs, or with a sandbox's id those of its whole pod.
 
-        Containers that run in the shared pool for want of CPUs are tried again, oldest first.
+        Containers that are in the shared pool for lack of CPUs are retried, oldest first.
         """
         grant = state.get(container_id)
         if grant is None:
@@ -126,13 +126,13 @@ class PooledPolicy:
         return Decision(after, changes(state, after))
 
     def change(self, state: AllocState, request: ContainerRequest) -> Decision:
-        """Give a running container what it asks for now; who can not be served keeps what it has.
+        """Give a running container what it requests now; if that fails it keeps what it has.
 
-        CPUs in use stay: a larger set grows by the nearest, a smaller one gives up what stands
-        alone, and one that is to be shared or exclusive from now on is the same as before.
+        CPUs in use stay: a larger set grows by the nearest CPUs, a smaller one drops single threads
+        first, and a set that changes between shared and exclusive stays the same.
         """
         old = state.get(request.container_id)
-        if old is None:  # it runs already: too late to refuse it
+        if old is None:  # it runs already, so it cannot be refused
             return self._new(state, request, refused=False)
         demand = self._rule(request, self._settings)
         try:
@@ -144,9 +144,9 @@ class PooledPolicy:
     def reconcile(self, state: AllocState, running: Sequence[Running]) -> Decision:
         """Bring a state in line with what runs and with this host.
 
-        Grants hold as far as their CPUs still exist. Containers without a grant keep the CPUs that
-        they are seen on, if those are what they are to have and nobody else's (lost state).
-        Then, in the old order, everybody is served; who can not be is in the shared pool.
+        Grants hold as far as their CPUs still exist. Containers without a grant keep the CPUs they
+        are observed on, if those suit their request and are in no grant (lost state). Then all are
+        served in the old order; those that cannot be served are in the shared pool.
         """
         claims = Claims(
             state,
@@ -171,9 +171,10 @@ class PooledPolicy:
         return Decision(after, differing(state, after, running), notes=tuple(notes))
 
     def decline(self, state: AllocState, request: ContainerRequest, refusal: Refusal) -> Decision:
-        """Answer while somebody else decides: nothing changes, whoever asked for CPUs is told.
+        """Answer while the kubelet or another plugin decides: nothing changes.
 
-        Who is merely eligible is no business of ours then, also on a strict node.
+        Only containers for which CPUs were chosen are refused, eligible ones are not, even on a
+        strict node.
         """
         demand = self._rule(request, self._settings)
         if demand.pooled or not asked(request.pod):
@@ -182,7 +183,7 @@ class PooledPolicy:
         return Decision(state, refused=told, notes=demand.notes)
 
     def candidates(self, state: AllocState, request: ContainerRequest) -> tuple[Candidate, ...]:
-        """Return what would be considered for a request; for a pooled one only the shared pool."""
+        """Return the choices for a request; for a pooled one only the shared pool."""
         demand = self._rule(request, self._settings)
         rest = state.without(request.container_id)
         if demand.pooled:
@@ -192,7 +193,7 @@ class PooledPolicy:
             free = CpuSet.from_bits(whole_cores(self._machine, free.bits))
         return self._choice.candidates(free, demand.whole, _beside(rest, request))
 
-    # What an event comes to.
+    # ---- states after an event -----------------------------------------------------------
 
     def _resumed(
         self,
@@ -204,9 +205,9 @@ class PooledPolicy:
         home: CpuSet,
         claimed: CpuSet,
     ) -> AllocState:
-        """Return the state in which a running container has its CPUs, if need be the pool's.
+        """Return the state in which a running container has its CPUs, or else the shared pool.
 
-        What younger ones claim is left to them, unless it would have to go without.
+        CPUs that later grants claim are left to them, unless this one cannot be served without.
         """
         before = state.without(request.pod.sandbox_id)
         for avoid in (claimed, EMPTY):
@@ -214,10 +215,10 @@ class PooledPolicy:
                 return self._served(
                     state, request, demand, prefer, floor_from=before, home=home, avoid=avoid
                 )
-        return self._in_pool(state, request, (*demand.reasons, "there are too few CPUs"), home)
+        return self._in_pool(state, request, (*demand.reasons, "not enough free CPUs"), home)
 
     def _retried(self, state: AllocState) -> AllocState:
-        """Return the state in which those who wait for CPUs of their own have them, if they fit."""
+        """Return the state in which containers that wait for own CPUs have them, if possible."""
         for grant in tuple(state.grants.values()):
             if grant.kind is GrantKind.SANDBOX or grant.cpu_class is not CpuClass.NONE:
                 continue
@@ -240,9 +241,9 @@ class PooledPolicy:
     ) -> AllocState:
         """Return the state with the container's grant and its VM's; AllocError if not possible.
 
-        `prefer`: CPUs to keep; `home`: where it has used the pool; `avoid`: claimed by others.
-        The minimum of the shared pool is asked for only where exclusive CPUs become more than they
-        are in `floor_from`: what was given stays given. Its VM's own CPUs are given up for it.
+        `prefer`: CPUs to keep; `home`: its zone of the pool so far; `avoid`: claimed by others. The
+        minimum of the shared pool is checked only if there are more exclusive CPUs than in
+        `floor_from`: existing grants stay. Its VM's own CPUs are given up before it fails.
         """
         rest = state.without(request.container_id)
         if demand.pooled:
@@ -299,13 +300,13 @@ class PooledPolicy:
     ) -> AllocState:
         """Return the state in which the VM of the grant's pod has what it needs now.
 
-        One that had no CPUs of its own gets `spare` ones first, and none of `avoid`. `own_cpus`
-        stands for the setting.
+        A VM without its own CPUs gets `spare` ones first, and none of `avoid`. `own_cpus` overrides
+        the setting.
         """
         pod = grant.request.pod
         if not (pod.kata and pod.sandbox_id):
             return state
-        members = [  # a pod's old sandbox may not be over yet when its new one runs
+        members = [  # a pod's old sandbox may still run when its new one starts
             one
             for one in state.of_pod(pod.pod_uid)
             if one.kind is GrantKind.CONTAINER and one.request.pod.sandbox_id == pod.sandbox_id
@@ -331,7 +332,7 @@ class PooledPolicy:
     ) -> CpuSet:
         """Return a VM's own CPUs; none if the shared pool would be too small.
 
-        The pod's containers come first: a VM without CPUs of its own runs in the pool.
+        Containers take precedence: a VM without its own CPUs runs in the pool.
         """
         wanted = self._settings.vm.own_cpus
         floor = shared_floor(rest, self._settings, self._minimum())
@@ -339,7 +340,7 @@ class PooledPolicy:
             return EMPTY
         try:
             return self._nearest(free, wanted, prefer, _own(members))
-        except AllocError:  # whole cores only, and there is none
+        except AllocError:  # whole cores only, and none is free
             return EMPTY
 
     def _decided(
@@ -352,12 +353,12 @@ class PooledPolicy:
         state = settled(after)
         return Decision(state, changes(before, state), refused, demand.notes)
 
-    # Which CPUs.
+    # ---- which CPUs ----------------------------------------------------------------------
 
     def _free(self, rest: AllocState, demand: Demand, prefer: CpuSet = EMPTY) -> CpuSet:
-        """Return the CPUs that may be given out.
+        """Return the CPUs that may be chosen.
 
-        For SHARE those that the fewest have chosen, and of the preferred ones all that are allowed.
+        For SHARE those with the fewest sharers, and all preferred ones that are allowed.
         """
         pool = rest.shared - rest.reserved
         if demand.cpu_class is CpuClass.EXCLUSIVE:
@@ -377,12 +378,12 @@ class PooledPolicy:
         prefer: CpuSet,
         avoid: CpuSet,
     ) -> CpuSet:
-        """Return the CPUs for a demand, those preferred first; AllocError if there are too few."""
+        """Return the CPUs for a demand, preferred ones first; AllocError if there are too few."""
         free = self._free(rest, demand, prefer) - (avoid - prefer)
         return self._nearest(free, demand.whole, prefer, _beside(rest, request))
 
     def _nearest(self, free: CpuSet, wanted: int, prefer: CpuSet, beside: CpuSet) -> CpuSet:
-        """Return `wanted` free CPUs: as many preferred ones as there are, and the nearest."""
+        """Return `wanted` free CPUs: all preferred ones that are free, then the nearest."""
         if not self._options.full_pcpus_only:
             return self._kept(free, wanted, prefer, beside)
         return in_whole_cores(
@@ -398,17 +399,17 @@ class PooledPolicy:
         return grow(self._machine, self._topology, kept, free, wanted - len(kept))
 
     def _mems(self, own: CpuSet) -> CpuSet:
-        """Return the memory nodes of these CPUs, if they are to be set."""
+        """Return the memory nodes of these CPUs, if the setting says to set them."""
         if not self._settings.pin_memory:
             return EMPTY
         return CpuSet(node for node, cpus in self._topology.nodes.items() if cpus & own)
 
     def _shortage(self, state: AllocState, before: AllocState) -> str:
-        """Return what the shared pool lacks now that exclusive CPUs are more than before."""
+        """Return what the shared pool lacks if there are more exclusive CPUs than before."""
         left, floor = len(state.shared), shared_floor(state, self._settings, self._minimum())
         if left >= floor or len(state.exclusive) <= len(before.exclusive):
             return ""
-        return f"{left} CPUs would be left in the shared pool, it needs {floor}"
+        return f"only {left} CPUs would remain in the shared pool, which needs {floor}"
 
     def _minimum(self) -> int:
         """Return the least size of the shared pool: the setting, else the size of a core."""
@@ -418,7 +419,7 @@ class PooledPolicy:
 
 
 def _beside(state: AllocState, request: ContainerRequest) -> CpuSet:
-    """Return the CPUs that the pod's other containers have of their own, else their zones."""
+    """Return the own CPUs of the pod's other containers, else their zones."""
     pod = [one for one in state.of_pod(request.pod.pod_uid) if one.kind is GrantKind.CONTAINER]
     return _own(pod) or union(one.zone for one in pod)
 

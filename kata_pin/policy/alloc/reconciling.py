@@ -1,7 +1,7 @@
-"""Who claims which CPUs when a state is brought in line with what runs.
+"""Which containers claim which CPUs when a state is reconciled with what runs.
 
-Claims come from the old state and, for containers that it does not know, from the CPUs they are
-seen on. A claim keeps others away until its container has been served. Lives for one reconcile.
+Claims come from the old state and, for containers without a grant, from the CPUs they are observed
+on. A claim keeps others away until its container has been served. Lives for one reconcile.
 Out of scope: serving (`pooled`).
 """
 
@@ -32,7 +32,7 @@ class Claims:
         *,
         vm_cpus: int = 0,
     ) -> None:
-        """`vm_cpus` are those that a VM has beside its containers', within the cpuset."""
+        """`vm_cpus` is how many own CPUs a VM has in the cpuset beside its containers'."""
         self._state = state
         self._rule = rule
         self._vm_cpus = vm_cpus
@@ -47,11 +47,10 @@ class Claims:
     def within(self, free: CpuSet) -> Iterator[tuple[Running, CpuSet]]:
         """Yield each container with the CPUs to prefer for it.
 
-        First those with CPUs of their own in the order of their grants, then containers seen on
-        CPUs that can be theirs, then who waits for some, then the rest as they are listed; who gets
-        no CPUs of its own after all who do, so that a VM keeps its own meanwhile. `free` are the
-        CPUs that can be given out. A container's claim ends
-        when the next one is asked for.
+        First containers with grants of own CPUs, in the order of the grants, then those observed on
+        CPUs that suit them, then those that wait for CPUs, then the rest as listed. Containers of
+        the shared pool come last, so that a VM keeps its own CPUs meanwhile. `free` are the CPUs
+        that can be granted. A container's claim ends when the next one is yielded.
         """
         self._claims = self._old()
         self._claims |= self._seen(free)
@@ -67,21 +66,21 @@ class Claims:
         return self._rule(self._known[name].request).pooled
 
     def vms(self, free: CpuSet) -> Iterator[Grant]:
-        """Yield the old grants of VMs that have CPUs of their own still, and run."""
+        """Yield the old grants of running VMs that still have own CPUs."""
         running = {one.request.pod.sandbox_id for one in self._known.values()}
         for name, grant in self._state.grants.items():
             if grant.kind is GrantKind.SANDBOX and name in running and grant.exclusive & free:
                 yield replace(grant, exclusive=grant.exclusive & free)
 
     def _old(self) -> dict[str, CpuSet]:
-        """Return what running containers had of their own, also where those CPUs are gone."""
+        """Return the own CPUs of running containers' grants, even if those CPUs are gone."""
         return {name: one.own for name, one in self._state.grants.items() if name in self._known}
 
     def _seen(self, free: CpuSet) -> dict[str, CpuSet]:
-        """Return the CPUs that unknown containers are seen on, where those can be their own.
+        """Return the CPUs that containers without a grant are observed on, if those suit them.
 
-        All there are of them, as many as they are to get; a Kata container's cpuset can hold those
-        of its VM and of housekeeping too.
+        All of them must be free, and as many as requested; a Kata container's cpuset can also
+        contain its VM's and the housekeeping CPUs.
         """
         claims: dict[str, CpuSet] = {}
         for name, one in self._known.items():
@@ -98,9 +97,9 @@ class Claims:
 def differing(
     before: AllocState, after: AllocState, running: Sequence[Running]
 ) -> tuple[Grant, ...]:
-    """Return the grants whose CPUs are not those that the container is seen on.
+    """Return the grants whose CPUs are not those that the container is observed on.
 
-    Where that is not known, and for VMs: not those of the old grant.
+    If that is unknown, and for VMs: not those of the old grant.
     """
     seen = {one.request.container_id: one.cpus for one in running}
     return tuple(

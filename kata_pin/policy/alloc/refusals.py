@@ -1,4 +1,4 @@
-"""When somebody else decides cpusets, and ours stands back (DESIGN D14). Pure."""
+"""Whether the kubelet or another plugin decides cpusets, so that kata-pin stands aside (D14)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from kata_pin.model.node import KubeletState
 
 
 def other_owner(kubelet: KubeletState | None, plugins: tuple[str, ...] = ()) -> Refusal | None:
-    """Return why our allocator decides nothing on this node, None if it may.
+    """Return why our allocator decides nothing on this node, None if it decides.
 
-    `plugins` are other NRI plugins that own cpusets: two that set the same container's CPUs make
-    its creation fail. Give the answer to Policy.decline for each container.
+    `plugins` are other NRI plugins that set cpusets: if two set the same container's CPUs, its
+    creation fails. Policy.decline takes the result.
     """
     if kubelet is not None and kubelet.static:
         return Refusal(

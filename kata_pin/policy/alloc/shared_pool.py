@@ -1,7 +1,7 @@
-"""Book-keeping over an AllocState: the pools' part in each grant, and what an event changed.
+"""The shared pool's part in each grant, and what an event changed.
 
-Pure. Which CPUs a container gets of its own is decided elsewhere (`pooled`); here follows what that
-means for everybody who uses the shared pool.
+Pure. Own CPUs are decided elsewhere (`pooled`); this derives what that means for all containers
+that use the shared pool.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from kata_pin.model.settings import CpuClass
 
 
 def settled(state: AllocState) -> AllocState:
-    """Return the state in which everybody who follows a pool has that pool's CPUs of now.
+    """Return the state in which every grant that follows a pool has that pool's current CPUs.
 
-    Grants that stay the same stay the same objects.
+    Unchanged grants stay the same objects.
     """
     pool = state.shared
     roomy = _roomy(state, pool)
@@ -41,7 +41,7 @@ def changes(before: AllocState, after: AllocState) -> tuple[Grant, ...]:
 
 
 def bound(state: AllocState, sharers: int = 1) -> CpuSet:
-    """Return the CPUs that at least so many SHARE containers chose."""
+    """Return the CPUs that at least `sharers` SHARE containers chose."""
     if sharers == 1:
         return union(grant.bound for grant in state.grants.values())
     counts = Counter(cpu for grant in state.grants.values() for cpu in grant.bound)
@@ -58,9 +58,9 @@ def _following(grant: Grant, pool: CpuSet, vm_pool: CpuSet, roomy: set[CpuSet]) 
 
 
 def _roomy(state: AllocState, pool: CpuSet) -> set[CpuSet]:
-    """Return the zones whose part of the pool is enough for what its followers requested.
+    """Return the zones whose part of the pool is enough for what their followers request.
 
-    A zone that is too small for them is not kept to: they use the whole pool instead.
+    Followers of a zone that is too small use the whole pool instead.
     """
     load: Counter[CpuSet] = Counter()
     for grant in state.grants.values():
@@ -70,5 +70,5 @@ def _roomy(state: AllocState, pool: CpuSet) -> set[CpuSet]:
 
 
 def pool_millis(grant: Grant) -> int:
-    """Return what of a container's request the shared pool has to serve, in thousandths."""
+    """Return the part of a container's request that the shared pool serves, in thousandths."""
     return max(0, grant.request.cpu_millis - 1000 * len(grant.exclusive))

@@ -1,10 +1,9 @@
-"""What stands behind a Kata pod: its VM's vCPUs and overhead threads, as part of the arithmetic.
+"""The VM of a Kata pod in the accounting: its vCPUs and overhead threads.
 
 Kata's Go runtime gives a VM ceil(default_vcpus + sum of its containers' CPU limits) vCPUs
-(virtcontainers/sandbox.go, updateResources), so that there are more vCPUs than exclusive CPUs in
-the ordinary case. The surplus vCPUs and every thread that is not a vCPU need CPUs too: of their
-own, the housekeeping pool's, or the shared pool's. Pure. Out of scope: which thread goes where
-inside them (policy.place).
+(virtcontainers/sandbox.go, updateResources), so there are usually more vCPUs than exclusive CPUs.
+The unpaired vCPUs and every thread that is not a vCPU need CPUs too: the VM's own, the housekeeping
+pool's, or the shared pool's. Pure. Out of scope: which thread goes where (policy/placement).
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ def vcpus(members: Sequence[Grant], default_vcpus: int) -> int:
 
 
 def overhead_millis(pod: PodRequest, settings: AllocSettings) -> int:
-    """Return the CPU of a VM's overhead in thousandths: what the pod tells, else the setting."""
+    """Return the CPU of a VM's overhead in thousandths: the pod's, else the setting."""
     return pod.overhead_millis or settings.vm.overhead_millis
 
 
 def shared_floor(state: AllocState, settings: AllocSettings, minimum: int) -> int:
     """Return how many CPUs the shared pool needs: its minimum, or what the VMs in it need.
 
-    VMs with CPUs of their own need none of it, nor do any where there is a housekeeping pool.
+    VMs with their own CPUs need none of it, nor do any if there is a housekeeping pool.
     """
     if state.housekeeping:
         return minimum
@@ -53,7 +52,7 @@ def vm_grant(
 ) -> Grant:
     """Return the grant of the VM of these containers (at least one); `old` if it is the same.
 
-    Its CPUs are its own, or those of the pool that it follows, near the containers if it can.
+    Its CPUs are its own, or those of the pool that it follows, near the containers if possible.
     """
     pod = members[0].request.pod
     grant = Grant(
@@ -79,9 +78,12 @@ def _balance(members: Sequence[Grant], own: CpuSet, settings: AllocSettings) -> 
     else:
         place = "the housekeeping pool" if settings.housekeeping else "the shared pool"
     if not exclusive:
-        return f"its VM has {count} vCPUs; the overhead threads run on {place}"
-    surplus = max(0, count - exclusive)
+        return f"its VM has {_count(count, 'vCPU')}; the overhead threads run on {place}"
     return (
-        f"its VM has {count} vCPUs and {exclusive} exclusive CPUs; the surplus vCPUs ({surplus}) "
-        f"and the overhead threads run on {place}"
+        f"its VM has {_count(count, 'vCPU')} and {_count(exclusive, 'exclusive CPU')}; the "
+        f"unpaired vCPUs ({max(0, count - exclusive)}) and the overhead threads run on {place}"
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,8 +1,8 @@
-"""The choice of the policy `topology`: the narrowest zone that serves, near to the pod, fitting.
+"""The choice of the policy `topology`: the narrowest zone that fits, near the pod.
 
 A zone is a last-level cache, a NUMA node, a package or the host. The zones that have enough free
 CPUs are compared by KEYS in their order, smaller first; inside the best one CPUs are packed by
-whole caches and cores. Pure; made once for a host.
+whole caches and cores. Pure; made once per host.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from kata_pin.policy.alloc.shared_pool import pool_millis
 from kata_pin.policy.alloc.topology import Machine
 
 KEYS: Final = ("nodes", "from_pod", "split", "width", "cache_from_pod", "left", "id")
-"""What zones are compared by.
+"""The keys by which zones are compared.
 
 - nodes: the fewest NUMA nodes that can serve in it.
 - from_pod: 0 on a node where the pod has CPUs (or if it has none), 1 in such a package, else 2.
-- split: CPUs that could come as whole cores elsewhere and would come as single threads here.
+- split: CPUs that would be single threads here and could be whole cores elsewhere.
 - width: 0 cache, 1 node, 2 package, 3 host.
 - cache_from_pod: 0 in a cache where the pod has CPUs (or if it has none), else 1.
 - left: free CPUs that remain: the tightest fit keeps large zones for large requests.
@@ -52,7 +52,7 @@ class ZoneChoice:
         self._zones = tuple(_zones(machine))
 
     def choose(self, free: CpuSet, wanted: int, beside: CpuSet) -> CpuSet:
-        """Return CPUs of the best zone; AllocError when no zone, so not the host, has enough."""
+        """Return CPUs of the best zone; AllocError if no zone, so not even the host, has enough."""
         if wanted == 0:
             return EMPTY
         ranked = self._ranked(free, wanted, beside)
@@ -62,7 +62,7 @@ class ZoneChoice:
         return self._inside(zone, free, wanted, beside)
 
     def candidates(self, free: CpuSet, wanted: int, beside: CpuSet) -> tuple[Candidate, ...]:
-        """Return every zone that could serve, the best first, with what is taken of that."""
+        """Return every zone that could serve, the best first, with what is taken of it."""
         ranked = self._ranked(free, wanted, beside)
         return tuple(
             Candidate(
@@ -76,9 +76,9 @@ class ZoneChoice:
         )
 
     def zone(self, state: AllocState, millis: int, beside: CpuSet) -> CpuSet:
-        """Return the nodes of the pod's CPUs, or the node whose part of the pool is idlest.
+        """Return the nodes of the pod's CPUs, or the node with the idlest part of the pool.
 
-        Whichever has room for the request first; anywhere if none has, or if nothing is requested.
+        The first of them with room for the request; nothing if none has, or nothing is requested.
         """
         nodes = self._topology.nodes
         if millis == 0 or len(nodes) < 2:
@@ -128,7 +128,7 @@ class ZoneChoice:
         return nodes
 
     def _inside(self, zone: _Zone, free: CpuSet, wanted: int, beside: CpuSet) -> CpuSet:
-        """Return `wanted` free CPUs of a zone, node by node: as few nodes as can be, near ones."""
+        """Return `wanted` free CPUs of a zone, node by node: as few and near nodes as possible."""
         here = free & CpuSet.from_bits(zone.bits)
         taken = EMPTY
         while len(taken) < wanted:
@@ -140,7 +140,7 @@ class ZoneChoice:
         return taken
 
     def _next_node(self, here: CpuSet, missing: int, around: CpuSet) -> int:
-        """Return the nearest node that has all that is missing, else the one that has the most.
+        """Return the nearest node with enough CPUs, else the one with the most.
 
         Among equally near ones the tightest fit.
         """
@@ -154,7 +154,7 @@ class ZoneChoice:
 
 
 def _zones(machine: Machine) -> Iterator[_Zone]:
-    """Yield every zone; a unit that has the CPUs of a narrower one is not told twice."""
+    """Yield every zone; a unit with the same CPUs as a narrower one is left out."""
     seen: set[int] = set()
     levels = (("llc", machine.llcs), ("node", machine.nodes), ("package", machine.packages))
     for level, (name, masks) in enumerate(levels):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from kata_pin.model.alloc import POLICY_KEY, AllocState, ContainerRequest
 from kata_pin.model.settings import AllocSettings, AllowRule, Eligibility
 from kata_pin.policy.alloc.handover import (
-    Once,
+    Leaving,
     after_pass,
     held_back,
     in_force,
-    once_exclusive,
+    still_to_leave,
 )
 from kata_pin.policy.alloc.policies import create
 from tests.support.machines import Shape, host
@@ -33,7 +33,7 @@ def start(*requests: ContainerRequest) -> AllocState:
     return state
 
 
-def held(state: AllocState, once: Once) -> dict[str, str]:
+def held(state: AllocState, once: Leaving) -> dict[str, str]:
     return {sandbox: str(cpus) for sandbox, cpus in held_back(state, once).items()}
 
 
@@ -44,7 +44,7 @@ def sets(state: AllocState) -> dict[str, str]:
 def test_nothing_is_left_where_nothing_changes() -> None:
     """The same state is in force as a whole."""
     state = start(wishing("exclusive", 2000, "a"))
-    assert once_exclusive(state, state, {}) == {}
+    assert still_to_leave(state, state, {}) == {}
     assert in_force(state, {}) is state
 
 
@@ -52,7 +52,7 @@ def test_shrinking_keeps_the_others_off() -> None:
     """What an owner gives up is nobody's until it has left; the owner itself is narrow at once."""
     before = start(wishing("exclusive", 4000, "a"), wishing("none", 500, "b"))
     after = POLICY.change(before, wishing("exclusive", 2000, "a")).state
-    once = once_exclusive(before, after, {})
+    once = still_to_leave(before, after, {})
     assert held(after, once) == {"vm-a": "1,5"}
     assert sets(in_force(after, once)) == {"a-app": "0,4", "b-app": "2-3,6-7"}
     assert str(in_force(after, once).shared) == "2-3,6-7"
@@ -66,16 +66,16 @@ def test_an_owner_that_goes_on_there_is_not_waited_for() -> None:
     before = start(wishing("exclusive", 2000, "a"), wishing("none", 500, "b"))
     for cpu_class in ("share", "none"):
         after = POLICY.change(before, wishing(cpu_class, 2000, "a")).state
-        assert held(after, once_exclusive(before, after, {})) == {}
+        assert held(after, still_to_leave(before, after, {})) == {}
 
 
 def test_two_steps_before_one_pass() -> None:
     """From an owner to the pool, and from there to another owner: that one waits for the first."""
     first = start(wishing("exclusive", 2000, "a"), wishing("none", 500, "b"))
     second = POLICY.change(first, wishing("none", 2000, "a")).state
-    once = once_exclusive(first, second, {})
+    once = still_to_leave(first, second, {})
     third = POLICY.allocate(second, wishing("exclusive", 4000, "c", kata=False)).state
-    once = once_exclusive(second, third, once)
+    once = still_to_leave(second, third, once)
     assert held(third, once) == {"vm-a": "0,4"}
     assert sets(in_force(third, once))["c-app"] == "1,5"
 
@@ -84,18 +84,18 @@ def test_an_owner_of_another_runtime_is_not_waited_for() -> None:
     """No pass is over it: the runtime moves it before it widens others."""
     before = start(wishing("exclusive", 4000, "a", kata=False), wishing("none", 500, "b"))
     after = POLICY.change(before, wishing("exclusive", 2000, "a", kata=False)).state
-    assert once_exclusive(before, after, {}) == {}
+    assert still_to_leave(before, after, {}) == {}
 
 
 def test_what_is_still_being_left_stays_so() -> None:
     """A second change before the pass adds to the first; what is taken back is left no more."""
     first = start(wishing("exclusive", 4000, "a"), wishing("none", 500, "b"))
     second = POLICY.change(first, wishing("exclusive", 2000, "a")).state
-    once = once_exclusive(first, second, {})
+    once = still_to_leave(first, second, {})
     third = POLICY.allocate(second, wishing("none", 500, "c")).state
-    assert once_exclusive(second, third, once) == once
+    assert still_to_leave(second, third, once) == once
     grown = POLICY.change(third, wishing("exclusive", 4000, "a")).state
-    assert held(grown, once_exclusive(third, grown, once)) == {}
+    assert held(grown, still_to_leave(third, grown, once)) == {}
 
 
 def test_who_is_over_has_left() -> None:
@@ -103,14 +103,14 @@ def test_who_is_over_has_left() -> None:
     first = start(wishing("exclusive", 4000, "a"), wishing("none", 500, "b"))
     second = POLICY.change(first, wishing("exclusive", 2000, "a")).state
     gone = POLICY.release(second, "a-app").state
-    assert once_exclusive(second, gone, once_exclusive(first, second, {})) == {}
+    assert still_to_leave(second, gone, still_to_leave(first, second, {})) == {}
 
 
 def test_nobody_is_left_without_cpus() -> None:
     """Who would have none at all does not wait, and the shared pool shows it as taken."""
     first = start(wishing("exclusive", 6000, "a"), wishing("none", 500, "b"))
     second = POLICY.change(first, wishing("exclusive", 2000, "a")).state
-    once = once_exclusive(first, second, {})
+    once = still_to_leave(first, second, {})
     third = POLICY.allocate(second, wishing("exclusive", 2000, "c")).state
     now = in_force(third, once)
     assert held(third, once) == {"vm-a": "1-2,5-6"}
@@ -125,6 +125,6 @@ def test_the_sandbox_itself_does_not_wait() -> None:
     mate = container(500, pod("a"), "mate", limit=0)
     before = POLICY.allocate(pods, mate).state
     after = POLICY.change(before, wishing("exclusive", 2000, "a")).state
-    now = in_force(after, once_exclusive(before, after, {}))
+    now = in_force(after, still_to_leave(before, after, {}))
     assert str(now.grants["a-mate"].cpus) == "1-3,5-7"
     assert str(now.grants["b-app"].cpus) == "2-3,6-7"

@@ -50,7 +50,7 @@ def test_vm_follows_the_shared_pool() -> None:
     state = after(PLAIN, container(2000, pod("a")), container(2000, pod("b")))
     assert state.grants["vm-a"].cpus == state.grants["vm-b"].cpus == cpus("2-7,10-15")
     assert state.grants["vm-a"].kind is GrantKind.SANDBOX
-    assert "3 vCPUs and 2 exclusive CPUs; the surplus vCPUs (1)" in state.grants["vm-a"].reasons[0]
+    assert "3 vCPUs and 2 exclusive CPUs; the unpaired vCPUs (1)" in state.grants["vm-a"].reasons[0]
 
 
 def test_vm_runs_on_housekeeping() -> None:
@@ -129,7 +129,7 @@ def test_overhead_counts_in_the_shared_pool() -> None:
     refused = policy.allocate(state, container(11000, pod("x"))).refused
     assert refused is not None
     assert refused.kind is RefusalKind.SHARED_MINIMUM
-    assert "it needs 6" in refused.message
+    assert "which needs 6" in refused.message
     assert policy.allocate(state, container(10000, pod("x"))).refused is None
     kept = replace(PLAIN, housekeeping=cpus("0"))
     elsewhere = create("static", HOST, kept)

@@ -469,7 +469,7 @@ def allotted(**fields: Any) -> State:
               cpuset="", cpus="3", shared="3", reasons=[vm]),
         grant("media/\x1b[31mencoder", "x264", **own, cpus="6-7", exclusive="6-7",
               override="exclusive", pending="2,6-7", cpuset="6-7",
-              reasons=["the administrator ordered exclusive"]),
+              reasons=["administrator's override: exclusive"]),
         grant("shop/cache", "redis", cpu_class="share", shared="1,9", cpus="1,9", pending="1,9"),
     ]  # fmt: skip
     allocation: dict[str, Any] = {

@@ -286,7 +286,7 @@ def test_strict_refuses_nobody_who_runs(
 def test_a_policy_that_nobody_has(registry: Registry, host: Host) -> None:
     """A wrong setting keeps the daemon from nothing: it is said, and nothing is decided."""
     one = allocator(registry, host, policy="crane")
-    assert "no policy 'crane'" in one.aside
+    assert "unknown policy 'crane'" in one.aside
     assert one.admit(request("db", "exclusive", cpus=2)).state.grants == {}
 
 

@@ -54,7 +54,7 @@ def test_another_packages(package: Path) -> None:
     [
         ("breaks", "cannot be made: no such luck"),
         ("absent", "cannot be loaded"),
-        ("crane", "no policy 'crane', known are"),
+        ("crane", "unknown policy 'crane'; known: "),
     ],
 )
 @pytest.mark.usefixtures("package")
