@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +16,7 @@ DECISION = re.compile(r"(?<![\w./-])D([0-9]{1,2})\b(?!-)")
 ADR = re.compile(r"\bADR ([0-9]+)\b")
 HEADING = re.compile(r"([\w./-]+\.md)`?\)?, \"([^\"]+)\"")
 FILE = re.compile(r"(?<![\w/.-])((?:docs|hooks)/(?!\S+\.new\b)[\w./-]*\w)")
-CODE = re.compile(r"`([\w.-]+/[\w./-]+\.py)`")
+MODULE = re.compile(r"(?<![\w./<-])((?:\w+/)*\w+\.py)\b")
 TEST = re.compile(r"`(?:tests/\w+/)?(test_\w+)(?:\.py)?`")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 UNKNOWN = re.compile(
@@ -32,11 +32,12 @@ PLACES = tuple(
         "kata_pin",
         "kata_pin/daemon",
         "kata_pin/cli",
+        "kata_pin/policy",
         "tests/unit",
         "tests/unit/daemon",
     )
 )
-"""What a path in backticks may be relative to, beside the document's own folder."""
+"""What a module's path may be relative to, beside the document's own folder."""
 
 
 def _texts() -> list[Path]:
@@ -58,9 +59,10 @@ def _texts() -> list[Path]:
 
 
 @cache
-def _test_names() -> set[str]:
-    """Return the names of all test modules."""
-    return {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+def _names() -> set[str]:
+    """Return the file names of all modules, and of programs of others that documents name."""
+    found = [*(ROOT / "kata_pin").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    return {path.name for path in [*found, *(ROOT / "scripts").glob("*.py")]}
 
 
 @cache
@@ -120,12 +122,26 @@ def _links(path: Path, line: str) -> Iterator[str]:
             yield f"link to {match[1]}: no such file"
         elif anchor and anchor not in headings(file):
             yield f"link to {match[1]}: no such heading"
-    for match in CODE.finditer(line):
-        if not any((place / match[1]).is_file() for place in (*PLACES, path.parent)):
-            yield f"no file {match[1]}"
     for match in TEST.finditer(line):
-        if match[1] not in _test_names():
+        if f"{match[1]}.py" not in _names():
             yield f"no test module {match[1]}"
+
+
+def _modules(path: Path, line: str) -> Iterator[str]:
+    for match in MODULE.finditer(line):
+        folder, _, name = match[1].rpartition("/")
+        near = any((place / match[1]).is_file() for place in (*PLACES, path.parent))
+        if not (near if folder else name in _names()):
+            yield f"no file {match[1]}"
+
+
+def _checks(path: Path) -> Iterator[Callable[[Path, str], Iterator[str]]]:
+    """Yield the checks of one file; modules are not checked in tests, which make up some."""
+    yield from (_decisions, _places)
+    if path.suffix == ".md":
+        yield _links
+    if path.suffix == ".md" or path.is_relative_to(ROOT / "kata_pin"):
+        yield _modules
 
 
 def test_references_resolve() -> None:
@@ -134,7 +150,7 @@ def test_references_resolve() -> None:
         f"{path.relative_to(ROOT)}:{number}: {problem}"
         for path in _texts()
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        for check in (_decisions, _places, *((_links,) if path.suffix == ".md" else ()))
+        for check in _checks(path)
         for problem in check(path, line)
     ]
     assert not problems, "\n" + "\n".join(problems)
@@ -165,6 +181,7 @@ def test_adrs_are_numbered_in_order() -> None:
         "[x](none.md)",
         "[x](design.md#none)",
         "`daemon/none.py`",
+        "see none.py",
         "`test_none`",
         "STYLE 3.3",
         "facts of both runtimes",
@@ -174,4 +191,4 @@ def test_adrs_are_numbered_in_order() -> None:
 def test_broken_references_are_found(line: str) -> None:
     """The checks themselves find what is wrong."""
     page = DOCS / "design.md"
-    assert [*_decisions(page, line), *_places(page, line), *_links(page, line)]
+    assert [problem for check in _checks(page) for problem in check(page, line)]

@@ -2,7 +2,7 @@
 
 What was written is kept with its digest in a manifest, in the format of sha256sum(1), below the
 same root; `sha256sum -c` on it tells what somebody changed. Nothing is kept in memory. Out of
-scope: what the files hold (nodefiles.py) and what a release of the pins means (the daemon).
+scope: what the files hold (files.py) and what a release of the pins means (the daemon).
 """
 
 from __future__ import annotations

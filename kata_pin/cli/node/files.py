@@ -1,7 +1,7 @@
 """The files that `kata-pin install` puts on a node, made from hooks/ and the configuration.
 
 Pure but for reading the package's own data; nothing here writes. Out of scope: putting the files
-there and taking them away (nodechange.py).
+there and taking them away (changes.py).
 """
 
 from __future__ import annotations

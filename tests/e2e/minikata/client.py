@@ -208,7 +208,7 @@ def _start_service(call: Call, home: str, bundle: str) -> None:
 
 
 def become(executable: str, argv: list[str]) -> None:
-    """Become the service; tests/e2e/nursery.py replaces this by one that needs no interpreter."""
+    """Become the service; nursery.py replaces this by one that needs no interpreter."""
     posix.execve(executable, argv, posix.environ)
 
 
