@@ -24,7 +24,7 @@ from kata_pin.vmm import checks
 from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES, Allowlist
 from kata_pin.vmm.checks import Refused
 from kata_pin.vmm.host_access import HostAccess
-from kata_pin.vmm.kinds import VmmKind
+from kata_pin.vmm.kinds import KvmIds, VmmKind
 from kata_pin.vmm.shims import is_shim_of, shim_of
 from kata_pin.vmm.state_files import KataPaths, read_pids
 from kata_pin.wire.vmm_cmdline import VmmCommand
@@ -184,7 +184,7 @@ class VmmFinder:
             witness=witness,
             guest=command.guest,
             kvm=command.kvm,
-            apic_ids=kind.apic_ids,
+            apic_ids=kind.kvm_ids is KvmIds.SMP,
             iothreads=command.iothreads,
             debug_threads=command.debug_threads,
             guest_cid=command.guest_cid,

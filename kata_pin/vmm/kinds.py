@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
@@ -46,6 +47,16 @@ class NamedRole(NamedTuple):
     iothread: str = ""
 
 
+class KvmIds(Enum):
+    """What KVM's vCPU ids are on x86; elsewhere they are indexes."""
+
+    INDEX = auto()
+    SMP = auto()
+    """APIC ids of the topology on the command line (`VmmCommand.guest`)."""
+    OTHER = auto()
+    """APIC ids of a topology that the command line does not show: no index follows from them."""
+
+
 class VmmKind(Protocol):
     """One VMM program, as everything outside this module sees it."""
 
@@ -62,8 +73,8 @@ class VmmKind(Protocol):
         """Whether it is a library inside Kata's shim and not a process of its own."""
 
     @property
-    def apic_ids(self) -> bool:
-        """Whether KVM's vCPU ids on x86 are the APIC ids of `VmmCommand.guest`; else indexes."""
+    def kvm_ids(self) -> KvmIds:
+        """What KVM's vCPU ids are on x86."""
 
     @property
     def in_order(self) -> bool:
@@ -92,7 +103,7 @@ class Row:
     command: Callable[[Sequence[str]], VmmCommand]
     threads: Sequence[ThreadName]
     in_shim: bool = False
-    apic_ids: bool = False
+    kvm_ids: KvmIds = KvmIds.INDEX
     in_order: bool = False
 
     def read(self, argv: Sequence[str]) -> VmmCommand:
@@ -136,7 +147,7 @@ QEMU: Final = Row(
         _named("IO mon_iothread", ThreadRole.EMULATOR),
         _named("IO (.+)", ThreadRole.IOTHREAD),
     ),
-    apic_ids=True,
+    kvm_ids=KvmIds.SMP,
     in_order=True,
 )
 CLOUD_HYPERVISOR: Final = Row(
@@ -144,6 +155,7 @@ CLOUD_HYPERVISOR: Final = Row(
     ("cloud-hypervisor*",),
     parse_cloud_hypervisor,
     (_named("vcpu([0-9]{1,4})", ThreadRole.VCPU),),
+    kvm_ids=KvmIds.OTHER,
 )
 FIRECRACKER: Final = Row(
     "firecracker",

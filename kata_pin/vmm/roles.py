@@ -22,7 +22,7 @@ from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import Role, RoleSource, Task, ThreadKey, ThreadRole
 from kata_pin.vmm import debugfs, kvm_fd, order
 from kata_pin.vmm.host_access import HostAccess
-from kata_pin.vmm.kinds import VmmKind, kind_named
+from kata_pin.vmm.kinds import KvmIds, VmmKind, kind_named
 from kata_pin.vmm.role_cache import RoleCache
 from kata_pin.wire.proc import kernel_worker
 from kata_pin.wire.qemu import apic
@@ -85,7 +85,10 @@ class _Evidence:
     def add_vcpu(self, key: ThreadKey, source: RoleSource, kvm_id: int) -> None:
         """Add a vCPU by KVM's number for it: the APIC id on x86."""
         x86 = self.machine in _X86
-        index = apic.cpu_index(self.vmm.guest, kvm_id) if x86 and self.kind.apic_ids else kvm_id
+        index: int | None = kvm_id
+        if x86 and self.kind.kvm_ids is not KvmIds.INDEX:
+            by_smp = self.kind.kvm_ids is KvmIds.SMP
+            index = apic.cpu_index(self.vmm.guest, kvm_id) if by_smp else None
         claim = _Claim(source, ThreadRole.VCPU, vcpu=index, apic_id=kvm_id if x86 else None)
         self.add(key, claim)
 
@@ -177,8 +180,8 @@ def _eliminate(evidence: _Evidence, key: ThreadKey, index: int) -> None:
     A busy iothread would look the same, so creation order must not say otherwise.
     """
     guess = _guesses(evidence).get(key)
-    x86 = evidence.machine in _X86 and evidence.kind.apic_ids
-    kvm_id = apic.apic_id(evidence.vmm.guest, index) if x86 else index
+    by_smp = evidence.machine in _X86 and evidence.kind.kvm_ids is KvmIds.SMP
+    kvm_id = apic.apic_id(evidence.vmm.guest, index) if by_smp else index
     agrees = guess is not None and guess.vcpu == index
     if agrees and kvm_id in kvm_fd.open_vcpus(evidence.host.root, evidence.vmm.process.pid):
         evidence.add_vcpu(key, RoleSource.KVM_FD, kvm_id)

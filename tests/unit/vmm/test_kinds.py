@@ -263,6 +263,17 @@ def test_debugfs_under_the_name_of_any_thread(kind: VmmKind, host: FakeHost) -> 
     assert {k.tid for k, r in roles.items() if r.source is RoleSource.DEBUGFS} == {vcpu}
 
 
+def test_apic_ids_of_a_topology_that_is_not_shown(host: FakeHost) -> None:
+    """cloud-hypervisor's KVM ids have gaps that its command line does not explain: names count."""
+    running = _run(kinds.CLOUD_HYPERVISOR, host)
+    folder = Path(host.root.debug("kvm", f"{running.tid('vmm')}-9", "vcpu4"))
+    folder.mkdir(parents=True)
+    (folder / "pid").write_text(f"{running.tid('vcpu1')}\n")
+    found = identify(facts(host.root), running.vmm, running.tasks, RoleCache(), machine="x86_64")
+    role = next(r for key, r in found.items() if key.tid == running.tid("vcpu1"))
+    assert role == Role(ThreadRole.VCPU, RoleSource.DEBUGFS, vcpu=1, apic_id=4)
+
+
 def _worker(tid: int, comm: str) -> Task:
     return Task(ThreadKey(PID, tid, 60), comm, PF_USER_WORKER, EMPTY, EMPTY, "/")
 
