@@ -50,9 +50,11 @@ class Allowlist:
         """Return which VMM the process runs; raise Refused when it is not a listed executable."""
         kind = self.kind_of(path)
         if kind is None:
-            raise Refused(f"its executable {path or '(none)'} is not on the allow-list")
+            raise Refused(
+                f"its executable {path or '(none)'} is not on the allow-list (`hypervisors`)"
+            )
         if self._root.live and not deleted and not self._is_host_file(pid, path):
-            raise Refused(f"its executable is another file than the host's {path}")
+            raise Refused(f"its executable is not the host's file {path}")
         return kind
 
     def _is_host_file(self, pid: int, path: str) -> bool:
@@ -64,5 +66,7 @@ class Allowlist:
         try:
             theirs = os.stat(self._root.proc(pid, "exe"))
         except OSError as error:
-            raise Refused(f"its executable cannot be compared: {error.strerror}") from error
+            raise Refused(
+                f"cannot compare its executable with the host's: {error.strerror}"
+            ) from error
         return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)

@@ -39,7 +39,7 @@ MAX_REASONS: Final = 8
 
 @dataclass(frozen=True)
 class Candidate:
-    """A pid that may be the VMM's. `witness` is set when where it came from is one."""
+    """A pid that may be the VMM's. `witness` is set where its origin is one."""
 
     pid: int
     origin: str
@@ -71,8 +71,8 @@ class VmmFinder:
                 try:
                     return self._accept(sandbox_id, candidate)
                 except Refused as reason:
-                    refused[candidate.pid] = f"{candidate.origin} {candidate.pid}: {reason}"
-        raise VmmError(f"no VMM of sandbox {sandbox_id} was found{_listed(refused.values())}")
+                    refused[candidate.pid] = f"pid {candidate.pid} ({candidate.origin}): {reason}"
+        raise VmmError(f"no VMM found for sandbox {sandbox_id}{_listed(refused.values())}")
 
     def sandboxes(self, known: Mapping[str, ProcessKey] = NONE_KNOWN) -> dict[str, int]:
         """Return pid by sandbox id of every VMM that `find` would accept: to adopt them.
@@ -93,7 +93,7 @@ class VmmFinder:
         if command is None or not command.sandbox_id:
             return ""
         try:
-            self._accept(command.sandbox_id, Candidate(process.key.pid, "process"))
+            self._accept(command.sandbox_id, Candidate(process.key.pid, "scan"))
         except Refused:
             return ""
         return command.sandbox_id
@@ -134,13 +134,13 @@ class VmmFinder:
         for pid in hints:
             if pid > 0:
                 leader = checks.thread_group(self._host.root, pid)
-                yield Candidate(leader, "hook's pid", witness="pid from a hook")
+                yield Candidate(leader, "hook", witness="pid from a hook")
         for pid, name in self._recorded(sandbox_id).items():
             yield Candidate(pid, name, witness=f"pid in {name}")
         for process in self._host.processes.all():
             command = self._command(process)
             if command is not None and command.names(sandbox_id):
-                yield Candidate(process.key.pid, "process")
+                yield Candidate(process.key.pid, "scan")
 
     def _command(self, process: Process) -> VmmCommand | None:
         """Return what a command line says, None when the executable is no VMM's."""
@@ -171,11 +171,11 @@ class VmmFinder:
                 raise Refused("no cgroup, parent, file or hook confirms it")
             shim = pid if kind.in_shim else shim_of(self._host, process, sandbox_id)
             if self._host.read_process(pid).key != process.key:
-                raise Refused("it exited meanwhile")
+                raise Refused("it exited during the check")
         except HostError as error:
             raise Refused(str(error)) from error
         except ParseError as error:
-            raise Refused(f"its command line cannot be read: {error}") from error
+            raise Refused(f"cannot read its command line: {error}") from error
         return Vmm(
             kind=kind.name,
             process=process.key,

@@ -1,11 +1,11 @@
-"""vCPU threads from what they wait in: ioctl(KVM_RUN) on a descriptor that is `kvm-vcpu:N`.
+"""vCPU threads by the system call they wait in: ioctl(KVM_RUN) on a descriptor `kvm-vcpu:N`.
 
 /proc/<pid>/task/<tid>/syscall shows a sleeping thread's system call and its arguments, and
-/proc/<pid>/fd what the descriptor is; both are the kernel's word and need CAP_SYS_PTRACE. N is
-KVM's vCPU id (the APIC id on x86). A busy vCPU only reads `running`, so it is tried again shortly.
-Kernel workers inside the VMM show the call that created them: they are never asked. The descriptor
-of an unplugged vCPU stays open, so what is left over proves something only for boot vCPUs, which
-cannot be unplugged. Under TCG there are no such descriptors.
+/proc/<pid>/fd what the descriptor is; both come from the kernel and need CAP_SYS_PTRACE. N is KVM's
+vCPU id (the APIC id on x86). A busy vCPU reads `running`, so it is tried again shortly. Kernel
+workers inside the VMM show the call that created them, so they are never asked. The descriptor of
+an unplugged vCPU stays open, so an unused one proves something only for boot vCPUs, which cannot be
+unplugged. Under TCG there are no such descriptors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SYSCALL_BYTES: Final = 512
 
 @dataclass(frozen=True)
 class Waiting:
-    """KVM's vCPU id by thread, and the threads that were running each time they were looked at."""
+    """KVM's vCPU id by thread, and the threads that were running at each try."""
 
     ids: Mapping[ThreadKey, int] = field(default_factory=dict)
     running: frozenset[ThreadKey] = frozenset()

@@ -1,4 +1,4 @@
-"""What the order in which QEMU creates its threads tells: inferred, never known.
+"""Roles inferred from the order in which QEMU creates its threads.
 
 Seen with QEMU 7.2, KVM and TCG alike (system/vl.c: objects before the machine, monitors before
 vCPUs):
@@ -7,9 +7,9 @@ vCPUs):
     the monitor's thread (with -qmp), boot vCPUs in index order, then whatever comes later:
     hotplugged vCPUs, workers
 
-Short-lived threads leave no trace; one that is still alive shifts everything behind it. So nothing
-is said unless the numbers fit exactly, and nothing at all about threads after the boot vCPUs.
-Kernel workers (vhost, KVM) stand anywhere and are left out.
+Short-lived threads leave no trace; one that is still alive shifts everything after it. So there is
+no guess unless the numbers fit exactly, and none about threads after the boot vCPUs. Kernel workers
+(vhost, KVM) can be anywhere and are left out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Guess:
 def guess(
     vmm: Vmm, tasks: Sequence[Task], known: Mapping[ThreadKey, int], *, monitor: bool
 ) -> dict[ThreadKey, Guess]:
-    """Return what creation order says; `known` are vCPU threads with their cpu-index.
+    """Return what creation order tells; `known` are vCPU threads with their cpu-index.
 
     `monitor` says whether QEMU has a QMP monitor, which has a thread of its own.
     """
@@ -76,7 +76,7 @@ def _fits(
     known: Mapping[ThreadKey, int],
     count: int,
 ) -> bool:
-    """Whether known boot vCPUs stand where they should; with none known, nothing may be extra."""
+    """Whether known boot vCPUs are in their places; with none known, no thread may be extra."""
     places = {index: key for key, index in known.items() if index < count}
     if not places:
         return len(line) == line.index(boot[0]) + count

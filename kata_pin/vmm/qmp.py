@@ -1,10 +1,10 @@
-"""Asking QEMU over QMP which thread is which vCPU, without ever being in Kata's way.
+"""Asks QEMU over QMP which thread is which vCPU, without ever blocking Kata.
 
-QEMU serves one client a socket: a second one connects, waits without a greeting, and takes the slot
-when the first reconnects. So qmp.sock is only asked when the caller knows that it is free (DESIGN
-D6: in the window of the announcing hook, or when the shim is proven dead), after looking whether
-somebody holds it, with a greeting within 50 ms and all within 120 ms, closed whatever happens. The
-extra monitor socket is ours to ask at any time. Two read-only queries, nothing else.
+QEMU serves one client per socket: a second one connects, waits without a greeting, and takes the
+slot when the first reconnects. So qmp.sock is asked only when the caller knows that it is free (D6:
+in the window of the announcing hook, or when the shim is proven dead) and no client is connected;
+the greeting must come within 50 ms, all answers within 120 ms, and the socket is closed in any
+case. The extra monitor socket may be asked at any time. Two read-only queries, nothing else.
 
 A session lives as long as one call. What QEMU answers is a hint: wire.qmp checks its shape, the
 roles check that the threads are QEMU's own.
@@ -38,9 +38,9 @@ _CONNECTED: Final = frozenset({"02", "03"})
 """Socket states CONNECTING and CONNECTED of /proc/net/unix (linux/net.h, socket_state)."""
 
 _BROKEN: Final = (QMPError, OSError, EOFError, ValueError, RecursionError, AssertionError)
-"""What a session ends in when the peer misbehaves: ValueError is a line above MAX_REPLY,
-RecursionError JSON nested too deep, and like a peer that vanished they come out of disconnect too.
-AssertionError is the client's own, when it is cancelled while it cleans up."""
+"""What a session raises when the peer misbehaves, from disconnect too: ValueError for a line above
+MAX_REPLY, RecursionError for JSON nested too deep, AssertionError by the client itself when it is
+cancelled while it cleans up."""
 
 # qemu.qmp logs every lost connection as an error, with a traceback; the caller reports it instead.
 _quiet = logging.getLogger(f"{__name__}.client")
@@ -48,7 +48,7 @@ _quiet.disabled = True
 
 
 class _Client(QMPClient):
-    """The client without its log, for which it writes out every message: a quarter of its time."""
+    """The client without its log of every message, which takes a quarter of its time."""
 
     def _cb_outbound(self, msg: Message) -> Message:
         return msg
@@ -77,7 +77,7 @@ async def query(
 
 
 def _connected(path: str) -> socket.socket:
-    """Return a connected socket; a unix socket connects at once, or not: EAGAIN, a full queue."""
+    """Return a connected socket. A unix socket connects at once or fails (EAGAIN: queue full)."""
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         end.connect(path)
@@ -139,16 +139,16 @@ def _holds(line: str, path: str) -> bool:
 
 
 def _raise_if_cancelled() -> None:
-    """Go on with a cancellation that the client lost in one of its own errors."""
+    """Raise a cancellation again that the client lost in one of its own errors."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
 
 
 async def _close(client: QMPClient, end: socket.socket) -> None:
-    """Give the slot up, first of all on the wire: that holds even if we are cancelled again.
+    """Free the slot, first on the wire: that holds even if this is cancelled again.
 
-    The descriptor is only closed once the event loop has let go of it: its number is reused.
+    The descriptor is closed only after the event loop has released it: its number is reused.
     """
     with contextlib.suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)

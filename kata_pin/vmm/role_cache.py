@@ -147,7 +147,7 @@ def better(old: Role, new: Role) -> Role:
         return new
     if old.conflict:
         return old
-    conflict = f"{old.source} said {_text(old)}, then {_text(new)}"
+    conflict = f"{old.source} reported {_text(old)}, then {_text(new)}"
     return replace(old, conflict=conflict)
 
 

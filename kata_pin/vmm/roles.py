@@ -277,13 +277,14 @@ def _doubt(evidence: _Evidence) -> tuple[str, tuple[int, int]]:
     """
     guest, missing = evidence.vmm.guest, len(evidence.missing)
     if missing:
-        return f"may be a vCPU: {missing} boot vCPUs have no known thread", (0, 0)
+        vcpus = "boot vCPU has" if missing == 1 else "boot vCPUs have"
+        return f"may be a vCPU: {missing} {vcpus} no known thread", (0, 0)
     named = (claim for claims in evidence.claims.values() for claim in claims)
     sees_vcpus = any(c.role is ThreadRole.VCPU and c.source in _LASTING for c in named)
     if sees_vcpus or guest.boot == guest.maximum > 0:
         return "", (0, 0)
     boot = [_age(key) for key, index in evidence.known.items() if index < guest.boot]
-    return "may be a vCPU: neither KVM nor names tell", max(boot, default=(0, 0))
+    return "may be a vCPU: neither KVM nor thread names tell", max(boot, default=(0, 0))
 
 
 def _age(key: ThreadKey) -> tuple[int, int]:
@@ -297,6 +298,6 @@ def _flag_doubles(roles: dict[ThreadKey, Role]) -> dict[ThreadKey, Role]:
     doubles = {index for index, threads in count.items() if threads > 1}
     for key, role in roles.items():
         if role.vcpu in doubles:
-            text = role.conflict or f"{count[role.vcpu]} threads are this vCPU"
+            text = role.conflict or f"{count[role.vcpu]} threads claim this vCPU"
             roles[key] = replace(role, conflict=text)
     return roles

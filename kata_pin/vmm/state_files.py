@@ -138,7 +138,7 @@ def state_problem(root: HostPaths, paths: KataPaths, sandbox_id: str) -> str:
     except ParseError as error:
         return str(error)
     if any(state_stamp(root, paths, sandbox_id)):
-        return f"not a file of root's of at most {MAX_PERSIST} bytes"
+        return f"not owned by root, or larger than {MAX_PERSIST} bytes"
     return ""
 
 

@@ -107,7 +107,9 @@ def test_hook_pid_is_a_witness(dirs: KataDirs) -> None:
     with _sandbox(dirs, shim_process=False) as kata:
         _forget_files(kata)
         assert _find(dirs, P1, kata.pid).witness == "pid from a hook"
-        with pytest.raises(VmmError, match=rf"process {kata.pid}: no cgroup, parent, file or hook"):
+        with pytest.raises(
+            VmmError, match=rf"pid {kata.pid} \(scan\): no cgroup, parent, file or hook"
+        ):
             _find(dirs)
 
 
@@ -167,7 +169,7 @@ def test_another_file_of_the_same_name_is_refused(
     prefix = ("unshare", "-m", "--propagation", "private", "sh", "-c", mounts, "sh")
     with (
         lookalike("-name", f"sandbox-{P1}", executable=QEMU, prefix=prefix) as process,
-        pytest.raises(VmmError, match="is another file than the host's"),
+        pytest.raises(VmmError, match="is not the host's file"),
     ):
         _find(dirs, P1, process.pid)
 
@@ -202,7 +204,7 @@ def test_stale_hints_are_refused(dirs: KataDirs) -> None:
         gone = kata.pid
         shim = kata.shim.pid
         assert _find(dirs, P1, shim).process.pid == kata.pid
-    with pytest.raises(VmmError, match=rf"hook's pid {gone}: .*[Nn]o such"):
+    with pytest.raises(VmmError, match=rf"pid {gone} \(hook\): .*[Nn]o such"):
         _find(dirs, P1, gone)
 
 

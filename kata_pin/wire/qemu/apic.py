@@ -1,12 +1,12 @@
 """A vCPU's cpu-index, its place in the guest topology, and its APIC id.
 
 KVM calls an x86 vCPU by its APIC id (debugfs `vcpuN`, descriptor `kvm-vcpu:N`), QMP by cpu-index:
-they are compared only after conversion here (DESIGN D6). Index to place is division by -smp's
+they are compared only after conversion here (D6). Index to place is division by -smp's
 numbers. An APIC id gives each level its own bits, as many as the highest number on that level needs
 (Intel SDM volume 3, "Hierarchical mapping of shared resources"; QEMU include/hw/i386/topology.h,
 x86_apicid_from_cpu_idx), so ids have gaps when a level's count is not a power of two. Kata's Go
 runtime uses sockets only and runtime-rs one socket of single-thread cores: there all three numbers
-are one. Out of scope: EPYC topologies of QEMU 5.0 and 5.1, and other architectures, where KVM's
+are equal. Out of scope: EPYC topologies of QEMU 5.0 and 5.1, and other architectures, where KVM's
 vCPU id is the cpu-index itself.
 """
 

@@ -22,7 +22,7 @@ from kata_pin.wire.qemu.apic import index_of, socket_of
 from kata_pin.wire.qemu.options import Properties, last, number, properties
 
 MAX_VCPUS: Final = 4096
-"""More than any KVM guest can have (KVM_MAX_VCPUS); cpu-index stays below it (DESIGN D5)."""
+"""More than any KVM guest can have (KVM_MAX_VCPUS); cpu-index stays below it (D5)."""
 
 MAX_NODES: Final = 128
 """QEMU's own limit (MAX_NODES of include/sysemu/numa.h)."""

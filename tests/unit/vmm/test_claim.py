@@ -67,7 +67,7 @@ def test_recorded_command_lines(path: Path, tmp_path: Path) -> None:
     assert vmm.guest.boot >= 1
     assert len(vmm.iothreads) == 1
     assert vmm.debug_threads == ("debug-and-extra-monitor" in str(path))
-    with pytest.raises(VmmError, match="no VMM of sandbox other was found"):
+    with pytest.raises(VmmError, match="no VMM found for sandbox other"):
         VmmFinder(host).find("other", [1780])
 
 

@@ -45,13 +45,13 @@ DOUBTED = Role(ThreadRole.EMULATOR, RoleSource.REST, conflict="may be a vCPU")
         pytest.param(
             _vcpu(1, RoleSource.NAME),
             _vcpu(2, RoleSource.NAME),
-            _vcpu(1, RoleSource.NAME, "name said vcpu 1, then vcpu 2"),
+            _vcpu(1, RoleSource.NAME, "name reported vcpu 1, then vcpu 2"),
             id="a role never changes: a source that does is a contradiction",
         ),
         pytest.param(
-            _vcpu(1, RoleSource.NAME, "name said vcpu 1, then vcpu 2"),
+            _vcpu(1, RoleSource.NAME, "name reported vcpu 1, then vcpu 2"),
             _vcpu(3, RoleSource.NAME),
-            _vcpu(1, RoleSource.NAME, "name said vcpu 1, then vcpu 2"),
+            _vcpu(1, RoleSource.NAME, "name reported vcpu 1, then vcpu 2"),
             id="the first contradiction stays",
         ),
     ],

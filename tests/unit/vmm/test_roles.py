@@ -128,7 +128,7 @@ def test_a_thread_named_like_a_worker_is_none(host: HostAccess) -> None:
 def test_two_threads_that_claim_one_vcpu(host: HostAccess) -> None:
     """Both are in conflict: one of them lies."""
     found = _identify(host, _vmm("qemu", boot=1), _tasks("qemu", "CPU 0/KVM", "CPU 0/KVM"))
-    assert [role.conflict for role in found[1:]] == ["2 threads are this vCPU"] * 2
+    assert [role.conflict for role in found[1:]] == ["2 threads claim this vCPU"] * 2
 
 
 def test_names_and_answers_that_disagree(host: HostAccess) -> None:

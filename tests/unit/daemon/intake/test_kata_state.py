@@ -91,7 +91,7 @@ def test_what_is_wrong_with_a_state(place: Place) -> None:
     place.write(WHOLE)
     assert state_problem(root, place.kata, "s1") == ""
     place.write("x" * (MAX_PERSIST + 1))
-    assert "at most" in state_problem(root, place.kata, "s1")
+    assert "larger than" in state_problem(root, place.kata, "s1")
     place.file.unlink()
     rs_state = Path(place.kata.kata) / "s1/state.json"
     rs_state.parent.mkdir(parents=True)
