@@ -82,12 +82,17 @@ class PassRunner:
         containers = self._registry.containers(sandbox_id)
         return self._engine.find(sandbox_id, containers, self._sandboxes.enter(sandbox_id).cache)
 
-    async def release(self, sandbox_id: str) -> None:
-        """Restore a sandbox's affinities, in its turn; nothing for one that ended meanwhile."""
+    async def release(self, sandbox_id: str, *, remember: bool) -> None:
+        """Restore a sandbox's affinities, in its turn; nothing for one that ended meanwhile.
+
+        With `remember` it stays unmanaged until it is pinned again.
+        """
         async with self._scheduler.turn(sandbox_id):
             await asyncio.sleep(0)
             cache = self._sandboxes.cache(sandbox_id)
             if cache is not None:
+                if remember:  # not before: a pass in between would be taken for the release
+                    self._pins.set_released([sandbox_id], released=True)
                 self._release(sandbox_id, cache)
 
     def _release(self, sandbox_id: str, cache: SandboxCache) -> None:

@@ -108,15 +108,13 @@ class Commands:
         return await self._pass_over(self._selected(request), "reconcile")
 
     async def _unpin(self, request: Request) -> bytes:
-        chosen = self._selected(request)
-        self.pins.set_released(chosen, released=True)
-        return await self._release_now(chosen)
+        return await self._release_now(self._selected(request), remember=True)
 
     async def _release(self, _request: Request) -> bytes:
         """Unlike unpin this is not remembered: the next daemon, if there is one, pins again."""
         self.live.stop_acting()
         kept = await self.restore_cpusets()
-        return await self._release_now(self.sandboxes.ids, kept)
+        return await self._release_now(self.sandboxes.ids, kept, remember=False)
 
     async def _reload(self, _request: Request) -> bytes:
         problem = self.reload()
@@ -124,9 +122,11 @@ class Commands:
             raise DaemonError(f"configuration not reloaded: {problem}")
         return b"{}"
 
-    async def _release_now(self, chosen: Sequence[str], kept: Sequence[KeptCpuset] = ()) -> bytes:
+    async def _release_now(
+        self, chosen: Sequence[str], kept: Sequence[KeptCpuset] = (), *, remember: bool
+    ) -> bytes:
         for sandbox_id in chosen:
-            await self.passes.release(sandbox_id)
+            await self.passes.release(sandbox_id, remember=remember)
         await self.guests.settled(chosen, GUESTS_S)
         return self._applied("unpin", chosen, kept)
 

@@ -88,7 +88,7 @@ async def test_an_observer_that_fails_keeps_nothing_from_the_others(registry: Re
     listening = Listening()
     sandboxes, passes = _passes(registry, Broken(), listening)
     sandboxes.enter("s")
-    await passes.release("s")
+    await passes.release("s", remember=False)
     assert listening.told == ["s"]
 
 
@@ -107,7 +107,21 @@ async def test_releasing_all_yields_between_sandboxes(registry: Registry) -> Non
 
     serving = asyncio.create_task(serve())
     for one in ("a", "gone", "b"):
-        await passes.release(one)
+        await passes.release(one, remember=False)
     serving.cancel()
     assert listening.told == ["a", "b"]
     assert 1 in served
+
+
+async def test_an_unpin_is_remembered_in_its_turn(registry: Registry) -> None:
+    """A pass that runs before it is an ordinary one: its reason is not taken for the unpin's."""
+    listening = Listening()
+    sandboxes, passes = _passes(registry, listening)
+    sandboxes.enter("s")
+    async with passes._scheduler.turn("other"):
+        unpin = asyncio.create_task(passes.release("s", remember=True))
+        await asyncio.sleep(0)
+        assert Pins(registry).released() == frozenset()
+    await unpin
+    assert Pins(registry).released() == {"s"}
+    assert listening.told == ["s"]
