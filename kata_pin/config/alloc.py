@@ -18,6 +18,7 @@ from kata_pin.config.kinds import (
     Kind,
     Raw,
     choice,
+    expected,
     integer,
     listing,
     mapping,
@@ -76,7 +77,7 @@ def _read_rule(raw: Raw) -> AllowRule:
 def _pattern(raw: Raw) -> str:
     text = text_of(raw)
     if not text or len(text) > MAX_PATTERN or not text.isascii() or not text.isprintable():
-        raise ParseError("expected a name, * and ? match anything", text=text or "(nothing)")
+        raise expected("a name, * and ? match anything", text)
     return text
 
 

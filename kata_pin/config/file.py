@@ -91,7 +91,7 @@ def from_text(text: str, file: str = "") -> Config:
             section = {key: _read(f"{name}.{key}", one, file) for key, one in value.items()}
             values[name] = SECTIONS[name](**section)
         elif value != "":
-            raise ConfigError("expected settings below it", file=file, key=name)
+            raise ConfigError("expected a section of settings", file=file, key=name)
     try:
         return Config(**values)
     except ConfigError as error:

@@ -54,6 +54,13 @@ def text_of(raw: Raw) -> str:
     return raw.strip()
 
 
+def expected(words: str, text: str) -> ParseError:
+    """Return the error for a text that is not what `words` describe."""
+    return ParseError(
+        f"expected {words}" if text else f"expected {words}, found nothing", text=text
+    )
+
+
 def choice(words: type[E]) -> Kind[E]:
     """One word of an enumeration."""
     offered = ", ".join(word.value for word in words)
@@ -63,7 +70,7 @@ def choice(words: type[E]) -> Kind[E]:
         try:
             return words(text)
         except ValueError:
-            raise ParseError(f"expected one of {offered}", text=text or "(nothing)") from None
+            raise expected(f"one of {offered}", text) from None
 
     return Kind(f"one of {offered}", read, lambda value: value.value)
 
@@ -71,7 +78,7 @@ def choice(words: type[E]) -> Kind[E]:
 def _read_boolean(raw: Raw) -> bool:
     text = text_of(raw)
     if text not in {"true", "false"}:
-        raise ParseError("expected true or false", text=text or "(nothing)")
+        raise expected("true or false", text)
     return text == "true"
 
 
@@ -114,7 +121,7 @@ def _plain(value: float) -> str:
 def _read_path(raw: Raw) -> str:
     text = text_of(raw)
     if not text.startswith("/"):
-        raise ParseError("expected an absolute path", text=text or "(nothing)")
+        raise expected("an absolute path", text)
     if not text.isprintable() or len(text) > 4096:
         raise ParseError("not a path", text=text)
     return os.path.normpath("/" + text.lstrip("/"))
@@ -131,7 +138,7 @@ def matching(pattern: str, words: str) -> Kind[str]:
 def _matched(raw: Raw, pattern: str, words: str) -> str:
     text = text_of(raw)
     if re.fullmatch(pattern, text) is None:
-        raise ParseError(f"expected {words}", text=text or "(nothing)")
+        raise expected(f"{words}", text)
     return text
 
 
@@ -197,7 +204,7 @@ def _read_overhead(raw: Raw) -> Overhead:
         return Overhead(OverheadKind.RESERVE, reserve=integer(1, MAX_RESERVE).read(count))
     if word in {"auto", "sandbox", "housekeeping", "leave"} and not colon:
         return Overhead(OverheadKind(word))
-    raise ParseError(f"expected {_OVERHEAD_WORDS}", text=text or "(nothing)")
+    raise expected(f"{_OVERHEAD_WORDS}", text)
 
 
 _OVERHEAD_WORDS: Final = "auto, sandbox, housekeeping, leave, reserve:k or a cpu list"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from kata_pin.config.kinds import Kind, Raw, integer, setting, text_of
+from kata_pin.config.kinds import Kind, Raw, expected, integer, setting, text_of
 from kata_pin.errors import ParseError
 
 _PLACE: Final = r"(\[[0-9a-fA-F:.]{1,45}\]|[^:\[\]]{1,253}):([0-9]{1,5})"
@@ -47,7 +47,7 @@ def _read(raw: Raw) -> Endpoint:
         return Endpoint(EndpointKind(text))
     found = re.fullmatch(_PLACE, text)
     if found is None:
-        raise ParseError(f"expected {_WORDS}", text=text or "(nothing)")
+        raise expected(f"{_WORDS}", text)
     host, port = found[1], int(found[2])
     if host != "[::1]" and re.fullmatch(_LOOPBACK, host) is None:
         raise ParseError("not a loopback address (127.0.0.1 or [::1])", text=host)

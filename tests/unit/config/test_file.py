@@ -132,7 +132,7 @@ def test_numbers_stay_as_written(text: str, cpus: list[int] | None) -> None:
         pytest.param("audit: {deep_s: .inf}", "audit.deep_s", "a number", id="infinity"),
         pytest.param("audit: {deep_s: nan}", "audit.deep_s", "a number", id="nan"),
         pytest.param("audit: {affinity_s: 0}", "audit.affinity_s", "0.1 to 3600", id="no pause"),
-        pytest.param("mode:", "mode", "(nothing)", id="no value"),
+        pytest.param("mode:", "mode", "found nothing", id="no value"),
         pytest.param("mode: [act]", "mode", "not a list", id="list for a word"),
         pytest.param("mode: {a: b}", "mode", "not a mapping", id="mapping for a word"),
         pytest.param("hypervisors: /usr/bin/x", "hypervisors", "a list", id="word for a list"),
@@ -145,8 +145,8 @@ def test_numbers_stay_as_written(text: str, cpus: list[int] | None) -> None:
         pytest.param("overhead: cpus", "overhead", "expected auto", id="kind that is no word"),
         pytest.param("overhead_roles: {gpu: auto}", "overhead_roles", "'gpu'", id="no such role"),
         pytest.param("overhead_roles: {shim: x}", "overhead_roles", "shim: expected", id="entry"),
-        pytest.param("audit: 10", "audit", "settings below it", id="value for a section"),
-        pytest.param("audit: [a]", "audit", "settings below it", id="list for a section"),
+        pytest.param("audit: 10", "audit", "a section of settings", id="value for a section"),
+        pytest.param("audit: [a]", "audit", "a section of settings", id="list for a section"),
     ],
 )
 def test_bad_values_name_file_and_key(body: str, key: str, words: str) -> None:
