@@ -5,6 +5,7 @@ is written, in the event loop of a whole Daemon. That is the bundle read, the re
 supervisor's pass (process table, VMM, threads and helpers, roles, decision, masks set and read
 back, threads listed again) and the wake-ups between them; the socket is left out. All threads have
 all pCPUs before, so every one is set. Floor: list, set and get over the same threads, in turns.
+Passes alone are given in CPU time of the daemon's thread.
 
 Timed for births: from the kernel's own stamp of the fork (process connector, CLOCK_MONOTONIC) until
 another process sees the affinity that the new thread should have, polling every 50 us. The daemon
@@ -67,8 +68,11 @@ def measure_events(node: BenchNode, rounds: int) -> Iterator[Row]:
     node.start(1)
     node.start(1, TWO_HUNDRED_SIXTY, prefix="big")
     twenty, big = node.sandboxes
+    few = max(rounds // 3, 10)
     yield from asyncio.run(_messages(node, twenty, rounds, bar_ms=5.0))
-    yield from asyncio.run(_messages(node, big, max(rounds // 3, 10), bar_ms=20.0))
+    yield from asyncio.run(_messages(node, big, few, bar_ms=20.0))
+    yield from asyncio.run(_passes(node, twenty, rounds, bar_ms=1.2))
+    yield from asyncio.run(_passes(node, big, few, bar_ms=7.0))
 
 
 async def _messages(
@@ -95,6 +99,37 @@ async def _messages(
         known.row(f"event to verified, {what}", Samples(floor), bar_ms=bar_ms),
         fresh.row(f"first message to verified, {what}", Samples(floor)),
     ]
+
+
+async def _passes(
+    node: BenchNode, sandbox: KataSandbox, rounds: int, *, bar_ms: float
+) -> list[Row]:
+    """Measure the CPU time of passes: over threads that all have to be set, and over quiet ones."""
+    async with local_service(node.config(audits=False)) as daemon:
+        await daemon.settle([sandbox.id])
+        work = node.container(sandbox.id, "c1", cpus=str(node.last_cpu))
+        await take(daemon, next(messages_of(work, sandbox.pid)))
+        tids, everywhere = sandbox.tids(), frozenset(node.online)
+        run = daemon.parts.passes._run_pass
+        floor, setting, quiet = [], [], []
+        for _ in range(rounds):
+            scatter(tids, everywhere)
+            floor.append(_cpu_time(lambda: bare(sandbox.pid, frozenset({node.last_cpu}))))
+            scatter(tids, everywhere)
+            setting.append(_cpu_time(lambda: run(sandbox.id)))
+            quiet.append(_cpu_time(lambda: run(sandbox.id)))
+    row = median_row(f"CPU of a pass, {len(tids)} threads to set", Samples(setting), Samples(floor))
+    return [
+        replace(row, bar=bar_ms, bar_on_ratio=False),
+        median_row(f"CPU of a pass, {len(tids)} threads in place", Samples(quiet), Samples(floor)),
+    ]
+
+
+def _cpu_time(work: Callable[[], object]) -> float:
+    """Return the CPU time of this thread that something takes, in seconds."""
+    start = time.thread_time()
+    work()
+    return time.thread_time() - start
 
 
 class Waits:

@@ -19,12 +19,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from kata_pin.config.tree import Audit, Config, Paths
+from kata_pin.host.cpuset import Hierarchy, cgroup_mounts
 from kata_pin.host.root import HOST
 from kata_pin.host.topology import online
 from tests.bench.figures import BenchError
 from tests.support import qemu
 from tests.support.katalike import ContainerSpec, KataDirs, KataSandbox, start_many, stop_many
 from tests.support.qemu import Accelerator, Machine
+from tests.support.waiting import wait_for
 
 TWENTY = Machine(boot=14, maximum=16, iothreads=("io0", "io1"))
 """20 threads under KVM: 14 vCPUs, 2 iothreads, main, RCU, two of QEMU's and KVM's own."""
@@ -107,6 +109,8 @@ class BenchNode:
         ]
         self.sandboxes += fresh
         start_many(fresh, parallel=2)
+        for sandbox in fresh:
+            self._confine(sandbox)
 
     def specs(self, sandbox_id: str) -> list[ContainerSpec]:
         """Return what Kata's persist.json says of a sandbox's two containers."""
@@ -159,6 +163,20 @@ class BenchNode:
         file.write_text(json.dumps(document))
         return file
 
+    def _confine(self, sandbox: KataSandbox) -> None:
+        """Give a VM a cgroup with all CPUs, as Kata does, where one can be made."""
+        for mount in sorted(cgroup_mounts(HOST), key=lambda one: one.hierarchy):
+            top, folder = Path(mount.point), Path(mount.point, f"{self.root.name}-{sandbox.id}")
+            with contextlib.suppress(OSError):
+                folder.mkdir()
+                self._closing.callback(_remove_cgroup, folder)
+                for name in (
+                    ("cpuset.cpus", "cpuset.mems") if mount.hierarchy is Hierarchy.V1 else ()
+                ):
+                    (folder / name).write_text((top / name).read_text())
+                (folder / "cgroup.procs").write_text(str(sandbox.pid))
+                return
+
     def _mount_debugfs(self) -> None:
         self.debugfs.mkdir()
         mounted = subprocess.run(
@@ -168,6 +186,13 @@ class BenchNode:
             self._closing.callback(
                 subprocess.run, ["umount", str(self.debugfs)], check=False, capture_output=True
             )
+
+
+def _remove_cgroup(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        procs = folder / "cgroup.procs"
+        wait_for(lambda: not procs.read_text(), "the VM to leave its cgroup")
+        folder.rmdir()
 
 
 def scatter(tids: Sequence[int], cpus: frozenset[int]) -> None:
