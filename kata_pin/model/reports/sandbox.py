@@ -87,7 +87,8 @@ class Thread:
     container: str  #: id of the container whose pCPUs it has
     affinity: Cpus  #: its CPU affinity, read from the kernel
     last_cpu: int  #: pCPU that it ran on last (`cpu_ticks` tells as of when); -1: unknown
-    #: used CPU time in 1/100 s: as of now if one sandbox is asked for, else as of the last pass
+    #: used CPU time in 1/100 s: as of now if one sandbox is asked for, else as of a pass, or up to
+    #: 60 s before it
     cpu_ticks: int
     cgroup: str  #: its cgroup
     cpuset: Cpus  #: pCPUs that the cgroup allows; empty: unknown
