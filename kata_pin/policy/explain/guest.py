@@ -31,11 +31,11 @@ def _vcpu(one: VcpuLink, titles: dict[str, str]) -> str:
     steps = [f"tid {one.key.tid} {_how(one.thread_link)}"]
     if one.apic_id is not None:
         steps.append(f"APIC id {one.apic_id} {_how(one.apic_link)}")
-    number = "?" if one.guest_cpu is None else str(one.guest_cpu)
-    steps.append(f"guest CPU {number} {_how(one.guest_link)}")
+    steps.append(f"number {_how(one.guest_link)}")
     index = "?" if one.index is None else one.index
+    number = "?" if one.guest_cpu is None else one.guest_cpu
     owner = titles.get(one.container_id, one.container_id) or "no container"
-    return f"vCPU {index} of {owner} ({one.state}): {', '.join(steps)}"
+    return f"vCPU {index} ({owner}) is guest CPU {number}, {one.state}: {', '.join(steps)}"
 
 
 def _how(link: Link) -> str:

@@ -79,7 +79,7 @@ def _mask(placement: Placement) -> Iterator[str]:
     yield f"exclusive {_cpus(mask.exclusive)}, shared {_cpus(mask.shared)}"
     if mask.overhead_extra:
         extra = mask.overhead_extra
-        yield f"overhead and unpaired vCPUs also on {extra}: the pod sandbox's own cpuset"
+        yield f"overhead threads and unpaired vCPUs also on {extra}: the pod sandbox's own cpuset"
 
 
 def _exclusive(sandbox: Sandbox, placement: Placement) -> Iterator[str]:

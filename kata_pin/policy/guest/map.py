@@ -205,11 +205,11 @@ class _Numbering:
     def _rule_link(self, release: str) -> Link:
         """Return the evidence for a hotplugged vCPU's number."""
         if self._release is None:
-            return Link(LinkState.INFERRED, "hotplugged: the same number on every kernel")
-        rule = "by APIC id" if self._release >= RENUMBERED else "as they first appear"
+            return Link(LinkState.INFERRED, "hotplugged; the same number on every kernel")
+        rule = "by APIC id" if self._release >= RENUMBERED else "in order of appearance"
         state = LinkState.PROVEN if self._release in PROVED else LinkState.INFERRED
-        tested = ", tested" if state is LinkState.PROVEN else ""
-        return Link(state, f"hotplugged: Linux {release[:32]} numbers them {rule}{tested}")
+        tested = " (tested)" if state is LinkState.PROVEN else ""
+        return Link(state, f"hotplugged; Linux {release[:32]} numbers {rule}{tested}")
 
 
 def _without_doubles(links: Sequence[VcpuLink]) -> list[VcpuLink]:

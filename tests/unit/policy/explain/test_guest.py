@@ -15,8 +15,8 @@ from tests.support.world import exclusive, node, sandbox, shared, vcpus
 WHOLE = """
 guest
   guest kernel: 6.18.35 (/opt/vmlinux); some vCPUs were hotplugged
-  vCPU 0 of no container (proven): tid 1100 (KVM), APIC id 0 (SMP), guest CPU 0 (BOOT)
-  vCPU 15 of app (inferred): tid 1115 (KVM), APIC id 15 (SMP), guest CPU 15 (LATE)
+  vCPU 0 (no container) is guest CPU 0, proven: tid 1100 (KVM), APIC id 0 (SMP), number (BOOT)
+  vCPU 15 (app) is guest CPU 15, inferred: tid 1115 (KVM), APIC id 15 (SMP), number (LATE)
   app: all guest CPUs: the guest CPU of 1 of its own vCPUs is not known well enough
   log: guest CPUs 0: guest CPUs of vCPUs that no container owns
 notes
@@ -25,7 +25,7 @@ SHORT = {
     "KVM": "measured: debugfs",
     "SMP": "proven: QEMU's -smp",
     "BOOT": "proven: present at boot, so it keeps its number",
-    "LATE": "inferred: hotplugged: Linux 6.18.35 numbers them by APIC id",
+    "LATE": "inferred: hotplugged; Linux 6.18.35 numbers by APIC id",
 }
 
 

@@ -31,7 +31,7 @@ containers
 mask
   0-1,4-5: union of the containers' cpusets
   exclusive 4-5, shared 0-1
-  overhead and unpaired vCPUs also on 2: the pod sandbox's own cpuset
+  overhead threads and unpaired vCPUs also on 2: the pod sandbox's own cpuset
 exclusive
   pause: not exclusive: it is the pod sandbox
   app: 4-5 (inferred): CPU quota equals 2 CPUs
