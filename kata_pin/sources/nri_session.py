@@ -21,7 +21,7 @@ from kata_pin.wire import ttrpc
 from kata_pin.wire.nri import messages as nri
 from kata_pin.wire.nri import mux, replies
 from kata_pin.wire.nri.messages import Configuration, Event, EventKind, Snapshot
-from kata_pin.wire.nri.replies import Answer, Cpuset, Update
+from kata_pin.wire.nri.replies import Cpuset, Update
 from kata_pin.wire.nri.versions import updates_problem
 from kata_pin.wire.ttrpc import Code, Frame, FrameDecoder, Request, Response
 
@@ -169,37 +169,35 @@ class NriSession(asyncio.Protocol):
         if request.service != nri.PLUGIN_SERVICE:
             self._refuse(stream, Code.UNIMPLEMENTED, f"service {request.service[:80]}")
         elif request.method == "Configure":
-            self._configure(stream, request.payload)
+            self._runtime = nri.parse_configure(request.payload)
+            self._reply(stream, replies.configure_reply(self._kinds))
         elif request.method == "Synchronize":
             self._synchronize(stream, request.payload)
-        elif self._decider is not None and request.method in _DECIDED:
-            self._decide(stream, request, self._decider)
         elif request.method in _NOT_SUBSCRIBED and request.method not in self._methods:
             self._reply(stream)
-        else:
-            self._event(stream, request)
-
-    def _configure(self, stream: int, payload: bytes) -> None:
-        self._runtime = nri.parse_configure(payload)
-        self._reply(stream, replies.configure_reply(self._kinds))
-
-    def _decide(self, stream: int, request: Request, decider: Decider) -> None:
-        """Answer with the decision; the listener gets an end that could not be decided."""
-        event = self._read(stream, request)
-        if event is None:
+        elif (event := self._read(stream, request)) is None:
             return
+        elif self._decider is not None and request.method in _DECIDED:
+            self._decide(stream, event, self._decider)
+        else:
+            self._report(stream, event)
+
+    def _decide(self, stream: int, event: Event, decider: Decider) -> None:
+        """Answer with the decision; the listener gets an end that could not be decided."""
         stamp_ns = _now_ns()
         try:
             answer = decider.decide(event, stamp_ns)
         except CreationRefused as refused:
             self._refuse(stream, Code.RESOURCE_EXHAUSTED, refused.message)
         except Exception:  # a fault of the decider must not fail a container
-            log.exception("NRI: cannot decide %s", request.method)
+            log.exception("NRI: cannot decide %s", event.kind.method)
             self._reply(stream)
             if event.kind not in nri.ASKED:
                 self._listener.take(event, stamp_ns)
         else:
-            self._reply(stream, _answer_bytes(event, answer))
+            created = event.kind is EventKind.CREATE_CONTAINER
+            reply = replies.create_reply if created else replies.update_reply
+            self._reply(stream, reply(answer))
 
     def _synchronize(self, stream: int, payload: bytes) -> None:
         """Take one part of a snapshot, and act on it once the last one is here."""
@@ -229,11 +227,8 @@ class NriSession(asyncio.Protocol):
             log.exception("NRI: cannot decide Synchronize")
             return ()
 
-    def _event(self, stream: int, request: Request) -> None:
+    def _report(self, stream: int, event: Event) -> None:
         """Answer, then pass the event on; the other way round where the workload waits."""
-        event = self._read(stream, request)
-        if event is None:
-            return
         if event.kind is EventKind.START_CONTAINER and len(self._tasks) < MAX_WAITING:
             ticket = self._listener.take(event, _now_ns())
             if ticket:
@@ -316,12 +311,6 @@ _NOT_SUBSCRIBED: Final = frozenset(
 
 _DECIDED: Final = frozenset({"CreateContainer", "UpdateContainer", "StopContainer"})
 """Methods whose answer may change containers."""
-
-
-def _answer_bytes(event: Event, answer: Answer) -> bytes:
-    if event.kind is EventKind.CREATE_CONTAINER:
-        return replies.create_reply(answer)
-    return replies.update_reply(answer.updates)
 
 
 def _now_ns() -> int:

@@ -73,9 +73,9 @@ def create_reply(answer: Answer) -> bytes:
     return bytes(message.SerializeToString())
 
 
-def update_reply(updates: Iterable[Update]) -> bytes:
+def update_reply(answer: Answer) -> bytes:
     """Return an UpdateContainerResponse or StopContainerResponse, which look the same."""
-    return bytes(nri_pb2.UpdateResponse(update=_updates(updates)).SerializeToString())
+    return bytes(nri_pb2.UpdateResponse(update=_updates(answer.updates)).SerializeToString())
 
 
 def synchronize_reply(updates: Iterable[Update] = (), *, more: bool = False) -> bytes:

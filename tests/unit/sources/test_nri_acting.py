@@ -113,7 +113,7 @@ async def test_answers_that_act(told: Told, peer: Peer) -> None:
     created = await _call(peer, EventKind.CREATE_CONTAINER)
     assert created.payload == replies.create_reply(ADJUST) != b""
     for kind in ANSWERED[1:]:
-        assert (await _call(peer, kind)).payload == replies.update_reply(ADJUST.updates) != b""
+        assert (await _call(peer, kind)).payload == replies.update_reply(ADJUST) != b""
     assert told.decided == list(ANSWERED)
     assert told.events == []  # who decides has recorded them
 

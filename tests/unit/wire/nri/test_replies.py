@@ -25,7 +25,7 @@ def test_an_adjustment_as_bytes() -> None:
 def test_updates_as_bytes() -> None:
     """The list of updates has its own field number in each answer, and its one shape."""
     updates = (Update("c1", CPUS),)
-    assert replies.update_reply(updates).hex() == f"0a11{UPDATE}"
+    assert replies.update_reply(Answer(updates=updates)).hex() == f"0a11{UPDATE}"
     assert replies.synchronize_reply(updates).hex() == f"0a11{UPDATE}"
     assert replies.update_request(updates).hex() == f"0a11{UPDATE}"
     assert replies.create_reply(Answer(updates=updates)).hex() == f"1211{UPDATE}"
@@ -33,7 +33,7 @@ def test_updates_as_bytes() -> None:
 
 def test_an_update_that_must_succeed() -> None:
     """Without `ignore_failure` the field is absent."""
-    data = replies.update_reply([Update("c1", CPUS, must=True)])
+    data = replies.update_reply(Answer(updates=(Update("c1", CPUS, must=True),)))
     assert data.hex() == "0a0f0a02633112090a0712053203322d35"
 
 
@@ -41,7 +41,7 @@ def test_nothing_to_say_is_no_bytes() -> None:
     """An answer without changes is the observer's answer, byte for byte."""
     nothing = (Update("c1", Cpuset()),)
     assert replies.create_reply(Answer(updates=nothing)) == b""
-    assert replies.update_reply(nothing) == b""
+    assert replies.update_reply(Answer(updates=nothing)) == b""
     assert replies.synchronize_reply(nothing) == b""
 
 
