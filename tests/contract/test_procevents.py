@@ -105,7 +105,7 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
 
 
 async def test_birth_and_exit_of_a_thread(subject: Subject) -> None:
-    """A tracked process's new thread is told with both ids, and so is its exit, in this order."""
+    """A tracked process's new thread is reported with both ids, and then its exit."""
     tid = subject.grow(subject.pid)
     assert await subject.until(NewThread(subject.pid, tid)) == [NewThread(subject.pid, tid)]
     subject.end(subject.pid, tid)
@@ -164,7 +164,7 @@ async def test_cancelled_consumer_loses_nothing(subject: Subject) -> None:
 
 
 async def test_children_of_tracked_processes() -> None:
-    """On the running kernel a fork of a tracked process is told, and not as a thread."""
+    """On the running kernel a fork of a tracked process is reported, and not as a thread."""
     events = ProcEvents({os.getpid()})
     try:
         await events.open()

@@ -74,7 +74,7 @@ def test_metrics_survive(times: list[int]) -> None:
 
 @given(st.text(max_size=1000))
 def test_words_are_bounded_and_printable(text: str) -> None:
-    """Whatever a guest says, a log line stays a line."""
+    """Whatever a guest sends, a log line stays one line."""
     shown = printable(text)
     assert shown.isprintable()
     assert len(shown) <= MAX_SHOWN + 3

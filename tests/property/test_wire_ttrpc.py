@@ -66,7 +66,7 @@ def test_any_split(calls: list[tuple[int, Request]], cuts: list[int]) -> None:
     st.lists(st.integers(0, ttrpc.MAX_DATA + 4000), max_size=8),
 )
 def test_too_long_over_any_split(length: int, stream: int, cuts: list[int]) -> None:
-    """A frame that is too long is told of once and skipped exactly, however it comes."""
+    """A frame that is too long is yielded once and skipped exactly, however it is cut."""
     after = ttrpc.encode_response(1, Response(b"after"))
     data = ttrpc.HEADER.pack(length, stream, ttrpc.REQUEST, 0) + bytes(length) + after
     decoder = FrameDecoder()

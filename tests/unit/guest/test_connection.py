@@ -266,7 +266,7 @@ async def test_what_an_old_agent_leaves_out(agent: AgentDouble) -> None:
 
 
 async def test_the_deadline_goes_along(agent: AgentDouble) -> None:
-    """The agent hears how long its answer is awaited."""
+    """The request has the time that we wait for its answer."""
     async with AgentClient(agent.address, connect_s=5, call_s=2.5) as client:
         await client.set_cpus("app", CpuSet.parse("1"))
     assert agent.deadlines_ns == [2_500_000_000]
@@ -294,7 +294,7 @@ async def test_a_greeting_without_an_end(folder: Path) -> None:
 
 
 async def test_nobody_there(folder: Path) -> None:
-    """No socket, and one that nobody listens on any more."""
+    """No socket, and one without a listener."""
     with pytest.raises(AgentUnavailable, match="No such file"):
         await AgentClient(HybridVsockAddress(f"{folder}/s"), connect_s=5, call_s=5).connect()
     with socket.socket(socket.AF_UNIX) as dead:
@@ -304,7 +304,7 @@ async def test_nobody_there(folder: Path) -> None:
 
 
 async def test_no_guest_with_that_cid() -> None:
-    """A vsock address of nobody, or a host without vsock, ends in time as well."""
+    """A vsock address without a guest, or a host without vsock, fails in time as well."""
     began = time.monotonic()
     with pytest.raises(AgentUnavailable):
         await AgentClient(VsockAddress(0x7FFFFFF0), connect_s=CALL_S, call_s=5).connect()

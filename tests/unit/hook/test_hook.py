@@ -147,7 +147,7 @@ def test_absent_daemon(runtime_dir: Path) -> None:
 
 
 def test_dead_daemon(runtime_dir: Path) -> None:
-    """A socket that nobody listens on any more is as good as none."""
+    """A socket without a listener counts as none."""
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(runtime_dir / "hook.sock"))
     assert run_hook(runtime_dir, "poststop").status == 0
@@ -245,7 +245,7 @@ def test_disk_that_fills_up_leaves_no_half_file(runtime_dir: Path) -> None:
 
 @pytest.mark.root
 def test_read_only_spool(runtime_dir: Path) -> None:
-    """A spool that can not be written costs the message, never the container."""
+    """A spool that cannot be written loses the message, but never fails the container."""
     script = (
         f"mount -t tmpfs -o ro tmpfs {runtime_dir}/spool && "
         f"{' '.join(COMMAND)} poststart --runtime-dir={runtime_dir}; echo $?"
@@ -351,7 +351,7 @@ def test_stdin_that_never_ends(runtime_dir: Path) -> None:
 
 
 def test_broken_stderr(runtime_dir: Path) -> None:
-    """A stderr that nobody reads (EPIPE), or that is full, does not change the end."""
+    """A closed (EPIPE) or full stderr does not change the exit status."""
     reader, writer = os.pipe()
     os.close(reader)
     full_reader, full_writer = os.pipe()
@@ -374,7 +374,7 @@ def test_broken_stderr(runtime_dir: Path) -> None:
     ids=" ".join,
 )
 def test_wrong_command_line(runtime_dir: Path, arguments: list[str]) -> None:
-    """A wrong line in hooks.d is said on stderr and does not fail containers."""
+    """A wrong line in hooks.d is reported on stderr and does not fail containers."""
     run = run_hook(runtime_dir, *arguments)
     assert run.status == 0
     assert run.stderr.count("\n") == 1

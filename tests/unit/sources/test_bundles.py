@@ -127,7 +127,7 @@ def test_refused_by_what_is_there(root: Path, make: Callable[[Path], Path], rule
          "surrogate", "long-name"],
 )  # fmt: skip
 def test_refused_by_its_path(root: Path, bundle: str, rule: str) -> None:
-    """A path that can not name a bundle is refused before anything is opened."""
+    """A path that cannot name a bundle is refused before anything is opened."""
     with pytest.raises(BundleRefused, match=rule) as refused:
         BundleReader([str(root)]).read_config(bundle.format(root=root))
     assert refused.value.rule

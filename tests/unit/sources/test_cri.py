@@ -103,7 +103,7 @@ async def test_a_call_is_given_up_at_once(server: CriServer, path: Path) -> None
 
 
 async def test_there_is_no_runtime(path: Path) -> None:
-    """No socket, one that nobody serves, or a file: nothing waits, and the next try finds it."""
+    """No socket, one without a server, or a file: the call fails at once, a later one works."""
     client = CriClient(str(path))
     with pytest.raises(RuntimeUnavailable, match="No such file"):
         await client.update("c1", CPUS)
@@ -147,7 +147,7 @@ async def test_somebody_elses_socket(server: CriServer, path: Path) -> None:
 async def test_the_library_is_missing(
     server: CriServer, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the extra it is said how to get it."""
+    """Without the extra, the error says how to install it."""
     monkeypatch.setattr(cri, "LIBRARY", "grpc_is_not_here")
     client = CriClient(str(path))
     assert "kata-pin[cri]" in client.problem

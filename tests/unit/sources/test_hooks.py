@@ -1,4 +1,4 @@
-"""The hook socket: what it takes, from whom, and what one bad client can not do to others."""
+"""The hook socket: what it accepts, from which users, and that bad clients harm no others."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def serving(
 
 
 async def talk(path: str, request: bytes) -> bytes:
-    """Send a request and return everything that the server says until it closes."""
+    """Send a request and return everything that the server sends until it closes."""
     reader, writer = await asyncio.open_unix_connection(path)
     try:
         writer.write(request)

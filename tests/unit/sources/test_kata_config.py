@@ -36,7 +36,7 @@ def test_drop_ins(tmp_path: Path) -> None:
 
 
 def test_a_broken_file_does_not_hide_the_others(tmp_path: Path) -> None:
-    """Its problem is said, the rest is read."""
+    """Its problem is reported, and the rest is read."""
     write(tmp_path / "configuration-a.toml", "broken")
     write(tmp_path / "configuration-b.toml", "[hypervisor.qemu]\n")
     (tmp_path / "configuration-c.toml").mkdir()

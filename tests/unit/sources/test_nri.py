@@ -25,7 +25,7 @@ from tests.support.nriruntime import Peer, Runtime, container, pod
 
 
 class Told:
-    """A listener that keeps what it was told; `fails` is raised once, `free` lets waits end."""
+    """A listener that records its calls; `fails` is raised once, `free` lets waits end."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -85,7 +85,7 @@ async def running(told: Told, path: Path, *, wanted: bool = True) -> AsyncIterat
 
 @pytest.fixture
 async def peer(told: Told, runtime: Runtime, path: Path) -> AsyncIterator[Peer]:
-    """The plugin, registered and told that there is nothing."""
+    """The plugin, registered with a runtime that has no pods."""
     async with running(told, path):
         one = await runtime.plugin()
         await one.ready()
@@ -153,7 +153,7 @@ async def test_synchronize_again(told: Told, peer: Peer) -> None:
 
 @pytest.mark.parametrize("change", [False, True])
 async def test_every_event_in_both_styles(told: Told, peer: Peer, change: bool) -> None:
-    """Each event is answered with nothing and told once, in order, with rising stamps."""
+    """Each event gets an empty answer and is reported once, in order, with increasing stamps."""
     for kind in nri.OBSERVED:
         response = await peer.event(
             kind, pod(), None if kind.of_pod else container(), change=change
@@ -193,7 +193,7 @@ async def test_start_container_waits_within_bounds(
 
 
 async def test_nothing_to_wait_for_is_answered_at_once(told: Told, peer: Peer) -> None:
-    """StartContainer of a pod that concerns nobody does not wait."""
+    """StartContainer of a pod without pins does not wait."""
     assert (await peer.event(EventKind.START_CONTAINER, pod(), container())).code == Code.OK
 
 
@@ -229,13 +229,13 @@ async def test_a_message_that_is_too_long(told: Told, peer: Peer) -> None:
 
 
 async def test_unknown_connections_are_ignored(told: Told, peer: Peer) -> None:
-    """Bytes of a connection that nobody opened are dropped, as Go's side does."""
+    """Bytes of an unknown connection are dropped, as Go's side does."""
     peer.send(77, b"\xff" * 1000)
     assert (await peer.event(EventKind.RUN_POD_SANDBOX, pod())).code == Code.OK
 
 
 async def _again(told: Told, runtime: Runtime, peer: Peer) -> None:
-    """Expect the plugin to hang up, to come back, and to be told everything anew."""
+    """Expect the plugin to disconnect, reconnect, and take a whole snapshot again."""
     assert await peer.gone()
     before = len(told.snapshots)
     fresh = await runtime.plugin()
@@ -296,7 +296,7 @@ async def test_answers_that_nobody_reads(told: Told, peer: Peer) -> None:
 async def test_refused(
     told: Told, runtime: Runtime, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A registration that is refused is tried again, and why is said once."""
+    """A refused registration is tried again, and the reason is logged once."""
     async with running(told, path):
         for _ in range(2):
             peer = await runtime.plugin()

@@ -170,7 +170,7 @@ async def test_what_could_not_be_stored_is_told_anew(told: Told, path: Path) -> 
 
 
 async def test_what_cannot_be_read_is_answered_with_nothing(told: Told, peer: Peer) -> None:
-    """A creation that is not understood goes on as if nobody had been asked."""
+    """A creation that cannot be read gets an empty answer."""
     response = await peer.event(EventKind.CREATE_CONTAINER, pod("../p"), container())
     assert (response.code, response.payload) == (Code.OK, b"")
     assert told.decided == []

@@ -1,4 +1,4 @@
-"""Updates that the plugin sends unasked: to whom, when, and what comes of them."""
+"""Unsolicited updates: to which runtimes, when, and their outcomes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_an_update_is_sent_and_answered(plugin: NriPlugin, runtime: Runtim
 async def test_an_unsafe_runtime_is_told_apart(
     plugin: NriPlugin, runtime: Runtime, version: str
 ) -> None:
-    """What the runtime says of itself in Configure counts."""
+    """The versions that the runtime reports in Configure count."""
     assert plugin.updates_problem == "NRI is not connected"
     await _connected(plugin, runtime, version)
     assert "containerd" in plugin.updates_problem
@@ -123,7 +123,7 @@ async def test_an_unsafe_runtime_is_told_apart(
 async def test_never_while_the_runtime_waits_for_us(
     plugin: NriPlugin, runtime: Runtime, told: Told
 ) -> None:
-    """A StartContainer that waits for its pins is answered before anything is sent unasked."""
+    """A StartContainer that waits for its pins is answered before an update is sent."""
     peer = await _connected(plugin, runtime)
     start = pb.EventRequest(pod=pod(), container=container())
     stream = peer.begin("StartContainer", start.SerializeToString())
@@ -180,7 +180,7 @@ async def test_a_runtime_that_does_not_answer(
 
 
 async def test_a_connection_that_ends(plugin: NriPlugin, runtime: Runtime) -> None:
-    """Who waits is told at once, and so is who asks before there is another connection."""
+    """A lost connection fails waiting and new calls at once."""
     peer = await _connected(plugin, runtime)
     update = asyncio.create_task(plugin.update("c1", CPUS))
     await peer.update()

@@ -35,7 +35,7 @@ def test_a_change_is_whole_and_kept(tmp_path: Path) -> None:
 
 
 def test_no_change_is_no_write(tmp_path: Path) -> None:
-    """An order that stands already does not touch the file."""
+    """An override that exists already does not change the file."""
     file = OrdersFile(str(tmp_path / "policies"))
     file.change(_set("shop/web", CpuClass.SHARE))
     before = (tmp_path / "policies").stat()
@@ -70,7 +70,7 @@ def test_what_cannot_be_read_is_not_overwritten(tmp_path: Path, trouble: str) ->
 
 
 async def test_changes_are_followed(tmp_path: Path) -> None:
-    """Every way to change the file is told: our command, an editor's write, a removal."""
+    """Every way to change the file is noticed: our command, an editor's write, a removal."""
     path = tmp_path / "policies"
     file = OrdersFile(str(path))
     seen: list[Orders] = []

@@ -1,4 +1,4 @@
-"""Asking a kubelet that is played here over real HTTP and TLS: answers, refusals, deadlines."""
+"""The request to a played kubelet over real HTTP and TLS: answers, refusals, deadlines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def token(tmp_path: Path) -> str:
 
 
 async def test_with_a_token(kubelet: Kubelet, token: str) -> None:
-    """The credential is shown, and read anew when it was replaced."""
+    """The credential is sent, and read again after it was replaced."""
     pods = PodList(kubelet.url(), token)
     assert await pods.read() == {"u1": {}}
     Path(token).write_text("old")
@@ -70,7 +70,7 @@ async def test_deadline(kubelet: Kubelet) -> None:
 async def test_a_name_that_is_looked_up_for_ever(
     kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing can end that: nothing more is asked until it ends, and it holds up nobody.
+    """A name lookup cannot be cut: no further request starts until it ends.
 
     A resolver that hangs cannot be had here without its own network: so the function is replaced.
     """
@@ -123,7 +123,7 @@ async def test_a_list_without_end(kubelet: Kubelet) -> None:
 
 
 async def test_nobody_there(kubelet: Kubelet, tmp_path: Path) -> None:
-    """No server, another protocol, an absent token: each is said."""
+    """No server, another protocol, an absent token: each has its own error."""
     with pytest.raises(StateError, match="refused"):
         await PodList("http://localhost:1/pods").read()
     with pytest.raises(StateError, match="TLS"):
@@ -137,7 +137,7 @@ async def test_nobody_there(kubelet: Kubelet, tmp_path: Path) -> None:
     ["http://a..b/pods", f"http://{'x' * 64}.example/pods", "http://localhost:x/pods", "http://[/"],
 )
 async def test_what_is_no_address(url: str) -> None:
-    """A host that no resolver can be asked for, or a port that is none, is said like all else."""
+    """An invalid host or port is a StateError too."""
     with pytest.raises(StateError, match="not a valid URL"):
         await PodList(url).read()
 
@@ -167,5 +167,5 @@ async def test_https(kubelet: Kubelet, token: str, tmp_path: Path) -> None:
 
 
 def test_the_deadline_is_shorter_than_the_period() -> None:
-    """One look is over before the next one by default."""
+    """By default a request ends before the next one starts."""
     assert podlist.DEADLINE_S < 10

@@ -1,4 +1,4 @@
-"""The spool: order, identity, damage, and being told of arrivals."""
+"""The spool: order, identity, damage, and noticing arrivals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_done_removes(tmp_path: Path) -> None:
 
 
 def test_vanishing_message(tmp_path: Path) -> None:
-    """A message that somebody else takes between list and read is left out."""
+    """A message that disappears between list and read is skipped."""
     leave(tmp_path, message(1))
     second = leave(tmp_path, message(2))
     entries = Spool(str(tmp_path)).pending()
@@ -101,7 +101,7 @@ def damage_foreign_name(path: Path) -> None:
      damage_foreign_name],
 )  # fmt: skip
 def test_bad_entry_is_set_aside(tmp_path: Path, damage: object) -> None:
-    """What can not be read goes to `bad` at once and does not hold up the others."""
+    """An unreadable file is moved to `bad` at once and does not delay the others."""
     assert callable(damage)
     damage(leave(tmp_path, message(1)))
     leave(tmp_path, message(2))
@@ -134,7 +134,7 @@ def test_unfinished_files(tmp_path: Path) -> None:
 
 
 async def test_watch_tells_of_arrivals(tmp_path: Path) -> None:
-    """A watcher hears of a message that appears, not of one that is being written."""
+    """The watch yields for a message that appears, not for one that is being written."""
     async with watching(tmp_path) as news:
         (tmp_path / "1-1.tmp").write_bytes(b"half")
         leave(tmp_path, message(1))
@@ -143,7 +143,7 @@ async def test_watch_tells_of_arrivals(tmp_path: Path) -> None:
 
 
 async def test_watch_survives_a_new_folder(tmp_path: Path) -> None:
-    """A folder that is removed and made anew, as by an installation, is watched again."""
+    """A folder that is removed and made again, as by an installation, is watched again."""
     folder = tmp_path / "spool"
     async with watching(folder) as news:
         shutil.rmtree(folder)

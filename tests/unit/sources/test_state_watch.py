@@ -1,4 +1,4 @@
-"""What is told of files that are written, by the real inotify."""
+"""Changes of files, seen through the real inotify."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def world(tmp_path: Path) -> World:
 
 
 async def test_a_write_is_told_once_it_is_whole(world: World) -> None:
-    """Nothing is told while persist.json is open for writing; its close is."""
+    """No change is reported while persist.json is open for writing, only at its close."""
     path = world.sandbox("p1")
     async with world.watching():
         with path.open("w") as file:
@@ -62,7 +62,7 @@ async def test_a_sandbox_that_comes_back_is_found_again(world: World) -> None:
 
 
 async def _settled(world: World) -> None:
-    """Take what is told until a sentinel comes: nothing older is left."""
+    """Take changes until a sentinel's: nothing older is left."""
     world.sandbox("sentinel")
     await world.told_of("sentinel")
     world.sandbox("sentinel2")
@@ -73,7 +73,7 @@ async def _settled(world: World) -> None:
 
 
 async def test_the_layout_of_runtime_rs(world: World) -> None:
-    """<kata>/<sandbox>/state.json; other files there are nobody's business."""
+    """<kata>/<sandbox>/state.json; other files there are ignored."""
     async with world.watching():
         folder = world.kata / "p1"
         folder.mkdir()
@@ -123,7 +123,7 @@ async def test_a_place_that_is_removed_and_made_again(world: World) -> None:
 
 
 async def test_rearm_finds_a_place_whose_parent_was_replaced(world: World, tmp_path: Path) -> None:
-    """No event tells that an ancestor was renamed; the audit's look does."""
+    """No event reports that an ancestor was renamed; `rearm` finds it."""
     async with world.watching():
         (tmp_path / "vc").rename(tmp_path / "old")
         world.make()
@@ -136,7 +136,7 @@ async def test_rearm_finds_a_place_whose_parent_was_replaced(world: World, tmp_p
 
 
 async def test_two_places_that_are_one(tmp_path: Path) -> None:
-    """The checkpoint lies among the sandboxes of runtime-rs: each hears what it asked for."""
+    """The checkpoint is among the sandboxes of runtime-rs: each key gets its own events."""
     world = World(tmp_path)
     world.kubelet = world.kata / "cpu_manager_state"
     world.make()
@@ -151,7 +151,7 @@ async def test_two_places_that_are_one(tmp_path: Path) -> None:
 
 
 async def test_names_that_are_no_ids_are_ignored(world: World) -> None:
-    """Neither listed nor told: hidden folders, strange bytes, files."""
+    """Neither listed nor reported: hidden folders, strange bytes, files."""
     (world.sbs / ".hidden").mkdir()
     (world.sbs / "a file").write_text("")
     async with world.watching():
@@ -272,7 +272,7 @@ async def test_nothing_leaks_as_sandboxes_come_and_go(world: World) -> None:
 
 
 async def test_a_flood_on_one_file_is_told_in_few_pieces(world: World) -> None:
-    """A thousand writes while nobody listens are one change: the kernel merges equal ones."""
+    """A thousand writes between two reads are one change: the kernel merges equal events."""
     path = world.sandbox("p1")
     async with world.watching():
         for _ in range(1000):
@@ -284,7 +284,7 @@ async def test_a_flood_on_one_file_is_told_in_few_pieces(world: World) -> None:
 async def test_the_number_of_watches_is_bounded(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Beyond the limit sandboxes are told when they appear, and then left to audits: said once."""
+    """Sandboxes beyond the limit are reported once, then left to audits; logged once."""
     monkeypatch.setattr(state_watch, "Watches", lambda: Watches(limit=5))
     for number in range(20):
         world.sandbox(f"p{number}")
@@ -298,7 +298,7 @@ async def test_the_number_of_watches_is_bounded(
 async def test_a_kernel_without_room_is_tried_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """EMFILE ends nothing: watching begins when an instance can be had, and everything is told."""
+    """After EMFILE watching starts once an instance is free, and everything is reported."""
     tries: list[float] = []
 
     def scarce() -> Watches:

@@ -1,4 +1,4 @@
-"""CPUs that go on- or offline, as the real kernel tells."""
+"""CPUs that go on- or offline, from the real kernel's uevents."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_which_messages_are_about_cpus(message: bytes, wanted: bool) -> None:
 
 @pytest.mark.root
 async def test_the_kernel_is_heard() -> None:
-    """A uevent of a CPU that the kernel was asked to repeat; others before it are not told of."""
+    """A uevent of a CPU that the kernel was asked to repeat; others before it are ignored."""
     uevent = LAST_CPU / "uevent"
     async with asyncio.timeout(10), aclosing(cpu_changes()) as changes:
         await anext(changes)  # listening
@@ -55,7 +55,7 @@ async def test_the_kernel_is_heard() -> None:
 
 
 async def test_lost_events_count_as_one() -> None:
-    """ENOBUFS says that messages were dropped: look at the CPUs."""
+    """ENOBUFS means that messages were dropped, so the CPUs must be read."""
 
     class Overrun(socket.socket):
         def recvfrom(self, *_: object) -> tuple[bytes, object]:
@@ -71,7 +71,7 @@ async def test_lost_events_count_as_one() -> None:
 
 
 async def test_no_events_here() -> None:
-    """Where the socket is refused the reason is said."""
+    """A refused socket is a HostError with the reason."""
 
     def refused() -> socket.socket:
         raise OSError(errno.EPERM, "Operation not permitted")

@@ -1,4 +1,4 @@
-"""A socket takes its place at once, with its rights, and tells who has connected."""
+"""A socket replaces another at once, with its mode, and its peer is known."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kata_pin.sources.unix_socket import Peer, listen, peer
 
 
 def test_it_takes_the_place_of_a_dead_one(tmp_path: Path) -> None:
-    """What a killed process left at the path, and half made beside it, is in nobody's way."""
+    """What a killed process left at the path, and half made beside it, is replaced."""
     path = str(tmp_path / "s")
     listen(path, backlog=1).close()
     (tmp_path / "s.new").touch()

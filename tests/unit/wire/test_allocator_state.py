@@ -132,7 +132,7 @@ def change_pod(key: str, value: object) -> Callable[[Any], None]:
     ],
 )
 def test_damage_is_an_error_that_names_the_place(damage: Callable[[Any], None], named: str) -> None:
-    """A document that can not be ours is refused: a CPU exclusive twice, an unknown word."""
+    """A document that cannot be ours is refused: a CPU exclusive twice, an unknown word."""
     document = json.loads(dump_state(FULL))
     damage(document)
     with pytest.raises(ParseError, match=named):
@@ -155,7 +155,7 @@ def test_a_repeated_key_is_an_error() -> None:
 
 
 def test_members_are_those_of_this_version() -> None:
-    """Whoever renames a field of model.alloc changes the format, and raises VERSION with it."""
+    """A renamed field of model.alloc changes the format, so VERSION must be raised with it."""
     document = json.loads(dump_state(FULL))
     grant = document["grants"][0]
     assert list(document) == ["version", "cpus", "reserved", "housekeeping", "grants"]

@@ -172,7 +172,7 @@ def test_pod_container_without_a_sandbox() -> None:
 
 
 def test_an_unknown_type_is_a_container() -> None:
-    """A type that nobody defined is reported, and the sandbox id counts."""
+    """An undefined type is noted, and the sandbox id counts."""
     identity = who({CRI + "container-type": "fridge", CRI + "sandbox-id": "s1"})
     assert (identity.sandbox_id, identity.kind) == ("s1", CONTAINER)
     assert "fridge" in identity.note
@@ -243,7 +243,7 @@ def make(
 
 
 def test_record() -> None:
-    """Everything that was said about a containerd container is in the record."""
+    """Everything that is known about a containerd container is in the record."""
     annotations = {
         CRI + "container-type": "container",
         CRI + "sandbox-id": "s1",
@@ -295,7 +295,7 @@ def test_record_of_crio() -> None:
 
 
 def test_record_without_config() -> None:
-    """After poststop the bundle may be gone: the record has no cpuset, and is over."""
+    """After poststop the bundle may be gone: the record has no cpuset and is deleted."""
     container = record(Phase.POSTSTOP, OciState(id="c1", bundle="/run/c1"), None, stamp_ns=9)
     assert (container.cpus, container.state) == (None, ContainerState.DELETED)
 

@@ -72,7 +72,7 @@ def test_other_files_of_the_spool(name: str) -> None:
     ],
 )
 def test_violations(data: bytes, message: str) -> None:
-    """Each violation ends the connection, and says what is wrong."""
+    """Each violation ends the connection, with its reason."""
     with pytest.raises(RemoteProtocolError, match=message):
         HookDecoder().feed(data)
 

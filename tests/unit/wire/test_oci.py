@@ -96,7 +96,7 @@ def test_config() -> None:
 
 @pytest.mark.parametrize("data", [b"{}", b'{"linux":null}', b'{"linux":{"resources":null}}'])
 def test_config_without_resources(data: bytes) -> None:
-    """Nothing said is None, not zero."""
+    """A missing value is None, not zero."""
     assert parse_config(data).cpu == CpuResources()
 
 
@@ -136,7 +136,7 @@ def test_numbers_beyond_the_database(number: int) -> None:
 
 
 def test_phases() -> None:
-    """What each phase says about a container, and which hooks wait for the pins."""
+    """The container's state in each phase, and which hooks wait for the pins."""
     assert [phase.state for phase in Phase] == [
         ContainerState.CREATED,
         ContainerState.CREATED,

@@ -166,7 +166,7 @@ def test_cgroup_hybrid() -> None:
 
 
 def test_cgroup_path_with_colons_and_removed() -> None:
-    """Kata makes paths with colons; a cgroup that is gone is said to be."""
+    """Kata makes paths with colons; a removed cgroup is marked."""
     groups = proc.parse_cgroup(b"0::/machine.slice:kata:p1 (deleted)\n")
     assert groups.entries == (proc.CgroupEntry(0, (), "/machine.slice:kata:p1", removed=True),)
 

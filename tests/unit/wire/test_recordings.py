@@ -249,7 +249,7 @@ def test_processes(path: Path) -> None:
 
 
 def test_vcpu_threads_by_descriptor() -> None:
-    """Without names and QMP: system call and descriptor tell each vCPU thread (kernel 6.1)."""
+    """Without names and QMP: system call and descriptor identify each vCPU thread (kernel 6.1)."""
     text = (DATA / "kata-3.21" / "thread-identification.txt").read_text()
     links = {int(fd): target for fd, target in re.findall(r"^(\d+) -> (\S+)$", text, re.MULTILINE)}
     found = {}

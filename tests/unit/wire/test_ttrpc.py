@@ -41,7 +41,7 @@ def test_a_request_survives() -> None:
 
 
 def test_a_frame_that_is_too_long_is_skipped() -> None:
-    """Its data is dropped as it comes, the frame is told of at once, and the next one is read."""
+    """Its data is dropped as it comes, the frame is yielded at once, and the next one is read."""
     decoder = FrameDecoder()
     header = ttrpc.HEADER.pack(ttrpc.MAX_DATA + 1, 9, ttrpc.REQUEST, 0)
     assert list(decoder.feed(header + b"x" * 100)) == [Frame(9, ttrpc.REQUEST, None)]

@@ -1,4 +1,4 @@
-"""What `explain` tells of a guest."""
+"""The lines of `explain` about a guest."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_whole_section() -> None:
 
 
 def test_unknown_kernel_and_vcpus() -> None:
-    """What is not known is said with its reason."""
+    """Unknown facts have their reason."""
     pod = sandbox(shared("log", "0"))
     placement = place(pod, (), node())
     found = guest_map(pod, (), placement, GuestFacts(source="no -kernel"))

@@ -65,20 +65,20 @@ def test_whole_text() -> None:
 
 
 def test_fewer_vcpus_and_remedies() -> None:
-    """A VM that is too small is said with numbers and remedies."""
+    """A VM that is too small is reported with numbers and remedies."""
     text = told(sandbox(exclusive("app", "4-7")), vcpus(0, 1))
     assert "  the VM has 2 vCPUs for 4 exclusive CPUs; remedies: raise default_vcpus by 3" in text
     assert "  warning: fewer-vcpus: the VM has 2 vCPUs" in text
 
 
 def test_no_vcpu_for_the_guest_itself() -> None:
-    """As many vCPUs as exclusive CPUs is one too few, and said."""
+    """As many vCPUs as exclusive CPUs is one too few, and reported."""
     text = told(sandbox(exclusive("app", "4-5")), vcpus(0, 1))
     assert "2 vCPUs for 2 exclusive CPUs, none is left for the guest's own work; remedies" in text
 
 
 def test_step_and_cgroup() -> None:
-    """A thread that a cgroup keeps from its CPUs says which cgroup and which step."""
+    """A thread that a cgroup keeps from its CPUs has the cgroup and the fallback in its line."""
     where = node(settings=PlacementSettings(overhead=overhead("0-1")))
     text = told(sandbox(exclusive("app", "4-5")), [main_thread(cpuset="4-5")], where)
     assert "affinity 0-15, expected 0-1, fallback 4-5 (cpuset): " in text

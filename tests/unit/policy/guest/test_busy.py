@@ -50,7 +50,7 @@ def test_one_interval_is_no_proof() -> None:
 
 
 def test_a_contradiction_is_not_forgotten() -> None:
-    """A thread that was told two ways is not told any more while it lives."""
+    """A thread with contradicting answers has none any more while it lives."""
     votes = Votes()
     for cpu in (3, 4, 4, 4):
         votes.add({key(1): cpu})
@@ -88,5 +88,5 @@ def test_rank_tells_the_numberings_apart(ranks: dict[int, int], expected: dict[i
 
 
 def test_rank_without_numberings() -> None:
-    """Where it is not known how many vCPUs the VM started with, a rank says nothing."""
+    """Where the number of vCPUs at start is unknown, a rank gives no answer."""
     assert by_rank(keys({15: 3}), []) == {}

@@ -58,7 +58,7 @@ def test_nothing_left_is_unrestricted_and_said() -> None:
 
 
 def test_fewer_vcpus_than_exclusive_cpus() -> None:
-    """One vCPU stands for several pCPUs of its container, one is kept for the shared container."""
+    """One vCPU is paired with several pCPUs of its container, one is left for sharing."""
     wide = [exclusive("a", "4-9"), exclusive("b", "10-11"), shared("s", "0")]
     assert told(wide, vcpus(0, 1, 2)) == {"a": "1", "b": "2", "s": "0"}
 
@@ -88,7 +88,7 @@ def test_unknown_link_leaves_its_container_unrestricted() -> None:
 
 
 def test_inferred_links_by_setting() -> None:
-    """What is only inferred is acted on where the administrator said so."""
+    """Inferred guest CPUs are used where the administrator allows it."""
     guest = GuestTopology(boot=3, maximum=16, sockets=16)
     kept = told(TWO, vcpus(0, 1, 2, 15), guest=guest, release="6.18")
     assert "not known well enough" in kept["b"]
@@ -113,7 +113,7 @@ def test_stopped_containers_and_pause_are_not_told() -> None:
 
 
 def test_reserve_that_takes_a_container() -> None:
-    """An exclusive container without pairs shares what is nobody's."""
+    """An exclusive container without pairs shares the vCPUs that no container owns."""
     settings = PlacementSettings(overhead=overhead("reserve:1"))
     assert told(TWO[:2], vcpus(0, 1, 2), settings=settings) == {"a": "1-2", "b": "0"}
 

@@ -143,12 +143,12 @@ def test_two_threads_are_never_one_guest_cpu() -> None:
 
 
 def test_index_beyond_maxcpus_is_unknown() -> None:
-    """No rule tells of a vCPU that -smp does not have."""
+    """No rule covers a vCPU that -smp does not have."""
     assert numbers(mapped(*vcpus(0, 16), release="6.12"))[16] == (None, "unknown")
 
 
 def test_without_smp_nothing_is_proven() -> None:
-    """Where the command line does not tell the boot vCPUs, the number is a guess and says so."""
+    """Where the command line does not have the boot vCPUs, the number is only inferred."""
     found = mapped(*vcpus(0, 1), guest=GuestTopology())
     assert numbers(found) == {0: (0, "inferred"), 1: (1, "inferred")}
 
@@ -191,7 +191,7 @@ def test_cpuinfo_tells_nothing_of_guessed_threads() -> None:
 
 
 def test_map_says_whose_pcpus() -> None:
-    """A paired vCPU has its pCPU and its container; the surplus one nobody's."""
+    """A paired vCPU has its pCPU and its container, the unpaired one has no container."""
     found = mapped(*vcpus(0, 1, 15), release="6.12")
     assert [(one.index, str(one.cpus), one.paired, one.container_id) for one in found.links] == [
         (0, "4-5", False, ""),

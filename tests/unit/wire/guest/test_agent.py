@@ -61,7 +61,7 @@ def test_what_is_kept_of_a_guests_words() -> None:
 
 
 def test_what_is_missing_is_nothing() -> None:
-    """An empty answer is one with nothing said."""
+    """An empty answer has empty values."""
     assert agent.parse_version(b"") == ("", "")
     assert agent.parse_usage(b"") == agent.CpuUsage(0)
     assert not agent.parse_serving(b"")

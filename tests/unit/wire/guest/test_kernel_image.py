@@ -20,7 +20,7 @@ def _image(version: bytes, offset: int = 0x3000) -> bytes:
 
 
 def test_releases() -> None:
-    """What uname -r says in the guest, without the rest of the text."""
+    """The release that uname -r shows in the guest, without the rest of the text."""
     debian = _image(b"6.12.107+deb13-amd64 (debian-kernel@lists.debian.org) #1 SMP\0")
     assert parse_release(debian) == "6.12.107+deb13-amd64"
     assert parse_release(_image(b"6.18.35\0")) == "6.18.35"

@@ -34,7 +34,7 @@ def entry(id: str, kind: str, cpus: str = "") -> dict[str, object]:  # noqa: A00
 
 
 def test_empty() -> None:
-    """A file that says nothing gives zeros and empty texts."""
+    """An empty document gives zeros and empty texts."""
     assert parse_persist(b"{}") == PersistedSandbox(KataRuntime.GO)
     assert parse_rs_state(b"{}") == PersistedSandbox(KataRuntime.RS)
 

@@ -84,7 +84,7 @@ def test_methods_are_named_as_in_nri() -> None:
 
 
 def test_the_recording_begins_with_configure_and_synchronize() -> None:
-    """The real containerd says who it is, then everything there is."""
+    """The real containerd sends its version, then all pods and containers."""
     configure, synchronize = _calls()[:2]
     assert (configure.service, configure.method) == (nri.PLUGIN_SERVICE, "Configure")
     told = nri.parse_configure(configure.payload)
@@ -230,7 +230,7 @@ def test_what_an_allocator_is_asked() -> None:
 
 
 def test_the_version_of_nri() -> None:
-    """NRI tells its own version from 0.12 on; before, there is none."""
+    """NRI reports its own version from 0.12 on."""
     message = pb.ConfigureRequest(runtime_name="containerd", NRI_version="v0.12.1")
     assert nri.parse_configure(message.SerializeToString()).nri == "v0.12.1"
     assert nri.parse_configure(b"").nri == ""
@@ -273,7 +273,7 @@ def test_a_container_of_another_pod() -> None:
 
 @pytest.mark.parametrize(("told", "seconds"), [(0, 2.0), (-5, 2.0), (500, 0.5), (1 << 62, 2.0)])
 def test_timeouts(told: int, seconds: float) -> None:
-    """The runtime's timeout is believed within reason; old runtimes do not tell it."""
+    """The runtime's timeout is used within bounds; old runtimes do not send it."""
     message = pb.ConfigureRequest(runtime_name="cri-o", request_timeout=told)
     assert nri.parse_configure(message.SerializeToString()).request_s == seconds
 
@@ -311,7 +311,7 @@ def test_too_many_pods() -> None:
 
 
 def test_a_cpuset_that_cannot_be_read_is_a_note() -> None:
-    """The container is recorded without a cpuset, and says why."""
+    """The container is recorded without a cpuset, and the note says why."""
     request = pb.EventRequest(pod=_message_pod(), container=_message_container(cpus="0-99999999"))
     event = nri.parse_event("StartContainer", request.SerializeToString())
     assert event is not None

@@ -1,4 +1,4 @@
-"""Which runtimes may be sent updates unasked."""
+"""Which runtimes may be sent unsolicited updates."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ def test_other_runtimes(runtime: str) -> None:
     ],
 )
 def test_the_library_that_the_runtime_has(nri: str, safe: bool) -> None:
-    """A build with an older NRI is not safe; one that tells none is judged by its own version."""
+    """A build with an older NRI is not safe; without NRI's version, the runtime's counts."""
     assert (_problem("v2.4.0", nri=nri) == "") is safe
