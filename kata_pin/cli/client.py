@@ -12,13 +12,13 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from kata_pin.config import Config
 from kata_pin.errors import DaemonError, KataPinError, RemoteProtocolError
 from kata_pin.wire.control import MAX_REPLY, LineDecoder, encode_request, parse_reply
 
 if TYPE_CHECKING:
+    from kata_pin.config import Config
     from kata_pin.model.reports.applied import Applied
     from kata_pin.model.reports.explain import Explanation
     from kata_pin.model.reports.history import HistoryDocument
@@ -46,11 +46,23 @@ class DaemonSilent(DaemonError):  # noqa: N818 - as above
     """A daemon is there and does not answer in time."""
 
 
+class Settings(Protocol):
+    """What a Provider needs to know; the configuration only without a daemon."""
+
+    @property
+    def runtime_dir(self) -> str:
+        """The daemon's directory."""
+
+    @property
+    def config(self) -> Config:
+        """The configuration; raises ConfigError."""
+
+
 class Provider:
     """Gets documents for one command; once the daemon was found away, it is not asked again."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._offline: State | None = None
 
     def names(self) -> tuple[SandboxName, ...]:
@@ -83,7 +95,7 @@ class Provider:
         except (DaemonAway, DaemonSilent):
             from kata_pin.daemon.service import offline
 
-            return offline.explain(self._config, sandbox_id)
+            return offline.explain(self._settings.config, sandbox_id)
 
     def history(self, name: str, *, since_s: int | None, limit: int) -> HistoryDocument:
         """Return the `history` document: of all, or of the sandboxes that a name means."""
@@ -95,7 +107,7 @@ class Provider:
         except (DaemonAway, DaemonSilent):
             from kata_pin.daemon.service import offline
 
-            return offline.history(self._config, name, since_s=since_s, limit=limit)
+            return offline.history(self._settings.config, name, since_s=since_s, limit=limit)
 
     def pin(self, sandbox_id: str | None) -> Applied:
         """Set the affinities of one sandbox, or of all, now."""
@@ -106,7 +118,7 @@ class Provider:
         except DaemonAway:
             from kata_pin.daemon.service import offline
 
-            return offline.pin(self._config, sandbox_id)
+            return offline.pin(self._settings.config, sandbox_id)
 
     def unpin(self, sandbox_id: str | None) -> Applied:
         """Restore the original affinities of one sandbox, or of all."""
@@ -117,14 +129,14 @@ class Provider:
         except DaemonAway:
             from kata_pin.daemon.service import offline
 
-            return offline.unpin(self._config, sandbox_id)
+            return offline.unpin(self._settings.config, sandbox_id)
 
     def _without_daemon(self, error: KataPinError) -> State:
         if self._offline is None:
             from kata_pin.daemon.service import offline
             from kata_pin.model.reports.daemon import Daemon
 
-            found = offline.state(self._config)
+            found = offline.state(self._settings.config)
             self._offline = replace(found, daemon=Daemon(running=False, reason=error.message))
         return self._offline
 
@@ -140,7 +152,7 @@ class Provider:
         away: DaemonAway | None = None
         for name in _SOCKETS[reading]:
             try:
-                path = os.path.join(self._config.runtime_dir, name)
+                path = os.path.join(self._settings.runtime_dir, name)
                 return reports.decode(ask(path, verb, arguments, deadline_s), kind)
             except DaemonAway as error:
                 away = away or error

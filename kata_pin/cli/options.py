@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -16,13 +16,38 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@dataclass
+DEFAULT_FILE: Final = "/etc/kata-pin/config.yaml"
+RUNTIME_DIR: Final = "/run/kata-pin"
+"""Both as in kata_pin.config, whose import costs more than a question to the daemon."""
+
+_KEY: Final = re.compile(r"^runtime_dir:[ \t]+(/[^\s'\"#]+)[ \t]*(?:#.*)?$", re.MULTILINE)
+
+
 class Session:
     """The options of one run, and what follows from them; what costs is made when needed."""
 
-    config_file: str | None = None
-    debug: bool = False
-    json: bool = False
+    def __init__(self, config_file: str | None = None) -> None:
+        self.config_file = config_file
+        self.debug = False
+        self.json = False
+
+    @cached_property
+    def runtime_dir(self) -> str:
+        """The daemon's directory; the file is read as YAML only if it is not plain to see.
+
+        So people can ask a daemon that runs although its file has been damaged since.
+        """
+        try:
+            with open(self.config_file or DEFAULT_FILE, encoding="utf-8") as file:
+                text = file.read()
+        except FileNotFoundError:
+            return self.config.runtime_dir if self.config_file else RUNTIME_DIR
+        except (OSError, UnicodeDecodeError):
+            return self.config.runtime_dir
+        found = _KEY.findall(text)
+        if len(found) == text.count("runtime_dir") == 1:
+            return str(found[0])
+        return self.config.runtime_dir if "runtime_dir" in text else RUNTIME_DIR
 
     @cached_property
     def config(self) -> Config:
@@ -36,7 +61,7 @@ class Session:
         """Where documents come from."""
         from kata_pin.cli.client import Provider
 
-        return Provider(self.config)
+        return Provider(self)
 
 
 def session_of(ctx: click.Context) -> Session:
@@ -101,7 +126,7 @@ def complete_sandbox(ctx: click.Context, _: click.Parameter, incomplete: str) ->
     from kata_pin.wire.reports import decode
 
     try:
-        path = f"{session_of(ctx).config.runtime_dir}/status.sock"
+        path = f"{session_of(ctx).runtime_dir}/status.sock"
         sandboxes = decode(ask(path, "names", {}, 0.5), Names).sandboxes
     except KataPinError:
         return []

@@ -4,23 +4,20 @@
     reply     {"version": 1, "ok": true, "document": {...}}
               {"version": 1, "ok": false, "error": "...", "hint": "..."}
 
-Framing, version and the members of every line; documents pass through encoded. Requests come from
-any member of the daemon's group and are bounded like other JSON from outside (json_text.py). All
-violations are RemoteProtocolError. Out of scope: what the verbs mean.
+Framing, version and the members of every line; documents pass through encoded. All violations are
+RemoteProtocolError. Out of scope: reading requests (request.py), and what the verbs mean.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Final
 
 import msgspec
 
-from kata_pin.errors import DaemonError, ParseError, RemoteProtocolError
-from kata_pin.wire.json_text import Fields, load
+from kata_pin.errors import DaemonError, RemoteProtocolError
+from kata_pin.wire.reports import encode
 
 VERSION: Final = 1
 
@@ -29,19 +26,6 @@ MAX_REQUEST: Final = 64 * 1024
 
 MAX_REPLY: Final = 64 * 1024 * 1024
 """Longest reply line a client takes: a node with 250 sandboxes fills about 3 MiB."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request; `arguments` are the members beside version and verb."""
-
-    verb: str
-    arguments: Mapping[str, object] = field(default_factory=dict, hash=False)
-
-    @property
-    def fields(self) -> Fields:
-        """The arguments with typed getters (ParseError names the argument)."""
-        return Fields(dict(self.arguments), source=f"request {self.verb}")
 
 
 class LineDecoder:
@@ -81,21 +65,6 @@ def encode_request(verb: str, arguments: Mapping[str, object] | None = None) -> 
     return _line({"version": VERSION, "verb": verb} | dict(arguments or {}))
 
 
-def parse_request(line: bytes) -> Request:
-    """Read a request line, with or without its newline."""
-    try:
-        value = load(line, source="request", limit=MAX_REQUEST, values=MAX_REQUEST)
-        fields = Fields(value, source="request")
-        version = fields.need("version").number("version", 0, 1 << 31)
-        verb = fields.need("verb").text("verb", limit=64)
-    except ParseError as error:
-        raise RemoteProtocolError(str(error)) from error
-    _check_version("request", version or 0)
-    assert isinstance(value, dict)
-    arguments = {key: item for key, item in value.items() if key not in {"version", "verb"}}
-    return Request(verb, arguments)
-
-
 def encode_reply(document: bytes) -> bytes:
     """Return the line of a positive reply with an encoded document (wire/reports.py)."""
     return b'{"version":%d,"ok":true,"document":%b}\n' % (VERSION, document)
@@ -112,7 +81,7 @@ def parse_reply(line: bytes) -> bytes:
         reply = _reply_decoder().decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"not a reply: {error}") from error
-    _check_version("reply", reply.version)
+    check_version("reply", reply.version)
     if not reply.ok:
         raise DaemonError(reply.error or "refused without a reason", hint=reply.hint)
     return bytes(reply.document)
@@ -131,10 +100,11 @@ def _reply_decoder() -> msgspec.json.Decoder[_Reply]:
     return msgspec.json.Decoder(_Reply)
 
 
-def _check_version(what: str, version: int) -> None:
+def check_version(what: str, version: int) -> None:
+    """Raise RemoteProtocolError for a line of another version."""
     if version != VERSION:
         raise RemoteProtocolError(f"{what} of version {version}, this is version {VERSION}")
 
 
 def _line(members: Mapping[str, object]) -> bytes:
-    return json.dumps(members, separators=(",", ":")).encode("ascii") + b"\n"
+    return encode(members) + b"\n"

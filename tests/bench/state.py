@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kata_pin.model.reports.state import State
-from kata_pin.wire.control import Request
 from kata_pin.wire.reports import decode
+from kata_pin.wire.request import Request
 from tests.bench.audits import SANDBOXES
 from tests.bench.figures import MS, BenchError, Row, Samples
 from tests.bench.node import BenchNode

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kata_pin.errors import ParseError, RemoteProtocolError
-from kata_pin.wire import control, proc, vmm_cmdline
+from kata_pin.wire import proc, request, vmm_cmdline
 from kata_pin.wire.container_id import record
 from kata_pin.wire.kata import config as kata_config
 from kata_pin.wire.kata import persist
@@ -31,7 +31,7 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "container state": persist.container_state,
     "kubelet": kubelet.parse_checkpoint,
     "kata config": lambda data: kata_config.parse_kata_config(data.decode("utf-8", "replace")),
-    "request": control.parse_request,
+    "request": request.parse_request,
     "stat": proc.parse_stat,
     "syscall": proc.parse_syscall,
     "cgroup": proc.parse_cgroup,

@@ -38,20 +38,23 @@ def show(session: Session, sandbox: str | None, cpus: bool, watch: float | None)
 
 
 def _once(session: Session, name: str | None, cpus: bool) -> None:
-    from kata_pin.cli.reports.selection import choose
-
     provider = session.provider
-    chosen = "" if name is None else choose(provider.names(), name).id
-    state = provider.state(chosen)
+    if name is None:
+        state = provider.state()
+    else:
+        from kata_pin.cli.reports.selection import choose
+
+        state = provider.state(choose(provider.names(), name).id)
     if session.json:
         screen.document(state)
-        return
-    from kata_pin.cli.render import cpus as render_cpus
-    from kata_pin.cli.render import show as render_show
+    elif cpus:
+        from kata_pin.cli.render import cpus as render_cpus
 
-    if cpus:
         screen.show(render_cpus.cpus(state, screen.look()))
-    elif chosen:
-        screen.show(render_show.single(state, state.sandboxes[0], screen.look()))
     else:
-        screen.show(render_show.overview(state, screen.look()))
+        from kata_pin.cli.render import show as render_show
+
+        if name is None:
+            screen.show(render_show.overview(state, screen.look()))
+        else:
+            screen.show(render_show.single(state, state.sandboxes[0], screen.look()))

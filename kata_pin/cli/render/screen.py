@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
@@ -18,12 +17,27 @@ def look() -> Look:
     """Return what stdout can show: a terminal's width, or no limit for a pipe or a file."""
     from kata_pin.cli.render.layout import NO_LIMIT, Look
 
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else NO_LIMIT
+    width = _width() if sys.stdout.isatty() else NO_LIMIT
     return Look(width, unicode=_encodes(sys.stdout, "→×·─╳"))  # noqa: RUF001 - what we print
+
+
+def _width() -> int:
+    """Return the terminal's width; COLUMNS overrides it, as shells have it."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    except OSError:
+        return 80
 
 
 def show(lines: Iterable[Text]) -> None:
     """Print lines that fit already; colours only on a terminal that wants them (no-color.org)."""
+    if not colours():
+        for line in lines:
+            sys.stdout.write(f"{line.plain}\n")
+        return
     from rich.console import Console
 
     console = Console(
@@ -33,7 +47,7 @@ def show(lines: Iterable[Text]) -> None:
         highlight=False,
         emoji=False,
         soft_wrap=True,
-        force_terminal=colours(),
+        force_terminal=True,
     )
     for line in lines:
         console.print(line)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Final
 
 from kata_pin.cli.render import phrases
@@ -32,6 +31,8 @@ def choose(every: Sequence[SandboxName], text: str) -> SandboxName:
                 f"{safe(text)!r} means {len(matches)} sandboxes: {_named(matches)}",
                 hint="name one by more of its id, or by namespace/name",
             )
+    from difflib import get_close_matches
+
     names = [name for s in every for name in (s.pod, s.pod.partition("/")[2], s.id)]
     near = get_close_matches(text, names, n=1)
     hint = f"did you mean {safe(near[0])}?" if near else "kata-pin show lists the sandboxes"

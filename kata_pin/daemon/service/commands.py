@@ -26,7 +26,7 @@ from kata_pin.model.reports.applied import Applied
 from kata_pin.model.reports.explain import Explanation
 from kata_pin.model.reports.pools import KeptCpuset
 from kata_pin.wire import reports
-from kata_pin.wire.control import Request
+from kata_pin.wire.request import Request
 
 GUESTS_S: Final = 3.0
 """Longest that an undo waits for guests: their containers are given all guest CPUs back."""

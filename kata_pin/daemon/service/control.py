@@ -21,11 +21,10 @@ from kata_pin.sources import unix_socket
 from kata_pin.wire.control import (
     MAX_REQUEST,
     LineDecoder,
-    Request,
     encode_error,
     encode_reply,
-    parse_request,
 )
+from kata_pin.wire.request import Request, parse_request
 
 log = logging.getLogger(__name__)
 

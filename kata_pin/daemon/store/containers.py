@@ -64,7 +64,7 @@ class Registry(Database):
             if not self._newer(container.id, stamp_ns, pid):
                 return False
             old = self.container(container.id)
-            self._write(self._observations.take(container, merged(old, container)))
+            self._write(self._observations.take(container, merged(old, container)), old)
             if container.state is ContainerState.DELETED:
                 self._trim(container.sandbox_id)
         return True
@@ -80,7 +80,7 @@ class Registry(Database):
             fresh = self._observations.take(container, merged(old, container))
             if old is not None and fresh.cpus == old.cpus:
                 return False
-            self._write(fresh)
+            self._write(fresh, old)
         return True
 
     def container(self, container_id: str) -> Container | None:
@@ -131,7 +131,9 @@ class Registry(Database):
         self.run("INSERT OR REPLACE INTO seen VALUES (?, ?, ?)", (container_id, stamp_ns, pid))
         return True
 
-    def _write(self, container: Container) -> None:
+    def _write(self, container: Container, old: Container | None) -> None:
+        if old is not None:  # it may have been another sandbox's
+            self._known.pop(old.sandbox_id, None)
         self.run(_WRITE, [*row_of(container), container.recorded_ns])
 
     def _trim(self, sandbox_id: str) -> None:

@@ -4,19 +4,32 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kata_pin.config import Config
 from kata_pin.daemon.service.control import ControlServer, Verb
 from kata_pin.model.reports.names import Names, SandboxName
-from kata_pin.wire.control import Request
 from kata_pin.wire.reports import encode
+from kata_pin.wire.request import Request
 
 Answers = dict[str, Callable[[Request], Any]]
 Serve = Callable[[Answers], Path]
+
+
+@dataclass(frozen=True)
+class Given:
+    """Settings of a Provider."""
+
+    config: Config
+
+    @property
+    def runtime_dir(self) -> str:
+        """The daemon's directory."""
+        return self.config.runtime_dir
 
 
 def plain(document: object) -> Any:

@@ -15,7 +15,7 @@ from kata_pin.config import Config
 from kata_pin.errors import DaemonError, RemoteProtocolError
 from kata_pin.model.reports.daemon import Daemon
 from tests.unit.cli import documents as docs
-from tests.unit.cli.conftest import Serve, plain
+from tests.unit.cli.conftest import Given, Serve, plain
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def test_answers_that_break_the_protocol(tmp_path: Path, reply: bytes, words: st
     """A cut, foreign or empty answer is a protocol error, not a crash."""
     path = tmp_path / "control.sock"
     with listener(path, reply), pytest.raises(RemoteProtocolError, match=words):
-        Provider(Config(runtime_dir=str(tmp_path))).state()
+        Provider(Given(Config(runtime_dir=str(tmp_path)))).state()
 
 
 def test_a_refusal_carries_error_and_hint(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_refusal_carries_error_and_hint(tmp_path: Path) -> None:
 def test_a_large_answer_is_read_whole(serve: Serve, tmp_path: Path) -> None:
     """The document of a big node arrives complete."""
     serve({"state": lambda _: docs.large()})
-    assert plain(Provider(Config(runtime_dir=str(tmp_path))).state()) == plain(docs.large())
+    assert plain(Provider(Given(Config(runtime_dir=str(tmp_path)))).state()) == plain(docs.large())
 
 
 @pytest.mark.root
@@ -125,7 +125,7 @@ def test_writing_does_not_bypass_a_daemon_that_hangs(
 ) -> None:
     """Pins are not set beside a daemon that is there: two writers must not race."""
     monkeypatch.setattr("kata_pin.cli.client.WRITE_S", 0.2)  # the real deadline is 35 s
-    provider = Provider(Config(runtime_dir=str(tmp_path)))
+    provider = Provider(Given(Config(runtime_dir=str(tmp_path))))
     with listener(tmp_path / "control.sock", None), pytest.raises(DaemonSilent):
         provider.pin(None)
 
@@ -133,7 +133,7 @@ def test_writing_does_not_bypass_a_daemon_that_hangs(
 def test_reading_without_a_daemon_looks_at_the_system(tmp_path: Path) -> None:
     """The state is made in this process then, and says why."""
     config = Config(runtime_dir=str(tmp_path / "absent"))
-    state = Provider(config).state()
+    state = Provider(Given(config)).state()
     reason = f"nothing listens on {tmp_path}/absent/status.sock"
     assert state.daemon == Daemon(running=False, reason=reason)
     assert state.node.cpus

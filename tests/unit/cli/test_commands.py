@@ -12,7 +12,7 @@ import pytest
 from kata_pin.cli.main import COMMANDS, run
 from kata_pin.errors import DaemonError, KataPinError
 from kata_pin.model.reports.state import State
-from kata_pin.wire.control import Request
+from kata_pin.wire.request import Request
 from tests.unit.cli import documents as docs
 from tests.unit.cli.conftest import Serve, plain
 

@@ -19,7 +19,7 @@ from kata_pin.model.reports.doctor import Row
 from kata_pin.model.reports.pools import Push, PushFailure
 from kata_pin.model.reports.sandbox import Sandbox
 from tests.unit.cli import documents as docs
-from tests.unit.cli.conftest import Serve
+from tests.unit.cli.conftest import Given, Serve
 
 KATA_CONFIG = """
 [hypervisor.qemu]
@@ -253,7 +253,7 @@ def test_warnings_of_a_sandbox_are_rows() -> None:
 def test_a_check_that_breaks_is_a_row(tmp_path: Path) -> None:
     """A root without /proc ends no doctor_node."""
     config = Config(runtime_dir=str(tmp_path))
-    document = doctor_node.examine(config, Provider(config), root=HostRoot(str(tmp_path)))
+    document = doctor_node.examine(config, Provider(Given(config)), root=HostRoot(str(tmp_path)))
     assert not document.ok
     assert any(row.text.startswith("a check broke") for row in document.rows)
     assert any(row.check == "kubelet" for row in document.rows)

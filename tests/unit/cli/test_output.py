@@ -9,11 +9,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kata_pin import config
+from kata_pin.cli import options
 from kata_pin.cli.main import run
+from kata_pin.cli.options import RUNTIME_DIR, Session
 from kata_pin.model.reports.state import State
 from tests.unit.cli import documents as docs
 from tests.unit.cli.conftest import Serve, plain
@@ -29,7 +33,7 @@ def test_help_imports_no_command() -> None:
     """The group's help loads neither rich nor yaml nor any command (start-up matters)."""
     code = (
         "import sys; from kata_pin.cli.main import run; run(['--help']);"
-        "print([m for m in ('rich', 'yaml', 'asyncio', 'kata_pin.cli.commands.show')"
+        "print([m for m in ('rich', 'yaml', 'asyncio', 'msgspec', 'kata_pin.cli.commands.show')"
         " if m in sys.modules])"
     )
     done = subprocess.run(
@@ -39,12 +43,13 @@ def test_help_imports_no_command() -> None:
 
 
 def test_show_needs_neither_the_daemon_nor_asyncio(serve: Serve) -> None:
-    """`show` with a daemon loads no daemon code, no yaml beyond the settings, no asyncio."""
+    """`show` with a daemon loads no daemon code, no settings, no asyncio."""
     config = serve(_state())
     code = (
         "import sys; from kata_pin.cli.main import run;"
         f"run(['show', '--config', {str(config)!r}]);"
-        "print([m for m in ('asyncio', 'kata_pin.daemon', 'google') if m in sys.modules])"
+        "print([m for m in ('asyncio', 'kata_pin.daemon', 'google', 'yaml', 'kata_pin.config',"
+        " 'rich.console', 'psutil', 'json') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20
@@ -187,3 +192,39 @@ def test_sandboxes_complete_while_the_daemon_runs(serve: Serve) -> None:
         check=False,
     )  # fmt: skip
     assert done.stdout.splitlines() == ["plain,default/db-0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("version: 1\nruntime_dir: /run/a  # here\n", "/run/a"),
+        ("version: 1\nruntime_dir: '/run/b c'\n", "/run/b c"),
+        ("{version: 1, runtime_dir: /run/c}\n", "/run/c"),
+        ("version: 1\n# runtime_dir: /run/d\n", RUNTIME_DIR),
+        ("version: 1\n", RUNTIME_DIR),
+    ],
+)
+def test_the_runtime_directory_is_found_without_yaml_where_possible(
+    tmp_path: Path, text: str, found: str
+) -> None:
+    """Any correct file gives the same as the whole configuration."""
+    file = tmp_path / "k.yaml"
+    file.write_text(text)
+    session = Session(str(file))
+    assert session.runtime_dir == session.config.runtime_dir == found
+
+
+def test_defaults_are_those_of_the_configuration() -> None:
+    """What the command line knows without loading the settings agrees with them."""
+    assert (config.DEFAULT_FILE, config.Config().runtime_dir) == (options.DEFAULT_FILE, RUNTIME_DIR)
+
+
+def test_a_file_damaged_since_the_start_keeps_nobody_from_asking(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`show` needs the daemon's directory alone while the daemon answers."""
+    file = serve(_state())
+    file.write_text(file.read_text() + "modus: act\n")
+    assert run(["show", "--config", str(file)]) == 0
+    assert run(["check", "--config", str(file)]) == 78
+    assert "no such setting" in capsys.readouterr().err

@@ -23,8 +23,8 @@ from kata_pin.daemon.service.control import ControlServer
 from kata_pin.errors import DaemonError, HostError, KataPinError, ParseError
 from kata_pin.model.reports.applied import Applied
 from kata_pin.model.reports.pools import KeptCpuset
-from kata_pin.wire.control import Request
 from kata_pin.wire.reports import encode
+from kata_pin.wire.request import Request
 from tests.support.hooks import runtime_directory
 
 ALL = frozenset(Runtime)

@@ -11,7 +11,7 @@ from typing import Any
 
 from kata_pin.daemon.service.control import MAX_CLIENTS, ControlServer, Verb
 from kata_pin.errors import DaemonError
-from kata_pin.wire.control import Request
+from kata_pin.wire.request import Request
 
 
 async def _echo(request: Request) -> bytes:
