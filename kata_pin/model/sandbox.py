@@ -137,7 +137,6 @@ class Vmm:
     kvm: bool = True
     apic_ids: bool = False
     iothreads: tuple[str, ...] = ()
-    debug_threads: bool = False
     guest_cid: int = 0
     kernel: str = ""
     orphan: bool = False

@@ -12,14 +12,13 @@ A VmmFinder keeps nothing between calls. Out of scope: threads (roles.py), helpe
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
 from kata_pin.errors import HostError, ParseError, VmmError
 from kata_pin.model.sandbox import Vmm
-from kata_pin.model.thread import PF_KTHREAD, Process, ProcessKey
+from kata_pin.model.thread import Process, ProcessKey
 from kata_pin.vmm import checks
 from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES, Allowlist
 from kata_pin.vmm.checks import Refused
@@ -33,17 +32,11 @@ _KATA_PROGRAMS: Final = ("containerd-shim-kata", "kata-runtime", "kata-shim")
 
 NONE_KNOWN: Final[Mapping[str, ProcessKey]] = MappingProxyType({})
 
+_HOOK: Final = "hook"
+_SCAN: Final = "scan"
+
 MAX_REASONS: Final = 8
 """Refused candidates that an error lists: enough to see what is wrong."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A pid that may be the VMM's. `witness` is set where its origin is one."""
-
-    pid: int
-    origin: str
-    witness: str = ""
 
 
 class VmmFinder:
@@ -66,12 +59,12 @@ class VmmFinder:
         Raises VmmError that lists every candidate and why it was refused.
         """
         refused: dict[int, str] = {}
-        for candidate in self._candidates(sandbox_id, hints):
-            if candidate.pid not in refused:
+        for pid, origin in self._candidates(sandbox_id, hints):
+            if pid not in refused:
                 try:
-                    return self._accept(sandbox_id, candidate)
+                    return self._accept(sandbox_id, pid, origin)
                 except Refused as reason:
-                    refused[candidate.pid] = f"pid {candidate.pid} ({candidate.origin}): {reason}"
+                    refused[pid] = f"pid {pid} ({origin}): {reason}"
         raise VmmError(f"no VMM found for sandbox {sandbox_id}{_listed(refused.values())}")
 
     def sandboxes(self, known: Mapping[str, ProcessKey] = NONE_KNOWN) -> dict[str, int]:
@@ -84,7 +77,7 @@ class VmmFinder:
         for process in self._host.processes.all():
             sandbox_id = sandbox_of.get(process.key) or self._believed(process)
             if sandbox_id:
-                found.setdefault(sandbox_id, process.key.pid)
+                found.setdefault(sandbox_id, process.pid)
         return found
 
     def _believed(self, process: Process) -> str:
@@ -93,7 +86,7 @@ class VmmFinder:
         if command is None or not command.sandbox_id:
             return ""
         try:
-            self._accept(command.sandbox_id, Candidate(process.key.pid, "scan"))
+            self._accept(command.sandbox_id, process.pid, _SCAN)
         except Refused:
             return ""
         return command.sandbox_id
@@ -129,33 +122,30 @@ class VmmFinder:
         name = os.path.basename(path)
         return self._allowed.kind_of(path) is not None or name.startswith(_KATA_PROGRAMS)
 
-    def _candidates(self, sandbox_id: str, hints: Sequence[int]) -> Iterable[Candidate]:
-        """Yield cheap ones first; the scan of all command lines is only reached without them."""
+    def _candidates(self, sandbox_id: str, hints: Sequence[int]) -> Iterator[tuple[int, str]]:
+        """Yield pids and their origin, cheap ones first: most calls need no scan."""
         for pid in hints:
             if pid > 0:
-                leader = checks.thread_group(self._host.root, pid)
-                yield Candidate(leader, "hook", witness="pid from a hook")
-        for pid, name in self._recorded(sandbox_id).items():
-            yield Candidate(pid, name, witness=f"pid in {name}")
+                yield checks.thread_group(self._host.root, pid), _HOOK
+        yield from self._recorded(sandbox_id).items()
         for process in self._host.processes.all():
             command = self._command(process)
             if command is not None and command.names(sandbox_id):
-                yield Candidate(process.key.pid, "scan")
+                yield process.pid, _SCAN
 
     def _command(self, process: Process) -> VmmCommand | None:
         """Return what a command line says, None when the executable is no VMM's."""
-        if process.flags & PF_KTHREAD:
+        if process.kernel:
             return None
         try:
-            path, _ = self._host.exe(process.key.pid)
+            path, _ = self._host.exe(process.pid)
             kind = self._allowed.kind_of(path)
-            return None if kind is None else kind.read(self._host.cmdline(process.key.pid))
+            return None if kind is None else kind.read(self._host.cmdline(process.pid))
         except (HostError, ParseError):
             return None
 
-    def _accept(self, sandbox_id: str, candidate: Candidate) -> Vmm:
+    def _accept(self, sandbox_id: str, pid: int, origin: str) -> Vmm:
         """Return the Vmm, or raise Refused with the reason."""
-        pid = candidate.pid
         try:
             process = self._host.read_process(pid)
             path, deleted = self._host.exe(pid)
@@ -166,7 +156,9 @@ class VmmFinder:
                 raise Refused(f"its command line names {command.sandbox_id or 'no sandbox'}")
             if kind.in_shim:
                 checks.check_runs_vm(self._host.root, pid, kind)
-            witness = self._witness(sandbox_id, process, kind) or candidate.witness
+            witness = self._witness(sandbox_id, process, kind)
+            if not witness and origin == _HOOK:
+                witness = "pid from a hook"
             if not witness:
                 raise Refused("no cgroup, parent, file or hook confirms it")
             shim = pid if kind.in_shim else shim_of(self._host, process, sandbox_id)
@@ -186,7 +178,6 @@ class VmmFinder:
             kvm=command.kvm,
             apic_ids=kind.kvm_ids is KvmIds.SMP,
             iothreads=command.iothreads,
-            debug_threads=command.debug_threads,
             guest_cid=command.guest_cid,
             kernel=command.kernel,
             orphan=shim is None,
@@ -195,11 +186,11 @@ class VmmFinder:
 
     def _witness(self, sandbox_id: str, process: Process, kind: VmmKind) -> str:
         """Return the evidence that the VMM itself cannot write, empty for none."""
-        if self._host.cgroups(process.key.pid).names(sandbox_id):
+        if self._host.cgroups(process.pid).names(sandbox_id):
             return "cgroup holds the sandbox id"
         if not kind.in_shim and is_shim_of(self._host, process.ppid, sandbox_id):
             return f"parent {process.ppid} is the sandbox's shim"
-        name = self._recorded(sandbox_id).get(process.key.pid)
+        name = self._recorded(sandbox_id).get(process.pid)
         return f"pid in {name}" if name else ""
 
     def _recorded(self, sandbox_id: str) -> dict[int, str]:

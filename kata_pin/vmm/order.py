@@ -15,12 +15,12 @@ no guess unless the numbers fit exactly, and none about threads after the boot v
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 from kata_pin.model.sandbox import Vmm
-from kata_pin.model.thread import Task, ThreadKey
+from kata_pin.model.thread import Task, ThreadKey, ThreadRole
+from kata_pin.vmm.kinds import NamedRole
 
 HEAD: Final = 2
 """The main loop and call_rcu."""
@@ -29,17 +29,9 @@ MAX_TID_STEP: Final = 8192
 """Within one clock tick tids ascend by less than this, unless they wrapped around."""
 
 
-@dataclass(frozen=True)
-class Guess:
-    """What a thread is by its place: a vCPU's index, or an iothread's id, or neither."""
-
-    vcpu: int | None = None
-    iothread: str = ""
-
-
 def guess(
     vmm: Vmm, tasks: Sequence[Task], known: Mapping[ThreadKey, int], *, monitor: bool
-) -> dict[ThreadKey, Guess]:
+) -> dict[ThreadKey, NamedRole]:
     """Return what creation order tells; `known` are vCPU threads with their cpu-index.
 
     `monitor` says whether QEMU has a QMP monitor, which has a thread of its own.
@@ -51,11 +43,11 @@ def guess(
     boot = line[first : first + vmm.guest.boot]
     if len(boot) < vmm.guest.boot or not _fits(line, boot, known, vmm.guest.boot):
         return {}
-    guesses = {key: Guess(vcpu=index) for index, key in enumerate(boot)}
+    guesses = {key: NamedRole(ThreadRole.VCPU, vcpu=n) for n, key in enumerate(boot)}
     named = zip(line[HEAD:], vmm.iothreads, strict=False)
-    guesses |= {key: Guess(iothread=name) for key, name in named}
-    guesses |= {key: Guess() for key in (*line[:HEAD], *line[first - monitor : first])}
-    return guesses
+    guesses |= {key: NamedRole(ThreadRole.IOTHREAD, iothread=name) for key, name in named}
+    others = (*line[:HEAD], *line[first - monitor : first])
+    return guesses | dict.fromkeys(others, NamedRole(ThreadRole.EMULATOR))
 
 
 def creation_order(tasks: Sequence[Task]) -> list[ThreadKey] | None:

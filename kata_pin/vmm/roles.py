@@ -22,7 +22,7 @@ from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import Role, RoleSource, Task, ThreadKey, ThreadRole
 from kata_pin.vmm import debugfs, kvm_fd, order
 from kata_pin.vmm.host_access import HostAccess
-from kata_pin.vmm.kinds import KvmIds, VmmKind, kind_named
+from kata_pin.vmm.kinds import KvmIds, NamedRole, VmmKind, kind_named
 from kata_pin.vmm.role_cache import RoleCache
 from kata_pin.wire.proc import kernel_worker
 from kata_pin.wire.qemu import apic
@@ -81,6 +81,9 @@ class _Evidence:
         claims.append(claim)
         if len(claims) == 1 and claim.vcpu is not None:
             self.known[key] = claim.vcpu
+
+    def add_named(self, key: ThreadKey, source: RoleSource, named: NamedRole) -> None:
+        self.add(key, _Claim(source, named.role, named.vcpu, iothread=named.iothread))
 
     def add_vcpu(self, key: ThreadKey, source: RoleSource, kvm_id: int) -> None:
         """Add a vCPU by KVM's number for it: the APIC id on x86."""
@@ -192,22 +195,17 @@ def _ask_names(evidence: _Evidence) -> None:
         if not task.user_worker:
             named = evidence.kind.role_of(task.comm, evidence.vmm.iothreads)
             if named is not None:
-                claim = _Claim(RoleSource.NAME, named.role, named.vcpu, iothread=named.iothread)
-                evidence.add(task.key, claim)
+                evidence.add_named(task.key, RoleSource.NAME, named)
 
 
 def _ask_order(evidence: _Evidence) -> None:
     """Fill in what no better source named; a guess contradicts nothing."""
     for key, guess in _guesses(evidence).items():
-        if key in evidence.claims:
-            continue
-        role = ThreadRole.IOTHREAD if guess.iothread else ThreadRole.EMULATOR
-        role = role if guess.vcpu is None else ThreadRole.VCPU
-        claim = _Claim(RoleSource.ORDER, role, guess.vcpu, iothread=guess.iothread)
-        evidence.add(key, claim)
+        if key not in evidence.claims:
+            evidence.add_named(key, RoleSource.ORDER, guess)
 
 
-def _guesses(evidence: _Evidence) -> Mapping[ThreadKey, order.Guess]:
+def _guesses(evidence: _Evidence) -> Mapping[ThreadKey, NamedRole]:
     if not evidence.kind.in_order:
         return {}
     try:

@@ -38,7 +38,6 @@ class VmmCommand:
     guest: GuestTopology = field(default_factory=GuestTopology)
     kvm: bool = True
     iothreads: tuple[str, ...] = ()
-    debug_threads: bool = False
     guest_cid: int = 0
     kernel: str = ""
     problems: tuple[str, ...] = ()

@@ -63,7 +63,6 @@ def parse_qemu(argv: Sequence[str]) -> VmmCommand:
     is_kata = name != sandbox_id and is_id(sandbox_id)
     return VmmCommand(
         sandbox_id=sandbox_id if is_kata else "",
-        debug_threads=last(found.name, "debug-threads") == "on",
         guest=_guest(found),
         kvm=_first_accel(found) == "kvm",
         iothreads=tuple(dict.fromkeys(found.iothreads)),

@@ -6,10 +6,20 @@ import pytest
 
 from kata_pin.model.cpuset import EMPTY
 from kata_pin.model.sandbox import GuestTopology, Vmm
-from kata_pin.model.thread import PF_USER_WORKER, ProcessKey, Task, ThreadKey
-from kata_pin.vmm.order import MAX_TID_STEP, Guess, creation_order, guess
+from kata_pin.model.thread import PF_USER_WORKER, ProcessKey, Task, ThreadKey, ThreadRole
+from kata_pin.vmm.kinds import NamedRole
+from kata_pin.vmm.order import MAX_TID_STEP, creation_order, guess
 
 PID = 100
+_OTHER = NamedRole(ThreadRole.EMULATOR)
+
+
+def _vcpu(index: int) -> NamedRole:
+    return NamedRole(ThreadRole.VCPU, vcpu=index)
+
+
+def _io(name: str) -> NamedRole:
+    return NamedRole(ThreadRole.IOTHREAD, iothread=name)
 
 
 def _task(tid: int, starttime: int = 50, flags: int = 0) -> Task:
@@ -28,7 +38,7 @@ def _vmm(boot: int = 2, iothreads: int = 1) -> Vmm:
     )
 
 
-def _said(vmm: Vmm, tasks: list[Task], known: dict[int, int] | None = None) -> dict[int, Guess]:
+def _said(vmm: Vmm, tasks: list[Task], known: dict[int, int] | None = None) -> dict[int, NamedRole]:
     keys = {task.key.tid: task.key for task in tasks}
     by_key = {keys[tid]: index for tid, index in (known or {}).items()}
     return {key.tid: said for key, said in guess(vmm, tasks, by_key, monitor=True).items()}
@@ -41,19 +51,19 @@ BOOTED = [MAIN, RCU, IOT, MON, CPU0, CPU1]
 def test_an_exact_fit_names_all() -> None:
     """Main loop, call_rcu, iothread, monitor, vCPUs in index order."""
     assert _said(_vmm(), BOOTED) == {
-        100: Guess(),
-        101: Guess(),
-        102: Guess(iothread="iot0"),
-        103: Guess(),
-        104: Guess(vcpu=0),
-        105: Guess(vcpu=1),
+        100: _OTHER,
+        101: _OTHER,
+        102: _io("iot0"),
+        103: _OTHER,
+        104: _vcpu(0),
+        105: _vcpu(1),
     }
 
 
 def test_listing_order_does_not_matter() -> None:
     """Threads are sorted by start time first: tids may have wrapped around since."""
     wrapped = [_task(7, starttime=60), *BOOTED[:-1]]
-    assert _said(_vmm(), wrapped)[7] == Guess(vcpu=1)
+    assert _said(_vmm(), wrapped)[7] == _vcpu(1)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +85,8 @@ def test_known_vcpus_anchor_the_rest() -> None:
     """One boot vCPU known where it should be proves the head, whatever came later."""
     later = [*BOOTED, _task(106), _task(107)]
     said = _said(_vmm(), later, {104: 0})
-    assert said[105] == Guess(vcpu=1)
-    assert said[102] == Guess(iothread="iot0")
+    assert said[105] == _vcpu(1)
+    assert said[102] == _io("iot0")
     assert 106 not in said
 
 
@@ -95,7 +105,7 @@ def test_kernel_workers_stand_anywhere() -> None:
     """vhost and KVM workers inside QEMU are left out of the count."""
     worker = _task(104, flags=PF_USER_WORKER)
     shifted = [*BOOTED[:4], worker, _task(105), _task(106)]
-    assert _said(_vmm(), shifted)[105] == Guess(vcpu=0)
+    assert _said(_vmm(), shifted)[105] == _vcpu(0)
     assert creation_order([worker]) == []
 
 

@@ -120,8 +120,6 @@ def test_qemu_cmdline(path: Path) -> None:
     assert command.kvm is new
     assert [re.sub("[0-9a-f]{16}$", "X", name) for name in command.iothreads] == ["iothread-X"]
     assert bool(command.guest_cid) is new
-    debug = "debug-and-extra-monitor" in path.parts
-    assert command.debug_threads is debug
     assert command.problems == ()
 
 
