@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from kata_pin import __version__
 from kata_pin.config.tree import Config
 from kata_pin.daemon.journal import STARTED, about
-from kata_pin.daemon.service.assembly import Assembly, assemble
+from kata_pin.daemon.service.assembly import Assembly
 from kata_pin.daemon.service.background import Background
 from kata_pin.daemon.service.compose import boot_id
 from kata_pin.daemon.service.control import ControlServer
@@ -55,9 +55,12 @@ class Daemon:
             closing.callback(registry.close)
             async with asyncio.TaskGroup() as tasks:
                 background = Background(tasks)
-                reread, notifier = self._reread, self._notifier
-                parts = assemble(
-                    self._config, registry, background, reread=reread, notifier=notifier
+                parts = Assembly(
+                    self._config,
+                    registry,
+                    background,
+                    reread=self._reread,
+                    notifier=self._notifier,
                 )
                 await self.serve(parts, background)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import grp
 import logging
 import os
+import time
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
 from functools import partial
 
+from kata_pin import __version__
 from kata_pin.config.metrics import EndpointKind
 from kata_pin.config.tree import Changes, Config, NriEnabled
 from kata_pin.daemon.allocation.coordinator import Coordinator
@@ -30,13 +31,16 @@ from kata_pin.daemon.service.background import Background
 from kata_pin.daemon.service.commands import Commands
 from kata_pin.daemon.service.compose import Components, compose
 from kata_pin.daemon.service.control import ControlServer
-from kata_pin.daemon.service.daemon_state import DaemonState
 from kata_pin.daemon.service.reload import Reload
 from kata_pin.daemon.service.systemd import Notifier, ServiceStatus
+from kata_pin.daemon.status.allocation import allocation_report
+from kata_pin.daemon.status.connections import metrics_report, nri_report
+from kata_pin.daemon.status.documents import in_slices, state_report
 from kata_pin.daemon.status.overview import Overview
 from kata_pin.daemon.status.scrape import MetricsServer
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.history import History
+from kata_pin.model.reports.daemon import Daemon
 from kata_pin.sources.hooks import HookServer
 from kata_pin.sources.nri import NriPlugin
 from kata_pin.sources.spool import Spool
@@ -45,169 +49,176 @@ from kata_pin.sources.state_watch import StateWatch
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
 class Assembly:
-    """The daemon ready to run."""
+    """The daemon ready to run; each object takes those before it."""
 
-    config: Config
-    registry: Registry
-    sandboxes: Sandboxes
-    passes: PassRunner
-    auditor: Auditor
-    audits: AuditLoop
-    hook_service: HookService
-    hooks: HookServer
-    file_events: FileEvents
-    thread_events: ThreadEvents
-    coordinator: Coordinator
-    nri: NriPlugin | None
-    metrics: MetricsServer | None
-    controls: tuple[ControlServer, ...]
-    status: ServiceStatus
-    reload: Reload
+    def __init__(
+        self,
+        config: Config,
+        registry: Registry,
+        background: Background,
+        *,
+        reread: Callable[[], Config],
+        notifier: Notifier,
+    ) -> None:
+        """`reread` returns the configuration as it is now. Raises KataPinError or OSError."""
+        self._started = time.monotonic()
+        self.sandboxes = sandboxes = Sandboxes()
+        pending = PendingPasses(sandboxes)
+        self._components = one = compose(config, registry, pending)
+        live, node, pins = one.live, one.node, one.pins
+        self._counters, self._history = Counters(), History(registry, live)
+        paths = config.paths
+        self._watch = StateWatch(vc=paths.vc, kata=paths.kata, kubelet=paths.kubelet_state)
+        guests = Guests(
+            one.agents, registry, pins, node, live=live, sandboxes=sandboxes, start=background.start
+        )
+        nri_intake = NriIntake(registry, one.finder, one.index, one.kata_pinning, sandboxes)
+        self._nri = _nri_plugin(config, nri_intake, one, pending)
+        self._coordinator = Coordinator(
+            one.allocator, pending, self._nri, node=node, root=one.root, registry=registry
+        )
+        self._coordinator.catch_up()
+        cgroups = CgroupWatch(node, self._watch)
+        self.passes = PassRunner(
+            one.root,
+            sandboxes,
+            one.engine,
+            registry=registry,
+            pins=pins,
+            live=live,
+            start=background.start,
+            ask=ExtraMonitor(one.kata, live).ask,
+            guests=guests,
+            observers=(self._history, self._counters, cgroups, self._coordinator, guests),
+        )
+        self._file_events = FileEvents(node, registry, one.adoption, sandboxes, self._watch)
+        self._thread_events = ThreadEvents(one.root, node, pins, sandboxes, self._counters)
+        spool = Spool(self._path("spool"))
+        spool.prepare()
+        self.hook_service = HookService(
+            live=live,
+            pins=pins,
+            intake=Intake(registry, one.bundles),
+            sandboxes=sandboxes,
+            spool=spool,
+            counters=self._counters,
+            find_vmm=self.passes.find_vmm,
+        )
+        self.hooks = HookServer(self._path("hook.sock"), self.hook_service.hook)
+        self.auditor = Auditor(one.root, sandboxes)
+        self.audits = AuditLoop(
+            live,
+            self.auditor,
+            self._counters,
+            before=(
+                partial(one.index.refresh, full=True),
+                self.hook_service.take_spool,
+                self._file_events.look_at_node,
+                self._file_events.rearm,
+                self._file_events.look_around,
+            ),
+            after=(self._coordinator.audit, guests.audit),
+        )
+        gid, mode = _readers(config.group)
+        self._metrics = self._metrics_server(gid, mode)
+        self._status = ServiceStatus(notifier, sandboxes, live)
+        self.reload = Reload(live, reread, sandboxes, self.audits, self._status)
+        self._overview = Overview(
+            one.root, sandboxes, one.engine, registry=registry, pins=pins, guests=guests
+        )
+        commands = Commands(
+            sandboxes=sandboxes,
+            passes=self.passes,
+            pins=pins,
+            overview=self._overview,
+            state=self._state,
+            reload=self.reload,
+            restore_cpusets=self._coordinator.restore,
+            live=live,
+            look_around=self._file_events.look_around,
+            history=self._history,
+            guests=guests,
+        )
+        self.controls = (
+            ControlServer(self._path("control.sock"), commands.all),
+            ControlServer(self._path("status.sock"), commands.reading, mode=mode, gid=gid),
+        )
 
     def take_in(self) -> None:
         """Ask for passes over what is known, and take in what came while no daemon ran."""
-        for sandbox_id in self.registry.sandboxes():
+        for sandbox_id in self._components.registry.sandboxes():
             self.sandboxes.mark(sandbox_id, "start")
         self.hook_service.take_spool()
         with left_to_audits():
-            self.file_events.look_around()
+            self._file_events.look_around()
 
     def works(self) -> Iterator[Coroutine[object, object, None]]:
         """Yield what the daemon does until it ends."""
         yield self.passes.run()
         yield self.hooks.serve()
         yield self.hook_service.follow_spool()
-        yield self.thread_events.follow()
-        if self.config.changes is Changes.EVENTS:
-            yield self.file_events.follow()
-            yield self.file_events.follow_cpus()
-        if self.nri is not None:
-            yield self.nri.run()
-        yield self.coordinator.follow_orders()
-        yield self.coordinator.follow_pods()
-        yield self.coordinator.push()
+        yield self._thread_events.follow()
+        if self._components.live.now.changes is Changes.EVENTS:
+            yield self._file_events.follow()
+            yield self._file_events.follow_cpus()
+        if self._nri is not None:
+            yield self._nri.run()
+        yield self._coordinator.follow_orders()
+        yield self._coordinator.follow_pods()
+        yield self._coordinator.push()
         yield self.audits.run()
-        if self.metrics is not None:
-            yield self.metrics.serve()
-        yield self.status.run()
+        if self._metrics is not None:
+            yield self._metrics.serve()
+        yield self._status.run()
 
+    def _path(self, name: str) -> str:
+        return os.path.join(self._components.live.now.runtime_dir, name)
 
-def assemble(
-    config: Config,
-    registry: Registry,
-    background: Background,
-    *,
-    reread: Callable[[], Config],
-    notifier: Notifier,
-) -> Assembly:
-    """Return the daemon's objects.
+    def _metrics_server(self, gid: int | None, mode: int) -> MetricsServer | None:
+        """Return who answers Prometheus; what that takes is imported where it is wanted."""
+        one, settings = self._components, self._components.live.now.metrics
+        if settings.listen.kind is EndpointKind.NONE:
+            return None
+        from kata_pin.daemon.status.allocation_metrics import alloc_metrics  # noqa: PLC0415
+        from kata_pin.daemon.status.metrics import Metrics  # noqa: PLC0415 - 40 ms, 3 MiB
 
-    `reread` returns the configuration as it is now. Raises KataPinError or OSError.
-    """
-    sandboxes = Sandboxes()
-    pending = PendingPasses(sandboxes)
-    one = compose(config, registry, pending)
-    live, node, allocator = one.live, one.node, one.allocator
-    counters, history = Counters(), History(registry, live)
-    watch = StateWatch(
-        vc=config.paths.vc, kata=config.paths.kata, kubelet=config.paths.kubelet_state
-    )
-    guests = Guests(
-        one.agents, registry, one.pins, node, live=live, sandboxes=sandboxes, start=background.start
-    )
-    nri_intake = NriIntake(registry, one.finder, one.index, one.kata_pinning, sandboxes)
-    nri = _nri_plugin(config, nri_intake, one, pending)
-    coordinator = Coordinator(allocator, pending, nri, node=node, root=one.root, registry=registry)
-    coordinator.catch_up()
-    passes = PassRunner(
-        one.root,
-        sandboxes,
-        one.engine,
-        registry=registry,
-        pins=one.pins,
-        live=live,
-        start=background.start,
-        ask=ExtraMonitor(one.kata, live).ask,
-        guests=guests,
-        observers=(history, counters, CgroupWatch(node, watch), coordinator, guests),
-    )
-    file_events = FileEvents(node, registry, one.adoption, sandboxes, watch)
-    spool = Spool(os.path.join(config.runtime_dir, "spool"))
-    spool.prepare()
-    hook_service = HookService(
-        live=live,
-        pins=one.pins,
-        intake=Intake(registry, one.bundles),
-        sandboxes=sandboxes,
-        spool=spool,
-        counters=counters,
-        find_vmm=passes.find_vmm,
-    )
-    auditor = Auditor(one.root, sandboxes)
-    audits = AuditLoop(
-        live,
-        auditor,
-        counters,
-        before=(
-            partial(one.index.refresh, full=True),
-            hook_service.take_spool,
-            file_events.look_at_node,
-            file_events.rearm,
-            file_events.look_around,
-        ),
-        after=(coordinator.audit, guests.audit),
-    )
-    readers = _readers(config.group)
-    metrics = _metrics_server(
-        one, readers, sandboxes=sandboxes, counters=counters, history=history,
-        coordinator=coordinator, watch=watch,
-    )  # fmt: skip
-    status = ServiceStatus(notifier, sandboxes, live)
-    reload = Reload(live, reread, sandboxes, audits, status)
-    overview = Overview(
-        one.root, sandboxes, one.engine, registry=registry, pins=one.pins, guests=guests
-    )
-    commands = Commands(
-        sandboxes=sandboxes,
-        passes=passes,
-        pins=one.pins,
-        overview=overview,
-        state=DaemonState(node, overview, allocator, coordinator, nri=nri, metrics=metrics),
-        reload=reload,
-        restore_cpusets=coordinator.restore,
-        live=live,
-        look_around=file_events.look_around,
-        history=history,
-        guests=guests,
-    )
-    gid, mode = readers
-    controls = (
-        ControlServer(os.path.join(config.runtime_dir, "control.sock"), commands.all),
-        ControlServer(
-            os.path.join(config.runtime_dir, "status.sock"), commands.reading, mode=mode, gid=gid
-        ),
-    )
+        metrics = Metrics(
+            self._counters,
+            self.sandboxes,
+            self._history,
+            lambda: one.node.current().topology.online,
+            registry=one.registry,
+            pins=one.pins,
+            overruns=lambda: self._watch.overruns,
+            single=settings.sandboxes,
+            more=partial(alloc_metrics, one.allocator, self._coordinator.pusher),
+        )
+        path = self._path("metrics.sock")
+        return MetricsServer(settings.listen, path=path, text=metrics.text, readers=(gid, mode))
 
-    return Assembly(
-        config=config,
-        registry=registry,
-        sandboxes=sandboxes,
-        passes=passes,
-        auditor=auditor,
-        audits=audits,
-        hook_service=hook_service,
-        hooks=HookServer(os.path.join(config.runtime_dir, "hook.sock"), hook_service.hook),
-        file_events=file_events,
-        thread_events=ThreadEvents(one.root, node, one.pins, sandboxes, counters),
-        coordinator=coordinator,
-        nri=nri,
-        metrics=metrics,
-        controls=controls,
-        status=status,
-        reload=reload,
-    )
+    async def _state(self, sandbox_id: str) -> bytes:
+        """Return the encoded `state` document as of now, of one sandbox if one is named."""
+        node, allocator = self._components.node, self._components.allocator
+        state = state_report(
+            node=node.current(),
+            mode=node.config.mode.value,
+            daemon=Daemon(
+                running=True,
+                pid=os.getpid(),
+                version=__version__,
+                uptime_s=round(time.monotonic() - self._started, 3),
+                nri=nri_report(self._nri),
+                metrics=metrics_report(self._metrics),
+            ),
+            node_notes=(*node.notes, *allocator.notes),
+            allocation=allocation_report(
+                allocator, self._coordinator.problems, self._coordinator.pusher
+            ),
+        )
+        overview = self._overview
+        chosen = overview.encoded_now(sandbox_id) if sandbox_id else overview.encoded()
+        return await in_slices(state, chosen)
 
 
 def _nri_plugin(
@@ -226,38 +237,6 @@ def _nri_plugin(
         wanted=nri.enabled is NriEnabled.YES,
         decider=decider,
     )
-
-
-def _metrics_server(
-    one: Components,
-    readers: tuple[int | None, int],
-    *,
-    sandboxes: Sandboxes,
-    counters: Counters,
-    history: History,
-    coordinator: Coordinator,
-    watch: StateWatch,
-) -> MetricsServer | None:
-    """Return who answers Prometheus; what that takes is imported where it is wanted."""
-    config = one.live.now
-    if config.metrics.listen.kind is EndpointKind.NONE:
-        return None
-    from kata_pin.daemon.status.allocation_metrics import alloc_metrics  # noqa: PLC0415
-    from kata_pin.daemon.status.metrics import Metrics  # noqa: PLC0415 - 40 ms, 3 MiB
-
-    metrics = Metrics(
-        counters,
-        sandboxes,
-        history,
-        lambda: one.node.current().topology.online,
-        registry=one.registry,
-        pins=one.pins,
-        overruns=lambda: watch.overruns,
-        single=config.metrics.sandboxes,
-        more=partial(alloc_metrics, one.allocator, coordinator.pusher),
-    )
-    path = os.path.join(config.runtime_dir, "metrics.sock")
-    return MetricsServer(config.metrics.listen, path=path, text=metrics.text, readers=readers)
 
 
 def _readers(group: str) -> tuple[int | None, int]:
