@@ -1,4 +1,4 @@
-"""A policy whose decisions can be relied on, whoever wrote it: none raises, none is impossible.
+"""A policy whose decisions can be relied on, whichever package it is from.
 
 Where the policy behind it fails, a new container gets the shared pool, a running one keeps its
 CPUs, and an ended one releases them. The failure is a note of the decision. Lifetime: the policy's.

@@ -4,7 +4,7 @@ A cpuset reaches a container in an answer to the runtime (D14), or is pushed bet
 (push.py); until then it is pending. What was sent in an answer counts as confirmed until the
 runtime reports otherwise, or an audit finds another cpuset in the container's cgroup. Each
 connection begins with everything the runtime reports. No answer repeats the cpuset that is being
-pushed. If an answer carries a newer one meanwhile, nobody knows which of the two the runtime
+pushed. If an answer carries a newer one meanwhile, it is unknown which of the two the runtime
 applied last: the newest is sent again when the push has ended.
 
 A Kata container without a CPU quota above 0 never gets a cpuset: both Kata runtimes size
@@ -150,7 +150,7 @@ class Ledger:
         self._update(request.container_id, request=request, sandbox_id=sandbox_id)
 
     def reported(self, container_id: str, cpuset: Cpuset, *, pid: int = 0) -> None:
-        """Record the cpuset that a container has. One that nobody here sent ends a restore."""
+        """Record the cpuset that a container has. Another than we sent ends a restore."""
         entry = self._entries.get(container_id, Entry())
         ours = cpuset == entry.confirmed or self.is_pushed(container_id, cpuset)
         final = entry.final if ours else None

@@ -12,7 +12,6 @@ Lifetime: the daemon's. Out of scope: the connection, and the rules.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Final, Protocol
@@ -35,8 +34,6 @@ from kata_pin.policy.alloc.refusals import other_owner
 from kata_pin.sources.nri_listener import CreationRefused, Listener
 from kata_pin.wire.nri.messages import Event, EventKind, Pod, PodContainer, Snapshot
 from kata_pin.wire.nri.replies import Answer, Cpuset, Update
-
-log = logging.getLogger(__name__)
 
 LAST: Final = "99"
 """The last index among NRI's plugins."""
@@ -167,7 +164,7 @@ class NriDecider:
             raise CreationRefused(refused.message)
         state = self._allocator.state
         grant = state.get(container.id)
-        if grant is not None and not grant.exclusive:  # else its start waits for those who leave
+        if grant is not None and not grant.exclusive:  # else its start waits for former users
             state = self._allocator.now
             grant = state.get(container.id)
         adjust = Cpuset() if grant is None else cpuset_for(grant, state)

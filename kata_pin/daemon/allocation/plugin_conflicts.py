@@ -4,7 +4,7 @@ NRI names no other plugin before its version 0.10. One that is asked before kata
 the cpusets that containers come with. One that is asked after it makes a creation fail that we
 adjusted: the next try is left alone, and only if that one succeeds, with a cpuset, was it a
 conflict. A creation that fails either way (a bad mount, no space) is no evidence, nor is one that
-succeeds without a cpuset: nobody else has set one.
+succeeds without a cpuset: no other plugin has set one.
 
 Users who create pods must not be able to switch the allocator off: one pod counts once, pods of
 only one namespace are no conflict, and all evidence expires.

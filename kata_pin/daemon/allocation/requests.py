@@ -64,7 +64,7 @@ def request_of_record(record: Container) -> ContainerRequest:
 def with_asked(cpu: CpuResources, asked: CpuResources) -> CpuResources:
     """Return a container's resources as UpdateContainer would leave them: 0 and "" change nothing.
 
-    containerd fills numbers that nobody gave with 0 (internal/cri/nri, fromCRILinuxResources).
+    containerd fills missing numbers with 0 (internal/cri/nri, fromCRILinuxResources).
     """
     return CpuResources(
         cpus=asked.cpus or cpu.cpus,

@@ -1,7 +1,8 @@
 """Containers with a cpuset of kata-pin's get all CPUs again when the allocator is switched off.
 
 NRI cannot remove a cpuset, only replace it by a longer list. A cpuset is ours if this daemon set it
-or, if an earlier one did, if it is the one stored in the grant. Any other was set by somebody else.
+or, if an earlier one did, if it is the one stored in the grant. Any other was set by another
+program.
 
 Pure but for the ledger's last cpusets. Out of scope: sending, and the pins of Kata's threads.
 """
@@ -46,7 +47,7 @@ def restore_cpusets(allocator: Allocator, *, sure: bool = False) -> None:
 
 
 def unconfined(state: AllocState, topology: HostTopology, *, mems: bool = False) -> Cpuset:
-    """Return the most a container can have: CPUs that are not isolated, and those we gave out.
+    """Return the most a container can have: CPUs that are not isolated, and those we granted.
 
     Online CPUs only: cgroup v1 accepts no others. With `mems` all memory nodes too.
     """

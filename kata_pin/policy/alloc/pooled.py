@@ -179,8 +179,8 @@ class PooledPolicy:
         demand = self._rule(request, self._settings)
         if demand.pooled or not asked(request.pod):
             return Decision(state, notes=demand.notes)
-        told = replace(refusal, strict=strict(request, self._settings))
-        return Decision(state, refused=told, notes=demand.notes)
+        declined = replace(refusal, strict=strict(request, self._settings))
+        return Decision(state, refused=declined, notes=demand.notes)
 
     def candidates(self, state: AllocState, request: ContainerRequest) -> tuple[Candidate, ...]:
         """Return the choices for a request; for a pooled one only the shared pool."""
