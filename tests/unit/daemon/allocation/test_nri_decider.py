@@ -449,6 +449,15 @@ def test_an_order_is_delivered_by_the_next_answer(world: World) -> None:
     assert _updates(answer) == {"c-db": str(own)}
 
 
+def test_an_override_by_id_holds_for_any_pod(world: World) -> None:
+    """Also for a running pod without a VM, and when annotations are read afterwards."""
+    world.make(_pod("web", kata=False), _app("web", 1))
+    world.allocator.set_orders({"web": CpuClass.SHARE})
+    assert world.allocator.state.grants["c-web"].cpu_class is CpuClass.SHARE
+    world.allocator.set_annotations({})
+    assert world.allocator.state.grants["c-web"].cpu_class is CpuClass.SHARE
+
+
 def test_synchronize_brings_everything_in_line(world: World) -> None:
     """What runs is taken in: Kata's and others', each with the cpuset that it is to have."""
     world.kata = {"db"}
