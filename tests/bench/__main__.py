@@ -26,7 +26,6 @@ from tests.bench import (
     hooks,
     idle,
     nrireplies,
-    passes,
     peers,
     soak,
     state,
@@ -51,7 +50,6 @@ class Part:
 PARTS = {
     "hook": Part(hooks.measure, 100, 20, "what a hook costs a container"),
     "event": Part(events.measure_events, 300, 60, "from a message to the last thread verified"),
-    "pass": Part(passes.measure, 300, 60, "one pass over 20 and over 260 threads, in CPU time"),
     "follow": Part(following.measure, 200, 40, "from an update without a hook to its pins"),
     "thread": Part(events.measure_births, 60, 15, "from a vCPU's birth to its pin"),
     "nri": Part(nrireplies.measure, 100, 20, "NRI's answers while 100 sandboxes reconcile"),

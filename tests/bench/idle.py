@@ -7,15 +7,12 @@ in a full run.
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
 from collections.abc import Iterator
 
-from kata_pin.wire.control import encode_request
 from tests.bench.audits import SANDBOXES
 from tests.bench.commands import show_rows
-from tests.bench.figures import MS, BenchError, Row, Samples, tail_row, timed
+from tests.bench.figures import BenchError, Row
 from tests.bench.hooks import known_sandbox, other_runtime
 from tests.bench.node import BenchNode
 from tests.bench.service import ServiceProcess, service
@@ -43,53 +40,12 @@ def measure(node: BenchNode, seconds: int) -> Iterator[Row]:
             bar_on_ratio=False, detail=f"at most {daemon.memory_mib('VmHWM'):.1f}",
         )  # fmt: skip
         yield from show_rows(node, max(seconds // 6, 3), suffix=suffix)
-        yield from _state_rows(node, daemon, max(seconds // 3, 10), suffix=suffix)
         rounds = max(seconds // 2, 10)
         if node.sandboxes:
             yield from known_sandbox(node, node.sandboxes[0], rounds, suffix=suffix)
         yield from other_runtime(node, rounds, suffix=suffix)
         if "ERROR" in daemon.log:
             raise BenchError(f"the daemon complained: {daemon.log[-400:]}")
-
-
-def _state_rows(
-    node: BenchNode, daemon: ServiceProcess, rounds: int, *, suffix: str
-) -> Iterator[Row]:
-    """Yield what a document of everything costs the daemon, and how long others wait meanwhile."""
-    at_rest = Samples([timed(lambda: _ask(node, "ping")) for _ in range(rounds)])
-    waits: list[float] = []
-    over = threading.Event()
-
-    def ping() -> None:
-        while not over.is_set():
-            waits.append(timed(lambda: _ask(node, "ping")))
-            time.sleep(0.002)
-
-    others = threading.Thread(target=ping)
-    start_s = daemon.cpu_s()
-    for _ in range(rounds):
-        _ask(node, "state")
-    spent_s = daemon.cpu_s() - start_s
-    others.start()
-    for _ in range(rounds):
-        _ask(node, "state")
-    over.set()
-    others.join()
-    yield Row(
-        f"a state request{suffix}", MS * spent_s / rounds, "ms CPU", rounds,
-        bar=30.0, bar_on_ratio=False, detail="mean of the daemon's CPU time",
-    )  # fmt: skip
-    yield tail_row(f"ping while state is answered{suffix}", Samples(waits), at_rest)
-
-
-def _ask(node: BenchNode, command: str) -> None:
-    """Send one request to the daemon and read its whole reply."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(30)
-        connection.connect(str(node.runtime_dir / "status.sock"))
-        connection.sendall(encode_request(command))
-        while not connection.recv(1 << 20).endswith(b"\n"):
-            pass
 
 
 def wait_until_quiet(daemon: ServiceProcess) -> None:
