@@ -21,7 +21,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Collection, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -87,9 +87,8 @@ class StateWatch:
 
     def __init__(self, *, vc: str, kata: str, kubelet: str) -> None:
         self._places = {"persist.json": os.path.join(vc, "sbs"), "state.json": kata}
-        self._kubelet_folder, self._kubelet_name = os.path.split(kubelet)
+        self._kubelet = kubelet
         self._cpusets: dict[str, dict[str, None]] = {}
-        self._inodes: dict[str, int] = {}
         self._open: _Open | None = None
         self.overruns = 0
 
@@ -104,13 +103,15 @@ class StateWatch:
         while True:
             began = time.monotonic()
             try:
-                watches = Watches()
-                with contextlib.closing(watches):
-                    self._start(watches)
+                with contextlib.closing(Watches()) as watches:
+                    self._open = _Open(watches, self._places, self._kubelet, self._cpusets)
                     yield Changes(everything=True)
-                    async with contextlib.aclosing(self._follow(watches)) as followed:
-                        async for changes in followed:
+                    while (events := await watches.next()) is not None:
+                        changes = self._open.changes(events)
+                        if changes:
                             yield changes
+                self.overruns += 1
+                log.warning("the kernel dropped file events; reading everything again")
             except OSError as error:
                 log.warning(
                     "cannot watch files (%s); changes are seen only at the next audit",
@@ -118,7 +119,6 @@ class StateWatch:
                 )
             finally:
                 self._open = None
-                self._inodes.clear()
             if time.monotonic() - began > CALM_S:
                 pauses = iter(PAUSES_S)
             await asyncio.sleep(next(pauses, PAUSES_S[-1]))
@@ -129,143 +129,125 @@ class StateWatch:
         A cgroup that was removed and made again is a new file, and is watched again.
         """
         paths = [os.path.join(one, "cpuset.cpus") for one in itertools.islice(folders, MAX_CGROUPS)]
-        for path in [one for one, ids in self._cpusets.items() if sandbox_id in ids]:
-            if path not in paths:
-                self._leave(path, sandbox_id)
+        for path, sandboxes in list(self._cpusets.items()):
+            if path not in paths and sandbox_id in sandboxes:
+                del sandboxes[sandbox_id]
+                if not sandboxes:
+                    del self._cpusets[path]
+                    if self._open is not None:
+                        self._open.leave_cpuset(path)
         for path in paths:
             self._cpusets.setdefault(path, {})[sandbox_id] = None
-            self._watch_cpuset(path)
+            if self._open is not None:
+                self._open.watch_cpuset(path)
 
     def rearm(self) -> None:
         """Watch what exists now; audits call it in case an event was missed."""
-        if self._open is None:
-            return
-        for folder in self._open.all:
+        if self._open is not None:
+            self._open.rearm()
+
+
+class _Open:
+    """What is watched until events are lost; `_known` has the sandboxes by state file."""
+
+    def __init__(
+        self,
+        watches: Watches,
+        places: Mapping[str, str],
+        kubelet: str,
+        cpusets: Mapping[str, Collection[str]],
+    ) -> None:
+        folder, self._kubelet_name = os.path.split(kubelet)
+        self.watches = watches
+        self._places = {file: Folder(watches, path, _ENTRIES) for file, path in places.items()}
+        self._kubelet = Folder(watches, folder, _WRITTEN)
+        self._known: dict[str, set[_State]] = {file: set() for file in places}
+        self._cpusets = cpusets
+        self._inodes: dict[str, int] = {}
+        for one in (*self._places.values(), self._kubelet):
+            one.arm()
+        self.rearm()
+
+    def rearm(self) -> None:
+        """Watch what exists now."""
+        for folder in (*self._places.values(), self._kubelet):
             if not folder.current:
                 folder.arm()
-        for file, folder in self._open.places.items():
-            self._list(file, folder)
+        for file in self._places:
+            self._list(file)
         for path in self._cpusets:
-            self._watch_cpuset(path)
+            self.watch_cpuset(path)
 
-    # ---- the loop ------------------------------------------------------------------------
-
-    def _start(self, watches: Watches) -> None:
-        places = {file: Folder(watches, path, _ENTRIES) for file, path in self._places.items()}
-        self._open = _Open(watches, places, Folder(watches, self._kubelet_folder, _WRITTEN))
-        for folder in self._open.all:
-            folder.arm()
-        for file, folder in places.items():
-            self._list(file, folder)
-        for path in self._cpusets:
-            self._watch_cpuset(path)
-
-    async def _follow(self, watches: Watches) -> AsyncGenerator[Changes, None]:
-        """Yield changes until events are lost."""
-        while (events := await watches.next()) is not None:
-            changes = Changes()
-            for one in events:
-                self._take(one, changes)
-            if changes:
-                yield changes
-        self.overruns += 1
-        log.warning("the kernel dropped file events; reading everything again")
-
-    def _take(self, event: KeyEvent, changes: Changes) -> None:
-        assert self._open is not None, "events come from what is open"
-        match event.key:
-            case _State(file, sandbox_id) as key:
-                if event.lost:
-                    self._open.watches.discard(key)
-                if event.lost or event.name == file:
-                    changes.sandboxes.add(sandbox_id)
-            case _Cpuset(path):
-                changes.cpusets.update(self._cpusets.get(path, ()))
-            case Folder() as folder if folder is self._open.kubelet:
-                moved = folder.moved(event)
-                if moved:
-                    folder.arm()
-                changes.kubelet |= moved or event.name == self._kubelet_name
-            case Folder() as folder:
-                file = self._open.file_of(folder)
-                if folder.moved(event):
-                    folder.arm()
-                    changes.sandboxes |= self._list(file, folder)
-                elif folder.exists and event.mask & Mask.ISDIR and is_id(event.name):
-                    self._entry(file, folder, event)
-                    changes.sandboxes.add(event.name)
+    def changes(self, events: Iterable[KeyEvent]) -> Changes:
+        """Return what a batch of events is about, and watch what appeared."""
+        changes = Changes()
+        for event in events:
+            match event.key:
+                case _State(file, sandbox_id) as key:
+                    if event.lost:
+                        self.watches.discard(key)
+                    if event.lost or event.name == file:
+                        changes.sandboxes.add(sandbox_id)
+                case _Cpuset(path):
+                    changes.cpusets.update(self._cpusets.get(path, ()))
+                case Folder() as folder if folder is self._kubelet:
+                    moved = folder.moved(event)
+                    if moved:
+                        folder.arm()
+                    changes.kubelet |= moved or event.name == self._kubelet_name
+                case Folder() as folder:
+                    changes.sandboxes |= self._entries(folder, event)
+        return changes
 
     # ---- sandboxes -----------------------------------------------------------------------
 
-    def _entry(self, file: str, folder: Folder, event: KeyEvent) -> None:
-        """Watch a sandbox's folder that appeared; forget one that disappeared."""
-        assert self._open is not None
-        key, known = _State(file, event.name), self._open.known[file]
+    def _entries(self, folder: Folder, event: KeyEvent) -> set[str]:
+        """Return the sandboxes that an event of their folder is about."""
+        file = next(file for file, one in self._places.items() if one is folder)
+        if folder.moved(event):
+            folder.arm()
+            return self._list(file)
+        if not (folder.exists and event.mask & Mask.ISDIR and is_id(event.name)):
+            return set()
+        key, known = _State(file, event.name), self._known[file]
         if not event.mask & ARRIVED:
-            self._open.watches.discard(key)
+            self.watches.discard(key)
             known.discard(key)
-        elif self._open.watches.add(key, os.path.join(folder.path, event.name), _SANDBOX):
+        elif self.watches.add(key, os.path.join(folder.path, event.name), _SANDBOX):
             known.add(key)
+        return {event.name}
 
-    def _list(self, file: str, folder: Folder) -> set[str]:
+    def _list(self, file: str) -> set[str]:
         """Watch the sandboxes that exist and no others; return former and present ones."""
-        assert self._open is not None
-        watches, before = self._open.watches, self._open.known[file]
+        folder, before = self._places[file], self._known[file]
         now = {_State(file, one) for one in _folders(folder.path)} if folder.exists else set()
         for key in before - now:
-            watches.discard(key)
-        self._open.known[file] = {
+            self.watches.discard(key)
+        self._known[file] = {
             key
             for key in now
-            if watches.add(key, os.path.join(folder.path, key.sandbox_id), _SANDBOX)
+            if self.watches.add(key, os.path.join(folder.path, key.sandbox_id), _SANDBOX)
         }
         return {key.sandbox_id for key in before | now}
 
     # ---- cpusets -------------------------------------------------------------------------
 
-    def _watch_cpuset(self, path: str) -> None:
+    def watch_cpuset(self, path: str) -> None:
         """Watch a cpuset file, unless this inode is watched already."""
-        if self._open is None:
-            return
         try:
             inode = os.stat(path).st_ino
         except OSError:
-            inode = 0
-        key = _Cpuset(path)
-        if inode and self._inodes.get(path) == inode and key in self._open.watches:
+            self.leave_cpuset(path)
             return
-        self._inodes[path] = inode
-        if not inode:
-            self._open.watches.discard(key)
-        else:
-            self._open.watches.add(key, path, Mask.MODIFY)
+        key = _Cpuset(path)
+        if self._inodes.get(path) != inode or key not in self.watches:
+            self._inodes[path] = inode
+            self.watches.add(key, path, Mask.MODIFY)
 
-    def _leave(self, path: str, sandbox_id: str) -> None:
-        self._cpusets[path].pop(sandbox_id, None)
-        if not self._cpusets[path]:
-            del self._cpusets[path]
-            self._inodes.pop(path, None)
-            if self._open is not None:
-                self._open.watches.discard(_Cpuset(path))
-
-
-class _Open:
-    """What is watched until events are lost; `known` has the sandboxes by file name."""
-
-    def __init__(self, watches: Watches, places: dict[str, Folder], kubelet: Folder) -> None:
-        self.watches = watches
-        self.places = places
-        self.kubelet = kubelet
-        self.known: dict[str, set[_State]] = {file: set() for file in places}
-
-    @property
-    def all(self) -> tuple[Folder, ...]:
-        """Every folder that is watched by its name."""
-        return (*self.places.values(), self.kubelet)
-
-    def file_of(self, folder: Folder) -> str:
-        """Return the name of the state file in the sandboxes of this folder."""
-        return next(file for file, one in self.places.items() if one is folder)
+    def leave_cpuset(self, path: str) -> None:
+        """Stop watching a cpuset file."""
+        self._inodes.pop(path, None)
+        self.watches.discard(_Cpuset(path))
 
 
 def _folders(path: str) -> Iterator[str]:
