@@ -198,12 +198,10 @@ class AllocState:
         """Return the state with this grant; one that is there already keeps its place."""
         return replace(self, grants={**self.grants, grant.container_id: grant})
 
-    def without(self, container_id: str) -> AllocState:
-        """Return the state without a container's grant."""
-        if container_id not in self.grants:
-            return self
-        rest = {one: grant for one, grant in self.grants.items() if one != container_id}
-        return replace(self, grants=rest)
+    def without(self, *container_ids: str) -> AllocState:
+        """Return the state without these containers' grants; the same if they have none."""
+        rest = {one: grant for one, grant in self.grants.items() if one not in container_ids}
+        return self if len(rest) == len(self.grants) else replace(self, grants=rest)
 
 
 class RefusalKind(StrEnum):

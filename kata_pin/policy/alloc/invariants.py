@@ -147,9 +147,7 @@ def ended(state: AllocState, running: Iterable[ContainerRequest]) -> frozenset[s
 
 def without(state: AllocState, names: Iterable[str]) -> Decision:
     """Return the decision that only removes these grants."""
-    for name in names:
-        state = state.without(name)
-    return Decision(state)
+    return Decision(state.without(*names))
 
 
 def _missing(after: AllocState, expected: Expected) -> str:

@@ -61,7 +61,7 @@ class PooledPolicy:
         rule: Rule,
         make_choice: Callable[[HostTopology, Machine, StaticOptions], Choice],
     ) -> None:
-        self._name = name
+        self.name = name
         self._topology = topology
         self._machine = Machine.of(topology)
         self._settings = settings
@@ -70,11 +70,6 @@ class PooledPolicy:
         single = settings.manager is ManagerPolicy.SINGLE_NUMA_NODE
         self._options.check_against(self._machine, single_numa_node=single)
         self._choice = make_choice(topology, self._machine, self._options)
-
-    @property
-    def name(self) -> str:
-        """The policy's name."""
-        return self._name
 
     def start(self) -> AllocState:
         """Return the state of a node without containers."""
@@ -93,9 +88,7 @@ class PooledPolicy:
         CPUs first, and the rest returns to the shared pool.
         """
         ended = [one for one in state.of_pod(request.pod.pod_uid) if one.request.init]
-        kept = state
-        for grant in ended:
-            kept = kept.without(grant.container_id)
+        kept = state.without(*(one.container_id for one in ended))
         prefer = _own(ended)
         demand = self._rule(request, self._settings)
         try:
@@ -116,12 +109,8 @@ class PooledPolicy:
         grant = state.get(container_id)
         if grant is None:
             return Decision(state)
-        gone = [grant]
-        if grant.kind is GrantKind.SANDBOX:
-            gone = list(state.of_pod(grant.pod_uid))
-        after = state
-        for one in gone:
-            after = after.without(one.container_id)
+        gone = state.of_pod(grant.pod_uid) if grant.kind is GrantKind.SANDBOX else (grant,)
+        after = state.without(*(one.container_id for one in gone))
         after = settled(self._retried(self._with_vm(after, grant)))
         return Decision(after, changes(state, after))
 
@@ -248,7 +237,8 @@ class PooledPolicy:
         rest = state.without(request.container_id)
         if demand.pooled:
             return self._in_pool(state, request, demand.reasons, home)
-        own = self._pick(rest, request, demand, prefer, avoid)
+        free = self._free(rest, demand, prefer) - (avoid - prefer)
+        own = self._nearest(free, demand.whole, prefer, _beside(rest, request))
         grant = self._grant(rest, request, demand, own)
         granted = state.with_grant(grant)
         after = self._with_vm(granted, grant, prefer - own, avoid - prefer)
@@ -269,19 +259,16 @@ class PooledPolicy:
         """Return the state in which the container follows the shared pool."""
         rest = state.without(request.container_id)
         zone = self._choice.zone(rest, request.cpu_millis, home or _beside(rest, request))
-        grant = Grant(request, self._name, shared=EMPTY, zone=zone, reasons=reasons)
+        grant = Grant(request, self.name, shared=EMPTY, zone=zone, reasons=reasons)
         return self._with_vm(state.with_grant(grant), grant)
 
     def _grant(
         self, rest: AllocState, request: ContainerRequest, demand: Demand, own: CpuSet
     ) -> Grant:
-        grant = Grant(
-            request,
-            self._name,
-            demand.cpu_class,
-            mems=self._mems(own),
-            reasons=demand.reasons,
-        )
+        mems = EMPTY
+        if self._settings.pin_memory:
+            mems = CpuSet(node for node, cpus in self._topology.nodes.items() if cpus & own)
+        grant = Grant(request, self.name, demand.cpu_class, mems=mems, reasons=demand.reasons)
         if demand.cpu_class is CpuClass.SHARE:
             return replace(grant, shared=own)
         if not demand.fraction_millis:
@@ -370,18 +357,6 @@ class PooledPolicy:
                 return free | ((prefer & pool) - bound(rest, most))
         return pool - bound(rest, most)
 
-    def _pick(
-        self,
-        rest: AllocState,
-        request: ContainerRequest,
-        demand: Demand,
-        prefer: CpuSet,
-        avoid: CpuSet,
-    ) -> CpuSet:
-        """Return the CPUs for a demand, preferred ones first; AllocError if there are too few."""
-        free = self._free(rest, demand, prefer) - (avoid - prefer)
-        return self._nearest(free, demand.whole, prefer, _beside(rest, request))
-
     def _nearest(self, free: CpuSet, wanted: int, prefer: CpuSet, beside: CpuSet) -> CpuSet:
         """Return `wanted` free CPUs: all preferred ones that are free, then the nearest."""
         if not self._options.full_pcpus_only:
@@ -397,12 +372,6 @@ class PooledPolicy:
         if len(kept) >= wanted:
             return shrink(self._topology, kept, wanted)
         return grow(self._machine, self._topology, kept, free, wanted - len(kept))
-
-    def _mems(self, own: CpuSet) -> CpuSet:
-        """Return the memory nodes of these CPUs, if the setting says to set them."""
-        if not self._settings.pin_memory:
-            return EMPTY
-        return CpuSet(node for node, cpus in self._topology.nodes.items() if cpus & own)
 
     def _shortage(self, state: AllocState, before: AllocState) -> str:
         """Return what the shared pool lacks if there are more exclusive CPUs than before."""
