@@ -77,6 +77,10 @@ class VmmKind(Protocol):
         """What KVM's vCPU ids are on x86."""
 
     @property
+    def qmp(self) -> bool:
+        """Whether it can be asked over QMP."""
+
+    @property
     def in_order(self) -> bool:
         """Whether it creates its threads in the order that order.py knows."""
 
@@ -104,6 +108,7 @@ class Row:
     threads: Sequence[ThreadName]
     in_shim: bool = False
     kvm_ids: KvmIds = KvmIds.INDEX
+    qmp: bool = False
     in_order: bool = False
 
     def read(self, argv: Sequence[str]) -> VmmCommand:
@@ -148,6 +153,7 @@ QEMU: Final = Row(
         _named("IO (.+)", ThreadRole.IOTHREAD),
     ),
     kvm_ids=KvmIds.SMP,
+    qmp=True,
     in_order=True,
 )
 CLOUD_HYPERVISOR: Final = Row(
@@ -194,7 +200,8 @@ def kind_of(path: str, kinds: Iterable[VmmKind]) -> VmmKind:
 
 def kind_named(name: str) -> VmmKind:
     """Return the row of a VMM that was accepted (`Vmm.kind`)."""
-    return next((kind for kind in BUILTIN if kind.name == name), None) or _third()[name]
+    known = next((kind for kind in BUILTIN if kind.name == name), None)
+    return known or _third().get(name, OTHERWISE)
 
 
 def _fitting(path: str, kinds: Iterable[VmmKind]) -> VmmKind | None:

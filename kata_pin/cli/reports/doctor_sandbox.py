@@ -19,6 +19,7 @@ from kata_pin.model.cpuset import CpuSet, union
 from kata_pin.model.reports.doctor import Row
 from kata_pin.model.reports.sandbox import Sandbox, Thread
 from kata_pin.model.reports.state import State
+from kata_pin.vmm.kinds import kind_named
 
 CERTAIN: Final = frozenset({"debugfs", "qmp", "kvm-fd", "name"})
 """Sources that know a vCPU's index; creation order only infers it (DESIGN D6)."""
@@ -43,7 +44,7 @@ def sandboxes(state: State, config: Config) -> Iterator[Row]:
             yield Row("VMM", "warn", why, "hypervisors allows more executables", name)
             continue
         yield recognised(sandbox, name)
-        if sandbox.vmm.kind == "qemu":
+        if kind_named(sandbox.vmm.kind).qmp:
             yield monitor(sandbox, config, name)
         yield from writers(sandbox, name)
         if sandbox.mask:

@@ -5,6 +5,7 @@ A new row needs an entry in SAMPLES; every test here then runs over it.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -375,3 +376,16 @@ def test_known_executables_load_no_row(entry_points: list[str]) -> None:
     """Looking for entry points costs time, so ordinary nodes do not."""
     Allowlist(HostRoot(), [*DEFAULT_EXECUTABLES, "/srv/qemu-system-x86_64"])
     assert entry_points == []
+
+
+def test_nothing_else_knows_a_vmm_by_name() -> None:
+    """What depends on the VMM is asked of its row."""
+    package = Path(kinds.__file__).parents[1]
+    names = {kind.name for kind in BUILTIN}
+    strings = {
+        str(path.relative_to(package)): node.value
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in names
+    }
+    assert set(strings) == {"vmm/kinds.py"}
