@@ -59,8 +59,8 @@ def test_vcpus_are_on_the_node_of_their_memory(pinner: PrivateNode, start_pod: P
     pod.create("c2", "6,7")
     pod.wait_placed({6, 7}, {0: 8, 1: 9, 2: 2, 3: 3})
     lines = _explained(pinner, pod)
-    assert "on host NUMA node 1, as its memory is" in lines[0]
-    assert "on host NUMA node 0, as its memory is" in lines[3]
+    assert "on host NUMA node 1, where its memory is" in lines[0]
+    assert "on host NUMA node 0, where its memory is" in lines[3]
     assert "thread sibling of vCPU 0, on the same core" in lines[1]
 
 

@@ -98,7 +98,7 @@ def test_the_union_where_nothing_else_tells(group: Path) -> None:
         ]
         assert (shown["cpus"], node.sandboxes()["p1"]["mask"]) == ("1", "1")
         lines = "\n".join(node.ask("explain", sandbox=pod.id)["lines"])
-        assert "cgroup: cpuset 1 (the sandbox's cgroup stands above config.json" in lines
+        assert "cgroup: cpuset 1 (the sandbox's cgroup takes precedence over config.json" in lines
         _write(own, "0-1")  # all that is allowed above: as if nobody had written it
         pod.wait_placed({0}, within_s=3.0)
 

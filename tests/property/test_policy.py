@@ -240,7 +240,7 @@ def test_explain_always_has_words(world: World) -> None:
     """Every thread and every note appears in the explanation, whatever the world."""
     found = world.place()
     text = "\n".join(explain(world.pod, world.threads, found, world.node))
-    assert all(f"tid {one.key.tid} " in text for one in world.threads)
+    assert all(f"(tid {one.key.tid}," in text for one in world.threads)
     assert all(note.code in text for note in found.notes)
 
 

@@ -1,11 +1,8 @@
-"""The audits: nothing depends on an event having arrived (DESIGN D1).
+"""The audits: drift is found even if no event reports it (D1).
 
-The affinity audit lists each process's threads and asks the kernel for their affinities, nothing
-more while they are right. The deep audit also compares identities and cpusets. What they find only
-marks a sandbox for a pass. Out of scope: finding sandboxes that nobody told us about (app.py does
-after a deep audit).
-
-Lifetime: the daemon's; what is expected is derived from each sandbox's last report, once a report.
+The affinity audit lists each process's threads and reads their affinities. The deep audit also
+compares start times and cpusets. What they find only marks a sandbox for a pass. Out of scope:
+finding sandboxes that no source reported.
 """
 
 from __future__ import annotations
@@ -25,18 +22,19 @@ from kata_pin.host.audit import Expected, Finding, audit_affinity, audit_deep
 from kata_pin.host.cpuset import CpusetReader
 from kata_pin.host.root import HostRoot
 from kata_pin.host.tasks import as_numbers
+from kata_pin.model.count_noun import count
 from kata_pin.model.placement import Report
 from kata_pin.model.thread import Task, ThreadKey, ThreadRole
 
 log = logging.getLogger(__name__)
 
 YIELD_EVERY: Final = 16
-"""Sandboxes between two chances for the event loop to serve a hook: about 2 ms."""
+"""The event loop serves others after so many sandboxes: about every 2 ms."""
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a report left behind, by process: each thread's birth and affinity."""
+    """What a report expects to find, by process: each thread's start time and affinity."""
 
     report: Report
     threads: dict[int, dict[int, Expected]]
@@ -72,31 +70,31 @@ class Auditor:
 
     async def affinity(self) -> int:
         """Run an affinity audit; return how many sandboxes were marked."""
-        return await self._round(self._look_at_affinities)
+        return await self._round(self._check_affinities)
 
     async def deep(self) -> int:
         """Run a deep audit; return how many sandboxes were marked."""
         cpusets = CpusetReader(self._root)
-        return await self._round(lambda expected: self._look_deep(expected, cpusets))
+        return await self._round(lambda expected: self._check_deep(expected, cpusets))
 
-    async def _round(self, look: Look) -> int:
+    async def _round(self, check: Check) -> int:
         marked = 0
         ids = self._sandboxes.ids
         self._expected = {one: self._expected[one] for one in ids if one in self._expected}
         for number, sandbox_id in enumerate(ids, start=1):
             cache = self._sandboxes.cache(sandbox_id)
             if cache is not None and cache.report is not None:
-                marked += self._judge(sandbox_id, cache, cache.report, look)
+                marked += self._judge(sandbox_id, cache, cache.report, check)
             if number % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
         return marked
 
-    def _judge(self, sandbox_id: str, cache: SandboxCache, report: Report, look: Look) -> bool:
-        """Look at one sandbox; mark it when something differs."""
+    def _judge(self, sandbox_id: str, cache: SandboxCache, report: Report, check: Check) -> bool:
+        """Check one sandbox; mark it if something differs."""
         expected = self._expected.get(sandbox_id)
         if expected is None or expected.report is not report:
             expected = self._expected[sandbox_id] = Expectation.of(report)
-        findings, shrunk = look(expected)
+        findings, shrunk = check(expected)
         back_off_ended = cache.other_writers.ended(time.monotonic())
         if not findings and not shrunk and not back_off_ended:
             cache.checked_at = time.monotonic()
@@ -108,13 +106,13 @@ class Auditor:
         ]
         if not shrunk:  # a cpuset that changed moves threads by itself
             cache.other_writers.drifted(moved, time.monotonic())
-        told = _told(findings, shrunk=shrunk) or "the back-off from another writer ended"
+        found = _summary(findings, shrunk=shrunk) or "back-off ended, re-applying affinities"
         drift = about(DRIFT_FOUND, source="audit")
-        log.info("sandbox %s: audit found %s", sandbox_id, told, extra=drift)
+        log.info("sandbox %s: audit: %s", sandbox_id, found, extra=drift)
         self._sandboxes.mark(sandbox_id, "audit", event=False)
         return True
 
-    def _look_at_affinities(self, expected: Expectation) -> tuple[dict[int, Finding], bool]:
+    def _check_affinities(self, expected: Expectation) -> tuple[dict[int, Finding], bool]:
         findings = {
             tgid: found
             for tgid, affinities in expected.affinities.items()
@@ -123,7 +121,7 @@ class Auditor:
         moved = any(found.moved for found in findings.values())
         return findings, moved and _cpuset_changed(expected, CpusetReader(self._root))
 
-    def _look_deep(
+    def _check_deep(
         self, expected: Expectation, cpusets: CpusetReader
     ) -> tuple[dict[int, Finding], bool]:
         findings = {
@@ -134,8 +132,8 @@ class Auditor:
         return findings, _cpuset_changed(expected, cpusets)
 
 
-Look = Callable[[Expectation], tuple[dict[int, Finding], bool]]
-"""Looks at one sandbox: what was found by process, and whether a cpuset changed."""
+Check = Callable[[Expectation], tuple[dict[int, Finding], bool]]
+"""Checks one sandbox; returns what it found, by process, and whether a cpuset changed."""
 
 
 def _cpuset_changed(expected: Expectation, cpusets: CpusetReader) -> bool:
@@ -149,12 +147,12 @@ def _changed(task: Task, cpusets: CpusetReader) -> bool:
         return True
 
 
-def _told(findings: dict[int, Finding], *, shrunk: bool) -> str:
-    """Say in a few words what an audit found."""
-    counts = {
+def _summary(findings: dict[int, Finding], *, shrunk: bool) -> str:
+    """Return in a few words what an audit found."""
+    numbers = {
         "moved": sum(len(f.moved) for f in findings.values()),
-        "born": sum(len(f.born) for f in findings.values()),
+        "new": sum(len(f.born) for f in findings.values()),
         "gone": sum(len(f.gone) for f in findings.values()),
     }
-    parts = [f"{count} threads {word}" for word, count in counts.items() if count]
-    return ", ".join([*parts, *(["a changed cpuset"] if shrunk else [])])
+    parts = [f"{count(number, 'thread')} {word}" for word, number in numbers.items() if number]
+    return ", ".join([*parts, *(["cpuset changed"] if shrunk else [])])

@@ -18,6 +18,7 @@ from typing import Final
 
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
+from kata_pin.daemon.reconcile.other_writers import OtherWriters
 from kata_pin.daemon.reconcile.ports import PinStore
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.thread_finder import ThreadFinder
@@ -27,6 +28,7 @@ from kata_pin.host.cpuset import CpusetReader
 from kata_pin.host.process import ProcessIndex, is_alive
 from kata_pin.host.root import HostRoot
 from kata_pin.host.tasks import TaskReader
+from kata_pin.model.count_noun import count
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.node import Node
 from kata_pin.model.placement import (
@@ -38,7 +40,6 @@ from kata_pin.model.placement import (
     Placement,
     Report,
 )
-from kata_pin.model.reports.sandbox import Writer
 from kata_pin.model.sandbox import Container, Sandbox, Vmm
 from kata_pin.model.thread import Thread, ThreadKey, ThreadRole
 from kata_pin.policy.alloc.allotment import Allotment, nothing_allotted
@@ -229,7 +230,8 @@ class Engine:
             return Report(sandbox_id=sandbox.id, placement=placement)
         round_ = self._observe(sandbox, sandbox.vmm, node, allotment, cache)
         known = {t.key for t in cache.report.threads} if cache.report else None
-        backed_off = cache.other_writers.backed_off(time.monotonic())
+        now = time.monotonic()
+        backed_off = cache.other_writers.backed_off(now)
         drifts = find_drift(round_.placement, round_.threads, known=known, backed_off=backed_off)
         results: dict[ThreadKey, ActionResult] = {}
         rounds = 1
@@ -255,9 +257,7 @@ class Engine:
             placement=round_.placement,
             drifts=drifts,
             results=tuple(results.values()),
-            notes=tuple(
-                _notes(results.values(), backed_off, cache.other_writers.writer(time.monotonic()))
-            ),
+            notes=tuple(_notes(results.values(), backed_off, cache.other_writers, now)),
             rounds=rounds,
         )
 
@@ -368,25 +368,32 @@ def _after(threads: Iterable[Thread], done: Iterable[ActionResult]) -> list[Thre
 
 
 def _notes(
-    results: Iterable[ActionResult], backed_off: Collection[ThreadKey], writer: Writer | None
+    results: Iterable[ActionResult],
+    backed_off: Collection[ThreadKey],
+    others: OtherWriters,
+    now: float,
 ) -> Iterator[Note]:
-    """Say what the kernel did not let us do, one line a kind."""
+    """Yield what kept threads from being pinned, one note per kind."""
     outcomes = [one.outcome for one in results]
-    for outcome, text in _SAID.items():
-        count = outcomes.count(outcome)
-        if count:
-            yield Note(f"affinity-{outcome.value}", f"{count} threads: {text}", NoteLevel.WARNING)
-    if backed_off and writer is not None:
+    for outcome, text in _OBSTACLES.items():
+        number = outcomes.count(outcome)
+        if number:
+            said = f"{count(number, 'thread')}: {text}"
+            yield Note(f"affinity-{outcome.value}", said, NoteLevel.WARNING)
+    writer = others.writer(now) if backed_off else None
+    if writer is not None:
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - (writer.since_s or 0.0)))
         text = (
-            f"{len(backed_off)} threads are moved again and again by another writer, seen"
-            f" {writer.count} times; left alone for now"
+            f"another process changed {count(len(backed_off), 'affinity', 'affinities')}"
+            f" {count(writer.count, 'time')} since {since}; backing off, retrying in"
+            f" {max(0.0, others.retry_at() - now):.0f} s"
         )
         yield Note("other-writer", text, NoteLevel.WARNING)
 
 
-_SAID: Final = {
-    Outcome.REFUSED: "no CPU of the mask is in the cgroup's cpuset (EINVAL)",
-    Outcome.DENIED: "not permitted; the daemon needs CAP_SYS_NICE (EPERM)",
-    Outcome.CLIPPED: "the kernel applies other CPUs than asked; the cpuset is changing",
-    Outcome.FIXED: "kernel threads that nobody may move",
+_OBSTACLES: Final = {
+    Outcome.REFUSED: "cannot be pinned: their cgroup allows none of the CPUs (EINVAL)",
+    Outcome.DENIED: "cannot be pinned: the daemon lacks CAP_SYS_NICE (EPERM)",
+    Outcome.CLIPPED: "the kernel allows other CPUs than asked for: the cpuset is changing",
+    Outcome.FIXED: "cannot be pinned: kernel threads with a fixed affinity",
 }

@@ -1,7 +1,7 @@
 """The node's facts as each pass needs them, read again only where they may have changed.
 
-Topology follows the online and the isolated CPUs (cheap reads), the kubelet's checkpoint its file's
-stamp. Lives as long as the daemon. Out of scope: following changes by events (file_events.py).
+The topology is read again when online or isolated CPUs change, the kubelet's checkpoint when its
+file does. Out of scope: events about such changes (file_events.py).
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class NodeWatch:
 
     @property
     def cgroup_mounts(self) -> tuple[CgroupMount, ...]:
-        """Where cgroups are mounted, read anew after each `changed`.
+        """Where cgroups are mounted, read again after each `changed`.
 
-        A node with 250 pods has thousands of mounts, and those of cgroups stay.
+        A node with 250 pods has thousands of mounts, and those of cgroups do not change.
         """
         if self._cgroup_mounts is None:
             self._cgroup_mounts = cgroup_mounts(self._root)
@@ -82,7 +82,7 @@ class NodeWatch:
 
     @property
     def kubelet(self) -> KubeletState | None:
-        """The kubelet's assignments as of now; the last good ones while its file is damaged."""
+        """The kubelet's assignments as of now; the last valid ones while its file is damaged."""
         return self._current_kubelet()
 
     def set_live_threads(self, *, live: bool) -> None:
@@ -125,11 +125,11 @@ class NodeWatch:
         return self._kubelet
 
     def _read_kubelet(self, path: str) -> None:
-        """Read the checkpoint; one that is damaged keeps the last good one in force."""
+        """Read the checkpoint; a damaged one leaves the last valid one in use."""
         try:
             self._kubelet = read_kubelet(path)
             self._kubelet_problem = ""
         except KataPinError as error:
-            kept = "what it said before holds" if self._kubelet else "nothing is known of it"
+            kept = "using the last valid one" if self._kubelet else "no valid one is known"
             self._kubelet_problem = f"{error}; {kept}"
-            log.warning("kubelet checkpoint not used: %s", error)
+            log.warning("kubelet checkpoint ignored: %s; %s", error, kept)

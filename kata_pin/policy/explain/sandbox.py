@@ -13,7 +13,7 @@ from kata_pin.model.placement import Placement, Provenance
 from kata_pin.model.sandbox import GuestTopology, ReportedCpuset, Sandbox
 from kata_pin.model.thread import Thread, ThreadRole
 from kata_pin.policy.placement import notes
-from kata_pin.policy.placement.locality import vicinities
+from kata_pin.policy.placement.locality import localities
 from kata_pin.policy.placement.mask import counted
 from kata_pin.policy.placement.overhead import reserve_size
 from kata_pin.policy.placement.pools import exclusive_pools
@@ -109,7 +109,7 @@ def _threads(
     sandbox: Sandbox, threads: Sequence[Thread], placement: Placement, node: Node
 ) -> Iterator[str]:
     guest = sandbox.vmm.guest if sandbox.vmm is not None else GuestTopology()
-    near = vicinities(threads, placement, guest, node.topology)
+    near = localities(threads, placement, guest, node.topology)
     for thread in sorted(threads, key=_thread_order):
         head = f"{thread.label} (tid {thread.key.tid}, source: {thread.role.source})"
         desired = placement.desired.get(thread.key)

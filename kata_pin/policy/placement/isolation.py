@@ -16,7 +16,7 @@ from kata_pin.model.cpuset import CpuSet, union
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.placement.want import Fit
 
-_DETAIL: Final = "dealt one CPU, for isolated CPUs are not balanced"
+_DETAIL: Final = "one CPU only: isolated CPUs are not load-balanced"
 
 
 def deal(fits: Sequence[Fit], topology: HostTopology) -> list[Fit]:

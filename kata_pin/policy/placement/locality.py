@@ -1,6 +1,6 @@
-"""What the CPUs of a pair have to do with the guest's memory and thread siblings, in words.
+"""How the CPUs of a pair relate to the guest's memory and thread siblings, in words.
 
-Told from the placement alone, so that it holds as well for pairs that were only kept. Out of scope:
+Derived from the placement alone, so it holds for pairs that were only kept, too. Out of scope:
 making pairs (pairing.py).
 """
 
@@ -15,7 +15,7 @@ from kata_pin.model.thread import Thread, ThreadKey
 from kata_pin.model.topology import HostTopology
 
 
-def vicinities(
+def localities(
     threads: Iterable[Thread],
     placement: Placement,
     guest: GuestTopology,
@@ -48,7 +48,7 @@ def _memory(index: int, run: CpuSet, guest: GuestTopology, topology: HostTopolog
     if not bound:
         return ""
     nodes = CpuSet(node for cpu in run if (node := topology.node_of(cpu)) is not None)
-    here = "as its memory is" if nodes <= bound else f"its memory is on {bound}"
+    here = "where its memory is" if nodes <= bound else f"its memory is on {bound}"
     return f"on host NUMA node {nodes}, {here}"
 
 

@@ -1,7 +1,7 @@
 """The sandbox mask: which CPUs the containers of a sandbox have together (DESIGN D8).
 
-Computed anew in each pass from the recorded containers; a container that left simply no longer
-counts. Out of scope: which thread uses which part (place.py).
+Computed in each pass from the recorded containers; one that ended no longer counts.
+Out of scope: which thread uses which part (place.py).
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def _mask_and_origin(
     if containers:
         return containers, "union of the containers' cpusets"
     if node.kubelet is not None and node.kubelet.static and node.kubelet.default:
-        return node.kubelet.default, "the kubelet's default set: no container has a cpuset"
+        return node.kubelet.default, "kubelet's default set (no container has a cpuset)"
     if pool:
-        return pool, "our allocator's shared pool: no container has a cpuset"
+        return pool, "allocator's shared pool (no container has a cpuset)"
     if pause:
-        return pause, "the pod sandbox's own cpuset: no container has one"
+        return pause, "pod sandbox's own cpuset (no container has one)"
     return None, "no container has a cpuset"

@@ -1,7 +1,6 @@
 """What an operator should know about a placement; the codes are stable, machines read them.
 
-Each note has one function here, so that the texts stand together. Out of scope: when a note is
-due, which the module that finds it decides.
+Each note has one function here. The module that finds something decides whether a note is due.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Final
 
+from kata_pin.model.count_noun import count
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.settings import Overhead
@@ -58,8 +58,8 @@ def remedies(vcpus: int, exclusive: int) -> tuple[str, ...]:
 
 
 def size_text(vcpus: int, exclusive: int) -> str:
-    """Return what the VM has against what it should have, with the remedies when it lacks vCPUs."""
-    text = f"the VM has {vcpus} vCPUs for {exclusive} exclusive CPUs"
+    """Return how many vCPUs the VM has and needs, with the remedies when it lacks some."""
+    text = f"the VM has {count(vcpus, 'vCPU')} for {count(exclusive, 'exclusive CPU')}"
     if vcpus == exclusive:
         text += ", none is left for the guest's own work"
     found = remedies(vcpus, exclusive)
@@ -74,8 +74,9 @@ def fewer_vcpus(vcpus: int, exclusive: int) -> Note:
 def fewer_vcpus_than_containers(vcpus: int, containers: int, exclusive: int) -> Note:
     """Say that not even each container with exclusive CPUs can have a vCPU."""
     text = (
-        f"the VM has {vcpus} vCPUs for {containers} containers with exclusive CPUs, so every vCPU"
-        f" takes the whole sandbox mask; remedies: {'; '.join(remedies(vcpus, exclusive))}"
+        f"the VM has {count(vcpus, 'vCPU')} for {containers} containers with exclusive CPUs, so"
+        " every vCPU gets the whole sandbox mask; remedies:"
+        f" {'; '.join(remedies(vcpus, exclusive))}"
     )
     return _warning(NoteCode.FEWER_VCPUS_THAN_CONTAINERS, text)
 
@@ -83,8 +84,8 @@ def fewer_vcpus_than_containers(vcpus: int, containers: int, exclusive: int) -> 
 def shared_without_vcpu(containers: Sequence[str], vcpus: int, exclusive: int) -> Note:
     """Say that containers without exclusive CPUs have no vCPU of their own."""
     text = (
-        f"no vCPU is left for {_names(containers)}, which must use vCPUs paired with exclusive"
-        f" CPUs; remedies: {'; '.join(remedies(vcpus, exclusive))}"
+        f"no vCPU is left for {_names(containers)}: vCPUs that are paired with exclusive CPUs serve"
+        f" them; remedies: {'; '.join(remedies(vcpus, exclusive))}"
     )
     return _warning(NoteCode.SHARED_WITHOUT_VCPU, text)
 
@@ -92,17 +93,17 @@ def shared_without_vcpu(containers: Sequence[str], vcpus: int, exclusive: int) -
 def shared_on_overhead(containers: Sequence[str], setting: Overhead, shared: CpuSet) -> Note:
     """Say that the vCPUs of shared containers are kept off the containers' CPUs."""
     text = (
-        f"{_names(containers)} run on surplus vCPUs, which overhead {setting} keeps off the shared"
-        f" CPUs {shared}; overhead auto, or a setting for the role vcpu, changes that"
+        f"{_names(containers)} run on unpaired vCPUs, which the setting overhead: {setting} keeps"
+        f" off the shared CPUs {shared}; set overhead: auto, or overhead for the role vcpu"
     )
     return _warning(NoteCode.SHARED_ON_OVERHEAD, text)
 
 
 def surplus_overlaps_pairs(vcpus: int, cpus: CpuSet) -> Note:
-    """Say that surplus vCPUs may run on paired CPUs (DESIGN D10: a note, not drift)."""
+    """Say that unpaired vCPUs may run on paired CPUs (D10: a note, not drift)."""
     text = (
-        f"{vcpus} surplus vCPUs may run on the paired CPUs {cpus}; overhead reserve:1 gives them a"
-        " CPU of their own"
+        f"{count(vcpus, 'unpaired vCPU')} may run on the paired CPUs {cpus}; to give them a CPU of"
+        " their own, set overhead: reserve:1"
     )
     return Note(NoteCode.SURPLUS_OVERLAPS_PAIRS, text)
 
@@ -110,34 +111,34 @@ def surplus_overlaps_pairs(vcpus: int, cpus: CpuSet) -> Note:
 def overhead_overlaps_pairs(threads: int, cpus: CpuSet) -> Note:
     """Say that threads other than vCPUs may run on paired CPUs."""
     text = (
-        f"{threads} threads that are not vCPUs may run on the paired CPUs {cpus}; overhead"
-        " reserve:1, or housekeeping CPUs that the cgroup allows, keep them off"
+        f"{count(threads, 'thread')} other than vCPUs may run on the paired CPUs {cpus}; to keep"
+        " them off, set overhead: reserve:1, or housekeeping CPUs that the cgroup allows"
     )
     return Note(NoteCode.OVERHEAD_OVERLAPS_PAIRS, text)
 
 
 def role_conflict(tids: Sequence[int], why: str) -> Note:
-    """Say which threads' roles are disputed (DESIGN D6)."""
-    text = f"the role of {_tids(tids)} is disputed ({why}): the whole sandbox mask"
+    """Say which threads' roles the sources disagree about (D6)."""
+    text = f"sources disagree about the role of {_tids(tids)} ({why}): whole sandbox mask"
     return _warning(NoteCode.ROLE_CONFLICT, text)
 
 
 def vcpu_index_unknown(tids: Sequence[int]) -> Note:
     """Say which vCPUs have no known index."""
-    text = f"{_tids(tids)}: vCPU of unknown index, the first to be surplus"
+    text = f"the vCPU index of {_tids(tids)} is unknown; these vCPUs are paired last"
     return _warning(NoteCode.VCPU_INDEX_UNKNOWN, text)
 
 
 def exclusive_offline(cpus: CpuSet) -> Note:
     """Say which exclusive CPUs are off."""
-    return _warning(NoteCode.EXCLUSIVE_OFFLINE, f"the exclusive CPUs {cpus} are offline")
+    return _warning(NoteCode.EXCLUSIVE_OFFLINE, f"exclusive CPUs {cpus} are offline")
 
 
 def exclusive_overlap(cpus: CpuSet) -> Note:
     """Say which CPUs two containers of the sandbox claim exclusively."""
     text = (
-        f"the CPUs {cpus} are claimed as exclusive by more than one container of the sandbox;"
-        " the first recorded one keeps them"
+        f"CPUs {cpus} are exclusive to more than one container of the sandbox; the first recorded"
+        " one keeps them"
     )
     return _warning(NoteCode.EXCLUSIVE_OVERLAP, text)
 
@@ -145,8 +146,8 @@ def exclusive_overlap(cpus: CpuSet) -> Note:
 def reserve_too_large(reserve: int, exclusive: int) -> Note:
     """Say that a reserve leaves nothing to pair."""
     text = (
-        f"overhead reserve:{reserve} takes all {exclusive} exclusive CPUs: nothing is left to pair,"
-        " every vCPU takes the whole sandbox mask"
+        f"overhead: reserve:{reserve} takes all {count(exclusive, 'exclusive CPU')}; no vCPU can be"
+        " paired, so every vCPU gets the whole sandbox mask"
     )
     return _warning(NoteCode.RESERVE_TOO_LARGE, text)
 
@@ -158,30 +159,42 @@ def reserve_takes_container(containers: Sequence[str]) -> Note:
 
 
 def fallback(threads: int, step: str, wanted: CpuSet, obstacle: str) -> Note:
-    """Say that threads can not have what they should (DESIGN D7)."""
-    text = f"{threads} threads want {wanted or 'no CPU'} and take step {step}: {obstacle}"
+    """Say that threads cannot have the CPUs they should (D7), and which they have instead."""
+    text = (
+        f"{count(threads, 'thread')} cannot run on {wanted or 'no CPU'} ({obstacle}); falling back"
+        f" to {_STEPS[step]}"
+    )
     return _warning(NoteCode.FALLBACK, text)
 
 
+_STEPS: Final = {
+    "shared": "the sandbox's shared CPUs",
+    "reserve": "the sandbox's reserve CPUs",
+    "surplus": "the CPUs of unpaired vCPUs",
+    "cpuset": "the cgroup's cpuset",
+    "online": "all online CPUs",
+}
+
+
 def kata_pins_vcpus(evidence: str) -> Note:
-    """Say that the vCPUs are left to Kata's own pinning (DESIGN D13), and how that is known."""
+    """Say that the vCPUs are left to Kata's own pinning (D13), and how that is known."""
     setting = f"enable_vcpus_pinning by {evidence}" if evidence else "enable_vcpus_pinning"
-    text = f"Kata pins the vCPUs of this sandbox itself ({setting}): they are left to it"
+    text = f"Kata pins the vCPUs of this sandbox itself ({setting}); kata-pin does not"
     return Note(NoteCode.KATA_PINS_VCPUS, text)
 
 
 def kata_may_pin(evidence: str, vcpus: int) -> Note:
-    """Say that Kata's own pinning is on and rests: it acts on equal numbers only (DESIGN D13)."""
+    """Say that Kata's own pinning is on but inactive: it needs equal numbers (D13)."""
     text = (
-        f"enable_vcpus_pinning is on (by {evidence}); Kata rests while its containers have other"
-        f" than {vcpus} CPUs, as many as there are vCPUs"
+        f"enable_vcpus_pinning is on (by {evidence}), but Kata pins only while its containers have"
+        f" as many CPUs as there are vCPUs ({vcpus})"
     )
     return Note(NoteCode.KATA_MAY_PIN, text)
 
 
 def released(origin: str) -> Note:
-    """Say that pins are given back (DESIGN D18)."""
-    return Note(NoteCode.RELEASED, f"nothing confines the sandbox ({origin}): pins are given back")
+    """Say that the original affinities are restored (D18)."""
+    return Note(NoteCode.RELEASED, f"not pinned: {origin}; original affinities are restored")
 
 
 def _warning(code: NoteCode, text: str) -> Note:

@@ -1,4 +1,4 @@
-"""Where threads that are not vCPUs go, and surplus vCPUs (DESIGN D11).
+"""Where threads that are not vCPUs go, and unpaired vCPUs (D11).
 
 Out of scope: what happens when the cgroup or the online CPUs do not allow it (fallback.py).
 """
@@ -19,7 +19,7 @@ _LEAVE: Final = Overhead(OverheadKind.LEAVE)
 
 
 def setting_for(settings: PlacementSettings, role: ThreadRole) -> Overhead:
-    """Return the overhead setting of a role; the shim is left alone unless it has its own."""
+    """Return the overhead setting of a role; the shim is not managed unless it has its own."""
     own = settings.overhead_roles.get(role)
     if own is not None:
         return own
@@ -51,51 +51,51 @@ class OverheadHome:
         self._live_threads = node.live_threads
 
     def wants(self, threads: Iterable[Thread]) -> Iterator[Want]:
-        """Yield the want of each thread that is no vCPU and is not left alone."""
+        """Yield the want of each thread that is no vCPU and is managed."""
         for thread in threads:
             role = thread.role.role
             setting = setting_for(self._settings, role)
             if setting.kind is OverheadKind.LEAVE:
                 continue
             if not self._live_threads and _is_main(thread):
-                reason = "main thread: new threads inherit its mask, and none is seen being born"
+                reason = "main thread: sandbox mask (new threads inherit it; no events report them)"
                 yield Want(thread, self._mask, Kind.OVERHEAD, reason)
                 continue
             cpus, reason = self._cpus(setting, thread.task)
             yield Want(thread, cpus, Kind.OVERHEAD, reason)
 
     def surplus(self, thread: Thread) -> Want | None:
-        """Return the want of a surplus vCPU, None when the setting leaves it alone."""
+        """Return the want of an unpaired vCPU, None when the setting is `leave`."""
         setting = setting_for(self._settings, ThreadRole.VCPU)
         if setting.kind is OverheadKind.LEAVE:
             return None
         cpus, reason = self._cpus(setting, thread.task)
-        return Want(thread, cpus, Kind.SURPLUS, f"surplus vCPU: {reason}")
+        return Want(thread, cpus, Kind.SURPLUS, f"unpaired vCPU: {reason}")
 
     def _cpus(self, setting: Overhead, task: Task) -> tuple[CpuSet, str]:
         match setting.kind:
             case OverheadKind.AUTO:
                 return self._auto(task)
             case OverheadKind.SANDBOX:
-                return self._sandbox, "overhead sandbox: the sandbox mask"
+                return self._sandbox, "sandbox mask (overhead: sandbox)"
             case OverheadKind.HOUSEKEEPING:
-                return self._settings.housekeeping, "overhead housekeeping"
+                return self._settings.housekeeping, "housekeeping CPUs (overhead: housekeeping)"
             case OverheadKind.RESERVE:
                 # [-0:] would be everything
                 cpus = self._reserved[-setting.reserve :] if setting.reserve > 0 else ()
-                return CpuSet(cpus), f"overhead {setting}: the last exclusive CPUs"
+                return CpuSet(cpus), f"last exclusive CPUs (overhead: {setting})"
             case _:
-                return setting.cpus, "overhead of a cpu list"
+                return setting.cpus, f"configured CPUs (overhead: {setting})"
 
     def _auto(self, task: Task) -> tuple[CpuSet, str]:
         if self._shared:
-            return self._shared, "overhead auto: the sandbox's shared CPUs"
+            return self._shared, "shared CPUs (overhead: auto)"
         reachable = self._default & self._online
         if task.cpuset:
             reachable &= task.cpuset
         if reachable:
-            return self._default, "overhead auto: the kubelet's default set"
-        return self._sandbox, "overhead auto: the sandbox mask, no shared CPU is in reach"
+            return self._default, "kubelet's default set (overhead: auto)"
+        return self._sandbox, "sandbox mask, no shared CPU is reachable (overhead: auto)"
 
 
 def _is_main(thread: Thread) -> bool:

@@ -1,16 +1,16 @@
-"""Which source is believed about a container's cpuset when they disagree, and why.
+"""Which source's value of a container's cpuset is used when they disagree, and why.
 
 The order, first to last:
 
-1. live sources, which tell a container's cpuset of now: NRI and Kata's persist.json. Where both
-   tell, the one whose value changed last: an update reaches both, what one missed the other tells.
+1. live sources, which report a container's current cpuset: NRI and Kata's persist.json. If both
+   report one, the one whose value changed last: an update reaches both, unless one missed it.
 2. the kubelet's checkpoint, where it gives the container CPUs of its own: they stay while it lives.
-3. the written cpuset of the sandbox's cgroup: Kata keeps the union of the containers' cpusets
-   there. It tells nothing of a single container, but the sandbox mask it tells exactly.
-4. config.json of the bundle, which no update changes.
+3. the configured cpuset of the sandbox's cgroup: Kata keeps the union of the containers' cpusets
+   there. It says nothing about a single container, but is exactly the sandbox mask.
+4. config.json of the bundle, which updates do not change.
 
-Steps 2 and 3 are for containers that no live source tells of (runtime-rs without NRI). A value is
-as old as its last change: a source that repeats itself is not newer for it.
+Steps 2 and 3 are for containers that no live source reports (runtime-rs without NRI). A value is as
+old as its last change: repeating it does not make it newer.
 
 Pure functions. Out of scope: how long values are kept (observations.py), and whether a CPU
 is exclusive (exclusive.py).
@@ -34,7 +34,7 @@ from kata_pin.model.sandbox import (
 from kata_pin.policy.placement.exclusive import looks_exclusive
 
 LIVE: Final = (CpusetSource.NRI, CpusetSource.KATA)
-"""Sources that tell each container's cpuset of now."""
+"""Sources that report each container's current cpuset."""
 
 _RANKS: Final = {
     CpusetSource.KUBELET: 2,
@@ -51,7 +51,7 @@ _WORDS: Final = {
 
 
 def believed(reported: Iterable[ReportedCpuset]) -> ReportedCpuset | None:
-    """Return what is believed of what sources told, None where none told anything."""
+    """Return the value to use of those that sources reported, None without any."""
     values = tuple(reported)
     live = [one for one in values if one.source in LIVE]
     if live:
@@ -60,31 +60,31 @@ def believed(reported: Iterable[ReportedCpuset]) -> ReportedCpuset | None:
 
 
 def why(reported: Iterable[ReportedCpuset]) -> str:
-    """Return in a few words why that one is believed."""
+    """Return in a few words why that value is used."""
     values = tuple(reported)
     winner = believed(values)
     if winner is None:
-        return "no source tells it"
+        return "no source reports it"
     word = _WORDS[winner.source]
     others = [one for one in values if one is not winner]
     if not others:
-        return f"{word} alone tells it"
+        return f"only {word} reports it"
     if all(one.cpus == winner.cpus for one in others):
         return "all sources agree"
     if winner.source not in LIVE:
-        return f"{word} stands above config.json, which no update changes"
+        return f"{word} takes precedence over config.json, which updates do not change"
     if any(one.source in LIVE and one.cpus != winner.cpus for one in others):
-        return f"{word} changed last"
-    return f"{word} tells what holds now"
+        return f"{word} changed most recently"
+    return f"{word} reports the current value"
 
 
 def settled(
     containers: Sequence[Container], *, kubelet: KubeletState | None, written: CpuSet
 ) -> tuple[Container, ...]:
-    """Return the containers with the cpusets that are believed.
+    """Return the containers with the cpusets to use.
 
-    What live sources told is in the record already. `written` is the cpuset that somebody wrote for
-    the sandbox's cgroup; empty: none did.
+    What live sources reported is in the record already. `written` is the cpuset configured for the
+    sandbox's cgroup, empty without one.
     """
     every = tuple(_by_kubelet(one, kubelet) for one in containers)
     if not written:
@@ -94,7 +94,7 @@ def settled(
 
 
 def is_stale(container: Container) -> bool:
-    """Whether only config.json told a container's cpuset."""
+    """Whether only config.json reported a container's cpuset."""
     winner = believed(container.reported)
     return (
         container.kind is ContainerKind.CONTAINER
@@ -112,7 +112,7 @@ def _by_kubelet(container: Container, kubelet: KubeletState | None) -> Container
 
 
 def _with(container: Container, source: CpusetSource, cpus: CpuSet | None) -> Container:
-    """Return the container with a value more; None: this source tells none."""
+    """Return the container with one more value; None: this source reports none."""
     if cpus is None:
         return container
     return replace(
@@ -121,10 +121,10 @@ def _with(container: Container, source: CpusetSource, cpus: CpuSet | None) -> Co
 
 
 def _shares(every: Sequence[Container], written: CpuSet) -> dict[str, CpuSet]:
-    """Return what the union means for the containers that only config.json tells of.
+    """Return what the union means for the containers that only config.json reports.
 
-    Each keeps what is still in the union. CPUs that came are for those that lost some, as they were
-    moved; else for those that do not look exclusive: their cpusets are the ones that move.
+    Each keeps what is still in the union. New CPUs go to those that lost some, because they were
+    moved; else to those that do not look exclusive, whose cpusets are the ones that change.
     """
     rest = [one for one in every if is_stale(one) and one.cpus]
     listed = [one for one in every if one.state is not ContainerState.DELETED]

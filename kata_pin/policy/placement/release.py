@@ -1,9 +1,8 @@
-"""Giving pins back (DESIGN D18).
+"""Restoring the affinities that threads had before kata-pin pinned them (D18).
 
-Each thread gets the mask first seen for its role, else what pid 1 may use: a full mask would be
-wrong on hosts with isolated CPUs. Roles that the settings leave alone are left alone here too:
-their masks may be Kata's own. Which threads were pinned by us is the caller's knowledge: a release
-is for those only.
+Each thread gets the affinity first seen for its role, else that of pid 1: all CPUs would be wrong
+on hosts with isolated CPUs. Threads that the settings do not manage are not restored either: their
+affinities may be Kata's own. The caller knows whether a sandbox was ever pinned.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def release(
     first_seen: Mapping[ThreadRole, CpuSet] | None = None,
     mask: SandboxMask | None = None,
 ) -> Placement:
-    """Return the placement that gives every pin of the sandbox back.
+    """Return the placement that restores every affinity of the sandbox.
 
     `first_seen` is the mask of each role before the first pin (registry). Applied is that mask ∩
     the thread's cpuset ∩ online; when empty the cpuset, then whatever is online.
@@ -46,11 +45,11 @@ def release(
 def undo(
     placement: Placement, threads: Iterable[Thread], *, skip: Collection[ThreadKey] = ()
 ) -> tuple[Action, ...]:
-    """Return the actions that give the pins back: one for every thread, right as it may look.
+    """Return the actions that restore affinities: one for each thread, however right it looks.
 
     From Linux 6.2 on a pin can be hidden by a cpuset of the same CPUs, and would cut that cpuset
     when it grows. So the whole mask is asked for, not only what of it the cpuset allows. Threads
-    that are gone or `skip` (another writer keeps them, DESIGN D13) get none.
+    that are gone, or are among `skip` (another writer moves them, D13), get none.
     """
     seen = {thread.key: thread.task.affinity for thread in threads}
     return tuple(
@@ -74,8 +73,8 @@ def _left_alone(role: ThreadRole, settings: PlacementSettings) -> bool:
 
 def _given_back(thread: Thread, first_seen: CpuSet | None, node: Node) -> Desired:
     if first_seen:
-        wanted, reason = first_seen, "released: the mask first seen for its role"
+        wanted, reason = first_seen, "released: affinity before the first pin"
     else:
-        wanted, reason = node.release_mask, "released: what pid 1 may use"
+        wanted, reason = node.release_mask, "released: affinity of pid 1"
     applied, step = within(wanted, thread.task.cpuset, node.topology.online)
     return Desired(thread.key, wanted, applied, reason, step=step, release=True)

@@ -1,6 +1,6 @@
 """What policy wants for the vCPU threads of a sandbox (DESIGN D10).
 
-Out of scope: which run a paired vCPU gets (pairing.py) and where surplus vCPUs go (overhead.py).
+Out of scope: which run a paired vCPU gets (pairing.py) and where unpaired vCPUs go (overhead.py).
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class VcpuScene:
 def vcpu_wants(vcpus: Sequence[Thread], scene: VcpuScene) -> tuple[list[Want], list[Note]]:
     """Return the wants of the vCPU threads by the mode of the settings, and the notes.
 
-    `vcpus` are vCPU threads whose role no source disputes. A vCPU without a want is left alone.
+    `vcpus` are vCPU threads whose role no source disputes. A vCPU without a want is not managed.
     """
     ordered = index_order(vcpus)
     mode = scene.node.settings.vcpus
     if mode is VcpuMode.LEAVE or not ordered:
         return [], []
     if mode is VcpuMode.FLOAT:
-        return list(_on_mask(ordered, scene, "vcpus float: the sandbox mask")), []
+        return list(_on_mask(ordered, scene, "sandbox mask (vcpus: float)")), []
     return _pair(ordered, scene)
 
 
@@ -65,12 +65,12 @@ def _pair(vcpus: Sequence[Thread], scene: VcpuScene) -> tuple[list[Want], list[N
     if unknown:
         said.append(notes.vcpu_index_unknown(unknown))
     if not pools.pools:
-        reason = "no exclusive CPU to pair with: the sandbox mask"
+        reason = "sandbox mask: no exclusive CPUs to pair with"
         return list(_on_mask(vcpus, scene, reason)), said
     count, exclusive, containers = len(vcpus), pools.size, len(pools.pools)
     if count < containers:
         said.append(notes.fewer_vcpus_than_containers(count, containers, exclusive))
-        reason = "fewer vCPUs than containers with exclusive CPUs: the sandbox mask"
+        reason = "sandbox mask: fewer vCPUs than containers with exclusive CPUs"
         return list(_on_mask(vcpus, scene, reason)), said
     shared = scene.shared_containers
     for_shared = int(bool(shared) and containers < count < exclusive)
@@ -100,7 +100,7 @@ def _unpaired(
     """Yield wants of vCPUs beyond the pairs: overhead's, or the shared CPUs for the one kept."""
     for thread in vcpus:
         if kept_for_shared and scene.mask.shared:
-            reason = "kept for containers without exclusive CPUs"
+            reason = "serves the containers without exclusive CPUs"
             yield Want(thread, scene.mask.shared, Kind.SHARED, reason)
             continue
         want = scene.home.surplus(thread)

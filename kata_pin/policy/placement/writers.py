@@ -30,7 +30,7 @@ NO_KATA_PINNING: Final = KataPinning()
 
 
 def kata_holds(mode: KataPinningMode, vcpus: int, mask: SandboxMask) -> bool:
-    """Return whether Kata's own rule holds, so that its pins are not to be overwritten.
+    """Return whether Kata's own rule holds, so that kata-pin must not overwrite its pins.
 
     Kata compares the number of vCPU threads with the union over all its containers, the pod
     sandbox's own cpuset included (virtcontainers sandbox.go, checkVCPUsPinning).

@@ -39,13 +39,13 @@ exclusive
 VM size
   the VM has 3 vCPUs for 2 exclusive CPUs
 threads
-  vcpu 0 (tid 1100, source: debugfs): affinity 4, expected 0-2: surplus vCPU: OVERHEAD
+  vcpu 0 (tid 1100, source: debugfs): affinity 4, expected 0-2: unpaired vCPU: OVERHEAD
   vcpu 1 (tid 1101, source: debugfs): affinity 4 as expected: PAIRED
   vcpu 2 (tid 1102, source: debugfs): affinity 4, expected 5: PAIRED
   emulator (tid 1000, source: rest): affinity 0-2 as expected: OVERHEAD
 notes
   none
-""".replace("OVERHEAD", "overhead auto: the sandbox's shared CPUs").replace(
+""".replace("OVERHEAD", "shared CPUs (overhead: auto)").replace(
     "PAIRED", "paired with exclusive CPUs of container app"
 )
 

@@ -72,7 +72,7 @@ def test_the_report_names_step_and_cgroup() -> None:
     assert "cgroup /kata_pod allows only 4-5" in desired.reason
     (note,) = found.notes
     assert note.code == "fallback"
-    assert "1 threads want 0-1 and take step cpuset: cgroup /kata_pod" in note.text
+    assert "1 thread cannot run on 0-1 (cgroup /kata_pod" in note.text
 
 
 def test_a_cgroup_that_still_has_what_the_sandbox_gave_up() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.sandbox import GuestTopology
-from kata_pin.policy.placement.locality import vicinities
+from kata_pin.policy.placement.locality import localities
 from kata_pin.policy.placement.place import place
 from tests.support.world import exclusive, node, sandbox, smt_host, vcpus
 
@@ -16,7 +16,7 @@ def told(guest: GuestTopology, cpus: str, *indexes: int) -> list[str]:
         vcpus(*indexes),
         node(smt_host()),
     )
-    said = vicinities(threads, place(pod, threads, at), guest, at.topology)
+    said = localities(threads, place(pod, threads, at), guest, at.topology)
     return [said.get(thread.key, "") for thread in threads]
 
 
@@ -43,5 +43,5 @@ def test_memory_near_and_far() -> None:
     )
     assert sorted(told(guest, "3,4", 0, 1)) == [
         "on host NUMA node 0, its memory is on 1",
-        "on host NUMA node 1, as its memory is",
+        "on host NUMA node 1, where its memory is",
     ]

@@ -22,32 +22,32 @@ def told(source: CpusetSource, text: str | None, recorded_ns: int = 0) -> Report
 
 
 ROWS = {
-    "nothing": ((), None, "no source tells it"),
-    "one": ((told(BUNDLE, "1", 5),), BUNDLE, "config.json alone tells it"),
+    "nothing": ((), None, "no source reports it"),
+    "one": ((told(BUNDLE, "1", 5),), BUNDLE, "only config.json reports it"),
     "a live one above a bundle that came later": (
         (told(BUNDLE, "1", 9), told(KATA, "2", 5)),
         KATA,
-        "persist.json tells what holds now",
+        "persist.json reports the current value",
     ),
     "that it has none is a value too": (
         (told(BUNDLE, "1", 9), told(NRI, None, 5)),
         NRI,
-        "NRI tells what holds now",
+        "NRI reports the current value",
     ),
     "the live one that changed last": (
         (told(NRI, "1", 9), told(KATA, "2", 5), told(BUNDLE, "3", 99)),
         NRI,
-        "NRI changed last",
+        "NRI changed most recently",
     ),
     "the same the other way round": (
         (told(NRI, "1", 5), told(KATA, "2", 9)),
         KATA,
-        "persist.json changed last",
+        "persist.json changed most recently",
     ),
     "both in one moment: what the runtime has is in force": (
         (told(NRI, "1", 5), told(KATA, "2", 5)),
         KATA,
-        "persist.json changed last",
+        "persist.json changed most recently",
     ),
     "all the same": (
         (told(NRI, "1", 5), told(KATA, "1", 4), told(BUNDLE, "1", 1)),
@@ -57,12 +57,12 @@ ROWS = {
     "the kubelet above the bundle": (
         (told(BUNDLE, "1", 9), told(KUBELET, "2")),
         KUBELET,
-        "the kubelet's checkpoint stands above config.json, which no update changes",
+        "the kubelet's checkpoint takes precedence over config.json, which updates do not change",
     ),
     "the cgroup above the bundle": (
         (told(BUNDLE, "1", 9), told(CGROUP, "2")),
         CGROUP,
-        "the sandbox's cgroup stands above config.json, which no update changes",
+        "the sandbox's cgroup takes precedence over config.json, which updates do not change",
     ),
 }
 
@@ -175,7 +175,7 @@ def test_the_kubelets_entry_stands_above_the_union() -> None:
     a, b = settled(containers, kubelet=kubelet, written=cpus("0,4-5"))
     assert (a.cpus, b.cpus) == (cpus("4-5"), cpus("0"))
     assert [one.source for one in a.reported] == [BUNDLE, KUBELET]
-    assert why(b.reported).startswith("the sandbox's cgroup stands above")
+    assert why(b.reported).startswith("the sandbox's cgroup takes precedence over")
 
 
 @pytest.mark.parametrize(
