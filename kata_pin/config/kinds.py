@@ -138,7 +138,7 @@ def matching(pattern: str, words: str) -> Kind[str]:
 def _matched(raw: Raw, pattern: str, words: str) -> str:
     text = text_of(raw)
     if re.fullmatch(pattern, text) is None:
-        raise expected(f"{words}", text)
+        raise expected(words, text)
     return text
 
 
@@ -204,7 +204,7 @@ def _read_overhead(raw: Raw) -> Overhead:
         return Overhead(OverheadKind.RESERVE, reserve=integer(1, MAX_RESERVE).read(count))
     if word in {"auto", "sandbox", "housekeeping", "leave"} and not colon:
         return Overhead(OverheadKind(word))
-    raise expected(f"{_OVERHEAD_WORDS}", text)
+    raise expected(_OVERHEAD_WORDS, text)
 
 
 _OVERHEAD_WORDS: Final = "auto, sandbox, housekeeping, leave, reserve:k or a cpu list"

@@ -47,7 +47,7 @@ def _read(raw: Raw) -> Endpoint:
         return Endpoint(EndpointKind(text))
     found = re.fullmatch(_PLACE, text)
     if found is None:
-        raise expected(f"{_WORDS}", text)
+        raise expected(_WORDS, text)
     host, port = found[1], int(found[2])
     if host != "[::1]" and re.fullmatch(_LOOPBACK, host) is None:
         raise ParseError("not a loopback address (127.0.0.1 or [::1])", text=host)
