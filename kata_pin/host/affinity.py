@@ -1,4 +1,4 @@
-"""Setting a thread's affinity, with the checks that make it safe (DESIGN D5, D7).
+"""Setting a thread's affinity, with the checks that make it safe (D5, D7).
 
 There is no form of sched_setaffinity that takes a process descriptor, so a tid could change hands
 between a look and the call. So a thread's identity is checked before and after:

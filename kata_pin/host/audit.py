@@ -1,7 +1,7 @@
 """The daemon's hot loop: is every thread of a process where it was put?
 
 Compares, and does nothing else: no file of a thread is opened by audit_affinity, no CpuSet is built
-while all is well. What it finds only marks a sandbox for a real pass (DESIGN D1), so an answer may
+while all is well. What it finds only marks a sandbox for a real pass (D1), so an answer may
 be a moment old. Budgets: design.md, "Numbers to hold".
 """
 

@@ -2,7 +2,7 @@
 
 A CpusetReader lives for one pass: it remembers what each cgroup allowed when it first looked, so
 that the threads of a pass are judged by one state of the world. Nothing is ever written.
-Out of scope: moving tasks and changing cgroups (DESIGN D7).
+Out of scope: moving tasks and changing cgroups (D7).
 
 Facts: Documentation/admin-guide/cgroup-v1/cpusets.rst and cgroup-v2.rst, cgroup_namespaces(7),
 proc_pid_mountinfo(5).

@@ -124,7 +124,7 @@ def task_names(root: HostRoot, pid: int) -> list[str]:
 
 
 def init_affinity(root: HostRoot) -> CpuSet:
-    """Return the affinity of pid 1: what a thread has that nobody confined (DESIGN D18)."""
+    """Return the affinity of pid 1: what a thread has that nobody confined (D18)."""
     try:
         return CpuSet(root.scheduler.get_affinity(1))
     except OSError as error:

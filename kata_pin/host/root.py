@@ -36,7 +36,7 @@ KERNEL: Final = KernelScheduler()
 class HostRoot:
     """The root that every host path hangs off.
 
-    `debugfs` is where debugfs is mounted, a path as seen from `root` (DESIGN D6: it may be a
+    `debugfs` is where debugfs is mounted, a path as seen from `root` (D6: it may be a
     private mount). `scheduler` answers affinity questions.
     """
 

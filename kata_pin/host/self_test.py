@@ -4,7 +4,7 @@ Linux before 6.2 forgets an affinity whenever the cgroup's cpuset changes; later
 distributions that took the change back, keep it (commit 8f9ea86fdf99). The test makes a cgroup of
 its own with one process of its own, and removes both. Killed halfway, the process ends by itself
 (its input closes) and the empty cgroup is removed by the next run. No other task is touched and no
-existing cgroup is written (DESIGN D7). Blocks for some milliseconds.
+existing cgroup is written (D7). Blocks for some milliseconds.
 """
 
 from __future__ import annotations

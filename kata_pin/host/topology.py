@@ -93,7 +93,7 @@ def _cpu(root: HostRoot, cpu: int, up: CpuSet, node: int, kind: str) -> Cpu:
 def _last_level_cache(root: HostRoot, base: str, cpu: int, up: CpuSet) -> CpuSet:
     """Return the CPUs that share the CPU's highest cache of level 3 or more.
 
-    Without one: its die where the kernel knows dies, else its package (DESIGN D10 sorts by it).
+    Without one: its die where the kernel knows dies, else its package (D10 sorts by it).
     """
     best, shared = 2, EMPTY
     for index in _names(root, f"{base}/cache", _CACHE):

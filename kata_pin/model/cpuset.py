@@ -1,7 +1,7 @@
 """A set of CPU numbers, immutable, with Linux's two text forms.
 
 Bounded before anything is expanded: a text from a pod or a file can name any number, and a range
-such as ``0-99999999999`` must cost nothing (DESIGN D17).
+such as ``0-99999999999`` must cost nothing (D17).
 """
 
 from __future__ import annotations

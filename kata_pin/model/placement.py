@@ -12,7 +12,7 @@ from kata_pin.model.thread import Thread, ThreadKey
 
 
 class Provenance(StrEnum):
-    """How it is known that a container's CPUs are exclusive, or are not (DESIGN D9)."""
+    """How it is known that a container's CPUs are exclusive, or are not (D9)."""
 
     ALLOCATOR = "allocator"
     KUBELET = "kubelet"
@@ -35,7 +35,7 @@ class Claim:
 class SandboxMask:
     """The union of the counting containers' cpusets and its parts.
 
-    `mask` is None when nothing confines the sandbox: then pins we made are released (DESIGN D8).
+    `mask` is None when nothing confines the sandbox: then pins we made are released (D8).
     `exclusive` and `shared` split it; the pause container's cpuset is in `mask` only through
     `overhead_extra`, which vCPUs paired with containers never use.
     """
@@ -53,8 +53,8 @@ class Desired:
     """Where one thread should run.
 
     `wanted` is the policy's choice, `applied` = wanted with the cgroup's cpuset and the online
-    CPUs taken into account (DESIGN D7); `step` names the fallback that was needed (empty: none).
-    `release` is True where a pin is given back (DESIGN D18). `paired` is True for a vCPU that has
+    CPUs taken into account (D7); `step` names the fallback that was needed (empty: none).
+    `release` is True where a pin is given back (D18). `paired` is True for a vCPU that has
     exclusive CPUs, `container_id` says whose.
     """
 
@@ -103,7 +103,7 @@ class DriftKind(StrEnum):
     CPUSET_SHRUNK = "cpuset_shrunk"  # its cgroup no longer allows what we wanted
     THREAD_NEW = "thread_new"
     THREAD_GONE = "thread_gone"
-    OTHER_WRITER = "other_writer"  # came back three times: another writer (DESIGN D13)
+    OTHER_WRITER = "other_writer"  # came back three times: another writer (D13)
 
 
 class Drift(NamedTuple):

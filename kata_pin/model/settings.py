@@ -15,7 +15,7 @@ from kata_pin.model.thread import ThreadRole
 
 
 class VcpuMode(StrEnum):
-    """How vCPU threads are placed (DESIGN D10)."""
+    """How vCPU threads are placed (D10)."""
 
     PAIR = "pair"
     FLOAT = "float"
@@ -23,7 +23,7 @@ class VcpuMode(StrEnum):
 
 
 class ExclusiveMode(StrEnum):
-    """What the administrator says about exclusive cpusets (DESIGN D9)."""
+    """What the administrator says about exclusive cpusets (D9)."""
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -31,7 +31,7 @@ class ExclusiveMode(StrEnum):
 
 
 class OverheadKind(StrEnum):
-    """Where threads that are not vCPUs go (DESIGN D11). LEAVE: they are not touched."""
+    """Where threads that are not vCPUs go (D11). LEAVE: they are not touched."""
 
     AUTO = "auto"
     SANDBOX = "sandbox"
@@ -60,7 +60,7 @@ class PlacementSettings:
     """The settings that placement depends on (config/ has the table).
 
     `overhead_roles` overrides `overhead` for a role. `exclusive_handlers` overrides `exclusive`
-    for a runtime handler. `stopped_counts` is the setting `kata` of DESIGN D8: a container counts
+    for a runtime handler. `stopped_counts` is the setting `kata` of D8: a container counts
     until it is deleted.
     """
 

@@ -28,7 +28,7 @@ class ThreadRole(StrEnum):
 
 
 class RoleSource(StrEnum):
-    """Where a thread's role came from, best first (DESIGN D6)."""
+    """Where a thread's role came from, best first (D6)."""
 
     DEBUGFS = "debugfs"  # kvm/<pid>-<fd>/vcpuN/pid
     QMP = "qmp"
@@ -133,7 +133,7 @@ class Role:
 
     `vcpu` is the VMM's cpu-index (None when the index is unknown), `apic_id` KVM's vCPU id on x86.
     `iothread` is the object's id where QMP told it. `conflict` says what the sources disagreed
-    about; such a thread goes to the whole mask (DESIGN D6).
+    about; such a thread goes to the whole mask (D6).
     """
 
     role: ThreadRole

@@ -27,7 +27,7 @@ class Cpu:
 
     @property
     def order(self) -> tuple[int, int, int, int, int, int]:
-        """Sort key of topology order: node, package, LLC, core, thread (DESIGN D10)."""
+        """Sort key of topology order: node, package, LLC, core, thread (D10)."""
         return (self.node, self.package, self.llc, self.core, self.thread, self.cpu)
 
 

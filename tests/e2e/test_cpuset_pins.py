@@ -67,7 +67,7 @@ def _restart(pinner: PrivateNode, settings: dict[str, Any]) -> None:
 
 def test_wiped_pins_are_back_within_one_audit(node: Node, blind: PrivateNode, pod: LabPod) -> None:
     """With no event one affinity audit finds and repairs what 6.1 wiped; 6.12 has nothing."""
-    for cpus in ("4-8", "4-7", "4-8"):  # more often than another writer is given (DESIGN D13)
+    for cpus in ("4-8", "4-7", "4-8"):  # more often than another writer is given (D13)
         before = _audits(blind, pod)
         pod.confine(cpus)
         pod.wait_placed(REST, PAIRS)

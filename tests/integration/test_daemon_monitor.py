@@ -1,4 +1,4 @@
-"""Kata's extra monitor: where it is on, QEMU names its threads at any time (DESIGN D6)."""
+"""Kata's extra monitor: where it is on, QEMU names its threads at any time (D6)."""
 
 from __future__ import annotations
 

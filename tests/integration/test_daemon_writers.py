@@ -1,4 +1,4 @@
-"""Kata pins vCPUs too: it keeps them while its own rule holds, and no longer (DESIGN D13)."""
+"""Kata pins vCPUs too: it keeps them while its own rule holds, and no longer (D13)."""
 
 from __future__ import annotations
 

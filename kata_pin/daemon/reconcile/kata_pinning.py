@@ -1,4 +1,4 @@
-"""Whether Kata pins a sandbox's vCPUs too, and what says so (DESIGN D13).
+"""Whether Kata pins a sandbox's vCPUs too, and what says so (D13).
 
 The first that answers: what Kata keeps of the sandbox (persist.json, state.json: its own result of
 all below), the annotation, the configuration file. Facts, read in Kata's sources:

@@ -1,7 +1,7 @@
 """One sandbox's supervisor: runs passes when told that something changed, one at a time.
 
-Level-triggered (DESIGN D1): events only mark the sandbox dirty, so lost, doubled and reordered
-ones are harmless. The loop is a fault barrier (DESIGN D16): a pass that fails is logged, counted
+Level-triggered (D1): events only mark the sandbox dirty, so lost, doubled and reordered
+ones are harmless. The loop is a fault barrier (D16): a pass that fails is logged, counted
 and tried again later; other sandboxes never notice.
 
 Lifetime: from the first message about a sandbox until it is gone; owned by the app's TaskGroup.

@@ -1,4 +1,4 @@
-"""The daemon's work once, without a daemon (DESIGN D19): what commands fall back to.
+"""The daemon's work once, without a daemon (D19): what commands fall back to.
 
 Reading functions work on a copy of the registry in memory, take the spool in without removing it,
 and set nothing. `pin` and `unpin` use the registry's file itself, so that what they did is known to

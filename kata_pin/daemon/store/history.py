@@ -1,7 +1,7 @@
 """The history: what changed of each sandbox, when, why, and how long until its pins stood.
 
 A table of its own in the registry's file, so that it is copied, checked and set aside with it
-(DESIGN D15). A pass that changes nothing writes nothing: a row is a mask or a state that is another
+(D15). A pass that changes nothing writes nothing: a row is a mask or a state that is another
 one than before, or threads that were moved. One transaction a row, before a waiting hook hears
 `pinned`. The number of rows is bounded, the oldest go first; a sandbox that is over keeps its rows
 until then.

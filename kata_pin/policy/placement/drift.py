@@ -1,6 +1,6 @@
 """How the observed affinities differ from the desired ones.
 
-What is compared is what the kernel says now, never what was last written (DESIGN D2). History,
+What is compared is what the kernel says now, never what was last written (D2). History,
 such as which threads were there in the pass before, comes in as arguments.
 """
 

@@ -1,4 +1,4 @@
-"""Which CPUs of a container are exclusively its own, and how that is known (DESIGN D9).
+"""Which CPUs of a container are exclusively its own, and how that is known (D9).
 
 A cpuset alone does not say (kata-containers #3726). Four sources are asked in order; the first that
 answers, yes or no, is believed and named:
@@ -49,7 +49,7 @@ def claims(
 ) -> tuple[Claim, ...]:
     """Return one claim for each container, in the same order.
 
-    `containers` are those that count (DESIGN D8); `handler` is the runtime handler of containers
+    `containers` are those that count (D8); `handler` is the runtime handler of containers
     that name none; `allocated` maps container ids to what our own allocator gave them exclusively
     (empty set: it gave only shared CPUs). A claim never exceeds the container's recorded cpuset.
     """

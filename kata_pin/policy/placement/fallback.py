@@ -1,4 +1,4 @@
-"""What can be applied of what is wanted, and what instead when nothing can (DESIGN D7).
+"""What can be applied of what is wanted, and what instead when nothing can (D7).
 
 Applied is wanted ∩ the cpuset of the thread's cgroup ∩ online. When that is empty the next of
 these that is not: the sandbox's shared CPUs, its reserve CPUs, the CPUs of surplus or shared vCPUs,

@@ -1,4 +1,4 @@
-"""Which vCPU is paired with which run of exclusive CPUs (DESIGN D10).
+"""Which vCPU is paired with which run of exclusive CPUs (D10).
 
 The claims on a run are heard in this order: a legal pair that exists is kept (by the registry, else
 by an observed one-CPU mask); a vCPU goes to the host NUMA node that its guest node's memory is

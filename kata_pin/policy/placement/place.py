@@ -161,7 +161,7 @@ def _split(threads: Iterable[Thread]) -> _Parts:
 def _disputed_wants(
     disputed: Iterable[tuple[Thread, str]], mask: SandboxMask, node: Node, *, yields: bool
 ) -> Iterator[Want]:
-    """Put threads of disputed role on the whole mask (DESIGN D6), unless they are left alone."""
+    """Put threads of disputed role on the whole mask (D6), unless they are left alone."""
     for thread, why in disputed:
         role = thread.role.role
         if role is ThreadRole.VCPU:

@@ -15,7 +15,7 @@ def make_plan(
 
     Applied to the same observation they leave no drift, and a second plan is empty. Threads that
     are gone, that nothing is desired for, or that are `skip` (another writer keeps them,
-    DESIGN D13) get none. Two observations of one thread give one action.
+    D13) get none. Two observations of one thread give one action.
     """
     actions: dict[ThreadKey, Action] = {}
     for task, _role in threads:

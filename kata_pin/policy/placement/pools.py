@@ -1,7 +1,7 @@
 """The exclusive CPUs of a sandbox as pools, one a container, and how they are cut into runs.
 
 A run is what one vCPU is paired with: one pCPU when the VM has vCPUs enough, several of the same
-container when it has not (DESIGN D10). Out of scope: which vCPU gets which run (pairing.py).
+container when it has not (D10). Out of scope: which vCPU gets which run (pairing.py).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Pools:
 
     @property
     def size(self) -> int:
-        """Return x of DESIGN D10: how many pCPUs can be paired."""
+        """Return x of D10: how many pCPUs can be paired."""
         return sum(len(pool.cpus) for pool in self.pools)
 
 

@@ -21,7 +21,7 @@ class Kind(Enum):
 
     @property
     def vcpu_for_all(self) -> bool:
-        """Whether it is a vCPU whose CPUs other threads may fall back to (DESIGN D7)."""
+        """Whether it is a vCPU whose CPUs other threads may fall back to (D7)."""
         return self is Kind.SURPLUS or self is Kind.SHARED
 
 
@@ -36,7 +36,7 @@ class Want(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """A want after DESIGN D7: what can be applied, and the fallback step that was needed."""
+    """A want after D7: what can be applied, and the fallback step that was needed."""
 
     want: Want
     applied: CpuSet

@@ -94,7 +94,7 @@ qmp:
 
 
 def test_shim_is_left_alone_by_default() -> None:
-    """The shim is touched only when it is named (DESIGN D11)."""
+    """The shim is touched only when it is named (D11)."""
     placement = read("overhead_roles: {iothread: sandbox}").placement
     assert setting_for(placement, ThreadRole.SHIM).kind is OverheadKind.LEAVE
     assert setting_for(placement, ThreadRole.IOTHREAD).kind is OverheadKind.SANDBOX

@@ -62,7 +62,7 @@ def test_parse_refuses(text: str) -> None:
 
 
 def test_hostile_lists_cost_nothing() -> None:
-    """The longest text accepted is read in a moment, whatever it holds (DESIGN D17)."""
+    """The longest text accepted is read in a moment, whatever it holds (D17)."""
     start = time.perf_counter()
     for text in (("0-8191," * (MAX_TEXT // 7))[:-1], "0-" + "9" * (MAX_TEXT - 2)):
         try:

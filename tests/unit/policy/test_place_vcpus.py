@@ -1,4 +1,4 @@
-"""Placement of vCPUs (DESIGN D10): counts, modes, notes."""
+"""Placement of vCPUs (D10): counts, modes, notes."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_other_modes(mode: VcpuMode, expected: dict[str, str]) -> None:
 
 
 def test_float_does_not_use_the_pause_containers_cpus() -> None:
-    """The pod sandbox's own cpuset is for overhead and surplus vCPUs only (DESIGN D8)."""
+    """The pod sandbox's own cpuset is for overhead and surplus vCPUs only (D8)."""
     threads = vcpus(0)
     settings = PlacementSettings(vcpus=VcpuMode.FLOAT)
     found = place(sandbox(pause("8-9"), S), threads, node(settings=settings))

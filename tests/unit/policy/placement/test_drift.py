@@ -1,4 +1,4 @@
-"""Drift classes (DESIGN D2, D13)."""
+"""Drift classes (D2, D13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exclusive or not (DESIGN D9): each source, and their order."""
+"""Exclusive or not (D9): each source, and their order."""
 
 from __future__ import annotations
 

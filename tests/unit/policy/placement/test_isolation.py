@@ -1,4 +1,4 @@
-"""Isolated CPUs: nothing balances there, so every thread gets one (DESIGN D11)."""
+"""Isolated CPUs: nothing balances there, so every thread gets one (D11)."""
 
 from __future__ import annotations
 

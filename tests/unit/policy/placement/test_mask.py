@@ -1,4 +1,4 @@
-"""The sandbox mask (DESIGN D8): who counts, what the parts are, where it comes from."""
+"""The sandbox mask (D8): who counts, what the parts are, where it comes from."""
 
 from __future__ import annotations
 

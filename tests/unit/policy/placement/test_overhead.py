@@ -1,4 +1,4 @@
-"""Where threads that are no vCPUs go (DESIGN D11)."""
+"""Where threads that are no vCPUs go (D11)."""
 
 from __future__ import annotations
 

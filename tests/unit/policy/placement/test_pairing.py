@@ -1,4 +1,4 @@
-"""The order of claims on exclusive CPUs (DESIGN D10)."""
+"""The order of claims on exclusive CPUs (D10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exclusive CPUs cut into runs (DESIGN D10 and reserve:k of D11)."""
+"""Exclusive CPUs cut into runs (D10 and reserve:k of D11)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Giving pins back (DESIGN D18)."""
+"""Giving pins back (D18)."""
 
 from __future__ import annotations
 
