@@ -84,8 +84,8 @@ class VmmKind(Protocol):
     def in_order(self) -> bool:
         """Whether it creates its threads in the order that order.py knows."""
 
-    def read(self, argv: Sequence[str]) -> VmmCommand:
-        """Return what the command line says; ParseError for one that cannot be Kata's."""
+    def read(self, argv: Sequence[str], /) -> VmmCommand:
+        """Return what the command line says; ParseError for an absurd one."""
 
     def role_of(self, comm: str, iothreads: Sequence[str]) -> NamedRole | None:
         """Return what a thread's name says; `iothreads` are the ids on the command line."""
@@ -104,16 +104,12 @@ class Row:
 
     name: str
     executables: Sequence[str]
-    command: Callable[[Sequence[str]], VmmCommand]
+    read: Callable[[Sequence[str]], VmmCommand]
     threads: Sequence[ThreadName]
     in_shim: bool = False
     kvm_ids: KvmIds = KvmIds.INDEX
     qmp: bool = False
     in_order: bool = False
-
-    def read(self, argv: Sequence[str]) -> VmmCommand:
-        """Return what the command line says."""
-        return self.command(argv)
 
     def role_of(self, comm: str, iothreads: Sequence[str]) -> NamedRole | None:
         """Return what a thread's name says."""

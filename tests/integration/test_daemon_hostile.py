@@ -170,7 +170,7 @@ def test_a_state_that_names_another_sandbox(node: Node) -> None:
         two.wait_placed({0, 1})
         assert one.misplaced({0}) == []
         assert node.registered()["c9"].sandbox_id == two.id
-        assert "state id" in node.registered()["c9"].note
+        assert "state's id" in node.registered()["c9"].note
 
 
 def test_bundles_that_cannot_be_believed(node: Node) -> None:
