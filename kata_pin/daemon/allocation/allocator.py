@@ -41,10 +41,7 @@ from kata_pin.model.node import Node
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.settings import CpuClass
 from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.allotment import (
-    sandbox_of,
-    vm_of,
-)
+from kata_pin.policy.alloc.allotment import sandbox_of, vm_of
 from kata_pin.policy.alloc.handover import Leaving, after_pass, held_back, in_force, still_to_leave
 from kata_pin.policy.alloc.policy import Policy
 from kata_pin.policy.alloc.refusals import other_owner
@@ -359,11 +356,7 @@ class Allocator:
         return decision
 
     def _publish(
-        self,
-        decision: Decision,
-        why: str,
-        request: ContainerRequest | None,
-        moved: Iterable[Grant],
+        self, decision: Decision, why: str, request: ContainerRequest | None, moved: Iterable[Grant]
     ) -> None:
         for note in decision.notes:
             self.news.note(note)

@@ -79,10 +79,7 @@ class CheckedPolicy:
         )
 
     def _asked(
-        self,
-        ask: Callable[[], Decision],
-        expected: Expected,
-        instead: Callable[[str], Decision],
+        self, ask: Callable[[], Decision], expected: Expected, instead: Callable[[str], Decision]
     ) -> Decision:
         try:
             decision = ask()

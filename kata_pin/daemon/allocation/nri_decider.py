@@ -20,12 +20,7 @@ from kata_pin.config.tree import Nri
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.ledger import cpuset_for
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
-from kata_pin.daemon.allocation.requests import (
-    cpuset_of,
-    request_of,
-    request_of_record,
-    with_asked,
-)
+from kata_pin.daemon.allocation.requests import cpuset_of, request_of, request_of_record, with_asked
 from kata_pin.daemon.allocation.restore import restore_cpusets
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.model.alloc import ContainerRequest, Running

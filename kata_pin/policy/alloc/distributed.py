@@ -72,11 +72,7 @@ def _node_counts(machine: Machine, usable: int, wanted: int, group: int) -> rang
 
 
 def _deal(
-    accumulator: Accumulator,
-    nodes: Sequence[int],
-    split: _Split,
-    group: int,
-    packing: Packing,
+    accumulator: Accumulator, nodes: Sequence[int], split: _Split, group: int, packing: Packing
 ) -> CpuSet:
     """Take the even share from each chosen node, then the remainder a group at a time."""
     share = _even_share(accumulator.needed, len(split.chosen), group)

@@ -331,11 +331,7 @@ class PooledPolicy:
             return EMPTY
 
     def _decided(
-        self,
-        before: AllocState,
-        after: AllocState,
-        demand: Demand,
-        refused: Refusal | None = None,
+        self, before: AllocState, after: AllocState, demand: Demand, refused: Refusal | None = None
     ) -> Decision:
         state = settled(after)
         return Decision(state, changes(before, state), refused, demand.notes)

@@ -10,13 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from kata_pin.model.alloc import (
-    AllocState,
-    ContainerRequest,
-    Grant,
-    GrantKind,
-    Running,
-)
+from kata_pin.model.alloc import AllocState, ContainerRequest, Grant, GrantKind, Running
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.policy.alloc.demand import Demand
 
