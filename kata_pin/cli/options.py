@@ -39,7 +39,7 @@ class Session:
         """
         try:
             with open(self.config_file or DEFAULT_FILE, encoding="utf-8") as file:
-                text = file.read()
+                text = "".join(line for line in file if not line.lstrip().startswith("#"))
         except FileNotFoundError:
             return self.config.runtime_dir if self.config_file else RUNTIME_DIR
         except (OSError, UnicodeDecodeError):

@@ -18,6 +18,7 @@ from kata_pin import config
 from kata_pin.cli import options
 from kata_pin.cli.main import run
 from kata_pin.cli.options import RUNTIME_DIR, Session
+from kata_pin.config.text import sample
 from kata_pin.model.reports.state import State
 from tests.unit.cli import documents as docs
 from tests.unit.cli.conftest import Serve, plain
@@ -212,6 +213,16 @@ def test_the_runtime_directory_is_found_without_yaml_where_possible(
     file.write_text(text)
     session = Session(str(file))
     assert session.runtime_dir == session.config.runtime_dir == found
+
+
+def test_the_sample_file_is_not_read_as_yaml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`install` writes it: all of its lines on the runtime directory are comments."""
+    file = tmp_path / "k.yaml"
+    file.write_text(sample())
+    monkeypatch.delattr(Session, "config")
+    assert Session(str(file)).runtime_dir == RUNTIME_DIR
 
 
 def test_defaults_are_those_of_the_configuration() -> None:
