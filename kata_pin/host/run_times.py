@@ -7,6 +7,7 @@ Fact: Documentation/scheduler/sched-stats.rst. Nothing is kept.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from kata_pin.errors import ParseError, TaskGone
 from kata_pin.host.files import read_once
@@ -15,27 +16,25 @@ from kata_pin.host.tasks import starttime
 from kata_pin.model.thread import ThreadKey
 
 
-def run_times(root: HostRoot, keys: Iterable[ThreadKey]) -> dict[ThreadKey, float]:
-    """Return the seconds that each thread has run since its birth; those that are gone are out."""
-    return {key: ran for key, (ran, _) in _read(root, keys).items()}
+class RunTime(NamedTuple):
+    """Seconds since a thread's birth: on a CPU, and ready but waiting for one.
 
-
-def ready_times(root: HostRoot, keys: Iterable[ThreadKey]) -> dict[ThreadKey, float]:
-    """Return the seconds that each thread has run or waited for a CPU; likewise.
-
-    A guest that is not told of stolen time takes all of it for its own.
+    A guest that is not told of stolen time takes both for its own.
     """
-    return {key: ran + waited for key, (ran, waited) in _read(root, keys).items()}
+
+    ran_s: float
+    waited_s: float
 
 
-def _read(root: HostRoot, keys: Iterable[ThreadKey]) -> dict[ThreadKey, tuple[float, float]]:
-    found: dict[ThreadKey, tuple[float, float]] = {}
+def run_times(root: HostRoot, keys: Iterable[ThreadKey]) -> dict[ThreadKey, RunTime]:
+    """Return how long each thread has run and waited; those that are gone are left out."""
+    found: dict[ThreadKey, RunTime] = {}
     for key in keys:
         try:
             text = read_once(root.proc(key.tgid, "task", key.tid, "schedstat"))
             if starttime(root, key.tgid, key.tid) == key.starttime:
                 ran, waited, *_ = text.split()
-                found[key] = int(ran) / 1e9, int(waited) / 1e9
+                found[key] = RunTime(int(ran) / 1e9, int(waited) / 1e9)
         except (OSError, TaskGone, ParseError, ValueError):
             continue
     return found

@@ -26,7 +26,7 @@ from kata_pin.errors import (
 )
 from kata_pin.guest.agent import AgentClient
 from kata_pin.host.root import HostRoot
-from kata_pin.host.run_times import ready_times, run_times
+from kata_pin.host.run_times import run_times
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.guest_map import GuestFacts, GuestMap, LinkState, Measured
 from kata_pin.model.sandbox import Vmm
@@ -124,7 +124,8 @@ class GuestProbe:
         self._known()
 
     def _compare(self, found: GuestMap, vmm: Vmm, ranks: Sequence[RankTime]) -> None:
-        now = _Busy(run_times(self.root, (one.key for one in found.links)), ranks)
+        times = run_times(self.root, (one.key for one in found.links))
+        now = _Busy({key: one.ran_s for key, one in times.items()}, ranks)
         before, self._busy = self._busy, now
         if before is None or before.ran.keys() != now.ran.keys():
             return
@@ -157,11 +158,12 @@ class GuestProbe:
         used = await agent.usage(container)
         own = [one.key for one in found.links if one.guest_cpu in cpus]
         whole = len(own) == len(cpus)
+        times = run_times(self.root, own) if whole else {}
         now = _Usage(
             cpus,
             used.total_ns / 1e9,
             [ns / 1e9 for ns in used.per_cpu_ns],
-            ready_times(self.root, own) if whole else {},
+            {key: sum(one) for key, one in times.items()},
         )
         before = self._usage.get(container)
         self._usage[container] = now
