@@ -75,8 +75,9 @@ class Descriptors:
 def interfaces(root: HostRoot, pid: int) -> tuple[Interface, ...]:
     """Return the interfaces of a VMM's network namespace, by index.
 
-    Of a namespace that it shares with the host, those that it has open and their peers only. Takes
-    at most TIMEOUT_S. Raises TaskGone, and HostError without CAP_SYS_ADMIN and CAP_SYS_PTRACE.
+    Of a namespace that it shares with the host, those that it has open and their peers only.
+    Blocks for at most TIMEOUT_S. Raises TaskGone, and HostError without CAP_SYS_ADMIN and
+    CAP_SYS_PTRACE.
     """
     descriptors = read_descriptors(root, pid)
     with ThreadPoolExecutor(1, "netns") as thread:  # its exit waits for the thread's end
@@ -140,7 +141,7 @@ def read_workers(root: HostRoot, pid: int, expected: int) -> tuple[int, ...]:
 def combine(
     links: Sequence[Link], descriptors: Descriptors, workers: Sequence[int], *, shared: bool
 ) -> tuple[Interface, ...]:
-    """Return what links, descriptors and workers say together."""
+    """Return the interfaces that links, descriptors and workers make up."""
     by_index = {link.index: link for link in links}
     by_name = {link.name: link for link in links}
     queues = [by_index.get(q) if isinstance(q, int) else by_name.get(q) for q in descriptors.queues]
@@ -215,7 +216,7 @@ def _is_shared(root: HostRoot, pid: int) -> bool:
 
 
 def _printable(name: str) -> str:
-    """Return a name for terminals: who may make links may put anything but `/` and spaces there."""
+    """Return a name that is safe on terminals: the kernel forbids only `/`, `:` and spaces."""
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 

@@ -1,4 +1,4 @@
-"""Checks of a process that may be a sandbox's VMM, by what the kernel says of it (D5)."""
+"""Checks of a process that may be a sandbox's VMM, by what the kernel shows of it (D5)."""
 
 from __future__ import annotations
 

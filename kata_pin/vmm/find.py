@@ -92,7 +92,7 @@ class VmmFinder:
         return command.sandbox_id
 
     def is_claimed(self, sandbox_id: str, hints: Sequence[int] = ()) -> bool:
-        """Whether a process that a hook or Kata named says it is the VMM, believed or not.
+        """Whether a process that a hook or Kata named claims to be the VMM, accepted or not.
 
         Then the administrator should see the refusal; the sandbox has not ended.
         """

@@ -4,7 +4,7 @@ Another package adds a VMM by an entry point of the group `kata_pin.vmms` that l
 instance a Row. It is loaded only where an executable is configured (in `hypervisors`, or in Kata's
 configuration) that no row here fits.
 
-Who names vhost workers needs no column: the kernel names them after the thread that called
+vhost workers need no column: the kernel names them after the thread that called
 VHOST_SET_OWNER. That is QEMU's main thread but a vCPU thread of Dragonball's, so any thread of the
 VMM's process is accepted (roles.py, overhead.py).
 """
@@ -40,7 +40,7 @@ MAX_COMM: Final = 15
 
 
 class NamedRole(NamedTuple):
-    """What a thread's name says: a vCPU and its index, an iothread and its id, or another role."""
+    """What a thread's name shows: a vCPU and its index, an iothread and its id, or another role."""
 
     role: ThreadRole
     vcpu: int | None = None
@@ -85,10 +85,10 @@ class VmmKind(Protocol):
         """Whether it creates its threads in the order that order.py knows."""
 
     def read(self, argv: Sequence[str], /) -> VmmCommand:
-        """Return what the command line says; ParseError for an absurd one."""
+        """Return what the command line contains; ParseError for an absurd one."""
 
     def role_of(self, comm: str, iothreads: Sequence[str]) -> NamedRole | None:
-        """Return what a thread's name says; `iothreads` are the ids on the command line."""
+        """Return what a thread's name shows; `iothreads` are the ids on the command line."""
 
 
 class ThreadName(NamedTuple):
@@ -112,7 +112,7 @@ class Row:
     in_order: bool = False
 
     def role_of(self, comm: str, iothreads: Sequence[str]) -> NamedRole | None:
-        """Return what a thread's name says."""
+        """Return what a thread's name shows."""
         for pattern, role in self.threads:
             match = pattern.match(comm)
             if match is None:

@@ -32,7 +32,7 @@ MAX_TID_STEP: Final = 8192
 def guess(
     vmm: Vmm, tasks: Sequence[Task], known: Mapping[ThreadKey, int], *, monitor: bool
 ) -> dict[ThreadKey, NamedRole]:
-    """Return what creation order tells; `known` are vCPU threads with their cpu-index.
+    """Return what follows from creation order; `known` are vCPU threads with their cpu-index.
 
     `monitor` says whether QEMU has a QMP monitor, which has a thread of its own.
     """

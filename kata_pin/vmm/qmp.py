@@ -65,7 +65,7 @@ async def query(
     session_s: float = SESSION_S,
     proc: str = "/proc",
 ) -> QmpAnswers:
-    """Return what QEMU says of its vCPUs and iothreads.
+    """Return what QEMU reports of its vCPUs and iothreads.
 
     A socket that another client holds or waits for is not even connected (is_held; `pid` is the
     VMM's, if known). Raises QmpUnavailable when it is held, closed, too slow, or answers nonsense.

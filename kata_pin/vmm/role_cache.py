@@ -72,7 +72,7 @@ class RoleCache:
         self._due_s = 0.0
 
     def recall(self, tasks: Sequence[Task]) -> Mapping[ThreadKey, Role] | None:
-        """Return the roles of these threads; None where the sources may say something new.
+        """Return the roles of these threads; None where the sources may report something new.
 
         That is where a thread is new, or one that no source named may have shown what it is.
         """

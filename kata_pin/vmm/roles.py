@@ -1,11 +1,11 @@
 """Roles of a VMM's threads, from the first source that answers (D6).
 
-KVM debugfs, QMP answers that somebody got in time, KVM's file descriptors, thread names, creation
+KVM debugfs, QMP answers that came in time, KVM's file descriptors, thread names, creation
 order. debugfs and descriptors give KVM's vCPU id, which is converted to the cpu-index before
 anything is compared. Where sources contradict each other, or a thread may be one of the vCPUs that
 are missing, the role carries a conflict: such a thread belongs on the whole mask.
 
-No thread outside `tasks` ever gets a role, whatever a source says: the caller listed them from
+No thread outside `tasks` ever gets a role, whatever a source reports: the caller listed them from
 /proc. Out of scope: helpers outside the VMM (overhead.py), asking QMP (qmp.py).
 """
 
@@ -39,7 +39,7 @@ _LASTING: Final = frozenset({RoleSource.DEBUGFS, RoleSource.KVM_FD, RoleSource.N
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What one source says of one thread."""
+    """What one source reports about one thread."""
 
     source: RoleSource
     role: ThreadRole
@@ -52,7 +52,7 @@ class _Claim:
         what = self.role.value
         if self.role is ThreadRole.VCPU:
             what += f" {self.vcpu}" if self.vcpu is not None else f" with KVM id {self.apic_id}"
-        return f"{self.source.value} says {what}"
+        return f"{self.source.value} reports {what}"
 
     def contradicts(self, other: _Claim) -> bool:
         if self.role is not other.role:
@@ -63,7 +63,7 @@ class _Claim:
 
 @dataclass
 class _Evidence:
-    """What all sources say: claims by thread, best source first.
+    """What all sources report: claims by thread, best source first.
 
     `known` are the vCPU threads, from now or an earlier examination, with their cpu-index.
     """
@@ -180,7 +180,7 @@ def _ask_descriptors(evidence: _Evidence, from_debugfs: debugfs.VcpuThreads) -> 
 def _eliminate(evidence: _Evidence, key: ThreadKey, index: int) -> None:
     """Name the one running thread as the one missing boot vCPU, if its descriptor is there.
 
-    A busy iothread would look the same, so creation order must not say otherwise.
+    A busy iothread would look the same, so creation order must not contradict it.
     """
     guess = _guesses(evidence).get(key)
     by_smp = evidence.machine in _X86 and evidence.kind.kvm_ids is KvmIds.SMP
@@ -219,8 +219,8 @@ def _guesses(evidence: _Evidence) -> Mapping[ThreadKey, NamedRole]:
 def _ask_flags(evidence: _Evidence, cache: RoleCache) -> None:
     """Name the kernel's workers inside the VMM (Linux 6.4 and later).
 
-    A vhost worker is named after the thread that created it, which may have ended since: what was
-    said of a worker once stays.
+    A vhost worker is named after the thread that created it, which may have ended since, so a
+    worker keeps its first role.
     """
     tids = {task.key.tid for task in evidence.tasks}
     for task in evidence.tasks:
@@ -271,7 +271,7 @@ def _role(claims: Sequence[_Claim]) -> Role:
 def _doubt(evidence: _Evidence) -> tuple[str, tuple[int, int]]:
     """Return why unnamed threads may be vCPUs (empty: they cannot), and from which age on.
 
-    Where neither KVM nor names tell, a thread made after the boot vCPUs may be a hotplugged one.
+    Where neither KVM nor names identify vCPUs, one made after the boot vCPUs may be hotplugged.
     """
     guest, missing = evidence.vmm.guest, len(evidence.missing)
     if missing:
@@ -282,7 +282,7 @@ def _doubt(evidence: _Evidence) -> tuple[str, tuple[int, int]]:
     if sees_vcpus or guest.boot == guest.maximum > 0:
         return "", (0, 0)
     boot = [_age(key) for key, index in evidence.known.items() if index < guest.boot]
-    return "may be a vCPU: neither KVM nor thread names tell", max(boot, default=(0, 0))
+    return "may be a vCPU: neither KVM nor thread names identify it", max(boot, default=(0, 0))
 
 
 def _age(key: ThreadKey) -> tuple[int, int]:

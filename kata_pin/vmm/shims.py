@@ -3,7 +3,7 @@
 A shim is believed when it belongs to root or to our uid and its command line has `-id <sandbox>`
 (containerd's shim protocol). A VMM without a living shim is an orphan: Kata's shim panics and
 leaves QEMU behind (seen with 3.21, enable_vcpus_pinning). Kata 1.x starts QEMU with -daemonize, so
-its parent is pid 1 although a shim lives: shims are looked for among all processes.
+its parent is pid 1 although a shim lives: shims are searched among all processes.
 """
 
 from __future__ import annotations

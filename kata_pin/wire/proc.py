@@ -214,18 +214,18 @@ def vcpu_of_link(target: str) -> int | None:
 
 
 class KernelWorker(NamedTuple):
-    """What a kernel worker's name says: what it is for, and the thread it was made for."""
+    """What a kernel worker's name means: what it is for, and the thread it was made for."""
 
     role: ThreadRole
     owner: int
 
 
 def kernel_worker(comm: str) -> KernelWorker | None:
-    """Return what the name of a kernel thread or of a user worker says, None for any other name.
+    """Return what the name of a kernel thread or of a user worker means, None for any other name.
 
     vhost-<tid> is named after the thread that called VHOST_SET_OWNER (drivers/vhost/vhost.c),
     kvm-nx-lpage-recovery-<tid> after the one that made the VM, kvm-pit/<pid> after its process. A
-    process can take such a name: the task's flags tell.
+    process can take such a name, so check the task's flags.
     """
     match = _WORKER.match(comm)
     if match is None:

@@ -26,7 +26,7 @@ _BELOW_SANDBOX: Final = frozenset({"root", "run"})
 
 @dataclass(frozen=True, slots=True)
 class VmmCommand:
-    """What a VMM's command line says; only QEMU's says more than the sandbox.
+    """What a VMM's command line contains; only QEMU's has more than the sandbox.
 
     `sandbox_id` is empty when none is named; `id_length` is where it may be cut, None for nowhere.
     `guest.boot` is 0 where the number of vCPUs is unknown. `kvm` is False for TCG. `problems` says

@@ -325,7 +325,7 @@ def test_a_lying_qemu_is_contradicted(dirs: KataDirs, debug: Path) -> None:
         roles = subject.roles(_answers({0: truth[1], 1: truth[0]}, {}))
         conflicts = {key.tid: role.conflict for key, role in roles.items() if role.conflict}
         assert set(conflicts) == set(truth.values())
-        assert "qmp says vcpu 0" in conflicts[truth[1]]
+        assert "qmp reports vcpu 0" in conflicts[truth[1]]
 
 
 def test_foreign_threads_in_an_answer_are_ignored(dirs: KataDirs, bystander: Bystander) -> None:

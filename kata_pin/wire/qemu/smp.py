@@ -87,7 +87,7 @@ def parse_numa(
     """Return `guest` with the guest nodes of its vCPUs and the host nodes of their memory.
 
     `values` are the -numa arguments, `memory` the host nodes of each memory backend by id. One node
-    tells nothing and leaves `numa` empty. Nodes without any `cpus=` get whole sockets in turn, as
+    means nothing and leaves `numa` empty. Nodes without any `cpus=` get whole sockets in turn, as
     QEMU does on x86 (hw/i386/x86.c, x86_get_default_cpu_node_id).
     """
     numa: dict[int, int] = {}
@@ -126,7 +126,7 @@ def _indexes(found: Properties, guest: GuestTopology) -> list[int]:
 
 
 def _matching(found: Properties, guest: GuestTopology) -> list[int]:
-    """Return the cpu-indexes of `cpu,socket-id=1`: a part left out stands for all."""
+    """Return the cpu-indexes of `cpu,socket-id=1`: a part left out means all."""
     ranges = []
     for key, count in (
         ("socket-id", guest.sockets),

@@ -136,7 +136,7 @@ def test_names_and_answers_that_disagree(host: HostAccess) -> None:
     answers = QmpAnswers(cpus=(QmpCpu(0, PID + 1),))
     found = _identify(host, _vmm("qemu", boot=1), _tasks("qemu", "CPU 3/KVM"), answers)
     assert found[1].vcpu == 0
-    assert found[1].conflict == "qmp says vcpu 0, name says vcpu 3"
+    assert found[1].conflict == "qmp reports vcpu 0, name reports vcpu 3"
 
 
 def test_a_crowd_is_not_looked_into(host: HostAccess, monkeypatch: pytest.MonkeyPatch) -> None:
