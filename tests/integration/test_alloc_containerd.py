@@ -62,7 +62,7 @@ def cluster(folder: Path) -> Iterator[Allotted]:
 
 
 def test_exclusive_cpus_come_and_go(cluster: Allotted) -> None:
-    """A Kata pod's exclusive CPU leaves everybody's cpuset in the same answer, and comes back."""
+    """A Kata pod's exclusive CPU leaves all other cpusets in the same answer, and comes back."""
     cluster.start()
     _, plain = run(cluster, "r0")
     assert cluster.cgroup(plain) == "0-1"
@@ -223,7 +223,7 @@ def test_killed_at_any_point(cluster: Allotted) -> None:
 
 
 def test_switched_off_it_gives_everything_back(cluster: Allotted) -> None:
-    """With alloc.policy none the first Synchronize gives all CPUs to who has a cpuset of ours."""
+    """With alloc.policy none the first Synchronize restores all CPUs of our cpusets."""
     cluster.start()
     _, plain = run(cluster, "r0")
     pod, app = run(cluster, "k1", "exclusive", handler="kata", **ONE_CPU)
@@ -244,7 +244,7 @@ def test_switched_off_it_gives_everything_back(cluster: Allotted) -> None:
 
 
 def test_uninstall_gives_back_what_it_can(cluster: Allotted) -> None:
-    """This containerd cannot be told unasked: what waits is named, and the next answer has it."""
+    """This containerd takes no unsolicited updates: what waits is listed for the next answer."""
     cluster.start()
     _, plain = run(cluster, "r0")
     pod, app = run(cluster, "k1", "exclusive", handler="kata", **ONE_CPU)
@@ -257,7 +257,7 @@ def test_uninstall_gives_back_what_it_can(cluster: Allotted) -> None:
 
 
 def test_a_plugin_before_us_is_left_alone(cluster: Allotted) -> None:
-    """Who was given a cpuset by another plugin keeps it, starts, and is not moved later."""
+    """A container with another plugin's cpuset keeps it, starts, and is not moved later."""
     cluster.start()
     with rival(cluster.containerd.nri_socket, index="50", cpus="0") as other:
         _, plain = run(cluster, "r0")

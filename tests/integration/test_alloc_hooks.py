@@ -1,4 +1,4 @@
-"""Our own allocator without NRI: hooks tell of containers, threads follow, and what is guaranteed.
+"""Our own allocator without NRI: hooks report containers, threads follow, what is guaranteed.
 
 Without Kubernetes the administrator's orders say who has CPUs of its own. Real QEMUs, no runtime.
 """

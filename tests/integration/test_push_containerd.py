@@ -117,7 +117,7 @@ def limits(cluster: Allotted, container: str) -> list[str]:
 
 
 def test_a_container_that_ends_gives_back_at_once(cluster: Allotted) -> None:
-    """With NRI's answers and pushes mixed, everybody has what the grants say in the end."""
+    """With NRI's answers and pushes mixed, all cpusets are those of the grants in the end."""
     cluster.start()
     _, plain = run(cluster, "r0")
     pod, app = run(cluster, "k1", handler="kata", **ONE_CPU)
@@ -220,7 +220,7 @@ def hanging(path: Path) -> Iterator[None]:
 
 @only_by_cri
 def test_a_runtime_that_refuses(cluster: Allotted, folder: Path) -> None:
-    """Shown with its words, said once, counted; it is done as soon as it is allowed."""
+    """Shown with its text, logged once, counted; it is done as soon as it is allowed."""
     path = folder / "played.sock"
     settle(cluster, cri=str(path))
     with CriServer(path) as server:
@@ -253,7 +253,7 @@ def test_only_with_the_next_call(cluster: Allotted) -> None:
 
 @only_by_nri
 def test_updates_unasked_beside_events(cluster: Allotted) -> None:
-    """Orders and pods come and go together; nobody waits for anybody, and all agree at the end."""
+    """Overrides and pods come and go together; none waits for another, all agree at the end."""
     settle(cluster, cri="")
     cluster.start()
     _, plain = run(cluster, "r0")

@@ -112,7 +112,7 @@ class Node(RuleBasedStateMachine):
 
     @invariant()
     def what_is_in_force_is_sound(self) -> None:
-        """While CPUs are left everybody has some, nobody another's, and no more than was given."""
+        """While CPUs are left each container has some, none of another's, no more than granted."""
         now = in_force(self.state, self.leaving)
         assert now.shared.isdisjoint(now.exclusive)
         for grant in now.grants.values():

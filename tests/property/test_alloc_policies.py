@@ -203,7 +203,7 @@ class Node(RuleBasedStateMachine):
 
     @rule()
     def lose(self) -> None:
-        """The state is lost: who runs on CPUs of its own keeps them."""
+        """The state is lost: containers that run on own CPUs keep them."""
         before = self.state
         self.reconcile(AllocState())
         if self.starved or self.settings.vm.own_cpus:
@@ -278,7 +278,7 @@ class Node(RuleBasedStateMachine):
 
     @invariant()
     def exclusive_means_exclusive(self) -> None:
-        """Nobody else runs on an exclusive CPU; chosen shared CPUs are in the shared pool."""
+        """Exclusive CPUs have one container; chosen shared CPUs are in the shared pool."""
         for grant in self.state.grants.values():
             others = union(one.cpus for one in self.state.grants.values() if one is not grant)
             assert grant.exclusive.isdisjoint(others)
@@ -321,7 +321,7 @@ def test_any_events(name: str) -> None:
 
 
 def test_refusal_names_the_reason() -> None:
-    """Who would take the shared pool below its minimum is told so."""
+    """A container that would take the shared pool below its minimum is refused with the reason."""
     policy = create("static", HOST, AllocSettings(shared_min=14))
     refused = policy.allocate(policy.start(), container(3000, pod(kata=False))).refused
     assert refused is not None

@@ -57,7 +57,7 @@ def test_single_cpus_in_order(spread: bool, expected: list[int]) -> None:
 
 
 def test_cpus_that_the_host_lacks_are_not_counted() -> None:
-    """What is available but not on the host can not be taken."""
+    """What is available but not on the host cannot be taken."""
     machine = Machine.of(flat(2))
     accumulator = Accumulator(machine, CpuSet.parse("1-9").bits, 2)
     assert accumulator.failed

@@ -44,7 +44,7 @@ def test_a_pass_believes_the_allocator_first() -> None:
 
 
 def test_shared_cpus_are_known_not_to_be_exclusive() -> None:
-    """A quota that looks exclusive does not count for who was given shared CPUs."""
+    """A quota that looks exclusive does not count for a grant of shared CPUs."""
     grant = Grant(request("db", cpus=2), "static", shared=cpus("0-1"))
     looks = replace(APP, quota_us=200_000, period_us=100_000)
     found = allot((looks,), AllocState(CpuSet(range(8))).with_grant(grant))

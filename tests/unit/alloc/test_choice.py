@@ -54,7 +54,7 @@ def test_hints_are_drawn_from_first(
 
 
 def test_a_policy_refuses_what_the_manager_does() -> None:
-    """The setting reaches the policy, and the refusal says why; best effort runs in the pool."""
+    """The setting reaches the policy, and the refusal has the reason; best effort uses the pool."""
     settings = AllocSettings(manager=ManagerPolicy.SINGLE_NUMA_NODE)
     policy = create("static", HOST, settings)
     decision = policy.allocate(policy.start(), container(5000, pod(kata=False)))

@@ -145,7 +145,7 @@ def test_nobody_is_allowed_by_default() -> None:
 
 
 def test_not_eligible_is_told() -> None:
-    """Who chose CPUs of its own without a whole number of them hears why it has none."""
+    """A chosen class without a whole number of CPUs has no effect, with the reason."""
     demand = annotated_demand(container(1500, pod(annotations={POLICY_KEY: "share"})), OPEN)
     assert demand.cpu_class is CpuClass.NONE
     assert [note.code for note in demand.notes] == ["not-eligible"]

@@ -49,7 +49,7 @@ def test_nothing_is_left_where_nothing_changes() -> None:
 
 
 def test_shrinking_keeps_the_others_off() -> None:
-    """What an owner gives up is nobody's until it has left; the owner itself is narrow at once."""
+    """CPUs to leave are in no other grant until then; their former grant is narrow at once."""
     before = start(wishing("exclusive", 4000, "a"), wishing("none", 500, "b"))
     after = POLICY.change(before, wishing("exclusive", 2000, "a")).state
     once = still_to_leave(before, after, {})
@@ -107,7 +107,7 @@ def test_who_is_over_has_left() -> None:
 
 
 def test_nobody_is_left_without_cpus() -> None:
-    """Who would have none at all does not wait, and the shared pool shows it as taken."""
+    """A container that would have none at all does not wait."""
     first = start(wishing("exclusive", 6000, "a"), wishing("none", 500, "b"))
     second = POLICY.change(first, wishing("exclusive", 2000, "a")).state
     once = still_to_leave(first, second, {})

@@ -165,20 +165,20 @@ def test_isolated_cpus_are_not_given_out() -> None:
     "fields", [{"code": ["alloc"]}, {"text": ["x"]}, {"text": None}, {"level": "loud"}]
 )
 def test_notes_that_are_none(fields: dict[str, Any]) -> None:
-    """A note is stored nowhere before it is known that it can be said."""
+    """A note is checked before anything is stored."""
     note = replace(Note("alloc", "x"), **fields)
     assert violation(replace(GOOD, notes=(note,))) == "its decision has values of wrong types"
 
 
 @pytest.mark.parametrize("fields", [{"kind": "cpus"}, {"message": ["x"]}, {"strict": "no"}])
 def test_refusals_that_are_none(fields: dict[str, Any]) -> None:
-    """Nor is a refusal that cannot be told."""
+    """So is a refusal."""
     refused = replace(NO_CPUS, **fields)
     assert violation(replace(GOOD, refused=refused)) == "its decision has values of wrong types"
 
 
 def test_whose_grants_end_with_what_runs() -> None:
-    """All that run no more, and the VMs in which nobody does."""
+    """All containers that no longer run, and VMs without any."""
     assert ended(GOOD.state, [WEB, DB, NEW]) == frozenset()
     assert ended(GOOD.state, [WEB, NEW]) == {"db-app", "vm-db"}
     other = replace(DB, container_id="db-2")
@@ -197,7 +197,7 @@ def test_a_vm_may_have_housekeeping_cpus() -> None:
 
 
 def test_grants_that_must_go() -> None:
-    """Who is over has none any more, nor who is not among those that run."""
+    """Ended containers have none, nor those that are not running."""
     assert "has ended" in INVARIANTS.violation(Decision(BEFORE), Expected(BEFORE, gone=["web-app"]))
     assert (
         INVARIANTS.violation(

@@ -222,7 +222,7 @@ def test_hint(by_socket: bool, free: str, wanted: int, expected: str) -> None:
 
 
 def test_hints_of_a_container_and_of_a_pod() -> None:
-    """Hints come from what is available, then from what is held; a wrong size can not be served."""
+    """Hints come from what is available, then from what is held; a wrong size cannot be served."""
     static = KubeletStatic.create(FOUR_NODES, StaticOptions(), 0)
     pod = KubeletPod("a", (app("c", 4), app("d", 4)))
     state = static.start(StaticState())

@@ -21,7 +21,7 @@ ROWS = [
 
 @pytest.mark.parametrize("run", ROWS)
 def test_row(run: Callable[[], None]) -> None:
-    """The allocator answers what the row says."""
+    """The allocator decides what the row expects."""
     run()
 
 

@@ -1,4 +1,4 @@
-"""The policies over pools: who gets what, what it means for the others, who is refused."""
+"""The policies over pools: which container gets what, what follows for others, refusals."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def after(chosen: Policy, *requests: ContainerRequest) -> AllocState:
 
 
 def told(decision: Decision) -> dict[str, str]:
-    """Return who has which CPUs anew."""
+    """Return the changed grants' CPUs."""
     return {grant.container_id: str(grant.cpus) for grant in decision.changed}
 
 
@@ -86,7 +86,7 @@ def test_somewhere_everybody_has_to_run() -> None:
 
 
 def test_static_follows_the_kubelet() -> None:
-    """Whole cores, lowest first; all who share hear of it."""
+    """Whole cores, lowest first; all grants of the shared pool change."""
     chosen = policy()
     state = after(chosen, container(500, pod("a", kata=False)))
     decision = chosen.allocate(state, container(2000, pod("b", kata=False)))
@@ -116,7 +116,7 @@ def test_share_may_be_used_by_others_exclusive_by_nobody() -> None:
 
 
 def test_share_containers_choose_different_cpus() -> None:
-    """So many share containers may choose a CPU as the setting says, the least chosen first."""
+    """As many share containers may choose a CPU as the setting says, least chosen first."""
     one = policy("annotation")
     full = [wishing("share", 8000, f"p{n}") for n in range(3)]
     state = after(one, *full[:2])
@@ -143,7 +143,7 @@ def test_story_none_to_share() -> None:
 
 
 def test_story_exclusive_to_share() -> None:
-    """Crane's story 2: a running pod opens its CPUs; it keeps them, everybody else gets them."""
+    """Crane's story 2: a running pod shares its CPUs; it keeps them, all others get them too."""
     chosen = policy("annotation")
     state = after(chosen, wishing("exclusive", 2000, "a"), wishing("none", 500, "b"))
     assert state.grants["b-app"].cpus == cpus("1-7,9-15")
@@ -213,7 +213,7 @@ def test_resize_keeps_and_grows_to_the_nearest(name: str) -> None:
 
 
 def test_resize_that_does_not_fit_changes_nothing() -> None:
-    """A running container is never worse off for a request that can not be met, strict or not."""
+    """A running container loses nothing by a request that cannot be served, strict or not."""
     chosen = policy("static", replace(OPEN, strict=True))
     state = after(chosen, wishing("", 4000, "a"))
     decision = chosen.change(state, wishing("", 16000, "a"))
@@ -251,7 +251,7 @@ def test_shared_minimum() -> None:
 
 @pytest.mark.parametrize("name", BUILTIN)
 def test_best_effort_runs_in_the_shared_pool(name: str) -> None:
-    """Too few CPUs: the pod starts in the shared pool, and the refusal says why."""
+    """Too few CPUs: the pod starts in the shared pool, and the refusal has the reason."""
     chosen = policy(name)
     state = after(chosen, wishing("exclusive", 12000, "a"))
     decision = chosen.allocate(state, wishing("exclusive", 5000, "b"))
@@ -265,7 +265,7 @@ def test_best_effort_runs_in_the_shared_pool(name: str) -> None:
 
 @pytest.mark.parametrize("name", BUILTIN)
 def test_who_waits_is_served_when_cpus_return(name: str) -> None:
-    """Who runs in the shared pool for want of CPUs gets them when others end, oldest first."""
+    """Containers in the shared pool for lack of CPUs get them when others end, oldest first."""
     chosen = policy(name)
     state = after(
         chosen,
@@ -364,7 +364,7 @@ def test_zone_too_small_is_not_kept_to() -> None:
 
 
 def test_zone_that_is_nearly_full_is_not_kept_to() -> None:
-    """`topology`: two CPUs that are left of a node are not enough for who requests three."""
+    """`topology`: two CPUs left of a node are not enough for a request of three."""
     chosen = policy("topology")
     burst = container(3000, pod("b", kata=False), limit=0)
     state = after(chosen, burst)
@@ -398,7 +398,7 @@ def test_zone_is_kept() -> None:
 
 
 def test_memory_nodes_alone_are_a_change() -> None:
-    """Who has the same CPUs and other memory nodes is listed."""
+    """A grant with the same CPUs and other memory nodes is listed."""
     request = wishing("exclusive", 2000, "a")
     state = after(policy("topology"), request)
     pinned = policy("topology", replace(OPEN, pin_memory=True)).change(state, request)
@@ -457,7 +457,7 @@ def test_who_else_decides() -> None:
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_decline(strict: bool) -> None:
-    """While another decides nothing changes; only who asked for CPUs of its own is refused."""
+    """While another decides nothing changes; only containers with chosen CPUs are refused."""
     chosen = policy("annotation", replace(OPEN, strict=strict))
     state = after(chosen, wishing("exclusive", 2000, "a"))
     refusal = Refusal(RefusalKind.KUBELET_STATIC, "the kubelet decides")
@@ -499,7 +499,7 @@ def test_candidates_of_the_kubelets_choice() -> None:
 
 
 def test_candidates_end_where_the_request_is_served() -> None:
-    """Steps that were not needed are not told."""
+    """Steps that were not needed are not listed."""
     chosen = policy(chosen=replace(OPEN, shared_min=1))
     told_of = chosen.candidates(chosen.start(), container(8000))
     assert [(one.level, one.unit) for one in told_of if one.taken] == [("node", 0)]
@@ -524,7 +524,7 @@ def test_distributed_candidates() -> None:
 
 
 def test_unknown_policies_and_third_ones() -> None:
-    """A name nobody has is an error; a third policy has its name, ours keep theirs."""
+    """An unknown name is an error; another package's policy has its name, ours keep theirs."""
     with pytest.raises(ConfigError, match="balloons"):
         create("balloons", HOST, OPEN)
     third = {"balloons": BUILTIN["topology"], "static": BUILTIN["topology"]}

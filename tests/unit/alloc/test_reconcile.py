@@ -81,7 +81,7 @@ def test_lost_state(name: str) -> None:
 
 
 def test_ended_meanwhile() -> None:
-    """Who runs no more has nothing; who shares hears of the CPUs that came back."""
+    """Containers that no longer run lose their CPUs; the shared pool gets them."""
     state = filled(*THREE)
     decision = create("annotation", HOST, OPEN).reconcile(state, seen(state)[1:])
     assert set(decision.state.grants) == {"s-app", "n-app"}
@@ -90,7 +90,7 @@ def test_ended_meanwhile() -> None:
 
 
 def test_began_meanwhile() -> None:
-    """A container that nobody asked about is served after those that had CPUs already."""
+    """A container without a grant is served after those that had CPUs already."""
     state = filled(*THREE)
     fresh = Running(wishing("exclusive", 2000, "z"), cpus("0-15"))
     decision = create("annotation", HOST, OPEN).reconcile(state, [fresh, *seen(state)])
@@ -100,7 +100,7 @@ def test_began_meanwhile() -> None:
 
 
 def test_what_a_container_gives_up_is_free() -> None:
-    """Who was resized meanwhile keeps a part; the rest is there for those served after it."""
+    """A container resized meanwhile keeps a part; the rest is free for later ones."""
     state = filled(wishing("exclusive", 12000, "a"))
     running = [
         Running(wishing("exclusive", 2000, "a"), state.grants["a-app"].cpus),
@@ -122,7 +122,7 @@ def test_offline_cpu_is_replaced_by_the_nearest() -> None:
 
 
 def test_growing_takes_no_claimed_cpu() -> None:
-    """Who lost a CPU does not get one that another container, served later, has."""
+    """A container that lost a CPU does not get one of another container served later."""
     state = filled(wishing("exclusive", 2000, "a"), wishing("exclusive", 2000, "b"))
     decision = create("annotation", offline("8"), OPEN).reconcile(state, seen(state))
     assert decision.state.grants["b-app"].exclusive == cpus("1,9")
@@ -130,7 +130,7 @@ def test_growing_takes_no_claimed_cpu() -> None:
 
 
 def test_too_few_cpus_left() -> None:
-    """On a host that shrank the later ones fall back to the shared pool; nobody is stopped."""
+    """On a host that shrank the later ones fall back to the shared pool."""
     state = filled(*(wishing("exclusive", 4000, f"p{n}") for n in range(3)))
     decision = create("annotation", offline("4-7,12-15"), OPEN).reconcile(state, seen(state))
     classes = [grant.cpu_class for grant in decision.state.grants.values()]
@@ -148,7 +148,7 @@ def test_waiting_containers_are_served_when_cpus_come_back() -> None:
 
 
 def test_older_containers_come_first() -> None:
-    """Who is older is not left without for what a younger one claims and cannot have either."""
+    """An older container does not go without for a claim that cannot be served either."""
     chosen = replace(OPEN, max_sharers=2)
     full = create("annotation", HOST, chosen)
     state = full.start()
@@ -210,7 +210,7 @@ def test_observed_cpus_that_can_not_be_its_own(cpu_list: str) -> None:
 
 
 def test_lost_state_of_vms() -> None:
-    """A Kata container's cpuset holds its VM's CPUs and housekeeping too: nobody moves for that."""
+    """A Kata container's cpuset contains its VM's CPUs and housekeeping too: nothing moves."""
     chosen = replace(OPEN, housekeeping=cpus("7,15"), vm=VmSettings(own_cpus=1))
     policy = create("topology", HOST, chosen)
     state = policy.start()
@@ -230,7 +230,7 @@ def test_lost_state_of_vms() -> None:
 
 
 def test_settings_changed() -> None:
-    """CPUs that are reserved from now on are given back; the container gets others."""
+    """CPUs that are reserved from now on are released; the container gets others."""
     state = filled(*THREE)
     policy = create("annotation", HOST, replace(OPEN, reserved=cpus("0,8")))
     after = policy.reconcile(state, seen(state)).state
@@ -307,7 +307,7 @@ def test_kubelets_checkpoint_and_back() -> None:
 
 
 def test_checkpoint_of_a_node_with_housekeeping() -> None:
-    """What nobody has exclusively is in the default set: together it is the whole host."""
+    """CPUs that are not exclusive are in the default set: together it is the whole host."""
     chosen = replace(OPEN, housekeeping=cpus("7,15"), vm=VmSettings(own_cpus=1))
     policy = create("static", HOST, chosen)
     state = policy.allocate(policy.start(), container(2000, pod("a"))).state

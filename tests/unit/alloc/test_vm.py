@@ -1,4 +1,4 @@
-"""The VM behind a Kata pod as part of the arithmetic: surplus vCPUs, overhead, housekeeping."""
+"""The VM of a Kata pod in the accounting: unpaired vCPUs, overhead, housekeeping."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_own_cpus_are_given_up_for_a_container() -> None:
 
 
 def test_overhead_counts_in_the_shared_pool() -> None:
-    """VMs in the shared pool need room there: what a pod tells, else the setting."""
+    """VMs in the shared pool need room there: the pod's overhead, else the setting."""
     policy = create("static", HOST, PLAIN)
     heavy = [container(500, pod(f"p{n}", overhead_millis=1000)) for n in range(5)]
     state = after(PLAIN, *heavy)

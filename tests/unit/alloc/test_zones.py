@@ -74,7 +74,7 @@ def test_too_few() -> None:
 
 
 def test_candidates_are_in_the_order_of_their_keys() -> None:
-    """What is told is what was compared: sorted by the keys, the first one is taken."""
+    """What is shown is what was compared: sorted by the keys, the first one is taken."""
     free = cpus("0-5,8,16-31")
     told = CHOICE.candidates(free, 4, cpus("8"))
     keys = [tuple(value for _, value in one.keys) for one in told]

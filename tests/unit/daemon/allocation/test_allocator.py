@@ -1,4 +1,4 @@
-"""The allocator with a real registry: what is stored, who hears of it, when it stands aside."""
+"""The allocator with a real registry: what is stored, what follows, when it stands aside."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def stored(registry: Registry) -> AllocState | None:
 
 
 def test_a_decision_is_stored_and_told(begun: Allocator, registry: Registry, moves: Moves) -> None:
-    """Who has CPUs is in the registry, and every sandbox whose CPUs changed gets a pass."""
+    """Grants are in the registry, and every sandbox whose CPUs changed gets a pass."""
     begun.admit(request("web"))
     begun.admit(request("db", "exclusive", cpus=2))
     grant = begun.state.get("c-db")
@@ -127,7 +127,7 @@ def test_nobody_hears_of_what_is_not_stored(
 def test_decision_and_record_are_one_transaction(
     begun: Allocator, registry: Registry, tmp_path: Path
 ) -> None:
-    """Who reads the file meanwhile sees both or none."""
+    """A reader of the file meanwhile sees both or none."""
 
     def seen() -> tuple[bool, bool]:
         copy = Registry.copy_of(str(tmp_path / "registry.db"), boot_id="b")
@@ -156,7 +156,7 @@ def test_off_by_default(registry: Registry, host: Host) -> None:
 
 @pytest.mark.parametrize("why", ["kubelet", "observe"])
 def test_it_stands_aside(registry: Registry, host: Host, why: str) -> None:
-    """While the kubelet is static, or kata-pin observes, nobody is refused and nothing is given."""
+    """While the kubelet is static, or kata-pin observes, nothing is refused or granted."""
     if why == "kubelet":
         host.kubelet = STATIC
     else:
@@ -186,7 +186,7 @@ def test_it_comes_back_when_the_kubelet_lets_go(begun: Allocator, host: Host) ->
 
 
 def test_another_plugin_is_left_alone(begun: Allocator) -> None:
-    """A cpuset that somebody else gave is not replaced; after some in a row nothing is decided."""
+    """Another plugin's cpuset is not replaced; after some in a row nothing is decided."""
     for number in range(PODS):
         assert begun.decides
         begun.admit(request(f"web{number}"), foreign=True)
@@ -198,7 +198,7 @@ def test_another_plugin_is_left_alone(begun: Allocator) -> None:
 
 
 def test_standing_aside_ends_by_itself(begun: Allocator, caplog: pytest.LogCaptureFixture) -> None:
-    """Beside another plugin, and no more when nothing was seen of it for a while: both are said."""
+    """Beside another plugin, until nothing was seen of it for a while: both are logged."""
     seconds = 0.0
     begun.conflicts = PluginConflicts(lambda: seconds)
     with caplog.at_level(logging.WARNING):
@@ -215,7 +215,7 @@ def test_standing_aside_ends_by_itself(begun: Allocator, caplog: pytest.LogCaptu
 
 
 def test_a_strict_container_is_tried_again(registry: Registry, host: Host) -> None:
-    """Who would be refused beside a plugin is adjusted again while there is only a suspicion."""
+    """A strict container is adjusted again while a plugin is only suspected."""
     one = allocator(registry, host, fail=Fail.STRICT)
     wants = request("db", "exclusive", cpus=2)
     one.conflicts.answered(wants, adjusted=True)
@@ -241,7 +241,7 @@ def test_who_asked_is_told_and_who_did_not_is_not(
 
 
 def test_not_enough_cpus(begun: Allocator) -> None:
-    """Who cannot be served runs in the shared pool, and that is shown."""
+    """A container that cannot be served runs in the shared pool, and that is shown."""
     decision = begun.admit(request("db", "exclusive", cpus=64))
     assert decision.refused is not None
     assert not decision.refused.strict
@@ -251,7 +251,7 @@ def test_not_enough_cpus(begun: Allocator) -> None:
 
 
 def test_a_refusal_is_told_once(begun: Allocator) -> None:
-    """Who is tried again in each pass is told again only after it was served meanwhile."""
+    """A container retried in each pass is reported again only after it was served."""
     begun.set_orders({"shop/db": CpuClass.EXCLUSIVE})
     one = Container("c1", "s1", pod_name="db", pod_namespace="shop", pod_uid="u1", name="app")
     pass_view.view(begun, (one,))
@@ -269,7 +269,7 @@ def test_a_refusal_is_told_once(begun: Allocator) -> None:
 def test_strict_refuses_nobody_who_runs(
     registry: Registry, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Found running, without NRI: it is in the shared pool with a grant, and is told once."""
+    """Found running, without NRI: it is in the shared pool with a grant, reported once."""
     one = allocator(registry, host, fail=Fail.STRICT)
     one.set_orders({"shop/db": CpuClass.EXCLUSIVE})
     record = Container("c1", "s1", pod_name="db", pod_namespace="shop", pod_uid="u1", name="app")
@@ -284,7 +284,7 @@ def test_strict_refuses_nobody_who_runs(
 
 
 def test_a_policy_that_nobody_has(registry: Registry, host: Host) -> None:
-    """A wrong setting keeps the daemon from nothing: it is said, and nothing is decided."""
+    """A wrong setting does not stop the daemon: it is logged, and nothing is decided."""
     one = allocator(registry, host, policy="crane")
     assert "unknown policy 'crane'" in one.aside
     assert one.admit(request("db", "exclusive", cpus=2)).state.grants == {}
@@ -305,7 +305,7 @@ def test_an_offline_cpu(begun: Allocator, host: Host, moves: Moves) -> None:
 def test_what_could_not_be_stored_is_decided_again(
     begun: Allocator, registry: Registry, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk while CPUs go offline: with the next look they are nobody's."""
+    """A full disk while CPUs go offline: with the next event they are in no grant."""
     begun.admit(request("db", "exclusive", cpus=2))
     held = begun.state.exclusive
     host.topology = without(flat(8), str(held.first))
@@ -334,7 +334,7 @@ def _shared() -> list[Running]:
 
 
 def test_a_pass_admits_what_no_event_told(begun: Allocator) -> None:
-    """A container that hooks recorded is given CPUs; one that stopped gives them back."""
+    """A container that hooks recorded gets CPUs; one that stopped releases them."""
     one = Container("c1", "s1", name="app", pod_name="db", pod_namespace="shop")
     begun.set_orders({"shop/db": CpuClass.EXCLUSIVE})
     asks = replace(one, quota_us=100_000, period_us=100_000, shares=1024)
@@ -379,14 +379,14 @@ def test_a_container_that_is_its_own_sandbox(begun: Allocator, moves: Moves) -> 
 
 
 def test_a_pass_leaves_a_foreign_cpuset(begun: Allocator) -> None:
-    """A recorded cpuset without a grant is somebody else's: it stays, and so does the record."""
+    """A recorded cpuset without a grant is another program's: it stays, and so does the record."""
     mine = (Container("c1", "s1", cpus=cpus("2")),)
     assert pass_view.view(begun, mine).containers == mine
     assert begun.state.get("c1") is None
 
 
 def test_a_sandbox_that_is_over(begun: Allocator) -> None:
-    """What its containers had is everybody's again."""
+    """What its containers had is in the shared pool again."""
     begun.admit(request("db", "exclusive", cpus=2))
     begun.release_sandbox("s-db")
     assert begun.state.exclusive == CpuSet()
@@ -394,7 +394,7 @@ def test_a_sandbox_that_is_over(begun: Allocator) -> None:
 
 
 def test_what_is_left_comes_to_others_with_the_pass(begun: Allocator, moves: Moves) -> None:
-    """Others get an owner's CPUs when a pass over it has ended, and are told so then."""
+    """Others get a container's former CPUs when a pass over it has ended."""
     begun.admit(request("web"))
     begun.admit(request("db", "exclusive", cpus=4))
     moves.requested.clear()
@@ -427,7 +427,7 @@ def test_two_moves_before_one_pass(begun: Allocator) -> None:
 
 
 def test_an_owner_that_ends_holds_nothing_back(begun: Allocator, moves: Moves) -> None:
-    """The end of a sandbox that had not left yet gives its CPUs to the others, who are told."""
+    """The end of a sandbox that had not left yet releases its CPUs to others."""
     begun.admit(request("web"))
     begun.admit(request("db", "exclusive", cpus=4))
     begun.change(request("db", "exclusive", cpus=2), "test")
@@ -453,7 +453,7 @@ def test_a_failed_transaction_leaves_nothing_to_be_left(begun: Allocator) -> Non
 
 
 def test_orders_change_who_runs(begun: Allocator, moves: Moves) -> None:
-    """none to share, exclusive to share, and back, without making the container anew."""
+    """none to share, exclusive to share, and back, without recreating the container."""
     begun.admit(request("web", cpus=2))
     moves.requested.clear()
     for cpu_class in (CpuClass.SHARE, CpuClass.EXCLUSIVE, CpuClass.SHARE):
@@ -471,7 +471,7 @@ def test_orders_change_who_runs(begun: Allocator, moves: Moves) -> None:
 
 
 def test_orders_that_change_nothing_write_nothing(begun: Allocator, moves: Moves) -> None:
-    """The same orders again, or those of other pods, move nobody."""
+    """The same overrides again, or those of other pods, move no container."""
     begun.admit(request("web", cpus=2))
     begun.set_orders({"shop/web": CpuClass.SHARE})
     moves.requested.clear()
@@ -488,7 +488,7 @@ def test_a_sandbox_is_ordered_by_its_id(begun: Allocator) -> None:
 
 
 def test_annotations_change_who_runs(begun: Allocator) -> None:
-    """What the API server tells of a running pod counts, for pods that it names."""
+    """Annotations that the API server lists count, for the pods in the list."""
     begun.admit(request("web", cpus=2))
     begun.admit(request("db", "share", cpus=2))
     begun.set_annotations({"uid-web": {"cpu-policy.kata-pin.io": "exclusive"}})

@@ -1,4 +1,4 @@
-"""Policies of other packages that fail or answer nonsense: nobody suffers, and it is shown."""
+"""Policies of other packages that fail or decide nonsense harm no container, and it is shown."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ BAD = (_raises, _exits, _nothing, _loses_everybody, _gives_all)
 
 @pytest.mark.parametrize("bad", BAD)
 def test_a_new_container_has_the_shared_pool(world: World, bad: Method) -> None:
-    """Whatever becomes of the policy: with a grant that is stored, and everybody else as before."""
+    """Whatever the policy does: it has a stored grant, and all others are unchanged."""
     world.allocator.admit(request("db", "exclusive", cpus=2))
     before = world.allocator.state
     world.break_down(bad, "allocate")
@@ -132,7 +132,7 @@ def test_a_running_container_keeps_what_it_has(world: World, bad: Method) -> Non
 
 @pytest.mark.parametrize("bad", [_raises, _exits, _nothing, lambda state, _: Decision(state)])
 def test_what_is_over_is_given_back(world: World, bad: Method) -> None:
-    """A policy that cannot release anything keeps nobody's CPUs for ever."""
+    """A policy that cannot release anything does not keep CPUs for ever."""
     world.allocator.admit(request("db", "exclusive", cpus=2))
     world.break_down(bad, "release")
     record = Container("c-db", "s-db", state=ContainerState.STOPPED)
@@ -170,7 +170,7 @@ def test_a_note_that_cannot_be_said(world: World) -> None:
 
 
 def test_a_policy_that_never_answers(world: World) -> None:
-    """The daemon starts, nobody gets anything, and the first complaint is not repeated."""
+    """The daemon starts, no container gets CPUs, and the first complaint is not repeated."""
     world.break_down(_raises, "allocate", "change", "release", "reconcile", "decline")
     world.registry.run("DELETE FROM alloc")
     world.allocator = world.make()

@@ -77,7 +77,7 @@ def test_what_differs_is_sent_once() -> None:
 
 
 def test_owners_leave_before_others_come() -> None:
-    """Whose CPUs become fewer is told first; who had no cpuset at all had every CPU."""
+    """Narrowed cpusets come first; a container without a cpuset had every CPU."""
     ledger, state = Ledger(), _state(PLAIN, OWN, _grant(request("new", kata=False), "", "0-5"))
     ledger.reported("c-web", Cpuset(cpus("0-3")))
     ledger.reported("c-db", Cpuset(cpus("4-7")))
@@ -107,7 +107,7 @@ def test_who_the_runtime_does_not_know_is_not_written_to() -> None:
 
 
 def test_what_the_runtime_tells_is_what_is_there() -> None:
-    """A cpuset that somebody changed is pending again."""
+    """A cpuset that another program changed is pending again."""
     ledger, state = Ledger(), _state(PLAIN)
     ledger.reported("c-web", Cpuset(cpus("0-5")))
     assert ledger.updates(state) == ()
@@ -147,14 +147,14 @@ def test_a_part_or_more_is_one_step() -> None:
 
 
 def test_undecided_memory_nodes_do_not_wait() -> None:
-    """Memory nodes that a container has and nobody decided are no difference."""
+    """Memory nodes that a container has and no policy decided are no difference."""
     ledger = Ledger()
     ledger.reported("c-web", Cpuset(cpus("0-5"), cpus("0")))
     assert ledger.updates(_state(PLAIN)) == ()
 
 
 def test_a_cgroup_that_allows_more_is_updated_again() -> None:
-    """What an update left undone, or somebody wrote, is seen and sent once more."""
+    """What an update left undone, or another program wrote, is found and sent again."""
     ledger, state = Ledger(), _state(PLAIN, OWN)
     ledger.reported("c-web", Cpuset(cpus("0-5")), pid=7)
     ledger.reported("c-db", Cpuset(cpus("6-7")), pid=8)
@@ -203,7 +203,7 @@ def test_a_push_that_failed_is_pending_again() -> None:
 
 @pytest.mark.parametrize("told", ["0-7", "0-3", ""])
 def test_the_runtimes_word_counts_more_than_a_pushs_end(told: str) -> None:
-    """What it tells of a container while it is pushed is what the container has, or has no more."""
+    """What it reports during a push is what the container has."""
     ledger, state = Ledger(), _state(PLAIN)
     ledger.reported("c-web", Cpuset(ALL))
     with ledger.pushing("c-web", Cpuset(cpus("0-5"))):
@@ -233,7 +233,7 @@ def test_an_answer_overtakes_a_push(fails: bool) -> None:
 
 @pytest.mark.parametrize("last", ["0-3", "0-5", "0-7"])
 def test_an_overtaken_push_of_which_the_runtime_tells(last: str) -> None:
-    """What it tells while the push goes on may be over when that ends: it is sent once more."""
+    """What it reports during the push may be outdated when that ends: it is sent again."""
     ledger = Ledger()
     newer = _state(replace(PLAIN, shared=cpus("0-3")))
     ledger.reported("c-web", Cpuset(ALL))
@@ -246,7 +246,7 @@ def test_an_overtaken_push_of_which_the_runtime_tells(last: str) -> None:
 
 
 def test_an_overtaken_push_across_connections() -> None:
-    """A container that is gone meanwhile stays so; one that is told anew is sent its cpuset."""
+    """A container that has ended stays so; one that is reported again is sent its cpuset."""
     ledger = Ledger()
     newer = _state(replace(PLAIN, shared=cpus("0-3")))
     for told in (False, True):
@@ -262,7 +262,7 @@ def test_an_overtaken_push_across_connections() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_last_cpuset_overtakes_a_push(fails: bool) -> None:
-    """What is given back goes out once more after a push that it overtook, and then no more."""
+    """A last cpuset is sent again after a push that it overtook, and then no more."""
     ledger, last = Ledger(), Cpuset(ALL)
     ledger.reported("c-web", Cpuset(cpus("0-3")))
     with contextlib.suppress(KataPinError), ledger.pushing("c-web", Cpuset(cpus("0-1"))):
@@ -279,7 +279,7 @@ def test_a_last_cpuset_overtakes_a_push(fails: bool) -> None:
 
 @pytest.mark.parametrize("told", [False, True])
 def test_a_last_cpuset_outlives_an_earlier_push(told: bool) -> None:
-    """The end of a push that began before, of which the runtime may tell, is not what was meant."""
+    """The end of an earlier push, even if the runtime reports it, does not end the restore."""
     ledger, last = Ledger(), Cpuset(ALL)
     ledger.reported("c-web", Cpuset(cpus("0-3")))
     with ledger.pushing("c-web", Cpuset(cpus("0-1"))):

@@ -1,4 +1,4 @@
-"""What a runtime has told of: bounded, by sandbox, and without those left to others."""
+"""What a runtime has reported: bounded, by sandbox, and without containers left to others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.allotted import request
 
 
 def test_who_is_told() -> None:
-    """Until its end, or that of everything; who is left to somebody else stays that."""
+    """Until its end, or a disconnection; a container left to another plugin stays so."""
     known = Ledger()
     for name in ("a", "b"):
         known.requested(request(name), "s-1")
@@ -27,7 +27,7 @@ def test_who_is_told() -> None:
 
 
 def test_a_runtime_that_tells_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those beyond what Synchronize may tell are not remembered; who is known is followed."""
+    """Containers beyond the limit of Synchronize are not recorded; known ones are followed."""
     monkeypatch.setattr(module, "MAX_CONTAINERS", 1)
     known = Ledger()
     known.requested(request("a"), "s")

@@ -83,7 +83,7 @@ class World:
         self._stamp = 1000
 
     def tell(self, kind: EventKind, pod: Pod, container: PodContainer, **fields: Any) -> Answer:
-        """Have an event answered, or told where it is only told."""
+        """Have an event answered, or only taken if it needs no answer."""
         self._stamp += 1
         event = Event(kind, pod, container, **fields)
         if kind in (CREATE, UPDATE, STOP):
@@ -190,7 +190,7 @@ def test_the_creation_is_recorded_with_the_decision(world: World) -> None:
 
 
 def test_a_strict_refusal(registry: Registry) -> None:
-    """Who cannot be served is refused with the reason, and leaves nothing behind."""
+    """A container that cannot be served is refused with the reason, and leaves nothing behind."""
     world = World(registry, fail=Fail.STRICT)
     with pytest.raises(CreationRefused, match="CPUs"):
         world.tell(CREATE, _pod("db", "exclusive"), _app("db", 64))
@@ -206,7 +206,7 @@ def test_best_effort_runs_in_the_shared_pool(world: World) -> None:
 
 
 def test_a_foreign_cpuset_is_not_replaced(world: World) -> None:
-    """Who was given a cpuset before we were asked keeps it: to set it twice is a conflict."""
+    """A container that came with a cpuset keeps it: setting it twice is a conflict."""
     container = _with(_app("db", 2), Cpuset(cpus("3-4")))
     answer = world.make(_pod("db", "exclusive"), container)
     assert answer == Answer()
@@ -237,7 +237,7 @@ def test_a_creation_that_failed_is_not_adjusted_again(world: World) -> None:
 
 
 def test_one_tenants_failures_end_nothing(world: World) -> None:
-    """Pods whose creation fails again and again leave the allocator deciding for everybody else."""
+    """Pods whose creation fails repeatedly do not stop the allocator for others."""
     for number in range(PODS):
         pod = _pod(f"db{number}", "exclusive")
         for attempt in range(8):
@@ -250,7 +250,7 @@ def test_one_tenants_failures_end_nothing(world: World) -> None:
 
 
 def test_conflicts_end_adjusting(world: World) -> None:
-    """Pods that are made only without us, and with another's cpuset: nobody is adjusted then.
+    """Pods that are created only without us, with another's cpuset: none is adjusted then.
 
     Until the runtime has told everything anew.
     """
@@ -283,7 +283,7 @@ def test_beside_a_known_plugin_strict_is_refused(registry: Registry) -> None:
 
 
 def test_a_cpuset_from_before_is_no_conflict(world: World) -> None:
-    """A next try that comes with a cpuset says nothing about who is asked after us."""
+    """A next try that comes with a cpuset is no evidence of a later plugin."""
     pod, first = _pod("db", "exclusive"), _app("db", 1)
     world.tell(CREATE, pod, first)
     world.tell(STOP, pod, first)
@@ -305,7 +305,7 @@ def test_who_was_left_alone_for_nothing(world: World) -> None:
 
 
 def test_a_start_that_fails_is_no_conflict(world: World) -> None:
-    """A container that was made and never started says nothing about other plugins."""
+    """A container that was created and never started is no evidence of other plugins."""
     pod, first = _pod("db", "exclusive"), _app("db", 2)
     world.make(pod, first)
     world.tell(STOP, pod, first)
@@ -395,14 +395,14 @@ async def test_who_starts_alone_waits_for_those_who_leave(world: World) -> None:
 
 
 def test_who_starts_in_the_pool_waits_for_nobody(world: World) -> None:
-    """Without CPUs of its own there is nobody to wait for."""
+    """Without own CPUs there is no pass to wait for."""
     pod, app = _pod("web", kata=False), _app("web")
     world.make(pod, app)
     assert world.decider.take(Event(EventKind.START_CONTAINER, pod, app), 5000) == NOTHING
 
 
 def test_an_owner_leaves_before_others_come(world: World) -> None:
-    """Others are told of a Kata owner's CPUs after the pass over it, narrowing first."""
+    """Others get a Kata container's former CPUs after the pass over it, narrowing first."""
     world.make(_pod("web", kata=False), _app("web"))
     world.make(_pod("db", "exclusive"), _app("db", 4))
     had = _own(world, "c-db")
@@ -484,7 +484,7 @@ def test_synchronize_brings_everything_in_line(world: World) -> None:
 
 
 def test_a_record_before_synchronize(world: World) -> None:
-    """A container that Kata's state told of first has its annotation once the runtime tells it."""
+    """A container first reported by Kata's state has its annotation once the runtime reports it."""
     record = Container(
         "c-db", "db", state=ContainerState.RUNNING, pod_name="db", pod_namespace="shop",
         pod_uid="uid-db", quota_us=100_000, period_us=100_000, shares=1024, name="app",
@@ -498,7 +498,7 @@ def test_a_record_before_synchronize(world: World) -> None:
 
 
 def test_annotations_of_the_creation_are_old(world: World) -> None:
-    """What the kubelet told later counts for new containers, and after a reconnection."""
+    """What the kubelet reported later counts for new containers, and after a reconnection."""
     pod, one = _pod("db"), _app("db", 1)
     shared = world.make(pod, one).adjust
     world.allocator.set_annotations({"uid-db": {KEY: "exclusive"}})
@@ -578,7 +578,7 @@ def test_who_was_made_undecided_is_decided_then(world: World) -> None:
 
 
 def test_an_end_that_is_not_stored(world: World) -> None:
-    """It is told once more, as the plugin does then, and gives everything back."""
+    """It is taken again, as the plugin does then, and releases everything."""
     pod, one = _pod("db", "exclusive", kata=False), _app("db", 2)
     world.make(_pod("web", kata=False), _app("web"))
     world.make(pod, one)
@@ -627,7 +627,7 @@ def _act(world: World) -> None:
 
 
 def test_what_is_made_while_aside_is_in_the_pools_later(world: World) -> None:
-    """Who was made while kata-pin only observed leaves exclusive CPUs as everybody does."""
+    """A container created while kata-pin observed leaves exclusive CPUs as all do."""
     _observe(world)
     assert world.make(NOISE, _app("noise")) == Answer()
     world.make(_pod("gone", kata=False), _app("gone"))
@@ -639,7 +639,7 @@ def test_what_is_made_while_aside_is_in_the_pools_later(world: World) -> None:
 
 
 def test_what_is_listed_while_aside_is_in_the_pools_later(world: World) -> None:
-    """So is what Synchronize told then; the guarantee holds for all of it."""
+    """So is what Synchronize reported then; the guarantee holds for all of it."""
     _observe(world)
     world.decider.adopt(Snapshot((NOISE,), (_app("noise"),)))
     _act(world)
@@ -649,7 +649,7 @@ def test_what_is_listed_while_aside_is_in_the_pools_later(world: World) -> None:
 
 
 def test_what_is_asked_while_aside_counts_later(world: World) -> None:
-    """Sizes that were told meanwhile, also to who has a grant; orders and classes as they are."""
+    """Sizes reported meanwhile, also of containers with grants; overrides and classes of now."""
     db = _pod("db", "exclusive")
     world.make(db, _app("db", 2))
     _observe(world)
@@ -682,7 +682,7 @@ def test_what_is_made_beside_a_rival_is_in_the_pools_later(world: World) -> None
 
 
 def test_what_the_kubelet_gave_is_in_the_pools_later(world: World) -> None:
-    """When the kubelet's static policy ends, its cpusets are nobody else's decision any more."""
+    """When the kubelet's static policy ends, its cpusets are replaced like any other."""
     world.host.kubelet = KubeletState("static", cpus("0-1"))
     world.make(NOISE, _with(_app("noise"), Cpuset(cpus("0-7"))))
     world.host.kubelet = None
@@ -691,7 +691,7 @@ def test_what_the_kubelet_gave_is_in_the_pools_later(world: World) -> None:
 
 
 def test_what_an_ended_connection_told_is_forgotten(world: World) -> None:
-    """Nobody tells of its end: who is not listed anew is not brought into the pools."""
+    """Its end is not reported: a container that is not listed again is not in the pools."""
     _observe(world)
     world.make(NOISE, _app("noise"))
     world.decider.ended()

@@ -76,7 +76,7 @@ def test_a_pass_that_moved_everything(pending: PendingPasses, state: str) -> Non
 def test_a_pass_that_moved_nobody(
     pending: PendingPasses, now: SimpleNamespace, state: str, settled: bool
 ) -> None:
-    """Its CPUs are held back for a while; a pass that succeeds, or the end, begins it anew."""
+    """Its CPUs are held back for a while; a pass that succeeds, or its end, restarts that."""
     stuck = passed(state, settled=settled)
     for forget in (lambda: pending.passed(passed("ok")), lambda: pending.ended("a")):
         assert not pending.passed(stuck)

@@ -89,7 +89,7 @@ def test_creations_that_fail_with_and_without_us(conflicts: PluginConflicts) -> 
 
 
 def test_a_creation_that_succeeds_later_by_itself(conflicts: PluginConflicts) -> None:
-    """Made without our cpuset and without any: nobody else has set one, it is ours to adjust."""
+    """Created without any cpuset: no other plugin has set one, so it is adjusted."""
     for number in range(PODS):
         _fail(conflicts, _one(f"p{number}", f"n{number}"))
         again = _one(f"p{number}", f"n{number}", 1)
@@ -100,7 +100,7 @@ def test_a_creation_that_succeeds_later_by_itself(conflicts: PluginConflicts) ->
 
 
 def test_conflicts_of_several_pods(conflicts: PluginConflicts) -> None:
-    """Pods of several namespaces, made only without us: then nobody is adjusted any more."""
+    """Pods of several namespaces that are created only without us: then none is adjusted."""
     for number in range(PODS):
         assert conflicts.present == ()
         _conflict(conflicts, f"p{number}", f"n{number % NAMESPACES}")
@@ -118,7 +118,7 @@ def test_conflicts_of_one_namespace(conflicts: PluginConflicts) -> None:
 
 
 def test_conflicts_of_one_pod(conflicts: PluginConflicts) -> None:
-    """Its containers count once, whatever namespace it says it is of."""
+    """Its containers count once, whatever its namespace."""
     for number in range(PODS):
         one = _one("p", f"n{number}")
         first = replace(one, name=f"app{number}", container_id=f"c{number}")
@@ -130,7 +130,7 @@ def test_conflicts_of_one_pod(conflicts: PluginConflicts) -> None:
 
 
 def test_a_creation_that_succeeds_with_us(conflicts: PluginConflicts) -> None:
-    """What was adjusted and made shows that nobody behind us sets the same any more."""
+    """A container that was adjusted and created shows that no later plugin sets the same."""
     for number in range(PODS):
         _conflict(conflicts, f"p{number}", f"n{number}")
     good = _one("good")
@@ -140,7 +140,7 @@ def test_a_creation_that_succeeds_with_us(conflicts: PluginConflicts) -> None:
 
 
 def test_everything_is_forgotten_after_a_while(conflicts: PluginConflicts, clock: Clock) -> None:
-    """Standing aside ends by itself, and who has failed is adjusted again."""
+    """Standing aside ends by itself, and containers that failed are adjusted again."""
     for number in range(PODS):
         conflicts.arrived(_one(f"g{number}"), with_cpuset=True)
         _conflict(conflicts, f"p{number}", f"n{number}")
@@ -160,7 +160,7 @@ def test_signs_long_apart_do_not_add_up(conflicts: PluginConflicts, clock: Clock
 
 
 def test_a_new_connection(conflicts: PluginConflicts) -> None:
-    """What was under way is over and conflicts are forgotten; who failed is left alone still."""
+    """Unfinished creations and conflicts are forgotten; failed containers are still left alone."""
     for number in range(PODS):
         _conflict(conflicts, f"p{number}", f"n{number}")
     under_way = _one("q")

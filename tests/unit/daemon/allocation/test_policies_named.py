@@ -59,6 +59,6 @@ def test_another_packages(package: Path) -> None:
 )
 @pytest.mark.usefixtures("package")
 def test_what_goes_wrong_is_a_wrong_setting(name: str, said: str) -> None:
-    """Whatever another package does, it is said and ends nothing."""
+    """Whatever another package does is reported and ends nothing."""
     with pytest.raises(ConfigError, match=said):
         make_policy(settings(policy=name), flat(4))

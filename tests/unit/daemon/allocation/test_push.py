@@ -30,7 +30,7 @@ ALL = CpuSet(range(8))
 
 
 class Runtime:
-    """The NRI plugin at a runtime: what is sent to it, and what it says to each."""
+    """The NRI plugin at a runtime: what is sent to it, and what it answers."""
 
     def __init__(self) -> None:
         self.updates_problem = ""
@@ -207,7 +207,7 @@ async def test_a_pass_that_does_not_end(world: World, monkeypatch: pytest.Monkey
 
 
 async def test_a_refusal_is_tried_again(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """Said once, shown and counted; it holds up nobody else, and ends with a success."""
+    """Logged once, shown and counted; it delays no other, and ends with a success."""
     caplog.set_level(logging.WARNING)
     world.admit("bad", kata=False)
     world.admit("web", kata=False)
@@ -233,7 +233,7 @@ async def test_a_refusal_is_tried_again(world: World, caplog: pytest.LogCaptureF
 async def test_who_fails_comes_after_all_others(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A VM that hangs, which takes its time, is tried again when nobody else waits."""
+    """A VM that hangs is retried when no other container waits."""
     monkeypatch.setattr(books, "RETRY_S", (0.0,))
     for name in ("hung", "a", "b"):
         world.admit(name, kata=False)
@@ -249,7 +249,7 @@ async def test_who_fails_comes_after_all_others(
 
 
 async def test_a_container_that_is_gone(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """No failure: nothing is said, shown or counted; the event of its end ends it."""
+    """No failure: nothing is logged, shown or counted; the event of its end ends it."""
     caplog.set_level(logging.INFO)
     world.admit("web", kata=False)
     world.admit("db", "exclusive", cpus=2, kata=False, has="0-1")
@@ -267,7 +267,7 @@ async def test_a_container_that_is_gone(world: World, caplog: pytest.LogCaptureF
 
 
 async def test_a_runtime_that_is_not_there(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is tried for anybody until the next try; said once, and when it works again."""
+    """Nothing is pushed until the next try; logged once, and when it works again."""
     caplog.set_level(logging.INFO)
     world.admit("a", kata=False)
     world.admit("b", kata=False)
@@ -288,7 +288,7 @@ async def test_a_runtime_that_is_not_there(world: World, caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("error", [RuntimeUnavailable("no socket"), ZeroDivisionError("oops")])
 async def test_nobody_stops_the_others(world: World, error: Exception) -> None:
-    """Who seems to be the runtime's trouble each time is put off: all others are tried before."""
+    """A container that fails as if the runtime was gone is put off: others come before."""
     for name in ("bad", "a", "b"):
         world.admit(name, kata=False)
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
@@ -352,7 +352,7 @@ async def test_it_sleeps_until_somebody_is_due(
 async def test_slow_containers_share_little_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After one try each those who are slow rest for long, whatever is decided; others do not."""
+    """After one try each, slow containers rest for long, whatever is decided; others do not."""
     monkeypatch.setattr(books, "SLOW_S", 0.03)
     monkeypatch.setattr(books, "RETRY_S", (0.005,))
     hung = [f"c-hung{one}" for one in range(4)]
@@ -377,7 +377,7 @@ async def test_slow_containers_share_little_time(
 
 
 async def test_a_slow_container_comes_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when its rest is over; one that was made anew is not slow."""
+    """Also when its rest has ended; a recreated container is not slow."""
     monkeypatch.setattr(books, "SLOW_S", 0.03)
     monkeypatch.setattr(books, "REST", 0)
     monkeypatch.setattr(books, "LONGEST_REST_S", 0)
@@ -415,7 +415,7 @@ async def test_a_slow_container_comes_last(world: World, monkeypatch: pytest.Mon
 async def test_an_error_before_anything_is_sent(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is pending cannot be told: no loop, and it is tried again, later each time."""
+    """What is pending cannot be computed: no loop, and it is retried, later each time."""
     monkeypatch.setattr(books, "RETRY_S", (0.02, 1000.0))
     world.admit("web", kata=False)
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
@@ -436,7 +436,7 @@ async def test_an_error_before_anything_is_sent(
 async def test_a_refusal_after_there_was_no_runtime(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is said although the container was put off before."""
+    """It is logged although the container was put off before."""
     world.admit("web", kata=False)
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
     world.ledger.reported("c-db", Cpuset(world.allocator.state.exclusive))
@@ -462,7 +462,7 @@ async def test_a_runtime_that_keeps_its_own_opinion(world: World) -> None:
 
 
 async def test_an_event_from_before(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """What is told while a cpuset is sent, of the one before, is no failure: it is sent again."""
+    """A report of the former cpuset during a push is no failure: it is sent again."""
     caplog.set_level(logging.INFO)
     world.admit("web", kata=False)
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
@@ -501,7 +501,7 @@ async def test_a_new_decision_does_not_wait_for_the_next_try(
 async def test_an_error_of_our_own_ends_nothing(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What nobody expected is logged, and it is tried again."""
+    """An unexpected error is logged, and it is retried."""
     world.admit("web", kata=False)
     world.admit("db", "exclusive", cpus=2, kata=False, has="")
     world.runtime.answers.append(ZeroDivisionError("oops"))
@@ -536,7 +536,7 @@ async def test_a_stop_waits_for_nobody(world: World) -> None:
 async def test_a_missing_library_is_said(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever names a socket and has no gRPC hears of it at the start."""
+    """A socket in the settings without gRPC installed is a warning at start."""
     monkeypatch.setattr("kata_pin.sources.cri.LIBRARY", "not_here")
     async with running(World(registry, cri="/run/c.sock")):
         await until(lambda: "pip install 'kata-pin[cri]'" in caplog.text, "the warning")

@@ -1,4 +1,4 @@
-"""What a container asks for, out of what a runtime tells: requests, limits, classes."""
+"""What a container requests, from what a runtime reports: requests, limits, classes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_requests(cpu: CpuResources, millis: int) -> None:
 
 
 def test_numbers_that_no_host_has() -> None:
-    """The largest that is told makes a state that can be read again after a restart."""
+    """The largest reported number makes a state that can be read after a restart."""
     cpu = CpuResources(quota_us=-MAX_KEPT, period_us=MAX_KEPT, shares=MAX_KEPT)
     request = request_of(POD, _app(cpu), kata=True)
     state = AllocState(CpuSet([0, 1]), grants={"c1": Grant(request, "none")})
@@ -81,7 +81,7 @@ def test_numbers_that_no_host_has() -> None:
     ],
 )
 def test_classes(path: str, cpu: CpuResources, qos: Qos) -> None:
-    """The kubelet's cgroup tells the class; elsewhere the container's own limit does."""
+    """The kubelet's cgroup gives the class; elsewhere the container's own limit does."""
     assert request_of(POD, _app(cpu, path), kata=True).pod.qos is qos
 
 

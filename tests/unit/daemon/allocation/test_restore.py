@@ -1,4 +1,4 @@
-"""Switching the allocator off: who gets all CPUs back, who is left alone, and what is told."""
+"""Switching the allocator off: which containers get all CPUs, and what is reported."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def decider(one: Allocator, registry: Registry) -> NriDecider:
 
 
 def snapshot(**there: str) -> Snapshot:
-    """Return what a runtime tells: pods of one container each, with their cpusets."""
+    """Return what a runtime reports: pods of one container each, with their cpusets."""
     return Snapshot(
         tuple(Pod(name, name=name, uid=f"uid-{name}", pid=1) for name in there),
         tuple(
@@ -85,7 +85,7 @@ def snapshot(**there: str) -> Snapshot:
 
 
 def adopted(registry: Registry, host: Host, how: str, **there: str) -> dict[str, str]:
-    """Have the next daemon told of everything; return what it changes, and that it forgets."""
+    """Have everything reported to the next daemon; return what it changes."""
     one = next_daemon(registry, host, how)
     answers = decider(one, registry)
     updates = {x.container_id: str(x.cpuset.cpus) for x in answers.adopt(snapshot(**there))}
@@ -101,7 +101,7 @@ def adopted(registry: Registry, host: Host, how: str, **there: str) -> dict[str,
 def test_the_first_synchronize_gives_everything_back(
     registry: Registry, host: Host, how: str
 ) -> None:
-    """Who has what was stored as given gets all CPUs, once; then nothing is known any more."""
+    """A container with the stored cpuset gets all CPUs, once; then the state is empty."""
     state = decided(registry, host)
     own, pool = str(state.exclusive), str(state.shared)
     assert adopted(registry, host, how, web=pool, db=own) == {"c-web": ALL, "c-db": ALL}
@@ -122,7 +122,7 @@ def test_a_kata_container_without_a_quota(registry: Registry, host: Host) -> Non
 
 
 def test_what_ended_meanwhile_changes_nothing_for_others(registry: Registry, host: Host) -> None:
-    """Grants tell what was given until it is given back, whoever has ended before."""
+    """Grants stay until all CPUs are restored, whichever containers have ended before."""
     state = decided(registry, host)
     one = next_daemon(registry, host, "observe")
     one.release(["c-db"], "test")
@@ -131,7 +131,7 @@ def test_what_ended_meanwhile_changes_nothing_for_others(registry: Registry, hos
 
 
 def test_the_kubelet_takes_over(registry: Registry, host: Host) -> None:
-    """Under its static policy nothing is given back: it may have given the very same."""
+    """Under its static policy nothing is restored: it may have set the same cpuset."""
     state = decided(registry, host)
     host.kubelet = KubeletState("static", cpus("0-1"))
     assert adopted(registry, host, "none", web=str(state.shared)) == {}
@@ -157,7 +157,7 @@ def test_only_what_is_left_needs_a_decider(registry: Registry) -> None:
 
 
 def test_all_cpus() -> None:
-    """What is online and not isolated, and what we gave out; all memory nodes if we set some."""
+    """What is online and not isolated, and what we granted; all memory nodes if we set some."""
     host = replace(flat(8), isolated=cpus("6-7"))
     assert unconfined(AllocState(), host) == Cpuset(cpus("0-5"))
     state = AllocState(cpus("2-6"), reserved=cpus("2"), housekeeping=cpus("1"))
@@ -182,7 +182,7 @@ def test_a_last_cpuset_is_sent_once() -> None:
 
 
 def test_a_last_cpuset_that_is_overtaken() -> None:
-    """By somebody else's, by the container's end, by a new connection, or by a grant of ours."""
+    """By another program's, by the container's end, or by a new connection."""
     for overtake in ("reported", "ended", "disconnected"):
         ledger = Ledger()
         ledger.reported("c-web", Cpuset(cpus("1")))
@@ -204,7 +204,7 @@ async def test_a_last_cpuset_that_is_pushed() -> None:
 
 
 class Plugin:
-    """A runtime that can be told at any time, if it does not refuse."""
+    """A runtime that accepts updates at any time, if it does not refuse."""
 
     def __init__(self, problem: str = "") -> None:
         self.updates_problem = problem
@@ -217,7 +217,7 @@ class Plugin:
 async def uninstalled(
     registry: Registry, plugin: Plugin
 ) -> tuple[Allocator, tuple[KeptCpuset, ...]]:
-    """Have a daemon decide, and then give everything back; return what waits."""
+    """Have a daemon decide, and then restore all CPUs; return what waits."""
     parts = compose(Config(alloc=settings()), registry)
     passes = Moves()
     one = allocator(registry, Host(), passes)
@@ -244,7 +244,7 @@ async def uninstalled(
 
 
 async def test_uninstall_pushes(registry: Registry) -> None:
-    """Where cpusets can be sent at once, everybody has all CPUs when it returns."""
+    """If cpusets can be pushed, every container has all CPUs when it returns."""
     plugin = Plugin()
     one, waiting = await uninstalled(registry, plugin)
     assert plugin.sent == {"c-web": ALL, "c-db": ALL}
@@ -254,7 +254,7 @@ async def test_uninstall_pushes(registry: Registry) -> None:
 
 
 async def test_uninstall_says_what_waits(registry: Registry) -> None:
-    """Where they cannot, who keeps its cpuset is returned; an answer still takes it along."""
+    """If not, the containers that keep cpusets are returned; an answer still carries them."""
     one, waiting = await uninstalled(registry, Plugin("too old"))
     assert [(kept.pod, kept.name) for kept in waiting] == [
         ("shop/web", "app"),
@@ -269,7 +269,7 @@ async def test_uninstall_says_what_waits(registry: Registry) -> None:
 
 
 def test_without_a_daemon_all_of_it_waits(registry: Registry, host: Host) -> None:
-    """A command cannot tell the runtime anything: it names who has a cpuset of ours.
+    """A command cannot reach the runtime: it lists the containers with a cpuset of ours.
 
     A Kata container that no runtime was told about, without NRI, has none.
     """
@@ -286,6 +286,6 @@ def test_without_a_daemon_all_of_it_waits(registry: Registry, host: Host) -> Non
 
 
 def test_only_other_runtimes_containers_prove_nri(registry: Registry, host: Host) -> None:
-    """Where no runtime was ever told anything nothing is said to be left."""
+    """If no runtime was ever connected, nothing is reported as left."""
     decided(registry, host, DB)
     assert next_daemon(registry, host, "none").notes == ()
