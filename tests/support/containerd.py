@@ -244,7 +244,8 @@ class Containerd:
                         found.add(int(name))
         for tree in self._cgroups():
             for file in tree.rglob("cgroup.procs"):
-                found |= {int(line) for line in file.read_text().split()}
+                with contextlib.suppress(OSError):  # the cgroup has been removed meanwhile
+                    found |= {int(line) for line in file.read_text().split()}
         return found - {self._holder.pid}
 
     def _cgroups(self) -> list[Path]:
