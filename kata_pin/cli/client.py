@@ -1,8 +1,7 @@
-"""Where documents come from: the daemon's sockets, or this process when there is no daemon.
+"""Gets documents from the daemon's sockets, or makes them in this process without a daemon (D19).
 
-Reading verbs fall back to offline.py (DESIGN D19), and the document then says so. Writing
-verbs do too when no daemon runs; but with one that is there and does not answer they fail, for two
-writers must not race. Every wait has a deadline. One request a connection; nothing is kept.
+Verbs that change something fail if a daemon is running but does not answer: two writers must not
+race. Every wait has a deadline. One request per connection.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ if TYPE_CHECKING:
 Document = TypeVar("Document")
 
 READ_S: Final = 5.0
-"""Longest wait for an answer to a question; the daemon answers in milliseconds."""
+"""Longest wait for an answer to a reading verb; the daemon answers in milliseconds."""
 
 WRITE_S: Final = 35.0
-"""Longest wait for pins to be set; a little longer than the daemon's own deadline."""
+"""Longest wait for affinities to be set; a little longer than the daemon's own deadline."""
 
 CHUNK: Final = 256 * 1024
 
@@ -39,11 +38,11 @@ _SOCKETS: Final = {True: ("status.sock", "control.sock"), False: ("control.sock"
 
 
 class DaemonAway(DaemonError):  # noqa: N818 - a state of the world
-    """No daemon listens."""
+    """No daemon is listening."""
 
 
 class DaemonSilent(DaemonError):  # noqa: N818 - as above
-    """A daemon is there and does not answer in time."""
+    """A daemon is listening but does not answer in time."""
 
 
 class Settings(Protocol):
@@ -146,7 +145,7 @@ class Provider:
         from kata_pin.wire import reports
 
         if self._offline is not None:
-            raise DaemonAway("no daemon")
+            raise DaemonAway("no daemon is listening")
         arguments = {name: value for name, value in given.items() if value is not None}
         deadline_s = READ_S if reading else WRITE_S
         away: DaemonAway | None = None
@@ -174,11 +173,11 @@ def ask(path: str, verb: str, arguments: Mapping[str, object], deadline_s: float
             peer.sendall(encode_request(verb, arguments))
             line = _line(peer, deadline)
     except (FileNotFoundError, ConnectionRefusedError) as error:
-        raise DaemonAway(f"nothing listens on {path}") from error
+        raise DaemonAway(f"no daemon is listening on {path}") from error
     except PermissionError as error:
         raise DaemonError(
             f"no permission to connect to {path}",
-            hint="be root, or for reading a member of the daemon's group",
+            hint="run as root, or join group kata-pin for read-only access",
         ) from error
     except (TimeoutError, BlockingIOError) as error:
         raise DaemonSilent(
@@ -186,7 +185,7 @@ def ask(path: str, verb: str, arguments: Mapping[str, object], deadline_s: float
             hint="see its log: journalctl -u kata-pin",
         ) from error
     except OSError as error:
-        raise DaemonError(f"talk to {path}: {error.strerror or error}") from error
+        raise DaemonError(f"cannot talk to {path}: {error.strerror or error}") from error
     return parse_reply(line)
 
 
@@ -199,7 +198,7 @@ def _line(peer: socket.socket, deadline: float) -> bytes:
         peer.settimeout(left)
         data = peer.recv(CHUNK)
         if not data:
-            raise RemoteProtocolError("the daemon hung up before it answered")
+            raise RemoteProtocolError("the daemon closed the connection before it answered")
         lines = decoder.feed(data)
         if lines:
             return lines[0]

@@ -1,8 +1,8 @@
-"""The entry of `kata-pin`: the group of commands, and what becomes of errors.
+"""The entry of `kata-pin`: the group of commands, and how errors are reported.
 
-Commands are imported when they run, not before: `kata-pin --help` needs click alone.
-Expected failures are one line and a hint on stderr, never a traceback; exit statuses are those of
-errors.py, 2 for usage, 130 after Ctrl-C, 141 when the reader of our output went away.
+Commands are imported when they run: `kata-pin --help` imports click only. Expected failures are one
+line and a hint on stderr, never a traceback. Exit statuses are those of errors.py, 2 for usage, 130
+after Ctrl-C, 141 if the reader of the output went away.
 """
 
 from __future__ import annotations
@@ -22,26 +22,33 @@ from kata_pin.errors import KataPinError
 COMPLETE: Final = "_KATA_PIN_COMPLETE"
 """The environment variable by which a shell asks for completions (click's protocol)."""
 
-_UNINSTALL: Final = "Give every pin back and remove what install wrote and nobody changed."
+_POLICY: Final = "Override the CPU class of a pod (takes precedence over annotations)."
+_UNINSTALL: Final = "Restore all affinities and remove the files of install that were not modified."
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "show": ("show:show", "Show the sandboxes of this node, one of them, or its pCPUs."),
-    "who": ("inspect:who", "Show every thread of the host that may run on a pCPU."),
-    "map": ("map:guest_map", "Show which pCPU is which vCPU, which guest CPU, and whose."),
-    "explain": ("inspect:explain", "Explain why a sandbox's threads are where they are."),
-    "history": ("history:history", "Show what changed of sandboxes, when and why."),
-    "check": ("inspect:check", "Check that every thread is where it should be."),
-    "doctor": ("inspect:doctor", "Tell what this node gives us and what is missing."),
-    "pools": ("pools:pools", "Show the pools of pCPUs and their owners."),
-    "alloc": ("alloc:alloc", "Look at what the allocator did, and would do."),
-    "policy": ("policy:policy", "Order how single pods have their CPUs; wins over annotations."),
-    "pin": ("pin:pin", "Set the affinities of one sandbox or of all now."),
-    "unpin": ("pin:unpin", "Give the pins of one sandbox or of all back."),
+    "who": ("inspect:who", "Show every host thread that may run on a pCPU."),
+    "map": ("map:guest_map", "Show which vCPU, guest CPU and container each pCPU serves."),
+    "explain": ("inspect:explain", "Explain where the threads of a sandbox run and why."),
+    "history": ("history:history", "Show how sandboxes changed, when and why."),
+    "check": ("inspect:check", "Check that every thread has its expected affinity."),
+    "doctor": ("inspect:doctor", "Check this node's prerequisites and report what is missing."),
+    "pools": ("pools:pools", "Show the allocator's pools of pCPUs and their owners."),
+    "alloc": ("alloc:alloc", "Inspect what the allocator did or would do."),
+    "policy": (
+        "policy:policy",
+        "Override the CPU class of a pod (takes precedence over annotations).",
+    ),
+    "pin": ("pin:pin", "Set the affinities of one sandbox, or of all, now."),
+    "unpin": ("pin:unpin", "Restore the original affinities of one sandbox, or of all."),
     "run": ("run:run", "Run the daemon in the foreground."),
-    "config": ("config:config", "Show, check or start a configuration file."),
-    "install": ("install:install", "Put hook, service and sample settings on this node."),
+    "config": ("config:config", "Show or check a configuration, or print a sample file."),
+    "install": (
+        "install:install",
+        "Install the hook, the service and sample settings on this node.",
+    ),
     "uninstall": ("install:uninstall", _UNINSTALL),
-    "completion": ("completion:completion", "Print the completion script of a shell."),
+    "completion": ("completion:completion", "Print a shell's completion script."),
 }
 """Every command in the order of the help: module and name below cli.commands, and its summary."""
 
@@ -71,10 +78,10 @@ class LazyGroup(click.Group):
 @click.version_option(__version__, prog_name="kata-pin", message="%(prog)s %(version)s")
 @global_options
 def cli() -> None:
-    """Keep every host thread of a Kata sandbox on the CPUs its pod was given.
+    """Keep every host thread of a Kata sandbox on the CPUs that its pod was given.
 
-    Works with the daemon or, when it is down, from /proc itself. Exit status: 0 all is well, 1
-    failed, 2 wrong usage, 3 `check` found something, 78 wrong configuration.
+    Asks the daemon or, if it is not running, reads /proc. Exit status: 0 success, 1 failure, 2
+    wrong usage, 3 findings of `check`, 78 wrong configuration.
     """
 
 
@@ -103,13 +110,13 @@ def run(arguments: list[str] | None = None) -> int:
         return _failed(session, error, error.exit_code)
     except OSError as error:  # our own reads are translated; what is left is the output
         _forget_stdout()
-        told = KataPinError(f"{error.filename or 'standard output'}: {error.strerror or error}")
-        told.__cause__ = error
-        return _failed(session, told, 1)
+        failure = KataPinError(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        failure.__cause__ = error
+        return _failed(session, failure, 1)
     except Exception as error:  # noqa: BLE001 - the last barrier: no traceback unless asked for
         unexpected = KataPinError(
             f"unexpected {type(error).__name__}: {error}",
-            hint="this is a bug; --debug shows where",
+            hint="this is a bug in kata-pin; --debug prints the traceback",
         )
         unexpected.__cause__ = error
         return _failed(session, unexpected, 1)
@@ -118,7 +125,7 @@ def run(arguments: list[str] | None = None) -> int:
 def _invoke(arguments: list[str], session: Session) -> int:
     """Run a command, or answer a shell's completion; return the exit status.
 
-    click's own `main` would turn a closed pipe into status 1, so it is not used.
+    click's own `main` turns a closed pipe into status 1, so it is not used.
     """
     instruction = os.environ.get(COMPLETE)
     if instruction:
@@ -132,7 +139,7 @@ def _invoke(arguments: list[str], session: Session) -> int:
 
 
 def _failed(session: Session, error: KataPinError, status: int) -> int:
-    """Tell about an error: one line and a hint, as JSON too where JSON was asked for."""
+    """Print an error: one line and a hint, and a JSON document with --json."""
     from kata_pin.cli.render.safe_text import safe
 
     if session.debug:
@@ -150,7 +157,7 @@ def _failed(session: Session, error: KataPinError, status: int) -> int:
 
 
 def _forget_stdout() -> None:
-    """Let the interpreter's last flush go nowhere instead of failing loudly."""
+    """Redirect stdout to /dev/null, so that the interpreter's last flush does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""What every command takes: --config, --debug and --json, before or after the command's name."""
+"""The options of every command: --config, --debug and --json, before or after its name."""
 
 from __future__ import annotations
 
@@ -100,26 +100,26 @@ _CONFIG = click.option(
     type=click.Path(),
     expose_value=False,
     callback=_remember_config,
-    help="Read this configuration file instead of /etc/kata-pin/config.yaml.",
+    help="Configuration file.  [default: /etc/kata-pin/config.yaml]",
 )
 _DEBUG = click.option(
     "--debug",
     is_flag=True,
     expose_value=False,
     callback=_remember_debug,
-    help="Log everything to stderr, and show where an error came from.",
+    help="Log to stderr, and print the traceback of an error.",
 )
 _JSON = click.option(
     "--json",
     is_flag=True,
     expose_value=False,
     callback=_remember_json,
-    help="Print JSON; kata-pin's docs/json.md has its shape.",
+    help="Print JSON (docs/json.md describes it).",
 )
 
 
 def complete_sandbox(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Return the pods and ids that begin so, when a daemon answers quickly; else nothing."""
+    """Return the pods and ids that start with `incomplete`; none if no daemon answers quickly."""
     from kata_pin.cli.client import ask
     from kata_pin.errors import KataPinError
     from kata_pin.model.reports.names import Names

@@ -65,7 +65,7 @@ def test_uninstall_gives_every_mask_back_and_removes_its_files(
 
     said = node.run(["kata-pin", "uninstall"], seconds=60)
 
-    assert "released every pin (by the daemon)" in said
+    assert "restored all affinities (by the daemon)" in said
     assert not threads.misplaced({}, {4, 6, 7})
     everything = frozenset(range(node.cpus))
     assert {frozenset(os.sched_getaffinity(tid)) for tid in helpers} == {everything}

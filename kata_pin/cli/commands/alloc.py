@@ -1,4 +1,4 @@
-"""`kata-pin alloc`: our own allocator, looked at closely; nothing here changes anything."""
+"""`kata-pin alloc`: inspect the allocator; read-only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kata_pin.cli.commands.alloc_whatif import what_if
 
 @click.group()
 def alloc() -> None:
-    """Look at what the allocator did, and would do."""
+    """Inspect what the allocator did or would do."""
 
 
 alloc.add_command(compare)

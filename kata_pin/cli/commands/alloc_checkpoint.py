@@ -1,6 +1,6 @@
-"""`kata-pin alloc export` and `compare`: our grants in the kubelet's format, and beside its own.
+"""`kata-pin alloc export` and `compare`: grants in the kubelet's format, and a comparison with it.
 
-Nothing is changed: the kubelet's checkpoint is the kubelet's alone.
+Read-only: only the kubelet writes its checkpoint.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from kata_pin.model.reports.pools import Allocation
 @global_options
 @click.pass_obj
 def export(session: Session) -> None:
-    """Print who has which pCPUs as a checkpoint of the kubelet.
+    """Print the grants as a kubelet checkpoint.
 
-    In the format of cpu_manager_state, version 2, with its checksum: for comparison with a
-    kubelet's, and for tools that read it. What share containers chose the format cannot tell.
+    In the format of cpu_manager_state, version 2, with its checksum, for tools that read it. The
+    format cannot represent CPUs chosen by `share` containers.
     """
     from kata_pin.cli.reports.whatif import state_of
     from kata_pin.policy.alloc.kubelet_convert import as_kubelet
@@ -32,26 +32,26 @@ def export(session: Session) -> None:
 
     allocation = _deciding(session)
     if allocation is None:
-        raise KataPinError("kata-pin decides no cpusets here", hint="kata-pin pools says why")
+        raise KataPinError("CPU allocation is off or suspended", hint="kata-pin pools shows why")
     sys.stdout.write(dump_checkpoint(as_kubelet(state_of(allocation))).decode() + "\n")
 
 
 @click.command()
 @click.argument("checkpoint", required=False, type=click.Path(), metavar="[FILE]")
-@click.option("--policy", metavar="NAME", help="Suppose that this policy takes over from the "
-              "kubelet, whoever decides now; static where nothing is set.")  # fmt: skip
-@click.option("--topology", metavar="FILE", type=click.Path(), help="The host that FILE is of: a "
-              "folder with its sys in it, or what scripts/capture-host prints.")  # fmt: skip
+@click.option("--policy", metavar="NAME", help="Compare with what this policy would give if "
+              "it took over from the kubelet.  [default: alloc.policy, else static]")  # fmt: skip
+@click.option("--topology", metavar="FILE", type=click.Path(), help="Topology of another host: a "
+              "folder with its sys, or output of scripts/capture-host.")  # fmt: skip
 @global_options
 @click.pass_obj
 def compare(
     session: Session, *, checkpoint: str | None, policy: str | None, topology: str | None
 ) -> None:
-    """Compare a checkpoint of the kubelet with what kata-pin gives.
+    """Compare a kubelet checkpoint with kata-pin's grants.
 
-    FILE is the node's own cpu_manager_state if not given. Where kata-pin decides cpusets, its
-    grants are compared. Elsewhere, and with --policy, it says which containers would keep their
-    pCPUs if that policy took over from the kubelet. Nothing is changed.
+    FILE defaults to this node's cpu_manager_state. If kata-pin does not allocate CPUs here, or with
+    --policy, shows which containers would keep their pCPUs if that policy took over from the
+    kubelet. Nothing is changed.
     """
     from kata_pin.cli.reports.comparison import comparison, taken_over
     from kata_pin.cli.reports.whatif import state_of
@@ -81,7 +81,7 @@ def compare(
 
 
 def _deciding(session: Session) -> Allocation | None:
-    """Return what our allocator gave, None where it gives nothing."""
+    """Return the allocator's report, None if it is off or suspended."""
     allocation = session.provider.state().allocation
     return None if allocation is None or allocation.suspended else allocation
 
@@ -96,7 +96,7 @@ def _read(path: str, *, own: bool) -> KubeletState:
     if own:
         found = read_kubelet(path)
         if found is None:
-            raise StateError(f"{path}: no such file", hint="name a checkpoint of another node")
+            raise StateError(f"{path}: no such file", hint="give the path of a checkpoint")
         return found
     try:
         return parse_checkpoint(read_bytes(path, MAX_BYTES + 1))

@@ -24,8 +24,8 @@ SHOWN: Final = 5
 def explain(session: Session, container: str) -> None:
     """Explain why a container has its CPUs.
 
-    Which rule or order decided, what it was given, and what the runtime was told. CONTAINER is the
-    start of its id, its name, or namespace/pod/name; `vm:` and a sandbox's id means its VM.
+    Shows the rule or override that decided, its pCPUs, and the cpuset sent to the runtime.
+    CONTAINER is an id or its start, a name, or namespace/pod/name; `vm:` and a sandbox id for a VM.
     """
     grant = choose_grant(session.provider.state(), container)
     if session.json:
@@ -41,10 +41,11 @@ def choose_grant(state: State, text: str) -> Grant:
     allocation = state.allocation
     if allocation is None:
         raise KataPinError(
-            "kata-pin decides no cpusets here", hint="setting alloc.policy; explain tells of pins"
+            "CPU allocation is off (alloc.policy: none)",
+            hint="kata-pin explain SANDBOX explains affinities",
         )
     if allocation.suspended:
-        raise KataPinError(f"no grant is in force: {allocation.suspended}")
+        raise KataPinError(f"CPU allocation is suspended: {allocation.suspended}")
     every = allocation.grants
     for matches in (
         [one for one in every if text in {one.id, f"{one.pod}/{one.name}"}],
@@ -56,7 +57,7 @@ def choose_grant(state: State, text: str) -> Grant:
         if matches:
             named = ", ".join(f"{safe(one.pod)} ({one.id[:12]})" for one in matches[:SHOWN])
             raise KataPinError(
-                f"{safe(text)!r} means {len(matches)} containers: {named}",
-                hint="name one by more of its id, or by namespace/pod/name",
+                f"{safe(text)!r} matches {len(matches)} containers: {named}",
+                hint="give more of the id, or namespace/pod/name",
             )
     raise KataPinError(f"no container {safe(text)!r}", hint="kata-pin pools lists them")

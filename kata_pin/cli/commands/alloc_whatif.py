@@ -44,18 +44,20 @@ def _cpu_list(ctx: click.Context, param: click.Parameter, text: str) -> CpuSet:
 
 @click.command("what-if")
 @click.option("--cpus", "millis", callback=_quantity, required=True, metavar="N",
-              help="CPU request and limit of the container: 4, 0.5, 500m.")  # fmt: skip
-@click.option("--policy", metavar="NAME", help="static, annotation, topology or another package's; "
-              "the setting alloc.policy if not given.")  # fmt: skip
+              help="CPU request and limit of the container, such as 4, 0.5 or 500m.")  # fmt: skip
+@click.option("--policy", metavar="NAME", help="static, annotation, topology or an installed "
+              "policy.  [default: alloc.policy]")  # fmt: skip
 @click.option("--class", "cpu_class", type=click.Choice([one.value for one in CpuClass]),
-              help="Order a class, as `policy set` does.")  # fmt: skip
+              help="Override the class, as `policy set` does.")  # fmt: skip
 @click.option("--pod", default="", metavar="NAMESPACE/NAME",
-              help="As one more container of a pod of this node.")  # fmt: skip
-@click.option("--kata/--no-kata", default=True, help="Whether a VM stands behind it (default).")
-@click.option("--topology", metavar="FILE", type=click.Path(), help="Ask about another host: a "
-              "folder with its sys in it, or what scripts/capture-host prints.")  # fmt: skip
+              help="Add it to an existing pod on this node.")  # fmt: skip
+@click.option(
+    "--kata/--no-kata", default=True, help="Treat the container as a Kata (VM) container (default)."
+)
+@click.option("--topology", metavar="FILE", type=click.Path(), help="Topology of another host: a "
+              "folder with its sys, or output of scripts/capture-host.")  # fmt: skip
 @click.option("--taken", callback=_cpu_list, default="", metavar="CPUS",
-              help="Take these pCPUs as exclusively somebody else's.")  # fmt: skip
+              help="pCPUs that are exclusive to other containers.")  # fmt: skip
 @global_options
 @click.pass_obj
 def what_if(
@@ -71,9 +73,9 @@ def what_if(
 ) -> None:
     """Show what a policy would give a container, and why.
 
-    Prints what it would get, what that means for the others, and the candidates in the order in
-    which they were compared, with the keys that decided. Nothing is changed. With settings of
-    section alloc; pCPUs that the kubelet's static policy gave out count as taken.
+    Prints its pCPUs, the effect on other containers, and the candidates in order of comparison with
+    their sort keys. Nothing is changed. Uses the settings of section alloc; pCPUs that the
+    kubelet's static policy assigned count as taken.
     """
     from kata_pin.cli.reports.whatif import Question, answer, occupied
     from kata_pin.daemon.allocation.policies import make_policy
@@ -85,7 +87,7 @@ def what_if(
     if policy is not None:
         settings = replace(settings, policy=policy)
     if not settings.on:
-        raise KataPinError("no policy is set", hint="--policy static, annotation or topology")
+        raise KataPinError("no policy given", hint="use --policy static, annotation or topology")
     document = None if topology else session.provider.state()
     host = read_capture(topology) if topology else read_topology(HOST)
     chosen = make_policy(settings, host)

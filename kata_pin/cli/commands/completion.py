@@ -1,4 +1,4 @@
-"""`kata-pin completion`: the scripts that make a shell complete our words."""
+"""`kata-pin completion`: completion scripts for shells."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import click
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the completion script of a shell.
+    """Print a shell's completion script.
 
-    For bash: kata-pin completion bash > /etc/bash_completion.d/kata-pin. Sandboxes complete too
+    For bash: kata-pin completion bash > /etc/bash_completion.d/kata-pin. Sandboxes are completed
     while the daemon runs.
     """
     from click.shell_completion import get_completion_class

@@ -1,4 +1,4 @@
-"""`kata-pin config`: what holds, whether a file is right, a file to start from."""
+"""`kata-pin config`: the settings in force, a check of a file, a sample file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kata_pin.model.reports.settings import ConfigCheckDocument, ConfigDocument
 
 @click.group()
 def config() -> None:
-    """Show, check or start a configuration file."""
+    """Show or check a configuration, or print a sample file."""
 
 
 @config.command()
@@ -19,7 +19,7 @@ def config() -> None:
 @global_options
 @click.pass_obj
 def show(session: Session, changed: bool) -> None:
-    """Print every setting that holds, as a file that means the same."""
+    """Print all settings in force as a configuration file."""
     from kata_pin.config.text import as_data, as_yaml
 
     if session.json:
@@ -33,9 +33,9 @@ def show(session: Session, changed: bool) -> None:
 @global_options
 @click.pass_obj
 def check(session: Session, file: str | None) -> None:
-    """Check a file; exit status 78 if it is wrong.
+    """Check a configuration file; exit status 78 if it is wrong.
 
-    FILE is the file of --config, or /etc/kata-pin/config.yaml, unless it is given.
+    FILE defaults to the file of --config, else to /etc/kata-pin/config.yaml.
     """
     from kata_pin.config import DEFAULT_FILE, load
 
@@ -50,7 +50,7 @@ def check(session: Session, file: str | None) -> None:
 
 @config.command()
 def sample() -> None:
-    """Print a file with every setting, explained and commented out."""
+    """Print a sample file: every setting, explained and commented out."""
     from kata_pin.config.text import sample as text
 
     click.echo(text(), nl=False)

@@ -20,14 +20,17 @@ def _seconds(_: click.Context, __: click.Parameter, value: str | None) -> int | 
         return None
     found = _SPAN.match(value)
     if found is None:
-        raise click.BadParameter(f"{value!r} is not a span such as 90s, 15m, 2h or 1d")
+        raise click.BadParameter(f"{value!r} is not a time span such as 90s, 15m, 2h or 1d")
     return int(found[1]) * _UNITS[found[2]]
 
 
 @click.command()
 @click.argument("sandbox", required=False, default="", shell_complete=complete_sandbox)
 @click.option(
-    "--since", metavar="SPAN", callback=_seconds, help="Only the last 90s, 15m, 2h or 1d."
+    "--since",
+    metavar="SPAN",
+    callback=_seconds,
+    help="Only changes of the last SPAN, such as 90s, 15m, 2h or 1d.",
 )
 @click.option(
     "--limit",
@@ -35,17 +38,17 @@ def _seconds(_: click.Context, __: click.Parameter, value: str | None) -> int | 
     type=click.IntRange(1, 1000),
     default=50,
     show_default=True,
-    help="At most so many changes, the newest.",
+    help="Only the newest N changes.",
 )
 @global_options
 @click.pass_obj
 def history(session: Session, sandbox: str, since: int | None, limit: int) -> None:
-    """Show what changed of sandboxes, when and why.
+    """Show how sandboxes changed, when and why.
 
-    One line a change, the newest last: the state and the sandbox mask, how many threads were moved,
-    which events were the reason, and how long it took from the first of them until every affinity
-    had been read back. SANDBOX is an id, the start of one, or a pod; of a pod that was made anew
-    all sandboxes are shown. What is over stays until the settings of the section history say so.
+    One line per change, newest last: state, sandbox mask, threads moved, the events that triggered
+    the pass, and the latency from the first event until every affinity was read back. SANDBOX is an
+    id or its start, or a pod; all sandboxes of a recreated pod are shown. Ended sandboxes are kept
+    until the limits in `history:` remove them.
     """
     document = session.provider.history(sandbox, since_s=since, limit=limit)
     if session.json:

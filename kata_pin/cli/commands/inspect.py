@@ -1,4 +1,4 @@
-"""`kata-pin who`, `explain`, `check` and `doctor`: looking closer, changing nothing."""
+"""`kata-pin who`, `explain`, `check` and `doctor`: read-only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kata_pin.cli.options import Session, complete_sandbox, global_options
 from kata_pin.cli.render import screen
 
 FOUND = 3
-"""Exit status of `check` when something is not as it should be."""
+"""Exit status of `check` with findings that fail."""
 
 
 @click.command()
@@ -16,10 +16,10 @@ FOUND = 3
 @global_options
 @click.pass_obj
 def who(session: Session, cpu: int) -> None:
-    """Show every thread of the host that may run on a pCPU.
+    """Show every host thread that may run on a pCPU.
 
-    With its process and its owner. On an exclusive pCPU, processes that do not belong to the
-    sandbox that owns it are marked as intruders. Kernel threads are summed up.
+    Grouped by process, with owners. On an exclusive pCPU, processes that do not belong to the
+    owner's sandbox are marked as intruders. Kernel threads are summarised.
     """
     from kata_pin.cli.reports import who as who_report
     from kata_pin.host.root import HOST
@@ -38,10 +38,10 @@ def who(session: Session, cpu: int) -> None:
 @global_options
 @click.pass_obj
 def explain(session: Session, sandbox: str) -> None:
-    """Explain why a sandbox's threads are where they are.
+    """Explain where the threads of a sandbox run and why.
 
-    Which containers count, what is exclusive and how that is known, which vCPU is paired with which
-    pCPU, and what stands in the way.
+    Which containers count, which CPUs are exclusive and how that is known, which vCPU is paired
+    with which pCPU, and what prevents a better placement.
     """
     from kata_pin.cli.reports.selection import choose
 
@@ -59,10 +59,10 @@ def explain(session: Session, sandbox: str) -> None:
 @global_options
 @click.pass_obj
 def check(session: Session) -> int:
-    """Check that every thread is where it should be.
+    """Check that every thread has its expected affinity.
 
-    Exit status 3 on drift, on two sandboxes sharing an exclusive pCPU, and, with the setting
-    intruders: fail, on a foreign thread that may run on an exclusive pCPU.
+    Exit status 3 on drift, on an exclusive pCPU of two sandboxes and, with `intruders: fail`, on a
+    host process that may run on an exclusive pCPU.
     """
     from kata_pin.cli.reports import findings
     from kata_pin.cli.reports import who as who_report
@@ -88,11 +88,11 @@ def check(session: Session) -> int:
 @global_options
 @click.pass_obj
 def doctor(session: Session) -> int:
-    """Tell what this node gives us and what is missing.
+    """Check this node's prerequisites and report what is missing.
 
-    Rights, kernel, debugfs, process events, hooks, Kata's and the kubelet's configuration, and for
-    each sandbox how its threads were recognised and which overhead settings can work. Exit status 1
-    if anything fails.
+    Capabilities, kernel, debugfs, process events, hooks, Kata's and the kubelet's configuration,
+    and for each sandbox how its threads were identified and which overhead modes are usable. Exit
+    status 1 if a check fails.
     """
     from kata_pin.cli.reports import doctor_node
 

@@ -1,8 +1,8 @@
 """`kata-pin install` and `kata-pin uninstall`.
 
 Install writes the hook, its hooks.d files, the service and sample settings. Uninstall first keeps
-new containers from running the hook, then has every pin given back (DESIGN D18), then takes the
-rest away. With --root, for packagers, nothing outside it is read, written or asked.
+new containers from running the hook, then restores all affinities (D18), then removes the
+rest. With --root, for packagers, nothing outside it is read, written or asked.
 """
 
 from __future__ import annotations
@@ -38,34 +38,33 @@ Release = Callable[[Config], Applied]
 
 
 def release_pins(config: Config, release_all: Release) -> str:
-    """Have every pin given back, by the daemon or, without one, by `release_all`.
+    """Restore every affinity, by the daemon or, without one, by `release_all`; return a remark.
 
-    Returns who did it. Raises KataPinError: a daemon that is there and does not answer included,
-    for two writers must not race.
+    Raises KataPinError, also for a daemon that does not answer: two writers must not race.
     """
     try:
         path = os.path.join(config.runtime_dir, "control.sock")
         answer = ask(path, "release", {}, WRITE_S)
         document, by = decode(answer, Applied), "by the daemon"
     except DaemonAway:
-        document, by = release_all(config), "no daemon runs"
-    return "\n".join([f"released every pin ({by})", *kept_cpusets(document)])
+        document, by = release_all(config), "no daemon is running"
+    return "\n".join([f"restored all affinities ({by})", *kept_cpusets(document)])
 
 
 def kept_cpusets(document: Applied) -> list[str]:
-    """Return what to say of containers that could not be given all CPUs back."""
+    """Return the lines about containers that keep a cpuset of the allocator."""
     kept = document.cpusets_kept
     if not kept:
         return []
-    head = "these containers keep the CPUs that kata-pin gave them until their pods are made anew:"
+    head = "these containers keep the CPUs that kata-pin gave them until their pods are recreated:"
     return [head, *(f"  {one.pod} {one.name} {one.cpus}" for one in kept)]
 
 
 def uninstall_node(root: str, release: Callable[[], str]) -> tuple[list[FileChange], str]:
-    """Take kata-pin off the node below `root`; `release` gives the pins back meanwhile.
+    """Remove kata-pin from the node below `root`; `release` restores the affinities in between.
 
-    In this order: no new container runs the hook, the pins are given back, all else goes. Should
-    the release fail, the service and its settings are still there to try again.
+    First the hook files, then the affinities, then all else: if the release fails, the service and
+    its settings are still there for another attempt.
     """
     node = Node(root)
     changes = node.uninstall(folder=HOOKS_DIR)
@@ -74,10 +73,12 @@ def uninstall_node(root: str, release: Callable[[], str]) -> tuple[list[FileChan
 
 
 def check_programs(choices: Choices) -> None:
-    """Raise KataPinError unless the programs that the files will name can be run here."""
+    """Raise KataPinError unless the programs that the files name are executable here."""
     for option, path in (("--python", choices.python), ("--program", choices.program)):
         if not os.access(path, os.X_OK):
-            raise KataPinError(f"{path} is not a program", hint=f"say where it is with {option}")
+            raise KataPinError(
+                f"{path} is not an executable file", hint=f"give its path with {option}"
+            )
 
 
 def settings_below(root: str, config_file: str) -> Config:
@@ -86,13 +87,15 @@ def settings_below(root: str, config_file: str) -> Config:
 
 
 @click.command()
-@click.option("--root", default="/", metavar="DIR", help="Install below DIR, for packages.")
-@click.option("--crio", is_flag=True, help="Hooks for every container of CRI-O.")
-@click.option("--podman", is_flag=True, help="Hooks by annotation for podman.")
-@click.option("--containerd", is_flag=True, help="Hooks for a base runtime spec of containerd.")
-@click.option("--prestart", is_flag=True, help="Hook prestart too, for Kata 1.x.")
-@click.option("--python", default="/usr/bin/python3", show_default=True, help="For the hook.")
-@click.option("--program", help="Where kata-pin is.  [default: this one]")
+@click.option("--root", default="/", metavar="DIR", help="Install below DIR (for packages).")
+@click.option("--crio", is_flag=True, help="Install hooks for all containers of CRI-O.")
+@click.option("--podman", is_flag=True, help="Install hooks for annotated containers of podman.")
+@click.option("--containerd", is_flag=True, help="Write hooks for containerd's base runtime spec.")
+@click.option("--prestart", is_flag=True, help="Also use the prestart hook (Kata 1.x).")
+@click.option(
+    "--python", default="/usr/bin/python3", show_default=True, help="Interpreter of the hook."
+)
+@click.option("--program", help="Path of kata-pin.  [default: this program]")
 @global_options
 @click.pass_obj
 def install(
@@ -106,9 +109,9 @@ def install(
     python: str,
     program: str | None,
 ) -> None:
-    """Put hook, service and sample settings on this node.
+    """Install the hook, the service and sample settings on this node.
 
-    May be repeated: it writes what is missing or of another version and keeps what you changed.
+    Can be repeated: writes missing and outdated files and keeps modified ones.
     """
     chosen = {Runtime.CRIO: crio, Runtime.PODMAN: podman, Runtime.CONTAINERD: containerd}
     config_file = session.config_file or DEFAULT_FILE
@@ -125,7 +128,7 @@ def install(
     changes = Node(root).install(node_files(choices))
     remarks = []
     if not choices.runtimes:
-        remarks.append("no hooks: choose --crio, --podman or --containerd")
+        remarks.append("no hooks installed: use --crio, --podman or --containerd")
     if root == "/":
         remarks.append(NEXT_STEPS)
     if containerd:
@@ -134,15 +137,17 @@ def install(
 
 
 @click.command()
-@click.option("--root", default="/", metavar="DIR", help="Remove below DIR only; keeps the pins.")
+@click.option(
+    "--root", default="/", metavar="DIR", help="Remove files below DIR; affinities are kept."
+)
 @global_options
 @click.pass_obj
 def uninstall(session: Session, *, root: str) -> None:
-    """Give every pin back and remove what install wrote and nobody changed."""
+    """Restore all affinities and remove the files of install that were not modified."""
 
     def release() -> str:
         if root != "/":
-            return "pins are left as they are (--root)"
+            return "affinities are kept (--root)"
         from kata_pin.daemon.service.offline import release_all
 
         config = settings_below(root, session.config_file or DEFAULT_FILE)
@@ -156,7 +161,7 @@ def uninstall(session: Session, *, root: str) -> None:
 
 
 def report(session: Session, kind: str, changes: list[FileChange], remarks: list[str]) -> None:
-    """Print what happened to each file, and what is left to do."""
+    """Print the change of each file, and the remaining steps."""
     if session.json:
         screen.document(FilesDocument(kind=kind, changes=tuple(changes), remarks=tuple(remarks)))
         return

@@ -15,13 +15,12 @@ from kata_pin.model.reports.state import State
 @global_options
 @click.pass_obj
 def guest_map(session: Session, sandbox: str | None) -> None:
-    """Show which pCPU is which vCPU, which guest CPU, and whose.
+    """Show which vCPU, guest CPU and container each pCPU serves.
 
-    From left to right: the pCPUs of a vCPU thread, the vCPU's index, the number that Linux in the
-    guest has for it, and the container that has it as its own. Each link is measured, proven,
-    inferred (a broken line) or unknown (a cross); guest CPUs that are only inferred are used where
-    the setting guest.act_on_inferred says so, unknown ones never. Below, what each container should
-    use and what its guest was told.
+    From left to right: the pCPUs of a vCPU thread, the vCPU's index, its CPU number in the guest's
+    Linux, and the container that owns it. Each link is measured, proven, inferred (broken line) or
+    unknown (cross). Inferred guest CPUs are used only with the setting guest.act_on_inferred,
+    unknown ones never. Below: the guest CPUs that each container should use and those applied.
     """
     from kata_pin.cli.reports.selection import choose
 

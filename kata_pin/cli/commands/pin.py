@@ -14,10 +14,10 @@ from kata_pin.model.reports.applied import Applied
 @global_options
 @click.pass_obj
 def pin(session: Session, sandbox: str | None) -> int:
-    """Set the affinities of one sandbox or of all now.
+    """Set the affinities of one sandbox, or of all, now.
 
-    Works without a daemon too: once, with what /proc and Kata's state tell. Exit status 1 if the
-    kernel refused a thread.
+    Without a daemon they are set once, from /proc and Kata's state. Exit status 1 if the kernel
+    refused an affinity.
     """
     return _report(session, session.provider.pin(_chosen(session, sandbox)))
 
@@ -27,10 +27,10 @@ def pin(session: Session, sandbox: str | None) -> int:
 @global_options
 @click.pass_obj
 def unpin(session: Session, sandbox: str | None) -> int:
-    """Give the pins of one sandbox or of all back.
+    """Restore the original affinities of one sandbox, or of all.
 
     Each thread gets the affinity that was first seen for its role, else that of pid 1. The daemon
-    leaves such a sandbox alone until `pin`, also after a restart.
+    does not manage such a sandbox until `pin`, even after a restart.
     """
     return _report(session, session.provider.unpin(_chosen(session, sandbox)))
 

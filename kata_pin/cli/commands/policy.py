@@ -1,6 +1,6 @@
-"""`kata-pin policy`: the administrator's orders, for nodes without Kubernetes and for now.
+"""`kata-pin policy`: override the CPU class of single pods.
 
-The orders are a file; the daemon follows it and changes running containers at once.
+Overrides are stored in a file; the daemon watches it and changes running containers at once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ CLASSES = ("none", "share", "exclusive")
 
 @click.group()
 def policy() -> None:
-    """Order how single pods have their CPUs; wins over annotations.
+    """Override the CPU class of a pod (takes precedence over annotations).
 
-    none: the CPUs of the shared pool. share: CPUs of its own choice, on which others may run too.
-    exclusive: CPUs that are nobody else's. For the policies annotation and topology (setting
-    alloc.policy). Orders stand in the file of the setting alloc.orders, also for pods to come.
+    none: the CPUs of the shared pool. share: CPUs chosen for the pod, which others may use too.
+    exclusive: CPUs that no other container may use. For the policies annotation and topology
+    (setting alloc.policy). Overrides are stored in `alloc.orders` and also apply to future pods.
     """
 
 
@@ -35,9 +35,9 @@ def policy() -> None:
 @global_options
 @click.pass_obj
 def set_(session: Session, pod: str, cpus: str) -> None:
-    """Order a class for a pod; a pod that runs is changed without being made anew.
+    """Set the CPU class of a pod; a running pod is changed without a restart.
 
-    POD is namespace/name, or for a pod that runs its name or the start of its sandbox id.
+    POD is namespace/name or, for a running pod, its name or the start of its sandbox id.
     """
     from kata_pin.model.settings import CpuClass
 
@@ -52,25 +52,25 @@ def set_(session: Session, pod: str, cpus: str) -> None:
 @global_options
 @click.pass_obj
 def unset(session: Session, pod: str) -> None:
-    """Take an order back: the pod's annotation decides again."""
+    """Remove the override of a pod: its annotation decides again."""
     from kata_pin.errors import KataPinError
 
     file = _file(session)
     key = pod if pod in file.read() else _key(session, pod)
     if key not in file.read():
-        raise KataPinError(f"nothing is ordered for {key}", hint="kata-pin policy get lists orders")
+        raise KataPinError(f"no override for {key}", hint="kata-pin policy get lists overrides")
     orders = file.change(lambda known: known.pop(key, None))
-    _report(session, orders, f"{key}: no order")
+    _report(session, orders, f"{key}: override removed")
 
 
 @policy.command()
 @global_options
 @click.pass_obj
 def get(session: Session) -> None:
-    """List the orders."""
+    """List all overrides."""
     orders = _file(session).read()
     lines = [f"{pod}: {orders[pod].value}" for pod in sorted(orders)]
-    _report(session, orders, "\n".join(lines) or "nothing is ordered")
+    _report(session, orders, "\n".join(lines) or "no overrides")
 
 
 def _file(session: Session) -> OrdersFile:
@@ -80,9 +80,9 @@ def _file(session: Session) -> OrdersFile:
 
 
 def _key(session: Session, pod: str) -> str:
-    """Return what a pod is ordered by: its name, its sandbox's id where it has none.
+    """Return the key of a pod's override: its full name, or its sandbox id without one.
 
-    A full name is taken as it is: the pod may come later, and other runtimes' pods have no sandbox.
+    A full name is used as given: the pod may not exist yet, or belong to another runtime.
     """
     from kata_pin.cli.reports.selection import choose
     from kata_pin.errors import KataPinError
@@ -105,8 +105,8 @@ def _report(session: Session, orders: Orders, text: str) -> None:
 
 
 def _warn(session: Session) -> None:
-    """Say where an order has no effect."""
+    """Warn if overrides have no effect."""
     chosen = session.config.alloc.policy
     if chosen in {"none", "static"}:
-        text = f"the setting alloc.policy is {chosen}: orders have no effect under it"
+        text = f"the override has no effect while alloc.policy is {chosen}"
         click.echo(f"kata-pin: {text}", err=True)

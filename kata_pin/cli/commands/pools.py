@@ -1,4 +1,4 @@
-"""`kata-pin pools`: who has which CPUs, as our own allocator gave them."""
+"""`kata-pin pools`: the pools of the allocator and their owners."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kata_pin.model.reports.state import State
 @global_options
 @click.pass_obj
 def pools(session: Session) -> None:
-    """Show the pools of pCPUs and their owners.
+    """Show the allocator's pools of pCPUs and their owners.
 
-    Reserved, housekeeping, shared and exclusive pCPUs by NUMA node, then every container with what
-    it was given, what waits for the runtime's next call, and who did not get what it asked for. For
-    nodes on which kata-pin decides the cpusets (setting alloc.policy).
+    Reserved, housekeeping, shared and exclusive pCPUs per NUMA node, then the pCPUs of every
+    container, cpusets that were not sent yet, and refused requests. For nodes on which kata-pin
+    allocates CPUs (setting alloc.policy).
     """
     state = session.provider.state()
     if session.json:

@@ -13,8 +13,8 @@ from kata_pin.cli.options import Session, global_options
 def run(session: Session) -> None:
     """Run the daemon in the foreground.
 
-    SIGHUP reads the configuration again, SIGTERM stops; pins stay. See kata-pin unpin to give them
-    back.
+    SIGHUP reloads the configuration. SIGTERM stops the daemon; all affinities are kept, and
+    kata-pin unpin restores them.
     """
     from kata_pin.config import load
     from kata_pin.daemon.service.app import serve

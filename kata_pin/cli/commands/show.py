@@ -12,21 +12,21 @@ from kata_pin.cli.render import screen
 
 @click.command()
 @click.argument("sandbox", required=False, shell_complete=complete_sandbox)
-@click.option("--cpus", is_flag=True, help="One row a pCPU, by NUMA node, core and sibling.")
+@click.option("--cpus", is_flag=True, help="One row per pCPU, grouped by NUMA node and core.")
 @click.option(
     "--watch",
     metavar="SECONDS",
     type=click.FloatRange(0.2, 3600),
-    help="Show again and again, every so many seconds, until Ctrl-C.",
+    help="Refresh every SECONDS seconds until Ctrl-C.",
 )
 @global_options
 @click.pass_obj
 def show(session: Session, sandbox: str | None, cpus: bool, watch: float | None) -> None:
     """Show the sandboxes of this node, one of them, or its pCPUs.
 
-    Without SANDBOX: one line a sandbox with its mask, where each vCPU and the overhead may run, its
-    state and the age of the last check. A `!` marks what is not where it should be. With SANDBOX
-    (the start of an id, a pod's name, or namespace/name): its containers and threads.
+    Without SANDBOX: one line per sandbox with its mask, the affinities of its vCPUs and of its
+    overhead threads, its state and the age of the last check. `!` marks drift. With SANDBOX (an id
+    or its start, a pod's name, or namespace/name): its containers and threads.
     """
     while True:
         if watch is not None:

@@ -66,9 +66,9 @@ class Node:
         if present == file.content:
             return FileChange("unchanged", file.path)
         if present is not None and file.settings:
-            return FileChange("kept", file.path, "settings are yours")
+            return FileChange("kept", file.path, "settings are never overwritten")
         if present is not None and _digest(present) != known:
-            return FileChange("kept", file.path, "changed by somebody else")
+            return FileChange("kept", file.path, "modified since it was installed")
         self._replace(file.path, file.content, file.mode)
         return FileChange("wrote", file.path)
 
@@ -85,10 +85,10 @@ class Node:
     def _remove(self, path: str, digest: str) -> FileChange:
         present = self._read(path)
         if present is not None and _digest(present) != digest:
-            return FileChange("kept", path, "changed since it was installed")
+            return FileChange("kept", path, "modified since it was installed")
         user = self._base_spec_with_hook() if path == HOOK_PATH else ""
         if user:
-            return FileChange("kept", path, f"containerd's {user} names it")
+            return FileChange("kept", path, f"used by containerd's {user}")
         with self._meaning("remove", path), contextlib.suppress(FileNotFoundError):
             os.unlink(self._real(path))
         with contextlib.suppress(OSError):  # only a folder of our own that is empty now
@@ -111,7 +111,7 @@ class Node:
         for line in content.splitlines():
             match = re.fullmatch(r"([0-9a-f]{64})  (/.+)", line)
             if match is None or ".." in match[2].split("/"):
-                raise ParseError("not a line of sha256sum", source=MANIFEST, text=line)
+                raise ParseError("not a sha256sum line", source=MANIFEST, text=line)
             known[match[2]] = match[1]
         return known
 

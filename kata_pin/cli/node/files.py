@@ -95,8 +95,8 @@ def _hook_program(python: str) -> bytes:
     """Return the hook with the interpreter in its first line."""
     if not re.fullmatch(r"/[^\s]+", python) or len(python) > MAX_INTERPRETER:
         raise KataPinError(
-            f"{python!r} can not stand in the first line of a program",
-            hint="give --python an absolute path without blanks",
+            f"{python!r} cannot be the interpreter of a script",
+            hint="give --python an absolute path without spaces",
         )
     source = files("kata_pin").joinpath("hook.py").read_text()
     _, _, rest = source.partition("\n")
@@ -109,7 +109,7 @@ def _filled(asset: str, choices: Choices) -> bytes:
     if not re.fullmatch(r"/run/[^\s%]+", runtime_dir):
         raise KataPinError(
             f"runtime_dir {runtime_dir} is not below /run",
-            hint="the service and the spool need a folder that is empty after a boot",
+            hint="the service and the spool need a directory that is emptied at boot",
         )
     values = {
         "PROGRAM": choices.program,
@@ -141,8 +141,8 @@ def _refuse_strict(config: Config) -> None:
     """Raise KataPinError: CRI-O's hooks run for containers without a VMM too, the node's own."""
     if config.hook.strict:
         raise KataPinError(
-            "hook.strict with CRI-O would fail every container that is not Kata's",
-            hint="set hook.strict to false",
+            "hook.strict with CRI-O would fail every container that does not use Kata",
+            hint="set hook.strict: false",
         )
 
 

@@ -20,26 +20,25 @@ A Kata container runs in a virtual machine. What runs on the host are the thread
 iothreads, the main loop, vhost workers, virtiofsd. kata-pin records the CPUs that each container of
 a pod was given, finds every thread that works for the pod's sandbox and keeps it on them.
 
-The OCI hook kata-pin-hook hands each container over to the daemon, which pins the sandbox's threads
-before the workload runs, looks again whenever something changed, and at the latest with every
-audit. Nothing is moved between cgroups; only affinities are set.
+The OCI hook kata-pin-hook reports each container to the daemon, which pins the sandbox's threads
+before the workload runs, and again after every change and audit. Only affinities are set; no
+thread is moved to another cgroup.
 
 Without the daemon, show, who, explain, check, doctor, pin and unpin read /proc and Kata's state
-themselves and say so; history reads what the daemon left."""
+themselves and say so; history reads the daemon's last record."""
 
 _OUTPUT: Final = """\
-In the column vCPU→pCPU, 1→4 is a vCPU that may run on pCPU 4 alone, 0,3→6-7 are two vCPUs on the
-same set, and 1..8→4..11 pairs each vCPU of the run with its own pCPU. What is shown is what the
-kernel says now; a ! marks what differs from what is wanted.
+In the column vCPU→pCPU, 1→4 is a vCPU that may run on pCPU 4 only, 0,3→6-7 are two vCPUs on the
+same set, and 1..8→4..11 pairs each vCPU of the range with its own pCPU. Affinities are those of the
+kernel; ! marks drift from the expected affinity.
 
-Tables wrap to fit the terminal and never cut a cpu list; columns that are left out for width are
-named below the table. Into a pipe or a file every row is one line. Colours appear on a terminal
-only, and not with NO_COLOR."""
+Tables wrap to fit the terminal and never cut a cpu list; columns that do not fit are named below
+the table. In a pipe or a file every row is one line. Colours are used on terminals only, and not
+with NO_COLOR."""
 
 _HOOKS: Final = """\
-For CRI-O and podman install writes files into their hooks directory. containerd knows no such
-directory: give each Kata handler a base runtime spec that holds the hooks, and restart
-containerd."""
+For CRI-O and podman, install writes files into their hooks directory. containerd has no such
+directory: give each Kata handler a base runtime spec with the hooks, and restart containerd."""
 
 _CONTAINERD: Final = """\
 ctr oci spec | jq -s '.[0] * .[1]' - /etc/kata-pin/containerd-hooks.json \\
@@ -50,28 +49,27 @@ base_runtime_spec = "/etc/containerd/kata-base-spec.json\"
 """
 
 _STRICT: Final = """\
-The hook exits 0 whatever happens, so that no container fails because of kata-pin: without the
-daemon the message goes to the spool and is taken in later. With the setting hook.strict it fails
-the container instead. That can only work in prestart and createRuntime of Kata's Go runtime: its
-other hooks and the Rust runtime ignore a hook's exit status, or run it when nothing can be refused
-any more."""
+The hook always exits 0, so that no container fails because of kata-pin: without the daemon the
+message is spooled and processed later. With the setting hook.strict it fails the container instead.
+This works only in prestart and createRuntime of Kata's Go runtime: other hooks and the Rust runtime
+ignore a hook's exit status, or run it too late."""
 
 _FILES: Final = (
-    ("/etc/kata-pin/config.yaml", "settings; its absence means the defaults"),
-    ("/run/kata-pin/control.sock", "every request to the daemon, root only"),
-    ("/run/kata-pin/status.sock", "reading requests, for the group of the setting group"),
+    ("/etc/kata-pin/config.yaml", "settings; defaults apply without it"),
+    ("/run/kata-pin/control.sock", "all requests to the daemon, root only"),
+    ("/run/kata-pin/status.sock", "read-only requests, for the group of the setting group"),
     ("/run/kata-pin/metrics.sock", "Prometheus' /metrics, for the same group"),
     ("/run/kata-pin/hook.sock", "messages of hooks"),
     ("/run/kata-pin/registry.db", "recorded containers, pins and history; survives the daemon"),
-    ("/run/kata-pin/spool/", "messages that no daemon took in time"),
+    ("/run/kata-pin/spool/", "hook messages that the daemon has not processed yet"),
 )
 
 _EXIT: Final = (
-    ("0", "all is well"),
-    ("1", "failed; for doctor: a check failed; for pin and unpin: the kernel refused a thread"),
+    ("0", "success"),
+    ("1", "failure; for doctor: a check failed; for pin and unpin: the kernel refused an affinity"),
     ("2", "wrong usage"),
-    ("3", "check found drift, a shared exclusive pCPU or, by setting, an intruder"),
-    ("78", "the configuration is wrong"),
+    ("3", "check found drift, a conflict or, with intruders: fail, an intruder"),
+    ("78", "wrong configuration"),
 )
 
 
@@ -87,7 +85,7 @@ def page() -> str:
         *_section("DESCRIPTION"),
         *_paragraphs(_DESCRIPTION),
         *_section("OPTIONS"),
-        "These stand before or after the command.",
+        "Valid before or after the command.",
         *_options(cli),
         *_section("COMMANDS"),
         *_commands(),

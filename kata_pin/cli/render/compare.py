@@ -12,9 +12,9 @@ from kata_pin.model.reports.compare import ComparedContainer, Comparison
 
 
 def compare(document: Comparison, look: Look) -> list[Text]:
-    """Return whom it is about, a row a container, and what that comes to."""
+    """Return what is compared, one row per container, and a summary."""
     ours = f"policy {document.policy}"
-    ours += ", if it took over" if document.hypothetical else ", as it decided"
+    ours += ", hypothetical" if document.hypothetical else ", in force"
     pairs = [
         ("kubelet", styled(f"policy {document.kubelet_policy}, {document.checkpoint}")),
         ("kata-pin", styled(ours)),
@@ -32,9 +32,9 @@ def compare(document: Comparison, look: Look) -> list[Text]:
         ]
         lines += [Text(), *table(columns, [_row(row) for row in rows], look)]
     differ = sum(row.verdict != SAME for row in rows)
-    told = "all the same" if document.same else "the same but for the shared pCPUs"
+    told = "no differences" if document.same else "only the shared pCPUs differ"
     if differ:
-        told = f"{phrases.count(differ, 'container')} of {len(rows)} with other pCPUs"
+        told = f"{phrases.count(differ, 'container')} of {len(rows)} would have other pCPUs"
     style = phrases.GOOD if document.same else phrases.ODD
     return [*lines, Text(), *paragraph(styled(told, style), look)]
 

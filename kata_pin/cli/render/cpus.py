@@ -18,7 +18,7 @@ from kata_pin.model.reports.state import State
 
 
 def cpus(state: State, look: Look) -> list[Text]:
-    """Return one row a pCPU; neighbouring cores that no sandbox uses share a row."""
+    """Return one row per pCPU; neighbouring cores that no sandbox uses share a row."""
     lines = [
         *paragraph(phrases.node(state, look), look),
         *paragraph(phrases.daemon(state.daemon), look),

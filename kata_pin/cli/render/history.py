@@ -11,17 +11,17 @@ from kata_pin.model.reports.history import Change, HistoryDocument
 
 
 def history(document: HistoryDocument, look: Look) -> list[Text]:
-    """Return one row a change."""
+    """Return one row per change."""
     if not document.changes:
-        return [Text("nothing has changed")]
+        return [Text("no changes recorded")]
     columns = [
         Column("TIME"),
         Column("SANDBOX", NAMES, fold=12, comfort=20),
         Column("STATE"),
         Column("MASK", CPUS),
         Column("MOVED", right=True),
-        Column("AFTER", right=True),
-        Column("BECAUSE OF", ", :", fold=16, comfort=20),
+        Column("LATENCY", right=True),
+        Column("TRIGGER", ", :", fold=16, comfort=20),
     ]
     return table(columns, [_row(change, look) for change in document.changes], look)
 

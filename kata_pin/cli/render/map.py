@@ -1,4 +1,4 @@
-"""`map`: which pCPU is which vCPU, which guest CPU and whose, drawn as lines from left to right.
+"""`map`: pCPUs, vCPUs, guest CPUs and containers, connected by lines from left to right.
 
 A solid line is a link that may be acted on, a broken one is only inferred, a cross is unknown. The
 vCPUs of one container end in one bracket.
@@ -38,26 +38,26 @@ STATE_STYLES: Final = {
 }
 
 STATE_WORDS: Final = {
-    "off": "the guest is left alone",
-    "idle": "there is nothing to tell the guest",
-    "pending": "the guest is yet to be told",
-    "applied": "the guest was told",
-    "denied": "not permitted by the guest's policy",
-    "unreachable": "the guest does not answer",
-    "failed": "not as it was told",
+    "off": "not managed",
+    "idle": "nothing to apply in the guest",
+    "pending": "cpusets not applied in the guest yet",
+    "applied": "cpusets applied in the guest",
+    "denied": "denied by the guest's policy",
+    "unreachable": "guest unreachable",
+    "failed": "cpusets not in force in the guest",
 }
 
 PROOF_WORDS: Final = {
     "none": "not verified",
     "read": "read back",
-    "fits": "the CPU time used fits",
+    "fits": "consistent with used CPU time",
     "broken": "not in force",
-    "refused": "refused by the agent",
+    "refused": "refused by kata-agent",
 }
 
 
 def guest_map(document: MapDocument, look: Look) -> list[Text]:
-    """Return the picture of each sandbox, and what each container was told."""
+    """Return the picture of each sandbox, and the guest CPUs of each container."""
     lines: list[Text] = []
     if not document.daemon.running:
         lines += [*paragraph(phrases.daemon(document.daemon), look), Text()]
@@ -71,10 +71,10 @@ def _sandbox(sandbox: MapSandbox, look: Look) -> list[Text]:
     guest = sandbox.guest
     head = paragraph(styled(phrases.owner(sandbox), phrases.NAME), look)
     if guest is None:
-        return [*head, *paragraph(styled("no VMM, so no map", phrases.ODD), look)]
+        return [*head, *paragraph(styled("no VMM, no map", phrases.ODD), look)]
     lines = [*head, *facts([("guest", condition(guest)), ("kernel", _kernel(guest))], look), Text()]
     if not guest.vcpus:
-        return [*lines, *paragraph(styled("no vCPU thread is known", phrases.ODD), look)]
+        return [*lines, *paragraph(styled("no vCPU thread found", phrases.ODD), look)]
     lines += _picture(guest, look)
     if guest.containers:
         lines += [Text(), *_containers(guest.containers, look)]
@@ -82,7 +82,7 @@ def _sandbox(sandbox: MapSandbox, look: Look) -> list[Text]:
 
 
 def condition(guest: Guest) -> Text:
-    """Return how guest pinning stands, in words."""
+    """Return the state of guest pinning in words."""
     words = STATE_WORDS.get(guest.state, guest.state)
     if guest.answered_s is not None:
         words += f", {phrases.age(guest.answered_s)} ago"
@@ -93,8 +93,8 @@ def condition(guest: Guest) -> Text:
 
 def _kernel(guest: Guest) -> Text:
     source = f" ({guest.kernel_source})" if guest.kernel_source else ""
-    plugged = "vCPUs were hotplugged" if guest.hotplugged else "no hotplugged vCPU is there"
-    name = f"Linux {guest.kernel}" if guest.kernel else "not known"
+    plugged = "vCPUs were hotplugged" if guest.hotplugged else "no hotplugged vCPUs"
+    name = f"Linux {guest.kernel}" if guest.kernel else "unknown"
     return styled(f"{name}{source}; {plugged}")
 
 
@@ -147,7 +147,7 @@ def _first_pcpus(guest: Guest) -> dict[str, int]:
 
 
 def _place(one: GuestVcpu, first: dict[str, int]) -> tuple[object, ...]:
-    """Sort key: containers with vCPUs of their own by their first pCPU, nobody's vCPUs last."""
+    """Sort key: containers that own vCPUs by their first pCPU; vCPUs without an owner last."""
     owner, cpus = one.container, pcpus.parse(one.cpus)
     mine = cpus.first if cpus else -1
     return (owner == "", first.get(owner, -1), owner, mine, one.vcpu or 0, one.tid)
@@ -177,21 +177,21 @@ def _bracket(position: int, size: int, look: Look) -> str:
 
 
 def _sharers(guest: Guest) -> str:
-    """Return who uses the vCPUs that are nobody's own."""
+    """Return the containers that use vCPUs without an owner."""
     return ", ".join(one.name for one in guest.containers if not one.owned and one.cpus)
 
 
 def _owner(title: str, *, owned: bool) -> Text:
     if owned:
         return styled(title, phrases.NAME)
-    return styled(f"{title}, shared" if title else "the guest's own work", phrases.DIM)
+    return styled(f"{title}, shared" if title else "guest system", phrases.DIM)
 
 
 def _containers(containers: Sequence[GuestContainer], look: Look) -> list[Text]:
     columns = [
         Column("CONTAINER", NAMES, fold=12),
         Column("GUEST CPUS", CPUS),
-        Column("TOLD", CPUS),
+        Column("APPLIED IN GUEST", CPUS),
         Column("WHY", fold=16, comfort=24),
     ]
     return table(columns, [_container(one) for one in containers], look)

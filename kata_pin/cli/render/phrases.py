@@ -85,21 +85,21 @@ def daemon(facts: Daemon) -> Text:
     """Return who made the document, in one line."""
     if not facts.running:
         reason = f" ({facts.reason})" if facts.reason else ""
-        return styled(f"daemon not running: read from /proc{reason}", ODD)
+        return styled(f"daemon not running, state read from /proc{reason}", ODD)
     up = age(facts.uptime_s)
     return styled(f"daemon {facts.version}, pid {facts.pid}, up {up}", DIM)
 
 
 def way(push: Push) -> str:
-    """Return how changed cpusets reach containers, and why not better."""
+    """Return how changed cpusets reach containers, and why not by a better channel."""
     reason = safe(push.reason)
     if not push.channel:
-        return f"wait for the runtime's next call: {reason}"
+        return f"are sent at the runtime's next NRI call ({reason})"
     return f"are sent at once by {safe(push.channel).upper()}" + (f" ({reason})" if reason else "")
 
 
 def node(state: State, look: Look) -> Text:
-    """Return the node in one line; only what differs from the ordinary is said."""
+    """Return the node in one line; defaults are left out."""
     facts = state.node
     parts = [
         f"{safe(facts.hostname)}, Linux {safe(facts.kernel)}",
@@ -116,7 +116,7 @@ def node(state: State, look: Look) -> Text:
     if facts.mode != "act":
         parts.append(f"mode {safe(facts.mode)}")
     if state.daemon.running and not facts.thread_events:
-        parts.append("new threads wait for the audit")
+        parts.append("new threads are pinned only at the next audit")
     return Text(look.dot.join(parts))
 
 
@@ -135,14 +135,14 @@ def notes(found: Iterable[Note], prefix: str = "", *, warnings_only: bool = Fals
 def writer(found: Writer) -> str:
     """Return who else sets affinities, and how that is known."""
     if found.name == "kata":
-        does = "pins the vCPUs" if found.active else "may pin the vCPUs, and does not now"
+        does = "pins the vCPUs" if found.active else "can pin the vCPUs but does not now"
         return f"Kata {does} ({found.evidence})"
     tids = ", ".join(str(tid) for tid in found.tids[:SHOWN])
     more = f" and {len(found.tids) - SHOWN} more" if len(found.tids) > SHOWN else ""
-    left = "; left alone for now" if found.active else ""
+    left = "; backing off" if found.active else ""
     since = age(found.since_s)
     seen = count(found.count, "time")
-    return f"another writer, seen {seen}, first {since} ago, moves tid {tids}{more}{left}"
+    return f"another process changed affinities {seen} since {since} ago (tid {tids}{more}){left}"
 
 
 def drifting(threads: Iterable[Thread]) -> int:

@@ -2,7 +2,7 @@
 
 Each NUMA node is a strip of signs, one a pCPU, siblings side by side and cores apart: a letter for
 an owner of exclusive pCPUs, `.` for the shared pool, `+` for reserved ones in it, `h` for
-housekeeping, `-` for pCPUs that are given to nobody.
+housekeeping, `-` for pCPUs outside all pools.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kata_pin.model.reports.state import State
 
 LETTERS: Final = ascii_uppercase
 SHARED, RESERVED, HOUSEKEEPING, NOBODYS = ".", "+", "h", "-"
-_OFF: Final = "kata-pin decides no cpusets here: the setting alloc.policy is none"
+_OFF: Final = "CPU allocation is off (alloc.policy: none)"
 _SANDBOXES_ONLY: Final = (
-    "exclusive among sandboxes only: without NRI other containers may run on every pCPU"
+    "exclusive among sandboxes only: without NRI, other containers may run on any pCPU"
 )
 
 
@@ -53,9 +53,9 @@ def pools(state: State, look: Look) -> list[Text]:
 def explain(grant: Grant, look: Look) -> list[Text]:
     """Return why one container has the CPUs that it has."""
     pending = grant.pending
-    told = styled(grant.cpuset) if grant.cpuset else Text("nothing: threads are pinned")
+    sent = styled(grant.cpuset) if grant.cpuset else Text("none: only threads are pinned")
     if pending is not None:
-        told = styled(f"{pending}, not there yet", phrases.ODD)
+        sent = styled(f"{pending}, not sent yet", phrases.ODD)
     title = f"{safe(grant.pod)} {safe(grant.name) or _vm(grant)}"
     pairs = [
         ("class", Text(f"{grant.cpu_class}, policy {grant.policy}")),
@@ -64,8 +64,8 @@ def explain(grant: Grant, look: Look) -> list[Text]:
         ("shared", phrases.cpus(grant.shared)),
         ("memory", styled(grant.mems)),
         ("request", Text(f"{grant.millis / 1000:g} CPUs" if grant.millis else "none")),
-        ("ordered", styled(grant.override or "")),
-        ("runtime", told),
+        ("override", styled(grant.override or "")),
+        ("cpuset", sent),
     ]
     lines = [*paragraph(Text(title, style="bold"), look), *facts(pairs, look)]
     for reason in grant.reasons:
@@ -76,7 +76,7 @@ def explain(grant: Grant, look: Look) -> list[Text]:
 def _heading(allocation: Allocation, look: Look) -> Text:
     policy = f"policy {safe(allocation.policy)}"
     if allocation.suspended:
-        return styled(f"{policy}, stands aside: {allocation.suspended}", phrases.ODD)
+        return styled(f"{policy}, suspended: {allocation.suspended}", phrases.ODD)
     whole = allocation.guarantee != "sandboxes only"
     held = f"exclusive among {safe(allocation.guarantee)}" if whole else _SANDBOXES_ONLY
     return Text(look.dot.join((policy, held)))
@@ -95,10 +95,10 @@ def _unsent(allocation: Allocation) -> Iterator[str]:
     if push is None:
         return
     if push.problem:
-        yield f"cpusets wait for the runtime: {push.problem}"
+        yield f"cpusets cannot be sent: {push.problem}; retrying"
     titles = {one.id: f"{one.pod} {one.name}" for one in allocation.grants}
     for one in push.failures:
-        yield f"{titles.get(one.id, one.id)}: keeps its cpuset: {one.message}"
+        yield f"{titles.get(one.id, one.id)}: cpuset not changed: {one.message}"
 
 
 def _sizes(allocation: Allocation, look: Look) -> list[Text]:
@@ -110,13 +110,13 @@ def _sizes(allocation: Allocation, look: Look) -> list[Text]:
         ("housekeeping", found.housekeeping, HOUSEKEEPING),
     ]
     if allocation.held_back:
-        pairs.append(("being left", allocation.held_back, "nobody else's yet"))
+        pairs.append(("withheld", allocation.held_back, "until threads have moved"))
     told = ((name, cpus, f"({len(parse(cpus))}, {sign})") for name, cpus, sign in pairs if cpus)
     return facts([(name, styled(f"{cpus}  {size}")) for name, cpus, size in told], look)
 
 
 def _letters(allocation: Allocation) -> dict[str, str]:
-    """Return a letter for each owner of exclusive pCPUs; they begin anew after the last one."""
+    """Return a letter for each owner of exclusive pCPUs; reused after the last one."""
     owners = [one.id for one in allocation.grants if one.exclusive]
     return {owner: LETTERS[n % len(LETTERS)] for n, owner in enumerate(owners)}
 
@@ -155,7 +155,7 @@ def _grants(allocation: Allocation, letters: Mapping[str, str], look: Look) -> l
     ]
     ordered = sorted(allocation.grants, key=lambda one: not one.exclusive)
     rows = [_row(one, letters, waits=waits) for one in ordered]
-    return table(columns, rows, look) if rows else [Text("no container")]
+    return table(columns, rows, look) if rows else [Text("no containers")]
 
 
 def _row(grant: Grant, letters: Mapping[str, str], *, waits: bool) -> Sequence[Text]:
@@ -171,20 +171,20 @@ def _row(grant: Grant, letters: Mapping[str, str], *, waits: bool) -> Sequence[T
 
 
 def _vm(grant: Grant) -> str:
-    return "(its VM)" if grant.kind == "sandbox" else grant.id[:12]
+    return "(VM)" if grant.kind == "sandbox" else grant.id[:12]
 
 
 def _pending(allocation: Allocation, look: Look) -> list[Text]:
     if all(one.pending is None for one in allocation.grants):
         return []
     push = allocation.push
-    text = "is on its way" if push and push.channel else "comes with the runtime's next call"
+    text = "being sent" if push and push.channel else "sent at the runtime's next NRI call"
     return paragraph(styled(f"pending: {text}", phrases.ODD), look)
 
 
 def _told(allocation: Allocation, look: Look) -> Iterator[Text]:
     for problem in allocation.problems:
-        yield from paragraph(styled(f"! not read: {problem}", phrases.ODD), look)
+        yield from paragraph(styled(f"! cannot read {problem}", phrases.ODD), look)
     for text in _unsent(allocation):
         yield from paragraph(styled(f"! {text}", phrases.ODD), look)
     for one in allocation.refused:

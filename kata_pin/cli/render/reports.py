@@ -22,17 +22,32 @@ _STATUS_STYLES: Final = {
     "fail": phrases.BAD,
 }
 _NAMES_SHOWN: Final = 6
+_OUTCOMES: Final = {
+    "refused": "refused: no pCPU of it is in the thread's cpuset (EINVAL)",
+    "denied": "denied: CAP_SYS_NICE is missing (EPERM)",
+    "reused": "not set: the tid belongs to another thread now",
+    "fixed": "not set: the kernel does not allow it for this thread",
+}
+_KINDS: Final = {
+    "drift": ("drifting thread", "drifting threads"),
+    "conflict": ("conflict", "conflicts"),
+    "intruder": ("host process on exclusive pCPUs", "host processes on exclusive pCPUs"),
+    "no-vmm": ("sandbox without VMM", "sandboxes without VMM"),
+    "unpinned": ("unpinned sandbox", "unpinned sandboxes"),
+}
+"""Kinds of findings, worst first: one and many."""
+
 _ORDINARY_OUTCOMES: Final = {"done", "gone", "clipped"}
 
 
 def who(document: WhoDocument, look: Look) -> list[Text]:
-    """Return every thread of the host that may run on the pCPU."""
+    """Return every host thread that may run on the pCPU."""
     lines = facts(_place(document, look), look)
     if not document.daemon.running:
         lines += paragraph(phrases.daemon(document.daemon), look)
     lines.append(Text())
     if not document.online:
-        return [*lines[:-1], styled("offline: no thread can run on it", phrases.ODD)]
+        return [*lines[:-1], styled("offline: no thread can run here", phrases.ODD)]
     columns = [
         Column("PID", right=True),
         Column("NAME", NAMES, fold=12),
@@ -41,7 +56,7 @@ def who(document: WhoDocument, look: Look) -> list[Text]:
         Column("THREADS", ", ", fold=16, comfort=20),
     ]
     rows = [_process(process, look) for process in document.processes]
-    lines += table(columns, rows, look) if rows else [Text("no user process")]
+    lines += table(columns, rows, look) if rows else [Text("no user processes")]
     lines += [Text(), *_kernel(document.kernel, look)]
     intruders = sum(1 for process in document.processes if process.intruder)
     if intruders:
@@ -96,7 +111,7 @@ def _kernel(kernel: KernelThreads, look: Look) -> list[Text]:
     lines: list[Text] = []
     for threads, words in (
         (kernel.bound, "bound to this pCPU"),
-        (kernel.roaming, "that may run here too"),
+        (kernel.roaming, "that may also run here"),
     ):
         names = list(dict.fromkeys(thread.comm for thread in threads))
         if names:
@@ -127,16 +142,28 @@ def check(document: CheckDocument, look: Look) -> list[Text]:
         style = phrases.BAD if finding.fails else phrases.ODD
         head = f"{'FAIL' if finding.fails else 'note'} {finding.kind}: "
         lines += paragraph(styled(head, style) + styled(finding.text), look, indent=2)
-    fails = sum(1 for finding in document.findings if finding.fails)
-    sandboxes = phrases.count(document.sandboxes, "sandbox", "sandboxes")
-    counted = f"{sandboxes}, {phrases.count(document.threads, 'thread')}"
-    verdict = "ok" if document.ok else f"{fails} not as it should be"
     style = phrases.GOOD if document.ok else phrases.BAD
-    return [*lines, *paragraph(styled(verdict, style) + Text(f": {counted}"), look)]
+    return [*lines, *paragraph(styled(_verdict(document), style), look)]
+
+
+def _verdict(document: CheckDocument) -> str:
+    """Return the counts by kind, the failures first."""
+    sandboxes = phrases.count(document.sandboxes, "sandbox", "sandboxes")
+    checked = f"{sandboxes}, {phrases.count(document.threads, 'thread')} checked"
+    parts = []
+    for fails, remark in ((True, ""), (False, " (report only)")):
+        kinds = [one.kind for one in document.findings if one.fails is fails]
+        counts = [
+            phrases.count(kinds.count(kind), *_KINDS.get(kind, (kind, kind)))
+            for kind in dict.fromkeys(sorted(kinds, key=list(_KINDS).index))
+        ]
+        if counts:
+            parts.append(", ".join(counts) + remark)
+    return "; ".join(["ok" if document.ok else "FAIL", *parts, checked]).replace("; ", ": ", 1)
 
 
 def doctor(document: DoctorDocument, look: Look) -> list[Text]:
-    """Return one row a check; what can be done about it follows below."""
+    """Return one row per check, then the counts."""
     columns = [
         Column("CHECK", NAMES, fold=16),
         Column("STATUS"),
@@ -150,14 +177,14 @@ def doctor(document: DoctorDocument, look: Look) -> list[Text]:
         rows.append([styled(name), styled(status, _STATUS_STYLES.get(status, "")), styled(text)])
     counts = [
         f"{sum(1 for row in document.rows if row.status == status)} {word}"
-        for status, word in (("fail", "failed"), ("warn", "to look at"), ("ok", "ok"))
+        for status, word in (("fail", "failed"), ("warn", "to check"), ("ok", "ok"))
     ]
     return [*table(columns, rows, look), Text(), Text(", ".join(counts))]
 
 
 def applied(document: Applied, look: Look) -> list[Text]:
-    """Return what `pin` or `unpin` did: one line a sandbox, and every thread that refused."""
-    verb = "released" if document.kind == "unpin" else "moved"
+    """Return what `pin` or `unpin` did: a line per sandbox, and affinities that were not set."""
+    verb = "restored" if document.kind == "unpin" else "moved"
     lines: list[Text] = []
     for sandbox in document.sandboxes:
         results = sandbox.results
@@ -169,7 +196,8 @@ def applied(document: Applied, look: Look) -> list[Text]:
         lines += paragraph(text + phrases.condition(sandbox.state) + styled(why), look, indent=2)
         for result in results:
             if result.outcome not in _ORDINARY_OUTCOMES:
-                bad = f"! tid {result.tid} to {result.target}: {result.outcome}"
+                why = _OUTCOMES.get(result.outcome, result.outcome)
+                bad = f"! tid {result.tid}: affinity {result.target} {why}"
                 lines += paragraph(styled(bad, phrases.BAD), look, indent=2)
         for line in phrases.notes(sandbox.notes):
             lines += paragraph(line, look, indent=2)

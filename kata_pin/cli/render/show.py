@@ -20,7 +20,7 @@ _ROLES: Final = " -"
 
 
 def overview(state: State, look: Look) -> list[Text]:
-    """Return the node, one row a sandbox, and every warning."""
+    """Return the node, one row per sandbox, and every warning."""
     lines = _head(state, look)
     if not state.sandboxes:
         lines.append(Text("no sandboxes"))
@@ -129,7 +129,7 @@ def _vmm(vmm: Vmm | None, problem: str, look: Look) -> Text:
         f"confirmed by {vmm.confirmed_by}",
     ]
     if vmm.orphan:
-        parts.append("its shim is gone")
+        parts.append("its shim has exited")
     return styled(look.dot.join(parts))
 
 
@@ -173,11 +173,11 @@ def _threads(threads: Sequence[Thread], vcpus: dict[int, GuestVcpu], look: Look)
         Column("TID", right=True),
         Column("ROLE", _ROLES, fold=10, comfort=16),
         Column("GUEST", right=True),
-        Column("LEARNT", NAMES, fold=10, optional=True),
-        Column("WANTED", CPUS),
-        Column("OBSERVED", CPUS),
-        Column("LAST", right=True, optional=True),
-        Column("TIME", breaks="", right=True, optional=True),
+        Column("SOURCE", NAMES, fold=10, optional=True),
+        Column("EXPECTED", CPUS),
+        Column("AFFINITY", CPUS),
+        Column("LAST-CPU", right=True, optional=True),
+        Column("CPU-TIME", breaks="", right=True, optional=True),
         Column("STATE"),
         Column("WHY", fold=14, comfort=24),
     ]
@@ -189,7 +189,7 @@ def _thread(thread: Thread, vcpu: GuestVcpu | None) -> list[Text]:
     role = f"{thread.role} {thread.iothread}" if thread.iothread else thread.label
     why = [thread.reason]
     if thread.fallback:
-        why.append(f"wanted {thread.desired}, {thread.fallback}")
+        why.append(f"desired {thread.desired}: {thread.fallback}")
     if thread.conflict:
         why.append(f"sources disagree: {thread.conflict}")
     drift = thread.state == "drift"

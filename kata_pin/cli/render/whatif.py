@@ -24,7 +24,7 @@ def what_if(document: WhatIf, look: Look) -> list[Text]:
         asked += f", in pod {document.pod}"
     lines = paragraph(styled(asked, "bold"), look)
     if refused is not None:
-        outcome = "refused" if refused.strict else "runs in the shared pool"
+        outcome = "would be refused" if refused.strict else "would run in the shared pool"
         lines += paragraph(styled(f"! {outcome}: {refused.message}", phrases.BAD), look)
     lines += facts(_facts(document, look), look)
     for reason in _reasons(document):
@@ -42,13 +42,13 @@ def _facts(document: WhatIf, look: Look) -> Iterator[tuple[str, Text]]:
         yield "shared", phrases.cpus(grant.shared)
         yield "memory", styled(grant.mems)
     if vm is not None:
-        yield "its VM", phrases.cpus(vm.cpus)
+        yield "VM overhead CPUs", phrases.cpus(vm.cpus)
     before, after = document.before, document.after
     change = f"{before.shared} {look.arrow} {after.shared}"
     same = before.shared == after.shared
     yield "shared pool", styled(f"{after.shared}, unchanged" if same else change)
     others = phrases.count(len(document.others), "container or VM", "containers and VMs")
-    yield "others", Text(f"{others} would have other pCPUs" if document.others else "unchanged")
+    yield "others", Text(f"{others} would get other pCPUs" if document.others else "unchanged")
 
 
 def _reasons(document: WhatIf) -> Iterator[str]:
@@ -60,7 +60,7 @@ def _reasons(document: WhatIf) -> Iterator[str]:
 def _considered(candidates: Sequence[Candidate], look: Look) -> list[Text]:
     """Return the table of candidates: the first ones of each level, and all that were taken."""
     if not candidates:
-        return [Text(), *paragraph(styled("no candidate: too few free pCPUs", phrases.ODD), look)]
+        return [Text(), *paragraph(styled("no candidates: too few free pCPUs", phrases.ODD), look)]
     names = [key.name for key in candidates[0].keys]
     columns = [
         Column("LEVEL"),
@@ -71,12 +71,12 @@ def _considered(candidates: Sequence[Candidate], look: Look) -> list[Text]:
     shown = list(_shown(candidates))
     lines = [
         Text(),
-        Text("considered, in this order:"),
+        Text("candidates in order of comparison:"),
         *table(columns, [_row(one) for one in shown], look),
     ]
     left_out = len(candidates) - len(shown)
     if left_out:
-        told = f"{phrases.count(left_out, 'candidate')} more, not taken: --json has all"
+        told = f"{phrases.count(left_out, 'more candidate')}, not taken; --json lists all"
         lines += paragraph(styled(told, phrases.DIM), look)
     return lines
 

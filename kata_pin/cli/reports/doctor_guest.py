@@ -1,4 +1,4 @@
-"""`doctor` for guests: whether they can be reached, what is known of their CPUs, who is told what.
+"""`doctor` for guests: whether they are reachable, and what is known of their CPUs.
 
 Pure but for one look at vsock.
 """
@@ -30,9 +30,9 @@ _STATUS: Final = {
 }
 
 _REMEDIES: Final = {
-    "denied": "allow UpdateContainerRequest in the pod's policy; host pins stand without it",
-    "unreachable": "see the detail; host pins stand without it",
-    "failed": "see kata-pin map, and the agent's log in the guest",
+    "denied": "allow UpdateContainerRequest in the pod's policy; host pinning is unaffected",
+    "unreachable": "host pinning is unaffected; guest cpusets are not applied",
+    "failed": "see kata-pin map, and kata-agent's log in the guest",
 }
 
 
@@ -46,18 +46,20 @@ def guests(state: State, config: Config, *, device: str = VHOST_VSOCK) -> Iterat
 
 
 def reachable(config: Config, device: str) -> Row:
-    """Return whether this host speaks vsock, by which QEMU's guests are reached."""
+    """Return whether this host supports vsock, which reaches QEMU's guests."""
     if not config.guest.enabled:
-        return Row("guest", "info", "switched off by guest.enabled")
+        return Row("guest", "info", "disabled by guest.enabled")
     try:
         socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM).close()
     except OSError as error:
-        text = f"this kernel has no vsock ({error.strerror}): no guest of QEMU can be reached"
+        text = f"no vsock support in this kernel ({error.strerror}): guests of QEMU are unreachable"
         return Row("guest", "warn", text, "modprobe vhost_vsock")
     if not os.path.exists(device):
-        text = f"{device} does not exist: no guest of QEMU can be reached"
+        text = f"{device} does not exist: guests of QEMU are unreachable"
         return Row("guest", "warn", text, "modprobe vhost_vsock")
-    return Row("guest", "ok", "vsock works" + (", programs may be run" * config.guest.exec))
+    return Row(
+        "guest", "ok", "vsock: available" + (", programs may be run in guests" * config.guest.exec)
+    )
 
 
 def _sandbox(guest: Guest, name: str) -> Iterator[Row]:
@@ -68,12 +70,12 @@ def _sandbox(guest: Guest, name: str) -> Iterator[Row]:
     owned = any(one.container for one in guest.vcpus)
     for one in guest.containers:
         if owned and one.cpus is None:
-            told = f"container {one.name} runs on every guest CPU: {one.reason}"
-            yield Row("guest", "warn", told, "", name)
+            text = f"container {one.name} may run on any guest CPU: {one.reason}"
+            yield Row("guest", "warn", text, "", name)
 
 
 def _numbers(guest: Guest, name: str) -> Row:
-    """Return how well it is known which vCPU is which guest CPU."""
+    """Return how well the guest CPU of each vCPU is known."""
     counts: dict[str, int] = {}
     for one in guest.vcpus:
         counts[one.state] = counts.get(one.state, 0) + 1
@@ -82,5 +84,5 @@ def _numbers(guest: Guest, name: str) -> Row:
         return Row("guest CPUs", "ok", text, "", name)
     if not any(one.container for one in guest.vcpus):
         return Row("guest CPUs", "info", text, "", name)
-    remedy = "guest.exec: true reads them; guest.act_on_inferred: true uses inferred ones"
+    remedy = "guest.exec: true measures them; guest.act_on_inferred: true uses inferred ones"
     return Row("guest CPUs", "warn", text, remedy, name)

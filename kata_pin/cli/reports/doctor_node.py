@@ -1,8 +1,8 @@
-"""`doctor`: what this node gives kata-pin, one row a check.
+"""`doctor`: the prerequisites of the node, one row per check.
 
-Each check is one function that looks at one thing and returns a Row: nothing is repaired, nothing
-of Kata's is connected to, and only the self-test writes (a cgroup of its own, removed at once). A
-check that breaks is itself a row. What concerns single sandboxes is in doctor_sandbox.py.
+Each check is one function that returns a Row. Nothing is repaired, Kata's sockets are not used, and
+only the self-test writes (a cgroup of its own, removed at once). A check that fails to run is a row
+as well. Sandboxes are in doctor_sandbox.py.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from kata_pin.model.reports.doctor import DoctorDocument, Row
 from kata_pin.model.reports.state import State
 
 CAPABILITIES: Final = {
-    23: ("CAP_SYS_NICE", "fail", "no affinity of another's thread can be set"),
-    19: ("CAP_SYS_PTRACE", "fail", "no VMM's executable can be checked, no vCPU found by KVM fds"),
-    2: ("CAP_DAC_READ_SEARCH", "warn", "state and bundles of other users can not be read"),
-    12: ("CAP_NET_ADMIN", "info", "before Linux 6.6 there are no process events without it"),
+    23: ("CAP_SYS_NICE", "fail", "affinities of other users' threads cannot be set"),
+    19: ("CAP_SYS_PTRACE", "fail", "executables of VMMs and KVM file descriptors cannot be read"),
+    2: ("CAP_DAC_READ_SEARCH", "warn", "state and bundles of other users cannot be read"),
+    12: ("CAP_NET_ADMIN", "info", "required for process events before Linux 6.6"),
 }
 """Capabilities by their bit (capability.h): name, status when it is missing, and why."""
 
@@ -83,16 +83,16 @@ def examine(
 
 
 def _guarded(check: Callable[[], Row | Iterator[Row]]) -> list[Row]:
-    """Run one check; one that breaks does not end the examination."""
+    """Run one check; one that fails to run does not stop the others."""
     try:
         found = check()
         return [found] if isinstance(found, Row) else list(found)
     except (KataPinError, OSError) as error:
-        return [Row("examination", "fail", f"a check broke: {error}")]
+        return [Row("doctor", "fail", f"a check could not run: {error}")]
 
 
 def _state(provider: Provider, rows: list[Row]) -> State | None:
-    """Return the state document, and note how it was had."""
+    """Return the state document, and add a row about the daemon."""
     try:
         state = provider.state()
     except KataPinError as error:
@@ -100,7 +100,7 @@ def _state(provider: Provider, rows: list[Row]) -> State | None:
         return None
     daemon = state.daemon
     if daemon.running:
-        text = f"{daemon.version} runs, pid {daemon.pid}"
+        text = f"running, version {daemon.version}, pid {daemon.pid}"
         rows.append(Row("daemon", "ok", text))
     else:
         text = f"not running: {daemon.reason}"
@@ -109,13 +109,13 @@ def _state(provider: Provider, rows: list[Row]) -> State | None:
 
 
 def configuration(file: str) -> Row:
-    """Return whether the configuration file is the administrator's alone: it allows VMMs."""
+    """Return whether only root can change the configuration file: it lists allowed VMMs."""
     try:
         status = os.stat(file)
     except FileNotFoundError:
-        return Row("configuration", "info", f"no {file}: the defaults hold")
+        return Row("configuration", "info", f"{file} does not exist: defaults apply")
     if status.st_uid != 0 or status.st_mode & 0o022:
-        text = f"{file} can be changed by others than root"
+        text = f"{file} is writable by users other than root"
         return Row("configuration", "warn", text, f"chown root {file}; chmod go-w {file}")
     return Row("configuration", "ok", file)
 
@@ -129,25 +129,29 @@ def rights(root: HostRoot) -> Iterator[Row]:
     missing = [entry for bit, entry in CAPABILITIES.items() if not held >> bit & 1]
     if not missing:
         names = ", ".join(name for name, _, _ in CAPABILITIES.values())
-        yield Row("rights", "ok", f"{names} are held")
+        yield Row("capabilities", "ok", names)
     for name, status_word, why in missing:
-        yield Row("rights", status_word, f"{name} is missing: {why}", "run as root")
+        yield Row("capabilities", status_word, f"{name} is missing: {why}", "run as root")
 
 
 def pins(root: HostRoot) -> Row:
-    """Return whether pins outlive a change of the cpuset: tried, not guessed."""
+    """Return whether affinities survive a change of the cpuset, by trying it."""
     from kata_pin.host.self_test import Sticking, pins_stick
 
     found = pins_stick(root)
     if found.answer is Sticking.STICK:
-        return Row("pins", "ok", f"stick: {found.reason}")
+        return Row("affinities", "ok", f"survive cpuset changes: {found.reason}")
     if found.answer is Sticking.LOST:
-        return Row("pins", "info", f"are lost: {found.reason}; the daemon sets them again")
-    return Row("pins", "info", f"not known whether they stick: {found.reason}")
+        return Row(
+            "affinities",
+            "info",
+            f"lost on cpuset changes, the daemon sets them again: {found.reason}",
+        )
+    return Row("affinities", "info", f"unknown whether they survive cpuset changes: {found.reason}")
 
 
 def cgroups(root: HostRoot) -> Row:
-    """Return which cgroup hierarchies hold cpusets."""
+    """Return the cgroup hierarchies with cpusets."""
     from kata_pin.host.cpuset import cgroup_mounts
 
     mounts = cgroup_mounts(root)
@@ -159,22 +163,26 @@ def cgroups(root: HostRoot) -> Row:
 
 
 def debugfs(root: HostRoot) -> Row:
-    """Return whether KVM's directory in debugfs can be read: the best source of vCPU threads."""
+    """Return whether KVM's directory in debugfs is readable: the best source of vCPU threads."""
     mount, path = root.path(root.debugfs), root.debug("kvm")
     try:
         if not os.listdir(mount):
-            text = f"not mounted at {mount}: vCPUs are found by KVM fds"
+            text = f"not mounted at {mount}: vCPUs are identified by KVM file descriptors"
             return Row("debugfs", "warn", text, f"mount -t debugfs none {mount}")
         vms = sum(1 for name in os.listdir(path) if "-" in name)
     except FileNotFoundError as error:
-        return Row("debugfs", "warn", f"{error.filename} does not exist: no KVM on this kernel")
+        return Row("debugfs", "warn", f"{error.filename} does not exist: KVM is not loaded")
     except OSError as error:
-        return Row("debugfs", "warn", f"{path}: {error.strerror}: vCPUs are found by KVM fds")
-    return Row("debugfs", "ok", f"{path} can be read, {phrases.count(vms, 'VM')} in it")
+        return Row(
+            "debugfs",
+            "warn",
+            f"cannot read {path}: {error.strerror}: vCPUs are identified by KVM file descriptors",
+        )
+    return Row("debugfs", "ok", f"{path} is readable, {phrases.count(vms, 'VM')}")
 
 
 def process_events(config: Config) -> Row:
-    """Return whether new threads are told by the kernel."""
+    """Return whether the kernel reports new threads."""
     from kata_pin.sources.process_events import ProcEvents
 
     async def subscribe() -> None:
@@ -186,17 +194,16 @@ def process_events(config: Config) -> Row:
         asyncio.run(subscribe())
     except HostError as error:
         status = "fail" if config.new_threads is NewThreads.EVENTS else "warn"
-        text = (
-            f"{error.message}: new threads wait for the audit, every {config.audit.affinity_s:g} s"
-        )
+        period = f"{config.audit.affinity_s:g} s"
+        text = f"{error.message}: new threads are pinned only at the next audit, every {period}"
         return Row("process events", status, text, error.hint)
     if config.new_threads is NewThreads.AUDIT:
-        return Row("process events", "info", "work, and are switched off by new_threads: audit")
-    return Row("process events", "ok", "work")
+        return Row("process events", "info", "available, disabled by new_threads: audit")
+    return Row("process events", "ok", "process connector: available")
 
 
 def hooks(patterns: tuple[str, ...], program: str = HOOK_PATH) -> Row:
-    """Return which files name our hook, and whether the hook is there to be run."""
+    """Return the files that name the hook, and whether the hook is executable."""
     found = [
         path
         for pattern in patterns
@@ -205,9 +212,9 @@ def hooks(patterns: tuple[str, ...], program: str = HOOK_PATH) -> Row:
     ]
     if not found:
         looked = ", ".join(patterns)
-        return Row("hooks", "warn", f"none found; looked in {looked}", "kata-pin install")
+        return Row("hooks", "warn", f"none found in {looked}", "kata-pin install")
     if not os.access(program, os.X_OK):
-        text = f"{', '.join(found)} name the hook, but {program} can not be run"
+        text = f"{', '.join(found)} name the hook, but {program} is not executable"
         return Row("hooks", "fail", text, "kata-pin install")
     return Row("hooks", "ok", f"installed: {', '.join(found)}")
 
@@ -220,14 +227,14 @@ def _text(path: str) -> str:
 
 
 def kubelet(config: Config) -> Row:
-    """Return what the kubelet's checkpoint says."""
+    """Return the state of the kubelet's checkpoint."""
     from kata_pin.sources.kubelet import read_kubelet
 
     path = config.paths.kubelet_state
     try:
         found = read_kubelet(path)
     except KataPinError as error:
-        return Row("kubelet", "warn", f"the checkpoint is not used: {error.message}", error.hint)
+        return Row("kubelet", "warn", f"checkpoint not used: {error.message}", error.hint)
     if found is None:
         return Row("kubelet", "info", f"no checkpoint at {path}: exclusive CPUs are inferred")
     assigned = sum(len(containers) for containers in found.entries.values())
@@ -236,7 +243,7 @@ def kubelet(config: Config) -> Row:
 
 
 def kata(config: Config) -> Iterator[Row]:
-    """Yield Kata's configurations with the settings that matter to us."""
+    """Yield Kata's configurations with the settings that matter for pinning."""
     from kata_pin.sources.kata_config import read_kata_configs
 
     files = read_kata_configs(config.paths.kata_configs)
@@ -258,7 +265,7 @@ def kata(config: Config) -> Iterator[Row]:
             ]
             text = f"{file.path} [{table.hypervisor}]: {', '.join(facts)}"
             if table.vcpu_pinning:
-                remedy = "set enable_vcpus_pinning = false, or leave vCPUs to Kata (vcpus: leave)"
+                remedy = "set enable_vcpus_pinning = false, or vcpus: leave"
                 yield Row("kata", "warn", f"{text}; Kata pins vCPUs too", remedy)
             else:
                 yield Row("kata", "ok", text.removesuffix(", extra monitor"))
@@ -269,36 +276,36 @@ def _word(value: bool) -> str:
 
 
 def spool(config: Config) -> Row:
-    """Return whether messages of hooks wait to be taken in."""
+    """Return whether spooled hook messages are pending."""
     path = os.path.join(config.runtime_dir, "spool")
     try:
         left = [name for name in os.listdir(path) if name.endswith(".msg")]
     except FileNotFoundError:
-        return Row("spool", "info", f"{path} does not exist: no hook has left a message")
+        return Row("spool", "info", f"{path} does not exist: no spooled messages")
     except OSError as error:
         return Row("spool", "warn", f"{path}: {error.strerror}")
     if left:
-        waiting = phrases.count(len(left), "message waits", "messages wait")
+        waiting = phrases.count(len(left), "pending message")
         return Row("spool", "warn", f"{waiting} in {path}", "start the daemon")
     return Row("spool", "ok", f"{path} is empty")
 
 
 def connections(state: State) -> Iterator[Row]:
-    """Yield how the daemon stands with NRI and where it serves metrics; nothing without it."""
+    """Yield the NRI connection and the metrics endpoint; nothing without a daemon."""
     daemon = state.daemon
     if not daemon.running:
         return
     nri, metrics = daemon.nri, daemon.metrics
     if nri is None:
-        yield Row("NRI", "info", "switched off by nri.enabled: persist.json tells of updates")
+        yield Row("NRI", "info", "disabled by nri.enabled: updates are read from persist.json")
     elif nri.connected_s is None:
-        text = f"{nri.socket}: {nri.problem}: persist.json tells of updates"
+        text = f"{nri.socket}: {nri.problem}: updates are read from persist.json"
         yield Row("NRI", "info", text, "enable NRI in containerd or CRI-O")
     else:
         since = phrases.age(nri.connected_s)
         yield Row("NRI", "ok", f"{nri.runtime} on {nri.socket}, connected for {since}")
     if metrics is None:
-        yield Row("metrics", "info", "switched off by metrics.listen")
+        yield Row("metrics", "info", "disabled by metrics.listen")
     elif metrics.problem:
         yield Row("metrics", "warn", f"not served: {metrics.problem}", "see metrics.listen")
     else:
@@ -306,28 +313,28 @@ def connections(state: State) -> Iterator[Row]:
 
 
 def cpusets(state: State) -> Iterator[Row]:
-    """Yield how cpusets of our own allocator reach containers; nothing where there is none."""
+    """Yield how cpusets of the allocator reach containers; nothing if it is off."""
     allocation = state.allocation
     if allocation is None or allocation.push is None or allocation.suspended:
         return
     push = allocation.push
-    text = f"changed ones {phrases.way(push)}"
+    text = f"changed cpusets {phrases.way(push)}"
     failed = len(push.failures)
     if push.problem:
-        yield Row("cpusets", "warn", f"{text}; now they wait: {push.problem}")
+        yield Row("cpusets", "warn", f"{text}; pending: {push.problem}")
     elif failed:
-        kept = phrases.count(failed, "container keeps its own", "containers keep their own")
-        yield Row("cpusets", "warn", f"{text}; {kept}", "kata-pin pools says why")
+        kept = phrases.count(failed, "container was", "containers were")
+        yield Row("cpusets", "warn", f"{text}; {kept} not changed", "kata-pin pools shows why")
     elif push.channel:
         yield Row("cpusets", "ok", text)
     else:
-        yield Row("cpusets", "info", text, "name the runtime's CRI socket in alloc.cri")
+        yield Row("cpusets", "info", text, "set alloc.cri to the runtime's CRI socket")
 
 
 def isolation(state: State) -> Row:
-    """Return what the kernel was told to leave alone."""
+    """Return the pCPUs that are excluded from load balancing."""
     node = state.node
     if not node.isolated:
         return Row("isolation", "info", "no isolated CPUs")
-    text = f"isolated {node.isolated}: nothing balances there, every thread gets one CPU"
+    text = f"isolated {node.isolated}: no load balancing, each thread is pinned to one CPU"
     return Row("isolation", "info", text)

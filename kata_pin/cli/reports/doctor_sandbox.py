@@ -1,8 +1,7 @@
-"""`doctor` for single sandboxes: how threads were recognised, which overhead modes can work.
+"""`doctor` for sandboxes: how threads were identified, and which overhead modes are usable.
 
-Pure but for one look at a monitor's path.
-A mode can work when every overhead thread's cgroup lets it have a CPU of the mode's set; where the
-VM is locked into its own cpuset (facts: DESIGN D7) only the sandbox's own CPUs are left.
+Pure but for one look at a monitor's path. A mode is usable if the cgroup of every overhead thread
+allows a CPU of the mode's set; a VM confined to its own cpuset (D7) can use only that.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ CERTAIN: Final = frozenset({"debugfs", "qmp", "kvm-fd", "name"})
 
 
 _REMEDIES: Final = {
-    "kata": "set enable_vcpus_pinning = false, or leave vCPUs to Kata (vcpus: leave)",
-    "other": "find who sets affinities there (taskset, another CPU manager); kata-pin history",
+    "kata": "set enable_vcpus_pinning = false, or vcpus: leave",
+    "other": "find the process that sets affinities (taskset, a CPU manager); kata-pin history",
 }
 
 _TOLD_OTHERWISE: Final = frozenset({"other-writer"})
@@ -41,9 +40,9 @@ def sandboxes(state: State, config: Config) -> Iterator[Row]:
         yield from records(sandbox, name)
         if sandbox.vmm is None:
             why = sandbox.vmm_problem or "none found"
-            yield Row("VMM", "warn", why, "hypervisors allows more executables", name)
+            yield Row("VMM", "warn", why, "allow its executable in hypervisors", name)
             continue
-        yield recognised(sandbox, name)
+        yield identified(sandbox, name)
         if kind_named(sandbox.vmm.kind).qmp:
             yield monitor(sandbox, config, name)
         yield from writers(sandbox, name)
@@ -55,7 +54,7 @@ def sandboxes(state: State, config: Config) -> Iterator[Row]:
 
 
 def records(sandbox: Sandbox, name: str) -> Iterator[Row]:
-    """Yield what was in the way of recording a container that lives (DESIGN D4)."""
+    """Yield problems with the records of running containers (D4)."""
     for container in sandbox.containers:
         if container.note and container.state not in phrases.OVER:
             remedy = "see paths.bundle_roots" if "bundle roots" in container.note else ""
@@ -63,65 +62,67 @@ def records(sandbox: Sandbox, name: str) -> Iterator[Row]:
             yield Row("record", "warn", text, remedy, name)
 
 
-def recognised(sandbox: Sandbox, name: str) -> Row:
+def identified(sandbox: Sandbox, name: str) -> Row:
     """Return where the roles of the vCPU threads came from."""
     vcpus = [thread for thread in sandbox.threads if thread.role == "vcpu"]
     if not vcpus:
-        return Row("vCPUs", "warn", "no vCPU thread was recognised", "", name)
+        return Row("vCPUs", "warn", "no vCPU thread was identified", "", name)
     counts: dict[str, int] = {}
     for thread in vcpus:
         counts[thread.source] = counts.get(thread.source, 0) + 1
-    text = f"{len(vcpus)} recognised by " + ", ".join(f"{s} ({n})" for s, n in counts.items())
+    text = f"{len(vcpus)} identified by " + ", ".join(f"{s} ({n})" for s, n in counts.items())
     if any(thread.conflict for thread in vcpus):
         return Row("vCPUs", "warn", f"{text}; sources disagree", "kata-pin explain", name)
     if not counts.keys() <= CERTAIN:
         kvm = sandbox.vmm is not None and sandbox.vmm.kvm
         remedy = "mount debugfs, or grant CAP_SYS_PTRACE" if kvm else ""
-        why = "their order is inferred" + ("" if kvm else ", as ever without KVM")
+        why = "their order is inferred" + ("" if kvm else ", as always without KVM")
         return Row("vCPUs", "warn", f"{text}: {why}", remedy, name)
     return Row("vCPUs", "ok", text, "", name)
 
 
 def writers(sandbox: Sandbox, name: str) -> Iterator[Row]:
-    """Yield who else sets affinities of the sandbox's threads (DESIGN D13)."""
+    """Yield other processes that set affinities of the sandbox's threads (D13)."""
     for writer in sandbox.writers:
         status = "info" if writer.name == "kata" and not writer.active else "warn"
         yield Row("writer", status, phrases.writer(writer), _REMEDIES[writer.name], name)
 
 
 def monitor(sandbox: Sandbox, config: Config, name: str) -> Row:
-    """Return whether QEMU can be asked; the socket that Kata holds is never tried (DESIGN D6)."""
+    """Return whether QEMU can be queried; the socket that Kata holds is never used (D6)."""
     if not config.qmp.enabled:
-        return Row("QMP", "info", "switched off by qmp.enabled", "", name)
+        return Row("QMP", "info", "disabled by qmp.enabled", "", name)
     path = os.path.join(config.paths.vc, "vm", sandbox.id, "extra-monitor.sock")
     try:
         there = stat.S_ISSOCK(os.stat(path).st_mode)
     except OSError:
         there = False
     if there:
-        return Row("QMP", "ok", f"an extra monitor listens on {path}", "", name)
-    return Row("QMP", "info", "only while Kata lets go of it, in the first hook of a pod", "", name)
+        return Row("QMP", "ok", f"extra monitor at {path}", "", name)
+    return Row(
+        "QMP", "info", "QMP socket held by Kata; queried only during the pod's first hook", "", name
+    )
 
 
 def overhead(sandbox: Sandbox, state: State, config: Config, name: str) -> Row:
-    """Return which settings of `overhead` can take effect in this sandbox."""
+    """Return which values of the setting `overhead` are usable in this sandbox."""
     threads = [t for t in sandbox.threads if t.role not in {"vcpu", "shim"}]
     online = parse(state.node.online)
     kubelet = state.node.kubelet
     default = parse(kubelet.default) if kubelet and kubelet.policy == "static" else CpuSet()
     sets = {
-        "auto by shared CPUs": parse(sandbox.shared),
-        "auto by the kubelet's default set": default,
+        "auto (shared CPUs)": parse(sandbox.shared),
+        "auto (kubelet's default set)": default,
         "sandbox": parse(sandbox.mask),
         "housekeeping": config.housekeeping,
         "reserve:k": parse(sandbox.exclusive),
     }
     works = [mode for mode, cpus in sets.items() if _reaches(threads, cpus, online)]
     fails = [mode for mode, cpus in sets.items() if cpus and mode not in works]
-    text = f"can work: {', '.join(works) or 'none'}"
+    text = f"usable modes: {', '.join(works) or 'none'}"
     if fails:
         limits = union(_allowed(thread, online) for thread in threads)
-        text += f"; cannot: {', '.join(fails)} (the cgroups allow {limits})"
+        text += f"; not usable: {', '.join(fails)} (cgroups allow {limits})"
     status = "ok" if works else "warn"
     return Row("overhead", status, text, "", name)
 

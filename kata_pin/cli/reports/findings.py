@@ -1,4 +1,4 @@
-"""`check`: what of a state document is not as it should be. Pure."""
+"""`check`: drift, conflicts and intruders in a state document. Pure."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def _drift(state: State) -> Iterator[Finding]:
         for thread in sandbox.threads:
             if thread.state == "drift":
                 text = (
-                    f"{phrases.owner(sandbox)}: {thread.label} (tid {thread.tid}) may run "
-                    f"on {thread.affinity}, wanted {thread.expected}"
+                    f"{phrases.owner(sandbox)}: {thread.label} (tid {thread.tid}): "
+                    f"affinity {thread.affinity}, expected {thread.expected}"
                 )
                 yield _finding("drift", text, fails=True, sandbox=sandbox.id, cpus=thread.affinity)
 
@@ -53,7 +53,7 @@ def _conflicts(sandboxes: Sequence[Sandbox]) -> Iterator[Finding]:
     for sandbox, _, exclusive in claimed:
         for other, mask, also_exclusive in masks:
             both = exclusive & mask
-            # Where both claim exclusively, the pair is told once.
+            # Where both claim exclusively, the pair is reported once.
             twice = exclusive & also_exclusive
             if not both or other is sandbox or (twice and other.id < sandbox.id):
                 continue
@@ -61,7 +61,12 @@ def _conflicts(sandboxes: Sequence[Sandbox]) -> Iterator[Finding]:
 
 
 def _conflict(sandbox: Sandbox, other: Sandbox, cpus: CpuSet) -> Finding:
-    text = f"{phrases.owner(sandbox)} and {phrases.owner(other)} share exclusive pCPUs {cpus}"
+    first, second = phrases.owner(sandbox), phrases.owner(other)
+    which = f"pCPU {cpus} is" if len(cpus) == 1 else f"pCPUs {cpus} are"
+    if cpus <= pcpus.parse(other.exclusive):
+        text = f"{which} exclusive to both {first} and {second}"
+    else:
+        text = f"{which} exclusive to {first} and in the mask of {second}"
     return _finding("conflict", text, fails=True, sandbox=sandbox.id, cpus=str(cpus))
 
 
@@ -72,7 +77,7 @@ def _unplaced(state: State) -> Iterator[Finding]:
             why = sandbox.vmm_problem or "none found"
             yield _finding("no-vmm", f"{name}: no VMM: {why}", fails=False, sandbox=sandbox.id)
         elif sandbox.state == "unpinned":
-            text = f"{name}: no container has a cpuset, its threads are not confined"
+            text = f"{name}: no container has a cpuset; its threads are not confined"
             yield _finding("unpinned", text, fails=False, sandbox=sandbox.id)
 
 

@@ -1,4 +1,4 @@
-"""Which sandbox somebody means: an id, the start of one, or a pod's name."""
+"""Which sandbox a name means: an id or its start, or a pod."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def choose(every: Sequence[SandboxName], text: str) -> SandboxName:
             return matches[0]
         if matches:
             raise KataPinError(
-                f"{safe(text)!r} means {len(matches)} sandboxes: {_named(matches)}",
-                hint="name one by more of its id, or by namespace/name",
+                f"{safe(text)!r} matches {len(matches)} sandboxes: {_named(matches)}",
+                hint="give more of the id, or namespace/name",
             )
     from difflib import get_close_matches
 

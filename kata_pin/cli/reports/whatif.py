@@ -1,7 +1,7 @@
-"""The `what-if` document: a container supposed, a policy asked about it. Pure.
+"""The `what-if` document: what a policy would give a hypothetical container. Pure.
 
-The node's grants come from the state document, so that a member of the daemon's group can ask. Of
-another host nothing is known but its topology: it is empty but for what is told as taken.
+The node's grants come from the state document, so that a member of the daemon's group can ask.
+Another host has no grants but the pCPUs given as taken.
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ from kata_pin.model.settings import CpuClass
 from kata_pin.policy.alloc.policy import Policy
 
 ID: Final = "what-if"
-"""The id of the container that is supposed, and the uid of its pod."""
+"""The id of the hypothetical container, and the uid of its pod."""
 
 TAKEN: Final = "taken"
-"""The id of a grant of CPUs of which nothing is known but that somebody has them for himself."""
+"""The id of a grant of CPUs that are exclusive to an unknown owner."""
 
 
 @dataclass(frozen=True)
 class Question:
     """A container with so many thousandths of a CPU, as request and as limit.
 
-    `cpu_class` is ordered, None: by the policy's own rule. `pod` names a pod of the node that it is
-    supposed to be in.
+    `cpu_class` overrides the policy's own rule. `pod` names the pod of the node that it would join.
     """
 
     millis: int
@@ -53,7 +52,7 @@ class Question:
 
 
 def occupied(policy: Policy, document: State | None, taken: CpuSet) -> AllocState:
-    """Return the state to ask about: the node's grants, and CPUs that somebody else has."""
+    """Return the state to ask about: the node's grants, and the pCPUs that are taken."""
     state = policy.start()
     if document is not None:
         state = _with_grants(state, document)

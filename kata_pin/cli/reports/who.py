@@ -1,9 +1,9 @@
-"""`who`: every thread of the host that may run on one pCPU, and whose it is.
+"""`who`: every host thread that may run on one pCPU, and its owner.
 
-A census is a fresh look at /proc, taken here because the daemon looks at sandboxes only. It is put
-beside the state document, which says whose threads are whose and which pCPUs are exclusive. A
-thread that exits meanwhile is left out. Nothing is decided: an intruder is a user process's thread
-allowed on an exclusive pCPU that belongs to none of the sandboxes that own it.
+Read from /proc here, because the daemon knows threads of sandboxes only; the state document says
+which threads belong to which sandbox and which pCPUs are exclusive. Threads that exit meanwhile are
+left out. An intruder is a user process allowed on an exclusive pCPU of a sandbox that it does not
+work for.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def who(root: HostRoot, state: State, cpu: int) -> WhoDocument:
     online = next((pcpu for pcpu in pcpus.view(state) if pcpu.number == cpu), None)
     if cpu not in pcpus.parse(state.node.present) | pcpus.parse(state.node.online):
         present = state.node.present
-        raise KataPinError(f"no pCPU {cpu} on this node", hint=f"present are {present}")
+        raise KataPinError(f"no pCPU {cpu} on this node", hint=f"present pCPUs: {present}")
     found = list(threads_on(root, CpuSet([cpu]))) if online else []
     return WhoDocument(
         time=state.time,

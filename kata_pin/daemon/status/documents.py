@@ -83,7 +83,9 @@ def conflict_notes(
             others = [pod for one, pod in named if one != sandbox_id][:NAMED]
             more = len(conflict.sandboxes) - 1 - len(others)
             listed = ", ".join(others) + (f" and {more} more" if more else "")
-            text = f"exclusive pCPUs {conflict.cpus} are also claimed by {listed}"
+            single = len(conflict.cpus) == 1
+            which = f"pCPU {conflict.cpus} is" if single else f"pCPUs {conflict.cpus} are"
+            text = f"exclusive {which} also claimed by {listed}"
             note = placement.Note("conflict-exclusive", text, placement.NoteLevel.WARNING)
             found.setdefault(sandbox_id, []).append(note)
     return found

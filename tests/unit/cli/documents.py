@@ -72,7 +72,9 @@ def state(*sandboxes: Sandbox, cpus: int = 16, **node: Any) -> State:
     )
 
 
-def without_daemon(document: State, reason: str = "no socket in /run/kata-pin") -> State:
+def without_daemon(
+    document: State, reason: str = "no daemon is listening on /run/kata-pin/status.sock"
+) -> State:
     """Return the document as made without the daemon."""
     return replace(document, daemon=Daemon(running=False, reason=reason))
 
@@ -143,7 +145,7 @@ def thread(tid: int, role: str, cpus: str, **fields: Any) -> Thread:
         "desired": cpus,
         "expected": cpus,
         "fallback": "",
-        "reason": "paired with db" if role == "vcpu" else "overhead auto: shared CPUs",
+        "reason": "paired with db" if role == "vcpu" else "overhead: auto, shared CPUs",
         "paired": role == "vcpu",
         "container": "",
         "affinity": cpus,
@@ -234,7 +236,8 @@ def database() -> Sandbox:
         "default/db-0",
         "4-7",
         thread(4100, "emulator", "6-7"),
-        thread(4101, "vcpu", "6-7", vcpu=0, paired=False, reason="surplus: shared CPUs"),
+        thread(4101, "vcpu", "6-7", vcpu=0, paired=False,
+               reason="unpaired vCPU: shared CPUs (overhead: auto)"),
         thread(4102, "vcpu", "4", vcpu=1),
         thread(4103, "vcpu", "5", vcpu=2),
         thread(4104, "iothread", "6-7", iothread="iothread-0123456789abcdef", source="qmp"),
@@ -291,7 +294,7 @@ def drifted() -> Sandbox:
         shared="",
         containers=[container("feed", "12-15", "12-15")],
         writers=[
-            writer("kata", evidence="enable_vcpus_pinning, says persist.json"),
+            writer("kata", evidence="enable_vcpus_pinning in persist.json"),
             writer("other", active=True, count=4, since_s=185.0, tids=[5101, 5102]),
         ],
         notes=[note("the VM has 2 vCPUs for 4 exclusive CPUs: raise default_vcpus to 5")],
@@ -299,7 +302,8 @@ def drifted() -> Sandbox:
             (0, "12", 0, "proven", b"feed".hex().ljust(64, "0")),
             (15, "13", None, "unknown", b"feed".hex().ljust(64, "0")),
             (14, "14-15", 3, "inferred", ""),
-            first=5101, state="failed", detail="1 of 2 containers is not as it was told",
+            first=5101, state="failed",
+            detail="1 of 2 containers is not on its assigned guest CPUs",
             hotplugged=True,
             kernel="", kernel_source="-kernel: changed since the VMM's start", answered_s=None,
             containers=[
@@ -495,11 +499,13 @@ def allotted(**fields: Any) -> State:
 def examined() -> DoctorDocument:
     """Return a `doctor` document with each status."""
     rows = [
-        Row("daemon", "ok", "0.1.0 runs, pid 812"),
-        Row("rights", "fail", "CAP_SYS_NICE is missing: no affinity can be set", "run as root"),
+        Row("daemon", "ok", "running, version 0.1.0, pid 812"),
+        Row(
+            "capabilities", "fail", "CAP_SYS_NICE is missing: no affinity can be set", "run as root"
+        ),
         Row("debugfs", "warn", "/sys/kernel/debug/kvm does not exist", "mount -t debugfs none"),
         Row("isolation", "info", "no isolated CPUs"),
-        Row("overhead", "ok", "can work: auto by shared CPUs, sandbox", "", "default/db-0"),
+        Row("overhead", "ok", "usable modes: auto (shared CPUs), sandbox", "", "default/db-0"),
     ]
     return DoctorDocument(ok=False, rows=tuple(rows))
 
@@ -538,7 +544,7 @@ def explained() -> Explanation:
         "VM size",
         f"  the VM has 2 vCPUs for 4 exclusive CPUs; {remedies}",
         "threads",
-        "  tid 5102 vcpu 1 (debugfs): wanted 13, applied 13, now on 0-15: paired with feed",
+        "  vcpu 1 (tid 5102, debugfs): affinity 0-15, expected 13: paired with feed",
     )
     return Explanation(sandbox="abab", lines=lines)
 

@@ -45,7 +45,7 @@ def listener(path: Path, reply: bytes | None) -> Iterator[None]:
 def test_no_socket_means_no_daemon(tmp_path: Path) -> None:
     """A missing socket, and one that a dead daemon left, are both `away`."""
     path = tmp_path / "control.sock"
-    with pytest.raises(DaemonAway, match="nothing listens on"):
+    with pytest.raises(DaemonAway, match="no daemon is listening on"):
         ask(str(path), "state", {}, 1)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(path))
@@ -66,8 +66,8 @@ def test_a_daemon_that_hangs_costs_the_deadline_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (b"", "hung up before it answered"),
-        (b'{"version":1,"ok":true', "hung up before it answered"),
+        (b"", "closed the connection before it answered"),
+        (b'{"version":1,"ok":true', "closed the connection before it answered"),
         (b"[]\n", "reply"),
         (b'{"version":1,"ok":true}\n', "document has version 0"),
         (b'{"version":1,"ok":true,"document":3}\n', "document is not a State"),
@@ -134,7 +134,7 @@ def test_reading_without_a_daemon_looks_at_the_system(tmp_path: Path) -> None:
     """The state is made in this process then, and says why."""
     config = Config(runtime_dir=str(tmp_path / "absent"))
     state = Provider(Given(config)).state()
-    reason = f"nothing listens on {tmp_path}/absent/status.sock"
+    reason = f"no daemon is listening on {tmp_path}/absent/status.sock"
     assert state.daemon == Daemon(running=False, reason=reason)
     assert state.node.cpus
     assert not (tmp_path / "absent").exists()

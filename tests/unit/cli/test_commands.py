@@ -85,7 +85,7 @@ def test_an_ambiguous_name_lists_the_candidates(
     for name in ("abc", "web"):
         assert run(["show", name, "--config", str(config)]) == 1
         error = capsys.readouterr().err
-        assert f"'{name}' means 2 sandboxes: a/web (abc1abc1abc1), b/web (abc2abc2abc2)" in error
+        assert f"'{name}' matches 2 sandboxes: a/web (abc1abc1abc1), b/web (abc2abc2abc2)" in error
 
 
 def test_hostile_names_do_not_reach_the_terminal(
@@ -146,7 +146,7 @@ def test_pin_exits_1_when_the_kernel_refused(
     """A refused thread is told and makes the status 1."""
     config = serve({**_state(), "pin": lambda _: docs.done()})
     assert run(["pin", "--config", str(config)]) == 1
-    assert "! tid 5103 to 14-15: refused" in capsys.readouterr().out
+    assert "! tid 5103: affinity 14-15 refused" in capsys.readouterr().out
 
 
 def test_unpin_without_a_name_means_all(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:

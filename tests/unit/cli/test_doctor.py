@@ -90,10 +90,10 @@ def test_debugfs_states_are_told_apart(tmp_path: Path) -> None:
     host = HostRoot(str(tmp_path), debugfs="/debug")
     assert doctor_node.debugfs(host).remedy.startswith("mount -t debugfs")
     (mount / "x86").mkdir()
-    assert "no KVM" in doctor_node.debugfs(host).text
+    assert "KVM is not loaded" in doctor_node.debugfs(host).text
     (mount / "kvm" / "41-13").mkdir(parents=True)
     row = doctor_node.debugfs(host)
-    assert (row.status, row.text) == ("ok", f"{mount}/kvm can be read, 1 VM in it")
+    assert (row.status, row.text) == ("ok", f"{mount}/kvm is readable, 1 VM")
 
 
 def test_process_events_are_tried_on_this_host() -> None:
@@ -154,7 +154,7 @@ def test_spool_leftovers_are_counted(tmp_path: Path) -> None:
     (spool / "1-2.msg.tmp").touch()
     assert doctor_node.spool(config).status == "ok"
     (spool / "1-2.msg").touch()
-    assert doctor_node.spool(config).text == f"1 message waits in {spool}"
+    assert doctor_node.spool(config).text == f"1 pending message in {spool}"
 
 
 def rows_of(sandbox: Sandbox, config: Config | None = None) -> dict[str, Row]:
@@ -167,9 +167,9 @@ def rows_of(sandbox: Sandbox, config: Config | None = None) -> dict[str, Row]:
 def test_a_sandbox_in_order() -> None:
     """Roles from a certain source and every reachable mode are ok."""
     rows = rows_of(docs.database(), Config(housekeeping=CpuSet([0, 1])))
-    assert rows["vCPUs"].text == "3 recognised by debugfs (3)"
+    assert rows["vCPUs"].text == "3 identified by debugfs (3)"
     assert rows["overhead"].text == (
-        "can work: auto by shared CPUs, auto by the kubelet's default set, sandbox, housekeeping, "
+        "usable modes: auto (shared CPUs), auto (kubelet's default set), sandbox, housekeeping, "
         "reserve:k"
     )
 
@@ -183,8 +183,8 @@ def test_a_vm_locked_into_its_cpuset() -> None:
     sandbox = docs.sandbox("a/b", "4-5", *threads, exclusive="4-5", shared="")
     row = rows_of(sandbox, Config(housekeeping=CpuSet([0])))["overhead"]
     assert row.text == (
-        "can work: sandbox, reserve:k; cannot: auto by the kubelet's default set, housekeeping "
-        "(the cgroups allow 4-5)"
+        "usable modes: sandbox, reserve:k; not usable: auto (kubelet's default set), housekeeping "
+        "(cgroups allow 4-5)"
     )
 
 
@@ -196,13 +196,13 @@ def test_a_mode_works_only_if_every_thread_gets_there() -> None:
     ]
     sandbox = docs.sandbox("a/b", "4-5", *threads)
     row = rows_of(sandbox, Config(housekeeping=CpuSet([0])))["overhead"]
-    assert "cannot: auto by the kubelet's default set, housekeeping" in row.text
+    assert "not usable: auto (kubelet's default set), housekeeping" in row.text
 
 
 def test_inferred_and_contradicting_roles_are_warnings() -> None:
     """Creation order, contradiction and absence each have their text."""
     ordered = docs.sandbox("a/b", "4", docs.thread(1, "vcpu", "4", vcpu=0, source="order"))
-    assert rows_of(ordered)["vCPUs"].text == "1 recognised by order (1): their order is inferred"
+    assert rows_of(ordered)["vCPUs"].text == "1 identified by order (1): their order is inferred"
     ordered = replace(ordered, vmm=docs.vmm(kvm=False))
     assert rows_of(ordered)["vCPUs"].remedy == ""
     torn = docs.sandbox("a/b", "4", docs.thread(1, "vcpu", "4", vcpu=0, conflict="qmp: 1"))
@@ -235,7 +235,7 @@ def test_monitors(tmp_path: Path) -> None:
         os.close(here)
         assert rows_of(sandbox, config)["QMP"].status == "ok"
         off = Config(paths=config.paths, qmp=Qmp(enabled=False))
-        assert "switched off" in rows_of(sandbox, off)["QMP"].text
+        assert "disabled" in rows_of(sandbox, off)["QMP"].text
 
 
 def test_a_sandbox_without_a_vmm_is_one_row() -> None:
@@ -255,7 +255,7 @@ def test_a_check_that_breaks_is_a_row(tmp_path: Path) -> None:
     config = Config(runtime_dir=str(tmp_path))
     document = doctor_node.examine(config, Provider(Given(config)), root=HostRoot(str(tmp_path)))
     assert not document.ok
-    assert any(row.text.startswith("a check broke") for row in document.rows)
+    assert any(row.text.startswith("a check could not run") for row in document.rows)
     assert any(row.check == "kubelet" for row in document.rows)
 
 
@@ -268,7 +268,7 @@ def test_doctor_exits_1_when_a_row_fails(
     config.write_text(config.read_text() + f"paths: {{kata_configs: [{folder}]}}\n")
     status = run(["doctor", "--config", str(config)])
     out = capsys.readouterr().out
-    assert "0.1.0 runs, pid 812" in out
+    assert "running, version 0.1.0, pid 812" in out
     assert (status == 1) is (" fail " in out)
     assert HOST.live
 
@@ -276,7 +276,7 @@ def test_doctor_exits_1_when_a_row_fails(
 @pytest.mark.parametrize(
     ("nri", "status", "text"),
     [
-        (None, "info", "switched off"),
+        (None, "info", "disabled"),
         (replace(docs.NRI, connected_s=None, problem="refused"), "info", "nri.sock: refused"),
         (docs.NRI, "ok", "containerd v2.1.4 on /var/run/nri/nri.sock, connected for 26 h"),
     ],
@@ -309,12 +309,12 @@ def test_where_metrics_are_served_is_told() -> None:
     [
         (docs.push("nri"), "ok", "are sent at once by NRI"),
         (docs.push("cri", "too old"), "ok", "are sent at once by CRI (too old)"),
-        (docs.push("", "too old"), "info", "wait for the runtime's next call: too old"),
-        (docs.push("cri", problem="no socket"), "warn", "now they wait: no socket"),
+        (docs.push("", "too old"), "info", "are sent at the runtime's next NRI call (too old)"),
+        (docs.push("cri", problem="no socket"), "warn", "pending: no socket"),
         (
             docs.push("nri", failures=[PushFailure("c", "busy")]),
             "warn",
-            "NRI; 1 container keeps its own",
+            "NRI; 1 container was not changed",
         ),
     ],
 )
@@ -337,7 +337,7 @@ def test_other_writers_are_named() -> None:
     kata, other = doctor_sandbox.writers(docs.drifted(), "pod")
     assert (kata.status, other.status) == ("info", "warn")
     assert "persist.json" in kata.text
-    assert "seen 4 times, first 3 m ago, moves tid 5101, 5102" in other.text
+    assert "changed affinities 4 times since 3 m ago (tid 5101, 5102)" in other.text
     acting = docs.sandbox("p", "1", writers=[docs.writer("kata", active=True, evidence="e")])
     (row,) = doctor_sandbox.writers(acting, "pod")
     assert (row.status, row.text) == ("warn", "Kata pins the vCPUs (e)")

@@ -56,7 +56,7 @@ def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "AVAILABLE" in out
     assert "exclusive    " in out
-    assert "not taken: --json has all" in out
+    assert "not taken; --json lists all" in out
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_hook_program_is_the_hook() -> None:
 @pytest.mark.parametrize("python", ["python3", "/a b/python3", "/" + "x" * 300, ""])
 def test_interpreter_that_a_first_line_can_not_hold(python: str) -> None:
     """An interpreter that the kernel would not find is refused."""
-    with pytest.raises(KataPinError, match="first line"):
+    with pytest.raises(KataPinError, match="cannot be the interpreter"):
         node_files(Choices(program="/usr/bin/kata-pin", python=python))
 
 
@@ -128,7 +128,7 @@ def test_settings_become_arguments() -> None:
 
 def test_strict_is_refused_for_crio() -> None:
     """Strict hooks for every container of a node would fail those that no VMM runs."""
-    with pytest.raises(KataPinError, match="not Kata's"):
+    with pytest.raises(KataPinError, match="does not use Kata"):
         node_files(choose(Runtime.CRIO, config="version: 1\nhook: {strict: true}\n"))
 
 
@@ -331,7 +331,7 @@ def test_release_without_a_daemon(tmp_path: Path) -> None:
     said = release_pins(config, release_all)
     assert "no daemon" in said
     assert said.splitlines()[1:] == [
-        "these containers keep the CPUs that kata-pin gave them until their pods are made anew:",
+        "these containers keep the CPUs that kata-pin gave them until their pods are recreated:",
         "  shop/db app 2-3",
     ]
     assert released == [config]
@@ -358,7 +358,7 @@ async def test_release_by_the_daemon(tmp_path: Path) -> None:
             said = await asyncio.to_thread(release_pins, config, release_all)
         finally:
             await server.close()
-    assert said == "released every pin (by the daemon)"
+    assert said == "restored all affinities (by the daemon)"
     assert (asked, by_ourselves) == (["release"], [])
 
 
@@ -383,7 +383,7 @@ def test_document(tmp_path: Path, capsys: Capture) -> None:
     document = json.loads(capsys.readouterr().out)
     assert (document["version"], document["kind"]) == (2, "install")
     assert {"verb": "wrote", "path": HOOK_PATH, "reason": ""} in document["changes"]
-    assert document["remarks"] == ["no hooks: choose --crio, --podman or --containerd"]
+    assert document["remarks"] == ["no hooks installed: use --crio, --podman or --containerd"]
 
 
 def test_settings_are_those_below_the_root(tmp_path: Path) -> None:
@@ -398,5 +398,5 @@ def test_settings_are_those_below_the_root(tmp_path: Path) -> None:
 def test_programs_must_exist(capsys: Capture) -> None:
     """On this machine itself an absent interpreter is refused before anything is written."""
     assert run(["install", "--python", "/absent/python3"]) == 1
-    assert "/absent/python3 is not a program" in capsys.readouterr().err
+    assert "/absent/python3 is not an executable file" in capsys.readouterr().err
     assert not Path(MANIFEST).exists()

@@ -84,8 +84,12 @@ def test_which_container_is_not_clear() -> None:
     """Nobody, several, an allocator that is off or stands aside: an error that says so."""
     for state, name, said in (
         (STATE, "nobody", "no container 'nobody'"),
-        (docs.allotted(grants=[docs.grant("a", "app"), docs.grant("b", "app")]), "app", "means 2"),
-        (docs.state(), "app", "decides no cpusets"),
+        (
+            docs.allotted(grants=[docs.grant("a", "app"), docs.grant("b", "app")]),
+            "app",
+            "matches 2",
+        ),
+        (docs.state(), "app", "CPU allocation is off"),
         (docs.allotted(suspended="the kubelet decides"), "app", "the kubelet decides"),
     ):
         with pytest.raises(KataPinError, match=said):
@@ -96,7 +100,7 @@ def test_orders(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     """Set, listed, set anew and taken back; by full name also for pods that are not there yet."""
     config = _serve(serve, tmp_path)
     assert run(["policy", "get", "--config", config]) == 0
-    assert capsys.readouterr().out == "nothing is ordered\n"
+    assert capsys.readouterr().out == "no overrides\n"
     assert run(["policy", "set", "shop/late", "share", "--config", config]) == 0
     assert run(["policy", "set", "shop/late", "exclusive", "--config", config]) == 0
     capsys.readouterr()
@@ -106,7 +110,7 @@ def test_orders(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert run(["policy", "unset", "shop/late", "--config", config]) == 0
     capsys.readouterr()
     assert run(["policy", "unset", "shop/late", "--config", config]) == 1
-    assert "nothing is ordered for shop/late" in capsys.readouterr().err
+    assert "no override for shop/late" in capsys.readouterr().err
 
 
 def test_a_pod_that_runs_is_found_by_less(
@@ -148,4 +152,4 @@ def test_orders_without_effect_are_told(
     """Where the policy does not look at orders a warning says so."""
     config = _serve(serve, tmp_path, policy=policy)
     assert run(["policy", "set", "shop/web", "share", "--config", config]) == 0
-    assert f"alloc.policy is {policy}: orders have no effect" in capsys.readouterr().err
+    assert f"no effect while alloc.policy is {policy}" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from kata_pin.model.reports.sandbox import Sandbox
 from tests.unit.cli import documents as docs
 
 ON = Config()
+WRONG = "1 of 2 containers is not on its assigned guest CPUs"
 HIDDEN = "1 of its own vCPUs has no guest CPU that may be acted on"
 
 
@@ -25,7 +26,7 @@ def rows(sandbox: Sandbox, config: Config = ON) -> list[tuple[str, str, str]]:
 def test_told_and_known() -> None:
     """A guest that was told and whose CPUs are known is all well."""
     assert rows(docs.database()) == [
-        ("guest", "ok", "the guest was told"),
+        ("guest", "ok", "cpusets applied in the guest"),
         ("guest CPUs", "ok", "2 proven, 1 measured"),
     ]
 
@@ -33,9 +34,13 @@ def test_told_and_known() -> None:
 def test_what_is_missing() -> None:
     """Unknown and inferred links, and a container that runs anywhere, are named."""
     assert rows(docs.drifted()) == [
-        ("guest", "warn", "not as it was told: 1 of 2 containers is not as it was told"),
+        (
+            "guest",
+            "warn",
+            f"cpusets not in force in the guest: {WRONG}",
+        ),
         ("guest CPUs", "warn", "1 proven, 1 unknown, 1 inferred"),
-        ("guest", "warn", f"container feed runs on every guest CPU: {HIDDEN}"),
+        ("guest", "warn", f"container feed may run on any guest CPU: {HIDDEN}"),
     ]
 
 
@@ -63,9 +68,9 @@ def test_states(state: str, status: str) -> None:
 
 
 def test_the_host(tmp_path: Path) -> None:
-    """Switched off is information; without vhost_vsock no guest of QEMU can be reached."""
+    """Switched off is information; without vhost_vsock guests of QEMU are unreachable."""
     off = Config(guest=Guest(enabled=False))
-    assert next(guests(docs.state(), off)).text == "switched off by guest.enabled"
+    assert next(guests(docs.state(), off)).text == "disabled by guest.enabled"
     away = next(guests(docs.state(), ON, device=str(tmp_path / "none")))
     assert away.status == "warn"
-    assert "no guest of QEMU can be reached" in away.text
+    assert "guests of QEMU are unreachable" in away.text

@@ -130,4 +130,4 @@ def test_a_cpu_that_is_not_there_is_an_error() -> None:
     """The error names those that are present."""
     with pytest.raises(KataPinError, match="no pCPU 8191 on this node") as caught:
         who_report.who(HOST, node_of_this_host(), 8191)
-    assert caught.value.hint == f"present are 0-{max(CPUS)}"
+    assert caught.value.hint == f"present pCPUs: 0-{max(CPUS)}"

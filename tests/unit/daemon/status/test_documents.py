@@ -38,7 +38,7 @@ def test_an_exclusive_pcpu_of_two_sandboxes_is_a_conflict() -> None:
     )
     assert [shown[one].state for one in "abc"] == ["conflict", "conflict", "drift"]
     told = [note.text for note in shown["a"].notes if note.code == "conflict-exclusive"]
-    assert told == ["exclusive pCPUs 5 are also claimed by b"]
+    assert told == ["exclusive pCPU 5 is also claimed by b"]
 
 
 def test_threads_of_a_released_sandbox_do_not_drift() -> None:

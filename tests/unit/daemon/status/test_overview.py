@@ -115,4 +115,4 @@ def test_a_note_about_a_conflict_names_few_sandboxes() -> None:
     decided = place(sandbox, threads, world.node())
     notes = conflict_notes({f"s{n}": decided for n in range(9)}, lambda one: f"pod/{one}")
     (note,) = notes["s0"]
-    assert note.text == "exclusive pCPUs 4 are also claimed by pod/s1, pod/s2, pod/s3 and 5 more"
+    assert note.text == "exclusive pCPU 4 is also claimed by pod/s1, pod/s2, pod/s3 and 5 more"
