@@ -1,7 +1,7 @@
 """Which CPUs a thread's cgroup allows: cgroup v1, v2, and the hybrid of both.
 
-A CpusetReader lives for one pass: it remembers what each cgroup allowed when it first looked, so
-that the threads of a pass are judged by one state of the world. Nothing is ever written.
+A CpusetReader lives for one pass: it reads each cgroup once, so that all threads of a pass are
+judged by the same state. Nothing is ever written.
 Out of scope: moving tasks and changing cgroups (D7).
 
 Facts: Documentation/admin-guide/cgroup-v1/cpusets.rst and cgroup-v2.rst, cgroup_namespaces(7),
@@ -130,11 +130,11 @@ class CpusetReader:
                 return frozenset(map(int, whole.split()))
         return frozenset()
 
-    def written(self, tgid: int, tid: int) -> tuple[str, CpuSet]:
-        """Return the thread's cgroup and the CPUs that somebody wrote for it; EMPTY for none.
+    def configured(self, tgid: int, tid: int) -> tuple[str, CpuSet]:
+        """Return the thread's cgroup and the CPUs configured for it; EMPTY for none.
 
-        A set that is all that the cgroup above allows says nothing: version 1 makes cgroups so, and
-        who writes it may as well not have. Raises TaskGone when the thread exited.
+        A set of all CPUs that the parent cgroup allows does not count: version 1 creates cgroups
+        with it. Raises TaskGone when the thread exited.
         """
         cgroup, _ = self.of(tgid, tid)
         for mount in self._mounts:

@@ -53,7 +53,7 @@ def test_a_union_is_used_up_and_never_exceeded(
     every: tuple[Container, ...], written: CpuSet
 ) -> None:
     """What only config.json tells of stays inside the union; together all have all of it."""
-    found = settled(every, kubelet=None, written=written)
+    found = settled(every, kubelet=None, configured=written)
     stale = {one.id for one in every if is_stale(one)}
     for before, after in zip(every, found, strict=True):
         if before.id not in stale:
@@ -68,6 +68,6 @@ def test_a_union_is_used_up_and_never_exceeded(
 @given(containers(), SETS)
 def test_settling_twice_changes_nothing_more(every: tuple[Container, ...], written: CpuSet) -> None:
     """The union of what was worked out is the union: a second look agrees."""
-    once = settled(every, kubelet=None, written=written)
-    twice = settled(once, kubelet=None, written=written)
+    once = settled(every, kubelet=None, configured=written)
+    twice = settled(once, kubelet=None, configured=written)
     assert [one.cpus for one in twice] == [one.cpus for one in once]

@@ -76,7 +76,7 @@ class NriIntake:
         if pod is None:
             return NOTHING
         source = f"nri:{event.kind.method}"
-        self._kata_pinning.tell(pod.id, pod.annotations)
+        self._kata_pinning.take_annotations(pod.id, pod.annotations)
         records = list(self._records(replace(event, pod=pod), stamp_ns, source))
         told = [self._record(one) for one in records]
         return self._sandboxes.mark(pod.id, source) if any(told) else NOTHING
@@ -107,7 +107,7 @@ class NriIntake:
 
     def _rebuild_pod(self, pod: Pod, containers: list[PodContainer], stamp_ns: int) -> None:
         source = "nri:Synchronize"
-        self._kata_pinning.tell(pod.id, pod.annotations)
+        self._kata_pinning.take_annotations(pod.id, pod.annotations)
         self._record(pod_record(pod, ContainerState.RUNNING, stamp_ns=stamp_ns, source=source))
         for one in containers:
             self._record(container_record(pod, one, one.state, stamp_ns=stamp_ns, source=source))

@@ -1,8 +1,4 @@
-"""Counts of what the daemon did: what metrics tell, as plain numbers.
-
-Counting is a few additions in the event loop's thread, whether anybody reads them or not; names and
-forms of metrics are metrics.py's. Lifetime: the daemon's; counts begin at 0 with each start.
-"""
+"""Counts of what the daemon did since its start; metrics.py gives them names."""
 
 from __future__ import annotations
 
@@ -25,13 +21,13 @@ HOOK_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.25, 
 """Upper bounds in seconds; the budgets of a hook are 200 and 250 ms by default."""
 
 NO_ERRNO: Final = "none"
-"""Stands for the errno of an error that has none."""
+"""Label of an error without an errno."""
 
 _REFUSALS: Final = {Outcome.REFUSED: "EINVAL", Outcome.DENIED: "EPERM"}
 
 
 class Histogram:
-    """How many of some durations were below which bounds, and their sum."""
+    """Counts of durations by upper bound, and their sum."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -39,7 +35,7 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one duration; a negative one, which clocks may give, is none at all."""
+        """Count one duration; a negative one (a clock was set) counts as 0."""
         seconds = max(0.0, seconds)
         self._counts[bisect_left(self._bounds, seconds)] += 1
         self.sum += seconds
@@ -76,7 +72,7 @@ class Counters:
                 self.errors["sched_setaffinity", _REFUSALS[result.outcome]] += 1
 
     def ended(self, outcome: PassOutcome) -> None:
-        """See Observer: the pass that found a sandbox over did nothing."""
+        """See Observer: a pass that found that a sandbox ended did nothing."""
 
     def failed(self, operation: str, error: Exception) -> None:
         """Count an error; `operation` is one of few words of ours."""

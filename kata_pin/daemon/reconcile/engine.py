@@ -1,10 +1,8 @@
-"""One pass over one sandbox: observe, decide, act, read back, report (DESIGN D1, D2).
+"""One pass over one sandbox: observe, decide, act, read back, report (D1, D2).
 
-The kernel is asked anew each time; what is held between passes is only what cannot change while a
-thread lives (roles) or what makes the next look cheaper. No timers, no sockets, no tasks: the
-daemon calls it from supervisors, the command line calls it once.
-
-Lifetime: an Engine lives as long as its configuration, a SandboxCache as long as its sandbox.
+Affinities are read from the kernel in each pass; a SandboxCache keeps only what cannot change while
+a thread lives, or what makes the next pass cheaper. No timers, no sockets, no tasks: the daemon
+calls it from supervisors, the command line calls it once.
 """
 
 from __future__ import annotations
@@ -55,9 +53,9 @@ from kata_pin.vmm.roles import MAX_THREADS
 log = logging.getLogger(__name__)
 
 MAX_ROUNDS: Final = 5
-"""Rounds of one pass: threads born meanwhile, or a cpuset that moved, need another round_.
+"""Rounds of one pass: new threads or a cpuset that changed meanwhile need another round.
 
-A sandbox with more than MAX_THREADS gets one: the daemon is there for the others too.
+A sandbox with more than MAX_THREADS gets one round, so that the others get their passes.
 """
 
 _AGAIN: Final = frozenset({Outcome.CLIPPED, Outcome.REFUSED})
@@ -71,11 +69,10 @@ Allot = Callable[[Sequence[Container]], Allotment]
 
 @dataclass(frozen=True)
 class Engine:
-    """Runs passes; every collaborator is given, nothing is global.
+    """Runs passes.
 
-    `_index` is the process table that the others look into. `_allot` first lets the
-    allocator decide about new containers, `_granted` only
-    returns what it has granted so far.
+    `_index` is the process table that `_threads` and `_finder` use. `_allot` first lets the
+    allocator decide about new containers, `_granted` only returns what it has granted so far.
     """
 
     _root: HostRoot
@@ -93,14 +90,14 @@ class Engine:
         return self._node.current()
 
     def forget(self, sandbox_id: str) -> None:
-        """Drop what is remembered of a sandbox that is over."""
+        """Drop what is remembered of a sandbox that ended."""
         self._kata_pinning.forget(sandbox_id)
 
     def runs_without_vmm(self, containers: Iterable[Container]) -> bool:
         """Whether the hooks' pids show that another runtime than Kata runs these containers.
 
-        Kata's hooks tell the VMM's pid or a thread of its shim (with both runtimes); those of
-        runc and crun the container's first process. False where the pids are gone: not known.
+        Kata's hooks report the VMM's pid or a thread of its shim (with both runtimes); those of
+        runc and crun the container's first process. False if those processes are gone.
         """
         hints = {one.pid_hint for one in containers if one.pid_hint}
         answers = [self._finder.is_kata(pid) for pid in hints]
@@ -114,9 +111,9 @@ class Engine:
     def believed(
         self, containers: Sequence[Container], cache: SandboxCache
     ) -> tuple[Container, ...]:
-        """Return the containers with the cpusets that passes go by."""
+        """Return the containers with the cpusets that passes use."""
         kubelet = self._node.kubelet
-        return precedence.settled(containers, kubelet=kubelet, written=cache.written)
+        return precedence.settled(containers, kubelet=kubelet, configured=cache.configured)
 
     def find(
         self, sandbox_id: str, containers: Sequence[Container], cache: SandboxCache
@@ -135,7 +132,7 @@ class Engine:
         act: bool,
         release: bool = False,
     ) -> Report:
-        """Look at one sandbox, and set what differs if `act`; return what was found and done.
+        """Run a pass over one sandbox, which sets what differs if `act`; return its report.
 
         `release` restores every affinity instead (D18). Threads that exit meanwhile are left out; a
         VMM that is not found is a report without threads, `cache.problem` says why.
@@ -167,7 +164,7 @@ class Engine:
         started = time.perf_counter_ns()
         self._index.refresh()
         cache.vmm, cache.problem = self._find(sandbox_id, containers, cache)
-        cache.written = self._written(sandbox_id, containers, cache)
+        cache.configured = self._configured(sandbox_id, containers, cache)
         containers = self.believed(containers, cache)
         node, allotment = self._node.current(), nothing_allotted(containers)
         if release:
@@ -176,7 +173,7 @@ class Engine:
             allotment = allot(containers)
         sandbox = Sandbox(sandbox_id, allotment.containers, cache.vmm)
         try:
-            report = self._look_and_act(sandbox, node, allotment, cache, act=act)
+            report = self._observe_and_act(sandbox, node, allotment, cache, act=act)
         except TaskGone as gone:
             cache.vmm, cache.problem = None, f"the VMM exited during the pass ({gone})"
             report = Report(sandbox_id=sandbox_id)
@@ -192,20 +189,20 @@ class Engine:
             process = self._index.get(cache.vmm.process.pid)
             if process is None or process.ppid == cache.vmm.parent:
                 return cache.vmm, ""
-            # its shim has died: look again, now as an orphan
+            # its shim has died: find it again, now as an orphan
         hints = [c.pid_hint for c in containers if c.pid_hint]
         try:
             return self._finder.find(sandbox_id, hints), ""
         except VmmError as error:
             return None, str(error)
 
-    def _written(
+    def _configured(
         self, sandbox_id: str, containers: Sequence[Container], cache: SandboxCache
     ) -> CpuSet:
-        """Return what was written for the sandbox's cgroup; it is read where nothing better tells.
+        """Return the cpuset configured for the sandbox's cgroup, EMPTY where it is not needed.
 
-        That is the cgroup of vCPU threads, known from the pass before, or the VMM's: with version 1
-        Kata moves vCPU threads alone. It has the sandbox's id in its name.
+        That is the cgroup of vCPU threads, known from the previous pass, or the VMM's: with version
+        1 Kata moves vCPU threads only. Its name contains the sandbox's id.
         """
         if cache.vmm is None or not any(precedence.is_stale(one) for one in containers):
             return EMPTY
@@ -215,46 +212,46 @@ class Engine:
         tgid, tid = (vcpus[0].tgid, vcpus[0].tid) if vcpus else (pid, pid)
         try:
             reader = CpusetReader(self._root, self._node.cgroup_mounts)
-            cgroup, cpus = reader.written(tgid, tid)
+            cgroup, cpus = reader.configured(tgid, tid)
         except TaskGone:
             return EMPTY
         return cpus if sandbox_id in cgroup else EMPTY
 
-    def _look_and_act(
+    def _observe_and_act(
         self, sandbox: Sandbox, node: Node, allotment: Allotment, cache: SandboxCache, *, act: bool
     ) -> Report:
-        """Observe and apply until two lists of threads are equal and nothing is left to set."""
+        """Observe and apply until no new thread appears and nothing is left to set."""
         given, pool = allotment.allocated, allotment.pool
         if sandbox.vmm is None:
             placement = place(sandbox, (), node, allocated=given, pool=pool)
             return Report(sandbox_id=sandbox.id, placement=placement)
-        round_ = self._observe(sandbox, sandbox.vmm, node, allotment, cache)
+        seen = self._observe(sandbox, sandbox.vmm, node, allotment, cache)
         known = {t.key for t in cache.report.threads} if cache.report else None
         now = time.monotonic()
         backed_off = cache.other_writers.backed_off(now)
-        drifts = find_drift(round_.placement, round_.threads, known=known, backed_off=backed_off)
+        drifts = find_drift(seen.placement, seen.threads, known=known, backed_off=backed_off)
         results: dict[ThreadKey, ActionResult] = {}
         rounds = 1
-        while act and (actions := round_.plan(backed_off)):
-            self._remember(round_, node.release_mask)
+        while act and (actions := seen.plan(backed_off)):
+            self._remember(seen, node.release_mask)
             done = apply_all(self._root, actions, cache.tasks)
             results |= {one.action.key: one for one in done}
-            round_.threads = _after(round_.threads, done)
+            seen.threads = _after(seen.threads, done)
             settled = not any(one.outcome in _AGAIN for one in done)
-            last = rounds == MAX_ROUNDS or len(round_.threads) > MAX_THREADS
-            if last or (settled and self._threads.has_all(round_.threads, sandbox.vmm)):
+            last = rounds == MAX_ROUNDS or len(seen.threads) > MAX_THREADS
+            if last or (settled and self._threads.has_all(seen.threads, sandbox.vmm)):
                 break
             rounds += 1
-            round_ = self._observe(sandbox, sandbox.vmm, node, allotment, cache)
-        if act and round_.released and _all_restored(round_, results, backed_off):
+            seen = self._observe(sandbox, sandbox.vmm, node, allotment, cache)
+        if act and seen.released and _all_restored(seen, results, backed_off):
             self._pins.keep(sandbox.id, pairs={}, first_seen={})
-        alive = {t.key for t in round_.threads}
+        alive = {t.key for t in seen.threads}
         cache.roles.prune()
         cache.other_writers.keep_only(alive)
         return Report(
             sandbox_id=sandbox.id,
-            threads=tuple(round_.threads),
-            placement=round_.placement,
+            threads=tuple(seen.threads),
+            placement=seen.placement,
             drifts=drifts,
             results=tuple(results.values()),
             notes=tuple(_notes(results.values(), backed_off, cache.other_writers, now)),
@@ -264,7 +261,7 @@ class Engine:
     def _observe(
         self, sandbox: Sandbox, vmm: Vmm, node: Node, allotment: Allotment, cache: SandboxCache
     ) -> Round:
-        """Look at the threads and decide where they should be."""
+        """Read the threads and decide where they should run."""
         threads = self._threads.find(sandbox.id, vmm, cache)
         pairs = self._pins.pairs(sandbox.id)
         first_seen = self._pins.first_seen(sandbox.id)
@@ -285,16 +282,16 @@ class Engine:
             cache.decided = inputs, placement
         return Round(threads, cache.decided[1], pairs, first_seen)
 
-    def _remember(self, round_: Round, free: CpuSet) -> None:
+    def _remember(self, seen: Round, free: CpuSet) -> None:
         """Store the new pairs, and what a release restores, before anything is pinned.
 
         `free` is the affinity of a thread that nobody confined.
         """
-        pairs = pairs_of(round_.placement)
-        if round_.first_seen and pairs == round_.pairs:
+        pairs = pairs_of(seen.placement)
+        if seen.first_seen and pairs == seen.pairs:
             return
-        first_seen = round_.first_seen or _first_masks(round_.threads, free)
-        self._pins.keep(round_.placement.sandbox_id, pairs=pairs, first_seen=first_seen)
+        first_seen = seen.first_seen or _first_masks(seen.threads, free)
+        self._pins.keep(seen.placement.sandbox_id, pairs=pairs, first_seen=first_seen)
 
 
 @dataclass
@@ -321,18 +318,18 @@ class Round:
 
 
 def _all_restored(
-    round_: Round, results: Mapping[ThreadKey, ActionResult], skipped: Collection[ThreadKey]
+    seen: Round, results: Mapping[ThreadKey, ActionResult], skipped: Collection[ThreadKey]
 ) -> bool:
     """Whether every thread that lives has its former affinity back.
 
     If not, what is needed to restore it is kept for the next attempt.
     """
-    tried = round_.placement.desired
+    tried = seen.placement.desired
     return not any(
         one.key in skipped
         or (one.key in tried and one.key not in results)
         or (one.key in results and results[one.key].outcome in _NOT_RESTORED)
-        for one in round_.threads
+        for one in seen.threads
     )
 
 

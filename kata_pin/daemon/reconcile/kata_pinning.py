@@ -1,7 +1,7 @@
-"""Whether Kata pins a sandbox's vCPUs too, and what says so (D13).
+"""Whether Kata pins a sandbox's vCPUs too, and the evidence (D13).
 
-The first that answers: what Kata keeps of the sandbox (persist.json, state.json: its own result of
-all below), the annotation, the configuration file. Facts, read in Kata's sources:
+The first that answers: Kata's state of the sandbox (persist.json, state.json: its own result of all
+below), the annotation, the configuration file. Facts, read in Kata's sources:
 
 - Go reads `io.katacontainers.enable_vcpus_pinning` (pkg/oci/utils.go), runtime-rs
   `io.katacontainers.config.runtime.enable_vcpus_pinning` (kata-types, annotations).
@@ -12,7 +12,7 @@ all below), the annotation, the configuration file. Facts, read in Kata's source
 - A configuration is a sandbox's when it allows its VMM's executable, or is the one that
   `io.katacontainers.config_path` names. Several that disagree say nothing.
 
-Lifetime: the daemon's. Out of scope: what follows from it (policy/placement/writers.py).
+Out of scope: what follows from it (policy/placement/writers.py).
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ MAX_REMEMBERED: Final = 4096
 """Sandboxes whose answers are kept; more than a node has."""
 
 Answer = tuple[bool, str]
-"""Whether Kata's pinning is on, and what says so."""
+"""Whether Kata's pinning is on, and the evidence."""
 
 _FLAGS: Final = {
     **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
     **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
 }
 
-_NOTHING_SAYS: Final[Answer] = (False, "")
+_NO_EVIDENCE: Final[Answer] = (False, "")
 
 
 class KataPinningReader:
-    """Answers for one sandbox at a time; what never changes is read once."""
+    """Reads whether Kata pins; what never changes is read once."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class KataPinningReader:
         self._bundles = bundles
         self._files = files
         self._annotated: dict[str, Mapping[str, str]] = {}
-        self._told: dict[str, Mapping[str, str]] = {}
+        self._reported: dict[str, Mapping[str, str]] = {}
         self._last: dict[str, Answer] = {}
 
     def of(self, sandbox_id: str, containers: Iterable[Container], vmm: Vmm) -> KataPinning:
@@ -78,15 +78,15 @@ class KataPinningReader:
         mode = KataPinningMode.NUMA if vmm.guest.host_nodes else KataPinningMode.COUNT
         return KataPinning(mode, evidence)
 
-    def tell(self, sandbox_id: str, annotations: Mapping[str, str]) -> None:
-        """Take a pod's annotations as NRI tells them."""
+    def take_annotations(self, sandbox_id: str, annotations: Mapping[str, str]) -> None:
+        """Take a pod's annotations as NRI reports them."""
         ours = _ours(annotations)
         if ours:
-            _remember(self._told, sandbox_id, ours)
+            _remember(self._reported, sandbox_id, ours)
 
     def forget(self, sandbox_id: str) -> None:
-        """Drop what was kept of a sandbox that is over."""
-        for kept in (self._annotated, self._told, self._last):
+        """Drop what was kept of a sandbox that ended."""
+        for kept in (self._annotated, self._reported, self._last):
             kept.pop(sandbox_id, None)
 
     def _answer(self, sandbox_id: str, containers: Iterable[Container], vmm: Vmm) -> Answer:
@@ -95,7 +95,7 @@ class KataPinningReader:
             _remember(self._last, sandbox_id, persisted)
             return persisted
         if sandbox_id in self._last and any(state_stamp(self._root, self._paths, sandbox_id)):
-            return self._last[sandbox_id]  # it is being written: what it said before holds
+            return self._last[sandbox_id]  # it is being written: use the previous answer
         annotations, place = self._annotations(sandbox_id, containers)
         for key in KATA_PINNING:
             value = _flag(annotations.get(key))
@@ -106,7 +106,7 @@ class KataPinningReader:
     def _annotations(
         self, sandbox_id: str, containers: Iterable[Container]
     ) -> tuple[Mapping[str, str], str]:
-        """Return the annotations that the sandbox was made with, and where they stand."""
+        """Return the annotations that the sandbox was created with, and their source."""
         if sandbox_id in self._annotated:
             return self._annotated[sandbox_id], "config.json"
         for container in containers:
@@ -118,10 +118,10 @@ class KataPinningReader:
                     continue
                 _remember(self._annotated, sandbox_id, _ours(config.annotations))
                 return config.annotations, "config.json"
-        return self._told.get(sandbox_id, {}), "the pod"
+        return self._reported.get(sandbox_id, {}), "the pod"
 
     def _configured(self, named: str, vmm: Vmm) -> Answer:
-        """Return what Kata's configuration says of sandboxes with this VMM."""
+        """Return what Kata's configuration says about sandboxes with this VMM."""
         found = {
             file.path: config.vcpu_pinning
             for file in self._files
@@ -129,14 +129,14 @@ class KataPinningReader:
             if _is_meant(file, config.binaries, named, vmm)
         }
         if not any(found.values()):
-            return _NOTHING_SAYS
+            return _NO_EVIDENCE
         if not all(found.values()):
-            return False, f"{len(found)} configurations of Kata that disagree"
+            return False, f"{len(found)} Kata configurations that disagree"
         return True, ", ".join(found)
 
 
 def _ours(annotations: Mapping[str, str]) -> Mapping[str, str]:
-    """Return those that matter here; the others may be long, and are not kept."""
+    """Return those that matter here: others may be long."""
     return {key: annotations[key] for key in (*KATA_PINNING, KATA_CONFIG) if key in annotations}
 
 

@@ -30,8 +30,8 @@ class SandboxCache:
     checked_at: float = 0.0
     other_writers: OtherWriters = field(default_factory=OtherWriters)
     kata: KataPinning = NO_KATA_PINNING
-    written: CpuSet = EMPTY
-    """The written cpuset of the sandbox's cgroup, where a pass needed it."""
+    configured: CpuSet = EMPTY
+    """The cpuset configured for the sandbox's cgroup, where a pass needed it."""
 
     decided: tuple[object, Placement] | None = None
     """The last placement, and all that it was decided from."""
@@ -41,12 +41,12 @@ class SandboxCache:
 
     @property
     def unsure(self) -> bool:
-        """Whether a thread may turn out to be a vCPU in a moment; no event tells when."""
+        """Whether a thread may soon turn out to be a vCPU; no event reports that."""
         return self.vmm is not None and self.roles.unsure(
             self.vmm.guest.boot, self.vmm.guest.maximum
         )
 
     @property
     def processes(self) -> frozenset[int]:
-        """The pids whose threads the last pass looked at."""
+        """The pids whose threads the last pass read."""
         return frozenset(t.key.tgid for t in self.report.threads) if self.report else frozenset()

@@ -1,11 +1,10 @@
-"""Turns of passes: one at a time, and first those that somebody waits for.
+"""Runs passes one at a time, and those first that a hook or a request waits for.
 
-A pass holds the event loop for milliseconds, so passes take turns, and between any two of them
-hooks and the container runtime are answered. A hook or a StartContainer keeps a workload from
-running, so its pass goes before those that nobody waits for; but whoever has waited longest is not
-passed over for ever.
+A pass holds the event loop for milliseconds; between any two passes, hooks and the container
+runtime are answered. A hook or a StartContainer keeps a workload from starting, so its pass goes
+first, but the pass that has waited longest is not delayed for ever.
 
-Lifetime: the daemon's. Out of scope: when passes are due (supervisor.py).
+Out of scope: when passes are due (supervisor.py).
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 MOST_PASSED_OVER: Final = 8
-"""Turns in a row that others may have before who has waited longest."""
+"""Passes in a row that may run before the one that has waited longest."""
 
 
 class PassScheduler:
-    """Gives turns; `awaited` says whether somebody waits for a sandbox's pass."""
+    """Gives turns; `awaited` says whether something waits for a sandbox's pass."""
 
     def __init__(self, awaited: Callable[[str], bool]) -> None:
         self._awaited = awaited
@@ -30,7 +29,7 @@ class PassScheduler:
 
     @contextlib.asynccontextmanager
     async def turn(self, sandbox_id: str) -> AsyncIterator[None]:
-        """Wait for a turn, and have it until the end of the block."""
+        """Wait for a turn; it lasts until the end of the block."""
         await self._take(sandbox_id)
         try:
             yield
@@ -52,10 +51,10 @@ class PassScheduler:
             raise
 
     def _give(self) -> None:
-        """Give the turn to the next, if anybody waits.
+        """Give the turn to the next, if any waits.
 
-        Who was cancelled is still listed until its task runs again: it must not be chosen, or the
-        error of choosing it would take the place of the cancellation of who gives.
+        A cancelled one is listed until its task runs again. It must not be chosen: setting its
+        result would raise here.
         """
         for turn in [turn for turn in self._waiting if turn.done()]:
             del self._waiting[turn]

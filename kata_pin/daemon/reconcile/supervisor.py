@@ -1,8 +1,8 @@
-"""One sandbox's supervisor: runs passes when told that something changed, one at a time.
+"""One sandbox's supervisor: runs a pass whenever something may have changed, one at a time.
 
-Level-triggered (D1): events only mark the sandbox dirty, so lost, doubled and reordered
-ones are harmless. The loop is a fault barrier (D16): a pass that fails is logged, counted
-and tried again later; other sandboxes never notice.
+Level-triggered (D1): events only mark the sandbox, so lost, doubled and reordered ones do no harm.
+The loop is a fault barrier (D16): a pass that fails is logged, counted and tried again; other
+sandboxes are not affected.
 
 Lifetime: from the first message about a sandbox until it is gone; owned by the app's TaskGroup.
 """
@@ -29,7 +29,7 @@ a pass fails; about half a minute in all."""
 
 
 YOUNG_S: Final = (0.0002, 0.001, 0.002, 0.004, 0.008, 0.03, 0.1, 0.3, 0.6, 1.2)
-"""Waits between looks while a thread is too young to tell what it is: a hotplugged vCPU enters KVM
+"""Waits between passes while a thread is too young to be identified: a hotplugged vCPU enters KVM
 some 1 to 3 ms after its birth; about two seconds in all."""
 
 
@@ -40,12 +40,12 @@ threads by the thousand must not take the daemon from the others."""
 
 
 class Verdict(Enum):
-    """What a pass says about the sandbox's future."""
+    """What is due after a pass."""
 
     SETTLED = auto()  # nothing more to do until something changes
     YOUNG = auto()  # settled, but a thread may turn out to be a vCPU in a moment
-    RETRY = auto()  # look again soon: no VMM yet, or some thread was refused
-    GONE = auto()  # the sandbox is over: forget it
+    RETRY = auto()  # try again soon: no VMM yet, or some thread was refused
+    GONE = auto()  # the sandbox ended: forget it
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class Overview:
 
         seen = self._seen.get(
             sandbox_id,
-            (report, released, backed_off, containers, cache.vmm, cache.written, node.kubelet),
+            (report, released, backed_off, containers, cache.vmm, cache.configured, node.kubelet),
             look,
         )
         plan = None if report is None else self._plan(seen.sandbox, report, node)

@@ -79,17 +79,17 @@ def why(reported: Iterable[ReportedCpuset]) -> str:
 
 
 def settled(
-    containers: Sequence[Container], *, kubelet: KubeletState | None, written: CpuSet
+    containers: Sequence[Container], *, kubelet: KubeletState | None, configured: CpuSet
 ) -> tuple[Container, ...]:
     """Return the containers with the cpusets to use.
 
-    What live sources reported is in the record already. `written` is the cpuset configured for the
-    sandbox's cgroup, empty without one.
+    What live sources reported is in the record already. `configured` is the cpuset of the sandbox's
+    cgroup, empty where none is configured.
     """
     every = tuple(_by_kubelet(one, kubelet) for one in containers)
-    if not written:
+    if not configured:
         return every
-    shares = _shares(every, written)
+    shares = _shares(every, configured)
     return tuple(_with(one, CpusetSource.CGROUP, shares.get(one.id)) for one in every)
 
 
@@ -120,7 +120,7 @@ def _with(container: Container, source: CpusetSource, cpus: CpuSet | None) -> Co
     )
 
 
-def _shares(every: Sequence[Container], written: CpuSet) -> dict[str, CpuSet]:
+def _shares(every: Sequence[Container], configured: CpuSet) -> dict[str, CpuSet]:
     """Return what the union means for the containers that only config.json reports.
 
     Each keeps what is still in the union. New CPUs go to those that lost some, because they were
@@ -131,13 +131,13 @@ def _shares(every: Sequence[Container], written: CpuSet) -> dict[str, CpuSet]:
     known = union(one.cpus or EMPTY for one in listed)
     if not known:
         rest = [one for one in every if is_stale(one)]
-    if known == written:
+    if known == configured:
         return {}
-    kept = {one.id: (one.cpus or EMPTY) & written for one in rest}
+    kept = {one.id: (one.cpus or EMPTY) & configured for one in rest}
     others = union(one.cpus or EMPTY for one in listed if one.id not in kept)
-    came = written - others - union(kept.values())
+    came = configured - others - union(kept.values())
     moved = [one for one in rest if kept[one.id] != (one.cpus or EMPTY)]
     heirs = moved or [one for one in rest if not looks_exclusive(one)] or rest
     for one in heirs:
         kept[one.id] |= came
-    return {key: cpus or written for key, cpus in kept.items()}
+    return {key: cpus or configured for key, cpus in kept.items()}

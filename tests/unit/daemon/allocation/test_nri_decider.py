@@ -60,7 +60,7 @@ class World:
             is_claimed=lambda _id, _pids: False,
         )
         index = SimpleNamespace(refresh=lambda: None)
-        pins = SimpleNamespace(tell=lambda _id, _annotations: None)
+        pins = SimpleNamespace(take_annotations=lambda _id, _annotations: None)
         self.awaited: list[str] = []
         sandboxes = SimpleNamespace(
             vmms={},

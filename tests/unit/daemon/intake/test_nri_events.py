@@ -40,7 +40,7 @@ class World:
         finder = SimpleNamespace(is_kata=self._is_kata, find=self._find, sandboxes=self._running)
         index = SimpleNamespace(refresh=lambda: None)
         self.annotations: dict[str, dict[str, str]] = {}
-        pins = SimpleNamespace(tell=self.annotations.__setitem__)
+        pins = SimpleNamespace(take_annotations=self.annotations.__setitem__)
         sandboxes = SimpleNamespace(
             vmms={}, cache=self._cache, mark=self._mark, settled=self._settled
         )

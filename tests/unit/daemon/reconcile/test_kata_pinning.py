@@ -115,11 +115,11 @@ def test_an_annotation_that_is_no_flag_says_nothing(place: Place) -> None:
 def test_the_pods_annotations_count_where_no_bundle_can_be_read(place: Place) -> None:
     """What the runtime did not hand on to Kata is not in config.json, and does not count."""
     reader = place.reader()
-    reader.tell("s1", {RS_KEY: "true", "other": "x"})
+    reader.take_annotations("s1", {RS_KEY: "true", "other": "x"})
     assert place.said(reader) == (True, f"annotation {RS_KEY} in the pod")
     reader.forget("s1")
     assert place.said(reader) == (False, "")
-    reader.tell("s1", {RS_KEY: "true"})
+    reader.take_annotations("s1", {RS_KEY: "true"})
     place.annotate({})
     assert place.said(reader) == (False, "")
 

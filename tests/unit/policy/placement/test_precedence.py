@@ -96,7 +96,7 @@ def live(name: str, text: str) -> Container:
 
 def by_union(written: str, *containers: Container) -> dict[str, str]:
     """Return what the containers have when that is written for the sandbox's cgroup."""
-    found = settled(containers, kubelet=None, written=cpus(written))
+    found = settled(containers, kubelet=None, configured=cpus(written))
     return {one.id: str(one.cpus or EMPTY) for one in found}
 
 
@@ -172,7 +172,7 @@ def test_the_kubelets_entry_stands_above_the_union() -> None:
     """Exclusive CPUs by uid and name; what is left of the union is the other's."""
     kubelet = KubeletState("static", cpus("0-1"), entries={"uid": {"a": cpus("4-5")}})
     containers = (stale("a", "2-3"), stale("b", "0-1"))
-    a, b = settled(containers, kubelet=kubelet, written=cpus("0,4-5"))
+    a, b = settled(containers, kubelet=kubelet, configured=cpus("0,4-5"))
     assert (a.cpus, b.cpus) == (cpus("4-5"), cpus("0"))
     assert [one.source for one in a.reported] == [BUNDLE, KUBELET]
     assert why(b.reported).startswith("the sandbox's cgroup takes precedence over")
@@ -189,7 +189,7 @@ def test_the_kubelets_entry_stands_above_the_union() -> None:
 )
 def test_a_checkpoint_without_an_entry_says_nothing(kubelet: KubeletState | None) -> None:
     """Another policy, pod or name."""
-    (one,) = settled((stale("a", "2-3"),), kubelet=kubelet, written=EMPTY)
+    (one,) = settled((stale("a", "2-3"),), kubelet=kubelet, configured=EMPTY)
     assert one == stale("a", "2-3")
 
 
@@ -197,4 +197,4 @@ def test_a_live_source_stands_above_the_checkpoint_and_the_union() -> None:
     """Where the runtime tells, nothing is worked out."""
     kubelet = KubeletState("static", cpus("0-1"), entries={"uid": {"a": cpus("4-5")}})
     one = live("a", "2-3")
-    assert settled((one,), kubelet=kubelet, written=cpus("7")) == (one,)
+    assert settled((one,), kubelet=kubelet, configured=cpus("7")) == (one,)
