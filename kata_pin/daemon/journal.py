@@ -3,12 +3,12 @@
     journalctl -u kata-pin SANDBOX=5f3c...
     journalctl MESSAGE_ID=1065ad3515a14370b560c0b2d68886f1      # sandboxes that came to their end
 
-The native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL): one datagram an entry, to a unix socket.
-A value that holds a newline is written in the binary form, so nobody's text can make a field of its
-own. Everything is bounded. Nothing ever waits for the journal: what it does not take at once is
-counted, and told with the next entry that it takes.
+The native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL): one datagram per entry, to a unix socket.
+A value that holds a newline is written in the binary form, so no text can make a field of its own.
+Everything is bounded. Nothing waits for the journal: what it does not accept at once is counted;
+the next entry that it accepts has the count.
 
-A record's subject needs no code where it is logged: `log.info("sandbox %s is over", sandbox_id)`
+A record's subject needs no code where it is logged: `log.info("sandbox %s ended", sandbox_id)`
 has the field SANDBOX, by the word before the placeholder. `about` adds what no message says.
 """
 
@@ -52,7 +52,7 @@ CONFIGURATION_REFUSED: Final = "f7427f4844154fd1b2fd3f3ed7e21ee2"
 def about(message_id: str = "", **fields: str) -> dict[str, Any]:
     """Return `extra` for a log call: fields that the entry has beside its message.
 
-    log.info("sandbox %s is over", one, extra=about(SANDBOX_OVER, source="audit"))
+    log.info("sandbox %s ended", one, extra=about(SANDBOX_OVER, source="audit"))
     """
     named = {"MESSAGE_ID": message_id} if message_id else {}
     return {"journal": named | {name.upper(): value for name, value in fields.items()}}

@@ -12,7 +12,7 @@ PACKAGE = ROOT / "kata_pin"
 BARRIERS = {
     "reconcile/supervisor.py": ["_one_pass"],
     "guests/keeper.py": ["attempt"],
-    "reconcile/passes.py": ["_tell"],
+    "reconcile/passes.py": ["_notify"],
     "service/audits.py": ["run"],
     "sources/hooks.py": ["_serve_one"],
     "sources/nri_session.py": ["_adopted", "_decide", "data_received"],

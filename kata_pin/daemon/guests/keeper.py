@@ -1,16 +1,15 @@
 """One sandbox's guest: keeps each container's cpuset in it as decided, in a task of its own.
 
-Host pins never wait for it. A pass hands over what it found (`take`), which is quick and asks
-nobody; the task then talks to the guest, one session at a time, every wait with a deadline, and
-rests longer after each failure. What a guest answers changes only what is sent to this guest.
+Host pins never wait for it. A pass hands over its plan (`take`), which asks nothing; the task then
+talks to the guest, one session at a time, each wait with a deadline, and rests longer after each
+failure. What a guest answers changes only what is sent to this guest.
 
-The one exception is `widen`: where a pass is about to move pairs between containers, the guest is
-told before it that they may run on both their old and their new guest CPUs. That may take WIDEN_S,
-and nothing at all where the guest did not answer promptly last time, has not been told anything, or
-is being talked to. So a guest that turns slow delays host pinning once, by at most WIDEN_S.
+The one exception is `widen`: if a pass is about to move pairs between containers, they are allowed
+on both their old and their new guest CPUs first. That takes at most WIDEN_S, and nothing if the
+guest was not prompt last time, is not confined, or is being asked.
 
-Lifetime: from the first pass that has something to say until the sandbox is over. The loop is a
-fault barrier as a supervisor's is (DESIGN D16).
+Lifetime: from the first pass that has something to send until the sandbox ends. The loop is a fault
+barrier, as a supervisor's is (D16).
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ SESSION_S: Final = 30.0
 """Longest that one session holds its turn; what is left waits for the next."""
 
 WIDEN_S: Final = 0.05
-"""Most that a pass waits for a guest, where pairs are about to move."""
+"""Most that a pass waits for a guest whose pairs are about to move."""
 
 PROMPT_S: Final = WIDEN_S / 2
-"""A guest that never took less for a connection and a call is not asked before a pass."""
+"""A guest that was never faster than this is not asked before a pass."""
 
 RETRY_S: Final = (0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0)
 """Rests after the first, second, ... failure in a row."""
 
 AGAIN_S: Final = 0.2
-"""Least rest before another session follows from what the last one told: a guest that says
-something else each time must not keep us busy."""
+"""Least rest before a session that follows from the last one: a guest that answers something else
+each time must not keep the daemon busy."""
 
 DENIED_S: Final = 300.0
 """Rest after a denial: a policy is set once, as a rule before the first container."""
@@ -64,8 +63,8 @@ class Goal(Enum):
     """What is wanted of a guest."""
 
     KEEP = auto()  # containers on their own vCPUs
-    GIVE_BACK = auto()  # on all guest CPUs, where it was told otherwise
-    LEAVE = auto()  # nothing is to be sent
+    GIVE_BACK = auto()  # on all guest CPUs, if they were confined
+    LEAVE = auto()  # nothing is sent
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class Keeper:
     """See the module. `run` is the task's side, everything else the caller's."""
 
     def __init__(self, sandbox_id: str, shared: Shared, probe: GuestProbe) -> None:
-        """Raises StateError when it can not be read what the guest was told before."""
+        """Raises StateError when what was sent before cannot be read."""
         self._id = sandbox_id
         self._shared = shared
         self._probe = probe
@@ -113,7 +112,7 @@ class Keeper:
         self._rest_until = 0.0
         self._asked_at: float | None = None
 
-    # ---- what passes and audits say ------------------------------------------------------
+    # ---- what passes and audits ask for ---------------------------------------------------
 
     def take(
         self, vmm: Vmm, decide: Decide, goal: Goal, *, again: bool = False, insist: bool = False
@@ -121,7 +120,7 @@ class Keeper:
         """Take what a pass found.
 
         `again`: Kata may have touched the cpusets, so repeat them. `insist`: without waiting for
-        the end of a rest. Raises StateError when containers that are gone can not be forgotten.
+        the end of a rest. Raises StateError when containers that are gone cannot be forgotten.
         """
         first = self._plan is None
         self._vmm, self._decide, self._moving = vmm, decide, False
@@ -146,7 +145,7 @@ class Keeper:
         self._nudge()
 
     def stop(self) -> None:
-        """End the task when it is next awake: the sandbox is over."""
+        """End the task when it wakes next: the sandbox has ended."""
         self._over = True
         self._wake.set()
 
@@ -216,7 +215,7 @@ class Keeper:
     # ---- the task ------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Talk to the guest whenever there is something to say, until stopped."""
+        """Talk to the guest whenever there is something to send, until stopped."""
         while not self._over:
             await self._wake.wait()
             self._wake.clear()
@@ -225,7 +224,7 @@ class Keeper:
                 await self.attempt()
 
     async def _rest(self) -> None:
-        """Wait out the rest after a failure; `stop` and a `take` that ends it are heard."""
+        """Wait for the end of the rest after a failure; `stop` and `take` can end it."""
         while not self._over and (left := self._rest_until - time.monotonic()) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
@@ -268,7 +267,7 @@ class Keeper:
                 self._talking = False
         bad = sum(sent.proof in _BAD for sent in self._sent.values())
         if bad:
-            text = f"{bad} of {len(self._sent)} containers are not as they were told"
+            text = f"{bad} of {len(self._sent)} containers are not on their assigned guest CPUs"
             self._failed(GuestState.FAILED, text, self._next_rest())
         else:
             self._trouble, self._failures, self._rest_until = None, 0, 0.0
@@ -303,7 +302,7 @@ class Keeper:
             await agent.set_cpus(name, cpus)
         except GuestError as error:
             self._sent[name] = Sent(cpus, Proof.REFUSED, str(error))
-            if isinstance(error, AgentFailed):  # this container's trouble: go on with the others
+            if isinstance(error, AgentFailed):  # only this container: go on with the others
                 return
             raise
         self._again -= {name}
@@ -356,7 +355,7 @@ class Keeper:
                     await self._tell(agent, name, cpus)
         except (GuestError, TimeoutError) as error:
             self._prompt = False
-            log.info("sandbox %s: guest not told before vCPUs move: %s", self._id, error)
+            log.info("sandbox %s: guest cpusets not widened: %s", self._id, error)
         finally:
             self._talking = False
 
@@ -372,7 +371,7 @@ class Keeper:
         return None if self._trouble is None else self._trouble[0]
 
     def view(self, plan: GuestPlan) -> GuestView:
-        """Return how guest pinning stands, for a plan that was made with `facts`."""
+        """Return the state of guest pinning, for a plan that was made with `facts`."""
         state, detail = self._state()
         asked_s = None if self._asked_at is None else time.monotonic() - self._asked_at
         return GuestView(plan, state, detail, asked_s, dict(self._sent))
@@ -387,4 +386,4 @@ class Keeper:
             return GuestState.PENDING, ""
         if not self._shared.settings().enabled:
             return GuestState.OFF, ""
-        return (GuestState.TOLD if targets else GuestState.IDLE), ""
+        return (GuestState.APPLIED if targets else GuestState.IDLE), ""

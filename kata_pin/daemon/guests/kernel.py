@@ -1,4 +1,4 @@
-"""Which Linux a guest runs, as far as the host can tell: from the VMM's command line.
+"""The guest's kernel release, as far as the VMM's command line gives it away.
 
 Nothing is kept; reading a vmlinux takes tens of milliseconds, so the daemon does it in a thread.
 """

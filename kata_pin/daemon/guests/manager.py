@@ -1,11 +1,8 @@
-"""The guests of all sandboxes: who is told what, and when (DESIGN D12).
+"""The guests of all sandboxes: which containers are confined to which guest CPUs (D12).
 
-An observer of passes: what a pass over a sandbox found is handed to the keeper of its
-guest, which talks to the guest in its own time. Host pins stand before any guest is asked; a guest
-that is slow, hostile or dead costs its own keeper a few deadlines, and nobody else anything.
-
-Lifetime: the daemon's. A keeper is made when there is something to say to a guest, and ends with
-its sandbox.
+An observer of passes: the outcome of a pass goes to the keeper of the sandbox's guest, which talks
+to the guest in its own time. A guest that is slow, hostile or dead costs only its keeper a few
+deadlines. A keeper is made when there is something to send, and ends with its sandbox.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ from kata_pin.vmm.state_files import KataPaths, read_state
 log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 8
-"""Guests that are talked to at the same time."""
+"""Guests that are asked at the same time."""
 
 _QUIET: Final = frozenset(
     {
@@ -54,14 +51,14 @@ _QUIET: Final = frozenset(
         "still without a VMM",
     }
 )
-"""Reasons of passes behind which Kata did nothing to a container."""
+"""Reasons of passes that mean Kata changed no container."""
 
 _INSISTING: Final = frozenset({"pin", "unpin", "release", "reconcile", "configuration reloaded"})
-"""Reasons of passes that an operator wants."""
+"""Reasons of passes that an operator asked for."""
 
 
 Claims = tuple[tuple[object, ...], ...]
-"""What of a sandbox's containers decides about pairs."""
+"""What decides about pairs: the claims of a sandbox's containers."""
 
 
 class KnownVmms(Protocol):
@@ -114,15 +111,15 @@ class Guests:
     # ---- passes --------------------------------------------------------------------------
 
     def passed(self, outcome: PassOutcome) -> None:
-        """See Observer: hand over what the pass means for the guest, where the pins stand."""
+        """See Observer: hand the plan to the keeper, if the host pins are set."""
         vmm = self._sandboxes.known_vmm(outcome.sandbox_id)
-        stands = outcome.report.settled or outcome.mask is None  # to give back needs no pin
-        if vmm is None or not stands:
+        done = outcome.report.settled or outcome.mask is None  # undo needs no pin
+        if vmm is None or not done:
             return
         try:
             self._hand_over(outcome, vmm)
         except (KataPinError, OSError, ValueError) as error:  # an observer never fails
-            log.error("sandbox %s: guest left alone: %s", outcome.sandbox_id, error)
+            log.error("sandbox %s: guest cpusets not updated: %s", outcome.sandbox_id, error)
 
     def ended(self, outcome: PassOutcome) -> None:
         """See Observer: forget the guest."""
@@ -135,10 +132,10 @@ class Guests:
             try:
                 self._book.forget_all(outcome.sandbox_id)
             except StateError as error:
-                log.error("sandbox %s: guest not forgotten: %s", outcome.sandbox_id, error)
+                log.error("sandbox %s: cannot forget its guest: %s", outcome.sandbox_id, error)
 
     def failed(self, operation: str, error: Exception) -> None:
-        """See Observer: a pass that broke off says nothing of the guest."""
+        """See Observer: a pass that failed means nothing for the guest."""
 
     def _hand_over(self, outcome: PassOutcome, vmm: Vmm) -> None:
         sandbox_id, report = outcome.sandbox_id, outcome.report
@@ -159,7 +156,7 @@ class Guests:
         )
 
     def _new_keeper(self, sandbox: Sandbox, report: Report) -> Keeper | None:
-        """Return a keeper where there is something to say, or was before a restart."""
+        """Return a keeper if there is something to send, or was before a restart."""
         plan = self._plan(sandbox, report, NOTHING_KNOWN)
         if plan is None:
             return None
@@ -191,8 +188,8 @@ class Guests:
     async def before(self, sandbox_id: str, foresee: Callable[[], Awaitable[Report]]) -> None:
         """Widen guest cpusets where the pass that is due will move pairs; WIDEN_S at most.
 
-        `foresee` returns what the pass would decide, and sets nothing. Costs nothing where no
-        container changed, and where the guest was told nothing or is not prompt.
+        `foresee` returns what the pass would decide, and sets nothing. Costs nothing if no
+        container changed, or the guest is not confined or not prompt.
         """
         keeper, vmm = self._keepers.get(sandbox_id), self._sandboxes.known_vmm(sandbox_id)
         if keeper is None or vmm is None or not keeper.may_widen:
@@ -204,23 +201,23 @@ class Guests:
         try:
             await keeper.widen(partial(self._plan, sandbox, await foresee()))
         except (KataPinError, OSError, ValueError) as error:  # the pass matters more
-            log.error("sandbox %s: guest not told before vCPUs move: %s", sandbox_id, error)
+            log.error("sandbox %s: guest cpusets not widened: %s", sandbox_id, error)
 
     # ---- audits and undo -----------------------------------------------------------------
 
     def audit(self) -> None:
-        """Have every guest told again, and looked at whether it did as told."""
+        """Send everything to every guest again, and check whether it holds."""
         for keeper in self._keepers.values():
             keeper.audit()
 
     async def settled(self, sandbox_ids: Iterable[str], within_s: float) -> None:
-        """Wait until these guests were told what is due, or could not be; `within_s` at most."""
+        """Wait until these guests have what is due, or failed; `within_s` at most."""
         waiting = [self._keepers[one].settled() for one in sandbox_ids if one in self._keepers]
         try:
             async with asyncio.timeout(within_s):
                 await asyncio.gather(*waiting)
         except TimeoutError:
-            log.info("guests are still being told")
+            log.info("guest cpusets are still being restored")
 
     # ---- looking -------------------------------------------------------------------------
 
@@ -242,7 +239,7 @@ class Guests:
         return GuestView(plan, GuestState.IDLE if on else GuestState.OFF)
 
     def lines(self, sandbox: Sandbox, report: Report) -> list[str]:
-        """Return what `explain` tells of a guest."""
+        """Return the lines of `explain` about a guest."""
         plan = self.plan(sandbox, report)
         return [] if plan is None else list(guest_lines(sandbox, plan.map, plan.cpusets))
 
@@ -275,11 +272,11 @@ class Agents:
         return Shared(settings, book, connect, asyncio.Semaphore(AT_ONCE))
 
     def address(self, sandbox_id: str, vmm: Vmm) -> AgentAddress:
-        """Return where a sandbox's agent listens: QEMU's cid, else what Kata's state says.
+        """Return where a sandbox's agent listens: QEMU's cid, else from Kata's state.
 
         A QEMU that names another guest's cid only has that guest asked about containers that it
         does not know: what changes something names a container of this sandbox. Raises
-        AgentUnavailable when neither says where.
+        AgentUnavailable when neither has it.
         """
         try:
             if vmm.guest_cid:

@@ -1,10 +1,9 @@
-"""What is learnt of one guest: its kernel, its CPUs' numbers, and whether a cpuset holds.
+"""What is known of one guest: its kernel, its CPUs' numbers, and whether a cpuset holds.
 
-Least intrusive first (docs/adr/0008): the kernel from the host; CPU times by the agent, compared
-with the run times of vCPU threads; programs in a container only by the setting guest.exec. Answers
-are kept by thread identity, so that they end with the thread they are about.
-
-Lifetime: the sandbox's; another VMM is another guest. Out of scope: when to ask (keeper.py).
+Least intrusive first (ADR 8): the kernel from the host; CPU times by the agent, compared with the
+run times of vCPU threads; programs in a container only if `guest.exec`
+is set. Answers are kept by thread identity, so they end with their thread. Lifetime: the sandbox's;
+another VMM is another guest.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class GuestProbe:
         self._vmm = vmm
 
     async def read_kernel(self) -> None:
-        """Learn the guest kernel's release from the host, once."""
+        """Read the guest kernel's release from the host, once."""
         if self._vmm is not None and not self.kernel_known:
             found = await asyncio.to_thread(kernel_facts, self.root, self._vmm)
             self.facts = replace(found, measured=self.facts.measured)
@@ -112,7 +111,7 @@ class GuestProbe:
         return owned and any(one.state.rank < LinkState.PROVEN.rank for one in plan.map.links)
 
     async def measure(self, agent: AgentClient, plan: GuestPlan, container: str) -> None:
-        """Learn more about the vCPU threads; what the guest refuses is left out."""
+        """Measure which guest CPU each vCPU thread is; what the guest refuses is left out."""
         try:
             if self.settings().exec and container:
                 table = await _by_program(agent, agent.read_apic_ids(container))
@@ -130,7 +129,7 @@ class GuestProbe:
         if before is None or before.ran.keys() != now.ran.keys():
             return
         busy = _growth(before.ranks, now.ranks)
-        if len(busy) != len(found.links):  # some guest CPU is offline: ranks say nothing
+        if len(busy) != len(found.links):  # some guest CPU is offline: ranks prove nothing
             return
         ran = {key: seconds - before.ran[key] for key, seconds in now.ran.items()}
         self._votes.add(by_rank(match(ran, busy), numberings(found, vmm.guest)))
@@ -140,7 +139,7 @@ class GuestProbe:
     async def proof(
         self, agent: AgentClient, container: str, cpus: CpuSet, plan: GuestPlan
     ) -> tuple[Proof, str] | None:
-        """Return what is known of a cpuset now and why, None where there is nothing new to say."""
+        """Return what is known of a cpuset now and why, None if nothing new is known."""
         if self.settings().exec:
             now = await _by_program(agent, agent.read_cpus(container))
             if now is not None and now <= cpus:  # a guest CPU that is offline is not shown
@@ -169,16 +168,16 @@ class GuestProbe:
         self._usage[container] = now
         if before is None or before.cpus != cpus:
             return None
-        told = runs_elsewhere(_since(before, now), cpus)
-        if told is None:
+        elsewhere = runs_elsewhere(_since(before, now), cpus)
+        if elsewhere is None:
             return None
-        if told:
+        if elsewhere:
             return Proof.BROKEN, "it used CPU time outside its guest CPUs"
         return Proof.FITS, ""
 
 
 async def _by_program(agent: AgentClient, answer: Awaitable[T]) -> T | None:
-    """Return what a program in a container tells, None where it can not be run or does not end.
+    """Return the output of a program in a container, None if it cannot be run or does not end.
 
     A container may be frozen, or have no such program; the agent may be well all the same.
     """
@@ -202,7 +201,7 @@ def _since(before: _Usage, now: _Usage) -> Used:
 
 
 def _growth(before: Sequence[RankTime], now: Sequence[RankTime]) -> dict[int, float]:
-    """Return how long the CPU of each rank was busy, in seconds; those that stand still are out."""
+    """Return how long the CPU of each rank was busy, in seconds; offline ones are left out."""
     return {
         new.rank: (new.busy_ms - old.busy_ms) / 1000
         for old, new in zip(before, now, strict=False)

@@ -1,7 +1,7 @@
 """What is decided about a sandbox's guest, and what is known of the guest since.
 
-A GuestPlan is made from a pass and what is known of the guest; pure. A GuestView adds what became
-of it in the guest: nothing without a daemon, which alone talks to guests.
+A GuestPlan is made from a pass and what is known of the guest. A GuestView adds what was applied in
+the guest: nothing without a daemon, which alone talks to guests. Pure.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _X86: Final = frozenset({"x86_64", "i686"})
 
 
 class GuestState(StrEnum):
-    """How guest pinning stands in a sandbox."""
+    """The state of guest pinning in a sandbox."""
 
     OFF = "off"  # by setting, or because nothing is set at all
-    IDLE = "idle"  # there is nothing to tell the guest
-    PENDING = "pending"  # to be told, or told again
-    TOLD = "applied"
+    IDLE = "idle"  # nothing to send
+    PENDING = "pending"  # to be sent, perhaps again
+    APPLIED = "applied"
     DENIED = "denied"  # not permitted by the guest's policy
     UNREACHABLE = "unreachable"
-    FAILED = "failed"  # some container's cpuset is not what it was told
+    FAILED = "failed"  # some container is not on its assigned guest CPUs
 
 
 class Proof(StrEnum):
@@ -60,7 +60,7 @@ class GuestPlan:
 
 @dataclass(frozen=True)
 class Sent:
-    """What a guest was told of a container, and what is known of it since."""
+    """The cpuset that was sent for a container, and what is known of it since."""
 
     cpus: CpuSet
     proof: Proof = Proof.NONE

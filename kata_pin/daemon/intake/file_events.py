@@ -1,13 +1,10 @@
-"""FileEvents the files that tell of cpusets: events made into fresh reads and marks (DESIGN D1).
+"""Acts on changes of the files that decide cpusets: reads them again, and marks sandboxes (D1).
 
-Kata's state of one sandbox is read when it was written, and a pass asked for, also when nothing in
-it is new: Kata sets affinities and cpusets of its own when it writes it (DESIGN D13). A checkpoint
-of the kubelet that says something else asks for passes, first over the pods that it is about. A
-written cpuset asks for a pass over the sandboxes below it, a CPU that goes on- or offline for
-passes over all of them.
+A write of a sandbox's Kata state asks for a pass even if nothing in it is new: Kata sets affinities
+and cpusets of its own then (D13). A changed kubelet checkpoint asks for passes, first over the pods
+it is about; a written cpuset for the sandboxes below it; a CPU that goes on- or offline for all.
 
-Nothing depends on events: `look_around` and `rearm` are the audit's part. Lifetime: the daemon's.
-Out of scope: how events come (sources/), and what a record means (kata_state.py).
+Nothing depends on events: audits call `look_around` and `rearm`. Lifetime: the daemon's.
 """
 
 from __future__ import annotations
@@ -25,6 +22,7 @@ from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import HostError
 from kata_pin.host.cpuset import cpuset_folders
+from kata_pin.model.count_noun import count
 from kata_pin.model.pass_outcome import PassOutcome
 from kata_pin.policy.placement.checkpoint_changes import touched
 from kata_pin.sources.state_watch import Changes, StateWatch
@@ -33,13 +31,13 @@ from kata_pin.sources.uevents import cpu_changes
 log = logging.getLogger(__name__)
 
 SPACING_S: Final = 0.02
-"""Least time between two reads of one sandbox's state: who writes it more often waits."""
+"""Least time between two reads of one sandbox's state, however often it is written."""
 
 MAX_RECENT: Final = 4096
 """Sandboxes whose last read is remembered."""
 
 CPUSETS_FOLLOW_S: Final = (0.05, 0.5)
-"""Looks after a CPU went on- or offline: Linux updates cpusets, and by them affinities, later."""
+"""Passes after a CPU went on- or offline: Linux updates cpusets and affinities later."""
 
 KATA: Final = "Kata's state"
 KUBELET: Final = "the kubelet's checkpoint"
@@ -49,7 +47,7 @@ LOST: Final = "events of files were lost"
 
 
 class CgroupWatch:
-    """Has the cpusets watched of the cgroups that sandboxes' threads are in; an Observer."""
+    """Watches the cpusets of the cgroups that sandboxes' threads are in; an Observer."""
 
     def __init__(self, node: NodeWatch, watch: StateWatch) -> None:
         self._node = node
@@ -69,7 +67,7 @@ class CgroupWatch:
         self._watch.watch_cpusets(outcome.sandbox_id, ())
 
     def failed(self, operation: str, error: Exception) -> None:
-        """Leave it as it was: nothing is known of a pass that broke off."""
+        """Leave it as it was: nothing is known of a pass that failed."""
 
     def _folders(self, cgroups: Iterable[str]) -> list[str]:
         mounts = self._node.cgroup_mounts
@@ -78,7 +76,7 @@ class CgroupWatch:
 
 
 class FileEvents:
-    """Acts on what a StateWatch tells."""
+    """Acts on what a StateWatch reports."""
 
     def __init__(
         self,
@@ -94,7 +92,7 @@ class FileEvents:
         self._sandboxes = sandboxes
         self._watch = watch
         self._kubelet = node.kubelet
-        node.changed()  # what is so now is no change
+        node.changed()  # the present state is no change
         self._recent: dict[str, float] = {}
         self._waiting: set[str] = set()
         self._began = False
@@ -108,29 +106,29 @@ class FileEvents:
             await asyncio.sleep(0)
 
     async def follow_cpus(self) -> None:
-        """Ask for passes when CPUs go on- or offline; returns where the kernel does not tell."""
+        """Ask for passes when CPUs go on- or offline; returns if the kernel sends no events."""
         try:
             async for _ in cpu_changes():
                 with left_to_audits():
                     self._take_cpus()
         except HostError as error:
-            log.warning("CPUs that go on- or offline are found by audits only: %s", error)
+            log.warning("CPU hotplug is noticed only by audits: %s", error)
 
     def look_around(self) -> None:
-        """Take in what Kata keeps of every sandbox that runs, those that nobody told of too."""
+        """Record what Kata keeps of every sandbox that runs, unknown ones too."""
         for sandbox_id, new in self._adoption.all(self._sandboxes.vmms).items():
             if new or self._sandboxes.cache(sandbox_id) is None:
                 self._adopted(sandbox_id, new)
 
     def look_at_node(self) -> None:
-        """Ask for passes if the node changed unseen, or a VMM was not found; the audit's part."""
+        """Ask for passes if the node changed unnoticed, or a VMM was not found; for audits."""
         if self._node.changed():
             self._sandboxes.mark_all(NODE)
         for sandbox_id in self._sandboxes.without_vmm:
             self._sandboxes.mark(sandbox_id, "still without a VMM", event=False)
 
     def rearm(self) -> None:
-        """Watch again what events may have missed; the audit's part."""
+        """Watch again what a lost event may have hidden; for audits."""
         self._watch.rearm()
 
     # ---- changes -------------------------------------------------------------------------
@@ -147,9 +145,9 @@ class FileEvents:
             self._take_checkpoint()
 
     def _look_at_everything(self) -> None:
-        """Look at what nobody may have told of: watching began, or events were lost.
+        """Look at everything: watching began, or events were lost.
 
-        At the start passes are due anyway, and what was written before them they see.
+        At the start passes are due anyway, and see what was written before them.
         """
         self.look_around()
         self._take_checkpoint()
@@ -177,7 +175,7 @@ class FileEvents:
             self._read([sandbox_id])
 
     def _read(self, sandbox_ids: Collection[str]) -> None:
-        """Take in the state of those that have a VMM, known or found in one look at processes."""
+        """Record the state of those that have a VMM, known or found in one look at processes."""
         vmms = self._sandboxes.vmms
         running: Collection[str] = vmms
         if any(one not in vmms for one in sandbox_ids):
@@ -193,17 +191,18 @@ class FileEvents:
 
     def _adopted(self, sandbox_id: str, new: int) -> None:
         if new:
-            log.info("sandbox %s: Kata's state told of %d containers", sandbox_id, new)
+            what = count(new, "container")
+            log.info("sandbox %s: %s updated from Kata's state", sandbox_id, what)
         self._sandboxes.mark(sandbox_id, KATA)
 
     def _take_checkpoint(self) -> None:
-        """Mark what a checkpoint that says something else is about: its pods before the others."""
+        """Mark what a changed checkpoint is about: its pods before the others."""
         before, now = self._kubelet, self._node.kubelet
         if before == now:
             return
         self._kubelet = now
         pods, everybody = touched(before, now)
-        log.info("the kubelet's checkpoint changed, for %d pods", len(pods))
+        log.info("kubelet checkpoint changed for %s", count(len(pods), "pod"))
         for sandbox_id in self._sandboxes.ids:
             if self._is_of(sandbox_id, pods):
                 self._sandboxes.mark(sandbox_id, KUBELET)
@@ -213,11 +212,10 @@ class FileEvents:
     def _take_cpus(self) -> None:
         """Mark all, and once more when cpusets have followed.
 
-        Also where the online CPUs are those of before: one that went and came back has had the
-        threads on it moved.
+        Also if the online CPUs are the same: a CPU that went and came back lost its threads.
         """
         if self._node.changed():
-            log.info("the online CPUs are %s", self._node.current().topology.online)
+            log.info("online CPUs changed to %s", self._node.current().topology.online)
         self._sandboxes.mark_all(NODE)
         for look in self._looks:
             look.cancel()
@@ -232,9 +230,9 @@ class FileEvents:
 
 @contextlib.contextmanager
 def left_to_audits() -> Iterator[None]:
-    """Log what cannot be taken in now: the next audit looks again."""
+    """Log a change that cannot be handled now: the next audit looks again."""
     try:
         yield
-    except Exception as error:  # whatever one sandbox's files make of it, the others are followed
-        log.error("a change was not taken in: %s", error)
-        log.debug("a change was not taken in", exc_info=True)
+    except Exception as error:  # a fault barrier: one sandbox's files must not stop the others
+        log.error("cannot handle a change now, the next audit will: %s", error)
+        log.debug("cannot handle a change", exc_info=True)

@@ -1,8 +1,7 @@
-"""Receiving hooks: record, answer, open QMP's window, wait for the pins (DESIGN D3, D6).
+"""Answers hooks: records, opens QMP's window, waits for the pins (D3, D6).
 
-One call a connection, cancelled by the hook server's deadline. The answers promise exactly what
-they say: `recorded` after the registry's commit, `pinned` after a pass that began after it has read
-every affinity back.
+One call per connection, cancelled by the hook server's deadline. `recorded` is sent after the
+registry's commit, `pinned` after a pass that began later has read every affinity back.
 """
 
 from __future__ import annotations
@@ -53,10 +52,7 @@ class HookService:
         self._find_vmm = find_vmm
 
     async def hook(self, connection: HookConnection) -> None:
-        """Serve one hook. An error other than a hopeless message ends it without an answer.
-
-        Then the hook spools: that is what a registry that cannot be written needs.
-        """
+        """Serve one hook; without an answer (the registry cannot be written) the hook spools."""
         try:
             await self._serve(connection)
         except (KataPinError, OSError) as error:
@@ -88,12 +84,12 @@ class HookService:
             await self._answer(connection, container, report)
 
     def take_spool(self) -> None:
-        """Take every spooled message in; what cannot be recorded now stays for the next time."""
+        """Record every spooled message; what cannot be recorded now stays for the next time."""
         try:
             self._take_spool()
         except (KataPinError, OSError) as error:
             self._counters.failed("spool", error)
-            log.warning("spool not taken in: %s", error)
+            log.warning("cannot record spooled messages now: %s", error)
 
     def _take_spool(self) -> None:
         for entry in self._spool.pending():
@@ -109,14 +105,14 @@ class HookService:
             self._spool.done(entry)
 
     async def follow_spool(self) -> None:
-        """Take the spool in whenever something arrives; runs until cancelled."""
+        """Record spooled messages whenever one arrives; runs until cancelled."""
         async for _ in self._spool.watch():
             self.take_spool()
 
     # ---- QMP's window --------------------------------------------------------------------
 
     def _in_window(self, connection: HookConnection, container: Container) -> bool:
-        """Whether Kata's Go runtime has let go of qmp.sock for as long as this hook runs."""
+        """Whether Kata's Go runtime leaves qmp.sock free while this hook runs."""
         return (
             self._live.now.qmp.enabled
             and connection.message.phase.waits_for_pins
@@ -128,7 +124,7 @@ class HookService:
     async def _ask_qemu(self, connection: HookConnection, container: Container) -> None:
         """Ask for vCPU threads and iothreads; the session ends at once when the hook goes."""
         vmm = self._find_vmm(container.sandbox_id)
-        if vmm is None:  # the socket is nobody's that we know
+        if vmm is None:  # not known whose socket it is
             return
         cache = self._sandboxes.enter(container.sandbox_id).cache
         session = asyncio.create_task(self._session(self._qmp_path(container), vmm.process.pid))
@@ -145,7 +141,7 @@ class HookService:
             cache.qmp = answers
 
     async def _session(self, path: str, pid: int) -> QmpAnswers | None:
-        """Return QEMU's answers; its pid tells whose network namespace shows other clients."""
+        """Return QEMU's answers; `pid` is QEMU's."""
         qmp = self._live.now.qmp
         try:
             return await query(
@@ -155,7 +151,7 @@ class HookService:
                 session_s=qmp.session_ms / 1000,
             )
         except QmpUnavailable as error:
-            log.info("QMP not asked: %s", error)
+            log.info("QMP not available: %s", error)
             return None
 
     def _qmp_path(self, container: Container) -> str:
@@ -168,7 +164,7 @@ class HookService:
         self, connection: HookConnection, container: Container, report: Report | None
     ) -> None:
         cache = self._sandboxes.cache(container.sandbox_id)
-        if cache is None:  # dropped: no VMM behind it, so there is nothing to pin
+        if cache is None:  # dropped: it has no VMM, so there is nothing to pin
             await connection.pinned()
         elif report is None:
             await connection.unpinned("the pass over the sandbox failed")

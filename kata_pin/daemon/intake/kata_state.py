@@ -1,11 +1,8 @@
-"""Taking in what Kata itself keeps of a sandbox: its containers, and their cpusets of now.
+"""Records what Kata itself keeps of a sandbox: its containers, and their present cpusets.
 
-For sandboxes that existed before us, for messages that were lost with the daemon away and the disk
-full, and for updates, which no hook tells. A file is read again where it changed since the last
-time, and whenever an event says that it was written.
-
-Lifetime: the daemon's; held are only the stamps of files. Out of scope: which sandboxes run
-(vmm/find.py), and when to look (file_events.py, the deep audit).
+For sandboxes that are older than the daemon, for messages that were lost, and for updates, which no
+hook reports. A file is read again if it changed, and whenever an event says that it was written.
+Lifetime: the daemon's; only the files' stamps are kept.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ from kata_pin.wire.kata.persist import KataRuntime, to_containers
 log = logging.getLogger(__name__)
 
 ADOPTED: Final = 0
-"""What stands for a hook's pid in the identity of a record that is no message's."""
+"""Stands for the hook's pid in records that no hook sent."""
 
 SETTLED_NS: Final = 1_000_000_000
 """A file changed less than a second ago may change again without a new time: clocks are coarse."""
@@ -88,7 +85,7 @@ class Adoption:
     def _adopt(self, sandbox_id: str, stamp: tuple[int, int]) -> int:
         persisted = read_state(self._root, self._kata, sandbox_id)
         if persisted is None:  # none there, or half written: the next event or audit looks again
-            self._tell_unread(sandbox_id, stamp)
+            self._log_unread(sandbox_id, stamp)
             return 0
         if _settled(stamp):
             self._stamps[sandbox_id] = stamp
@@ -102,15 +99,15 @@ class Adoption:
                 persisted, states=states, stamp_ns=changed_ns, source=_SOURCES[persisted.runtime]
             )
         except ParseError as error:  # one sandbox's annotations must not hide the others
-            log.warning("sandbox %s: Kata's state not taken in: %s", sandbox_id, error)
+            log.warning("sandbox %s: Kata's state not used: %s", sandbox_id, error)
             return 0
         new = sum(self._record(one, sandbox_id) for one in found)
         if persisted.runtime is KataRuntime.GO:
             new += self._record_gone({one.id for one in found}, sandbox_id, changed_ns)
         return new
 
-    def _tell_unread(self, sandbox_id: str, stamp: tuple[int, int]) -> None:
-        """Say once of a file's stamp that it cannot be read, and is not just being written."""
+    def _log_unread(self, sandbox_id: str, stamp: tuple[int, int]) -> None:
+        """Log once per stamp that a file cannot be read, unless it is just being written."""
         if not any(stamp) or not _settled(stamp) or self._unread.get(sandbox_id) == stamp:
             return
         problem = state_problem(self._root, self._kata, sandbox_id)
@@ -119,7 +116,7 @@ class Adoption:
             log.warning("sandbox %s: Kata's state cannot be read: %s", sandbox_id, problem)
 
     def _record(self, container: Container, sandbox_id: str) -> bool:
-        """Record a container of Kata's state; return whether it tells something new.
+        """Record a container of Kata's state; return whether anything in it is new.
 
         Its cpuset is the live one, to be weighed against other sources' (precedence.py). One
         that has stopped stays in Kata's state until it is deleted: a hook knows better.
@@ -129,7 +126,7 @@ class Adoption:
             return False
         if known is not None:
             if known.sandbox_id != sandbox_id:
-                log.warning("sandbox %s: %s is another's container", sandbox_id, container.id)
+                log.warning("sandbox %s: container %s belongs to another", sandbox_id, container.id)
                 return False
             if container.cpus is None or not known.state.counts:
                 return False

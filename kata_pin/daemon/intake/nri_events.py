@@ -1,8 +1,7 @@
-"""What NRI tells, made into records and marks (DESIGN D8, D14).
+"""Turns NRI's events into records and marks (D8, D14).
 
-A record of NRI's has the container's spec with every update in it and is as new as its stamp, so it
-stands above what a hook once read in the bundle. Pods that are not Kata's cost one look and leave
-nothing behind. Out of scope: the connection (sources/nri.py), and what follows from a record.
+A record of NRI's has the container's spec with every update in it, so it takes precedence over what
+a hook read in the bundle. Pods that are not Kata's cost one look and leave nothing behind.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ _STATES: Final[Mapping[EventKind, ContainerState]] = {
     EventKind.REMOVE_POD_SANDBOX: ContainerState.DELETED,
     EventKind.REMOVE_CONTAINER: ContainerState.DELETED,
 }
-"""The state that an event tells; PostUpdateContainer leaves it to the container's own."""
+"""The state after an event; PostUpdateContainer has the container's own."""
 
 NOTHING: Final = 0
-"""The ticket of an event after which nothing is to be awaited."""
+"""The ticket of an event that asked for no pass."""
 
 
 class NriIntake:
-    """Records what the plugin is told; the Listener of sources/nri.py."""
+    """Records the plugin's events; the Listener of sources/nri.py."""
 
     def __init__(
         self,
@@ -78,8 +77,8 @@ class NriIntake:
         source = f"nri:{event.kind.method}"
         self._kata_pinning.take_annotations(pod.id, pod.annotations)
         records = list(self._records(replace(event, pod=pod), stamp_ns, source))
-        told = [self._record(one) for one in records]
-        return self._sandboxes.mark(pod.id, source) if any(told) else NOTHING
+        recorded = [self._record(one) for one in records]
+        return self._sandboxes.mark(pod.id, source) if any(recorded) else NOTHING
 
     async def placed(self, event: Event, ticket: int) -> None:
         """Return after a pass that began after the event was taken; the caller has a deadline."""
@@ -89,8 +88,8 @@ class NriIntake:
     async def rebuild(self, snapshot: Snapshot, stamp_ns: int) -> None:
         """Record all that there is, and as deleted what is no longer there. Raises StateError.
 
-        Sandboxes that are not listed are left alone: they may be another runtime's, and one that is
-        over has no VMM any more.
+        Sandboxes that are not listed are left alone: they may be another runtime's, and a pass
+        notices those that ended.
         """
         self._strangers.clear()
         self._index.refresh()
@@ -98,8 +97,8 @@ class NriIntake:
         containers: dict[str, list[PodContainer]] = {}
         for container in snapshot.containers:
             containers.setdefault(container.pod_id, []).append(container)
-        for told in snapshot.pods:
-            pod = self._of_kata(told, running=told.id in running)
+        for listed in snapshot.pods:
+            pod = self._of_kata(listed, running=listed.id in running)
             if pod is not None:
                 self._rebuild_pod(pod, containers.get(pod.id, []), stamp_ns)
                 self._sandboxes.mark(pod.id, "nri:Synchronize")
@@ -137,12 +136,12 @@ class NriIntake:
     def _record(self, container: Container) -> bool:
         """Record it unless it is older than what is known; return whether it was recorded.
 
-        A CRI container never runs twice: one that is over stays so, whatever comes late.
+        A CRI container never runs twice: one that ended stays ended, whatever comes late.
         """
         known = self._registry.container(container.id)
         if known is not None:
             if known.sandbox_id != container.sandbox_id or known.kind is not container.kind:
-                log.warning("NRI: container %s is known as another's", container.id)
+                log.warning("NRI: container %s belongs to another sandbox; ignored", container.id)
                 return False
             over = not known.state.counts
             if over and (container.state.counts or known.state is ContainerState.DELETED):
@@ -171,8 +170,8 @@ class NriIntake:
     def _of_kata(self, pod: Pod, *, running: bool | None = None) -> Pod | None:
         """Return a pod that has a VMM, its pid 0 if that is not Kata's; None for any other pod.
 
-        `running`: whether it is known to have one. The handler's name says nothing: anybody may
-        choose it. When the first event of a pod comes, its VMM runs already.
+        `running`: whether it is known to have one. The handler's name proves nothing. When the
+        first event of a pod comes, its VMM runs already.
         """
         known = running or self._sandboxes.cache(pod.id) is not None
         if known:  # also a pod that was judged before its VMM was there

@@ -1,7 +1,7 @@
-"""Asking QEMU over Kata's extra monitor (extra_monitor_socket), ours at any time (DESIGN D6).
+"""Asks QEMU over Kata's extra monitor (`extra_monitor_socket`), which is free at any time (D6).
 
-Asked only for threads that KVM and names left unnamed, and for each of them once. Out of scope: the
-main socket, which is Kata's but for the window of its first hook (hook_service.py).
+Only about threads that KVM and names left unnamed, once for each. The main socket is Kata's, except
+during its first hook (hook_service.py).
 """
 
 from __future__ import annotations
@@ -50,6 +50,6 @@ class ExtraMonitor:
                 session_s=settings.session_ms / 1000,
             )
         except QmpUnavailable as error:
-            log.info("sandbox %s: extra monitor not asked: %s", sandbox_id, error)
+            log.info("sandbox %s: extra monitor not available: %s", sandbox_id, error)
             return False
         return True

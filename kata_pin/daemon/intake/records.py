@@ -1,7 +1,7 @@
-"""Taking a hook's message in: bytes to a record, one transaction, then the answer (DESIGN D3, D4).
+"""Turns a hook's message into a record: one transaction, then the answer (D3, D4).
 
-The same for messages from the socket and from the spool. A message is taken once: an older one, or
-the same one again, changes nothing. Out of scope: what follows from a record (engine.py).
+The same for messages from the socket and from the spool. A message counts once: an older one, or
+the same one again, changes nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ from kata_pin.wire.oci import OciConfig, OciState, Phase, parse_config, parse_st
 
 @dataclass(frozen=True)
 class Taken:
-    """What became of a message: its container as recorded, None when nothing was recorded.
-
-    `reason` says why not: the message was old, the container is unknown and already over, or the
-    bundle of a spooled create is gone.
-    """
+    """What became of a message: its container as recorded, or None and the reason."""
 
     container: Container | None
     reason: str = ""
@@ -51,7 +47,7 @@ class Intake:
         )
         known = self._registry.container(container.id)
         if known is None and message.phase is Phase.POSTSTOP:
-            return Taken(None, "the container is over and was not known")
+            return Taken(None, "the container is unknown and has ended")
         if known is None and gone and spooled:
             return Taken(None, "its bundle is gone")
         if config is None and known is not None:
@@ -76,8 +72,8 @@ class Intake:
 def _with_resources_of(known: Container, container: Container) -> Container:
     """Keep what is known of a living container's quota and shares.
 
-    config.json is what it was created with, and an update may have been told since. Its cpuset is
-    kept as the bundle's word, and weighed against others' (observations.py).
+    config.json has what it was created with, and an update may have changed that. Its cpuset is
+    weighed against other sources' (observations.py).
     """
     resources = {name: getattr(known, name) for name in RESOURCES if name != "cpus"}
     if all(value in {None, ""} for value in resources.values()):

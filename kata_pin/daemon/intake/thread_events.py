@@ -1,9 +1,7 @@
-"""New threads and processes, as the kernel tells of them, made into marks.
+"""Marks sandboxes when their threads and processes appear or end, as the kernel reports it (D1).
 
-Each event only marks the sandbox that a process works for (DESIGN D1). Where the kernel does not
-tell, audits find what is new, and passes know it: it decides about the main thread (DESIGN D11).
-
-Lifetime: the daemon's. Out of scope: the connection itself (sources/process_events.py).
+Without the kernel's reports audits find what is new, and passes know that (D11). Lifetime: the
+daemon's.
 """
 
 from __future__ import annotations
@@ -36,11 +34,11 @@ KTHREADD: Final = 2
 """The pid of the parent of all kernel threads."""
 
 EVENTS_RETRY_S: Final = 30.0
-"""Between tries to subscribe to process events where they are not to be had."""
+"""Between tries to subscribe to process events where that failed."""
 
 KERNEL_THREAD_LOOKS_S: Final = (0.005, 0.05, 0.5)
-"""Looks at a new kernel thread after the first: a vhost worker of Linux 6.1 gets its name and then
-its creator's cgroup, which takes its affinity away, only after its birth, and no event tells."""
+"""Further looks at a new kernel thread: a vhost worker of Linux 6.1 gets its name and its creator's
+cgroup, which resets its affinity, only after it was created, without an event."""
 
 
 class ThreadEvents:
@@ -63,9 +61,9 @@ class ThreadEvents:
         self._live: bool | None = None
 
     async def follow(self) -> None:
-        """Mark sandboxes as their threads are born; without events the audit finds them.
+        """Mark sandboxes as their threads appear; without events the audit finds them.
 
-        Raises HostError when the events are not to be had although the setting insists on them.
+        Raises HostError when the events are not available and `new_threads` is `events`.
         """
         if self._wanted is NewThreads.AUDIT:
             self._set_live(live=False, why="setting new_threads")
@@ -91,15 +89,15 @@ class ThreadEvents:
             return
         self._live = live
         if live:
-            log.info("new threads are reported by the kernel")
+            log.info("process events are available: new threads are pinned at once")
         else:
-            log.warning("new threads are found by audits only: %s", why)
+            log.warning("new threads are pinned only at the next audit: %s", why)
         if self._node.live_threads != live:
             self._node.set_live_threads(live=live)
             try:
                 self._pins.set_live_threads(live=live)
-            except StateError as error:  # only who judges these pins without us needs it
-                log.error("whether threads are followed was not recorded: %s", error)
+            except StateError as error:  # only needed by commands without a daemon
+                log.error("cannot record whether new threads are reported: %s", error)
             self._sandboxes.mark_all("process events")
 
     def _take(self, event: Event) -> None:

@@ -56,8 +56,8 @@ class PassRunner:
     ) -> None:
         """`start` runs a coroutine until the daemon ends.
 
-        `ask` learns more about a sandbox after a pass, and says whether another pass may use it.
-        `observers` are told of every pass, in this order, before whoever waits for it.
+        `ask` asks the VMM after a pass, and returns whether another pass may use the answer.
+        `observers` get every outcome, in this order, before a waiting hook is answered.
         """
         self._root = root
         self._sandboxes = sandboxes
@@ -102,24 +102,24 @@ class PassRunner:
         report = self._engine.run(sandbox_id, containers, cache, act=True, release=True)
         sandbox = Sandbox(sandbox_id, containers, cache.vmm)
         outcome = outcome_of(sandbox, report, cause, released=released)
-        self._tell(lambda observer: observer.passed(outcome))
+        self._notify(lambda observer: observer.passed(outcome))
 
     # ---- passes --------------------------------------------------------------------------
 
     async def _pass(self, sandbox_id: str) -> PassResult:
-        """Run one pass, and another where the VMM itself could tell more."""
+        """Run one pass, and another if the VMM itself answered questions."""
         try:
             return await self._asked_pass(sandbox_id)
         except Exception as error:
             failure = error
-            self._tell(lambda observer: observer.failed("pass", failure))
+            self._notify(lambda observer: observer.failed("pass", failure))
             raise
 
-    def _tell(self, tell: Callable[[Observer], None]) -> None:
-        """Tell each observer; one that fails affects neither the others nor the pass."""
+    def _notify(self, notify: Callable[[Observer], None]) -> None:
+        """Notify each observer; one that fails affects neither the others nor the pass."""
         for observer in self._observers:
             try:
-                tell(observer)
+                notify(observer)
             except Exception as error:  # a fault barrier: the observers of a pass
                 log.error("an observer failed after a pass: %s", error)
                 log.debug("an observer failed after a pass", exc_info=True)
@@ -160,9 +160,9 @@ class PassRunner:
         verdict = self._verdict(sandbox, report, entry, had_vmm=had is not None)
         outcome = outcome_of(sandbox, report, entry.supervisor.cause, released=released)
         if verdict is Verdict.GONE:
-            self._tell(lambda observer: observer.ended(outcome))
+            self._notify(lambda observer: observer.ended(outcome))
         else:
-            self._tell(lambda observer: observer.passed(outcome))
+            self._notify(lambda observer: observer.passed(outcome))
         return PassResult(report, verdict)
 
     def _verdict(self, sandbox: Sandbox, report: Report, entry: Entry, *, had_vmm: bool) -> Verdict:
@@ -184,7 +184,7 @@ class PassRunner:
     def _without_vmm(
         self, sandbox_id: str, containers: Sequence[Container], entry: Entry, *, had_vmm: bool
     ) -> Verdict:
-        """Say whether to look again for a VMM; drop the sandbox when it has ended."""
+        """Return whether to look again for a VMM; drop the sandbox when it has ended."""
         age_s = time.monotonic() - entry.since
         if had_vmm:
             why = "its VMM has exited"

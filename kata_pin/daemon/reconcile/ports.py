@@ -29,7 +29,7 @@ class PassRequests(Protocol):
 
 
 class Observer(Protocol):
-    """Is told of every pass, before whoever waits for it; called in the event loop, so quick."""
+    """Gets the outcome of every pass, before a waiting hook is answered; must be quick."""
 
     def passed(self, outcome: PassOutcome) -> None:
         """Take a pass after which the sandbox goes on."""
@@ -45,7 +45,7 @@ class GuestPreparer(Protocol):
     """Prepares a sandbox's guest for a pass that will move vCPU threads."""
 
     async def before(self, sandbox_id: str, foresee: Callable[[], Awaitable[Report]]) -> None:
-        """Return when the pass may run; `foresee` says what it would decide, and sets nothing."""
+        """Return when the pass may run; `foresee` returns what it would decide."""
 
 
 class PinStore(Protocol):

@@ -1,6 +1,6 @@
 """The table of sandboxes: each one's supervisor, its cache, and the processes that work for it.
 
-Whoever learns that something changed marks a sandbox here; passes.py runs what is asked for.
+A sandbox is marked here when something changed; passes.py runs the passes.
 Lifetime: the daemon's; used in the event loop's thread only.
 """
 
@@ -34,7 +34,7 @@ class Sandboxes:
         self._entries: dict[str, Entry] = {}
         self._owners: dict[int, str] = {}
         self.entered: asyncio.Queue[Supervisor] = asyncio.Queue()
-        """Supervisors that nobody runs yet."""
+        """Supervisors that do not run yet."""
         self.tracked: set[int] = set()
         """Pids whose threads and children the process connector reports; shared with it."""
 

@@ -43,7 +43,7 @@ class Daemon:
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve until told to stop.
+        """Serve until `stop`, SIGTERM or SIGINT.
 
         Raises DaemonError when another daemon serves the runtime directory, StateError or OSError
         when it cannot be used.
@@ -65,7 +65,7 @@ class Daemon:
                 await self.serve(parts, background)
 
     async def serve(self, parts: Assembly, background: Background) -> None:
-        """Run what was assembled, and end it when told to stop."""
+        """Run what was assembled until the daemon is stopped."""
         loop = asyncio.get_running_loop()
         with _signals(loop, self._stop, parts.reload), contextlib.closing(parts.hooks):
             parts.hooks.bind()

@@ -224,7 +224,7 @@ class Assembly:
 def _nri_plugin(
     config: Config, intake: NriIntake, one: Components, pending: PendingPasses
 ) -> NriPlugin | None:
-    """Return the NRI plugin; without one Kata's state tells of updates."""
+    """Return the NRI plugin; without one updates are found in Kata's state."""
     nri = config.nri
     if nri.enabled is NriEnabled.NO:
         return None

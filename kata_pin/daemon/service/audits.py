@@ -1,6 +1,6 @@
 """The audit loop: affinities every few seconds, everything else less often (D1).
 
-The deep audit takes in what any lost event may have told of. The periods follow the configuration.
+The deep audit finds what any lost event would have reported. The periods follow the configuration.
 """
 
 from __future__ import annotations

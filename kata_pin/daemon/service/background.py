@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 
 
 class Background:
-    """Starts tasks in a TaskGroup, and cancels those that run when it is told to end."""
+    """Starts tasks in a TaskGroup; `end` cancels those that still run."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks

@@ -1,7 +1,7 @@
-"""The verbs of the control socket (DESIGN D18, D19; wire/control.py has the protocol).
+"""The commands of the control socket (D18, D19; wire/control.py has the protocol).
 
-Reading verbs: `ping`, `names`, `state` (of one sandbox with `sandbox`), `explain`, `history`.
-Acting verbs: `pin`, `unpin`, `reconcile`, `reload` and `release`, which restores every affinity and
+Reading: `ping`, `names`, `state` (of one sandbox with `sandbox`), `explain`, `history`.
+Acting: `pin`, `unpin`, `reconcile`, `reload` and `release`, which restores every affinity and
 sets none until the daemon is restarted (uninstall).
 """
 
@@ -29,15 +29,15 @@ from kata_pin.wire import reports
 from kata_pin.wire.request import Request
 
 GUESTS_S: Final = 3.0
-"""Longest that an undo waits for guests: their containers are given all guest CPUs back."""
+"""Longest that an undo waits for guests, whose containers get all guest CPUs back."""
 
 
 @dataclass(frozen=True)
 class Commands:
-    """The verbs over what the daemon gives them.
+    """The commands, over the daemon's objects.
 
-    `look_around` takes in what Kata's own state tells before an operator's pass. `restore_cpusets`
-    has all CPUs of containers restored that the allocator confined; returns those that still wait.
+    `look_around` records Kata's own state before an operator's pass. `restore_cpusets` restores the
+    cpusets of containers that the allocator confined; returns those that are still pending.
     """
 
     sandboxes: Sandboxes
@@ -65,7 +65,7 @@ class Commands:
 
     @property
     def all(self) -> Mapping[str, Verb]:
-        """Every verb."""
+        """Every command."""
         return {
             **self.reading,
             "pin": self._pin,

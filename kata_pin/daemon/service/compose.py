@@ -33,7 +33,7 @@ from kata_pin.vmm.state_files import KataPaths
 
 @dataclass
 class Components:
-    """The objects, for whoever builds more of them; they live as long as the configuration."""
+    """The objects of one configuration; assembly.py and offline.py build on them."""
 
     live: LiveConfig
     root: HostRoot

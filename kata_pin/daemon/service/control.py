@@ -1,10 +1,8 @@
 """The control socket: what the command line asks of the daemon.
 
 Two sockets with one server each: control.sock (0600) takes every verb, status.sock (0660 and a
-group) only those that read. Who is there is asked of the kernel (SO_PEERCRED). Requests are
-bounded lines; a client that stalls, floods or sends garbage is dropped and disturbs no other.
-
-Out of scope: what the verbs do (app.py gives them).
+group) only those that read. The kernel identifies the client (SO_PEERCRED). Requests are bounded
+lines; a client that stalls, floods or sends garbage is dropped and disturbs no other.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ class ControlServer:
             raise
 
     async def close(self) -> None:
-        """Stop listening, end the talks, remove the socket."""
+        """Stop listening, drop the clients, remove the socket."""
         if self._server is None:
             return
         self._server.close()
@@ -88,7 +86,7 @@ class ControlServer:
                 await self._talk(reader, writer)
         except (RemoteProtocolError, ConnectionError, TimeoutError) as error:
             log.debug("control client dropped: %s", str(error) or "too slow")
-            writer.transport.abort()  # what it did not take is not kept for it
+            writer.transport.abort()  # unsent bytes are dropped
         except Exception as error:  # the fault barrier of one client
             log.error("control client failed: %s", error)
             log.debug("control client failed", exc_info=True)
@@ -100,13 +98,13 @@ class ControlServer:
     def _admitted(self, writer: asyncio.StreamWriter) -> bool:
         """Whether the peer may talk: root and the daemon's own user, or the socket's group.
 
-        The file's mode keeps the others out already; a descriptor that was handed on is caught
-        here, but for group members, whose groups the kernel does not tell.
+        The file's mode keeps others out already; this also refuses a descriptor that was handed
+        on, except for group members: the kernel does not report their groups.
         """
-        who = unix_socket.peer(writer.get_extra_info("socket"))
-        if who.trusted or self._mode & 0o060:
+        peer = unix_socket.peer(writer.get_extra_info("socket"))
+        if peer.trusted or self._mode & 0o060:
             return True
-        log.warning("control client pid %d of uid %d turned away", who.pid, who.uid)
+        log.warning("control client refused: pid %d, uid %d", peer.pid, peer.uid)
         return False
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""One writer a runtime directory: the daemon, or a command that works without one."""
+"""One writer per runtime directory: the daemon, or a command that works without one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kata_pin.errors import DaemonError
 def locked(runtime_dir: str) -> Iterator[None]:
     """Hold the directory's lock: flock(2), so that a killed holder leaves nothing locked.
 
-    Raises DaemonError when somebody else holds it, OSError when it cannot be made.
+    Raises DaemonError when another process holds it, OSError when it cannot be created.
     """
     path = os.path.join(runtime_dir, "lock")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

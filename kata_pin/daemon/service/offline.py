@@ -1,8 +1,8 @@
 """The daemon's work once, without a daemon (D19): what commands fall back to.
 
-Reading functions work on a copy of the registry in memory, take the spool in without removing it,
-and set nothing. `pin` and `unpin` use the registry's file itself, so that what they did is known to
-a daemon that starts later; the runtime directory's lock keeps the two apart.
+Reading functions work on a copy of the registry in memory, read the spool without removing it, and
+set nothing. `pin` and `unpin` use the registry's file itself, so that a later daemon knows of them;
+the runtime directory's lock keeps the two apart.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ def explain(config: Config, sandbox_id: str) -> Explanation:
             if report is not None and report.placement is not None:
                 node = parts.node.current()
                 view = _guest(parts, facts.sandbox, report)
-                told = guest_lines(facts.sandbox, view.plan.map, view.plan.cpusets) if view else ()
+                guest = guest_lines(facts.sandbox, view.plan.map, view.plan.cpusets) if view else ()
                 lines = explain_lines(
                     facts.sandbox,
                     report.threads,
                     report.placement,
                     node,
-                    guest=list(told),
+                    guest=list(guest),
                     now_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
                 )
                 return Explanation(sandbox=sandbox_id, lines=lines)
@@ -104,7 +104,7 @@ def pin(config: Config, sandbox_id: str | None) -> Applied:
 
 
 def unpin(config: Config, sandbox_id: str | None) -> Applied:
-    """Give the pins of one sandbox, or of all, back; return the `unpin` document."""
+    """Restore the affinities of one sandbox, or of all; return the `unpin` document."""
     with _writing(config) as parts:
         chosen = _chosen(parts, sandbox_id)
         parts.pins.set_released(chosen, released=True)
@@ -112,7 +112,7 @@ def unpin(config: Config, sandbox_id: str | None) -> Applied:
 
 
 def release_all(config: Config) -> Applied:
-    """Give every pin back: what uninstall does where no daemon runs.
+    """Restore every affinity: what uninstall does where no daemon runs.
 
     Unlike unpin this is not remembered: a daemon that is installed again pins again.
     """
@@ -147,7 +147,7 @@ def _writing(config: Config) -> Iterator[Components]:
 
 
 def _gathered(config: Config, registry: Registry) -> Components:
-    """Return the parts with everything recorded that can be known without hooks."""
+    """Return the components with everything recorded that is known without hooks."""
     parts = compose(config, registry)
     intake = Intake(registry, parts.bundles)
     for entry in Spool(os.path.join(config.runtime_dir, "spool")).peek():
@@ -173,7 +173,7 @@ def _known(parts: Components) -> list[str]:
 def _undo(
     config: Config, parts: Components, verb: str, ids: Iterable[str] | None = None
 ) -> list[SandboxFacts]:
-    """Give pins back, then the guests' CPUs to all of their containers."""
+    """Restore affinities, then the cpusets in guests."""
     done = list(_act(config, parts, verb, ids, release=True))
     passes = [(one.sandbox, one.report) for one in done if one.report is not None]
     node = parts.node.current()
@@ -189,7 +189,7 @@ def _act(
     *,
     release: bool = False,
 ) -> Iterator[SandboxFacts]:
-    """Run a pass that sets pins over each sandbox, and tell the history of it."""
+    """Run a pass that sets pins over each sandbox, and record it in the history."""
     history = History(parts.registry, parts.live)
     cause = Cause((f"{verb}, without a daemon",), time.monotonic())
     for facts in _look(parts, ids, act=True, release=release):
@@ -199,13 +199,13 @@ def _act(
 
 
 def _guest(parts: Components, sandbox: Sandbox, report: Report) -> GuestView | None:
-    """Return the map of a sandbox; nobody asks the guest without a daemon."""
+    """Return the map of a sandbox; only a daemon asks the guest."""
     if sandbox.vmm is None:
         return None
     facts = kernel_facts(parts.root, sandbox.vmm)
     inferred = parts.node.config.guest.act_on_inferred
     plan = plan_guest(sandbox, report, parts.node.current(), facts, inferred=inferred)
-    return GuestView(plan, detail="no daemon runs, which would ask it") if plan else None
+    return GuestView(plan, detail="not asked: the daemon is not running") if plan else None
 
 
 def _look(

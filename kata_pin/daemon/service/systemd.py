@@ -1,4 +1,4 @@
-"""sd_notify: telling systemd that the service is ready, alive, reloading or stopping.
+"""sd_notify: reports to systemd that the service is ready, alive, reloading or stopping.
 
 Protocol: sd_notify(3). Without NOTIFY_SOCKET (not under systemd) every call does nothing.
 """
@@ -24,7 +24,7 @@ class Notifier:
         self.watchdog_s = _watchdog_seconds(environ)
 
     def ready(self, status: str) -> None:
-        """Say that start-up is done."""
+        """Report that start-up is done."""
         self._send(f"READY=1\nSTATUS={status}")
 
     def status(self, status: str) -> None:
@@ -36,11 +36,11 @@ class Notifier:
         self._send("WATCHDOG=1")
 
     def reloading(self) -> None:
-        """Say that a reload began; `ready` ends it (Type=notify-reload)."""
+        """Report that a reload began; `ready` ends it (Type=notify-reload)."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """Say that the service is ending."""
+        """Report that the service is stopping."""
         self._send("STOPPING=1")
 
     def _send(self, message: str) -> None:

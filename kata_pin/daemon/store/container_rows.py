@@ -1,7 +1,4 @@
-"""A container's record as a row of the registry, and what is kept when a later one says less.
-
-Pure. Out of scope: the file, and which of several cpusets is believed.
-"""
+"""A container's record as a row of the registry; what is kept when a later record has less."""
 
 from __future__ import annotations
 
@@ -28,16 +25,16 @@ _TEXTS: Final = (
 
 
 def speaks(container: Container) -> bool:
-    """Whether a record says something of its container's CPUs; that it has none is something."""
-    said = any(getattr(container, name) not in {None, ""} for name in RESOURCES)
-    return said or bool(container.cgroups_path)
+    """Whether a record reports its container's CPUs; reporting none is a report."""
+    reported = any(getattr(container, name) not in {None, ""} for name in RESOURCES)
+    return reported or bool(container.cgroups_path)
 
 
 def merged(old: Container | None, new: Container) -> Container:
-    """Keep what an earlier record knew where a later source says nothing of it.
+    """Keep what an earlier record has and a later one lacks.
 
     A message whose bundle could not be read, and Kata's own state, lack names or paths. A record
-    without any of the resources says nothing about them either.
+    without any of the resources reports nothing about them.
     """
     if old is None:
         return new

@@ -1,8 +1,7 @@
 """The registry: containers as recorded, and the newest message seen for each (D15).
 
-Everything else about a sandbox is read from the kernel anew, but for the other tables of the same
-file: pins, what sources report of cpusets, grants, guests, history. One transaction per event,
-committed before the hook is answered.
+Other tables of the same file have pins, reported cpusets, grants, guests and the history; the rest
+is read from the kernel. One transaction per event, committed before the hook is answered.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ class Registry(Database):
         known = self._known.get(sandbox_id)
         if known is None:
             rows = self.rows(f"{_SELECT} WHERE sandbox_id = ? ORDER BY first_ns, id", (sandbox_id,))
-            known = self._observations.with_told(sandbox_id, map(container_of, rows))
+            known = self._observations.with_reports(sandbox_id, map(container_of, rows))
             self._known[sandbox_id] = known
         return known
 

@@ -1,13 +1,11 @@
-"""The history: what changed of each sandbox, when, why, and how long until its pins stood.
+"""The history: what changed of each sandbox, when, why, and how long it took until it was pinned.
 
-A table of its own in the registry's file, so that it is copied, checked and set aside with it
-(D15). A pass that changes nothing writes nothing: a row is a mask or a state that is another
-one than before, or threads that were moved. One transaction a row, before a waiting hook hears
-`pinned`. The number of rows is bounded, the oldest go first; a sandbox that is over keeps its rows
-until then.
+A table of its own in the registry's file (D15). A row is a mask or a state that changed, or threads
+that were moved; a pass that changes nothing writes none. One transaction per row, before a waiting
+hook receives `pinned`. The number of rows is bounded, the oldest go first; an ended sandbox keeps
+its rows until then.
 
 Times are CLOCK_BOOTTIME, as the file lives for one boot; documents turn them into wall-clock time.
-Lifetime: as long as its Registry. Out of scope: when passes run, and why (supervisor.py).
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ MAX_SHOWN: Final = 1000
 """Most rows that one document holds: some 10 ms of the event loop."""
 
 MAX_SINCE_S: Final = 10 * 365 * 86400
-"""Furthest that somebody may ask back: longer than any boot."""
+"""Furthest that a request may reach back: longer than any boot."""
 
 MAX_REASONS: Final = 8
 """Reasons of one pass that are kept: a storm of events has few kinds."""
@@ -69,29 +67,29 @@ _INSERT: Final = (
 )
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM history"  # noqa: S608 - constants
 
-Standing = tuple[str, str | None]
+StateAndMask = tuple[str, str | None]
 """State and mask of a sandbox as of its last row."""
 
 
 class History:
-    """Writes and reads the table; never fails who reports a pass to it."""
+    """Writes and reads the table; an error in writing never fails a pass."""
 
     def __init__(self, db: Database, live: LiveConfig) -> None:
         self.failures = 0
         """Rows that could not be written."""
         self._db = db
         self._live = live
-        self._last: dict[str, Standing | None] = {}
+        self._last: dict[str, StateAndMask | None] = {}
         self._count: int | None = None
 
     def _counted(self) -> int:
-        """Return the number of rows; makes the table, anew where it is of another form."""
+        """Return the number of rows; makes the table, again if it has another form."""
         if self._count is None:
             with self._db.transaction():
                 there = [row[1] for row in self._db.rows("PRAGMA table_info(history)")]
                 if there and there != ["number", *_COLUMNS]:
                     log.warning(
-                        "registry %s: its history has another form; begun anew", self._db.path
+                        "registry %s: its history has another form and is dropped", self._db.path
                     )
                     self._db.run("DROP TABLE history")
                 self._db.run(_TABLE)
@@ -105,7 +103,7 @@ class History:
     def passed(self, outcome: PassOutcome) -> None:
         """Write a row if the pass changed something."""
         mask = None if outcome.mask is None else str(outcome.mask)
-        now, last, moved = (outcome.state, mask), self._standing(outcome.sandbox_id), outcome.moved
+        now, last, moved = (outcome.state, mask), self._last_of(outcome.sandbox_id), outcome.moved
         if now == last and not moved:
             return
         if last is None and outcome.state == NO_VMM:  # another runtime's, or its VM is yet to start
@@ -113,16 +111,16 @@ class History:
         self._write(outcome, now, threads=len(outcome.report.threads), moved=moved)
 
     def ended(self, outcome: PassOutcome) -> None:
-        """Write that a sandbox is over, if it ever had a row, and what its last pass was for."""
-        if self._standing(outcome.sandbox_id) is not None:
+        """Write that a sandbox has ended, if it ever had a row, and why its last pass ran."""
+        if self._last_of(outcome.sandbox_id) is not None:
             self._write(outcome, (GONE, None))
         self._last.pop(outcome.sandbox_id, None)
 
     def failed(self, operation: str, error: Exception) -> None:
-        """See Observer: what a pass that broke off changed is told by the next one."""
+        """See Observer: the next pass records what a failed one changed."""
 
-    def _standing(self, sandbox_id: str) -> Standing | None:
-        """Return how a sandbox stood last, None if it has no row or had come to its end."""
+    def _last_of(self, sandbox_id: str) -> StateAndMask | None:
+        """Return the last state and mask of a sandbox, None if it has no row or has ended."""
         if sandbox_id not in self._last:
             row = None
             try:
@@ -138,10 +136,10 @@ class History:
         return self._last[sandbox_id]
 
     def _write(
-        self, outcome: PassOutcome, standing: Standing, *, threads: int = 0, moved: int = 0
+        self, outcome: PassOutcome, now: StateAndMask, *, threads: int = 0, moved: int = 0
     ) -> None:
         was_state, was_mask = self._last.get(outcome.sandbox_id) or ("", None)
-        self._last[outcome.sandbox_id] = standing
+        self._last[outcome.sandbox_id] = now
         limits = self._live.now.history
         if not limits.rows:
             return
@@ -149,9 +147,9 @@ class History:
             sandbox_id=outcome.sandbox_id,
             pod=outcome.pod,
             boot_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
-            state=standing[0],
+            state=now[0],
             was_state=was_state,
-            mask=standing[1],
+            mask=now[1],
             was_mask=was_mask,
             threads=threads,
             moved=moved,
@@ -185,7 +183,7 @@ class History:
         return dropped
 
     def _failed(self, error: StateError) -> None:
-        """Say once that the history has a gap: the pins are what counts."""
+        """Log once that the history has a gap; the pins are not affected."""
         level = logging.DEBUG if self.failures else logging.WARNING
         self.failures += 1
         log.log(level, "history not written: %s", error)

@@ -1,13 +1,12 @@
-"""What each source last told of a container's cpuset, in a table of the registry's file.
+"""Each source's last report of a container's cpuset, in a table of the registry's file.
 
-One row for a container and source, written in the transaction of the record that tells it, so that
-a restart of the daemon forgets no live value. The value that is believed (precedence.py) is
-the record's. A container that is over has no rows: they are bounded by what lives.
+One row per container and source, written in the transaction of the record that reports it, so that
+a restart forgets no live value. The record's own cpuset is the one that wins (precedence.py). An
+ended container has no rows: they are bounded by what lives.
 
-A record tells a cpuset if the source says something of the container's CPUs: a message whose bundle
-could not be read says nothing, nor does Kata's state about a container without `cpus`.
-
-Lifetime: as long as its Registry. Out of scope: the kubelet and cgroups, read anew in each pass.
+A record reports a cpuset if its source knows the container's CPUs: a message whose bundle could not
+be read does not, nor does Kata's state about a container without `cpus`. The kubelet's file and
+cgroups are read in each pass, and are not kept here.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ class Observations:
     """Reads and writes the table; methods raise StateError when the file cannot be used."""
 
     def __init__(self, db: Database) -> None:
-        """A table that cannot be used is made anew: live sources tell their values again."""
+        """Make the table, again if it cannot be used: live sources repeat their reports."""
         self._db = db
         with db.transaction():
             if not self._usable():
-                log.warning("registry: what sources told cannot be read; begun anew")
+                log.warning("registry: reported cpusets cannot be read and are dropped")
                 db.run("DROP TABLE told")
             db.run(_SCHEMA)
 
@@ -62,58 +61,60 @@ class Observations:
         return True
 
     def take(self, container: Container, merged: Container) -> Container:
-        """Keep what a record tells; return the record to write, with the cpuset that is believed.
+        """Keep what a record reports; return the record to write, with the cpuset that wins.
 
         `container` is the record as it came, `merged` with what was known before.
         """
         if not container.state.counts:
             self._db.run("DELETE FROM told WHERE container_id = ?", (container.id,))
             return merged
-        told = {one.source: one for one in self.of(container.id)}
-        new = _told(container)
+        reported = {one.source: one for one in self.of(container.id)}
+        new = _reported(container)
         if new is not None:
-            old = told.get(new.source)
+            old = reported.get(new.source)
             if old is None or old.cpus != new.cpus or container.source == UPDATED:
-                told[new.source] = new
+                reported[new.source] = new
                 self._write(container.id, new)
-        winner = believed(told.values())
+        winner = believed(reported.values())
         return merged if winner is None else replace(merged, cpus=winner.cpus)
 
     def of(self, container_id: str) -> tuple[ReportedCpuset, ...]:
-        """Return what sources told of one container."""
+        """Return what sources reported of one container."""
         rows = self._db.rows(
             "SELECT source, cpus, recorded_ns FROM told WHERE container_id = ? ORDER BY source",
             (container_id,),
         )
         return tuple(_row(*row) for row in rows)
 
-    def with_told(self, sandbox_id: str, containers: Iterable[Container]) -> tuple[Container, ...]:
-        """Return the containers of a sandbox with what sources told of each."""
+    def with_reports(
+        self, sandbox_id: str, containers: Iterable[Container]
+    ) -> tuple[Container, ...]:
+        """Return the containers of a sandbox with what sources reported of each."""
         rows = self._db.rows(
             "SELECT container_id, told.source, told.cpus, told.recorded_ns"
             " FROM told JOIN containers ON id = container_id WHERE sandbox_id = ?"
             " ORDER BY container_id, told.source",
             (sandbox_id,),
         )
-        told: dict[str, tuple[ReportedCpuset, ...]] = {}
+        reported: dict[str, tuple[ReportedCpuset, ...]] = {}
         for container_id, *row in rows:
-            told[container_id] = (*told.get(container_id, ()), _row(*row))
-        return tuple(replace(one, reported=told.get(one.id, ())) for one in containers)
+            reported[container_id] = (*reported.get(container_id, ()), _row(*row))
+        return tuple(replace(one, reported=reported.get(one.id, ())) for one in containers)
 
     def trim(self) -> None:
-        """Drop what was told of containers that have no record any more."""
+        """Drop reports of containers that have no record any more."""
         self._db.run("DELETE FROM told WHERE container_id NOT IN (SELECT id FROM containers)")
 
-    def _write(self, container_id: str, told: ReportedCpuset) -> None:
-        cpus = None if told.cpus is None else str(told.cpus)
+    def _write(self, container_id: str, one: ReportedCpuset) -> None:
+        cpus = None if one.cpus is None else str(one.cpus)
         self._db.run(
             "INSERT OR REPLACE INTO told VALUES (?, ?, ?, ?)",
-            (container_id, told.source.value, cpus, told.recorded_ns),
+            (container_id, one.source.value, cpus, one.recorded_ns),
         )
 
 
-def _told(container: Container) -> ReportedCpuset | None:
-    """Return what a record tells of its container's cpuset, None for nothing."""
+def _reported(container: Container) -> ReportedCpuset | None:
+    """Return what a record reports of its container's cpuset, None for nothing."""
     if not speaks(container):
         return None
     source = _source(container.source)

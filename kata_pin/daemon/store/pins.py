@@ -1,4 +1,4 @@
-"""What passes must remember beyond a restart: pairs, first affinities, who was released (D15).
+"""What passes must remember beyond a restart: pairs, first affinities, released sandboxes (D15).
 
 Tables of their own in the registry's file. Lifetime: as long as their Registry.
 """
@@ -90,7 +90,7 @@ class Pins:
         return row is not None and row[0] == "yes"
 
     def set_live_threads(self, *, live: bool) -> None:
-        """Remember it, for whoever judges these pins later: it decides about the main thread."""
+        """Remember it for later passes without a daemon: it decides about the main thread."""
         statement = "INSERT OR REPLACE INTO meta VALUES ('live_threads', ?)"
         self._db.run(statement, ("yes" if live else "no",))
 

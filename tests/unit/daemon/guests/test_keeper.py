@@ -121,7 +121,7 @@ async def test_said_once_and_again_when_asked(new_case: NewCase, guest: PlayedGu
     assert case.state() is GuestState.PENDING
     await case.keeper.attempt()
     assert guest.cpus == {"own": "1", "log": "0"}
-    assert case.state() is GuestState.TOLD
+    assert case.state() is GuestState.APPLIED
     case.take()
     await case.keeper.attempt()
     assert len(guest.said) == 2

@@ -115,7 +115,7 @@ async def told(case: Case) -> AsyncIterator[PlayedGuest]:
         case.guests.passed(case.passed())
         task = asyncio.create_task(case.started.pop())
         await case.guests.settled(["pod"], 5)
-        assert case.state() is GuestState.TOLD
+        assert case.state() is GuestState.APPLIED
         yield guest
         case.guests.ended(case.passed())
         await asyncio.wait_for(task, 5)
@@ -136,7 +136,7 @@ async def test_what_is_said_again(case: Case, reason: str, since: float, again: 
     """What Kata or an operator did has it sent again, once an event."""
     async with told(case):
         case.guests.passed(case.passed(reason, since=since))
-        assert case.state() is (GuestState.PENDING if again else GuestState.TOLD)
+        assert case.state() is (GuestState.PENDING if again else GuestState.APPLIED)
 
 
 async def test_a_pass_is_foreseen_where_claims_changed(case: Case) -> None:

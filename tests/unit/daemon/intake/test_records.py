@@ -91,8 +91,8 @@ def test_a_poststop_without_bundle_finds_its_container(
 @pytest.mark.parametrize(
     ("phase", "spooled", "reason"),
     [
-        (Phase.POSTSTOP, False, "the container is over and was not known"),
-        (Phase.POSTSTOP, True, "the container is over and was not known"),
+        (Phase.POSTSTOP, False, "the container is unknown and has ended"),
+        (Phase.POSTSTOP, True, "the container is unknown and has ended"),
         (Phase.CREATE_RUNTIME, True, "its bundle is gone"),
     ],
 )
