@@ -25,7 +25,7 @@ class FileRefused(KataPinError):  # noqa: N818 - refused by a rule, not failed
     """The file may not be read; `rule` is the rule it breaks, in a few words."""
 
     def __init__(self, name: str, rule: str) -> None:
-        super().__init__(f"{name}: {rule}")
+        super().__init__(f"{name} {rule}")
         self.rule = rule
 
 
@@ -75,7 +75,9 @@ def read_state(path: str, limit: int, parse: Callable[[bytes], T]) -> T | None:
         return parse(read_owned(path, limit))
     except FileNotFoundError:
         return None
-    except (FileRefused, ParseError) as error:
+    except FileRefused as error:
+        raise StateError(f"{path} {error.rule}") from error
+    except ParseError as error:
         raise StateError(f"{path}: {error}") from error
     except OSError as error:
         raise StateError(f"{path}: {error.strerror}") from error
@@ -85,6 +87,6 @@ def _check(name: str, status: os.stat_result, limit: int) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise FileRefused(name, "is not a regular file")
     if status.st_uid not in {0, os.geteuid()}:
-        raise FileRefused(name, f"belongs to uid {status.st_uid}")
+        raise FileRefused(name, f"is owned by uid {status.st_uid}, not by root")
     if status.st_size > limit:
         raise FileRefused(name, f"is larger than {limit} bytes")

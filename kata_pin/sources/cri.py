@@ -144,4 +144,4 @@ def _check_owner(path: str) -> None:
     if not stat.S_ISSOCK(status.st_mode):
         raise RuntimeUnavailable(f"{path}: not a socket")
     if status.st_uid not in {0, os.geteuid()}:
-        raise RuntimeUnavailable(f"{path}: the socket belongs to uid {status.st_uid}, not to root")
+        raise RuntimeUnavailable(f"{path}: the socket is owned by uid {status.st_uid}, not to root")

@@ -84,21 +84,21 @@ class Votes:
     """Collects the answers of several intervals; one contradiction disqualifies a thread."""
 
     needed: int = 2
-    _said: dict[ThreadKey, tuple[int, int]] = field(default_factory=dict)
+    _answers: dict[ThreadKey, tuple[int, int]] = field(default_factory=dict)
     _doubted: set[ThreadKey] = field(default_factory=set)
 
     def add(self, found: Mapping[ThreadKey, int]) -> None:
         """Add the answer of one interval."""
         for key, cpu in found.items():
-            said, times = self._said.get(key, (cpu, 0))
-            if said != cpu:
+            answer, times = self._answers.get(key, (cpu, 0))
+            if answer != cpu:
                 self._doubted.add(key)
-            self._said[key] = (said, times + 1)
+            self._answers[key] = (answer, times + 1)
 
     def keep_only(self, alive: Iterable[ThreadKey]) -> None:
-        """Drop threads that are gone."""
+        """Drop threads that have ended."""
         living = set(alive)
-        self._said = {key: said for key, said in self._said.items() if key in living}
+        self._answers = {key: one for key, one in self._answers.items() if key in living}
         self._doubted &= living
 
     @property
@@ -106,6 +106,6 @@ class Votes:
         """The threads with enough intervals that agree."""
         return {
             key: Measured(cpu, SOURCE)
-            for key, (cpu, times) in self._said.items()
+            for key, (cpu, times) in self._answers.items()
             if times >= self.needed and key not in self._doubted
         }

@@ -108,7 +108,7 @@ def file_as_folder(bundle: Path) -> Path:
     [(link_above, "a symlink"), (link_out, "a symlink"), (link_config, "is a symlink"),
      (fifo_config, "not a regular file"), (folder_config, "not a regular file"),
      (huge_config, "larger than"), (file_as_folder, "a file in place of a folder"),
-     pytest.param(foreign_config, "belongs to uid 65534", marks=pytest.mark.root)],
+     pytest.param(foreign_config, "is owned by uid 65534", marks=pytest.mark.root)],
 )  # fmt: skip
 def test_refused_by_what_is_there(root: Path, make: Callable[[Path], Path], rule: str) -> None:
     """What lies below a root must be plain files and folders of root's."""

@@ -139,7 +139,7 @@ async def test_a_server_that_speaks_something_else(path: Path) -> None:
 async def test_somebody_elses_socket(server: CriServer, path: Path) -> None:
     """A socket that neither root nor we have made is not spoken to."""
     os.chown(path, 65534, 65534)
-    with pytest.raises(RuntimeUnavailable, match="belongs to uid 65534"):
+    with pytest.raises(RuntimeUnavailable, match="is owned by uid 65534"):
         await CriClient(str(path)).update("c1", CPUS)
     assert server.asked == []
 
