@@ -62,8 +62,10 @@ def test_a_pod_through_its_life(cluster: Cluster) -> None:
     assert cluster.misplaced(pod, {1}) == []
     cri.update(one, cpuset_cpus="0")
     cluster.wait_placed(pod, {0})
+    source = "nri:PostUpdateContainer"  # persist.json's event may come, and be placed, before it
+    wait_for(lambda: cluster.node.registered()[one].source == source, "NRI's update")
     record = cluster.node.registered()[one]
-    assert (str(record.cpus), record.source) == ("0", "nri:PostUpdateContainer")
+    assert str(record.cpus) == "0"
     assert (record.name, record.pod_name, record.pod_namespace) == ("c1", "p1", "shop")
     assert (record.pod_uid, record.handler) == ("uid-p1", "kata")
     two = cluster.run(pod, "c2", cpuset_cpus="1")
