@@ -30,7 +30,7 @@ from typing import Final
 
 from kata_pin.errors import KataPinError
 from kata_pin.sources import unix_socket
-from kata_pin.sources.nri_listener import Decider, Listener
+from kata_pin.sources.nri_ports import Decider, Listener
 from kata_pin.sources.nri_session import REGISTER_S, NriSession
 from kata_pin.sources.updater import (
     DEADLINE_S,

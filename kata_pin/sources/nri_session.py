@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from kata_pin.errors import KataPinError, ParseError, RemoteProtocolError, StateError
 from kata_pin.sources.nri_calls import RuntimeCalls
-from kata_pin.sources.nri_listener import CreationRefused, Decider, Listener
+from kata_pin.sources.nri_ports import CreationRefused, Decider, Listener
 from kata_pin.sources.updater import DEADLINE_S
 from kata_pin.wire import ttrpc
 from kata_pin.wire.nri import messages as nri

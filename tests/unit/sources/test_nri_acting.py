@@ -14,7 +14,7 @@ import pytest
 from kata_pin.errors import HostError, StateError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.sources.nri import NriPlugin
-from kata_pin.sources.nri_listener import CreationRefused
+from kata_pin.sources.nri_ports import CreationRefused
 from kata_pin.wire import ttrpc
 from kata_pin.wire.nri import mux, replies
 from kata_pin.wire.nri.messages import Event, EventKind, Snapshot

@@ -30,7 +30,7 @@ from kata_pin.model.node import KubeletState
 from kata_pin.model.sandbox import Container, ContainerState
 from kata_pin.model.settings import CpuClass
 from kata_pin.model.topology import flat
-from kata_pin.sources.nri_listener import CreationRefused
+from kata_pin.sources.nri_ports import CreationRefused
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.wire.nri.messages import Event, EventKind, Pod, PodContainer, Snapshot
 from kata_pin.wire.nri.replies import Answer, Cpuset
