@@ -23,7 +23,7 @@ from kata_pin.model.thread import Role, RoleSource, Thread, ThreadRole
 from kata_pin.model.topology import HostTopology, flat
 from kata_pin.policy.explain.sandbox import explain
 from kata_pin.policy.placement.drift import find_drift
-from kata_pin.policy.placement.place import pairs, place
+from kata_pin.policy.placement.place import pairs, place, relevant
 from kata_pin.policy.placement.plan import make_plan
 from tests.support.world import (
     after,
@@ -232,6 +232,18 @@ def test_unchanged_input_changes_nothing(world: World) -> None:
     second = replace(world, threads=standing).place(kept=pairs(first))
     assert second == first
     assert make_plan(second, standing) == () or not world.node.topology.online
+
+
+@many
+@given(worlds, st.booleans(), st.data())
+def test_what_is_relevant_decides_alone(world: World, keep: bool, data: st.DataObject) -> None:
+    """Threads with other affinities, but the same relevant parts, have the same placement."""
+    topology = world.node.topology
+    kept = pairs(world.place()) if keep else {}
+    masks = st.sets(st.integers(0, HOST_CPUS - 1), min_size=1, max_size=3).map(CpuSet)
+    moved = [one._replace(task=one.task.with_affinity(data.draw(masks))) for one in world.threads]
+    if relevant(moved, kept, topology) == relevant(world.threads, kept, topology):
+        assert replace(world, threads=moved).place(kept=kept) == world.place(kept=kept)
 
 
 @many

@@ -4,20 +4,17 @@ A thread that was pinned and found elsewhere three times within a minute has ano
 kata-pin then leaves it alone, each time for longer, so that two writers never fight in a tight
 loop; the other threads stay pinned. An event about the sandbox ends the back-off.
 
-Kata is another writer too where its vCPU pinning is on (kata_pinning.py detects it).
+Out of scope: Kata's own vCPU pinning (kata_pinning.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
-from kata_pin.model.placement import Report
 from kata_pin.model.reports.sandbox import Writer
 from kata_pin.model.thread import ThreadKey
-from kata_pin.policy.placement.notes import NoteCode
-from kata_pin.policy.placement.writers import KataPinning, KataPinningMode
 
 RETURNS: Final = 3
 WINDOW_S: Final = 60.0
@@ -98,25 +95,3 @@ class OtherWriters:
         if self._threads:
             alive = set(keys)
             self._threads = {key: one for key, one in self._threads.items() if key in alive}
-
-
-class Watched(Protocol):
-    """What is known of a sandbox between passes (engine.SandboxCache)."""
-
-    report: Report | None
-    kata: KataPinning
-    other_writers: OtherWriters
-
-
-def writers_of(cache: Watched, now: float) -> tuple[Writer, ...]:
-    """Return the other writers of a sandbox; `now` is of CLOCK_MONOTONIC."""
-    found: list[Writer] = []
-    if cache.kata.mode is not KataPinningMode.OFF:
-        placement = cache.report.placement if cache.report is not None else None
-        codes = {note.code for note in placement.notes} if placement is not None else set()
-        how = " by NUMA node" if cache.kata.mode is KataPinningMode.NUMA else ""
-        evidence = f"enable_vcpus_pinning{how}, says {cache.kata.evidence}"
-        active = NoteCode.KATA_PINS_VCPUS in codes
-        found.append(Writer("kata", active, evidence, count=0, since_s=None, tids=()))
-    other = cache.other_writers.writer(now)
-    return (*found, other) if other is not None else tuple(found)

@@ -8,9 +8,11 @@ from kata_pin.daemon.reconcile.other_writers import OtherWriters
 from kata_pin.host.tasks import TaskReader
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.placement import Placement, Report
+from kata_pin.model.reports.sandbox import Writer
 from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import ThreadKey
-from kata_pin.policy.placement.writers import NO_KATA_PINNING, KataPinning
+from kata_pin.policy.placement.notes import NoteCode
+from kata_pin.policy.placement.writers import NO_KATA_PINNING, KataPinning, KataPinningMode
 from kata_pin.vmm.overhead import Helper
 from kata_pin.vmm.role_cache import RoleCache
 from kata_pin.wire.qemu.qmp import QmpAnswers
@@ -50,3 +52,17 @@ class SandboxCache:
     def processes(self) -> frozenset[int]:
         """The pids whose threads the last pass read."""
         return frozenset(t.key.tgid for t in self.report.threads) if self.report else frozenset()
+
+    def writers(self, now: float) -> tuple[Writer, ...]:
+        """Return the other writers of the sandbox's affinities, Kata first; `now` is monotonic."""
+        found: list[Writer] = []
+        if self.kata.mode is not KataPinningMode.OFF:
+            placement = self.report.placement if self.report is not None else None
+            active = placement is not None and any(
+                note.code == NoteCode.KATA_PINS_VCPUS for note in placement.notes
+            )
+            how = " by NUMA node" if self.kata.mode is KataPinningMode.NUMA else ""
+            evidence = f"enable_vcpus_pinning{how} (by {self.kata.evidence})"
+            found.append(Writer("kata", active, evidence, count=0, since_s=None, tids=()))
+        other = self.other_writers.writer(now)
+        return (*found, other) if other is not None else tuple(found)

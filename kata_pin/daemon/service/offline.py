@@ -20,7 +20,6 @@ from kata_pin.daemon.guests.manager import restore_guests
 from kata_pin.daemon.guests.status import GuestView, plan_guest
 from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.live_config import LiveConfig
-from kata_pin.daemon.reconcile.other_writers import writers_of
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.service.compose import Components, boot_id, compose
 from kata_pin.daemon.service.lock import locked
@@ -232,5 +231,5 @@ def _look(
             checked_s=0.0,
             problem=cache.problem,
             released=sandbox_id in released,
-            writers=writers_of(cache, time.monotonic()),
+            writers=cache.writers(time.monotonic()),
         )

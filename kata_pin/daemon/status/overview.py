@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from kata_pin.daemon.guests.manager import Guests
 from kata_pin.daemon.guests.status import GuestPlan
 from kata_pin.daemon.reconcile.engine import Engine
-from kata_pin.daemon.reconcile.other_writers import writers_of
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.status.documents import Conflicts, conflict_notes
@@ -115,7 +114,7 @@ class Overview:
                 if plan is None
                 else guest_report(self._guests.view(sandbox_id, plan[0]), seen.sandbox)
             ),
-            writers=writers_of(cache, now),
+            writers=cache.writers(now),
         )
 
     def _plan(self, sandbox: Sandbox, report: Report, node: Node) -> tuple[GuestPlan, bytes] | None:
