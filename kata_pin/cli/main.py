@@ -140,7 +140,7 @@ def _invoke(arguments: list[str], session: Session) -> int:
 
 def _failed(session: Session, error: KataPinError, status: int) -> int:
     """Print an error: one line and a hint, and a JSON document with --json."""
-    from kata_pin.cli.render.safe_text import safe
+    from kata_pin.cli.reports.words import safe
 
     if session.debug:
         import traceback

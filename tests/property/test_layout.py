@@ -15,7 +15,7 @@ from kata_pin.cli.render.layout import (
     table,
     wrap,
 )
-from kata_pin.cli.render.safe_text import safe
+from kata_pin.cli.reports.words import safe
 from kata_pin.model.cpuset import CpuSet
 
 cpu_lists = st.sets(st.integers(0, 8191), min_size=1, max_size=60).map(lambda s: str(CpuSet(s)))

@@ -8,7 +8,7 @@ import click
 
 from kata_pin.cli.options import Session, global_options
 from kata_pin.cli.render import screen
-from kata_pin.cli.render.safe_text import safe
+from kata_pin.cli.reports.words import safe
 from kata_pin.errors import KataPinError
 from kata_pin.model.reports.pools import AllocExplainDocument, Grant
 from kata_pin.model.reports.state import State

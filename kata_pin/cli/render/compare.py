@@ -8,6 +8,7 @@ from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, facts, paragraph, table
 from kata_pin.cli.render.safe_text import styled
 from kata_pin.cli.reports.comparison import SAME
+from kata_pin.model.count_noun import count
 from kata_pin.model.reports.compare import ComparedContainer, Comparison
 
 
@@ -34,7 +35,7 @@ def compare(document: Comparison, look: Look) -> list[Text]:
     differ = sum(row.verdict != SAME for row in rows)
     told = "no differences" if document.same else "only the shared pCPUs differ"
     if differ:
-        told = f"{phrases.count(differ, 'container')} of {len(rows)} would have other pCPUs"
+        told = f"{count(differ, 'container')} of {len(rows)} would have other pCPUs"
     style = phrases.GOOD if document.same else phrases.ODD
     return [*lines, Text(), *paragraph(styled(told, style), look)]
 

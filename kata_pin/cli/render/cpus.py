@@ -10,7 +10,7 @@ from rich.text import Text
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, paragraph, table
 from kata_pin.cli.render.safe_text import styled
-from kata_pin.cli.reports import pcpus
+from kata_pin.cli.reports import pcpus, words
 from kata_pin.cli.reports.pcpus import Pcpu
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.reports.sandbox import Sandbox, Thread
@@ -111,9 +111,9 @@ def claim(pcpu: Pcpu) -> Text:
 def _owners(pcpu: Pcpu) -> Iterator[str]:
     for sandbox in pcpu.exclusive:
         container = pcpus.owning_container(sandbox, pcpu.number)
-        yield f"{phrases.owner(sandbox)} ({container})" if container else phrases.owner(sandbox)
+        yield f"{words.owner(sandbox)} ({container})" if container else words.owner(sandbox)
     for sandbox in pcpu.shared:
-        yield phrases.owner(sandbox)
+        yield words.owner(sandbox)
 
 
 def _threads(pcpu: Pcpu, look: Look) -> Text:
@@ -125,7 +125,7 @@ def _threads(pcpu: Pcpu, look: Look) -> Text:
         groups.setdefault(sandbox.id, (sandbox, []))[1].append(thread)
     parts = []
     for name, (sandbox, threads) in sorted(groups.items(), key=lambda g: g[0] not in claimed):
-        prefix = "" if claimed == {name} else f"{phrases.owner(sandbox)}: "
+        prefix = "" if claimed == {name} else f"{words.owner(sandbox)}: "
         foreign = bool(owners) and name not in owners
         style = phrases.BAD if foreign or phrases.drifting(threads) else ""
         parts.append(styled(prefix + phrases.roles(threads, look), style))

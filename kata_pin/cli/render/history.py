@@ -7,6 +7,7 @@ from rich.text import Text
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, table
 from kata_pin.cli.render.safe_text import styled
+from kata_pin.cli.reports import words
 from kata_pin.model.reports.history import Change, HistoryDocument
 
 
@@ -28,7 +29,7 @@ def history(document: HistoryDocument, look: Look) -> list[Text]:
 
 def _row(change: Change, look: Look) -> list[Text]:
     name = change.sandbox[:12] if change.pod == change.sandbox else change.pod
-    moved = f"{change.moved} of {change.threads}" if change.threads else phrases.NOTHING
+    moved = f"{change.moved} of {change.threads}" if change.threads else words.NOTHING
     return [
         Text(change.time.replace("T", " ").removesuffix("Z")),
         styled(name, phrases.NAME),
@@ -39,15 +40,15 @@ def _row(change: Change, look: Look) -> list[Text]:
         styled(_turned(change.previous_mask, change.mask, look)),
         Text(moved),
         Text(_milliseconds(change.latency_ms)),
-        styled(", ".join(change.triggers) or phrases.NOTHING),
+        styled(", ".join(change.triggers) or words.NOTHING),
     ]
 
 
 def _turned(before: str | None, after: str | None, look: Look) -> str:
     """Return a value, with the one before where that was another."""
-    now = after or phrases.NOTHING
+    now = after or words.NOTHING
     return now if before in {after, "", None} else f"{before}{look.arrow}{now}"
 
 
 def _milliseconds(taken: float) -> str:
-    return f"{taken:.1f} ms" if taken < 1000 else phrases.age(taken / 1000)
+    return f"{taken:.1f} ms" if taken < 1000 else words.age(taken / 1000)

@@ -15,7 +15,7 @@ from rich.text import Text
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, facts, paragraph, table
 from kata_pin.cli.render.safe_text import styled
-from kata_pin.cli.reports import pcpus
+from kata_pin.cli.reports import pcpus, words
 from kata_pin.model.reports.guest import Guest, GuestContainer, GuestVcpu
 from kata_pin.model.reports.map import MapDocument, MapSandbox
 
@@ -35,16 +35,6 @@ STATE_STYLES: Final = {
     "denied": phrases.ODD,
     "unreachable": phrases.ODD,
     "failed": phrases.BAD,
-}
-
-STATE_WORDS: Final = {
-    "off": "not managed",
-    "idle": "nothing to apply in the guest",
-    "pending": "cpusets not applied in the guest yet",
-    "applied": "cpusets applied in the guest",
-    "denied": "denied by the guest's policy",
-    "unreachable": "guest unreachable",
-    "failed": "cpusets not in force in the guest",
 }
 
 PROOF_WORDS: Final = {
@@ -69,7 +59,7 @@ def guest_map(document: MapDocument, look: Look) -> list[Text]:
 
 def _sandbox(sandbox: MapSandbox, look: Look) -> list[Text]:
     guest = sandbox.guest
-    head = paragraph(styled(phrases.owner(sandbox), phrases.NAME), look)
+    head = paragraph(styled(words.owner(sandbox), phrases.NAME), look)
     if guest is None:
         return [*head, *paragraph(styled("no VMM, no map", phrases.ODD), look)]
     lines = [*head, *facts([("guest", condition(guest)), ("kernel", _kernel(guest))], look), Text()]
@@ -83,12 +73,12 @@ def _sandbox(sandbox: MapSandbox, look: Look) -> list[Text]:
 
 def condition(guest: Guest) -> Text:
     """Return the state of guest pinning in words."""
-    words = STATE_WORDS.get(guest.state, guest.state)
+    text = words.GUEST_STATES.get(guest.state, guest.state)
     if guest.answered_s is not None:
-        words += f", {phrases.age(guest.answered_s)} ago"
+        text += f", {words.age(guest.answered_s)} ago"
     if guest.detail:
-        words += f": {guest.detail}"
-    return styled(words, STATE_STYLES.get(guest.state, phrases.DIM))
+        text += f": {guest.detail}"
+    return styled(text, STATE_STYLES.get(guest.state, phrases.DIM))
 
 
 def _kernel(guest: Guest) -> Text:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Final, Protocol
+from typing import Final
 
 from rich.text import Text
 
 from kata_pin.cli.render.layout import Look
-from kata_pin.cli.render.safe_text import safe, styled
+from kata_pin.cli.render.safe_text import styled
+from kata_pin.cli.reports.words import NOTHING, age, safe
+from kata_pin.model.count_noun import count
 from kata_pin.model.reports.daemon import Daemon
 from kata_pin.model.reports.note import Note
-from kata_pin.model.reports.pools import Push
-from kata_pin.model.reports.sandbox import Thread, Writer
+from kata_pin.model.reports.sandbox import Thread
 from kata_pin.model.reports.state import State
 
 GOOD, BAD, ODD, DIM, NAME = "green", "bold red", "yellow", "dim", "bold cyan"
-OVER = frozenset({"stopped", "deleted"})
-"""States of containers that have ended."""
-
 STATE_STYLES: Final = {
     "ok": GOOD,
     "drift": BAD,
@@ -31,44 +29,11 @@ STATE_STYLES: Final = {
 }
 """How the states of sandboxes and threads look; their words are always there too."""
 
-NOTHING: Final = "-"
-
-SHOWN: Final = 6
-"""Threads that are named one by one."""
-
 RUN: Final = 3
 """Shortest run of one-to-one pairs that is written as a run."""
 
 
-class Named(Protocol):
-    """What has a sandbox's id and pod."""
-
-    @property
-    def id(self) -> str:
-        """Sandbox id."""
-
-    @property
-    def pod(self) -> str:
-        """`namespace/name`, or the id."""
-
-
 _USER_HZ: Final = 100  # ticks a second of /proc/*/stat on every Linux that Kata runs on
-
-
-def age(seconds: float | None) -> str:
-    """Return an age in one unit."""
-    if seconds is None:
-        return NOTHING
-    for limit, divisor, unit in ((10, 1, "s"), (120, 1, "s"), (7200, 60, "m"), (172800, 3600, "h")):
-        if seconds < limit:
-            value = seconds / divisor
-            return f"{value:.1f} {unit}" if limit == 10 else f"{value:.0f} {unit}"
-    return f"{seconds / 86400:.0f} d"
-
-
-def count(number: int, one: str, many: str = "") -> str:
-    """Return a number with its noun."""
-    return f"{number} {one if number == 1 else many or f'{one}s'}"
 
 
 def condition(word: str, detail: str = "") -> Text:
@@ -88,14 +53,6 @@ def daemon(facts: Daemon) -> Text:
         return styled(f"daemon not running, state read from /proc{reason}", ODD)
     up = age(facts.uptime_s)
     return styled(f"daemon {facts.version}, pid {facts.pid}, up {up}", DIM)
-
-
-def way(push: Push) -> str:
-    """Return how changed cpusets reach containers, and why not by a better channel."""
-    reason = safe(push.reason)
-    if not push.channel:
-        return f"are sent at the runtime's next NRI call ({reason})"
-    return f"are sent at once by {safe(push.channel).upper()}" + (f" ({reason})" if reason else "")
 
 
 def node(state: State, look: Look) -> Text:
@@ -130,19 +87,6 @@ def notes(found: Iterable[Note], prefix: str = "", *, warnings_only: bool = Fals
             mark, style = ("! ", ODD) if warning else ("- ", "")
             lines.append(styled(f"{mark}{prefix}{note.text}", style))
     return lines
-
-
-def writer(found: Writer) -> str:
-    """Return who else sets affinities, and how that is known."""
-    if found.name == "kata":
-        does = "pins the vCPUs" if found.active else "can pin the vCPUs but does not now"
-        return f"Kata {does} ({found.evidence})"
-    tids = ", ".join(str(tid) for tid in found.tids[:SHOWN])
-    more = f" and {len(found.tids) - SHOWN} more" if len(found.tids) > SHOWN else ""
-    left = "; backing off" if found.active else ""
-    since = age(found.since_s)
-    seen = count(found.count, "time")
-    return f"another process changed affinities {seen} since {since} ago (tid {tids}{more}){left}"
 
 
 def drifting(threads: Iterable[Thread]) -> int:
@@ -223,8 +167,3 @@ def roles(threads: Iterable[Thread], look: Look) -> str:
     return ", ".join(
         label if count == 1 else f"{label} {look.times}{count}" for label, count in counts.items()
     )
-
-
-def owner(sandbox: Named) -> str:
-    """Return the name people know a sandbox by; the start of its id where no pod is known."""
-    return sandbox.id[:12] if sandbox.pod == sandbox.id else sandbox.pod

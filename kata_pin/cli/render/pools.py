@@ -16,9 +16,10 @@ from rich.text import Text
 
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, facts, paragraph, table
-from kata_pin.cli.render.safe_text import safe, styled
-from kata_pin.cli.reports import pcpus
+from kata_pin.cli.render.safe_text import styled
+from kata_pin.cli.reports import pcpus, words
 from kata_pin.cli.reports.pcpus import parse
+from kata_pin.cli.reports.words import safe
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.reports.pools import Allocation, Grant, Push, RefusedRequest
 from kata_pin.model.reports.state import State
@@ -86,7 +87,7 @@ def _way(push: Push | None, look: Look) -> list[Text]:
     """Return how changed cpusets reach containers; unknown without a daemon."""
     if push is None:
         return []
-    return paragraph(styled(f"changed cpusets {phrases.way(push)}", phrases.DIM), look)
+    return paragraph(styled(f"changed cpusets {words.way(push)}", phrases.DIM), look)
 
 
 def _unsent(allocation: Allocation) -> Iterator[str]:

@@ -9,6 +9,7 @@ from rich.text import Text
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, facts, paragraph, table
 from kata_pin.cli.render.safe_text import styled
+from kata_pin.model.count_noun import count
 from kata_pin.model.reports.applied import Applied
 from kata_pin.model.reports.check import CheckDocument
 from kata_pin.model.reports.doctor import DoctorDocument
@@ -60,7 +61,7 @@ def who(document: WhoDocument, look: Look) -> list[Text]:
     lines += [Text(), *_kernel(document.kernel, look)]
     intruders = sum(1 for process in document.processes if process.intruder)
     if intruders:
-        told = f"! {phrases.count(intruders, 'intruder')} on this exclusive pCPU"
+        told = f"! {count(intruders, 'intruder')} on this exclusive pCPU"
         lines += [Text(), *paragraph(styled(told, phrases.BAD), look, indent=2)]
     return lines
 
@@ -117,7 +118,7 @@ def _kernel(kernel: KernelThreads, look: Look) -> list[Text]:
         if names:
             more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
             listed = ", ".join(names[:_NAMES_SHOWN])
-            text = f"{phrases.count(len(threads), 'kernel thread')} {words}: {listed}{more}"
+            text = f"{count(len(threads), 'kernel thread')} {words}: {listed}{more}"
             lines += paragraph(styled(text, phrases.DIM), look, indent=2)
     return lines
 
@@ -148,13 +149,13 @@ def check(document: CheckDocument, look: Look) -> list[Text]:
 
 def _verdict(document: CheckDocument) -> str:
     """Return the counts by kind, the failures first."""
-    sandboxes = phrases.count(document.sandboxes, "sandbox", "sandboxes")
-    checked = f"{sandboxes}, {phrases.count(document.threads, 'thread')} checked"
+    sandboxes = count(document.sandboxes, "sandbox", "sandboxes")
+    checked = f"{sandboxes}, {count(document.threads, 'thread')} checked"
     parts = []
     for fails, remark in ((True, ""), (False, " (report only)")):
         kinds = [one.kind for one in document.findings if one.fails is fails]
         counts = [
-            phrases.count(kinds.count(kind), *_KINDS.get(kind, (kind, kind)))
+            count(kinds.count(kind), *_KINDS.get(kind, (kind, kind)))
             for kind in dict.fromkeys(sorted(kinds, key=list(_KINDS).index))
         ]
         if counts:

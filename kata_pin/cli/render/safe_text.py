@@ -9,19 +9,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-
-def safe(text: str) -> str:
-    r"""Return the text with everything that is not printable shown as `\x1b` or `\u202e`."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else _escape(c) for c in text)
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+from kata_pin.cli.reports.words import safe
 
 
 def styled(text: str, style: str = "") -> Text:

@@ -11,6 +11,7 @@ from kata_pin.cli.render import map as render_map
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, facts, paragraph, table
 from kata_pin.cli.render.safe_text import styled
+from kata_pin.cli.reports import words
 from kata_pin.model.reports.guest import Guest, GuestVcpu
 from kata_pin.model.reports.sandbox import Container, Sandbox, Thread, Vmm
 from kata_pin.model.reports.state import State
@@ -38,9 +39,9 @@ def overview(state: State, look: Look) -> list[Text]:
     warnings = phrases.notes(state.notes, warnings_only=True)
     for sandbox in state.sandboxes:
         if sandbox.vmm_problem:
-            problem = f"! {phrases.owner(sandbox)}: {sandbox.vmm_problem}"
+            problem = f"! {words.owner(sandbox)}: {sandbox.vmm_problem}"
             warnings.append(styled(problem, phrases.ODD))
-        prefix = f"{phrases.owner(sandbox)}: "
+        prefix = f"{words.owner(sandbox)}: "
         warnings += phrases.notes(sandbox.notes, prefix, warnings_only=True)
     if warnings:
         lines += [Text(), *(part for w in warnings for part in paragraph(w, look, indent=2))]
@@ -71,20 +72,20 @@ def _head(state: State, look: Look) -> list[Text]:
 def _summary(sandbox: Sandbox, look: Look) -> list[Text]:
     drifting = phrases.drifting(sandbox.threads)
     return [
-        styled(phrases.owner(sandbox), phrases.NAME),
+        styled(words.owner(sandbox), phrases.NAME),
         phrases.cpus(sandbox.mask),
         phrases.pairs(sandbox.threads, look),
         phrases.overhead(sandbox.threads),
         _guest(sandbox.guest),
         phrases.condition(sandbox.state, f"({drifting})" if drifting else ""),
-        Text(phrases.age(sandbox.checked_s)),
+        Text(words.age(sandbox.checked_s)),
     ]
 
 
 def _sandbox_facts(sandbox: Sandbox, look: Look) -> list[Text]:
     state = phrases.condition(sandbox.state)
     if sandbox.checked_s is not None:
-        state += Text(f", checked {phrases.age(sandbox.checked_s)} ago")
+        state += Text(f", checked {words.age(sandbox.checked_s)} ago")
     if sandbox.duration_ms is not None:
         state += Text(f" in {sandbox.duration_ms:.1f} ms")
     pod = "" if sandbox.pod == sandbox.id else sandbox.pod
@@ -98,14 +99,14 @@ def _sandbox_facts(sandbox: Sandbox, look: Look) -> list[Text]:
         (f"vCPU{look.arrow}pCPU", phrases.pairs(sandbox.threads, look)),
         ("overhead", phrases.overhead(sandbox.threads)),
         ("guest", render_map.condition(sandbox.guest) if sandbox.guest else Text()),
-        *(("writer", styled(phrases.writer(one), phrases.ODD)) for one in sandbox.writers),
+        *(("writer", styled(words.writer(one), phrases.ODD)) for one in sandbox.writers),
     ]
     return facts(pairs, look)
 
 
 def _guest(guest: Guest | None) -> Text:
     if guest is None:
-        return Text(phrases.NOTHING)
+        return Text(words.NOTHING)
     return styled(guest.state, render_map.STATE_STYLES.get(guest.state, phrases.DIM))
 
 
@@ -156,10 +157,10 @@ def _container(container: Container, inside: str | None) -> list[Text]:
     why = f"{container.provenance}: {container.reason}" if known else container.reason
     if container.note:
         why = f"{why}; {container.note}" if why else container.note
-    recorded = f"{phrases.age(container.recorded_s)} ago, {container.source}"
+    recorded = f"{words.age(container.recorded_s)} ago, {container.source}"
     return [
         styled(container.name, phrases.NAME),
-        styled(container.state, phrases.DIM if container.state in phrases.OVER else ""),
+        styled(container.state, phrases.DIM if container.state in words.OVER else ""),
         phrases.cpus(container.cpus),
         phrases.cpus(container.exclusive),
         phrases.cpus(inside),
@@ -196,11 +197,11 @@ def _thread(thread: Thread, vcpu: GuestVcpu | None) -> list[Text]:
     return [
         Text(str(thread.tid)),
         styled(role),
-        Text(phrases.NOTHING) if vcpu is None else render_map.number(vcpu),
+        Text(words.NOTHING) if vcpu is None else render_map.number(vcpu),
         styled(thread.source, phrases.DIM),
         phrases.cpus(thread.expected),
-        styled(thread.affinity or phrases.NOTHING, phrases.BAD if drift else ""),
-        Text(str(thread.last_cpu) if thread.last_cpu >= 0 else phrases.NOTHING),
+        styled(thread.affinity or words.NOTHING, phrases.BAD if drift else ""),
+        Text(str(thread.last_cpu) if thread.last_cpu >= 0 else words.NOTHING),
         Text(phrases.cpu_time(thread)),
         phrases.condition(thread.state),
         styled("; ".join(part for part in why if part), phrases.DIM),

@@ -10,6 +10,7 @@ from rich.text import Text
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, Column, Look, facts, paragraph, table
 from kata_pin.cli.render.safe_text import styled
+from kata_pin.model.count_noun import count
 from kata_pin.model.reports.whatif import Candidate, WhatIf
 
 SHOWN: Final = 6
@@ -47,7 +48,7 @@ def _facts(document: WhatIf, look: Look) -> Iterator[tuple[str, Text]]:
     change = f"{before.shared} {look.arrow} {after.shared}"
     same = before.shared == after.shared
     yield "shared pool", styled(f"{after.shared}, unchanged" if same else change)
-    others = phrases.count(len(document.others), "container or VM", "containers and VMs")
+    others = count(len(document.others), "container or VM", "containers and VMs")
     yield "others", Text(f"{others} would get other pCPUs" if document.others else "unchanged")
 
 
@@ -76,7 +77,7 @@ def _considered(candidates: Sequence[Candidate], look: Look) -> list[Text]:
     ]
     left_out = len(candidates) - len(shown)
     if left_out:
-        told = f"{phrases.count(left_out, 'more candidate')}, not taken; --json lists all"
+        told = f"{count(left_out, 'more candidate')}, not taken; --json lists all"
         lines += paragraph(styled(told, phrases.DIM), look)
     return lines
 

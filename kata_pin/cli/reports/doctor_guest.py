@@ -10,8 +10,7 @@ import socket
 from collections.abc import Iterator
 from typing import Final
 
-from kata_pin.cli.render import phrases
-from kata_pin.cli.render.map import STATE_WORDS
+from kata_pin.cli.reports import words
 from kata_pin.config import Config
 from kata_pin.model.reports.doctor import Row
 from kata_pin.model.reports.guest import Guest
@@ -42,7 +41,7 @@ def guests(state: State, config: Config, *, device: str = VHOST_VSOCK) -> Iterat
     for sandbox in state.sandboxes:
         guest = sandbox.guest
         if guest is not None and guest.vcpus:
-            yield from _sandbox(guest, phrases.owner(sandbox))
+            yield from _sandbox(guest, words.owner(sandbox))
 
 
 def reachable(config: Config, device: str) -> Row:
@@ -64,7 +63,7 @@ def reachable(config: Config, device: str) -> Row:
 
 def _sandbox(guest: Guest, name: str) -> Iterator[Row]:
     state = guest.state
-    text = STATE_WORDS.get(state, state) + (f": {guest.detail}" if guest.detail else "")
+    text = words.GUEST_STATES.get(state, state) + (f": {guest.detail}" if guest.detail else "")
     yield Row("guest", _STATUS.get(state, "info"), text, _REMEDIES.get(state, ""), name)
     yield _numbers(guest, name)
     owned = any(one.container for one in guest.vcpus)

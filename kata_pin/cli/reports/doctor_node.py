@@ -11,17 +11,16 @@ import asyncio
 import glob
 import os
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, Protocol
 
-from kata_pin.cli.client import Provider
 from kata_pin.cli.node.files import HOOK_PATH
-from kata_pin.cli.render import phrases
-from kata_pin.cli.reports import doctor_guest, doctor_sandbox
+from kata_pin.cli.reports import doctor_guest, doctor_sandbox, words
 from kata_pin.config import DEFAULT_FILE, Config
 from kata_pin.config.tree import NewThreads
 from kata_pin.errors import HostError, KataPinError
 from kata_pin.host.files import read_text
 from kata_pin.host.root import HOST, HostRoot
+from kata_pin.model.count_noun import count
 from kata_pin.model.reports.doctor import DoctorDocument, Row
 from kata_pin.model.reports.state import State
 
@@ -44,9 +43,16 @@ HOOK_FILES: Final = (
 HOOK_NAME: Final = "kata-pin-hook"
 
 
+class StateSource(Protocol):
+    """Gives the state document."""
+
+    def state(self) -> State:
+        """Return it; raises KataPinError."""
+
+
 def examine(
     config: Config,
-    provider: Provider,
+    provider: StateSource,
     *,
     file: str | None = None,
     root: HostRoot | None = None,
@@ -91,7 +97,7 @@ def _guarded(check: Callable[[], Row | Iterator[Row]]) -> list[Row]:
         return [Row("doctor", "fail", f"a check could not run: {error}")]
 
 
-def _state(provider: Provider, rows: list[Row]) -> State | None:
+def _state(provider: StateSource, rows: list[Row]) -> State | None:
     """Return the state document, and add a row about the daemon."""
     try:
         state = provider.state()
@@ -178,7 +184,7 @@ def debugfs(root: HostRoot) -> Row:
             "warn",
             f"cannot read {path}: {error.strerror}: vCPUs are identified by KVM file descriptors",
         )
-    return Row("debugfs", "ok", f"{path} is readable, {phrases.count(vms, 'VM')}")
+    return Row("debugfs", "ok", f"{path} is readable, {count(vms, 'VM')}")
 
 
 def process_events(config: Config) -> Row:
@@ -285,7 +291,7 @@ def spool(config: Config) -> Row:
     except OSError as error:
         return Row("spool", "warn", f"{path}: {error.strerror}")
     if left:
-        waiting = phrases.count(len(left), "pending message")
+        waiting = count(len(left), "pending message")
         return Row("spool", "warn", f"{waiting} in {path}", "start the daemon")
     return Row("spool", "ok", f"{path} is empty")
 
@@ -302,7 +308,7 @@ def connections(state: State) -> Iterator[Row]:
         text = f"{nri.socket}: {nri.problem}: updates are read from persist.json"
         yield Row("NRI", "info", text, "enable NRI in containerd or CRI-O")
     else:
-        since = phrases.age(nri.connected_s)
+        since = words.age(nri.connected_s)
         yield Row("NRI", "ok", f"{nri.runtime} on {nri.socket}, connected for {since}")
     if metrics is None:
         yield Row("metrics", "info", "disabled by metrics.listen")
@@ -318,12 +324,12 @@ def cpusets(state: State) -> Iterator[Row]:
     if allocation is None or allocation.push is None or allocation.suspended:
         return
     push = allocation.push
-    text = f"changed cpusets {phrases.way(push)}"
+    text = f"changed cpusets {words.way(push)}"
     failed = len(push.failures)
     if push.problem:
         yield Row("cpusets", "warn", f"{text}; pending: {push.problem}")
     elif failed:
-        kept = phrases.count(failed, "container was", "containers were")
+        kept = count(failed, "container was", "containers were")
         yield Row("cpusets", "warn", f"{text}; {kept} not changed", "kata-pin pools shows why")
     elif push.channel:
         yield Row("cpusets", "ok", text)

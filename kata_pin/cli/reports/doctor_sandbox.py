@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
-from kata_pin.cli.render import phrases
+from kata_pin.cli.reports import words
 from kata_pin.cli.reports.pcpus import parse
 from kata_pin.config import Config
 from kata_pin.model.cpuset import CpuSet, union
@@ -36,7 +36,7 @@ _TOLD_OTHERWISE: Final = frozenset({"other-writer"})
 def sandboxes(state: State, config: Config) -> Iterator[Row]:
     """Yield the rows of every sandbox."""
     for sandbox in state.sandboxes:
-        name = phrases.owner(sandbox)
+        name = words.owner(sandbox)
         yield from records(sandbox, name)
         if sandbox.vmm is None:
             why = sandbox.vmm_problem or "none found"
@@ -56,7 +56,7 @@ def sandboxes(state: State, config: Config) -> Iterator[Row]:
 def records(sandbox: Sandbox, name: str) -> Iterator[Row]:
     """Yield problems with the records of running containers (D4)."""
     for container in sandbox.containers:
-        if container.note and container.state not in phrases.OVER:
+        if container.note and container.state not in words.OVER:
             remedy = "see paths.bundle_roots" if "bundle roots" in container.note else ""
             text = f"container {container.name}: {container.note}"
             yield Row("record", "warn", text, remedy, name)
@@ -85,7 +85,7 @@ def writers(sandbox: Sandbox, name: str) -> Iterator[Row]:
     """Yield other processes that set affinities of the sandbox's threads (D13)."""
     for writer in sandbox.writers:
         status = "info" if writer.name == "kata" and not writer.active else "warn"
-        yield Row("writer", status, phrases.writer(writer), _REMEDIES[writer.name], name)
+        yield Row("writer", status, words.writer(writer), _REMEDIES[writer.name], name)
 
 
 def monitor(sandbox: Sandbox, config: Config, name: str) -> Row:

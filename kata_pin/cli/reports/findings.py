@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kata_pin.cli.render import phrases
-from kata_pin.cli.reports import pcpus
+from kata_pin.cli.reports import pcpus, words
 from kata_pin.cli.reports.who import Intruder
+from kata_pin.model.count_noun import count
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.reports.check import CheckDocument, Finding
 from kata_pin.model.reports.sandbox import Sandbox
@@ -40,7 +40,7 @@ def _drift(state: State) -> Iterator[Finding]:
         for thread in sandbox.threads:
             if thread.state == "drift":
                 text = (
-                    f"{phrases.owner(sandbox)}: {thread.label} (tid {thread.tid}): "
+                    f"{words.owner(sandbox)}: {thread.label} (tid {thread.tid}): "
                     f"affinity {thread.affinity}, expected {thread.expected}"
                 )
                 yield _finding("drift", text, fails=True, sandbox=sandbox.id, cpus=thread.affinity)
@@ -61,7 +61,7 @@ def _conflicts(sandboxes: Sequence[Sandbox]) -> Iterator[Finding]:
 
 
 def _conflict(sandbox: Sandbox, other: Sandbox, cpus: CpuSet) -> Finding:
-    first, second = phrases.owner(sandbox), phrases.owner(other)
+    first, second = words.owner(sandbox), words.owner(other)
     which = f"pCPU {cpus} is" if len(cpus) == 1 else f"pCPUs {cpus} are"
     if cpus <= pcpus.parse(other.exclusive):
         text = f"{which} exclusive to both {first} and {second}"
@@ -72,7 +72,7 @@ def _conflict(sandbox: Sandbox, other: Sandbox, cpus: CpuSet) -> Finding:
 
 def _unplaced(state: State) -> Iterator[Finding]:
     for sandbox in state.sandboxes:
-        name = phrases.owner(sandbox)
+        name = words.owner(sandbox)
         if sandbox.state == "no-vmm":
             why = sandbox.vmm_problem or "none found"
             yield _finding("no-vmm", f"{name}: no VMM: {why}", fails=False, sandbox=sandbox.id)
@@ -83,6 +83,6 @@ def _unplaced(state: State) -> Iterator[Finding]:
 
 def _intruders(intruders: Sequence[Intruder], *, fails: bool) -> Iterator[Finding]:
     for entry in intruders:
-        threads = phrases.count(len(entry.tids), "thread")
+        threads = count(len(entry.tids), "thread")
         text = f"{entry.comm} (pid {entry.pid}): {threads} may run on exclusive pCPUs {entry.cpus}"
         yield _finding("intruder", text, fails=fails, cpus=str(entry.cpus))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from kata_pin.cli.render import phrases
-from kata_pin.cli.render.safe_text import safe
+from kata_pin.cli.reports import words
+from kata_pin.cli.reports.words import safe
 from kata_pin.errors import KataPinError
 from kata_pin.model.reports.names import SandboxName
 
@@ -40,6 +40,6 @@ def choose(every: Sequence[SandboxName], text: str) -> SandboxName:
 
 
 def _named(sandboxes: list[SandboxName]) -> str:
-    names = [f"{safe(phrases.owner(s))} ({s.id[:12]})" for s in sandboxes[:SHOWN]]
+    names = [f"{safe(words.owner(s))} ({s.id[:12]})" for s in sandboxes[:SHOWN]]
     more = len(sandboxes) - SHOWN
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")

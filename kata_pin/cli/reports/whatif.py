@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kata_pin.cli.render.safe_text import safe
 from kata_pin.cli.reports.pcpus import parse
+from kata_pin.cli.reports.words import safe
 from kata_pin.errors import KataPinError
 from kata_pin.model.alloc import (
     AllocState,

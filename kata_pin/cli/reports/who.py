@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from kata_pin.cli.render import phrases
-from kata_pin.cli.reports import pcpus
+from kata_pin.cli.reports import pcpus, words
 from kata_pin.cli.reports.pcpus import Pcpu
 from kata_pin.errors import KataPinError, TaskGone
 from kata_pin.host.files import read_text
@@ -178,7 +177,7 @@ def _process(
         pid=process.pid,
         comm=process.comm,
         sandbox=sandbox_id,
-        pod=phrases.owner(owned) if owned else "",
+        pod=words.owner(owned) if owned else "",
         intruder=exclusive and pcpu is not None and not _owns(pcpu, sandbox_id),
         threads=tuple(
             ProcessThread(

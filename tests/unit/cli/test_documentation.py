@@ -11,7 +11,7 @@ import pytest
 from kata_pin.cli.commands.map import map_document
 from kata_pin.cli.commands.pools import pools_document
 from kata_pin.cli.main import COMMANDS, cli
-from kata_pin.cli.node.manual import page
+from kata_pin.cli.manual import page
 from kata_pin.cli.reports import who as who_report
 from kata_pin.cli.reports.findings import check
 from kata_pin.config import Config

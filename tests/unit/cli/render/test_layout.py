@@ -13,7 +13,7 @@ from kata_pin.cli.render.layout import (
     table,
     wrap,
 )
-from kata_pin.cli.render.safe_text import safe
+from kata_pin.cli.reports.words import safe
 
 
 def test_columns_are_left_out_by_name() -> None:

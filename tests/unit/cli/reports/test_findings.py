@@ -4,7 +4,7 @@ import pytest
 
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import Look
-from kata_pin.cli.reports import findings
+from kata_pin.cli.reports import findings, words
 from kata_pin.cli.reports.who import Intruder
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.reports.check import CheckDocument
@@ -79,7 +79,7 @@ def test_sandboxes_that_can_not_be_placed_are_told() -> None:
 )  # fmt: skip
 def test_ages(seconds: float | None, text: str) -> None:
     """Ages have one unit that suits them."""
-    assert phrases.age(seconds) == text
+    assert words.age(seconds) == text
 
 
 @pytest.mark.parametrize(

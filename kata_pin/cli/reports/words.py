@@ -1,0 +1,90 @@
+"""Plain words for single facts: ages, owners of sandboxes, other writers, guests. Pure."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from kata_pin.model.count_noun import count
+from kata_pin.model.reports.pools import Push
+from kata_pin.model.reports.sandbox import Writer
+
+OVER = frozenset({"stopped", "deleted"})
+"""States of containers that have ended."""
+
+NOTHING: Final = "-"
+
+SHOWN: Final = 6
+"""Threads that are named one by one."""
+
+GUEST_STATES: Final = {
+    "off": "not managed",
+    "idle": "nothing to apply in the guest",
+    "pending": "cpusets not applied in the guest yet",
+    "applied": "cpusets applied in the guest",
+    "denied": "denied by the guest's policy",
+    "unreachable": "guest unreachable",
+    "failed": "cpusets not in force in the guest",
+}
+
+
+class Named(Protocol):
+    """What has a sandbox's id and pod."""
+
+    @property
+    def id(self) -> str:
+        """Sandbox id."""
+
+    @property
+    def pod(self) -> str:
+        """`namespace/name`, or the id."""
+
+
+def safe(text: str) -> str:
+    r"""Return the text with everything that is not printable shown as `\x1b` or `\u202e`."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def age(seconds: float | None) -> str:
+    """Return an age in one unit."""
+    if seconds is None:
+        return NOTHING
+    for limit, divisor, unit in ((10, 1, "s"), (120, 1, "s"), (7200, 60, "m"), (172800, 3600, "h")):
+        if seconds < limit:
+            value = seconds / divisor
+            return f"{value:.1f} {unit}" if limit == 10 else f"{value:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def way(push: Push) -> str:
+    """Return how changed cpusets reach containers, and why not by a better channel."""
+    reason = safe(push.reason)
+    if not push.channel:
+        return f"are sent at the runtime's next NRI call ({reason})"
+    return f"are sent at once by {safe(push.channel).upper()}" + (f" ({reason})" if reason else "")
+
+
+def writer(found: Writer) -> str:
+    """Return who else sets affinities, and how that is known."""
+    if found.name == "kata":
+        does = "pins the vCPUs" if found.active else "can pin the vCPUs but does not now"
+        return f"Kata {does} ({found.evidence})"
+    tids = ", ".join(str(tid) for tid in found.tids[:SHOWN])
+    more = f" and {len(found.tids) - SHOWN} more" if len(found.tids) > SHOWN else ""
+    left = "; backing off" if found.active else ""
+    since = age(found.since_s)
+    seen = count(found.count, "time")
+    return f"another process changed affinities {seen} since {since} ago (tid {tids}{more}){left}"
+
+
+def owner(sandbox: Named) -> str:
+    """Return the name people know a sandbox by; the start of its id where no pod is known."""
+    return sandbox.id[:12] if sandbox.pod == sandbox.id else sandbox.pod
