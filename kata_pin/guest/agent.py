@@ -103,34 +103,27 @@ class AgentClient:
             connection, self._connection = self._connection, None
             await connection.close()
 
-    # ---- the agent itself ----------------------------------------------------------------
-
     async def check(self) -> AgentVersion:
         """Return the agent's versions and features; AgentUnavailable if it does not serve.
 
         A policy may deny the features, which are empty then.
         """
-        data = await self._call("Check", service=HEALTH)
-        if not self._understood(agent.parse_serving, data):
+        if not await self._ask("Check", agent.parse_serving, service=HEALTH):
             raise AgentUnavailable(f"agent {self.address}: reports that it does not serve")
         versions = ("", "")
         features: tuple[str, ...] = ()
         with contextlib.suppress(AgentUnsupported):
-            data = await self._call("Version", service=HEALTH)
-            versions = self._understood(agent.parse_version, data)
+            versions = await self._ask("Version", agent.parse_version, service=HEALTH)
         with contextlib.suppress(AgentDenied, AgentUnsupported):
-            data = await self._call("GetGuestDetails")
-            features = self._understood(agent.parse_features, data)
+            features = await self._ask("GetGuestDetails", agent.parse_features)
         return AgentVersion(*versions, features)
-
-    # ---- cpusets -------------------------------------------------------------------------
 
     async def set_cpus(self, container_id: str, cpus: CpuSet) -> None:
         """Set a container's cpuset, in guest CPU numbers; ValueError for an empty one.
 
         No other limit of the container changes. A success is no proof.
         """
-        await self._call("UpdateContainer", agent.update_request(container_id, cpus))
+        await self._ask("UpdateContainer", bytes, agent.update_request(container_id, cpus))
 
     async def read_cpus(self, container_id: str) -> CpuSet:
         """Return the CPUs that a container's processes may use, by running a program there.
@@ -139,19 +132,16 @@ class AgentClient:
         administrator allows programs to be started in containers.
         """
         text = await self._cat(container_id, "/proc/self/status", guest_cpus.MAX_STATUS)
-        return self._understood(guest_cpus.parse_allowed, text)
+        return self._parsed(guest_cpus.parse_allowed, text)
 
     async def usage(self, container_id: str) -> CpuUsage:
         """Return the CPU time that a container has used."""
-        data = await self._call("StatsContainer", agent.stats_request(container_id))
-        return self._understood(agent.parse_usage, data)
-
-    # ---- the guest's CPUs ----------------------------------------------------------------
+        request = agent.stats_request(container_id)
+        return await self._ask("StatsContainer", agent.parse_usage, request)
 
     async def metrics(self) -> str:
         """Return the agent's metrics in Prometheus text format."""
-        data = await self._call("GetMetrics", limit=MAX_METRICS)
-        return self._understood(agent.parse_metrics, data)
+        return await self._ask("GetMetrics", agent.parse_metrics, limit=MAX_METRICS)
 
     async def read_apic_ids(self, container_id: str) -> Mapping[int, int]:
         """Return each online guest CPU's APIC id, from /proc/cpuinfo in a container.
@@ -159,9 +149,7 @@ class AgentClient:
         A cpuset hides no CPU there. Only where programs may be started in containers.
         """
         text = await self._cat(container_id, "/proc/cpuinfo", guest_cpus.MAX_CPUINFO)
-        return self._understood(guest_cpus.parse_cpuinfo, text)
-
-    # ---- programs ------------------------------------------------------------------------
+        return self._parsed(guest_cpus.parse_cpuinfo, text)
 
     async def exec(self, container_id: str, args: tuple[str, ...], *, limit: int) -> bytes:
         """Run a program in a container as user nobody, and return its output.
@@ -174,7 +162,7 @@ class AgentClient:
         try:
             async with asyncio.timeout(self._call_s):
                 request = agent.exec_request(container_id, exec_id, args)
-                await self._call("ExecProcess", request)
+                await self._ask("ExecProcess", bytes, request)
                 started = True
                 output = await self._output(container_id, exec_id, limit)
                 status = await self._wait(container_id, exec_id)
@@ -196,12 +184,11 @@ class AgentClient:
         output = bytearray()
         for _ in range(MAX_READS):
             try:
-                data = await self._call("ReadStdout", request)
+                piece = await self._ask("ReadStdout", agent.parse_read, request)
             except AgentFailed as error:  # how agents before 3.30 report the end
                 if "meet eof" in error.message:
                     return bytes(output)
                 raise
-            piece = self._understood(agent.parse_read, data)
             if not piece:
                 return bytes(output)
             output += piece
@@ -210,14 +197,14 @@ class AgentClient:
         raise AgentFailed(f"agent {self.address}: output in over {MAX_READS} pieces")
 
     async def _wait(self, container_id: str, exec_id: str) -> int:
-        data = await self._call("WaitProcess", agent.wait_request(container_id, exec_id))
-        return self._understood(agent.parse_wait, data)
+        request = agent.wait_request(container_id, exec_id)
+        return await self._ask("WaitProcess", agent.parse_wait, request)
 
     async def _kill(self, container_id: str, exec_id: str) -> None:
         """Kill a program through a new connection, if the agent allows it."""
         with contextlib.suppress(GuestError):
             await self.connect()
-            await self._call("SignalProcess", agent.kill_request(container_id, exec_id))
+            await self._ask("SignalProcess", bytes, agent.kill_request(container_id, exec_id))
             await self._wait(container_id, exec_id)
 
     async def _cat(self, container_id: str, path: str, limit: int) -> bytes:
@@ -227,24 +214,25 @@ class AgentClient:
             raise AgentDenied(f"agent {self.address}: no output of cat {path}")
         return output
 
-    # ---- calls ---------------------------------------------------------------------------
-
-    async def _call(
+    async def _ask(
         self,
         method: str,
+        parse: Callable[[bytes], T],
         payload: bytes = agent.NO_ARGUMENTS,
         *,
         service: str = AGENT,
         limit: int = SMALL,
-    ) -> bytes:
+    ) -> T:
+        """Make one call and return the parsed answer."""
         if self._connection is None:
             raise AgentUnavailable(f"agent {self.address}: not connected")
-        return await self._connection.call(
+        data = await self._connection.call(
             service, method, payload, call_s=self._call_s, limit=limit
         )
+        return self._parsed(parse, data)
 
-    def _understood(self, parse: Callable[[bytes], T], data: bytes) -> T:
-        """Return the parsed answer; AgentFailed if it cannot be parsed."""
+    def _parsed(self, parse: Callable[[bytes], T], data: bytes) -> T:
+        """Return an answer as `parse` reads it; AgentFailed if it cannot be read."""
         try:
             return parse(data)
         except ParseError as error:
