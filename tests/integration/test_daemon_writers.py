@@ -92,11 +92,11 @@ def test_who_moves_threads_again_and_again_is_named() -> None:
             assert (writer["name"], writer["active"], writer["tids"]) == ("other", True, [tid])
             assert writer["count"] >= 3
             assert 0 < writer["since_s"] < 60
-            assert "another writer, seen" in node.cli("show", pod.id).stdout
+            assert "another process changed affinities" in node.cli("show", pod.id).stdout
             rows = json.loads(node.cli("doctor", "--json").stdout)["rows"]
             own = [row for row in rows if pod.id in row["sandbox"] and row["check"] == "writer"]
             assert [row["status"] for row in own] == ["warn"]
-            assert f"moves tid {tid}" in own[0]["text"]
+            assert f"(tid {tid})" in own[0]["text"]
             checks = {row["check"]: row for row in rows}
-            assert checks["NRI"]["text"].startswith("switched off")
+            assert checks["NRI"]["text"].startswith("disabled")
             assert checks["metrics"]["text"].endswith("metrics.sock")
