@@ -22,7 +22,9 @@ def alloc_metrics(allocator: Allocator, pusher: Pusher) -> Iterator[Metric]:
         return
     deciding, state = allocator.decides, allocator.state
     yield GaugeMetricFamily(
-        "kata_pin_alloc_deciding", "Whether kata-pin decides cpusets now.", int(deciding)
+        "kata_pin_alloc_deciding",
+        "Whether kata-pin decides cpusets now (0: suspended).",
+        int(deciding),
     )
     cpus = GaugeMetricFamily("kata_pin_alloc_cpus", "pCPUs by pool.", labels=("pool",))
     for pool in ("exclusive", "shared", "reserved", "housekeeping"):
@@ -37,7 +39,7 @@ def alloc_metrics(allocator: Allocator, pusher: Pusher) -> Iterator[Metric]:
     yield containers
     yield GaugeMetricFamily(
         "kata_pin_alloc_pending",
-        "Containers that do not have their newest cpuset yet.",
+        "Containers whose newest cpuset is not applied yet.",
         len(allocator.ledger.pending(allocator.effective)),
     )
     conflicts = GaugeMetricFamily(
@@ -50,7 +52,7 @@ def alloc_metrics(allocator: Allocator, pusher: Pusher) -> Iterator[Metric]:
     yield conflicts
     pushes = CounterMetricFamily(
         "kata_pin_alloc_pushes",
-        "Cpusets sent between two calls of the runtime.",
+        "Cpusets sent between two calls of the runtime, by channel and outcome.",
         labels=("way", "outcome"),
     )
     for way in (NRI, CRI):
@@ -59,7 +61,7 @@ def alloc_metrics(allocator: Allocator, pusher: Pusher) -> Iterator[Metric]:
     yield pushes
     refusals = CounterMetricFamily(
         "kata_pin_alloc_refusals",
-        "Containers that did not get what they asked for.",
+        "Containers that did not get what they requested.",
         labels=("kind",),
     )
     for kind in RefusalKind:

@@ -110,9 +110,7 @@ class Metrics:
 
     def _node(self) -> Iterator[Metric]:
         """Yield what is now."""
-        yield GaugeMetricFamily(
-            "kata_pin_sandboxes", "Sandboxes that are looked after.", len(self._sandboxes.ids)
-        )
+        yield GaugeMetricFamily("kata_pin_sandboxes", "Known sandboxes.", len(self._sandboxes.ids))
         threads = GaugeMetricFamily(
             "kata_pin_threads", "Threads of sandboxes by role and state.", labels=("role", "state")
         )
@@ -127,7 +125,7 @@ class Metrics:
         yield threads
         claimed = GaugeMetricFamily(
             "kata_pin_cpu_claims",
-            "Sandboxes that have a pCPU exclusively; more than 1 is a conflict.",
+            "Sandboxes to which a pCPU is exclusive; more than 1 is a conflict.",
             labels=("cpu",),
         )
         for cpu in self._online():
@@ -135,7 +133,7 @@ class Metrics:
         yield claimed
         yield InfoMetricFamily(
             "kata_pin_build",
-            "This daemon.",
+            "Version of the daemon and of Python.",
             {"version": __version__, "python": platform.python_version()},
         )
 
@@ -147,17 +145,19 @@ class Metrics:
         )
         yield _histogram(
             "kata_pin_hook_seconds",
-            "From a hook's start until it had its last answer.",
+            "Time from a hook's start to its last answer.",
             counters.hooks,
         )
         drifts = CounterMetricFamily(
-            "kata_pin_drift", "Threads that passes found off their place.", labels=("reason",)
+            "kata_pin_drift",
+            "Threads that passes found off their expected affinity, by class of drift.",
+            labels=("reason",),
         )
         for reason, count in sorted(counters.drifts.items()):
             drifts.add_metric((reason,), count)
         yield drifts
         errors = CounterMetricFamily(
-            "kata_pin_errors", "Operations that failed.", labels=("op", "errno")
+            "kata_pin_errors", "Failed operations.", labels=("op", "errno")
         )
         counted = counters.errors + Counter({("history", NO_ERRNO): self._history.failures})
         for labels, count in sorted(counted.items()):
@@ -165,13 +165,13 @@ class Metrics:
         yield errors
         yield CounterMetricFamily(
             "kata_pin_event_overruns",
-            "Times that the kernel dropped events because we were too slow.",
+            "Number of times that the kernel dropped events because the daemon was too slow.",
             counters.overruns + self._overruns(),
         )
         if counters.audited_at is not None:
             yield GaugeMetricFamily(
                 "kata_pin_last_audit_timestamp_seconds",
-                "When the last audit ended, in Unix time.",
+                "End of the last audit, in Unix time.",
                 counters.audited_at,
             )
 
@@ -179,7 +179,7 @@ class Metrics:
         """Return threads by sandbox, of the first so many sandboxes in the order of ids."""
         family = GaugeMetricFamily(
             "kata_pin_sandbox_threads",
-            "Threads of single sandboxes by state.",
+            "Threads per sandbox by state.",
             labels=("sandbox", "pod", "state"),
         )
         for sandbox_id in sorted(self._known)[: self._single]:
