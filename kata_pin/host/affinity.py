@@ -41,7 +41,7 @@ def apply(root: HostRoot, action: Action) -> ActionResult:
     - GONE: the thread exited before, or while, it was set (ENOENT, ESRCH).
     - REUSED: the tid is another thread's.
     - REFUSED: no CPU of the target is both online and in its cpuset (EINVAL).
-    - FIXED: a kernel thread that nobody may move (EINVAL with PF_NO_SETAFFINITY).
+    - FIXED: a kernel thread that cannot be moved (EINVAL with PF_NO_SETAFFINITY).
     - DENIED: not ours to set without CAP_SYS_NICE (EPERM).
     - CLIPPED: what is read back is not the target: fewer CPUs, or another writer's choice.
     - DONE: what is read back is the target.

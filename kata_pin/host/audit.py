@@ -1,8 +1,8 @@
-"""The daemon's hot loop: is every thread of a process where it was put?
+"""The daemon's hot loop: does every thread of a process have its affinity?
 
-Compares, and does nothing else: no file of a thread is opened by audit_affinity, no CpuSet is built
-while all is well. What it finds only marks a sandbox for a real pass (D1), so an answer may
-be a moment old. Budgets: design.md, "Numbers to hold".
+audit_affinity opens no file of a thread and builds no CpuSet while all is well. What it finds only
+marks a sandbox for a pass (D1), so an answer may be a moment old. Budgets: design.md, "Numbers to
+hold".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Finding:
     """What an audit of one process found; false when nothing differs.
 
     `moved`: threads with another affinity than expected; `born`: threads not expected; `gone`:
-    expected ones that are not there, or whose tid belongs to another thread now.
+    expected ones that exited, or whose tid another thread has now.
     """
 
     moved: tuple[int, ...] = ()
@@ -65,7 +65,7 @@ def audit_affinity(root: HostRoot, tgid: int, expected: Mapping[int, frozenset[i
 
 
 def audit_deep(root: HostRoot, tgid: int, expected: Mapping[int, Expected]) -> Finding:
-    """Compare identities too: a thread whose start time differs is gone, and another was born.
+    """Compare start times too: another start time means that the thread exited and a new one came.
 
     One stat file a thread on top of audit_affinity; raises HostError likewise.
     """
@@ -106,7 +106,7 @@ def _observe_survivors(root: HostRoot, tgid: int, look: Callable[[int], T]) -> d
 
 
 def _compare(observed: Mapping[int, T], expected: Mapping[int, T], same: set[int]) -> Finding:
-    """Sort the differences; `same` are the expected threads that are still who they were."""
+    """Sort the differences; `same` are the expected threads that still have their start time."""
     return Finding(
         moved=tuple(t for t in observed if t in same and observed[t] != expected[t]),
         born=tuple(t for t in observed if t not in same),

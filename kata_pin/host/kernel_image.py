@@ -26,7 +26,7 @@ LIMIT: Final = 128 * 1024 * 1024
 PIECE: Final = 1024 * 1024
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
-# O_NONBLOCK: opening a FIFO that somebody put there must not hang.
+# O_NONBLOCK: opening a FIFO must not hang.
 _OPEN: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 

@@ -1,6 +1,6 @@
 """Processes as /proc shows them: one at a time, or the table of all.
 
-The functions read anew at every call; a ProcessIndex lives as long as the daemon, or one command.
+The functions read at every call; a ProcessIndex lives as long as the daemon, or one command.
 Nothing is kept open, and threads are tasks.py's business. A process may vanish between two calls:
 that is TaskGone, an ordinary event. What a process says of itself (name, arguments) is its own to
 change; `exe`, `ppid`, flags and cgroup are the kernel's. Facts: proc_pid_stat(5), proc_pid_exe(5).
@@ -124,7 +124,7 @@ def task_names(root: HostRoot, pid: int) -> list[str]:
 
 
 def init_affinity(root: HostRoot) -> CpuSet:
-    """Return the affinity of pid 1: what a thread has that nobody confined (D18)."""
+    """Return the affinity of pid 1: that of an unconfined thread (D18)."""
     try:
         return CpuSet(root.scheduler.get_affinity(1))
     except OSError as error:
@@ -170,10 +170,10 @@ class ProcessIndex:
     """All processes by pid, as of the last refresh; a new index is empty.
 
     A refresh lists /proc and reads the stat file of those it does not know. The inode of
-    /proc/<pid> tells a reused pid from the old one: the kernel drops the entry when a process ends
-    and numbers the next one anew; when it numbers a living process anew (its entry was dropped to
-    save memory), one needless read is all. A later exec or rename of a known process is only seen
-    by refresh(full=True): read what matters (`exe`, `cmdline`) from the process itself.
+    /proc/<pid> distinguishes a reused pid: the kernel drops the entry when a process ends and gives
+    the next one another number. A living process whose entry was dropped to save memory gets
+    another number too, which costs one needless read. A later exec or rename of a known process is
+    only seen by refresh(full=True): read what matters (`exe`, `cmdline`) from the process itself.
     """
 
     def __init__(self, root: HostRoot) -> None:
@@ -189,7 +189,7 @@ class ProcessIndex:
     def refresh(self, *, full: bool = False) -> None:
         """Look again: at new processes, or at all; raises HostError without /proc.
 
-        A process whose parent went is read again too, because it has a new parent now.
+        A process whose parent exited is read again too, because it has a new parent.
         """
         inodes = self._list()
         known = {} if full else self._inodes

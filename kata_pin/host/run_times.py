@@ -19,7 +19,7 @@ from kata_pin.model.thread import ThreadKey
 class RunTime(NamedTuple):
     """Seconds since a thread's birth: on a CPU, and ready but waiting for one.
 
-    A guest that is not told of stolen time takes both for its own.
+    A guest without stolen-time accounting counts both as its own.
     """
 
     ran_s: float

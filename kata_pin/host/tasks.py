@@ -1,4 +1,4 @@
-"""The threads of a process: who they are, where they may run, what their cgroup allows.
+"""The threads of a process: identity, affinity, and what their cgroup allows.
 
 Hot path: a stat and a cgroup file cost ten times as much as asking for an affinity, so a TaskReader
 reads them again only where a thread may have changed. A thread's name is its process's to choose;

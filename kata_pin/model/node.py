@@ -34,7 +34,7 @@ class KubeletState:
 class Node:
     """Facts of the node that placement depends on.
 
-    `release_mask` is what a thread gets when a pin is given back and nothing else is known: the
+    `release_mask` is what a thread gets when it is released and nothing else is known: the
     affinity of pid 1 with offline CPUs taken out (D18). `live_threads` says whether new
     threads are reported as they are born: without that the VMM's main thread keeps the whole
     sandbox mask, because new threads inherit its affinity (D11).

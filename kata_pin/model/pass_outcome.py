@@ -14,7 +14,7 @@ from kata_pin.model.thread import Thread
 NO_VMM: Final = "no-vmm"
 RELEASED: Final = "released"
 GONE: Final = "gone"
-"""The state of a sandbox that is over; only the history knows it."""
+"""The state of a sandbox that ended; only the history uses it."""
 
 _MOVED: Final = frozenset({Outcome.DONE, Outcome.CLIPPED})
 
@@ -75,7 +75,7 @@ def thread_states(report: Report, *, released: bool) -> Iterator[tuple[Thread, s
 
 
 def outcome_of(sandbox: Sandbox, report: Report, cause: Cause, *, released: bool) -> PassOutcome:
-    """Return what a pass over a sandbox came to."""
+    """Return the outcome of a pass over a sandbox."""
     placement = report.placement
     state = sandbox_state(
         (word for _, word in thread_states(report, released=released)),

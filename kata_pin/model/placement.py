@@ -54,8 +54,8 @@ class Desired:
 
     `wanted` is the policy's choice, `applied` = wanted with the cgroup's cpuset and the online
     CPUs taken into account (D7); `step` names the fallback that was needed (empty: none).
-    `release` is True where a pin is given back (D18). `paired` is True for a vCPU that has
-    exclusive CPUs, `container_id` says whose.
+    `release` is True where an affinity is restored (D18). `paired` is True for a vCPU that has
+    exclusive CPUs, those of container `container_id`.
     """
 
     key: ThreadKey
@@ -86,7 +86,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Placement:
-    """The whole decision for one sandbox. A thread absent from `desired` is left alone."""
+    """The whole decision for one sandbox. A thread absent from `desired` is unmanaged."""
 
     sandbox_id: str
     mask: SandboxMask
@@ -151,7 +151,7 @@ class ActionResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """One pass over one sandbox: what was there, what was wanted, what was done, how long."""
+    """One pass over one sandbox: what was found, wanted and done, and how long it took."""
 
     sandbox_id: str
     threads: tuple[Thread, ...] = ()

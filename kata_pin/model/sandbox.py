@@ -166,5 +166,5 @@ class Sandbox:
 
     @property
     def counting(self) -> tuple[Container, ...]:
-        """Return the containers whose state lets them count."""
+        """Return the containers that count by their state."""
         return tuple(c for c in self.containers if c.state.counts)

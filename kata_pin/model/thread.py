@@ -1,4 +1,4 @@
-"""Threads: who they are, what they do for the sandbox, and how that was learnt."""
+"""Threads: their identity, what they do for the sandbox, and how that is known."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Role:
     """What a thread is, and how we know.
 
     `vcpu` is the VMM's cpu-index (None when the index is unknown), `apic_id` KVM's vCPU id on x86.
-    `iothread` is the object's id where QMP told it. `conflict` says what the sources disagreed
+    `iothread` is the object's id where QMP reported it. `conflict` says what the sources disagreed
     about; such a thread goes to the whole mask (D6).
     """
 

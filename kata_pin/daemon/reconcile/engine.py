@@ -285,7 +285,7 @@ class Engine:
     def _remember(self, seen: Round, free: CpuSet) -> None:
         """Store the new pairs, and what a release restores, before anything is pinned.
 
-        `free` is the affinity of a thread that nobody confined.
+        `free` is the affinity of an unconfined thread.
         """
         pairs = pairs_of(seen.placement)
         if seen.first_seen and pairs == seen.pairs:
@@ -313,7 +313,7 @@ class Round:
 
     @property
     def released(self) -> bool:
-        """Whether pins that were ours are given back."""
+        """Whether this round restores affinities that kata-pin had set."""
         return self.placement.mask.mask is None and bool(self.first_seen)
 
 
@@ -336,7 +336,7 @@ def _all_restored(
 def _first_masks(threads: Iterable[Thread], free: CpuSet) -> dict[ThreadRole, CpuSet]:
     """Return each role's affinity before the first pin: all of them where threads differ.
 
-    They may be pinned one by one already, by Kata or by a daemon whose registry was lost: one
+    They may be pinned one by one already, by Kata or by a daemon that lost its registry: one
     thread's affinity would later put all of them on one CPU. A thread that may use the whole cpuset
     of its cgroup has no affinity of its own, so `free` is added: cpusets grow.
     """
@@ -349,7 +349,7 @@ def _first_masks(threads: Iterable[Thread], free: CpuSet) -> dict[ThreadRole, Cp
 
 
 def _after(threads: Iterable[Thread], done: Iterable[ActionResult]) -> list[Thread]:
-    """Return the threads as they are after the actions; those that are gone are left out."""
+    """Return the threads as they are after the actions, without those that exited."""
     by_key = {one.action.key: one for one in done}
     after: list[Thread] = []
     for thread in threads:

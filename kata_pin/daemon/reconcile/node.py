@@ -67,7 +67,7 @@ class NodeWatch:
 
     @property
     def last(self) -> Node:
-        """The node as it last was; whoever asks after a pass sees what the pass saw."""
+        """The node as the last `current` found it: what the last pass used."""
         return self._last or self.current()
 
     @property

@@ -63,7 +63,7 @@ class OtherWriters:
         return min((one.until for one in self._threads.values() if one.until), default=0.0)
 
     def writer(self, now: float) -> Writer | None:
-        """Return who else moves threads, also between back-offs; None for ordinary drift."""
+        """Return the other writer, also between back-offs; None for ordinary drift."""
         known = {key: watch for key, watch in self._threads.items() if watch.has_writer}
         if not known:
             return None

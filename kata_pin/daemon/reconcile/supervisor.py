@@ -103,7 +103,7 @@ class Supervisor:
         return self.report
 
     def is_awaited(self) -> bool:
-        """Whether somebody waits for a pass."""
+        """Whether a hook or a request waits for a pass."""
         return self._awaiting > 0
 
     async def run(self, pass_: Callable[[str], Awaitable[PassResult]]) -> None:

@@ -1,4 +1,4 @@
-"""What a new checkpoint of the kubelet changes: whose CPUs are others than before.
+"""What a new checkpoint of the kubelet changes: which pods have other CPUs than before.
 
 Out of scope: what a container gets by it (exclusive.py, precedence.py).
 """

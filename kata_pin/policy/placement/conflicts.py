@@ -21,7 +21,7 @@ class Conflict:
 
 
 def conflicts(placements: Mapping[str, Placement]) -> tuple[Conflict, ...]:
-    """Return the pCPUs that more than one sandbox claims exclusively, by who claims them."""
+    """Return the pCPUs that more than one sandbox claims exclusively, grouped by claimants."""
     together: dict[tuple[str, ...], list[int]] = {}
     for cpu, claimants in sorted(_claimants(placements).items()):
         if len(claimants) > 1:

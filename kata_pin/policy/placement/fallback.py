@@ -1,11 +1,11 @@
-"""What can be applied of what is wanted, and what instead when nothing can (D7).
+"""What can be applied of what is wanted, and what is applied instead when nothing can (D7).
 
 Applied is wanted ∩ the cpuset of the thread's cgroup ∩ online. When that is empty the next of
 these that is not: the sandbox's shared CPUs, its reserve CPUs, the CPUs of surplus or shared vCPUs,
 the cpuset, and where even that is off (a stale reading), whatever is online. Of the cpuset it is
 the sandbox's part while there is one: until Kata narrows a cgroup, CPUs that the sandbox gave up
-are in it, and may be somebody's by then. An empty Task.cpuset means that the cgroup could not be
-read; then only the online CPUs limit.
+are in it, and may belong to another sandbox by then. An empty Task.cpuset means that the
+cgroup could not be read; then only the online CPUs limit.
 """
 
 from __future__ import annotations

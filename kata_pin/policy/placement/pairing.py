@@ -1,7 +1,7 @@
 """Which vCPU is paired with which run of exclusive CPUs (D10).
 
-The claims on a run are heard in this order: a legal pair that exists is kept (by the registry, else
-by an observed one-CPU mask); a vCPU goes to the host NUMA node that its guest node's memory is
+Claims on a run are considered in this order: a legal pair that exists is kept (by the registry,
+else by an observed one-CPU mask); a vCPU goes to the host NUMA node that its guest node's memory is
 bound to; guest thread siblings go to host thread siblings; the vCPUs of a container are
 neighbours; index. The guest topology is QEMU's, never the guest's own word.
 """
@@ -20,7 +20,7 @@ from kata_pin.policy.placement.pools import Run
 def index_order(vcpus: Iterable[Thread]) -> list[Thread]:
     """Return vCPU threads by index; those of unknown index come first, oldest first.
 
-    First in order is first to be surplus: an unknown index can not be used in the guest map, so
+    First in order is first to stay unpaired: an unknown index cannot be used in the guest map, so
     an exclusive CPU would be wasted on it.
     """
     return sorted(vcpus, key=_index_key)
@@ -39,7 +39,7 @@ def holders(
 
     The first one serves the guest's own work and is surplus before any other. Of the rest, those
     that hold a run (by the registry, else by an observed one-CPU mask) keep it, so that a
-    hotplugged vCPU moves nobody; the last by index follow.
+    hotplugged vCPU moves no other; the last by index follow.
     """
     if len(vcpus) <= len(runs):
         return frozenset(thread.key for thread in vcpus)
@@ -75,7 +75,7 @@ class Pairing:
         self._free_runs = dict.fromkeys(range(len(runs)))
 
     def match(self, kept: Mapping[ThreadKey, int]) -> dict[ThreadKey, Run]:
-        """Hear all claims in order and return the run of each vCPU."""
+        """Consider all claims in order and return the run of each vCPU."""
         self._keep(lambda thread: kept.get(thread.key))
         self._keep(_observed_cpu)
         if self._free_ranks:

@@ -109,7 +109,7 @@ def relevant(
 def pairs(placement: Placement) -> dict[ThreadKey, int]:
     """Return what `place` takes as `kept` in the next pass: one CPU of each vCPU's run.
 
-    Also of a vCPU whose cgroup does not let it have its run now: the run stays meant for it.
+    A vCPU keeps its run even while its cgroup does not allow it.
     """
     return {key: one.wanted.first for key, one in placement.desired.items() if one.container_id}
 
@@ -139,7 +139,7 @@ def _thread_order(thread: Thread) -> tuple[int, int, int, str, int]:
 
 
 def _split(threads: Iterable[Thread]) -> _Parts:
-    """Sort out threads whose role is disputed, by a conflict or by two claims on one index."""
+    """Separate threads whose role is disputed: by sources, or as two have one vCPU index."""
     parts = _Parts([], [], [])
     by_index: dict[int | None, list[Thread]] = {}
     for thread in threads:
@@ -153,7 +153,7 @@ def _split(threads: Iterable[Thread]) -> _Parts:
         if index is None or len(group) == 1:
             parts.vcpus.extend(group)
         else:
-            why = f"vCPU {index} is claimed by several threads"
+            why = f"several threads claim to be vCPU {index}"
             parts.disputed.extend((thread, why) for thread in group)
     return parts
 
@@ -161,7 +161,7 @@ def _split(threads: Iterable[Thread]) -> _Parts:
 def _disputed_wants(
     disputed: Iterable[tuple[Thread, str]], mask: SandboxMask, node: Node, *, yields: bool
 ) -> Iterator[Want]:
-    """Put threads of disputed role on the whole mask (D6), unless they are left alone."""
+    """Put threads of disputed role on the whole mask (D6), unless they are unmanaged."""
     for thread, why in disputed:
         role = thread.role.role
         if role is ThreadRole.VCPU:

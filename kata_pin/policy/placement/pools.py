@@ -1,7 +1,7 @@
 """The exclusive CPUs of a sandbox as pools, one a container, and how they are cut into runs.
 
 A run is what one vCPU is paired with: one pCPU when the VM has vCPUs enough, several of the same
-container when it has not (D10). Out of scope: which vCPU gets which run (pairing.py).
+container otherwise (D10). Out of scope: which vCPU gets which run (pairing.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Pool(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The CPUs that one vCPU is paired with, and whose they are."""
+    """The CPUs that one vCPU is paired with, and their container."""
 
     cpus: CpuSet
     container_id: str
@@ -89,7 +89,7 @@ def _without_last(pools: Sequence[Pool], count: int) -> list[Pool]:
 def runs(pools: Sequence[Pool], vcpus: int) -> list[Run]:
     """Cut the pools into at most `vcpus` runs, container by container.
 
-    With vCPUs enough every run is one pCPU. Otherwise each pool is dealt over its share of vCPUs
+    With enough vCPUs every run is one pCPU. Otherwise each pool is dealt over its share of vCPUs
     as runs that do not overlap and never cross a container. `vcpus` must not be less than the
     number of pools.
     """

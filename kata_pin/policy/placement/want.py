@@ -13,7 +13,7 @@ class Kind(Enum):
     """Why a thread is wanted where it is."""
 
     PAIRED = "paired"  # a vCPU with exclusive CPUs
-    SURPLUS = "surplus"  # a vCPU beyond the exclusive CPUs
+    SURPLUS = "surplus"  # an unpaired vCPU, beyond the exclusive CPUs
     SHARED = "shared"  # the vCPU kept for containers without exclusive CPUs
     FLOAT = "float"  # a vCPU on the whole sandbox mask
     DISPUTED = "disputed"  # a thread of disputed role on the whole sandbox mask
@@ -26,7 +26,7 @@ class Kind(Enum):
 
 
 class Want(NamedTuple):
-    """The policy's choice for one thread; `container_id` is whose CPUs a paired vCPU has."""
+    """The policy's choice for one thread; a paired vCPU serves container `container_id`."""
 
     thread: Thread
     cpus: CpuSet
