@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.live_config import LiveConfig
@@ -28,28 +29,20 @@ from kata_pin.wire.qemu.qmp import QmpAnswers
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class HookService:
-    """Takes hook connections and the spool."""
+    """Takes hook connections and the spool.
 
-    def __init__(
-        self,
-        *,
-        live: LiveConfig,
-        pins: Pins,
-        intake: Intake,
-        sandboxes: Sandboxes,
-        spool: Spool,
-        counters: Counters,
-        find_vmm: Callable[[str], Vmm | None],
-    ) -> None:
-        """`find_vmm` returns a sandbox's VMM as of now."""
-        self._live = live
-        self._pins = pins
-        self._intake = intake
-        self._sandboxes = sandboxes
-        self._spool = spool
-        self._counters = counters
-        self._find_vmm = find_vmm
+    `find_vmm` returns a sandbox's VMM as of now.
+    """
+
+    _live: LiveConfig
+    _pins: Pins
+    _intake: Intake
+    _sandboxes: Sandboxes
+    _spool: Spool
+    _counters: Counters
+    _find_vmm: Callable[[str], Vmm | None]
 
     async def hook(self, connection: HookConnection) -> None:
         """Serve one hook; without an answer (the registry cannot be written) the hook spools."""

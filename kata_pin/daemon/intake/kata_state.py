@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kata_pin.daemon.store.containers import Registry
@@ -40,24 +40,17 @@ SETTLED_NS: Final = 1_000_000_000
 _SOURCES: Final = {KataRuntime.GO: "persist.json", KataRuntime.RS: "state.json"}
 
 
+@dataclass
 class Adoption:
     """Records what Kata's files say."""
 
-    def __init__(
-        self,
-        root: HostRoot,
-        registry: Registry,
-        kata: KataPaths,
-        finder: VmmFinder,
-        index: ProcessIndex,
-    ) -> None:
-        self._root = root
-        self._registry = registry
-        self._kata = kata
-        self._finder = finder
-        self._index = index
-        self._stamps: dict[str, tuple[int, int]] = {}
-        self._unread: dict[str, tuple[int, int]] = {}
+    _root: HostRoot
+    _registry: Registry
+    _kata: KataPaths
+    _finder: VmmFinder
+    _index: ProcessIndex
+    _stamps: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _unread: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def running(self, known: Mapping[str, ProcessKey] = NONE_KNOWN) -> Collection[str]:
         """Return the sandboxes that have a VMM now; `known` are those known already."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kata_pin.daemon.intake.kata_state import ADOPTED
@@ -48,24 +48,19 @@ NOTHING: Final = 0
 """The ticket of an event that asked for no pass."""
 
 
+@dataclass
 class NriIntake:
-    """Records the plugin's events; the Listener of sources/nri.py."""
+    """Records the plugin's events; the Listener of sources/nri.py.
 
-    def __init__(
-        self,
-        registry: Registry,
-        finder: VmmFinder,
-        index: ProcessIndex,
-        kata_pinning: KataPinningReader,
-        sandboxes: Sandboxes,
-    ) -> None:
-        """`kata_pinning` takes the pods' annotations."""
-        self._registry = registry
-        self._finder = finder
-        self._index = index
-        self._kata_pinning = kata_pinning
-        self._sandboxes = sandboxes
-        self._strangers: dict[str, None] = {}
+    `kata_pinning` takes the pods' annotations.
+    """
+
+    _registry: Registry
+    _finder: VmmFinder
+    _index: ProcessIndex
+    _kata_pinning: KataPinningReader
+    _sandboxes: Sandboxes
+    _strangers: dict[str, None] = field(default_factory=dict)
 
     def take(self, event: Event, stamp_ns: int) -> int:
         """Record an event and ask for a pass; return the ticket for `placed`. Raises StateError."""

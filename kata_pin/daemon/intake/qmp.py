@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 from typing import Final
 
 from kata_pin.daemon.live_config import LiveConfig
@@ -22,12 +23,12 @@ log = logging.getLogger(__name__)
 _UNNAMED: Final = frozenset({RoleSource.ORDER, RoleSource.REST})
 
 
+@dataclass
 class ExtraMonitor:
     """Asks sandboxes' extra monitors; keeps nothing itself."""
 
-    def __init__(self, paths: KataPaths, live: LiveConfig) -> None:
-        self._paths = paths
-        self._live = live
+    _paths: KataPaths
+    _live: LiveConfig
 
     async def ask(self, sandbox_id: str, cache: SandboxCache) -> bool:
         """Ask about threads that no pass has named yet; return whether QEMU answered."""

@@ -26,12 +26,12 @@ class Taken:
     reason: str = ""
 
 
+@dataclass
 class Intake:
     """Turns messages into records; holds nothing but its two collaborators."""
 
-    def __init__(self, registry: Registry, bundles: BundleReader) -> None:
-        self._registry = registry
-        self._bundles = bundles
+    _registry: Registry
+    _bundles: BundleReader
 
     def take(self, message: HookMessage, *, spooled: bool) -> Taken:
         """Record one message; when this returns, the registry has committed.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import Final
 
 from kata_pin.config.tree import NewThreads
@@ -41,31 +42,23 @@ KERNEL_THREAD_LOOKS_S: Final = (0.005, 0.05, 0.5)
 cgroup, which resets its affinity, only after it was created, without an event."""
 
 
+@dataclass
 class ThreadEvents:
     """Follows process events until cancelled."""
 
-    def __init__(
-        self,
-        root: HostRoot,
-        node: NodeWatch,
-        pins: Pins,
-        sandboxes: Sandboxes,
-        counters: Counters,
-    ) -> None:
-        self._root = root
-        self._node = node
-        self._pins = pins
-        self._sandboxes = sandboxes
-        self._counters = counters
-        self._wanted = node.config.new_threads
-        self._live: bool | None = None
+    _root: HostRoot
+    _node: NodeWatch
+    _pins: Pins
+    _sandboxes: Sandboxes
+    _counters: Counters
+    _live: bool | None = None
 
     async def follow(self) -> None:
         """Mark sandboxes as their threads appear; without events the audit finds them.
 
         Raises HostError when the events are not available and `new_threads` is `events`.
         """
-        if self._wanted is NewThreads.AUDIT:
+        if self._node.config.new_threads is NewThreads.AUDIT:
             self._set_live(live=False, why="setting new_threads")
             return
         while True:
@@ -77,7 +70,7 @@ class ThreadEvents:
                     for event in batch:
                         self._take(event)
             except HostError as error:
-                if self._wanted is NewThreads.EVENTS:
+                if self._node.config.new_threads is NewThreads.EVENTS:
                     raise
                 self._set_live(live=False, why=str(error))
             finally:

@@ -97,13 +97,13 @@ class Assembly:
         spool = Spool(self._path("spool"))
         spool.prepare()
         self.hook_service = HookService(
-            live=live,
-            pins=pins,
-            intake=Intake(registry, one.bundles),
-            sandboxes=sandboxes,
-            spool=spool,
-            counters=self._counters,
-            find_vmm=self.passes.find_vmm,
+            live,
+            pins,
+            Intake(registry, one.bundles),
+            sandboxes,
+            spool,
+            self._counters,
+            self.passes.find_vmm,
         )
         self.hooks = HookServer(self._path("hook.sock"), self.hook_service.hook)
         self.auditor = Auditor(one.root, sandboxes)
@@ -111,14 +111,14 @@ class Assembly:
             live,
             self.auditor,
             self._counters,
-            before=(
+            (
                 partial(one.index.refresh, full=True),
                 self.hook_service.take_spool,
                 self._file_events.look_at_node,
                 self._file_events.rearm,
                 self._file_events.look_around,
             ),
-            after=(self._coordinator.audit, guests.audit),
+            (self._coordinator.audit, guests.audit),
         )
         gid, mode = _readers(config.group)
         self._metrics = self._metrics_server(gid, mode)

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.audit import Auditor
@@ -18,25 +19,19 @@ from kata_pin.daemon.reconcile.counters import Counters
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class AuditLoop:
-    """Runs audits until cancelled."""
+    """Runs audits until cancelled.
 
-    def __init__(
-        self,
-        live: LiveConfig,
-        auditor: Auditor,
-        counters: Counters,
-        *,
-        before: Sequence[Callable[[], object]],
-        after: Sequence[Callable[[], object]],
-    ) -> None:
-        """`before` and `after` are called around each deep audit."""
-        self._live = live
-        self._auditor = auditor
-        self._counters = counters
-        self._before = before
-        self._after = after
-        self._periods_changed = asyncio.Event()
+    `before` and `after` are called around each deep audit.
+    """
+
+    _live: LiveConfig
+    _auditor: Auditor
+    _counters: Counters
+    _before: Sequence[Callable[[], object]]
+    _after: Sequence[Callable[[], object]]
+    _periods_changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def follow_periods(self) -> None:
         """Start the periods again: the configuration has others."""

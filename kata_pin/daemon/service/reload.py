@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from kata_pin.config.tree import Config
@@ -27,23 +28,18 @@ BOUND: Final = (
 """Settings and sections that the components are made of: changing them needs a restart."""
 
 
+@dataclass
 class Reload:
-    """Puts another configuration in force."""
+    """Puts another configuration in force.
 
-    def __init__(
-        self,
-        live: LiveConfig,
-        reread: Callable[[], Config],
-        sandboxes: Sandboxes,
-        audits: AuditLoop,
-        status: ServiceStatus,
-    ) -> None:
-        """`reread` returns the configuration as it is now; raises ConfigError when it is wrong."""
-        self._live = live
-        self._reread = reread
-        self._sandboxes = sandboxes
-        self._audits = audits
-        self._status = status
+    `reread` returns the configuration as it is now; raises ConfigError when it is wrong.
+    """
+
+    _live: LiveConfig
+    _reread: Callable[[], Config]
+    _sandboxes: Sandboxes
+    _audits: AuditLoop
+    _status: ServiceStatus
 
     def __call__(self) -> str:
         """Return what is wrong with the configuration; empty when it is in force."""

@@ -10,6 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
@@ -54,13 +55,13 @@ class Notifier:
             return  # a manager that does not listen must not end the service
 
 
+@dataclass
 class ServiceStatus:
     """What systemd shows of the daemon: its state, and one line about its sandboxes."""
 
-    def __init__(self, notifier: Notifier, sandboxes: Sandboxes, live: LiveConfig) -> None:
-        self._notifier = notifier
-        self._sandboxes = sandboxes
-        self._live = live
+    _notifier: Notifier
+    _sandboxes: Sandboxes
+    _live: LiveConfig
 
     def ready(self) -> None:
         """Report that start-up, or a reload, is done."""

@@ -97,13 +97,13 @@ def hook_service(tmp_path: Path, registry: Registry, marked: Marked) -> HookServ
     spool.prepare()
     intake = Intake(registry, BundleReader([str(tmp_path / "bundles")]))
     return HookService(
-        live=marked.live,
-        pins=Pins(registry),
-        intake=intake,
-        sandboxes=cast("Sandboxes", marked),
-        spool=spool,
-        counters=Counters(),
-        find_vmm=lambda _: world.sandbox().vmm,
+        marked.live,
+        Pins(registry),
+        intake,
+        cast("Sandboxes", marked),
+        spool,
+        Counters(),
+        lambda _: world.sandbox().vmm,
     )
 
 
