@@ -100,7 +100,11 @@ def _play(stage: Stage, proof: Proof, a: int, b: int) -> None:
     stage.start_daemon()
     proof.threads(web, vcpus={1: {a}}, others={a}, within_s=5)
     proof.that(stage.spooled == 0, "the spool is empty")
-    proof.that(stage.run("check").strip().endswith("threads"), "kata-pin check finds no drift")
+    verdict = stage.run("check").splitlines()[-1]
+    proof.that(
+        verdict.startswith("ok: ") and verdict.endswith("threads checked"),
+        "kata-pin check finds no drift",
+    )
 
     _step("kata-pin unpin gives everything back.")
     stage.show("unpin")
