@@ -1,4 +1,4 @@
-"""Threads on isolated CPUs, which no scheduler domain balances (DESIGN D11).
+"""Threads on isolated CPUs, which no scheduler domain balances (D11).
 
 A thread that may run on several isolated CPUs sits on one and never moves
 (/sys/devices/system/cpu/isolated, isolcpus=domain in kernel-parameters.txt). So every thread whose

@@ -1,4 +1,4 @@
-"""The sandbox mask: which CPUs the containers of a sandbox have together (DESIGN D8).
+"""The sandbox mask: which CPUs the containers of a sandbox have together (D8).
 
 Computed in each pass from the recorded containers; one that ended no longer counts.
 Out of scope: which thread uses which part (place.py).

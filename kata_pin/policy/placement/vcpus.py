@@ -1,4 +1,4 @@
-"""What policy wants for the vCPU threads of a sandbox (DESIGN D10).
+"""What policy wants for the vCPU threads of a sandbox (D10).
 
 Out of scope: which run a paired vCPU gets (pairing.py) and where unpaired vCPUs go (overhead.py).
 """

@@ -1,4 +1,4 @@
-"""Other writers of affinities: when Kata's own pinning is left to do the vCPUs (DESIGN D13)."""
+"""Other writers of affinities: when Kata's own pinning is left to do the vCPUs (D13)."""
 
 from __future__ import annotations
 

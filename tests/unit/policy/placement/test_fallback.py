@@ -1,4 +1,4 @@
-"""What can be applied of what is wanted (DESIGN D7)."""
+"""What can be applied of what is wanted (D7)."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_surplus_cpus_are_a_step() -> None:
 
 
 def test_shared_before_reserve_before_surplus() -> None:
-    """With all three in reach the order is that of DESIGN D7."""
+    """With all three in reach the order is that of D7."""
     of = PlacementSettings(
         overhead=overhead("0"),
         overhead_roles={
