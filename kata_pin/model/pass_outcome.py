@@ -42,9 +42,11 @@ class PassOutcome:
 
     @property
     def mask(self) -> CpuSet | None:
-        """The sandbox mask, None without one."""
+        """The sandbox mask, None without one; an unpinned sandbox has none, whatever is decided."""
         placement = self.report.placement
-        return None if placement is None else placement.mask.mask
+        if placement is None or self.state == RELEASED:
+            return None
+        return placement.mask.mask
 
     @property
     def moved(self) -> int:

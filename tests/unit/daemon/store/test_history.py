@@ -73,6 +73,14 @@ def kept(tmp_path: Path) -> Iterator[Kept]:
     one.registry.close()
 
 
+def test_a_pass_over_an_unpinned_sandbox_changes_nothing(kept: Kept) -> None:
+    """The undo decides no mask, a later pass does, but sets nothing: that is no change."""
+    kept.history.passed(_passed(mask="1"))
+    kept.history.passed(_passed(mask=None, state="released"))
+    kept.history.passed(_passed(mask="1", state="released"))
+    assert kept.rows() == [("s1", "ok", "1", 0), ("s1", "released", None, 0)]
+
+
 def test_only_changes_are_written(kept: Kept) -> None:
     """A pass after which mask and state are the same and that moved nothing leaves no row."""
     for one in (
