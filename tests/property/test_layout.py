@@ -11,7 +11,7 @@ from kata_pin.cli.render.layout import (
     NAMES,
     WORDS,
     Column,
-    Look,
+    Output,
     table,
     wrap,
 )
@@ -50,7 +50,7 @@ def test_tables_fit_and_lose_nothing(rows: list[tuple[str, str, str]], width: in
         Column("WHY", fold=6, comfort=20),
     ]
     cells = [[Text(safe(cell)) for cell in row] for row in rows]
-    lines = table(columns, cells, Look(width))
+    lines = table(columns, cells, Output(width))
     assert [line.plain for line in lines if line.cell_len > width] == []
     shown = set(re.findall(r"[0-9]+(?:-[0-9]+)?", " ".join(line.plain for line in lines)))
     for _, cpus, _ in rows:

@@ -77,7 +77,7 @@ def compare(
         return
     from kata_pin.cli.render import compare as render_compare
 
-    screen.show(render_compare.compare(told, screen.look()))
+    screen.show(render_compare.compare(told, screen.output()))
 
 
 def _deciding(session: Session) -> Allocation | None:

@@ -33,7 +33,7 @@ def explain(session: Session, container: str) -> None:
         return
     from kata_pin.cli.render import pools as render_pools
 
-    screen.show(render_pools.explain(grant, screen.look()))
+    screen.show(render_pools.explain(grant, screen.output()))
 
 
 def choose_grant(state: State, text: str) -> Grant:

@@ -101,4 +101,4 @@ def what_if(
         return
     from kata_pin.cli.render import whatif as render_whatif
 
-    screen.show(render_whatif.what_if(told, screen.look()))
+    screen.show(render_whatif.what_if(told, screen.output()))

@@ -56,4 +56,4 @@ def history(session: Session, sandbox: str, since: int | None, limit: int) -> No
         return
     from kata_pin.cli.render import history as render_history
 
-    screen.show(render_history.history(document, screen.look()))
+    screen.show(render_history.history(document, screen.output()))

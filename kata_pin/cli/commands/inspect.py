@@ -30,7 +30,7 @@ def who(session: Session, cpu: int) -> None:
         return
     from kata_pin.cli.render import reports as render_reports
 
-    screen.show(render_reports.who(document, screen.look()))
+    screen.show(render_reports.who(document, screen.output()))
 
 
 @click.command()
@@ -52,7 +52,7 @@ def explain(session: Session, sandbox: str) -> None:
         return
     from kata_pin.cli.render import reports as render_reports
 
-    screen.show(render_reports.explain(document, screen.look()))
+    screen.show(render_reports.explain(document, screen.output()))
 
 
 @click.command()
@@ -80,7 +80,7 @@ def check(session: Session) -> int:
     else:
         from kata_pin.cli.render import reports as render_reports
 
-        screen.show(render_reports.check(document, screen.look()))
+        screen.show(render_reports.check(document, screen.output()))
     return 0 if document.ok else FOUND
 
 
@@ -102,5 +102,5 @@ def doctor(session: Session) -> int:
     else:
         from kata_pin.cli.render import reports as render_reports
 
-        screen.show(render_reports.doctor(document, screen.look()))
+        screen.show(render_reports.doctor(document, screen.output()))
     return 0 if document.ok else 1

@@ -32,7 +32,7 @@ def guest_map(session: Session, sandbox: str | None) -> None:
         return
     from kata_pin.cli.render import map as render_map
 
-    screen.show(render_map.guest_map(document, screen.look()))
+    screen.show(render_map.guest_map(document, screen.output()))
 
 
 def map_document(state: State) -> MapDocument:

@@ -50,7 +50,7 @@ def _report(session: Session, document: Applied) -> int:
     else:
         from kata_pin.cli.render import reports as render_reports
 
-        screen.show(render_reports.applied(document, screen.look()))
+        screen.show(render_reports.applied(document, screen.output()))
     refused = {"refused", "denied"}
     outcomes = {r.outcome for one in document.sandboxes for r in one.results}
     return 1 if outcomes & refused else 0

@@ -26,7 +26,7 @@ def pools(session: Session) -> None:
         return
     from kata_pin.cli.render import pools as render_pools
 
-    screen.show(render_pools.pools(state, screen.look()))
+    screen.show(render_pools.pools(state, screen.output()))
 
 
 def pools_document(state: State) -> PoolsDocument:

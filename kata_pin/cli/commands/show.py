@@ -50,11 +50,11 @@ def _once(session: Session, name: str | None, cpus: bool) -> None:
     elif cpus:
         from kata_pin.cli.render import cpus as render_cpus
 
-        screen.show(render_cpus.cpus(state, screen.look()))
+        screen.show(render_cpus.cpus(state, screen.output()))
     else:
         from kata_pin.cli.render import show as render_show
 
         if name is None:
-            screen.show(render_show.overview(state, screen.look()))
+            screen.show(render_show.overview(state, screen.output()))
         else:
-            screen.show(render_show.single(state, state.sandboxes[0], screen.look()))
+            screen.show(render_show.single(state, state.sandboxes[0], screen.output()))

@@ -8,7 +8,7 @@ from itertools import groupby
 from rich.text import Text
 
 from kata_pin.cli.render import phrases
-from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, paragraph, table
+from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, paragraph, table
 from kata_pin.cli.render.safe_text import styled
 from kata_pin.cli.reports import pcpus, words
 from kata_pin.cli.reports.pcpus import Pcpu
@@ -17,11 +17,11 @@ from kata_pin.model.reports.sandbox import Sandbox, Thread
 from kata_pin.model.reports.state import State
 
 
-def cpus(state: State, look: Look) -> list[Text]:
+def cpus(state: State, output: Output) -> list[Text]:
     """Return one row per pCPU; neighbouring cores that no sandbox uses share a row."""
     lines = [
-        *paragraph(phrases.node(state, look), look),
-        *paragraph(phrases.daemon(state.daemon), look),
+        *paragraph(phrases.node(state, output), output),
+        *paragraph(phrases.daemon(state.daemon), output),
     ]
     view = pcpus.view(state)
     marked = any(pcpu.marks for pcpu in view)
@@ -36,16 +36,16 @@ def cpus(state: State, look: Look) -> list[Text]:
     for node, members in groupby(view, key=lambda pcpu: pcpu.place.node):
         of_node = list(members)
         title = f"NUMA node {node}: pCPUs {pcpus.numbers(of_node)}"
-        lines += [Text(), *paragraph(Text(title, style="bold underline"), look)]
-        rows = [row if marked else row[:-1] for row in _rows(of_node, look)]
-        lines += table(columns, rows, look)
+        lines += [Text(), *paragraph(Text(title, style="bold underline"), output)]
+        rows = [row if marked else row[:-1] for row in _rows(of_node, output)]
+        lines += table(columns, rows, output)
     offline = pcpus.offline(state)
     if offline:
-        lines += [Text(), *paragraph(styled(f"offline: {offline}", phrases.ODD), look)]
+        lines += [Text(), *paragraph(styled(f"offline: {offline}", phrases.ODD), output)]
     return lines
 
 
-def _rows(of_node: Sequence[Pcpu], look: Look) -> Iterator[list[Text]]:
+def _rows(of_node: Sequence[Pcpu], output: Output) -> Iterator[list[Text]]:
     for shape, cores in groupby(pcpus.by_core(of_node), key=_shape):
         group = list(cores)
         if shape is not None and len(group) > 1:
@@ -53,7 +53,7 @@ def _rows(of_node: Sequence[Pcpu], look: Look) -> Iterator[list[Text]]:
             continue
         for core in group:
             for pcpu in core:
-                yield _row(pcpu, look, first=pcpu is core[0])
+                yield _row(pcpu, output, first=pcpu is core[0])
 
 
 def _shape(core: list[Pcpu]) -> tuple[object, ...] | None:
@@ -84,13 +84,13 @@ def _marks(pcpu: Pcpu) -> Text:
     return styled(", ".join(pcpu.marks), phrases.ODD)
 
 
-def _row(pcpu: Pcpu, look: Look, *, first: bool) -> list[Text]:
+def _row(pcpu: Pcpu, output: Output, *, first: bool) -> list[Text]:
     return [
         Text(str(pcpu.place.core) if first else ""),
         Text(str(pcpu.number)),
         claim(pcpu),
         styled(", ".join(_owners(pcpu)), phrases.NAME),
-        _threads(pcpu, look),
+        _threads(pcpu, output),
         _marks(pcpu),
     ]
 
@@ -116,7 +116,7 @@ def _owners(pcpu: Pcpu) -> Iterator[str]:
         yield words.owner(sandbox)
 
 
-def _threads(pcpu: Pcpu, look: Look) -> Text:
+def _threads(pcpu: Pcpu, output: Output) -> Text:
     """Return the threads by sandbox, the owner's first; others' are named and stand out."""
     claimed = {sandbox.id for sandbox in (*pcpu.exclusive, *pcpu.shared)}
     owners = {sandbox.id for sandbox in pcpu.exclusive}
@@ -128,5 +128,5 @@ def _threads(pcpu: Pcpu, look: Look) -> Text:
         prefix = "" if claimed == {name} else f"{words.owner(sandbox)}: "
         foreign = bool(owners) and name not in owners
         style = phrases.BAD if foreign or phrases.drifting(threads) else ""
-        parts.append(styled(prefix + phrases.roles(threads, look), style))
+        parts.append(styled(prefix + phrases.roles(threads, output), style))
     return Text("; ").join(parts)

@@ -13,7 +13,7 @@ from typing import Final
 from rich.text import Text
 
 from kata_pin.cli.render import phrases
-from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, facts, paragraph, table
+from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, paragraph, table
 from kata_pin.cli.render.safe_text import styled
 from kata_pin.cli.reports import pcpus, words
 from kata_pin.model.reports.guest import Guest, GuestContainer, GuestVcpu
@@ -46,28 +46,32 @@ PROOF_WORDS: Final = {
 }
 
 
-def guest_map(document: MapDocument, look: Look) -> list[Text]:
+def guest_map(document: MapDocument, output: Output) -> list[Text]:
     """Return the picture of each sandbox, and the guest CPUs of each container."""
     lines: list[Text] = []
     if not document.daemon.running:
-        lines += [*paragraph(phrases.daemon(document.daemon), look), Text()]
+        lines += [*paragraph(phrases.daemon(document.daemon), output), Text()]
     for n, sandbox in enumerate(document.sandboxes):
         lines += [Text()] if n else []
-        lines += _sandbox(sandbox, look)
+        lines += _sandbox(sandbox, output)
     return lines or [Text("no sandboxes")]
 
 
-def _sandbox(sandbox: MapSandbox, look: Look) -> list[Text]:
+def _sandbox(sandbox: MapSandbox, output: Output) -> list[Text]:
     guest = sandbox.guest
-    head = paragraph(styled(words.owner(sandbox), phrases.NAME), look)
+    head = paragraph(styled(words.owner(sandbox), phrases.NAME), output)
     if guest is None:
-        return [*head, *paragraph(styled("no VMM, no map", phrases.ODD), look)]
-    lines = [*head, *facts([("guest", condition(guest)), ("kernel", _kernel(guest))], look), Text()]
+        return [*head, *paragraph(styled("no VMM, no map", phrases.ODD), output)]
+    lines = [
+        *head,
+        *facts([("guest", condition(guest)), ("kernel", _kernel(guest))], output),
+        Text(),
+    ]
     if not guest.vcpus:
-        return [*lines, *paragraph(styled("no vCPU thread found", phrases.ODD), look)]
-    lines += _picture(guest, look)
+        return [*lines, *paragraph(styled("no vCPU thread found", phrases.ODD), output)]
+    lines += _picture(guest, output)
     if guest.containers:
-        lines += [Text(), *_containers(guest.containers, look)]
+        lines += [Text(), *_containers(guest.containers, output)]
     return lines
 
 
@@ -88,8 +92,8 @@ def _kernel(guest: Guest) -> Text:
     return styled(f"{name}{source}; {plugged}")
 
 
-def _picture(guest: Guest, look: Look) -> list[Text]:
-    drawn = look.width >= ROOM
+def _picture(guest: Guest, output: Output) -> list[Text]:
+    drawn = output.width >= ROOM
     columns = [
         Column("pCPU", CPUS, right=True),
         *([Column("")] if drawn else []),
@@ -101,10 +105,10 @@ def _picture(guest: Guest, look: Look) -> list[Text]:
         *([Column("")] if drawn else []),
         Column("CONTAINER", NAMES + ",", fold=12),
     ]
-    return table(columns, list(_rows(guest, look, drawn=drawn)), look)
+    return table(columns, list(_rows(guest, output, drawn=drawn)), output)
 
 
-def _rows(guest: Guest, look: Look, *, drawn: bool) -> Iterator[list[Text]]:
+def _rows(guest: Guest, output: Output, *, drawn: bool) -> Iterator[list[Text]]:
     names = {one.id: one.name for one in guest.containers}
     first = _first_pcpus(guest)
     ordered = sorted(guest.vcpus, key=lambda one: _place(one, first))
@@ -114,13 +118,13 @@ def _rows(guest: Guest, look: Look, *, drawn: bool) -> Iterator[list[Text]]:
         for n, one in enumerate(vcpus):
             yield [
                 phrases.cpus(one.cpus),
-                *([_line(one.links.vcpu.state, look)] if drawn else []),
+                *([_line(one.links.vcpu.state, output)] if drawn else []),
                 Text("?" if one.vcpu is None else str(one.vcpu)),
                 styled(str(one.tid), phrases.DIM),
-                *([_line(one.state, look)] if drawn else []),
+                *([_line(one.state, output)] if drawn else []),
                 number(one),
                 styled(one.state, KNOWN_STYLES.get(one.state, "")),
-                *([Text(_bracket(n, len(vcpus), look))] if drawn else []),
+                *([Text(_bracket(n, len(vcpus), output))] if drawn else []),
                 _owner(title, owned=bool(owner)) if n == 0 or not drawn else Text(),
             ]
 
@@ -149,18 +153,18 @@ def number(one: GuestVcpu) -> Text:
     return styled(known, KNOWN_STYLES.get(one.state, ""))
 
 
-def _line(state: str, look: Look) -> Text:
+def _line(state: str, output: Output) -> Text:
     if state == "unknown":
-        sign = "─╳─" if look.unicode else "-x-"  # noqa: RUF001 - the sign is meant
+        sign = "─╳─" if output.unicode else "-x-"  # noqa: RUF001 - the sign is meant
     elif state == "inferred":
-        sign = "╌╌╌" if look.unicode else "- -"
+        sign = "╌╌╌" if output.unicode else "- -"
     else:
-        sign = "───" if look.unicode else "---"
+        sign = "───" if output.unicode else "---"
     return styled(sign, KNOWN_STYLES.get(state, ""))
 
 
-def _bracket(position: int, size: int, look: Look) -> str:
-    signs = ("───", "─┬─", "─┤", "─┘") if look.unicode else ("---", "-+-", "-|", "-'")
+def _bracket(position: int, size: int, output: Output) -> str:
+    signs = ("───", "─┬─", "─┤", "─┘") if output.unicode else ("---", "-+-", "-|", "-'")
     if size == 1:
         return signs[0]
     return signs[1 if position == 0 else 3 if position == size - 1 else 2]
@@ -177,14 +181,14 @@ def _owner(title: str, *, owned: bool) -> Text:
     return styled(f"{title}, shared" if title else "guest system", phrases.DIM)
 
 
-def _containers(containers: Sequence[GuestContainer], look: Look) -> list[Text]:
+def _containers(containers: Sequence[GuestContainer], output: Output) -> list[Text]:
     columns = [
         Column("CONTAINER", NAMES, fold=12),
         Column("GUEST CPUS", CPUS),
         Column("APPLIED IN GUEST", CPUS),
         Column("WHY", fold=16, comfort=24),
     ]
-    return table(columns, [_container(one) for one in containers], look)
+    return table(columns, [_container(one) for one in containers], output)
 
 
 def _container(one: GuestContainer) -> list[Text]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from rich.text import Text
 
-from kata_pin.cli.render.layout import Look
+from kata_pin.cli.render.layout import Output
 from kata_pin.cli.render.safe_text import styled
 from kata_pin.cli.reports.words import NOTHING, age, safe
 from kata_pin.model.count_noun import count
@@ -55,7 +55,7 @@ def daemon(facts: Daemon) -> Text:
     return styled(f"daemon {facts.version}, pid {facts.pid}, up {up}", DIM)
 
 
-def node(state: State, look: Look) -> Text:
+def node(state: State, output: Output) -> Text:
     """Return the node in one line; defaults are left out."""
     facts = state.node
     parts = [
@@ -74,7 +74,7 @@ def node(state: State, look: Look) -> Text:
         parts.append(f"mode {safe(facts.mode)}")
     if state.daemon.running and not facts.thread_events:
         parts.append("new threads are pinned only at the next audit")
-    return Text(look.dot.join(parts))
+    return Text(output.dot.join(parts))
 
 
 def notes(found: Iterable[Note], prefix: str = "", *, warnings_only: bool = False) -> list[Text]:
@@ -99,7 +99,7 @@ def cpu_time(thread: Thread) -> str:
     return f"{thread.cpu_ticks / _USER_HZ:.1f} s"
 
 
-def pairs(threads: Iterable[Thread], look: Look) -> Text:
+def pairs(threads: Iterable[Thread], output: Output) -> Text:
     """Return where each vCPU thread may run now, such as `0→6-7 1..4→8..11`.
 
     `a..b→c..d` pairs each with its own pCPU; `a,b→c-d` are vCPUs on one set. A `!` marks drift.
@@ -109,7 +109,7 @@ def pairs(threads: Iterable[Thread], look: Look) -> Text:
         key=lambda t: (t.vcpu is None, t.vcpu or 0, t.tid),
     )
     text = Text(" ").join(
-        styled(f"{names}{look.arrow}{place}{'!' if drift else ''}", BAD if drift else "")
+        styled(f"{names}{output.arrow}{place}{'!' if drift else ''}", BAD if drift else "")
         for names, place, drift in _grouped(vcpus)
     )
     return text if text.plain else Text(NOTHING)
@@ -158,12 +158,12 @@ def overhead(threads: Iterable[Thread]) -> Text:
     return Text("; ").join(parts) if parts else Text(NOTHING)
 
 
-def roles(threads: Iterable[Thread], look: Look) -> str:
+def roles(threads: Iterable[Thread], output: Output) -> str:
     """Return the threads' labels with counts, vCPUs first."""
     counts: dict[str, int] = {}
     for thread in sorted(threads, key=lambda t: (t.role != "vcpu", t.vcpu or 0)):
         label = thread.label if thread.role == "vcpu" else thread.role
         counts[label] = counts.get(label, 0) + 1
     return ", ".join(
-        label if count == 1 else f"{label} {look.times}{count}" for label, count in counts.items()
+        label if count == 1 else f"{label} {output.times}{count}" for label, count in counts.items()
     )

@@ -15,7 +15,7 @@ from typing import Final
 from rich.text import Text
 
 from kata_pin.cli.render import phrases
-from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, facts, paragraph, table
+from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, paragraph, table
 from kata_pin.cli.render.safe_text import styled
 from kata_pin.cli.reports import pcpus, words
 from kata_pin.cli.reports.pcpus import parse
@@ -32,26 +32,26 @@ _SANDBOXES_ONLY: Final = (
 )
 
 
-def pools(state: State, look: Look) -> list[Text]:
+def pools(state: State, output: Output) -> list[Text]:
     """Return the pools of a node, drawn, with their owners."""
     lines = [
-        *paragraph(phrases.node(state, look), look),
-        *paragraph(phrases.daemon(state.daemon), look),
+        *paragraph(phrases.node(state, output), output),
+        *paragraph(phrases.daemon(state.daemon), output),
     ]
     allocation = state.allocation
     if allocation is None:
-        return [*lines, *paragraph(Text(_OFF), look)]
+        return [*lines, *paragraph(Text(_OFF), output)]
     letters = _letters(allocation)
-    lines += paragraph(_heading(allocation, look), look)
+    lines += paragraph(_heading(allocation, output), output)
     if not allocation.suspended:
-        lines += _way(allocation.push, look)
-        lines += [Text(), *_sizes(allocation, look), *_strips(state, allocation, letters, look)]
-        lines += [Text(), *_grants(allocation, letters, look), *_pending(allocation, look)]
-    lines += _told(allocation, look)
+        lines += _way(allocation.push, output)
+        lines += [Text(), *_sizes(allocation, output), *_strips(state, allocation, letters, output)]
+        lines += [Text(), *_grants(allocation, letters, output), *_pending(allocation, output)]
+    lines += _told(allocation, output)
     return lines
 
 
-def explain(grant: Grant, look: Look) -> list[Text]:
+def explain(grant: Grant, output: Output) -> list[Text]:
     """Return why one container has the CPUs that it has."""
     pending = grant.pending
     sent = styled(grant.cpuset) if grant.cpuset else Text("none: only threads are pinned")
@@ -68,26 +68,26 @@ def explain(grant: Grant, look: Look) -> list[Text]:
         ("override", styled(grant.override or "")),
         ("cpuset", sent),
     ]
-    lines = [*paragraph(Text(title, style="bold"), look), *facts(pairs, look)]
+    lines = [*paragraph(Text(title, style="bold"), output), *facts(pairs, output)]
     for reason in grant.reasons:
-        lines += paragraph(styled(f"- {reason}"), look)
+        lines += paragraph(styled(f"- {reason}"), output)
     return lines
 
 
-def _heading(allocation: Allocation, look: Look) -> Text:
+def _heading(allocation: Allocation, output: Output) -> Text:
     policy = f"policy {safe(allocation.policy)}"
     if allocation.suspended:
         return styled(f"{policy}, suspended: {allocation.suspended}", phrases.ODD)
     whole = allocation.guarantee != "sandboxes only"
     held = f"exclusive among {safe(allocation.guarantee)}" if whole else _SANDBOXES_ONLY
-    return Text(look.dot.join((policy, held)))
+    return Text(output.dot.join((policy, held)))
 
 
-def _way(push: Push | None, look: Look) -> list[Text]:
+def _way(push: Push | None, output: Output) -> list[Text]:
     """Return how changed cpusets reach containers; unknown without a daemon."""
     if push is None:
         return []
-    return paragraph(styled(f"changed cpusets {words.way(push)}", phrases.DIM), look)
+    return paragraph(styled(f"changed cpusets {words.way(push)}", phrases.DIM), output)
 
 
 def _unsent(allocation: Allocation) -> Iterator[str]:
@@ -102,7 +102,7 @@ def _unsent(allocation: Allocation) -> Iterator[str]:
         yield f"{titles.get(one.id, one.id)}: cpuset not changed: {one.message}"
 
 
-def _sizes(allocation: Allocation, look: Look) -> list[Text]:
+def _sizes(allocation: Allocation, output: Output) -> list[Text]:
     found = allocation.pools
     pairs = [
         ("exclusive", found.exclusive, "letters"),
@@ -113,7 +113,7 @@ def _sizes(allocation: Allocation, look: Look) -> list[Text]:
     if allocation.held_back:
         pairs.append(("withheld", allocation.held_back, "until threads have moved"))
     told = ((name, cpus, f"({len(parse(cpus))}, {sign})") for name, cpus, sign in pairs if cpus)
-    return facts([(name, styled(f"{cpus}  {size}")) for name, cpus, size in told], look)
+    return facts([(name, styled(f"{cpus}  {size}")) for name, cpus, size in told], output)
 
 
 def _letters(allocation: Allocation) -> dict[str, str]:
@@ -123,13 +123,13 @@ def _letters(allocation: Allocation) -> dict[str, str]:
 
 
 def _strips(
-    state: State, allocation: Allocation, letters: Mapping[str, str], look: Look
+    state: State, allocation: Allocation, letters: Mapping[str, str], output: Output
 ) -> Iterator[Text]:
     signs = _signs(allocation, letters)
     for node, members in groupby(pcpus.view(state), key=lambda pcpu: pcpu.place.node):
         cores = pcpus.by_core(members)
         drawn = ["".join(signs.get(one.number, NOBODYS) for one in core) for core in cores]
-        yield from facts([(f"NUMA node {node}", Text(" ".join(drawn)))], look)
+        yield from facts([(f"NUMA node {node}", Text(" ".join(drawn)))], output)
 
 
 def _signs(allocation: Allocation, letters: Mapping[str, str]) -> dict[int, str]:
@@ -143,7 +143,7 @@ def _signs(allocation: Allocation, letters: Mapping[str, str]) -> dict[int, str]
     return signs
 
 
-def _grants(allocation: Allocation, letters: Mapping[str, str], look: Look) -> list[Text]:
+def _grants(allocation: Allocation, letters: Mapping[str, str], output: Output) -> list[Text]:
     waits = any(one.pending is not None for one in allocation.grants)
     columns = [
         Column("KEY"),
@@ -156,7 +156,7 @@ def _grants(allocation: Allocation, letters: Mapping[str, str], look: Look) -> l
     ]
     ordered = sorted(allocation.grants, key=lambda one: not one.exclusive)
     rows = [_row(one, letters, waits=waits) for one in ordered]
-    return table(columns, rows, look) if rows else [Text("no containers")]
+    return table(columns, rows, output) if rows else [Text("no containers")]
 
 
 def _row(grant: Grant, letters: Mapping[str, str], *, waits: bool) -> Sequence[Text]:
@@ -175,23 +175,23 @@ def _vm(grant: Grant) -> str:
     return "(VM)" if grant.kind == "sandbox" else grant.id[:12]
 
 
-def _pending(allocation: Allocation, look: Look) -> list[Text]:
+def _pending(allocation: Allocation, output: Output) -> list[Text]:
     if all(one.pending is None for one in allocation.grants):
         return []
     push = allocation.push
     text = "being sent" if push and push.channel else "sent at the runtime's next NRI call"
-    return paragraph(styled(f"pending: {text}", phrases.ODD), look)
+    return paragraph(styled(f"pending: {text}", phrases.ODD), output)
 
 
-def _told(allocation: Allocation, look: Look) -> Iterator[Text]:
+def _told(allocation: Allocation, output: Output) -> Iterator[Text]:
     for problem in allocation.problems:
-        yield from paragraph(styled(f"! cannot read {problem}", phrases.ODD), look)
+        yield from paragraph(styled(f"! cannot read {problem}", phrases.ODD), output)
     for text in _unsent(allocation):
-        yield from paragraph(styled(f"! {text}", phrases.ODD), look)
+        yield from paragraph(styled(f"! {text}", phrases.ODD), output)
     for one in allocation.refused:
-        yield from paragraph(styled(_refusal(one), phrases.ODD), look)
+        yield from paragraph(styled(_refusal(one), phrases.ODD), output)
     for note in phrases.notes(allocation.notes):
-        yield from paragraph(note, look)
+        yield from paragraph(note, output)
 
 
 def _refusal(one: RefusedRequest) -> str:

@@ -7,7 +7,7 @@ from typing import Final
 from rich.text import Text
 
 from kata_pin.cli.render import phrases
-from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, facts, paragraph, table
+from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, paragraph, table
 from kata_pin.cli.render.safe_text import styled
 from kata_pin.model.count_noun import count
 from kata_pin.model.reports.applied import Applied
@@ -41,11 +41,11 @@ _KINDS: Final = {
 _ORDINARY_OUTCOMES: Final = {"done", "gone", "clipped"}
 
 
-def who(document: WhoDocument, look: Look) -> list[Text]:
+def who(document: WhoDocument, output: Output) -> list[Text]:
     """Return every host thread that may run on the pCPU."""
-    lines = facts(_place(document, look), look)
+    lines = facts(_place(document, output), output)
     if not document.daemon.running:
-        lines += paragraph(phrases.daemon(document.daemon), look)
+        lines += paragraph(phrases.daemon(document.daemon), output)
     lines.append(Text())
     if not document.online:
         return [*lines[:-1], styled("offline: no thread can run here", phrases.ODD)]
@@ -56,17 +56,17 @@ def who(document: WhoDocument, look: Look) -> list[Text]:
         Column("AFFINITY", CPUS),
         Column("THREADS", ", ", fold=16, comfort=20),
     ]
-    rows = [_process(process, look) for process in document.processes]
-    lines += table(columns, rows, look) if rows else [Text("no user processes")]
-    lines += [Text(), *_kernel(document.kernel, look)]
+    rows = [_process(process, output) for process in document.processes]
+    lines += table(columns, rows, output) if rows else [Text("no user processes")]
+    lines += [Text(), *_kernel(document.kernel, output)]
     intruders = sum(1 for process in document.processes if process.intruder)
     if intruders:
         told = f"! {count(intruders, 'intruder')} on this exclusive pCPU"
-        lines += [Text(), *paragraph(styled(told, phrases.BAD), look, indent=2)]
+        lines += [Text(), *paragraph(styled(told, phrases.BAD), output, indent=2)]
     return lines
 
 
-def _place(document: WhoDocument, look: Look) -> list[tuple[str, Text]]:
+def _place(document: WhoDocument, output: Output) -> list[tuple[str, Text]]:
     place = document.place
     claims = [
         f"{claim.claim} to {claim.pod}" + (f" ({claim.container})" if claim.container else "")
@@ -74,7 +74,7 @@ def _place(document: WhoDocument, look: Look) -> list[tuple[str, Text]]:
     ]
     where = ""
     if place is not None:
-        where = look.dot.join(
+        where = output.dot.join(
             [
                 f"NUMA node {place.node}",
                 f"package {place.package}",
@@ -90,12 +90,12 @@ def _place(document: WhoDocument, look: Look) -> list[tuple[str, Text]]:
     ]
 
 
-def _process(process: HostProcess, look: Look) -> list[Text]:
+def _process(process: HostProcess, output: Output) -> list[Text]:
     counts: dict[str, int] = {}
     for thread in process.threads:
         name = thread.label or thread.comm
         counts[name] = counts.get(name, 0) + 1
-    threads = ", ".join(n if c == 1 else f"{n} {look.times}{c}" for n, c in counts.items())
+    threads = ", ".join(n if c == 1 else f"{n} {output.times}{c}" for n, c in counts.items())
     affinities = dict.fromkeys(thread.affinity for thread in process.threads)
     owner = process.pod or "the host"
     style = phrases.BAD if process.intruder else ""
@@ -108,7 +108,7 @@ def _process(process: HostProcess, look: Look) -> list[Text]:
     ]
 
 
-def _kernel(kernel: KernelThreads, look: Look) -> list[Text]:
+def _kernel(kernel: KernelThreads, output: Output) -> list[Text]:
     lines: list[Text] = []
     for threads, words in (
         (kernel.bound, "bound to this pCPU"),
@@ -119,32 +119,32 @@ def _kernel(kernel: KernelThreads, look: Look) -> list[Text]:
             more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
             listed = ", ".join(names[:_NAMES_SHOWN])
             text = f"{count(len(threads), 'kernel thread')} {words}: {listed}{more}"
-            lines += paragraph(styled(text, phrases.DIM), look, indent=2)
+            lines += paragraph(styled(text, phrases.DIM), output, indent=2)
     return lines
 
 
-def explain(document: Explanation, look: Look) -> list[Text]:
+def explain(document: Explanation, output: Output) -> list[Text]:
     """Return the explanation, its indented lines kept indented."""
     lines: list[Text] = []
     for line in document.lines:
         body = line.lstrip(" ")
         indent = len(line) - len(body)
         text = styled(" " * indent + body, "" if indent else "bold")
-        lines += paragraph(text, look, indent=indent + 2)
+        lines += paragraph(text, output, indent=indent + 2)
     return lines
 
 
-def check(document: CheckDocument, look: Look) -> list[Text]:
+def check(document: CheckDocument, output: Output) -> list[Text]:
     """Return the findings, then one line that sums them up."""
     lines: list[Text] = []
     if not document.daemon.running:
-        lines += paragraph(phrases.daemon(document.daemon), look)
+        lines += paragraph(phrases.daemon(document.daemon), output)
     for finding in sorted(document.findings, key=lambda f: not f.fails):
         style = phrases.BAD if finding.fails else phrases.ODD
         head = f"{'FAIL' if finding.fails else 'note'} {finding.kind}: "
-        lines += paragraph(styled(head, style) + styled(finding.text), look, indent=2)
+        lines += paragraph(styled(head, style) + styled(finding.text), output, indent=2)
     style = phrases.GOOD if document.ok else phrases.BAD
-    return [*lines, *paragraph(styled(_verdict(document), style), look)]
+    return [*lines, *paragraph(styled(_verdict(document), style), output)]
 
 
 def _verdict(document: CheckDocument) -> str:
@@ -163,7 +163,7 @@ def _verdict(document: CheckDocument) -> str:
     return "; ".join(["ok" if document.ok else "FAIL", *parts, checked]).replace("; ", ": ", 1)
 
 
-def doctor(document: DoctorDocument, look: Look) -> list[Text]:
+def doctor(document: DoctorDocument, output: Output) -> list[Text]:
     """Return one row per check, then the counts."""
     columns = [
         Column("CHECK", NAMES, fold=16),
@@ -180,10 +180,10 @@ def doctor(document: DoctorDocument, look: Look) -> list[Text]:
         f"{sum(1 for row in document.rows if row.status == status)} {word}"
         for status, word in (("fail", "failed"), ("warn", "to check"), ("ok", "ok"))
     ]
-    return [*table(columns, rows, look), Text(), Text(", ".join(counts))]
+    return [*table(columns, rows, output), Text(), Text(", ".join(counts))]
 
 
-def applied(document: Applied, look: Look) -> list[Text]:
+def applied(document: Applied, output: Output) -> list[Text]:
     """Return what `pin` or `unpin` did: a line per sandbox, and affinities that were not set."""
     verb = "restored" if document.kind == "unpin" else "moved"
     lines: list[Text] = []
@@ -194,12 +194,12 @@ def applied(document: Applied, look: Look) -> list[Text]:
         counted = f"{done} of {sandbox.threads} threads {verb}, "
         text = styled(f"{name}: ", phrases.NAME) + Text(counted)
         why = f": {sandbox.vmm_problem}" if sandbox.vmm_problem else ""
-        lines += paragraph(text + phrases.condition(sandbox.state) + styled(why), look, indent=2)
+        lines += paragraph(text + phrases.condition(sandbox.state) + styled(why), output, indent=2)
         for result in results:
             if result.outcome not in _ORDINARY_OUTCOMES:
                 why = _OUTCOMES.get(result.outcome, result.outcome)
                 bad = f"! tid {result.tid}: affinity {result.target} {why}"
-                lines += paragraph(styled(bad, phrases.BAD), look, indent=2)
+                lines += paragraph(styled(bad, phrases.BAD), output, indent=2)
         for line in phrases.notes(sandbox.notes):
-            lines += paragraph(line, look, indent=2)
+            lines += paragraph(line, output, indent=2)
     return lines or [Text("no sandboxes")]

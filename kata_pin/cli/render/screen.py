@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from kata_pin.cli.render.layout import Look
+    from kata_pin.cli.render.layout import Output
 
 
-def look() -> Look:
+def output() -> Output:
     """Return what stdout can show: a terminal's width, or no limit for a pipe or a file."""
-    from kata_pin.cli.render.layout import NO_LIMIT, Look
+    from kata_pin.cli.render.layout import NO_LIMIT, Output
 
     width = _width() if sys.stdout.isatty() else NO_LIMIT
-    return Look(width, unicode=_encodes(sys.stdout, "→×·─╳"))  # noqa: RUF001 - what we print
+    return Output(width, unicode=_encodes(sys.stdout, "→×·─╳"))  # noqa: RUF001 - what we print
 
 
 def _width() -> int:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from kata_pin.cli.render import map as render_map
 from kata_pin.cli.render import phrases
-from kata_pin.cli.render.layout import CPUS, NAMES, Column, Look, facts, paragraph, table
+from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, paragraph, table
 from kata_pin.cli.render.safe_text import styled
 from kata_pin.cli.reports import words
 from kata_pin.model.reports.guest import Guest, GuestVcpu
@@ -20,22 +20,22 @@ _PAIRS: Final = ", "
 _ROLES: Final = " -"
 
 
-def overview(state: State, look: Look) -> list[Text]:
+def overview(state: State, output: Output) -> list[Text]:
     """Return the node, one row per sandbox, and every warning."""
-    lines = _head(state, look)
+    lines = _head(state, output)
     if not state.sandboxes:
         lines.append(Text("no sandboxes"))
     else:
         columns = [
             Column("POD", NAMES, fold=20),
             Column("MASK", CPUS),
-            Column(f"vCPU{look.arrow}pCPU", _PAIRS),
+            Column(f"vCPU{output.arrow}pCPU", _PAIRS),
             Column("OVERHEAD", ", +"),
             Column("GUEST", optional=True),
             Column("STATE"),
             Column("CHECKED", breaks=""),
         ]
-        lines += table(columns, [_summary(sandbox, look) for sandbox in state.sandboxes], look)
+        lines += table(columns, [_summary(sandbox, output) for sandbox in state.sandboxes], output)
     warnings = phrases.notes(state.notes, warnings_only=True)
     for sandbox in state.sandboxes:
         if sandbox.vmm_problem:
@@ -44,37 +44,37 @@ def overview(state: State, look: Look) -> list[Text]:
         prefix = f"{words.owner(sandbox)}: "
         warnings += phrases.notes(sandbox.notes, prefix, warnings_only=True)
     if warnings:
-        lines += [Text(), *(part for w in warnings for part in paragraph(w, look, indent=2))]
+        lines += [Text(), *(part for w in warnings for part in paragraph(w, output, indent=2))]
     return lines
 
 
-def single(state: State, sandbox: Sandbox, look: Look) -> list[Text]:
+def single(state: State, sandbox: Sandbox, output: Output) -> list[Text]:
     """Return everything about one sandbox."""
-    lines = [*_head(state, look), *_sandbox_facts(sandbox, look), Text()]
-    lines += _containers(sandbox, look)
+    lines = [*_head(state, output), *_sandbox_facts(sandbox, output), Text()]
+    lines += _containers(sandbox, output)
     if sandbox.threads:
         vcpus = {one.tid: one for one in sandbox.guest.vcpus} if sandbox.guest else {}
-        lines += [Text(), *_threads(sandbox.threads, vcpus, look)]
+        lines += [Text(), *_threads(sandbox.threads, vcpus, output)]
     notes = phrases.notes(sandbox.notes)
     if notes:
-        lines += [Text(), *(part for note in notes for part in paragraph(note, look, indent=2))]
+        lines += [Text(), *(part for note in notes for part in paragraph(note, output, indent=2))]
     return lines
 
 
-def _head(state: State, look: Look) -> list[Text]:
+def _head(state: State, output: Output) -> list[Text]:
     return [
-        *paragraph(phrases.node(state, look), look),
-        *paragraph(phrases.daemon(state.daemon), look),
+        *paragraph(phrases.node(state, output), output),
+        *paragraph(phrases.daemon(state.daemon), output),
         Text(),
     ]
 
 
-def _summary(sandbox: Sandbox, look: Look) -> list[Text]:
+def _summary(sandbox: Sandbox, output: Output) -> list[Text]:
     drifting = phrases.drifting(sandbox.threads)
     return [
         styled(words.owner(sandbox), phrases.NAME),
         phrases.cpus(sandbox.mask),
-        phrases.pairs(sandbox.threads, look),
+        phrases.pairs(sandbox.threads, output),
         phrases.overhead(sandbox.threads),
         _guest(sandbox.guest),
         phrases.condition(sandbox.state, f"({drifting})" if drifting else ""),
@@ -82,7 +82,7 @@ def _summary(sandbox: Sandbox, look: Look) -> list[Text]:
     ]
 
 
-def _sandbox_facts(sandbox: Sandbox, look: Look) -> list[Text]:
+def _sandbox_facts(sandbox: Sandbox, output: Output) -> list[Text]:
     state = phrases.condition(sandbox.state)
     if sandbox.checked_s is not None:
         state += Text(f", checked {words.age(sandbox.checked_s)} ago")
@@ -94,14 +94,14 @@ def _sandbox_facts(sandbox: Sandbox, look: Look) -> list[Text]:
         ("sandbox", styled(sandbox.id)),
         ("handler", styled(sandbox.handler)),
         ("state", state),
-        ("mask", _mask(sandbox, look)),
-        ("VMM", _vmm(sandbox.vmm, sandbox.vmm_problem, look)),
-        (f"vCPU{look.arrow}pCPU", phrases.pairs(sandbox.threads, look)),
+        ("mask", _mask(sandbox, output)),
+        ("VMM", _vmm(sandbox.vmm, sandbox.vmm_problem, output)),
+        (f"vCPU{output.arrow}pCPU", phrases.pairs(sandbox.threads, output)),
         ("overhead", phrases.overhead(sandbox.threads)),
         ("guest", render_map.condition(sandbox.guest) if sandbox.guest else Text()),
         *(("writer", styled(words.writer(one), phrases.ODD)) for one in sandbox.writers),
     ]
-    return facts(pairs, look)
+    return facts(pairs, output)
 
 
 def _guest(guest: Guest | None) -> Text:
@@ -110,16 +110,16 @@ def _guest(guest: Guest | None) -> Text:
     return styled(guest.state, render_map.STATE_STYLES.get(guest.state, phrases.DIM))
 
 
-def _mask(sandbox: Sandbox, look: Look) -> Text:
+def _mask(sandbox: Sandbox, output: Output) -> Text:
     parts_of_mask = (("exclusive", sandbox.exclusive), ("shared", sandbox.shared))
     parts = [sandbox.mask or "none"]
     parts += [f"{word} {cpus}" for word, cpus in parts_of_mask if cpus]
     if sandbox.mask_origin:
         parts.append(sandbox.mask_origin)
-    return styled(look.dot.join(parts))
+    return styled(output.dot.join(parts))
 
 
-def _vmm(vmm: Vmm | None, problem: str, look: Look) -> Text:
+def _vmm(vmm: Vmm | None, problem: str, output: Output) -> Text:
     if vmm is None:
         return styled(problem or "none found", phrases.ODD)
     parts = [
@@ -131,10 +131,10 @@ def _vmm(vmm: Vmm | None, problem: str, look: Look) -> Text:
     ]
     if vmm.orphan:
         parts.append("its shim has exited")
-    return styled(look.dot.join(parts))
+    return styled(output.dot.join(parts))
 
 
-def _containers(sandbox: Sandbox, look: Look) -> list[Text]:
+def _containers(sandbox: Sandbox, output: Output) -> list[Text]:
     if not sandbox.containers:
         return [styled("no containers recorded", phrases.ODD)]
     columns = [
@@ -149,7 +149,7 @@ def _containers(sandbox: Sandbox, look: Look) -> list[Text]:
     guest = sandbox.guest
     inside = {one.id: one.cpus or "any" for one in guest.containers} if guest else {}
     rows = [_container(one, inside.get(one.id)) for one in sandbox.containers]
-    return table(columns, rows, look)
+    return table(columns, rows, output)
 
 
 def _container(container: Container, inside: str | None) -> list[Text]:
@@ -169,7 +169,7 @@ def _container(container: Container, inside: str | None) -> list[Text]:
     ]
 
 
-def _threads(threads: Sequence[Thread], vcpus: dict[int, GuestVcpu], look: Look) -> list[Text]:
+def _threads(threads: Sequence[Thread], vcpus: dict[int, GuestVcpu], output: Output) -> list[Text]:
     columns = [
         Column("TID", right=True),
         Column("ROLE", _ROLES, fold=10, comfort=16),
@@ -183,7 +183,7 @@ def _threads(threads: Sequence[Thread], vcpus: dict[int, GuestVcpu], look: Look)
         Column("WHY", fold=14, comfort=24),
     ]
     ordered = sorted(threads, key=lambda t: (t.role != "vcpu", t.vcpu or 0, t.role, t.tid))
-    return table(columns, [_thread(one, vcpus.get(one.tid)) for one in ordered], look)
+    return table(columns, [_thread(one, vcpus.get(one.tid)) for one in ordered], output)
 
 
 def _thread(thread: Thread, vcpu: GuestVcpu | None) -> list[Text]:

@@ -8,7 +8,7 @@ from typing import Final
 from rich.text import Text
 
 from kata_pin.cli.render import phrases
-from kata_pin.cli.render.layout import CPUS, Column, Look, facts, paragraph, table
+from kata_pin.cli.render.layout import CPUS, Column, Output, facts, paragraph, table
 from kata_pin.cli.render.safe_text import styled
 from kata_pin.model.count_noun import count
 from kata_pin.model.reports.whatif import Candidate, WhatIf
@@ -17,25 +17,25 @@ SHOWN: Final = 6
 """Candidates of a level that are shown beside those that were taken from."""
 
 
-def what_if(document: WhatIf, look: Look) -> list[Text]:
+def what_if(document: WhatIf, output: Output) -> list[Text]:
     """Return the answer, then what was considered."""
     refused = document.refused
     asked = f"policy {document.policy}, {document.millis / 1000:g} CPUs"
     if document.pod:
         asked += f", in pod {document.pod}"
-    lines = paragraph(styled(asked, "bold"), look)
+    lines = paragraph(styled(asked, "bold"), output)
     if refused is not None:
         outcome = "would be refused" if refused.strict else "would run in the shared pool"
-        lines += paragraph(styled(f"! {outcome}: {refused.message}", phrases.BAD), look)
-    lines += facts(_facts(document, look), look)
+        lines += paragraph(styled(f"! {outcome}: {refused.message}", phrases.BAD), output)
+    lines += facts(_facts(document, output), output)
     for reason in _reasons(document):
-        lines += paragraph(styled(f"- {reason}"), look, indent=2)
+        lines += paragraph(styled(f"- {reason}"), output, indent=2)
     for note in phrases.notes(document.notes):
-        lines += paragraph(note, look)
-    return [*lines, *_considered(document.candidates, look)]
+        lines += paragraph(note, output)
+    return [*lines, *_considered(document.candidates, output)]
 
 
-def _facts(document: WhatIf, look: Look) -> Iterator[tuple[str, Text]]:
+def _facts(document: WhatIf, output: Output) -> Iterator[tuple[str, Text]]:
     grant, vm = document.grant, document.vm
     if grant is not None:
         yield "class", styled(grant.cpu_class)
@@ -45,7 +45,7 @@ def _facts(document: WhatIf, look: Look) -> Iterator[tuple[str, Text]]:
     if vm is not None:
         yield "VM overhead CPUs", phrases.cpus(vm.cpus)
     before, after = document.before, document.after
-    change = f"{before.shared} {look.arrow} {after.shared}"
+    change = f"{before.shared} {output.arrow} {after.shared}"
     same = before.shared == after.shared
     yield "shared pool", styled(f"{after.shared}, unchanged" if same else change)
     others = count(len(document.others), "container or VM", "containers and VMs")
@@ -58,10 +58,13 @@ def _reasons(document: WhatIf) -> Iterator[str]:
             yield from granted.reasons
 
 
-def _considered(candidates: Sequence[Candidate], look: Look) -> list[Text]:
+def _considered(candidates: Sequence[Candidate], output: Output) -> list[Text]:
     """Return the table of candidates: the first ones of each level, and all that were taken."""
     if not candidates:
-        return [Text(), *paragraph(styled("no candidates: too few free pCPUs", phrases.ODD), look)]
+        return [
+            Text(),
+            *paragraph(styled("no candidates: too few free pCPUs", phrases.ODD), output),
+        ]
     names = [key.name for key in candidates[0].keys]
     columns = [
         Column("LEVEL"),
@@ -73,12 +76,12 @@ def _considered(candidates: Sequence[Candidate], look: Look) -> list[Text]:
     lines = [
         Text(),
         Text("candidates in order of comparison:"),
-        *table(columns, [_row(one) for one in shown], look),
+        *table(columns, [_row(one) for one in shown], output),
     ]
     left_out = len(candidates) - len(shown)
     if left_out:
         told = f"{count(left_out, 'more candidate')}, not taken; --json lists all"
-        lines += paragraph(styled(told, phrases.DIM), look)
+        lines += paragraph(styled(told, phrases.DIM), output)
     return lines
 
 

@@ -7,7 +7,7 @@ from rich.text import Text
 from kata_pin.cli.commands.map import map_document
 from kata_pin.cli.render import compare, cpus, history, pools, reports, show, whatif
 from kata_pin.cli.render import map as render_map
-from kata_pin.cli.render.layout import Look
+from kata_pin.cli.render.layout import Output
 from kata_pin.cli.reports import findings
 from kata_pin.cli.reports.who import Intruder
 from kata_pin.model.cpuset import CpuSet
@@ -19,11 +19,11 @@ from tests.unit.cli.supposed import FULL, POOLED, SERVED
 
 WIDTHS = (60, 80, 120, 200)
 
-Render = Callable[[Look], list[Text]]
+Render = Callable[[Output], list[Text]]
 
 
 def _single(document: State, number: int = 0) -> Render:
-    return lambda look: show.single(document, document.sandboxes[number], look)
+    return lambda output: show.single(document, document.sandboxes[number], output)
 
 
 SEVERAL = docs.state(docs.database(), docs.drifted(), docs.lost(), isolated="12-15", present="0-17")
@@ -51,50 +51,51 @@ ALLOCATION = docs.allotted().allocation
 GRANTS = ALLOCATION.grants if ALLOCATION else ()
 
 CASES: dict[str, Render] = {
-    "show": lambda look: show.overview(SEVERAL, look),
-    "show-nothing": lambda look: show.overview(DOWN, look),
-    "show-unicode": lambda look: show.overview(docs.foreign(), look),
-    "show-hostile": lambda look: show.overview(docs.hostile(), look),
-    "show-256": lambda look: show.overview(docs.large(), look),
+    "show": lambda output: show.overview(SEVERAL, output),
+    "show-nothing": lambda output: show.overview(DOWN, output),
+    "show-unicode": lambda output: show.overview(docs.foreign(), output),
+    "show-hostile": lambda output: show.overview(docs.hostile(), output),
+    "show-256": lambda output: show.overview(docs.large(), output),
     "sandbox": _single(SEVERAL),
     "sandbox-drift": _single(SEVERAL, 1),
     "sandbox-no-vmm": _single(SEVERAL, 2),
     "sandbox-hostile": _single(docs.hostile()),
-    "cpus": lambda look: cpus.cpus(SEVERAL, look),
-    "cpus-256": lambda look: cpus.cpus(docs.large(), look),
-    "map": lambda look: render_map.guest_map(map_document(SEVERAL), look),
-    "map-hostile": lambda look: render_map.guest_map(map_document(docs.hostile()), look),
-    "map-nothing": lambda look: render_map.guest_map(map_document(DOWN), look),
-    "what-if": lambda look: whatif.what_if(SERVED, look),
-    "what-if-shared": lambda look: whatif.what_if(POOLED, look),
-    "what-if-full": lambda look: whatif.what_if(FULL, look),
-    "alloc-compare": lambda look: compare.compare(DECIDED, look),
-    "alloc-compare-supposed": lambda look: compare.compare(SUPPOSED, look),
-    "pools": lambda look: pools.pools(docs.allotted(), look),
-    "pools-aside": lambda look: pools.pools(
-        docs.allotted(suspended="the kubelet's CPU manager policy is static"), look
+    "cpus": lambda output: cpus.cpus(SEVERAL, output),
+    "cpus-256": lambda output: cpus.cpus(docs.large(), output),
+    "map": lambda output: render_map.guest_map(map_document(SEVERAL), output),
+    "map-hostile": lambda output: render_map.guest_map(map_document(docs.hostile()), output),
+    "map-nothing": lambda output: render_map.guest_map(map_document(DOWN), output),
+    "what-if": lambda output: whatif.what_if(SERVED, output),
+    "what-if-shared": lambda output: whatif.what_if(POOLED, output),
+    "what-if-full": lambda output: whatif.what_if(FULL, output),
+    "alloc-compare": lambda output: compare.compare(DECIDED, output),
+    "alloc-compare-supposed": lambda output: compare.compare(SUPPOSED, output),
+    "pools": lambda output: pools.pools(docs.allotted(), output),
+    "pools-aside": lambda output: pools.pools(
+        docs.allotted(suspended="the kubelet's CPU manager policy is static"), output
     ),
-    "pools-no-nri": lambda look: pools.pools(
-        docs.allotted(guarantee="sandboxes only", push=None, grants=[], refused=[], notes=[]), look
+    "pools-no-nri": lambda output: pools.pools(
+        docs.allotted(guarantee="sandboxes only", push=None, grants=[], refused=[], notes=[]),
+        output,
     ),
-    "pools-pushed": lambda look: pools.pools(docs.allotted(push=STUCK), look),
-    "pools-none": lambda look: pools.pools(docs.state(), look),
-    "alloc-explain": lambda look: pools.explain(GRANTS[1], look),
-    "alloc-explain-pending": lambda look: pools.explain(GRANTS[3], look),
-    "who": lambda look: reports.who(docs.busy_cpu(), look),
-    "check": lambda look: reports.check(CHECKED, look),
-    "doctor": lambda look: reports.doctor(docs.examined(), look),
-    "pin": lambda look: reports.applied(docs.done(), look),
-    "history": lambda look: history.history(docs.changed(), look),
-    "explain": lambda look: reports.explain(docs.explained(), look),
+    "pools-pushed": lambda output: pools.pools(docs.allotted(push=STUCK), output),
+    "pools-none": lambda output: pools.pools(docs.state(), output),
+    "alloc-explain": lambda output: pools.explain(GRANTS[1], output),
+    "alloc-explain-pending": lambda output: pools.explain(GRANTS[3], output),
+    "who": lambda output: reports.who(docs.busy_cpu(), output),
+    "check": lambda output: reports.check(CHECKED, output),
+    "doctor": lambda output: reports.doctor(docs.examined(), output),
+    "pin": lambda output: reports.applied(docs.done(), output),
+    "history": lambda output: history.history(docs.changed(), output),
+    "explain": lambda output: reports.explain(docs.explained(), output),
 }
 
 
 def golden(name: str) -> str:
     """Return one case at every width, then at 80 without Unicode."""
-    looks = [*(Look(width) for width in WIDTHS), Look(80, unicode=False)]
+    outputs = [*(Output(width) for width in WIDTHS), Output(80, unicode=False)]
     parts = []
-    for look in looks:
-        parts.append(f"=== {look.width} columns{'' if look.unicode else ', ASCII signs'} ===")
-        parts += [line.plain for line in CASES[name](look)]
+    for output in outputs:
+        parts.append(f"=== {output.width} columns{'' if output.unicode else ', ASCII signs'} ===")
+        parts += [line.plain for line in CASES[name](output)]
     return "\n".join(parts) + "\n"

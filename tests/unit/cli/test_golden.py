@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.cli.render.layout import Look
+from kata_pin.cli.render.layout import Output
 from tests.unit.cli.cases import CASES, golden
 
 FOLDER = Path(__file__).parents[2] / "data" / "cli"
@@ -20,13 +20,13 @@ def test_rendering_is_the_golden_one(name: str) -> None:
 @pytest.mark.parametrize("width", [40, 47, 60, 61, 79, 80, 100, 132, 250])
 def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
     """At any usual width every line fits."""
-    assert [line.plain for line in CASES[name](Look(width)) if line.cell_len > width] == []
+    assert [line.plain for line in CASES[name](Output(width)) if line.cell_len > width] == []
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_lines_are_printable(name: str) -> None:
     """No control character, direction mark or newline of a foreign text reaches the terminal."""
-    assert all(line.plain.isprintable() for line in CASES[name](Look(80)))
+    assert all(line.plain.isprintable() for line in CASES[name](Output(80)))
 
 
 def test_every_golden_file_has_a_case() -> None:

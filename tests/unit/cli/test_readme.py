@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kata_pin.cli.render import show
-from kata_pin.cli.render.layout import NO_LIMIT, Look
+from kata_pin.cli.render.layout import NO_LIMIT, Output
 from kata_pin.model.reports.sandbox import Thread
 from tests.unit.cli import documents as docs
 
@@ -60,7 +60,7 @@ def sample() -> list[str]:
     )  # fmt: skip
     state = docs.state(sandbox, cpus=2, kubelet=None)
     state = replace(state, daemon=replace(docs.RUNNING, uptime_s=93784.0))
-    return [line.plain for line in show.single(state, sandbox, Look(NO_LIMIT))]
+    return [line.plain for line in show.single(state, sandbox, Output(NO_LIMIT))]
 
 
 def written() -> str:

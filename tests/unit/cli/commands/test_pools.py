@@ -13,7 +13,7 @@ import pytest
 from kata_pin.cli.commands.alloc_explain import choose_grant
 from kata_pin.cli.main import run
 from kata_pin.cli.render import pools as render_pools
-from kata_pin.cli.render.layout import Look
+from kata_pin.cli.render.layout import Output
 from kata_pin.errors import KataPinError
 from kata_pin.model.reports.pools import Pools
 from kata_pin.model.reports.state import State
@@ -58,7 +58,7 @@ def test_owners_share_letters_when_there_are_many() -> None:
     pools = Pools(reserved="", housekeeping="", shared="27-31", exclusive="0-26")
     state = docs.state(cpus=32, kubelet=None)
     allocation = docs.allotted(grants=grants, pools=pools, refused=[], notes=[]).allocation
-    lines = render_pools.pools(replace(state, allocation=allocation), Look(200))
+    lines = render_pools.pools(replace(state, allocation=allocation), Output(200))
     drawn = "".join(one.plain for one in lines if one.plain.startswith("NUMA node"))
     assert drawn.count("A") == 2 + 2  # and one in each `NUMA`
     assert drawn.count(".") == 5

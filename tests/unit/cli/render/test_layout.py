@@ -8,7 +8,7 @@ from kata_pin.cli.render.layout import (
     NO_LIMIT,
     WORDS,
     Column,
-    Look,
+    Output,
     facts,
     table,
     wrap,
@@ -20,10 +20,10 @@ def test_columns_are_left_out_by_name() -> None:
     """An optional column that does not fit is named below the table."""
     columns = [Column("A"), Column("LONG", optional=True), Column("WHY", comfort=20)]
     rows = [[Text("a"), Text("x" * 30), Text("because of this and of that")]]
-    narrow = [line.plain for line in table(columns, rows, Look(40))]
+    narrow = [line.plain for line in table(columns, rows, Output(40))]
     assert narrow[-1] == "not shown at this width: LONG"
     assert not any("xxx" in line for line in narrow)
-    wide = [line.plain for line in table(columns, rows, Look(120))]
+    wide = [line.plain for line in table(columns, rows, Output(120))]
     assert "x" * 30 in wide[1]
     assert len(wide) == 2
 
@@ -32,7 +32,7 @@ def test_rows_become_blocks_when_nothing_else_fits() -> None:
     """A table narrower than its unbreakable cells shows every cell below the other."""
     columns = [Column("POD"), Column("MASK", CPUS), Column("NOTE")]
     rows = [[Text("p"), Text("1000-1003,2000-2003"), Text("")], [Text("q"), Text("1"), Text("ok")]]
-    lines = [line.plain for line in table(columns, rows, Look(16))]
+    lines = [line.plain for line in table(columns, rows, Output(16))]
     assert lines == [
         "POD p",
         "  MASK  1000-1003,",
@@ -46,7 +46,7 @@ def test_rows_become_blocks_when_nothing_else_fits() -> None:
 def test_a_pipe_gets_whole_lines() -> None:
     """Without a terminal no row is broken, however long."""
     cpus = ",".join(str(n) for n in range(0, 8000, 2))
-    lines = table([Column("A"), Column("CPUS", CPUS)], [[Text("a"), Text(cpus)]], Look(NO_LIMIT))
+    lines = table([Column("A"), Column("CPUS", CPUS)], [[Text("a"), Text(cpus)]], Output(NO_LIMIT))
     assert [line.plain for line in lines] == ["A  CPUS", f"a  {cpus}"]
 
 
@@ -62,7 +62,7 @@ def test_styles_survive_wrapping() -> None:
 
 def test_facts_skip_what_is_empty() -> None:
     """A fact without a value has no line."""
-    lines = facts([("pod", Text("a/b")), ("handler", Text(""))], Look(80))
+    lines = facts([("pod", Text("a/b")), ("handler", Text(""))], Output(80))
     assert [line.plain for line in lines] == ["pod  a/b"]
 
 

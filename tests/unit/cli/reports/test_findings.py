@@ -3,7 +3,7 @@
 import pytest
 
 from kata_pin.cli.render import phrases
-from kata_pin.cli.render.layout import Look
+from kata_pin.cli.render.layout import Output
 from kata_pin.cli.reports import findings, words
 from kata_pin.cli.reports.who import Intruder
 from kata_pin.model.cpuset import CpuSet
@@ -104,7 +104,7 @@ def test_pairs(places: list[tuple[int | None, str]], text: str) -> None:
         docs.thread(n, "vcpu", cpus or "0", vcpu=index, affinity=cpus)
         for n, (index, cpus) in enumerate(places)
     ]
-    assert phrases.pairs(threads, Look()).plain == text
+    assert phrases.pairs(threads, Output()).plain == text
 
 
 def test_overhead_names_the_commonest_place_first() -> None:

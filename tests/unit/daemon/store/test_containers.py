@@ -1,0 +1,40 @@
+"""Containers are read from the file once, and again after each change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kata_pin.daemon.store.containers import Registry
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.sandbox import Container
+
+
+def _ids(registry: Registry, sandbox_id: str) -> list[str]:
+    return [one.id for one in registry.containers(sandbox_id)]
+
+
+def test_a_change_is_read_again_and_nothing_else(tmp_path: Path) -> None:
+    """What a message, Kata's state or the end changes is seen; an unchanged sandbox is kept."""
+    registry = Registry(str(tmp_path / "registry.db"), boot_id="b")
+    registry.record(Container("c1", "s1", cpus=CpuSet([1]), source="hook:x"), stamp_ns=1, pid=1)
+    registry.record(Container("c2", "s2"), stamp_ns=1, pid=1)
+    before = registry.containers("s1"), registry.containers("s2")
+    registry.record(Container("c1", "s1", cpus=CpuSet([2]), source="hook:x"), stamp_ns=2, pid=1)
+    (changed,) = registry.containers("s1")
+    assert changed.cpus == CpuSet([2])
+    assert registry.containers("s2") is before[1]
+    registry.adopt(Container("c3", "s2"))
+    assert _ids(registry, "s2") == ["c2", "c3"]
+    registry.forget("s2")
+    assert _ids(registry, "s2") == []
+    registry.close()
+
+
+def test_a_container_that_another_sandbox_claims_leaves_the_first(tmp_path: Path) -> None:
+    """It is never in two sandboxes."""
+    registry = Registry(str(tmp_path / "registry.db"), boot_id="b")
+    registry.record(Container("c1", "s1"), stamp_ns=1, pid=1)
+    assert _ids(registry, "s1") == ["c1"]
+    registry.record(Container("c1", "s2"), stamp_ns=2, pid=1)
+    assert (_ids(registry, "s1"), _ids(registry, "s2")) == ([], ["c1"])
+    registry.close()
