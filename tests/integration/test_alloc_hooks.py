@@ -68,7 +68,7 @@ def test_exclusive_among_sandboxes(node: Node) -> None:
         assert "exclusive among sandboxes only" in said
         explained = node.cli("alloc", "explain", "c1").stdout
         assert "- administrator's override: exclusive" in explained
-        assert "runtime    nothing: threads are pinned" in explained
+        assert "none: only threads are pinned" in explained
         assert node.daemon is not None
         node.daemon.kill()
         assert f"exclusive  {own}" in node.cli("alloc", "explain", "c1").stdout

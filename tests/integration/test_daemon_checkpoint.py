@@ -119,7 +119,7 @@ def test_damage_keeps_the_last_good_one_and_is_said(node: Node, pod: Pod, text: 
         return [note["text"] for note in notes if note["code"] == "kubelet-checkpoint"]
 
     (said,) = wait_for(noted, "the damage to be said")
-    assert said.endswith("what it said before holds")
+    assert said.endswith("using the last valid one")
     assert pod.misplaced({0}, {1: 1}) == []
     replace(_file(node), SHARED)
     pod.wait_placed({0, 1}, within_s=3.0)

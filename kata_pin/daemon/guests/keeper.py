@@ -126,7 +126,7 @@ class Keeper:
         self._vmm, self._decide, self._moving = vmm, decide, False
         if goal is not Goal.LEAVE or self._goal is not Goal.GIVE_BACK:
             self._goal = goal
-        self._probe.begin(vmm)
+        self._probe.set_vmm(vmm)
         self._decided()
         vcpus = frozenset(one.key for one in self._plan.map.links) if self._plan else frozenset()
         changed = bool(self._vcpus) and vcpus != self._vcpus  # Kata onlines and resets after it

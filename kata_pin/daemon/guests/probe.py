@@ -76,7 +76,7 @@ class GuestProbe:
     _busy: _Busy | None = None
     _usage: dict[str, _Usage] = field(default_factory=dict)
 
-    def begin(self, vmm: Vmm) -> None:
+    def set_vmm(self, vmm: Vmm) -> None:
         """Take the VMM whose guest is meant; another process than before is another guest."""
         if self._vmm is None or self._vmm.process != vmm.process:
             self.facts, self.kernel_known = NOTHING_KNOWN, False

@@ -127,7 +127,7 @@ class Adoption:
         return self._registry.adopt(container)
 
     def _record_gone(self, listed: Collection[str], sandbox_id: str, changed_ns: int) -> int:
-        """Record as deleted what Kata no longer keeps: its poststop was lost (DESIGN D8)."""
+        """Record as deleted what Kata no longer keeps: its poststop was lost (D8)."""
         gone = [
             replace(
                 one, state=ContainerState.DELETED, source="persist.json", recorded_ns=changed_ns

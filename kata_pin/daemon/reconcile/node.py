@@ -105,7 +105,7 @@ class NodeWatch:
         return known
 
     def _release_mask(self, topology: HostTopology) -> CpuSet:
-        """Return pid 1's affinity, else all online CPUs (DESIGN D18)."""
+        """Return pid 1's affinity, else all online CPUs (D18)."""
         try:
             return init_affinity(self._root) & topology.online or topology.online
         except HostError:

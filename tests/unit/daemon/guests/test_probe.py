@@ -53,7 +53,7 @@ class Case:
         self.probe = GuestProbe(HostRoot(str(root)), lambda: Guest(**settings))
         assert POD.vmm is not None
         self.vmm: Vmm = POD.vmm
-        self.probe.begin(self.vmm)
+        self.probe.set_vmm(self.vmm)
 
     def run(self, waited: float = 0, **seconds: float) -> None:
         """Write how long vCPU threads have run so far, by `v<index>`, and waited to run."""
@@ -154,9 +154,9 @@ async def test_another_vmm_is_another_guest(tmp_path: Path, agent: AgentClient) 
     await case.probe.measure(agent, case.look, "own")
     case.probe.keep_only([VCPUS[1].key], ["own"])
     assert case.numbers() == {**UNKNOWN, 15: (1, "measured")}
-    case.probe.begin(case.vmm)
+    case.probe.set_vmm(case.vmm)
     assert case.numbers()[15] == (1, "measured")
-    case.probe.begin(replace(case.vmm, process=ProcessKey(1000, 99)))
+    case.probe.set_vmm(replace(case.vmm, process=ProcessKey(1000, 99)))
     assert case.numbers() == UNKNOWN
 
 
