@@ -22,21 +22,6 @@ from kata_pin.model.reports.map import MapDocument, MapSandbox
 ROOM: Final = 64
 """Least width that has room for the lines; below it the numbers stand alone."""
 
-KNOWN_STYLES: Final = {
-    "measured": phrases.GOOD,
-    "proven": phrases.GOOD,
-    "inferred": phrases.ODD,
-    "unknown": phrases.BAD,
-}
-
-STATE_STYLES: Final = {
-    "applied": phrases.GOOD,
-    "pending": phrases.ODD,
-    "denied": phrases.ODD,
-    "unreachable": phrases.ODD,
-    "failed": phrases.BAD,
-}
-
 PROOF_WORDS: Final = {
     "none": "not verified",
     "read": "read back",
@@ -64,7 +49,7 @@ def _sandbox(sandbox: MapSandbox, output: Output) -> list[Text]:
         return [*head, *paragraph(styled("no VMM, no map", phrases.ODD), output)]
     lines = [
         *head,
-        *facts([("guest", condition(guest)), ("kernel", _kernel(guest))], output),
+        *facts([("guest", phrases.guest(guest)), ("kernel", _kernel(guest))], output),
         Text(),
     ]
     if not guest.vcpus:
@@ -73,16 +58,6 @@ def _sandbox(sandbox: MapSandbox, output: Output) -> list[Text]:
     if guest.containers:
         lines += [Text(), *_containers(guest.containers, output)]
     return lines
-
-
-def condition(guest: Guest) -> Text:
-    """Return the state of guest pinning in words."""
-    text = words.GUEST_STATES.get(guest.state, guest.state)
-    if guest.answered_s is not None:
-        text += f", {words.age(guest.answered_s)} ago"
-    if guest.detail:
-        text += f": {guest.detail}"
-    return styled(text, STATE_STYLES.get(guest.state, phrases.DIM))
 
 
 def _kernel(guest: Guest) -> Text:
@@ -122,8 +97,8 @@ def _rows(guest: Guest, output: Output, *, drawn: bool) -> Iterator[list[Text]]:
                 Text("?" if one.vcpu is None else str(one.vcpu)),
                 styled(str(one.tid), phrases.DIM),
                 *([_line(one.state, output)] if drawn else []),
-                number(one),
-                styled(one.state, KNOWN_STYLES.get(one.state, "")),
+                phrases.guest_cpu(one),
+                styled(one.state, phrases.KNOWN_STYLES.get(one.state, "")),
                 *([Text(_bracket(n, len(vcpus), output))] if drawn else []),
                 _owner(title, owned=bool(owner)) if n == 0 or not drawn else Text(),
             ]
@@ -147,12 +122,6 @@ def _place(one: GuestVcpu, first: dict[str, int]) -> tuple[object, ...]:
     return (owner == "", first.get(owner, -1), owner, mine, one.vcpu or 0, one.tid)
 
 
-def number(one: GuestVcpu) -> Text:
-    """Return a vCPU's guest CPU, `?` where it is unknown."""
-    known = "?" if one.guest_cpu is None else str(one.guest_cpu)
-    return styled(known, KNOWN_STYLES.get(one.state, ""))
-
-
 def _line(state: str, output: Output) -> Text:
     if state == "unknown":
         sign = "─╳─" if output.unicode else "-x-"  # noqa: RUF001 - the sign is meant
@@ -160,7 +129,7 @@ def _line(state: str, output: Output) -> Text:
         sign = "╌╌╌" if output.unicode else "- -"
     else:
         sign = "───" if output.unicode else "---"
-    return styled(sign, KNOWN_STYLES.get(state, ""))
+    return styled(sign, phrases.KNOWN_STYLES.get(state, ""))
 
 
 def _bracket(position: int, size: int, output: Output) -> str:

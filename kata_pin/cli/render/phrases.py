@@ -10,9 +10,10 @@ from rich.text import Text
 
 from kata_pin.cli.render.layout import Output
 from kata_pin.cli.render.safe_text import styled
-from kata_pin.cli.reports.words import NOTHING, age, safe
+from kata_pin.cli.reports.words import GUEST_STATES, NOTHING, age, safe
 from kata_pin.model.count_noun import count
 from kata_pin.model.reports.daemon import Daemon
+from kata_pin.model.reports.guest import Guest, GuestVcpu
 from kata_pin.model.reports.note import Note
 from kata_pin.model.reports.sandbox import Thread
 from kata_pin.model.reports.state import State
@@ -32,6 +33,21 @@ STATE_STYLES: Final = {
 RUN: Final = 3
 """Shortest run of one-to-one pairs that is written as a run."""
 
+
+KNOWN_STYLES: Final = {
+    "measured": GOOD,
+    "proven": GOOD,
+    "inferred": ODD,
+    "unknown": BAD,
+}
+
+GUEST_STYLES: Final = {
+    "applied": GOOD,
+    "pending": ODD,
+    "denied": ODD,
+    "unreachable": ODD,
+    "failed": BAD,
+}
 
 _USER_HZ: Final = 100  # ticks a second of /proc/*/stat on every Linux that Kata runs on
 
@@ -167,3 +183,19 @@ def roles(threads: Iterable[Thread], output: Output) -> str:
     return ", ".join(
         label if count == 1 else f"{label} {output.times}{count}" for label, count in counts.items()
     )
+
+
+def guest(known: Guest) -> Text:
+    """Return the state of guest pinning in words."""
+    text = GUEST_STATES.get(known.state, known.state)
+    if known.answered_s is not None:
+        text += f", {age(known.answered_s)} ago"
+    if known.detail:
+        text += f": {known.detail}"
+    return styled(text, GUEST_STYLES.get(known.state, DIM))
+
+
+def guest_cpu(one: GuestVcpu) -> Text:
+    """Return a vCPU's guest CPU, `?` where it is unknown."""
+    known = "?" if one.guest_cpu is None else str(one.guest_cpu)
+    return styled(known, KNOWN_STYLES.get(one.state, ""))

@@ -7,7 +7,6 @@ from typing import Final
 
 from rich.text import Text
 
-from kata_pin.cli.render import map as render_map
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, paragraph, table
 from kata_pin.cli.render.safe_text import styled
@@ -98,7 +97,7 @@ def _sandbox_facts(sandbox: Sandbox, output: Output) -> list[Text]:
         ("VMM", _vmm(sandbox.vmm, sandbox.vmm_problem, output)),
         (f"vCPU{output.arrow}pCPU", phrases.pairs(sandbox.threads, output)),
         ("overhead", phrases.overhead(sandbox.threads)),
-        ("guest", render_map.condition(sandbox.guest) if sandbox.guest else Text()),
+        ("guest", phrases.guest(sandbox.guest) if sandbox.guest else Text()),
         *(("writer", styled(words.writer(one), phrases.ODD)) for one in sandbox.writers),
     ]
     return facts(pairs, output)
@@ -107,7 +106,7 @@ def _sandbox_facts(sandbox: Sandbox, output: Output) -> list[Text]:
 def _guest(guest: Guest | None) -> Text:
     if guest is None:
         return Text(words.NOTHING)
-    return styled(guest.state, render_map.STATE_STYLES.get(guest.state, phrases.DIM))
+    return styled(guest.state, phrases.GUEST_STYLES.get(guest.state, phrases.DIM))
 
 
 def _mask(sandbox: Sandbox, output: Output) -> Text:
@@ -197,7 +196,7 @@ def _thread(thread: Thread, vcpu: GuestVcpu | None) -> list[Text]:
     return [
         Text(str(thread.tid)),
         styled(role),
-        Text(words.NOTHING) if vcpu is None else render_map.number(vcpu),
+        Text(words.NOTHING) if vcpu is None else phrases.guest_cpu(vcpu),
         styled(thread.source, phrases.DIM),
         phrases.cpus(thread.expected),
         styled(thread.affinity or words.NOTHING, phrases.BAD if drift else ""),
