@@ -164,7 +164,7 @@ def test_kubelet_static_is_only_observed(cluster: Allotted) -> None:
     assert cluster.node.registered()[app].cpus is None
     assert "alloc-aside" in {note["code"] for note in cluster.node.ask("state")["notes"]}
     said = cluster.node.cli("pools")
-    assert "stands aside: the kubelet's CPU manager policy is static" in said.stdout
+    assert "allocates no CPUs: the kubelet's CPU manager policy is static" in said.stdout
     assert cluster.shown(pod) is not None
 
 
