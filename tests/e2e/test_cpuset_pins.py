@@ -122,6 +122,5 @@ def test_stale_pin_that_resurfaces_is_put_right(
 def _audits(pinner: PrivateNode, pod: LabPod) -> int:
     """Return how often an audit has found something of this sandbox."""
     return sum(
-        f"sandbox {pod.id}: audit found" in line and "moved" in line
-        for line in pinner.log.splitlines()
+        f"sandbox {pod.id}: audit:" in line and "moved" in line for line in pinner.log.splitlines()
     )
