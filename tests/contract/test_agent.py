@@ -88,7 +88,7 @@ async def test_policy_denies(client: AgentClient) -> None:
 
 async def test_hidden_output_is_a_denial(client: AgentClient) -> None:
     """A policy without ReadStreamRequest answers with success and nothing."""
-    with pytest.raises(AgentDenied, match="shows nothing"):
+    with pytest.raises(AgentDenied, match="no output of"):
         await client.read_cpus("mute")
 
 
