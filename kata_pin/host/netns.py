@@ -28,7 +28,7 @@ from kata_pin.errors import HostError, ParseError
 from kata_pin.host.files import read_once
 from kata_pin.host.process import ProcessIndex, task_names, translated
 from kata_pin.host.root import HostRoot
-from kata_pin.model.network import Interface, VhostWorker
+from kata_pin.model.reports.network import Interface, VhostWorker
 from kata_pin.model.thread import PF_USER_WORKER, ThreadRole
 from kata_pin.wire.proc import interface_of_fdinfo, kernel_worker, parse_stat
 

@@ -17,7 +17,7 @@ from kata_pin.errors import HostError, TaskGone
 from kata_pin.host import netns
 from kata_pin.host.netns import interfaces
 from kata_pin.host.root import HOST
-from kata_pin.model.network import Interface
+from kata_pin.model.reports.network import Interface
 from tests.support.qemu import QEMU
 from tests.support.waiting import wait_for
 
