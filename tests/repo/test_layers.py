@@ -81,6 +81,7 @@ THIRD_PARTIES: dict[str, set[str]] = {
     "grpc": {"sources"},  # an extra
     "msgspec": {"wire"},
     "prometheus_client": {"daemon"},
+    "psutil": {"cli"},
     "pyroute2": {"host"},
     "qemu": {"vmm"},
     "rich": {"cli"},

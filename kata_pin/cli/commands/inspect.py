@@ -22,9 +22,8 @@ def who(session: Session, cpu: int) -> None:
     owner's sandbox are marked as intruders. Kernel threads are summarised.
     """
     from kata_pin.cli.reports import who as who_report
-    from kata_pin.host.root import HOST
 
-    document = who_report.who(HOST, session.provider.state(), cpu)
+    document = who_report.who(session.provider.state(), cpu)
     if session.json:
         screen.document(document)
         return
@@ -67,12 +66,11 @@ def check(session: Session) -> int:
     from kata_pin.cli.reports import findings
     from kata_pin.cli.reports import who as who_report
     from kata_pin.config.tree import Intruders
-    from kata_pin.host.root import HOST
 
     state = session.provider.state()
     document = findings.check(
         state,
-        who_report.intruders(HOST, state),
+        who_report.intruders(state),
         intruders_fail=session.config.intruders is Intruders.FAIL,
     )
     if session.json:

@@ -9,6 +9,7 @@ from rich.text import Text
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, paragraph, table
 from kata_pin.cli.render.safe_text import styled
+from kata_pin.cli.reports.words import NOTHING, age
 from kata_pin.model.count_noun import count
 from kata_pin.model.reports.applied import Applied
 from kata_pin.model.reports.check import CheckDocument
@@ -55,6 +56,10 @@ def who(document: WhoDocument, output: Output) -> list[Text]:
         Column("OWNER", NAMES, fold=12, comfort=20),
         Column("AFFINITY", CPUS),
         Column("THREADS", ", ", fold=16, comfort=20),
+        Column("USER", NAMES, fold=8),
+        Column("AGE", breaks="", right=True, optional=True),
+        Column("CPU-TIME", breaks="", right=True),
+        Column("COMMAND", " /", fold=16, comfort=24, optional=True),
     ]
     rows = [_process(process, output) for process in document.processes]
     lines += table(columns, rows, output) if rows else [Text("no user processes")]
@@ -72,7 +77,7 @@ def _place(document: WhoDocument, output: Output) -> list[tuple[str, Text]]:
         f"{claim.claim} to {claim.pod}" + (f" ({claim.container})" if claim.container else "")
         for claim in document.claims
     ]
-    where = ""
+    where, busy = "", document.busy_percent
     if place is not None:
         where = output.dot.join(
             [
@@ -87,6 +92,7 @@ def _place(document: WhoDocument, output: Output) -> list[tuple[str, Text]]:
         ("pCPU", styled(str(document.cpu), phrases.NAME)),
         ("place", styled(where)),
         ("claim", styled("; ".join(claims) or "none")),
+        ("busy", Text("" if busy is None else f"{busy:.0f} % of the last 0.2 s")),
     ]
 
 
@@ -105,6 +111,10 @@ def _process(process: HostProcess, output: Output) -> list[Text]:
         styled(f"{owner}, intruder" if process.intruder else owner, style),
         styled("; ".join(affinities)),
         styled(threads),
+        styled(process.user or NOTHING),
+        Text(age(process.age_s)),
+        Text(NOTHING if process.cpu_s is None else f"{process.cpu_s:.1f} s"),
+        styled(process.command or NOTHING, phrases.DIM),
     ]
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kata_pin.cli.reports import pcpus, words
-from kata_pin.cli.reports.who import Intruder
 from kata_pin.model.count_noun import count
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.reports.check import CheckDocument, Finding
 from kata_pin.model.reports.sandbox import Sandbox
 from kata_pin.model.reports.state import State
+from kata_pin.model.reports.who import HostProcess
+
+Intruder = tuple[HostProcess, CpuSet]
+"""A process with threads allowed on exclusive pCPUs of others, and these pCPUs."""
 
 
 def check(state: State, intruders: Sequence[Intruder], *, intruders_fail: bool) -> CheckDocument:
@@ -31,10 +34,6 @@ def check(state: State, intruders: Sequence[Intruder], *, intruders_fail: bool) 
     )
 
 
-def _finding(kind: str, text: str, *, fails: bool, sandbox: str = "", cpus: str = "") -> Finding:
-    return Finding(kind, fails, sandbox, cpus, text)
-
-
 def _drift(state: State) -> Iterator[Finding]:
     for sandbox in state.sandboxes:
         for thread in sandbox.threads:
@@ -43,7 +42,7 @@ def _drift(state: State) -> Iterator[Finding]:
                     f"{words.owner(sandbox)}: {thread.label} (tid {thread.tid}): "
                     f"affinity {thread.affinity}, expected {thread.expected}"
                 )
-                yield _finding("drift", text, fails=True, sandbox=sandbox.id, cpus=thread.affinity)
+                yield Finding("drift", True, sandbox.id, thread.affinity, text)
 
 
 def _conflicts(sandboxes: Sequence[Sandbox]) -> Iterator[Finding]:
@@ -67,7 +66,7 @@ def _conflict(sandbox: Sandbox, other: Sandbox, cpus: CpuSet) -> Finding:
         text = f"{which} exclusive to both {first} and {second}"
     else:
         text = f"{which} exclusive to {first} and in the mask of {second}"
-    return _finding("conflict", text, fails=True, sandbox=sandbox.id, cpus=str(cpus))
+    return Finding("conflict", True, sandbox.id, str(cpus), text)
 
 
 def _unplaced(state: State) -> Iterator[Finding]:
@@ -75,14 +74,24 @@ def _unplaced(state: State) -> Iterator[Finding]:
         name = words.owner(sandbox)
         if sandbox.state == "no-vmm":
             why = sandbox.vmm_problem or "none found"
-            yield _finding("no-vmm", f"{name}: no VMM: {why}", fails=False, sandbox=sandbox.id)
+            yield Finding("no-vmm", False, sandbox.id, "", f"{name}: no VMM: {why}")
         elif sandbox.state == "unpinned":
             text = f"{name}: no container has a cpuset; its threads are not confined"
-            yield _finding("unpinned", text, fails=False, sandbox=sandbox.id)
+            yield Finding("unpinned", False, sandbox.id, "", text)
 
 
 def _intruders(intruders: Sequence[Intruder], *, fails: bool) -> Iterator[Finding]:
-    for entry in intruders:
-        threads = count(len(entry.tids), "thread")
-        text = f"{entry.comm} (pid {entry.pid}): {threads} may run on exclusive pCPUs {entry.cpus}"
-        yield _finding("intruder", text, fails=fails, cpus=str(entry.cpus))
+    for process, cpus in intruders:
+        threads = count(len(process.threads), "thread")
+        facts = [
+            f"pid {process.pid}",
+            process.user and f"user {process.user}",
+            process.age_s is not None and f"started {words.age(process.age_s)} ago",
+            process.cpu_s is not None and f"CPU time {process.cpu_s:.1f} s",
+        ]
+        text = (
+            f"{process.comm} ({', '.join(fact for fact in facts if fact)}): "
+            f"{threads} may run on exclusive pCPUs {cpus}"
+        )
+        text += f"; command: {process.command}" if process.command else ""
+        yield Finding("intruder", fails, process.sandbox, str(cpus), text, process)

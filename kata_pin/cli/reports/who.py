@@ -1,26 +1,23 @@
 """`who`: every host thread that may run on one pCPU, and its owner.
 
-Read from /proc here, because the daemon knows threads of sandboxes only; the state document says
-which threads belong to which sandbox and which pCPUs are exclusive. Threads that exit meanwhile are
-left out. An intruder is a user process allowed on an exclusive pCPU of a sandbox that it does not
-work for.
+Read here, because the daemon knows threads of sandboxes only; the state document says which threads
+belong to which sandbox and which pCPUs are exclusive. Threads that exit meanwhile are left out. An
+intruder is a user process allowed on an exclusive pCPU of a sandbox that it does not work for.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from kata_pin.cli.reports import pcpus, words
+from kata_pin.cli.reports import pcpus, processes, words
 from kata_pin.cli.reports.pcpus import Pcpu
 from kata_pin.errors import KataPinError, TaskGone
 from kata_pin.host.files import read_text
-from kata_pin.host.process import read_process
-from kata_pin.host.root import HostRoot
+from kata_pin.host.root import HOST
 from kata_pin.host.tasks import get_affinity, list_tids
-from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.cpuset import CpuSet, union
 from kata_pin.model.reports.sandbox import Sandbox, Thread
 from kata_pin.model.reports.state import State
 from kata_pin.model.reports.who import (
@@ -34,97 +31,99 @@ from kata_pin.model.reports.who import (
 )
 from kata_pin.model.thread import Process
 
+Known = Mapping[int, tuple[Sandbox, Thread]]
+"""The threads of the state document, by tid."""
+
 
 @dataclass(frozen=True)
 class HostThread:
     """One thread of the host."""
 
-    process: Process
     tid: int
     comm: str
     affinity: CpuSet
 
 
-def threads_on(root: HostRoot, cpus: CpuSet) -> Iterator[HostThread]:
-    """Yield every thread of the host that may run on one of the pCPUs."""
-    for name in os.listdir(root.proc()):
-        if name.isdecimal():
-            with suppress(TaskGone):
-                yield from _of_process(root, int(name), cpus)
+def who(state: State, cpu: int) -> WhoDocument:
+    """Return the `who` document of one pCPU; raises KataPinError if there is no such pCPU.
 
-
-def _of_process(root: HostRoot, pid: int, cpus: CpuSet) -> Iterator[HostThread]:
-    process: Process | None = None
-    for tid in list_tids(root, pid):
-        with suppress(TaskGone):
-            affinity = get_affinity(tid, root)
-            if not affinity.isdisjoint(cpus):
-                process = process or read_process(root, pid)
-                yield HostThread(process, tid, _comm(root, pid, tid), affinity)
-
-
-def _comm(root: HostRoot, pid: int, tid: int) -> str:
-    """Return the thread's name; `?` when it exits right now."""
-    try:
-        return read_text(root.proc(pid, "task", tid, "comm")).rstrip("\n")
-    except OSError:
-        return "?"
-
-
-def who(root: HostRoot, state: State, cpu: int) -> WhoDocument:
-    """Return the `who` document of one pCPU; raises KataPinError if there is no such pCPU."""
-    online = next((pcpu for pcpu in pcpus.view(state) if pcpu.number == cpu), None)
-    if cpu not in pcpus.parse(state.node.present) | pcpus.parse(state.node.online):
+    Takes 0.2 s, in which it measures how busy the pCPU is.
+    """
+    here = next((pcpu for pcpu in pcpus.view(state) if pcpu.number == cpu), None)
+    online = pcpus.parse(state.node.online)
+    if cpu not in pcpus.parse(state.node.present) | online:
         present = state.node.present
         raise KataPinError(f"no pCPU {cpu} on this node", hint=f"present pCPUs: {present}")
-    found = list(threads_on(root, CpuSet([cpu]))) if online else []
+    busy = processes.busy_percent(cpu, online) if here else None
+    found = list(threads_on(CpuSet([cpu]))) if here else []
     return WhoDocument(
         time=state.time,
         daemon=state.daemon,
         cpu=cpu,
-        online=online is not None,
-        place=None if online is None else _place(online, state),
-        claims=() if online is None else _claims(online),
-        processes=_processes(found, state, online),
-        kernel=_kernel(found, cpu),
+        online=here is not None,
+        place=None if here is None else _place(here, state),
+        claims=() if here is None else _claims(here),
+        processes=_processes(found, state, here),
+        kernel=_kernel(found),
+        busy_percent=busy,
     )
 
 
-@dataclass(frozen=True)
-class Intruder:
-    """A process with threads allowed on exclusive pCPUs of others."""
-
-    pid: int
-    comm: str
-    tids: list[int]
-    cpus: CpuSet
-
-
-def intruders(root: HostRoot, state: State) -> list[Intruder]:
+def intruders(state: State) -> list[tuple[HostProcess, CpuSet]]:
     """Return the processes with threads allowed on exclusive pCPUs of others, with those CPUs."""
-    view = {pcpu.number: pcpu for pcpu in pcpus.view(state) if pcpu.exclusive}
-    if not view:
+    exclusive = {pcpu.number: pcpu for pcpu in pcpus.view(state) if pcpu.exclusive}
+    if not exclusive:
         return []
     known = _known_threads(state)
-    found: dict[int, Intruder] = {}
-    for thread in threads_on(root, CpuSet(view)):
-        if thread.process.kernel:
-            continue
-        owner = known.get(thread.tid)
-        mine = owner[0].id if owner else ""
-        cpus = CpuSet(n for n in thread.affinity if n in view and not _owns(view[n], mine))
-        if cpus:
-            pid = thread.process.pid
-            entry = found.get(pid) or Intruder(pid, thread.process.comm, [], CpuSet())
-            found[pid] = Intruder(pid, entry.comm, [*entry.tids, thread.tid], entry.cpus | cpus)
-    return list(found.values())
+    found = []
+    for process, threads in threads_on(CpuSet(exclusive)):
+        entered = [] if process.kernel else [(t, _entered(t, known, exclusive)) for t in threads]
+        if intruding := [thread for thread, cpus in entered if cpus]:
+            cpus = union(cpus for _, cpus in entered)
+            found.append((_process(process, intruding, known, intruder=True), cpus))
+    return found
+
+
+def _entered(thread: HostThread, known: Known, exclusive: Mapping[int, Pcpu]) -> CpuSet:
+    """Return the exclusive pCPUs of others that a thread may run on."""
+    mine = known[thread.tid][0].id if thread.tid in known else ""
+    return CpuSet(n for n in thread.affinity if n in exclusive and not _owns(exclusive[n], mine))
+
+
+def threads_on(cpus: CpuSet) -> Iterator[tuple[Process, list[HostThread]]]:
+    """Yield the host's processes that may run on one of the pCPUs, with their threads there."""
+    for process in processes.every_process():
+        with suppress(TaskGone):
+            threads = [
+                HostThread(tid, _comm(process.pid, tid), affinity)
+                for tid in list_tids(HOST, process.pid)
+                if not (affinity := _affinity(tid)).isdisjoint(cpus)
+            ]
+            if threads:
+                yield process, threads
+
+
+def _affinity(tid: int) -> CpuSet:
+    """Return a thread's affinity, empty once it has exited."""
+    try:
+        return get_affinity(tid)
+    except TaskGone:
+        return CpuSet()
+
+
+def _comm(pid: int, tid: int) -> str:
+    """Return the thread's name; `?` when it exits right now."""
+    try:
+        return read_text(HOST.proc(pid, "task", tid, "comm")).rstrip("\n")
+    except OSError:
+        return "?"
 
 
 def _owns(pcpu: Pcpu, sandbox_id: str) -> bool:
     return any(sandbox.id == sandbox_id for sandbox in pcpu.exclusive)
 
 
-def _known_threads(state: State) -> dict[int, tuple[Sandbox, Thread]]:
+def _known_threads(state: State) -> Known:
     return {t.tid: (s, t) for s in state.sandboxes for t in s.threads}
 
 
@@ -154,52 +153,51 @@ def _claims(pcpu: Pcpu) -> tuple[CpuClaim, ...]:
 
 
 def _processes(
-    found: Sequence[HostThread], state: State, pcpu: Pcpu | None
+    found: Sequence[tuple[Process, list[HostThread]]], state: State, pcpu: Pcpu | None
 ) -> tuple[HostProcess, ...]:
     """Return the user processes with their threads allowed here, intruders first."""
     known = _known_threads(state)
-    grouped: dict[int, list[HostThread]] = {}
-    for thread in found:
-        if not thread.process.kernel or thread.tid in known:
-            grouped.setdefault(thread.process.pid, []).append(thread)
-    entries = [_process(threads, known, pcpu) for threads in grouped.values()]
+    entries = []
+    for process, threads in found:
+        owned = _owned(threads, known)
+        if owned or not process.kernel:
+            mine = owned.id if owned else ""
+            intruder = pcpu is not None and bool(pcpu.exclusive) and not _owns(pcpu, mine)
+            entries.append(_process(process, threads, known, intruder=intruder))
     return tuple(sorted(entries, key=lambda e: (not e.intruder, e.pod == "", e.pod, e.pid)))
 
 
+def _owned(threads: Sequence[HostThread], known: Known) -> Sandbox | None:
+    return next((known[t.tid][0] for t in threads if t.tid in known), None)
+
+
 def _process(
-    threads: Sequence[HostThread], known: dict[int, tuple[Sandbox, Thread]], pcpu: Pcpu | None
+    process: Process, threads: Sequence[HostThread], known: Known, *, intruder: bool
 ) -> HostProcess:
-    process = threads[0].process
-    owned = next((known[t.tid][0] for t in threads if t.tid in known), None)
-    sandbox_id = owned.id if owned else ""
-    exclusive = pcpu is not None and bool(pcpu.exclusive)
-    return HostProcess(
-        pid=process.pid,
-        comm=process.comm,
-        sandbox=sandbox_id,
+    owned = _owned(threads, known)
+    shown = tuple(
+        ProcessThread(
+            tid=t.tid,
+            comm=t.comm,
+            affinity=str(t.affinity),
+            label=known[t.tid][1].label if t.tid in known else "",
+        )
+        for t in threads
+    )
+    return processes.described(
+        process,
+        shown,
+        sandbox=owned.id if owned else "",
         pod=words.owner(owned) if owned else "",
-        intruder=exclusive and pcpu is not None and not _owns(pcpu, sandbox_id),
-        threads=tuple(
-            ProcessThread(
-                tid=t.tid,
-                comm=t.comm,
-                affinity=str(t.affinity),
-                label=known[t.tid][1].label if t.tid in known else "",
-            )
-            for t in threads
-        ),
+        intruder=intruder,
     )
 
 
-def _kernel(found: Sequence[HostThread], cpu: int) -> KernelThreads:
+def _kernel(found: Sequence[tuple[Process, list[HostThread]]]) -> KernelThreads:
     """Return the kernel's threads: those bound to this very pCPU, and those that may roam."""
-    only_here = CpuSet([cpu])
-    threads = [
-        (KernelThread(one.tid, one.comm), one.affinity == only_here)
-        for one in found
-        if one.process.kernel
-    ]
-    return KernelThreads(
-        bound=tuple(thread for thread, bound in threads if bound),
-        roaming=tuple(thread for thread, bound in threads if not bound),
+    threads = [thread for process, threads in found if process.kernel for thread in threads]
+    bound, roaming = (
+        tuple(KernelThread(t.tid, t.comm) for t in threads if (len(t.affinity) == 1) is only_here)
+        for only_here in (True, False)
     )
+    return KernelThreads(bound, roaming)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kata_pin.model.reports import VERSION
 from kata_pin.model.reports.cpulist import Cpus
 from kata_pin.model.reports.daemon import Daemon
+from kata_pin.model.reports.who import HostProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class Finding:
     sandbox: str  #: id of the sandbox; empty: not about a sandbox
     cpus: Cpus  #: the pCPUs concerned
     text: str  #: the finding in words
+    process: HostProcess | None = None  #: the intruder; null: another kind of finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,10 +50,15 @@ class HostProcess:
 
     pid: int  #: process id
     comm: str  #: process name
+    user: str  #: name or number of its user; empty: unknown
+    command: str  #: its command line, at most 200 characters; empty: none, or unknown
+    age_s: float | None  #: age; null: unknown
+    cpu_s: float | None  #: CPU time that it has used; null: unknown
     sandbox: str  #: id of the sandbox that it works for; empty: none
     pod: str  #: the sandbox's pod; empty: none
     intruder: bool  #: whether it is allowed on another owner's exclusive pCPU
-    threads: tuple[ProcessThread, ...]  #: its threads that may run on the pCPU
+    #: its threads that may run on the pCPU; in `check`, those that may run where others are alone
+    threads: tuple[ProcessThread, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +91,4 @@ class WhoDocument:
     claims: tuple[CpuClaim, ...]  #: sandboxes whose mask contains it
     processes: tuple[HostProcess, ...]  #: user processes allowed on it, intruders first
     kernel: KernelThreads  #: kernel threads allowed on it
+    busy_percent: float | None = None  #: share of 0.2 s in which it was busy; null: offline

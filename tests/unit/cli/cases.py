@@ -9,7 +9,6 @@ from kata_pin.cli.render import compare, cpus, history, pools, reports, show, wh
 from kata_pin.cli.render import map as render_map
 from kata_pin.cli.render.layout import Output
 from kata_pin.cli.reports import findings
-from kata_pin.cli.reports.who import Intruder
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.reports.pools import PushFailure
 from kata_pin.model.reports.state import State
@@ -35,7 +34,7 @@ CHECKED = findings.check(
         docs.lost(),
         docs.sandbox("other/late", "5-6", state="conflict", exclusive="5"),
     ),
-    [Intruder(990, "node-exporter", [990, 991], CpuSet.parse("4-5,12-15"))],
+    [(docs.busy_cpu().processes[0], CpuSet.parse("4-5,12-15"))],
     intruders_fail=False,
 )
 

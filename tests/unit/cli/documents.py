@@ -406,6 +406,20 @@ def foreign() -> State:
     )
 
 
+def host_process(pid: int, comm: str, *threads: ProcessThread, **fields: Any) -> HostProcess:
+    """Return a process of root that works for no sandbox."""
+    facts: dict[str, Any] = {
+        "user": "root",
+        "command": f"/usr/bin/{comm} --port \x1b[31m",
+        "age_s": 260000.0,
+        "cpu_s": 71.64,
+        "sandbox": "",
+        "pod": "",
+        "intruder": False,
+    }
+    return HostProcess(pid=pid, comm=comm, threads=threads, **(facts | fields))
+
+
 def busy_cpu() -> WhoDocument:
     """Return a `who` document of an exclusive pCPU with an intruder."""
     bound = ["cpuhp", "migration", "ksoftirqd", "kworker", "idle_inject", "irq_work", "rcuc"]
@@ -419,13 +433,19 @@ def busy_cpu() -> WhoDocument:
         place=Place(4, 0, 0, 0, 4, 0, "", "4,12", ("isolated",)),
         claims=(CpuClaim("ab", "default/db-0", "exclusive", "db"),),
         processes=(
-            HostProcess(990, "node-exporter", "", "", intruder=True, threads=worker),
-            HostProcess(4100, "qemu-system-x86", "ab", "default/db-0", False, (vcpu,)),
+            host_process(990, "node-exporter", *worker, user="nobody", intruder=True),
+            host_process(
+                *(4100, "qemu-system-x86", vcpu),
+                command="/opt/kata/bin/qemu-system-x86_64 -name sandbox-default/db-0 -uuid 6a",
+                sandbox="ab",
+                pod="default/db-0",
+            ),
         ),
         kernel=KernelThreads(
             tuple(KernelThread(n, f"{name}/4") for n, name in enumerate(bound)),
             (KernelThread(2, "kthreadd"),),
         ),
+        busy_percent=37.4,
     )
 
 

@@ -135,7 +135,7 @@ def test_check_fails_on_intruders_by_setting(
     sandbox = docs.sandbox("a/b", str(cpu), exclusive=str(cpu))
     config = serve(_state(docs.state(sandbox, cpus=16)))
     assert run(["check", "--config", str(config)]) == 0
-    assert f"(pid {os.getpid()})" in capsys.readouterr().out
+    assert f"(pid {os.getpid()}, user " in capsys.readouterr().out
     config.write_text(config.read_text() + "intruders: fail\n")
     assert run(["check", "--config", str(config)]) == 3
 

@@ -17,7 +17,6 @@ from kata_pin.cli.reports.findings import check
 from kata_pin.config import Config
 from kata_pin.config.table import SETTINGS
 from kata_pin.daemon.service import offline
-from kata_pin.host.root import HOST
 from kata_pin.model.reports.state import State
 from kata_pin.wire.reports import decode, encode
 from tests.support.json_schema import violations
@@ -55,7 +54,7 @@ def test_generated_files_are_current(path: str) -> None:
         (docs.allotted(), "state"),
         (pools_document(docs.allotted()), "pools"),
         (docs.busy_cpu(), "who"),
-        (who_report.who(HOST, docs.state(cpus=8192), min(os.sched_getaffinity(0))), "who"),
+        (who_report.who(docs.state(cpus=8192), min(os.sched_getaffinity(0))), "who"),
         (docs.explained(), "explain"),
         (docs.changed(), "history"),
         (CHECKED, "check"),

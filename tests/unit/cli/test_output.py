@@ -50,7 +50,7 @@ def test_show_needs_neither_the_daemon_nor_asyncio(serve: Serve) -> None:
         "import sys; from kata_pin.cli.main import run;"
         f"run(['show', '--config', {str(config)!r}]);"
         "print([m for m in ('asyncio', 'kata_pin.daemon', 'google', 'yaml', 'kata_pin.config',"
-        " 'rich.console', 'psutil', 'json') if m in sys.modules])"
+        " 'rich.console', 'psutil', 'pyroute2', 'json') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20
@@ -189,10 +189,13 @@ def test_sandboxes_complete_while_the_daemon_runs(serve: Serve) -> None:
     }
     code = "from kata_pin.cli.main import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=20,
-        check=False,
+        [sys.executable, "-X", "importtime", "-c", code], env=environ, capture_output=True,
+        text=True, timeout=20, check=False,
     )  # fmt: skip
     assert done.stdout.splitlines() == ["plain,default/db-0"]
+    assert "kata_pin.cli.main" in done.stderr
+    assert "psutil" not in done.stderr
+    assert "pyroute2" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@ import pytest
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import Output
 from kata_pin.cli.reports import findings, words
-from kata_pin.cli.reports.who import Intruder
+from kata_pin.cli.reports.findings import Intruder
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.reports.check import CheckDocument
 from kata_pin.model.reports.state import State
+from kata_pin.model.reports.who import ProcessThread
 from tests.unit.cli import documents as docs
 
 
@@ -58,10 +59,21 @@ def test_three_owners_are_three_pairs() -> None:
 @pytest.mark.parametrize("fail", [True, False])
 def test_intruders_fail_by_setting(fail: bool) -> None:
     """The setting decides whether an intruder is a failure."""
-    entry = Intruder(9, "x", [9], CpuSet([4]))
-    document = found(docs.state(), entry, fail=fail)
+    process = docs.host_process(9, "x", ProcessThread(9, "x", "4", ""), command="x -y")
+    document = found(docs.state(), (process, CpuSet([4])), fail=fail)
     assert document.ok is not fail
-    assert document.findings[0].text == "x (pid 9): 1 thread may run on exclusive pCPUs 4"
+    assert document.findings[0].text == (
+        "x (pid 9, user root, started 3 d ago, CPU time 71.6 s): "
+        "1 thread may run on exclusive pCPUs 4; command: x -y"
+    )
+
+
+def test_an_intruder_of_which_nothing_can_be_read() -> None:
+    """Without rights, or once it has exited, its name and pid remain."""
+    unknown = {"user": "", "command": "", "age_s": None, "cpu_s": None}
+    process = docs.host_process(9, "x", ProcessThread(9, "x", "4", ""), **unknown)
+    (finding,) = found(docs.state(), (process, CpuSet([4]))).findings
+    assert finding.text == "x (pid 9): 1 thread may run on exclusive pCPUs 4"
 
 
 def test_sandboxes_that_can_not_be_placed_are_told() -> None:

@@ -46,7 +46,7 @@ def test_only_threads_allowed_there_are_listed() -> None:
     here, there = CPUS[0], CPUS[1]
     with child({here}) as pid:
         listed = {
-            cpu: {p.pid for p in who_report.who(HOST, node_of_this_host(), cpu).processes}
+            cpu: {p.pid for p in who_report.who(node_of_this_host(), cpu).processes}
             for cpu in (here, there)
         }
     assert pid in listed[here]
@@ -73,7 +73,7 @@ def test_a_thread_is_its_processs_and_its_sandboxs() -> None:
     )
     state = node_of_this_host()
     state = replace(state, sandboxes=(sandbox,))
-    found = who_report.who(HOST, state, cpu)
+    found = who_report.who(state, cpu)
     stop.set()
     worker.join(10)
     mine = next(p for p in found.processes if p.pid == os.getpid())
@@ -89,11 +89,13 @@ def test_intruders_are_users_processes_on_anothers_exclusive_cpu() -> None:
     state = node_of_this_host()
     state = replace(state, sandboxes=(docs.sandbox("a/b", str(cpu), exclusive=str(cpu)),))
     with child({cpu}) as pid:
-        found = {entry.pid: entry for entry in who_report.intruders(HOST, state)}
+        found = {process.pid: (process, cpus) for process, cpus in who_report.intruders(state)}
         state = replace(state, sandboxes=(docs.sandbox("a/b", str(cpu)),))
-        assert who_report.intruders(HOST, state) == []
-    assert found[pid].cpus == CpuSet([cpu])
-    assert found[pid].tids == [pid]
+        assert who_report.intruders(state) == []
+    process, cpus = found[pid]
+    assert cpus == CpuSet([cpu])
+    assert [thread.tid for thread in process.threads] == [pid]
+    assert process.intruder
     assert not any(read_process(HOST, p).kernel for p in found if p in {1, 2})
 
 
@@ -104,30 +106,30 @@ def test_a_sandboxs_own_threads_do_not_intrude() -> None:
     with child({cpu}) as pid:
         mine = docs.sandbox("a/b", str(cpu), docs.thread(pid, "vcpu", str(cpu)), exclusive=str(cpu))
         state = replace(state, sandboxes=(mine,))
-        assert pid not in {entry.pid for entry in who_report.intruders(HOST, state)}
+        assert pid not in {process.pid for process, _ in who_report.intruders(state)}
         other = docs.sandbox("c/d", None, docs.thread(pid, "vcpu", str(cpu)))
         state = replace(state, sandboxes=(docs.sandbox("a/b", str(cpu), exclusive=str(cpu)), other))
-        assert pid in {entry.pid for entry in who_report.intruders(HOST, state)}
+        assert pid in {process.pid for process, _ in who_report.intruders(state)}
 
 
 def test_kernel_threads_are_summed_up_apart() -> None:
     """Kernel threads are never among the processes; bound ones have this CPU alone."""
-    found = who_report.who(HOST, node_of_this_host(), CPUS[0])
+    found = who_report.who(node_of_this_host(), CPUS[0])
     kernel = {t.tid for t in (*found.kernel.bound, *found.kernel.roaming)}
     assert not kernel & {p.pid for p in found.processes}
-    for thread in who_report.threads_on(HOST, CpuSet([CPUS[0]])):
-        assert thread.process.kernel or thread.tid not in kernel
+    for process, threads in who_report.threads_on(CpuSet([CPUS[0]])):
+        assert process.kernel or not kernel & {thread.tid for thread in threads}
 
 
 def test_an_offline_cpu_has_nobody() -> None:
     """A present pCPU that is offline is told as such."""
     state = docs.state(cpus=max(CPUS) + 1, kubelet=None, present=f"0-{max(CPUS) + 4}")
-    found = who_report.who(HOST, state, max(CPUS) + 2)
+    found = who_report.who(state, max(CPUS) + 2)
     assert (found.online, found.place, found.processes) == (False, None, ())
 
 
 def test_a_cpu_that_is_not_there_is_an_error() -> None:
     """The error names those that are present."""
     with pytest.raises(KataPinError, match="no pCPU 8191 on this node") as caught:
-        who_report.who(HOST, node_of_this_host(), 8191)
+        who_report.who(node_of_this_host(), 8191)
     assert caught.value.hint == f"present pCPUs: 0-{max(CPUS)}"
