@@ -24,6 +24,8 @@ LOCKS: Final = (PROJECT / "requirements.lock", PROJECT / "requirements-dev.lock"
 HOST_ONLY: Final = frozenset(
     # Checkers run on the host only, and the random order of tests is no help where a run is long.
     {"mypy", "mypy-extensions", "ruff", "pytest-randomly", "types-pyyaml", "types-psutil"}
+    # The guest's tests run in one process, where each plugin costs seconds to import.
+    | {"pytest-xdist", "execnet"}
     # Parts of mypy alone.
     | {"ast-serialize", "librt", "pathspec"}
     # Other systems.
