@@ -30,7 +30,7 @@ class ContainerState(StrEnum):
 
     @property
     def counts(self) -> bool:
-        """Whether its cpuset counts in the sandbox mask (DESIGN D8)."""
+        """Whether its cpuset counts in the sandbox mask (D8)."""
         return self in (ContainerState.CREATED, ContainerState.RUNNING)
 
 
@@ -97,7 +97,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class GuestTopology:
-    """QEMU's `-smp` and `-numa`, the only guest topology that is believed (DESIGN D10).
+    """QEMU's `-smp` and `-numa`, the only guest topology that is believed (D10).
 
     `boot` vCPUs exist at start; `maximum` is maxcpus. `numa` maps cpu-index to the guest NUMA
     node, `host_nodes` a guest node to the host nodes its memory is bound to.
@@ -119,7 +119,7 @@ class GuestTopology:
 
 @dataclass(frozen=True, slots=True)
 class Vmm:
-    """The process that runs a sandbox's virtual machine, accepted by DESIGN D5.
+    """The process that runs a sandbox's virtual machine, accepted by D5.
 
     `kind` names its row in vmm/kinds.py. `witness` says which evidence that the VMM itself cannot
     write confirmed it. `kvm` is False for TCG. `apic_ids`: on x86, KVM's vCPU ids are the APIC ids
