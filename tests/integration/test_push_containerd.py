@@ -230,7 +230,7 @@ def test_a_runtime_that_refuses(cluster: Allotted, folder: Path) -> None:
         _, app = run(cluster, "k1", handler="kata", **ONE_CPU)
         order(cluster, "shop/k1", "exclusive")
         wait_for(lambda: len(cluster.allocation()["push"]["failures"]) == 2, "the failures")
-        assert "keeps its cpuset: task is paused" in cluster.node.cli("pools").stdout
+        assert "cpuset not changed: task is paused" in cluster.node.cli("pools").stdout
         assert {name for name, _ in server.asked} == {app, plain}
         server.answer = None
         wait_for(lambda: not cluster.allocation()["push"]["failures"], "success", 40)
