@@ -16,7 +16,7 @@ from kata_pin.model.alloc import AllocState, ContainerRequest, Decision, Refusal
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.settings import AllocSettings
 from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.invariants import Expected, Invariants, ended, in_pool, over, without
+from kata_pin.policy.alloc.invariants import Expected, Invariants, ended, in_pool, over
 from kata_pin.policy.alloc.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class CheckedPolicy:
         return self._asked(
             lambda: self._policy.allocate(state, request),
             Expected(state, (request,), _replaced(state, request), refusable=True),
-            lambda why: in_pool(state, request, self._name, why),
+            admitted=request,
         )
 
     def change(self, state: AllocState, request: ContainerRequest) -> Decision:
@@ -48,39 +48,32 @@ class CheckedPolicy:
         return self._asked(
             lambda: self._policy.change(state, request),
             Expected(state, (request,), _replaced(state, request)),
-            lambda why: in_pool(state, request, self._name, why),
+            admitted=request,
         )
 
     def release(self, state: AllocState, container_id: str) -> Decision:
         """Release a container's CPUs."""
-        gone = over(state, container_id)
-        return self._asked(
-            lambda: self._policy.release(state, container_id),
-            Expected(state, gone=gone),
-            lambda _: without(state, gone),
-        )
+        expected = Expected(state, gone=over(state, container_id))
+        return self._asked(lambda: self._policy.release(state, container_id), expected)
 
     def reconcile(self, state: AllocState, running: Sequence[Running]) -> Decision:
         """Bring a state in line with what runs."""
         requests = [one.request for one in running]
-        gone = ended(state, requests)
-        return self._asked(
-            lambda: self._policy.reconcile(state, running),
-            Expected(state, requests, gone=gone),
-            lambda _: without(state, gone),
-        )
+        expected = Expected(state, requests, gone=ended(state, requests))
+        return self._asked(lambda: self._policy.reconcile(state, running), expected)
 
     def decline(self, state: AllocState, request: ContainerRequest, refusal: Refusal) -> Decision:
         """Answer while the kubelet or another plugin decides."""
-        return self._asked(
-            lambda: self._policy.decline(state, request, refusal),
-            Expected(state, refusable=True),
-            lambda _: without(state, ()),
-        )
+        expected = Expected(state, refusable=True)
+        return self._asked(lambda: self._policy.decline(state, request, refusal), expected)
 
     def _asked(
-        self, ask: Callable[[], Decision], expected: Expected, instead: Callable[[str], Decision]
+        self,
+        ask: Callable[[], Decision],
+        expected: Expected,
+        admitted: ContainerRequest | None = None,
     ) -> Decision:
+        """Return the policy's decision; if it fails `admitted` gets the shared pool."""
         try:
             decision = ask()
             why = self._invariants.violation(decision, expected)
@@ -92,7 +85,11 @@ class CheckedPolicy:
                 return decision
         text = f"policy {self._name!r} fails: {why}"[:MAX_SHOWN]
         note = Note("alloc-policy", text, NoteLevel.WARNING)
-        return replace(instead(text), notes=(note,))
+        state = expected.before.without(*expected.gone)
+        fallback = Decision(state)
+        if admitted is not None:
+            fallback = in_pool(state, admitted, self._name, text)
+        return replace(fallback, notes=(note,))
 
 
 def _replaced(state: AllocState, request: ContainerRequest) -> list[str]:

@@ -6,8 +6,10 @@ Out of scope: settings that contradict each other; those are ConfigError, at sta
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from kata_pin.errors import KataPinError
+from kata_pin.model.alloc import Refusal, RefusalKind
 
 
 class AllocFailure(StrEnum):
@@ -21,12 +23,24 @@ class AllocFailure(StrEnum):
     SHARED_MINIMUM = "shared-minimum"
 
 
+_REFUSALS: Final = {
+    AllocFailure.SMT_ALIGNMENT: RefusalKind.ALIGNMENT,
+    AllocFailure.TOPOLOGY_AFFINITY: RefusalKind.ALIGNMENT,
+    AllocFailure.SHARED_MINIMUM: RefusalKind.SHARED_MINIMUM,
+}
+
+
 class AllocError(KataPinError):
     """CPUs could not be given, and nothing was recorded; `failure` is the kind."""
 
     def __init__(self, failure: AllocFailure, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.failure = failure
+
+    def refusal(self, *, strict: bool) -> Refusal:
+        """Return the refusal of the container that the CPUs were for."""
+        kind = _REFUSALS.get(self.failure, RefusalKind.NOT_ENOUGH_CPUS)
+        return Refusal(kind, self.message, strict)
 
 
 def not_enough(requested: int, available: int) -> AllocError:

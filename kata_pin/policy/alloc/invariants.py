@@ -145,11 +145,6 @@ def ended(state: AllocState, running: Iterable[ContainerRequest]) -> frozenset[s
     return frozenset(state.grants.keys() - runs)
 
 
-def without(state: AllocState, names: Iterable[str]) -> Decision:
-    """Return the decision that only removes these grants."""
-    return Decision(state.without(*names))
-
-
 def _missing(after: AllocState, expected: Expected) -> str:
     """Return which container has lost its grant, has none, or still has one."""
     before = expected.before.grants

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from kata_pin.model.alloc import (
     AllocState,
@@ -22,7 +22,6 @@ from kata_pin.model.alloc import (
     Grant,
     GrantKind,
     Refusal,
-    RefusalKind,
     Running,
 )
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
@@ -42,12 +41,6 @@ from kata_pin.policy.alloc.topology import Machine
 from kata_pin.policy.alloc.vm import overhead_millis, shared_floor, vm_grant
 
 Rule: TypeAlias = Callable[[ContainerRequest, AllocSettings], Demand]
-
-REFUSALS: Final = {
-    AllocFailure.SMT_ALIGNMENT: RefusalKind.ALIGNMENT,
-    AllocFailure.TOPOLOGY_AFFINITY: RefusalKind.ALIGNMENT,
-    AllocFailure.SHARED_MINIMUM: RefusalKind.SHARED_MINIMUM,
-}
 
 
 class PooledPolicy:
@@ -94,7 +87,7 @@ class PooledPolicy:
         try:
             after = self._served(kept, request, demand, prefer, floor_from=state)
         except AllocError as error:
-            refusal = _refusal(error, strict=refused)
+            refusal = error.refusal(strict=refused)
             if refused:
                 return Decision(state, refused=refusal, notes=demand.notes)
             after = self._in_pool(kept, request, (*demand.reasons, error.message))
@@ -127,7 +120,7 @@ class PooledPolicy:
         try:
             after = self._served(state, request, demand, old.own, floor_from=state, home=old.zone)
         except AllocError as error:
-            return Decision(state, refused=_refusal(error, strict=False), notes=demand.notes)
+            return Decision(state, refused=error.refusal(strict=False), notes=demand.notes)
         return self._decided(state, after, demand)
 
     def reconcile(self, state: AllocState, running: Sequence[Running]) -> Decision:
@@ -147,16 +140,22 @@ class PooledPolicy:
         free = after.cpus - after.reserved
         for vm in claims.vms(free):
             after = after.with_grant(vm)
+        had = {name for name, grant in state.grants.items() if grant.exclusive}
         notes: list[Note] = []
         for one, prefer in claims.within(free):
             demand = self._rule(one.request, self._settings)
             notes += demand.notes
             old = state.get(one.request.container_id)
             home = EMPTY if old is None else old.zone & self._machine.cpus
-            after = self._resumed(
-                after, one.request, demand, prefer=prefer, home=home, claimed=claims.pending
-            )
-        after = settled(self._retried(after))
+            known = one.request.pod.sandbox_id in had or len(prefer) > demand.whole
+            own_cpus = None if known else 0  # no VM gets new ones before all are served
+            places = {"prefer": prefer, "home": home, "claimed": claims.pending}
+            after = self._resumed(after, one.request, demand, **places, own_cpus=own_cpus)
+        after = self._retried(after)
+        for grant in tuple(after.grants.values()):
+            if grant.kind is GrantKind.SANDBOX and not grant.exclusive:
+                after = self._with_vm(after, grant)
+        after = settled(after)
         return Decision(after, differing(state, after, running), notes=tuple(notes))
 
     def decline(self, state: AllocState, request: ContainerRequest, refusal: Refusal) -> Decision:
@@ -193,6 +192,7 @@ class PooledPolicy:
         prefer: CpuSet,
         home: CpuSet,
         claimed: CpuSet,
+        own_cpus: int | None,
     ) -> AllocState:
         """Return the state in which a running container has its CPUs, or else the shared pool.
 
@@ -202,9 +202,14 @@ class PooledPolicy:
         for avoid in (claimed, EMPTY):
             with suppress(AllocError):
                 return self._served(
-                    state, request, demand, prefer, floor_from=before, home=home, avoid=avoid
+                    *(state, request, demand, prefer),
+                    floor_from=before,
+                    home=home,
+                    avoid=avoid,
+                    own_cpus=own_cpus,
                 )
-        return self._in_pool(state, request, (*demand.reasons, "not enough free CPUs"), home)
+        reasons = (*demand.reasons, "not enough free CPUs")
+        return self._in_pool(state, request, reasons, home, own_cpus)
 
     def _retried(self, state: AllocState) -> AllocState:
         """Return the state in which containers that wait for own CPUs have them, if possible."""
@@ -227,6 +232,7 @@ class PooledPolicy:
         floor_from: AllocState,
         home: CpuSet = EMPTY,
         avoid: CpuSet = EMPTY,
+        own_cpus: int | None = None,
     ) -> AllocState:
         """Return the state with the container's grant and its VM's; AllocError if not possible.
 
@@ -236,16 +242,15 @@ class PooledPolicy:
         """
         rest = state.without(request.container_id)
         if demand.pooled:
-            return self._in_pool(state, request, demand.reasons, home)
+            return self._in_pool(state, request, demand.reasons, home, own_cpus)
         free = self._free(rest, demand, prefer) - (avoid - prefer)
         own = self._nearest(free, demand.whole, prefer, _beside(rest, request))
         grant = self._grant(rest, request, demand, own)
         granted = state.with_grant(grant)
-        after = self._with_vm(granted, grant, prefer - own, avoid - prefer)
+        after = self._with_vm(granted, grant, prefer - own, avoid - prefer, own_cpus=own_cpus)
         if self._shortage(after, floor_from):
             after = self._with_vm(granted, grant, own_cpus=0)
-        shortage = self._shortage(after, floor_from)
-        if shortage:
+        if shortage := self._shortage(after, floor_from):
             raise AllocError(AllocFailure.SHARED_MINIMUM, shortage)
         return after
 
@@ -255,12 +260,13 @@ class PooledPolicy:
         request: ContainerRequest,
         reasons: tuple[str, ...],
         home: CpuSet = EMPTY,
+        own_cpus: int | None = None,
     ) -> AllocState:
         """Return the state in which the container follows the shared pool."""
         rest = state.without(request.container_id)
         zone = self._choice.zone(rest, request.cpu_millis, home or _beside(rest, request))
         grant = Grant(request, self.name, shared=EMPTY, zone=zone, reasons=reasons)
-        return self._with_vm(state.with_grant(grant), grant)
+        return self._with_vm(state.with_grant(grant), grant, own_cpus=own_cpus)
 
     def _grant(
         self, rest: AllocState, request: ContainerRequest, demand: Demand, own: CpuSet
@@ -391,8 +397,3 @@ def _beside(state: AllocState, request: ContainerRequest) -> CpuSet:
 
 def _own(grants: Sequence[Grant]) -> CpuSet:
     return union(one.own for one in grants)
-
-
-def _refusal(error: AllocError, *, strict: bool) -> Refusal:
-    kind = REFUSALS.get(error.failure, RefusalKind.NOT_ENOUGH_CPUS)
-    return Refusal(kind, error.message, strict)

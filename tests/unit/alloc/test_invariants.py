@@ -26,7 +26,7 @@ from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import Note
 from kata_pin.model.settings import AllocSettings, AllowRule, CpuClass, Eligibility, VmSettings
 from kata_pin.model.topology import flat
-from kata_pin.policy.alloc.invariants import Expected, Invariants, ended, in_pool, over, without
+from kata_pin.policy.alloc.invariants import Expected, Invariants, ended, in_pool, over
 from kata_pin.policy.alloc.policies import create
 from tests.support.machines import server
 from tests.support.podspecs import container, pod
@@ -242,7 +242,7 @@ def test_what_is_done_instead() -> None:
     assert violation(fallback) == ""
     assert in_pool(BEFORE, DB, "theirs", "broken") == Decision(BEFORE)
     assert in_pool(AllocState(), NEW, "theirs", "broken") == Decision(AllocState())
-    left = without(BEFORE, over(BEFORE, "db-app")).state
+    left = BEFORE.without(*over(BEFORE, "db-app"))
     assert list(left.grants) == ["web-app"]
     assert over(BEFORE, "nobody") == frozenset()
 

@@ -69,6 +69,21 @@ def test_nothing_happened(name: str) -> None:
     assert decision.changed == ()
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_vms_own_cpus_cost_no_container_its_own(lost: bool) -> None:
+    """A VM that had to use the pool does so again, before a container served later falls back."""
+    chosen = replace(OPEN, shared_min=5, vm=VmSettings(own_cpus=2))
+    policy = create("annotation", HOST, chosen)
+    kata = container(500, pod("k", annotations={POLICY_KEY: "exclusive"}))
+    state = policy.allocate(policy.start(), kata).state
+    state = policy.allocate(state, wishing("exclusive", 6000, "r")).state
+    state = policy.change(state, replace(kata, cpu_millis=4000, quota_us=400_000)).state
+    assert sorted(len(one.exclusive) for one in state.grants.values()) == [0, 4, 6]
+    decision = policy.reconcile(AllocState() if lost else state, seen(state))
+    exclusive = {name: grant.exclusive for name, grant in state.grants.items()}
+    assert {x.container_id: x.exclusive for x in decision.state.grants.values()} == exclusive
+
+
 @pytest.mark.parametrize("name", BUILTIN)
 def test_lost_state(name: str) -> None:
     """Without a state, containers keep the CPUs they are seen on, and nothing is written."""
