@@ -61,6 +61,7 @@ class NriSession(asyncio.Protocol):
         self._decider = decider
         self._kinds = nri.OBSERVED if decider is None else tuple(EventKind)
         self._methods = frozenset(kind.method for kind in self._kinds)
+        self._batch: bytearray | None = None
         self._calls = RuntimeCalls(lambda frame: self._send(mux.RUNTIME, frame))
         self.synchronized: asyncio.Future[str] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
@@ -116,9 +117,14 @@ class NriSession(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take the peer's bytes; an error ends the connection."""
+        self._batch = batch = bytearray()
         try:
-            for connection, piece in self._trunk.feed(data):
-                self._take_piece(connection, piece)
+            try:
+                for connection, piece in self._trunk.feed(data):
+                    self._take_piece(connection, piece)
+            finally:
+                self._batch = None
+                self._write(batch)
         except Exception as error:  # noqa: BLE001 - a bad message or the listener: connect again
             self._stop(error)
 
@@ -141,9 +147,17 @@ class NriSession(asyncio.Protocol):
                 future.exception()  # mark it as retrieved: perhaps no caller waits for it
 
     def _send(self, connection: int, frame: bytes) -> None:
-        if self._transport is None or self._transport.is_closing():
+        """Send a frame; answers to one piece of data are one write: cheaper with a backlog."""
+        data = mux.encode(connection, frame)
+        if self._batch is None:
+            self._write(data)
+        else:
+            self._batch += data
+
+    def _write(self, data: bytes | bytearray) -> None:
+        if not data or self._transport is None or self._transport.is_closing():
             return
-        self._transport.write(mux.encode(connection, frame))
+        self._transport.write(data)
         if self._transport.get_write_buffer_size() > MAX_UNREAD:
             raise RemoteProtocolError("the runtime does not read our answers")
 
