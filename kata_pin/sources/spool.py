@@ -47,8 +47,6 @@ class Spool:
         self._directory = directory
         self._bad = os.path.join(directory, "bad")
         self._max_bad = max_bad
-        self.set_aside = 0
-        """How many unreadable files were set aside since the start."""
 
     def prepare(self) -> None:
         """Create the folder, for root alone, where tmpfiles.d has not. Raises OSError."""
@@ -138,7 +136,6 @@ class Spool:
         return None
 
     def _put_aside(self, name: str, reason: object) -> None:
-        self.set_aside += 1
         log.warning("spooled message %s is invalid, moved to %s: %s", name, self._bad, reason)
         try:
             os.makedirs(self._bad, mode=0o700, exist_ok=True)

@@ -12,8 +12,6 @@ from typing import Final
 
 from kata_pin.errors import ParseError
 
-MAX_ID: Final = 128
-
 MAX_SHOWN: Final = 200
 """Longest text of a guest or a runtime that is kept: a version, a feature, an error message."""
 

@@ -41,8 +41,7 @@ _WORD: Final = re.compile(r"-?[0-9]{1,20}\Z|0x[0-9a-f]{1,16}\Z")
 class Stat(NamedTuple):
     """The fields of proc_pid_stat(5) that kata-pin uses; times in clock ticks.
 
-    `starttime` is since boot, `processor` the pCPU it last ran on, `guest_time` the part of `utime`
-    spent in a guest.
+    `starttime` is since boot, `processor` the pCPU it last ran on.
     """
 
     pid: int
@@ -54,7 +53,6 @@ class Stat(NamedTuple):
     stime: int
     starttime: int
     processor: int
-    guest_time: int
 
 
 def parse_stat(data: bytes) -> Stat:
@@ -66,7 +64,7 @@ def parse_stat(data: bytes) -> Stat:
     if not (bracket and opening):
         raise ParseError("no name in brackets", source="stat", text=_decode(data))
     # Index 0 is field 3 of proc_pid_stat(5), the state.
-    field = tail.split(None, 41)
+    field = tail.split(None, 37)
     try:
         return Stat(
             int(number),
@@ -78,7 +76,6 @@ def parse_stat(data: bytes) -> Stat:
             int(field[12]),
             int(field[19]),
             int(field[36]),
-            int(field[40]),
         )
     except (ValueError, IndexError):
         raise ParseError("too few or wrong fields", source="stat", text=_decode(data)) from None

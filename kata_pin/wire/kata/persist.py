@@ -54,13 +54,10 @@ class PersistedSandbox:
     runtime: KataRuntime
     sandbox_id: str = ""
     hypervisor: str = ""
-    hypervisor_path: str = ""
     vmm_pid: int = 0
     virtiofsd_pid: int = 0
     hotplugged: tuple[str, ...] = ()
     max_vcpus: int = 0
-    sandbox_cgroup: str = ""
-    overhead_cgroup: str = ""
     sandbox_cgroup_only: bool = False
     vcpu_pinning: bool = False
     agent_url: str = ""
@@ -72,21 +69,17 @@ def parse_persist(data: bytes) -> PersistedSandbox:
     fields = load_fields(data, source="persist.json")
     hypervisor = fields.fields("HypervisorState")
     config = fields.fields("Config")
-    machine = config.fields("HypervisorConfig")
     return PersistedSandbox(
         runtime=KataRuntime.GO,
         sandbox_id=fields.text("SandboxContainer"),
         hypervisor=hypervisor.text("Type") or config.text("HypervisorType"),
-        hypervisor_path=machine.text("HypervisorPath"),
         vmm_pid=_pid(hypervisor, "Pid"),
         virtiofsd_pid=_pid(hypervisor, "VirtiofsDaemonPid") or _pid(hypervisor, "VirtiofsdPid"),
         hotplugged=tuple(
             entry.text("ID", limit=256)
             for entry in hypervisor.objects("HotpluggedVCPUs", limit=MAX_HOTPLUGGED)
         ),
-        max_vcpus=machine.number("DefaultMaxVCPUs", 0, 1 << 32) or 0,
-        sandbox_cgroup=fields.text("SandboxCgroupPath") or fields.text("CgroupPath"),
-        overhead_cgroup=fields.text("OverheadCgroupPath"),
+        max_vcpus=config.fields("HypervisorConfig").number("DefaultMaxVCPUs", 0, 1 << 32) or 0,
         sandbox_cgroup_only=config.flag("SandboxCgroupOnly"),
         vcpu_pinning=config.flag("EnableVCPUsPinning"),
         agent_url=fields.fields("AgentState").text("URL"),
@@ -113,11 +106,8 @@ def parse_rs_state(data: bytes) -> PersistedSandbox:
         runtime=KataRuntime.RS,
         sandbox_id=hypervisor.text("id"),
         hypervisor=hypervisor.text("hypervisor_type"),
-        hypervisor_path=hypervisor.fields("config").text("path"),
         vmm_pid=_pid(hypervisor, "pid"),
         virtiofsd_pid=_pid(hypervisor, "virtiofs_daemon_pid"),
-        sandbox_cgroup=cgroups.text("path"),
-        overhead_cgroup=cgroups.text("overhead_path"),
         sandbox_cgroup_only=cgroups.flag("sandbox_cgroup_only"),
         vcpu_pinning=cgroups.flag("enable_vcpus_pinning"),
     )

@@ -59,7 +59,7 @@ class EventKind(IntEnum):
     @property
     def method(self) -> str:
         """The name of the event's method in the service Plugin."""
-        return _METHODS[self]
+        return self.name.title().replace("_", "")
 
     @property
     def of_pod(self) -> bool:
@@ -69,21 +69,10 @@ class EventKind(IntEnum):
     @property
     def ends(self) -> bool:
         """Whether the pod or container has stopped by then."""
-        return self in _ENDS
+        return self.name.startswith(("STOP", "REMOVE"))
 
 
-_METHODS: Final = {
-    kind: "".join(word.capitalize() for word in kind.name.split("_")) for kind in EventKind
-}
-_BY_METHOD: Final = {method: kind for kind, method in _METHODS.items()}
-_ENDS: Final = frozenset(
-    {
-        EventKind.STOP_POD_SANDBOX,
-        EventKind.REMOVE_POD_SANDBOX,
-        EventKind.STOP_CONTAINER,
-        EventKind.REMOVE_CONTAINER,
-    }
-)
+_BY_METHOD: Final = {kind.method: kind for kind in EventKind}
 
 ASKED: Final = frozenset({EventKind.CREATE_CONTAINER, EventKind.UPDATE_CONTAINER})
 """The events whose answer decides something; an observer does not subscribe to them."""
@@ -119,7 +108,7 @@ class Pod:
 class PodContainer:
     """A container of a pod; `cpu` is from its spec and all updates so far.
 
-    `memory_limit` is in bytes, 0 for none. `pid` is 0 until the start, then for Kata the VMM's.
+    `pid` is 0 until the start, then for Kata the VMM's.
     """
 
     id: str
@@ -128,7 +117,6 @@ class PodContainer:
     state: ContainerState = ContainerState.CREATED
     cgroups_path: str = ""
     cpu: CpuResources = _NO_CPU
-    memory_limit: int = 0
     pid: int = 0
 
 
@@ -262,7 +250,6 @@ def _container(message: nri_pb2.Container) -> PodContainer:
         state=_STATES.get(message.state, ContainerState.CREATED),
         cgroups_path=_path(message.linux.cgroups_path),
         cpu=_cpu(message.linux.resources.cpu),
-        memory_limit=max(0, message.linux.resources.memory.limit.value),
         pid=message.pid if message.pid <= MAX_PID else 0,
     )
 

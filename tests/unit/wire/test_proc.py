@@ -32,7 +32,6 @@ def test_stat_fields() -> None:
         stime=34,
         starttime=5678,
         processor=11,
-        guest_time=55,
     )
 
 

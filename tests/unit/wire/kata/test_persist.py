@@ -39,10 +39,10 @@ def test_empty() -> None:
     assert parse_rs_state(b"{}") == PersistedSandbox(KataRuntime.RS)
 
 
-def test_old_names() -> None:
-    """Kata 1.x and 2.x called two members differently."""
-    parsed = parse_persist(persist(CgroupPath="/c", HypervisorState={"VirtiofsdPid": 5}))
-    assert (parsed.sandbox_cgroup, parsed.virtiofsd_pid) == ("/c", 5)
+def test_old_name() -> None:
+    """Kata 1.x and 2.x called virtiofsd's pid differently."""
+    parsed = parse_persist(persist(HypervisorState={"VirtiofsdPid": 5}))
+    assert parsed.virtiofsd_pid == 5
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,6 @@ def test_runtime_rs() -> None:
         runtime=KataRuntime.RS,
         sandbox_id="s1",
         hypervisor="qemu",
-        hypervisor_path="/opt/kata/bin/qemu-system-x86_64",
-        sandbox_cgroup="/kubepods/pod1/kata_s1",
         sandbox_cgroup_only=True,
         vcpu_pinning=True,
     )
