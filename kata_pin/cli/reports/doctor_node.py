@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from kata_pin.cli.node.files import HOOK_PATH
-from kata_pin.cli.reports import doctor_guest, doctor_sandbox, words
+from kata_pin.cli.reports import doctor_guest, doctor_programs, doctor_sandbox, words
 from kata_pin.config import DEFAULT_FILE, Config
 from kata_pin.config.tree import NewThreads
 from kata_pin.errors import HostError, KataPinError
@@ -75,6 +75,7 @@ def examine(
         lambda: kubelet(config),
         lambda: kata(config),
         lambda: spool(config),
+        lambda: doctor_programs.programs(state),
     ]
     if state is not None:
         known = state

@@ -1,0 +1,58 @@
+"""`doctor` for programs of the node that matter to pinning: which of them run, since when."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from kata_pin.cli.reports import processes, words
+from kata_pin.model.reports.doctor import Row
+from kata_pin.model.reports.state import State
+
+RUNTIMES: Final = frozenset({"containerd", "crio", "kubelet"})
+
+_WATCHED: Final = {
+    "irqbalance": (
+        "info",
+        "moves interrupts, also to exclusive CPUs",
+        "ban these CPUs by IRQBALANCE_BANNED_CPULIST",
+    ),
+    "tuned": (
+        "info",
+        "its scheduler plugin can set affinities",
+        "keep VMMs out of its scheduler groups; kata-pin check shows drift",
+    ),
+    "numad": ("warn", "sets affinities of large processes", "systemctl disable --now numad"),
+    "kata-pin": (
+        "warn",
+        "a daemon that does not answer here; two daemons set the same affinities",
+        "stop all but one: systemctl status kata-pin",
+    ),
+}
+"""Status, effect and remedy of programs that interfere, by their process name."""
+
+
+def programs(state: State | None) -> Iterator[Row]:
+    """Yield a row for the runtimes that are running, and one per program that interferes."""
+    found: dict[str, list[str]] = {}
+    for process in processes.every_process():
+        name = process.comm
+        if name in RUNTIMES or (name in _WATCHED and not _is_own(name, process.pid, state)):
+            since = words.age(processes.described(process).age_s)
+            found.setdefault(name, []).append(f"pid {process.pid}, started {since} ago")
+    listed = {name: f"{name} ({'; '.join(pids)})" for name, pids in sorted(found.items())}
+    runtimes = [text for name, text in listed.items() if name in RUNTIMES]
+    none = f"none of {', '.join(sorted(RUNTIMES))} is running under its own name"
+    yield Row("programs", "ok" if runtimes else "info", ", ".join(runtimes) or none)
+    for name, (status, effect, remedy) in _WATCHED.items():
+        if name in listed:
+            yield Row("programs", status, f"{listed[name]}: {effect}", remedy)
+
+
+def _is_own(name: str, pid: int, state: State | None) -> bool:
+    """Return whether a process is kata-pin, but no second daemon."""
+    if name != "kata-pin":
+        return False
+    daemon = state.daemon.pid if state is not None else None
+    return pid in {daemon, os.getpid()} or "run" not in processes.command(pid).split()

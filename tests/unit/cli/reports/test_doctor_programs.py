@@ -1,0 +1,62 @@
+"""`doctor` on programs of the node: real processes under the names that matter."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from kata_pin.cli.reports import processes
+from kata_pin.cli.reports.doctor_programs import programs
+from kata_pin.model.reports.doctor import Row
+from kata_pin.model.reports.state import State
+from tests.support.waiting import wait_for
+from tests.unit.cli import documents as docs
+
+
+@contextmanager
+def named(folder: Path, name: str, *arguments: str) -> Iterator[int]:
+    """Run a process of that name until its input ends."""
+    program = folder / name
+    program.symlink_to(shutil.which("cat") or "/bin/cat")
+    with subprocess.Popen(
+        [program, "-", *arguments], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        wait_for(lambda: processes.command(process.pid), name)
+        yield process.pid
+        process.communicate(timeout=10)
+
+
+def rows_naming(pid: int, state: State | None) -> list[Row]:
+    """Return the rows that name a process."""
+    return [row for row in programs(state) if f"pid {pid}, started " in row.text]
+
+
+def test_runtimes_are_listed(tmp_path: Path) -> None:
+    """With pid and age; it is information only that none runs."""
+    with named(tmp_path, "crio") as pid:
+        (row,) = rows_naming(pid, docs.state())
+    assert row.status == "ok"
+
+
+def test_programs_that_interfere_are_rows_of_their_own(tmp_path: Path) -> None:
+    """What it does, and what helps."""
+    with named(tmp_path, "numad") as pid:
+        (row,) = rows_naming(pid, None)
+    assert (row.status, row.remedy) == ("warn", "systemctl disable --now numad")
+    assert row.text.endswith("): sets affinities of large processes")
+
+
+def test_a_second_daemon_is_a_warning(tmp_path: Path) -> None:
+    """The daemon that answers is none, nor is a command of kata-pin."""
+    state = docs.state()
+    with named(tmp_path, "kata-pin", "run") as pid:
+        (row,) = rows_naming(pid, state)
+        assert row.status == "warn"
+        own = replace(state, daemon=replace(docs.RUNNING, pid=pid))
+        assert rows_naming(pid, own) == []
+    os.unlink(tmp_path / "kata-pin")
+    with named(tmp_path, "kata-pin", "show") as pid:
+        assert rows_naming(pid, state) == []
