@@ -13,13 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from kata_pin.cli.reports.network import read_network
 from kata_pin.errors import HostError, TaskGone
 from kata_pin.host import netns
 from kata_pin.host.netns import interfaces
+from kata_pin.host.process import read_process
 from kata_pin.host.root import HOST
 from kata_pin.model.reports.network import Interface
 from tests.support.qemu import QEMU
 from tests.support.waiting import wait_for
+from tests.unit.cli import documents as docs
 
 pytestmark = [
     pytest.mark.root,
@@ -148,3 +151,8 @@ def test_the_tap_of_a_real_qemu() -> None:
         assert (one.kind, one.queues, one.peer, one.attached) == ("tap", 2, "eth0", True)
         assert len(one.served_by) == (2 if vhost else 0)
         assert not any(worker.inferred for worker in one.served_by)
+        born = read_process(HOST, pid).key.starttime
+        sandbox = docs.sandbox("a/b", None, vmm=docs.vmm(pid=pid, starttime=born))
+        network = read_network(sandbox)  # no vhost worker in the document: the tap is enough
+        assert network is not None
+        assert network.interfaces == tuple(found.values())

@@ -26,7 +26,7 @@ def show(session: Session, sandbox: str | None, cpus: bool, watch: float | None)
 
     Without SANDBOX: one line per sandbox with its mask, the affinities of its vCPUs and of its
     overhead threads, its state and the age of the last check. `!` marks drift. With SANDBOX (an id
-    or its start, a pod's name, or namespace/name): its containers and threads.
+    or its start, a pod's name, or namespace/name): its containers, threads and network interfaces.
     """
     while True:
         if watch is not None:
@@ -45,6 +45,10 @@ def _once(session: Session, name: str | None, cpus: bool) -> None:
         from kata_pin.cli.reports.selection import choose
 
         state = provider.state(choose(provider.names(), name).id)
+        if not cpus:
+            from kata_pin.cli.reports.network import with_network
+
+            state = with_network(state)
     if session.json:
         screen.document(state)
     elif cpus:

@@ -12,6 +12,7 @@ from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, parag
 from kata_pin.cli.render.safe_text import styled
 from kata_pin.cli.reports import words
 from kata_pin.model.reports.guest import Guest, GuestVcpu
+from kata_pin.model.reports.network import Interface
 from kata_pin.model.reports.sandbox import Container, Sandbox, Thread, Vmm
 from kata_pin.model.reports.state import State
 
@@ -54,6 +55,8 @@ def single(state: State, sandbox: Sandbox, output: Output) -> list[Text]:
     if sandbox.threads:
         vcpus = {one.tid: one for one in sandbox.guest.vcpus} if sandbox.guest else {}
         lines += [Text(), *_threads(sandbox.threads, vcpus, output)]
+    if sandbox.network and sandbox.network.interfaces:
+        lines += [Text(), *_interfaces(sandbox.network.interfaces, output)]
     notes = phrases.notes(sandbox.notes)
     if notes:
         lines += [Text(), *(part for note in notes for part in paragraph(note, output, indent=2))]
@@ -98,6 +101,7 @@ def _sandbox_facts(sandbox: Sandbox, output: Output) -> list[Text]:
         (f"vCPU{output.arrow}pCPU", phrases.pairs(sandbox.threads, output)),
         ("overhead", phrases.overhead(sandbox.threads)),
         ("guest", phrases.guest(sandbox.guest) if sandbox.guest else Text()),
+        ("network", styled(sandbox.network.problem if sandbox.network else "", phrases.ODD)),
         *(("writer", styled(words.writer(one), phrases.ODD)) for one in sandbox.writers),
     ]
     return facts(pairs, output)
@@ -205,3 +209,24 @@ def _thread(thread: Thread, vcpu: GuestVcpu | None) -> list[Text]:
         phrases.condition(thread.state),
         styled("; ".join(part for part in why if part), phrases.DIM),
     ]
+
+
+def _interfaces(interfaces: Sequence[Interface], output: Output) -> list[Text]:
+    columns = [
+        Column("INTERFACE", NAMES, fold=12),
+        Column("KIND"),
+        Column("QUEUES", right=True),
+        Column("PEER", NAMES, fold=12),
+        Column("SERVED-BY", ", ", fold=12),
+    ]
+    rows = [
+        [
+            styled(one.name, phrases.NAME),
+            styled(one.kind or words.NOTHING),
+            Text(str(one.queues)),
+            styled(one.peer or words.NOTHING),
+            styled(words.served_by(one) or words.NOTHING),
+        ]
+        for one in interfaces
+    ]
+    return table(columns, rows, output)

@@ -1,7 +1,8 @@
 """`doctor` for sandboxes: how threads were identified, and which overhead modes are usable.
 
-Pure but for one look at a monitor's path. A mode is usable if the cgroup of every overhead thread
-allows a CPU of the mode's set; a VM confined to its own cpuset (D7) can use only that.
+Pure but for one look at a monitor's path and at the VMM's network. A mode is usable if the cgroup
+of every overhead thread allows a CPU of the mode's set; a VM confined to its own cpuset (D7) can
+use only that.
 """
 
 from __future__ import annotations
@@ -12,25 +13,26 @@ from collections.abc import Iterator
 from typing import Final
 
 from kata_pin.cli.reports import words
+from kata_pin.cli.reports.network import read_network
 from kata_pin.cli.reports.pcpus import parse
 from kata_pin.config import Config
 from kata_pin.model.cpuset import CpuSet, union
 from kata_pin.model.reports.doctor import Row
+from kata_pin.model.reports.network import Network
 from kata_pin.model.reports.sandbox import Sandbox, Thread
 from kata_pin.model.reports.state import State
 from kata_pin.vmm.kinds import kind_named
 
 CERTAIN: Final = frozenset({"debugfs", "qmp", "kvm-fd", "name"})
-"""Sources that know a vCPU's index; creation order only infers it (DESIGN D6)."""
-
+"""Sources that know a vCPU's index; creation order only infers it (D6)."""
 
 _REMEDIES: Final = {
     "kata": "set enable_vcpus_pinning = false, or vcpus: leave",
     "other": "find the process that sets affinities (taskset, a CPU manager); kata-pin history",
 }
 
-_TOLD_OTHERWISE: Final = frozenset({"other-writer"})
-"""Codes of notes that have a row of their own."""
+_ROW_OF_ITS_OWN: Final = frozenset({"other-writer"})
+"""Codes of notes that another row reports."""
 
 
 def sandboxes(state: State, config: Config) -> Iterator[Row]:
@@ -48,8 +50,9 @@ def sandboxes(state: State, config: Config) -> Iterator[Row]:
         yield from writers(sandbox, name)
         if sandbox.mask:
             yield overhead(sandbox, state, config, name)
+        yield from network(read_network(sandbox), name)
         for note in sandbox.notes:
-            if note.level == "warning" and note.code not in _TOLD_OTHERWISE:
+            if note.level == "warning" and note.code not in _ROW_OF_ITS_OWN:
                 yield Row(note.code, "warn", note.text, "", name)
 
 
@@ -86,6 +89,15 @@ def writers(sandbox: Sandbox, name: str) -> Iterator[Row]:
     for writer in sandbox.writers:
         status = "info" if writer.name == "kata" and not writer.active else "warn"
         yield Row("writer", status, words.writer(writer), _REMEDIES[writer.name], name)
+
+
+def network(found: Network | None, name: str) -> Iterator[Row]:
+    """Yield the interfaces that the VMM has open, with their vhost workers."""
+    if found is not None and found.problem:
+        yield Row("network", "info", f"interfaces unknown: {found.problem}", "", name)
+    for interface in found.interfaces if found else ():
+        if interface.attached:
+            yield Row("network", "ok", words.interface(interface), "", name)
 
 
 def monitor(sandbox: Sandbox, config: Config, name: str) -> Row:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from kata_pin.model.count_noun import count
+from kata_pin.model.reports.network import Interface
 from kata_pin.model.reports.pools import Push
 from kata_pin.model.reports.sandbox import Writer
 
@@ -88,3 +89,21 @@ def writer(found: Writer) -> str:
 def owner(sandbox: Named) -> str:
     """Return the name people know a sandbox by; the start of its id where no pod is known."""
     return sandbox.id[:12] if sandbox.pod == sandbox.id else sandbox.pod
+
+
+def interface(found: Interface) -> str:
+    """Return an interface in words, such as `tap0_kata (tap, 2 queues, peer eth0)`."""
+    facts = [found.kind or "device", count(found.queues, "queue")]
+    facts += [f"peer {found.peer}"] if found.peer else []
+    return f"{found.name} ({', '.join(facts)}): {served_by(found) or 'not open'}"
+
+
+def served_by(found: Interface) -> str:
+    """Return which threads serve an interface; empty if the VMM does not have it open."""
+    if not found.attached:
+        return ""
+    if not found.served_by:
+        return "no vhost worker known"
+    tids = ", ".join(str(worker.tid) for worker in found.served_by)
+    inferred = any(worker.inferred for worker in found.served_by)
+    return f"vhost {tids}" + (" (inferred)" if inferred else "")

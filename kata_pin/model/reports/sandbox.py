@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kata_pin.model.reports.cpulist import Cpus
 from kata_pin.model.reports.guest import Guest
+from kata_pin.model.reports.network import Network
 from kata_pin.model.reports.note import Note
 
 
@@ -130,3 +131,5 @@ class Sandbox:
     threads: tuple[Thread, ...]  #: every thread that works for the sandbox
     writers: tuple[Writer, ...]  #: other processes that set affinities of these threads
     notes: tuple[Note, ...]  #: what the operator should know
+    #: read by `show SANDBOX` alone; null: not read, or neither a tap nor a vhost worker
+    network: Network | None = None

@@ -56,6 +56,10 @@ CASES: dict[str, Render] = {
     "show-hostile": lambda output: show.overview(docs.hostile(), output),
     "show-256": lambda output: show.overview(docs.large(), output),
     "sandbox": _single(SEVERAL),
+    "sandbox-network": _single(docs.networked()),
+    "sandbox-network-unknown": _single(
+        docs.networked(problem="cannot list descriptors of process 4100: Permission denied")
+    ),
     "sandbox-drift": _single(SEVERAL, 1),
     "sandbox-no-vmm": _single(SEVERAL, 2),
     "sandbox-hostile": _single(docs.hostile()),

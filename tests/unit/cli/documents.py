@@ -3,12 +3,14 @@
 from dataclasses import replace
 from typing import Any
 
+from kata_pin.cli.reports import words
 from kata_pin.model.reports.applied import Applied, AppliedSandbox, Result
 from kata_pin.model.reports.daemon import Daemon, Metrics, Nri
 from kata_pin.model.reports.doctor import DoctorDocument, Row
 from kata_pin.model.reports.explain import Explanation
 from kata_pin.model.reports.guest import Guest, GuestContainer, GuestLink, GuestLinks, GuestVcpu
 from kata_pin.model.reports.history import Change, HistoryDocument
+from kata_pin.model.reports.network import Interface, Network, VhostWorker
 from kata_pin.model.reports.node import CpuPlace, Kubelet, Node
 from kata_pin.model.reports.note import Note
 from kata_pin.model.reports.pools import Allocation, Grant, Pools, Push, RefusedRequest
@@ -82,6 +84,16 @@ def without_daemon(
 def note(text: str, *, warning: bool = True) -> Note:
     """Return a note."""
     return Note("test", text, "warning" if warning else "info")
+
+
+TAP = Interface("tap0_kata", "tap", 2, "eth0", True, (VhostWorker(4105, True),))
+
+
+def networked(*, problem: str = "") -> State:
+    """Return a state of one sandbox with its network, or with the reason why it is unknown."""
+    interfaces = (TAP, Interface("eth0", "veth", 1, "tap0_kata"), Interface("x\x1b[31m", "", 1))
+    network = Network(() if problem else interfaces, problem)
+    return state(replace(database(), network=network))
 
 
 def vmm(**fields: Any) -> Vmm:
@@ -524,7 +536,9 @@ def examined() -> DoctorDocument:
             "capabilities", "fail", "CAP_SYS_NICE is missing: no affinity can be set", "run as root"
         ),
         Row("debugfs", "warn", "/sys/kernel/debug/kvm does not exist", "mount -t debugfs none"),
+        Row("programs", "ok", "containerd (pid 702, started 3 d ago)"),
         Row("isolation", "info", "no isolated CPUs"),
+        Row("network", "ok", words.interface(TAP), "", "default/db-0"),
         Row("overhead", "ok", "usable modes: auto (shared CPUs), sandbox", "", "default/db-0"),
     ]
     return DoctorDocument(ok=False, rows=tuple(rows))

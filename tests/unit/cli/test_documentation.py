@@ -50,6 +50,7 @@ def test_generated_files_are_current(path: str) -> None:
     ("document", "kind"),
     [
         (docs.state(docs.database(), docs.drifted()), "state"),
+        (docs.networked(), "state"),
         (map_document(docs.state(docs.database(), docs.drifted(), docs.lost())), "map"),
         (docs.allotted(), "state"),
         (pools_document(docs.allotted()), "pools"),

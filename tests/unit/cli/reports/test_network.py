@@ -1,0 +1,89 @@
+"""The network of one sandbox: what is read, what cannot be, and how it reads."""
+
+import os
+
+import pytest
+
+from kata_pin.cli.reports import doctor_sandbox, words
+from kata_pin.cli.reports.network import read_network, with_network
+from kata_pin.errors import HostError
+from kata_pin.host import netns
+from kata_pin.host.process import read_process
+from kata_pin.host.root import HOST
+from kata_pin.model.reports.network import Interface, Network, VhostWorker
+from kata_pin.model.reports.sandbox import Sandbox
+from tests.unit.cli import documents as docs
+
+TAP = Interface("tap0_kata", "tap", 2, "eth0", True, (VhostWorker(7, False), VhostWorker(8, False)))
+
+
+def here(*roles: str, starttime: int | None = None) -> Sandbox:
+    """Return a sandbox whose VMM is this very process."""
+    born = read_process(HOST, os.getpid()).key.starttime if starttime is None else starttime
+    threads = [docs.thread(n, role, "4") for n, role in enumerate(roles)]
+    return docs.sandbox("a/b", "4", *threads, vmm=docs.vmm(pid=os.getpid(), starttime=born))
+
+
+def test_without_a_tap_or_a_vhost_worker_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """netlink is not asked then, and pyroute2 is not imported; nor without a VMM."""
+    monkeypatch.setattr(netns, "interfaces", lambda *_: pytest.fail("asked"))
+    assert read_network(here("emulator")) is None
+    assert read_network(docs.lost()) is None
+
+
+def test_interfaces_are_those_of_the_vmm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The document of one sandbox has them; not if the pid is another process's by now."""
+    monkeypatch.setattr(netns, "interfaces", lambda *_: (TAP,))
+    (one,) = with_network(docs.state(here("vhost"))).sandboxes
+    assert one.network == Network((TAP,))
+    other = read_network(here("vhost", starttime=1))
+    assert other == Network(problem=f"VMM process {os.getpid()} has exited")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (HostError("list interfaces of", "process 1", 1, hint="needs CAP_SYS_ADMIN"),
+         "cannot list interfaces of process 1: Operation not permitted; needs CAP_SYS_ADMIN"),
+        (HostError("list descriptors of", "process 1", 13),
+         "cannot list descriptors of process 1: Permission denied; run as root"),
+        (HostError("list interfaces of", "process 1", 12),
+         "cannot list interfaces of process 1: Cannot allocate memory"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_one_line(
+    error: HostError, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What failed, on which process, why, and what helps."""
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(netns, "interfaces", refuse)
+    assert read_network(here("vhost")) == Network(problem=text)
+
+
+@pytest.mark.parametrize(
+    ("interface", "text"),
+    [
+        (TAP, "tap0_kata (tap, 2 queues, peer eth0): vhost 7, 8"),
+        (Interface("tap1", "tap", 1, "", True, (VhostWorker(7, True),)),
+         "tap1 (tap, 1 queue): vhost 7 (inferred)"),
+        (Interface("tap1", "tap", 1, "", True), "tap1 (tap, 1 queue): no vhost worker known"),
+        (Interface("eth0", "", 1), "eth0 (device, 1 queue): not open"),
+    ],
+)  # fmt: skip
+def test_an_interface_in_words(interface: Interface, text: str) -> None:
+    """Kind, queues, peer, and the threads that serve it."""
+    assert words.interface(interface) == text
+
+
+def test_doctor_names_open_interfaces() -> None:
+    """One row per interface that the VMM has open; a problem is a row as well."""
+    peer = Interface("eth0", "veth", 1, "tap0_kata")
+    (row,) = doctor_sandbox.network(Network((TAP, peer)), "a/b")
+    assert (row.check, row.status, row.sandbox) == ("network", "ok", "a/b")
+    assert row.text == "tap0_kata (tap, 2 queues, peer eth0): vhost 7, 8"
+    (row,) = doctor_sandbox.network(Network(problem="cannot x"), "a/b")
+    assert (row.status, row.text) == ("info", "interfaces unknown: cannot x")
+    assert list(doctor_sandbox.network(None, "a/b")) == []
