@@ -17,15 +17,10 @@ from typing import Final
 
 from kata_pin.errors import ParseError
 
-AGENT_PORT: Final = 1024
-"""The port of Kata's agent (DEFAULT_AGENT_VSOCK_PORT)."""
-
-FIRST_GUEST_CID: Final = 3
-"""0 is the hypervisor, 1 the local machine, 2 the host (vsock(7))."""
-
+AGENT_PORT: Final = 1024  # the port of Kata's agent (DEFAULT_AGENT_VSOCK_PORT)
+FIRST_GUEST_CID: Final = 3  # 0 is the hypervisor, 1 the local machine, 2 the host (vsock(7))
 LAST_GUEST_CID: Final = 0xFFFFFFFE
-MAX_PATH: Final = 107
-"""Longest path of a unix socket (unix(7)), without the final zero."""
+MAX_PATH: Final = 107  # longest path of a unix socket (unix(7)), without the final zero
 
 _URL: Final = re.compile(r"(h?vsock)://(.+?)(?::([0-9]{1,10}))?\Z")
 _NUMBER: Final = re.compile(r"[0-9]{1,10}\Z")

@@ -44,14 +44,9 @@ from kata_pin.wire.guest import agent
 from kata_pin.wire.guest import cpus as guest_cpus
 from kata_pin.wire.guest.agent import AGENT, HEALTH, CpuUsage
 
-SMALL: Final = 64 * 1024
-"""Longest answer of an ordinary call."""
-
-MAX_METRICS: Final = 1 << 20
-"""Longest metrics: 1,024 CPUs have 0.6 MiB."""
-
-READ: Final = 32 * 1024
-"""Bytes that one ReadStdout asks for."""
+SMALL: Final = 64 * 1024  # longest answer of an ordinary call
+MAX_METRICS: Final = 1 << 20  # longest metrics: 1,024 CPUs have 0.6 MiB
+READ: Final = 32 * 1024  # bytes that one ReadStdout asks for
 
 MAX_READS: Final = 4096
 """Most ReadStdout calls per program: a guest could answer each with one byte."""

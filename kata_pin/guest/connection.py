@@ -33,11 +33,8 @@ from kata_pin.wire.ids import printable
 from kata_pin.wire.ttrpc import Code, FrameDecoder, Request, Response
 
 READ: Final = 64 * 1024
-MAX_GREETING: Final = 32
-"""Longest answer to CONNECT: `OK <port>` and a newline."""
-
-ENVELOPE: Final = 64
-"""More bytes than the ttrpc answer adds to its payload."""
+MAX_GREETING: Final = 32  # longest answer to CONNECT: `OK <port>` and a newline
+ENVELOPE: Final = 64  # more bytes than the ttrpc answer adds to its payload
 
 _LAST_STREAM: Final = 0x7FFFFFFF
 

@@ -32,17 +32,10 @@ REGISTER_S: Final = 30.0  # the runtime takes plugins one at a time
 SHARE: Final = 0.2
 """The part of the runtime's timeout that StartContainer may wait, leaving room for the answer."""
 
-MAX_WAIT_S: Final = 1.0
-"""Longest wait of StartContainer, whatever the runtime's timeout."""
-
-MAX_WAITING: Final = 64
-"""StartContainers that may wait at once; a runtime has one at a time."""
-
-MAX_NAME: Final = 120
-"""Longest name and version of a runtime that is shown."""
-
-MAX_PARTS: Final = 256
-"""Most messages of one Synchronize."""
+MAX_WAIT_S: Final = 1.0  # longest wait of StartContainer, whatever the runtime's timeout
+MAX_WAITING: Final = 64  # StartContainers that may wait at once; a runtime has one at a time
+MAX_NAME: Final = 120  # longest name and version of a runtime that is shown
+MAX_PARTS: Final = 256  # most messages of one Synchronize
 
 MAX_UNREAD: Final = 1 << 20
 """Most bytes of answers that a runtime may leave unread before it is disconnected."""

@@ -35,9 +35,7 @@ from kata_pin.wire.kube.pod_list import MAX_BYTES, Annotations, parse_pods
 log = logging.getLogger(__name__)
 
 DEADLINE_S: Final = 5.0
-THREAD: Final = "pod list"
-"""The thread's name."""
-
+THREAD: Final = "pod list"  # the thread's name
 MAX_TOKEN: Final = 16 * 1024
 _CHUNK: Final = 256 * 1024
 

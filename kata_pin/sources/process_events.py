@@ -32,15 +32,9 @@ from typing import Final
 
 from kata_pin.errors import HostError
 
-KTHREADD: Final = 2
-"""The pid of the parent of all kernel threads."""
-
-MAX_PENDING: Final = 4096
-"""Most events kept for a busy consumer; more become one Overrun."""
-
-BURST: Final = 256
-"""Most events read before the event loop gets a turn."""
-
+KTHREADD: Final = 2  # the pid of the parent of all kernel threads
+MAX_PENDING: Final = 4096  # most events kept for a busy consumer; more become one Overrun
+BURST: Final = 256  # most events read before the event loop gets a turn
 HOT_WAKES: Final = 16
 HOT_GAP_S: Final = 0.002
 PAUSE_S: Final = 0.001

@@ -32,17 +32,13 @@ from kata_pin.wire.ids import is_id
 
 log = logging.getLogger(__name__)
 
-MAX_LISTED: Final = 16384
-"""Most entries that are read of one of Kata's folders."""
-
-MAX_CGROUPS: Final = 16
-"""Most cgroups per sandbox, including ancestors."""
+MAX_LISTED: Final = 16384  # most entries that are read of one of Kata's folders
+MAX_CGROUPS: Final = 16  # most cgroups per sandbox, including ancestors
 
 PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Pauses after events were lost, longer each time, because everything must be read again."""
 
-CALM_S: Final = 60.0
-"""After this long without a loss the pauses start from the first again."""
+CALM_S: Final = 60.0  # after this long without a loss the pauses start from the first again
 
 _ENTRIES: Final = ARRIVED | Mask.DELETE | Mask.MOVED_FROM
 _WRITTEN: Final = Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.DELETE | Mask.MOVED_FROM

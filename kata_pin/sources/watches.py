@@ -27,8 +27,7 @@ MAX_WATCHES: Final = 16384
 BATCH: Final = 128
 """Most events that are returned at once; the event loop gets a turn between two batches."""
 
-CACHED: Final = 64
-"""Events with names of the greatest length that one read takes."""
+CACHED: Final = 64  # events with names of the greatest length that one read takes
 
 LOST: Final = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT | Mask.IGNORED
 """The events that end a watch: its file or folder is no longer there under its name."""

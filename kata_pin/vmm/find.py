@@ -34,9 +34,7 @@ NONE_KNOWN: Final[Mapping[str, ProcessKey]] = MappingProxyType({})
 
 _HOOK: Final = "hook"
 _SCAN: Final = "scan"
-
-MAX_REASONS: Final = 8
-"""Refused candidates that an error lists: enough to see what is wrong."""
+MAX_REASONS: Final = 8  # refused candidates that an error lists: enough to see what is wrong
 
 
 class VmmFinder:

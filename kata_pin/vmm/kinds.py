@@ -32,11 +32,8 @@ from kata_pin.wire.vmm_cmdline import (
 
 log = logging.getLogger(__name__)
 
-GROUP: Final = "kata_pin.vmms"
-"""The group of entry points; the entry's object is a VmmKind."""
-
-MAX_COMM: Final = 15
-"""The kernel cuts thread names here."""
+GROUP: Final = "kata_pin.vmms"  # the group of entry points; the entry's object is a VmmKind
+MAX_COMM: Final = 15  # the kernel cuts thread names here
 
 
 class NamedRole(NamedTuple):
@@ -178,8 +175,7 @@ DRAGONBALL: Final = Row(
 
 BUILTIN: Final[tuple[VmmKind, ...]] = (QEMU, CLOUD_HYPERVISOR, FIRECRACKER, DRAGONBALL)
 
-OTHERWISE: Final = QEMU
-"""What an allowed executable is that no row fits: a QEMU under another name."""
+OTHERWISE: Final = QEMU  # what an allowed executable is that no row fits: a QEMU under another name
 
 
 def kinds_for(executables: Iterable[str]) -> tuple[VmmKind, ...]:

@@ -22,8 +22,7 @@ from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import Task, ThreadKey, ThreadRole
 from kata_pin.vmm.kinds import NamedRole
 
-HEAD: Final = 2
-"""The main loop and call_rcu."""
+HEAD: Final = 2  # the main loop and call_rcu
 
 MAX_TID_STEP: Final = 8192
 """Within one clock tick tids ascend by less than this, unless they wrapped around."""

@@ -23,8 +23,7 @@ from kata_pin.vmm.state_files import KataPaths, virtiofsd_pid
 from kata_pin.wire.proc import kernel_worker
 from kata_pin.wire.vmm_cmdline import names_sandbox
 
-KTHREADD: Final = 2
-"""The parent of every kernel thread."""
+KTHREADD: Final = 2  # the parent of every kernel thread
 
 MAX_DEPTH: Final = 4
 """Generations of virtiofsd's children that are followed: it has one (its sandboxed half)."""

@@ -27,12 +27,8 @@ from kata_pin.wire.qemu.qmp import QmpAnswers, check_answers
 GREETING_S: Final = 0.05
 SESSION_S: Final = 0.12
 CLOSE_S: Final = 0.05
-
-MAX_REPLY: Final = 2 * 1024 * 1024
-"""Longest line that QEMU may send: 4,096 vCPUs take about 1.2 MB."""
-
-MAX_SOCKETS: Final = 4 * 1024 * 1024
-"""Longest /proc/net/unix that is read."""
+MAX_REPLY: Final = 2 * 1024 * 1024  # longest line that QEMU may send: 4,096 vCPUs take about 1.2 MB
+MAX_SOCKETS: Final = 4 * 1024 * 1024  # longest /proc/net/unix that is read
 
 _CONNECTED: Final = frozenset({"02", "03"})
 """Socket states CONNECTING and CONNECTED of /proc/net/unix (linux/net.h, socket_state)."""

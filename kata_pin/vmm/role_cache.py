@@ -20,8 +20,7 @@ from kata_pin.wire.qemu.qmp import QmpAnswers
 YOUNG_S: Final = 2.0
 """A thread younger than this may not yet do what it was made for: a vCPU enters KVM later."""
 
-RELOOK_S: Final = 60.0
-"""How often threads that no source named are examined again."""
+RELOOK_S: Final = 60.0  # how often threads that no source named are examined again
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _RANK: Final = {source: rank for rank, source in enumerate(RoleSource)}

@@ -20,7 +20,6 @@ from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.wire.json_text import load_fields
 
 VERSION: Final = 2
-
 MAX_BYTES: Final = 64 * 1024 * 1024
 MAX_VALUES: Final = 4_000_000
 MAX_GRANTS: Final = 65_536

@@ -54,10 +54,7 @@ NAMESPACE_KEYS: Final = (
     "io.kubernetes.cri-o.Namespace",
 )
 UID_KEYS: Final = ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid")
-HANDLER_KEYS: Final = (
-    "io.containerd.cri.runtime-handler",
-    "io.kubernetes.cri-o.RuntimeHandler",
-)
+HANDLER_KEYS: Final = ("io.containerd.cri.runtime-handler", "io.kubernetes.cri-o.RuntimeHandler")
 
 READ: Final = (
     *(key for dialect in DIALECTS for key in (dialect.type_key, dialect.sandbox_key)),

@@ -34,8 +34,7 @@ from kata_pin.wire.annotations import (
 from kata_pin.wire.ids import check_id, is_id, is_name
 from kata_pin.wire.oci import CpuResources, OciConfig, OciState, Phase
 
-MAX_SHOWN: Final = 40
-"""Most characters of a foreign text in a note."""
+MAX_SHOWN: Final = 40  # most characters of a foreign text in a note
 
 CRIO_BUNDLE: Final = "/userdata"
 """The end of bundle paths of CRI-O and podman; containerd's never end like this."""

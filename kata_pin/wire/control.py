@@ -20,9 +20,7 @@ from kata_pin.errors import DaemonError, RemoteProtocolError
 from kata_pin.wire.reports import encode
 
 VERSION: Final = 1
-
-MAX_REQUEST: Final = 64 * 1024
-"""Longest request line, newline included."""
+MAX_REQUEST: Final = 64 * 1024  # longest request line, newline included
 
 MAX_REPLY: Final = 64 * 1024 * 1024
 """Longest reply line a client takes: a node with 250 sandboxes fills about 3 MiB."""

@@ -18,12 +18,8 @@ from typing import Final
 from kata_pin.errors import RemoteProtocolError
 from kata_pin.wire.oci import MAX_PID, Phase
 
-MAX_HEADER: Final = 128
-"""Longest header line in bytes, newline included."""
-
-MAX_BODY: Final = 4 * 1024 * 1024
-"""Longest state accepted from a hook."""
-
+MAX_HEADER: Final = 128  # longest header line in bytes, newline included
+MAX_BODY: Final = 4 * 1024 * 1024  # longest state accepted from a hook
 MAX_STAMP: Final = (1 << 63) - 1
 MAX_REASON: Final = 200
 

@@ -21,14 +21,9 @@ MAX_VALUES: Final = 200_000
 """Most brackets and commas outside texts in one document: `[],[],...` grows thirtyfold when parsed.
 Texts do not grow, so an annotation may have any number of commas."""
 
-MAX_TEXT: Final = 4096
-"""Longest single text, unless a getter says otherwise: PATH_MAX of Linux."""
-
-MAX_ITEMS: Final = 4096
-"""Most entries of one list or map, unless a getter says otherwise."""
-
-_PIECE: Final = 64 * 1024
-"""Bytes that are split at their quotes at a time."""
+MAX_TEXT: Final = 4096  # longest single text, unless a getter says otherwise: PATH_MAX of Linux
+MAX_ITEMS: Final = 4096  # most entries of one list or map, unless a getter says otherwise
+_PIECE: Final = 64 * 1024  # bytes that are split at their quotes at a time
 
 
 def load(data: bytes, *, source: str, limit: int = MAX_BYTES, values: int = MAX_VALUES) -> object:
@@ -39,9 +34,7 @@ def load(data: bytes, *, source: str, limit: int = MAX_BYTES, values: int = MAX_
         raise ParseError(f"more than {values} values", source=source)
     try:
         value: object = json.loads(
-            data.decode(),
-            object_pairs_hook=_unique_keys,
-            parse_constant=_refuse_constant,
+            data.decode(), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
         )
     except RecursionError:
         raise ParseError("nested too deeply", source=source) from None

@@ -16,8 +16,7 @@ from kata_pin.model.sandbox import ContainerState
 from kata_pin.wire.annotations import annotations_of
 from kata_pin.wire.json_text import Fields, load_fields
 
-MAX_PID = 1 << 22
-"""Largest pid of Linux on 64 bits (proc_sys_kernel(5), pid_max)."""
+MAX_PID = 1 << 22  # largest pid of Linux on 64 bits (proc_sys_kernel(5), pid_max)
 
 MAX_KEPT = (1 << 63) - 1
 """Largest number that is kept: SQLite's limit. OCI's shares and period go beyond."""
@@ -53,10 +52,7 @@ class Phase(StrEnum):
         return self in (Phase.POSTSTART, Phase.POSTSTOP)
 
 
-_STATES = {
-    Phase.POSTSTART: ContainerState.RUNNING,
-    Phase.POSTSTOP: ContainerState.DELETED,
-}
+_STATES = {Phase.POSTSTART: ContainerState.RUNNING, Phase.POSTSTOP: ContainerState.DELETED}
 
 
 @dataclass(frozen=True, slots=True)

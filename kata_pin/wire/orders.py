@@ -19,8 +19,7 @@ from kata_pin.model.settings import CpuClass
 from kata_pin.wire.ids import is_id, is_name
 
 MAX_BYTES: Final = 1 << 20
-MAX_ORDERS: Final = 4096
-"""Most pods that can be named; no node has more."""
+MAX_ORDERS: Final = 4096  # most pods that can be named; no node has more
 
 _HEAD: Final = (
     "# Written by `kata-pin policy set`; one line per pod: namespace/name or sandbox id, class.\n"

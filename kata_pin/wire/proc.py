@@ -13,22 +13,14 @@ from typing import Final, NamedTuple
 from kata_pin.errors import ParseError
 from kata_pin.model.thread import ThreadRole
 
-KVM_RUN: Final = 0xAE80
-"""ioctl request that runs a vCPU (linux/kvm.h: _IO(KVMIO, 0x80))."""
+KVM_RUN: Final = 0xAE80  # ioctl request that runs a vCPU (linux/kvm.h: _IO(KVMIO, 0x80))
 
-IOCTL_NUMBERS: Final = {
-    "x86_64": 16,
-    "aarch64": 29,
-    "riscv64": 29,
-    "s390x": 54,
-    "ppc64le": 54,
-}
+IOCTL_NUMBERS: Final = {"x86_64": 16, "aarch64": 29, "riscv64": 29, "s390x": 54, "ppc64le": 54}
 """Number of the ioctl system call by machine (uname -m)."""
 
 MAX_STAT: Final = 4096
 MAX_CGROUP: Final = 256 * 1024
-MAX_CMDLINE: Final = 128 * 1024
-"""Longest texts accepted; host.process cuts a longer cmdline."""
+MAX_CMDLINE: Final = 128 * 1024  # longest texts accepted; host.process cuts a longer cmdline
 
 _SCOPES: Final = {"cri-containerd", "crio", "docker", "kata", "libpod", "nerdctl"}
 """The prefixes before the id in the names of systemd scopes, by container manager."""

@@ -20,11 +20,8 @@ from google.protobuf.message import DecodeError, Message
 from kata_pin.errors import ParseError
 from kata_pin.wire.proto import ttrpc_pb2
 
-MAX_DATA: Final = 4 << 20
-"""Longest data of one frame; Go's ttrpc refuses to send and to take more."""
-
+MAX_DATA: Final = 4 << 20  # longest data of one frame; Go's ttrpc refuses to send and to take more
 HEADER: Final = struct.Struct(">IIBB")
-
 REQUEST: Final = 1
 RESPONSE: Final = 2
 

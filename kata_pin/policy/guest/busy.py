@@ -19,16 +19,12 @@ from typing import Final
 from kata_pin.model.guest_map import Measured
 from kata_pin.model.thread import ThreadKey
 
-LEAST_S: Final = 0.2
-"""Shortest run time that stands out from noise: 20 ticks of the guest's clock."""
-
+LEAST_S: Final = 0.2  # shortest run time that stands out from noise: 20 ticks of the guest's clock
 SLACK_S: Final = 0.03
 SLACK_SHARE: Final = 0.05
 """How far busy and run time of one vCPU may differ: ticks of 10 ms at both ends, and exits."""
 
-APART: Final = 3.0
-"""A time must differ from every other by this many times its slack."""
-
+APART: Final = 3.0  # a time must differ from every other by this many times its slack
 SOURCE: Final = "busy times in the guest and on the host"
 
 

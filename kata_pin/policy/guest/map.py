@@ -31,9 +31,7 @@ from kata_pin.policy.placement.pairing import index_order
 PROVED: Final = frozenset({(6, 1), (6, 12)})
 """Guest kernels (major, minor) whose numbering of hotplugged vCPUs the lab has seen."""
 
-RENUMBERED: Final = (6, 9)
-"""The first Linux that numbers hotpluggable CPUs at boot."""
-
+RENUMBERED: Final = (6, 9)  # the first Linux that numbers hotpluggable CPUs at boot
 NOTHING_KNOWN: Final = GuestFacts()
 
 _RELEASE: Final = re.compile(r"([0-9]{1,3})\.([0-9]{1,4})(?![0-9])")

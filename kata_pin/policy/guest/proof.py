@@ -13,9 +13,7 @@ from typing import Final
 
 from kata_pin.model.cpuset import CpuSet
 
-LEAST_S: Final = 0.1
-"""Least CPU time that shows anything."""
-
+LEAST_S: Final = 0.1  # least CPU time that shows anything
 SLACK_S: Final = 0.1
 SLACK_SHARE: Final = 0.1
 """How much a container's CPU time may exceed the ready time of its vCPU threads, because of ticks

@@ -17,8 +17,7 @@ from typing import Final
 
 from kata_pin.errors import ParseError
 
-MAX_METRICS: Final = 2 << 20
-"""Longest text accepted, in characters."""
+MAX_METRICS: Final = 2 << 20  # longest text accepted, in characters
 
 _SAMPLE: Final = re.compile(
     r'^kata_guest_cpu_time\{cpu="([0-9]{1,4})",item="([a-z_]{1,16})"\} ([0-9.e+]{1,24})$',

@@ -16,11 +16,8 @@ from kata_pin.wire.json_text import Fields, load
 MAX_BYTES: Final = 32 * 1024 * 1024
 MAX_VALUES: Final = 4_000_000
 MAX_PODS: Final = 4096
-MAX_VALUE: Final = 253
-"""Longest value that is kept; the meaningful ones are single words."""
-
-KEYS: Final = (POLICY_KEY, CRANE_KEY, FAIL_KEY)
-"""The annotations that allocation policies read."""
+MAX_VALUE: Final = 253  # longest value that is kept; the meaningful ones are single words
+KEYS: Final = (POLICY_KEY, CRANE_KEY, FAIL_KEY)  # the annotations that allocation policies read
 
 _SOURCE: Final = "pod list"
 

@@ -30,14 +30,11 @@ MAX_PODS: Final = 4096
 MAX_CONTAINERS: Final = 32768
 """Most that a node is believed to have; the kubelet's limit is 110 pods unless raised."""
 
-REQUEST_MS: Final = 2000
-"""The runtime's timeout where Configure does not have it (NRI before 0.8)."""
-
+REQUEST_MS: Final = 2000  # the runtime's timeout where Configure does not have it (NRI before 0.8)
 MAX_TIMEOUT_MS: Final = 3_600_000
 
 _MAX_PATH: Final = 4096
 _NO_CPU: Final = CpuResources()
-
 M = TypeVar("M", bound=Message)
 
 
@@ -82,8 +79,7 @@ OBSERVED: Final = tuple(
 )
 """The events that an observer subscribes to."""
 
-MAX_ANNOTATION: Final = 253
-"""Longest value of an annotation that is kept; ours are single words."""
+MAX_ANNOTATION: Final = 253  # longest value of an annotation that is kept; ours are single words
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,9 @@ from typing import Final
 from kata_pin.errors import RemoteProtocolError
 from kata_pin.wire import ttrpc
 
-PLUGIN: Final = 1
-"""The connection on which the runtime calls the plugin."""
-
-RUNTIME: Final = 2
-"""The connection on which the plugin calls the runtime."""
-
-MAX_SENT: Final = 4096
-"""Longest payload of a frame that is sent."""
+PLUGIN: Final = 1  # the connection on which the runtime calls the plugin
+RUNTIME: Final = 2  # the connection on which the plugin calls the runtime
+MAX_SENT: Final = 4096  # longest payload of a frame that is sent
 
 MAX_TAKEN: Final = ttrpc.MAX_DATA + ttrpc.HEADER.size
 """Longest payload of a frame that is accepted: the most that Go's side sends."""

@@ -14,13 +14,7 @@ from kata_pin.errors import ParseError
 from kata_pin.model.cpuset import CpuSet, union
 from kata_pin.model.sandbox import GuestTopology
 from kata_pin.wire.ids import is_id
-from kata_pin.wire.qemu.options import (
-    Properties,
-    last,
-    number,
-    options,
-    properties,
-)
+from kata_pin.wire.qemu.options import Properties, last, number, options, properties
 from kata_pin.wire.qemu.smp import parse_numa, parse_smp
 from kata_pin.wire.vmm_cmdline import VmmCommand
 

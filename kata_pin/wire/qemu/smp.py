@@ -24,8 +24,7 @@ from kata_pin.wire.qemu.options import Properties, last, number, properties
 MAX_VCPUS: Final = 4096
 """More than any KVM guest can have (KVM_MAX_VCPUS); cpu-index stays below it (D5)."""
 
-MAX_NODES: Final = 128
-"""QEMU's own limit (MAX_NODES of include/sysemu/numa.h)."""
+MAX_NODES: Final = 128  # QEMU's own limit (MAX_NODES of include/sysemu/numa.h)
 
 _VERSIONED: Final = re.compile(r"-([0-9]{1,2})\.([0-9]{1,2})\Z")
 
