@@ -53,10 +53,10 @@ def who(document: WhoDocument, output: Output) -> list[Text]:
     columns = [
         Column("PID", right=True),
         Column("NAME", NAMES, fold=12),
+        Column("USER", NAMES, fold=8),
         Column("OWNER", NAMES, fold=12, comfort=20),
         Column("AFFINITY", CPUS),
         Column("THREADS", ", ", fold=16, comfort=20),
-        Column("USER", NAMES, fold=8),
         Column("AGE", breaks="", right=True, optional=True),
         Column("CPU-TIME", breaks="", right=True),
         Column("COMMAND", " /", fold=16, comfort=24, optional=True),
@@ -108,10 +108,10 @@ def _process(process: HostProcess, output: Output) -> list[Text]:
     return [
         Text(str(process.pid)),
         styled(process.comm, style),
+        styled(process.user or NOTHING),
         styled(f"{owner}, intruder" if process.intruder else owner, style),
         styled("; ".join(affinities)),
         styled(threads),
-        styled(process.user or NOTHING),
         Text(age(process.age_s)),
         Text(NOTHING if process.cpu_s is None else f"{process.cpu_s:.1f} s"),
         styled(process.command or NOTHING, phrases.DIM),

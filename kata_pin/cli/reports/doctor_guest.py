@@ -1,6 +1,6 @@
 """`doctor` for guests: whether they are reachable, and what is known of their CPUs.
 
-Pure but for one look at vsock.
+Pure but for one check of vsock.
 """
 
 from __future__ import annotations
@@ -48,17 +48,16 @@ def reachable(config: Config, device: str) -> Row:
     """Return whether this host supports vsock, which reaches QEMU's guests."""
     if not config.guest.enabled:
         return Row("guest", "info", "disabled by guest.enabled")
+    problem = "" if os.path.exists(device) else f"{device} does not exist"
     try:
         socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM).close()
     except OSError as error:
-        text = f"no vsock support in this kernel ({error.strerror}): guests of QEMU are unreachable"
+        problem = f"no vsock support in this kernel ({error.strerror})"
+    if problem:
+        text = f"{problem}: guests of QEMU are unreachable"
         return Row("guest", "warn", text, "modprobe vhost_vsock")
-    if not os.path.exists(device):
-        text = f"{device} does not exist: guests of QEMU are unreachable"
-        return Row("guest", "warn", text, "modprobe vhost_vsock")
-    return Row(
-        "guest", "ok", "vsock: available" + (", programs may be run in guests" * config.guest.exec)
-    )
+    programs = "; guest.exec allows programs to run in guests" if config.guest.exec else ""
+    return Row("guest", "ok", f"vsock: available{programs}")
 
 
 def _sandbox(guest: Guest, name: str) -> Iterator[Row]:

@@ -78,12 +78,13 @@ def examine(
         lambda: doctor_programs.programs(state),
     ]
     if state is not None:
-        known = state
-        checks.append(lambda: connections(known))
-        checks.append(lambda: cpusets(known))
-        checks.append(lambda: isolation(known))
-        checks.append(lambda: doctor_sandbox.sandboxes(known, config))
-        checks.append(lambda: doctor_guest.guests(known, config))
+        checks += [
+            lambda: connections(state),
+            lambda: cpusets(state),
+            lambda: isolation(state),
+            lambda: doctor_sandbox.sandboxes(state, config),
+            lambda: doctor_guest.guests(state, config),
+        ]
     for check in checks:
         rows += _guarded(check)
     return DoctorDocument(ok=all(row.status != "fail" for row in rows), rows=tuple(rows))
@@ -106,12 +107,9 @@ def _state(provider: StateSource, rows: list[Row]) -> State | None:
         rows.append(Row("daemon", "fail", error.message, error.hint))
         return None
     daemon = state.daemon
-    if daemon.running:
-        text = f"running, version {daemon.version}, pid {daemon.pid}"
-        rows.append(Row("daemon", "ok", text))
-    else:
-        text = f"not running: {daemon.reason}"
-        rows.append(Row("daemon", "warn", text, "systemctl start kata-pin"))
+    running = f"running, version {daemon.version}, pid {daemon.pid}"
+    away = Row("daemon", "warn", f"not running: {daemon.reason}", "systemctl start kata-pin")
+    rows.append(Row("daemon", "ok", running) if daemon.running else away)
     return state
 
 
@@ -147,14 +145,11 @@ def pins(root: HostRoot) -> Row:
 
     found = pins_stick(root)
     if found.answer is Sticking.STICK:
-        return Row("affinities", "ok", f"survive cpuset changes: {found.reason}")
-    if found.answer is Sticking.LOST:
-        return Row(
-            "affinities",
-            "info",
-            f"lost on cpuset changes, the daemon sets them again: {found.reason}",
-        )
-    return Row("affinities", "info", f"unknown whether they survive cpuset changes: {found.reason}")
+        return Row("affinities", "ok", "survive cpuset changes")
+    lost = "lost on cpuset changes; the daemon sets them again"
+    unknown = "unknown whether they survive cpuset changes"
+    text = lost if found.answer is Sticking.LOST else unknown
+    return Row("affinities", "info", f"{text}: {found.reason}")
 
 
 def cgroups(root: HostRoot) -> Row:
@@ -164,9 +159,8 @@ def cgroups(root: HostRoot) -> Row:
     mounts = cgroup_mounts(root)
     if not mounts:
         return Row("cgroups", "warn", "no cpuset hierarchy is mounted")
-    return Row(
-        "cgroups", "ok", ", ".join(f"{m.hierarchy.name.lower()} at {m.point}" for m in mounts)
-    )
+    found = ", ".join(f"{mount.hierarchy.name.lower()} at {mount.point}" for mount in mounts)
+    return Row("cgroups", "ok", found)
 
 
 def debugfs(root: HostRoot) -> Row:
@@ -174,17 +168,14 @@ def debugfs(root: HostRoot) -> Row:
     mount, path = root.path(root.debugfs), root.debug("kvm")
     try:
         if not os.listdir(mount):
-            text = f"not mounted at {mount}: vCPUs are identified by KVM file descriptors"
+            text = f"not mounted at {mount}; vCPUs are identified by KVM file descriptors"
             return Row("debugfs", "warn", text, f"mount -t debugfs none {mount}")
         vms = sum(1 for name in os.listdir(path) if "-" in name)
     except FileNotFoundError as error:
         return Row("debugfs", "warn", f"{error.filename} does not exist: KVM is not loaded")
     except OSError as error:
-        return Row(
-            "debugfs",
-            "warn",
-            f"cannot read {path}: {error.strerror}: vCPUs are identified by KVM file descriptors",
-        )
+        text = f"cannot read {path}: {error.strerror}; vCPUs are identified by KVM file descriptors"
+        return Row("debugfs", "warn", text)
     return Row("debugfs", "ok", f"{path} is readable, {count(vms, 'VM')}")
 
 
@@ -202,7 +193,7 @@ def process_events(config: Config) -> Row:
     except HostError as error:
         status = "fail" if config.new_threads is NewThreads.EVENTS else "warn"
         period = f"{config.audit.affinity_s:g} s"
-        text = f"{error.message}: new threads are pinned only at the next audit, every {period}"
+        text = f"{error.message}; new threads are pinned only at the next audit, every {period}"
         return Row("process events", status, text, error.hint)
     if config.new_threads is NewThreads.AUDIT:
         return Row("process events", "info", "available, disabled by new_threads: audit")
@@ -219,7 +210,7 @@ def hooks(patterns: tuple[str, ...], program: str = HOOK_PATH) -> Row:
     ]
     if not found:
         looked = ", ".join(patterns)
-        return Row("hooks", "warn", f"none found in {looked}", "kata-pin install")
+        return Row("hooks", "warn", f"no file names {HOOK_NAME} in {looked}", "kata-pin install")
     if not os.access(program, os.X_OK):
         text = f"{', '.join(found)} name the hook, but {program} is not executable"
         return Row("hooks", "fail", text, "kata-pin install")
@@ -244,8 +235,8 @@ def kubelet(config: Config) -> Row:
         return Row("kubelet", "warn", f"checkpoint not used: {error.message}", error.hint)
     if found is None:
         return Row("kubelet", "info", f"no checkpoint at {path}: exclusive CPUs are inferred")
-    assigned = sum(len(containers) for containers in found.entries.values())
-    text = f"policy {found.policy}, default set {found.default}, {assigned} containers with CPUs"
+    held = count(sum(len(containers) for containers in found.entries.values()), "container")
+    text = f"policy {found.policy}, default set {found.default}, {held} with exclusive CPUs"
     return Row("kubelet", "ok", text)
 
 
@@ -265,9 +256,9 @@ def kata(config: Config) -> Iterator[Row]:
             facts = [
                 f"default_vcpus {table.default_vcpus:g}",
                 f"default_maxvcpus {table.default_maxvcpus or 'all'}",
-                f"sandbox_cgroup_only {_word(table.sandbox_cgroup_only)}",
-                f"enable_vcpus_pinning {_word(table.vcpu_pinning)}",
-                f"static_sandbox_resource_mgmt {_word(table.static_sizing)}",
+                f"sandbox_cgroup_only {str(table.sandbox_cgroup_only).lower()}",
+                f"enable_vcpus_pinning {str(table.vcpu_pinning).lower()}",
+                f"static_sandbox_resource_mgmt {str(table.static_sizing).lower()}",
                 f"extra monitor {table.extra_monitor if table.debug else ''}".rstrip(),
             ]
             text = f"{file.path} [{table.hypervisor}]: {', '.join(facts)}"
@@ -278,10 +269,6 @@ def kata(config: Config) -> Iterator[Row]:
                 yield Row("kata", "ok", text.removesuffix(", extra monitor"))
 
 
-def _word(value: bool) -> str:
-    return "true" if value else "false"
-
-
 def spool(config: Config) -> Row:
     """Return whether spooled hook messages are pending."""
     path = os.path.join(config.runtime_dir, "spool")
@@ -290,10 +277,10 @@ def spool(config: Config) -> Row:
     except FileNotFoundError:
         return Row("spool", "info", f"{path} does not exist: no spooled messages")
     except OSError as error:
-        return Row("spool", "warn", f"{path}: {error.strerror}")
+        return Row("spool", "warn", f"cannot read {path}: {error.strerror}")
     if left:
         waiting = count(len(left), "pending message")
-        return Row("spool", "warn", f"{waiting} in {path}", "start the daemon")
+        return Row("spool", "warn", f"{waiting} in {path}", "systemctl start kata-pin")
     return Row("spool", "ok", f"{path} is empty")
 
 
@@ -304,9 +291,11 @@ def connections(state: State) -> Iterator[Row]:
         return
     nri, metrics = daemon.nri, daemon.metrics
     if nri is None:
-        yield Row("NRI", "info", "disabled by nri.enabled: updates are read from persist.json")
+        yield Row(
+            "NRI", "info", "disabled by nri.enabled: updates of cpusets are read from persist.json"
+        )
     elif nri.connected_s is None:
-        text = f"{nri.socket}: {nri.problem}: updates are read from persist.json"
+        text = f"{nri.socket}: {nri.problem}; updates of cpusets are read from persist.json"
         yield Row("NRI", "info", text, "enable NRI in containerd or CRI-O")
     else:
         since = words.age(nri.connected_s)

@@ -43,7 +43,7 @@ def programs(state: State | None) -> Iterator[Row]:
             found.setdefault(name, []).append(f"pid {process.pid}, started {since} ago")
     listed = {name: f"{name} ({'; '.join(pids)})" for name, pids in sorted(found.items())}
     runtimes = [text for name, text in listed.items() if name in RUNTIMES]
-    none = f"none of {', '.join(sorted(RUNTIMES))} is running under its own name"
+    none = f"not running: {', '.join(sorted(RUNTIMES))}"
     yield Row("programs", "ok" if runtimes else "info", ", ".join(runtimes) or none)
     for name, (status, effect, remedy) in _WATCHED.items():
         if name in listed:

@@ -41,7 +41,7 @@ def sandboxes(state: State, config: Config) -> Iterator[Row]:
         name = words.owner(sandbox)
         yield from records(sandbox, name)
         if sandbox.vmm is None:
-            why = sandbox.vmm_problem or "none found"
+            why = sandbox.vmm_problem or "no VMM process found"
             yield Row("VMM", "warn", why, "allow its executable in hypervisors", name)
             continue
         yield identified(sandbox, name)
@@ -111,9 +111,8 @@ def monitor(sandbox: Sandbox, config: Config, name: str) -> Row:
         there = False
     if there:
         return Row("QMP", "ok", f"extra monitor at {path}", "", name)
-    return Row(
-        "QMP", "info", "QMP socket held by Kata; queried only during the pod's first hook", "", name
-    )
+    text = "QMP socket held by Kata; queried only during the pod's first hook"
+    return Row("QMP", "info", text, "", name)
 
 
 def overhead(sandbox: Sandbox, state: State, config: Config, name: str) -> Row:
@@ -135,12 +134,11 @@ def overhead(sandbox: Sandbox, state: State, config: Config, name: str) -> Row:
     if fails:
         limits = union(_allowed(thread, online) for thread in threads)
         text += f"; not usable: {', '.join(fails)} (cgroups allow {limits})"
-    status = "ok" if works else "warn"
-    return Row("overhead", status, text, "", name)
+    return Row("overhead", "ok" if works else "warn", text, "", name)
 
 
 def _reaches(threads: list[Thread], cpus: CpuSet, online: CpuSet) -> bool:
-    """Return whether every thread may have a CPU of the set."""
+    """Return whether every thread may run on a CPU of the set."""
     return bool(cpus) and all(not _allowed(t, online).isdisjoint(cpus) for t in threads)
 
 
