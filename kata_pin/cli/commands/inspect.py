@@ -89,8 +89,9 @@ def doctor(session: Session) -> int:
     """Check this node's prerequisites and report what is missing.
 
     Capabilities, kernel, debugfs, process events, hooks, Kata's and the kubelet's configuration,
-    and for each sandbox how its threads were identified and which overhead modes are usable. Exit
-    status 1 if a check fails.
+    other programs that set affinities, and for each sandbox how its threads were identified, which
+    overhead modes are usable and which vhost workers serve its interfaces. Exit status 1 if a check
+    fails.
     """
     from kata_pin.cli.reports import doctor_node
 

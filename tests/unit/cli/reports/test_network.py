@@ -1,9 +1,12 @@
 """The network of one sandbox: what is read, what cannot be, and how it reads."""
 
+import json
 import os
+import re
 
 import pytest
 
+from kata_pin.cli.main import run
 from kata_pin.cli.reports import doctor_sandbox, words
 from kata_pin.cli.reports.network import read_network, with_network
 from kata_pin.errors import HostError
@@ -13,6 +16,7 @@ from kata_pin.host.root import HOST
 from kata_pin.model.reports.network import Interface, Network, VhostWorker
 from kata_pin.model.reports.sandbox import Sandbox
 from tests.unit.cli import documents as docs
+from tests.unit.cli.conftest import Serve, plain
 
 TAP = Interface("tap0_kata", "tap", 2, "eth0", True, (VhostWorker(7, False), VhostWorker(8, False)))
 
@@ -87,3 +91,19 @@ def test_doctor_names_open_interfaces() -> None:
     (row,) = doctor_sandbox.network(Network(problem="cannot x"), "a/b")
     assert (row.status, row.text) == ("info", "interfaces unknown: cannot x")
     assert list(doctor_sandbox.network(None, "a/b")) == []
+
+
+def test_only_show_of_one_sandbox_reads_it(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As text and as JSON; the overview and the pCPUs do without."""
+    monkeypatch.setattr(netns, "interfaces", lambda *_: (TAP,))
+    config = str(serve({"state": lambda _: docs.state(here("vhost"))}))
+    assert run(["show", "a/b", "--config", config]) == 0
+    assert re.search(r"tap0_kata +tap +2 +eth0 +vhost 7, 8", capsys.readouterr().out)
+    assert run(["show", "a/b", "--json", "--config", config]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["sandboxes"]
+    assert one["network"] == plain(Network((TAP,)))
+    monkeypatch.setattr(netns, "interfaces", lambda *_: pytest.fail("asked"))
+    assert run(["show", "--config", config]) == 0
+    assert run(["show", "a/b", "--cpus", "--config", config]) == 0
