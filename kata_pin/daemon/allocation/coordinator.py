@@ -21,6 +21,7 @@ from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.allocation.push import Pusher
 from kata_pin.daemon.allocation.restore import kept_cpusets, restore_cpusets
 from kata_pin.daemon.reconcile.node import NodeWatch
+from kata_pin.daemon.reconcile.ports import Observer
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import HostError, KataPinError
 from kata_pin.host.cpuset import CpusetReader
@@ -38,8 +39,8 @@ RESTORE_S: Final = 5.0
 """Longest that an uninstall waits for pushes that restore all CPUs."""
 
 
-class Coordinator:
-    """Keeps sandboxes, overrides and the runtime in step with the allocator; an Observer."""
+class Coordinator(Observer):
+    """Keeps sandboxes, overrides and the runtime in step with the allocator."""
 
     def __init__(
         self,
@@ -195,6 +196,3 @@ class Coordinator:
         self._allocator.left(outcome.sandbox_id)
         self._allocator.release_sandbox(outcome.sandbox_id)
         self._ledger.wake()
-
-    def failed(self, operation: str, error: Exception) -> None:
-        """See Observer: the next pass settles it."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from kata_pin.config.guest import Guest
 from kata_pin.daemon.guests.keeper import Goal, Keeper, Shared
@@ -20,6 +20,8 @@ from kata_pin.daemon.guests.probe import GuestProbe
 from kata_pin.daemon.guests.status import GuestPlan, GuestState, GuestView, plan_guest
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.node import NodeWatch
+from kata_pin.daemon.reconcile.ports import Observer
+from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.guests import GuestCpusets
 from kata_pin.daemon.store.pins import Pins
@@ -42,30 +44,16 @@ AT_ONCE: Final = 8
 """Guests that are asked at the same time."""
 
 _QUIET: Final = frozenset(
-    {
-        "audit",
-        "thread born",
-        "thread exited",
-        "process born",
-        "process events",
-        "still without a VMM",
-    }
+    {"audit", "thread born", "thread exited", "process born", "process events"}
+    | {"still without a VMM"}
 )
 """Reasons of passes that mean Kata changed no container."""
 
 _INSISTING: Final = frozenset({"pin", "unpin", "release", "reconcile", "configuration reloaded"})
 """Reasons of passes that an operator asked for."""
 
-
 Claims = tuple[tuple[object, ...], ...]
 """What decides about pairs: the claims of a sandbox's containers."""
-
-
-class KnownVmms(Protocol):
-    """The table of sandboxes, as far as guests need it."""
-
-    def known_vmm(self, sandbox_id: str) -> Vmm | None:
-        """Return the VMM that the last pass over a sandbox found."""
 
 
 class _Planned(NamedTuple):
@@ -76,37 +64,27 @@ class _Planned(NamedTuple):
     plan: GuestPlan | None
 
 
-class Guests:
-    """See the module; everything runs in the event loop's thread."""
+@dataclass
+class Guests(Observer):
+    """See the module; everything runs in the event loop's thread.
 
-    def __init__(
-        self,
-        agents: Agents,
-        registry: Registry,
-        pins: Pins,
-        node: NodeWatch,
-        *,
-        live: LiveConfig,
-        sandboxes: KnownVmms,
-        start: Callable[[Coroutine[object, object, None]], object],
-    ) -> None:
-        """`start` runs a task until the daemon ends; raises StateError from the registry."""
-        self._root = agents.root
-        self._registry = registry
-        self._pins = pins
-        self._node = node
-        self._sandboxes = sandboxes
-        self._live = live
-        self._start = start
-        self._book = GuestCpusets(registry)
-        self._shared = agents.shared(self._settings, self._book)
-        self._keepers: dict[str, Keeper] = {}
-        self._claims: dict[str, Claims] = {}
-        self._causes: dict[str, Cause] = {}
-        self._plans: dict[str, _Planned] = {}
+    `start` runs a task until the daemon ends. Raises StateError from the registry.
+    """
 
-    def _settings(self) -> Guest:
-        return self._live.now.guest
+    _agents: Agents
+    _registry: Registry
+    _pins: Pins
+    _node: NodeWatch
+    _sandboxes: Sandboxes
+    _start: Callable[[Coroutine[object, object, None]], object]
+    _keepers: dict[str, Keeper] = field(default_factory=dict)
+    _claims: dict[str, Claims] = field(default_factory=dict)
+    _causes: dict[str, Cause] = field(default_factory=dict)
+    _plans: dict[str, _Planned] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._book = GuestCpusets(self._registry)
+        self._shared = self._agents.shared(self._book)
 
     # ---- passes --------------------------------------------------------------------------
 
@@ -134,9 +112,6 @@ class Guests:
             except StateError as error:
                 log.error("sandbox %s: cannot forget its guest: %s", outcome.sandbox_id, error)
 
-    def failed(self, operation: str, error: Exception) -> None:
-        """See Observer: a pass that failed means nothing for the guest."""
-
     def _hand_over(self, outcome: PassOutcome, vmm: Vmm) -> None:
         sandbox_id, report = outcome.sandbox_id, outcome.report
         sandbox = Sandbox(sandbox_id, self._registry.containers(sandbox_id), vmm)
@@ -163,14 +138,14 @@ class Guests:
         owned = any(one.container_id for one in plan.map.links)
         if not owned and not plan.map.hotplugged and not self._book.sent(sandbox.id):
             return None
-        keeper = Keeper(sandbox.id, self._shared, GuestProbe(self._root, self._settings))
+        keeper = self._agents.keeper(sandbox.id, self._shared)
         self._keepers[sandbox.id] = keeper
         self._start(keeper.run())
         return keeper
 
     def _plan(self, sandbox: Sandbox, report: Report, facts: GuestFacts) -> GuestPlan | None:
         """Return what a pass means for the guest; the last plan where nothing it needs changed."""
-        node, inferred = self._node.last, self._settings().act_on_inferred
+        node, inferred = self._node.last, self._agents.settings().act_on_inferred
         inputs = (sandbox, facts, node, inferred)
         last = self._plans.get(sandbox.id)
         if last is not None and last.placement is report.placement and last.inputs == inputs:
@@ -181,9 +156,9 @@ class Guests:
 
     def _goal(self, outcome: PassOutcome) -> Goal:
         released = outcome.sandbox_id in self._pins.released()
-        if released or outcome.mask is None or not self._settings().enabled:
+        if released or outcome.mask is None or not self._agents.settings().enabled:
             return Goal.GIVE_BACK
-        return Goal.KEEP if self._live.acts else Goal.LEAVE
+        return Goal.KEEP if self._agents.live.acts else Goal.LEAVE
 
     async def before(self, sandbox_id: str, foresee: Callable[[], Awaitable[Report]]) -> None:
         """Widen guest cpusets where the pass that is due will move pairs; WIDEN_S at most.
@@ -235,7 +210,7 @@ class Guests:
         keeper = self._keepers.get(sandbox_id)
         if keeper is not None:
             return keeper.view(plan)
-        on = self._settings().enabled and self._live.acts
+        on = self._agents.settings().enabled and self._agents.live.acts
         return GuestView(plan, GuestState.IDLE if on else GuestState.OFF)
 
     def lines(self, sandbox: Sandbox, report: Report) -> list[str]:
@@ -253,23 +228,31 @@ def _claims(containers: Iterable[Container]) -> Claims:
 
 @dataclass(frozen=True)
 class Agents:
-    """Where the kata-agents of this host are found."""
+    """The kata-agents of this host: where they are found, and how they are talked to."""
 
     root: HostRoot
     kata: KataPaths
+    live: LiveConfig
 
-    def shared(self, settings: Callable[[], Guest], book: GuestCpusets) -> Shared:
+    def settings(self) -> Guest:
+        """Return the settings of guest pinning as they are now."""
+        return self.live.now.guest
+
+    def shared(self, book: GuestCpusets) -> Shared:
         """Return what all keepers share."""
+        return Shared(self.settings, book, self._client, asyncio.Semaphore(AT_ONCE))
 
-        def connect(sandbox_id: str, vmm: Vmm) -> AgentClient:
-            now = settings()
-            return AgentClient(
-                self.address(sandbox_id, vmm),
-                connect_s=now.connect_ms / 1000,
-                call_s=now.call_ms / 1000,
-            )
+    def keeper(self, sandbox_id: str, shared: Shared) -> Keeper:
+        """Return a keeper of one sandbox's guest; raises StateError."""
+        return Keeper(sandbox_id, shared, GuestProbe(self.root, self.settings))
 
-        return Shared(settings, book, connect, asyncio.Semaphore(AT_ONCE))
+    def _client(self, sandbox_id: str, vmm: Vmm) -> AgentClient:
+        now = self.settings()
+        return AgentClient(
+            self.address(sandbox_id, vmm),
+            connect_s=now.connect_ms / 1000,
+            call_s=now.call_ms / 1000,
+        )
 
     def address(self, sandbox_id: str, vmm: Vmm) -> AgentAddress:
         """Return where a sandbox's agent listens: QEMU's cid, else from Kata's state.
@@ -292,22 +275,18 @@ class Agents:
 
 
 async def restore_guests(
-    agents: Agents,
-    registry: Registry,
-    node: Node,
-    settings: Guest,
-    passes: Iterable[tuple[Sandbox, Report]],
+    agents: Agents, registry: Registry, node: Node, passes: Iterable[tuple[Sandbox, Report]]
 ) -> None:
     """Widen every container that kata-pin confined in its guest, once: undo without a daemon.
 
     Raises StateError when the registry's file cannot be used.
     """
     book = GuestCpusets(registry)
-    shared = agents.shared(lambda: settings, book)
+    shared = agents.shared(book)
     keepers = []
     for sandbox, report in passes:
         if sandbox.vmm is not None and book.sent(sandbox.id):
-            keeper = Keeper(sandbox.id, shared, GuestProbe(agents.root, lambda: settings))
+            keeper = agents.keeper(sandbox.id, shared)
             keeper.take(sandbox.vmm, partial(plan_guest, sandbox, report, node), Goal.GIVE_BACK)
             keepers.append(keeper)
     await asyncio.gather(*(keeper.attempt() for keeper in keepers))

@@ -14,10 +14,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 from kata_pin.daemon.intake.kata_state import Adoption
 from kata_pin.daemon.reconcile.node import NodeWatch
+from kata_pin.daemon.reconcile.ports import Observer
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import HostError
@@ -46,13 +48,13 @@ NODE: Final = "the node changed"
 LOST: Final = "events of files were lost"
 
 
-class CgroupWatch:
-    """Watches the cpusets of the cgroups that sandboxes' threads are in; an Observer."""
+@dataclass
+class CgroupWatch(Observer):
+    """Watches the cpusets of the cgroups that sandboxes' threads are in."""
 
-    def __init__(self, node: NodeWatch, watch: StateWatch) -> None:
-        self._node = node
-        self._watch = watch
-        self._known: dict[str, frozenset[str]] = {}
+    _node: NodeWatch
+    _watch: StateWatch
+    _known: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def passed(self, outcome: PassOutcome) -> None:
         """Watch the cgroups that a pass saw threads in, and those above them."""
@@ -66,37 +68,29 @@ class CgroupWatch:
         self._known.pop(outcome.sandbox_id, None)
         self._watch.watch_cpusets(outcome.sandbox_id, ())
 
-    def failed(self, operation: str, error: Exception) -> None:
-        """Leave it as it was: nothing is known of a pass that failed."""
-
     def _folders(self, cgroups: Iterable[str]) -> list[str]:
         mounts = self._node.cgroup_mounts
         found = (one for cgroup in sorted(cgroups) for one in cpuset_folders(mounts, cgroup))
         return list(dict.fromkeys(found))
 
 
+@dataclass
 class FileEvents:
     """Acts on what a StateWatch reports."""
 
-    def __init__(
-        self,
-        node: NodeWatch,
-        registry: Registry,
-        adoption: Adoption,
-        sandboxes: Sandboxes,
-        watch: StateWatch,
-    ) -> None:
-        self._node = node
-        self._registry = registry
-        self._adoption = adoption
-        self._sandboxes = sandboxes
-        self._watch = watch
-        self._kubelet = node.kubelet
-        node.changed()  # the present state is no change
-        self._recent: dict[str, float] = {}
-        self._waiting: set[str] = set()
-        self._began = False
-        self._looks: list[asyncio.TimerHandle] = []
+    _node: NodeWatch
+    _registry: Registry
+    _adoption: Adoption
+    _sandboxes: Sandboxes
+    _watch: StateWatch
+    _recent: dict[str, float] = field(default_factory=dict)
+    _waiting: set[str] = field(default_factory=set)
+    _looks: list[asyncio.TimerHandle] = field(default_factory=list)
+    _began: bool = False
+
+    def __post_init__(self) -> None:
+        self._kubelet = self._node.kubelet
+        self._node.changed()  # the present state is no change
 
     async def follow(self) -> None:
         """Act on changes until cancelled."""

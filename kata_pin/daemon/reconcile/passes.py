@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from kata_pin.daemon.journal import SANDBOX_OVER, about
@@ -37,39 +38,28 @@ GRACE_S: Final = sum(RETRY_S)
 """How long a sandbox may be without a VMM: Firecracker's hooks run before the VM starts."""
 
 
+@dataclass
 class PassRunner:
-    """See the module; everything runs in the event loop's thread."""
+    """See the module; everything runs in the event loop's thread.
 
-    def __init__(
-        self,
-        root: HostRoot,
-        sandboxes: Sandboxes,
-        engine: Engine,
-        *,
-        registry: Registry,
-        pins: Pins,
-        live: LiveConfig,
-        start: Callable[[Coroutine[object, object, None]], object],
-        ask: Callable[[str, SandboxCache], Awaitable[bool]],
-        guests: GuestPreparer,
-        observers: Sequence[Observer],
-    ) -> None:
-        """`start` runs a coroutine until the daemon ends.
+    `start` runs a coroutine until the daemon ends. `ask` asks the VMM after a pass, and returns
+    whether another pass may use the answer. `observers` get every outcome, in this order, before a
+    waiting hook is answered.
+    """
 
-        `ask` asks the VMM after a pass, and returns whether another pass may use the answer.
-        `observers` get every outcome, in this order, before a waiting hook is answered.
-        """
-        self._root = root
-        self._sandboxes = sandboxes
-        self._engine = engine
-        self._registry = registry
-        self._pins = pins
-        self._live = live
-        self._start = start
-        self._ask = ask
-        self._guests = guests
-        self._observers = observers
-        self._scheduler = PassScheduler(sandboxes.is_awaited)
+    _root: HostRoot
+    _sandboxes: Sandboxes
+    _engine: Engine
+    _registry: Registry
+    _pins: Pins
+    _live: LiveConfig
+    _start: Callable[[Coroutine[object, object, None]], object]
+    _ask: Callable[[str, SandboxCache], Awaitable[bool]]
+    _guests: GuestPreparer
+    _observers: Sequence[Observer]
+
+    def __post_init__(self) -> None:
+        self._scheduler = PassScheduler(self._sandboxes.is_awaited)
 
     async def run(self) -> None:
         """Start the supervisor of each sandbox that enters the table, until cancelled."""

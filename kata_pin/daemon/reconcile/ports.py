@@ -38,7 +38,11 @@ class Observer(Protocol):
         """Take a pass that found that the sandbox has ended."""
 
     def failed(self, operation: str, error: Exception) -> None:
-        """Take the error of a pass that failed; `operation` is a word for metrics."""
+        """Take the error of a pass that failed; `operation` is a word for metrics.
+
+        By default nothing happens: the next pass repeats what a failed one left undone.
+        """
+        return
 
 
 class GuestPreparer(Protocol):

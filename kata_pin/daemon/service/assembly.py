@@ -57,7 +57,6 @@ class Assembly:
         config: Config,
         registry: Registry,
         background: Background,
-        *,
         reread: Callable[[], Config],
         notifier: Notifier,
     ) -> None:
@@ -70,9 +69,7 @@ class Assembly:
         self._counters, self._history = Counters(), History(registry, live)
         paths = config.paths
         self._watch = StateWatch(vc=paths.vc, kata=paths.kata, kubelet=paths.kubelet_state)
-        guests = Guests(
-            one.agents, registry, pins, node, live=live, sandboxes=sandboxes, start=background.start
-        )
+        guests = Guests(one.agents, registry, pins, node, sandboxes, background.start)
         nri_intake = NriIntake(registry, one.finder, one.index, one.kata_pinning, sandboxes)
         self._nri = _nri_plugin(config, nri_intake, one, pending)
         self._coordinator = Coordinator(
@@ -84,13 +81,13 @@ class Assembly:
             one.root,
             sandboxes,
             one.engine,
-            registry=registry,
-            pins=pins,
-            live=live,
-            start=background.start,
-            ask=ExtraMonitor(one.kata, live).ask,
-            guests=guests,
-            observers=(self._history, self._counters, cgroups, self._coordinator, guests),
+            registry,
+            pins,
+            live,
+            background.start,
+            ExtraMonitor(one.kata, live).ask,
+            guests,
+            (self._history, self._counters, cgroups, self._coordinator, guests),
         )
         self._file_events = FileEvents(node, registry, one.adoption, sandboxes, self._watch)
         self._thread_events = ThreadEvents(one.root, node, pins, sandboxes, self._counters)
@@ -124,9 +121,7 @@ class Assembly:
         self._metrics = self._metrics_server(gid, mode)
         self._status = ServiceStatus(notifier, sandboxes, live)
         self.reload = Reload(live, reread, sandboxes, self.audits, self._status)
-        self._overview = Overview(
-            one.root, sandboxes, one.engine, registry=registry, pins=pins, guests=guests
-        )
+        self._overview = Overview(one.root, sandboxes, one.engine, registry, pins, guests)
         commands = Commands(
             sandboxes=sandboxes,
             passes=self.passes,

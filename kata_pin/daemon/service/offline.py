@@ -99,7 +99,7 @@ def pin(config: Config, sandbox_id: str | None) -> Applied:
     with _writing(config) as parts:
         chosen = _chosen(parts, sandbox_id)
         parts.pins.set_released(chosen, released=False)
-        return Applied(kind="pin", sandboxes=applied(list(_act(config, parts, "pin", chosen))))
+        return Applied(kind="pin", sandboxes=applied(list(_act(parts, "pin", chosen))))
 
 
 def unpin(config: Config, sandbox_id: str | None) -> Applied:
@@ -107,7 +107,7 @@ def unpin(config: Config, sandbox_id: str | None) -> Applied:
     with _writing(config) as parts:
         chosen = _chosen(parts, sandbox_id)
         parts.pins.set_released(chosen, released=True)
-        return Applied(kind="unpin", sandboxes=applied(_undo(config, parts, "unpin", chosen)))
+        return Applied(kind="unpin", sandboxes=applied(_undo(parts, "unpin", chosen)))
 
 
 def release_all(config: Config) -> Applied:
@@ -116,7 +116,7 @@ def release_all(config: Config) -> Applied:
     Unlike unpin this is not remembered: a daemon that is installed again pins again.
     """
     with _writing(config) as parts:
-        done = applied(_undo(config, parts, "release"))
+        done = applied(_undo(parts, "release"))
         kept = kept_cpusets(parts.allocator, parts.registry)
         return Applied(kind="unpin", sandboxes=done, cpusets_kept=kept)
 
@@ -169,24 +169,17 @@ def _known(parts: Components) -> list[str]:
     return sorted({*parts.registry.sandboxes(), *parts.finder.sandboxes()})
 
 
-def _undo(
-    config: Config, parts: Components, verb: str, ids: Iterable[str] | None = None
-) -> list[SandboxFacts]:
+def _undo(parts: Components, verb: str, ids: Iterable[str] | None = None) -> list[SandboxFacts]:
     """Restore affinities, then the cpusets in guests."""
-    done = list(_act(config, parts, verb, ids, release=True))
+    done = list(_act(parts, verb, ids, release=True))
     passes = [(one.sandbox, one.report) for one in done if one.report is not None]
     node = parts.node.current()
-    asyncio.run(restore_guests(parts.agents, parts.registry, node, config.guest, passes))
+    asyncio.run(restore_guests(parts.agents, parts.registry, node, passes))
     return done
 
 
 def _act(
-    config: Config,
-    parts: Components,
-    verb: str,
-    ids: Iterable[str] | None = None,
-    *,
-    release: bool = False,
+    parts: Components, verb: str, ids: Iterable[str] | None = None, *, release: bool = False
 ) -> Iterator[SandboxFacts]:
     """Run a pass that sets pins over each sandbox, and record it in the history."""
     history = History(parts.registry, parts.live)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kata_pin.daemon.guests.manager import Guests
 from kata_pin.daemon.guests.status import GuestPlan
@@ -37,27 +37,18 @@ class _Seen:
     threads: bytes
 
 
+@dataclass
 class Overview:
     """Gathers; of each sandbox it keeps what changes with passes and messages only."""
 
-    def __init__(
-        self,
-        root: HostRoot,
-        sandboxes: Sandboxes,
-        engine: Engine,
-        *,
-        registry: Registry,
-        pins: Pins,
-        guests: Guests,
-    ) -> None:
-        self._root = root
-        self._sandboxes = sandboxes
-        self._engine = engine
-        self._registry = registry
-        self._pins = pins
-        self._guests = guests
-        self._seen = Memo[_Seen]()
-        self._plans = Memo[tuple[GuestPlan, bytes] | None]()
+    _root: HostRoot
+    _sandboxes: Sandboxes
+    _engine: Engine
+    _registry: Registry
+    _pins: Pins
+    _guests: Guests
+    _seen: Memo[_Seen] = field(default_factory=Memo)
+    _plans: Memo[tuple[GuestPlan, bytes] | None] = field(default_factory=Memo)
 
     def encoded(self) -> Iterator[bytes]:
         """Yield the report of every sandbox; last CPUs and CPU times are those of its last pass."""

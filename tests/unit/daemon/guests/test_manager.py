@@ -54,9 +54,8 @@ class Case:
             registry,
             self.parts.pins,
             self.parts.node,
-            live=self.parts.live,
-            sandboxes=cast("Sandboxes", SimpleNamespace(known_vmm=lambda _: self.pod.vmm)),
-            start=self.started.append,
+            cast("Sandboxes", SimpleNamespace(known_vmm=lambda _: self.pod.vmm)),
+            self.started.append,
         )
 
     def configure(self, **settings: Any) -> None:

@@ -72,13 +72,13 @@ def _passes(registry: Registry, *observers: Observer) -> tuple[Sandboxes, PassRu
         HOST,
         sandboxes,
         cast("Engine", engine),
-        registry=registry,
-        pins=Pins(registry),
-        live=LiveConfig(Config()),
-        start=never,
-        ask=cast("Any", None),
-        guests=cast("GuestPreparer", None),
-        observers=observers,
+        registry,
+        Pins(registry),
+        LiveConfig(Config()),
+        never,
+        cast("Any", None),
+        cast("GuestPreparer", None),
+        observers,
     )
     return sandboxes, passes
 
