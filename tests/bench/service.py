@@ -94,10 +94,10 @@ class Serving(Notifier):
         super().__init__({})
         self.event = asyncio.Event()
 
-    def ready(self, status: str) -> None:
+    def send(self, *assignments: str) -> None:
         """Take note of it."""
-        del status
-        self.event.set()
+        if "READY=1" in assignments:
+            self.event.set()
 
 
 class LocalService(Daemon):
@@ -107,7 +107,7 @@ class LocalService(Daemon):
 
     def __init__(self, config: Config) -> None:
         serving = Serving()
-        super().__init__(config, reread=lambda: config, notifier=serving)
+        super().__init__(config, lambda: config, serving)
         self.serving = serving.event
 
     async def serve(self, parts: Assembly, background: Background) -> None:

@@ -13,7 +13,8 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from kata_pin import __version__
 from kata_pin.config.tree import Config
@@ -21,7 +22,6 @@ from kata_pin.daemon.journal import STARTED, about
 from kata_pin.daemon.service.assembly import Assembly
 from kata_pin.daemon.service.background import Background
 from kata_pin.daemon.service.compose import boot_id
-from kata_pin.daemon.service.control import ControlServer
 from kata_pin.daemon.service.lock import locked
 from kata_pin.daemon.service.logging_setup import set_up
 from kata_pin.daemon.service.systemd import Notifier
@@ -32,15 +32,17 @@ from kata_pin.host.root import HOST
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class Daemon:
-    """The service of one node; `run` returns after SIGTERM or SIGINT."""
+    """The service of one node; `run` returns after SIGTERM or SIGINT.
 
-    def __init__(self, config: Config, *, reread: Callable[[], Config], notifier: Notifier) -> None:
-        """`reread` returns the configuration as it is now; raises ConfigError when it is wrong."""
-        self._config = config
-        self._reread = reread
-        self._notifier = notifier
-        self._stop = asyncio.Event()
+    `reread` returns the configuration as it is now; raises ConfigError when it is wrong.
+    """
+
+    _config: Config
+    _reread: Callable[[], Config]
+    _notifier: Notifier
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """Serve until `stop`, SIGTERM or SIGINT.
@@ -55,32 +57,23 @@ class Daemon:
             closing.callback(registry.close)
             async with asyncio.TaskGroup() as tasks:
                 background = Background(tasks)
-                parts = Assembly(
-                    self._config,
-                    registry,
-                    background,
-                    reread=self._reread,
-                    notifier=self._notifier,
-                )
+                parts = Assembly(self._config, registry, background, self._reread, self._notifier)
                 await self.serve(parts, background)
 
     async def serve(self, parts: Assembly, background: Background) -> None:
         """Run what was assembled until the daemon is stopped."""
-        loop = asyncio.get_running_loop()
-        with _signals(loop, self._stop, parts.reload), contextlib.closing(parts.hooks):
+        folder = self._config.runtime_dir
+        with _signals(self._stop, parts.reload), contextlib.closing(parts.hooks):
             parts.hooks.bind()
-            async with _listening(parts.controls):
+            async with contextlib.AsyncExitStack() as listening:
+                for server in parts.controls:
+                    await listening.enter_async_context(server.serving())
                 parts.take_in()
                 for work in parts.works():
                     background.start(work)
-                log.info(
-                    "kata-pin %s serves %s",
-                    __version__,
-                    self._config.runtime_dir,
-                    extra=about(STARTED),
-                )
+                log.info("kata-pin %s serves %s", __version__, folder, extra=about(STARTED))
                 await self._stop.wait()
-                self._notifier.stopping()
+                self._notifier.send("STOPPING=1")
                 background.end()
 
     def stop(self) -> None:
@@ -88,30 +81,16 @@ class Daemon:
         self._stop.set()
 
 
-@contextlib.asynccontextmanager
-async def _listening(servers: tuple[ControlServer, ...]) -> AsyncIterator[None]:
-    async with contextlib.AsyncExitStack() as closing:
-        for server in servers:
-            await server.start()
-            closing.push_async_callback(server.close)
-        yield
-
-
 @contextlib.contextmanager
-def _signals(
-    loop: asyncio.AbstractEventLoop, stop: asyncio.Event, reload: Callable[[], object]
-) -> Iterator[None]:
-    handlers: dict[signal.Signals, Callable[[], object]] = {
-        signal.SIGTERM: stop.set,
-        signal.SIGINT: stop.set,
-        signal.SIGHUP: reload,
-    }
-    for number, handler in handlers.items():
-        loop.add_signal_handler(number, handler)
+def _signals(stop: asyncio.Event, reload: Callable[[], object]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, reload)
     try:
         yield
     finally:
-        for number in handlers:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
 
 
@@ -128,7 +107,7 @@ def calm_collector() -> None:
 def serve(config: Config, reread: Callable[[], Config], *, debug: bool = False) -> None:
     """Run the daemon in the foreground until SIGTERM or SIGINT; raises KataPinError."""
     set_up("debug" if debug else config.log_level.value, os.environ)
-    daemon = Daemon(config, reread=reread, notifier=Notifier(os.environ))
+    daemon = Daemon(config, reread, Notifier(os.environ))
     calm_collector()
     try:
         asyncio.run(daemon.run())

@@ -24,33 +24,14 @@ class Notifier:
         self._address = environ.get("NOTIFY_SOCKET", "")
         self.watchdog_s = _watchdog_seconds(environ)
 
-    def ready(self, status: str) -> None:
-        """Report that start-up is done."""
-        self._send(f"READY=1\nSTATUS={status}")
-
-    def status(self, status: str) -> None:
-        """Replace the one-line status that `systemctl status` shows."""
-        self._send(f"STATUS={status}")
-
-    def alive(self) -> None:
-        """Feed the watchdog."""
-        self._send("WATCHDOG=1")
-
-    def reloading(self) -> None:
-        """Report that a reload began; `ready` ends it (Type=notify-reload)."""
-        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
-
-    def stopping(self) -> None:
-        """Report that the service is stopping."""
-        self._send("STOPPING=1")
-
-    def _send(self, message: str) -> None:
+    def send(self, *assignments: str) -> None:
+        """Send variables, each as NAME=value."""
         if not self._address:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
-                sock.sendto(message.encode(), address)
+                sock.sendto("\n".join(assignments).encode(), address)
         except OSError:
             return  # a manager that does not listen must not end the service
 
@@ -65,11 +46,11 @@ class ServiceStatus:
 
     def ready(self) -> None:
         """Report that start-up, or a reload, is done."""
-        self._notifier.ready(self._line())
+        self._notifier.send("READY=1", self._status)
 
     def reloading(self) -> None:
-        """Report that a reload began."""
-        self._notifier.reloading()
+        """Report that a reload began; `ready` ends it (Type=notify-reload)."""
+        self._notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     async def run(self) -> None:
         """Report that start-up is done, then feed the watchdog while the event loop runs."""
@@ -77,11 +58,11 @@ class ServiceStatus:
         period = self._notifier.watchdog_s
         while period is not None:
             await asyncio.sleep(period)
-            self._notifier.alive()
-            self._notifier.status(self._line())
+            self._notifier.send("WATCHDOG=1", self._status)
 
-    def _line(self) -> str:
-        return f"{len(self._sandboxes.ids)} sandboxes, mode {self._live.now.mode.value}"
+    @property
+    def _status(self) -> str:
+        return f"STATUS={len(self._sandboxes.ids)} sandboxes, mode {self._live.now.mode.value}"
 
 
 def _watchdog_seconds(environ: Mapping[str, str]) -> float | None:

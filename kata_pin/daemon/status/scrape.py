@@ -11,21 +11,20 @@ nobody can make us work by asking. A port that cannot be had is tried again; the
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
-import os
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from kata_pin.config.metrics import Endpoint, EndpointKind
 from kata_pin.sources import unix_socket
+from kata_pin.sources.stream_clients import BACKLOG, Clients, send
 
 log = logging.getLogger(__name__)
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-BACKLOG: Final = 16
 MAX_CLIENTS: Final = 8
 MAX_HEAD: Final = 8192
 """Longest request line and headers."""
@@ -63,7 +62,6 @@ class MetricsServer:
         self._path = path
         self._text = text
         self._gid, self._mode = readers
-        self._clients: set[asyncio.Task[None]] = set()
         self._made = b""
         self._made_at = -FRESH_S
 
@@ -75,47 +73,26 @@ class MetricsServer:
 
     async def serve(self) -> None:
         """Serve until cancelled."""
+        clients = Clients("metrics client", MAX_CLIENTS, self._talk, limit=MAX_HEAD)
+        path = self._path if self._endpoint.kind is EndpointKind.UNIX else ""
         while True:
             try:
-                server = await self._listen()
+                listener = self._listener()
             except OSError as error:
                 self._complain(error)
                 await asyncio.sleep(RETRY_S)
                 continue
-            self.problem = ""
-            log.info("metrics: %s", self.address)
-            try:
+            async with clients.served(listener, path):
+                self.problem = ""
+                log.info("metrics: %s", self.address)
                 await asyncio.get_running_loop().create_future()
-            finally:
-                await self._end(server)
 
-    async def _listen(self) -> asyncio.Server:
-        if self._endpoint.kind is EndpointKind.TCP:
-            return await asyncio.start_server(
-                self._client, self._endpoint.host, self._endpoint.port,
-                backlog=BACKLOG, limit=MAX_HEAD,
-            )  # fmt: skip
-        listener = unix_socket.listen(self._path, backlog=BACKLOG, mode=self._mode, gid=self._gid)
-        try:
-            return await asyncio.start_unix_server(
-                self._client, sock=listener, backlog=BACKLOG, limit=MAX_HEAD
-            )
-        except BaseException:  # cancelled as the daemon ends: nobody else knows of the socket
-            listener.close()
-            self._unlink()
-            raise
-
-    async def _end(self, server: asyncio.Server) -> None:
-        server.close()
-        for task in self._clients:
-            task.cancel()
-        await asyncio.gather(*self._clients, return_exceptions=True)
+    def _listener(self) -> socket.socket:
         if self._endpoint.kind is EndpointKind.UNIX:
-            self._unlink()
-
-    def _unlink(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
+            return unix_socket.listen(self._path, backlog=BACKLOG, mode=self._mode, gid=self._gid)
+        host = self._endpoint.host
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, self._endpoint.port), family=family, backlog=BACKLOG)
 
     def _complain(self, error: OSError) -> None:
         """Say once what is wrong."""
@@ -126,26 +103,8 @@ class MetricsServer:
             log.error("metrics not served: %s", problem)
         self.problem = problem
 
-    # ---- clients -------------------------------------------------------------------------
-
-    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._clients.add(task)
-        try:
-            if len(self._clients) > MAX_CLIENTS:
-                raise ConnectionAbortedError("too many clients")
-            await _send(writer, await self._answer_to(reader))
-        except (OSError, asyncio.IncompleteReadError) as error:  # TimeoutError is an OSError
-            log.debug("metrics client dropped: %s", str(error) or "too slow")
-            writer.transport.abort()
-        except Exception as error:  # the fault barrier of one client
-            log.error("metrics client failed: %s", error)
-            log.debug("metrics client failed", exc_info=True)
-            writer.transport.abort()
-        finally:
-            await _hang_up(writer)
-            self._clients.discard(task)
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await send(writer, await self._answer_to(reader), ANSWER_S)
 
     async def _answer_to(self, reader: asyncio.StreamReader) -> bytes:
         """Read a request and return the answer."""
@@ -181,21 +140,3 @@ def _answer(status: int, body: bytes, headers: str = "") -> bytes:
         f"Content-Length: {len(body)}\r\n{headers}Connection: close\r\n\r\n"
     )
     return head.encode() + body
-
-
-async def _send(writer: asyncio.StreamWriter, answer: bytes) -> None:
-    writer.write(answer)
-    async with asyncio.timeout(ANSWER_S):
-        await writer.drain()
-
-
-async def _hang_up(writer: asyncio.StreamWriter) -> None:
-    """Close once everything was taken, or after a while."""
-    writer.close()
-    try:
-        async with asyncio.timeout(ANSWER_S):
-            await writer.wait_closed()
-    except OSError as error:  # TimeoutError is one
-        log.debug("metrics client gone: %s", str(error) or "too slow")
-    finally:
-        writer.transport.abort()

@@ -1,9 +1,10 @@
 """A daemon's real control sockets that answer with documents made by hand."""
 
 import asyncio
+import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,17 +73,19 @@ class Sockets:
         self._thread.start()
         verbs = {name: _verb(answer) for name, answer in _whole(answers).items()}
         reading = {n: v for n, v in verbs.items() if n in {"names", "state", "explain", "ping"}}
-        self._servers = [
-            ControlServer(str(folder / "control.sock"), verbs),
-            ControlServer(str(folder / "status.sock"), reading),
-        ]
-        for server in self._servers:
-            asyncio.run_coroutine_threadsafe(server.start(), self._loop).result(5)
+        self._closing = contextlib.AsyncExitStack()
+        for name, known in (("control.sock", verbs), ("status.sock", reading)):
+            self._run(self._serve(ControlServer(str(folder / name), known)))
+
+    async def _serve(self, server: ControlServer) -> None:
+        await self._closing.enter_async_context(server.serving())
+
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(5)
 
     def close(self) -> None:
         """Stop serving and end the thread."""
-        for server in self._servers:
-            asyncio.run_coroutine_threadsafe(server.close(), self._loop).result(5)
+        self._run(self._closing.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
         self._loop.close()

@@ -352,12 +352,9 @@ async def test_release_by_the_daemon(tmp_path: Path) -> None:
 
     with runtime_directory() as directory:
         server = ControlServer(str(directory / "control.sock"), {"release": release})
-        await server.start()
         config = from_text(f"version: 1\nruntime_dir: {directory}\n")
-        try:
+        async with server.serving():
             said = await asyncio.to_thread(release_pins, config, release_all)
-        finally:
-            await server.close()
     assert said == "restored all affinities (by the daemon)"
     assert (asked, by_ourselves) == (["release"], [])
 

@@ -32,13 +32,9 @@ VERBS: Mapping[str, Verb] = {"echo": _echo, "refuse": _refuse, "break": _break}
 @contextlib.asynccontextmanager
 async def served(tmp_path: Path) -> AsyncIterator[str]:
     path = str(tmp_path / "control.sock")
-    server = ControlServer(path, VERBS)
-    await server.start()
-    try:
+    async with ControlServer(path, VERBS).serving():
         yield path
-    finally:
-        await server.close()
-        assert not (tmp_path / "control.sock").exists()
+    assert not (tmp_path / "control.sock").exists()
 
 
 async def _ask(path: str, *verbs: str) -> list[Any]:
