@@ -115,22 +115,15 @@ def connector() -> socket.socket:
 class ProcEvents:
     """Process events, in batches: `async for batch in events`.
 
-    `tracked` holds the tgids that matter; it is shared, and a change takes effect at once. With
-    `kernel_threads`, new kernel threads are reported too (vhost workers before Linux 6.4), with
-    `forks` the children of tracked processes. One consumer at a time.
+    `tracked` holds the tgids that matter; it is shared, and a change takes effect at once. Reported
+    too are the children of those, and new kernel threads (vhost workers before Linux 6.4). One
+    consumer at a time.
     """
 
     def __init__(
-        self,
-        tracked: AbstractSet[int],
-        *,
-        kernel_threads: bool = True,
-        forks: bool = True,
-        connect: Callable[[], socket.socket] = connector,
+        self, tracked: AbstractSet[int], *, connect: Callable[[], socket.socket] = connector
     ) -> None:
         self._tracked = tracked
-        self._kernel_threads = kernel_threads
-        self._forks = forks
         self._connect = connect
         self._sock: socket.socket | None = None
         self._buffer = bytearray(4096)
@@ -251,9 +244,7 @@ class ProcEvents:
             if child != tgid:
                 if tgid in self._tracked:
                     self._keep(NewThread(tgid, child))
-            elif (self._forks and second in self._tracked) or (
-                self._kernel_threads and second == KTHREADD
-            ):
+            elif second in self._tracked or second == KTHREADD:
                 self._keep(NewProcess(child, second))
         elif what == _EXIT and second in self._tracked:
             self._keep(TaskExit(second, first))
