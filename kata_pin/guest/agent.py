@@ -25,7 +25,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -66,14 +66,14 @@ class AgentVersion:
     features: tuple[str, ...] = ()
 
 
+@dataclass
 class AgentClient:
     """Calls one agent. `connect_s` bounds connecting, `call_s` each call."""
 
-    def __init__(self, address: AgentAddress, *, connect_s: float, call_s: float) -> None:
-        self.address = address
-        self._connect_s = connect_s
-        self._call_s = call_s
-        self._connection: Connection | None = None
+    address: AgentAddress
+    connect_s: float
+    call_s: float
+    _connection: Connection | None = field(default=None, init=False)
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -90,7 +90,7 @@ class AgentClient:
     async def connect(self) -> None:
         """Connect, or connect again; raises AgentUnavailable."""
         await self.close()
-        self._connection = await Connection.open(self.address, connect_s=self._connect_s)
+        self._connection = await Connection.open(self.address, connect_s=self.connect_s)
 
     async def close(self) -> None:
         """Close the connection at once; may be called again."""
@@ -155,7 +155,7 @@ class AgentClient:
         exec_id = f"kata-pin-{secrets.token_hex(8)}"
         started = False
         try:
-            async with asyncio.timeout(self._call_s):
+            async with asyncio.timeout(self.call_s):
                 request = agent.exec_request(container_id, exec_id, args)
                 await self._ask("ExecProcess", bytes, request)
                 started = True
@@ -163,7 +163,7 @@ class AgentClient:
                 status = await self._wait(container_id, exec_id)
         except TimeoutError as error:
             await self._kill(container_id, exec_id)
-            late = f"{args[0]} did not end within {self._call_s:g} s"
+            late = f"{args[0]} did not end within {self.call_s:g} s"
             raise AgentUnavailable(f"agent {self.address}: {late}") from error
         except GuestError as error:
             if started or isinstance(error, AgentUnavailable):  # it may have been started
@@ -222,7 +222,7 @@ class AgentClient:
         if self._connection is None:
             raise AgentUnavailable(f"agent {self.address}: not connected")
         data = await self._connection.call(
-            service, method, payload, call_s=self._call_s, limit=limit
+            service, method, payload, call_s=self.call_s, limit=limit
         )
         return self._parsed(parse, data)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from dataclasses import dataclass, field
 from typing import Final
 
 from kata_pin.errors import (
@@ -39,17 +40,15 @@ ENVELOPE: Final = 64  # more bytes than the ttrpc answer adds to its payload
 _LAST_STREAM: Final = 0x7FFFFFFF
 
 
+@dataclass
 class Connection:
     """A connection that is open until a call fails or `close` is called."""
 
-    def __init__(
-        self, address: AgentAddress, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self._address = address
-        self._reader = reader
-        self._writer = writer
-        self._stream = -1
-        self._turn = asyncio.Lock()
+    address: AgentAddress
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    _stream: int = field(default=-1, init=False)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     @classmethod
     async def open(cls, address: AgentAddress, *, connect_s: float) -> Connection:
@@ -72,13 +71,13 @@ class Connection:
     @property
     def closed(self) -> bool:
         """Whether no more calls can be made."""
-        return self._writer.is_closing()
+        return self.writer.is_closing()
 
     async def close(self) -> None:
         """Close at once, without sending what is queued; may be called again."""
         self._abort()
         with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
+            await self.writer.wait_closed()
 
     async def call(
         self, service: str, method: str, payload: bytes, *, call_s: float, limit: int
@@ -89,26 +88,26 @@ class Connection:
         """
         async with self._turn:
             if self.closed:
-                raise AgentUnavailable(f"agent {self._address}: the connection is closed")
+                raise AgentUnavailable(f"agent {self.address}: the connection is closed")
             try:
                 async with asyncio.timeout(call_s):
                     response = await self._exchange(service, method, payload, call_s, limit)
             except (OSError, EOFError) as error:
                 self._abort()
                 reason = _reason(error, f"no answer within {call_s:g} s")
-                raise AgentUnavailable(f"agent {self._address}: {method}: {reason}") from error
+                raise AgentUnavailable(f"agent {self.address}: {method}: {reason}") from error
             except ParseError as error:
                 self._abort()
-                raise AgentFailed(f"agent {self._address}: {method}: {error}") from error
+                raise AgentFailed(f"agent {self.address}: {method}: {error}") from error
             except BaseException:
                 self._abort()
                 raise
         if response.code != Code.OK:
-            raise _refusal(self._address, method, response)
+            raise _refusal(self.address, method, response)
         return response.payload
 
     def _abort(self) -> None:
-        self._writer.transport.abort()
+        self.writer.transport.abort()
 
     async def _exchange(
         self, service: str, method: str, payload: bytes, call_s: float, limit: int
@@ -117,11 +116,11 @@ class Connection:
         if self._stream > _LAST_STREAM:
             raise EOFError("out of streams")
         request = Request(service, method, payload, timeout_ns=int(call_s * 1e9))
-        self._writer.write(ttrpc.encode_request(self._stream, request))
-        await self._writer.drain()
+        self.writer.write(ttrpc.encode_request(self._stream, request))
+        await self.writer.drain()
         decoder = FrameDecoder(limit + ENVELOPE)
         while True:
-            data = await self._reader.read(READ)
+            data = await self.reader.read(READ)
             if not data:
                 raise EOFError("the agent closed the connection")
             for frame in decoder.feed(data):

@@ -22,6 +22,7 @@ import os
 import socket
 import stat
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Final, Protocol
 
@@ -47,12 +48,12 @@ _OPTIONS: Final = (
 )
 
 
+@dataclass(frozen=True)
 class CriClient:
     """Calls one runtime; nothing is kept between calls."""
 
-    def __init__(self, path: str, *, deadline_s: float = DEADLINE_S) -> None:
-        self.path = path
-        self._deadline_s = deadline_s
+    path: str
+    deadline_s: float = DEADLINE_S
 
     @property
     def problem(self) -> str:
@@ -67,7 +68,7 @@ class CriClient:
         try:
             method = channel.unary_unary(UPDATE_RESOURCES)
             request = update_resources_request(container_id, cpuset)
-            call = method.future(request, timeout=self._deadline_s)
+            call = method.future(request, timeout=self.deadline_s)
             await _ended(call)
             self._judge(call.code().name, printable(call.details() or ""))
         finally:
@@ -80,7 +81,7 @@ class CriClient:
         if code == "NOT_FOUND":
             raise ContainerUnknown(f"the runtime does not know the container: {details}")
         if code == "DEADLINE_EXCEEDED":
-            raise UpdateRefused(SLOW.format(self._deadline_s))
+            raise UpdateRefused(SLOW.format(self.deadline_s))
         if code == "UNAVAILABLE" and not _is_served(self.path):
             raise RuntimeUnavailable(f"{self.path}: {code}: {details}")
         raise UpdateRefused(details or code)

@@ -20,6 +20,7 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from kata_pin.errors import RemoteProtocolError
 from kata_pin.sources import unix_socket
@@ -35,6 +36,7 @@ ACCEPT_RETRY_S = 0.1
 HANDLER_S = 10.0  # far beyond every budget of a hook
 
 
+@dataclass
 class HookConnection:
     """A hook that has handed over `message` and waits for the answer.
 
@@ -42,12 +44,9 @@ class HookConnection:
     are dropped; the hook has spooled the message, or soon will.
     """
 
-    def __init__(
-        self, message: HookMessage, transport: asyncio.WriteTransport, gone: asyncio.Event
-    ) -> None:
-        self.message = message
-        self.gone = gone
-        self._transport = transport
+    message: HookMessage
+    transport: asyncio.WriteTransport
+    gone: asyncio.Event
 
     async def recorded(self) -> None:
         """Answer that the registry has committed the message."""
@@ -69,11 +68,10 @@ class HookConnection:
         self._send(hook_message.refused(reason), last=True)
 
     def _send(self, line: bytes, *, last: bool) -> None:
-        if self._transport.is_closing():
-            return
-        self._transport.write(line)
-        if last:
-            self._transport.close()
+        if not self.transport.is_closing():
+            self.transport.write(line)
+            if last:
+                self.transport.close()
 
 
 Handler = Callable[[HookConnection], Awaitable[None]]

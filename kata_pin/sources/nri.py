@@ -26,6 +26,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from kata_pin.errors import KataPinError
@@ -50,6 +51,7 @@ SYNCHRONIZE_S: Final = 600.0  # it waits for every pod operation that is under w
 RETRY_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
+@dataclass(eq=False)
 class NriPlugin:
     """Keeps one plugin registered.
 
@@ -58,28 +60,19 @@ class NriPlugin:
     `problem` says why.
     """
 
-    def __init__(
-        self,
-        listener: Listener,
-        *,
-        socket_path: str,
-        name: str,
-        index: str,
-        wanted: bool,
-        decider: Decider | None = None,
-    ) -> None:
-        self.runtime = ""
-        self.connected_at: float | None = None
-        self.problem = "not connected yet"
-        self._listener = listener
-        self._decider = decider
-        self.path = socket_path
-        self._name = name
-        self._index = index
-        self._wanted = wanted
-        self._tries = 0
-        self._logged = ""
-        self._session: NriSession | None = None
+    listener: Listener
+    _: KW_ONLY
+    socket_path: str
+    name: str
+    index: str
+    wanted: bool
+    decider: Decider | None = None
+    runtime: str = field(default="", init=False)
+    connected_at: float | None = field(default=None, init=False)
+    problem: str = field(default="not connected yet", init=False)
+    _tries: int = field(default=0, init=False)
+    _logged: str = field(default="", init=False)
+    _session: NriSession | None = field(default=None, init=False)
 
     async def run(self) -> None:
         """Connect and serve, again after each loss, until cancelled."""
@@ -102,14 +95,14 @@ class NriPlugin:
         Not from within a Listener or a Decider: it waits until the runtime does not wait for us.
         """
         if self._session is None:
-            raise RuntimeUnavailable(f"{self.path}: not connected")
+            raise RuntimeUnavailable(f"{self.socket_path}: not connected")
         try:
             response = await self._session.update(container_id, cpuset)
             failed = parse_update_response(response.payload)
         except TimeoutError as error:
             raise UpdateRefused(SLOW.format(DEADLINE_S)) from error
         except (KataPinError, OSError) as error:
-            raise RuntimeUnavailable(f"{self.path}: {error}") from error
+            raise RuntimeUnavailable(f"{self.socket_path}: {error}") from error
         if response.code == Code.NOT_FOUND:
             details = printable(response.message)
             raise ContainerUnknown(f"the runtime does not know the container: {details}")
@@ -120,14 +113,14 @@ class NriPlugin:
 
     async def _serve(self) -> None:
         """Serve one connection to its end; raises KataPinError or OSError."""
-        session = NriSession(self._listener, self._decider)
+        session = NriSession(self.listener, self.decider)
         loop = asyncio.get_running_loop()
         async with _deadline(CONNECT_S, "connecting"):
-            transport, _ = await loop.create_unix_connection(lambda: session, self.path)
+            transport, _ = await loop.create_unix_connection(lambda: session, self.socket_path)
         try:
             unix_socket.require_trusted(transport.get_extra_info("socket"))
             async with _deadline(REGISTER_S, "registering"):
-                await session.register(self._name, self._index)
+                await session.register(self.name, self.index)
             async with _deadline(SYNCHRONIZE_S, "Synchronize"):
                 summary = await session.synchronized
             log.info("NRI: %s", summary)
@@ -137,8 +130,8 @@ class NriPlugin:
             await session.closed
         finally:
             self._session = None
-            if self._decider is not None:
-                self._decider.ended()
+            if self.decider is not None:
+                self.decider.ended()
             await session.end()
 
     def _complain(self, error: Exception) -> None:
@@ -147,13 +140,13 @@ class NriPlugin:
         absent = isinstance(error, FileNotFoundError | ConnectionRefusedError)
         if problem == self._logged:
             level = logging.DEBUG
-        elif absent and not self._wanted:
+        elif absent and not self.wanted:
             level = logging.INFO
         else:
             level = logging.WARNING
         self._logged = problem
         self.connected_at, self.problem = None, problem
-        log.log(level, "NRI: %s: %s", self.path, problem)
+        log.log(level, "NRI: %s: %s", self.socket_path, problem)
 
 
 @contextlib.asynccontextmanager

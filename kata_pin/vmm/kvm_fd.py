@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from kata_pin.errors import ParseError
@@ -28,11 +28,8 @@ _SYSCALL_BYTES: Final = 512
 class Waiting:
     """KVM's vCPU id by thread, and the threads that were running at each try."""
 
-    ids: Mapping[ThreadKey, int] = field(default_factory=dict)
-    running: frozenset[ThreadKey] = frozenset()
-
-
-NOTHING: Final = Waiting()
+    ids: Mapping[ThreadKey, int]
+    running: frozenset[ThreadKey]
 
 
 def read_waiting(root: HostPaths, tasks: Iterable[Task], machine: str) -> Waiting:

@@ -11,7 +11,6 @@ RemoteProtocolError. Out of scope: reading requests (request.py), and what the v
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Final
 
 import msgspec
@@ -76,7 +75,7 @@ def encode_error(error: str, hint: str = "") -> bytes:
 def parse_reply(line: bytes) -> bytes:
     """Return the encoded document of a reply; DaemonError if the daemon refused the request."""
     try:
-        reply = _reply_decoder().decode(line)
+        reply = msgspec.json.decode(line, type=_Reply)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"not a reply: {error}") from error
     check_version("reply", reply.version)
@@ -91,11 +90,6 @@ class _Reply(msgspec.Struct):
     document: msgspec.Raw = msgspec.Raw(b"{}")
     error: str = ""
     hint: str = ""
-
-
-@cache
-def _reply_decoder() -> msgspec.json.Decoder[_Reply]:
-    return msgspec.json.Decoder(_Reply)
 
 
 def check_version(what: str, version: int) -> None:

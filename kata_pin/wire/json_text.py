@@ -130,9 +130,7 @@ class Fields:
     def text(self, key: str, *, limit: int = MAX_TEXT) -> str:
         """Return a text that can be encoded as UTF-8 again; empty when absent."""
         value = self._values.get(key)
-        if value is None:
-            return ""
-        return self._checked_text(key, value, limit)
+        return "" if value is None else self._checked_text(key, value, limit)
 
     def number(self, key: str, low: int, high: int) -> int | None:
         """Return an integer within low..high; None when absent. A boolean is not an integer."""

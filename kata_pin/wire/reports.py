@@ -7,7 +7,6 @@ and a document that does not fit its classes is a RemoteProtocolError.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from typing import TypeVar
 
 import msgspec
@@ -51,7 +50,7 @@ def encode_items(items: Iterable[object]) -> bytes:
 def decode(data: bytes, kind: type[Document]) -> Document:
     """Read a document of this version; unknown members are ignored. Raises RemoteProtocolError."""
     try:
-        version = _head_decoder().decode(data).version
+        version = msgspec.json.decode(data, type=_Head).version
         if version != VERSION:
             raise RemoteProtocolError(
                 f"the daemon's document has version {version}, this program reads {VERSION}",
@@ -69,11 +68,6 @@ def as_data(document: object) -> object:
     """Return a document as plain dicts, lists and values."""
     value: object = msgspec.to_builtins(document)
     return value
-
-
-@cache
-def _head_decoder() -> msgspec.json.Decoder[_Head]:
-    return msgspec.json.Decoder(_Head)
 
 
 def _encodable(value: object) -> object:

@@ -15,7 +15,7 @@ def nri_report(plugin: NriPlugin | None) -> Nri | None:
         return None
     since = plugin.connected_at
     return Nri(
-        socket=plugin.path,
+        socket=plugin.socket_path,
         runtime="" if since is None else plugin.runtime,
         connected_s=None if since is None else round(time.monotonic() - since, 3),
         problem=plugin.problem,

@@ -34,11 +34,6 @@ def place_of(guest: GuestTopology, index: int) -> Place:
     return Place(socket, die, core, thread)
 
 
-def socket_of(guest: GuestTopology, index: int) -> int:
-    """Return the socket of a cpu-index."""
-    return place_of(guest, index).socket
-
-
 def index_of(guest: GuestTopology, socket: int, die: int, core: int, thread: int) -> int:
     """Return the cpu-index at a place, the inverse of place_of."""
     return ((socket * guest.dies + die) * guest.cores + core) * guest.threads + thread

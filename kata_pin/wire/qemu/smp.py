@@ -18,7 +18,7 @@ from typing import Final
 from kata_pin.errors import ParseError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.sandbox import GuestTopology
-from kata_pin.wire.qemu.apic import index_of, socket_of
+from kata_pin.wire.qemu.apic import index_of, place_of
 from kata_pin.wire.qemu.options import Properties, last, number, properties
 
 MAX_VCPUS: Final = 4096
@@ -109,7 +109,7 @@ def parse_numa(
     if count <= 1:
         numa = {}
     elif not numa:
-        numa = {index: socket_of(guest, index) % count for index in range(guest.maximum)}
+        numa = {index: place_of(guest, index).socket % count for index in range(guest.maximum)}
     return replace(guest, numa=numa, host_nodes=host_nodes)
 
 

@@ -176,7 +176,7 @@ def test_daemon_that_breaks_off(runtime_dir: Path, answer: bytes) -> None:
     """A daemon that dies, or babbles, before `recorded` gets the message by the spool."""
 
     async def break_off(connection: HookConnection) -> None:
-        connection._transport.write(answer)
+        connection.transport.write(answer)
 
     with HookDaemon(runtime_dir, break_off) as daemon:
         run = run_hook(runtime_dir, "prestart")
@@ -188,7 +188,7 @@ def test_endless_answer(runtime_dir: Path) -> None:
     """A line that does not end is not collected until the deadline."""
 
     async def babble(connection: HookConnection) -> None:
-        connection._transport.write(b"x" * 5000)
+        connection.transport.write(b"x" * 5000)
         assert await gone_within(connection, 4)
 
     with HookDaemon(runtime_dir, babble):

@@ -141,7 +141,7 @@ def test_kernel_workers_are_never_asked(root: HostRoot) -> None:
     """They show their creator's call (seen on 6.12 and 6.18)."""
     task = _thread(root, 1792, "16 0x21 0xae80", flags=PF_USER_WORKER)
     _fd(root, 0x21, "anon_inode:kvm-vcpu:0")
-    assert kvm_fd.read_waiting(root, [task], "x86_64") == kvm_fd.NOTHING
+    assert kvm_fd.read_waiting(root, [task], "x86_64") == kvm_fd.Waiting({}, frozenset())
 
 
 def test_busy_and_vanished_threads(root: HostRoot) -> None:
