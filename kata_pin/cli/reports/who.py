@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict
 
 from kata_pin.cli.reports import pcpus, processes, words
 from kata_pin.cli.reports.pcpus import Pcpu
@@ -35,13 +35,8 @@ Known = Mapping[int, tuple[Sandbox, Thread]]
 """The threads of the state document, by tid."""
 
 
-@dataclass(frozen=True)
-class HostThread:
-    """One thread of the host."""
-
-    tid: int
-    comm: str
-    affinity: CpuSet
+Found = tuple[Process, tuple[ProcessThread, ...]]
+"""A process of the host, with its threads that may run on the pCPUs asked for."""
 
 
 def who(state: State, cpu: int) -> WhoDocument:
@@ -55,7 +50,8 @@ def who(state: State, cpu: int) -> WhoDocument:
         present = state.node.present
         raise KataPinError(f"no pCPU {cpu} on this node", hint=f"present pCPUs: {present}")
     busy = processes.busy_percent(cpu, online) if here else None
-    found = list(threads_on(CpuSet([cpu]))) if here else []
+    known = _known_threads(state)
+    found = list(threads_on(CpuSet([cpu]), known)) if here else []
     return WhoDocument(
         time=state.time,
         daemon=state.daemon,
@@ -63,7 +59,7 @@ def who(state: State, cpu: int) -> WhoDocument:
         online=here is not None,
         place=None if here is None else _place(here, state),
         claims=() if here is None else _claims(here),
-        processes=_processes(found, state, here),
+        processes=_processes(found, known, here),
         kernel=_kernel(found),
         busy_percent=busy,
     )
@@ -76,29 +72,35 @@ def intruders(state: State) -> list[tuple[HostProcess, CpuSet]]:
         return []
     known = _known_threads(state)
     found = []
-    for process, threads in threads_on(CpuSet(exclusive)):
-        entered = [] if process.kernel else [(t, _entered(t, known, exclusive)) for t in threads]
-        if intruding := [thread for thread, cpus in entered if cpus]:
-            cpus = union(cpus for _, cpus in entered)
-            found.append((_process(process, intruding, known, intruder=True), cpus))
+    for process, threads in threads_on(CpuSet(exclusive), known):
+        entered = {} if process.kernel else {t: _entered(t, known, exclusive) for t in threads}
+        if intruding := tuple(thread for thread, cpus in entered.items() if cpus):
+            entry = _process(process, intruding, known, intruder=True)
+            found.append((entry, union(entered.values())))
     return found
 
 
-def _entered(thread: HostThread, known: Known, exclusive: Mapping[int, Pcpu]) -> CpuSet:
+def _entered(thread: ProcessThread, known: Known, exclusive: Mapping[int, Pcpu]) -> CpuSet:
     """Return the exclusive pCPUs of others that a thread may run on."""
     mine = known[thread.tid][0].id if thread.tid in known else ""
-    return CpuSet(n for n in thread.affinity if n in exclusive and not _owns(exclusive[n], mine))
+    allowed = pcpus.parse(thread.affinity)
+    return CpuSet(n for n in allowed if n in exclusive and not _owns(exclusive[n], mine))
 
 
-def threads_on(cpus: CpuSet) -> Iterator[tuple[Process, list[HostThread]]]:
+def threads_on(cpus: CpuSet, known: Known) -> Iterator[Found]:
     """Yield the host's processes that may run on one of the pCPUs, with their threads there."""
     for process in processes.every_process():
         with suppress(TaskGone):
-            threads = [
-                HostThread(tid, _comm(process.pid, tid), affinity)
+            threads = tuple(
+                ProcessThread(
+                    tid=tid,
+                    comm=_comm(process.pid, tid),
+                    affinity=str(affinity),
+                    label=known[tid][1].label if tid in known else "",
+                )
                 for tid in list_tids(HOST, process.pid)
                 if not (affinity := _affinity(tid)).isdisjoint(cpus)
-            ]
+            )
             if threads:
                 yield process, threads
 
@@ -130,17 +132,7 @@ def _known_threads(state: State) -> Known:
 def _place(pcpu: Pcpu, state: State) -> Place:
     place = pcpu.place
     siblings = CpuSet(one.cpu for one in state.node.cpus if one.core == place.core)
-    return Place(
-        cpu=place.cpu,
-        node=place.node,
-        package=place.package,
-        llc=place.llc,
-        core=place.core,
-        thread=place.thread,
-        kind=place.kind,
-        siblings=str(siblings),
-        marks=pcpu.marks,
-    )
+    return Place(**asdict(place), siblings=str(siblings), marks=pcpu.marks)
 
 
 def _claims(pcpu: Pcpu) -> tuple[CpuClaim, ...]:
@@ -152,11 +144,8 @@ def _claims(pcpu: Pcpu) -> tuple[CpuClaim, ...]:
     )
 
 
-def _processes(
-    found: Sequence[tuple[Process, list[HostThread]]], state: State, pcpu: Pcpu | None
-) -> tuple[HostProcess, ...]:
+def _processes(found: Sequence[Found], known: Known, pcpu: Pcpu | None) -> tuple[HostProcess, ...]:
     """Return the user processes with their threads allowed here, intruders first."""
-    known = _known_threads(state)
     entries = []
     for process, threads in found:
         owned = _owned(threads, known)
@@ -167,37 +156,28 @@ def _processes(
     return tuple(sorted(entries, key=lambda e: (not e.intruder, e.pod == "", e.pod, e.pid)))
 
 
-def _owned(threads: Sequence[HostThread], known: Known) -> Sandbox | None:
+def _owned(threads: Sequence[ProcessThread], known: Known) -> Sandbox | None:
     return next((known[t.tid][0] for t in threads if t.tid in known), None)
 
 
 def _process(
-    process: Process, threads: Sequence[HostThread], known: Known, *, intruder: bool
+    process: Process, threads: tuple[ProcessThread, ...], known: Known, *, intruder: bool
 ) -> HostProcess:
     owned = _owned(threads, known)
-    shown = tuple(
-        ProcessThread(
-            tid=t.tid,
-            comm=t.comm,
-            affinity=str(t.affinity),
-            label=known[t.tid][1].label if t.tid in known else "",
-        )
-        for t in threads
-    )
     return processes.described(
         process,
-        shown,
+        threads,
         sandbox=owned.id if owned else "",
         pod=words.owner(owned) if owned else "",
         intruder=intruder,
     )
 
 
-def _kernel(found: Sequence[tuple[Process, list[HostThread]]]) -> KernelThreads:
+def _kernel(found: Sequence[Found]) -> KernelThreads:
     """Return the kernel's threads: those bound to this very pCPU, and those that may roam."""
     threads = [thread for process, threads in found if process.kernel for thread in threads]
     bound, roaming = (
-        tuple(KernelThread(t.tid, t.comm) for t in threads if (len(t.affinity) == 1) is only_here)
-        for only_here in (True, False)
+        tuple(KernelThread(t.tid, t.comm) for t in threads if t.affinity.isdecimal() is bound)
+        for bound in (True, False)
     )
     return KernelThreads(bound, roaming)

@@ -117,7 +117,7 @@ def test_kernel_threads_are_summed_up_apart() -> None:
     found = who_report.who(node_of_this_host(), CPUS[0])
     kernel = {t.tid for t in (*found.kernel.bound, *found.kernel.roaming)}
     assert not kernel & {p.pid for p in found.processes}
-    for process, threads in who_report.threads_on(CpuSet([CPUS[0]])):
+    for process, threads in who_report.threads_on(CpuSet([CPUS[0]]), {}):
         assert process.kernel or not kernel & {thread.tid for thread in threads}
 
 
