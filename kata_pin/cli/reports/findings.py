@@ -61,7 +61,7 @@ def _conflicts(sandboxes: Sequence[Sandbox]) -> Iterator[Finding]:
 
 def _conflict(sandbox: Sandbox, other: Sandbox, cpus: CpuSet) -> Finding:
     first, second = words.owner(sandbox), words.owner(other)
-    which = f"pCPU {cpus} is" if len(cpus) == 1 else f"pCPUs {cpus} are"
+    which = f"{_named(cpus)} {'is' if len(cpus) == 1 else 'are'}"
     if cpus <= pcpus.parse(other.exclusive):
         text = f"{which} exclusive to both {first} and {second}"
     else:
@@ -91,7 +91,11 @@ def _intruders(intruders: Sequence[Intruder], *, fails: bool) -> Iterator[Findin
         ]
         text = (
             f"{process.comm} ({', '.join(fact for fact in facts if fact)}): "
-            f"{threads} may run on exclusive pCPUs {cpus}"
+            f"{threads} may run on exclusive {_named(cpus)}"
         )
         text += f"; command: {process.command}" if process.command else ""
         yield Finding("intruder", fails, process.sandbox, str(cpus), text, process)
+
+
+def _named(cpus: CpuSet) -> str:
+    return f"pCPU {cpus}" if len(cpus) == 1 else f"pCPUs {cpus}"

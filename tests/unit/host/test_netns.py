@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import kata_pin
 from kata_pin.errors import TaskGone
 from kata_pin.host.netns import Descriptors, Link, combine, read_descriptors, read_workers
 from kata_pin.model.reports.network import Interface, VhostWorker
@@ -190,3 +191,9 @@ def test_psutil_and_pyroute2_are_imported_by_the_call_alone(module: str) -> None
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_daemon_never_reads_networks() -> None:
+    """Its event loop would wait for netlink, and its memory grow by pyroute2's 20 MiB."""
+    folder = Path(kata_pin.__file__).parent / "daemon"
+    assert [path for path in folder.rglob("*.py") if "netns" in path.read_text()] == []

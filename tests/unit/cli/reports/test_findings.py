@@ -64,7 +64,7 @@ def test_intruders_fail_by_setting(fail: bool) -> None:
     assert document.ok is not fail
     assert document.findings[0].text == (
         "x (pid 9, user root, started 3 d ago, CPU time 71.6 s): "
-        "1 thread may run on exclusive pCPUs 4; command: x -y"
+        "1 thread may run on exclusive pCPU 4; command: x -y"
     )
 
 
@@ -73,7 +73,7 @@ def test_an_intruder_of_which_nothing_can_be_read() -> None:
     unknown = {"user": "", "command": "", "age_s": None, "cpu_s": None}
     process = docs.host_process(9, "x", ProcessThread(9, "x", "4", ""), **unknown)
     (finding,) = found(docs.state(), (process, CpuSet([4]))).findings
-    assert finding.text == "x (pid 9): 1 thread may run on exclusive pCPUs 4"
+    assert finding.text == "x (pid 9): 1 thread may run on exclusive pCPU 4"
 
 
 def test_sandboxes_that_can_not_be_placed_are_told() -> None:
