@@ -1,7 +1,4 @@
-"""Reading files that must belong to root: Kata's state, bundles, the spool, the kubelet's files.
-
-Used by sources and vmm; nothing lives longer than one call. Out of scope: which files these are.
-"""
+"""Reading files that must belong to root: Kata's state, bundles, the spool, the kubelet's files."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """The kata-agent's client: containers' cpusets in the guest, and what the agent reports.
 
-    async with AgentClient(address, connect_s=2.0, call_s=2.0) as agent:
-        await agent.set_cpus(container_id, CpuSet.parse("1"))
-
 This is a second client beside Kata's own; the agent serves many, one request at a time. Every call
 ends within its deadline, whatever the guest does. It raises a GuestError (errors.py), which also
 closes the connection unless the agent itself refused the call; only `connect` makes a new one.
@@ -15,8 +12,6 @@ The evidence there is (ADR 8):
     usage            with cgroup v1 in the guest, the CPUs that the container has run on; else its
                      CPU time, to be compared with the run time of its vCPU threads
     metrics          busy time by rank among the guest's online CPUs (wire/guest/metrics.py)
-
-Out of scope: which CPUs a container should have, and whether to believe an answer (policy).
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """One ttrpc connection to a guest's agent: connect, call, close.
 
-    connection = await Connection.open(address, connect_s=2.0)
-    payload = await connection.call(AGENT, "GetMetrics", b"", call_s=2.0, limit=1 << 20)
-
 Every received byte is hostile. There is one call at a time, and the only frame that may arrive is
 its answer, no longer than `limit`. Anything else (another stream's frame, a longer one, garbage,
 the end) and a passed deadline end the connection, so a late answer cannot be taken for the next
 one. A guest can make this allocate `limit` and one read, and wait until the deadline.
-Out of scope: what calls mean (agent.py).
 
 Facts: vsock(7); hybrid vsock, "Using the Firecracker Virtio-vsock Device" of its repository.
 """

@@ -3,7 +3,6 @@
 The path comes from a hook's stdin or from an annotation, so a pod's author may have chosen it. It
 must lie below a root that the administrator allows (D4), no symlink is followed on the way, and the
 file must be a regular one owned by root (or us), of bounded size. The roots are resolved once.
-Out of scope: what the bytes mean (wire/oci.py).
 """
 
 from __future__ import annotations

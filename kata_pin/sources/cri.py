@@ -1,7 +1,5 @@
 """Changing a container's cpuset through CRI, as the kubelet's CPU manager does.
 
-    await CriClient("/run/containerd/containerd.sock").update(container_id, cpuset)
-
 The library (grpcio, the extra `kata-pin[cri]`) costs 20 MiB and 150 ms, so a thread loads it with
 the first call. Each call opens its own connection: calls are few, and a runtime that restarts
 leaves none behind. With NRI the runtime reports our own update to us before it makes it, so nothing
@@ -9,7 +7,7 @@ here may be called while the runtime waits for our answer.
 
 A status proves nothing about the runtime: Kata passes on what the agent in the guest answered, so a
 tenant may have chosen it. Only the socket shows whether the runtime is there. It must belong to
-root or us. Out of scope: what to send and when (daemon/allocation).
+root or us.
 """
 
 from __future__ import annotations

@@ -1,15 +1,9 @@
 """The socket on which OCI hooks hand over their messages (D3).
 
-    server = HookServer(path, handler)
-    server.bind()                # from here on hooks can connect, if only into the backlog
-    await server.serve()         # until cancelled
-    server.close()               # removes the socket; serve() does so too at its end
-
 Each hook is one connection: one request, one or two answer lines (wire/hook_message.py). The
 handler gets a HookConnection once the whole request has arrived. A connection that sends garbage,
 half a request or nothing is closed after its deadline and disturbs no other; those beyond the bound
 wait in the socket's backlog, where the hook's own budget ends the wait.
-Out of scope: what a message means, and requests that hooks had to spool (spool.py).
 """
 
 from __future__ import annotations
@@ -79,6 +73,8 @@ Handler = Callable[[HookConnection], Awaitable[None]]
 
 class HookServer:
     """Takes the hooks' connections and gives each message to `handler`.
+
+    From `bind` on hooks can connect, if only into the backlog; `serve` answers them.
 
     `path` is the socket's. At most `connections` are served at once. Each has `request_s` to send
     its request; then `handler` has `handler_s` before it is cancelled.

@@ -1,8 +1,5 @@
 """The NRI plugin: containerd or CRI-O report pods and containers as things happen.
 
-    plugin = NriPlugin(listener, socket_path=..., name="kata-pin", index="95", wanted=True)
-    await plugin.run()           # until cancelled
-
 Without a Decider it only observes: every answer is empty, so it can neither change a container nor
 conflict with another plugin (D14). A runtime calls its plugins one after the other under one lock,
 for every pod of the node, and disconnects one that takes too long, so the answer goes out before
@@ -16,7 +13,6 @@ never while the runtime waits for our answer.
 
 A lost connection is made again, for ever, and Synchronize then reports everything again. So an
 event that the listener could not take ends the connection, and nothing stays lost.
-Out of scope: what events mean, and which pods are Kata's (daemon).
 """
 
 from __future__ import annotations

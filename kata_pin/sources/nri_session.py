@@ -2,7 +2,7 @@
 
 Answers go out before anything else is done, except for a StartContainer that waits for its pins. A
 bad message, or an error of the listener, ends the connection, and the plugin (nri.py) connects
-again. Out of scope: connecting, and what events mean.
+again.
 """
 
 from __future__ import annotations

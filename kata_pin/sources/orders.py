@@ -1,9 +1,5 @@
 """The file of the administrator's overrides: read, watched, and changed by `kata-pin policy`.
 
-    orders = OrdersFile("/etc/kata-pin/policies")
-    orders.read()                       # raises StateError; the caller keeps what it had
-    async for _ in orders.watch(): ...  # it may have changed
-
 New content appears by rename, so it is complete or absent. A lock on the file's folder keeps two
 commands apart. What the lines mean: wire/orders.py.
 """

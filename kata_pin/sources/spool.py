@@ -3,8 +3,7 @@
 A file holds exactly the bytes of a request (wire/hook_message.py) and appears by rename, so it is
 complete or absent. The daemon reads the spool at start, whenever `watch` yields, and in each audit;
 `done` removes a message after its commit, so a crash in between only repeats it. Unreadable files
-are moved to `bad`, where the newest are kept for an administrator. Out of scope: what a message
-means, and whether it was recorded already.
+are moved to `bad`, where the newest are kept for an administrator.
 """
 
 from __future__ import annotations

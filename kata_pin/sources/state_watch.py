@@ -1,8 +1,5 @@
 """Changes of the files that say something about containers' CPUs, by inotify.
 
-    async for changes in watch.changes():      # until cancelled
-        ...                                    # read again what `changes` names
-
 Watched are Kata's state (sbs/<sandbox>/persist.json of the Go runtime, <sandbox>/state.json of
 runtime-rs, and sandboxes that appear and disappear), the kubelet's checkpoint, and the configured
 cpusets of the cgroups named by `watch_cpusets`. Kata rewrites persist.json in place, so only the

@@ -1,13 +1,10 @@
 """CPUs that go on- or offline, from the kernel's uevents over netlink.
 
-    async for _ in cpu_changes():
-        ...                          # read the online CPUs again
-
 An event only says when to look (D1). Taking a CPU offline through sysfs sends one after it is done
 (drivers/base/core.c, device_offline); the cpusets change a moment later, without an event. Needs no
 capability, but the network namespace of the first user namespace.
 
-The socket lives as long as the iteration. Out of scope: which CPUs are online (host/topology.py).
+The socket lives as long as the iteration. Which CPUs are online: host/topology.py.
 """
 
 from __future__ import annotations

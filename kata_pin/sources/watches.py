@@ -3,7 +3,7 @@
 One inode may be watched under several keys (an ancestor of two folders); each key gets the events
 it asked for. A key whose folder disappears gets one last event and then watches nothing. Files of
 cgroups are different: they disappear without an event (measured on Linux 6.18), so their owner
-discards them. Out of scope: what an event means. Facts: inotify(7).
+discards them. Facts: inotify(7).
 """
 
 from __future__ import annotations

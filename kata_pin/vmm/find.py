@@ -5,8 +5,6 @@ nothing. It is accepted when its executable is on the allow-list, its command li
 sandbox, and one witness that the VMM cannot write agrees: a cgroup that holds the id, a parent shim
 with that id, the pid in one of root's files, or a hook's pid from the root-only socket. A refused
 candidate is reported with its reason.
-
-A VmmFinder keeps nothing between calls. Out of scope: threads (roles.py), helpers (overhead.py).
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """How the vmm package reads the host, as Protocols: host/ is not imported here.
 
 The daemon composes a HostAccess from kata_pin.host; it lives as long as the daemon, or one command.
-
-    HostAccess(root, index, partial(read_process, root), partial(cmdline, root), partial(exe, root),
-              partial(cgroups, root))
-
 Every reader raises TaskGone when the process is gone.
 """
 

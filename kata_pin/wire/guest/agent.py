@@ -4,7 +4,7 @@ Names and numbers: kata-containers, src/libs/protocols/protos (agent.proto, oci.
 health.proto). A field that an older agent leaves out reads as empty or 0.
 
 The answers come from a guest and are hostile: the receiver bounds their size; texts are clipped and
-made printable here. Out of scope: whether to believe an answer (policy).
+made printable here.
 """
 
 from __future__ import annotations

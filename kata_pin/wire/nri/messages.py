@@ -168,11 +168,7 @@ def parse_configure(data: bytes) -> Configuration:
 def parse_synchronize(data: bytes) -> Snapshot:
     """Read a SynchronizeRequest; raises ParseError."""
     message = _parsed(nri_pb2.SynchronizeRequest(), data)
-    if len(message.pods) > MAX_PODS or len(message.containers) > MAX_CONTAINERS:
-        raise ParseError(
-            f"{len(message.pods)} pods and {len(message.containers)} containers are too many",
-            source="NRI Synchronize",
-        )
+    _check_counts(len(message.pods), len(message.containers))
     return Snapshot(
         tuple(_pod(one) for one in message.pods),
         tuple(_container(one) for one in message.containers),
@@ -185,9 +181,14 @@ def joined(parts: Iterable[Snapshot]) -> Snapshot:
     whole = list(parts)
     pods = tuple(pod for part in whole for pod in part.pods)
     containers = tuple(one for part in whole for one in part.containers)
-    if len(pods) > MAX_PODS or len(containers) > MAX_CONTAINERS:
-        raise ParseError("too many pods or containers in total", source="NRI Synchronize")
+    _check_counts(len(pods), len(containers))
     return Snapshot(pods, containers)
+
+
+def _check_counts(pods: int, containers: int) -> None:
+    if pods > MAX_PODS or containers > MAX_CONTAINERS:
+        text = f"{pods} pods and {containers} containers are too many"
+        raise ParseError(text, source="NRI Synchronize")
 
 
 def parse_event(method: str, data: bytes, kinds: Collection[EventKind] = OBSERVED) -> Event | None:
