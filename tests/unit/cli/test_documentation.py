@@ -11,7 +11,6 @@ import pytest
 from kata_pin.cli.commands.map import map_document
 from kata_pin.cli.commands.pools import pools_document
 from kata_pin.cli.main import COMMANDS, cli
-from kata_pin.cli.manual import page
 from kata_pin.cli.reports import who as who_report
 from kata_pin.cli.reports.findings import check
 from kata_pin.config import Config
@@ -20,6 +19,7 @@ from kata_pin.daemon.service import offline
 from kata_pin.model.reports.state import State
 from kata_pin.wire.reports import decode, encode
 from tests.support.json_schema import violations
+from tests.support.man_page import page
 from tests.support.report_docs import generated
 from tests.unit.cli import documents as docs
 from tests.unit.cli.cases import CHECKED
