@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
 from kata_pin.errors import DaemonError, KataPinError, RemoteProtocolError
 from kata_pin.wire.control import MAX_REPLY, LineDecoder, encode_request, parse_reply
@@ -64,6 +64,14 @@ class Provider:
         self._settings = settings
         self._offline: State | None = None
 
+    def chosen(self, name: str | None) -> str:
+        """Return the id of the sandbox that a name means, nothing for None; raises KataPinError."""
+        if name is None:
+            return ""
+        from kata_pin.cli.reports.selection import choose
+
+        return choose(self.names(), name).id
+
     def names(self) -> tuple[SandboxName, ...]:
         """Return the names of all sandboxes; raises KataPinError."""
         from kata_pin.model.reports.names import Names, SandboxName
@@ -108,27 +116,17 @@ class Provider:
 
             return offline.history(self._settings.config, name, since_s=since_s, limit=limit)
 
-    def pin(self, sandbox_id: str | None) -> Applied:
-        """Set the affinities of one sandbox, or of all, now."""
+    def change(self, verb: Literal["pin", "unpin"], sandbox_id: str) -> Applied:
+        """Set the affinities of one sandbox, or of all, now; or restore the original ones."""
         from kata_pin.model.reports.applied import Applied
 
         try:
-            return self._ask(Applied, "pin", reading=False, sandbox=sandbox_id)
+            return self._ask(Applied, verb, reading=False, sandbox=sandbox_id or None)
         except DaemonAway:
             from kata_pin.daemon.service import offline
 
-            return offline.pin(self._settings.config, sandbox_id)
-
-    def unpin(self, sandbox_id: str | None) -> Applied:
-        """Restore the original affinities of one sandbox, or of all."""
-        from kata_pin.model.reports.applied import Applied
-
-        try:
-            return self._ask(Applied, "unpin", reading=False, sandbox=sandbox_id)
-        except DaemonAway:
-            from kata_pin.daemon.service import offline
-
-            return offline.unpin(self._settings.config, sandbox_id)
+            act = offline.pin if verb == "pin" else offline.unpin
+            return act(self._settings.config, sandbox_id or None)
 
     def _without_daemon(self, error: KataPinError) -> State:
         if self._offline is None:

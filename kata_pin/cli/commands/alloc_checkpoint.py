@@ -72,12 +72,7 @@ def compare(
         host = read_capture(topology) if topology else read_topology(HOST)
         ours = taken_over(kubelet, make_policy(replace(settings, policy=name), host))
     told = comparison(kubelet, ours, source=path, policy=name, hypothetical=allocation is None)
-    if session.json:
-        screen.document(told)
-        return
-    from kata_pin.cli.render import compare as render_compare
-
-    screen.show(render_compare.compare(told, screen.output()))
+    screen.report(told, json=session.json, by="compare:compare")
 
 
 def _deciding(session: Session) -> Allocation | None:

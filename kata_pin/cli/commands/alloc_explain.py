@@ -28,12 +28,7 @@ def explain(session: Session, container: str) -> None:
     CONTAINER is an id or its start, a name, or namespace/pod/name; `vm:` and a sandbox id for a VM.
     """
     grant = choose_grant(session.provider.state(), container)
-    if session.json:
-        screen.document(AllocExplainDocument(grant=grant))
-        return
-    from kata_pin.cli.render import pools as render_pools
-
-    screen.show(render_pools.explain(grant, screen.output()))
+    screen.report(AllocExplainDocument(grant=grant), json=session.json, by="pools:explain")
 
 
 def choose_grant(state: State, text: str) -> Grant:

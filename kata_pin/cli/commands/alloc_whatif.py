@@ -96,9 +96,4 @@ def what_if(
         wanted = CpuClass.EXCLUSIVE
     state = occupied(chosen, document, taken)
     told = answer(chosen, state, Question(millis, wanted, kata, pod))
-    if session.json:
-        screen.document(told)
-        return
-    from kata_pin.cli.render import whatif as render_whatif
-
-    screen.show(render_whatif.what_if(told, screen.output()))
+    screen.report(told, json=session.json, by="whatif:what_if")

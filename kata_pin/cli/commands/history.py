@@ -51,9 +51,4 @@ def history(session: Session, sandbox: str, since: int | None, limit: int) -> No
     until the limits in `history:` remove them.
     """
     document = session.provider.history(sandbox, since_s=since, limit=limit)
-    if session.json:
-        screen.document(document)
-        return
-    from kata_pin.cli.render import history as render_history
-
-    screen.show(render_history.history(document, screen.output()))
+    screen.report(document, json=session.json, by="history:history")

@@ -24,12 +24,7 @@ def who(session: Session, cpu: int) -> None:
     from kata_pin.cli.reports import who as who_report
 
     document = who_report.who(session.provider.state(), cpu)
-    if session.json:
-        screen.document(document)
-        return
-    from kata_pin.cli.render import reports as render_reports
-
-    screen.show(render_reports.who(document, screen.output()))
+    screen.report(document, json=session.json, by="reports:who")
 
 
 @click.command()
@@ -42,16 +37,9 @@ def explain(session: Session, sandbox: str) -> None:
     Which containers count, which CPUs are exclusive and how that is known, which vCPU is paired
     with which pCPU, and what prevents a better placement.
     """
-    from kata_pin.cli.reports.selection import choose
-
     provider = session.provider
-    document = provider.explain(choose(provider.names(), sandbox).id)
-    if session.json:
-        screen.document(document)
-        return
-    from kata_pin.cli.render import reports as render_reports
-
-    screen.show(render_reports.explain(document, screen.output()))
+    document = provider.explain(provider.chosen(sandbox))
+    screen.report(document, json=session.json, by="reports:explain")
 
 
 @click.command()
@@ -73,12 +61,7 @@ def check(session: Session) -> int:
         who_report.intruders(state),
         intruders_fail=session.config.intruders is Intruders.FAIL,
     )
-    if session.json:
-        screen.document(document)
-    else:
-        from kata_pin.cli.render import reports as render_reports
-
-        screen.show(render_reports.check(document, screen.output()))
+    screen.report(document, json=session.json, by="reports:check")
     return 0 if document.ok else FOUND
 
 
@@ -96,10 +79,5 @@ def doctor(session: Session) -> int:
     from kata_pin.cli.reports import doctor_node
 
     document = doctor_node.examine(session.config, session.provider, file=session.config_file)
-    if session.json:
-        screen.document(document)
-    else:
-        from kata_pin.cli.render import reports as render_reports
-
-        screen.show(render_reports.doctor(document, screen.output()))
+    screen.report(document, json=session.json, by="reports:doctor")
     return 0 if document.ok else 1

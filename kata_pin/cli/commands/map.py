@@ -22,17 +22,9 @@ def guest_map(session: Session, sandbox: str | None) -> None:
     unknown (cross). Inferred guest CPUs are used only with the setting guest.act_on_inferred,
     unknown ones never. Below: the guest CPUs that each container should use and those applied.
     """
-    from kata_pin.cli.reports.selection import choose
-
     provider = session.provider
-    chosen = "" if sandbox is None else choose(provider.names(), sandbox).id
-    document = map_document(provider.state(chosen))
-    if session.json:
-        screen.document(document)
-        return
-    from kata_pin.cli.render import map as render_map
-
-    screen.show(render_map.guest_map(document, screen.output()))
+    document = map_document(provider.state(provider.chosen(sandbox)))
+    screen.report(document, json=session.json, by="map:guest_map")
 
 
 def map_document(state: State) -> MapDocument:

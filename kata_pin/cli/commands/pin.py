@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import click
 
 from kata_pin.cli.options import Session, complete_sandbox, global_options
 from kata_pin.cli.render import screen
-from kata_pin.model.reports.applied import Applied
 
 
 @click.command()
@@ -19,7 +20,7 @@ def pin(session: Session, sandbox: str | None) -> int:
     Without a daemon they are set once, from /proc and Kata's state. Exit status 1 if the kernel
     refused an affinity.
     """
-    return _report(session, session.provider.pin(_chosen(session, sandbox)))
+    return _change(session, "pin", sandbox)
 
 
 @click.command()
@@ -32,25 +33,13 @@ def unpin(session: Session, sandbox: str | None) -> int:
     Each thread gets the affinity that was first seen for its role, else that of pid 1. The daemon
     does not manage such a sandbox until `pin`, even after a restart.
     """
-    return _report(session, session.provider.unpin(_chosen(session, sandbox)))
+    return _change(session, "unpin", sandbox)
 
 
-def _chosen(session: Session, name: str | None) -> str | None:
-    """Return the id of the sandbox that was named, None for all."""
-    if name is None:
-        return None
-    from kata_pin.cli.reports.selection import choose
-
-    return choose(session.provider.names(), name).id
-
-
-def _report(session: Session, document: Applied) -> int:
-    if session.json:
-        screen.document(document)
-    else:
-        from kata_pin.cli.render import reports as render_reports
-
-        screen.show(render_reports.applied(document, screen.output()))
+def _change(session: Session, verb: Literal["pin", "unpin"], name: str | None) -> int:
+    provider = session.provider
+    document = provider.change(verb, provider.chosen(name))
+    screen.report(document, json=session.json, by="reports:applied")
     refused = {"refused", "denied"}
     outcomes = {r.outcome for one in document.sandboxes for r in one.results}
     return 1 if outcomes & refused else 0

@@ -39,26 +39,10 @@ def show(session: Session, sandbox: str | None, cpus: bool, watch: float | None)
 
 def _once(session: Session, name: str | None, cpus: bool) -> None:
     provider = session.provider
-    if name is None:
-        state = provider.state()
-    else:
-        from kata_pin.cli.reports.selection import choose
+    state = provider.state(provider.chosen(name))
+    if name is not None and not cpus:
+        from kata_pin.cli.reports.network import with_network
 
-        state = provider.state(choose(provider.names(), name).id)
-        if not cpus:
-            from kata_pin.cli.reports.network import with_network
-
-            state = with_network(state)
-    if session.json:
-        screen.document(state)
-    elif cpus:
-        from kata_pin.cli.render import cpus as render_cpus
-
-        screen.show(render_cpus.cpus(state, screen.output()))
-    else:
-        from kata_pin.cli.render import show as render_show
-
-        if name is None:
-            screen.show(render_show.overview(state, screen.output()))
-        else:
-            screen.show(render_show.single(state, state.sandboxes[0], screen.output()))
+        state = with_network(state)
+    by = "cpus:cpus" if cpus else "show:overview" if name is None else "show:single"
+    screen.report(state, json=session.json, by=by)

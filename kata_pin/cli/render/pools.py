@@ -21,7 +21,13 @@ from kata_pin.cli.reports import pcpus, words
 from kata_pin.cli.reports.pcpus import parse
 from kata_pin.cli.reports.words import safe
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.reports.pools import Allocation, Grant, Push, RefusedRequest
+from kata_pin.model.reports.pools import (
+    Allocation,
+    AllocExplainDocument,
+    Grant,
+    Push,
+    RefusedRequest,
+)
 from kata_pin.model.reports.state import State
 
 LETTERS: Final = ascii_uppercase
@@ -51,8 +57,9 @@ def pools(state: State, output: Output) -> list[Text]:
     return lines
 
 
-def explain(grant: Grant, output: Output) -> list[Text]:
+def explain(document: AllocExplainDocument, output: Output) -> list[Text]:
     """Return why one container has the CPUs that it has."""
+    grant = document.grant
     pending = grant.pending
     sent = styled(grant.cpuset) if grant.cpuset else Text("none: only threads are pinned")
     if pending is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from importlib import import_module
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -30,6 +31,19 @@ def _width() -> int:
         return os.get_terminal_size(sys.stdout.fileno()).columns or 80
     except OSError:
         return 80
+
+
+def report(found: object, *, json: bool, by: str) -> None:
+    """Print a document as JSON, or as the lines of the function `by` below cli.render.
+
+    Its module is imported only when it is needed: rich takes longer than a JSON document.
+    """
+    if json:
+        document(found)
+        return
+    module, _, name = by.partition(":")
+    render = getattr(import_module(f"kata_pin.cli.render.{module}"), name)
+    show(render(found, output()))
 
 
 def show(lines: Iterable[Text]) -> None:

@@ -48,8 +48,9 @@ def overview(state: State, output: Output) -> list[Text]:
     return lines
 
 
-def single(state: State, sandbox: Sandbox, output: Output) -> list[Text]:
-    """Return everything about one sandbox."""
+def single(state: State, output: Output) -> list[Text]:
+    """Return everything about the only sandbox of a state document."""
+    (sandbox,) = state.sandboxes
     lines = [*_head(state, output), *_sandbox_facts(sandbox, output), Text()]
     lines += _containers(sandbox, output)
     if sandbox.threads:

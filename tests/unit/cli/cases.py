@@ -1,6 +1,7 @@
 """Every rendering that has a golden file: a name, and how its lines are made at a width."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from rich.text import Text
 
@@ -10,7 +11,7 @@ from kata_pin.cli.render import map as render_map
 from kata_pin.cli.render.layout import Output
 from kata_pin.cli.reports import findings
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.reports.pools import PushFailure
+from kata_pin.model.reports.pools import AllocExplainDocument, PushFailure
 from kata_pin.model.reports.state import State
 from tests.unit.cli import documents as docs
 from tests.unit.cli.compared import DECIDED, SUPPOSED
@@ -22,7 +23,8 @@ Render = Callable[[Output], list[Text]]
 
 
 def _single(document: State, number: int = 0) -> Render:
-    return lambda output: show.single(document, document.sandboxes[number], output)
+    one = replace(document, sandboxes=document.sandboxes[number : number + 1])
+    return lambda output: show.single(one, output)
 
 
 SEVERAL = docs.state(docs.database(), docs.drifted(), docs.lost(), isolated="12-15", present="0-17")
@@ -83,8 +85,10 @@ CASES: dict[str, Render] = {
     ),
     "pools-pushed": lambda output: pools.pools(docs.allotted(push=STUCK), output),
     "pools-none": lambda output: pools.pools(docs.state(), output),
-    "alloc-explain": lambda output: pools.explain(GRANTS[1], output),
-    "alloc-explain-pending": lambda output: pools.explain(GRANTS[3], output),
+    "alloc-explain": lambda output: pools.explain(AllocExplainDocument(grant=GRANTS[1]), output),
+    "alloc-explain-pending": lambda output: pools.explain(
+        AllocExplainDocument(grant=GRANTS[3]), output
+    ),
     "who": lambda output: reports.who(docs.busy_cpu(), output),
     "check": lambda output: reports.check(CHECKED, output),
     "doctor": lambda output: reports.doctor(docs.examined(), output),

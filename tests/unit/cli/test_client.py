@@ -127,7 +127,7 @@ def test_writing_does_not_bypass_a_daemon_that_hangs(
     monkeypatch.setattr("kata_pin.cli.client.WRITE_S", 0.2)  # the real deadline is 35 s
     provider = Provider(Given(Config(runtime_dir=str(tmp_path))))
     with listener(tmp_path / "control.sock", None), pytest.raises(DaemonSilent):
-        provider.pin(None)
+        provider.change("pin", "")
 
 
 def test_reading_without_a_daemon_looks_at_the_system(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def sample() -> list[str]:
     )  # fmt: skip
     state = docs.state(sandbox, cpus=2, kubelet=None)
     state = replace(state, daemon=replace(docs.RUNNING, uptime_s=93784.0))
-    return [line.plain for line in show.single(state, sandbox, Output(NO_LIMIT))]
+    return [line.plain for line in show.single(state, Output(NO_LIMIT))]
 
 
 def written() -> str:
