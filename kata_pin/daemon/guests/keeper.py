@@ -133,7 +133,7 @@ class Keeper:
         self._vcpus = vcpus
         if first or again or insist or changed:
             self._again = frozenset(self._sent)
-            perhaps = again and self._state_of_trouble is GuestState.FAILED
+            perhaps = again and self._trouble is not None and self._trouble[0] is GuestState.FAILED
             if insist or perhaps:  # the container may be there now
                 self._rest_until = 0.0
         self._nudge()
@@ -243,14 +243,13 @@ class Keeper:
         except AgentUnsupported as error:
             self._failed(GuestState.FAILED, str(error), DENIED_S)
         except GuestError as error:
-            self._failed(GuestState.UNREACHABLE, str(error), self._next_rest())
+            self._failed(GuestState.UNREACHABLE, str(error))
         except TimeoutError:
-            text = f"not done within {SESSION_S:g} s"
-            self._failed(GuestState.UNREACHABLE, text, self._next_rest())
+            self._failed(GuestState.UNREACHABLE, f"not done within {SESSION_S:g} s")
         except Exception as error:  # the fault barrier of one guest
             log.error("sandbox %s: guest: %s", self._id, error)
             log.debug("sandbox %s: guest", self._id, exc_info=True)
-            self._failed(GuestState.FAILED, str(error), self._next_rest())
+            self._failed(GuestState.FAILED, str(error))
         if self._has_work:
             self._rest_until = max(self._rest_until, time.monotonic() + AGAIN_S)
             self._wake.set()
@@ -268,7 +267,7 @@ class Keeper:
         bad = sum(sent.proof in _BAD for sent in self._sent.values())
         if bad:
             text = f"{bad} of {len(self._sent)} containers are not on their assigned guest CPUs"
-            self._failed(GuestState.FAILED, text, self._next_rest())
+            self._failed(GuestState.FAILED, text)
         else:
             self._trouble, self._failures, self._rest_until = None, 0, 0.0
 
@@ -321,16 +320,16 @@ class Keeper:
             if found is not None and self._sent.get(name) is sent:
                 self._sent[name] = replace(sent, proof=found[0], detail=found[1])
 
-    def _failed(self, state: GuestState, text: str, rest_s: float) -> None:
+    def _failed(self, state: GuestState, text: str, rest_s: float | None = None) -> None:
+        """Rest for so long, by default longer after each failure in a row."""
+        if rest_s is None:
+            rest_s = RETRY_S[min(self._failures, len(RETRY_S) - 1)]
         if self._trouble is None or self._trouble[0] is not state:
             log.warning("sandbox %s: guest %s: %s", self._id, state.value, text)
         self._trouble = (state, text)
         self._prompt = False
         self._failures += 1
         self._rest_until = time.monotonic() + rest_s
-
-    def _next_rest(self) -> float:
-        return RETRY_S[min(self._failures, len(RETRY_S) - 1)]
 
     # ---- before a pass -------------------------------------------------------------------
 
@@ -365,10 +364,6 @@ class Keeper:
     def facts(self) -> GuestFacts:
         """What is known of the guest."""
         return self._probe.facts
-
-    @property
-    def _state_of_trouble(self) -> GuestState | None:
-        return None if self._trouble is None else self._trouble[0]
 
     def view(self, plan: GuestPlan) -> GuestView:
         """Return the state of guest pinning, for a plan that was made with `facts`."""

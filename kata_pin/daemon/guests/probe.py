@@ -1,9 +1,9 @@
 """What is known of one guest: its kernel, its CPUs' numbers, and whether a cpuset holds.
 
 Least intrusive first (ADR 8): the kernel from the host; CPU times by the agent, compared with the
-run times of vCPU threads; programs in a container only if `guest.exec`
-is set. Answers are kept by thread identity, so they end with their thread. Lifetime: the sandbox's;
-another VMM is another guest.
+run times of vCPU threads; programs in a container only if `guest.exec` is set. Answers
+are kept by thread identity, so they end with their thread. Lifetime: the sandbox's; another VMM is
+another guest.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from kata_pin.config.guest import Guest
-from kata_pin.daemon.guests.kernel import kernel_facts
 from kata_pin.daemon.guests.status import GuestPlan, Proof
 from kata_pin.errors import (
     AgentDenied,
     AgentFailed,
     AgentUnavailable,
     AgentUnsupported,
+    HostError,
     ParseError,
 )
 from kata_pin.guest.agent import AgentClient
+from kata_pin.host.kernel_image import read_release
 from kata_pin.host.root import HostRoot
 from kata_pin.host.run_times import run_times
 from kata_pin.model.cpuset import CpuSet
@@ -174,6 +175,20 @@ class GuestProbe:
         if elsewhere:
             return Proof.BROKEN, "it used CPU time outside its guest CPUs"
         return Proof.FITS, ""
+
+
+def kernel_facts(root: HostRoot, vmm: Vmm) -> GuestFacts:
+    """Return the guest kernel's release and the file it is from, or why it is not known.
+
+    Only what the VMM's command line gives away. Reading a vmlinux takes tens of milliseconds, so
+    the daemon does it in a thread.
+    """
+    if not vmm.kernel:
+        return GuestFacts(source="the VMM's command line names none")
+    try:
+        return GuestFacts(read_release(root, vmm.kernel, vmm.process), vmm.kernel)
+    except (HostError, ParseError) as error:
+        return GuestFacts(source=str(error))
 
 
 async def _by_program(agent: AgentClient, answer: Awaitable[T]) -> T | None:

@@ -12,17 +12,17 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kata_pin.daemon.intake.qmp import ask_qemu
 from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.counters import Counters
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.pins import Pins
-from kata_pin.errors import KataPinError, ParseError, QmpUnavailable
+from kata_pin.errors import KataPinError, ParseError
 from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import Container, ContainerKind, Vmm
 from kata_pin.sources.hooks import HookConnection
 from kata_pin.sources.spool import Spool
-from kata_pin.vmm.qmp import query
 from kata_pin.vmm.state_files import KataPaths
 from kata_pin.wire.qemu.qmp import QmpAnswers
 
@@ -102,8 +102,6 @@ class HookService:
         async for _ in self._spool.watch():
             self.take_spool()
 
-    # ---- QMP's window --------------------------------------------------------------------
-
     def _in_window(self, connection: HookConnection, container: Container) -> bool:
         """Whether Kata's Go runtime leaves qmp.sock free while this hook runs."""
         return (
@@ -120,7 +118,10 @@ class HookService:
         if vmm is None:  # not known whose socket it is
             return
         cache = self._sandboxes.enter(container.sandbox_id).cache
-        session = asyncio.create_task(self._session(self._qmp_path(container), vmm.process.pid))
+        path, settings = self._qmp_path(container), self._live.now.qmp
+        session = asyncio.create_task(
+            ask_qemu(container.sandbox_id, path, vmm.process.pid, settings)
+        )
         gone = asyncio.create_task(connection.gone.wait())
         try:
             await asyncio.wait({session, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -133,25 +134,9 @@ class HookService:
         if isinstance(answers, QmpAnswers):
             cache.qmp = answers
 
-    async def _session(self, path: str, pid: int) -> QmpAnswers | None:
-        """Return QEMU's answers; `pid` is QEMU's."""
-        qmp = self._live.now.qmp
-        try:
-            return await query(
-                path,
-                pid=pid,
-                greeting_s=qmp.greeting_ms / 1000,
-                session_s=qmp.session_ms / 1000,
-            )
-        except QmpUnavailable as error:
-            log.info("QMP not available: %s", error)
-            return None
-
     def _qmp_path(self, container: Container) -> str:
         paths = self._live.now.paths
         return KataPaths(vc=paths.vc, kata=paths.kata).main_qmp(container.sandbox_id)
-
-    # ---- answers -------------------------------------------------------------------------
 
     async def _answer(
         self, connection: HookConnection, container: Container, report: Report | None

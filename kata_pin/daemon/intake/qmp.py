@@ -1,4 +1,4 @@
-"""Asks QEMU over Kata's extra monitor (`extra_monitor_socket`), which is free at any time (D6).
+"""Asks QEMU: over Kata's extra monitor (`extra_monitor_socket`), which is free at any time (D6).
 
 Only about threads that KVM and names left unnamed, once for each. The main socket is Kata's, except
 during its first hook (hook_service.py).
@@ -11,12 +11,14 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
+from kata_pin.config.tree import Qmp
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.errors import QmpUnavailable
 from kata_pin.model.thread import RoleSource
 from kata_pin.vmm.qmp import query
 from kata_pin.vmm.state_files import KataPaths
+from kata_pin.wire.qemu.qmp import QmpAnswers
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +45,21 @@ class ExtraMonitor:
         if unnamed <= cache.asked or not os.path.exists(path):
             return False
         cache.asked = unnamed
-        try:
-            cache.qmp = await query(
-                path,
-                pid=cache.vmm.process.pid,
-                greeting_s=settings.greeting_ms / 1000,
-                session_s=settings.session_ms / 1000,
-            )
-        except QmpUnavailable as error:
-            log.info("sandbox %s: extra monitor not available: %s", sandbox_id, error)
-            return False
-        return True
+        answers = await ask_qemu(sandbox_id, path, cache.vmm.process.pid, settings)
+        if answers is not None:
+            cache.qmp = answers
+        return answers is not None
+
+
+async def ask_qemu(sandbox_id: str, path: str, pid: int, settings: Qmp) -> QmpAnswers | None:
+    """Return what QEMU answers over one of its monitors, or None; `pid` is QEMU's."""
+    try:
+        return await query(
+            path,
+            pid=pid,
+            greeting_s=settings.greeting_ms / 1000,
+            session_s=settings.session_ms / 1000,
+        )
+    except QmpUnavailable as error:
+        log.info("sandbox %s: QMP not available: %s", sandbox_id, error)
+        return None

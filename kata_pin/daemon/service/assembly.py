@@ -93,14 +93,9 @@ class Assembly:
         self._thread_events = ThreadEvents(one.root, node, pins, sandboxes, self._counters)
         spool = Spool(self._path("spool"))
         spool.prepare()
+        intake, find_vmm = Intake(registry, one.bundles), self.passes.find_vmm
         self.hook_service = HookService(
-            live,
-            pins,
-            Intake(registry, one.bundles),
-            sandboxes,
-            spool,
-            self._counters,
-            self.passes.find_vmm,
+            live, pins, intake, sandboxes, spool, self._counters, find_vmm
         )
         self.hooks = HookServer(self._path("hook.sock"), self.hook_service.hook)
         self.auditor = Auditor(one.root, sandboxes)

@@ -83,22 +83,11 @@ def compose(config: Config, registry: Registry, passes: PendingPasses | None = N
         root, node, pins, index, threads, finder, kata_pinning,
         partial(view, allocator), partial(granted, allocator),
     )  # fmt: skip
+    agents, adoption = Agents(root, kata, live), Adoption(root, registry, kata, finder, index)
     return Components(
-        live=live,
-        root=root,
-        registry=registry,
-        pins=pins,
-        bundles=bundles,
-        node=node,
-        index=index,
-        finder=finder,
-        engine=engine,
-        kata=kata,
-        agents=Agents(root, kata, live),
-        adoption=Adoption(root, registry, kata, finder, index),
-        allocator=allocator,
-        kata_pinning=kata_pinning,
-    )
+        live, root, registry, pins, bundles, node, index, finder, engine, kata, agents, adoption,
+        allocator, kata_pinning,
+    )  # fmt: skip
 
 
 def boot_id(root: HostRoot) -> str:

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 
 from kata_pin.config.tree import Config
 from kata_pin.daemon.allocation.restore import kept_cpusets
-from kata_pin.daemon.guests.kernel import kernel_facts
 from kata_pin.daemon.guests.manager import restore_guests
+from kata_pin.daemon.guests.probe import kernel_facts
 from kata_pin.daemon.guests.status import GuestView, plan_guest
 from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.live_config import LiveConfig
@@ -70,20 +70,20 @@ def explain(config: Config, sandbox_id: str) -> Explanation:
     """Return the `explain` document of one sandbox; raises DaemonError when there is none."""
     with _reading(config) as parts:
         for facts in _look(parts, _chosen(parts, sandbox_id), act=False):
-            report = facts.report
-            if report is not None and report.placement is not None:
-                node = parts.node.current()
-                view = _guest(parts, facts.sandbox, report)
-                guest = guest_lines(facts.sandbox, view.plan.map, view.plan.cpusets) if view else ()
-                lines = explain_lines(
-                    facts.sandbox,
-                    report.threads,
-                    report.placement,
-                    node,
-                    guest=list(guest),
-                    now_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
-                )
-                return Explanation(sandbox=sandbox_id, lines=lines)
+            report, sandbox = facts.report, facts.sandbox
+            if report is None or report.placement is None:
+                continue
+            view = _guest(parts, sandbox, report)
+            guest = guest_lines(sandbox, view.plan.map, view.plan.cpusets) if view else ()
+            lines = explain_lines(
+                sandbox,
+                report.threads,
+                report.placement,
+                parts.node.current(),
+                guest=list(guest),
+                now_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+            )
+            return Explanation(sandbox=sandbox_id, lines=lines)
     raise DaemonError(f"no sandbox {sandbox_id!r}", hint="kata-pin show lists them")
 
 

@@ -49,7 +49,11 @@ class Registry(Database):
 
     def __init__(self, path: str, *, boot_id: str, source: str = "") -> None:
         super().__init__(path, boot_id=boot_id, source=source)
-        self._observations = self._begun()
+        try:
+            self._observations = Observations(self)
+        except BaseException:
+            self.close()
+            raise
         self._known: dict[str, tuple[Container, ...]] = {}
 
     def record(self, container: Container, *, stamp_ns: int, pid: int) -> bool:
@@ -116,13 +120,6 @@ class Registry(Database):
         finally:
             self._known.pop(sandbox_id, None)
 
-    def _begun(self) -> Observations:
-        try:
-            return Observations(self)
-        except BaseException:
-            self.close()
-            raise
-
     def _newer(self, container_id: str, stamp_ns: int, pid: int) -> bool:
         seen = self.row("SELECT stamp_ns, pid FROM seen WHERE container_id = ?", (container_id,))
         if seen is not None and (stamp_ns, pid) <= seen:
@@ -141,11 +138,7 @@ class Registry(Database):
             "DELETE FROM containers WHERE sandbox_id = :sandbox AND state = :state AND id NOT IN ("
             "SELECT id FROM containers WHERE sandbox_id = :sandbox AND state = :state"
             " ORDER BY recorded_ns DESC LIMIT :kept)",
-            {
-                "sandbox": sandbox_id,
-                "state": ContainerState.DELETED.value,
-                "kept": DELETED_KEPT,
-            },
+            {"sandbox": sandbox_id, "state": ContainerState.DELETED, "kept": DELETED_KEPT},
         )
         self._trim_tombstones()
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Final
 
@@ -88,17 +87,13 @@ class History:
             with self._db.transaction():
                 there = [row[1] for row in self._db.rows("PRAGMA table_info(history)")]
                 if there and there != ["number", *_COLUMNS]:
-                    log.warning(
-                        "registry %s: its history has another form and is dropped", self._db.path
-                    )
+                    log.warning("registry %s: history of another form dropped", self._db.path)
                     self._db.run("DROP TABLE history")
                 self._db.run(_TABLE)
                 self._db.run(_INDEX)
                 self._count = self._db.rows("SELECT count(*) FROM history")[0][0]
         assert self._count is not None, "it was counted"
         return self._count
-
-    # ---- writing -------------------------------------------------------------------------
 
     def passed(self, outcome: PassOutcome) -> None:
         """Write a row if the pass changed something."""
@@ -188,8 +183,6 @@ class History:
         self.failures += 1
         log.log(level, "history not written: %s", error)
 
-    # ---- reading -------------------------------------------------------------------------
-
     def changes(
         self, name: str = "", *, since_s: float | None = None, limit: int = MAX_SHOWN
     ) -> list[Change]:
@@ -199,8 +192,18 @@ class History:
         sandboxes, or the start of an id. Raises DaemonError when it means none, StateError.
         """
         self._counted()
-        ids = self._meant(name) if name else None
-        return self._newest(ids, since_s, limit)
+        conditions, values = ["1"], list[object]()
+        if name:
+            values += self._meant(name)
+            conditions.append(f"sandbox_id IN ({', '.join('?' * len(values))})")
+        if since_s is not None:
+            conditions.append("boot_ns >= ?")
+            values.append(time.clock_gettime_ns(time.CLOCK_BOOTTIME) - int(since_s * 1e9))
+        rows = self._db.rows(
+            f"{_SELECT} WHERE {' AND '.join(conditions)} ORDER BY number DESC LIMIT ?",
+            [*values, limit],
+        )
+        return [Change(*row) for row in rows][::-1]
 
     def _meant(self, name: str) -> list[str]:
         for condition in (
@@ -215,17 +218,3 @@ class History:
             if ids := [str(row[0]) for row in rows]:
                 return ids
         raise DaemonError(f"no history of {name!r}", hint="kata-pin history shows all there is")
-
-    def _newest(self, ids: Sequence[str] | None, since_s: float | None, limit: int) -> list[Change]:
-        conditions, values = ["1"], list[object]()
-        if ids is not None:
-            conditions.append(f"sandbox_id IN ({', '.join('?' * len(ids))})")
-            values += ids
-        if since_s is not None:
-            conditions.append("boot_ns >= ?")
-            values.append(time.clock_gettime_ns(time.CLOCK_BOOTTIME) - int(since_s * 1e9))
-        rows = self._db.rows(
-            f"{_SELECT} WHERE {' AND '.join(conditions)} ORDER BY number DESC LIMIT ?",
-            [*values, limit],
-        )
-        return [Change(*row) for row in rows][::-1]

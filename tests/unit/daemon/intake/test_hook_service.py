@@ -181,7 +181,7 @@ async def test_the_deadline_counts_while_qemu_is_left(
     async def never(_sandbox_id: str, _ticket: int) -> None:
         await asyncio.sleep(10)
 
-    monkeypatch.setattr("kata_pin.daemon.intake.hook_service.query", slow)
+    monkeypatch.setattr("kata_pin.daemon.intake.qmp.query", slow)
     monkeypatch.setattr(marked, "settled", never)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(hook_service.hook(cast("HookConnection", answers)), 0.02)
