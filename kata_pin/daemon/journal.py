@@ -1,15 +1,11 @@
 """Log records as the journal's own entries: a message and fields that can be asked for.
 
     journalctl -u kata-pin SANDBOX=5f3c...
-    journalctl MESSAGE_ID=1065ad3515a14370b560c0b2d68886f1      # sandboxes that came to their end
+    journalctl MESSAGE_ID=1065ad3515a14370b560c0b2d68886f1      # sandboxes that have ended
 
 The native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL): one datagram per entry, to a unix socket.
 A value that holds a newline is written in the binary form, so no text can make a field of its own.
-Everything is bounded. Nothing waits for the journal: what it does not accept at once is counted;
-the next entry that it accepts has the count.
-
-A record's subject needs no code where it is logged: `log.info("sandbox %s ended", sandbox_id)`
-has the field SANDBOX, by the word before the placeholder. `about` adds what no message says.
+Nothing waits for the journal: the next entry that it accepts has the count of those it did not.
 """
 
 from __future__ import annotations

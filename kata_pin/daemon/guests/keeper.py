@@ -1,15 +1,11 @@
 """One sandbox's guest: keeps each container's cpuset in it as decided, in a task of its own.
 
-Host pins never wait for it. A pass hands over its plan (`take`), which asks nothing; the task then
-talks to the guest, one session at a time, each wait with a deadline, and rests longer after each
-failure. What a guest answers changes only what is sent to this guest.
+A pass hands over its plan (`take`), which asks nothing; the task then talks to the guest, one
+session at a time, each wait with a deadline, and rests longer after each failure.
 
-The one exception is `widen`: if a pass is about to move pairs between containers, they are allowed
-on both their old and their new guest CPUs first. That takes at most WIDEN_S, and nothing if the
-guest was not prompt last time, is not confined, or is being asked.
-
-Lifetime: from the first pass that has something to send until the sandbox ends. The loop is a fault
-barrier, as a supervisor's is (D16).
+Host pins never wait for it, except for `widen`: if a pass is about to move pairs between
+containers, they are allowed on both their old and their new guest CPUs first. That takes at most
+WIDEN_S, and nothing if the guest was not prompt last time, is not confined, or is being asked.
 """
 
 from __future__ import annotations

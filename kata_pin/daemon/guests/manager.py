@@ -1,8 +1,7 @@
 """The guests of all sandboxes: which containers are confined to which guest CPUs (D12).
 
-An observer of passes: the outcome of a pass goes to the keeper of the sandbox's guest, which talks
-to the guest in its own time. A guest that is slow, hostile or dead costs only its keeper a few
-deadlines. A keeper is made when there is something to send, and ends with its sandbox.
+The outcome of a pass goes to the keeper of the sandbox's guest, which talks to the guest in its own
+time. A keeper is made when there is something to send, and ends with its sandbox.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What is known of one guest: its kernel, its CPUs' numbers, and whether a cpuset holds.
 
 Least intrusive first (ADR 8): the kernel from the host; CPU times by the agent, compared with the
-run times of vCPU threads; programs in a container only if `guest.exec` is set. Answers
-are kept by thread identity, so they end with their thread. Lifetime: the sandbox's; another VMM is
-another guest.
+run times of vCPU threads; programs in a container only if `guest.exec` is set. Answers are kept by
+thread identity, so they end with their thread.
 """
 
 from __future__ import annotations
@@ -104,8 +103,6 @@ class GuestProbe:
         if measured != self.facts.measured:
             self.facts = replace(self.facts, measured=measured)
 
-    # ---- which guest CPU a thread is -----------------------------------------------------
-
     def wanted(self, plan: GuestPlan) -> bool:
         """Whether a vCPU that matters has a link that may not be acted on."""
         owned = any(one.container_id for one in plan.map.links)
@@ -134,8 +131,6 @@ class GuestProbe:
             return
         ran = {key: seconds - before.ran[key] for key, seconds in now.ran.items()}
         self._votes.add(by_rank(match(ran, busy), numberings(found, vmm.guest)))
-
-    # ---- whether a cpuset holds ----------------------------------------------------------
 
     async def proof(
         self, agent: AgentClient, container: str, cpus: CpuSet, plan: GuestPlan

@@ -1,8 +1,4 @@
-"""What is decided about a sandbox's guest, and what is known of the guest since.
-
-A GuestPlan is made from a pass and what is known of the guest. A GuestView adds what was applied in
-the guest: nothing without a daemon, which alone talks to guests. Pure.
-"""
+"""What is decided about a sandbox's guest, and what is known of the guest since."""
 
 from __future__ import annotations
 

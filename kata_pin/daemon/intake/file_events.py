@@ -1,10 +1,7 @@
 """Acts on changes of the files that decide cpusets: reads them again, and marks sandboxes (D1).
 
 A write of a sandbox's Kata state asks for a pass even if nothing in it is new: Kata sets affinities
-and cpusets of its own then (D13). A changed kubelet checkpoint asks for passes, first over the pods
-it is about; a written cpuset for the sandboxes below it; a CPU that goes on- or offline for all.
-
-Nothing depends on events: audits call `look_around` and `rearm`. Lifetime: the daemon's.
+and cpusets of its own then (D13). Nothing depends on events: audits call `look_around` and `rearm`.
 """
 
 from __future__ import annotations
@@ -124,8 +121,6 @@ class FileEvents:
     def rearm(self) -> None:
         """Watch again what a lost event may have hidden; for audits."""
         self._watch.rearm()
-
-    # ---- changes -------------------------------------------------------------------------
 
     def _take(self, changes: Changes) -> None:
         if changes.everything:

@@ -1,7 +1,7 @@
 """Answers hooks: records, opens QMP's window, waits for the pins (D3, D6).
 
-One call per connection, cancelled by the hook server's deadline. `recorded` is sent after the
-registry's commit, `pinned` after a pass that began later has read every affinity back.
+`recorded` is sent after the registry's commit, `pinned` after a pass that began later has read
+every affinity back.
 """
 
 from __future__ import annotations

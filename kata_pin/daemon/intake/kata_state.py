@@ -2,7 +2,6 @@
 
 For sandboxes that are older than the daemon, for messages that were lost, and for updates, which no
 hook reports. A file is read again if it changed, and whenever an event says that it was written.
-Lifetime: the daemon's; only the files' stamps are kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Turns NRI's events into records and marks (D8, D14).
 
 A record of NRI's has the container's spec with every update in it, so it takes precedence over what
-a hook read in the bundle. Pods that are not Kata's cost one look and leave nothing behind.
+a hook read in the bundle.
 """
 
 from __future__ import annotations
@@ -110,8 +110,6 @@ class NriIntake:
             if known.kind is ContainerKind.CONTAINER and known.id not in listed:
                 self._record(_ended(known, ContainerState.DELETED, stamp_ns, source))
 
-    # ---- events --------------------------------------------------------------------------
-
     def _records(self, event: Event, stamp_ns: int, source: str) -> Iterator[Container]:
         """Yield the records that an event is about."""
         pod, container, kind = event.pod, event.container, event.kind
@@ -142,8 +140,6 @@ class NriIntake:
             if over and (container.state.counts or known.state is ContainerState.DELETED):
                 return False
         return self._registry.record(container, stamp_ns=container.recorded_ns, pid=ADOPTED)
-
-    # ---- whose pod -----------------------------------------------------------------------
 
     def is_kata(self, pod: Pod) -> bool:
         """Whether a pod has a VMM, or a process that says it is the pod's."""

@@ -1,7 +1,6 @@
-"""Turns a hook's message into a record: one transaction, then the answer (D3, D4).
+"""Turns a hook's message, of the socket or the spool, into a record (D3, D4).
 
-The same for messages from the socket and from the spool. A message counts once: an older one, or
-the same one again, changes nothing.
+A message counts once: an older one, or the same one again, changes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Marks sandboxes when their threads and processes appear or end, as the kernel reports it (D1).
+"""Marks sandboxes when their threads and processes appear or end (D1).
 
-Without the kernel's reports audits find what is new, and passes know that (D11). Lifetime: the
-daemon's.
+Without the kernel's reports audits find what is new, and passes know that (D11).
 """
 
 from __future__ import annotations

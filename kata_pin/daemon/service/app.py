@@ -1,8 +1,7 @@
 """The service: everything assembled, one TaskGroup, clean start and stop.
 
-Start: sockets are bound before anything slow, so that hooks wait in the backlog instead of
-spooling; then the registry's sandboxes and the spool are taken in. Stop (SIGTERM, SIGINT): sockets
-are closed, supervisors are cancelled, masks stay (D15): undo is `kata-pin unpin`.
+Sockets are bound before anything slow, so that hooks wait in the backlog instead of spooling. After
+SIGTERM or SIGINT masks stay (D15): undo is `kata-pin unpin`.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ class Assembly:
             more=partial(alloc_metrics, one.allocator, self._coordinator.pusher),
         )
         path = self._path("metrics.sock")
-        return MetricsServer(settings.listen, path=path, text=metrics.text, readers=(gid, mode))
+        return MetricsServer(settings.listen, path, metrics.text, gid, mode)
 
     async def _state(self, sandbox_id: str) -> bytes:
         """Return the encoded `state` document as of now, of one sandbox if one is named."""

@@ -1,7 +1,4 @@
-"""The audit loop: affinities every few seconds, everything else less often (D1).
-
-The deep audit finds what any lost event would have reported. The periods follow the configuration.
-"""
+"""The audit loop: affinities every few seconds, everything else less often (D1)."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ class AuditLoop:
                 log.debug("audit failed", exc_info=True)
 
     async def deep(self) -> None:
-        """Run one deep audit."""
+        """Run one deep audit, which finds what any lost event would have reported."""
         for one in self._before:
             one()
         await self._auditor.deep()

@@ -1,9 +1,4 @@
-"""The commands of the control socket (D18, D19; wire/control.py has the protocol).
-
-Reading: `ping`, `names`, `state` (of one sandbox with `sandbox`), `explain`, `history`.
-Acting: `pin`, `unpin`, `reconcile`, `reload` and `release`, which restores every affinity and
-sets none until the daemon is restarted (uninstall).
-"""
+"""The commands of the control socket (D18, D19; wire/control.py has the protocol)."""
 
 from __future__ import annotations
 
@@ -111,7 +106,10 @@ class Commands:
         return await self._release_now(self._selected(request), remember=True)
 
     async def _release(self, _request: Request) -> bytes:
-        """Unlike unpin this is not remembered: the next daemon, if there is one, pins again."""
+        """Restore every affinity, and set none until the daemon is restarted (uninstall).
+
+        Unlike unpin this is not remembered: the next daemon, if there is one, pins again.
+        """
         self.live.stop_acting()
         kept = await self.restore_cpusets()
         return await self._release_now(self.sandboxes.ids, kept, remember=False)

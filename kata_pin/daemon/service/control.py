@@ -1,8 +1,7 @@
 """The control socket: what the command line asks of the daemon.
 
-Two sockets with one server each: control.sock (0600) takes every verb, status.sock (0660 and a
-group) only those that read. The kernel identifies the client (SO_PEERCRED). Requests are bounded
-lines; a client that stalls, floods or sends garbage is dropped and disturbs no other.
+control.sock (0600) takes every verb, status.sock (0660 and a group) only those that read. The
+kernel identifies the client (SO_PEERCRED).
 """
 
 from __future__ import annotations

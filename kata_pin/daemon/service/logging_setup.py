@@ -1,9 +1,4 @@
-"""Log lines for the journal, or for a terminal: one line per fact.
-
-Where standard error is the journal's, records become entries with fields (journal.py); without its
-socket each line begins with its priority in angle brackets (sd-daemon(3)); elsewhere with time and
-level.
-"""
+"""Log lines for the journal, or for a terminal: one line per fact."""
 
 from __future__ import annotations
 

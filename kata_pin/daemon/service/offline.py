@@ -1,8 +1,8 @@
 """The daemon's work once, without a daemon (D19): what commands fall back to.
 
 Reading functions work on a copy of the registry in memory, read the spool without removing it, and
-set nothing. `pin` and `unpin` use the registry's file itself, so that a later daemon knows of them;
-the runtime directory's lock keeps the two apart.
+set nothing. `pin` and `unpin` write the registry's file itself, so that a later daemon knows of
+them; the runtime directory's lock keeps the two apart.
 """
 
 from __future__ import annotations

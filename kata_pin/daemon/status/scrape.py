@@ -1,11 +1,8 @@
-"""Answering Prometheus: GET /metrics over HTTP/1.0, on a unix socket or a loopback port.
+"""Answers Prometheus: GET /metrics over HTTP/1.0, on a unix socket or a loopback port.
 
-No more of HTTP than a scrape needs: one request a connection, a bounded head, a deadline on each
-step, few connections at once, and what was made a moment ago is given to whoever asks next, so that
-nobody can make us work by asking. A port that cannot be had is tried again; the daemon goes on.
-
-    server = MetricsServer(endpoint, path="/run/kata-pin/metrics.sock", text=metrics.text)
-    await server.serve()      # until cancelled
+One request per connection, a bounded head, a deadline for each step, few connections at once, and
+a text that is reused for a moment, so that nobody can make work by asking. A port that is taken is
+tried again.
 """
 
 from __future__ import annotations
@@ -16,6 +13,8 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Final
 
 from kata_pin.config.metrics import Endpoint, EndpointKind
@@ -36,45 +35,33 @@ FRESH_S: Final = 0.2
 RETRY_S: Final = 30.0
 """Between tries to have a port that is taken."""
 
-_PHRASES: Final = {
-    200: "OK",
-    400: "Bad Request",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    431: "Request Header Fields Too Large",
-}
 
-
+@dataclass
 class MetricsServer:
-    """Serves one endpoint until cancelled; `problem` says why it cannot, empty while it does."""
+    """Serves one endpoint until cancelled; `problem` says why it cannot, empty while it does.
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        *,
-        path: str,
-        text: Callable[[], Awaitable[bytes]],
-        readers: tuple[int | None, int] = (None, 0o600),
-    ) -> None:
-        """`text` makes what is answered; `path` and `readers`, group and mode, are the socket's."""
-        self.problem = "not started"
-        self._endpoint = endpoint
-        self._path = path
-        self._text = text
-        self._gid, self._mode = readers
-        self._made = b""
-        self._made_at = -FRESH_S
+    `text` makes what is answered. `path`, `mode` and `gid` are the unix socket's.
+    """
+
+    endpoint: Endpoint
+    path: str
+    text: Callable[[], Awaitable[bytes]]
+    gid: int | None = None
+    mode: int = 0o600
+    problem: str = "not started"
+    _made: bytes = b""
+    _made_at: float = -FRESH_S
 
     @property
     def address(self) -> str:
         """Where it serves, for people."""
-        unix = self._endpoint.kind is EndpointKind.UNIX
-        return f"unix:{self._path}" if unix else f"http://{self._endpoint}/metrics"
+        unix = self.endpoint.kind is EndpointKind.UNIX
+        return f"unix:{self.path}" if unix else f"http://{self.endpoint}/metrics"
 
     async def serve(self) -> None:
         """Serve until cancelled."""
         clients = Clients("metrics client", MAX_CLIENTS, self._talk, limit=MAX_HEAD)
-        path = self._path if self._endpoint.kind is EndpointKind.UNIX else ""
+        path = self.path if self.endpoint.kind is EndpointKind.UNIX else ""
         while True:
             try:
                 listener = self._listener()
@@ -88,11 +75,11 @@ class MetricsServer:
                 await asyncio.get_running_loop().create_future()
 
     def _listener(self) -> socket.socket:
-        if self._endpoint.kind is EndpointKind.UNIX:
-            return unix_socket.listen(self._path, backlog=BACKLOG, mode=self._mode, gid=self._gid)
-        host = self._endpoint.host
+        if self.endpoint.kind is EndpointKind.UNIX:
+            return unix_socket.listen(self.path, backlog=BACKLOG, mode=self.mode, gid=self.gid)
+        host = self.endpoint.host
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, self._endpoint.port), family=family, backlog=BACKLOG)
+        return socket.create_server((host, self.endpoint.port), family=family, backlog=BACKLOG)
 
     def _complain(self, error: OSError) -> None:
         """Say once what is wrong."""
@@ -128,7 +115,7 @@ class MetricsServer:
 
     async def _fresh_text(self) -> bytes:
         if time.monotonic() - self._made_at >= FRESH_S:
-            self._made = await self._text()
+            self._made = await self.text()
             self._made_at = time.monotonic()
         return self._made
 
@@ -136,7 +123,7 @@ class MetricsServer:
 def _answer(status: int, body: bytes, headers: str = "") -> bytes:
     kind = CONTENT_TYPE if status == 200 else "text/plain; charset=utf-8"
     head = (
-        f"HTTP/1.0 {status} {_PHRASES[status]}\r\nContent-Type: {kind}\r\n"
+        f"HTTP/1.0 {status} {HTTPStatus(status).phrase}\r\nContent-Type: {kind}\r\n"
         f"Content-Length: {len(body)}\r\n{headers}Connection: close\r\n\r\n"
     )
     return head.encode() + body

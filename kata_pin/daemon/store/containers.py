@@ -1,7 +1,6 @@
 """The registry: containers as recorded, and the newest message seen for each (D15).
 
-Other tables of the same file have pins, reported cpusets, grants, guests and the history; the rest
-is read from the kernel. One transaction per event, committed before the hook is answered.
+One transaction per event, committed before the hook is answered.
 """
 
 from __future__ import annotations

@@ -61,8 +61,6 @@ class Database:
         """Close the file; the object is of no use afterwards."""
         self._connection.close()
 
-    # ---- reading and writing -------------------------------------------------------------
-
     def rows(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a query."""
         try:
@@ -105,8 +103,6 @@ class Database:
             if self._connection.in_transaction:  # SQLite itself rolls back after some errors
                 self.run("ROLLBACK")
             raise
-
-    # ---- opening -------------------------------------------------------------------------
 
     def _copied(self, source: str) -> sqlite3.Connection:
         db = sqlite3.connect(":memory:", isolation_level=None)

@@ -1,8 +1,7 @@
 """The allocator's state in the registry's file: one row, replaced whole (D15).
 
 In that file, so that it is stored in one transaction with the record that it is about. A row that
-cannot be read counts as none: the state is then rebuilt from what runs. Lifetime: as long as its
-Registry. Out of scope: the format (wire/allocator_state.py).
+cannot be read counts as none: the state is then rebuilt from what runs.
 """
 
 from __future__ import annotations

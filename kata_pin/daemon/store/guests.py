@@ -1,11 +1,8 @@
-"""The cpuset of each container that was sent to its guest, for as long as the container lives.
+"""The cpuset of each container that was sent to its guest, as long as the container lives (D15).
 
-A table of its own in the registry's file (D15). Written before the guest is asked: a daemon that is
-killed in between knows later that the container may be confined, and can undo it. A cpuset in a
-guest cannot be removed, only widened, so a container that was confined once is followed until it
-ends.
-
-Lifetime: as long as its Registry.
+Written before the guest is asked: a daemon that is killed in between knows later that the container
+may be confined. A cpuset in a guest cannot be removed, only widened, so a container that was
+confined once is followed until it ends.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """The history: what changed of each sandbox, when, why, and how long it took until it was pinned.
 
-A table of its own in the registry's file (D15). A row is a mask or a state that changed, or threads
-that were moved; a pass that changes nothing writes none. One transaction per row, before a waiting
-hook receives `pinned`. The number of rows is bounded, the oldest go first; an ended sandbox keeps
-its rows until then.
-
-Times are CLOCK_BOOTTIME, as the file lives for one boot; documents turn them into wall-clock time.
+A row is a mask or a state that changed, or threads that were moved; a pass that changes nothing
+writes none. One transaction per row, before a waiting hook receives `pinned` (D15). The number of
+rows is bounded, the oldest go first. Times are CLOCK_BOOTTIME: the file lives for one boot.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Each source's last report of a container's cpuset, in a table of the registry's file.
 
-One row per container and source, written in the transaction of the record that reports it, so that
-a restart forgets no live value. The record's own cpuset is the one that wins (precedence.py). An
-ended container has no rows: they are bounded by what lives.
+Written in the transaction of the record that reports it, so that a restart forgets no live value.
+The record's own cpuset is the one that wins (precedence.py). An ended container has no rows.
 
-A record reports a cpuset if its source knows the container's CPUs: a message whose bundle could not
-be read does not, nor does Kata's state about a container without `cpus`. The kubelet's file and
-cgroups are read in each pass, and are not kept here.
+A message whose bundle could not be read reports no cpuset, nor does Kata's state about a container
+without `cpus`. The kubelet's file and cgroups are read in each pass, and are not kept here.
 """
 
 from __future__ import annotations

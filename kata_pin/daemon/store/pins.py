@@ -1,7 +1,4 @@
-"""What passes must remember beyond a restart: pairs, first affinities, released sandboxes (D15).
-
-Tables of their own in the registry's file. Lifetime: as long as their Registry.
-"""
+"""What passes must remember beyond a restart: pairs, first affinities, released sandboxes (D15)."""
 
 from __future__ import annotations
 
