@@ -16,7 +16,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from kata_pin.errors import ParseError
@@ -36,18 +35,14 @@ _LIST_BYTES: Final = 256
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
-class Hierarchy(StrEnum):
-    """Which kind of cgroup hierarchy a mount shows."""
-
-    V1 = "v1"
-    V2 = "v2"
-
-
 @dataclass(frozen=True, slots=True)
 class CgroupMount:
-    """A mounted hierarchy that can carry cpusets: `root` is the cgroup seen at `point`."""
+    """A mounted hierarchy that can carry cpusets, of cgroup v1 or v2.
 
-    hierarchy: Hierarchy
+    `root` is the cgroup seen at `point`.
+    """
+
+    v1: bool
     root: str
     point: str
 
@@ -144,8 +139,7 @@ class CpusetReader:
             cpus = _read(f"{folder}/cpuset.cpus")
             if cpus:
                 above = posixpath.dirname(folder)
-                v1 = mount.hierarchy is Hierarchy.V1
-                allowed = _v1_cpus(above) if v1 else _v2_cpus(above, mount.point)
+                allowed = _v1_cpus(above) if mount.v1 else _v2_cpus(above, mount.point)
                 return cgroup, EMPTY if allowed <= cpus else cpus
         return cgroup, EMPTY
 
@@ -159,9 +153,8 @@ class CpusetReader:
 
     def _folders(self, entry: CgroupEntry) -> Iterator[tuple[CgroupMount, str]]:
         """Yield where a cgroup is seen, with the mount that shows it."""
-        wanted = Hierarchy.V1 if entry.controllers else Hierarchy.V2
         for mount in self._mounts:
-            folder = mount.folder(entry.path) if mount.hierarchy is wanted else None
+            folder = mount.folder(entry.path) if mount.v1 == bool(entry.controllers) else None
             if folder is not None and not entry.removed:
                 yield mount, folder
 
@@ -185,13 +178,10 @@ def _mount(root: HostRoot, line: str) -> CgroupMount | None:
     left, right = place.split(" "), filesystem.split(" ")
     if len(left) < 5 or len(right) < 3:
         return None
-    if right[0] == "cgroup2":
-        hierarchy = Hierarchy.V2
-    elif right[0] == "cgroup" and "cpuset" in right[2].split(","):
-        hierarchy = Hierarchy.V1
-    else:
+    v1 = right[0] == "cgroup" and "cpuset" in right[2].split(",")
+    if not v1 and right[0] != "cgroup2":
         return None
-    return CgroupMount(hierarchy, _unescape(left[3]), root.path(_unescape(left[4])))
+    return CgroupMount(v1, _unescape(left[3]), root.path(_unescape(left[4])))
 
 
 def _unescape(text: str) -> str:

@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import Final
 
 from kata_pin.errors import HostError, KataPinError
-from kata_pin.host.cpuset import CgroupMount, Hierarchy, cgroup_mounts
+from kata_pin.host.cpuset import CgroupMount, cgroup_mounts
 from kata_pin.host.files import read_text
 from kata_pin.host.root import HostRoot
 from kata_pin.host.topology import online
@@ -68,7 +68,7 @@ def _usable_mount(root: HostRoot) -> CgroupMount:
     """
     mounts = cgroup_mounts(root)
     for mount in mounts:
-        if mount.hierarchy is Hierarchy.V1:
+        if mount.v1:
             return mount
         with suppress(OSError):
             if "cpuset" in read_text(f"{mount.point}/cgroup.subtree_control").split():
@@ -107,8 +107,7 @@ def _try(root: HostRoot, folder: str, mount: CgroupMount) -> PinsStick:
 
 
 def _effective(mount: CgroupMount, what: str) -> str:
-    v1 = mount.hierarchy is Hierarchy.V1
-    return f"cpuset.effective_{what}" if v1 else f"cpuset.{what}.effective"
+    return f"cpuset.effective_{what}" if mount.v1 else f"cpuset.{what}.effective"
 
 
 @contextmanager

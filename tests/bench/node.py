@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kata_pin.config.tree import Audit, Config, Paths
-from kata_pin.host.cpuset import Hierarchy, cgroup_mounts
+from kata_pin.host.cpuset import cgroup_mounts
 from kata_pin.host.root import HOST
 from kata_pin.host.topology import online
 from tests.bench.figures import BenchError
@@ -165,14 +165,12 @@ class BenchNode:
 
     def _confine(self, sandbox: KataSandbox) -> None:
         """Give a VM a cgroup with all CPUs, as Kata does, where one can be made."""
-        for mount in sorted(cgroup_mounts(HOST), key=lambda one: one.hierarchy):
+        for mount in sorted(cgroup_mounts(HOST), key=lambda one: not one.v1):
             top, folder = Path(mount.point), Path(mount.point, f"{self.root.name}-{sandbox.id}")
             with contextlib.suppress(OSError):
                 folder.mkdir()
                 self._closing.callback(_remove_cgroup, folder)
-                for name in (
-                    ("cpuset.cpus", "cpuset.mems") if mount.hierarchy is Hierarchy.V1 else ()
-                ):
+                for name in ("cpuset.cpus", "cpuset.mems") if mount.v1 else ():
                     (folder / name).write_text((top / name).read_text())
                 (folder / "cgroup.procs").write_text(str(sandbox.pid))
                 return

@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from kata_pin.host.cpuset import Hierarchy, cgroup_mounts
+from kata_pin.host.cpuset import cgroup_mounts
 from kata_pin.host.root import HOST
 from kata_pin.model.cpuset import CpuSet
 from tests.support.waiting import wait_for
@@ -126,7 +126,7 @@ def cpuset_cgroup(cpus: str) -> Iterator[CpusetCgroup]:
             if not os.path.exists(f"{folder}/cpuset.cpus"):
                 continue
             group = CpusetCgroup(f"/{name}", folder)
-            if mount.hierarchy is Hierarchy.V1:
+            if mount.v1:
                 with open(f"{mount.point}/cpuset.mems", encoding="ascii") as mems:
                     group._write("cpuset.mems", mems.read())
             group.allow(cpus)

@@ -159,8 +159,8 @@ def cgroups(root: HostRoot) -> Row:
     mounts = cgroup_mounts(root)
     if not mounts:
         return Row("cgroups", "warn", "no cpuset hierarchy is mounted")
-    found = ", ".join(f"{mount.hierarchy.name.lower()} at {mount.point}" for mount in mounts)
-    return Row("cgroups", "ok", found)
+    shown = ", ".join(f"{'v1' if m.v1 else 'v2'} at {m.point}" for m in mounts)
+    return Row("cgroups", "ok", shown)
 
 
 def debugfs(root: HostRoot) -> Row:
