@@ -30,21 +30,11 @@ async def wait_exit(root: HostRoot, key: ProcessKey) -> None:
     try:
         # The descriptor came first: if the process is ours now, the descriptor is its.
         if is_alive(root, key):
-            await _readable(fd)
+            loop, exited = asyncio.get_running_loop(), asyncio.Event()
+            loop.add_reader(fd, exited.set)
+            try:
+                await exited.wait()
+            finally:
+                loop.remove_reader(fd)
     finally:
         os.close(fd)
-
-
-async def _readable(fd: int) -> None:
-    loop = asyncio.get_running_loop()
-    exited = loop.create_future()
-    loop.add_reader(fd, _finish, exited)
-    try:
-        await exited
-    finally:
-        loop.remove_reader(fd)
-
-
-def _finish(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

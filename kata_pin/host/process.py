@@ -17,13 +17,11 @@ from typing import Final, TypeVar
 from kata_pin.errors import HostError, TaskGone
 from kata_pin.host.files import read_bytes, read_once
 from kata_pin.host.root import HostRoot
-from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.thread import Process, ProcessKey
 from kata_pin.wire.proc import (
     MAX_CGROUP,
     MAX_CMDLINE,
     Cgroups,
-    Stat,
     kernel_worker,
     parse_cgroup,
     parse_cmdline,
@@ -44,15 +42,11 @@ still change its name and flags."""
 K = TypeVar("K")
 
 
-def of_stat(stat: Stat) -> Process:
-    """Return the process that a stat file describes."""
-    key = ProcessKey(stat.pid, stat.starttime)
-    return Process(key, stat.ppid, stat.comm, stat.flags, stat.state)
-
-
 def read_process(root: HostRoot, pid: int) -> Process:
     """Return the process; raises TaskGone when there is none."""
-    return of_stat(parse_stat(_read(root, pid, "stat", read_once)))
+    stat = parse_stat(_read(root, pid, "stat", read_once))
+    key = ProcessKey(stat.pid, stat.starttime)
+    return Process(key, stat.ppid, stat.comm, stat.flags, stat.state)
 
 
 def is_alive(root: HostRoot, key: ProcessKey) -> bool:
@@ -90,28 +84,9 @@ def exe(root: HostRoot, pid: int) -> tuple[str, bool]:
     return target.removesuffix(DELETED), target.endswith(DELETED)
 
 
-def cgroups(root: HostRoot, pid: int, tid: int | None = None) -> Cgroups:
-    """Return the cgroups of a process, or of one of its threads; raises TaskGone."""
-    where = "cgroup" if tid is None else f"task/{tid}/cgroup"
-    return parse_cgroup(_read(root, pid, where, lambda p: read_bytes(p, MAX_CGROUP)))
-
-
-def children(root: HostRoot, pid: int) -> list[int]:
-    """Return the pids of the children of all of the process's threads, ascending.
-
-    From task/<tid>/children (CONFIG_PROC_CHILDREN), which may miss one while siblings exit
-    (proc_pid_task(5)); without that file, from a scan of all processes. Raises TaskGone.
-    """
-    found: set[int] = set()
-    for tid in task_names(root, pid):
-        try:
-            found.update(map(int, read_bytes(root.proc(pid, "task", tid, "children")).split()))
-        except OSError as error:
-            if error.errno not in GONE_ERRNOS:
-                raise HostError("read children of", f"process {pid}", error.errno or 0) from error
-            if tid == str(pid) and os.path.exists(root.proc(pid, "stat")):
-                return _children_by_scan(root, pid)
-    return sorted(found)
+def cgroups(root: HostRoot, pid: int) -> Cgroups:
+    """Return the cgroups of a process; raises TaskGone."""
+    return parse_cgroup(_read(root, pid, "cgroup", lambda p: read_bytes(p, MAX_CGROUP)))
 
 
 def task_names(root: HostRoot, pid: int) -> list[str]:
@@ -121,14 +96,6 @@ def task_names(root: HostRoot, pid: int) -> list[str]:
         return os.listdir(path)
     except OSError as error:
         raise translated(error, "list threads of", f"process {pid}") from error
-
-
-def init_affinity(root: HostRoot) -> CpuSet:
-    """Return the affinity of pid 1: that of an unconfined thread (D18)."""
-    try:
-        return CpuSet(root.scheduler.get_affinity(1))
-    except OSError as error:
-        raise translated(error, "get affinity of", "process 1") from error
 
 
 def translated(error: OSError, operation: str, subject: str) -> HostError:
@@ -145,18 +112,6 @@ def _grouped(entries: Iterable[tuple[K, Process]]) -> dict[K, list[Process]]:
     for group in groups.values():
         group.sort(key=lambda process: process.pid)
     return groups
-
-
-def _children_by_scan(root: HostRoot, pid: int) -> list[int]:
-    found = []
-    for name in os.listdir(root.proc()):
-        if name.isdecimal():
-            try:
-                if read_process(root, int(name)).ppid == pid:
-                    found.append(int(name))
-            except TaskGone:
-                continue
-    return sorted(found)
 
 
 def _read(root: HostRoot, pid: int, where: str, read: Callable[[str], bytes]) -> bytes:

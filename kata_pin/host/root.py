@@ -65,10 +65,6 @@ class HostRoot:
         """Return a path below /sys."""
         return "/".join((f"{self._prefix}/sys", *map(str, parts)))
 
-    def run(self, *parts: str | int) -> str:
-        """Return a path below /run."""
-        return "/".join((f"{self._prefix}/run", *map(str, parts)))
-
     def debug(self, *parts: str | int) -> str:
         """Return a path below debugfs."""
         return "/".join((self.path(self.debugfs), *map(str, parts)))

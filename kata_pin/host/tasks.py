@@ -67,14 +67,6 @@ def read_task(root: HostRoot, tgid: int, tid: int, cpusets: CpusetReader) -> Tas
     )
 
 
-def read_tasks(root: HostRoot, tgid: int, cpusets: CpusetReader) -> list[Task]:
-    """Return the threads of a process by tid; one that exits meanwhile is left out.
-
-    Raises TaskGone when the process is gone.
-    """
-    return TaskReader().read(root, tgid, cpusets)
-
-
 class _Known(NamedTuple):
     """A thread as last read, and the inode of its folder in /proc.
 

@@ -1,4 +1,4 @@
-"""A set of CPU numbers, immutable, with Linux's two text forms.
+"""A set of CPU numbers, immutable, with Linux's list format.
 
 Bounded before anything is expanded: a text from a pod or a file can name any number, and a range
 such as ``0-99999999999`` must cost nothing (D17).
@@ -16,10 +16,9 @@ MAX_CPU: Final = 8191
 """Highest CPU number accepted: the largest NR_CPUS that mainline allows (x86, MAXSMP) less one."""
 
 MAX_TEXT: Final = 32 * 1024
-"""Longest CPU list or mask accepted, in characters: 4,096 separate CPUs fit."""
+"""Longest CPU list accepted, in characters: 4,096 separate CPUs fit."""
 
 _RANGE: Final = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?\Z")
-_WORD: Final = re.compile(r"[0-9a-fA-F]{1,8}\Z")
 
 
 class CpuSet:
@@ -73,23 +72,6 @@ class CpuSet:
             bits |= ((1 << (high - low + 1)) - 1) << low
         return cls.from_bits(bits)
 
-    @classmethod
-    def parse_mask(cls, text: str, *, source: str = "cpu mask") -> CpuSet:
-        """Read Linux's mask format: 32-bit hex words, highest first, split by commas.
-
-        `ff,00000003` is CPUs 0, 1 and 32 to 39 (``Cpus_allowed`` of proc_pid_status(5)).
-        """
-        if len(text) > MAX_TEXT:
-            raise ParseError(f"longer than {MAX_TEXT} characters", source=source, text=text)
-        bits = 0
-        for word in text.strip().removeprefix("0x").split(","):
-            if _WORD.match(word) is None:
-                raise ParseError("not a hex word", source=source, text=word or text)
-            bits = (bits << 32) | int(word, 16)
-        if bits.bit_length() > MAX_CPU + 1:
-            raise ParseError(f"CPU above {MAX_CPU}", source=source, text=text)
-        return cls.from_bits(bits)
-
     @property
     def bits(self) -> int:
         """The set as an integer, bit N for CPU N."""
@@ -116,12 +98,6 @@ class CpuSet:
             low += size
         return runs
 
-    def mask(self) -> str:
-        """Return Linux's mask format, the inverse of parse_mask."""
-        words = max(1, (self._bits.bit_length() + 31) // 32)
-        text = f"{self._bits:0{words * 8}x}"
-        return ",".join(text[i : i + 8] for i in range(0, len(text), 8))
-
     def __iter__(self) -> Iterator[int]:
         bits = self._bits
         while bits:
@@ -146,9 +122,6 @@ class CpuSet:
 
     def __sub__(self, other: CpuSet) -> CpuSet:
         return _of(self._bits & ~other._bits)
-
-    def __xor__(self, other: CpuSet) -> CpuSet:
-        return _of(self._bits ^ other._bits)
 
     def __le__(self, other: CpuSet) -> bool:
         return self._bits & ~other._bits == 0

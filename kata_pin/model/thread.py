@@ -109,10 +109,6 @@ class Task:
         """Whether it is a kernel thread."""
         return bool(self.flags & PF_KTHREAD)
 
-    def with_affinity(self, affinity: CpuSet) -> Task:
-        """Return the same thread with another affinity."""
-        return self.moved(affinity, self.cpuset, self.cgroup)
-
     def moved(self, affinity: CpuSet, cpuset: CpuSet, cgroup: str) -> Task:
         """Return the same thread elsewhere; half the time of dataclasses.replace."""
         return Task(

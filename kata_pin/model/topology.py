@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from kata_pin.model.cpuset import EMPTY, CpuSet, union
+from kata_pin.model.cpuset import EMPTY, CpuSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,6 @@ class HostTopology:
         return {cpu.cpu: cpu for cpu in self.cpus}
 
     @cached_property
-    def _siblings(self) -> dict[int, CpuSet]:
-        return _group(self.cpus, "core")
-
-    @cached_property
     def nodes(self) -> dict[int, CpuSet]:
         """Online CPUs of each NUMA node that has any; one node 0 on a host without NUMA."""
         return _group(self.cpus, "node")
@@ -69,10 +65,10 @@ class HostTopology:
         """Online CPUs of each last-level cache."""
         return _group(self.cpus, "llc")
 
-    @property
+    @cached_property
     def cores(self) -> dict[int, CpuSet]:
         """Online CPUs of each core."""
-        return self._siblings
+        return _group(self.cpus, "core")
 
     def get(self, cpu: int) -> Cpu | None:
         """Return the CPU's place, None if it is offline or unknown."""
@@ -81,7 +77,7 @@ class HostTopology:
     def siblings(self, cpu: int) -> CpuSet:
         """Return all online threads of the CPU's core, itself included."""
         found = self._by_number.get(cpu)
-        return EMPTY if found is None else self._siblings[found.core]
+        return EMPTY if found is None else self.cores[found.core]
 
     def node_of(self, cpu: int) -> int | None:
         """Return the NUMA node of an online CPU."""
@@ -104,10 +100,3 @@ def _group(cpus: Iterable[Cpu], attribute: str) -> dict[int, CpuSet]:
     for cpu in cpus:
         groups.setdefault(getattr(cpu, attribute), []).append(cpu.cpu)
     return {key: CpuSet(groups[key]) for key in sorted(groups)}
-
-
-def flat(count: int) -> HostTopology:
-    """Return a topology of `count` single-thread cores on one node, for tests and fallbacks."""
-    cpus = tuple(Cpu(n, node=0, package=0, llc=0, core=n, thread=0) for n in range(count))
-    everything = union(CpuSet([cpu.cpu]) for cpu in cpus)
-    return HostTopology(cpus=cpus, online=everything, present=everything)

@@ -13,13 +13,12 @@ from kata_pin.model.guest_map import GuestFacts, Link, LinkState, VcpuLink
 from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import GuestTopology
 from kata_pin.model.thread import Thread
-from kata_pin.model.topology import flat
 from kata_pin.policy.guest.map import guest_map
 from kata_pin.policy.placement.place import place
 from kata_pin.wire.qemu.apic import apic_id
 from tests.bench.figures import Row, in_turns, tail_row, timed
 from tests.bench.node import BenchNode
-from tests.support.world import exclusive, node, sandbox, shared, vcpus
+from tests.support.world import exclusive, flat, node, sandbox, shared, vcpus
 
 VCPUS = 64
 BAR_MS = 1.0

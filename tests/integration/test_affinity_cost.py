@@ -13,7 +13,7 @@ from kata_pin.host.affinity import apply_all
 from kata_pin.host.audit import Expected, audit_affinity, audit_deep
 from kata_pin.host.cpuset import CpusetReader
 from kata_pin.host.root import HOST
-from kata_pin.host.tasks import read_tasks
+from kata_pin.host.tasks import TaskReader
 from kata_pin.model.placement import Action
 from tests.support.specimen import Specimen, specimen
 
@@ -58,7 +58,7 @@ def test_deep_audit(herd: list[Specimen]) -> None:
     expected = {
         s.pid: {
             task.key.tid: Expected(task.key.starttime, frozenset(task.affinity))
-            for task in read_tasks(HOST, s.pid, CpusetReader(HOST))
+            for task in TaskReader().read(HOST, s.pid, CpusetReader(HOST))
         }
         for s in herd
     }
@@ -84,9 +84,9 @@ def test_deep_audit(herd: list[Specimen]) -> None:
 def test_pass(threads: int, limit_ms: float) -> None:
     """Reading all threads of a VMM, and setting them all, fits the budget of a pass."""
     with specimen(threads - 1) as ours:
-        tasks = read_tasks(HOST, ours.pid, CpusetReader(HOST))
+        tasks = TaskReader().read(HOST, ours.pid, CpusetReader(HOST))
         actions = [Action(task.key, task.affinity, task.affinity, "") for task in tasks]
-        read = best_ms(lambda: read_tasks(HOST, ours.pid, CpusetReader(HOST)))
+        read = best_ms(lambda: TaskReader().read(HOST, ours.pid, CpusetReader(HOST)))
         applied = best_ms(lambda: apply_all(HOST, actions))
     print(f"\n{threads} threads: read {read:.2f} ms, set and verified {applied:.2f} ms")
     assert len(tasks) == threads

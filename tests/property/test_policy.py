@@ -20,7 +20,7 @@ from kata_pin.model.settings import (
     VcpuMode,
 )
 from kata_pin.model.thread import Role, RoleSource, Thread, ThreadRole
-from kata_pin.model.topology import HostTopology, flat
+from kata_pin.model.topology import HostTopology
 from kata_pin.policy.explain.sandbox import explain
 from kata_pin.policy.placement.drift import find_drift
 from kata_pin.policy.placement.place import pairs, place, relevant
@@ -28,8 +28,10 @@ from kata_pin.policy.placement.plan import make_plan
 from tests.support.world import (
     after,
     exclusive,
+    flat,
     kubelet,
     pause,
+    repinned,
     sandbox,
     shared,
     smt_host,
@@ -204,7 +206,7 @@ def test_the_plan_leaves_no_drift(world: World) -> None:
     targets = {action.key: action.target for action in plan}
     assert all(action.before != action.target for action in plan)
     now = [
-        one._replace(task=one.task.with_affinity(targets.get(one.key, one.task.affinity)))
+        one._replace(task=repinned(one.task, targets.get(one.key, one.task.affinity)))
         for one in world.threads
     ]
     if world.node.topology.online:
@@ -241,7 +243,7 @@ def test_what_is_relevant_decides_alone(world: World, keep: bool, data: st.DataO
     topology = world.node.topology
     kept = pairs(world.place()) if keep else {}
     masks = st.sets(st.integers(0, HOST_CPUS - 1), min_size=1, max_size=3).map(CpuSet)
-    moved = [one._replace(task=one.task.with_affinity(data.draw(masks))) for one in world.threads]
+    moved = [one._replace(task=repinned(one.task, data.draw(masks))) for one in world.threads]
     if relevant(moved, kept, topology) == relevant(world.threads, kept, topology):
         assert replace(world, threads=moved).place(kept=kept) == world.place(kept=kept)
 
@@ -277,7 +279,7 @@ def roomy(draw: st.DrawFn, *, spare: int) -> tuple[Sandbox, list[int]]:
 def roomy_worlds(draw: st.DrawFn, spare: int = 0) -> World:
     """Draw a world in which every exclusive CPU can be paired, with arbitrary observed masks."""
     pod, indexes = roomy(draw, spare=spare)
-    threads = [one._replace(task=one.task.with_affinity(draw(some))) for one in vcpus(*indexes)]
+    threads = [one._replace(task=repinned(one.task, draw(some))) for one in vcpus(*indexes)]
     return World(pod, threads, Node(draw(st.sampled_from([flat(HOST_CPUS), smt_host()]))))
 
 
@@ -285,7 +287,7 @@ def roomy_worlds(draw: st.DrawFn, spare: int = 0) -> World:
 @given(roomy_worlds())
 def test_every_exclusive_cpu_is_paired_with_the_last_vcpus(world: World) -> None:
     """n >= x: where nobody holds a pair, the last x vCPUs by index are paired one to one."""
-    free = [t._replace(task=t.task.with_affinity(CpuSet(range(HOST_CPUS)))) for t in world.threads]
+    free = [t._replace(task=repinned(t.task, CpuSet(range(HOST_CPUS)))) for t in world.threads]
     found = replace(world, threads=free).place()
     x = len(found.mask.exclusive)
     paired = {one.role.vcpu for one in world.threads if found.desired[one.key].paired}

@@ -19,8 +19,9 @@ from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.model.alloc import ContainerRequest, PodRequest
 from kata_pin.model.node import KubeletState, Node
 from kata_pin.model.settings import AllowRule, CpuClass, Eligibility
-from kata_pin.model.topology import HostTopology, flat
+from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.allotment import vm_of
+from tests.support.world import flat
 
 ANYBODY = (AllowRule(),)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from kata_pin.host.cpuset import CpusetReader
 from kata_pin.host.process import ProcessIndex, cgroups, cmdline, exe, read_process
 from kata_pin.host.root import HostRoot
-from kata_pin.host.tasks import read_tasks
+from kata_pin.host.tasks import TaskReader
 from kata_pin.model.thread import Task
 from kata_pin.vmm.host_access import HostAccess
 from tests.support.waiting import wait_for
@@ -56,7 +56,7 @@ def live(debugfs: str | Path = NO_DEBUGFS) -> HostAccess:
 def tasks(pid: int) -> list[Task]:
     """Return the threads of a process, with their affinities."""
     root = HostRoot()
-    return read_tasks(root, pid, CpusetReader(root))
+    return TaskReader().read(root, pid, CpusetReader(root))
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from kata_pin.model.thread import (
     ThreadKey,
     ThreadRole,
 )
-from kata_pin.model.topology import Cpu, HostTopology, flat
+from kata_pin.model.topology import Cpu, HostTopology
 
 VMM_PID = 1000
 """The process of every VMM here; its main thread has this tid."""
@@ -38,6 +38,18 @@ FIRST_VCPU_TID = 1100
 def cpus(text: str) -> CpuSet:
     """Return the set of a Linux cpu list."""
     return CpuSet.parse(text)
+
+
+def repinned(task: Task, affinity: CpuSet) -> Task:
+    """Return the thread with another affinity."""
+    return task.moved(affinity, task.cpuset, task.cgroup)
+
+
+def flat(count: int) -> HostTopology:
+    """Return a host of `count` single-thread cores on one node."""
+    cpus = tuple(Cpu(n, node=0, package=0, llc=0, core=n, thread=0) for n in range(count))
+    every = CpuSet(range(count))
+    return HostTopology(cpus=cpus, online=every, present=every)
 
 
 def smt_host(cores: int = 8, nodes: int = 2) -> HostTopology:
@@ -208,7 +220,7 @@ def codes(placement: Placement) -> set[str]:
 def after(placement: Placement, threads: Iterable[Thread]) -> list[Thread]:
     """Return the threads as they are observed once the placement stands."""
     return [
-        one._replace(task=one.task.with_affinity(placement.desired[one.key].applied))
+        one._replace(task=repinned(one.task, placement.desired[one.key].applied))
         if one.key in placement.desired
         else one
         for one in threads

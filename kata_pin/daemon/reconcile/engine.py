@@ -358,7 +358,8 @@ def _after(threads: Iterable[Thread], done: Iterable[ActionResult]) -> list[Thre
         if result is None:
             after.append(thread)
         elif result.after is not None:
-            after.append(Thread(task.with_affinity(result.after), role))
+            moved = task.moved(result.after, task.cpuset, task.cgroup)
+            after.append(Thread(moved, role))
         elif result.outcome not in _GONE:
             after.append(thread)
     return after

@@ -13,8 +13,8 @@ from kata_pin.config.tree import Config
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.errors import HostError, KataPinError
 from kata_pin.host.cpuset import CgroupMount, cgroup_mounts
-from kata_pin.host.process import init_affinity
 from kata_pin.host.root import HostRoot
+from kata_pin.host.tasks import get_affinity
 from kata_pin.host.topology import isolated, online, read_topology
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState, Node
@@ -59,7 +59,7 @@ class NodeWatch:
         self._last = Node(
             topology=topology,
             settings=self.config.placement,
-            kubelet=self._current_kubelet(),
+            kubelet=self.kubelet,
             release_mask=self._release_mask(topology),
             live_threads=self.live_threads,
         )
@@ -80,11 +80,6 @@ class NodeWatch:
             self._cgroup_mounts = cgroup_mounts(self._root)
         return self._cgroup_mounts
 
-    @property
-    def kubelet(self) -> KubeletState | None:
-        """The kubelet's assignments as of now; the last valid ones while its file is damaged."""
-        return self._current_kubelet()
-
     def set_live_threads(self, *, live: bool) -> None:
         """Know from now on whether new threads are reported as they are born."""
         self.live_threads = live
@@ -94,7 +89,7 @@ class NodeWatch:
         self._cgroup_mounts = None
         before = self._seen
         topology = self._current_topology()
-        self._seen = (topology.online, topology.isolated, self._current_kubelet())
+        self._seen = (topology.online, topology.isolated, self.kubelet)
         return before is not None and before != self._seen
 
     def _current_topology(self) -> HostTopology:
@@ -107,11 +102,14 @@ class NodeWatch:
     def _release_mask(self, topology: HostTopology) -> CpuSet:
         """Return pid 1's affinity, else all online CPUs (D18)."""
         try:
-            return init_affinity(self._root) & topology.online or topology.online
+            unconfined = get_affinity(1, self._root)
         except HostError:
             return topology.online
+        return unconfined & topology.online or topology.online
 
-    def _current_kubelet(self) -> KubeletState | None:
+    @property
+    def kubelet(self) -> KubeletState | None:
+        """The kubelet's assignments as of now; the last valid ones while its file is damaged."""
         path = self.config.paths.kubelet_state
         try:
             status = os.stat(path)

@@ -25,12 +25,11 @@ from kata_pin.model.alloc import (
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import Note
 from kata_pin.model.settings import AllocSettings, AllowRule, CpuClass, Eligibility, VmSettings
-from kata_pin.model.topology import flat
 from kata_pin.policy.alloc.invariants import Expected, Invariants, ended, in_pool, over
 from kata_pin.policy.alloc.policies import create
 from tests.support.machines import server
 from tests.support.podspecs import container, pod
-from tests.support.world import cpus
+from tests.support.world import cpus, flat
 
 SETTINGS = AllocSettings(
     reserved=cpus("0"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kata_pin.errors import ConfigError
-from kata_pin.model.topology import flat
 from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.topology import Machine
 from tests.support.machines import Shape, host
+from tests.support.world import flat
 
 NAMES = [
     "full-pcpus-only",

@@ -12,7 +12,7 @@ from kata_pin.host import process
 from kata_pin.host.cpuset import CpusetReader
 from kata_pin.host.process import ProcessIndex
 from kata_pin.host.root import HOST, HostRoot
-from kata_pin.host.tasks import read_tasks
+from kata_pin.host.tasks import TaskReader
 from kata_pin.model.thread import PF_KTHREAD, Process, ProcessKey
 from tests.support.hosttree import FakeHost
 
@@ -31,7 +31,6 @@ def test_root_joins_paths() -> None:
     root = HostRoot("/tree/", debugfs="/run/debug")
     assert root.proc(1, "stat") == "/tree/proc/1/stat"
     assert root.sys("fs") == "/tree/sys/fs"
-    assert root.run() == "/tree/run"
     assert root.debug("kvm") == "/tree/run/debug/kvm"
     assert root.path("/etc/x") == "/tree/etc/x"
     assert not root.live
@@ -81,25 +80,6 @@ def test_alive(host: FakeHost) -> None:
     assert not process.is_alive(host.root, ProcessKey(10, 6))
     assert not process.is_alive(host.root, ProcessKey(11, 5))
     assert not process.is_alive(host.root, ProcessKey(12, 5))
-
-
-def test_children_without_the_kernel_s_list(host: FakeHost) -> None:
-    """Where task/<tid>/children is missing, all processes are asked for their parent."""
-    host.process(10)
-    host.process(21, ppid=10)
-    host.process(20, ppid=10)
-    host.process(30, ppid=1)
-    assert process.children(host.root, 10) == [20, 21]
-    with pytest.raises(TaskGone):
-        process.children(host.root, 99)
-
-
-def test_children_of_all_threads(host: FakeHost) -> None:
-    """A child belongs to the process whichever thread forked it."""
-    host.process(10, threads=2)
-    for tid, children in ((10, "30 20"), (11, "25")):
-        (host.folder / f"proc/10/task/{tid}/children").write_text(children)
-    assert process.children(host.root, 10) == [20, 25, 30]
 
 
 def test_index_reads_only_what_is_new(host: FakeHost) -> None:
@@ -194,17 +174,17 @@ def test_thread_that_vanishes_is_left_out(host: FakeHost) -> None:
     (host.folder / "proc/10/task/11/stat").unlink()
     del host.scheduler.affinities[12]
     reader = CpusetReader(host.root)
-    assert [task.key.tid for task in read_tasks(host.root, 10, reader)] == [10]
+    assert [task.key.tid for task in TaskReader().read(host.root, 10, reader)] == [10]
     host.end_thread(10, 10)
     with pytest.raises(TaskGone):
-        read_tasks(host.root, 10, reader)
+        TaskReader().read(host.root, 10, reader)
 
 
 def test_fields_of_a_task(host: FakeHost) -> None:
     """A task has the fields of its stat file, its affinity and its cgroup."""
     host.process(10, comm="CPU 0/KVM", starttime=77, cgroup="0::/kata_x")
     host.scheduler.affinities[10] = frozenset({2})
-    (task,) = read_tasks(host.root, 10, CpusetReader(host.root))
+    (task,) = TaskReader().read(host.root, 10, CpusetReader(host.root))
     assert (task.comm, task.key.starttime, task.cgroup) == ("CPU 0/KVM", 77, "/kata_x")
     assert (str(task.affinity), str(task.cpuset)) == ("2", "")
     assert (task.cpu_ticks, task.last_cpu) == (12, 2)

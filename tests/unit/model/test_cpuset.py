@@ -72,39 +72,6 @@ def test_hostile_lists_cost_nothing() -> None:
     assert time.perf_counter() - start < 1
 
 
-@pytest.mark.parametrize(
-    ("text", "cpus"),
-    [
-        pytest.param("0", [], id="empty"),
-        pytest.param("3", [0, 1], id="one word"),
-        pytest.param("ff,00000003", [0, 1, *range(32, 40)], id="two words"),
-        pytest.param("00000000,0000000f\n", [0, 1, 2, 3], id="leading zero words"),
-        pytest.param("0xF", [0, 1, 2, 3], id="prefix, upper case"),
-    ],
-)
-def test_parse_mask(text: str, cpus: list[int]) -> None:
-    """Linux's mask format is read, highest word first."""
-    assert list(CpuSet.parse_mask(text)) == cpus
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("", id="empty"),
-        pytest.param("g", id="not hex"),
-        pytest.param("1,,1", id="empty word"),
-        pytest.param("123456789", id="word of more than 32 bits"),
-        pytest.param("-1", id="sign"),
-        pytest.param("1," + "0" * 8 + ",00000000" * 255, id="CPU 8192"),
-        pytest.param("f" * (MAX_TEXT + 1), id="too long"),
-    ],
-)
-def test_parse_mask_refuses(text: str) -> None:
-    """Anything else is a ParseError."""
-    with pytest.raises(ParseError):
-        CpuSet.parse_mask(text)
-
-
 @pytest.mark.parametrize("cpu", [-1, MAX_CPU + 1])
 def test_numbers_out_of_range(cpu: int) -> None:
     """A CPU number outside 0..MAX_CPU is refused by every constructor."""
@@ -122,12 +89,11 @@ def test_first_of_nothing() -> None:
 
 
 def test_shown() -> None:
-    """Text, repr and mask are Linux's forms."""
+    """The text is Linux's list."""
     cpus = CpuSet([0, 1, 2, 5, 33])
     assert str(cpus) == "0-2,5,33"
     assert repr(cpus) == "CpuSet('0-2,5,33')"
-    assert cpus.mask() == "00000002,00000027"
-    assert (str(EMPTY), EMPTY.mask()) == ("", "00000000")
+    assert str(EMPTY) == ""
 
 
 def test_is_a_value() -> None:

@@ -7,7 +7,6 @@ import pytest
 from kata_pin.model.sandbox import Container
 from kata_pin.model.settings import PlacementSettings, VcpuMode
 from kata_pin.model.thread import Thread, ThreadRole
-from kata_pin.model.topology import flat
 from kata_pin.policy.placement.place import pairs, place
 from kata_pin.policy.placement.writers import KataPinning, KataPinningMode
 from tests.support.world import (
@@ -15,6 +14,7 @@ from tests.support.world import (
     applied,
     codes,
     exclusive,
+    flat,
     main_thread,
     node,
     overhead,

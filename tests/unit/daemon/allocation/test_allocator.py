@@ -22,9 +22,8 @@ from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState
 from kata_pin.model.sandbox import Container, ContainerState
 from kata_pin.model.settings import CpuClass
-from kata_pin.model.topology import flat
 from tests.support.allotted import Host, Moves, allocator, looking, request
-from tests.support.world import cpus, without
+from tests.support.world import cpus, flat, without
 
 ASIDE = "another NRI plugin decides the cpusets of this node: one that is asked before kata-pin"
 STATIC = KubeletState("static", cpus("0-3"))

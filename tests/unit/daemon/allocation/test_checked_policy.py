@@ -20,11 +20,10 @@ from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import Note
 from kata_pin.model.sandbox import Container, ContainerState
 from kata_pin.model.settings import CpuClass
-from kata_pin.model.topology import flat
 from kata_pin.policy.alloc.policies import create
 from kata_pin.policy.alloc.policy import Policy
 from tests.support.allotted import Host, Moves, request, settings
-from tests.support.world import cpus
+from tests.support.world import cpus, flat
 
 Method = Callable[..., Any]
 

@@ -29,14 +29,13 @@ from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState
 from kata_pin.model.sandbox import Container, ContainerState
 from kata_pin.model.settings import CpuClass
-from kata_pin.model.topology import flat
 from kata_pin.sources.nri_ports import CreationRefused
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.wire.nri.messages import Event, EventKind, Pod, PodContainer, Snapshot
 from kata_pin.wire.nri.replies import Answer, Cpuset
 from kata_pin.wire.oci import CpuResources
 from tests.support.allotted import Host, allocator, request
-from tests.support.world import cpus
+from tests.support.world import cpus, flat
 
 QEMU, PAUSE = 100, 200
 KEY = "cpu-policy.kata-pin.io"

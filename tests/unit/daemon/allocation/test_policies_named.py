@@ -11,8 +11,8 @@ import pytest
 
 from kata_pin.daemon.allocation.policies import make_policy
 from kata_pin.errors import ConfigError
-from kata_pin.model.topology import flat
 from tests.support.allotted import settings
+from tests.support.world import flat
 
 
 @pytest.fixture

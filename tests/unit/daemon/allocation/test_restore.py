@@ -26,13 +26,12 @@ from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState
 from kata_pin.model.reports.pools import KeptCpuset
 from kata_pin.model.sandbox import Container
-from kata_pin.model.topology import flat
 from kata_pin.sources.nri import NriPlugin
 from kata_pin.wire.nri.messages import Event, EventKind, Pod, PodContainer, Snapshot
 from kata_pin.wire.nri.replies import Answer, Cpuset
 from kata_pin.wire.oci import CpuResources
 from tests.support.allotted import Host, Moves, allocator, looking, request, settings
-from tests.support.world import cpus, without
+from tests.support.world import cpus, flat, without
 
 ALL = "0-7"
 WEB = request("web", kata=False)

@@ -25,13 +25,13 @@ from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
 from kata_pin.model.sandbox import Container, Vmm
 from kata_pin.model.thread import ProcessKey, ThreadKey, ThreadRole
-from kata_pin.model.topology import flat
 from kata_pin.policy.alloc.allotment import Allotment, nothing_allotted
 from kata_pin.sources.bundles import BundleReader
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.host_access import HostAccess
 from kata_pin.vmm.state_files import KataPaths
 from tests.support import world
+from tests.support.world import flat
 
 
 class PinStore:

@@ -27,10 +27,9 @@ from kata_pin.model.alloc import AllocState, Grant
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.reports.pools import Push, PushFailure
 from kata_pin.model.sandbox import Container, ContainerState
-from kata_pin.model.topology import flat
 from kata_pin.wire.nri.replies import Cpuset
 from tests.support.allotted import Host, Moves, allocator, request, settings
-from tests.support.world import cpus
+from tests.support.world import cpus, flat
 
 """No sandbox gets a pass."""
 

@@ -11,10 +11,9 @@ from kata_pin.model.node import KubeletState, Node
 from kata_pin.model.placement import Provenance
 from kata_pin.model.sandbox import Container
 from kata_pin.model.settings import ExclusiveMode, PlacementSettings
-from kata_pin.model.topology import flat
 from kata_pin.policy.placement.exclusive import claims, pooled
 from kata_pin.policy.placement.mask import sandbox_mask
-from tests.support.world import cpus, exclusive, kubelet, pause, sandbox, shared
+from tests.support.world import cpus, exclusive, flat, kubelet, pause, sandbox, shared
 
 
 def at(

@@ -8,7 +8,6 @@ import pytest
 
 from kata_pin.model.settings import PlacementSettings
 from kata_pin.model.thread import ThreadRole
-from kata_pin.model.topology import flat
 from kata_pin.policy.placement.fallback import Step, within
 from kata_pin.policy.placement.place import place
 from tests.support.world import (
@@ -16,6 +15,7 @@ from tests.support.world import (
     codes,
     cpus,
     exclusive,
+    flat,
     main_thread,
     node,
     overhead,

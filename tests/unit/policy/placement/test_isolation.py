@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from kata_pin.model.settings import PlacementSettings, VcpuMode
 from kata_pin.model.thread import Thread, ThreadRole
-from kata_pin.model.topology import flat
 from kata_pin.policy.placement.place import place
 from tests.support.world import (
     after,
     applied,
     exclusive,
+    flat,
     isolating,
     main_thread,
     node,

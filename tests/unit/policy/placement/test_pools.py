@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kata_pin.model.topology import HostTopology, flat
+from kata_pin.model.topology import HostTopology
 from kata_pin.policy.placement.mask import sandbox_mask
 from kata_pin.policy.placement.pools import Pool, Pools, apportion, exclusive_pools, runs
-from tests.support.world import exclusive, node, sandbox, shared, smt_host, without
+from tests.support.world import exclusive, flat, node, sandbox, shared, smt_host, without
 
 
 def pools_of(*lists: str, reserve: int = 0, topology: HostTopology | None = None) -> Pools:

@@ -6,13 +6,13 @@ import pytest
 
 from kata_pin.model.settings import PlacementSettings, VcpuMode
 from kata_pin.model.thread import ThreadRole
-from kata_pin.model.topology import flat
 from kata_pin.policy.placement.place import place
 from kata_pin.policy.placement.release import release, undo
 from tests.support.world import (
     applied,
     codes,
     cpus,
+    flat,
     main_thread,
     node,
     overhead,
