@@ -11,7 +11,7 @@ from kata_pin.model.placement import Placement, Report
 from kata_pin.model.reports.sandbox import Writer
 from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import ThreadKey
-from kata_pin.policy.placement.notes import NoteCode
+from kata_pin.policy.placement.notes import KATA_PINS_VCPUS
 from kata_pin.policy.placement.writers import NO_KATA_PINNING, KataPinning, KataPinningMode
 from kata_pin.vmm.overhead import Helper
 from kata_pin.vmm.role_cache import RoleCache
@@ -59,7 +59,7 @@ class SandboxCache:
         if self.kata.mode is not KataPinningMode.OFF:
             placement = self.report.placement if self.report is not None else None
             active = placement is not None and any(
-                note.code == NoteCode.KATA_PINS_VCPUS for note in placement.notes
+                note.code == KATA_PINS_VCPUS for note in placement.notes
             )
             how = " by NUMA node" if self.kata.mode is KataPinningMode.NUMA else ""
             evidence = f"enable_vcpus_pinning{how} (by {self.kata.evidence})"

@@ -6,7 +6,6 @@ Each note has one function here. The module that finds something decides whether
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
 from typing import Final
 
 from kata_pin.model.count_noun import count
@@ -16,27 +15,7 @@ from kata_pin.model.settings import Overhead
 
 DEFAULT_VCPUS_ANNOTATION: Final = "io.katacontainers.config.hypervisor.default_vcpus"
 QUOTA_GATE: Final = "kubelet feature gate DisableCPUQuotaWithExclusiveCPUs"
-
-
-class NoteCode(StrEnum):
-    """Every code that policy gives to a note."""
-
-    FEWER_VCPUS = "fewer-vcpus"
-    FEWER_VCPUS_THAN_CONTAINERS = "fewer-vcpus-than-containers"
-    SHARED_WITHOUT_VCPU = "shared-without-vcpu"
-    SHARED_ON_OVERHEAD = "shared-on-overhead"
-    SURPLUS_OVERLAPS_PAIRS = "surplus-overlaps-pairs"
-    OVERHEAD_OVERLAPS_PAIRS = "overhead-overlaps-pairs"
-    ROLE_CONFLICT = "role-conflict"
-    VCPU_INDEX_UNKNOWN = "vcpu-index-unknown"
-    EXCLUSIVE_OFFLINE = "exclusive-offline"
-    EXCLUSIVE_OVERLAP = "exclusive-overlap"
-    RESERVE_TOO_LARGE = "reserve-too-large"
-    RESERVE_TAKES_CONTAINER = "reserve-takes-container"
-    FALLBACK = "fallback"
-    KATA_PINS_VCPUS = "kata-pins-vcpus"
-    KATA_MAY_PIN = "kata-may-pin"
-    RELEASED = "released"
+KATA_PINS_VCPUS: Final = "kata-pins-vcpus"
 
 
 def remedies(vcpus: int, exclusive: int) -> tuple[str, ...]:
@@ -68,7 +47,7 @@ def size_text(vcpus: int, exclusive: int) -> str:
 
 def fewer_vcpus(vcpus: int, exclusive: int) -> Note:
     """Say that the VM has fewer vCPUs than exclusive CPUs, and how to size it."""
-    return _warning(NoteCode.FEWER_VCPUS, size_text(vcpus, exclusive))
+    return _warning("fewer-vcpus", size_text(vcpus, exclusive))
 
 
 def fewer_vcpus_than_containers(vcpus: int, containers: int, exclusive: int) -> Note:
@@ -78,7 +57,7 @@ def fewer_vcpus_than_containers(vcpus: int, containers: int, exclusive: int) -> 
         " every vCPU gets the whole sandbox mask; remedies:"
         f" {'; '.join(remedies(vcpus, exclusive))}"
     )
-    return _warning(NoteCode.FEWER_VCPUS_THAN_CONTAINERS, text)
+    return _warning("fewer-vcpus-than-containers", text)
 
 
 def shared_without_vcpu(containers: Sequence[str], vcpus: int, exclusive: int) -> Note:
@@ -87,7 +66,7 @@ def shared_without_vcpu(containers: Sequence[str], vcpus: int, exclusive: int) -
         f"no vCPU is left for {_names(containers)}: vCPUs that are paired with exclusive CPUs serve"
         f" them; remedies: {'; '.join(remedies(vcpus, exclusive))}"
     )
-    return _warning(NoteCode.SHARED_WITHOUT_VCPU, text)
+    return _warning("shared-without-vcpu", text)
 
 
 def shared_on_overhead(containers: Sequence[str], setting: Overhead, shared: CpuSet) -> Note:
@@ -96,7 +75,7 @@ def shared_on_overhead(containers: Sequence[str], setting: Overhead, shared: Cpu
         f"{_names(containers)} run on unpaired vCPUs, which the setting overhead: {setting} keeps"
         f" off the shared CPUs {shared}; set overhead: auto, or overhead for the role vcpu"
     )
-    return _warning(NoteCode.SHARED_ON_OVERHEAD, text)
+    return _warning("shared-on-overhead", text)
 
 
 def surplus_overlaps_pairs(vcpus: int, cpus: CpuSet) -> Note:
@@ -105,7 +84,7 @@ def surplus_overlaps_pairs(vcpus: int, cpus: CpuSet) -> Note:
         f"{count(vcpus, 'unpaired vCPU')} may run on the paired CPUs {cpus}; to give them a CPU of"
         " their own, set overhead: reserve:1"
     )
-    return Note(NoteCode.SURPLUS_OVERLAPS_PAIRS, text)
+    return Note("surplus-overlaps-pairs", text)
 
 
 def overhead_overlaps_pairs(threads: int, cpus: CpuSet) -> Note:
@@ -114,24 +93,24 @@ def overhead_overlaps_pairs(threads: int, cpus: CpuSet) -> Note:
         f"{count(threads, 'thread')} other than vCPUs may run on the paired CPUs {cpus}; to keep"
         " them off, set overhead: reserve:1, or housekeeping CPUs that the cgroup allows"
     )
-    return Note(NoteCode.OVERHEAD_OVERLAPS_PAIRS, text)
+    return Note("overhead-overlaps-pairs", text)
 
 
 def role_conflict(tids: Sequence[int], why: str) -> Note:
     """Say which threads' roles the sources disagree about (D6)."""
     text = f"sources disagree about the role of {_tids(tids)} ({why}): whole sandbox mask"
-    return _warning(NoteCode.ROLE_CONFLICT, text)
+    return _warning("role-conflict", text)
 
 
 def vcpu_index_unknown(tids: Sequence[int]) -> Note:
     """Say which vCPUs have no known index."""
     text = f"the vCPU index of {_tids(tids)} is unknown; these vCPUs are paired last"
-    return _warning(NoteCode.VCPU_INDEX_UNKNOWN, text)
+    return _warning("vcpu-index-unknown", text)
 
 
 def exclusive_offline(cpus: CpuSet) -> Note:
     """Say which exclusive CPUs are off."""
-    return _warning(NoteCode.EXCLUSIVE_OFFLINE, f"exclusive CPUs {cpus} are offline")
+    return _warning("exclusive-offline", f"exclusive CPUs {cpus} are offline")
 
 
 def exclusive_overlap(cpus: CpuSet) -> Note:
@@ -140,7 +119,7 @@ def exclusive_overlap(cpus: CpuSet) -> Note:
         f"CPUs {cpus} are exclusive to more than one container of the sandbox; the first recorded"
         " one keeps them"
     )
-    return _warning(NoteCode.EXCLUSIVE_OVERLAP, text)
+    return _warning("exclusive-overlap", text)
 
 
 def reserve_too_large(reserve: int, exclusive: int) -> Note:
@@ -149,13 +128,13 @@ def reserve_too_large(reserve: int, exclusive: int) -> Note:
         f"overhead: reserve:{reserve} takes all {count(exclusive, 'exclusive CPU')}; no vCPU can be"
         " paired, so every vCPU gets the whole sandbox mask"
     )
-    return _warning(NoteCode.RESERVE_TOO_LARGE, text)
+    return _warning("reserve-too-large", text)
 
 
 def reserve_takes_container(containers: Sequence[str]) -> Note:
     """Say which containers a reserve leaves without exclusive CPUs."""
     text = f"the overhead reserve takes every exclusive CPU of {_names(containers)}"
-    return _warning(NoteCode.RESERVE_TAKES_CONTAINER, text)
+    return _warning("reserve-takes-container", text)
 
 
 def fallback(threads: int, step: str, wanted: CpuSet, obstacle: str) -> Note:
@@ -164,7 +143,7 @@ def fallback(threads: int, step: str, wanted: CpuSet, obstacle: str) -> Note:
         f"{count(threads, 'thread')} cannot run on {wanted or 'no CPU'} ({obstacle}); falling back"
         f" to {_STEPS[step]}"
     )
-    return _warning(NoteCode.FALLBACK, text)
+    return _warning("fallback", text)
 
 
 _STEPS: Final = {
@@ -180,7 +159,7 @@ def kata_pins_vcpus(evidence: str) -> Note:
     """Say that the vCPUs are left to Kata's own pinning (D13), and how that is known."""
     setting = f"enable_vcpus_pinning by {evidence}" if evidence else "enable_vcpus_pinning"
     text = f"Kata pins the vCPUs of this sandbox itself ({setting}); kata-pin does not"
-    return Note(NoteCode.KATA_PINS_VCPUS, text)
+    return Note(KATA_PINS_VCPUS, text)
 
 
 def kata_may_pin(evidence: str, vcpus: int) -> Note:
@@ -189,15 +168,15 @@ def kata_may_pin(evidence: str, vcpus: int) -> Note:
         f"enable_vcpus_pinning is on (by {evidence}), but Kata pins only while its containers have"
         f" as many CPUs as there are vCPUs ({vcpus})"
     )
-    return Note(NoteCode.KATA_MAY_PIN, text)
+    return Note("kata-may-pin", text)
 
 
 def released(origin: str) -> Note:
     """Say that the original affinities are restored (D18)."""
-    return Note(NoteCode.RELEASED, f"not pinned: {origin}; original affinities are restored")
+    return Note("released", f"not pinned: {origin}; original affinities are restored")
 
 
-def _warning(code: NoteCode, text: str) -> Note:
+def _warning(code: str, text: str) -> Note:
     return Note(code, text, NoteLevel.WARNING)
 
 
