@@ -25,16 +25,15 @@ def deal(fits: Sequence[Fit], topology: HostTopology) -> list[Fit]:
     if not isolated:
         return list(fits)
     result = list(fits)
-    dealer = _Dealer(topology)
     paired = [i for i, one in enumerate(result) if one.paired]
-    dealer.deal(result, [(i, result[i].applied) for i in paired])
+    _deal(result, [(i, result[i].applied) for i in paired], topology)
     taken = union(result[i].applied for i in paired)
     rest = [
         (i, _unpaired_first(one.applied, taken, isolated))
         for i, one in enumerate(result)
         if not one.paired
     ]
-    dealer.deal(result, rest)
+    _deal(result, rest, topology)
     return result
 
 
@@ -44,41 +43,37 @@ def _unpaired_first(applied: CpuSet, paired: CpuSet, isolated: CpuSet) -> CpuSet
     return applied - paired or applied
 
 
-class _Dealer:
-    def __init__(self, topology: HostTopology) -> None:
-        self._topology = topology
-        self._isolated = topology.isolated
+def _deal(fits: list[Fit], allowed: Sequence[tuple[int, CpuSet]], topology: HostTopology) -> None:
+    """Replace fits in place: `allowed` says for each number the CPUs it may have."""
+    groups: dict[CpuSet, list[int]] = {}
+    for number, cpus in allowed:
+        if len(cpus) > 1 and not cpus.isdisjoint(topology.isolated):
+            groups.setdefault(cpus, []).append(number)
+        elif cpus != fits[number].applied:
+            fits[number] = fits[number]._replace(applied=cpus, detail=_DETAIL)
+    for cpus, numbers in groups.items():
+        _deal_group(fits, cpus, numbers, topology)
 
-    def deal(self, fits: list[Fit], allowed: Sequence[tuple[int, CpuSet]]) -> None:
-        """Replace fits in place: `allowed` says for each number the CPUs it may have."""
-        groups: dict[CpuSet, list[int]] = {}
-        for number, cpus in allowed:
-            if len(cpus) > 1 and not cpus.isdisjoint(self._isolated):
-                groups.setdefault(cpus, []).append(number)
-            elif cpus != fits[number].applied:
-                fits[number] = fits[number]._replace(applied=cpus, detail=_DETAIL)
-        for cpus, numbers in groups.items():
-            self._deal_group(fits, cpus, numbers)
 
-    def _deal_group(self, fits: list[Fit], cpus: CpuSet, numbers: list[int]) -> None:
-        """Deal one set of CPUs evenly; a thread that already sits on one of them stays there."""
-        order = self._topology.in_order(cpus)
-        load = dict.fromkeys(order, 0)
-        fair = -(-len(numbers) // len(load))
-        moving: list[int] = []
-        for number in numbers:
-            observed = fits[number].want.thread.task.affinity
-            if len(observed) == 1 and load.get(observed.first, fair) < fair:
-                load[observed.first] += 1
-                fits[number] = _with_one(fits[number], observed)
-            else:
-                moving.append(number)
-        lightest = [(load[cpu], place, cpu) for place, cpu in enumerate(order)]
-        heapq.heapify(lightest)
-        for number in moving:
-            count, place, cpu = lightest[0]
-            heapq.heapreplace(lightest, (count + 1, place, cpu))
-            fits[number] = _with_one(fits[number], CpuSet((cpu,)))
+def _deal_group(fits: list[Fit], cpus: CpuSet, numbers: list[int], topology: HostTopology) -> None:
+    """Deal one set of CPUs evenly; a thread that already sits on one of them stays there."""
+    order = topology.in_order(cpus)
+    load = dict.fromkeys(order, 0)
+    fair = -(-len(numbers) // len(load))
+    moving: list[int] = []
+    for number in numbers:
+        observed = fits[number].want.thread.task.affinity
+        if len(observed) == 1 and load.get(observed.first, fair) < fair:
+            load[observed.first] += 1
+            fits[number] = _with_one(fits[number], observed)
+        else:
+            moving.append(number)
+    lightest = [(load[cpu], place, cpu) for place, cpu in enumerate(order)]
+    heapq.heapify(lightest)
+    for number in moving:
+        count, place, cpu = lightest[0]
+        heapq.heapreplace(lightest, (count + 1, place, cpu))
+        fits[number] = _with_one(fits[number], CpuSet((cpu,)))
 
 
 def _with_one(one: Fit, cpu: CpuSet) -> Fit:

@@ -9,8 +9,9 @@ neighbours; index. The guest topology is QEMU's, never the guest's own word.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.cpuset import EMPTY, union
 from kata_pin.model.sandbox import GuestTopology
 from kata_pin.model.thread import Thread, ThreadKey
 from kata_pin.model.topology import HostTopology
@@ -23,13 +24,12 @@ def index_order(vcpus: Iterable[Thread]) -> list[Thread]:
     First in order is first to stay unpaired: an unknown index cannot be used in the guest map, so
     an exclusive CPU would be wasted on it.
     """
-    return sorted(vcpus, key=_index_key)
 
+    def order(thread: Thread) -> tuple[int, int, int]:
+        key, index = thread.key, thread.role.vcpu
+        return (-1 if index is None else index, key.starttime, key.tid)
 
-def _index_key(thread: Thread) -> tuple[int, int, int]:
-    key = thread.key
-    index = thread.role.vcpu
-    return (-1 if index is None else index, key.starttime, key.tid)
+    return sorted(vcpus, key=order)
 
 
 def holders(
@@ -56,23 +56,19 @@ def holders(
     return frozenset(chosen + others[len(others) - (len(runs) - len(chosen)) :])
 
 
+@dataclass
 class Pairing:
-    """One matching of vCPUs, in index order, with as many runs; `result` maps rank to run."""
+    """One matching of vCPUs, in index order, with as many runs."""
 
-    def __init__(
-        self,
-        vcpus: Sequence[Thread],
-        runs: Sequence[Run],
-        guest: GuestTopology,
-        topology: HostTopology,
-    ) -> None:
-        self._vcpus = vcpus
-        self._runs = runs
-        self._guest = guest
-        self._topology = topology
+    vcpus: Sequence[Thread]
+    runs: Sequence[Run]
+    guest: GuestTopology
+    topology: HostTopology
+
+    def __post_init__(self) -> None:
         self._run_of: dict[int, int] = {}  # rank of a vCPU to the number of its run
-        self._free_ranks = dict.fromkeys(range(len(vcpus)))
-        self._free_runs = dict.fromkeys(range(len(runs)))
+        self._free_ranks = dict.fromkeys(range(len(self.vcpus)))
+        self._free_runs = dict.fromkeys(range(len(self.runs)))
 
     def match(self, kept: Mapping[ThreadKey, int]) -> dict[ThreadKey, Run]:
         """Consider all claims in order and return the run of each vCPU."""
@@ -81,7 +77,7 @@ class Pairing:
         if self._free_ranks:
             self._by_node()
             self._by_sibling_and_container(tuple(self._free_ranks), tuple(self._free_runs))
-        return {self._vcpus[rank].key: self._runs[number] for rank, number in self._run_of.items()}
+        return {self.vcpus[rank].key: self.runs[number] for rank, number in self._run_of.items()}
 
     def _take(self, rank: int, number: int) -> None:
         self._run_of[rank] = number
@@ -90,35 +86,29 @@ class Pairing:
 
     def _keep(self, cpu_of: Callable[[Thread], int | None]) -> None:
         """Keep pairs whose run is still there and not given to another."""
-        run_with = {cpu: number for number in self._free_runs for cpu in self._runs[number].cpus}
+        run_with = {cpu: number for number in self._free_runs for cpu in self.runs[number].cpus}
         for rank in tuple(self._free_ranks):
-            cpu = cpu_of(self._vcpus[rank])
+            cpu = cpu_of(self.vcpus[rank])
             number = None if cpu is None else run_with.get(cpu)
             if number in self._free_runs:
                 self._take(rank, number)
 
     def _by_node(self) -> None:
         """Serve the vCPUs of guest nodes whose memory is bound, narrowest binding first."""
-        bound = self._guest.host_nodes
+        bound = self.guest.host_nodes
         for guest_node in sorted(bound, key=lambda node: (len(bound[node]), node)):
             ranks = [r for r in self._free_ranks if self._guest_node(r) == guest_node]
             if ranks:
-                local = self._cpus_of_nodes(bound[guest_node])
-                numbers = [s for s in self._free_runs if self._runs[s].cpus <= local]
+                local = union(self.topology.nodes.get(n, EMPTY) for n in bound[guest_node])
+                numbers = [s for s in self._free_runs if self.runs[s].cpus <= local]
                 self._by_sibling_and_container(ranks, numbers)
 
     def _guest_node(self, rank: int) -> int | None:
-        index = self._vcpus[rank].role.vcpu
-        return None if index is None else self._guest.numa.get(index)
-
-    def _cpus_of_nodes(self, nodes: CpuSet) -> CpuSet:
-        cpus = EMPTY
-        for node in nodes:
-            cpus |= self._topology.nodes.get(node, EMPTY)
-        return cpus
+        index = self.vcpus[rank].role.vcpu
+        return None if index is None else self.guest.numa.get(index)
 
     def _by_sibling_and_container(self, ranks: Sequence[int], numbers: Sequence[int]) -> None:
-        if self._guest.threads > 1:
+        if self.guest.threads > 1:
             self._by_sibling(ranks, numbers)
         left_ranks = [rank for rank in ranks if rank in self._free_ranks]
         left_numbers = [number for number in numbers if number in self._free_runs]
@@ -128,7 +118,7 @@ class Pairing:
         """Put the vCPUs of a guest core on the runs of one host core, where one has room."""
         free_of_core: dict[int, list[int]] = {}
         for number in numbers:
-            core = self._core_of(self._runs[number])
+            core = self._core_of(self.runs[number])
             if core is not None:
                 free_of_core.setdefault(core, []).append(number)
         for siblings in self._guest_cores(ranks):
@@ -143,23 +133,23 @@ class Pairing:
     def _guest_cores(self, ranks: Sequence[int]) -> list[list[int]]:
         """Return the guest cores of `ranks`, each with all its ranks, also those served."""
         cores: dict[int, list[int]] = {}
-        for rank, thread in enumerate(self._vcpus):
+        for rank, thread in enumerate(self.vcpus):
             if thread.role.vcpu is not None:
-                cores.setdefault(self._guest.siblings_of(thread.role.vcpu), []).append(rank)
+                cores.setdefault(self.guest.siblings_of(thread.role.vcpu), []).append(rank)
         wanted = set(ranks)
         return [core for core in cores.values() if len(core) > 1 and wanted & set(core)]
 
     def _host_core_for(self, siblings: list[int], free: Mapping[int, list[int]]) -> int | None:
         for rank in siblings:
             if rank in self._run_of:
-                core = self._core_of(self._runs[self._run_of[rank]])
+                core = self._core_of(self.runs[self._run_of[rank]])
                 return core if core in free else None
         return next((core for core, runs in free.items() if len(runs) >= len(siblings)), None)
 
     def _core_of(self, run: Run) -> int | None:
         """Return the host core that holds the whole run."""
-        cpu = self._topology.get(run.cpus.first)
-        if cpu is None or not run.cpus <= self._topology.siblings(cpu.cpu):
+        cpu = self.topology.get(run.cpus.first)
+        if cpu is None or not run.cpus <= self.topology.siblings(cpu.cpu):
             return None
         return cpu.core
 
@@ -167,7 +157,7 @@ class Pairing:
         """Give each container neighbouring vCPUs: those next to what it has, else by index."""
         runs_of: dict[str, list[int]] = {}
         for number in numbers:
-            runs_of.setdefault(self._runs[number].container_id, []).append(number)
+            runs_of.setdefault(self.runs[number].container_id, []).append(number)
         spans = self._spans()
         for container_id in sorted(runs_of, key=lambda one: one not in spans):
             wanted = runs_of[container_id]
@@ -180,7 +170,7 @@ class Pairing:
         """Return the lowest and highest rank that each container has so far."""
         spans: dict[str, tuple[int, int]] = {}
         for rank, number in self._run_of.items():
-            container_id = self._runs[number].container_id
+            container_id = self.runs[number].container_id
             low, high = spans.get(container_id, (rank, rank))
             spans[container_id] = (min(low, rank), max(high, rank))
         return spans
