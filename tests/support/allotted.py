@@ -13,7 +13,7 @@ from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.allocation.policies import make_policy
 from kata_pin.daemon.reconcile.node import NodeWatch
-from kata_pin.daemon.reconcile.ports import PassRequests
+from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.model.alloc import ContainerRequest, PodRequest
@@ -49,7 +49,7 @@ class Moves(PendingPasses):
     """Records which sandboxes move; all are supervised, and no pass over them ends."""
 
     def __init__(self) -> None:
-        super().__init__(cast("PassRequests", None))
+        super().__init__(cast("Sandboxes", None))
         self.requested: list[tuple[frozenset[str], str]] = []
 
     def request(self, sandbox_ids: Collection[str], why: str) -> frozenset[str]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final
 
-from kata_pin.daemon.reconcile.ports import PassRequests
+from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.model.pass_outcome import NO_VMM, RELEASED, PassOutcome
 
 PATIENCE_S: Final = 30.0
@@ -19,7 +19,7 @@ PATIENCE_S: Final = 30.0
 class PendingPasses:
     """The sandboxes whose threads may still be where they were before the newest decision."""
 
-    def __init__(self, passes: PassRequests, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, passes: Sandboxes, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` is CLOCK_MONOTONIC, in seconds."""
         self._passes = passes
         self._clock = clock

@@ -137,12 +137,11 @@ Check = Callable[[Expectation], tuple[dict[int, Finding], bool]]
 
 
 def _cpuset_changed(expected: Expectation, cpusets: CpusetReader) -> bool:
-    return any(_changed(task, cpusets) for task in expected.members)
-
-
-def _changed(task: Task, cpusets: CpusetReader) -> bool:
     try:
-        return cpusets.of(task.key.tgid, task.key.tid) != (task.cgroup, task.cpuset)
+        return any(
+            cpusets.of(task.key.tgid, task.key.tid) != (task.cgroup, task.cpuset)
+            for task in expected.members
+        )
     except TaskGone:
         return True
 

@@ -17,9 +17,9 @@ from typing import Final
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.other_writers import OtherWriters
-from kata_pin.daemon.reconcile.ports import PinStore
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.thread_finder import ThreadFinder
+from kata_pin.daemon.store.pins import Pins
 from kata_pin.errors import TaskGone, VmmError
 from kata_pin.host.affinity import apply_all
 from kata_pin.host.cpuset import CpusetReader
@@ -77,7 +77,7 @@ class Engine:
 
     _root: HostRoot
     _node: NodeWatch
-    _pins: PinStore
+    _pins: Pins
     _index: ProcessIndex
     _threads: ThreadFinder
     _finder: VmmFinder

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Final, TypeVar
 
@@ -47,28 +48,23 @@ _FLAGS: Final = {
     **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
     **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
 }
+"""What Go's strconv.ParseBool takes; Kata refuses a sandbox with anything else."""
 
-_NO_EVIDENCE: Final[Answer] = (False, "")
 
-
+@dataclass(frozen=True)
 class KataPinningReader:
-    """Reads whether Kata pins; what never changes is read once."""
+    """Reads whether Kata pins; what never changes is read once.
 
-    def __init__(
-        self,
-        root: HostRoot,
-        paths: KataPaths,
-        bundles: BundleReader,
-        files: Sequence[KataConfigFile],
-    ) -> None:
-        """`files` are Kata's configurations as they were when the daemon started."""
-        self._root = root
-        self._paths = paths
-        self._bundles = bundles
-        self._files = files
-        self._annotated: dict[str, Mapping[str, str]] = {}
-        self._reported: dict[str, Mapping[str, str]] = {}
-        self._last: dict[str, Answer] = {}
+    `files` are Kata's configurations as they were when the daemon started.
+    """
+
+    root: HostRoot
+    paths: KataPaths
+    bundles: BundleReader
+    files: Sequence[KataConfigFile]
+    _annotated: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    _reported: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    _last: dict[str, Answer] = field(default_factory=dict)
 
     def of(self, sandbox_id: str, containers: Iterable[Container], vmm: Vmm) -> KataPinning:
         """Return what Kata does with the sandbox's vCPUs: by NUMA where it bound guest memory."""
@@ -90,15 +86,15 @@ class KataPinningReader:
             kept.pop(sandbox_id, None)
 
     def _answer(self, sandbox_id: str, containers: Iterable[Container], vmm: Vmm) -> Answer:
-        persisted = persisted_pinning(self._root, self._paths, sandbox_id)
+        persisted = persisted_pinning(self.root, self.paths, sandbox_id)
         if persisted is not None:
             _remember(self._last, sandbox_id, persisted)
             return persisted
-        if sandbox_id in self._last and any(state_stamp(self._root, self._paths, sandbox_id)):
+        if sandbox_id in self._last and any(state_stamp(self.root, self.paths, sandbox_id)):
             return self._last[sandbox_id]  # it is being written: use the previous answer
         annotations, place = self._annotations(sandbox_id, containers)
         for key in KATA_PINNING:
-            value = _flag(annotations.get(key))
+            value = _FLAGS.get(annotations.get(key, ""))
             if value is not None:
                 return value, f"annotation {key} in {place}"
         return self._configured(annotations.get(KATA_CONFIG, ""), vmm)
@@ -112,7 +108,7 @@ class KataPinningReader:
         for container in containers:
             if container.id == sandbox_id and container.bundle:
                 try:
-                    config = parse_config(self._bundles.read_config(container.bundle))
+                    config = parse_config(self.bundles.read_config(container.bundle))
                 except KataPinError as error:
                     log.debug("sandbox %s: %s", sandbox_id, error)
                     continue
@@ -124,12 +120,12 @@ class KataPinningReader:
         """Return what Kata's configuration says about sandboxes with this VMM."""
         found = {
             file.path: config.vcpu_pinning
-            for file in self._files
+            for file in self.files
             for config in file.configs
             if _is_meant(file, config.binaries, named, vmm)
         }
         if not any(found.values()):
-            return _NO_EVIDENCE
+            return False, ""
         if not all(found.values()):
             return False, f"{len(found)} Kata configurations that disagree"
         return True, ", ".join(found)
@@ -144,11 +140,6 @@ def _is_meant(file: KataConfigFile, binaries: Iterable[str], named: str, vmm: Vm
     if named.startswith("/"):
         return file.path == os.path.realpath(named)
     return any(fnmatchcase(vmm.exe, pattern) for pattern in binaries)
-
-
-def _flag(text: str | None) -> bool | None:
-    """Return what Go's strconv.ParseBool takes; Kata refuses a sandbox with anything else."""
-    return _FLAGS.get(text or "")
 
 
 def _remember(kept: dict[str, T], sandbox_id: str, value: T) -> None:

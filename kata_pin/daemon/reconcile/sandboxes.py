@@ -28,7 +28,7 @@ class Entry:
 
 
 class Sandboxes:
-    """See the module; a PassRequests."""
+    """See the module."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}

@@ -19,7 +19,6 @@ from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.allocation.plugin_conflicts import PODS
 from kata_pin.daemon.intake.nri_events import NOTHING, NriIntake
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
-from kata_pin.daemon.reconcile.ports import PassRequests
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import StateError, VmmError
@@ -75,7 +74,7 @@ class World:
             cast("KataPinningReader", pins),
             cast("Sandboxes", sandboxes),
         )
-        self.passes = PendingPasses(cast("PassRequests", sandboxes))
+        self.passes = PendingPasses(cast("Sandboxes", sandboxes))
         self.allocator = allocator(registry, self.host, self.passes, **settings)
         self.ledger = self.allocator.ledger
         self.decider = NriDecider(intake, self.allocator, registry, self.passes)

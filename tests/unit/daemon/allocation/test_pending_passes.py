@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 
 from kata_pin.daemon.allocation.pending_passes import PATIENCE_S, PendingPasses
+from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.model.pass_outcome import NO_VMM, RELEASED, Cause, PassOutcome
 from kata_pin.model.placement import Report
 
@@ -42,7 +43,7 @@ def now() -> SimpleNamespace:
 
 @pytest.fixture
 def pending(passes: Passes, now: SimpleNamespace) -> PendingPasses:
-    return PendingPasses(passes, clock=lambda: now.s)
+    return PendingPasses(cast("Sandboxes", passes), clock=lambda: now.s)
 
 
 def passed(state: str, *, settled: bool = True) -> PassOutcome:

@@ -19,6 +19,7 @@ from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.thread_finder import ThreadFinder
+from kata_pin.daemon.store.pins import Pins
 from kata_pin.host.process import ProcessIndex, cgroups, read_process
 from kata_pin.host.root import KERNEL, HostRoot, Scheduler
 from kata_pin.model.cpuset import CpuSet
@@ -121,7 +122,7 @@ def _engine(scheduler: Scheduler, vmm: int, virtiofsd: int) -> Engine:
     pins = KataPinningReader(root, paths, BundleReader([]), ())
     node = cast("NodeWatch", OneNode())
     threads = ThreadFinder(root, node, index, host, paths)
-    return Engine(root, node, PinStore(), index, threads, finder, pins)
+    return Engine(root, node, cast("Pins", PinStore()), index, threads, finder, pins)
 
 
 @pytest.mark.root
