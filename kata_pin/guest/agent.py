@@ -21,7 +21,6 @@ import contextlib
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from kata_pin.errors import (
@@ -74,12 +73,7 @@ class AgentClient:
         await self.connect()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def connect(self) -> None:
@@ -213,7 +207,6 @@ class AgentClient:
         service: str = AGENT,
         limit: int = SMALL,
     ) -> T:
-        """Make one call and return the parsed answer."""
         if self._connection is None:
             raise AgentUnavailable(f"agent {self.address}: not connected")
         data = await self._connection.call(

@@ -73,7 +73,6 @@ class CriClient:
             channel.close()
 
     def _judge(self, code: str, details: str) -> None:
-        """Raise what a call's status means."""
         if code == "OK":
             return
         if code == "NOT_FOUND":

@@ -167,7 +167,6 @@ class NriSession(asyncio.Protocol):
                 self._calls.take(frame)
 
     def _answer(self, frame: Frame) -> None:
-        """Serve one call of the runtime."""
         stream = frame.stream
         if frame.data is None:
             self._refuse(stream, Code.RESOURCE_EXHAUSTED, "message too long")

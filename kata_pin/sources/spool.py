@@ -13,7 +13,6 @@ import logging
 import os
 import time
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass
 
 from asyncinotify import Mask
 
@@ -31,14 +30,6 @@ STALE_S = 60.0  # a hook writes its file in milliseconds; if older, the hook was
 RETRY_S = 1.0  # between tries to watch a folder that cannot be watched
 
 
-@dataclass(frozen=True, slots=True)
-class SpoolEntry:
-    """One spooled message and the name of its file."""
-
-    name: str
-    message: HookMessage
-
-
 class Spool:
     """The folder of spooled messages; `max_bad` bounds how many unreadable ones are kept."""
 
@@ -51,7 +42,7 @@ class Spool:
         """Create the folder, for root alone, where tmpfiles.d has not. Raises OSError."""
         os.makedirs(self._directory, mode=0o700, exist_ok=True)
 
-    def pending(self) -> Iterator[SpoolEntry]:
+    def pending(self) -> Iterator[HookMessage]:
         """Yield the messages in the order of their stamps, reading each when its turn comes.
 
         Messages that appear meanwhile are left for the next call. Anything else is set aside.
@@ -66,24 +57,24 @@ class Spool:
                 self._put_aside(name, error)
             else:
                 if message is not None:
-                    yield SpoolEntry(name, message)
+                    yield message
 
-    def peek(self) -> Iterator[SpoolEntry]:
+    def peek(self) -> Iterator[HookMessage]:
         """Yield the same messages without changing any file, for `show` and `check`."""
         for name in self._list()[0]:
             with contextlib.suppress(FileRefused, RemoteProtocolError):
                 message = self._message(name)
                 if message is not None:
-                    yield SpoolEntry(name, message)
+                    yield message
 
-    def done(self, entry: SpoolEntry) -> None:
+    def done(self, message: HookMessage) -> None:
         """Remove a message that is recorded."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path(entry.name))
+            os.unlink(self._path(message.spool_name))
 
-    def reject(self, entry: SpoolEntry, reason: object) -> None:
+    def reject(self, message: HookMessage, reason: object) -> None:
         """Set aside a message whose content is invalid."""
-        self._put_aside(entry.name, reason)
+        self._put_aside(message.spool_name, reason)
 
     async def watch(self) -> AsyncGenerator[None, None]:
         """Yield whenever `pending` may have messages: once watching, then after each arrival."""

@@ -141,7 +141,6 @@ class VmmFinder:
             return None
 
     def _accept(self, sandbox_id: str, pid: int, origin: str) -> Vmm:
-        """Return the Vmm, or raise Refused with the reason."""
         try:
             process = self._host.read_process(pid)
             path, deleted = self._host.exe(pid)

@@ -128,9 +128,9 @@ class RoleCache:
         guessed = any(role.source in _UNNAMED for role in vcpus.values())
         if 0 < maximum <= len(vcpus) and not guessed:
             return False
-        newest = max(map(_born, vcpus), default=(0, 0)) if len(vcpus) >= boot else (0, 0)
+        newest = max(map(born, vcpus), default=(0, 0)) if len(vcpus) >= boot else (0, 0)
         return any(
-            (key in vcpus or _born(key) > newest) and now_s - key.starttime / _TICKS < YOUNG_S
+            (key in vcpus or born(key) > newest) and now_s - key.starttime / _TICKS < YOUNG_S
             for key, role in self._roles.items()
             if role.source in _UNNAMED
         )
@@ -150,7 +150,7 @@ def better(old: Role, new: Role) -> Role:
     return replace(old, conflict=conflict)
 
 
-def _born(key: ThreadKey) -> tuple[int, int]:
+def born(key: ThreadKey) -> tuple[int, int]:
     """Sort key of creation."""
     return key.starttime, key.tid
 

@@ -23,7 +23,7 @@ from kata_pin.model.thread import Role, RoleSource, Task, ThreadKey, ThreadRole
 from kata_pin.vmm import debugfs, kvm_fd, order
 from kata_pin.vmm.host_access import HostAccess
 from kata_pin.vmm.kinds import KvmIds, NamedRole, VmmKind, kind_named
-from kata_pin.vmm.role_cache import RoleCache
+from kata_pin.vmm.role_cache import RoleCache, born
 from kata_pin.wire.proc import kernel_worker
 from kata_pin.wire.qemu import apic
 from kata_pin.wire.qemu.qmp import QmpAnswers
@@ -248,7 +248,7 @@ def _decide(evidence: _Evidence) -> dict[ThreadKey, Role]:
         if claims:
             roles[key] = _role(claims)
         else:  # an emulator thread, in conflict while it may be a vCPU that no source named
-            doubtful = key.tid != key.tgid and _age(key) >= since
+            doubtful = key.tid != key.tgid and born(key) >= since
             conflict = doubt if doubtful else ""
             roles[key] = Role(ThreadRole.EMULATOR, RoleSource.REST, conflict=conflict)
     return roles
@@ -281,13 +281,8 @@ def _doubt(evidence: _Evidence) -> tuple[str, tuple[int, int]]:
     sees_vcpus = any(c.role is ThreadRole.VCPU and c.source in _LASTING for c in named)
     if sees_vcpus or guest.boot == guest.maximum > 0:
         return "", (0, 0)
-    boot = [_age(key) for key, index in evidence.known.items() if index < guest.boot]
+    boot = [born(key) for key, index in evidence.known.items() if index < guest.boot]
     return "may be a vCPU: neither KVM nor thread names identify it", max(boot, default=(0, 0))
-
-
-def _age(key: ThreadKey) -> tuple[int, int]:
-    """Sort key of creation."""
-    return (key.starttime, key.tid)
 
 
 def _flag_doubles(roles: dict[ThreadKey, Role]) -> dict[ThreadKey, Role]:

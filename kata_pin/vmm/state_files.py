@@ -58,7 +58,6 @@ class _File(NamedTuple):
     parse: Callable[[bytes], PersistedSandbox]
 
     def read(self, root: HostPaths) -> PersistedSandbox | None:
-        """Return what it holds; raises ParseError."""
         data = _read(root.path(self.base), *self.parts, limit=MAX_PERSIST)
         return None if data is None else self.parse(data)
 

@@ -47,11 +47,6 @@ class LineDecoder:
         self._check(self._searched)
         return lines
 
-    @property
-    def pending(self) -> int:
-        """How many bytes of an unfinished line are held."""
-        return len(self._buffer)
-
     def _check(self, length: int) -> None:
         if length > self._limit:
             raise RemoteProtocolError(f"line longer than {self._limit} bytes")

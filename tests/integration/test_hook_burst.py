@@ -70,7 +70,7 @@ def see_all_end(running: threading.Semaphore) -> list[Ended]:
 
 def check_none_lost(ended: list[Ended], received: list[HookMessage], spool: Path) -> None:
     """Check that each hook's message is somewhere, once by its identity, and each was in time."""
-    spooled = [entry.message for entry in Spool(str(spool)).pending()]
+    spooled = list(Spool(str(spool)).pending())
     by_key = {message.key: message for message in [*received, *spooled]}
     assert Counter(message.pid for message in by_key.values()) == Counter(e.pid for e in ended)
     assert {message.body for message in by_key.values()} == {STATE}

@@ -129,7 +129,7 @@ def test_life_without_a_daemon(runtime: str, runtime_dir: Path, tmp_path: Path) 
         container.start()
         assert container.status == "running"
         container.stop()
-    check_life([e.message for e in Spool(str(runtime_dir / "spool")).pending()], container)
+    check_life(list(Spool(str(runtime_dir / "spool")).pending()), container)
 
 
 def test_life_with_a_hung_daemon(runtime: str, runtime_dir: Path, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_life_with_a_hung_daemon(runtime: str, runtime_dir: Path, tmp_path: Path
             assert container.status == "running"
             container.stop()
     assert 0.3 < took < 5
-    spooled = [entry.message for entry in Spool(str(runtime_dir / "spool")).pending()]
+    spooled = list(Spool(str(runtime_dir / "spool")).pending())
     check_life(spooled, container)
     assert spooled == daemon.messages
 

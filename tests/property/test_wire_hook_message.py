@@ -81,4 +81,4 @@ def test_lines_over_any_split(lines: list[bytes], cuts: list[int]) -> None:
         found += decoder.feed(data[start:end])
         start = end
     assert found == clean
-    assert decoder.pending == 0
+    assert decoder.feed(b"\n") == [b""], "nothing was left over"

@@ -25,7 +25,7 @@ def leave(folder: Path, item: HookMessage) -> Path:
 
 
 def pending(folder: Path) -> list[HookMessage]:
-    return [entry.message for entry in Spool(str(folder)).pending()]
+    return list(Spool(str(folder)).pending())
 
 
 @asynccontextmanager

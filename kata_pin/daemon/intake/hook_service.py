@@ -85,17 +85,17 @@ class HookService:
             log.warning("cannot record spooled messages now: %s", error)
 
     def _take_spool(self) -> None:
-        for entry in self._spool.pending():
+        for message in self._spool.pending():
             try:
-                taken = self._intake.take(entry.message, spooled=True)
+                taken = self._intake.take(message, spooled=True)
             except ParseError as error:
-                self._spool.reject(entry, error)
+                self._spool.reject(message, error)
                 continue
             if taken.container is not None:
                 self._sandboxes.mark(taken.container.sandbox_id, taken.container.source)
             else:
-                log.info("spooled message %s dropped: %s", entry.name, taken.reason)
-            self._spool.done(entry)
+                log.info("spooled message %s dropped: %s", message.spool_name, taken.reason)
+            self._spool.done(message)
 
     async def follow_spool(self) -> None:
         """Record spooled messages whenever one arrives; runs until cancelled."""

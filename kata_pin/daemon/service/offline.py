@@ -149,9 +149,9 @@ def _gathered(config: Config, registry: Registry) -> Components:
     """Return the components with everything recorded that is known without hooks."""
     parts = compose(config, registry)
     intake = Intake(registry, parts.bundles)
-    for entry in Spool(os.path.join(config.runtime_dir, "spool")).peek():
+    for message in Spool(os.path.join(config.runtime_dir, "spool")).peek():
         with contextlib.suppress(ParseError):
-            intake.take(entry.message, spooled=True)
+            intake.take(message, spooled=True)
     parts.adoption.all()
     return parts
 

@@ -70,7 +70,6 @@ def _widths(guest: GuestTopology) -> tuple[int, int, int]:
 
 
 def _bits_for(count: int) -> int:
-    """Return how many bits it takes to number `count` things."""
     return max(0, count - 1).bit_length()
 
 
