@@ -28,12 +28,12 @@ _UNINSTALL: Final = "Restore all affinities and remove the files of install that
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "show": ("show:show", "Show the sandboxes of this node, one of them, or its pCPUs."),
     "who": ("inspect:who", "Show every host thread that may run on a pCPU."),
-    "map": ("map:guest_map", "Show which vCPU, guest CPU and container each pCPU serves."),
+    "map": ("inspect:guest_map", "Show which vCPU, guest CPU and container each pCPU serves."),
     "explain": ("inspect:explain", "Explain where the threads of a sandbox run and why."),
     "history": ("history:history", "Show how sandboxes changed, when and why."),
     "check": ("inspect:check", "Check that every thread has its expected affinity."),
     "doctor": ("inspect:doctor", "Check this node's prerequisites and report what is missing."),
-    "pools": ("pools:pools", "Show the allocator's pools of pCPUs and their owners."),
+    "pools": ("alloc:pools", "Show the allocator's pools of pCPUs and their owners."),
     "alloc": ("alloc:alloc", "Inspect what the allocator did or would do."),
     "policy": (
         "policy:policy",

@@ -1,12 +1,26 @@
-"""`kata-pin alloc`: inspect the allocator; read-only."""
+"""`kata-pin pools` and `kata-pin alloc`: what the allocator did or would do. Read-only.
+
+Only the kubelet writes its checkpoint. `what-if` and `compare` ask a policy in this process, about
+this node as the state document shows it, or about a captured host without containers.
+"""
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from typing import Final
+
 import click
 
-from kata_pin.cli.commands.alloc_checkpoint import compare, export
-from kata_pin.cli.commands.alloc_explain import explain
-from kata_pin.cli.commands.alloc_whatif import what_if
+from kata_pin.cli.options import Session, global_options
+from kata_pin.cli.render import screen
+from kata_pin.cli.reports.words import safe
+from kata_pin.errors import KataPinError, StateError
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.node import KubeletState
+from kata_pin.model.reports.pools import Allocation, AllocExplainDocument, Grant, PoolsDocument
+from kata_pin.model.reports.state import State
+from kata_pin.model.settings import CpuClass
 
 
 @click.group()
@@ -14,7 +28,237 @@ def alloc() -> None:
     """Inspect what the allocator did or would do."""
 
 
-alloc.add_command(compare)
-alloc.add_command(explain)
-alloc.add_command(export)
-alloc.add_command(what_if)
+@click.command()
+@global_options
+@click.pass_obj
+def pools(session: Session) -> None:
+    """Show the allocator's pools of pCPUs and their owners.
+
+    Reserved, housekeeping, shared and exclusive pCPUs per NUMA node, then the pCPUs of every
+    container, cpusets that were not sent yet, and refused requests. For nodes on which kata-pin
+    allocates CPUs (setting alloc.policy).
+    """
+    state = session.provider.state()
+    if session.json:
+        screen.document(pools_document(state))
+        return
+    from kata_pin.cli.render import pools as render_pools
+
+    screen.show(render_pools.pools(state, screen.output()))
+
+
+def pools_document(state: State) -> PoolsDocument:
+    """Return the `pools` document: what the state document says of allocation."""
+    return PoolsDocument(time=state.time, daemon=state.daemon, allocation=state.allocation)
+
+
+SHOWN: Final = 5
+"""Containers named in an error."""
+
+
+@alloc.command()
+@click.argument("container")
+@global_options
+@click.pass_obj
+def explain(session: Session, container: str) -> None:
+    """Explain why a container has its CPUs.
+
+    Shows the rule or override that decided, its pCPUs, and the cpuset sent to the runtime.
+    CONTAINER is an id or its start, a name, or namespace/pod/name; `vm:` and a sandbox id for a VM.
+    """
+    grant = choose_grant(session.provider.state(), container)
+    screen.report(AllocExplainDocument(grant=grant), json=session.json, by="pools:explain")
+
+
+def choose_grant(state: State, text: str) -> Grant:
+    """Return the one grant that `text` names; raises KataPinError when there is none or several."""
+    allocation = state.allocation
+    if allocation is None:
+        raise KataPinError(
+            "CPU allocation is off (alloc.policy: none)",
+            hint="kata-pin explain SANDBOX explains affinities",
+        )
+    if allocation.suspended:
+        raise KataPinError(f"CPU allocation is suspended: {allocation.suspended}")
+    every = allocation.grants
+    for matches in (
+        [one for one in every if text in {one.id, f"{one.pod}/{one.name}"}],
+        [one for one in every if one.name == text],
+        [one for one in every if text and one.id.startswith(text)],
+    ):
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            named = ", ".join(f"{safe(one.pod)} ({one.id[:12]})" for one in matches[:SHOWN])
+            raise KataPinError(
+                f"{safe(text)!r} matches {len(matches)} containers: {named}",
+                hint="give more of the id, or namespace/pod/name",
+            )
+    raise KataPinError(f"no container {safe(text)!r}", hint="kata-pin pools lists them")
+
+
+@alloc.command()
+@global_options
+@click.pass_obj
+def export(session: Session) -> None:
+    """Print the grants as a kubelet checkpoint.
+
+    In the format of cpu_manager_state, version 2, with its checksum, for tools that read it. The
+    format cannot represent CPUs chosen by `share` containers.
+    """
+    from kata_pin.cli.reports.whatif import state_of
+    from kata_pin.policy.alloc.kubelet_convert import as_kubelet
+    from kata_pin.wire.kube.checkpoint import dump_checkpoint
+
+    allocation = _deciding(session)
+    if allocation is None:
+        raise KataPinError("CPU allocation is off or suspended", hint="kata-pin pools shows why")
+    sys.stdout.write(dump_checkpoint(as_kubelet(state_of(allocation))).decode() + "\n")
+
+
+@alloc.command()
+@click.argument("checkpoint", required=False, type=click.Path(), metavar="[FILE]")
+@click.option("--policy", metavar="NAME", help="Compare with what this policy would give if "
+              "it took over from the kubelet.  [default: alloc.policy, else static]")  # fmt: skip
+@click.option("--topology", metavar="FILE", type=click.Path(), help="Topology of another host: a "
+              "folder with its sys, or output of scripts/capture-host.")  # fmt: skip
+@global_options
+@click.pass_obj
+def compare(
+    session: Session, *, checkpoint: str | None, policy: str | None, topology: str | None
+) -> None:
+    """Compare a kubelet checkpoint with kata-pin's grants.
+
+    FILE defaults to this node's cpu_manager_state. If kata-pin does not allocate CPUs here, or with
+    --policy, shows which containers would keep their pCPUs if that policy took over from the
+    kubelet. Nothing is changed.
+    """
+    from kata_pin.cli.reports.comparison import comparison, taken_over
+    from kata_pin.cli.reports.whatif import state_of
+    from kata_pin.daemon.allocation.policies import make_policy
+    from kata_pin.host.capture import read_capture
+    from kata_pin.host.root import HOST
+    from kata_pin.host.topology import read_topology
+    from kata_pin.policy.alloc.kubelet_convert import as_kubelet
+
+    path = checkpoint or session.config.paths.kubelet_state
+    kubelet = _read(path, own=checkpoint is None)
+    allocation = None if policy or topology else _deciding(session)
+    if allocation is not None:
+        name, ours = allocation.policy, as_kubelet(state_of(allocation))
+    else:
+        settings = session.config.alloc
+        name = policy or (settings.policy if settings.on else "static")
+        host = read_capture(topology) if topology else read_topology(HOST)
+        ours = taken_over(kubelet, make_policy(replace(settings, policy=name), host))
+    told = comparison(kubelet, ours, source=path, policy=name, hypothetical=allocation is None)
+    screen.report(told, json=session.json, by="alloc:compare")
+
+
+def _deciding(session: Session) -> Allocation | None:
+    """Return the allocator's report, None if it is off or suspended."""
+    allocation = session.provider.state().allocation
+    return None if allocation is None or allocation.suspended else allocation
+
+
+def _read(path: str, *, own: bool) -> KubeletState:
+    """Return a checkpoint: the node's own, or a copy that the caller names, whoever owns it."""
+    from kata_pin.errors import ParseError
+    from kata_pin.host.files import read_bytes
+    from kata_pin.sources.kubelet import read_kubelet
+    from kata_pin.wire.kube.checkpoint import MAX_BYTES, parse_checkpoint
+
+    if own:
+        found = read_kubelet(path)
+        if found is None:
+            raise StateError(f"{path}: no such file", hint="give the path of a checkpoint")
+        return found
+    try:
+        return parse_checkpoint(read_bytes(path, MAX_BYTES + 1))
+    except OSError as error:
+        raise StateError(f"{path}: {error.strerror}") from error
+    except ParseError as error:
+        raise StateError(f"{path}: {error}") from error
+
+
+MAX_CPUS: Final = 8192
+
+
+def _quantity(ctx: click.Context, param: click.Parameter, text: str) -> int:
+    """Return a CPU quantity as Kubernetes writes it in thousandths of a CPU, rounded up."""
+    from decimal import Decimal, InvalidOperation
+
+    try:
+        exact = Decimal(text[:-1]) if text.endswith("m") else Decimal(text) * 1000
+        millis = int(exact.to_integral_value("ROUND_CEILING"))
+    except (InvalidOperation, OverflowError, ValueError):
+        raise click.BadParameter(
+            f"{text!r} is not a CPU quantity such as 4, 0.5 or 500m", ctx, param
+        ) from None
+    if not 0 <= millis <= MAX_CPUS * 1000:
+        raise click.BadParameter(f"{text!r} is not within 0 to {MAX_CPUS}", ctx, param)
+    return millis
+
+
+def _cpu_list(ctx: click.Context, param: click.Parameter, text: str) -> CpuSet:
+    try:
+        return CpuSet.parse(text)
+    except KataPinError as error:
+        raise click.BadParameter(error.message, ctx, param) from error
+
+
+@alloc.command("what-if")
+@click.option("--cpus", "millis", callback=_quantity, required=True, metavar="N",
+              help="CPU request and limit of the container, such as 4, 0.5 or 500m.")  # fmt: skip
+@click.option("--policy", metavar="NAME", help="static, annotation, topology or an installed "
+              "policy.  [default: alloc.policy]")  # fmt: skip
+@click.option("--class", "cpu_class", type=click.Choice([one.value for one in CpuClass]),
+              help="Override the class, as `policy set` does.")  # fmt: skip
+@click.option("--pod", default="", metavar="NAMESPACE/NAME",
+              help="Add it to an existing pod on this node.")  # fmt: skip
+@click.option(
+    "--kata/--no-kata", default=True, help="Treat the container as a Kata (VM) container (default)."
+)
+@click.option("--topology", metavar="FILE", type=click.Path(), help="Topology of another host: a "
+              "folder with its sys, or output of scripts/capture-host.")  # fmt: skip
+@click.option("--taken", callback=_cpu_list, default="", metavar="CPUS",
+              help="pCPUs that are exclusive to other containers.")  # fmt: skip
+@global_options
+@click.pass_obj
+def what_if(
+    session: Session,
+    *,
+    millis: int,
+    policy: str | None,
+    cpu_class: str | None,
+    pod: str,
+    kata: bool,
+    topology: str | None,
+    taken: CpuSet,
+) -> None:
+    """Show what a policy would give a container, and why.
+
+    Prints its pCPUs, the effect on other containers, and the candidates in order of comparison with
+    their sort keys. Nothing is changed. Uses the settings of section alloc; pCPUs that the
+    kubelet's static policy assigned count as taken.
+    """
+    from kata_pin.cli.reports.whatif import Question, answer, occupied
+    from kata_pin.daemon.allocation.policies import make_policy
+    from kata_pin.host.capture import read_capture
+    from kata_pin.host.root import HOST
+    from kata_pin.host.topology import read_topology
+
+    settings = session.config.alloc
+    if policy is not None:
+        settings = replace(settings, policy=policy)
+    if not settings.on:
+        raise KataPinError("no policy given", hint="use --policy static, annotation or topology")
+    document = None if topology else session.provider.state()
+    host = read_capture(topology) if topology else read_topology(HOST)
+    chosen = make_policy(settings, host)
+    wanted = CpuClass(cpu_class) if cpu_class else None
+    if wanted is None and settings.policy == "annotation":
+        wanted = CpuClass.EXCLUSIVE
+    state = occupied(chosen, document, taken)
+    told = answer(chosen, state, Question(millis, wanted, kata, pod))
+    screen.report(told, json=session.json, by="alloc:what_if")

@@ -8,8 +8,7 @@ from itertools import groupby
 from rich.text import Text
 
 from kata_pin.cli.render import phrases
-from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, paragraph, table
-from kata_pin.cli.render.safe_text import styled
+from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, paragraph, styled, table
 from kata_pin.cli.reports import pcpus, words
 from kata_pin.cli.reports.pcpus import Pcpu
 from kata_pin.model.cpuset import CpuSet

@@ -5,8 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from kata_pin.cli.render import phrases
-from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, table
-from kata_pin.cli.render.safe_text import styled
+from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, styled, table
 from kata_pin.cli.reports import words
 from kata_pin.model.reports.history import Change, HistoryDocument
 

@@ -16,6 +16,8 @@ from typing import Final
 from rich.cells import cell_len
 from rich.text import Text
 
+from kata_pin.cli.reports.words import safe
+
 GAP: Final = 2
 """Columns between two columns of a table."""
 
@@ -94,6 +96,15 @@ def _laid_out(columns: Sequence[Column], rows: Sequence[Row], widths: Sequence[i
     for row in rows:
         lines += _row_lines(columns, row, widths)
     return lines
+
+
+def styled(text: str, style: str = "") -> Text:
+    """Return foreign or own text as a Text in one style, fit for a terminal.
+
+    Pod names, thread names, paths and error texts may hold escape sequences, newlines, direction
+    marks or rich's markup. No markup is read in them; what is not printable is shown escaped.
+    """
+    return Text(safe(text), style=style)
 
 
 def facts(pairs: Iterable[tuple[str, Text]], output: Output) -> list[Text]:

@@ -13,8 +13,7 @@ from typing import Final
 from rich.text import Text
 
 from kata_pin.cli.render import phrases
-from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, paragraph, table
-from kata_pin.cli.render.safe_text import styled
+from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, paragraph, styled, table
 from kata_pin.cli.reports import pcpus, words
 from kata_pin.model.reports.guest import Guest, GuestContainer, GuestVcpu
 from kata_pin.model.reports.map import MapDocument, MapSandbox

@@ -8,8 +8,7 @@ from typing import Final
 
 from rich.text import Text
 
-from kata_pin.cli.render.layout import Output
-from kata_pin.cli.render.safe_text import styled
+from kata_pin.cli.render.layout import Output, styled
 from kata_pin.cli.reports.words import GUEST_STATES, NOTHING, age, safe
 from kata_pin.model.count_noun import count
 from kata_pin.model.reports.daemon import Daemon

@@ -15,8 +15,7 @@ from typing import Final
 from rich.text import Text
 
 from kata_pin.cli.render import phrases
-from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, paragraph, table
-from kata_pin.cli.render.safe_text import styled
+from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, paragraph, styled, table
 from kata_pin.cli.reports import pcpus, words
 from kata_pin.cli.reports.pcpus import parse
 from kata_pin.cli.reports.words import safe

@@ -7,8 +7,7 @@ from typing import Final
 from rich.text import Text
 
 from kata_pin.cli.render import phrases
-from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, paragraph, table
-from kata_pin.cli.render.safe_text import styled
+from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, paragraph, styled, table
 from kata_pin.cli.reports.words import NOTHING, age
 from kata_pin.model.count_noun import count
 from kata_pin.model.reports.applied import Applied

@@ -8,8 +8,7 @@ from typing import Final
 from rich.text import Text
 
 from kata_pin.cli.render import phrases
-from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, paragraph, table
-from kata_pin.cli.render.safe_text import styled
+from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, paragraph, styled, table
 from kata_pin.cli.reports import words
 from kata_pin.model.reports.guest import Guest, GuestVcpu
 from kata_pin.model.reports.network import Interface

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.reports.node import CpuPlace
 from kata_pin.model.reports.sandbox import Sandbox, Thread
-from kata_pin.model.reports.state import State
+from kata_pin.model.reports.state import CpuPlace, State
 
 
 @dataclass

@@ -170,10 +170,9 @@ class Assembly:
         one, settings = self._components, self._components.live.now.metrics
         if settings.listen.kind is EndpointKind.NONE:
             return None
-        from kata_pin.daemon.status.allocation_metrics import alloc_metrics  # noqa: PLC0415
-        from kata_pin.daemon.status.metrics import Metrics  # noqa: PLC0415 - 40 ms, 3 MiB
+        from kata_pin.daemon.status import metrics  # noqa: PLC0415 - 40 ms, 3 MiB
 
-        metrics = Metrics(
+        made = metrics.Metrics(
             self._counters,
             self.sandboxes,
             self._history,
@@ -182,10 +181,10 @@ class Assembly:
             pins=one.pins,
             overruns=lambda: self._watch.overruns,
             single=settings.sandboxes,
-            more=partial(alloc_metrics, one.allocator, self._coordinator.pusher),
+            more=partial(metrics.alloc_metrics, one.allocator, self._coordinator.pusher),
         )
         path = self._path("metrics.sock")
-        return MetricsServer(settings.listen, path, metrics.text, gid, mode)
+        return MetricsServer(settings.listen, path, made.text, gid, mode)
 
     async def _state(self, sandbox_id: str) -> bytes:
         """Return the encoded `state` document as of now, of one sandbox if one is named."""

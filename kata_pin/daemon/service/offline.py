@@ -30,8 +30,13 @@ from kata_pin.daemon.status.documents import (
     state_report,
     with_sandboxes,
 )
-from kata_pin.daemon.status.guest import guest_report, vcpu_reports
-from kata_pin.daemon.status.sandbox import SandboxFacts, applied, thread_reports
+from kata_pin.daemon.status.sandbox import (
+    SandboxFacts,
+    applied,
+    guest_report,
+    thread_reports,
+    vcpu_reports,
+)
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.history import History
 from kata_pin.daemon.store.pins import Pins

@@ -19,9 +19,8 @@ from kata_pin.daemon.store import history
 from kata_pin.model import node, placement
 from kata_pin.model.reports.daemon import Daemon
 from kata_pin.model.reports.history import Change, HistoryDocument
-from kata_pin.model.reports.node import CpuPlace, Kubelet, Node
 from kata_pin.model.reports.pools import Allocation
-from kata_pin.model.reports.state import State
+from kata_pin.model.reports.state import CpuPlace, Kubelet, Node, State
 from kata_pin.policy.placement.conflicts import conflicts
 from kata_pin.wire import reports
 

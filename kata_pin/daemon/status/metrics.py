@@ -26,15 +26,19 @@ from prometheus_client.core import (
 )
 
 from kata_pin import __version__
+from kata_pin.daemon.allocation.allocator import Allocator
+from kata_pin.daemon.allocation.push import CRI, NRI, Pusher
 from kata_pin.daemon.reconcile.counters import NO_ERRNO, Counters, Histogram
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.history import History
 from kata_pin.daemon.store.pins import Pins
+from kata_pin.model.alloc import RefusalKind
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.pass_outcome import thread_states
 from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import Sandbox
+from kata_pin.model.settings import CpuClass
 
 YIELD_EVERY: Final = 16
 """Sandboxes between two chances for the event loop to serve a hook."""
@@ -213,3 +217,56 @@ def _counted(report: Report, *, released: bool) -> Counted:
 
 def _histogram(name: str, about: str, found: Histogram) -> Metric:
     return HistogramMetricFamily(name, about, list(found.cumulative()), found.sum)
+
+
+def alloc_metrics(allocator: Allocator, pusher: Pusher) -> Iterator[Metric]:
+    """Yield what there is to say now."""
+    if not allocator.on:
+        return
+    deciding, state = allocator.decides, allocator.state
+    yield GaugeMetricFamily(
+        "kata_pin_alloc_deciding",
+        "Whether kata-pin decides cpusets now (0: suspended).",
+        int(deciding),
+    )
+    cpus = GaugeMetricFamily("kata_pin_alloc_cpus", "pCPUs by pool.", labels=("pool",))
+    for pool in ("exclusive", "shared", "reserved", "housekeeping"):
+        cpus.add_metric((pool,), len(getattr(state, pool)))
+    yield cpus
+    containers = GaugeMetricFamily(
+        "kata_pin_alloc_containers", "Containers by class.", labels=("class",)
+    )
+    found = Counter(grant.cpu_class for grant in allocator.containers())
+    for cpu_class in CpuClass:
+        containers.add_metric((cpu_class.value,), found[cpu_class])
+    yield containers
+    yield GaugeMetricFamily(
+        "kata_pin_alloc_pending",
+        "Containers whose newest cpuset is not applied yet.",
+        len(allocator.ledger.pending(allocator.effective)),
+    )
+    conflicts = GaugeMetricFamily(
+        "kata_pin_alloc_rival_pods",
+        "Pods that show another NRI plugin that sets cpusets, asked before kata-pin or after it.",
+        labels=("asked",),
+    )
+    conflicts.add_metric(("before",), allocator.conflicts.given)
+    conflicts.add_metric(("after",), allocator.conflicts.conflicts)
+    yield conflicts
+    pushes = CounterMetricFamily(
+        "kata_pin_alloc_pushes",
+        "Cpusets sent between two calls of the runtime, by channel and outcome.",
+        labels=("way", "outcome"),
+    )
+    for way in (NRI, CRI):
+        pushes.add_metric((way, "done"), pusher.sent[way, True])
+        pushes.add_metric((way, "failed"), pusher.sent[way, False])
+    yield pushes
+    refusals = CounterMetricFamily(
+        "kata_pin_alloc_refusals",
+        "Containers that did not get what they requested.",
+        labels=("kind",),
+    )
+    for kind in RefusalKind:
+        refusals.add_metric((kind.value,), allocator.news.refusals[kind])
+    yield refusals

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from kata_pin.daemon.guests.manager import Guests
 from kata_pin.daemon.guests.status import GuestPlan
@@ -12,9 +13,13 @@ from kata_pin.daemon.reconcile.engine import Engine
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.status.documents import Conflicts, conflict_notes
-from kata_pin.daemon.status.guest import guest_report, vcpu_reports
-from kata_pin.daemon.status.memo import Memo
-from kata_pin.daemon.status.sandbox import SandboxFacts, sandbox_report, thread_reports
+from kata_pin.daemon.status.sandbox import (
+    SandboxFacts,
+    guest_report,
+    sandbox_report,
+    thread_reports,
+    vcpu_reports,
+)
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.pins import Pins
 from kata_pin.errors import DaemonError
@@ -26,6 +31,33 @@ from kata_pin.model.reports.names import Names, SandboxName
 from kata_pin.model.sandbox import Sandbox
 from kata_pin.policy.explain.sandbox import explain
 from kata_pin.wire import reports
+
+Value = TypeVar("Value")
+
+
+class Memo(Generic[Value]):
+    """Keeps one value per sandbox for as long as what it was made from is equal."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[tuple[object, ...], Value]] = {}
+
+    def get(
+        self, sandbox_id: str, made_from: tuple[object, ...], make: Callable[[], Value]
+    ) -> Value:
+        """Return the value, made anew if something of `made_from` changed."""
+        known = self._known.get(sandbox_id)
+        if known is None or known[0] != made_from:
+            known = self._known[sandbox_id] = made_from, make()
+        return known[1]
+
+    def value(self, sandbox_id: str) -> Value:
+        """Return the value that `get` returned last."""
+        return self._known[sandbox_id][1]
+
+    def keep_only(self, sandbox_ids: Collection[str]) -> None:
+        """Drop the values of sandboxes that have ended."""
+        if len(self._known) > len(sandbox_ids):
+            self._known = {one: self._known[one] for one in sandbox_ids if one in self._known}
 
 
 @dataclass(frozen=True)

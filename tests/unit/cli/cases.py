@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from rich.text import Text
 
-from kata_pin.cli.commands.map import map_document
-from kata_pin.cli.render import compare, cpus, history, pools, reports, show, whatif
+from kata_pin.cli.commands.inspect import map_document
+from kata_pin.cli.render import alloc, cpus, history, pools, reports, show
 from kata_pin.cli.render import map as render_map
 from kata_pin.cli.render.layout import Output
 from kata_pin.cli.reports import findings
@@ -70,11 +70,11 @@ CASES: dict[str, Render] = {
     "map": lambda output: render_map.guest_map(map_document(SEVERAL), output),
     "map-hostile": lambda output: render_map.guest_map(map_document(docs.hostile()), output),
     "map-nothing": lambda output: render_map.guest_map(map_document(DOWN), output),
-    "what-if": lambda output: whatif.what_if(SERVED, output),
-    "what-if-shared": lambda output: whatif.what_if(POOLED, output),
-    "what-if-full": lambda output: whatif.what_if(FULL, output),
-    "alloc-compare": lambda output: compare.compare(DECIDED, output),
-    "alloc-compare-supposed": lambda output: compare.compare(SUPPOSED, output),
+    "what-if": lambda output: alloc.what_if(SERVED, output),
+    "what-if-shared": lambda output: alloc.what_if(POOLED, output),
+    "what-if-full": lambda output: alloc.what_if(FULL, output),
+    "alloc-compare": lambda output: alloc.compare(DECIDED, output),
+    "alloc-compare-supposed": lambda output: alloc.compare(SUPPOSED, output),
     "pools": lambda output: pools.pools(docs.allotted(), output),
     "pools-aside": lambda output: pools.pools(
         docs.allotted(suspended="the kubelet's CPU manager policy is static"), output

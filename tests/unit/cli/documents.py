@@ -11,11 +11,10 @@ from kata_pin.model.reports.explain import Explanation
 from kata_pin.model.reports.guest import Guest, GuestContainer, GuestLink, GuestLinks, GuestVcpu
 from kata_pin.model.reports.history import Change, HistoryDocument
 from kata_pin.model.reports.network import Interface, Network, VhostWorker
-from kata_pin.model.reports.node import CpuPlace, Kubelet, Node
 from kata_pin.model.reports.note import Note
 from kata_pin.model.reports.pools import Allocation, Grant, Pools, Push, RefusedRequest
 from kata_pin.model.reports.sandbox import Container, CpusetReport, Sandbox, Thread, Vmm, Writer
-from kata_pin.model.reports.state import State
+from kata_pin.model.reports.state import CpuPlace, Kubelet, Node, State
 from kata_pin.model.reports.who import (
     CpuClaim,
     HostProcess,

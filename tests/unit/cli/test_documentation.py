@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.cli.commands.map import map_document
-from kata_pin.cli.commands.pools import pools_document
+from kata_pin.cli.commands.alloc import pools_document
+from kata_pin.cli.commands.inspect import map_document
 from kata_pin.cli.main import COMMANDS, cli
 from kata_pin.cli.reports import who as who_report
 from kata_pin.cli.reports.findings import check

@@ -12,7 +12,7 @@ from kata_pin.cli.main import run
 from kata_pin.cli.reports.whatif import Question, answer, occupied
 from kata_pin.errors import KataPinError
 from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.model.reports.node import Kubelet
+from kata_pin.model.reports.state import Kubelet
 from kata_pin.model.settings import AllocSettings, CpuClass
 from kata_pin.policy.alloc.policies import create
 from tests.support.hosttree import SYSFS

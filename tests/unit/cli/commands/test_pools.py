@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kata_pin.cli.commands.alloc_explain import choose_grant
+from kata_pin.cli.commands.alloc import choose_grant
 from kata_pin.cli.main import run
 from kata_pin.cli.render import pools as render_pools
 from kata_pin.cli.render.layout import Output

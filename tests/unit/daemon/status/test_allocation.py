@@ -19,7 +19,7 @@ from kata_pin.daemon.allocation.push import Pusher
 from kata_pin.daemon.service import offline
 from kata_pin.daemon.service.compose import Components, boot_id, compose
 from kata_pin.daemon.status.allocation import allocation_report
-from kata_pin.daemon.status.allocation_metrics import alloc_metrics
+from kata_pin.daemon.status.metrics import alloc_metrics
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.host.root import HOST

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from kata_pin.daemon.status.documents import SLICE_S, conflict_notes, in_slices, state_report
-from kata_pin.daemon.status.memo import Memo
+from kata_pin.daemon.status.overview import Memo
 from kata_pin.errors import RemoteProtocolError
 from kata_pin.host.root import HOST
 from kata_pin.host.tasks import starttime, with_usage
