@@ -30,12 +30,10 @@ class BundleGone(KataPinError):  # noqa: N818 - a state of the world, not a faul
 
 
 class BundleRefused(KataPinError):  # noqa: N818 - refused by a rule, not failed
-    """The bundle may not be read; `rule` is the rule it breaks, in a few words."""
+    """The bundle may not be read; the message ends with the rule it breaks."""
 
     def __init__(self, bundle: str, rule: str, *, hint: str = "") -> None:
         super().__init__(f"cannot read bundle {bundle[:256]!r}: {rule}", hint=hint)
-        self.bundle = bundle
-        self.rule = rule
 
 
 class BundleReader:

@@ -22,7 +22,6 @@ from kata_pin.wire.json_text import Fields, load_fields
 from kata_pin.wire.oci import MAX_PID, CpuResources, parse_cpu
 
 MAX_CONTAINERS: Final = 1024
-MAX_HOTPLUGGED: Final = 4096
 
 _NO_STATES: Final[Mapping[str, ContainerState]] = MappingProxyType({})
 
@@ -53,12 +52,8 @@ class PersistedSandbox:
 
     runtime: KataRuntime
     sandbox_id: str = ""
-    hypervisor: str = ""
     vmm_pid: int = 0
     virtiofsd_pid: int = 0
-    hotplugged: tuple[str, ...] = ()
-    max_vcpus: int = 0
-    sandbox_cgroup_only: bool = False
     vcpu_pinning: bool = False
     agent_url: str = ""
     containers: tuple[PersistedContainer, ...] = ()
@@ -72,15 +67,8 @@ def parse_persist(data: bytes) -> PersistedSandbox:
     return PersistedSandbox(
         runtime=KataRuntime.GO,
         sandbox_id=fields.text("SandboxContainer"),
-        hypervisor=hypervisor.text("Type") or config.text("HypervisorType"),
         vmm_pid=_pid(hypervisor, "Pid"),
         virtiofsd_pid=_pid(hypervisor, "VirtiofsDaemonPid") or _pid(hypervisor, "VirtiofsdPid"),
-        hotplugged=tuple(
-            entry.text("ID", limit=256)
-            for entry in hypervisor.objects("HotpluggedVCPUs", limit=MAX_HOTPLUGGED)
-        ),
-        max_vcpus=config.fields("HypervisorConfig").number("DefaultMaxVCPUs", 0, 1 << 32) or 0,
-        sandbox_cgroup_only=config.flag("SandboxCgroupOnly"),
         vcpu_pinning=config.flag("EnableVCPUsPinning"),
         agent_url=fields.fields("AgentState").text("URL"),
         containers=tuple(
@@ -105,10 +93,8 @@ def parse_rs_state(data: bytes) -> PersistedSandbox:
     return PersistedSandbox(
         runtime=KataRuntime.RS,
         sandbox_id=hypervisor.text("id"),
-        hypervisor=hypervisor.text("hypervisor_type"),
         vmm_pid=_pid(hypervisor, "pid"),
         virtiofsd_pid=_pid(hypervisor, "virtiofs_daemon_pid"),
-        sandbox_cgroup_only=cgroups.flag("sandbox_cgroup_only"),
         vcpu_pinning=cgroups.flag("enable_vcpus_pinning"),
     )
 

@@ -128,9 +128,8 @@ def test_refused_by_what_is_there(root: Path, make: Callable[[Path], Path], rule
 )  # fmt: skip
 def test_refused_by_its_path(root: Path, bundle: str, rule: str) -> None:
     """A path that cannot name a bundle is refused before anything is opened."""
-    with pytest.raises(BundleRefused, match=rule) as refused:
+    with pytest.raises(BundleRefused, match=rule):
         BundleReader([str(root)]).read_config(bundle.format(root=root))
-    assert refused.value.rule
 
 
 @pytest.mark.parametrize("missing", ["c2", "c1/userdata"])
