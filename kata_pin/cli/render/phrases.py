@@ -11,9 +11,9 @@ from rich.text import Text
 from kata_pin.cli.render.layout import Output, styled
 from kata_pin.cli.reports.words import GUEST_STATES, NOTHING, age, safe
 from kata_pin.model.count_noun import count
+from kata_pin.model.reports import Note
 from kata_pin.model.reports.daemon import Daemon
 from kata_pin.model.reports.guest import Guest, GuestVcpu
-from kata_pin.model.reports.note import Note
 from kata_pin.model.reports.sandbox import Thread
 from kata_pin.model.reports.state import State
 

@@ -23,9 +23,8 @@ from kata_pin.model.alloc import (
     Qos,
 )
 from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.model.reports import pools
+from kata_pin.model.reports import Note, pools
 from kata_pin.model.reports import whatif as reports
-from kata_pin.model.reports.note import Note
 from kata_pin.model.reports.state import State
 from kata_pin.model.reports.whatif import WhatIf
 from kata_pin.model.settings import CpuClass

@@ -14,9 +14,9 @@ from kata_pin.model import placement, sandbox, thread
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.guest_map import GuestCpuset, Link, VcpuLink
 from kata_pin.model.pass_outcome import sandbox_state, thread_state
+from kata_pin.model.reports import Note
 from kata_pin.model.reports.applied import AppliedSandbox, Result
 from kata_pin.model.reports.guest import Guest, GuestContainer, GuestLink, GuestLinks, GuestVcpu
-from kata_pin.model.reports.note import Note
 from kata_pin.model.reports.sandbox import Container, CpusetReport, Sandbox, Thread, Vmm, Writer
 from kata_pin.policy.placement.precedence import believed, why
 

@@ -6,7 +6,22 @@ docs/json.md and docs/schema/, which scripts/schema generates; a description tha
 "One of" lists every value. wire/reports.py encodes and decodes the classes.
 """
 
-from typing import Final
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 VERSION: Final = 2
 """Version of every document. Within a version fields are only added."""
+
+Cpus = Annotated[str, "cpus"]
+"""A Linux cpu list such as `0-3,8`; empty: no CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something the operator should know."""
+
+    code: str  #: stable name of the condition
+    text: str  #: the same for people
+    level: str  #: One of `info`, `warning`

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kata_pin.model.reports import VERSION
-from kata_pin.model.reports.cpulist import Cpus
-from kata_pin.model.reports.note import Note
+from kata_pin.model.reports import VERSION, Cpus, Note
 from kata_pin.model.reports.pools import KeptCpuset
 
 

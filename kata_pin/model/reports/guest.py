@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kata_pin.model.reports.cpulist import Cpus
+from kata_pin.model.reports import Cpus
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kata_pin.model.reports import VERSION
-from kata_pin.model.reports.cpulist import Cpus
+from kata_pin.model.reports import VERSION, Cpus, Note
 from kata_pin.model.reports.daemon import Daemon
-from kata_pin.model.reports.note import Note
 
 
 @dataclass(frozen=True, slots=True)

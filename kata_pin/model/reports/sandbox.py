@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kata_pin.model.reports.cpulist import Cpus
+from kata_pin.model.reports import Cpus, Note
 from kata_pin.model.reports.guest import Guest
 from kata_pin.model.reports.network import Network
-from kata_pin.model.reports.note import Note
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kata_pin.model.reports import VERSION
-from kata_pin.model.reports.cpulist import Cpus
+from kata_pin.model.reports import VERSION, Cpus
 from kata_pin.model.reports.daemon import Daemon
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from kata_pin.cli.reports import words
+from kata_pin.model.reports import Note
 from kata_pin.model.reports.applied import Applied, AppliedSandbox, Result
 from kata_pin.model.reports.daemon import Daemon, Metrics, Nri
 from kata_pin.model.reports.doctor import DoctorDocument, Row
@@ -11,7 +12,6 @@ from kata_pin.model.reports.explain import Explanation
 from kata_pin.model.reports.guest import Guest, GuestContainer, GuestLink, GuestLinks, GuestVcpu
 from kata_pin.model.reports.history import Change, HistoryDocument
 from kata_pin.model.reports.network import Interface, Network, VhostWorker
-from kata_pin.model.reports.note import Note
 from kata_pin.model.reports.pools import Allocation, Grant, Pools, Push, RefusedRequest
 from kata_pin.model.reports.sandbox import Container, CpusetReport, Sandbox, Thread, Vmm, Writer
 from kata_pin.model.reports.state import CpuPlace, Kubelet, Node, State
