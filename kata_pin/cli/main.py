@@ -30,7 +30,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "who": ("inspect:who", "Show every host thread that may run on a pCPU."),
     "map": ("inspect:guest_map", "Show which vCPU, guest CPU and container each pCPU serves."),
     "explain": ("inspect:explain", "Explain where the threads of a sandbox run and why."),
-    "history": ("history:history", "Show how sandboxes changed, when and why."),
+    "history": ("inspect:history", "Show how sandboxes changed, when and why."),
     "check": ("inspect:check", "Check that every thread has its expected affinity."),
     "doctor": ("inspect:doctor", "Check this node's prerequisites and report what is missing."),
     "pools": ("alloc:pools", "Show the allocator's pools of pCPUs and their owners."),

@@ -106,7 +106,7 @@ def export(session: Session) -> None:
     In the format of cpu_manager_state, version 2, with its checksum, for tools that read it. The
     format cannot represent CPUs chosen by `share` containers.
     """
-    from kata_pin.cli.reports.whatif import state_of
+    from kata_pin.cli.reports.alloc import state_of
     from kata_pin.policy.alloc.kubelet_convert import as_kubelet
     from kata_pin.wire.kube.checkpoint import dump_checkpoint
 
@@ -133,8 +133,7 @@ def compare(
     --policy, shows which containers would keep their pCPUs if that policy took over from the
     kubelet. Nothing is changed.
     """
-    from kata_pin.cli.reports.comparison import comparison, taken_over
-    from kata_pin.cli.reports.whatif import state_of
+    from kata_pin.cli.reports.alloc import comparison, state_of, taken_over
     from kata_pin.daemon.allocation.policies import make_policy
     from kata_pin.host.capture import read_capture
     from kata_pin.host.root import HOST
@@ -242,7 +241,7 @@ def what_if(
     their sort keys. Nothing is changed. Uses the settings of section alloc; pCPUs that the
     kubelet's static policy assigned count as taken.
     """
-    from kata_pin.cli.reports.whatif import Question, answer, occupied
+    from kata_pin.cli.reports.alloc import Question, answer, occupied
     from kata_pin.daemon.allocation.policies import make_policy
     from kata_pin.host.capture import read_capture
     from kata_pin.host.root import HOST

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, paragraph, styled, table
-from kata_pin.cli.reports.comparison import SAME
+from kata_pin.cli.reports.alloc import SAME
 from kata_pin.model.count_noun import count
 from kata_pin.model.reports.compare import ComparedContainer, Comparison
 from kata_pin.model.reports.whatif import Candidate, WhatIf

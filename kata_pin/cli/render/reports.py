@@ -1,4 +1,4 @@
-"""`who`, `explain`, `check`, `doctor`, `pin` and `unpin` as lines of text."""
+"""`who`, `explain`, `check`, `doctor`, `history`, `pin` and `unpin` as lines of text."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from kata_pin.model.reports.applied import Applied
 from kata_pin.model.reports.check import CheckDocument
 from kata_pin.model.reports.doctor import DoctorDocument
 from kata_pin.model.reports.explain import Explanation
+from kata_pin.model.reports.history import Change, HistoryDocument
 from kata_pin.model.reports.who import HostProcess, KernelThreads, WhoDocument
 
 _STATUS_STYLES: Final = {
@@ -212,3 +213,46 @@ def applied(document: Applied, output: Output) -> list[Text]:
         for line in phrases.notes(sandbox.notes):
             lines += paragraph(line, output, indent=2)
     return lines or [Text("no sandboxes")]
+
+
+def history(document: HistoryDocument, output: Output) -> list[Text]:
+    """Return one row per change."""
+    if not document.changes:
+        return [Text("no changes recorded")]
+    columns = [
+        Column("TIME"),
+        Column("SANDBOX", NAMES, fold=12, comfort=20),
+        Column("STATE"),
+        Column("MASK", CPUS),
+        Column("MOVED", right=True),
+        Column("LATENCY", right=True),
+        Column("TRIGGER", ", :", fold=16, comfort=20),
+    ]
+    return table(columns, [_change(change, output) for change in document.changes], output)
+
+
+def _change(change: Change, output: Output) -> list[Text]:
+    name = change.sandbox[:12] if change.pod == change.sandbox else change.pod
+    moved = f"{change.moved} of {change.threads}" if change.threads else NOTHING
+    return [
+        Text(change.time.replace("T", " ").removesuffix("Z")),
+        styled(name, phrases.NAME),
+        styled(
+            _turned(change.previous_state, change.state, output),
+            phrases.STATE_STYLES.get(change.state, ""),
+        ),
+        styled(_turned(change.previous_mask, change.mask, output)),
+        Text(moved),
+        Text(_milliseconds(change.latency_ms)),
+        styled(", ".join(change.triggers) or NOTHING),
+    ]
+
+
+def _turned(before: str | None, after: str | None, output: Output) -> str:
+    """Return a value, with the one before where that was another."""
+    now = after or NOTHING
+    return now if before in {after, "", None} else f"{before}{output.arrow}{now}"
+
+
+def _milliseconds(taken: float) -> str:
+    return f"{taken:.1f} ms" if taken < 1000 else age(taken / 1000)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from rich.text import Text
 
 from kata_pin.cli.commands.inspect import map_document
-from kata_pin.cli.render import alloc, cpus, history, pools, reports, show
+from kata_pin.cli.render import alloc, cpus, pools, reports, show
 from kata_pin.cli.render import map as render_map
 from kata_pin.cli.render.layout import Output
 from kata_pin.cli.reports import findings
@@ -93,7 +93,7 @@ CASES: dict[str, Render] = {
     "check": lambda output: reports.check(CHECKED, output),
     "doctor": lambda output: reports.doctor(docs.examined(), output),
     "pin": lambda output: reports.applied(docs.done(), output),
-    "history": lambda output: history.history(docs.changed(), output),
+    "history": lambda output: reports.history(docs.changed(), output),
     "explain": lambda output: reports.explain(docs.explained(), output),
 }
 

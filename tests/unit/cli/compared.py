@@ -2,8 +2,7 @@
 
 from typing import Final
 
-from kata_pin.cli.reports.comparison import comparison, taken_over
-from kata_pin.cli.reports.whatif import state_of
+from kata_pin.cli.reports.alloc import comparison, state_of, taken_over
 from kata_pin.model.node import KubeletState
 from kata_pin.model.reports.compare import Comparison
 from kata_pin.model.settings import AllocSettings

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kata_pin.cli.reports.whatif import Question, answer, occupied
+from kata_pin.cli.reports.alloc import Question, answer, occupied
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.reports.whatif import WhatIf
 from kata_pin.model.settings import AllocSettings, CpuClass

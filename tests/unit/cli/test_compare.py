@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kata_pin.cli.main import run
-from kata_pin.cli.reports.comparison import SAME
+from kata_pin.cli.reports.alloc import SAME
 from kata_pin.model.node import KubeletState
 from kata_pin.policy.alloc.policies import BUILTIN
 from kata_pin.wire.kube.checkpoint import parse_checkpoint

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kata_pin.cli.main import run
-from kata_pin.cli.reports.whatif import Question, answer, occupied
+from kata_pin.cli.reports.alloc import Question, answer, occupied
 from kata_pin.errors import KataPinError
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.reports.state import Kubelet
