@@ -57,16 +57,15 @@ class HookService:
     async def _serve(self, connection: HookConnection) -> None:
         message = connection.message
         try:
-            taken = self._intake.take(message, spooled=False)
+            container = self._intake.take(message, spooled=False)
         except ParseError as error:
             self._counters.failed("hook", error)
             log.warning("hook message of pid %d refused: %s", message.pid, error)
             await connection.refused(str(error))
             return
         await connection.recorded()
-        container = taken.container
-        if container is None:
-            log.debug("hook message of pid %d: %s", message.pid, taken.reason)
+        if isinstance(container, str):
+            log.debug("hook message of pid %d: %s", message.pid, container)
             await connection.pinned()
             return
         if self._in_window(connection, container):
@@ -91,10 +90,10 @@ class HookService:
             except ParseError as error:
                 self._spool.reject(message, error)
                 continue
-            if taken.container is not None:
-                self._sandboxes.mark(taken.container.sandbox_id, taken.container.source)
+            if isinstance(taken, str):
+                log.info("spooled message %s dropped: %s", message.spool_name, taken)
             else:
-                log.info("spooled message %s dropped: %s", message.spool_name, taken.reason)
+                self._sandboxes.mark(taken.sandbox_id, taken.source)
             self._spool.done(message)
 
     async def follow_spool(self) -> None:

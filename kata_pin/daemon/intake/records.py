@@ -17,14 +17,6 @@ from kata_pin.wire.hook_message import HookMessage
 from kata_pin.wire.oci import OciConfig, OciState, Phase, parse_config, parse_state
 
 
-@dataclass(frozen=True)
-class Taken:
-    """What became of a message: its container as recorded, or None and the reason."""
-
-    container: Container | None
-    reason: str = ""
-
-
 @dataclass
 class Intake:
     """Turns messages into records; holds nothing but its two collaborators."""
@@ -32,8 +24,8 @@ class Intake:
     _registry: Registry
     _bundles: BundleReader
 
-    def take(self, message: HookMessage, *, spooled: bool) -> Taken:
-        """Record one message; when this returns, the registry has committed.
+    def take(self, message: HookMessage, *, spooled: bool) -> Container | str:
+        """Return a message's container as recorded and committed, or why nothing was recorded.
 
         ParseError when the message can never be taken: its JSON or its ids are beyond repair.
         StateError when the registry cannot be written: the hook must spool.
@@ -46,17 +38,17 @@ class Intake:
         )
         known = self._registry.container(container.id)
         if known is None and message.phase is Phase.POSTSTOP:
-            return Taken(None, "the container is unknown and has ended")
+            return "the container is unknown and has ended"
         if known is None and gone and spooled:
-            return Taken(None, "its bundle is gone")
+            return "its bundle is gone"
         if config is None and known is not None:
             container = replace(container, sandbox_id=known.sandbox_id, kind=known.kind)
         after_create = container.state is not ContainerState.CREATED
         if config is not None and known is not None and known.state.counts and after_create:
             container = _with_resources_of(known, container)
         if not self._registry.record(container, stamp_ns=message.stamp_ns, pid=message.pid):
-            return Taken(None, "a newer message is recorded")
-        return Taken(container)
+            return "a newer message is recorded"
+        return container
 
     def _config(self, state: OciState) -> tuple[OciConfig | None, str, bool]:
         """Return the bundle's config.json, or None, why it could not be had, and if it is gone."""

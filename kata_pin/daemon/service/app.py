@@ -20,13 +20,10 @@ from kata_pin.config.tree import Config
 from kata_pin.daemon.journal import STARTED, about
 from kata_pin.daemon.service.assembly import Assembly
 from kata_pin.daemon.service.background import Background
-from kata_pin.daemon.service.compose import boot_id
-from kata_pin.daemon.service.lock import locked
 from kata_pin.daemon.service.logging_setup import set_up
+from kata_pin.daemon.service.runtime_dir import held_registry
 from kata_pin.daemon.service.systemd import Notifier
-from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import DaemonError, KataPinError
-from kata_pin.host.root import HOST
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +46,7 @@ class Daemon:
         Raises DaemonError when another daemon serves the runtime directory, StateError or OSError
         when it cannot be used.
         """
-        folder = self._config.runtime_dir
-        os.makedirs(folder, mode=0o750, exist_ok=True)
-        with locked(folder), contextlib.ExitStack() as closing:
-            registry = Registry(os.path.join(folder, "registry.db"), boot_id=boot_id(HOST))
-            closing.callback(registry.close)
+        with held_registry(self._config.runtime_dir) as registry:
             async with asyncio.TaskGroup() as tasks:
                 background = Background(tasks)
                 parts = Assembly(self._config, registry, background, self._reread, self._notifier)

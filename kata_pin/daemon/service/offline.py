@@ -21,8 +21,8 @@ from kata_pin.daemon.guests.status import GuestView, plan_guest
 from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
-from kata_pin.daemon.service.compose import Components, boot_id, compose
-from kata_pin.daemon.service.lock import locked
+from kata_pin.daemon.service.compose import Components, compose
+from kata_pin.daemon.service.runtime_dir import held_registry, registry_copy
 from kata_pin.daemon.status.allocation import allocation_report
 from kata_pin.daemon.status.documents import (
     conflict_notes,
@@ -41,7 +41,6 @@ from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.history import History
 from kata_pin.daemon.store.pins import Pins
 from kata_pin.errors import DaemonError, ParseError
-from kata_pin.host.root import HOST
 from kata_pin.model.pass_outcome import Cause, outcome_of
 from kata_pin.model.placement import Report
 from kata_pin.model.reports.applied import Applied
@@ -94,7 +93,7 @@ def explain(config: Config, sandbox_id: str) -> Explanation:
 
 def history(config: Config, name: str, *, since_s: int | None, limit: int) -> HistoryDocument:
     """Return the `history` document as the registry's file has it; raises KataPinError."""
-    with contextlib.closing(_copy(config)) as registry:
+    with contextlib.closing(registry_copy(config.runtime_dir)) as registry:
         found = History(registry, LiveConfig(config))
         return history_report(found.changes(name, since_s=since_s, limit=limit))
 
@@ -128,26 +127,15 @@ def release_all(config: Config) -> Applied:
 
 @contextlib.contextmanager
 def _reading(config: Config) -> Iterator[Components]:
-    with contextlib.closing(_copy(config)) as registry:
+    with contextlib.closing(registry_copy(config.runtime_dir)) as registry:
         yield _gathered(config, registry)
-
-
-def _copy(config: Config) -> Registry:
-    path = os.path.join(config.runtime_dir, "registry.db")
-    return Registry.copy_of(path, boot_id=boot_id(HOST))
 
 
 @contextlib.contextmanager
 def _writing(config: Config) -> Iterator[Components]:
-    os.makedirs(config.runtime_dir, mode=0o750, exist_ok=True)
-    with locked(config.runtime_dir):
-        path = os.path.join(config.runtime_dir, "registry.db")
-        registry = Registry(path, boot_id=boot_id(HOST))
-        try:
-            Pins(registry).set_live_threads(live=False)  # no daemon runs to see new threads
-            yield _gathered(config, registry)
-        finally:
-            registry.close()
+    with held_registry(config.runtime_dir) as registry:
+        Pins(registry).set_live_threads(live=False)  # no daemon runs to see new threads
+        yield _gathered(config, registry)
 
 
 def _gathered(config: Config, registry: Registry) -> Components:

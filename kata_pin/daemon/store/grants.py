@@ -26,7 +26,9 @@ class AllocStore:
     """Reads and writes the row. Methods raise StateError when the file cannot be used."""
 
     def __init__(self, db: Database) -> None:
+        """Make the table if there is none."""
         self._db = db
+        db.run(_TABLE)
 
     def together(self) -> AbstractContextManager[None]:
         """Make all writes of the block one transaction, the registry's included."""
@@ -35,8 +37,7 @@ class AllocStore:
     def read(self) -> AllocState | None:
         """Return the state, None where there is none that can be read."""
         try:
-            known = self._db.row("SELECT 1 FROM sqlite_master WHERE name = 'alloc'")
-            row = known and self._db.row("SELECT state FROM alloc")
+            row = self._db.row("SELECT state FROM alloc")
             return parse_state(row[0].encode()) if row else None
         except (StateError, ParseError, AttributeError) as error:
             log.warning("registry %s: allocations cannot be read: %s", self._db.path, error)
@@ -44,14 +45,8 @@ class AllocStore:
 
     def clear(self) -> None:
         """Delete the state."""
-        with self.together():
-            self._db.run(_TABLE)
-            self._db.run("DELETE FROM alloc")
+        self._db.run("DELETE FROM alloc")
 
     def write(self, state: AllocState) -> None:
         """Replace the state."""
-        with self.together():
-            self._db.run(_TABLE)
-            self._db.run(
-                "INSERT OR REPLACE INTO alloc VALUES (1, ?)", (dump_state(state).decode(),)
-            )
+        self._db.run("INSERT OR REPLACE INTO alloc VALUES (1, ?)", (dump_state(state).decode(),))

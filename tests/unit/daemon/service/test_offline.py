@@ -10,7 +10,7 @@ import pytest
 
 from kata_pin.config import Config
 from kata_pin.daemon.service import offline
-from kata_pin.daemon.service.lock import locked
+from kata_pin.daemon.service.runtime_dir import locked
 from kata_pin.errors import DaemonError
 
 SANDBOX = "oneshot-test-pod"
