@@ -90,13 +90,8 @@ def _observe(root: HostRoot, tgid: int, look: Callable[[int], T]) -> dict[int, T
     except OSError as error:
         if error.errno not in GONE_ERRNOS:
             raise translated(error, "audit", f"process {tgid}") from error
-    return _observe_survivors(root, tgid, look)
-
-
-def _observe_survivors(root: HostRoot, tgid: int, look: Callable[[int], T]) -> dict[int, T]:
-    """Do the same, thread by thread: the slow way, for when one vanished."""
     observed = {}
-    names: list[str] = []
+    names: list[str] = []  # one vanished: look again, thread by thread
     with suppress(*VANISHED):
         names = os.listdir(f"{root.proc()}/{tgid}/task")
     for tid in map(int, names):

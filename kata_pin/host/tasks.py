@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -98,7 +98,7 @@ class TaskReader:
         """
         inodes = list_inodes(root, tgid)
         known = self._known.get(tgid, {})
-        cgroups = _Cgroups(tgid, cpusets, known)
+        cgroups = _Cgroups(tgid, cpusets, len(known))
         young_after = time.clock_gettime(time.CLOCK_BOOTTIME) - NAMED_AFTER_S
         seen: dict[int, _Known] = {}
         for tid in sorted(inodes):
@@ -134,6 +134,7 @@ class TaskReader:
             self._known = {tgid: known for tgid, known in self._known.items() if tgid in tgids}
 
 
+@dataclass
 class _Cgroups:
     """The cgroups of the threads of one process that were known before.
 
@@ -141,24 +142,23 @@ class _Cgroups:
     the cgroup's own list.
     """
 
-    def __init__(self, tgid: int, cpusets: CpusetReader, known: Mapping[int, _Known]) -> None:
-        self._tgid = tgid
-        self._cpusets = cpusets
-        self._crowded = len(known) >= CROWD
-        self._size = len(known)
-        self._lists: dict[str, tuple[CpuSet, frozenset[int]]] = {}
+    tgid: int
+    cpusets: CpusetReader
+    size: int
+    """How many threads were known."""
+    lists: dict[str, tuple[CpuSet, frozenset[int]]] = field(default_factory=dict)
 
     def of(self, task: Task) -> tuple[str, CpuSet]:
         """Return a thread's cgroup and what that allows; raises TaskGone."""
         tid = task.key.tid
-        if not self._crowded:
-            return self._cpusets.of(self._tgid, tid)
-        listed = self._lists.get(task.cgroup)
+        if self.size < CROWD:
+            return self.cpusets.of(self.tgid, tid)
+        listed = self.lists.get(task.cgroup)
         if listed is not None and tid in listed[1]:
             return task.cgroup, listed[0]
-        cgroup, cpus = self._cpusets.of(self._tgid, tid)
-        if cgroup not in self._lists:
-            self._lists[cgroup] = cpus, self._cpusets.tids(cgroup, among=self._size)
+        cgroup, cpus = self.cpusets.of(self.tgid, tid)
+        if cgroup not in self.lists:
+            self.lists[cgroup] = cpus, self.cpusets.tids(cgroup, among=self.size)
         return cgroup, cpus
 
 
@@ -186,20 +186,48 @@ def with_usage(root: HostRoot, report: Report) -> Report:
 
     A thread that has exited since keeps those of the report.
     """
-    return replace(report, threads=tuple(_used(root, one) for one in report.threads))
+
+    def used(thread: Thread) -> Thread:
+        key = thread.key
+        try:
+            stat = parse_stat(read_once(f"{root.proc()}/{key.tgid}/task/{key.tid}/stat"))
+        except (OSError, ParseError):
+            return thread
+        if stat.starttime != key.starttime:
+            return thread
+        ticks = stat.utime + stat.stime
+        task = replace(thread.task, last_cpu=stat.processor, cpu_ticks=ticks)
+        return thread._replace(task=task)
+
+    return replace(report, threads=tuple(map(used, report.threads)))
 
 
-def _used(root: HostRoot, thread: Thread) -> Thread:
-    key = thread.key
-    try:
-        stat = parse_stat(read_once(f"{root.proc()}/{key.tgid}/task/{key.tid}/stat"))
-    except (OSError, ParseError):
-        return thread
-    if stat.starttime != key.starttime:
-        return thread
-    ticks = stat.utime + stat.stime
-    task = replace(thread.task, last_cpu=stat.processor, cpu_ticks=ticks)
-    return thread._replace(task=task)
+class RunTime(NamedTuple):
+    """Seconds since a thread's birth: on a CPU, and ready but waiting for one.
+
+    A guest without stolen-time accounting counts both as its own.
+    """
+
+    ran_s: float
+    waited_s: float
+
+
+def run_times(root: HostRoot, keys: Iterable[ThreadKey]) -> dict[ThreadKey, RunTime]:
+    """Return how long each thread has run and waited; those that are gone are left out.
+
+    From schedstat, in ns and so finer than the ticks of stat (Documentation/scheduler/
+    sched-stats.rst): what a vCPU thread ran is what its guest CPU can have been busy.
+    """
+    found: dict[ThreadKey, RunTime] = {}
+    for key in keys:
+        try:
+            text = read_once(root.proc(key.tgid, "task", key.tid, "schedstat"))
+            if starttime(root, key.tgid, key.tid) == key.starttime:
+                ran, waited, *_ = text.split()
+                found[key] = RunTime(int(ran) / 1e9, int(waited) / 1e9)
+        except (OSError, TaskGone, ParseError, ValueError):
+            continue
+    return found
 
 
 def starttime(root: HostRoot, tgid: int, tid: int) -> int:

@@ -112,14 +112,7 @@ class Task:
     def moved(self, affinity: CpuSet, cpuset: CpuSet, cgroup: str) -> Task:
         """Return the same thread elsewhere; half the time of dataclasses.replace."""
         return Task(
-            self.key,
-            self.comm,
-            self.flags,
-            affinity,
-            cpuset,
-            cgroup,
-            self.last_cpu,
-            self.cpu_ticks,
+            self.key, self.comm, self.flags, affinity, cpuset, cgroup, self.last_cpu, self.cpu_ticks
         )
 
 

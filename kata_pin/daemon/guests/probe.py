@@ -25,7 +25,7 @@ from kata_pin.errors import (
 from kata_pin.guest.agent import AgentClient
 from kata_pin.host.kernel_image import read_release
 from kata_pin.host.root import HostRoot
-from kata_pin.host.run_times import run_times
+from kata_pin.host.tasks import run_times
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.guest_map import GuestFacts, GuestMap, LinkState, Measured
 from kata_pin.model.sandbox import Vmm

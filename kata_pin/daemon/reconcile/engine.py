@@ -131,13 +131,33 @@ class Engine:
         *,
         act: bool,
         release: bool = False,
+        foreseen: bool = False,
     ) -> Report:
         """Run a pass over one sandbox, which sets what differs if `act`; return its report.
 
-        `release` restores every affinity instead (D18). Threads that exit meanwhile are left out; a
-        VMM that is not found is a report without threads, `cache.problem` says why.
+        `release` restores every affinity instead (D18). `foreseen`: the allocator decides nothing.
+        Threads that exit meanwhile are left out; a VMM that is not found is a report without
+        threads, `cache.problem` says why.
         """
-        return self._run(sandbox_id, containers, cache, self._allot, act=act, release=release)
+        started = time.perf_counter_ns()
+        self._index.refresh()
+        cache.vmm, cache.problem = self._find(sandbox_id, containers, cache)
+        cache.configured = self._configured(sandbox_id, containers, cache)
+        containers = self.believed(containers, cache)
+        node, allotment = self._node.current(), nothing_allotted(containers)
+        if release:
+            node, allotment = replace(node, kubelet=None), Allotment()
+        elif cache.vmm is not None:  # containers of other runtimes come here too
+            allotment = self._granted(containers) if foreseen else self._allot(containers)
+        sandbox = Sandbox(sandbox_id, allotment.containers, cache.vmm)
+        try:
+            report = self._observe_and_act(sandbox, node, allotment, cache, act=act)
+        except TaskGone as gone:
+            cache.vmm, cache.problem = None, f"the VMM exited during the pass ({gone})"
+            report = Report(sandbox_id=sandbox_id)
+        report = replace(report, duration_ns=time.perf_counter_ns() - started)
+        cache.report, cache.checked_at = report, time.monotonic()
+        return report
 
     def foresee(
         self, sandbox_id: str, containers: Sequence[Container], cache: SandboxCache
@@ -149,37 +169,7 @@ class Engine:
             tasks=TaskReader(),
             other_writers=deepcopy(cache.other_writers),
         )
-        return self._run(sandbox_id, containers, copied, self._granted, act=False, release=False)
-
-    def _run(
-        self,
-        sandbox_id: str,
-        containers: Sequence[Container],
-        cache: SandboxCache,
-        allot: Allot,
-        *,
-        act: bool,
-        release: bool,
-    ) -> Report:
-        started = time.perf_counter_ns()
-        self._index.refresh()
-        cache.vmm, cache.problem = self._find(sandbox_id, containers, cache)
-        cache.configured = self._configured(sandbox_id, containers, cache)
-        containers = self.believed(containers, cache)
-        node, allotment = self._node.current(), nothing_allotted(containers)
-        if release:
-            node, allotment = replace(node, kubelet=None), Allotment()
-        elif cache.vmm is not None:  # containers of other runtimes come here too
-            allotment = allot(containers)
-        sandbox = Sandbox(sandbox_id, allotment.containers, cache.vmm)
-        try:
-            report = self._observe_and_act(sandbox, node, allotment, cache, act=act)
-        except TaskGone as gone:
-            cache.vmm, cache.problem = None, f"the VMM exited during the pass ({gone})"
-            report = Report(sandbox_id=sandbox_id)
-        report = replace(report, duration_ns=time.perf_counter_ns() - started)
-        cache.report, cache.checked_at = report, time.monotonic()
-        return report
+        return self.run(sandbox_id, containers, copied, act=False, foreseen=True)
 
     def _find(
         self, sandbox_id: str, containers: Sequence[Container], cache: SandboxCache
@@ -355,12 +345,10 @@ def _after(threads: Iterable[Thread], done: Iterable[ActionResult]) -> list[Thre
     for thread in threads:
         task, role = thread
         result = by_key.get(task.key)
-        if result is None:
-            after.append(thread)
-        elif result.after is not None:
+        if result is not None and result.after is not None:
             moved = task.moved(result.after, task.cpuset, task.cgroup)
             after.append(Thread(moved, role))
-        elif result.outcome not in _GONE:
+        elif result is None or result.outcome not in _GONE:
             after.append(thread)
     return after
 

@@ -99,11 +99,17 @@ class PassRunner:
     async def _pass(self, sandbox_id: str) -> PassResult:
         """Run one pass, and another if the VMM itself answered questions."""
         try:
-            return await self._asked_pass(sandbox_id)
+            await self._guests.before(sandbox_id, lambda: self._foreseen(sandbox_id))
+            result = await self._in_turn(sandbox_id)
+            if result.verdict is not Verdict.GONE and await self._ask(
+                sandbox_id, self._sandboxes.entry(sandbox_id).cache
+            ):
+                result = await self._in_turn(sandbox_id)
         except Exception as error:
             failure = error
             self._notify(lambda observer: observer.failed("pass", failure))
             raise
+        return result
 
     def _notify(self, notify: Callable[[Observer], None]) -> None:
         """Notify each observer; one that fails affects neither the others nor the pass."""
@@ -113,15 +119,6 @@ class PassRunner:
             except Exception as error:  # a fault barrier: the observers of a pass
                 log.error("an observer failed after a pass: %s", error)
                 log.debug("an observer failed after a pass", exc_info=True)
-
-    async def _asked_pass(self, sandbox_id: str) -> PassResult:
-        await self._guests.before(sandbox_id, lambda: self._foreseen(sandbox_id))
-        result = await self._in_turn(sandbox_id)
-        if result.verdict is not Verdict.GONE and await self._ask(
-            sandbox_id, self._sandboxes.entry(sandbox_id).cache
-        ):
-            result = await self._in_turn(sandbox_id)
-        return result
 
     async def _foreseen(self, sandbox_id: str) -> Report:
         """Return what a pass would decide now; sets and remembers nothing."""
@@ -147,20 +144,18 @@ class PassRunner:
         if cache.vmm is not None and (had is None or had.process != cache.vmm.process):
             self._start(self._watch_exit(sandbox_id, cache.vmm.process))
         sandbox = Sandbox(sandbox_id, containers, cache.vmm)
-        verdict = self._verdict(sandbox, report, entry, had_vmm=had is not None)
+        if cache.vmm is None:
+            verdict = self._without_vmm(sandbox_id, containers, entry, had_vmm=had is not None)
+        elif not report.settled:
+            verdict = Verdict.RETRY
+        else:
+            verdict = Verdict.YOUNG if cache.unsure else Verdict.SETTLED
         outcome = outcome_of(sandbox, report, entry.supervisor.cause, released=released)
         if verdict is Verdict.GONE:
             self._notify(lambda observer: observer.ended(outcome))
         else:
             self._notify(lambda observer: observer.passed(outcome))
         return PassResult(report, verdict)
-
-    def _verdict(self, sandbox: Sandbox, report: Report, entry: Entry, *, had_vmm: bool) -> Verdict:
-        if entry.cache.vmm is None:
-            return self._without_vmm(sandbox.id, sandbox.containers, entry, had_vmm=had_vmm)
-        if not report.settled:
-            return Verdict.RETRY
-        return Verdict.YOUNG if entry.cache.unsure else Verdict.SETTLED
 
     async def _watch_exit(self, sandbox_id: str, process: ProcessKey) -> None:
         try:

@@ -160,10 +160,7 @@ class Supervisor:
         self._done = max(self._done, ticket)
         async with self._finished:
             self._finished.notify_all()
-        await self._rest()
-        return verdict
-
-    async def _rest(self) -> None:
         took_s = self.report.duration_ns / 1e9 if self.report is not None else 0.0
         if took_s > LONG_S:
             await asyncio.sleep(min(took_s, MOST_REST_S))
+        return verdict

@@ -20,11 +20,8 @@ def touched(before: KubeletState | None, now: KubeletState | None) -> tuple[froz
         return frozenset(uids), before is not now
     pods = {
         uid
-        for uid in before.entries.keys() | now.entries.keys()
-        if before.entries.get(uid) != now.entries.get(uid)
-    } | {
-        uid
-        for uid in before.pod_entries.keys() | now.pod_entries.keys()
-        if before.pod_entries.get(uid) != now.pod_entries.get(uid)
+        for old, new in ((before.entries, now.entries), (before.pod_entries, now.pod_entries))
+        for uid in old.keys() | new.keys()
+        if old.get(uid) != new.get(uid)
     }
     return frozenset(pods), (before.policy, before.default) != (now.policy, now.default)

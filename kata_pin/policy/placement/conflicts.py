@@ -22,16 +22,12 @@ class Conflict:
 
 def conflicts(placements: Mapping[str, Placement]) -> tuple[Conflict, ...]:
     """Return the pCPUs that more than one sandbox claims exclusively, grouped by claimants."""
-    together: dict[tuple[str, ...], list[int]] = {}
-    for cpu, claimants in sorted(_claimants(placements).items()):
-        if len(claimants) > 1:
-            together.setdefault(tuple(sorted(claimants)), []).append(cpu)
-    return tuple(Conflict(CpuSet(cpus), who) for who, cpus in together.items())
-
-
-def _claimants(placements: Mapping[str, Placement]) -> dict[int, list[str]]:
     claimants: dict[int, list[str]] = {}
-    for sandbox_id, placement in placements.items():
+    for sandbox_id, placement in sorted(placements.items()):
         for cpu in placement.mask.exclusive:
             claimants.setdefault(cpu, []).append(sandbox_id)
-    return claimants
+    together: dict[tuple[str, ...], list[int]] = {}
+    for cpu, who in sorted(claimants.items()):
+        if len(who) > 1:
+            together.setdefault(tuple(who), []).append(cpu)
+    return tuple(Conflict(CpuSet(cpus), who) for who, cpus in together.items())

@@ -46,10 +46,7 @@ def fit(
 
 
 def within(
-    wanted: CpuSet,
-    cpuset: CpuSet,
-    online: CpuSet,
-    steps: Iterable[tuple[Step, CpuSet]] = (),
+    wanted: CpuSet, cpuset: CpuSet, online: CpuSet, steps: Iterable[tuple[Step, CpuSet]] = ()
 ) -> tuple[CpuSet, Step]:
     """Return what of `wanted` can be applied, else what the first useful step offers."""
     allowed = cpuset & online if cpuset else online

@@ -16,10 +16,7 @@ from kata_pin.model.topology import HostTopology
 
 
 def localities(
-    threads: Iterable[Thread],
-    placement: Placement,
-    guest: GuestTopology,
-    topology: HostTopology,
+    threads: Iterable[Thread], placement: Placement, guest: GuestTopology, topology: HostTopology
 ) -> dict[ThreadKey, str]:
     """Return a sentence for each paired vCPU whose guest node or guest core says something."""
     runs = {

@@ -129,13 +129,12 @@ class _Parts(NamedTuple):
 
 def _unique(threads: Iterable[Thread]) -> list[Thread]:
     """Return the threads in the order of their keys, each once."""
-    ordered = sorted(threads, key=_thread_order)
-    return list({thread.key: thread for thread in ordered}.values())
 
+    def order(thread: Thread) -> tuple[ThreadKey, str, int]:
+        role = thread.role
+        return (thread.task.key, role.role, -1 if role.vcpu is None else role.vcpu)
 
-def _thread_order(thread: Thread) -> tuple[int, int, int, str, int]:
-    key, role = thread.task.key, thread.role
-    return (key.tgid, key.tid, key.starttime, role.role, -1 if role.vcpu is None else role.vcpu)
+    return list({thread.key: thread for thread in sorted(threads, key=order)}.values())
 
 
 def _split(threads: Iterable[Thread]) -> _Parts:

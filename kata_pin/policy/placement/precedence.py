@@ -36,11 +36,7 @@ from kata_pin.policy.placement.exclusive import looks_exclusive
 LIVE: Final = (CpusetSource.NRI, CpusetSource.KATA)
 """Sources that report each container's current cpuset."""
 
-_RANKS: Final = {
-    CpusetSource.KUBELET: 2,
-    CpusetSource.CGROUP: 1,
-    CpusetSource.BUNDLE: 0,
-}
+_RANKS: Final = {CpusetSource.KUBELET: 2, CpusetSource.CGROUP: 1, CpusetSource.BUNDLE: 0}
 _WORDS: Final = {
     CpusetSource.NRI: "NRI",
     CpusetSource.KATA: "persist.json",

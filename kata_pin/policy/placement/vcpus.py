@@ -132,18 +132,9 @@ def _size_notes(scene: VcpuScene, count: int, beyond: int, shared: Sequence[str]
         yield notes.fewer_vcpus(count, exclusive)
     if not shared:
         return
+    setting, own = setting_for(scene.node.settings, ThreadRole.VCPU), scene.mask.shared
+    apart = {OverheadKind.HOUSEKEEPING, OverheadKind.RESERVE, OverheadKind.CPUS}
     if not beyond:
         yield notes.shared_without_vcpu(shared, count, exclusive)
-    elif count >= exclusive:
-        yield from _shared_on_overhead(scene, shared)
-
-
-def _shared_on_overhead(scene: VcpuScene, shared: Sequence[str]) -> Iterator[Note]:
-    setting = setting_for(scene.node.settings, ThreadRole.VCPU)
-    own = scene.mask.shared
-    if own and setting.kind in {
-        OverheadKind.HOUSEKEEPING,
-        OverheadKind.RESERVE,
-        OverheadKind.CPUS,
-    }:
+    elif count >= exclusive and own and setting.kind in apart:
         yield notes.shared_on_overhead(shared, setting, own)
