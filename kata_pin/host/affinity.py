@@ -10,9 +10,8 @@ between a look and the call. So a thread's identity is checked before and after:
   was the same all the time. For a tid to be used again in between, the kernel would have to give
   out all other numbers first.
 
-A task that changed is reported, and nothing is undone: it was never ours to judge. Out of scope:
-what the affinity should be (policy/), cgroups.
-Facts: sched_setaffinity(2); kernel/sched/syscalls.c; measured on 6.1, 6.12 and 6.18.
+A task that changed is reported, and nothing is undone: it was never ours to judge. Facts:
+sched_setaffinity(2); kernel/sched/syscalls.c; measured on 6.1, 6.12 and 6.18.
 """
 
 from __future__ import annotations
@@ -48,15 +47,23 @@ def apply(root: HostRoot, action: Action) -> ActionResult:
 
     Raises HostError for an error that sched_setaffinity(2) does not list (a damaged system).
     """
-    tgid, tid = action.key.tgid, action.key.tid
+    tgid, tid, starttime = action.key
+    fd, stat = -1, None
     try:
         fd = os.open(f"{root.proc()}/{tgid}/task/{tid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        stat = os.read(fd, STAT_BYTES)
+        if parse_starttime(stat) != starttime:
+            return ActionResult(action, Outcome.REUSED)
+        root.scheduler.set_affinity(tid, action.ask or action.target)
+        if parse_starttime(os.pread(fd, STAT_BYTES, 0)) != starttime:
+            return ActionResult(action, Outcome.REUSED)
+        after = CpuSet(root.scheduler.get_affinity(tid))
     except OSError as error:
-        return _failed(action, error, None)
-    try:
-        return _apply(root, action, fd)
+        return _failed(action, error, stat)
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
+    return ActionResult(action, Outcome.DONE if after == action.target else Outcome.CLIPPED, after)
 
 
 def apply_all(
@@ -98,21 +105,6 @@ def _apply_at_once(root: HostRoot, action: Action) -> ActionResult:
         return ActionResult(action, Outcome.GONE)
     except OSError:
         return apply(root, action)  # it says what the errno means
-    return ActionResult(action, Outcome.DONE if after == action.target else Outcome.CLIPPED, after)
-
-
-def _apply(root: HostRoot, action: Action, fd: int) -> ActionResult:
-    stat = None
-    try:
-        stat = os.read(fd, STAT_BYTES)
-        if parse_starttime(stat) != action.key.starttime:
-            return ActionResult(action, Outcome.REUSED)
-        root.scheduler.set_affinity(action.key.tid, action.ask or action.target)
-        if parse_starttime(os.pread(fd, STAT_BYTES, 0)) != action.key.starttime:
-            return ActionResult(action, Outcome.REUSED)
-        after = CpuSet(root.scheduler.get_affinity(action.key.tid))
-    except OSError as error:
-        return _failed(action, error, stat)
     return ActionResult(action, Outcome.DONE if after == action.target else Outcome.CLIPPED, after)
 
 

@@ -2,7 +2,7 @@
 
 Either a folder with a `sys` in it, as copied from a host, or a listing as `scripts/capture-host`
 prints it: one `path<TAB>content` a line, paths below `sys/`. A listing is grown into a folder that
-is gone when this returns. Out of scope: everything else that a host has.
+is gone when this returns.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ def read_capture(path: str) -> HostTopology:
         raise ParseError(f"longer than {MAX_BYTES} bytes", source=path)
     files = _listed(data.decode("utf-8", "replace"), path)
     with TemporaryDirectory(prefix="kata-pin-capture-") as folder:
-        _grow(Path(folder), files, path)
+        try:
+            for place, content in files.items():
+                target = Path(folder, place)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(f"{content}\n", encoding="utf-8")
+        except OSError as error:  # a file where another line needs a folder, or no room
+            raise HostError("unfold", path, error.errno or 0) from error
         return read_topology(HostRoot(folder))
 
 
@@ -54,13 +60,3 @@ def _listed(text: str, source: str) -> dict[str, str]:
             raise ParseError("not `sys/...<TAB>content`", source=f"{source}:{number}", text=line)
         files[place] = content
     return files
-
-
-def _grow(folder: Path, files: dict[str, str], source: str) -> None:
-    try:
-        for place, content in files.items():
-            target = folder / place
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(f"{content}\n", encoding="utf-8")
-    except OSError as error:  # a file where another line needs a folder, or no room
-        raise HostError("unfold", source, error.errno or 0) from error

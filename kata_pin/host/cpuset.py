@@ -2,7 +2,6 @@
 
 A CpusetReader lives for one pass: it reads each cgroup once, so that all threads of a pass are
 judged by the same state. Nothing is ever written.
-Out of scope: moving tasks and changing cgroups (D7).
 
 Facts: Documentation/admin-guide/cgroup-v1/cpusets.rst and cgroup-v2.rst, cgroup_namespaces(7),
 proc_pid_mountinfo(5).

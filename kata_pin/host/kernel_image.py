@@ -5,7 +5,7 @@ about it misleads nobody but its own guest; so that it can not have us read what
 regular files are opened, and at most LIMIT bytes read. An image, or a link to it, that was changed
 after the VMM's start says nothing: it may have been another one then.
 
-Blocking; nothing is kept. Out of scope: what the release means (policy/guest/map.py).
+Blocking; nothing is kept.
 """
 
 from __future__ import annotations

@@ -146,7 +146,12 @@ class ProcessIndex:
 
         A process whose parent exited is read again too, because it has a new parent.
         """
-        inodes = self._list()
+        path = self._root.proc()
+        try:
+            with os.scandir(path) as entries:
+                inodes = {int(e.name): e.inode() for e in entries if e.name.isdecimal()}
+        except OSError as error:
+            raise HostError("list", path, error.errno or 0) from error
         known = {} if full else self._inodes
         gone = self._processes.keys() - inodes.keys()
         unread = {pid for pid, inode in inodes.items() if known.get(pid) != inode}
@@ -188,14 +193,6 @@ class ProcessIndex:
             named = ((kernel_worker(p.comm), p) for p in self._processes.values() if p.kernel)
             self._workers = _grouped((worker.owner, p) for worker, p in named if worker)
         return self._workers
-
-    def _list(self) -> dict[int, int]:
-        path = self._root.proc()
-        try:
-            with os.scandir(path) as entries:
-                return {int(e.name): e.inode() for e in entries if e.name.isdecimal()}
-        except OSError as error:
-            raise HostError("list", path, error.errno or 0) from error
 
     def _read(self, pids: set[int]) -> bool:
         """Read these processes; return whether any is other than was known."""

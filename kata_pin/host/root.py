@@ -1,7 +1,7 @@
 """Where the host's files hang, and how its scheduler is asked: the one thing tests replace.
 
 A HostRoot lives as long as the program. A captured tree is an ordinary root; a test that wants
-affinities there brings its own Scheduler. Out of scope: reading anything (files.py).
+affinities there brings its own Scheduler.
 """
 
 from __future__ import annotations

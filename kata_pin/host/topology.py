@@ -1,8 +1,8 @@
 """The host's CPUs from sysfs: a HostTopology, or just which CPUs are online.
 
-Read again whenever CPUs come or go: nothing is kept. What sysfs leaves out has a documented
-default (a virtual machine may have no NUMA nodes, no cache files, no dies); what is there but is
-not a number or a CPU list is a ParseError that names the file. Out of scope: the CPUs of guests.
+Read again whenever CPUs come or go: nothing is kept. What sysfs leaves out has a documented default
+(a virtual machine may have no NUMA nodes, no cache files, no dies); what is there but is not a
+number or a CPU list is a ParseError that names the file.
 
 Facts: Documentation/ABI/stable/sysfs-devices-system-cpu and sysfs-devices-node,
 Documentation/admin-guide/cputopology.rst and cgroup-v2.rst (isolated partitions) of the kernel.

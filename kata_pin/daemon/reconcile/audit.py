@@ -1,8 +1,7 @@
 """The audits: drift is found even if no event reports it (D1).
 
 The affinity audit lists each process's threads and reads their affinities. The deep audit also
-compares start times and cpusets. What they find only marks a sandbox for a pass. Out of scope:
-finding sandboxes that no source reported.
+compares start times and cpusets. What they find only marks a sandbox for a pass.
 """
 
 from __future__ import annotations

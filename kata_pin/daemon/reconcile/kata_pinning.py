@@ -11,8 +11,6 @@ below), the annotation, the configuration file. Facts, read in Kata's sources:
   that can be read and lacks the key is an answer; only without it the pod's own count.
 - A configuration is a sandbox's when it allows its VMM's executable, or is the one that
   `io.katacontainers.config_path` names. Several that disagree say nothing.
-
-Out of scope: what follows from it (policy/placement/writers.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The node's facts as each pass needs them, read again only where they may have changed.
 
 The topology is read again when online or isolated CPUs change, the kubelet's checkpoint when its
-file does. Out of scope: events about such changes (file_events.py).
+file does.
 """
 
 from __future__ import annotations

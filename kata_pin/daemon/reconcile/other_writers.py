@@ -3,8 +3,6 @@
 A thread that was pinned and found elsewhere three times within a minute has another writer.
 kata-pin then leaves it alone, each time for longer, so that two writers never fight in a tight
 loop; the other threads stay pinned. An event about the sandbox ends the back-off.
-
-Out of scope: Kata's own vCPU pinning (kata_pinning.py).
 """
 
 from __future__ import annotations

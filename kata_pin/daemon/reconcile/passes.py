@@ -2,7 +2,7 @@
 
 A sandbox enters the table with its first record or when it is adopted. It is dropped when its VMM
 has exited, or when there is none: where hooks run for every container of the node (CRI-O's
-`always`), those of other runtimes enter it too. Lifetime: the daemon's.
+`always`), those of other runtimes enter it too.
 """
 
 from __future__ import annotations

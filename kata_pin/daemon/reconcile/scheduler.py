@@ -3,8 +3,6 @@
 A pass holds the event loop for milliseconds; between any two passes, hooks and the container
 runtime are answered. A hook or a StartContainer keeps a workload from starting, so its pass goes
 first, but the pass that has waited longest is not delayed for ever.
-
-Out of scope: when passes are due (supervisor.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a new checkpoint of the kubelet changes: which pods have other CPUs than before.
-
-Out of scope: what a container gets by it (exclusive.py, precedence.py).
-"""
+"""What a new checkpoint of the kubelet changes: which pods have other CPUs than before."""
 
 from __future__ import annotations
 

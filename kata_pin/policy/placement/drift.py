@@ -1,8 +1,4 @@
-"""How the observed affinities differ from the desired ones.
-
-What is compared is what the kernel says now, never what was last written (D2). History,
-such as which threads were there in the pass before, comes in as arguments.
-"""
+"""How observed affinities differ from the desired ones: as the kernel shows them now (D2)."""
 
 from __future__ import annotations
 

@@ -10,14 +10,12 @@ answers, yes or no, is believed and named:
    exclusive, `never` answers no. `never` comes third on purpose: it turns inference off, but does
    not deny what the kubelet or the allocator knows. To have no pairs at all, set `vcpus: float`;
 4. inference from the cgroup path, quota and shares.
-
-Out of scope: whether another sandbox claims the same CPU (conflicts.py).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kata_pin.model.count_noun import count
@@ -66,10 +64,7 @@ def pooled(cgroups_path: str) -> bool:
     slice_name, colon, _rest = cgroups_path.partition(":")
     if colon or slice_name.endswith(".slice"):
         return _SYSTEMD_POOLED.search(slice_name) is not None
-    return (
-        _CGROUPFS_POOLED.search(cgroups_path) is not None
-        or _SYSTEMD_POOLED.search(cgroups_path) is not None
-    )
+    return any(one.search(cgroups_path) for one in (_CGROUPFS_POOLED, _SYSTEMD_POOLED))
 
 
 def looks_exclusive(container: Container) -> bool:
@@ -88,10 +83,12 @@ def _claim(
         return _no(container, "it is the pod sandbox")
     if not container.cpus:
         return _no(container, "it has no cpuset")
+    settings = node.settings
+    mode = settings.exclusive_handlers.get(container.handler or handler, settings.exclusive)
     return (
         _from_allocator(container, allocated)
         or _from_kubelet(container, every, node.kubelet)
-        or _from_administrator(container, every, _mode(container, node, handler))
+        or _from_administrator(container, every, mode)
         or _inferred(container)
     )
 
@@ -121,21 +118,17 @@ def _from_kubelet(
         return _yes(container, entry, Provenance.KUBELET, "its checkpoint entry is {cpus}")
     if not pool:
         return _no(container, "no entry in the kubelet's checkpoint", Provenance.KUBELET)
-    users = [one for one in _of_pod(every, container.pod_uid) if not own.get(one.name)]
-    if len(users) > 1:
-        reason = f"the pod's CPUs {pool} are shared by {len(users)} of its containers"
+    users = sum(
+        one.kind is ContainerKind.CONTAINER
+        and one.pod_uid == container.pod_uid
+        and not own.get(one.name)
+        for one in every
+    )
+    if users > 1:
+        reason = f"the pod's CPUs {pool} are shared by {users} of its containers"
         return _no(container, reason, Provenance.KUBELET)
     reason = "it alone uses {cpus} of its pod's CPUs"
     return _yes(container, pool - union(own.values()), Provenance.KUBELET, reason)
-
-
-def _of_pod(every: Iterable[Container], uid: str) -> Iterator[Container]:
-    return (one for one in every if one.kind is ContainerKind.CONTAINER and one.pod_uid == uid)
-
-
-def _mode(container: Container, node: Node, handler: str) -> ExclusiveMode:
-    settings = node.settings
-    return settings.exclusive_handlers.get(container.handler or handler, settings.exclusive)
 
 
 def _from_administrator(

@@ -1,7 +1,6 @@
 """How the CPUs of a pair relate to the guest's memory and thread siblings, in words.
 
-Derived from the placement alone, so it holds for pairs that were only kept, too. Out of scope:
-making pairs (pairing.py).
+Derived from the placement alone, so it holds for pairs that were only kept, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The sandbox mask: which CPUs the containers of a sandbox have together (D8).
 
 Computed in each pass from the recorded containers; one that ended no longer counts.
-Out of scope: which thread uses which part (place.py).
 """
 
 from __future__ import annotations

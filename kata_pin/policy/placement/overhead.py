@@ -1,7 +1,4 @@
-"""Where threads that are not vCPUs go, and unpaired vCPUs (D11).
-
-Out of scope: what happens when the cgroup or the online CPUs do not allow it (fallback.py).
-"""
+"""Where threads that are not vCPUs go, and unpaired vCPUs (D11)."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Final
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.node import Node
 from kata_pin.model.placement import SandboxMask
-from kata_pin.model.settings import Overhead, OverheadKind, PlacementSettings
+from kata_pin.model.settings import Overhead, OverheadKind, PlacementSettings, VcpuMode
 from kata_pin.model.thread import Task, Thread, ThreadRole
 from kata_pin.policy.placement.want import Kind, Want
 
@@ -24,6 +21,13 @@ def setting_for(settings: PlacementSettings, role: ThreadRole) -> Overhead:
     if own is not None:
         return own
     return _LEAVE if role is ThreadRole.SHIM else settings.overhead
+
+
+def is_unmanaged(role: ThreadRole, settings: PlacementSettings) -> bool:
+    """Return whether the settings leave threads of this role alone."""
+    if role is ThreadRole.VCPU:
+        return settings.vcpus is VcpuMode.LEAVE
+    return setting_for(settings, role).kind is OverheadKind.LEAVE
 
 
 def reserve_size(settings: PlacementSettings) -> int:

@@ -15,14 +15,13 @@ from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.node import Node
 from kata_pin.model.placement import Desired, Note, Placement, SandboxMask
 from kata_pin.model.sandbox import Sandbox
-from kata_pin.model.settings import OverheadKind, VcpuMode
 from kata_pin.model.thread import Role, Thread, ThreadKey, ThreadRole
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.placement import notes
 from kata_pin.policy.placement.fallback import fit
 from kata_pin.policy.placement.isolation import deal
 from kata_pin.policy.placement.mask import sandbox_mask
-from kata_pin.policy.placement.overhead import OverheadHome, reserve_size, setting_for
+from kata_pin.policy.placement.overhead import OverheadHome, is_unmanaged, reserve_size
 from kata_pin.policy.placement.pools import exclusive_pools
 from kata_pin.policy.placement.release import release
 from kata_pin.policy.placement.vcpus import VcpuScene, vcpu_wants
@@ -163,11 +162,8 @@ def _disputed_wants(
     """Put threads of disputed role on the whole mask (D6), unless they are unmanaged."""
     for thread, why in disputed:
         role = thread.role.role
-        if role is ThreadRole.VCPU:
-            left = yields or node.settings.vcpus is VcpuMode.LEAVE
-        else:
-            left = setting_for(node.settings, role).kind is OverheadKind.LEAVE
-        if not left:
+        kata_does = yields and role is ThreadRole.VCPU
+        if not kata_does and not is_unmanaged(role, node.settings):
             yield Want(thread, mask.mask or EMPTY, Kind.DISPUTED, why)
 
 

@@ -1,7 +1,7 @@
 """The exclusive CPUs of a sandbox as pools, one a container, and how they are cut into runs.
 
 A run is what one vCPU is paired with: one pCPU when the VM has vCPUs enough, several of the same
-container otherwise (D10). Out of scope: which vCPU gets which run (pairing.py).
+container otherwise (D10).
 """
 
 from __future__ import annotations

@@ -11,9 +11,6 @@ The order, first to last:
 
 Steps 2 and 3 are for containers that no live source reports (runtime-rs without NRI). A value is as
 old as its last change: repeating it does not make it newer.
-
-Pure functions. Out of scope: how long values are kept (observations.py), and whether a CPU
-is exclusive (exclusive.py).
 """
 
 from __future__ import annotations

@@ -12,11 +12,10 @@ from collections.abc import Collection, Iterable, Mapping
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.node import Node
 from kata_pin.model.placement import Action, Desired, Placement, SandboxMask
-from kata_pin.model.settings import OverheadKind, PlacementSettings, VcpuMode
 from kata_pin.model.thread import Thread, ThreadKey, ThreadRole
 from kata_pin.policy.placement import notes
 from kata_pin.policy.placement.fallback import within
-from kata_pin.policy.placement.overhead import setting_for
+from kata_pin.policy.placement.overhead import is_unmanaged
 
 
 def release(
@@ -37,7 +36,7 @@ def release(
     desired = {
         thread.key: _given_back(thread, known.get(thread.role.role), node)
         for thread in threads
-        if not _left_alone(thread.role.role, node.settings)
+        if not is_unmanaged(thread.role.role, node.settings)
     }
     return Placement(sandbox_id, gone, desired, (notes.released(gone.origin),))
 
@@ -63,12 +62,6 @@ def undo(
         for key, desired in placement.desired.items()
         if key in seen and key not in skip and desired.applied
     )
-
-
-def _left_alone(role: ThreadRole, settings: PlacementSettings) -> bool:
-    if role is ThreadRole.VCPU:
-        return settings.vcpus is VcpuMode.LEAVE
-    return setting_for(settings, role).kind is OverheadKind.LEAVE
 
 
 def _given_back(thread: Thread, first_seen: CpuSet | None, node: Node) -> Desired:

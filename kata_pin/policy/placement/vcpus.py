@@ -1,7 +1,4 @@
-"""What policy wants for the vCPU threads of a sandbox (D10).
-
-Out of scope: which run a paired vCPU gets (pairing.py) and where unpaired vCPUs go (overhead.py).
-"""
+"""What policy wants for the vCPU threads of a sandbox (D10)."""
 
 from __future__ import annotations
 
