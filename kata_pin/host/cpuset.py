@@ -22,7 +22,6 @@ from kata_pin.host.files import STAT_BYTES, read_bytes, read_once, read_text
 from kata_pin.host.process import translated
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.model.thread import UNKNOWN_CPUSET
 from kata_pin.wire.proc import CgroupEntry, parse_cgroup
 
 MAX_MOUNTINFO: Final = 4 * 1024 * 1024
@@ -148,7 +147,7 @@ class CpusetReader:
             cpus = _v1_cpus(folder) if entry.controllers else _v2_cpus(folder, mount.point)
             if cpus:
                 return cpus
-        return UNKNOWN_CPUSET
+        return EMPTY
 
     def _folders(self, entry: CgroupEntry) -> Iterator[tuple[CgroupMount, str]]:
         """Yield where a cgroup is seen, with the mount that shows it."""
@@ -160,7 +159,7 @@ class CpusetReader:
     def _look(self, data: bytes) -> tuple[str, CpuSet]:
         entry = parse_cgroup(data).cpuset
         if entry is None:
-            return "", UNKNOWN_CPUSET
+            return "", EMPTY
         self._entries[entry.path] = entry
         return entry.path, self.effective(entry)
 

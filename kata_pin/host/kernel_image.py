@@ -37,8 +37,10 @@ def read_release(root: HostRoot, path: str, vmm: ProcessKey) -> str:
     """
     if not path.startswith("/"):
         raise ParseError("not an absolute path", source="-kernel", text=path)
+    # when the VMM started, on the clock of file times
+    started_s = time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - vmm.starttime / _TICKS)
     try:
-        return _read(root.path(path), _started_s(vmm))
+        return _read(root.path(path), started_s)
     except OSError as error:
         raise HostError("read", f"kernel image {path}", error.errno or 0) from error
 
@@ -70,9 +72,3 @@ def _banner(descriptor: int, head: bytes) -> str:
     if not release:
         raise ParseError("a vmlinux that does not say its release", source="kernel image")
     return release
-
-
-def _started_s(vmm: ProcessKey) -> float:
-    """Return when a process started, on the clock of file times."""
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - vmm.starttime / _TICKS
-    return time.time() - age_s

@@ -26,7 +26,10 @@ FAIL_KEY: Final = "cpu-policy-fail.kata-pin.io"
 """Pod annotation: strict or best-effort. A pod can be stricter than its node, never less strict."""
 
 PERIOD_US: Final = 100_000
+"""CFS period when config.json names none (sched-bwc.rst of the kernel)."""
+
 SHARES_PER_CPU: Final = 1024
+"""CPU shares of one whole CPU (kubelet, cm.MilliCPUToShares)."""
 
 
 def millis_of_shares(shares: int) -> int:

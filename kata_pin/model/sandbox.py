@@ -163,8 +163,3 @@ class Sandbox:
     def handler(self) -> str:
         """Return the runtime handler of the pod, empty when no record names it."""
         return next((c.handler for c in self.containers if c.handler), "")
-
-    @property
-    def counting(self) -> tuple[Container, ...]:
-        """Return the containers that count by their state."""
-        return tuple(c for c in self.containers if c.state.counts)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.cpuset import CpuSet
 
 PF_USER_WORKER: Final = 0x0000_4000
 """Task flag of a kernel worker that lives in a user process (vhost since Linux 6.4, sched.h)."""
@@ -87,7 +87,8 @@ class Task:
     """One thread as /proc and the scheduler show it, before its role is known.
 
     `affinity` is what sched_getaffinity returned; `cpuset` what the thread's cgroup allows
-    (effective), `cgroup` its path. `last_cpu` and `cpu_ticks` are stat fields 39 and 14 + 15.
+    (effective; empty: unknown), `cgroup` its path. `last_cpu` and `cpu_ticks` are stat fields 39
+    and 14 + 15.
     """
 
     key: ThreadKey
@@ -150,7 +151,3 @@ class Thread(NamedTuple):
         if self.role.role is ThreadRole.VCPU:
             return f"vcpu {self.role.vcpu}" if self.role.vcpu is not None else "vcpu ?"
         return self.role.role.value
-
-
-UNKNOWN_CPUSET: Final = EMPTY
-"""A Task's cpuset when its cgroup could not be read: then only online CPUs limit it."""

@@ -18,18 +18,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from kata_pin.model.alloc import PERIOD_US, SHARES_PER_CPU
 from kata_pin.model.count_noun import count
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.node import KubeletState, Node
 from kata_pin.model.placement import Claim, Provenance
 from kata_pin.model.sandbox import Container, ContainerKind
 from kata_pin.model.settings import ExclusiveMode
-
-DEFAULT_PERIOD_US: Final = 100_000
-"""CFS period when config.json names none (sched-bwc.rst of the kernel)."""
-
-SHARES_PER_CPU: Final = 1024
-"""CPU shares of one whole CPU (kubelet, cm.MilliCPUToShares)."""
 
 MAX_SHARES: Final = 262_144
 """The kernel's and the kubelet's ceiling of CPU shares: that of 256 CPUs."""
@@ -157,7 +152,7 @@ def _inferred(container: Container) -> Claim:
         return _no(container, "pod is not Guaranteed (burstable or besteffort cgroup)")
     size = len(cpus)
     quota = container.quota_us or 0
-    period = container.period_us or DEFAULT_PERIOD_US
+    period = container.period_us or PERIOD_US
     if quota > 0:
         if quota == size * period:
             reason = f"CPU quota equals {count(size, 'CPU')}"

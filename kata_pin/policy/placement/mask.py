@@ -49,9 +49,12 @@ def sandbox_mask(
 
 def counted(sandbox: Sandbox, node: Node) -> tuple[Container, ...]:
     """Return the containers that count: created or running, by `stopped_counts` stopped too."""
-    if not node.settings.stopped_counts:
-        return sandbox.counting
-    return tuple(c for c in sandbox.containers if c.state is not ContainerState.DELETED)
+    late = node.settings.stopped_counts
+    return tuple(
+        one
+        for one in sandbox.containers
+        if one.state.counts or (late and one.state is ContainerState.STOPPED)
+    )
 
 
 def _union_of(containers: tuple[Container, ...], kind: ContainerKind) -> CpuSet:
