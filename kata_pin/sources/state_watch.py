@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from asyncinotify import Mask
 
@@ -57,16 +57,14 @@ class Changes:
         return self.everything or self.kubelet or bool(self.sandboxes or self.cpusets)
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
+class _State(NamedTuple):
     """The folder of a sandbox that holds `file`."""
 
     file: str
     sandbox_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Cpuset:
+class _Cpuset(NamedTuple):
     """The file of a cgroup's configured cpuset."""
 
     path: str

@@ -151,9 +151,8 @@ class VmmFinder:
                 raise Refused(f"its command line names {command.sandbox_id or 'no sandbox'}")
             if kind.in_shim:
                 checks.check_runs_vm(self._host.root, pid, kind)
-            witness = self._witness(sandbox_id, process, kind)
-            if not witness and origin == _HOOK:
-                witness = "pid from a hook"
+            by_hook = "pid from a hook" if origin == _HOOK else ""
+            witness = self._witness(sandbox_id, process, kind) or by_hook
             if not witness:
                 raise Refused("no cgroup, parent, file or hook confirms it")
             shim = pid if kind.in_shim else shim_of(self._host, process, sandbox_id)

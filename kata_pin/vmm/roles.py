@@ -120,9 +120,8 @@ def identify(
     cache.bind(qmp, tasks)
     roles = cache.recall(tasks)
     if roles is None:
-        known = cache.vcpus(tasks)
-        kind = kind_named(vmm.kind)
-        evidence = _Evidence(host, vmm, kind, tasks, machine or os.uname().machine, known)
+        machine = machine or os.uname().machine
+        evidence = _Evidence(host, vmm, kind_named(vmm.kind), tasks, machine, cache.vcpus(tasks))
         roles = cache.learn(_examine(evidence, cache), tasks, vmm.guest.boot)
     return roles
 
@@ -248,8 +247,7 @@ def _decide(evidence: _Evidence) -> dict[ThreadKey, Role]:
         if claims:
             roles[key] = _role(claims)
         else:  # an emulator thread, in conflict while it may be a vCPU that no source named
-            doubtful = key.tid != key.tgid and born(key) >= since
-            conflict = doubt if doubtful else ""
+            conflict = doubt if key.tid != key.tgid and born(key) >= since else ""
             roles[key] = Role(ThreadRole.EMULATOR, RoleSource.REST, conflict=conflict)
     return roles
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from kata_pin.model.cpuset import MAX_CPU, CpuSet
@@ -23,9 +23,6 @@ MAX_BYTES: Final = 256 * 1024
 _SOURCE: Final = "kubelet checkpoint"
 _MAX_CHECKSUM: Final = (1 << 64) - 1
 
-_STRUCTS: Final = ("CPUManagerCheckpoint", "CPUManagerCheckpointV3")
-_POD_STRUCT: Final = "cpuset.CPUSet"
-
 
 @dataclass(frozen=True)
 class _Content:
@@ -37,9 +34,9 @@ class _Content:
     policy: str
     default: str
     entries: Mapping[str, Mapping[str, str]]
-    flat: Mapping[str, str]
-    pods: Mapping[str, CpuSet]
-    has_pods: bool
+    flat: Mapping[str, str] = field(default_factory=dict)
+    pods: Mapping[str, CpuSet] = field(default_factory=dict)
+    has_pods: bool = False
 
 
 def parse_checkpoint(data: bytes) -> KubeletState:
@@ -76,16 +73,12 @@ def dump_checkpoint(state: KubeletState) -> bytes:
             pod: {name: str(cpus) for name, cpus in sorted(containers.items())}
             for pod, containers in sorted(state.entries.items())
         },
-        flat={},
-        pods={},
-        has_pods=False,
     )
-    dumps = dict(_dumps(content))
     document: dict[str, object] = {
         "policyName": content.policy,
         "defaultCpuSet": content.default,
         **({"entries": content.entries} if content.entries else {}),
-        "checksum": checksum(dumps[2]),
+        "checksum": checksum(dict(_dumps(content))[2]),
     }
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
 
@@ -152,10 +145,10 @@ def _dumps(content: _Content) -> Iterator[tuple[int, str]]:
     flat = _go_map(content.flat.items())
     nested = _go_map((pod, _go_map(names.items())) for pod, names in content.entries.items())
     pods = _go_map(
-        (pod, f"{{CPUSet:({_POD_STRUCT}){{elems:(map[int]struct {{}}){_go_set(cpus)}}}}}")
+        (pod, f"{{CPUSet:(cpuset.CPUSet){{elems:(map[int]struct {{}}){_go_set(cpus)}}}}}")
         for pod, cpus in content.pods.items()
     )
-    old, new = _STRUCTS
+    old, new = "CPUManagerCheckpoint", "CPUManagerCheckpointV3"
     if not content.has_pods:
         if not content.entries:
             yield 1, _dump(old, content, f"Entries:(map[string]string){flat}")
