@@ -125,5 +125,5 @@ class Runtime(RuleBasedStateMachine):
 def test_any_order() -> None:
     """Cpusets are never lost, whatever happens in which order."""
     run_state_machine_as_test(
-        Runtime, settings=settings(max_examples=150, stateful_step_count=30, deadline=None)
+        Runtime, settings=settings(max_examples=60, stateful_step_count=25, deadline=None)
     )

@@ -339,7 +339,7 @@ class PooledPolicy:
     def _decided(
         self, before: AllocState, after: AllocState, demand: Demand, refused: Refusal | None = None
     ) -> Decision:
-        state = settled(after)
+        state = settled(self._retried(after))
         return Decision(state, changes(before, state), refused, demand.notes)
 
     # ---- which CPUs ----------------------------------------------------------------------

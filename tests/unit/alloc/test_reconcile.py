@@ -84,6 +84,26 @@ def test_a_vms_own_cpus_cost_no_container_its_own(lost: bool) -> None:
     assert {x.container_id: x.exclusive for x in decision.state.grants.values()} == exclusive
 
 
+def test_a_shrink_serves_who_waits() -> None:
+    """CPUs that a container gives up go to those that wait, so that a restart finds nothing to do.
+
+    Both serve it at the cost of its own VM's CPUs.
+    """
+    chosen = replace(OPEN, shared_min=5, vm=VmSettings(own_cpus=2))
+    policy = create("annotation", HOST, chosen)
+    of = pod("k", annotations={POLICY_KEY: "exclusive"})
+    large = wishing("exclusive", 6000, "r")
+    state = policy.start()
+    for one in (container(1000, of), large, container(6000, of, "waits")):
+        state = policy.allocate(state, one).state
+    exclusive = {name: len(grant.exclusive) for name, grant in state.grants.items()}
+    assert exclusive == {"k-app": 1, "vm-k": 2, "r-app": 6, "k-waits": 0}
+    state = policy.change(state, replace(large, cpu_millis=4000, quota_us=400_000)).state
+    exclusive = {name: len(grant.exclusive) for name, grant in state.grants.items()}
+    assert exclusive == {"k-app": 1, "vm-k": 0, "r-app": 4, "k-waits": 6}
+    assert policy.reconcile(state, seen(state)).state == state
+
+
 @pytest.mark.parametrize("name", BUILTIN)
 def test_lost_state(name: str) -> None:
     """Without a state, containers keep the CPUs they are seen on, and nothing is written."""
