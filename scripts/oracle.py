@@ -19,11 +19,10 @@ from typing import Any
 from kata_pin.errors import ConfigError, ParseError
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.topology import Cpu, HostTopology
-from kata_pin.policy.alloc.accumulator import Accumulator
+from kata_pin.policy.alloc.accumulator import Accumulator, Packing, take_packed
 from kata_pin.policy.alloc.distributed import take_distributed
 from kata_pin.policy.alloc.failure import AllocError, AllocFailure
 from kata_pin.policy.alloc.options import StaticOptions
-from kata_pin.policy.alloc.packed import Packing, take_packed
 from kata_pin.policy.alloc.topology import CORE, LLC, NODE, PACKAGE, Machine
 from kata_pin.wire.kube.checkpoint import parse_checkpoint
 from tests.support.kubelet_pod import ContainerRole, KubeletContainer, KubeletPod

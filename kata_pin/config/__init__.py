@@ -3,7 +3,7 @@
     config = load("/etc/kata-pin/config.yaml")
     config.audit.affinity_s, config.paths.vc, config.placement
 
-tree.py holds the table; file.py reads a file; text.py writes samples.
+tree.py holds the settings, table.py lists and writes them, file.py reads a file.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Final
 
 from kata_pin.model.settings import ManagerPolicy
 from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.kubelet import take
+from kata_pin.policy.alloc.choice import take
 from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.policies import BUILTIN
 from kata_pin.policy.alloc.topology import Machine

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.topology import Cpu
+from kata_pin.policy.alloc.accumulator import Packing, take_packed
+from kata_pin.policy.alloc.choice import take
 from kata_pin.policy.alloc.distributed import take_distributed
 from kata_pin.policy.alloc.failure import AllocError, AllocFailure
-from kata_pin.policy.alloc.kubelet import take
 from kata_pin.policy.alloc.options import StaticOptions
-from kata_pin.policy.alloc.packed import Packing, take_packed
 from kata_pin.policy.alloc.topology import Machine
 from tests.support.alloc_reference import Reference
 from tests.support.machines import Shape, host, server

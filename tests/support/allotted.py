@@ -10,8 +10,8 @@ from typing import Any, cast
 from kata_pin.config.alloc import Alloc
 from kata_pin.config.tree import Config
 from kata_pin.daemon.allocation.allocator import Allocator
+from kata_pin.daemon.allocation.checked_policy import make_policy
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
-from kata_pin.daemon.allocation.policies import make_policy
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.containers import Registry

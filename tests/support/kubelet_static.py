@@ -13,9 +13,9 @@ from typing import Final
 
 from kata_pin.errors import ConfigError
 from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.policy.alloc.choice import take, take_hinted
 from kata_pin.policy.alloc.failure import AllocError, AllocFailure
 from kata_pin.policy.alloc.hints import Hint, make_hints
-from kata_pin.policy.alloc.kubelet import take, take_hinted
 from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.topology import Machine
 from tests.support.kubelet_pod import ContainerRole, KubeletContainer, KubeletPod

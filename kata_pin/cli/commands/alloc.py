@@ -134,7 +134,7 @@ def compare(
     kubelet. Nothing is changed.
     """
     from kata_pin.cli.reports.alloc import comparison, state_of, taken_over
-    from kata_pin.daemon.allocation.policies import make_policy
+    from kata_pin.daemon.allocation.checked_policy import make_policy
     from kata_pin.host.capture import read_capture
     from kata_pin.host.root import HOST
     from kata_pin.host.topology import read_topology
@@ -242,7 +242,7 @@ def what_if(
     kubelet's static policy assigned count as taken.
     """
     from kata_pin.cli.reports.alloc import Question, answer, occupied
-    from kata_pin.daemon.allocation.policies import make_policy
+    from kata_pin.daemon.allocation.checked_policy import make_policy
     from kata_pin.host.capture import read_capture
     from kata_pin.host.root import HOST
     from kata_pin.host.topology import read_topology

@@ -20,7 +20,7 @@ def config() -> None:
 @click.pass_obj
 def show(session: Session, changed: bool) -> None:
     """Print all settings in force as a configuration file."""
-    from kata_pin.config.text import as_data, as_yaml
+    from kata_pin.config.table import as_data, as_yaml
 
     if session.json:
         screen.document(ConfigDocument(settings=as_data(session.config)))
@@ -51,6 +51,6 @@ def check(session: Session, file: str | None) -> None:
 @config.command()
 def sample() -> None:
     """Print a sample file: every setting, explained and commented out."""
-    from kata_pin.config.text import sample as text
+    from kata_pin.config.table import sample as text
 
     click.echo(text(), nl=False)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from kata_pin.config import DEFAULT_FILE, Config
-from kata_pin.config.text import sample
+from kata_pin.config.table import sample
 from kata_pin.config.tree import Hook
 from kata_pin.errors import KataPinError
 

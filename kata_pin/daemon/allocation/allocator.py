@@ -23,7 +23,7 @@ from kata_pin.daemon.allocation.ledger import Ledger
 from kata_pin.daemon.allocation.notices import AllocNews
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.allocation.plugin_conflicts import PluginConflicts
-from kata_pin.daemon.allocation.pod_choices import Annotations, PodChoices
+from kata_pin.daemon.allocation.requests import Annotations, PodChoices
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.errors import KataPinError
@@ -42,9 +42,9 @@ from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.settings import CpuClass
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.allotment import sandbox_of, vm_of
+from kata_pin.policy.alloc.failure import other_owner
 from kata_pin.policy.alloc.handover import Leaving, after_pass, held_back, in_force, still_to_leave
 from kata_pin.policy.alloc.policy import Policy
-from kata_pin.policy.alloc.refusals import other_owner
 from kata_pin.policy.alloc.shared_pool import changes
 
 log = logging.getLogger(__name__)

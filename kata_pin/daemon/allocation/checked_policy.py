@@ -1,4 +1,4 @@
-"""A policy whose decisions can be relied on, whichever package it is from.
+"""The policy that the configuration names, of whichever package, with every decision checked.
 
 Where the policy behind it fails, a new container gets the shared pool, a running one keeps its
 CPUs, and an ended one releases them. The failure is a note of the decision. Lifetime: the policy's.
@@ -12,12 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from kata_pin.config.alloc import Alloc
+from kata_pin.errors import ConfigError, KataPinError
 from kata_pin.model.alloc import AllocState, ContainerRequest, Decision, Refusal, Running
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.settings import AllocSettings
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.invariants import Expected, Invariants, ended, in_pool, over
-from kata_pin.policy.alloc.policy import Policy
+from kata_pin.policy.alloc.policies import BUILTIN, create
+from kata_pin.policy.alloc.policy import GROUP, Factory, Policy
 
 log = logging.getLogger(__name__)
 
@@ -95,3 +98,33 @@ class CheckedPolicy:
 def _replaced(state: AllocState, request: ContainerRequest) -> list[str]:
     """Return the init containers that a new one of their pod replaces."""
     return [one.container_id for one in state.of_pod(request.pod.pod_uid) if one.request.init]
+
+
+def make_policy(settings: Alloc, topology: HostTopology) -> Policy:
+    """Return the policy for a host; raises ConfigError that names what is wrong.
+
+    Other packages provide policies by entry points; only the named one is loaded. Its errors count
+    as a wrong setting and never end the daemon.
+    """
+    name = settings.policy
+    third = {} if name in BUILTIN else _third(name)
+    try:
+        return create(name, topology, settings.settings, third)
+    except KataPinError:
+        raise
+    except Exception as error:
+        if name in BUILTIN:
+            raise
+        raise ConfigError(f"policy {name!r} cannot be made: {error}", key="alloc.policy") from error
+
+
+def _third(name: str) -> dict[str, Factory]:
+    from importlib.metadata import entry_points  # noqa: PLC0415 - costs time that few need
+
+    found = entry_points(group=GROUP, name=name)
+    try:
+        return {entry.name: entry.load() for entry in found}
+    except Exception as error:
+        raise ConfigError(
+            f"policy {name!r} cannot be loaded: {error}", key="alloc.policy"
+        ) from error

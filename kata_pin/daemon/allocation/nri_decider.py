@@ -25,7 +25,7 @@ from kata_pin.daemon.allocation.restore import restore_cpusets
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.model.alloc import ContainerRequest, Running
 from kata_pin.model.sandbox import ContainerKind
-from kata_pin.policy.alloc.refusals import other_owner
+from kata_pin.policy.alloc.failure import other_owner
 from kata_pin.sources.nri_ports import CreationRefused, Listener
 from kata_pin.wire.nri.messages import Event, EventKind, Pod, PodContainer, Snapshot
 from kata_pin.wire.nri.replies import Answer, Cpuset, Update

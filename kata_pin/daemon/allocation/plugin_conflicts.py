@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
 from kata_pin.model.alloc import ContainerRequest, Refusal, RefusalKind
-from kata_pin.policy.alloc.refusals import other_owner
+from kata_pin.policy.alloc.failure import other_owner
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,15 @@ stand for the pod's. Pure. Out of scope: what it gets.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kata_pin.errors import ParseError
 from kata_pin.model.alloc import PERIOD_US, ContainerRequest, PodRequest, Qos, millis_of_shares
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.sandbox import Container
+from kata_pin.model.settings import CpuClass
 from kata_pin.policy.alloc.allotment import vm_of
 from kata_pin.policy.placement.exclusive import pooled
 from kata_pin.wire.allocator_state import MAX_MILLIS
@@ -113,3 +116,34 @@ def _qos(cgroups_path: str, cpu: CpuResources) -> Qos:
     alone = _request("", "", cpu, PodRequest(""))
     equal = 0 < alone.limit_millis == alone.cpu_millis
     return Qos.GUARANTEED if equal else Qos.BURSTABLE
+
+
+Annotations = Mapping[str, Mapping[str, str]]
+"""The annotations of pods, by uid."""
+
+
+@dataclass(slots=True)
+class PodChoices:
+    """The newest choices; `orders` are by `namespace/name` or sandbox id."""
+
+    orders: Mapping[str, CpuClass] = field(default_factory=dict)
+    annotations: Annotations = field(default_factory=dict)
+
+    def ordered(self, namespace: str, name: str, sandbox_id: str) -> CpuClass | None:
+        """Return the administrator's override for a pod."""
+        by_name = self.orders.get(f"{namespace}/{name}") if name else None
+        return by_name or self.orders.get(sandbox_id)
+
+    def newest(
+        self, request: ContainerRequest, sandbox_id: str, known: PodRequest | None
+    ) -> ContainerRequest:
+        """Return a request with its pod's override and annotations of now.
+
+        A runtime always reports the annotations of the pod's creation, and records have none: those
+        of `known`, the pod in the container's grant, are newer.
+        """
+        pod = request.pod
+        last = known.annotations if known is not None and known.annotations else pod.annotations
+        annotations = self.annotations.get(pod.pod_uid, last)
+        ordered = self.ordered(pod.namespace, pod.name, sandbox_id)
+        return replace(request, pod=replace(pod, annotations=annotations, ordered=ordered))

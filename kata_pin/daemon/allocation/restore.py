@@ -18,7 +18,7 @@ from kata_pin.model.alloc import AllocState, Grant
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.reports.pools import KeptCpuset
 from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.refusals import other_owner
+from kata_pin.policy.alloc.failure import other_owner
 from kata_pin.wire.nri.replies import Cpuset
 
 log = logging.getLogger(__name__)

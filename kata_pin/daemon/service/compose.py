@@ -7,9 +7,9 @@ from functools import partial
 
 from kata_pin.config.tree import Config
 from kata_pin.daemon.allocation.allocator import Allocator
+from kata_pin.daemon.allocation.checked_policy import make_policy
 from kata_pin.daemon.allocation.pass_view import granted, view
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
-from kata_pin.daemon.allocation.policies import make_policy
 from kata_pin.daemon.guests.manager import Agents
 from kata_pin.daemon.intake.kata_state import Adoption
 from kata_pin.daemon.live_config import LiveConfig

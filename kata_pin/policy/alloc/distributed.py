@@ -15,9 +15,8 @@ from itertools import combinations
 from typing import Final
 
 from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.policy.alloc.accumulator import Accumulator
+from kata_pin.policy.alloc.accumulator import PLAIN, Accumulator, Packing, take_packed
 from kata_pin.policy.alloc.failure import not_enough
-from kata_pin.policy.alloc.packed import PLAIN, Packing, take_packed
 from kata_pin.policy.alloc.topology import NODE, Machine
 
 SEARCH_LIMIT: Final = 100_000

@@ -7,12 +7,12 @@ the same core, last-level cache, NUMA node, package, and then nodes by the kerne
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.failure import not_enough
-from kata_pin.policy.alloc.packed import Packing, take_packed
+from kata_pin.policy.alloc.accumulator import Packing, take_packed
+from kata_pin.policy.alloc.failure import AllocError, AllocFailure, not_enough
 from kata_pin.policy.alloc.topology import Machine, Masks
 
 WHOLE_CORES = Packing(by_llc=True, true_sizes=True)
@@ -102,3 +102,37 @@ def apartness(machine: Machine, cpus: int, around: int) -> tuple[int, int]:
 
 def _touched(masks: Masks, bits: int) -> int:
     return Machine.union(mask for mask in masks.values() if mask & bits)
+
+
+def whole_cores(machine: Machine, free: int) -> int:
+    """Return the CPUs of all cores of which every CPU is free."""
+    return machine.union(core for core in machine.cores.values() if core & ~free == 0)
+
+
+def in_whole_cores(
+    machine: Machine, free: CpuSet, wanted: int, choose: Callable[[CpuSet], CpuSet]
+) -> CpuSet:
+    """Return what `choose` takes of the free whole cores, which must be whole cores again.
+
+    If small cores make that impossible, only the largest are offered. AllocError if the request is
+    no multiple of the largest core's CPUs, or there are too few.
+    """
+    threads = max(core.bit_count() for core in machine.cores.values())
+    if wanted % threads:
+        raise AllocError(
+            AllocFailure.SMT_ALIGNMENT,
+            f"requested {wanted} CPUs, not a multiple of CPUs per core = {threads}",
+        )
+    whole = CpuSet.from_bits(whole_cores(machine, free.bits))
+    large = whole & CpuSet.from_bits(
+        machine.union(core for core in machine.cores.values() if core.bit_count() == threads)
+    )
+    for offered in (whole, large):
+        if len(offered) < wanted:
+            raise not_enough(wanted, len(offered))
+        chosen = choose(offered)
+        if whole_cores(machine, chosen.bits) == chosen.bits:
+            return chosen
+    raise AllocError(
+        AllocFailure.SMT_ALIGNMENT, f"cannot take {wanted} of CPUs {large} as whole cores"
+    )

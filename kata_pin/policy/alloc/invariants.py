@@ -23,7 +23,7 @@ from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.settings import AllocSettings, CpuClass
 from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.initial_state import initial_state
+from kata_pin.policy.alloc.shared_pool import initial_state
 
 
 @dataclass(frozen=True, slots=True)

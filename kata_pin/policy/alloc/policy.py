@@ -3,7 +3,7 @@
 A policy is made for one host and one set of settings, and holds no state: each call takes an
 AllocState and returns a Decision. When the host or the settings change, a new policy is made and
 `reconcile` called. Other packages provide a Factory by the entry point group GROUP; the daemon
-loads it (allocation/policies.py).
+loads it (allocation/checked_policy.py).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Policy(Protocol):
         ...
 
     def decline(self, state: AllocState, request: ContainerRequest, refusal: Refusal) -> Decision:
-        """Answer while the kubelet or another plugin decides (`refusals`): the state stays.
+        """Answer while the kubelet or another plugin decides (`failure`): the state stays.
 
         Only a container for which CPUs were chosen, by annotation or override, is refused, strictly
         if it or the node says so; eligible ones are not.

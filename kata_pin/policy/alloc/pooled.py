@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from kata_pin.model.alloc import (
@@ -28,19 +28,31 @@ from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.placement import Note
 from kata_pin.model.settings import AllocSettings, CpuClass, ManagerPolicy
 from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.alignment import in_whole_cores, whole_cores
 from kata_pin.policy.alloc.choice import Choice
 from kata_pin.policy.alloc.demand import Demand, asked, strict
 from kata_pin.policy.alloc.failure import AllocError, AllocFailure
-from kata_pin.policy.alloc.grow_shrink import grow, shrink
-from kata_pin.policy.alloc.initial_state import initial_state
+from kata_pin.policy.alloc.grow_shrink import grow, in_whole_cores, shrink, whole_cores
 from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.reconciling import Claims, differing
-from kata_pin.policy.alloc.shared_pool import bound, changes, settled
+from kata_pin.policy.alloc.shared_pool import bound, changes, initial_state, settled
 from kata_pin.policy.alloc.topology import Machine
 from kata_pin.policy.alloc.vm import overhead_millis, shared_floor, vm_grant
 
 Rule: TypeAlias = Callable[[ContainerRequest, AllocSettings], Demand]
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """Which CPUs a container is to keep, and which are another's.
+
+    `prefer`: keep these, the VM as well; `home`: its zone of the pool so far; `avoid`: claimed by
+    others; `own_cpus`: of its VM, None for as many as the setting says.
+    """
+
+    prefer: CpuSet = EMPTY
+    home: CpuSet = EMPTY
+    avoid: CpuSet = EMPTY
+    own_cpus: int | None = None
 
 
 class PooledPolicy:
@@ -82,15 +94,15 @@ class PooledPolicy:
         """
         ended = [one for one in state.of_pod(request.pod.pod_uid) if one.request.init]
         kept = state.without(*(one.container_id for one in ended))
-        prefer = _own(ended)
+        use = _Use(_own(ended))
         demand = self._rule(request, self._settings)
         try:
-            after = self._served(kept, request, demand, prefer, floor_from=state)
+            after = self._served(kept, request, demand, use, floor_from=state)
         except AllocError as error:
             refusal = error.refusal(strict=refused)
             if refused:
                 return Decision(state, refused=refusal, notes=demand.notes)
-            after = self._in_pool(kept, request, (*demand.reasons, error.message))
+            after = self._in_pool(kept, request, (*demand.reasons, error.message), use)
             return self._decided(state, after, demand, refusal)
         return self._decided(state, after, demand)
 
@@ -104,7 +116,7 @@ class PooledPolicy:
             return Decision(state)
         gone = state.of_pod(grant.pod_uid) if grant.kind is GrantKind.SANDBOX else (grant,)
         after = state.without(*(one.container_id for one in gone))
-        after = settled(self._retried(self._with_vm(after, grant)))
+        after = settled(self._retried(self._with_vm(after, grant, _Use())))
         return Decision(after, changes(state, after))
 
     def change(self, state: AllocState, request: ContainerRequest) -> Decision:
@@ -118,7 +130,7 @@ class PooledPolicy:
             return self._new(state, request, refused=False)
         demand = self._rule(request, self._settings)
         try:
-            after = self._served(state, request, demand, old.own, floor_from=state, home=old.zone)
+            after = self._served(state, request, demand, _Use(old.own, old.zone), floor_from=state)
         except AllocError as error:
             return Decision(state, refused=error.refusal(strict=False), notes=demand.notes)
         return self._decided(state, after, demand)
@@ -149,12 +161,12 @@ class PooledPolicy:
             home = EMPTY if old is None else old.zone & self._machine.cpus
             known = one.request.pod.sandbox_id in had or len(prefer) > demand.whole
             own_cpus = None if known else 0  # no VM gets new ones before all are served
-            places = {"prefer": prefer, "home": home, "claimed": claims.pending}
-            after = self._resumed(after, one.request, demand, **places, own_cpus=own_cpus)
+            use = _Use(prefer, home, claims.pending, own_cpus)
+            after = self._resumed(after, one.request, demand, use)
         after = self._retried(after)
         for grant in tuple(after.grants.values()):
             if grant.kind is GrantKind.SANDBOX and not grant.exclusive:
-                after = self._with_vm(after, grant)
+                after = self._with_vm(after, grant, _Use())
         after = settled(after)
         return Decision(after, differing(state, after, running), notes=tuple(notes))
 
@@ -184,32 +196,17 @@ class PooledPolicy:
     # ---- states after an event -----------------------------------------------------------
 
     def _resumed(
-        self,
-        state: AllocState,
-        request: ContainerRequest,
-        demand: Demand,
-        *,
-        prefer: CpuSet,
-        home: CpuSet,
-        claimed: CpuSet,
-        own_cpus: int | None,
+        self, state: AllocState, request: ContainerRequest, demand: Demand, use: _Use
     ) -> AllocState:
         """Return the state in which a running container has its CPUs, or else the shared pool.
 
         CPUs that later grants claim are left to them, unless this one cannot be served without.
         """
         before = state.without(request.pod.sandbox_id)
-        for avoid in (claimed, EMPTY):
+        for attempt in (use, replace(use, avoid=EMPTY)):
             with suppress(AllocError):
-                return self._served(
-                    *(state, request, demand, prefer),
-                    floor_from=before,
-                    home=home,
-                    avoid=avoid,
-                    own_cpus=own_cpus,
-                )
-        reasons = (*demand.reasons, "not enough free CPUs")
-        return self._in_pool(state, request, reasons, home, own_cpus)
+                return self._served(state, request, demand, attempt, floor_from=before)
+        return self._in_pool(state, request, (*demand.reasons, "not enough free CPUs"), use)
 
     def _retried(self, state: AllocState) -> AllocState:
         """Return the state in which containers that wait for own CPUs have them, if possible."""
@@ -219,7 +216,7 @@ class PooledPolicy:
             demand = self._rule(grant.request, self._settings)
             if not demand.pooled:
                 with suppress(AllocError):
-                    state = self._served(state, grant.request, demand, EMPTY, floor_from=state)
+                    state = self._served(state, grant.request, demand, _Use(), floor_from=state)
         return state
 
     def _served(
@@ -227,46 +224,52 @@ class PooledPolicy:
         state: AllocState,
         request: ContainerRequest,
         demand: Demand,
-        prefer: CpuSet,
+        use: _Use,
         *,
         floor_from: AllocState,
-        home: CpuSet = EMPTY,
-        avoid: CpuSet = EMPTY,
-        own_cpus: int | None = None,
     ) -> AllocState:
         """Return the state with the container's grant and its VM's; AllocError if not possible.
 
-        `prefer`: CPUs to keep; `home`: its zone of the pool so far; `avoid`: claimed by others. The
-        minimum of the shared pool is checked only if there are more exclusive CPUs than in
+        The minimum of the shared pool is checked only if there are more exclusive CPUs than in
         `floor_from`: existing grants stay. Its VM's own CPUs are given up before it fails.
         """
-        rest = state.without(request.container_id)
         if demand.pooled:
-            return self._in_pool(state, request, demand.reasons, home, own_cpus)
-        free = self._free(rest, demand, prefer) - (avoid - prefer)
-        own = self._nearest(free, demand.whole, prefer, _beside(rest, request))
+            return self._in_pool(state, request, demand.reasons, use)
+        vm = state.get(request.pod.sandbox_id)
+        if vm is not None and vm.exclusive:
+            with suppress(AllocError):
+                return self._granted(state, request, demand, use, floor_from)
+            state = state.with_grant(replace(vm, exclusive=EMPTY, shared=EMPTY))
+            use = replace(use, own_cpus=0)
+        return self._granted(state, request, demand, use, floor_from)
+
+    def _granted(
+        self,
+        state: AllocState,
+        request: ContainerRequest,
+        demand: Demand,
+        use: _Use,
+        floor_from: AllocState,
+    ) -> AllocState:
+        rest = state.without(request.container_id)
+        avoid = use.avoid - use.prefer
+        free = self._free(rest, demand, use.prefer) - avoid
+        own = self._nearest(free, demand.whole, use.prefer, _beside(rest, request))
         grant = self._grant(rest, request, demand, own)
-        granted = state.with_grant(grant)
-        after = self._with_vm(granted, grant, prefer - own, avoid - prefer, own_cpus=own_cpus)
-        if self._shortage(after, floor_from):
-            after = self._with_vm(granted, grant, own_cpus=0)
+        spare = replace(use, prefer=use.prefer - own, avoid=avoid)
+        after = self._with_vm(state.with_grant(grant), grant, spare)
         if shortage := self._shortage(after, floor_from):
             raise AllocError(AllocFailure.SHARED_MINIMUM, shortage)
         return after
 
     def _in_pool(
-        self,
-        state: AllocState,
-        request: ContainerRequest,
-        reasons: tuple[str, ...],
-        home: CpuSet = EMPTY,
-        own_cpus: int | None = None,
+        self, state: AllocState, request: ContainerRequest, reasons: tuple[str, ...], use: _Use
     ) -> AllocState:
         """Return the state in which the container follows the shared pool."""
         rest = state.without(request.container_id)
-        zone = self._choice.zone(rest, request.cpu_millis, home or _beside(rest, request))
+        zone = self._choice.zone(rest, request.cpu_millis, use.home or _beside(rest, request))
         grant = Grant(request, self.name, shared=EMPTY, zone=zone, reasons=reasons)
-        return self._with_vm(state.with_grant(grant), grant, own_cpus=own_cpus)
+        return self._with_vm(state.with_grant(grant), grant, _Use(own_cpus=use.own_cpus))
 
     def _grant(
         self, rest: AllocState, request: ContainerRequest, demand: Demand, own: CpuSet
@@ -282,20 +285,8 @@ class PooledPolicy:
         zone = self._choice.zone(rest, demand.fraction_millis, own)
         return replace(grant, exclusive=own, shared=EMPTY, zone=zone)
 
-    def _with_vm(
-        self,
-        state: AllocState,
-        grant: Grant,
-        spare: CpuSet = EMPTY,
-        avoid: CpuSet = EMPTY,
-        *,
-        own_cpus: int | None = None,
-    ) -> AllocState:
-        """Return the state in which the VM of the grant's pod has what it needs now.
-
-        A VM without its own CPUs gets `spare` ones first, and none of `avoid`. `own_cpus` overrides
-        the setting.
-        """
+    def _with_vm(self, state: AllocState, grant: Grant, use: _Use) -> AllocState:
+        """Return the state in which the VM of the grant's pod has what it needs now."""
         pod = grant.request.pod
         if not (pod.kata and pod.sandbox_id):
             return state
@@ -309,12 +300,12 @@ class PooledPolicy:
             return rest
         old = state.get(pod.sandbox_id)
         own = EMPTY
-        wanted = self._settings.vm.own_cpus if own_cpus is None else own_cpus
+        wanted = self._settings.vm.own_cpus if use.own_cpus is None else use.own_cpus
         if wanted and any(one.exclusive for one in members):
             held = EMPTY if old is None else old.exclusive
-            free = rest.shared - rest.reserved - bound(rest) - (avoid - held)
+            free = rest.shared - rest.reserved - bound(rest) - (use.avoid - held)
             kept = held <= free and len(held) == wanted
-            own = held if kept else self._vm_cpus(rest, members, free, held or spare)
+            own = held if kept else self._vm_cpus(rest, members, free, held or use.prefer)
         near = _own(members) or union(one.zone for one in members)
         zone = self._choice.zone(rest, overhead_millis(pod, self._settings), near)
         vm = vm_grant(members, self._settings, own=own, zone=zone, old=old)
@@ -339,6 +330,7 @@ class PooledPolicy:
     def _decided(
         self, before: AllocState, after: AllocState, demand: Demand, refused: Refusal | None = None
     ) -> Decision:
+        """Return the decision for a new state, after CPUs that are free went to those that wait."""
         state = settled(self._retried(after))
         return Decision(state, changes(before, state), refused, demand.notes)
 

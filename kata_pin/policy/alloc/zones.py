@@ -14,10 +14,9 @@ from typing import Final, NamedTuple
 from kata_pin.model.alloc import AllocState, Candidate
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.alignment import whole_cores
+from kata_pin.policy.alloc.accumulator import take_packed
 from kata_pin.policy.alloc.failure import not_enough
-from kata_pin.policy.alloc.grow_shrink import WHOLE_CORES, apartness, nodes_by_distance
-from kata_pin.policy.alloc.packed import take_packed
+from kata_pin.policy.alloc.grow_shrink import WHOLE_CORES, apartness, nodes_by_distance, whole_cores
 from kata_pin.policy.alloc.shared_pool import pool_millis
 from kata_pin.policy.alloc.topology import Machine
 

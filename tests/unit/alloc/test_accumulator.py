@@ -6,8 +6,7 @@ import pytest
 
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.topology import Cpu, HostTopology
-from kata_pin.policy.alloc.accumulator import Accumulator
-from kata_pin.policy.alloc.packed import Packing, take_packed
+from kata_pin.policy.alloc.accumulator import Accumulator, Packing, take_packed
 from kata_pin.policy.alloc.topology import CORE, LLC, NODE, PACKAGE, Machine
 from tests.support.machines import Shape, host, hybrid
 from tests.support.world import flat

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.policy.alloc.kubelet import take
+from kata_pin.policy.alloc.choice import take
 from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.topology import Machine
 from tests.support.machines import server

@@ -19,9 +19,9 @@ from kata_pin.model.alloc import (
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.node import KubeletState
 from kata_pin.model.settings import AllocSettings, AllowRule, CpuClass, Eligibility
+from kata_pin.policy.alloc.failure import other_owner
 from kata_pin.policy.alloc.policies import BUILTIN, create
 from kata_pin.policy.alloc.policy import Policy
-from kata_pin.policy.alloc.refusals import other_owner
 from tests.support.machines import Shape, halved, host
 from tests.support.podspecs import container, pod
 

@@ -18,7 +18,7 @@ from kata_pin import config
 from kata_pin.cli import options
 from kata_pin.cli.main import run
 from kata_pin.cli.options import RUNTIME_DIR, Session
-from kata_pin.config.text import sample
+from kata_pin.config.table import sample
 from kata_pin.model.reports.state import State
 from tests.unit.cli import documents as docs
 from tests.unit.cli.conftest import Serve, plain

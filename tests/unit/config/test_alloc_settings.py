@@ -6,7 +6,7 @@ import pytest
 
 from kata_pin.config import Config, from_text
 from kata_pin.config.alloc import Alloc, Fail
-from kata_pin.config.text import as_yaml
+from kata_pin.config.table import as_yaml
 from kata_pin.errors import ConfigError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.settings import AllocSettings, AllowRule, CpuClass, Eligibility

@@ -8,8 +8,7 @@ import yaml
 
 from kata_pin.config import Config, from_text
 from kata_pin.config.kinds import ROW
-from kata_pin.config.table import BY_KEY, SECTIONS, SETTINGS, Setting, flow
-from kata_pin.config.text import as_yaml, sample
+from kata_pin.config.table import BY_KEY, SECTIONS, SETTINGS, Setting, as_yaml, flow, sample
 from kata_pin.config.tree import Audit
 
 KEYS = pytest.mark.parametrize("entry", SETTINGS, ids=lambda entry: entry.key)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.daemon.allocation.policies import make_policy
+from kata_pin.daemon.allocation.checked_policy import make_policy
 from kata_pin.errors import ConfigError
 from tests.support.allotted import settings
 from tests.support.world import flat

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.config.guest import Guest
+from kata_pin.config.tree import Guest
 from kata_pin.daemon.guests.keeper import RETRY_S, WIDEN_S, Decide, Goal, Keeper, Shared
 from kata_pin.daemon.guests.probe import GuestProbe
 from kata_pin.daemon.guests.status import GuestPlan, GuestState, Proof, plan_guest
