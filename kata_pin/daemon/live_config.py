@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from kata_pin.config.tree import Config
 
 
+@dataclass
 class LiveConfig:
-    """Gives the configuration in force; `replace` is the reload's."""
+    """The configuration in force; read `now` at each use, since a reload replaces it."""
 
-    def __init__(self, config: Config) -> None:
-        self.now = config
-        """Read it at each use: a reload replaces it."""
-        self._stopped = False
+    now: Config
+    _stopped: bool = False
 
     @property
     def acts(self) -> bool:

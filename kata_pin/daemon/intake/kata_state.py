@@ -30,9 +30,6 @@ from kata_pin.wire.kata.persist import KataRuntime, to_containers
 
 log = logging.getLogger(__name__)
 
-ADOPTED: Final = 0
-"""Stands for the hook's pid in records that no hook sent."""
-
 SETTLED_NS: Final = 1_000_000_000
 """A file changed less than a second ago may change again without a new time: clocks are coarse."""
 
@@ -134,7 +131,7 @@ class Adoption:
             for one in self._registry.containers(sandbox_id)
             if one.state.counts and one.id not in listed
         ]
-        return sum(self._registry.record(one, stamp_ns=changed_ns, pid=ADOPTED) for one in gone)
+        return sum(self._registry.record(one, stamp_ns=changed_ns) for one in gone)
 
 
 def _settled(stamp: tuple[int, int]) -> bool:

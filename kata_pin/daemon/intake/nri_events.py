@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from kata_pin.daemon.intake.kata_state import ADOPTED
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.containers import Registry
@@ -139,7 +138,7 @@ class NriIntake:
             over = not known.state.counts
             if over and (container.state.counts or known.state is ContainerState.DELETED):
                 return False
-        return self._registry.record(container, stamp_ns=container.recorded_ns, pid=ADOPTED)
+        return self._registry.record(container, stamp_ns=container.recorded_ns)
 
     def is_kata(self, pod: Pod) -> bool:
         """Whether a pod has a VMM, or a process that says it is the pod's."""

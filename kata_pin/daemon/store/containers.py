@@ -55,12 +55,12 @@ class Registry(Database):
             raise
         self._known: dict[str, tuple[Container, ...]] = {}
 
-    def record(self, container: Container, *, stamp_ns: int, pid: int) -> bool:
+    def record(self, container: Container, *, stamp_ns: int, pid: int = 0) -> bool:
         """Take a message's record; False (nothing written) if it is not newer than what is known.
 
-        A message is identified by its stamp and the hook's pid, so one that was both acknowledged
-        late and spooled counts once. A record without facts of its own (a poststop whose bundle
-        could not be read) keeps those of the earlier record.
+        A message is identified by its stamp and the hook's pid (0: no hook sent it), so one that
+        was both acknowledged late and spooled counts once. A record without facts of its own (a
+        poststop whose bundle could not be read) keeps those of the earlier record.
         """
         with self._changing(container.sandbox_id):
             if not self._newer(container.id, stamp_ns, pid):

@@ -47,10 +47,8 @@ class Observations:
 
     def _usable(self) -> bool:
         there = tuple(row[1] for row in self._db.rows("PRAGMA table_info(told)"))
-        if not there:
-            return True
         if there != _COLUMNS:
-            return False
+            return not there
         try:
             for row in self._db.rows("SELECT source, cpus, recorded_ns FROM told"):
                 _row(*row)
