@@ -327,8 +327,6 @@ class Keeper:
         self._failures += 1
         self._rest_until = time.monotonic() + rest_s
 
-    # ---- before a pass -------------------------------------------------------------------
-
     @property
     def may_widen(self) -> bool:
         """Whether the guest may be asked before a pass: it was prompt, and is not being asked."""
@@ -353,8 +351,6 @@ class Keeper:
             log.info("sandbox %s: guest cpusets not widened: %s", self._id, error)
         finally:
             self._talking = False
-
-    # ---- what is shown -------------------------------------------------------------------
 
     @property
     def facts(self) -> GuestFacts:

@@ -85,8 +85,6 @@ class Guests(Observer):
         self._book = GuestCpusets(self._registry)
         self._shared = self._agents.shared(self._book)
 
-    # ---- passes --------------------------------------------------------------------------
-
     def passed(self, outcome: PassOutcome) -> None:
         """See Observer: hand the plan to the keeper, if the host pins are set."""
         vmm = self._sandboxes.known_vmm(outcome.sandbox_id)
@@ -177,8 +175,6 @@ class Guests(Observer):
         except (KataPinError, OSError, ValueError) as error:  # the pass matters more
             log.error("sandbox %s: guest cpusets not widened: %s", sandbox_id, error)
 
-    # ---- audits and undo -----------------------------------------------------------------
-
     def audit(self) -> None:
         """Send everything to every guest again, and check whether it holds."""
         for keeper in self._keepers.values():
@@ -192,8 +188,6 @@ class Guests(Observer):
                 await asyncio.gather(*waiting)
         except TimeoutError:
             log.info("guest cpusets are still being restored")
-
-    # ---- looking -------------------------------------------------------------------------
 
     def facts(self, sandbox_id: str) -> GuestFacts:
         """Return what is known of a guest."""

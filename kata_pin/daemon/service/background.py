@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import dataclass, field
 
 
+@dataclass
 class Background:
     """Starts tasks in a TaskGroup; `end` cancels those that still run."""
 
-    def __init__(self, tasks: asyncio.TaskGroup) -> None:
-        self._tasks = tasks
-        self._running: set[asyncio.Task[None]] = set()
-        self._ended = False
+    _tasks: asyncio.TaskGroup
+    _running: set[asyncio.Task[None]] = field(default_factory=set)
+    _ended: bool = False
 
     def start(self, work: Coroutine[object, object, None]) -> None:
         """Run a coroutine; after `end` it is closed at once, since nothing would cancel it."""

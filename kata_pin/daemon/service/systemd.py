@@ -20,7 +20,7 @@ class Notifier:
     """Sends datagrams to the service manager; never fails the caller."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Take the environment; reads NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID."""
+        """Read NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID."""
         self._address = environ.get("NOTIFY_SOCKET", "")
         self.watchdog_s = _watchdog_seconds(environ)
 
