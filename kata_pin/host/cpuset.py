@@ -98,12 +98,19 @@ class CpusetReader:
         TaskGone when the thread exited.
         """
         try:
-            data = _read_cgroup(f"{self._root.proc()}/{tgid}/task/{tid}/cgroup")
+            path = f"{self._root.proc()}/{tgid}/task/{tid}/cgroup"
+            data = read_once(path)  # one record: one read gives all of it or fills the buffer
+            if len(data) == STAT_BYTES:
+                data = read_bytes(path)
         except OSError as error:
             raise translated(error, "read cgroup of", f"thread {tid}") from error
         found = self._known.get(data)
         if found is None:
-            found = self._known[data] = self._look(data)
+            entry = parse_cgroup(data).cpuset
+            found = ("", EMPTY) if entry is None else (entry.path, self.effective(entry))
+            self._known[data] = found
+            if entry is not None:
+                self._entries[entry.path] = entry
         return found
 
     def tids(self, cgroup: str, *, among: int) -> frozenset[int]:
@@ -155,19 +162,6 @@ class CpusetReader:
             folder = mount.folder(entry.path) if mount.v1 == bool(entry.controllers) else None
             if folder is not None and not entry.removed:
                 yield mount, folder
-
-    def _look(self, data: bytes) -> tuple[str, CpuSet]:
-        entry = parse_cgroup(data).cpuset
-        if entry is None:
-            return "", EMPTY
-        self._entries[entry.path] = entry
-        return entry.path, self.effective(entry)
-
-
-def _read_cgroup(path: str) -> bytes:
-    """Return a cgroup file: one record, so one read gives all of it or fills the buffer."""
-    data = read_once(path)
-    return data if len(data) < STAT_BYTES else read_bytes(path)
 
 
 def _mount(root: HostRoot, line: str) -> CgroupMount | None:

@@ -219,9 +219,6 @@ def _printable(name: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
-# ---- netlink, in a thread of its own -----------------------------------------------------
-
-
 def _links(root: HostRoot, pid: int) -> list[Link]:
     """Enter the namespace for the rest of this thread's life, and list its links."""
     import asyncio  # noqa: PLC0415 - see above

@@ -22,9 +22,8 @@ from kata_pin.model.settings import (
 from kata_pin.model.thread import Role, RoleSource, Thread, ThreadRole
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.explain.sandbox import explain
-from kata_pin.policy.placement.drift import find_drift
+from kata_pin.policy.placement.drift import find_drift, make_plan
 from kata_pin.policy.placement.place import pairs, place, relevant
-from kata_pin.policy.placement.plan import make_plan
 from tests.support.world import (
     after,
     exclusive,

@@ -42,10 +42,9 @@ from kata_pin.model.sandbox import Container, Sandbox, Vmm
 from kata_pin.model.thread import Thread, ThreadKey, ThreadRole
 from kata_pin.policy.alloc.allotment import Allotment, nothing_allotted
 from kata_pin.policy.placement import precedence
-from kata_pin.policy.placement.drift import find_drift
+from kata_pin.policy.placement.drift import find_drift, make_plan
 from kata_pin.policy.placement.place import pairs as pairs_of
 from kata_pin.policy.placement.place import place, relevant
-from kata_pin.policy.placement.plan import make_plan
 from kata_pin.policy.placement.release import undo
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.roles import MAX_THREADS
@@ -61,7 +60,6 @@ A sandbox with more than MAX_THREADS gets one round, so that the others get thei
 _AGAIN: Final = frozenset({Outcome.CLIPPED, Outcome.REFUSED})
 _GONE: Final = frozenset({Outcome.GONE, Outcome.REUSED})
 _NOT_RESTORED: Final = frozenset({Outcome.CLIPPED, Outcome.REFUSED, Outcome.DENIED})
-
 
 Allot = Callable[[Sequence[Container]], Allotment]
 """Returns what our own allocator gave to a sandbox's containers."""

@@ -94,8 +94,6 @@ class PassRunner:
         outcome = outcome_of(sandbox, report, cause, released=released)
         self._notify(lambda observer: observer.passed(outcome))
 
-    # ---- passes --------------------------------------------------------------------------
-
     async def _pass(self, sandbox_id: str) -> PassResult:
         """Run one pass, and another if the VMM itself answered questions."""
         try:

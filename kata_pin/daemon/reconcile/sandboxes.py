@@ -38,8 +38,6 @@ class Sandboxes:
         self.tracked: set[int] = set()
         """Pids whose threads and children the process connector reports; shared with it."""
 
-    # ---- asking for passes ---------------------------------------------------------------
-
     def enter(self, sandbox_id: str) -> Entry:
         """Return a sandbox's entry; a new sandbox gets one."""
         entry = self._entries.get(sandbox_id)
@@ -79,8 +77,6 @@ class Sandboxes:
         entry = self._entries.get(sandbox_id)
         return entry is not None and entry.supervisor.is_awaited()
 
-    # ---- looking -------------------------------------------------------------------------
-
     @property
     def ids(self) -> list[str]:
         """The sandboxes that have a supervisor."""
@@ -113,8 +109,6 @@ class Sandboxes:
         """Return the VMM that the last pass over a sandbox found."""
         entry = self._entries.get(sandbox_id)
         return None if entry is None else entry.cache.vmm
-
-    # ---- what passes do ------------------------------------------------------------------
 
     def drop(self, sandbox_id: str) -> None:
         """Remove a sandbox that has ended."""

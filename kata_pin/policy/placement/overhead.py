@@ -61,7 +61,8 @@ class OverheadHome:
             setting = setting_for(self._settings, role)
             if setting.kind is OverheadKind.LEAVE:
                 continue
-            if not self._live_threads and _is_main(thread):
+            is_main = role is ThreadRole.EMULATOR and thread.key.tid == thread.key.tgid
+            if is_main and not self._live_threads:
                 reason = "main thread: sandbox mask (new threads inherit it; no events report them)"
                 yield Want(thread, self._mask, Kind.OVERHEAD, reason)
                 continue
@@ -100,7 +101,3 @@ class OverheadHome:
         if reachable:
             return self._default, "kubelet's default set (overhead: auto)"
         return self._sandbox, "sandbox mask, no shared CPU is reachable (overhead: auto)"
-
-
-def _is_main(thread: Thread) -> bool:
-    return thread.role.role is ThreadRole.EMULATOR and thread.key.tid == thread.key.tgid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kata_pin.model.placement import Desired, Placement, SandboxMask
 from kata_pin.model.thread import Thread
-from kata_pin.policy.placement.plan import make_plan
+from kata_pin.policy.placement.drift import make_plan
 from tests.support.world import after, cpus, vcpu, vcpus
 
 
