@@ -113,12 +113,9 @@ _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 MAX_URL: Final = 2048
 
 
-def _read_optional_path(raw: Raw) -> str:
-    return PATH.read(raw) if text_of(raw) else ""
-
-
-OPTIONAL_PATH: Final = Kind("an absolute path, or nothing", _read_optional_path)
-
+OPTIONAL_PATH: Final = Kind(
+    "an absolute path, or nothing", lambda raw: PATH.read(raw) if text_of(raw) else ""
+)
 ALLOW_RULE: Final = Kind("a mapping with namespace, handler and classes", _read_rule, _write_rule)
 
 

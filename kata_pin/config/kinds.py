@@ -187,11 +187,7 @@ def _entry(name: str, kind: Kind[T], raw: Raw) -> T:
         raise ParseError(error.message, source=name) from error
 
 
-def _read_cpus(raw: Raw) -> CpuSet:
-    return CpuSet.parse(text_of(raw))
-
-
-CPUS: Final = Kind("a cpu list such as 0-3,8", _read_cpus)
+CPUS: Final = Kind("a cpu list such as 0-3,8", lambda raw: CpuSet.parse(text_of(raw)))
 
 
 def _read_overhead(raw: Raw) -> Overhead:
@@ -233,7 +229,5 @@ def setting(default: T, help_text: str, kind: Kind[Any] | None = None, *, exampl
 
 
 def _kind_of(default: object) -> Kind[Any]:
-    if isinstance(default, StrEnum):
-        return choice(type(default))
     kinds: dict[type, Kind[Any]] = {bool: BOOLEAN, CpuSet: CPUS, Overhead: OVERHEAD}
-    return kinds[type(default)]
+    return choice(type(default)) if isinstance(default, StrEnum) else kinds[type(default)]

@@ -91,21 +91,15 @@ def _cpus(text: str) -> CpuSet:
 
 
 def _request(container_id: str, name: str, cpu: CpuResources, pod: PodRequest) -> ContainerRequest:
+    shares = cpu.shares or 0
     return ContainerRequest(
         container_id,
         pod,
         name,
-        cpu_millis=_millis(cpu.shares),
+        cpu_millis=0 if shares <= _LEAST_SHARES else min(millis_of_shares(shares), MAX_MILLIS),
         quota_us=cpu.quota_us,
         period_us=cpu.period_us or PERIOD_US,
     )
-
-
-def _millis(shares: int | None) -> int:
-    """Return the request, at most what the allocator's state takes."""
-    if not shares or shares <= _LEAST_SHARES:
-        return 0
-    return min(millis_of_shares(shares), MAX_MILLIS)
 
 
 def _qos(cgroups_path: str, cpu: CpuResources) -> Qos:

@@ -1,6 +1,7 @@
 """Choosing CPUs for a container: what every policy needs, and the kubelet's way to do it.
 
-A Choice is made once per host and settings. Out of scope: whether a container may have its own CPUs
+The kubelet takes hinted nodes first, packed or distributed (policy_static.go). A Choice is made
+once per host and settings. Out of scope: whether a container may have its own CPUs
 (`demand`), and which CPUs are free (`pooled`).
 """
 

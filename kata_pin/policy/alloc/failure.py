@@ -1,4 +1,4 @@
-"""Why an allocation failed, by the kinds that the kubelet distinguishes.
+"""Why an allocation failed, or why kata-pin allocates nothing on this node (D14).
 
 Out of scope: settings that contradict each other; those are ConfigError, at start.
 """

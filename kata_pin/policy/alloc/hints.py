@@ -69,7 +69,8 @@ def make_hints(
         bits = machine.node_bits(chosen)
         if bits.bit_count() >= wanted:
             fewest = min(fewest, len(chosen))
-        if reusable.bits & ~bits == 0 and _offered(bits, available, reusable) >= wanted:
+        offered = (available.bits | reusable.bits) & bits
+        if reusable.bits & ~bits == 0 and offered.bit_count() >= wanted:
             serving.append(chosen)
     return tuple(
         Hint(
@@ -100,10 +101,6 @@ def choose(hints: tuple[Hint, ...] | None, policy: ManagerPolicy, all_nodes: Cpu
     if policy is ManagerPolicy.SINGLE_NUMA_NODE and best.nodes == all_nodes:
         return Affinity(None, admit)
     return Affinity(best.nodes, admit)
-
-
-def _offered(bits: int, available: CpuSet, reusable: CpuSet) -> int:
-    return ((available.bits | reusable.bits) & bits).bit_count()
 
 
 def _fewest_packages(machine: Machine, chosen: tuple[int, ...], fewest: int) -> bool:

@@ -58,7 +58,9 @@ class StaticOptions:
         for option, text in texts.items():
             if option not in known:
                 raise ConfigError("unknown option of the static policy", key=option)
-            values[known[option]] = _parse_bool(option, text)
+            if text not in _TRUE | _FALSE:
+                raise ConfigError(f"{text!r} is not true or false", key=option)
+            values[known[option]] = text in _TRUE
         return cls(**values)
 
     def check_against(self, machine: Machine, *, single_numa_node: bool = False) -> None:
@@ -91,11 +93,3 @@ _REFUSED_PAIRS: Final = (
 
 def _written(name: str) -> str:
     return name.replace("_", "-")
-
-
-def _parse_bool(option: str, text: str) -> bool:
-    if text in _TRUE:
-        return True
-    if text in _FALSE:
-        return False
-    raise ConfigError(f"{text!r} is not true or false", key=option)

@@ -107,10 +107,7 @@ class PooledPolicy:
         return self._decided(state, after, demand)
 
     def release(self, state: AllocState, container_id: str) -> Decision:
-        """Release a container's CPUs, or with a sandbox's id those of its whole pod.
-
-        Containers that are in the shared pool for lack of CPUs are retried, oldest first.
-        """
+        """See Policy. Containers that wait for CPUs are retried, the oldest first."""
         grant = state.get(container_id)
         if grant is None:
             return Decision(state)
@@ -136,18 +133,14 @@ class PooledPolicy:
         return self._decided(state, after, demand)
 
     def reconcile(self, state: AllocState, running: Sequence[Running]) -> Decision:
-        """Bring a state in line with what runs and with this host.
+        """See Policy.
 
         Grants hold as far as their CPUs still exist. Containers without a grant keep the CPUs they
         are observed on, if those suit their request and are in no grant (lost state). Then all are
         served in the old order; those that cannot be served are in the shared pool.
         """
-        claims = Claims(
-            state,
-            running,
-            lambda one: self._rule(one, self._settings),
-            vm_cpus=self._settings.vm.own_cpus,
-        )
+        vm_cpus = self._settings.vm.own_cpus
+        claims = Claims(state, running, lambda one: self._rule(one, self._settings), vm_cpus)
         after = self.start()
         free = after.cpus - after.reserved
         for vm in claims.vms(free):
@@ -171,11 +164,7 @@ class PooledPolicy:
         return Decision(after, differing(state, after, running), notes=tuple(notes))
 
     def decline(self, state: AllocState, request: ContainerRequest, refusal: Refusal) -> Decision:
-        """Answer while the kubelet or another plugin decides: nothing changes.
-
-        Only containers for which CPUs were chosen are refused, eligible ones are not, even on a
-        strict node.
-        """
+        """See Policy."""
         demand = self._rule(request, self._settings)
         if demand.pooled or not asked(request.pod):
             return Decision(state, notes=demand.notes)

@@ -23,8 +23,7 @@ class Claims:
         state: AllocState,
         running: Sequence[Running],
         rule: Callable[[ContainerRequest], Demand],
-        *,
-        vm_cpus: int = 0,
+        vm_cpus: int,
     ) -> None:
         """`vm_cpus` is how many own CPUs a VM has in the cpuset beside its containers'."""
         self._state = state
@@ -46,7 +45,8 @@ class Claims:
         the shared pool come last, so that a VM keeps its own CPUs meanwhile. `free` are the CPUs
         that can be granted. A container's claim ends when the next one is yielded.
         """
-        self._claims = self._old()
+        grants = self._state.grants.items()  # their own CPUs, even if those CPUs are gone
+        self._claims = {name: grant.own for name, grant in grants if name in self._known}
         self._claims |= self._seen(free)
         others = [name for name in self._known if name not in self._claims]
         claims = dict(self._claims)
@@ -65,10 +65,6 @@ class Claims:
         for name, grant in self._state.grants.items():
             if grant.kind is GrantKind.SANDBOX and name in running and grant.exclusive & free:
                 yield replace(grant, exclusive=grant.exclusive & free)
-
-    def _old(self) -> dict[str, CpuSet]:
-        """Return the own CPUs of running containers' grants, even if those CPUs are gone."""
-        return {name: one.own for name, one in self._state.grants.items() if name in self._known}
 
     def _seen(self, free: CpuSet) -> dict[str, CpuSet]:
         """Return the CPUs that containers without a grant are observed on, if those suit them.
@@ -95,15 +91,6 @@ def differing(
 
     If that is unknown, and for VMs: not those of the old grant.
     """
-    seen = {one.request.container_id: one.cpus for one in running}
-    return tuple(
-        grant for name, grant in after.grants.items() if _had(before, seen, name) != grant.cpus
-    )
-
-
-def _had(before: AllocState, seen: dict[str, CpuSet | None], name: str) -> CpuSet | None:
-    observed = seen.get(name)
-    if observed is not None:
-        return observed
-    old = before.get(name)
-    return None if old is None else old.cpus
+    had = {name: grant.cpus for name, grant in before.grants.items()}
+    had |= {one.request.container_id: one.cpus for one in running if one.cpus is not None}
+    return tuple(grant for name, grant in after.grants.items() if had.get(name) != grant.cpus)

@@ -1,7 +1,6 @@
-"""The shared pool's part in each grant, and what an event changed.
+"""The pools of an empty node, the shared pool's part in each grant, and what an event changed.
 
-Pure. Own CPUs are decided elsewhere (`pooled`); this derives what that means for all containers
-that use the shared pool.
+Pure. Out of scope: which CPUs are a container's own (`pooled`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
 
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.topology import HostTopology
@@ -19,7 +18,6 @@ Masks = Mapping[int, int]
 """Unit id to the bits of its CPUs, ids ascending."""
 
 NODE, PACKAGE, LLC, CORE = "node", "package", "llc", "core"
-LEVELS: Final = (NODE, PACKAGE, LLC, CORE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +56,7 @@ class Machine:
     @cached_property
     def units(self) -> Mapping[str, Masks]:
         """The units by level."""
-        masks = (self.nodes, self.packages, self.llcs, self.cores)
-        return dict(zip(LEVELS, masks, strict=True))
+        return {NODE: self.nodes, PACKAGE: self.packages, LLC: self.llcs, CORE: self.cores}
 
     @cached_property
     def nodes_first(self) -> bool:
