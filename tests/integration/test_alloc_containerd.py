@@ -162,7 +162,7 @@ def test_kubelet_static_is_only_observed(cluster: Allotted) -> None:
     assert "kubelet" in shown["suspended"]
     assert (shown["grants"], shown["refused"]) == ([], [])
     assert cluster.node.registered()[app].cpus is None
-    assert "alloc-aside" in {note["code"] for note in cluster.node.ask("state")["notes"]}
+    assert "alloc-suspended" in {note["code"] for note in cluster.node.ask("state")["notes"]}
     said = cluster.node.cli("pools")
     assert "allocates no CPUs: the kubelet's CPU manager policy is static" in said.stdout
     assert cluster.shown(pod) is not None

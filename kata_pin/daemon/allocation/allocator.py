@@ -1,6 +1,6 @@
 """Our own allocator at work: which container gets which CPUs on this node (D8, D9, D14, D15).
 
-Off by default. It stands aside, with a reason, while the kubelet's static policy or another NRI
+Off by default. It is suspended, with a reason, while the kubelet's static policy or another NRI
 plugin decides; nothing is written then, and grants have no effect. Each decision is stored before
 anything follows from it, so a daemon that is killed finds the same state. Lost state, another host
 and offline CPUs are reconciled with what runs; none of them keeps the daemon from starting.
@@ -88,7 +88,7 @@ class Allocator:
         self._leaving: Leaving = {}
         self._now: tuple[AllocState, Leaving, AllocState] | None = None
         self._choices = PodChoices()
-        self._logged_aside = ""
+        self._logged_suspended = ""
         self._deferred: list[Callable[[], None]] | None = None
 
     # ---- looking -------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class Allocator:
         return union(held_back(self._state, self._leaving).values())
 
     @property
-    def aside(self) -> str:
+    def suspended(self) -> str:
         """Why nothing is decided now, empty while kata-pin decides."""
         idle = self._idle()
         if idle:
@@ -155,7 +155,7 @@ class Allocator:
     @property
     def decides(self) -> bool:
         """Whether grants have effect."""
-        return not self.aside
+        return not self.suspended
 
     @property
     def effective(self) -> AllocState:
@@ -178,8 +178,8 @@ class Allocator:
         if not self.on:
             others = (one for one in self.containers() if not one.request.pod.kata)
             return (LEFT_BEHIND,) if any(others) else ()  # only NRI reports those
-        why = self.aside
-        own = (Note("alloc-aside", f"kata-pin allocates no CPUs: {why}", NoteLevel.WARNING),)
+        why = self.suspended
+        own = (Note("alloc-suspended", f"kata-pin allocates no CPUs: {why}", NoteLevel.WARNING),)
         return (*(own if why else ()), *self.news.notes)
 
     # ---- what changes without an event ---------------------------------------------------
@@ -192,10 +192,10 @@ class Allocator:
         changed = topology is not self._topology
         if changed:
             self._make_policy(topology)
-        why = self.aside
-        if why != self._logged_aside:
-            self._logged_aside = why
-            log.warning("allocator: %s", f"standing aside: {why}" if why else "deciding again")
+        why = self.suspended
+        if why != self._logged_suspended:
+            self._logged_suspended = why
+            log.warning("allocator: %s", f"suspended: {why}" if why else "deciding again")
         if self.decides and (changed or not self._decided):
             self._decided = False  # until what follows is stored
             granted = [Running(grant.request, grant.cpus) for grant in self.containers()]
@@ -288,20 +288,14 @@ class Allocator:
             return Decision(self._state)
         self.conflicts.arrived(request, with_cpuset=foreign)
         owner = self.conflicts.owner(request, foreign=foreign)
-        decision = None
-        if owner is not None:
-            decision = self._policy.decline(self._state, request, owner)
-        if decision is None or (not foreign and self._rather_tried(decision)):
+        if owner is None:
+            return self._take(self._policy.allocate(self._state, request), "allocated", request)
+        decision = self._policy.decline(self._state, request, owner)
+        fails = decision.refused is not None and decision.refused.strict
+        if fails and not foreign and not self.conflicts.present:
+            # the other plugin is only suspected, and without CPUs the container fails anyway
             decision = self._policy.allocate(self._state, request)
         return self._take(decision, "allocated", request)
-
-    def _rather_tried(self, decision: Decision) -> bool:
-        """Whether to try once more with a cpuset: a strict container would fail otherwise.
-
-        Not beside a plugin that is known to be there.
-        """
-        refused = decision.refused
-        return refused is not None and refused.strict and not self.conflicts.present
 
     def change(self, request: ContainerRequest, why: str) -> Decision:
         """Give a running container what it requests now."""

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 K = TypeVar("K")
 
 PODS: Final = 3
-"""How many pods in a row have to show another plugin before kata-pin stands aside."""
+"""How many pods in a row have to show another plugin before the allocator is suspended."""
 
 NAMESPACES: Final = 2
 """Minimum number of namespaces with conflicts before a later plugin is assumed."""

@@ -36,7 +36,7 @@ def allocation_report(
     pending = ledger.pending(allocator.effective)
     return Allocation(
         policy=allocator.policy_name,
-        suspended=allocator.aside,
+        suspended=allocator.suspended,
         guarantee=allocator.guarantee.value,
         pools=Pools(
             reserved=str(state.reserved),

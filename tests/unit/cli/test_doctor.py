@@ -326,7 +326,7 @@ def test_how_cpusets_reach_containers(push: Push, status: str, text: str) -> Non
 
 
 def test_nothing_of_cpusets_where_none_are_decided() -> None:
-    """Without an allocator, without a daemon, and while it stands aside."""
+    """Without an allocator, without a daemon, and while it is suspended."""
     assert list(doctor_node.cpusets(docs.state())) == []
     for fields in ({"push": None}, {"suspended": "the kubelet's CPU manager policy is static"}):
         assert list(doctor_node.cpusets(docs.allotted(**fields))) == []

@@ -81,7 +81,7 @@ def test_a_container_is_explained(
 
 
 def test_which_container_is_not_clear() -> None:
-    """Nobody, several, an allocator that is off or stands aside: an error that says so."""
+    """Nobody, several, an allocator that is off or suspended: an error that says so."""
     for state, name, said in (
         (STATE, "nobody", "no container 'nobody'"),
         (

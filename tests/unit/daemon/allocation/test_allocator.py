@@ -1,4 +1,4 @@
-"""The allocator with a real registry: what is stored, what follows, when it stands aside."""
+"""The allocator with a real registry: what is stored, what follows, when it is suspended."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_off_by_default(registry: Registry, host: Host) -> None:
 
 
 @pytest.mark.parametrize("why", ["kubelet", "observe"])
-def test_it_stands_aside(registry: Registry, host: Host, why: str) -> None:
+def test_it_is_suspended(registry: Registry, host: Host, why: str) -> None:
     """While the kubelet is static, or kata-pin observes, nothing is refused or granted."""
     if why == "kubelet":
         host.kubelet = STATIC
@@ -164,11 +164,11 @@ def test_it_stands_aside(registry: Registry, host: Host, why: str) -> None:
     decision = one.admit(request("db", "exclusive", cpus=2))
     assert (decision.refused, decision.state.grants) == (None, {})
     assert not one.decides
-    assert why in one.aside
+    assert why in one.suspended
     recorded = (Container("c", "s", cpus=cpus("1")), Container("d", "s"))
     assert pass_view.view(one, recorded).containers == recorded
     assert pass_view.view(one, recorded).pool == CpuSet()
-    assert [note.code for note in one.notes] == ["alloc-aside"]
+    assert [note.code for note in one.notes] == ["alloc-suspended"]
 
 
 def test_it_comes_back_when_the_kubelet_lets_go(begun: Allocator, host: Host) -> None:
@@ -189,14 +189,14 @@ def test_another_plugin_is_left_alone(begun: Allocator) -> None:
     for number in range(PODS):
         assert begun.decides
         begun.admit(request(f"web{number}"), foreign=True)
-    assert "another NRI plugin" in begun.aside
+    assert "another NRI plugin" in begun.suspended
     assert begun.state.grants == {}
     begun.admit(request("db", "exclusive", cpus=2))
     assert begun.decides
     assert begun.state.get("c-db") is not None
 
 
-def test_standing_aside_ends_by_itself(begun: Allocator, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_suspension_ends_by_itself(begun: Allocator, caplog: pytest.LogCaptureFixture) -> None:
     """Beside another plugin, until nothing was seen of it for a while: both are logged."""
     seconds = 0.0
     begun.conflicts = PluginConflicts(lambda: seconds)
@@ -205,12 +205,12 @@ def test_standing_aside_ends_by_itself(begun: Allocator, caplog: pytest.LogCaptu
             begun.admit(request(f"web{number}"), foreign=True)
         for _ in range(2):
             begun.follow_host()
-        assert [note.code for note in begun.notes] == ["alloc-aside"]
+        assert [note.code for note in begun.notes] == ["alloc-suspended"]
         seconds = EXPIRY_S
         begun.follow_host()
-    assert begun.aside == ""
+    assert begun.suspended == ""
     said = [one.getMessage() for one in caplog.records]
-    assert said == [f"allocator: standing aside: {ASIDE}", "allocator: deciding again"]
+    assert said == [f"allocator: suspended: {ASIDE}", "allocator: deciding again"]
 
 
 def test_a_strict_container_is_tried_again(registry: Registry, host: Host) -> None:
@@ -285,7 +285,7 @@ def test_strict_refuses_nobody_who_runs(
 def test_a_policy_that_nobody_has(registry: Registry, host: Host) -> None:
     """A wrong setting does not stop the daemon: it is logged, and nothing is decided."""
     one = allocator(registry, host, policy="crane")
-    assert "unknown policy 'crane'" in one.aside
+    assert "unknown policy 'crane'" in one.suspended
     assert one.admit(request("db", "exclusive", cpus=2)).state.grants == {}
 
 
@@ -503,7 +503,7 @@ def test_who_only_looks_decides_nothing(begun: Allocator, registry: Registry, ho
     view = pass_view.view(one, mine)
     assert view.containers[0].cpus == begun.state.exclusive
     assert view.containers[1] == mine[1]
-    assert one.aside == ""
+    assert one.suspended == ""
     assert one.state == begun.state
     host.kubelet = STATIC
     assert pass_view.view(one, mine).containers == mine

@@ -243,7 +243,7 @@ def test_one_tenants_failures_end_nothing(world: World) -> None:
             answer = world.tell(CREATE, pod, one)
             assert bool(answer.adjust) is (attempt % 2 == 0)
             world.tell(STOP, pod, one)
-    assert world.allocator.aside == ""
+    assert world.allocator.suspended == ""
     assert world.make(_pod("web", kata=False), _app("web")).adjust
 
 
@@ -254,7 +254,7 @@ def test_conflicts_end_adjusting(world: World) -> None:
     """
     for number in range(PODS):
         _conflict(world, f"db{number}", f"n{number}")
-    assert "asked after kata-pin" in world.allocator.aside
+    assert "asked after kata-pin" in world.allocator.suspended
     assert not world.make(_pod("web", kata=False), _app("web")).adjust
     world.decider.adopt(Snapshot())
     assert world.make(_pod("web2", kata=False), _app("web2")).adjust
@@ -624,7 +624,7 @@ def _act(world: World) -> None:
     world.host.config = replace(world.host.config, mode=Mode.ACT)
 
 
-def test_what_is_made_while_aside_is_in_the_pools_later(world: World) -> None:
+def test_what_is_made_while_suspended_is_in_the_pools_later(world: World) -> None:
     """A container created while kata-pin observed leaves exclusive CPUs as all do."""
     _observe(world)
     assert world.make(NOISE, _app("noise")) == Answer()
@@ -636,7 +636,7 @@ def test_what_is_made_while_aside_is_in_the_pools_later(world: World) -> None:
     assert "c-gone" not in world.allocator.state.grants
 
 
-def test_what_is_listed_while_aside_is_in_the_pools_later(world: World) -> None:
+def test_what_is_listed_while_suspended_is_in_the_pools_later(world: World) -> None:
     """So is what Synchronize reported then; the guarantee holds for all of it."""
     _observe(world)
     world.decider.adopt(Snapshot((NOISE,), (_app("noise"),)))
@@ -646,7 +646,7 @@ def test_what_is_listed_while_aside_is_in_the_pools_later(world: World) -> None:
     assert world.guarantee is Guarantee.NODE
 
 
-def test_what_is_asked_while_aside_counts_later(world: World) -> None:
+def test_what_is_asked_while_suspended_counts_later(world: World) -> None:
     """Sizes reported meanwhile, also of containers with grants; overrides and classes of now."""
     db = _pod("db", "exclusive")
     world.make(db, _app("db", 2))

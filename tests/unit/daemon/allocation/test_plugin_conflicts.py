@@ -140,7 +140,7 @@ def test_a_creation_that_succeeds_with_us(conflicts: PluginConflicts) -> None:
 
 
 def test_everything_is_forgotten_after_a_while(conflicts: PluginConflicts, clock: Clock) -> None:
-    """Standing aside ends by itself, and containers that failed are adjusted again."""
+    """A suspension ends by itself, and containers that failed are adjusted again."""
     for number in range(PODS):
         conflicts.arrived(_one(f"g{number}"), with_cpuset=True)
         _conflict(conflicts, f"p{number}", f"n{number}")

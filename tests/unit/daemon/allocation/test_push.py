@@ -511,7 +511,7 @@ async def test_an_error_of_our_own_ends_nothing(
     assert "cpusets not sent: oops" in caplog.text
 
 
-async def test_nothing_while_it_stands_aside(world: World) -> None:
+async def test_nothing_while_it_is_suspended(world: World) -> None:
     """Where the kubelet decides, nothing is pending and nothing is sent."""
     world.admit("web", kata=False)
     world.admit("db", "exclusive", cpus=2, kata=False, has="")

@@ -248,7 +248,7 @@ async def test_uninstall_pushes(registry: Registry) -> None:
     one, waiting = await uninstalled(registry, plugin)
     assert plugin.sent == {"c-web": ALL, "c-db": ALL}
     assert waiting == ()
-    assert "all CPUs were restored" in one.aside
+    assert "all CPUs were restored" in one.suspended
     assert AllocStore(registry).read() is None
 
 
