@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -21,6 +21,19 @@ from kata_pin.model.node import KubeletState
 from kata_pin.model.reports.pools import Allocation, AllocExplainDocument, Grant, PoolsDocument
 from kata_pin.model.reports.state import State
 from kata_pin.model.settings import CpuClass
+
+if TYPE_CHECKING:
+    from kata_pin.config.alloc import Alloc
+    from kata_pin.policy.alloc.policy import Policy
+
+SHOWN: Final = 5
+"""Containers named in an error."""
+
+MAX_CPUS: Final = 8192
+
+_TOPOLOGY = click.option("--topology", metavar="FILE", type=click.Path(),
+                         help="Topology of another host: a folder with its sys, or output of "
+                         "scripts/capture-host.")  # fmt: skip
 
 
 @click.group()
@@ -50,10 +63,6 @@ def pools(session: Session) -> None:
 def pools_document(state: State) -> PoolsDocument:
     """Return the `pools` document: what the state document says of allocation."""
     return PoolsDocument(time=state.time, daemon=state.daemon, allocation=state.allocation)
-
-
-SHOWN: Final = 5
-"""Containers named in an error."""
 
 
 @alloc.command()
@@ -120,8 +129,7 @@ def export(session: Session) -> None:
 @click.argument("checkpoint", required=False, type=click.Path(), metavar="[FILE]")
 @click.option("--policy", metavar="NAME", help="Compare with what this policy would give if "
               "it took over from the kubelet.  [default: alloc.policy, else static]")  # fmt: skip
-@click.option("--topology", metavar="FILE", type=click.Path(), help="Topology of another host: a "
-              "folder with its sys, or output of scripts/capture-host.")  # fmt: skip
+@_TOPOLOGY
 @global_options
 @click.pass_obj
 def compare(
@@ -134,10 +142,6 @@ def compare(
     kubelet. Nothing is changed.
     """
     from kata_pin.cli.reports.alloc import comparison, state_of, taken_over
-    from kata_pin.daemon.allocation.checked_policy import make_policy
-    from kata_pin.host.capture import read_capture
-    from kata_pin.host.root import HOST
-    from kata_pin.host.topology import read_topology
     from kata_pin.policy.alloc.kubelet_convert import as_kubelet
 
     path = checkpoint or session.config.paths.kubelet_state
@@ -148,10 +152,19 @@ def compare(
     else:
         settings = session.config.alloc
         name = policy or (settings.policy if settings.on else "static")
-        host = read_capture(topology) if topology else read_topology(HOST)
-        ours = taken_over(kubelet, make_policy(replace(settings, policy=name), host))
+        ours = taken_over(kubelet, _policy(replace(settings, policy=name), topology))
     told = comparison(kubelet, ours, source=path, policy=name, hypothetical=allocation is None)
     screen.report(told, json=session.json, by="alloc:compare")
+
+
+def _policy(settings: Alloc, topology: str | None) -> Policy:
+    """Return the policy of these settings, for this node or for a captured host."""
+    from kata_pin.daemon.allocation.checked_policy import make_policy
+    from kata_pin.host.capture import read_capture
+    from kata_pin.host.root import HOST
+    from kata_pin.host.topology import read_topology
+
+    return make_policy(settings, read_capture(topology) if topology else read_topology(HOST))
 
 
 def _deciding(session: Session) -> Allocation | None:
@@ -178,9 +191,6 @@ def _read(path: str, *, own: bool) -> KubeletState:
         raise StateError(f"{path}: {error.strerror}") from error
     except ParseError as error:
         raise StateError(f"{path}: {error}") from error
-
-
-MAX_CPUS: Final = 8192
 
 
 def _quantity(ctx: click.Context, param: click.Parameter, text: str) -> int:
@@ -218,8 +228,7 @@ def _cpu_list(ctx: click.Context, param: click.Parameter, text: str) -> CpuSet:
 @click.option(
     "--kata/--no-kata", default=True, help="Treat the container as a Kata (VM) container (default)."
 )
-@click.option("--topology", metavar="FILE", type=click.Path(), help="Topology of another host: a "
-              "folder with its sys, or output of scripts/capture-host.")  # fmt: skip
+@_TOPOLOGY
 @click.option("--taken", callback=_cpu_list, default="", metavar="CPUS",
               help="pCPUs that are exclusive to other containers.")  # fmt: skip
 @global_options
@@ -242,10 +251,6 @@ def what_if(
     kubelet's static policy assigned count as taken.
     """
     from kata_pin.cli.reports.alloc import Question, answer, occupied
-    from kata_pin.daemon.allocation.checked_policy import make_policy
-    from kata_pin.host.capture import read_capture
-    from kata_pin.host.root import HOST
-    from kata_pin.host.topology import read_topology
 
     settings = session.config.alloc
     if policy is not None:
@@ -253,8 +258,7 @@ def what_if(
     if not settings.on:
         raise KataPinError("no policy given", hint="use --policy static, annotation or topology")
     document = None if topology else session.provider.state()
-    host = read_capture(topology) if topology else read_topology(HOST)
-    chosen = make_policy(settings, host)
+    chosen = _policy(settings, topology)
     wanted = CpuClass(cpu_class) if cpu_class else None
     if wanted is None and settings.policy == "annotation":
         wanted = CpuClass.EXCLUSIVE

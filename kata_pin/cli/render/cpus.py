@@ -18,10 +18,7 @@ from kata_pin.model.reports.state import State
 
 def cpus(state: State, output: Output) -> list[Text]:
     """Return one row per pCPU; neighbouring cores that no sandbox uses share a row."""
-    lines = [
-        *paragraph(phrases.node(state, output), output),
-        *paragraph(phrases.daemon(state.daemon), output),
-    ]
+    lines = phrases.head(state, output)
     view = pcpus.view(state)
     marked = any(pcpu.marks for pcpu in view)
     columns = [

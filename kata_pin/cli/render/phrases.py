@@ -8,7 +8,7 @@ from typing import Final
 
 from rich.text import Text
 
-from kata_pin.cli.render.layout import Output, styled
+from kata_pin.cli.render.layout import Output, paragraph, styled
 from kata_pin.cli.reports.words import GUEST_STATES, NOTHING, age, safe
 from kata_pin.model.count_noun import count
 from kata_pin.model.reports import Note
@@ -90,6 +90,14 @@ def node(state: State, output: Output) -> Text:
     if state.daemon.running and not facts.thread_events:
         parts.append("new threads are pinned only at the next audit")
     return Text(output.dot.join(parts))
+
+
+def head(state: State, output: Output) -> list[Text]:
+    """Return the lines about the node and about who made the document."""
+    return [
+        *paragraph(node(state, output), output),
+        *paragraph(daemon(state.daemon), output),
+    ]
 
 
 def notes(found: Iterable[Note], prefix: str = "", *, warnings_only: bool = False) -> list[Text]:

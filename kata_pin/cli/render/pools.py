@@ -24,7 +24,6 @@ from kata_pin.model.reports.pools import (
     Allocation,
     AllocExplainDocument,
     Grant,
-    Push,
     RefusedRequest,
 )
 from kata_pin.model.reports.state import State
@@ -39,17 +38,16 @@ _SANDBOXES_ONLY: Final = (
 
 def pools(state: State, output: Output) -> list[Text]:
     """Return the pools of a node, drawn, with their owners."""
-    lines = [
-        *paragraph(phrases.node(state, output), output),
-        *paragraph(phrases.daemon(state.daemon), output),
-    ]
+    lines = phrases.head(state, output)
     allocation = state.allocation
     if allocation is None:
         return [*lines, *paragraph(Text(_OFF), output)]
     letters = _letters(allocation)
     lines += paragraph(_heading(allocation, output), output)
     if not allocation.suspended:
-        lines += _way(allocation.push, output)
+        if allocation.push is not None:  # unknown without a daemon
+            way = f"changed cpusets {words.way(allocation.push)}"
+            lines += paragraph(styled(way, phrases.DIM), output)
         lines += [Text(), *_sizes(allocation, output), *_strips(state, allocation, letters, output)]
         lines += [Text(), *_grants(allocation, letters, output), *_pending(allocation, output)]
     lines += _told(allocation, output)
@@ -87,13 +85,6 @@ def _heading(allocation: Allocation, output: Output) -> Text:
     whole = allocation.guarantee != "sandboxes only"
     held = f"exclusive among {safe(allocation.guarantee)}" if whole else _SANDBOXES_ONLY
     return Text(output.dot.join((policy, held)))
-
-
-def _way(push: Push | None, output: Output) -> list[Text]:
-    """Return how changed cpusets reach containers; unknown without a daemon."""
-    if push is None:
-        return []
-    return paragraph(styled(f"changed cpusets {words.way(push)}", phrases.DIM), output)
 
 
 def _unsent(allocation: Allocation) -> Iterator[str]:

@@ -21,7 +21,7 @@ _ROLES: Final = " -"
 
 def overview(state: State, output: Output) -> list[Text]:
     """Return the node, one row per sandbox, and every warning."""
-    lines = _head(state, output)
+    lines = [*phrases.head(state, output), Text()]
     if not state.sandboxes:
         lines.append(Text("no sandboxes"))
     else:
@@ -50,7 +50,7 @@ def overview(state: State, output: Output) -> list[Text]:
 def single(state: State, output: Output) -> list[Text]:
     """Return everything about the only sandbox of a state document."""
     (sandbox,) = state.sandboxes
-    lines = [*_head(state, output), *_sandbox_facts(sandbox, output), Text()]
+    lines = [*phrases.head(state, output), Text(), *_sandbox_facts(sandbox, output), Text()]
     lines += _containers(sandbox, output)
     if sandbox.threads:
         vcpus = {one.tid: one for one in sandbox.guest.vcpus} if sandbox.guest else {}
@@ -61,14 +61,6 @@ def single(state: State, output: Output) -> list[Text]:
     if notes:
         lines += [Text(), *(part for note in notes for part in paragraph(note, output, indent=2))]
     return lines
-
-
-def _head(state: State, output: Output) -> list[Text]:
-    return [
-        *paragraph(phrases.node(state, output), output),
-        *paragraph(phrases.daemon(state.daemon), output),
-        Text(),
-    ]
 
 
 def _summary(sandbox: Sandbox, output: Output) -> list[Text]:
