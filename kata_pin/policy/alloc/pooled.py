@@ -126,6 +126,10 @@ class PooledPolicy:
         if old is None:  # it runs already, so it cannot be refused
             return self._new(state, request, refused=False)
         demand = self._rule(request, self._settings)
+        served = (old.cpu_class, len(old.own)) == (demand.cpu_class, demand.whole)
+        pinned = bool(old.mems) == (self._settings.pin_memory and bool(old.own))
+        if request == old.request and served and pinned:  # its zone stays as it is, too
+            return Decision(state, notes=demand.notes)
         try:
             after = self._served(state, request, demand, _Use(old.own, old.zone), floor_from=state)
         except AllocError as error:

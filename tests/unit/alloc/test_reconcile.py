@@ -104,6 +104,19 @@ def test_a_shrink_serves_who_waits() -> None:
     assert policy.reconcile(state, seen(state)).state == state
 
 
+def test_the_same_change_again_changes_nothing() -> None:
+    """A container of the pool stays in its zone, even if one that waited took CPUs of it."""
+    policy = create("topology", HOST, replace(OPEN, eligibility=Eligibility.KUBELET))
+    first = wishing("exclusive", 2000, "a")
+    state = policy.allocate(policy.start(), first).state
+    state = policy.allocate(state, wishing("exclusive", 14000, "b")).state
+    assert state.grants["b-app"].exclusive == EMPTY
+    less = replace(first, cpu_millis=500, quota_us=50_000)
+    state = policy.change(state, less).state
+    assert len(state.grants["b-app"].exclusive) == 14
+    assert policy.change(state, less).state is state
+
+
 @pytest.mark.parametrize("name", BUILTIN)
 def test_lost_state(name: str) -> None:
     """Without a state, containers keep the CPUs they are seen on, and nothing is written."""
