@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -20,7 +22,7 @@ DEFAULT_FILE: Final = "/etc/kata-pin/config.yaml"
 RUNTIME_DIR: Final = "/run/kata-pin"
 """Both as in kata_pin.config, whose import costs more than a question to the daemon."""
 
-_KEY: Final = re.compile(r"^runtime_dir:[ \t]+(/[^\s'\"#]+)[ \t]*(?:#.*)?$", re.MULTILINE)
+_KEY: Final = re.compile(r"^runtime_dir:[ \t]+(/[^\s'\"#]+)(?:[ \t]+#.*)?[ \t]*$", re.MULTILINE)
 
 
 class Session:
@@ -37,8 +39,11 @@ class Session:
 
         So people can ask a daemon that runs although its file has been damaged since.
         """
+        path = self.config_file or DEFAULT_FILE
         try:
-            with open(self.config_file or DEFAULT_FILE, encoding="utf-8") as file:
+            if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO would hang
+                return self.config.runtime_dir
+            with open(path, encoding="utf-8") as file:
                 text = "".join(line for line in file if not line.lstrip().startswith("#"))
         except FileNotFoundError:
             return self.config.runtime_dir if self.config_file else RUNTIME_DIR

@@ -19,6 +19,7 @@ from kata_pin.cli import options
 from kata_pin.cli.main import run
 from kata_pin.cli.options import RUNTIME_DIR, Session
 from kata_pin.config.table import sample
+from kata_pin.errors import ConfigError
 from kata_pin.model.reports.state import State
 from tests.unit.cli import documents as docs
 from tests.unit.cli.conftest import Serve, plain
@@ -205,6 +206,7 @@ def test_sandboxes_complete_while_the_daemon_runs(serve: Serve) -> None:
         ("version: 1\nruntime_dir: '/run/b c'\n", "/run/b c"),
         ("{version: 1, runtime_dir: /run/c}\n", "/run/c"),
         ("version: 1\n# runtime_dir: /run/d\n", RUNTIME_DIR),
+        ("version: 1\nruntime_dir: /run/e#1\n", "/run/e#1"),
         ("version: 1\n", RUNTIME_DIR),
     ],
 )
@@ -216,6 +218,13 @@ def test_the_runtime_directory_is_found_without_yaml_where_possible(
     file.write_text(text)
     session = Session(str(file))
     assert session.runtime_dir == session.config.runtime_dir == found
+
+
+def test_a_file_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    """Nobody writes to it, so opening it would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        _ = Session(str(tmp_path / "pipe")).runtime_dir
 
 
 def test_the_sample_file_is_not_read_as_yaml(
