@@ -77,7 +77,7 @@ class Commands:
         return reports.encode(self.overview.names())
 
     async def _state(self, request: Request) -> bytes:
-        named = "sandbox" in request.arguments
+        named = request.fields.text("sandbox")
         return await self.state(self._selected(request)[0] if named else "")
 
     async def _explain(self, request: Request) -> bytes:
