@@ -75,7 +75,7 @@ class Clients:
             writer.close()
             async with asyncio.timeout(TAKE_S):
                 await writer.wait_closed()
-        except (RemoteProtocolError, OSError, EOFError) as error:  # TimeoutError is an OSError
+        except (RemoteProtocolError, ConnectionError, TimeoutError, EOFError) as error:
             log.debug("%s dropped: %s", self.name, str(error) or "too slow")
         except Exception as error:  # the fault barrier of one client
             log.error("%s failed: %s", self.name, error)

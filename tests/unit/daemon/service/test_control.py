@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kata_pin.daemon.service.control import MAX_CLIENTS, ControlServer, Verb
 from kata_pin.errors import DaemonError
 from kata_pin.wire.request import Request
@@ -26,7 +28,11 @@ async def _break(_request: Request) -> bytes:
     raise RuntimeError("a bug")
 
 
-VERBS: Mapping[str, Verb] = {"echo": _echo, "refuse": _refuse, "break": _break}
+async def _fail(_request: Request) -> bytes:
+    raise OSError("no space left")
+
+
+VERBS: Mapping[str, Verb] = {"echo": _echo, "refuse": _refuse, "break": _break, "fail": _fail}
 
 
 @contextlib.asynccontextmanager
@@ -60,6 +66,15 @@ async def test_a_verb_that_fails_ends_only_its_connection(tmp_path: Path) -> Non
         assert (refused["ok"], refused["error"], refused["hint"]) == (False, "not now", "later")
         assert await _ask(path, "break", "echo") == []
         assert (await _ask(path, "echo"))[0]["document"] == {"x": 1}
+
+
+async def test_a_verb_that_fails_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error of the system in a verb is no fault of the client: the log has it."""
+    async with served(tmp_path) as path:
+        assert await _ask(path, "fail") == []
+    assert "control client failed: no space left" in caplog.text
 
 
 async def test_places_are_given_back(tmp_path: Path) -> None:
