@@ -96,7 +96,8 @@ class Registry(Database):
         if known is None:
             rows = self.rows(f"{_SELECT} WHERE sandbox_id = ? ORDER BY first_ns, id", (sandbox_id,))
             known = self._observations.with_reports(sandbox_id, map(container_of, rows))
-            self._known[sandbox_id] = known
+            if not self.is_changing:  # else it may be rolled back
+                self._known[sandbox_id] = known
         return known
 
     def sandboxes(self) -> list[str]:

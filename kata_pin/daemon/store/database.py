@@ -85,14 +85,18 @@ class Database:
         for row in rows:
             self.run(statement, row)
 
+    @property
+    def is_changing(self) -> bool:
+        """Whether a transaction is open."""
+        return self._connection.in_transaction
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit what the block writes, or nothing of it; a failed commit leaves nothing open.
 
         Inside another one it is a part of that: the outermost commits.
         """
-        inside = self._connection.in_transaction
-        if inside:
+        if self.is_changing:
             yield
             return
         self.run("BEGIN IMMEDIATE")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from kata_pin.daemon.store.containers import Registry
+from kata_pin.errors import StateError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.sandbox import Container
 
@@ -37,4 +39,15 @@ def test_a_container_that_another_sandbox_claims_leaves_the_first(tmp_path: Path
     assert _ids(registry, "s1") == ["c1"]
     registry.record(Container("c1", "s2"), stamp_ns=2, pid=1)
     assert (_ids(registry, "s1"), _ids(registry, "s2")) == ([], ["c1"])
+    registry.close()
+
+
+def test_what_is_rolled_back_is_not_kept(tmp_path: Path) -> None:
+    """A read within a transaction that fails later does not outlive it."""
+    registry = Registry(str(tmp_path / "registry.db"), boot_id="b")
+    with contextlib.suppress(StateError), registry.transaction():
+        registry.record(Container("c1", "s1"), stamp_ns=1, pid=1)
+        assert _ids(registry, "s1") == ["c1"]
+        raise StateError("not stored")
+    assert _ids(registry, "s1") == []
     registry.close()
