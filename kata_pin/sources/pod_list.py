@@ -95,7 +95,8 @@ class PodList:
 
     def _cut(self) -> None:
         """Shut down a connection that is still open, so that the thread's read fails."""
-        sock = None if self._connected is None else self._connected.sock
+        connected = self._connected  # the thread may set it to None at any time
+        sock = None if connected is None else connected.sock
         if sock is not None:
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import shutil
 import socket
 import ssl
@@ -169,3 +170,12 @@ async def test_https(kubelet: Kubelet, token: str, tmp_path: Path) -> None:
 def test_the_deadline_is_shorter_than_the_period() -> None:
     """By default a request ends before the next one starts."""
     assert podlist.DEADLINE_S < 10
+
+
+async def test_a_request_that_ends_while_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread may close the connection at any moment: that must not end the daemon."""
+    seen = iter([http.client.HTTPConnection("localhost"), None])
+    closing = property(lambda _: next(seen, None), lambda *_: None)
+    monkeypatch.setattr(PodList, "_connected", closing)
+    with pytest.raises(StateError):
+        await PodList("nowhere://").read()
