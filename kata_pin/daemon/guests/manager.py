@@ -143,7 +143,9 @@ class Guests(Observer):
     def _plan(self, sandbox: Sandbox, report: Report, facts: GuestFacts) -> GuestPlan | None:
         """Return what a pass means for the guest; the last plan where nothing it needs changed."""
         node, inferred = self._node.last, self._agents.settings().act_on_inferred
-        inputs = (sandbox, facts, node, inferred)
+        desired = report.placement.desired if report.placement is not None else {}
+        free = [one.task.affinity for one in report.threads if one.key not in desired]
+        inputs = (sandbox, facts, node, inferred, free)
         last = self._plans.get(sandbox.id)
         if last is not None and last.placement is report.placement and last.inputs == inputs:
             return last.plan

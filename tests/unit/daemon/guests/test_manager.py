@@ -26,6 +26,7 @@ from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.pass_outcome import Cause, PassOutcome
 from kata_pin.model.placement import Action, ActionResult, Outcome, Report
 from kata_pin.model.sandbox import Container, GuestTopology, Vmm
+from kata_pin.model.settings import PlacementSettings, VcpuMode
 from kata_pin.policy.placement.place import place
 from tests.support.katalike import ContainerSpec, KataDirs, KataSandbox
 from tests.support.playedguest import PlayedGuest
@@ -160,6 +161,17 @@ async def test_a_pass_is_foreseen_where_claims_changed(case: Case) -> None:
             if seen:
                 break
         assert seen == 1
+
+
+def test_a_vcpu_that_is_left_alone_is_shown_where_it_is(case: Case) -> None:
+    """Its CPUs in the plan are its affinity, which changes while the placement does not."""
+    left = node(settings=PlacementSettings(vcpus=VcpuMode.LEAVE))
+    placement = place(case.pod, vcpus(0, 1), left)
+    for cpu in (1, 2):
+        threads = vcpus(0, 1, on=str(cpu))
+        plan = case.guests.plan(case.pod, Report("pod", tuple(threads), placement))
+        assert plan is not None
+        assert [one.cpus for one in plan.map.links] == [CpuSet([cpu])] * 2
 
 
 def test_pins_that_do_not_stand_tell_no_guest(case: Case) -> None:
