@@ -231,7 +231,12 @@ class Engine:
                 break
             rounds += 1
             seen = self._observe(sandbox, sandbox.vmm, node, allotment, cache)
-        if act and seen.released and _all_restored(seen, results, backed_off):
+        if (
+            act
+            and seen.released
+            and _all_restored(seen, results, backed_off)
+            and self._threads.has_all(seen.threads, sandbox.vmm)
+        ):
             self._pins.keep(sandbox.id, pairs={}, first_seen={})
         alive = {t.key for t in seen.threads}
         cache.roles.prune()

@@ -211,6 +211,20 @@ def test_an_undo_of_another_writers_thread_is_tried_again() -> None:
         assert os.sched_getaffinity(vmm.pid) == before
 
 
+def test_an_undo_that_missed_new_threads_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread born in the last round inherited a pin: what restores it is kept."""
+    with sleeping() as vmm:
+        engine, cache = _engine(KERNEL, vmm.pid, 0), SandboxCache()
+        containers = (world.shared("app", "1"),)
+        engine.run("pod", containers, cache, act=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(ThreadFinder, "has_all", lambda *_: False)
+            engine.run("pod", containers, cache, act=True, release=True)
+        assert engine._pins.first_seen("pod")
+        engine.run("pod", containers, cache, act=True, release=True)
+        assert engine._pins.first_seen("pod") == {}
+
+
 def test_foreseeing_changes_nothing() -> None:
     """Neither the cache, nor what is remembered, nor what the allocator decided."""
     with sleeping() as vmm:
