@@ -55,6 +55,7 @@ class NriSession(asyncio.Protocol):
         self._kinds = nri.OBSERVED if decider is None else tuple(EventKind)
         self._methods = frozenset(kind.method for kind in self._kinds)
         self._batch: bytearray | None = None
+        self._answered: list[tuple[Event, int]] = []
         self._calls = RuntimeCalls(lambda frame: self._send(mux.RUNTIME, frame))
         self.synchronized: asyncio.Future[str] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
@@ -110,14 +111,13 @@ class NriSession(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take the peer's bytes; an error ends the connection."""
-        self._batch = batch = bytearray()
+        self._batch = bytearray()
         try:
             try:
                 for connection, piece in self._trunk.feed(data):
                     self._take_piece(connection, piece)
             finally:
-                self._batch = None
-                self._write(batch)
+                self._pass_on()
         except Exception as error:  # noqa: BLE001 - a bad message or the listener: connect again
             self._stop(error)
 
@@ -154,6 +154,14 @@ class NriSession(asyncio.Protocol):
         if self._transport.get_write_buffer_size() > MAX_UNREAD:
             raise RemoteProtocolError("the runtime does not read our answers")
 
+    def _pass_on(self) -> None:
+        """Write the answers so far, then give the listener the events that they answer."""
+        batch, self._batch = self._batch, None
+        events, self._answered = self._answered, []
+        self._write(batch or b"")
+        for event, stamp_ns in events:
+            self._listener.take(event, stamp_ns)
+
     # ---- calls ---------------------------------------------------------------------------
 
     def _take_piece(self, connection: int, piece: bytes) -> None:
@@ -178,6 +186,7 @@ class NriSession(asyncio.Protocol):
             self._runtime = nri.parse_configure(request.payload)
             self._reply(stream, replies.configure_reply(self._kinds))
         elif request.method == "Synchronize":
+            self._pass_on()
             self._synchronize(stream, request.payload)
         elif request.method in _NOT_SUBSCRIBED and request.method not in self._methods:
             self._reply(stream)
@@ -190,6 +199,7 @@ class NriSession(asyncio.Protocol):
 
     def _decide(self, stream: int, event: Event, decider: Decider) -> None:
         """Answer with the decision; the listener gets an end that could not be decided."""
+        self._pass_on()
         stamp_ns = _now_ns()
         try:
             answer = decider.decide(event, stamp_ns)
@@ -236,6 +246,7 @@ class NriSession(asyncio.Protocol):
     def _report(self, stream: int, event: Event) -> None:
         """Answer, then pass the event on; the other way round where the workload waits."""
         if event.kind is EventKind.START_CONTAINER and len(self._tasks) < MAX_WAITING:
+            self._pass_on()
             ticket = self._listener.take(event, _now_ns())
             if ticket:
                 self._unanswered.add(stream)
@@ -245,7 +256,7 @@ class NriSession(asyncio.Protocol):
                 self._reply(stream)
         else:
             self._reply(stream)
-            self._listener.take(event, _now_ns())
+            self._answered.append((event, _now_ns()))
 
     def _read(self, stream: int, request: Request) -> Event | None:
         """Return the event of a call; None if it is not one to act on, and then answered here."""

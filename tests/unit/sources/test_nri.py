@@ -197,6 +197,49 @@ async def test_nothing_to_wait_for_is_answered_at_once(told: Told, peer: Peer) -
     assert (await peer.event(EventKind.START_CONTAINER, pod(), container())).code == Code.OK
 
 
+class Wire(asyncio.Transport):
+    """A transport that counts what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += len(data)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        pass
+
+
+async def test_events_are_answered_before_they_are_taken(told: Told) -> None:
+    """The runtime holds its lock until the answer: recording an event must not delay it."""
+    wire, session, written = Wire(), source.NriSession(told, None), list[int]()
+    session.connection_made(wire)
+    take = told.take
+
+    def taking(event: Event, stamp_ns: int) -> int:
+        written.append(wire.written)
+        return take(event, stamp_ns)
+
+    told.take = taking  # type: ignore[method-assign]
+    kinds = (EventKind.RUN_POD_SANDBOX, EventKind.START_CONTAINER, EventKind.STOP_CONTAINER)
+    data = b""
+    for number, kind in enumerate(kinds):
+        payload = pb.EventRequest(pod=pod(), container=container()).SerializeToString()
+        request = ttrpc.Request(nri.PLUGIN_SERVICE, kind.method, payload)
+        data += mux.encode(mux.PLUGIN, ttrpc.encode_request(1 + 2 * number, request))
+    session.data_received(data)
+    assert [event.kind for event in told.events] == [*kinds]
+    one = wire.written // len(kinds)
+    assert written == [one, one, 3 * one]  # StartContainer is taken before its answer
+
+
 async def test_what_is_not_ours(told: Told, peer: Peer) -> None:
     """Other services and methods are unimplemented, events not asked for are answered empty."""
     other = await peer.call("Configure", pb.ConfigureRequest(), service="a.B")
