@@ -60,6 +60,7 @@ class PassRunner:
 
     def __post_init__(self) -> None:
         self._scheduler = PassScheduler(self._sandboxes.is_awaited)
+        self._watched: dict[str, ProcessKey] = {}  # VMMs whose exit is waited for
 
     async def run(self) -> None:
         """Start the supervisor of each sandbox that enters the table, until cancelled."""
@@ -134,16 +135,17 @@ class PassRunner:
         entry = self._sandboxes.entry(sandbox_id)
         cache = entry.cache
         released = sandbox_id in self._pins.released()
-        had = cache.vmm
+        had_vmm = cache.vmm is not None
         containers = self._registry.containers(sandbox_id)
         act = self._live.acts and not released
         report = self._engine.run(sandbox_id, containers, cache, act=act)
         self._sandboxes.track(sandbox_id, cache.processes)
-        if cache.vmm is not None and (had is None or had.process != cache.vmm.process):
+        if cache.vmm is not None and self._watched.get(sandbox_id) != cache.vmm.process:
+            self._watched[sandbox_id] = cache.vmm.process
             self._start(self._watch_exit(sandbox_id, cache.vmm.process))
         sandbox = Sandbox(sandbox_id, containers, cache.vmm)
         if cache.vmm is None:
-            verdict = self._without_vmm(sandbox_id, containers, entry, had_vmm=had is not None)
+            verdict = self._without_vmm(sandbox_id, containers, entry, had_vmm=had_vmm)
         elif not report.settled:
             verdict = Verdict.RETRY
         else:
@@ -193,4 +195,5 @@ class PassRunner:
             self._registry.forget(sandbox_id)
             self._pins.forget(sandbox_id)
         self._sandboxes.drop(sandbox_id)
+        self._watched.pop(sandbox_id, None)
         self._engine.forget(sandbox_id)

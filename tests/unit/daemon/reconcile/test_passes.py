@@ -21,6 +21,7 @@ from kata_pin.daemon.store.pins import Pins
 from kata_pin.host.root import HOST
 from kata_pin.model.pass_outcome import PassOutcome
 from kata_pin.model.placement import Report
+from tests.support import world
 
 
 class Broken:
@@ -125,3 +126,20 @@ async def test_an_unpin_is_remembered_in_its_turn(registry: Registry) -> None:
     await unpin
     assert Pins(registry).released() == {"s"}
     assert listening.told == ["s"]
+
+
+async def test_a_vmm_that_was_found_outside_a_pass_is_watched(registry: Registry) -> None:
+    """A release found it, or a pass that failed afterwards: its exit is still waited for, once."""
+    sandboxes, passes = _passes(registry, Listening())
+    started: list[object] = []
+
+    def start(work: Coroutine[object, object, None]) -> None:
+        started.append(work)
+        work.close()
+
+    passes._start = start
+    vmm = world.sandbox().vmm
+    sandboxes.enter("s").cache.vmm = vmm
+    passes._run_pass("s")
+    passes._run_pass("s")
+    assert len(started) == 1
