@@ -96,6 +96,11 @@ class Sandboxes:
         """The sandboxes whose VMM was not found, or not accepted, by the last pass."""
         return [one for one, entry in self._entries.items() if entry.cache.vmm is None]
 
+    @property
+    def failed(self) -> list[str]:
+        """The sandboxes whose last pass failed."""
+        return [one for one, entry in self._entries.items() if entry.supervisor.has_failed]
+
     def entry(self, sandbox_id: str) -> Entry:
         """Return a sandbox's entry; raises KeyError for a sandbox that is not in the table."""
         return self._entries[sandbox_id]

@@ -100,6 +100,11 @@ class Supervisor:
             self._awaiting -= 1
         return self.report
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last pass failed."""
+        return self.failures > 0 and self.report is None
+
     def is_awaited(self) -> bool:
         """Whether a hook or a request waits for a pass."""
         return self._awaiting > 0

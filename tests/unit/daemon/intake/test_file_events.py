@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,12 +15,13 @@ from kata_pin.daemon.intake.file_events import CPUSET, KATA, KUBELET, NODE, File
 from kata_pin.daemon.intake.kata_state import Adoption
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.reconcile.supervisor import _WAITS_S, PassResult, Verdict
 from kata_pin.daemon.store.containers import Registry
-from kata_pin.errors import HostError
+from kata_pin.errors import HostError, StateError
 from kata_pin.model.node import KubeletState
 from kata_pin.model.sandbox import Container
 from kata_pin.sources.state_watch import Changes, StateWatch
-from tests.support.world import cpus, node
+from tests.support.world import cpus, node, sandbox
 
 EVERYTHING = Changes(everything=True)
 
@@ -217,3 +219,27 @@ async def test_an_error_ends_nothing(
     assert "cannot handle a change" in caplog.text
     await world.tell(Changes(sandboxes={"p2"}))
     assert world.read == ["p2"]
+
+
+async def test_a_deep_audit_repeats_a_pass_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after the retries of half a minute: a full disk may last longer."""
+    monkeypatch.setitem(_WAITS_S, Verdict.RETRY, ())
+    sandboxes = Sandboxes()
+    entry = sandboxes.enter("pod")
+    entry.cache.vmm = sandbox().vmm
+    runs = 0
+
+    async def fail(_: str) -> PassResult:
+        nonlocal runs
+        runs += 1
+        raise StateError("no space left")
+
+    unchanged = cast("NodeWatch", SimpleNamespace(kubelet=None, changed=lambda: False))
+    nothing = cast("Any", None)
+    events = FileEvents(unchanged, nothing, nothing, sandboxes, nothing)
+    task = asyncio.create_task(entry.supervisor.run(fail))
+    await sandboxes.settled("pod", sandboxes.mark("pod", "hook:poststart"))
+    events.look_at_node()
+    await asyncio.sleep(0.01)
+    task.cancel()
+    assert runs == 2
