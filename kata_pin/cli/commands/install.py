@@ -18,6 +18,7 @@ from kata_pin.cli.node.changes import Node, line
 from kata_pin.cli.node.files import HOOKS_DIR, Choices, Runtime, node_files
 from kata_pin.cli.options import Session, global_options
 from kata_pin.cli.render import screen
+from kata_pin.cli.reports.words import safe
 from kata_pin.config import DEFAULT_FILE, Config, load
 from kata_pin.errors import KataPinError
 from kata_pin.model.reports.applied import Applied
@@ -57,7 +58,7 @@ def kept_cpusets(document: Applied) -> list[str]:
     if not kept:
         return []
     head = "these containers keep the CPUs that kata-pin gave them until their pods are recreated:"
-    return [head, *(f"  {one.pod} {one.name} {one.cpus}" for one in kept)]
+    return [head, *(safe(f"  {one.pod} {one.name} {one.cpus}") for one in kept)]
 
 
 def uninstall_node(root: str, release: Callable[[], str]) -> tuple[list[FileChange], str]:

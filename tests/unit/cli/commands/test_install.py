@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kata_pin import hook
-from kata_pin.cli.commands.install import release_pins, uninstall_node
+from kata_pin.cli.commands.install import kept_cpusets, release_pins, uninstall_node
 from kata_pin.cli.main import run
 from kata_pin.cli.node.changes import MANIFEST, Node
 from kata_pin.cli.node.files import HOOK_PATH, HOOKS_DIR, Choices, NodeFile, Runtime, node_files
@@ -335,6 +335,12 @@ def test_release_without_a_daemon(tmp_path: Path) -> None:
         "  shop/db app 2-3",
     ]
     assert released == [config]
+
+
+def test_names_of_containers_are_printed_safely() -> None:
+    """A runtime passes on any name: none may move the cursor or make a line of its own."""
+    kept = (KeptCpuset("c", "shop/\x1b[2Jdb", "a\nb", "2-3"),)
+    assert kept_cpusets(replace(NOTHING, cpusets_kept=kept))[1:] == [r"  shop/\x1b[2Jdb a\x0ab 2-3"]
 
 
 async def test_release_by_the_daemon(tmp_path: Path) -> None:
