@@ -259,7 +259,7 @@ class Engine:
         pairs = self._pins.pairs(sandbox.id)
         first_seen = self._pins.first_seen(sandbox.id)
         cache.kata = self._kata_pinning.of(sandbox.id, sandbox.containers, vmm)
-        parts = relevant(threads, pairs, node.topology)
+        parts = relevant(threads, node.topology)
         inputs = (sandbox, parts, node, pairs, first_seen, allotment, cache.kata)
         if cache.decided is None or cache.decided[0] != inputs:
             placement = place(

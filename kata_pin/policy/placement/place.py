@@ -82,12 +82,12 @@ def place(
 
 
 def relevant(
-    threads: Iterable[Thread], kept: Mapping[ThreadKey, int], topology: HostTopology
+    threads: Iterable[Thread], topology: HostTopology
 ) -> list[tuple[ThreadKey, Role, str, CpuSet, CpuSet | None]]:
     """Return what `place` goes by of each thread: the same threads have the same placement.
 
-    An affinity counts where it is one CPU that the thread may stay on: a vCPU that is not `kept`,
-    and any thread while there are isolated CPUs.
+    An affinity counts where it is one CPU that the thread may stay on: that of a vCPU (also one
+    with a pair, which may be lost), and of any thread while there are isolated CPUs.
     """
     isolated = bool(topology.isolated)
     return [
@@ -97,8 +97,7 @@ def relevant(
             task.cgroup,
             task.cpuset,
             task.affinity
-            if (isolated or (role.role is ThreadRole.VCPU and task.key not in kept))
-            and len(task.affinity) == 1
+            if (isolated or role.role is ThreadRole.VCPU) and len(task.affinity) == 1
             else None,
         )
         for task, role in threads

@@ -7,7 +7,7 @@ import pytest
 from kata_pin.model.sandbox import Container
 from kata_pin.model.settings import PlacementSettings, VcpuMode
 from kata_pin.model.thread import Thread, ThreadRole
-from kata_pin.policy.placement.place import pairs, place
+from kata_pin.policy.placement.place import pairs, place, relevant
 from kata_pin.policy.placement.writers import KataPinning, KataPinningMode
 from tests.support.world import (
     after,
@@ -413,3 +413,11 @@ def test_a_hotplugged_vcpu_moves_no_pair(
     kept = pairs(first) if registry else {}
     found = place(pod, standing, node(), kept=kept)
     assert {one.role.vcpu: str(found.desired[one.key].applied) for one in standing} == expected
+
+
+def test_a_pair_that_is_lost_makes_the_affinity_relevant() -> None:
+    """A vCPU whose pair has gone may stay on the CPU that it is seen on: that decides then."""
+    pod, kept = sandbox(exclusive("own", "4-5")), {vcpu(0).key: 2, vcpu(1).key: 3}
+    here, there = ([vcpu(0, on=one), vcpu(1, on=two)] for one, two in (("4", "5"), ("5", "4")))
+    assert place(pod, here, node(), kept=kept) != place(pod, there, node(), kept=kept)
+    assert relevant(here, flat(16)) != relevant(there, flat(16))
