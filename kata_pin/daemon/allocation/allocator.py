@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -231,7 +232,7 @@ class Allocator:
     def set_annotations(self, annotations: Annotations) -> None:
         """Take the annotations that pods have now, by uid; pods not named keep theirs."""
         self._choices.annotations = annotations
-        self._apply_choices("annotations")
+        self._apply_choices("annotations", ordered=False)
 
     def newest(self, request: ContainerRequest, sandbox_id: str) -> ContainerRequest:
         """Return a request with its pod's override and annotations of now."""
@@ -240,12 +241,18 @@ class Allocator:
             request, sandbox_id, None if known is None else known.request.pod
         )
 
-    def _apply_choices(self, why: str) -> None:
-        """Change every container whose pod's choices have changed."""
+    def _apply_choices(self, why: str, *, ordered: bool = True) -> None:
+        """Change every container whose pod's choices have changed; overrides only if `ordered`.
+
+        No sandbox is known of another runtime's container while NRI is not connected.
+        """
         for grant in list(self.containers()):
             entry = self.ledger.get(grant.container_id)
             sandbox_id = sandbox_of(grant.request.pod) or (entry.sandbox_id if entry else "")
             request = self.newest(grant.request, sandbox_id)
+            if not ordered:
+                known = grant.request.pod.ordered
+                request = replace(request, pod=replace(request.pod, ordered=known))
             if request != grant.request:
                 self.change(request, why)
 

@@ -526,3 +526,14 @@ def test_notes_are_said_once(begun: Allocator, caplog: pytest.LogCaptureFixture)
             begun.admit(replace(typo, container_id=f"c{number}"))
     assert caplog.text.count("'shared' is not none, share or exclusive") == 1
     assert len(begun.notes) == 1
+
+
+def test_annotations_leave_overrides_alone(begun: Allocator) -> None:
+    """Also one by sandbox id, which is not known of another runtime's pod without NRI."""
+    begun.set_orders({"s-db": CpuClass.EXCLUSIVE})
+    asked = begun.newest(request("db", cpus=2, kata=False), "s-db")
+    begun.admit(asked)
+    exclusive = begun.state.exclusive
+    assert exclusive
+    begun.set_annotations({})
+    assert begun.state.exclusive == exclusive
