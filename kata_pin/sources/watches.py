@@ -47,20 +47,22 @@ async def folder_events(
     lost, and when the folder was replaced. A folder that cannot be watched is logged with `level`
     once and tried again every `retry_s` seconds; `prepare` runs before each try.
     """
+    shown = level
     while True:
         try:
             with Inotify() as inotify:
                 if prepare is not None:
                     prepare()
                 inotify.add_watch(path, mask | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR)
+                shown = level
                 yield ""
                 async for event in inotify:
                     if event.mask & LOST:
                         break
                     yield "" if event.name is None else str(event.name)
         except OSError as error:
-            log.log(level, "cannot watch %s: %s; retrying", path, error.strerror)
-            level = logging.DEBUG
+            log.log(shown, "cannot watch %s: %s; retrying", path, error.strerror)
+            shown = logging.DEBUG
             await asyncio.sleep(retry_s)
 
 
