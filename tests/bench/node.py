@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import yaml
+
 from kata_pin.config.tree import Audit, Config, Paths
 from kata_pin.host.cpuset import cgroup_mounts
 from kata_pin.host.root import HOST
@@ -143,7 +145,7 @@ class BenchNode:
         return config if audits else replace(config, audit=never)
 
     def config_file(self, **settings: Any) -> Path:
-        """Write the same as a file for `kata-pin --config`; JSON is YAML."""
+        """Write the same as a file for `kata-pin --config`, as an administrator would write it."""
         config = self.config()
         paths = config.paths
         document = {
@@ -160,7 +162,7 @@ class BenchNode:
             **settings,
         }
         file = self.root / "config.yaml"
-        file.write_text(json.dumps(document))
+        file.write_text(yaml.safe_dump(document))
         return file
 
     def _confine(self, sandbox: KataSandbox) -> None:
