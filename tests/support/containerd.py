@@ -243,9 +243,10 @@ class Containerd:
                     if os.readlink(f"/proc/{name}/ns/mnt") == space:
                         found.add(int(name))
         for tree in self._cgroups():
-            for file in tree.rglob("cgroup.procs"):
-                with contextlib.suppress(OSError):  # the cgroup has been removed meanwhile
-                    found |= {int(line) for line in file.read_text().split()}
+            for folder, _, _ in os.walk(tree):  # unlike rglob it leaves out what vanishes meanwhile
+                with contextlib.suppress(OSError):
+                    procs = Path(folder, "cgroup.procs").read_text()
+                    found |= {int(line) for line in procs.split()}
         return found - {self._holder.pid}
 
     def _cgroups(self) -> list[Path]:
