@@ -220,8 +220,8 @@ class Guest:
     )
     exec: bool = setting(
         False,
-        "run cat in a container, as nobody, to read the guest's CPUs and cpusets; without it, what "
-        "was set is not read back",
+        "run cat in a container, as user nobody, to read the guest's CPUs and cpusets; without it, "
+        "what was set is not read back",
     )
     connect_ms: int = setting(
         1000, "longest wait for a connection to the agent", integer(1, 60000, "milliseconds")

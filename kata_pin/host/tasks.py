@@ -78,7 +78,7 @@ class _Known(NamedTuple):
 
 
 class TaskReader:
-    """Reads the threads of a few processes again and again; lives as long as their sandbox.
+    """Reads the threads of a few processes repeatedly; lives as long as their sandbox.
 
     A thread is known by the inode of its folder in /proc: the kernel makes a new one for each task
     and drops it when the task ends, so a tid that is used again has another. What cannot change

@@ -39,6 +39,22 @@ class RoleSource(StrEnum):
     PROCESS = "process"  # the role of the whole process (virtiofsd, shim)
     REST = "rest"  # what no source named: an emulator thread
 
+    @property
+    def text(self) -> str:
+        """The source as people read it."""
+        return _SOURCE_TEXTS.get(self, self.value)
+
+
+_SOURCE_TEXTS: Final = {
+    RoleSource.QMP: "QMP",
+    RoleSource.KVM_FD: "KVM descriptor",
+    RoleSource.NAME: "thread name",
+    RoleSource.ORDER: "creation order",
+    RoleSource.FLAGS: "kernel-thread flags",
+    RoleSource.PROCESS: "process tree",
+    RoleSource.REST: "by elimination",
+}
+
 
 class ProcessKey(NamedTuple):
     """A process that cannot be mistaken for a later one with the same pid.

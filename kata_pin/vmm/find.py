@@ -183,7 +183,7 @@ class VmmFinder:
         if self._host.cgroups(process.pid).names(sandbox_id):
             return "cgroup holds the sandbox id"
         if not kind.in_shim and is_shim_of(self._host, process.ppid, sandbox_id):
-            return f"parent {process.ppid} is the sandbox's shim"
+            return f"its parent, the sandbox's shim (pid {process.ppid})"
         name = self._recorded(sandbox_id).get(process.pid)
         return f"pid in {name}" if name else ""
 

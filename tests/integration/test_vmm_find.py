@@ -86,7 +86,7 @@ def test_parent_shim_is_a_witness(dirs: KataDirs, runtime: Runtime) -> None:
             kata.pidfile.unlink()
         vmm = _find(dirs)
         assert vmm.process.pid == kata.pid
-        assert vmm.witness == f"parent {kata.shim.pid} is the sandbox's shim"
+        assert vmm.witness == f"its parent, the sandbox's shim (pid {kata.shim.pid})"
         assert (vmm.kind, vmm.kvm, vmm.orphan) == ("qemu", False, False)
         assert (vmm.guest.boot, vmm.guest.maximum) == (1, 2)
         assert vmm.iothreads == kata.machine.iothreads

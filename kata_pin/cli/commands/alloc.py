@@ -174,7 +174,7 @@ def _deciding(session: Session) -> Allocation | None:
 
 
 def _read(path: str, *, own: bool) -> KubeletState:
-    """Return a checkpoint: the node's own, or a copy that the caller names, whoever owns it."""
+    """Return a checkpoint: the node's own, or a copy of any owner that the caller names."""
     from kata_pin.errors import ParseError
     from kata_pin.host.files import read_bytes
     from kata_pin.sources.kubelet import read_kubelet

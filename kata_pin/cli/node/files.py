@@ -77,7 +77,7 @@ class Choices:
 def node_files(choices: Choices) -> tuple[NodeFile, ...]:
     """Return every file to install, in the order in which they may appear on the node.
 
-    The hook comes before what names it. Raises KataPinError where a choice can not work.
+    The hook comes before what names it. Raises KataPinError where a choice cannot work.
     """
     unit = "/usr/lib/systemd/system/kata-pin.service"
     return (

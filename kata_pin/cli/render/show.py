@@ -14,6 +14,7 @@ from kata_pin.model.reports.guest import Guest, GuestVcpu
 from kata_pin.model.reports.network import Interface
 from kata_pin.model.reports.sandbox import Container, Sandbox, Thread, Vmm
 from kata_pin.model.reports.state import State
+from kata_pin.model.thread import RoleSource
 
 _PAIRS: Final = ", "
 _ROLES: Final = " -"
@@ -193,7 +194,7 @@ def _thread(thread: Thread, vcpu: GuestVcpu | None) -> list[Text]:
         Text(str(thread.tid)),
         styled(role),
         Text(words.NOTHING) if vcpu is None else phrases.guest_cpu(vcpu),
-        styled(thread.source, phrases.DIM),
+        styled(RoleSource(thread.source).text, phrases.DIM),
         phrases.cpus(thread.expected),
         styled(thread.affinity or words.NOTHING, phrases.BAD if drift else ""),
         Text(str(thread.last_cpu) if thread.last_cpu >= 0 else words.NOTHING),

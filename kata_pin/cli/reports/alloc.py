@@ -66,8 +66,8 @@ def occupied(policy: Policy, document: State | None, taken: CpuSet) -> AllocStat
     rest = (taken & state.cpus) - state.exclusive
     if not rest:
         return state
-    nobody = ContainerRequest(TAKEN, PodRequest(TAKEN))
-    return state.with_grant(Grant(nobody, TAKEN, CpuClass.EXCLUSIVE, exclusive=rest))
+    placeholder = ContainerRequest(TAKEN, PodRequest(TAKEN))
+    return state.with_grant(Grant(placeholder, TAKEN, CpuClass.EXCLUSIVE, exclusive=rest))
 
 
 def answer(policy: Policy, state: AllocState, question: Question) -> WhatIf:

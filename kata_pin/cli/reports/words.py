@@ -23,7 +23,7 @@ GUEST_STATES: Final = {
     "pending": "cpusets not applied in the guest yet",
     "applied": "cpusets applied in the guest",
     "denied": "denied by the guest's policy",
-    "unreachable": "guest unreachable",
+    "unreachable": "unreachable",
     "failed": "cpusets not in force in the guest",
 }
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def restore_cpusets(allocator: Allocator, *, sure: bool = False) -> None:
-    """Have all CPUs sent to containers with a cpuset of ours, as soon as the runtime can be asked.
+    """Send all CPUs to containers whose cpuset kata-pin set, as soon as the runtime can be asked.
 
     `sure`: this daemon has decided until now, so every container with a grant has one. Not under
     the kubelet's static policy: it sets every cpuset of the node itself.
@@ -58,7 +58,7 @@ def unconfined(state: AllocState, topology: HostTopology, *, mems: bool = False)
 
 
 def kept_cpusets(allocator: Allocator, registry: Registry) -> tuple[KeptCpuset, ...]:
-    """Return the containers that still have a cpuset of ours.
+    """Return the containers whose cpuset is still kata-pin's.
 
     If no runtime is connected, a Kata container's record says what it has; other containers are
     known only because a runtime reported them.

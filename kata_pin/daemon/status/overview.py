@@ -44,7 +44,7 @@ class Memo(Generic[Value]):
     def get(
         self, sandbox_id: str, made_from: tuple[object, ...], make: Callable[[], Value]
     ) -> Value:
-        """Return the value, made anew if something of `made_from` changed."""
+        """Return the value, made again if something of `made_from` changed."""
         known = self._known.get(sandbox_id)
         if known is None or known[0] != made_from:
             known = self._known[sandbox_id] = made_from, make()

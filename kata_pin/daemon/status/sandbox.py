@@ -207,7 +207,7 @@ def _thread(found: thread.Thread, desired: placement.Desired | None, state: str)
         desired=cpus(desired.wanted if desired else None),
         expected=cpus(desired.applied if desired else None),
         fallback=desired.step if desired else "",
-        reason=desired.reason if desired else "unmanaged",
+        reason=desired.reason if desired else "not pinned by kata-pin",
         paired=bool(desired and desired.paired),
         container=desired.container_id if desired else "",
         affinity=str(task.affinity),

@@ -133,7 +133,7 @@ class Registry(Database):
         self.run(_WRITE, [*row_of(container), container.recorded_ns])
 
     def _trim(self, sandbox_id: str) -> None:
-        """Drop deleted containers but the last: one that fails again and again has many."""
+        """Drop deleted containers but the last: one that keeps failing has many."""
         self.run(
             "DELETE FROM containers WHERE sandbox_id = :sandbox AND state = :state AND id NOT IN ("
             "SELECT id FROM containers WHERE sandbox_id = :sandbox AND state = :state"

@@ -111,7 +111,7 @@ def _threads(
     guest = sandbox.vmm.guest if sandbox.vmm is not None else GuestTopology()
     near = localities(threads, placement, guest, node.topology)
     for thread in sorted(threads, key=_thread_order):
-        head = f"{thread.label} (tid {thread.key.tid}, source: {thread.role.source})"
+        head = f"{thread.label} (tid {thread.key.tid}, source: {thread.role.source.text})"
         desired = placement.desired.get(thread.key)
         affinity = f"affinity {_cpus(thread.task.affinity)}"
         if desired is None:

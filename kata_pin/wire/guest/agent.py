@@ -69,7 +69,7 @@ def stats_request(container_id: str) -> bytes:
 
 
 def exec_request(container_id: str, exec_id: str, args: tuple[str, ...]) -> bytes:
-    """AgentService.ExecProcess: a program of the container, as nobody, without any capability."""
+    """AgentService.ExecProcess: a program of the container: user nobody, no capabilities."""
     process = agent_pb2.Process(
         user=agent_pb2.User(uid=NOBODY, gid=NOBODY),
         args=args,

@@ -255,7 +255,7 @@ def database() -> Sandbox:
         thread(4105, "vhost", "6-7", source="flags", comm="vhost-4100"),
         thread(4090, "virtiofsd", "6-7", tgid=4090, source="process", comm="virtiofsd"),
         thread(4001, "shim", "0-15", tgid=4001, state="unmanaged", expected=None, desired=None,
-               source="process", reason="unmanaged", comm="containerd-shim"),
+               source="process", reason="not pinned by kata-pin", comm="containerd-shim"),
         exclusive="4-5",
         shared="6-7",
         mask_origin="union of 2 containers",

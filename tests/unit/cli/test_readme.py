@@ -39,7 +39,7 @@ def sample() -> list[str]:
         _thread(18684, "iothread", "qmp", iothread="iothread-93faf1dd31a4eabb"),
         _thread(18689, "kvm", "flags"),
         _thread(18681, "shim", "process", desired=None, expected=None, affinity="0-1",
-                state="unmanaged", reason="unmanaged"),
+                state="unmanaged", reason="not pinned by kata-pin"),
         id="9c1f" * 16,
         checked_s=0.2,
         duration_ms=1.8,

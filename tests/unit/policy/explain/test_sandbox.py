@@ -42,7 +42,7 @@ threads
   vcpu 0 (tid 1100, source: debugfs): affinity 4, expected 0-2: unpaired vCPU: OVERHEAD
   vcpu 1 (tid 1101, source: debugfs): affinity 4 as expected: PAIRED
   vcpu 2 (tid 1102, source: debugfs): affinity 4, expected 5: PAIRED
-  emulator (tid 1000, source: rest): affinity 0-2 as expected: OVERHEAD
+  emulator (tid 1000, source: by elimination): affinity 0-2 as expected: OVERHEAD
 notes
   none
 """.replace("OVERHEAD", "shared CPUs (overhead: auto)").replace(
@@ -91,7 +91,7 @@ def test_reserve_left_alone_and_nothing() -> None:
     pod = sandbox(exclusive("app", "4-5"))
     assert "  exclusive CPUs reserved for overhead: 5" in told(pod, vcpus(0), node(settings=of))
     leave = PlacementSettings(overhead=overhead("leave"))
-    assert "emulator (tid 1000, source: rest): unmanaged, affinity 0-15" in told(
+    assert "emulator (tid 1000, source: by elimination): unmanaged, affinity 0-15" in told(
         pod, [main_thread()], node(settings=leave)
     )
     assert "  no vCPU threads found" in told(pod, [])
