@@ -19,6 +19,12 @@ from kata_pin.errors import RemoteProtocolError
 from kata_pin.wire.oci import MAX_PID, Phase
 
 MAX_HEADER: Final = 128  # longest header line in bytes, newline included
+UNINSTALLED: Final = "uninstalled"
+"""A file in the spool that tells hooks which were left behind not to use it (kata_pin/hook.py)."""
+
+MAX_SPOOLED: Final = 10_000
+"""Messages in the spool from which on hooks leave no more (kata_pin/hook.py)."""
+
 MAX_BODY: Final = 4 * 1024 * 1024  # longest state accepted from a hook
 MAX_STAMP: Final = (1 << 63) - 1
 MAX_REASON: Final = 200

@@ -2,8 +2,9 @@
 
 A document is bounded before it is parsed (bytes, and brackets and commas outside texts), its depth
 by the interpreter's own limit. A repeated key is refused, because readers disagree which one counts
-(Go takes the last) and no honest writer repeats one. `null` reads as absent, because Go writes it
-for an empty map or list. NaN and Infinity are not JSON (RFC 8259).
+(Go takes the last) and no honest writer repeats one; so is a key with a lone surrogate, which no
+honest writer has and neither checksum nor log line can take. `null` reads as absent, because Go
+writes it for an empty map or list. NaN and Infinity are not JSON (RFC 8259).
 """
 
 from __future__ import annotations
@@ -28,16 +29,15 @@ _PIECE: Final = 64 * 1024  # bytes that are split at their quotes at a time
 
 def load(data: bytes, *, source: str, limit: int = MAX_BYTES, values: int = MAX_VALUES) -> object:
     """Return the value of a UTF-8 JSON document; ParseError names `source` and what is wrong."""
-    if len(data) > limit:
-        raise ParseError(f"longer than {limit} bytes", source=source)
-    if _marks(data) > values and _marks_outside_texts(data) > values:
-        raise ParseError(f"more than {values} values", source=source)
+    check_bounds(data, source=source, limit=limit, values=values)
     try:
         value: object = json.loads(
             data.decode(), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant
         )
     except RecursionError:
         raise ParseError("nested too deeply", source=source) from None
+    except UnicodeEncodeError:
+        raise ParseError("half of a surrogate pair in a key", source=source) from None
     except ValueError as error:  # also UnicodeDecodeError, JSONDecodeError, an int too long
         raise ParseError(f"not JSON: {error}", source=source) from error
     return value
@@ -50,11 +50,23 @@ def load_fields(
     return Fields(load(data, source=source, limit=limit, values=values), source=source)
 
 
-def _marks(data: bytes) -> int:
+def check_bounds(data: bytes | bytearray, *, source: str, limit: int, values: int) -> int:
+    """Return about how many values a document has; ParseError if it is too much to be parsed."""
+    if len(data) > limit:
+        raise ParseError(f"longer than {limit} bytes", source=source)
+    marks = _marks(data)
+    if marks > values:
+        marks = _marks_outside_texts(data)
+    if marks > values:
+        raise ParseError(f"more than {values} values", source=source)
+    return marks
+
+
+def _marks(data: bytes | bytearray) -> int:
     return data.count(b"[") + data.count(b"{") + data.count(b",")
 
 
-def _marks_outside_texts(data: bytes) -> int:
+def _marks_outside_texts(data: bytes | bytearray) -> int:
     """Return how many brackets and commas are structure, up to the first error in the JSON.
 
     Without escapes every second stretch between quotes is outside a text. Piece by piece, so that a
@@ -73,6 +85,7 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     values = dict(pairs)
     if len(values) != len(pairs):
         raise ValueError("a key appears twice in one object")
+    "".join(values).encode()  # a lone surrogate in a key, as an escape, is a UnicodeEncodeError
     return values
 
 

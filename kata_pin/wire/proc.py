@@ -135,8 +135,12 @@ class Cgroups(NamedTuple):
 
     @property
     def cpuset(self) -> CgroupEntry | None:
-        """The entry of the cpuset controller: v1's if mounted there, else v2's."""
-        return next((e for e in self.entries if "cpuset" in e.controllers), self.unified)
+        """The entry of the cpuset controller."""
+        return self.of("cpuset")
+
+    def of(self, controller: str) -> CgroupEntry | None:
+        """Return the entry of a controller: v1's if it is mounted there, else v2's."""
+        return next((e for e in self.entries if controller in e.controllers), self.unified)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -150,10 +154,15 @@ class Cgroups(NamedTuple):
         takes literally), or a systemd scope `<runtime>-<id>.scope`. An id inside a longer word
         belongs to another container.
         """
-        return any(
-            sandbox_id and _element_names(element, sandbox_id)
-            for path in self.paths
-            for element in path.split("/")
+        return bool(self.naming(sandbox_id))
+
+    def naming(self, sandbox_id: str) -> tuple[CgroupEntry, ...]:
+        """Return the entries whose path has such an element."""
+        return tuple(
+            entry
+            for entry in self.entries
+            if sandbox_id
+            and any(_element_names(element, sandbox_id) for element in entry.path.split("/"))
         )
 
 
@@ -191,6 +200,43 @@ def parse_cmdline(data: bytes) -> tuple[str, ...]:
     if not data:
         return ()
     return tuple(_decode(data).removesuffix("\0").split("\0"))
+
+
+class ExeFile(NamedTuple):
+    """The file that a process executes, by the kernel's link to it (proc_pid_exe(5)).
+
+    `path` is where it was opened, in the process's own mounts; `deleted` whether it has been
+    removed or replaced since. The rest is stat(2)'s and cannot be chosen by the process.
+    """
+
+    path: str
+    deleted: bool
+    device: int
+    inode: int
+    uid: int
+    mode: int
+
+
+DELETED: Final = " (deleted)"
+"""What the kernel appends to the path of a file that was unlinked or replaced."""
+
+
+def parse_exe(data: bytes) -> ExeFile:
+    """Read what Calls.read_slow returns for /proc/<pid>/exe; ParseError for anything else.
+
+    That is `<dev> <ino> <uid> <mode, octal>`, a newline, and the link's target.
+    """
+    head, newline, target = data.partition(b"\n")
+    words = head.split(b" ")
+    if not newline or len(words) != 4 or not all(len(w) <= 20 and w.isdigit() for w in words):
+        raise ParseError("not device, inode, uid and mode", source="exe", text=_decode(data))
+    try:
+        device, inode, uid, mode = *map(int, words[:3]), int(words[3], 8)
+    except ValueError:
+        raise ParseError("mode is not octal", source="exe", text=_decode(data)) from None
+    path = _decode(target)
+    gone = path.endswith(DELETED)
+    return ExeFile(path.removesuffix(DELETED), gone, device, inode, uid, mode)
 
 
 def vcpu_of_link(target: str) -> int | None:

@@ -29,8 +29,8 @@ class VmmCommand:
     """What a VMM's command line contains; only QEMU's has more than the sandbox.
 
     `sandbox_id` is empty when none is named; `id_length` is where it may be cut, None for nowhere.
-    `guest.boot` is 0 where the number of vCPUs is unknown. `kvm` is False for TCG. `problems` says
-    what could not be read.
+    `guest.boot` is 0 where the number of vCPUs is unknown. `kvm` is False for TCG, `monitor` True
+    where it has a QMP monitor. `problems` says what could not be read.
     """
 
     sandbox_id: str = ""
@@ -40,6 +40,7 @@ class VmmCommand:
     iothreads: tuple[str, ...] = ()
     guest_cid: int = 0
     kernel: str = ""
+    monitor: bool = False
     problems: tuple[str, ...] = ()
 
     def names(self, sandbox_id: str) -> bool:

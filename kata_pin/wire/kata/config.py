@@ -6,16 +6,12 @@ monitor may exist (D6), and how a VM is sized. Finding the files: sources/kata_c
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from kata_pin.errors import ParseError
 from kata_pin.wire.json_text import Fields
-
-MAX_CHARACTERS: Final = 256 * 1024
-"""Longest file accepted; Kata ships about 30 KiB, most of it comments."""
+from kata_pin.wire.toml_text import load
 
 MAX_PATHS: Final = 64
 MAX_TABLES: Final = 16
@@ -57,27 +53,15 @@ def parse_kata_config(text: str, drop_ins: Iterable[str] = ()) -> tuple[KataConf
     `drop_ins` are the texts of config.d in the order of their names; their keys override the
     file's. The table named by `[runtime] hypervisor_name` (runtime-rs) comes first.
     """
-    document = _document(text)
+    document = load(text, source=_SOURCE)
     for drop_in in drop_ins:
-        document = _merged(document, _document(drop_in))
+        document = _merged(document, load(drop_in, source=_SOURCE))
     fields = Fields(document, source=_SOURCE)
     tables = fields.fields("hypervisor")
     runtime = fields.fields("runtime")
     chosen = runtime.text("hypervisor_name")
     names = sorted(tables.names[:MAX_TABLES], key=lambda name: name != chosen)
     return tuple(_config(name, tables.fields(name), runtime) for name in names)
-
-
-def _document(text: str) -> dict[str, object]:
-    if len(text) > MAX_CHARACTERS:
-        raise ParseError(f"longer than {MAX_CHARACTERS} characters", source=_SOURCE)
-    try:
-        document = tomllib.loads(text)
-    except RecursionError:
-        raise ParseError("nested too deeply", source=_SOURCE) from None
-    except ValueError as error:  # also TOMLDecodeError, an int too long
-        raise ParseError(f"not TOML: {error}", source=_SOURCE) from error
-    return document
 
 
 def _merged(base: dict[str, object], over: dict[str, object]) -> dict[str, object]:

@@ -58,6 +58,15 @@ class PersistedSandbox:
     agent_url: str = ""
     containers: tuple[PersistedContainer, ...] = ()
 
+    def lists_all_of(self, sandbox_id: str) -> bool:
+        """Whether a container that is not listed is deleted.
+
+        Only in a whole document of this very sandbox: Go's runtime names the container that the
+        sandbox was started with, and lists it until the sandbox itself is deleted.
+        """
+        names = self.runtime is KataRuntime.GO and self.sandbox_id == sandbox_id
+        return names and any(one.id == sandbox_id for one in self.containers)
+
 
 def parse_persist(data: bytes) -> PersistedSandbox:
     """Read Go's persist.json of a sandbox, Kata 1.x to 3.x; ParseError names the member."""

@@ -11,14 +11,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
-from kata_pin.model.cpuset import MAX_CPU, CpuSet
-from kata_pin.model.node import KubeletState
+from kata_pin.model.cpuset import EMPTY, MAX_CPU, CpuSet, union
+from kata_pin.model.node import DoubleAssignment, KubeletState
 from kata_pin.wire.json_text import Fields, load_fields
 
 MAX_BYTES: Final = 256 * 1024
 """Longest checkpoint accepted: 250 pods take about 30 KiB, and the hash runs byte by byte."""
+
+MAX_DOUBLES: Final = 16
+"""Most pods with doubly assigned CPUs that are named: a file made to hurt could have thousands."""
 
 _SOURCE: Final = "kubelet checkpoint"
 _MAX_CHECKSUM: Final = (1 << 64) - 1
@@ -42,7 +46,8 @@ class _Content:
 def parse_checkpoint(data: bytes) -> KubeletState:
     """Return the checkpoint's state; ParseError if it is damaged or its checksum is wrong.
 
-    Version 1 has no pods: its containers are under the empty pod uid.
+    Version 1 has no pods: its containers are under the empty pod uid. CPUs that are assigned twice
+    are no damage, as the kubelet itself writes them: `doubles` names them.
     """
     outer = load_fields(data, source=_SOURCE, limit=MAX_BYTES).folded()
     version, content = _verified_data(outer) if "data" in outer else _verified_outer(outer)
@@ -52,12 +57,14 @@ def parse_checkpoint(data: bytes) -> KubeletState:
     }
     if content.flat:
         entries[""] = {name: _cpus(text, f"entries.{name}") for name, text in content.flat.items()}
+    default = _cpus(content.default, "defaultCpuSet")
     return KubeletState(
         policy=content.policy,
-        default=_cpus(content.default, "defaultCpuSet"),
+        default=default,
         entries=entries,
         pod_entries=content.pods,
         version=version,
+        doubles=tuple(islice(_doubles(default, entries, content.pods), MAX_DOUBLES)),
     )
 
 
@@ -125,6 +132,26 @@ def _content(fields: Fields) -> _Content:
         pods=_pods(pods),
         has_pods="podentries" in fields,
     )
+
+
+def _doubles(
+    default: CpuSet, entries: Mapping[str, Mapping[str, CpuSet]], pods: Mapping[str, CpuSet]
+) -> Iterator[DoubleAssignment]:
+    """Yield, for each pod, the CPUs that pods before it or the default set have as well.
+
+    The kubelet's writes do not pass through such a state: a CPU leaves one set before it is put in
+    another.
+    """
+    seen = EMPTY
+    earlier: dict[str, CpuSet] = {}
+    for pod in sorted(entries.keys() | pods.keys()):
+        cpus = pods.get(pod, EMPTY) | union(entries.get(pod, {}).values())
+        twice = cpus & (seen | default)
+        if twice:
+            others = [one for one, held in earlier.items() if held & twice]
+            yield DoubleAssignment(twice, (*others, pod), in_default=bool(twice & default))
+        seen |= cpus
+        earlier[pod] = cpus
 
 
 def _pods(pods: Fields) -> dict[str, CpuSet]:

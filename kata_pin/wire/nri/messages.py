@@ -9,7 +9,7 @@ scope: the connection (sources), and whether a pod is Kata's (daemon).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final, TypeVar
@@ -17,7 +17,10 @@ from typing import Final, TypeVar
 from google.protobuf.message import Message
 
 from kata_pin.errors import ParseError
+from kata_pin.model.alloc import ANNOTATIONS
+from kata_pin.model.cpuset import MAX_TEXT
 from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
+from kata_pin.wire.annotations import KATA_CONFIG, KATA_PINNING
 from kata_pin.wire.container_id import ContainerIds, build
 from kata_pin.wire.ids import check_id
 from kata_pin.wire.oci import MAX_PID, CpuResources, kept
@@ -27,13 +30,15 @@ from kata_pin.wire.ttrpc import parsed
 PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
 MAX_PODS: Final = 4096
-MAX_CONTAINERS: Final = 32768
+MAX_CONTAINERS: Final = 16384
 """Most that a node is believed to have; the kubelet's limit is 110 pods unless raised."""
 
 REQUEST_MS: Final = 2000  # the runtime's timeout where Configure does not have it (NRI before 0.8)
 MAX_TIMEOUT_MS: Final = 3_600_000
 
+_MAX_NAME: Final = 253  # longest name of Kubernetes: a DNS subdomain
 _MAX_PATH: Final = 4096
+_ANNOTATIONS: Final = (*ANNOTATIONS, KATA_CONFIG, *KATA_PINNING)
 _NO_CPU: Final = CpuResources()
 M = TypeVar("M", bound=Message)
 
@@ -79,12 +84,13 @@ OBSERVED: Final = tuple(
 )
 """The events that an observer subscribes to."""
 
-MAX_ANNOTATION: Final = 253  # longest value of an annotation that is kept; ours are single words
+MAX_ANNOTATION: Final = 253
+"""Longest value of an annotation that is kept; most are single words, one is the path of a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod sandbox; `cpu` is from its own spec, `annotations` are the pod's without long ones.
+    """A pod sandbox; `cpu` is from its own spec, `annotations` are those that are used anywhere.
 
     `pid` is the VMM's for Kata, 0 where the runtime does not send it (NRI before 0.12).
     """
@@ -144,11 +150,10 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All pods and their living containers, or one part of them if `more` follows."""
+    """All pods and their living containers (synchronize.py reads it)."""
 
     pods: tuple[Pod, ...] = ()
     containers: tuple[PodContainer, ...] = ()
-    more: bool = False
 
 
 # ---- reading ---------------------------------------------------------------------------------
@@ -163,32 +168,6 @@ def parse_configure(data: bytes) -> Configuration:
     return Configuration(
         message.runtime_name, message.runtime_version, timeout_ms / 1000, message.NRI_version
     )
-
-
-def parse_synchronize(data: bytes) -> Snapshot:
-    """Read a SynchronizeRequest; raises ParseError."""
-    message = _parsed(nri_pb2.SynchronizeRequest(), data)
-    _check_counts(len(message.pods), len(message.containers))
-    return Snapshot(
-        tuple(_pod(one) for one in message.pods),
-        tuple(_container(one) for one in message.containers),
-        message.more,
-    )
-
-
-def joined(parts: Iterable[Snapshot]) -> Snapshot:
-    """Return the parts of a Synchronize as one; ParseError for too many pods or containers."""
-    whole = list(parts)
-    pods = tuple(pod for part in whole for pod in part.pods)
-    containers = tuple(one for part in whole for one in part.containers)
-    _check_counts(len(pods), len(containers))
-    return Snapshot(pods, containers)
-
-
-def _check_counts(pods: int, containers: int) -> None:
-    if pods > MAX_PODS or containers > MAX_CONTAINERS:
-        text = f"{pods} pods and {containers} containers are too many"
-        raise ParseError(text, source="NRI Synchronize")
 
 
 def parse_event(method: str, data: bytes, kinds: Collection[EventKind] = OBSERVED) -> Event | None:
@@ -212,10 +191,10 @@ def parse_event(method: str, data: bytes, kinds: Collection[EventKind] = OBSERVE
 
 
 def _event(kind: EventKind, pod: nri_pb2.PodSandbox, container: nri_pb2.Container) -> Event:
-    of = _pod(pod)
+    of = pod_of(pod)
     if kind.of_pod:
         return Event(kind, of)
-    found = _container(container)
+    found = container_of(container)
     if found.pod_id != of.id:
         raise ParseError(
             "the container belongs to another pod", source=f"NRI {kind.method}", text=found.id
@@ -223,29 +202,33 @@ def _event(kind: EventKind, pod: nri_pb2.PodSandbox, container: nri_pb2.Containe
     return Event(kind, of, found)
 
 
-def _pod(message: nri_pb2.PodSandbox) -> Pod:
+def pod_of(message: nri_pb2.PodSandbox) -> Pod:
+    """Return a pod; ParseError for an id that is none, or a text that is too long."""
     return Pod(
         id=check_id(message.id, source="NRI pod"),
-        name=message.name,
-        namespace=message.namespace,
-        uid=message.uid,
-        handler=message.runtime_handler,
+        name=_text(message.name, "name"),
+        namespace=_text(message.namespace, "namespace"),
+        uid=_text(message.uid, "uid"),
+        handler=_text(message.runtime_handler, "handler"),
         pid=message.pid if message.pid <= MAX_PID else 0,
-        cgroups_path=_path(message.linux.cgroups_path),
+        cgroups_path=_text(message.linux.cgroups_path, "cgroups_path", _MAX_PATH),
         cpu=_cpu(message.linux.resources.cpu),
         annotations={
-            key: value for key, value in message.annotations.items() if len(value) <= MAX_ANNOTATION
+            key: message.annotations[key]
+            for key in _ANNOTATIONS
+            if key in message.annotations and len(message.annotations[key]) <= MAX_ANNOTATION
         },
     )
 
 
-def _container(message: nri_pb2.Container) -> PodContainer:
+def container_of(message: nri_pb2.Container) -> PodContainer:
+    """Return a container; ParseError for an id that is none, or a text that is too long."""
     return PodContainer(
         id=check_id(message.id, source="NRI container"),
         pod_id=check_id(message.pod_sandbox_id, source="NRI container's pod"),
-        name=message.name,
+        name=_text(message.name, "name"),
         state=_STATES.get(message.state, ContainerState.CREATED),
-        cgroups_path=_path(message.linux.cgroups_path),
+        cgroups_path=_text(message.linux.cgroups_path, "cgroups_path", _MAX_PATH),
         cpu=_cpu(message.linux.resources.cpu),
         pid=message.pid if message.pid <= MAX_PID else 0,
     )
@@ -258,16 +241,16 @@ _STATES: Final = {
 }
 
 
-def _path(text: str) -> str:
-    if len(text) > _MAX_PATH:
-        raise ParseError(f"longer than {_MAX_PATH} characters", source="NRI cgroups_path")
+def _text(text: str, name: str, limit: int = _MAX_NAME) -> str:
+    if len(text) > limit:
+        raise ParseError(f"longer than {limit} characters", source=f"NRI {name}")
     return text
 
 
 def _cpu(message: nri_pb2.LinuxCPU) -> CpuResources:
     return CpuResources(
-        cpus=message.cpus,
-        mems=message.mems,
+        cpus=message.cpus[: MAX_TEXT + 1],  # one more than a cpu list may have, so it is refused
+        mems=message.mems[: MAX_TEXT + 1],
         quota_us=kept(message.quota.value) if message.HasField("quota") else None,
         period_us=kept(message.period.value) if message.HasField("period") else None,
         shares=kept(message.shares.value) if message.HasField("shares") else None,

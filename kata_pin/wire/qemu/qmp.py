@@ -47,11 +47,14 @@ class QmpAnswers(msgspec.Struct, frozen=True):
 
 
 def check_answers(cpus: object, iothreads: object) -> QmpAnswers:
-    """Check both replies (the values of `return`): every index, id and thread id is there once."""
+    """Check both replies (the values of `return`): every index, id and thread id is there once.
+
+    Raises RemoteProtocolError, also for a key with a lone surrogate, which JSON lets through.
+    """
     replies = {"query-cpus-fast": cpus, "query-iothreads": iothreads}
     try:
         answers = msgspec.convert(replies, QmpAnswers)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise RemoteProtocolError(f"QMP answers: {error}") from error
     tids = [cpu.thread_id for cpu in answers.cpus] + [io.thread_id for io in answers.iothreads]
     _check_unique("cpu-index", [cpu.index for cpu in answers.cpus])

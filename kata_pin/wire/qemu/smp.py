@@ -9,20 +9,24 @@ Kata's Go runtime spells everything out; runtime-rs gives only cpus and maxcpus.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from kata_pin.errors import ParseError
-from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.cpuset import CpuSet, union
 from kata_pin.model.sandbox import GuestTopology
 from kata_pin.wire.qemu.apic import index_of, place_of
 from kata_pin.wire.qemu.options import Properties, last, number, properties
 
 MAX_VCPUS: Final = 4096
 """More than any KVM guest can have (KVM_MAX_VCPUS); cpu-index stays below it (D5)."""
+
+MAX_PLACED: Final = 2 * MAX_VCPUS
+"""vCPUs that all -numa arguments may place: QEMU places each once."""
 
 MAX_NODES: Final = 128  # QEMU's own limit (MAX_NODES of include/sysemu/numa.h)
 
@@ -81,13 +85,18 @@ def _prefers_sockets(machine: str) -> bool:
 
 
 def parse_numa(
-    guest: GuestTopology, values: Iterable[str], memory: Mapping[str, CpuSet]
+    guest: GuestTopology,
+    values: Iterable[str],
+    memory: Mapping[str, CpuSet],
+    *,
+    work: int = MAX_PLACED,
 ) -> GuestTopology:
     """Return `guest` with the guest nodes of its vCPUs and the host nodes of their memory.
 
     `values` are the -numa arguments, `memory` the host nodes of each memory backend by id. One node
     means nothing and leaves `numa` empty. Nodes without any `cpus=` get whole sockets in turn, as
-    QEMU does on x86 (hw/i386/x86.c, x86_get_default_cpu_node_id).
+    QEMU does on x86 (hw/i386/x86.c, x86_get_default_cpu_node_id). ParseError where the arguments
+    place more vCPUs than `work` in all: each may name every vCPU again.
     """
     numa: dict[int, int] = {}
     host_nodes: dict[int, CpuSet] = {}
@@ -100,12 +109,16 @@ def parse_numa(
             count += 1
             if count > MAX_NODES:
                 raise ParseError(f"more than {MAX_NODES} nodes", source="-numa")
-            numa |= dict.fromkeys(_indexes(found, guest), node)
+            indexes = _indexes(found, guest)
+            work = _less(work, len(indexes))
+            numa |= dict.fromkeys(indexes, node)
             bound = memory.get(last(found, "memdev"))
             if bound:
                 host_nodes[node] = bound
         elif kind == "cpu":
-            numa |= dict.fromkeys(_matching(found, guest), _node(found, "node-id", 0))
+            ranges = _ranges(found, guest)
+            work = _less(work, math.prod(len(one) for one in ranges))
+            numa |= dict.fromkeys(_matching(ranges, guest), _node(found, "node-id", 0))
     if count <= 1:
         numa = {}
     elif not numa:
@@ -118,14 +131,21 @@ def _node(found: Properties, key: str, default: int) -> int:
     return number(text, source=f"-numa {key}", high=MAX_NODES - 1) if text else default
 
 
-def _indexes(found: Properties, guest: GuestTopology) -> list[int]:
+def _less(work: int, done: int) -> int:
+    """Return what is left of the work; raises ParseError when nothing is."""
+    if done > work:
+        raise ParseError("the arguments place more vCPUs than are read", source="-numa")
+    return work - done
+
+
+def _indexes(found: Properties, guest: GuestTopology) -> CpuSet:
     """Return the cpu-indexes of `cpus=0-3`, which may be repeated."""
-    sets = [CpuSet.parse(text, source="-numa cpus") for text in found.get("cpus", [])]
-    return [index for one in sets for index in one if index < guest.maximum]
+    named = union(CpuSet.parse(text, source="-numa cpus") for text in found.get("cpus", []))
+    return named & CpuSet.from_bits((1 << guest.maximum) - 1)
 
 
-def _matching(found: Properties, guest: GuestTopology) -> list[int]:
-    """Return the cpu-indexes of `cpu,socket-id=1`: a part left out means all."""
+def _ranges(found: Properties, guest: GuestTopology) -> list[range]:
+    """Return the sockets, dies, cores and threads of `cpu,socket-id=1`: one left out means all."""
     ranges = []
     for key, count in (
         ("socket-id", guest.sockets),
@@ -136,12 +156,10 @@ def _matching(found: Properties, guest: GuestTopology) -> list[int]:
         text = last(found, key)
         only = number(text, source=f"-numa {key}", high=MAX_VCPUS) if text else None
         ranges.append(range(count) if only is None else range(only, min(only + 1, count)))
-    if math.prod(len(one) for one in ranges) > MAX_VCPUS:
-        raise ParseError(f"more than {MAX_VCPUS} vCPUs", source="-numa")
-    return [
-        index_of(guest, socket, die, core, thread)
-        for socket in ranges[0]
-        for die in ranges[1]
-        for core in ranges[2]
-        for thread in ranges[3]
-    ]
+    return ranges
+
+
+def _matching(ranges: Sequence[range], guest: GuestTopology) -> Iterator[int]:
+    """Yield the cpu-indexes of these sockets, dies, cores and threads."""
+    for socket, die, core, thread in itertools.product(*ranges):
+        yield index_of(guest, socket, die, core, thread)

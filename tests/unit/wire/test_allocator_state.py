@@ -162,8 +162,9 @@ def test_members_are_those_of_this_version() -> None:
     assert document["version"] == 2
     assert " ".join(grant) == ("request policy cpu_class exclusive shared zone mems kind reasons")
     assert " ".join(grant["request"]) == (
-        "container_id pod name cpu_millis quota_us period_us init"
+        "container_id pod name cpu_millis quota_us period_us init ended_in"
     )
     assert " ".join(grant["request"]["pod"]) == (
         "pod_uid namespace name handler annotations qos kata sandbox_id overhead_millis ordered"
+        " pod_level"
     )

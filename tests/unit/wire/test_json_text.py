@@ -24,6 +24,9 @@ def fields(text: str) -> Fields:
         pytest.param(b"\xff", "not JSON", id="not UTF-8"),
         pytest.param(b'{"a":1,"a":2}', "twice", id="key repeated"),
         pytest.param(b'{"b":{"a":1,"a":1}}', "twice", id="key repeated inside"),
+        pytest.param(
+            b'{"a":{"\\ud800":1}}', "half of a surrogate pair in a key", id="half a pair in a key"
+        ),
         pytest.param(b"[NaN]", "NaN", id="NaN"),
         pytest.param(b"[-Infinity]", "Infinity", id="Infinity"),
         pytest.param(b"[" * 50_000, "nested too deeply", id="depth bomb"),

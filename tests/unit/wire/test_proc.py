@@ -230,3 +230,13 @@ def test_cmdline() -> None:
 def test_vcpu_of_link(target: str, vcpu: int | None) -> None:
     """Only the exact form of a vCPU's descriptor counts."""
     assert proc.vcpu_of_link(target) == vcpu
+
+
+def test_executables() -> None:
+    """Numbers, and a path in which anything may stand."""
+    found = proc.parse_exe(b"2049 77 0 100755\n/usr/bin/qemu-system-x86_64 (deleted)")
+    assert found == proc.ExeFile("/usr/bin/qemu-system-x86_64", True, 2049, 77, 0, 0o100755)
+    assert proc.parse_exe(b"1 2 3 4\n/a\n (deleted) b").path == "/a\n (deleted) b"
+    for data in (b"", b"1 2 3 4", b"1 2 3\n/a", b"1 2 3 9\n/a", b"-1 2 3 4\n/a", b"1" * 30 + b"\n"):
+        with pytest.raises(ParseError):
+            proc.parse_exe(data)

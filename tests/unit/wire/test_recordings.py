@@ -1,7 +1,8 @@
-"""Every file recorded from real Kata 1.13 and 3.21 passes through the parsers."""
+"""Every file recorded from real Kata 1.13, 3.21 and 3.32 passes through the parsers."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +14,8 @@ from kata_pin.model.sandbox import ContainerKind, ContainerState
 from kata_pin.wire import proc, vmm_cmdline
 from kata_pin.wire.container_id import record
 from kata_pin.wire.kata import persist
-from kata_pin.wire.oci import Phase, parse_config, parse_state
+from kata_pin.wire.kube.checkpoint import parse_checkpoint
+from kata_pin.wire.oci import OciState, Phase, parse_config, parse_state
 from kata_pin.wire.qemu import apic, cmdline
 from kata_pin.wire.qemu.qmp import check_answers
 from tests.support import recordings
@@ -23,6 +25,8 @@ HOOKS = files("**/hooks*/*.json")
 CMDLINES = files("**/qemu-cmdline.txt")
 THREADS = files("**/qemu-threads.txt")
 STATUSES = files("**/qemu-status-cgroup-fd.txt")
+BUNDLES = files("**/bundle-*.json")
+CHECKPOINTS = files("**/cpu_manager_state")
 SANDBOXES = [path for path in files("**/run_vc_sbs_*_persist.json") if path.name.count("_") == 4]
 CONTAINERS = [path for path in files("**/run_vc_sbs_*_persist.json") if path.name.count("_") == 5]
 QMP = files("**/qmp.txt")
@@ -33,10 +37,20 @@ PROCESSES = files("**/processes.txt")
 PROSE = {"README.md", "cgroups.txt", "cgroups2.txt", "cgroup-dirs.txt", "run-vc-tree.txt"}
 PROSE |= {"hooks-summary.txt", "update-and-teardown.txt", "runB-enable_vcpus_pinning.txt"}
 PROSE |= {"qmp-held-by-other-client.txt", "cnproc.txt", "thread-identification.txt", "run.txt"}
+PROSE |= {"debugfs-vcpus.txt", "kubelet-and-manifest.txt", "masks-over-time.txt"}
+
+KUBELET = "kata-3.32-kubelet-1.34"
+POD = "f6b64317a3356ab7214fbf39c6c9347de215430079b0d9706c8df35e60600922"
+"""The pod sandbox of the recording with a kubelet; the others are called p1, p2 and b1."""
 
 
 def each(paths: Iterable[Path]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("path", [pytest.param(path, id=label(path)) for path in paths])
+
+
+def of_kata_3(path: Path) -> bool:
+    """Whether Kata 3 made it: with KVM and virtiofsd."""
+    return not {"kata-3.21", KUBELET}.isdisjoint(path.parts)
 
 
 def test_no_recording_is_left_out() -> None:
@@ -44,11 +58,11 @@ def test_no_recording_is_left_out() -> None:
     everything = {path for folder in FOLDERS for path in (DATA / folder).rglob("*.*")}
     everything |= set(PIDS)
     parsed = {*HOOKS, *CMDLINES, *THREADS, *STATUSES, *SANDBOXES, *CONTAINERS}
-    parsed |= {*QMP, *PIDS, *PROCESSES}
+    parsed |= {*QMP, *PIDS, *PROCESSES, *BUNDLES, *CHECKPOINTS}
     left = {path for path in everything - parsed if path.is_file() and path.name not in PROSE}
     assert left == set()
     counts = (len(HOOKS), len(CMDLINES), len(THREADS), len(SANDBOXES), len(CONTAINERS))
-    assert counts == (31, 10, 10, 10, 11)
+    assert counts == (35, 11, 11, 11, 14)
 
 
 @each(HOOKS)
@@ -60,11 +74,12 @@ def test_hook_input(path: Path) -> None:
     container = record(Phase(given.phase), parse_state(given.stdin), config, stamp_ns=1)
     folder = path.parts[-2]
     expected_cpus = given.recorded["bundle_config"]["cpu"]["cpus"]
-    expected_id = given.recorded["argv"][2]
     if folder == "hooks-cli":
         expected_id, expected_sandbox = "b1", "b1"
+    elif KUBELET in path.parts:  # named by its bundle: Kata's id is the sandbox's in poststart
+        expected_id, expected_sandbox = Path(json.loads(given.stdin)["bundle"]).name, POD
     else:
-        expected_sandbox = "p1"
+        expected_id, expected_sandbox = given.recorded["argv"][2], "p1"
     assert (container.id, container.sandbox_id) == (expected_id, expected_sandbox)
     pause = folder != "hooks-cli" and expected_id == expected_sandbox
     assert container.kind is (ContainerKind.SANDBOX if pause else ContainerKind.CONTAINER)
@@ -80,7 +95,10 @@ def test_hook_input(path: Path) -> None:
     assert str(container.cpus) == expected_cpus
     assert container.quota_us == given.recorded["bundle_config"]["cpu"].get("quota")
     assert (container.note, container.source) == ("", f"hook:{given.phase}")
-    assert container.cgroups_path == f"/katalab/{expected_id}" or ":" in container.cgroups_path
+    if KUBELET in path.parts:
+        assert container.cgroups_path.endswith(f"/{expected_id}")
+    else:
+        assert container.cgroups_path == f"/katalab/{expected_id}" or ":" in container.cgroups_path
 
 
 @each(HOOKS)
@@ -89,19 +107,19 @@ def test_around_a_hook(path: Path) -> None:
     recorded = recordings.hook_input(path).recorded
     proc.parse_cgroup("\n".join(recorded["cgroup"]).encode())
     if "containerd-shim" in recorded["parent_cmdline"][0]:
-        assert vmm_cmdline.parse_shim(recorded["parent_cmdline"]).sandbox_id == "p1"
+        assert vmm_cmdline.parse_shim(recorded["parent_cmdline"]).sandbox_id in ("p1", POD)
     behind = recorded["state_pid"]
     line = behind.get("cmdline") if isinstance(behind, dict) else None
     if line and "qemu-system" in line[0]:
         assert recorded["hook"] in ("prestart", "createRuntime")
-        assert cmdline.parse_qemu(line).sandbox_id == "p1"
+        assert cmdline.parse_qemu(line).sandbox_id in ("p1", POD)
 
 
 def test_the_state_pid_is_qemu_where_kata_says_so() -> None:
-    """Kata 3.21 hands QEMU's pid to prestart and createRuntime; its line is in the recording."""
-    recorded = [recordings.hook_input(path).recorded for path in HOOKS if "kata-3.21" in path.parts]
+    """Kata 3 hands QEMU's pid to prestart and createRuntime; its line is in the recording."""
+    recorded = [recordings.hook_input(path).recorded for path in HOOKS if of_kata_3(path)]
     early = [entry for entry in recorded if entry["hook"] in ("prestart", "createRuntime")]
-    assert len(early) == 12
+    assert len(early) == 14
     for entry in early:
         assert "qemu-system" in entry["state_pid"]["cmdline"][0]
 
@@ -110,10 +128,9 @@ def test_the_state_pid_is_qemu_where_kata_says_so() -> None:
 def test_qemu_cmdline(path: Path) -> None:
     """Each line gives sandbox, topology, accelerator and iothread, without a problem."""
     command = cmdline.parse_qemu(recordings.argv(path))
-    new = "kata-3.21" in path.parts
-    sandbox = command.sandbox_id
-    assert sandbox in {"p1", "p2", "b1"}
-    expected = (2, 16, 16, 1, 1) if new else (1, 2, 2, 1, 1)
+    new = of_kata_3(path)
+    assert command.sandbox_id in {"p1", "p2", "b1", POD}
+    expected = (1 if KUBELET in path.parts else 2, 16, 16, 1, 1) if new else (1, 2, 2, 1, 1)
     guest = command.guest
     shape = (guest.boot, guest.maximum, guest.sockets, guest.cores, guest.threads)
     assert shape == expected
@@ -133,7 +150,7 @@ def test_thread_table(path: Path) -> None:
         groups = proc.parse_cgroup(thread.cgroup)
         assert groups.cpuset is not None
         if groups.cpuset.path != "/":
-            assert groups.names("p2" if "kata_p2" in groups.cpuset.path else "p1")
+            assert any(map(groups.names, ("p1", "p2", POD)))
 
 
 @each(STATUSES)
@@ -145,11 +162,12 @@ def test_status_cgroup_and_descriptors(path: Path) -> None:
     assert proc.parse_cgroup(recorded.cgroup).unified is not None
     vcpus = [proc.vcpu_of_link(target) for target in recorded.links.values()]
     found = sorted(vcpu for vcpu in vcpus if vcpu is not None)
-    if "kata-3.21" not in path.parts:
+    boot = 1 if KUBELET in path.parts else 2
+    if not of_kata_3(path):
         assert found == []  # TCG
     else:
-        assert found[:2] == [0, 1]
-        assert found[2:] == list(range(16 - len(found[2:]), 16))
+        assert found[:boot] == list(range(boot))
+        assert found[boot:] == list(range(16 - len(found[boot:]), 16))
 
 
 @each(SANDBOXES)
@@ -160,10 +178,11 @@ def test_persist(path: Path) -> None:
     pids = list(path.parent.glob("run_vc_vm_*_pid"))
     assert [int(pid.read_text()) for pid in pids] in ([parsed.vmm_pid], [])
     assert parsed.vcpu_pinning is ("own-pinning-panic" in path.parts)
-    assert bool(parsed.virtiofsd_pid) is ("kata-3.21" in path.parts)
+    assert bool(parsed.virtiofsd_pid) is of_kata_3(path)
     containers = persist.to_containers(parsed)
     assert all(container.sandbox_id == parsed.sandbox_id for container in containers)
-    assert all(container.cpus for container in containers)
+    own = containers[1:] if KUBELET in path.parts else containers  # a kubelet's pause has none
+    assert all(container.cpus for container in own)
     assert all(container.note == "" for container in containers)
     assert containers[0].id == parsed.sandbox_id
 
@@ -194,6 +213,27 @@ def test_persist_of_a_pod() -> None:
 def test_container_persist(path: Path) -> None:
     """Each container file gives its state."""
     assert persist.container_state(path.read_bytes()) is ContainerState.RUNNING
+
+
+@each(BUNDLES)
+def test_bundle(path: Path) -> None:
+    """Each whole config.json names its container, the pod and what the kubelet gave it."""
+    config, state = parse_config(path.read_bytes()), OciState(POD, f"/run/task/{POD}")
+    container = record(Phase.CREATE_RUNTIME, state, config, stamp_ns=1)
+    pod = (container.sandbox_id, container.pod_namespace, container.pod_name)
+    assert pod == (POD, "default", "g3-lab")
+    assert container.pod_uid == "00000000-0000-4000-8000-000000000004"
+    cpus = {"app": "1-2", "log": "0,5-15", "": ""}[container.name]
+    assert str(container.cpus or "") == cpus
+
+
+@each(CHECKPOINTS)
+def test_checkpoint(path: Path) -> None:
+    """The kubelet's checkpoint has the exclusive CPUs of both pods that have some."""
+    state = parse_checkpoint(path.read_bytes())
+    assert (state.policy, str(state.default)) == ("static", "0,5-15")
+    given = {uid[-1]: str(one["app"]) for uid, one in state.entries.items()}
+    assert given == {"3": "3-4", "4": "1-2"}
 
 
 @each(QMP)
@@ -227,20 +267,27 @@ def test_some_qmp_sessions_answered() -> None:
     ]
 
 
+_PROCESS = re.compile(
+    r"pid \d+ ppid (?P<ppid>\d+) comm (?P<comm>.*?) cpus \['(?P<cpus>.*?)'\]"
+    r" cgroup \[':?(?P<cgroup>.*?)'.*? :: (?P<argv>.*)$"
+)
+
+
 @each(PROCESSES)
 def test_processes(path: Path) -> None:
     """virtiofsd names its sandbox, kernel threads nothing; all cpu lists parse."""
     found = 0
     for line in path.read_text().splitlines():
-        match = re.match(r"pid \d+ ppid (\d+) comm (.*?) cpus \['(.*?)'\] .*? :: (.*)$", line)
+        match = _PROCESS.match(line)
         if match is None:
             continue
         found += 1
-        CpuSet.parse(match[3])
-        named = vmm_cmdline.names_sandbox(match[4].split(), "p1")
-        if match[2] == "virtiofsd":
+        CpuSet.parse(match["cpus"])
+        sandbox = Path(match["cgroup"]).name if KUBELET in path.parts else "p1"
+        named = vmm_cmdline.names_sandbox(match["argv"].split(), sandbox)
+        if match["comm"] == "virtiofsd":
             assert named
-        if match[1] == "2":
+        if match["ppid"] == "2":
             assert not named
     assert found
 

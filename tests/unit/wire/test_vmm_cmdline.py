@@ -24,6 +24,11 @@ def test_firecracker() -> None:
     assert vmm_cmdline.parse_firecracker(["firecracker", "--id", "s1"]).sandbox_id == "s1"
     for path in ("/run/vc/firecracker/s1/root/run/firecracker.socket", "/run/kata/s1/run/fc.sock"):
         assert vmm_cmdline.parse_firecracker(["fc", "--api-sock", path]).sandbox_id == "s1"
+    times = ["--start-time-us", "1", "--start-time-cpu-us", "0", "--parent-cpu-time-us", "7"]
+    go = ["/firecracker", "--id", "s1", *times, "--config-file", "/fcConfig.json"]
+    rs = ["/firecracker", "--id", "s1", *times, "--api-sock", "/run//fc.sock"]
+    for jailed in (go, rs):
+        assert vmm_cmdline.parse_firecracker(jailed).sandbox_id == "s1"
     assert vmm_cmdline.parse_firecracker(["fc", "--id", "../x"]).sandbox_id == ""
 
 

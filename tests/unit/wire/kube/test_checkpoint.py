@@ -12,8 +12,14 @@ import pytest
 
 from kata_pin.errors import ParseError
 from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.model.node import KubeletState
-from kata_pin.wire.kube.checkpoint import checksum, dump_checkpoint, parse_checkpoint
+from kata_pin.model.node import DoubleAssignment, KubeletState
+from kata_pin.wire.kube.checkpoint import (
+    MAX_DOUBLES,
+    checksum,
+    dump_checkpoint,
+    parse_checkpoint,
+)
+from tests.support.checkpoint import checkpoint
 
 ORACLE = Path(__file__).parents[3] / "data" / "kubelet" / "kubelet_checkpoints.json"
 ROWS: list[dict[str, Any]] = json.loads(ORACLE.read_text())["checkpoints"]
@@ -162,3 +168,62 @@ def test_the_longest_file() -> None:
     assert time.perf_counter() - start < 3
     with pytest.raises(ParseError, match="longer than"):
         parse_checkpoint(b" " * 300_000)
+
+
+@pytest.mark.parametrize(
+    ("default", "entries", "doubles"),
+    [
+        ("0-3", {"a": {"c": "4-6"}, "b": {"c": "7"}}, ()),
+        ("0-3", {"a": {"init": "4-6", "c": "5-7"}}, ()),
+        (
+            "0",
+            {"a": {"c": "4-6"}, "b": {"c": "7", "d": "6,8"}, "e": {"c": "1"}},
+            (DoubleAssignment(CpuSet([6]), ("a", "b")),),
+        ),
+        ("0-4", {"a": {"c": "4-6"}}, (DoubleAssignment(CpuSet([4]), ("a",), in_default=True),)),
+        (
+            "0,2",
+            {"a": {"c": "1-2"}, "b": {"c": "1"}, "e": {"c": "1,3"}},
+            (
+                DoubleAssignment(CpuSet([2]), ("a",), in_default=True),
+                DoubleAssignment(CpuSet([1]), ("a", "b")),
+                DoubleAssignment(CpuSet([1]), ("a", "b", "e")),
+            ),
+        ),
+    ],
+)
+def test_double_assignments_are_named(
+    default: str, entries: dict[str, dict[str, str]], doubles: tuple[DoubleAssignment, ...]
+) -> None:
+    """CPUs of two pods, or of a pod and the default set; a pod's own containers may overlap."""
+    state = parse_checkpoint(checkpoint(default, entries).encode())
+    assert state.doubles == doubles
+    assert state.default == CpuSet.parse(default)
+
+
+def test_pod_level_assignments_can_be_double_too() -> None:
+    """A pool of a pod counts as the pod's; its containers' own CPUs lie in it."""
+    data = {
+        "policyName": "static",
+        "defaultCpuSet": "0",
+        "entries": {"a": {"c": "1"}, "b": {"c": "3"}},
+        "podEntries": {"a": {"cpuSet": "1-3"}},
+    }
+    text = json.dumps(data)
+    outer = json.dumps({"data": text, "dataChecksum": checksum(f"(string){text}")})
+    assert parse_checkpoint(outer.encode()).doubles == (DoubleAssignment(CpuSet([3]), ("a", "b")),)
+
+
+def test_named_double_assignments_are_few() -> None:
+    """A file in which thousands of pods have the same CPU costs no more than others."""
+    entries = {f"{pod}": {"c": "1"} for pod in range(5000)}
+    began = time.process_time()
+    assert len(parse_checkpoint(checkpoint("0", entries).encode()).doubles) == MAX_DOUBLES
+    assert time.process_time() - began < 10
+
+
+def test_half_a_surrogate_pair_is_an_error() -> None:
+    """A pod's name that no checksum can be made of is damage like any other."""
+    document = b'{"policyName":"static","defaultCpuSet":"0","entries":{"\\ud800":{"c":"1"}}}'
+    with pytest.raises(ParseError, match="half of a surrogate pair in a key"):
+        parse_checkpoint(document)

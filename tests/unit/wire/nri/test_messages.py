@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from kata_pin.errors import ParseError
-from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.cpuset import MAX_TEXT, CpuSet
 from kata_pin.model.sandbox import ContainerKind, ContainerState
 from kata_pin.wire import ttrpc
 from kata_pin.wire.nri import messages as nri
 from kata_pin.wire.nri import mux, replies
-from kata_pin.wire.nri.messages import Event, EventKind, Snapshot
+from kata_pin.wire.nri.messages import Event, EventKind
 from kata_pin.wire.nri.mux import MuxDecoder
+from kata_pin.wire.nri.synchronize import SnapshotParts
 from kata_pin.wire.oci import CpuResources
 from kata_pin.wire.proto import nri_pb2 as pb
 from kata_pin.wire.ttrpc import FrameDecoder, Request, Response
@@ -90,7 +91,8 @@ def test_the_recording_begins_with_configure_and_synchronize() -> None:
     told = nri.parse_configure(configure.payload)
     assert (told.runtime, told.version.startswith("1.7.24")) == ("containerd", True)
     assert told.request_s == 2.0
-    snapshot = nri.parse_synchronize(synchronize.payload)
+    snapshot = SnapshotParts().feed(synchronize.payload)
+    assert snapshot is not None
     (pod,) = snapshot.pods
     assert (pod.name, pod.namespace, pod.uid) == ("earlier", "shop", "uid-earlier")
     assert pod.pid > 0
@@ -285,28 +287,26 @@ def test_a_wild_pid_is_none() -> None:
     assert event.pod.pid == 0
 
 
-def test_parts_are_joined() -> None:
-    """The chunks of a Synchronize are one snapshot, in order."""
-    one = nri.parse_synchronize(
-        pb.SynchronizeRequest(pods=[_message_pod()], more=True).SerializeToString()
-    )
-    two = nri.parse_synchronize(
-        pb.SynchronizeRequest(containers=[_message_container()]).SerializeToString()
-    )
-    assert (one.more, two.more) == (True, False)
-    assert nri.joined([one, two]) == Snapshot(one.pods, two.containers)
-    assert replies.synchronize_reply(more=True).hex() == "1001"
-    assert replies.synchronize_reply() == b""
+@pytest.mark.parametrize("field", ["name", "namespace", "uid", "runtime_handler"])
+def test_a_long_name_is_refused(field: str) -> None:
+    """Kubernetes has no longer ones, and each is kept."""
+    for size in (253, 254):
+        pod = pb.PodSandbox(id="p1", **{field: "x" * size})  # type: ignore[arg-type]
+        request = pb.EventRequest(pod=pod).SerializeToString()
+        if size == 253:
+            assert nri.parse_event("RunPodSandbox", request) is not None
+        else:
+            with pytest.raises(ParseError, match="longer than 253"):
+                nri.parse_event("RunPodSandbox", request)
 
 
-def test_too_many_pods() -> None:
-    """More pods than any node has are refused, in one part and in all parts together."""
-    many = pb.SynchronizeRequest(pods=[_message_pod()] * (nri.MAX_PODS + 1)).SerializeToString()
-    with pytest.raises(ParseError, match="too many"):
-        nri.parse_synchronize(many)
-    most = pb.SynchronizeRequest(pods=[_message_pod()] * nri.MAX_PODS).SerializeToString()
-    with pytest.raises(ParseError, match="too many"):
-        nri.joined([nri.parse_synchronize(most)] * 2)
+def test_a_long_cpu_list_stays_unreadable() -> None:
+    """It is cut, but never to a list that means other CPUs."""
+    request = pb.EventRequest(pod=_message_pod(), container=_message_container(cpus="1," * 99_999))
+    event = nri.parse_event("StartContainer", request.SerializeToString())
+    assert event is not None
+    assert event.container is not None
+    assert len(event.container.cpu.cpus) == MAX_TEXT + 1
 
 
 def test_a_cpuset_that_cannot_be_read_is_a_note() -> None:

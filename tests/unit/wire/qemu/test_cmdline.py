@@ -190,3 +190,37 @@ def test_properties() -> None:
         "b": ["1", "x"],
         "c": [""],
     }
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["-numa", "cpu"] * 8180, id="cpu"),
+        pytest.param(["-numa", "node," + "cpus=0-4095," * 300] * 20, id="ranges"),
+        pytest.param(["-numa", "cpu,core-id=1"] * 8180, id="one each"),
+        pytest.param(["-numa", "node,cpus=" + "0,,1,," * 8000 + "3"], id="a long list"),
+    ],
+)
+def test_a_line_that_takes_long(arguments: list[str]) -> None:
+    """82 KiB that name every vCPU thousands of times: a problem, and the sandbox is still named."""
+    start = time.process_time()
+    command = qemu("-name", "sandbox-p1", "-smp", "4096", *arguments)
+    assert time.process_time() - start < 0.5
+    assert (command.sandbox_id, command.guest.numa) == ("p1", {})
+    assert "more" in command.problems[0]
+
+
+def test_the_name_alone() -> None:
+    """A stranger's line is read for its name; the rest is not looked at."""
+    line = ["qemu", "-smp", "x", "-name", "sandbox-p1,debug-threads=on", "-numa", "cpu"]
+    assert cmdline.parse_qemu_name(line) == VmmCommand("p1")
+    assert cmdline.parse_qemu_name(["qemu", "-append", "-name", "sandbox-p1"]) == VmmCommand()
+    with pytest.raises(ParseError, match="more than 64 names"):
+        cmdline.parse_qemu_name(["qemu", *["-name", "a"] * 65])
+
+
+def test_monitors() -> None:
+    """Whether QEMU makes a thread for monitors follows from its options, not from their values."""
+    assert qemu("-qmp", "unix:fd=3").monitor
+    assert qemu("--qmp-pretty", "stdio").monitor
+    assert not qemu("-append", "-qmp").monitor

@@ -48,6 +48,12 @@ def test_hostile_cpus(reply: object, message: str) -> None:
         check_answers(reply, [])
 
 
+def test_a_key_that_no_text_can_have() -> None:
+    """A lone surrogate in a key, which JSON lets through, is the peer's error like any other."""
+    with pytest.raises(RemoteProtocolError, match="surrogates not allowed"):
+        check_answers([cpu(**{"\ud800": 1})], [])
+
+
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
