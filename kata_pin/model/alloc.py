@@ -25,6 +25,9 @@ CRANE_KEY: Final = "qos.gocrane.io/cpu-manager"
 FAIL_KEY: Final = "cpu-policy-fail.kata-pin.io"
 """Pod annotation: strict or best-effort. A pod can be stricter than its node, never less strict."""
 
+ANNOTATIONS: Final = (POLICY_KEY, CRANE_KEY, FAIL_KEY)
+"""Every pod annotation that allocation policies read."""
+
 PERIOD_US: Final = 100_000
 """CFS period when config.json names none (sched-bwc.rst of the kernel)."""
 
@@ -73,7 +76,8 @@ class PodRequest:
 
     `ordered` is the administrator's override (`kata-pin policy set`): it takes precedence over
     annotations and needs no allow rule. `overhead_millis` is the CPU of the pod's overhead
-    (RuntimeClass), 0 if it has none.
+    (RuntimeClass), 0 if it has none. `pod_level`: the pod itself has requests or limits, which its
+    containers share (PodSpec.resources).
     """
 
     pod_uid: str
@@ -86,6 +90,7 @@ class PodRequest:
     sandbox_id: str = ""
     overhead_millis: int = 0
     ordered: CpuClass | None = None
+    pod_level: bool = False
 
     @property
     def title(self) -> str:
@@ -94,12 +99,26 @@ class PodRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class PodSpec:
+    """What the kubelet lists of a pod: annotations about CPUs, and what runtimes do not report.
+
+    `inits` are the names of its init containers without restartPolicy Always: with it they are
+    sidecars. `pod_level` as in PodRequest.
+    """
+
+    annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
+    inits: frozenset[str] = frozenset()
+    pod_level: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerRequest:
     """A container. `cpu_millis` is its CPU request in thousandths of a CPU (`1` is 1000).
 
     `quota_us` and `period_us` are those of the OCI runtime spec; no quota, or none above 0: no CPU
-    limit. `init` is True for init containers that end before the next container starts, False for
-    sidecars.
+    limit. `init`: an init container that has ended, so that the pod's next container gets its CPUs;
+    never a sidecar. `ended_in` is the id of its pod's sandbox once it has ended, if its CPUs are
+    kept for its next instance.
     """
 
     container_id: str
@@ -109,6 +128,7 @@ class ContainerRequest:
     quota_us: int | None = None
     period_us: int = PERIOD_US
     init: bool = False
+    ended_in: str = ""
 
     @property
     def limit_millis(self) -> int:
@@ -164,12 +184,50 @@ class Grant:
         return self.exclusive | (self.shared or EMPTY)
 
 
+class HolderSource(StrEnum):
+    """How it is known that a container's CPUs are exclusive without our allocator (D9, D28)."""
+
+    KUBELET = "kubelet"
+    CLAIM = "claim"
+    ADMINISTRATOR = "administrator"
+    INFERRED = "inferred"
+    PLUGIN = "plugin"
+
+    @property
+    def text(self) -> str:
+        """The source as people read it."""
+        names = {HolderSource.PLUGIN: "NRI plugin", HolderSource.CLAIM: "DRA claim"}
+        return names.get(self, self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A container with exclusive CPUs that our allocator did not give it.
+
+    `pod` is `namespace/name`, or an id; `reason` says why the CPUs count as exclusive.
+    """
+
+    container_id: str
+    pod: str
+    name: str
+    cpus: CpuSet
+    source: HolderSource
+    reason: str = ""
+
+    @property
+    def title(self) -> str:
+        """Return the pod and the container as people know them."""
+        return f"{self.pod} {self.name}" if self.name else self.pod
+
+
 @dataclass(frozen=True, slots=True)
 class AllocState:
-    """All grants. `cpus` is the union of the shared pool and all exclusive CPUs.
+    """All grants. `cpus` is the union of the shared pool, all exclusive CPUs and those `taken`.
 
     `reserved` CPUs are never in a container's own, but in the shared pool unless the reservation is
-    strict; `housekeeping` carries the overhead of VMs and is in no other pool.
+    strict; `housekeeping` carries the overhead of VMs and is in no other pool. `taken` CPUs are
+    exclusive to containers that others gave them (D28): no grant gets one. A grant that has one
+    already keeps it, which is a conflict for the operator. They are not stored.
 
     `grants` are by container id, in the order in which they were made.
     """
@@ -178,6 +236,7 @@ class AllocState:
     reserved: CpuSet = EMPTY
     housekeeping: CpuSet = EMPTY
     grants: Mapping[str, Grant] = field(default_factory=dict, hash=False)
+    taken: CpuSet = EMPTY
 
     @property
     def exclusive(self) -> CpuSet:
@@ -186,8 +245,9 @@ class AllocState:
 
     @property
     def shared(self) -> CpuSet:
-        """The shared pool."""
-        return self.cpus - self.exclusive
+        """The shared pool; where others took all of it, it is shared with them."""
+        pool = self.cpus - self.exclusive
+        return pool - self.taken or pool
 
     def get(self, container_id: str) -> Grant | None:
         """Return a container's grant, None if it has none."""

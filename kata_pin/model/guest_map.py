@@ -98,12 +98,13 @@ class GuestFacts:
 class GuestMap:
     """The links of a sandbox's vCPU threads by cpu-index, unknown ones first.
 
-    `hotplugged` is whether there is a vCPU that did not exist when the VM started.
+    `hotplugged` is whether there is a vCPU that did not exist when the VM started, None where its
+    size then is unknown.
     """
 
     sandbox_id: str
     links: tuple[VcpuLink, ...] = ()
-    hotplugged: bool = False
+    hotplugged: bool | None = False
     facts: GuestFacts = field(default_factory=GuestFacts)
 
     def usable(self, *, inferred: bool = False) -> dict[ThreadKey, int]:

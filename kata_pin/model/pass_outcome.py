@@ -59,12 +59,20 @@ class PassOutcome:
 def thread_state(
     thread: Thread, desired: Desired | None, *, released: bool, backed_off: Collection[int] = ()
 ) -> str:
-    """Return `unmanaged`, `released`, `drift` or `ok`; `backed_off` tids have another writer."""
+    """Return `unmanaged`, `released`, `drift`, `narrowed` or `ok`.
+
+    `backed_off` tids have another writer. A narrowed thread runs on a part of its CPUs.
+    """
     if desired is None:
         return "unmanaged"
     if released:
         return RELEASED
-    if thread.task.affinity != desired.applied or thread.key.tid in backed_off:
+    affinity = thread.task.affinity
+    if thread.key.tid in backed_off:
+        return "drift"
+    if affinity < desired.applied and not desired.release:
+        return "narrowed"
+    if affinity != desired.applied:
         return "drift"
     return RELEASED if desired.release else "ok"
 

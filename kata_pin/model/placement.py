@@ -16,6 +16,7 @@ class Provenance(StrEnum):
 
     ALLOCATOR = "allocator"
     KUBELET = "kubelet"
+    CLAIM = "claim"
     ADMINISTRATOR = "administrator"
     INFERRED = "inferred"
     NONE = "none"
@@ -99,11 +100,17 @@ class DriftKind(StrEnum):
 
     MOVED = "moved"  # other CPUs than desired
     WIDENED = "widened"  # more than desired
-    NARROWED = "narrowed"  # fewer than desired
+    NARROWED = "narrowed"  # fewer than it had before it was pinned, while that is restored
     CPUSET_SHRUNK = "cpuset_shrunk"  # its cgroup no longer allows what we wanted
-    THREAD_NEW = "thread_new"
+    THREAD_NEW = "thread_new"  # not placed before
     THREAD_GONE = "thread_gone"
+    PLACEMENT_CHANGED = "placement_changed"  # other CPUs are desired than before
     OTHER_WRITER = "other_writer"  # came back three times: another writer (D13)
+
+    @property
+    def expected(self) -> bool:
+        """Whether nobody moved the thread: kata-pin had not placed it there yet, or it ended."""
+        return self in {self.THREAD_NEW, self.THREAD_GONE, self.PLACEMENT_CHANGED}
 
 
 class Drift(NamedTuple):
@@ -148,6 +155,11 @@ class ActionResult(NamedTuple):
     outcome: Outcome
     after: CpuSet | None = None
 
+    @property
+    def is_narrower(self) -> bool:
+        """Whether the thread has a part of the target: it runs only where it may."""
+        return self.outcome is Outcome.CLIPPED and (self.after or EMPTY) < self.action.target
+
 
 @dataclass(frozen=True)
 class Report:
@@ -166,4 +178,6 @@ class Report:
     def settled(self) -> bool:
         """Whether every thread is where it should be."""
         bad = {Outcome.REFUSED, Outcome.DENIED, Outcome.REUSED, Outcome.CLIPPED}
-        return self.placement is not None and not any(r.outcome in bad for r in self.results)
+        return self.placement is not None and not any(
+            one.outcome in bad and not one.is_narrower for one in self.results
+        )

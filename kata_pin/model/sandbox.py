@@ -124,8 +124,10 @@ class Vmm:
     `kind` names its row in vmm/kinds.py. `witness` says which evidence that the VMM itself cannot
     write confirmed it. `kvm` is False for TCG. `apic_ids`: on x86, KVM's vCPU ids are the APIC ids
     of `guest`. `iothreads` are the ids on the command line; `guest_cid` the vsock address (0:
-    none), `kernel` the path of the guest's kernel there. `orphan` is True when its shim is gone.
-    `exe_deleted`: the binary was replaced on disk.
+    none), `kernel` the path of the guest's kernel there, `monitor` whether it has a QMP monitor.
+    `orphan` is True when its shim is gone.
+    `exe_deleted`: the binary was replaced on disk. `strength` is that of the witness
+    (vmm/witnesses.py); `refused` other processes that claim the sandbox, and why they lost.
     """
 
     kind: str
@@ -139,8 +141,11 @@ class Vmm:
     iothreads: tuple[str, ...] = ()
     guest_cid: int = 0
     kernel: str = ""
+    monitor: bool = False
     orphan: bool = False
     exe_deleted: bool = False
+    strength: int = 0
+    refused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,3 +127,12 @@ def test_any_order() -> None:
     run_state_machine_as_test(
         Runtime, settings=settings(max_examples=60, stateful_step_count=25, deadline=None)
     )
+
+
+def test_a_report_of_the_old_cpuset_during_a_push() -> None:
+    """The push may be applied after it: what the container has is not known, and is sent again."""
+    run = Runtime()
+    run.report(name="c-kata", cpus=CpuSet([3]))
+    run.decide(name="c-kata", cpus=CpuSet([0]))
+    run.push(fails=False, overtaken=True, reported=True)
+    run.what_is_not_pending_is_there()

@@ -142,7 +142,7 @@ class Node(RuleBasedStateMachine):
         had = before.grants[name].exclusive
         del self.requests[name]
         self.take(self.policy.release(before, name))
-        assert had <= self.state.shared | self.state.exclusive
+        assert had <= self.state.shared | self.state.exclusive | self.state.taken
         assert self.state.get(name) is None
         assert self.policy.release(self.state, name).changed == ()
 
@@ -191,10 +191,21 @@ class Node(RuleBasedStateMachine):
         self.starved = self.starved or bool(cpus)
         self.reconcile(self.state)
 
+    @rule(taken=st.sampled_from(["", "5", "4,12", "0-3", "2-15", "0-15"]))
+    def others(self, taken: str) -> None:
+        """Others give CPUs out exclusively, or have them back: nobody gets one of them newly."""
+        self.starved = self.starved or bool(taken)
+        before = self.state
+        self.reconcile(replace(before, taken=CpuSet.parse(taken)))
+        for name, grant in self.state.grants.items():
+            had = before.grants[name].own if name in before.grants else EMPTY
+            assert (grant.own - had).isdisjoint(self.state.taken)
+            assert grant.own >= had & self.state.taken & self.topology.online
+
     @rule()
     def restart(self) -> None:
         """A restart finds the same state, and nothing is to be written."""
-        self.state = parse_state(dump_state(self.state))
+        self.state = replace(parse_state(dump_state(self.state)), taken=self.state.taken)
         before = self.state
         self.reconcile(before)
         if not self.starved:
@@ -205,7 +216,7 @@ class Node(RuleBasedStateMachine):
     def lose(self) -> None:
         """The state is lost: containers that run on own CPUs keep them."""
         before = self.state
-        self.reconcile(AllocState())
+        self.reconcile(AllocState(taken=self.state.taken))
         if self.starved or self.settings.vm.own_cpus:
             return
         for name, grant in before.grants.items():
@@ -267,7 +278,8 @@ class Node(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         """Shared and exclusive CPUs are disjoint and all there are; reserved ones are not given."""
         state = self.state
-        assert state.shared | state.exclusive == state.cpus
+        assert state.shared | state.exclusive | (state.taken & state.cpus) == state.cpus
+        assert state.shared.isdisjoint(state.taken) or state.cpus - state.exclusive <= state.taken
         assert state.shared.isdisjoint(state.exclusive)
         assert state.shared
         assert len(state.exclusive) == sum(len(one.exclusive) for one in state.grants.values())
@@ -282,7 +294,7 @@ class Node(RuleBasedStateMachine):
         for grant in self.state.grants.values():
             others = union(one.cpus for one in self.state.grants.values() if one is not grant)
             assert grant.exclusive.isdisjoint(others)
-            assert grant.bound <= self.state.shared
+            assert grant.bound <= self.state.shared | self.state.taken
             if grant.cpu_class is CpuClass.NONE and grant.kind is GrantKind.CONTAINER:
                 assert grant.cpus <= self.state.shared
         assert not bound(self.state, self.settings.max_sharers + 1)
@@ -326,3 +338,38 @@ def test_refusal_names_the_reason() -> None:
     refused = policy.allocate(policy.start(), container(3000, pod(kata=False))).refused
     assert refused is not None
     assert refused.kind is RefusalKind.SHARED_MINIMUM
+
+
+def reconciled(policy: Policy, state: AllocState, requests: list[ContainerRequest]) -> Decision:
+    """Reconcile with containers that run where the state says."""
+    running = [Running(one, state.grants[one.container_id].cpus) for one in requests]
+    return policy.reconcile(state, running)
+
+
+def test_the_pool_is_divided_after_all_own_cpus() -> None:
+    """Who waits, and a VM that gets its own CPUs late, leave the next reconcile nothing to do."""
+    chosen = AllocSettings(reserved=CpuSet([0, 8]), strict_reserved=True, shared_min=5, allow=ALLOW)
+    chosen = replace(chosen, housekeeping=CpuSet([1, 9]))
+    policy = create("topology", without(CpuSet([2, 10])), chosen)
+    state = replace(policy.start(), taken=CpuSet(range(2, 16)))
+    owner = pod("p0", annotations={POLICY_KEY: "exclusive"}, kata=False)
+    requests = [container(millis, owner, f"c{millis}") for millis in (6000, 2500)]
+    for one in requests:
+        state = policy.allocate(state, one).state
+    settled = reconciled(policy, replace(state, taken=EMPTY), requests).state
+    assert reconciled(policy, settled, requests).changed == ()
+
+
+def test_a_lost_state_has_the_pool_divided_after_vms() -> None:
+    """A VM's own CPUs are out of the pool before zones of the pool are chosen."""
+    policy = create("topology", HOST, AllocSettings(allow=ALLOW, vm=VmSettings(own_cpus=2)))
+    kata = pod("p0", annotations={POLICY_KEY: "exclusive"}, kata=True)
+    other, third = (pod(uid, annotations={POLICY_KEY: "none"}, kata=False) for uid in ("p1", "p2"))
+    sizes = ((0, other), (0, kata), (1000, kata), (2000, third), (6000, other))
+    requests = [container(millis, owner, f"c{n}") for n, (millis, owner) in enumerate(sizes)]
+    state = policy.start()
+    for one in requests:
+        state = policy.allocate(state, one).state
+    running = [Running(one, state.grants[one.container_id].cpus) for one in requests]
+    found = policy.reconcile(AllocState(), running).state
+    assert reconciled(policy, found, requests).changed == ()

@@ -7,11 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kata_pin.config import Config, from_text
+from kata_pin.config.file import from_data
 from kata_pin.config.table import as_data, as_yaml
 from kata_pin.config.tree import Audit, Hook, Intruders, Mode, Nri, NriEnabled, Paths
 from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.reports.settings import ConfigDocument
 from kata_pin.model.settings import ExclusiveMode, Overhead, OverheadKind
 from kata_pin.model.thread import ThreadRole
+from kata_pin.wire.reports import decode, encode
 
 cpu_lists = st.sets(st.integers(0, 300), min_size=1, max_size=20).map(CpuSet)
 overheads = st.one_of(
@@ -62,3 +65,10 @@ def test_any_config_survives_its_own_text(config: Config) -> None:
 def test_any_config_is_plain_yaml(config: Config) -> None:
     """The text is YAML for every other reader too."""
     assert set(yaml.safe_load(as_yaml(config))) == set(as_data(config))
+
+
+@given(configs)
+def test_any_config_survives_its_own_document(config: Config) -> None:
+    """What the daemon answers for `config show --running` reads back as the same Config."""
+    document = ConfigDocument(settings=as_data(config), running=True, refused=None)
+    assert from_data(decode(encode(document), ConfigDocument).settings) == config

@@ -17,6 +17,7 @@ from kata_pin.wire.nri import mux, replies
 from kata_pin.wire.nri.messages import EventKind
 from kata_pin.wire.nri.mux import MuxDecoder
 from kata_pin.wire.nri.replies import Answer, Cpuset, Update
+from kata_pin.wire.nri.synchronize import SnapshotParts
 from kata_pin.wire.proto import nri_pb2 as pb
 from kata_pin.wire.ttrpc import FrameDecoder
 
@@ -97,7 +98,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 @settings(max_examples=300)
 def test_any_message(data: bytes, method: str) -> None:
     """Any bytes are a message or a ParseError, and every message becomes a record."""
-    for parse in (nri.parse_configure, nri.parse_synchronize):
+    for parse in (nri.parse_configure, SnapshotParts().feed):
         with suppress(ParseError):
             parse(data)
     with suppress(ParseError):

@@ -24,6 +24,14 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedReload:
+    """A configuration that was wrong when it was read again; the former one is in force."""
+
+    time: str  #: when it was read
+    error: str  #: what is wrong with it
+
+
+@dataclass(frozen=True, slots=True)
 class Daemon:
     """Whether the daemon made the document."""
 
@@ -34,3 +42,5 @@ class Daemon:
     uptime_s: float | None = None  #: null if not running
     nri: Nri | None = None  #: null: NRI is disabled, or the daemon is not running
     metrics: Metrics | None = None  #: null: metrics are disabled, or the daemon is not running
+    silent: bool = False  #: true: a daemon accepts connections but does not answer; restart it
+    refused: RefusedReload | None = None  #: the newest reload, if it was refused

@@ -67,6 +67,6 @@ class Guest:
     answered_s: float | None  #: age of the guest's last answer; null: it never answered
     kernel: str  #: release of the guest's kernel; empty: unknown
     kernel_source: str  #: where the release comes from, or why it is unknown
-    hotplugged: bool  #: whether a vCPU was added after the VM's start
+    hotplugged: bool | None  #: whether a vCPU was added after the VM's start; null: unknown
     vcpus: tuple[GuestVcpu, ...]  #: one object per vCPU thread
     containers: tuple[GuestContainer, ...]  #: the pod's containers without its pod sandbox

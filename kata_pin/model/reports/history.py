@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from kata_pin.model.reports import VERSION, Cpus
 
@@ -25,6 +26,31 @@ class Change:
     latency_ms: float  #: from the first trigger until every affinity had been read back
 
 
+class NodeEventKind(StrEnum):
+    """What can happen to the node as a whole; also labels of metrics."""
+
+    RELOADED = "reloaded"
+    RELOAD_REFUSED = "reload-refused"
+    ALLOC_SUSPENDED = "alloc-suspended"
+    ALLOC_DECIDES = "alloc-decides"
+    PLUGIN_CONFLICT = "plugin-conflict"
+    EXCLUSIVE_CONFLICT = "exclusive-conflict"
+    FOREIGN_TASKS = "foreign-tasks"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """Something that happened to the node as a whole."""
+
+    time: str  #: when
+    age_s: float  #: age of the event
+    #: One of `reloaded`, `reload-refused`, `alloc-suspended`, `alloc-decides`, `plugin-conflict`
+    #: (with another NRI plugin), `exclusive-conflict` (with another allocator), `foreign-tasks` (on
+    #: exclusive pCPUs)
+    kind: str
+    text: str  #: what happened, as logged
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryDocument:
     """Printed by `history`."""
@@ -33,3 +59,4 @@ class HistoryDocument:
     kind: str = "history"  #: kind of the document
     time: str  #: when it was made
     changes: tuple[Change, ...]  #: one object per change, newest last
+    events: tuple[NodeEvent, ...]  #: of the node, newest last; empty if a sandbox is named

@@ -16,6 +16,20 @@ class Pools:
     housekeeping: Cpus  #: for VM overhead
     shared: Cpus  #: for every container without CPUs of its own
     exclusive: Cpus  #: each exclusive to one container
+    taken: Cpus  #: exclusive to containers that others gave them: in no other pool
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A container with exclusive pCPUs that kata-pin did not give it."""
+
+    id: str  #: container id; pod uid and container name where only the kubelet knows it
+    pod: str  #: `namespace/name`, or an id
+    name: str  #: container name; empty: the pod's CPUs
+    cpus: Cpus  #: its exclusive pCPUs
+    #: One of `kubelet`, `claim` (DRA), `administrator`, `inferred`, `plugin` (another NRI plugin)
+    source: str
+    reason: str  #: why they count as exclusive
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +50,7 @@ class Grant:
     shared: Cpus | None  #: its pCPUs of the shared pool; null: none
     mems: Cpus  #: NUMA nodes of its memory; empty: any
     millis: int  #: CPU request in thousandths of a CPU
+    ended: bool  #: whether the container has ended; its pCPUs wait for its next instance
     override: str | None  #: the class set by `policy set`; null: none
     cpuset: Cpus  #: cpuset sent to the runtime; empty: none, only threads are pinned
     pending: Cpus | None  #: cpuset not sent yet; null: none
@@ -93,6 +108,7 @@ class Allocation:
     pools: Pools  #: the pCPUs by use
     held_back: Cpus  #: pCPUs withheld until threads of their new owner have moved there
     grants: tuple[Grant, ...]  #: one object per container, and one per VM
+    holders: tuple[Holder, ...]  #: containers that have the `taken` pCPUs
     push: Push | None  #: how changed cpusets reach containers; null: no daemon runs
     refusals: int  #: number of requests refused since the start
     refused: tuple[RefusedRequest, ...]  #: the latest of them

@@ -26,11 +26,13 @@ class Container:
     id: str  #: container id
     name: str  #: container name; `pause` for the pod sandbox, else the start of the id
     kind: str  #: One of `sandbox`, `container`
-    state: str  #: One of `created`, `running`, `stopped`, `deleted` (the last eight of a sandbox)
+    #: One of `created`, `running`, `stopped`, `deleted` (the last eight of a sandbox), `unknown`
+    #: (its shim has ended, or no start was reported for a minute: see `note`; its cpuset counts)
+    state: str
     cpus: Cpus | None  #: its cpuset; null: none
     mems: Cpus  #: NUMA nodes of its memory; empty: any
     exclusive: Cpus  #: its exclusive pCPUs
-    #: One of `allocator`, `kubelet`, `administrator`, `inferred`, `none`: how `exclusive` is known
+    #: One of `allocator`, `kubelet`, `claim`, `administrator`, `inferred`, `none`: how it is known
     provenance: str
     reason: str  #: the same in words
     cpusets: tuple[CpusetReport, ...]  #: what each source reports
@@ -55,8 +57,8 @@ class Vmm:
     exe_replaced: bool  #: whether the file was replaced since the start
     confirmed_by: str  #: evidence that the process belongs to this sandbox
     kvm: bool  #: false: TCG
-    boot_vcpus: int  #: vCPUs at boot
-    max_vcpus: int  #: most vCPUs
+    boot_vcpus: int  #: vCPUs at boot; 0: unknown
+    max_vcpus: int  #: most vCPUs; 0: unknown
     orphan: bool  #: whether its shim has exited
     guest_cid: int  #: vsock address of the guest; 0: unknown
 
@@ -85,14 +87,22 @@ class Thread:
     reason: str  #: why these pCPUs
     paired: bool  #: whether it is a vCPU with exclusive pCPUs
     container: str  #: id of the container whose pCPUs it has
-    affinity: Cpus  #: its CPU affinity, read from the kernel
-    last_cpu: int  #: pCPU that it ran on last (`cpu_ticks` tells as of when); -1: unknown
+    affinity: Cpus  #: its CPU affinity as of now
+    #: pCPU that it ran on last (`cpu_ticks` tells as of when), outside `affinity` if it has not run
+    #: since that was set; -1: unknown
+    last_cpu: int
     #: used CPU time in 1/100 s: as of now if one sandbox is asked for, else as of a pass, or up to
     #: 60 s before it
     cpu_ticks: int
     cgroup: str  #: its cgroup
     cpuset: Cpus  #: pCPUs that the cgroup allows; empty: unknown
-    state: str  #: One of `ok`, `drift`, `unmanaged`, `released`
+    state: str  #: One of `ok`, `narrowed` (on a part of its CPUs), `drift`, `unmanaged`, `released`
+    #: seconds since its birth that it was ready and waited for a pCPU; read by `show SANDBOX` alone
+    run_delay_s: float | None = None
+    #: times since its birth that it lost its pCPU although it was ready; as `run_delay_s`
+    preemptions: int | None = None
+    #: times since its birth that it was moved to another pCPU; as `run_delay_s`
+    migrations: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kata_pin.model.reports import VERSION
+from kata_pin.model.reports.daemon import RefusedReload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +23,30 @@ class ConfigDocument:
     """Printed by `config show`."""
 
     version: int = VERSION  #: version of the document
-    settings: dict[str, Any]  #: every setting as in a file, scalars as text
+    settings: dict[str, Any]  #: every setting as in a file; cpu lists and words are text
+    running: bool  #: true: as the daemon has them; false: as the file has them
+    refused: RefusedReload | None  #: the daemon's newest reload, if it was refused
     kind: str = "config"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigProblem:
+    """One error of a configuration file."""
+
+    key: str  #: the setting; an entry of a list by its number; empty: the file as a whole
+    line: int | None  #: its line; null: it has none
+    error: str  #: what is wrong, and what is allowed
+    hint: str = ""  #: what may help
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigCheckDocument:
-    """Printed by `config check`; a wrong file is an `error`."""
+    """Printed by `config check`; a file that cannot be read is an `error`."""
 
     version: int = VERSION  #: version of the document
     file: str  #: the file that was read
-    ok: bool  #: true
+    ok: bool  #: false: the exit status is 78
+    problems: tuple[ConfigProblem, ...]  #: one object per error
     kind: str = "config-check"
 
 

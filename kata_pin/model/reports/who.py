@@ -1,4 +1,4 @@
-"""The who document: every thread of the host that may run on one pCPU."""
+"""The who document: every thread of the host that may run on some pCPUs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CpuClaim:
 
 @dataclass(frozen=True, slots=True)
 class ProcessThread:
-    """A thread that may run on the pCPU."""
+    """A thread that may run on one of the pCPUs."""
 
     tid: int  #: thread id
     comm: str  #: thread name
@@ -45,7 +45,7 @@ class ProcessThread:
 
 @dataclass(frozen=True, slots=True)
 class HostProcess:
-    """A user process with threads that may run on the pCPU."""
+    """A user process with threads that may run on one of the pCPUs."""
 
     pid: int  #: process id
     comm: str  #: process name
@@ -56,7 +56,8 @@ class HostProcess:
     sandbox: str  #: id of the sandbox that it works for; empty: none
     pod: str  #: the sandbox's pod; empty: none
     intruder: bool  #: whether it is allowed on another owner's exclusive pCPU
-    #: its threads that may run on the pCPU; in `check`, those that may run where others are alone
+    #: its threads that may run on one of the pCPUs; in `check`, those that may run where others are
+    #: alone
     threads: tuple[ProcessThread, ...]
 
 
@@ -70,10 +71,21 @@ class KernelThread:
 
 @dataclass(frozen=True, slots=True)
 class KernelThreads:
-    """Kernel threads that may run on the pCPU."""
+    """Kernel threads that may run on one of the pCPUs."""
 
-    bound: tuple[KernelThread, ...]  #: those bound to this pCPU
+    bound: tuple[KernelThread, ...]  #: those that may run on these pCPUs only
     roaming: tuple[KernelThread, ...]  #: those that may run on other pCPUs too
+
+
+@dataclass(frozen=True, slots=True)
+class WhoPcpu:
+    """One of the pCPUs asked for."""
+
+    cpu: int  #: the pCPU
+    online: bool  #: whether it is online
+    place: Place | None  #: its place in the topology; null: offline
+    claims: tuple[CpuClaim, ...]  #: sandboxes whose mask contains it
+    busy_percent: float | None = None  #: share of 0.2 s in which it was busy; null: offline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +96,7 @@ class WhoDocument:
     kind: str = "who"  #: kind of the document
     time: str  #: when it was made
     daemon: Daemon  #: whether the daemon made it
-    cpu: int  #: the pCPU
-    online: bool  #: whether it is online
-    place: Place | None  #: its place in the topology; null: offline
-    claims: tuple[CpuClaim, ...]  #: sandboxes whose mask contains it
-    processes: tuple[HostProcess, ...]  #: user processes allowed on it, intruders first
-    kernel: KernelThreads  #: kernel threads allowed on it
-    busy_percent: float | None = None  #: share of 0.2 s in which it was busy; null: offline
+    cpus: Cpus  #: the pCPUs asked for
+    pcpus: tuple[WhoPcpu, ...]  #: one object for each of them
+    processes: tuple[HostProcess, ...]  #: user processes allowed on one of them, intruders first
+    kernel: KernelThreads  #: kernel threads allowed on one of them

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kata_pin.model.alloc import AllocState, PodRequest
-from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.sandbox import Container, ContainerKind
 
 _VM: Final = "vm:"  # no id has a colon
@@ -36,12 +36,13 @@ class Allotment:
     """A sandbox's containers with the CPUs of their grants.
 
     `allocated` has the exclusive CPUs by container id, the empty set for a container with shared
-    CPUs only; `pool` is the shared pool.
+    CPUs only; `pool` is the shared pool, `others` what other sandboxes have exclusively.
     """
 
     containers: tuple[Container, ...] = ()
     allocated: Mapping[str, CpuSet] = field(default_factory=dict)
     pool: CpuSet = EMPTY
+    others: CpuSet = EMPTY
 
 
 def nothing_allotted(containers: Sequence[Container]) -> Allotment:
@@ -64,4 +65,5 @@ def allot(containers: Iterable[Container], state: AllocState) -> Allotment:
             if not of_vm:
                 given[container.id] = grant.exclusive
         every.append(container)
-    return Allotment(tuple(every), given, state.shared)
+    others = union(grant.exclusive for owner, grant in state.grants.items() if owner not in given)
+    return Allotment(tuple(every), given, state.shared, others)

@@ -135,6 +135,8 @@ def _eligible(
     """Return the demand of a container that may have whole CPUs, else none and why."""
     millis = request.cpu_millis
     if rule is Eligibility.KUBELET:
+        if request.pod.pod_level:
+            return Demand(reasons=("its pod has pod-level resources, which its containers share",))
         if request.pod.qos is not Qos.GUARANTEED:
             return Demand(reasons=(f"its pod is {request.pod.qos}, not guaranteed",))
         why = "its pod is guaranteed"

@@ -111,11 +111,13 @@ def whole_cores(machine: Machine, free: int) -> int:
 
 def in_whole_cores(
     machine: Machine, free: CpuSet, wanted: int, choose: Callable[[CpuSet], CpuSet]
-) -> CpuSet:
-    """Return what `choose` takes of the free whole cores, which must be whole cores again.
+) -> tuple[CpuSet, CpuSet]:
+    """Return what `choose` takes, which must be whole cores, and what it was offered for that.
 
-    If small cores make that impossible, only the largest are offered. AllocError if the request is
-    no multiple of the largest core's CPUs, or there are too few.
+    All free CPUs are offered first, as by the kubelet, which counts single ones when it orders
+    nodes and packages (the sibling of a reserved CPU). If that gives no whole cores, only those are
+    offered, and then only the largest. AllocError if the request is no multiple of the largest
+    core's CPUs, or there are too few.
     """
     threads = max(core.bit_count() for core in machine.cores.values())
     if wanted % threads:
@@ -127,12 +129,12 @@ def in_whole_cores(
     large = whole & CpuSet.from_bits(
         machine.union(core for core in machine.cores.values() if core.bit_count() == threads)
     )
-    for offered in (whole, large):
-        if len(offered) < wanted:
-            raise not_enough(wanted, len(offered))
+    for offered in (free, whole, large):
+        if len(offered & whole) < wanted:
+            raise not_enough(wanted, len(offered & whole))
         chosen = choose(offered)
         if whole_cores(machine, chosen.bits) == chosen.bits:
-            return chosen
+            return chosen, offered
     raise AllocError(
         AllocFailure.SMT_ALIGNMENT, f"cannot take {wanted} of CPUs {large} as whole cores"
     )

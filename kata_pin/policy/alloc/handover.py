@@ -66,7 +66,7 @@ def held_back(state: AllocState, leaving: Leaving) -> Mapping[str, CpuSet]:
         for grant in state.grants.values():
             sandbox = grant.request.pod.sandbox_id
             if sandbox in held:
-                held[sandbox] -= grant.own
+                held[sandbox] -= grant.exclusive
     return {sandbox: cpus for sandbox, cpus in held.items() if cpus}
 
 
@@ -80,8 +80,9 @@ def in_force(state: AllocState, leaving: Leaving) -> AllocState:
     if not held:
         return state
     every = union(held.values())
+    of_others = {one: union(held[other] for other in held if other != one) for one in held}
     grants = {
-        name: _without(grant, every - held.get(grant.request.pod.sandbox_id, EMPTY))
+        name: _without(grant, of_others.get(grant.request.pod.sandbox_id, every))
         for name, grant in state.grants.items()
     }
     exclusive = union(grant.exclusive for grant in grants.values())

@@ -19,7 +19,7 @@ from kata_pin.model.alloc import (
     Refusal,
     RefusalKind,
 )
-from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.settings import AllocSettings, CpuClass
 from kata_pin.model.topology import HostTopology
@@ -90,6 +90,8 @@ class Invariants:
                 why = why or f"memory nodes that there are not: {grant.mems - self._nodes}"
             if grant.own & self._never and (old is None or old.own != grant.own):
                 why = why or "CPUs that are reserved or for housekeeping"
+            if grant.own & after.taken - (EMPTY if old is None else old.own):
+                why = why or "CPUs that are exclusive to containers of others"
             if why:
                 return f"the grant of {name} has {why}"
         return ""
@@ -100,14 +102,17 @@ class Invariants:
             wrong = getattr(after, name) - getattr(self._initial, name) - getattr(before, name)
             if wrong:
                 return f"its {name} are more than the settings allow: {wrong}"
-        free = after.cpus.bits
+        if after.taken != before.taken:
+            return "it changes which CPUs others hold"
+        free, pool = after.cpus.bits, after.shared.bits
         for name, grant in after.grants.items():
             if grant.exclusive.bits & ~free:
                 return f"exclusive CPUs of {name} are another's too, or not to be given out"
             free &= ~grant.exclusive.bits
         for name, grant in after.grants.items():
             overhead = after.housekeeping.bits if grant.kind is GrantKind.SANDBOX else 0
-            if grant.shared is not None and grant.shared.bits & ~(free | overhead):
+            allowed = free if grant.cpu_class is CpuClass.SHARE else pool | overhead
+            if grant.shared is not None and grant.shared.bits & ~allowed:
                 return f"shared CPUs of {name} are not in the shared pool"
         return ""
 
@@ -191,7 +196,11 @@ def _is_decision(value: object) -> bool:
     match value:
         case Decision(
             state=AllocState(
-                cpus=CpuSet(), reserved=CpuSet(), housekeeping=CpuSet(), grants=Mapping()
+                cpus=CpuSet(),
+                reserved=CpuSet(),
+                housekeeping=CpuSet(),
+                grants=Mapping(),
+                taken=CpuSet(),
             ),
             changed=tuple(),
             refused=None | Refusal(kind=RefusalKind(), message=str(), strict=bool()),

@@ -47,6 +47,11 @@ class StaticOptions:
                 )
 
     @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return every option's name as the kubelet writes it."""
+        return tuple(_written(entry.name) for entry in fields(cls))
+
+    @classmethod
     def parse(cls, texts: Mapping[str, str]) -> StaticOptions:
         """Read the kubelet's `cpuManagerPolicyOptions`: option name to a boolean text.
 

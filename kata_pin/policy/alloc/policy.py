@@ -21,7 +21,11 @@ GROUP: Final = "kata_pin.policies"
 
 @runtime_checkable
 class Policy(Protocol):
-    """Decides which container gets which CPUs. Every method is pure and deterministic."""
+    """Decides which container gets which CPUs. Every method is pure and deterministic.
+
+    `state.taken` are CPUs that others hold exclusively (D28). No method changes them, and no grant
+    gets one; a grant that has one already may keep it.
+    """
 
     @property
     def name(self) -> str:

@@ -1,10 +1,10 @@
 """A policy over pools: a rule says what a container gets, a choice says which CPUs.
 
 `static`, `annotation` and `topology` (policies.py) are this class, each with its rule and choice.
-Its invariants after every call: no CPU is exclusive twice; exclusive and shared CPUs are disjoint
-and together `state.cpus`; CPUs that SHARE containers chose are in the shared pool; the shared pool
-has its minimum as far as the host has CPUs. It holds no state and lives as long as the host and the
-settings stay the same. Out of scope: the order of live changes (`handover`).
+Its invariants after every call: no CPU is exclusive twice; exclusive, shared and taken CPUs are
+together `state.cpus`, the first two disjoint; CPUs that SHARE containers chose are in the shared
+pool; the shared pool has its minimum as far as the host has CPUs. It holds no state, for one host
+and its settings. Out of scope: the order of live changes (`handover`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kata_pin.policy.alloc.failure import AllocError, AllocFailure
 from kata_pin.policy.alloc.grow_shrink import grow, in_whole_cores, shrink, whole_cores
 from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.reconciling import Claims, differing
-from kata_pin.policy.alloc.shared_pool import bound, changes, initial_state, settled
+from kata_pin.policy.alloc.shared_pool import bound, changes, free_cpus, initial_state, settled
 from kata_pin.policy.alloc.topology import Machine
 from kata_pin.policy.alloc.vm import overhead_millis, shared_floor, vm_grant
 
@@ -94,7 +94,7 @@ class PooledPolicy:
         """
         ended = [one for one in state.of_pod(request.pod.pod_uid) if one.request.init]
         kept = state.without(*(one.container_id for one in ended))
-        use = _Use(_own(ended))
+        use = _Use(_own(ended) - state.taken)
         demand = self._rule(request, self._settings)
         try:
             after = self._served(kept, request, demand, use, floor_from=state)
@@ -140,31 +140,36 @@ class PooledPolicy:
         """See Policy.
 
         Grants hold as far as their CPUs still exist. Containers without a grant keep the CPUs they
-        are observed on, if those suit their request and are in no grant (lost state). Then all are
-        served in the old order; those that cannot be served are in the shared pool.
+        are observed on, if those suit their request and are in no grant (lost state). All are
+        served in the old order, then VMs get new CPUs; the rest of them get the shared pool.
         """
         vm_cpus = self._settings.vm.own_cpus
         claims = Claims(state, running, lambda one: self._rule(one, self._settings), vm_cpus)
-        after = self.start()
-        free = after.cpus - after.reserved
-        for vm in claims.vms(free):
+        after = replace(self.start(), taken=state.taken)
+        for vm in claims.vms(after.cpus - after.reserved):
             after = after.with_grant(vm)
         had = {name for name, grant in state.grants.items() if grant.exclusive}
         notes: list[Note] = []
-        for one, prefer in claims.within(free):
+        later: list[tuple[ContainerRequest, Demand]] = []
+        for one, prefer in claims.within(after.cpus - after.reserved - after.taken):
             demand = self._rule(one.request, self._settings)
             notes += demand.notes
-            old = state.get(one.request.container_id)
-            home = EMPTY if old is None else old.zone & self._machine.cpus
-            known = one.request.pod.sandbox_id in had or len(prefer) > demand.whole
-            own_cpus = None if known else 0  # no VM gets new ones before all are served
-            use = _Use(prefer, home, claims.pending, own_cpus)
-            after = self._resumed(after, one.request, demand, use)
-        after = self._retried(after)
+            if not demand.pooled:
+                known = one.request.pod.sandbox_id in had or len(prefer) > demand.whole
+                use = _Use(prefer, EMPTY, claims.pending, None if known else 0)
+                with suppress(AllocError):
+                    after = self._resumed(after, one.request, demand, use)
+                    continue
+            later.append((one.request, demand))
         for grant in tuple(after.grants.values()):
             if grant.kind is GrantKind.SANDBOX and not grant.exclusive:
                 after = self._with_vm(after, grant, _Use())
-        after = settled(after)
+        for request, demand in later:  # only now: the pool is what the others leave of it
+            reasons = demand.reasons if demand.pooled else (*demand.reasons, "not enough free CPUs")
+            old = state.get(request.container_id)
+            use = _Use(home=old.zone & self._machine.cpus if old else EMPTY)
+            after = self._in_pool(after, request, reasons, use)
+        after = settled(self._retried(after))
         return Decision(after, differing(state, after, running), notes=tuple(notes))
 
     def decline(self, state: AllocState, request: ContainerRequest, refusal: Refusal) -> Decision:
@@ -182,24 +187,27 @@ class PooledPolicy:
         if demand.pooled:
             return (Candidate("pool", 0, rest.shared, taken=rest.shared),)
         free = self._free(rest, demand)
+        wanted, beside = demand.whole, _beside(rest, request)
         if self._options.full_pcpus_only:
-            free = CpuSet.from_bits(whole_cores(self._machine, free.bits))
-        return self._choice.candidates(free, demand.whole, _beside(rest, request))
+            try:
+                free = self._in_whole_cores(free, wanted, EMPTY, beside)[1]
+            except AllocError:
+                free = CpuSet.from_bits(whole_cores(self._machine, free.bits))
+        return self._choice.candidates(free, wanted, beside)
 
     # ---- states after an event -----------------------------------------------------------
 
     def _resumed(
         self, state: AllocState, request: ContainerRequest, demand: Demand, use: _Use
     ) -> AllocState:
-        """Return the state in which a running container has its CPUs, or else the shared pool.
+        """Return the state in which a running container has its CPUs; AllocError if not possible.
 
         CPUs that later grants claim are left to them, unless this one cannot be served without.
         """
         before = state.without(request.pod.sandbox_id)
-        for attempt in (use, replace(use, avoid=EMPTY)):
-            with suppress(AllocError):
-                return self._served(state, request, demand, attempt, floor_from=before)
-        return self._in_pool(state, request, (*demand.reasons, "not enough free CPUs"), use)
+        with suppress(AllocError):
+            return self._served(state, request, demand, use, floor_from=before)
+        return self._served(state, request, demand, replace(use, avoid=EMPTY), floor_from=before)
 
     def _retried(self, state: AllocState) -> AllocState:
         """Return the state in which containers that wait for own CPUs have them, if possible."""
@@ -251,7 +259,9 @@ class PooledPolicy:
         grant = self._grant(rest, request, demand, own)
         spare = replace(use, prefer=use.prefer - own, avoid=avoid)
         after = self._with_vm(state.with_grant(grant), grant, spare)
-        if shortage := self._shortage(after, floor_from):
+        kept = own <= use.prefer  # it loses nothing because others took CPUs of the pool
+        pool = after.cpus - after.exclusive if kept else after.shared - after.taken
+        if shortage := self._shortage(after, floor_from, len(pool)):
             raise AllocError(AllocFailure.SHARED_MINIMUM, shortage)
         return after
 
@@ -296,7 +306,7 @@ class PooledPolicy:
         wanted = self._settings.vm.own_cpus if use.own_cpus is None else use.own_cpus
         if wanted and any(one.exclusive for one in members):
             held = EMPTY if old is None else old.exclusive
-            free = rest.shared - rest.reserved - bound(rest) - (use.avoid - held)
+            free = free_cpus(rest, held) - bound(rest) - (use.avoid - held)
             kept = held <= free and len(held) == wanted
             own = held if kept else self._vm_cpus(rest, members, free, held or use.prefer)
         near = _own(members) or union(one.zone for one in members)
@@ -334,7 +344,7 @@ class PooledPolicy:
 
         For SHARE those with the fewest sharers, and all preferred ones that are allowed.
         """
-        pool = rest.shared - rest.reserved
+        pool = free_cpus(rest, prefer)
         if demand.cpu_class is CpuClass.EXCLUSIVE:
             return pool - bound(rest)
         most = max(1, self._settings.max_sharers)
@@ -348,6 +358,12 @@ class PooledPolicy:
         """Return `wanted` free CPUs: all preferred ones that are free, then the nearest."""
         if not self._options.full_pcpus_only:
             return self._kept(free, wanted, prefer, beside)
+        return self._in_whole_cores(free, wanted, prefer, beside)[0]
+
+    def _in_whole_cores(
+        self, free: CpuSet, wanted: int, prefer: CpuSet, beside: CpuSet
+    ) -> tuple[CpuSet, CpuSet]:
+        """Return CPUs as `_nearest`, whole cores only, and those that they were chosen from."""
         return in_whole_cores(
             self._machine, free, wanted, lambda cpus: self._kept(cpus, wanted, prefer, beside)
         )
@@ -360,9 +376,9 @@ class PooledPolicy:
             return shrink(self._topology, kept, wanted)
         return grow(self._machine, self._topology, kept, free, wanted - len(kept))
 
-    def _shortage(self, state: AllocState, before: AllocState) -> str:
-        """Return what the shared pool lacks if there are more exclusive CPUs than before."""
-        left, floor = len(state.shared), shared_floor(state, self._settings, self._minimum())
+    def _shortage(self, state: AllocState, before: AllocState, left: int) -> str:
+        """Return what a pool of `left` CPUs lacks if there are more exclusive CPUs than before."""
+        floor = shared_floor(state, self._settings, self._minimum())
         if left >= floor or len(state.exclusive) <= len(before.exclusive):
             return ""
         return f"only {left} CPUs would remain in the shared pool, which needs {floor}"

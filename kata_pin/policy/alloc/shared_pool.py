@@ -36,11 +36,9 @@ def settled(state: AllocState) -> AllocState:
     Unchanged grants stay the same objects.
     """
     pool = state.shared
+    vm_pool = state.housekeeping - state.taken or state.housekeeping or pool
     roomy = _roomy(state, pool)
-    grants = {
-        name: _following(grant, pool, state.housekeeping or pool, roomy)
-        for name, grant in state.grants.items()
-    }
+    grants = {name: _following(grant, pool, vm_pool, roomy) for name, grant in state.grants.items()}
     return replace(state, grants=grants)
 
 
@@ -54,6 +52,16 @@ def changes(before: AllocState, after: AllocState) -> tuple[Grant, ...]:
         if old is None or (old.cpus, old.mems) != (grant.cpus, grant.mems):
             changed.append(grant)
     return tuple(changed)
+
+
+def free_cpus(state: AllocState, kept: CpuSet = EMPTY) -> CpuSet:
+    """Return the CPUs of the shared pool that can become a container's own.
+
+    CPUs that others hold exclusively are not free, but for those of `kept`: the container has them
+    already.
+    """
+    pool = state.cpus - state.exclusive - state.reserved
+    return pool - (state.taken - kept)
 
 
 def bound(state: AllocState, sharers: int = 1) -> CpuSet:

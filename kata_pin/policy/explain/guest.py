@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from kata_pin.model.guest_map import GuestCpuset, GuestMap, Link, VcpuLink
 from kata_pin.model.sandbox import Sandbox
+
+_PLUGGED: Final = {
+    True: "some vCPUs were hotplugged",
+    False: "no vCPU was hotplugged",
+    None: "the number of vCPUs at boot is unknown",
+}
 
 
 def guest_lines(sandbox: Sandbox, found: GuestMap, cpusets: Iterable[GuestCpuset]) -> Iterator[str]:
@@ -22,7 +29,7 @@ def guest_lines(sandbox: Sandbox, found: GuestMap, cpusets: Iterable[GuestCpuset
 
 def _kernel(found: GuestMap) -> str:
     facts = found.facts
-    plugged = "some vCPUs were hotplugged" if found.hotplugged else "no vCPU was hotplugged"
+    plugged = _PLUGGED[found.hotplugged]
     source = f" ({facts.source})" if facts.source else ""
     return f"guest kernel: {facts.release or 'unknown'}{source}; {plugged}"
 

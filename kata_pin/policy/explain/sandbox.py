@@ -5,12 +5,12 @@ A section's title is not indented, its lines are. Colours and widths are the com
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
 from kata_pin.model.placement import Placement, Provenance
-from kata_pin.model.sandbox import GuestTopology, ReportedCpuset, Sandbox
+from kata_pin.model.sandbox import GuestTopology, ReportedCpuset, Sandbox, Vmm
 from kata_pin.model.thread import Thread, ThreadRole
 from kata_pin.policy.placement import notes
 from kata_pin.policy.placement.locality import localities
@@ -35,6 +35,7 @@ def explain(
     """
     lines = [f"sandbox {sandbox.id} ({sandbox.pod})"]
     for title, body in (
+        ("VMM", _vmm(sandbox.vmm)),
         ("containers", _containers(sandbox, node, now_ns)),
         ("mask", _mask(placement)),
         ("exclusive", _exclusive(sandbox, placement)),
@@ -46,6 +47,13 @@ def explain(
         lines.append(title)
         lines += [f"  {line}" for line in body] or ["  none"]
     return tuple(lines)
+
+
+def _vmm(vmm: Vmm | None) -> Iterator[str]:
+    if vmm is not None:
+        yield f"pid {vmm.process.pid} ({vmm.exe}), confirmed by {vmm.witness}"
+        for other in vmm.refused:
+            yield f"not believed: {other}"
 
 
 def _containers(sandbox: Sandbox, node: Node, now_ns: int) -> Iterator[str]:
@@ -91,14 +99,16 @@ def _exclusive(sandbox: Sandbox, placement: Placement) -> Iterator[str]:
         yield f"{title}: {cpus}{claim.reason}{'' if claim.exclusive else known}"
 
 
-def _size(threads: Iterable[Thread], placement: Placement, node: Node) -> Iterator[str]:
-    vcpus = sum(one.role.role is ThreadRole.VCPU for one in threads)
+def _size(threads: Sequence[Thread], placement: Placement, node: Node) -> Iterator[str]:
+    vcpus = notes.VcpuCount(
+        sum(one.role.role is ThreadRole.VCPU and not one.role.conflict for one in threads),
+        sum(bool(one.role.conflict) for one in threads),
+    )
     pools = exclusive_pools(placement.mask, node.topology, reserve_size(node.settings))
-    if not vcpus:
+    if not any(vcpus):
         yield "no vCPU threads found"
     elif not pools.exclusive:
-        plural = "" if vcpus == 1 else "s"
-        yield f"the VM has {vcpus} vCPU{plural}; no container has exclusive CPUs"
+        yield f"the VM has {vcpus}; no container has exclusive CPUs"
     else:
         yield notes.size_text(vcpus, pools.size)
     if pools.reserved:

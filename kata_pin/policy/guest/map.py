@@ -24,7 +24,7 @@ from typing import Final
 
 from kata_pin.model.guest_map import GuestFacts, GuestMap, Link, LinkState, Measured, VcpuLink
 from kata_pin.model.placement import Placement
-from kata_pin.model.sandbox import GuestTopology, Sandbox
+from kata_pin.model.sandbox import GuestTopology, Sandbox, Vmm
 from kata_pin.model.thread import RoleSource, Thread, ThreadKey, ThreadRole
 from kata_pin.policy.placement.pairing import index_order
 
@@ -66,13 +66,12 @@ def guest_map(
         return GuestMap(sandbox.id, facts=facts)
     guest = sandbox.vmm.guest
     vcpus = index_order(one for one in threads if one.role.role is ThreadRole.VCPU)
-    with_apic = apic_of if sandbox.vmm.apic_ids else None
     number = _Numbering(guest, facts)
-    links = [_link(one, placement, guest, with_apic, number) for one in vcpus]
+    links = [_link(one, placement, sandbox.vmm, apic_of, number) for one in vcpus]
     return GuestMap(
         sandbox.id,
         tuple(_without_doubles(links)),
-        hotplugged=any(_is_hotplugged(one, guest) for one in links),
+        hotplugged=any(_is_hotplugged(one, guest) for one in links) if guest.boot else None,
         facts=facts,
     )
 
@@ -111,20 +110,20 @@ def release_of(text: str) -> tuple[int, int] | None:
 
 
 def _is_hotplugged(one: VcpuLink, guest: GuestTopology) -> bool:
-    return one.index is not None and guest.boot > 0 and one.index >= guest.boot
+    return one.index is not None and one.index >= guest.boot
 
 
 def _link(
     thread: Thread,
     placement: Placement,
-    guest: GuestTopology,
+    vmm: Vmm,
     apic_of: Callable[[GuestTopology, int], int] | None,
     number: _Numbering,
 ) -> VcpuLink:
     role, desired = thread.role, placement.desired.get(thread.key)
     thread_link = _thread_link(thread)
     index = None if thread_link.state is LinkState.UNKNOWN else role.vcpu
-    apic_id, apic_link = _apic(thread, index, guest, apic_of)
+    apic_id, apic_link = _apic(thread, index, vmm, apic_of)
     guest_cpu, guest_link = number.of(thread.key, index)
     return VcpuLink(
         key=thread.key,
@@ -158,7 +157,7 @@ _THREAD_LINKS: Final = {
 def _apic(
     thread: Thread,
     index: int | None,
-    guest: GuestTopology,
+    vmm: Vmm,
     apic_of: Callable[[GuestTopology, int], int] | None,
 ) -> tuple[int | None, Link]:
     if index is None:
@@ -167,7 +166,9 @@ def _apic(
         return None, _NO_APIC
     if thread.role.apic_id is not None:
         return thread.role.apic_id, _OF_KVM
-    return (apic_of(guest, index), _OF_SMP) if guest.boot else (None, _NO_SMP)
+    if vmm.apic_ids and vmm.guest.boot:
+        return apic_of(vmm.guest, index), _OF_SMP
+    return None, _NO_SMP
 
 
 class _Numbering:

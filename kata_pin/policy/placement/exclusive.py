@@ -1,22 +1,24 @@
 """Which CPUs of a container are exclusively its own, and how that is known (D9).
 
-A cpuset alone does not say (kata-containers #3726). Four sources are asked in order; the first that
+A cpuset alone does not say (kata-containers #3726). Five sources are asked in order; the first that
 answers, yes or no, is believed and named:
 
 1. our own allocator, for the containers it placed;
 2. the kubelet's checkpoint, where its policy is static and the container can be matched by pod uid
    and container name;
-3. the administrator: `always` takes a cpuset that no other container of the sandbox touches as
-   exclusive, `never` answers no. `never` comes third on purpose: it turns inference off, but does
-   not deny what the kubelet or the allocator knows. To have no pairs at all, set `vcpus: float`;
-4. inference from the cgroup path, quota and shares.
+3. DRA claims for CPUs, where the container's cpuset is exactly that of its claims;
+4. the administrator: `always` takes a cpuset that no other container of the sandbox touches as
+   exclusive, `never` answers no. `never` comes late on purpose: it turns inference off, but does
+   not deny what the kubelet, a claim or the allocator knows. To have no pairs at all, set
+   `vcpus: float`;
+5. inference from the cgroup path, quota and shares.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from kata_pin.model.alloc import PERIOD_US, SHARES_PER_CPU
 from kata_pin.model.count_noun import count
@@ -25,6 +27,7 @@ from kata_pin.model.node import KubeletState, Node
 from kata_pin.model.placement import Claim, Provenance
 from kata_pin.model.sandbox import Container, ContainerKind
 from kata_pin.model.settings import ExclusiveMode
+from kata_pin.policy.placement.others import claims_of, entries_of_others
 
 MAX_SHARES: Final = 262_144
 """The kernel's and the kubelet's ceiling of CPU shares: that of 256 CPUs."""
@@ -39,15 +42,18 @@ def claims(
     handler: str,
     *,
     allocated: Mapping[str, CpuSet] | None = None,
+    kept: CpuSet = EMPTY,
 ) -> tuple[Claim, ...]:
     """Return one claim for each container, in the same order.
 
     `containers` are those that count (D8); `handler` is the runtime handler of containers
     that name none; `allocated` maps container ids to what our own allocator gave them exclusively
-    (empty set: it gave only shared CPUs). A claim never exceeds the container's recorded cpuset.
+    (empty set: it gave only shared CPUs); `kept` are the CPUs of the last pass's pairs. A claim
+    never exceeds the container's recorded cpuset.
     """
     every = tuple(containers)
-    return tuple(_claim(one, every, node, handler, allocated or {}) for one in every)
+    known = _Known(node, handler, allocated or {}, kept)
+    return tuple(_claim(one, every, known) for one in every)
 
 
 def pooled(cgroups_path: str) -> bool:
@@ -67,22 +73,26 @@ def looks_exclusive(container: Container) -> bool:
     return bool(_inferred(container).exclusive)
 
 
-def _claim(
-    container: Container,
-    every: tuple[Container, ...],
-    node: Node,
-    handler: str,
-    allocated: Mapping[str, CpuSet],
-) -> Claim:
+class _Known(NamedTuple):
+    """What is known beside the containers: see `claims`."""
+
+    node: Node
+    handler: str
+    allocated: Mapping[str, CpuSet]
+    kept: CpuSet
+
+
+def _claim(container: Container, every: tuple[Container, ...], known: _Known) -> Claim:
     if container.kind is ContainerKind.SANDBOX:
         return _no(container, "it is the pod sandbox")
     if not container.cpus:
         return _no(container, "it has no cpuset")
-    settings = node.settings
-    mode = settings.exclusive_handlers.get(container.handler or handler, settings.exclusive)
+    settings = known.node.settings
+    mode = settings.exclusive_handlers.get(container.handler or known.handler, settings.exclusive)
     return (
-        _from_allocator(container, allocated)
-        or _from_kubelet(container, every, node.kubelet)
+        _from_allocator(container, known.allocated)
+        or _from_kubelet(container, every, known.node.kubelet, known.kept)
+        or _from_claims(container, known.node.claims)
         or _from_administrator(container, every, mode)
         or _inferred(container)
     )
@@ -98,9 +108,15 @@ def _from_allocator(container: Container, allocated: Mapping[str, CpuSet]) -> Cl
 
 
 def _from_kubelet(
-    container: Container, every: tuple[Container, ...], kubelet: KubeletState | None
+    container: Container,
+    every: tuple[Container, ...],
+    kubelet: KubeletState | None,
+    kept: CpuSet,
 ) -> Claim | None:
     """Return the checkpoint's answer.
+
+    An in-place resize changes the entry first and the cpuset seconds later. Until then pairs
+    outside the new entry keep the old cpuset, unless the CPUs are another pod's by now.
 
     A pod-level pool belongs to all containers of the pod that have no CPUs of their own, so it is
     exclusive only to a container that is alone in using it.
@@ -110,6 +126,10 @@ def _from_kubelet(
     own = kubelet.entries.get(container.pod_uid, {})
     entry, pool = own.get(container.name), kubelet.pod_entries.get(container.pod_uid)
     if entry:
+        left = (container.cpus or EMPTY) - entries_of_others(every, kubelet)
+        if kept & (left - entry - _cpus_of_others(container, every)):
+            reason = f"its checkpoint entry is {entry}, its cpuset is still {container.cpus}"
+            return _yes(container, left, Provenance.KUBELET, reason)
         return _yes(container, entry, Provenance.KUBELET, "its checkpoint entry is {cpus}")
     if not pool:
         return _no(container, "no entry in the kubelet's checkpoint", Provenance.KUBELET)
@@ -126,6 +146,14 @@ def _from_kubelet(
     return _yes(container, pool - union(own.values()), Provenance.KUBELET, reason)
 
 
+def _from_claims(container: Container, claims: Mapping[str, CpuSet]) -> Claim | None:
+    mine = claims_of(container, claims)
+    if not mine:
+        return None
+    reason = f"its cpuset is that of DRA claim {', '.join(sorted(mine))}"
+    return _yes(container, container.cpus or EMPTY, Provenance.CLAIM, reason)
+
+
 def _from_administrator(
     container: Container, every: tuple[Container, ...], mode: ExclusiveMode
 ) -> Claim | None:
@@ -134,16 +162,21 @@ def _from_administrator(
     if mode is ExclusiveMode.NEVER:
         return _no(container, "setting exclusive: never", Provenance.ADMINISTRATOR)
     cpus = container.cpus or EMPTY
-    others = union(
-        one.cpus or EMPTY
-        for one in every
-        if one is not container and one.kind is ContainerKind.CONTAINER
-    )
+    others = _cpus_of_others(container, every)
     if not cpus.isdisjoint(others):
         reason = f"other containers use {cpus & others} too (setting exclusive: always)"
         return _no(container, reason, Provenance.ADMINISTRATOR)
     reason = "no other container uses {cpus} (setting exclusive: always)"
     return _yes(container, cpus, Provenance.ADMINISTRATOR, reason)
+
+
+def _cpus_of_others(container: Container, every: tuple[Container, ...]) -> CpuSet:
+    """Return the CPUs of the sandbox's other containers."""
+    return union(
+        one.cpus or EMPTY
+        for one in every
+        if one is not container and one.kind is ContainerKind.CONTAINER
+    )
 
 
 def _inferred(container: Container) -> Claim:

@@ -4,8 +4,9 @@ Applied is wanted ∩ the cpuset of the thread's cgroup ∩ online. When that is
 these that is not: the sandbox's shared CPUs, its reserve CPUs, the CPUs of surplus or shared vCPUs,
 the cpuset, and where even that is off (a stale reading), whatever is online. Of the cpuset it is
 the sandbox's part while there is one: until Kata narrows a cgroup, CPUs that the sandbox gave up
-are in it, and may belong to another sandbox by then. An empty Task.cpuset means that the
-cgroup could not be read; then only the online CPUs limit.
+are in it, and may belong to another sandbox by then. CPUs that other pods hold exclusively (D28)
+are left out of every step, unless a thread's cpuset has no others. An empty Task.cpuset means that
+the cgroup could not be read; then only the online CPUs limit.
 """
 
 from __future__ import annotations
@@ -31,44 +32,56 @@ class Step(StrEnum):
 
 
 def fit(
-    wants: Iterable[Want], mask: SandboxMask, reserve: CpuSet, online: CpuSet
+    wants: Iterable[Want],
+    mask: SandboxMask,
+    reserve: CpuSet,
+    online: CpuSet,
+    others: CpuSet = EMPTY,
 ) -> tuple[list[Fit], list[Note]]:
-    """Fit every want to its thread's cpuset; a note for each kind of obstacle met."""
+    """Fit every want to its thread's cpuset; a note for each kind of obstacle met.
+
+    `others` are the CPUs that other pods hold exclusively.
+    """
     every = list(wants)
     surplus = union(want.cpus for want in every if want.kind.vcpu_for_all)
     extra = mask.overhead_extra
     # CPUs of the pod sandbox's own cpuset are never for a vCPU that is paired
     whole = mask.mask or EMPTY
-    paired = _Fitter(online, mask.shared, reserve, surplus - extra, whole - extra)
-    other = _Fitter(online, mask.shared | extra, reserve, surplus, whole)
+    steps = (mask.shared, reserve, surplus - extra, whole - extra)
+    paired = _Fitter(online, steps, others)
+    other = _Fitter(online, (mask.shared | extra, reserve, surplus, whole), others)
     fits = [(paired if want.kind is Kind.PAIRED else other).fit(want) for want in every]
     return fits, list(_fallback_notes(fits))
 
 
 def within(
-    wanted: CpuSet, cpuset: CpuSet, online: CpuSet, steps: Iterable[tuple[Step, CpuSet]] = ()
+    wanted: CpuSet,
+    cpuset: CpuSet,
+    online: CpuSet,
+    steps: Iterable[tuple[Step, CpuSet]] = (),
+    others: CpuSet = EMPTY,
 ) -> tuple[CpuSet, Step]:
-    """Return what of `wanted` can be applied, else what the first useful step offers."""
+    """Return what of `wanted` can be applied, else what the first useful step offers.
+
+    Where nothing is left but the cpuset, the rest of it is preferred to CPUs of `others`.
+    """
     allowed = cpuset & online if cpuset else online
     for step, cpus in ((Step.NONE, wanted), *steps):
         if cpus & allowed:
             return cpus & allowed, step
     if cpuset and allowed:
-        return allowed, Step.CPUSET
-    return online, Step.ONLINE
+        return allowed - others or allowed, Step.CPUSET
+    return online - others or online, Step.ONLINE
 
 
 class _Fitter:
-    def __init__(
-        self, online: CpuSet, shared: CpuSet, reserve: CpuSet, surplus: CpuSet, own: CpuSet
-    ) -> None:
+    """Fits wants; `steps` are the CPUs of SHARED, RESERVE, SURPLUS and CPUSET."""
+
+    def __init__(self, online: CpuSet, steps: Iterable[CpuSet], others: CpuSet) -> None:
         self._online = online
-        self._steps = (
-            (Step.SHARED, shared),
-            (Step.RESERVE, reserve),
-            (Step.SURPLUS, surplus),
-            (Step.CPUSET, own),
-        )
+        self._others = others
+        names = (Step.SHARED, Step.RESERVE, Step.SURPLUS, Step.CPUSET)
+        self._steps = [(name, cpus - others) for name, cpus in zip(names, steps, strict=True)]
         self._known: dict[tuple[int, int], tuple[CpuSet, Step]] = {}
 
     def fit(self, want: Want) -> Fit:
@@ -76,15 +89,21 @@ class _Fitter:
         key = (want.cpus.bits, cpuset.bits)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = within(want.cpus, cpuset, self._online, self._steps)
+            free = want.cpus - self._others
+            found = within(free, cpuset, self._online, self._steps, self._others)
+            self._known[key] = found
         applied, step = found
-        return Fit(want, applied, step, self._obstacle(want) if step else "")
+        if step:
+            return Fit(want, applied, step, self._obstacle(want))
+        return Fit(want._replace(cpus=want.cpus - self._others), applied)
 
     def _obstacle(self, want: Want) -> str:
         if not want.cpus:
             return "no CPUs are set"
         if not want.cpus & self._online:
             return "those CPUs are offline"
+        if want.cpus <= self._others:
+            return "other pods hold those CPUs exclusively"
         return f"cgroup {want.thread.task.cgroup} allows only {want.thread.task.cpuset}"
 
 

@@ -20,6 +20,7 @@ def sandbox_mask(
     *,
     allocated: Mapping[str, CpuSet] | None = None,
     pool: CpuSet = EMPTY,
+    kept: CpuSet = EMPTY,
 ) -> SandboxMask:
     """Return the sandbox mask and its parts.
 
@@ -27,10 +28,11 @@ def sandbox_mask(
     default set where its checkpoint says static, else `pool` (the shared pool of our own
     allocator), else the pod sandbox's own cpuset, else None. `exclusive` and `shared` split it;
     `overhead_extra` is what the pod sandbox's own cpuset adds for overhead and surplus vCPUs.
-    `allocated` and `pool` come from our own allocator and are absent without it.
+    `allocated` and `pool` come from our own allocator and are absent without it; `kept` are the
+    CPUs of the last pass's pairs.
     """
     counting = counted(sandbox, node)
-    found = claims(counting, node, sandbox.handler, allocated=allocated)
+    found = claims(counting, node, sandbox.handler, allocated=allocated, kept=kept)
     containers = _union_of(counting, ContainerKind.CONTAINER)
     pause = _union_of(counting, ContainerKind.SANDBOX)
     mask, origin = _mask_and_origin(containers, pause, node, pool)

@@ -6,7 +6,7 @@ Each note has one function here. The module that finds something decides whether
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from kata_pin.model.count_noun import count
 from kata_pin.model.cpuset import CpuSet
@@ -16,6 +16,11 @@ from kata_pin.model.settings import Overhead
 DEFAULT_VCPUS_ANNOTATION: Final = "io.katacontainers.config.hypervisor.default_vcpus"
 QUOTA_GATE: Final = "kubelet feature gate DisableCPUQuotaWithExclusiveCPUs"
 KATA_PINS_VCPUS: Final = "kata-pins-vcpus"
+RUNS_ON_OTHERS: Final = "runs-on-others"
+IDENTIFY: Final = (
+    'to have its threads identified, set enable_debug = true and extra_monitor_socket = "qmp" in'
+    " Kata's configuration (Go runtime)"
+)
 
 
 def remedies(vcpus: int, exclusive: int) -> tuple[str, ...]:
@@ -23,48 +28,70 @@ def remedies(vcpus: int, exclusive: int) -> tuple[str, ...]:
 
     Kata's sizing rules: quota / period over the containers plus default_vcpus; a quota <= 0 counts
     nothing, and any quota in the pod makes Kata ignore cpuset sizes (virtcontainers sandbox.go,
-    updateResources). The kubelet drops the quota of exclusive containers since Kubernetes 1.33.
+    updateResources). Where cpusets count, runtime-rs takes the larger of default_vcpus and the size
+    of their union (crates/resource, cpu_mem/cpu.rs). The kubelet drops the quota of exclusive
+    containers since Kubernetes 1.33.
     """
     lack = exclusive + 1 - vcpus
     if lack <= 0:
         return ()
     return (
-        f"raise default_vcpus by {lack} in the handler's Kata configuration",
+        f"raise default_vcpus by {lack} (runtime-rs: to {exclusive + 1}) in Kata's configuration",
         f"raise it for this pod by the annotation {DEFAULT_VCPUS_ANNOTATION} where Kata allows it",
         f"keep the CPU quota of exclusive containers, which sizes the VM: {QUOTA_GATE}=false",
         "set static_sandbox_resource_mgmt = true with a Kata that then sizes the VM by CPU shares",
     )
 
 
-def size_text(vcpus: int, exclusive: int) -> str:
+class VcpuCount(NamedTuple):
+    """How many vCPUs a VM has, and how many other threads may be vCPUs too (D6)."""
+
+    known: int
+    unsure: int = 0
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        text = count(self.known, "vCPU")
+        if self.unsure:
+            more = "thread that may be a vCPU" if self.unsure == 1 else "threads that may be vCPUs"
+            text += f" and {self.unsure} {more}"
+        return text
+
+    def remedies(self, exclusive: int) -> str:
+        """Return what gives the VM the vCPUs that it lacks: only once it is known what it has."""
+        found = remedies(self.known + self.unsure, exclusive)
+        if self.unsure:
+            found = (IDENTIFY, *found)
+        return f"; remedies: {'; '.join(found)}" if found else ""
+
+
+def size_text(vcpus: VcpuCount, exclusive: int) -> str:
     """Return how many vCPUs the VM has and needs, with the remedies when it lacks some."""
-    text = f"the VM has {count(vcpus, 'vCPU')} for {count(exclusive, 'exclusive CPU')}"
-    if vcpus == exclusive:
+    text = f"the VM has {vcpus} for {count(exclusive, 'exclusive CPU')}"
+    if vcpus == (exclusive, 0):
         text += ", none is left for the guest's own work"
-    found = remedies(vcpus, exclusive)
-    return f"{text}; remedies: {'; '.join(found)}" if found else text
+    return text + vcpus.remedies(exclusive)
 
 
-def fewer_vcpus(vcpus: int, exclusive: int) -> Note:
+def fewer_vcpus(vcpus: VcpuCount, exclusive: int) -> Note:
     """Say that the VM has fewer vCPUs than exclusive CPUs, and how to size it."""
     return _warning("fewer-vcpus", size_text(vcpus, exclusive))
 
 
-def fewer_vcpus_than_containers(vcpus: int, containers: int, exclusive: int) -> Note:
+def fewer_vcpus_than_containers(vcpus: VcpuCount, containers: int, exclusive: int) -> Note:
     """Say that not even each container with exclusive CPUs can have a vCPU."""
     text = (
-        f"the VM has {count(vcpus, 'vCPU')} for {containers} containers with exclusive CPUs, so"
-        " every vCPU gets the whole sandbox mask; remedies:"
-        f" {'; '.join(remedies(vcpus, exclusive))}"
+        f"the VM has {vcpus} for {containers} containers with exclusive CPUs, so"
+        f" every vCPU gets the whole sandbox mask{vcpus.remedies(exclusive)}"
     )
     return _warning("fewer-vcpus-than-containers", text)
 
 
-def shared_without_vcpu(containers: Sequence[str], vcpus: int, exclusive: int) -> Note:
+def shared_without_vcpu(containers: Sequence[str], vcpus: VcpuCount, exclusive: int) -> Note:
     """Say that containers without exclusive CPUs have no vCPU of their own."""
     text = (
         f"no vCPU is left for {_names(containers)}: vCPUs that are paired with exclusive CPUs serve"
-        f" them; remedies: {'; '.join(remedies(vcpus, exclusive))}"
+        f" them{vcpus.remedies(exclusive)}"
     )
     return _warning("shared-without-vcpu", text)
 
@@ -153,6 +180,21 @@ _STEPS: Final = {
     "cpuset": "the cgroup's cpuset",
     "online": "all online CPUs",
 }
+
+
+def held_by_others(cpus: CpuSet) -> Note:
+    """Say which CPUs of the sandbox's cpuset are not used, because other pods hold them (D28)."""
+    text = f"CPUs {cpus} of its cpuset belong exclusively to other pods by now: no thread uses them"
+    return Note("held-by-others", text)
+
+
+def runs_on_others(threads: int, cpus: CpuSet) -> Note:
+    """Say that threads cannot leave the CPUs of other pods: their cgroup allows no others."""
+    text = (
+        f"{count(threads, 'thread')} may run on CPUs {cpus}, which belong exclusively to other"
+        " pods: the cgroup allows no others until its cpuset is updated"
+    )
+    return _warning(RUNS_ON_OTHERS, text)
 
 
 def kata_pins_vcpus(evidence: str) -> Note:

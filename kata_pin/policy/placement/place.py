@@ -1,9 +1,10 @@
 """Where every thread of a sandbox should run: the whole decision of one pass.
 
 Each step has a module: mask.py (which CPUs, D8), pools.py and pairing.py (vCPUs, D10), overhead.py
-(everything else, D11), fallback.py (what the cgroup allows, D7), isolation.py (isolated CPUs),
-release.py (no mask, D18), writers.py (Kata's own pinning, D13). Nothing is remembered between
-passes: what should stay comes in as an argument. The order of `threads` does not matter.
+(everything else, D11), others.py (what other pods hold, D28), fallback.py (what the cgroup allows,
+D7), isolation.py (isolated CPUs), release.py (no mask, D18), writers.py (Kata's own pinning, D13).
+Nothing is remembered between passes: what should stay comes in as an argument. The order of
+`threads` does not matter.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.node import Node
 from kata_pin.model.placement import Desired, Note, Placement, SandboxMask
 from kata_pin.model.sandbox import Sandbox
+from kata_pin.model.steps import Steps, at_once
 from kata_pin.model.thread import Role, Thread, ThreadKey, ThreadRole
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.placement import notes
 from kata_pin.policy.placement.fallback import fit
 from kata_pin.policy.placement.isolation import deal
 from kata_pin.policy.placement.mask import sandbox_mask
+from kata_pin.policy.placement.others import held_by_others, without
 from kata_pin.policy.placement.overhead import OverheadHome, is_unmanaged, reserve_size
 from kata_pin.policy.placement.pools import exclusive_pools
 from kata_pin.policy.placement.release import release
@@ -34,7 +37,7 @@ from kata_pin.policy.placement.writers import (
 )
 
 
-def place(
+def place_in_steps(
     sandbox: Sandbox,
     threads: Sequence[Thread],
     node: Node,
@@ -43,26 +46,32 @@ def place(
     first_seen: Mapping[ThreadRole, CpuSet] | None = None,
     allocated: Mapping[str, CpuSet] | None = None,
     pool: CpuSet = EMPTY,
+    others: CpuSet = EMPTY,
     kata: KataPinning = NO_KATA_PINNING,
-) -> Placement:
+) -> Steps[Placement]:
     """Return the placement of all threads of the sandbox.
 
     `threads` are all of the sandbox, in any order. `kept` maps vCPU threads to the pCPU of their
     last pair (`pairs` of the placement before, from the registry); `first_seen` maps roles to
-    their mask before the first pin. `allocated` and `pool` come from our own allocator. `kata`
-    says what Kata's configuration does to vCPU affinity. Without a mask every thread is released.
+    their mask before the first pin. `allocated`, `pool` and `others` (what other sandboxes have
+    exclusively) come from our own allocator. `kata` says what Kata's configuration does to vCPU
+    affinity. Without a mask every thread is released.
     """
-    mask = sandbox_mask(sandbox, node, allocated=allocated, pool=pool)
+    paired = CpuSet((kept or {}).values())
+    whole = sandbox_mask(sandbox, node, allocated=allocated, pool=pool, kept=paired)
     every = _unique(threads)
-    if mask.mask is None:
-        return release(sandbox.id, every, node, first_seen=first_seen, mask=mask)
+    yield
+    if whole.mask is None:
+        return release(sandbox.id, every, node, first_seen=first_seen, mask=whole)
+    taken = held_by_others(sandbox.containers, whole.claims, node, others)
+    mask = without(whole, taken)
     pools = exclusive_pools(mask, node.topology, reserve_size(node.settings))
     home = OverheadHome(mask, pools.reserved, node)
     parts = _split(every)
-    scene = VcpuScene(sandbox, node, mask, pools, home, kept or {})
+    scene = VcpuScene(sandbox, node, mask, pools, home, kept or {}, len(parts.disputed))
     wants: list[Want] = []
     said: list[Note] = []
-    yields = kata_holds(kata.mode, parts.vcpu_count, mask)
+    yields = kata_holds(kata.mode, parts.vcpu_count, whole)
     if yields:
         said.append(notes.kata_pins_vcpus(kata.evidence))
     else:
@@ -73,12 +82,18 @@ def place(
     wants += disputed
     said += _dispute_notes(disputed)
     wants += home.wants(parts.others)
-    fits, obstacles = fit(wants, mask, CpuSet(pools.reserved), node.topology.online)
+    yield
+    fits, obstacles = fit(wants, mask, CpuSet(pools.reserved), node.topology.online, taken)
+    yield
     dealt = deal(fits, node.topology)
-    said += [*obstacles, *_overlap_notes(dealt)]
+    said += [*obstacles, *_overlap_notes(dealt), *_notes_on_others(whole, dealt, taken)]
+    yield
     return Placement(
         sandbox.id, mask, {one.want.thread.key: _desired(one) for one in dealt}, tuple(said)
     )
+
+
+place = at_once(place_in_steps)
 
 
 def relevant(
@@ -182,6 +197,15 @@ def _overlap_notes(fits: Sequence[Fit]) -> Iterator[Note]:
         there = [one for one in fits if one.want.kind is kind and one.applied & paired]
         if there:
             yield note(len(there), union(one.applied for one in there) & paired)
+
+
+def _notes_on_others(mask: SandboxMask, fits: Sequence[Fit], taken: CpuSet) -> Iterator[Note]:
+    lost = ((mask.mask or EMPTY) | mask.overhead_extra) & taken
+    if lost:
+        yield notes.held_by_others(lost)
+    there = [one for one in fits if one.applied & taken]
+    if there:
+        yield notes.runs_on_others(len(there), union(one.applied for one in there) & taken)
 
 
 def _desired(one: Fit) -> Desired:

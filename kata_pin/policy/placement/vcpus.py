@@ -21,7 +21,10 @@ from kata_pin.policy.placement.want import Kind, Want
 
 @dataclass(frozen=True)
 class VcpuScene:
-    """What the vCPU rules depend on beside the threads themselves."""
+    """What the vCPU rules depend on beside the threads themselves.
+
+    `unsure` is how many threads of disputed role there are: each may be a vCPU.
+    """
 
     sandbox: Sandbox
     node: Node
@@ -29,6 +32,7 @@ class VcpuScene:
     pools: Pools
     home: OverheadHome
     kept: Mapping[ThreadKey, int]
+    unsure: int = 0
 
     @property
     def shared_containers(self) -> list[str]:
@@ -66,7 +70,8 @@ def _pair(vcpus: Sequence[Thread], scene: VcpuScene) -> tuple[list[Want], list[N
         return list(_on_mask(vcpus, scene, reason)), said
     count, exclusive, containers = len(vcpus), pools.size, len(pools.pools)
     if count < containers:
-        said.append(notes.fewer_vcpus_than_containers(count, containers, exclusive))
+        known = notes.VcpuCount(count, scene.unsure)
+        said.append(notes.fewer_vcpus_than_containers(known, containers, exclusive))
         reason = "sandbox mask: fewer vCPUs than containers with exclusive CPUs"
         return list(_on_mask(vcpus, scene, reason)), said
     shared = scene.shared_containers
@@ -124,14 +129,14 @@ def _pool_notes(scene: VcpuScene) -> Iterator[Note]:
 
 
 def _size_notes(scene: VcpuScene, count: int, beyond: int, shared: Sequence[str]) -> Iterator[Note]:
-    exclusive = scene.pools.size
+    exclusive, known = scene.pools.size, notes.VcpuCount(count, scene.unsure)
     if count < exclusive:
-        yield notes.fewer_vcpus(count, exclusive)
+        yield notes.fewer_vcpus(known, exclusive)
     if not shared:
         return
     setting, own = setting_for(scene.node.settings, ThreadRole.VCPU), scene.mask.shared
     apart = {OverheadKind.HOUSEKEEPING, OverheadKind.RESERVE, OverheadKind.CPUS}
     if not beyond:
-        yield notes.shared_without_vcpu(shared, count, exclusive)
+        yield notes.shared_without_vcpu(shared, known, exclusive)
     elif count >= exclusive and own and setting.kind in apart:
         yield notes.shared_on_overhead(shared, setting, own)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from kata_pin.model.alloc import POLICY_KEY, AllocState, ContainerRequest
-from kata_pin.model.settings import AllocSettings, AllowRule, Eligibility
+from dataclasses import replace
+
+from kata_pin.model.alloc import POLICY_KEY, AllocState, ContainerRequest, Grant
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.settings import AllocSettings, AllowRule, CpuClass, Eligibility
 from kata_pin.policy.alloc.handover import (
     Leaving,
     after_pass,
@@ -78,6 +81,30 @@ def test_two_steps_before_one_pass() -> None:
     once = still_to_leave(second, third, once)
     assert held(third, once) == {"vm-a": "0,4"}
     assert sets(in_force(third, once))["c-app"] == "1,5"
+
+
+def test_cpus_that_two_have_to_leave_wait_for_both() -> None:
+    """Granted to another, which gives them up before the first has left: it is not there yet."""
+    state = start(wishing("exclusive", 2000, "a"), wishing("exclusive", 2000, "c"))
+    twice = CpuSet.parse("3,7")
+    once: Leaving = {"a-app": twice, "c-app": twice}
+    now = in_force(state, once)
+    assert now.grants["vm-a"].cpus.isdisjoint(twice)
+    assert now.grants["vm-c"].cpus.isdisjoint(twice)
+    assert twice <= in_force(state, after_pass(state, once, "vm-a")).grants["vm-c"].cpus
+
+
+def test_what_a_container_of_the_pod_chose_to_share_is_still_left() -> None:
+    """Other pods may use it too, so they wait until its former owner has left it."""
+    first = start(wishing("exclusive", 2000, "a"), wishing("none", 500, "b"))
+    second = POLICY.change(first, wishing("exclusive", 1000, "a")).state
+    once = still_to_leave(first, second, {})
+    left = CpuSet.parse(held(second, once)["vm-a"])
+    side = replace(wishing("share", 1000, "a"), container_id="a-side", name="side")
+    chosen = Grant(side, "annotation", CpuClass.SHARE, shared=left)
+    third = second.with_grant(chosen)
+    assert held(third, once) == {"vm-a": str(left)}
+    assert in_force(third, once).grants["b-app"].cpus.isdisjoint(left)
 
 
 def test_an_owner_of_another_runtime_is_not_waited_for() -> None:

@@ -34,7 +34,7 @@ def oracle(*files: Path) -> subprocess.CompletedProcess[str]:
 def test_script_counts_all_rows() -> None:
     """All rows of all files pass and are counted in the last line."""
     done = oracle(*FILES)
-    assert done.stdout.splitlines()[-1] == "87 passed, 0 failed"
+    assert done.stdout.splitlines()[-1] == "97 passed, 0 failed"
     assert done.returncode == 0
 
 
@@ -74,6 +74,31 @@ def test_script_tells_a_failing_row(
     assert lines[0].startswith("FAILED rows.json")
     assert lines[1].startswith("  input {")
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda step: step.update(result="refused", reason="SMT Alignment Error"), "admitted"),
+        (lambda step: step.update(default="0"), "shared pool"),
+        (lambda step: step["entries"][step["pod"]].update(c0="3"), "c0: static's CPUs"),
+        (lambda step: step["entries"].popitem(), "entries"),
+    ],
+    ids=["refused", "default", "given", "entries"],
+)
+def test_a_trace_is_one_row_with_its_first_difference(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], what: str
+) -> None:
+    """Each of the kubelet's answers counts: admission, every container's CPUs, the shared pool."""
+    document: dict[str, Any] = json.loads((DATA / "kubelet_live.json").read_text())
+    trace = document["traces"]["amd-llc"]
+    document["traces"] = {"amd-llc": trace}
+    change(trace["ops"][1])
+    file = tmp_path / "live.json"
+    file.write_text(json.dumps(document))
+    done = oracle(file)
+    assert done.stdout.splitlines()[-1] == "0 passed, 1 failed", done.stderr
+    assert f"step 1, add {trace['ops'][1]['pod']}: {what}" in done.stdout
 
 
 def test_script_without_files() -> None:

@@ -427,6 +427,21 @@ def test_full_pcpus_only() -> None:
     assert many.refused.kind is RefusalKind.NOT_ENOUGH_CPUS
 
 
+def test_full_pcpus_only_counts_single_cpus_as_the_kubelet_does() -> None:
+    """A reserved CPU's sibling is in no whole core, but counts when packages are ordered."""
+    two = host(Shape(uppers=2, cores=4).cpus())
+    options = {"full-pcpus-only": "true"}
+    chosen = create("static", two, AllocSettings(reserved=cpus("0"), options=options))
+    first, second = container(6000, pod("a", kata=False)), container(2000, pod("b", kata=False))
+    state = after(chosen, first, second)
+    assert state.exclusive == cpus("1-4,9-12")
+    state = chosen.release(state, "a-app").state
+    request = container(2000, pod("c", kata=False))
+    assert chosen.allocate(state, request).state.grants["c-app"].exclusive == cpus("5,13")
+    taken = [one.taken for one in chosen.candidates(state, request)]
+    assert cpus("5,13") in taken
+
+
 def test_full_pcpus_only_with_unequal_cores() -> None:
     """A core with one thread offline is no reason to hand out half of another one."""
     chosen = create(

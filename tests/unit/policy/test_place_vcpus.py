@@ -22,6 +22,7 @@ from tests.support.world import (
     sandbox,
     shared,
     smt_host,
+    thread,
     vcpu,
     vcpus,
     without,
@@ -173,6 +174,21 @@ def test_fewer_vcpus_names_numbers_and_remedies() -> None:
     (note,) = found.notes
     assert note.text.startswith("the VM has 2 vCPUs for 4 exclusive CPUs; remedies: ")
     assert "default_vcpus by 3" in note.text
+
+
+def test_threads_that_may_be_vcpus_are_no_lack() -> None:
+    """Without KVM hotplugged vCPUs are disputed threads: no advice to make the VM larger."""
+    unsure = [thread(ThreadRole.EMULATOR, 20 + n, conflict="may be a vCPU") for n in range(4)]
+    found = place(sandbox(A4), [*vcpus(0), *unsure], node())
+    (text,) = (note.text for note in found.notes if note.code == "fewer-vcpus")
+    assert text.startswith(
+        "the VM has 1 vCPU and 4 threads that may be vCPUs for 4 exclusive CPUs; remedies: "
+        'to have its threads identified, set enable_debug = true and extra_monitor_socket = "qmp"'
+    )
+    assert "default_vcpus" not in text
+    found = place(sandbox(A4), [*vcpus(0), *unsure[:2]], node())
+    (text,) = (note.text for note in found.notes if note.code == "fewer-vcpus")
+    assert "raise default_vcpus by 2" in text  # what is missing whatever those two are
 
 
 @pytest.mark.parametrize(

@@ -54,5 +54,8 @@ def test_unknown_kernel_and_vcpus() -> None:
     placement = place(pod, (), node())
     found = guest_map(pod, (), placement, GuestFacts(source="no -kernel"))
     assert list(guest_lines(pod, found, ())) == [
-        "guest kernel: unknown (no -kernel); no vCPU was hotplugged"
+        "guest kernel: unknown (no -kernel); the number of vCPUs at boot is unknown"
     ]
+    pod = sandbox(shared("log", "0"), guest=GuestTopology(boot=1, maximum=1))
+    (line,) = guest_lines(pod, guest_map(pod, (), placement, GuestFacts()), ())
+    assert line == "guest kernel: unknown; no vCPU was hotplugged"

@@ -23,6 +23,8 @@ from tests.support.world import (
 
 WHOLE = """
 sandbox pod (pod)
+VMM
+  pid 1000 (/usr/bin/qemu), confirmed by test
 containers
   pause (sandbox, running): cpuset 2, from test
   app (container, running): cpuset 4-5, from test

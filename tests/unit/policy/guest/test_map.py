@@ -153,13 +153,32 @@ def test_without_smp_nothing_is_proven() -> None:
     assert numbers(found) == {0: (0, "inferred"), 1: (1, "inferred")}
 
 
-def test_other_vmms_have_no_apic_id() -> None:
-    """Their vCPU ids are their own; the number is inferred from the index."""
+def test_vmms_whose_topology_is_not_shown() -> None:
+    """The APIC id is KVM's own where KVM shows it; without it the number is only inferred.
+
+    On x86 there always is one. With KVM's the guest can be asked which of its CPUs has it.
+    """
     of = pod(GuestTopology())
     assert of.vmm is not None
     of = replace(of, vmm=replace(of.vmm, apic_ids=False))
-    found = guest_map(of, vcpus(0), place(of, vcpus(0), node()), apic_of=apic_id)
-    assert (found.links[0].apic_id, found.links[0].state) == (None, LinkState.INFERRED)
+    threads = vcpus(0, 1)
+    shown = threads[1]._replace(role=replace(threads[1].role, apic_id=4))
+    both = [threads[0], shown]
+    found = guest_map(of, both, place(of, both, node()), apic_of=apic_id)
+    assert [(one.apic_id, one.state) for one in found.links] == [
+        (None, LinkState.INFERRED),
+        (4, LinkState.INFERRED),
+    ]
+    assert not any("machine has none" in one.apic_link.source for one in found.links)
+    assert measured_by_apic(found, {0: 0, 3: 4}) == {
+        shown.key: Measured(3, "the guest's /proc/cpuinfo")
+    }
+
+
+def test_hotplug_is_unknown_where_the_start_is() -> None:
+    """Other VMMs than QEMU do not show how many vCPUs they started with."""
+    assert mapped(*vcpus(0, 1), guest=GuestTopology()).hotplugged is None
+    assert mapped(*vcpus(0, 1)).hotplugged is False
 
 
 def test_without_a_vmm_there_is_nothing() -> None:

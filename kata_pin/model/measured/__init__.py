@@ -1,0 +1,1 @@
+"""What was measured: counters as the kernel keeps them, and what follows from two of them."""

@@ -1,0 +1,1 @@
+"""What ran on exclusive pCPUs, judged: classes of tasks, verdicts, remedies."""

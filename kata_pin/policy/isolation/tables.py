@@ -1,0 +1,208 @@
+"""The objects of the prove document, made from a measurement and its judgement. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from kata_pin.model.measured.counters import TaskRun
+from kata_pin.model.measured.windows import (
+    BUCKETS,
+    CROWD,
+    IDLE,
+    Interrupt,
+    Measured,
+    Method,
+    SeenTask,
+    TaskClass,
+    bucket_end_us,
+)
+from kata_pin.model.measured.windows import RanTask as Totals
+from kata_pin.model.reports.prove import (
+    HistogramBar,
+    OwnThread,
+    ProvedPcpu,
+    RanInterrupt,
+    RanTask,
+    TimelinePart,
+)
+from kata_pin.policy.isolation import remedies
+from kata_pin.policy.isolation.classes import FOREIGN, Known, Owner
+from kata_pin.policy.isolation.counted import Counted
+from kata_pin.policy.isolation.places import place_of
+from kata_pin.policy.isolation.remedies import Node
+from kata_pin.policy.isolation.verdicts import Judged
+
+MOST_TASKS: Final = 50
+"""Tasks of one pCPU that are listed."""
+
+ORDER: Final = (
+    TaskClass.OTHER_SANDBOX,
+    TaskClass.USER,
+    TaskClass.UNKNOWN,
+    TaskClass.UNBOUND_KERNEL,
+    TaskClass.SAME_POD,
+    TaskClass.PER_CPU_KERNEL,
+)
+"""The classes of other tasks, worst first."""
+
+
+def pcpu(judged: Judged, owner: Owner, measured: Measured, known: Known, node: Node) -> ProvedPcpu:
+    """Return the object of one pCPU whose tasks are known by name."""
+    window, timed = judged.window, measured.method is Method.PERF
+    own = {one.tid: one for one in window.tasks if one.tid in owner.own}
+    others = [one for one in window.tasks if one.tid != IDLE and one.tid not in owner.own]
+    others.sort(key=lambda one: (ORDER.index(judged.classes[one.tid]), -one.ran_ns, one.tid))
+    idle = next((one for one in window.tasks if one.tid == IDLE), None)
+    interrupts = _interrupts(measured, owner.cpu, node)
+    ran = judged.ran_ns
+    return ProvedPcpu(
+        cpu=owner.cpu,
+        sandbox=owner.sandbox,
+        pod=owner.pod,
+        container=owner.container,
+        verdict=judged.verdict.value,
+        reason=judged.reason,
+        window_s=window.length_ns / 1e9,
+        records=window.records,
+        lost=window.lost,
+        own_ms=_ms(ran.get(TaskClass.OWN, 0)),
+        pod_ms=_ms(ran.get(TaskClass.SAME_POD, 0)),
+        foreign_ms=_ms(judged.foreign_ns),
+        unavoidable_ms=_ms(ran.get(TaskClass.PER_CPU_KERNEL, 0)),
+        idle_ms=_ms(judged.idle_ns) if timed else None,
+        foreign_percent=round(judged.foreign_percent, 6),
+        foreign_slices=judged.foreign_slices,
+        interrupt_ms=None if interrupts is None else sum(one.total_ms for one in interrupts),
+        own=tuple(
+            own_thread(tid, label, measured.times.get(tid), own.get(tid, Totals(tid, 0, 0, 0)))
+            for tid, label in owner.own.items()
+        ),
+        tasks=tuple(
+            _task(
+                one, measured.tasks.get(one.tid), judged.classes[one.tid], known, node, timed=timed
+            )
+            for one in others[:MOST_TASKS]
+        ),
+        tasks_left_out=max(0, len(others) - MOST_TASKS),
+        interrupts=interrupts or (),
+        histogram=tuple(_histogram(one for one in others if judged.classes[one.tid] in FOREIGN)),
+        idle_timeline=_timeline(idle),
+    )
+
+
+def counted(judged: Counted, owner: Owner, measured: Measured) -> ProvedPcpu:
+    """Return the object of one pCPU of which only counters are known."""
+    window, others = judged.window, judged.others_ns
+    return ProvedPcpu(
+        cpu=owner.cpu,
+        sandbox=owner.sandbox,
+        pod=owner.pod,
+        container=owner.container,
+        verdict=judged.verdict.value,
+        reason=judged.reason,
+        window_s=window.length_ns / 1e9,
+        records=0,
+        lost=0,
+        own_ms=None if judged.own_ns is None else _ms(judged.own_ns),
+        pod_ms=None,
+        foreign_ms=None if others is None else _ms(others),
+        unavoidable_ms=None,
+        idle_ms=None,
+        foreign_percent=None if others is None else round(100 * others / window.length_ns, 6),
+        foreign_slices=judged.slices,
+        interrupt_ms=None,
+        own=tuple(own_thread(*one, measured.times.get(one[0])) for one in owner.own.items()),
+        tasks=(),
+        tasks_left_out=0,
+        interrupts=(),
+        histogram=(),
+        idle_timeline=(),
+    )
+
+
+def own_thread(
+    tid: int,
+    label: str,
+    times: tuple[TaskRun, TaskRun] | None,
+    here: Totals | None = None,
+) -> OwnThread:
+    """Return the object of a placed thread: its times on this pCPU, and on any."""
+    before, after = times or (None, None)
+    return OwnThread(
+        tid=tid,
+        label=label,
+        here_ms=_ms(here.ran_ns) if here else None,
+        slices=here.slices if here else None,
+        ran_ms=_ms(after.ran_ns - before.ran_ns) if before and after else None,
+        waited_ms=_ms(after.waited_ns - before.waited_ns) if before and after else None,
+        timeline=_timeline(here),
+    )
+
+
+def _task(
+    ran: Totals, task: SeenTask | None, kind: TaskClass, known: Known, node: Node, *, timed: bool
+) -> RanTask:
+    sandbox = known.sandbox_of(task) if task else ""
+    remedy = remedies.of_task(task, kind, node, sandbox)
+    seen = task or SeenTask(ran.tid, 0, "more tasks" if ran.tid == CROWD else "")
+    place = place_of(seen.cgroup)
+    return RanTask(
+        task_class=kind.value,
+        tid=ran.tid,
+        pid=seen.pid,
+        comm=seen.comm,
+        parent=seen.parent,
+        sandbox=sandbox,
+        pod=known.pods.get(sandbox, place.pod_uid),
+        unit=place.unit,
+        cgroup=seen.cgroup,
+        affinity=str(seen.affinity or ""),
+        slices=ran.slices,
+        total_ms=_ms(ran.ran_ns),
+        longest_ms=_ms(ran.longest_ns) if timed else None,
+        timeline=_timeline(ran),
+        remedy=remedy.text,
+        command=remedy.command,
+    )
+
+
+def _interrupts(measured: Measured, cpu: int, node: Node) -> tuple[RanInterrupt, ...] | None:
+    if measured.interrupts is None:
+        return None
+    here = [one for one in measured.interrupts if one.cpu == cpu]
+    here.sort(key=lambda one: -one.total_ns)
+    return tuple(_interrupt(one, node) for one in here)
+
+
+def _interrupt(found: Interrupt, node: Node) -> RanInterrupt:
+    remedy = remedies.of_interrupt(found, node)
+    return RanInterrupt(
+        interrupt=found.kind,
+        name=found.name,
+        irq=found.irq,
+        times=found.times,
+        total_ms=_ms(found.total_ns),
+        longest_ms=_ms(found.longest_ns),
+        remedy=remedy.text,
+        command=remedy.command,
+    )
+
+
+def _histogram(tasks: Iterable[Totals]) -> Iterator[HistogramBar]:
+    counts = [0] * BUCKETS
+    for one in tasks:
+        for bucket, slices in enumerate(one.buckets):
+            counts[bucket] += slices
+    used = [bucket for bucket, slices in enumerate(counts) if slices]
+    for bucket in range(used[0], used[-1] + 1) if used else ():
+        yield HistogramBar(bucket_end_us(bucket), counts[bucket])
+
+
+def _timeline(ran: Totals | None) -> tuple[TimelinePart, ...]:
+    parts: Mapping[int, int] = dict(ran.parts) if ran else {}
+    return tuple(TimelinePart(part, _ms(ns)) for part, ns in sorted(parts.items()) if ns)
+
+
+def _ms(ns: int) -> float:
+    return ns / 1e6
