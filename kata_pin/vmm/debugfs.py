@@ -45,44 +45,43 @@ def read_vcpus(root: HostPaths, tasks: Mapping[int, ThreadKey], pid: int) -> Vcp
     ids: dict[ThreadKey, int] = {}
     doubtful: set[ThreadKey] = set()
     for vm in _vms(root, {*map(str, tasks), str(pid)}):
-        for name in _list(vm):
+        for name in _list(root, vm):
             match = _VCPU.match(name)
-            key = tasks.get(_pid(f"{vm}/{name}/pid")) if match else None
+            key = tasks.get(_pid(root, f"{vm}/{name}/pid")) if match else None
             if match is None or key is None:
                 continue
             if key in ids:  # two vCPUs cannot share a thread: one of them is unplugged
                 doubtful.add(key)
             ids[key] = int(match[1])
-            if _is_younger(key, f"{vm}/{name}"):
+            if _is_younger(root, key, f"{vm}/{name}"):
                 doubtful.add(key)
     return VcpuThreads(ids, frozenset(doubtful))
 
 
 def _vms(root: HostPaths, tids: Collection[str]) -> list[str]:
     folder = root.debug("kvm")
-    return [f"{folder}/{name}" for name in _list(folder) if name.partition("-")[0] in tids]
+    return [f"{folder}/{name}" for name in _list(root, folder) if name.partition("-")[0] in tids]
 
 
-def _list(path: str) -> list[str]:
+def _list(root: HostPaths, path: str) -> list[str]:
     try:
-        return os.listdir(path)[:MAX_ENTRIES]
+        return root.calls.listdir(path)[:MAX_ENTRIES]
     except OSError:
         return []
 
 
-def _pid(path: str) -> int:
+def _pid(root: HostPaths, path: str) -> int:
     try:
-        with open(path, "rb", buffering=0) as file:
-            text = file.read(32).strip()
+        text = root.calls.read(path, 32).strip()
     except OSError:
         return 0
     return int(text) if text.isdigit() else 0
 
 
-def _is_younger(key: ThreadKey, vcpu: str) -> bool:
+def _is_younger(root: HostPaths, key: ThreadKey, vcpu: str) -> bool:
     """Whether the thread started after the vCPU was created; yes when that cannot be known."""
     try:
-        created = os.stat(vcpu).st_mtime
+        created = root.calls.stat(vcpu).modified_ns / 1e9
     except OSError:
         return True
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kata_pin.calls import Calls
 from kata_pin.model.thread import Process
-from kata_pin.wire.proc import Cgroups
+from kata_pin.wire.proc import CgroupEntry, Cgroups, ExeFile
 
 
 class HostPaths(Protocol):
@@ -22,6 +23,10 @@ class HostPaths(Protocol):
     @property
     def live(self) -> bool:
         """Whether this is the running system and not a captured tree."""
+
+    @property
+    def calls(self) -> Calls:
+        """The system calls that may need rights."""
 
     def path(self, absolute: str) -> str:
         """Return where an absolute path of the host is found."""
@@ -52,11 +57,18 @@ class ProcessTable(Protocol):
 
 @dataclass(frozen=True)
 class HostAccess:
-    """The host's readers. The caller refreshes `processes`; the others read afresh each time."""
+    """The host's readers. The caller refreshes `processes`; the others read afresh each time.
+
+    `cmdline` and `exe_file` may be answered from what was read before, because
+    reading them can take for ever; they raise NotRead where that is not there. `why_not_roots`
+    returns why somebody else than root may have put a process into a cgroup, empty for nobody.
+    """
 
     root: HostPaths
     processes: ProcessTable
     read_process: Callable[[int], Process]
     cmdline: Callable[[int], Sequence[str]]
     exe: Callable[[int], tuple[str, bool]]
+    exe_file: Callable[[int], ExeFile]
     cgroups: Callable[[int], Cgroups]
+    why_not_roots: Callable[[CgroupEntry], str]

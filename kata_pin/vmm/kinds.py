@@ -21,8 +21,9 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
+from kata_pin.errors import reason_of
 from kata_pin.model.thread import ThreadRole
-from kata_pin.wire.qemu.cmdline import parse_qemu
+from kata_pin.wire.qemu.cmdline import parse_qemu, parse_qemu_name
 from kata_pin.wire.vmm_cmdline import (
     VmmCommand,
     parse_cloud_hypervisor,
@@ -70,6 +71,10 @@ class VmmKind(Protocol):
         """Whether it is a library inside Kata's shim and not a process of its own."""
 
     @property
+    def jailed(self) -> bool:
+        """Whether Kata may run it in a jail (jails.py)."""
+
+    @property
     def kvm_ids(self) -> KvmIds:
         """What KVM's vCPU ids are on x86."""
 
@@ -84,6 +89,9 @@ class VmmKind(Protocol):
     def read(self, argv: Sequence[str], /) -> VmmCommand:
         """Return what the command line contains; ParseError for an absurd one."""
 
+    def read_name(self, argv: Sequence[str], /) -> VmmCommand:
+        """Return only which sandbox it names: all that is read of a process not yet accepted."""
+
     def role_of(self, comm: str, iothreads: Sequence[str]) -> NamedRole | None:
         """Return what a thread's name shows; `iothreads` are the ids on the command line."""
 
@@ -97,16 +105,25 @@ class ThreadName(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """A VmmKind as plain data; the first of `threads` that matches a name counts."""
+    """A VmmKind as plain data; the first of `threads` that matches a name counts.
+
+    `name_reader` is there where `read` costs more than finding the name.
+    """
 
     name: str
     executables: Sequence[str]
     read: Callable[[Sequence[str]], VmmCommand]
     threads: Sequence[ThreadName]
     in_shim: bool = False
+    jailed: bool = False
     kvm_ids: KvmIds = KvmIds.INDEX
     qmp: bool = False
     in_order: bool = False
+    name_reader: Callable[[Sequence[str]], VmmCommand] | None = None
+
+    def read_name(self, argv: Sequence[str]) -> VmmCommand:
+        """Return which sandbox the command line names."""
+        return (self.name_reader or self.read)(argv)
 
     def role_of(self, comm: str, iothreads: Sequence[str]) -> NamedRole | None:
         """Return what a thread's name shows."""
@@ -148,12 +165,16 @@ QEMU: Final = Row(
     kvm_ids=KvmIds.SMP,
     qmp=True,
     in_order=True,
+    name_reader=parse_qemu_name,
 )
 CLOUD_HYPERVISOR: Final = Row(
     "cloud-hypervisor",
     ("cloud-hypervisor*",),
     parse_cloud_hypervisor,
-    (_named("vcpu([0-9]{1,4})", ThreadRole.VCPU),),
+    (
+        _named("vcpu([0-9]{1,4})", ThreadRole.VCPU),
+        _named("((?:_disk|clh_drive_)[0-9]+_q[0-9]*)", ThreadRole.IOTHREAD),
+    ),
     kvm_ids=KvmIds.OTHER,
 )
 FIRECRACKER: Final = Row(
@@ -161,6 +182,7 @@ FIRECRACKER: Final = Row(
     ("firecracker*",),
     parse_firecracker,
     (_named("fc_vcpu ?([0-9]{1,4})", ThreadRole.VCPU),),
+    jailed=True,
 )
 DRAGONBALL: Final = Row(
     "dragonball",
@@ -212,5 +234,7 @@ def _third() -> Mapping[str, VmmKind]:
             kind: VmmKind = entry.load()
             found[kind.name] = kind
         except Exception as error:  # noqa: BLE001 - code of others; it must not end the daemon
-            log.error("cannot load VMM kind %s from %s: %s", entry.name, entry.value, error)
+            log.error(
+                "cannot load VMM kind %s from %s: %s", entry.name, entry.value, reason_of(error)
+            )
     return found

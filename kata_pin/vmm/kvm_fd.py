@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kata_pin.errors import ParseError
+from kata_pin.model.steps import STEP, Steps, at_once
 from kata_pin.model.thread import Task, ThreadKey
 from kata_pin.vmm.host_access import HostPaths
 from kata_pin.wire.proc import parse_syscall, vcpu_of_link
@@ -32,13 +33,15 @@ class Waiting:
     running: frozenset[ThreadKey]
 
 
-def read_waiting(root: HostPaths, tasks: Iterable[Task], machine: str) -> Waiting:
+def read_waiting_in_steps(root: HostPaths, tasks: Iterable[Task], machine: str) -> Steps[Waiting]:
     """Return what the threads wait in; `machine` is uname's, for the number of ioctl."""
     ids: dict[ThreadKey, int] = {}
     left = [task.key for task in tasks if not task.user_worker and not task.kernel]
     for _ in range(TRIES):
         running = []
-        for key in left:
+        for count, key in enumerate(left, start=1):
+            if count % STEP == 0:
+                yield
             fd = _kvm_run_fd(root, key, machine)
             if fd is None:
                 running.append(key)
@@ -53,11 +56,14 @@ def read_waiting(root: HostPaths, tasks: Iterable[Task], machine: str) -> Waitin
     return Waiting(ids, frozenset(left))
 
 
+read_waiting = at_once(read_waiting_in_steps)
+
+
 def open_vcpus(root: HostPaths, pid: int) -> frozenset[int]:
     """Return the KVM ids of all vCPU descriptors, those of unplugged vCPUs included."""
     found = set()
     try:
-        for name in os.listdir(root.proc(pid, "fd")):
+        for name in root.calls.listdir(root.proc(pid, "fd")):
             number = _vcpu_of(root, pid, int(name))
             if number is not None:
                 found.add(number)
@@ -70,8 +76,7 @@ def _kvm_run_fd(root: HostPaths, key: ThreadKey, machine: str) -> int | None:
     """Return the descriptor it runs a vCPU on, -1 when it does something else, None: running."""
     path = f"{root.proc(key.tgid)}/task/{key.tid}/syscall"
     try:
-        with open(path, "rb", buffering=0) as file:
-            call = parse_syscall(file.read(_SYSCALL_BYTES))
+        call = parse_syscall(root.calls.read(path, _SYSCALL_BYTES))
     except (OSError, ParseError):
         return -1
     if call is None:
@@ -82,6 +87,6 @@ def _kvm_run_fd(root: HostPaths, key: ThreadKey, machine: str) -> int | None:
 
 def _vcpu_of(root: HostPaths, pid: int, fd: int) -> int | None:
     try:
-        return vcpu_of_link(os.readlink(root.proc(pid, "fd", fd)))
+        return vcpu_of_link(root.calls.readlink(root.proc(pid, "fd", fd)))
     except OSError:
         return None

@@ -8,7 +8,6 @@ in root's persist.json or be a child of the sandbox's own shim. Nothing is kept 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -17,8 +16,9 @@ from kata_pin.errors import HostError
 from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import Process, ProcessKey, RoleSource, ThreadKey, ThreadRole
 from kata_pin.vmm import checks
+from kata_pin.vmm.claims import is_file_server
 from kata_pin.vmm.host_access import HostAccess, HostPaths
-from kata_pin.vmm.shims import shim_of
+from kata_pin.vmm.shims import Shims
 from kata_pin.vmm.state_files import KataPaths, virtiofsd_pid
 from kata_pin.wire.proc import kernel_worker
 from kata_pin.wire.vmm_cmdline import names_sandbox
@@ -27,8 +27,6 @@ KTHREADD: Final = 2  # the parent of every kernel thread
 
 MAX_DEPTH: Final = 4
 """Generations of virtiofsd's children that are followed: it has one (its sandboxed half)."""
-
-_FILE_SERVERS: Final = ("virtiofsd", "nydusd")
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,7 @@ def find_helpers(
     vmm: Vmm,
     sandbox_id: str,
     threads: Iterable[ThreadKey],
+    shims: Shims,
     *,
     paths: KataPaths | None = None,
 ) -> tuple[Helper, ...]:
@@ -54,7 +53,7 @@ def find_helpers(
     """
     found = {helper.process: helper for helper in _kernel_workers(host, threads)}
     process = host.processes.get(vmm.process.pid)
-    shim = shim_of(host, process, sandbox_id) if process is not None else None
+    shim = shims.of(process, sandbox_id) if process is not None else None
     servers = _file_servers(host, vmm, sandbox_id, shim, paths or KataPaths())
     for server in _with_children(host, servers):
         found[server.key] = Helper(server.key, ThreadRole.VIRTIOFSD, RoleSource.PROCESS)
@@ -108,12 +107,14 @@ def _with_children(host: HostAccess, servers: Iterable[Process]) -> Iterator[Pro
 
 
 def _is_file_server(host: HostAccess, process: Process) -> bool:
-    """Whether its executable is a file server's (a kernel thread has none)."""
+    """Whether its executable is a file server's; exec names the process after it."""
+    if not is_file_server(process.comm):
+        return False
     try:
         path, _ = host.exe(process.key.pid)
     except HostError:
         return False
-    return os.path.basename(path).startswith(_FILE_SERVERS)
+    return is_file_server(path)
 
 
 def _names(host: HostAccess, process: Process, sandbox_id: str) -> bool:

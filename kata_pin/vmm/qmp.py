@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 from typing import Final
@@ -21,19 +22,31 @@ from typing import Final
 from qemu.qmp import Message, QMPClient, QMPError
 from qemu.qmp.protocol import Runstate
 
-from kata_pin.errors import QmpUnavailable, RemoteProtocolError
+from kata_pin.calls import DIRECT, Calls
+from kata_pin.errors import ParseError, QmpUnavailable, RemoteProtocolError, reason_of
+from kata_pin.wire.json_text import check_bounds
 from kata_pin.wire.qemu.qmp import QmpAnswers, check_answers
 
 GREETING_S: Final = 0.05
 SESSION_S: Final = 0.12
 CLOSE_S: Final = 0.05
 MAX_REPLY: Final = 2 * 1024 * 1024  # longest line that QEMU may send: 4,096 vCPUs take about 1.2 MB
+MAX_GREETING: Final = 4096  # longest first line: QEMU 9 sends 150 bytes
+MAX_VALUES: Final = 65_536  # most brackets and commas in one session: 4,096 vCPUs take about 53,000
 MAX_SOCKETS: Final = 4 * 1024 * 1024  # longest /proc/net/unix that is read
 
 _CONNECTED: Final = frozenset({"02", "03"})
 """Socket states CONNECTING and CONNECTED of /proc/net/unix (linux/net.h, socket_state)."""
 
-_BROKEN: Final = (QMPError, OSError, EOFError, ValueError, RecursionError, AssertionError)
+_BROKEN: Final = (
+    QMPError,
+    ParseError,
+    OSError,
+    EOFError,
+    ValueError,
+    RecursionError,
+    AssertionError,
+)
 """What a session raises when the peer misbehaves, from disconnect too: ValueError for a line above
 MAX_REPLY, RecursionError for JSON nested too deep, AssertionError by the client itself when it is
 cancelled while it cleans up."""
@@ -44,7 +57,22 @@ _quiet.disabled = True
 
 
 class _Client(QMPClient):
-    """The client without its log of every message, which takes a quarter of its time."""
+    """The client with bounds on what it parses, and without its log of every message.
+
+    The log takes a quarter of its time; `[],[],...` grows thirtyfold when parsed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(readbuflen=MAX_REPLY)
+        self.logger = _quiet
+        self._values = MAX_VALUES
+
+    async def _do_recv(self) -> Message:
+        """Receive one message; raises ParseError for more than a QEMU would ever send."""
+        line = await self._readline()
+        limit = MAX_REPLY if self.greeting else MAX_GREETING
+        self._values -= check_bounds(line, source="QMP", limit=limit, values=self._values)
+        return Message(line, eager=True)
 
     def _cb_outbound(self, msg: Message) -> Message:
         return msg
@@ -60,6 +88,7 @@ async def query(
     greeting_s: float = GREETING_S,
     session_s: float = SESSION_S,
     proc: str = "/proc",
+    calls: Calls = DIRECT,
 ) -> QmpAnswers:
     """Return what QEMU reports of its vCPUs and iothreads.
 
@@ -69,26 +98,27 @@ async def query(
     """
     if is_held(path, pid=pid, proc=proc):
         raise QmpUnavailable(f"{path}: another client holds it")
-    return await _session(_connected(path), path, greeting_s, session_s)
-
-
-def _connected(path: str) -> socket.socket:
-    """Return a connected socket. A unix socket connects at once or fails (EAGAIN: queue full)."""
-    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
-        end.connect(path)
+        return await _session(_connected(path, calls), path, greeting_s, session_s)
+    except QmpUnavailable as error:
+        problem = error.message
+    # What the client leaves of a failed session is in cycles, with all that QEMU sent; it is young.
+    gc.collect(1)
+    raise QmpUnavailable(problem)
+
+
+def _connected(path: str, calls: Calls) -> socket.socket:
+    """Return a connected socket. A unix socket connects at once or fails (EAGAIN: queue full)."""
+    try:
+        return calls.connect(path)
     except OSError as error:
-        end.close()
-        raise QmpUnavailable(f"{path}: {error.strerror or error}") from error
-    return end
+        raise QmpUnavailable(f"{path}: {error.strerror or reason_of(error)}") from error
 
 
 async def _session(
     end: socket.socket, path: str, greeting_s: float, session_s: float
 ) -> QmpAnswers:
     client = _Client()
-    client.logger = _quiet
-    client.readbuflen = MAX_REPLY
     try:
         async with asyncio.timeout(session_s):
             await asyncio.wait_for(client.connect(end), greeting_s)
@@ -98,7 +128,7 @@ async def _session(
             )
     except TimeoutError as error:
         raise QmpUnavailable(f"{path}: no answer in time; another client may hold it") from error
-    except RemoteProtocolError as error:
+    except (RemoteProtocolError, ParseError) as error:
         raise QmpUnavailable(f"{path}: {error}") from error
     except _BROKEN as error:
         _raise_if_cancelled()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -35,6 +35,8 @@ class RoleCache:
         """The cpu-index that QMP reported, by thread."""
         self.qmp_iothreads: dict[ThreadKey, str] = {}
         """The iothread id that QMP reported, by thread."""
+        self.qmp_others: set[ThreadKey] = set()
+        """Threads that QMP did not report although they lived when it was asked: neither."""
         self._roles: dict[ThreadKey, Role] = {}
         self._answers: QmpAnswers | None = None
         self._keys: list[ThreadKey] = []
@@ -52,11 +54,18 @@ class RoleCache:
         found = ((task.key, self._roles.get(task.key)) for task in tasks)
         return {key: r.vcpu for key, r in found if r is not None and r.vcpu is not None}
 
-    def bind(self, answers: QmpAnswers | None, tasks: Sequence[Task]) -> None:
+    def bind(
+        self,
+        answers: QmpAnswers | None,
+        tasks: Sequence[Task],
+        before: Collection[ThreadKey] = (),
+    ) -> None:
         """Tie QMP's thread ids to the threads that have them now: do it as soon as they come.
 
-        Ids that are no thread of the VMM are ignored. The same answers are tied only once, so a
-        thread that gets a dead one's id later inherits nothing.
+        `before` are threads that lived before QEMU was asked: it lists every vCPU and every
+        iothread, so those that it does not list are neither (both are made and listed in one step
+        of its main loop). Ids that are no thread of the VMM are ignored. The same answers are tied
+        only once, so a thread that gets a dead one's id later inherits nothing.
         """
         if answers is None or answers is self._answers:
             return
@@ -67,6 +76,9 @@ class RoleCache:
         for iothread in answers.iothreads:
             if iothread.thread_id in keys:
                 self.qmp_iothreads[keys[iothread.thread_id]] = iothread.id
+        if answers.cpus:
+            listed = self.qmp_vcpus.keys() | self.qmp_iothreads.keys()
+            self.qmp_others |= set(keys.values()).intersection(before) - listed
         self._answers = answers
         self._due_s = 0.0
 
@@ -114,6 +126,7 @@ class RoleCache:
             for kept in (self._roles, self.qmp_vcpus, self.qmp_iothreads):
                 for key in [key for key in kept if key not in alive]:
                     del kept[key]
+            self.qmp_others &= alive
 
     def unsure(self, boot: int, maximum: int) -> bool:
         """Whether a young thread may yet show that it is a vCPU: of `maximum`, 0 for any number.

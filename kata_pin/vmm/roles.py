@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from kata_pin.errors import HostError
 from kata_pin.model.sandbox import Vmm
+from kata_pin.model.steps import Steps, at_once
 from kata_pin.model.thread import Role, RoleSource, Task, ThreadKey, ThreadRole
 from kata_pin.vmm import debugfs, kvm_fd, order
 from kata_pin.vmm.host_access import HostAccess
@@ -32,7 +32,6 @@ MAX_THREADS: Final = 4096
 """A VMM with more is not examined: all of its threads go to the whole mask."""
 
 _X86: Final = frozenset({"x86_64", "i686"})
-_MONITORS: Final = frozenset({"-qmp", "--qmp", "-qmp-pretty", "--qmp-pretty"})
 _LASTING: Final = frozenset({RoleSource.DEBUGFS, RoleSource.KVM_FD, RoleSource.NAME})
 """Sources that name a vCPU that is hotplugged later, too."""
 
@@ -101,45 +100,54 @@ class _Evidence:
         return set(range(self.vmm.guest.boot)).difference(self.known.values())
 
 
-def identify(
+def identify_in_steps(
     host: HostAccess,
     vmm: Vmm,
     tasks: Sequence[Task],
     cache: RoleCache,
     qmp: QmpAnswers | None = None,
     *,
+    asked: Collection[ThreadKey] = (),
     machine: str = "",
-) -> Mapping[ThreadKey, Role]:
+) -> Steps[Mapping[ThreadKey, Role]]:
     """Return the role of each of the VMM's own threads.
 
     `tasks` are the threads of the VMM process as just listed, `qmp` what QEMU answered if it was
-    asked: pass it soon, it is tied to the threads alive now. `machine` is uname's, this host's by
+    asked: pass it soon, it is tied to the threads alive now. `asked` are the threads that were
+    known before that. `machine` is uname's, this host's by
     default. Reads the sources only when the cache cannot answer; never raises for threads that
     vanish.
     """
-    cache.bind(qmp, tasks)
+    cache.bind(qmp, tasks, asked)
     roles = cache.recall(tasks)
     if roles is None:
         machine = machine or os.uname().machine
         evidence = _Evidence(host, vmm, kind_named(vmm.kind), tasks, machine, cache.vcpus(tasks))
-        roles = cache.learn(_examine(evidence, cache), tasks, vmm.guest.boot)
+        found = yield from _examine(evidence, cache)
+        yield
+        roles = cache.learn(found, tasks, vmm.guest.boot)
     return roles
 
 
-def _examine(evidence: _Evidence, cache: RoleCache) -> dict[ThreadKey, Role]:
+identify = at_once(identify_in_steps)
+
+
+def _examine(evidence: _Evidence, cache: RoleCache) -> Steps[dict[ThreadKey, Role]]:
     if len(evidence.tasks) > MAX_THREADS:
         crowd = Role(
             ThreadRole.EMULATOR, RoleSource.REST, conflict=f"more than {MAX_THREADS} threads"
         )
         return {task.key: crowd for task in evidence.tasks}
-    _ask_kernel(evidence, cache)
+    yield from _ask_kernel(evidence, cache)
     _ask_names(evidence)
+    yield
     _ask_order(evidence)
     _ask_flags(evidence, cache)
+    yield
     return _flag_doubles(_decide(evidence))
 
 
-def _ask_kernel(evidence: _Evidence, cache: RoleCache) -> None:
+def _ask_kernel(evidence: _Evidence, cache: RoleCache) -> Steps[None]:
     """Ask debugfs, QMP's answers, and descriptors where they are still needed."""
     keys = {task.key.tid: task.key for task in evidence.tasks if not task.user_worker}
     from_debugfs = debugfs.NOTHING
@@ -156,14 +164,16 @@ def _ask_kernel(evidence: _Evidence, cache: RoleCache) -> None:
     for key, name in cache.qmp_iothreads.items():
         if key in alive:
             evidence.add(key, _Claim(RoleSource.QMP, ThreadRole.IOTHREAD, iothread=name))
+    for key in cache.qmp_others & alive:
+        evidence.add(key, _Claim(RoleSource.QMP, ThreadRole.EMULATOR))
     if evidence.vmm.kvm:
-        _ask_descriptors(evidence, from_debugfs)
+        yield from _ask_descriptors(evidence, from_debugfs)
 
 
-def _ask_descriptors(evidence: _Evidence, from_debugfs: debugfs.VcpuThreads) -> None:
+def _ask_descriptors(evidence: _Evidence, from_debugfs: debugfs.VcpuThreads) -> Steps[None]:
     """Ask what the unnamed threads wait in, and settle what debugfs left in doubt."""
     unnamed = [task for task in evidence.tasks if task.key not in evidence.claims]
-    waiting = kvm_fd.read_waiting(evidence.host.root, unnamed, evidence.machine)
+    waiting = yield from kvm_fd.read_waiting_in_steps(evidence.host.root, unnamed, evidence.machine)
     for key, kvm_id in waiting.ids.items():
         source = RoleSource.KVM_FD
         if from_debugfs.ids.get(key) == kvm_id:
@@ -207,12 +217,8 @@ def _ask_order(evidence: _Evidence) -> None:
 def _guesses(evidence: _Evidence) -> Mapping[ThreadKey, NamedRole]:
     if not evidence.kind.in_order:
         return {}
-    try:
-        argv = evidence.host.cmdline(evidence.vmm.process.pid)
-    except HostError:
-        return {}
-    monitor = not _MONITORS.isdisjoint(argv)
-    return order.guess(evidence.vmm, evidence.tasks, evidence.known, monitor=monitor)
+    vmm = evidence.vmm
+    return order.guess(vmm, evidence.tasks, evidence.known, monitor=vmm.monitor)
 
 
 def _ask_flags(evidence: _Evidence, cache: RoleCache) -> None:

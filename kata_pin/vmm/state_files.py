@@ -2,21 +2,21 @@
 
 Only files of root (or of our own uid) are believed, and no symlink below Kata's directories is
 followed, so a pid from here is a witness in the sense of D5. Kata rewrites persist.json in place: a
-half-written one counts as absent and is read next time. Paths: Go runtime virtcontainers/persist/fs
-and qemu.go (-pidfile); runtime-rs crates/persist.
+half-written one counts as absent and is read next time. A file that cannot be read for a passing
+reason (too many open files) is a HostError: nothing follows from it. Paths: Go runtime
+virtcontainers/persist/fs and qemu.go (-pidfile); runtime-rs crates/persist.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from kata_pin.errors import ParseError
+from kata_pin.errors import HostError, ParseError, is_transient
 from kata_pin.model.sandbox import ContainerState
 from kata_pin.owned_file import FileRefused, read_below
 from kata_pin.vmm.host_access import HostPaths
@@ -27,6 +27,7 @@ from kata_pin.wire.kata.persist import (
     parse_persist,
     parse_rs_state,
 )
+from kata_pin.wire.vmm_cmdline import FIRECRACKER_ID
 
 MAX_PERSIST: Final = 4 * 1024 * 1024
 MAX_PID_FILE: Final = 32
@@ -45,6 +46,14 @@ class KataPaths:
         """Return the Go runtime's QMP socket; runtime-rs has its in the bundle and keeps it."""
         return f"{self.vc}/vm/{sandbox_id}/qmp.sock"
 
+    def jails(self, program: str, sandbox_id: str) -> list[tuple[str, tuple[str, ...]]]:
+        """Return where a sandbox's jail may be, there or not: the base, and the parts below it.
+
+        Of Go's runtime (virtcontainers/fc.go, which cuts ids), and of runtime-rs.
+        """
+        ids = dict.fromkeys((sandbox_id[:FIRECRACKER_ID], sandbox_id))
+        return [(base, (program, one, "root")) for base in (self.vc, self.kata) for one in ids]
+
     def extra_monitor(self, sandbox_id: str) -> str:
         """Return the debug monitor socket (extra_monitor_socket = "qmp"), there or not."""
         return f"{self.vc}/vm/{sandbox_id}/extra-monitor.sock"
@@ -58,7 +67,7 @@ class _File(NamedTuple):
     parse: Callable[[bytes], PersistedSandbox]
 
     def read(self, root: HostPaths) -> PersistedSandbox | None:
-        data = _read(root.path(self.base), *self.parts, limit=MAX_PERSIST)
+        data = _read(root, self.base, *self.parts, limit=MAX_PERSIST)
         return None if data is None else self.parse(data)
 
 
@@ -89,13 +98,40 @@ def read_pids(root: HostPaths, paths: KataPaths, sandbox_id: str) -> dict[int, s
     """Return the pids that Kata's files give for the VMM, each with the name of the file."""
     pids: dict[int, str] = {}
     if is_id(sandbox_id):
-        data = _read(root.path(paths.vc), "vm", sandbox_id, "pid", limit=MAX_PID_FILE) or b""
+        data = _read(root, paths.vc, "vm", sandbox_id, "pid", limit=MAX_PID_FILE) or b""
         if _PID.match(data) and int(data):
             pids[int(data)] = "pid file"
     for name, state in _states(root, paths, sandbox_id):
         if state.vmm_pid:
             pids.setdefault(state.vmm_pid, name)
     return pids
+
+
+def read_jailed_pids(
+    root: HostPaths, paths: KataPaths, sandbox_id: str, programs: Iterable[str]
+) -> set[int]:
+    """Return the pids that jailers left in a sandbox's jails: whom to look at, and no more.
+
+    A VMM may write its own jail's file. Of Go's runtime, whose persist.json may have the pid of a
+    jailer that has ended; with runtime-rs the jailer becomes the VMM.
+    """
+    if not is_id(sandbox_id):
+        return set()
+    found = (
+        _read(root, base, *jail, f"{name}.pid", limit=MAX_PID_FILE) or b""
+        for name in programs
+        for base, jail in paths.jails(name, sandbox_id)[:1]
+    )
+    return {int(data) for data in found if _PID.match(data) and int(data)}
+
+
+def ids_of(root: HostPaths, paths: KataPaths) -> set[str]:
+    """Return the ids of the sandboxes that Kata keeps a state of."""
+    found: set[str] = set()
+    for folder in (f"{paths.vc}/sbs", paths.kata):
+        with suppress(OSError):
+            found.update(filter(is_id, root.calls.listdir(root.path(folder))))
+    return found
 
 
 def virtiofsd_pid(root: HostPaths, paths: KataPaths, sandbox_id: str) -> int:
@@ -145,10 +181,12 @@ def state_stamp(root: HostPaths, paths: KataPaths, sandbox_id: str) -> tuple[int
     """Return modification time and size of what read_state reads; zeros where there is none."""
     for file in _files(paths, sandbox_id):
         try:
-            status = os.lstat(root.path("/".join((file.base, *file.parts))))
-        except OSError:
+            status = root.calls.lstat(root.path("/".join((file.base, *file.parts))))
+        except OSError as error:
+            if is_transient(error):
+                raise HostError("look at", "/".join(file.parts), error.errno or 0) from error
             continue
-        return status.st_mtime_ns, status.st_size
+        return status.modified_ns, status.size
     return 0, 0
 
 
@@ -158,15 +196,22 @@ def read_container_state(
     """Return the state that Go's runtime keeps of a container; running where it keeps none."""
     if is_id(sandbox_id) and is_id(container_id):
         parts = ("sbs", sandbox_id, container_id, "persist.json")
-        data = _read(root.path(paths.vc), *parts, limit=MAX_PERSIST)
+        data = _read(root, paths.vc, *parts, limit=MAX_PERSIST)
         with suppress(ParseError):
             return ContainerState.RUNNING if data is None else container_state(data)
     return ContainerState.RUNNING
 
 
-def _read(base: str, *parts: str, limit: int) -> bytes | None:
-    """Return a file of root's or ours below `base`, None if it is absent or cannot be believed."""
+def _read(root: HostPaths, base: str, *parts: str, limit: int) -> bytes | None:
+    """Return a file of root's or ours below `base`, None if it is absent or cannot be believed.
+
+    HostError if it cannot be read for a passing reason.
+    """
     try:
-        return read_below(base, *parts, limit=limit)
-    except (OSError, FileRefused):
+        return read_below(root.path(base), *parts, limit=limit, calls=root.calls)
+    except FileRefused:
+        return None
+    except OSError as error:
+        if is_transient(error):
+            raise HostError("read", "/".join((base, *parts)), error.errno or 0) from error
         return None

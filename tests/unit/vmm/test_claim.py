@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from kata_pin.errors import TaskGone, VmmError
+from kata_pin.errors import NotRead, TaskGone, VmmError
+from kata_pin.host.cgroup_owner import why_not_roots
 from kata_pin.host.root import HostRoot
 from kata_pin.model.thread import Process, ProcessKey
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.host_access import HostAccess
 from kata_pin.vmm.state_files import KataPaths, read_pids, virtiofsd_pid
-from kata_pin.wire.proc import Cgroups, parse_cgroup
+from kata_pin.wire.proc import Cgroups, ExeFile, parse_cgroup
 from tests.support import recordings
 
 
@@ -53,7 +56,17 @@ def _facts(root: HostRoot, argv: list[str], cgroup: bytes, exe: str = "") -> Hos
         return parse_cgroup(cgroup)
 
     path = exe or argv[0]
-    return HostAccess(root, one, read, lambda _: argv, lambda _: (path, False), cgroups)
+    file = ExeFile(path, deleted=False, device=1, inode=1, uid=0, mode=0o100755)
+    return HostAccess(
+        root,
+        one,
+        read,
+        lambda _: argv,
+        lambda _: (path, False),
+        lambda _: file,
+        cgroups,
+        partial(why_not_roots, root),
+    )
 
 
 @pytest.mark.parametrize("path", recordings.files("**/qemu-cmdline.txt"), ids=recordings.label)
@@ -67,7 +80,7 @@ def test_recorded_command_lines(path: Path, tmp_path: Path) -> None:
     assert vmm.guest.boot >= 1
     assert len(vmm.iothreads) == 1
     with pytest.raises(VmmError, match="no VMM found for sandbox other"):
-        VmmFinder(host).find("other", [1780])
+        VmmFinder(host).find("other", {1780: 0})
 
 
 @pytest.mark.parametrize(
@@ -79,6 +92,26 @@ def test_cgroups_that_do_not_confirm(cgroup: str, tmp_path: Path) -> None:
     host = _facts(HostRoot(str(tmp_path)), argv, f"0::{cgroup}\n".encode())
     with pytest.raises(VmmError, match="no cgroup, parent, file or hook confirms it"):
         VmmFinder(host).find("p1")
+
+
+@pytest.mark.parametrize(
+    ("exe", "hung", "claimed"),
+    [
+        pytest.param("/pause", False, False, id="not read: another runtime's process"),
+        pytest.param("/usr/bin/qemu-system-x86_64", False, True, id="not read: it may be the VMM"),
+        pytest.param("/pause", True, True, id="its memory is locked"),
+    ],
+)
+def test_what_cannot_be_read_may_be_a_claim(
+    exe: str, hung: bool, claimed: bool, tmp_path: Path
+) -> None:
+    """A pod of another runtime is not taken for Kata's because nobody has read its process yet."""
+
+    def unread(pid: int) -> Sequence[str]:
+        raise NotRead(f"command line of process {pid}", hung=hung)
+
+    host = replace(_facts(HostRoot(str(tmp_path)), [], b"0::/\n", exe), cmdline=unread)
+    assert VmmFinder(host).is_claimed("p1", {1780: 0}) is claimed
 
 
 # ---- Kata's files ------------------------------------------------------------------------

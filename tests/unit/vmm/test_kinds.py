@@ -27,12 +27,13 @@ from kata_pin.model.thread import (
     ThreadRole,
 )
 from kata_pin.vmm import kinds
-from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES, Allowlist
+from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES, VmmAllowlist
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.kinds import BUILTIN, GROUP, NamedRole, Row, ThreadName, VmmKind, kind_named
 from kata_pin.vmm.overhead import find_helpers
 from kata_pin.vmm.role_cache import RoleCache
 from kata_pin.vmm.roles import identify
+from kata_pin.vmm.shims import Shims
 from kata_pin.wire.proc import parse_cmdline
 from kata_pin.wire.vmm_cmdline import parse_shim
 from tests.support import recordings
@@ -40,6 +41,7 @@ from tests.support.hosttree import FakeHost
 from tests.support.vmmhost import facts
 
 PID, SHIM = 100, 90
+KATA_SHIM = "/usr/bin/containerd-shim-kata-v2"
 SANDBOX = "0123456789abcdef" * 4
 
 
@@ -86,11 +88,28 @@ SAMPLES = {
         ["cloud-hypervisor", "--api-socket", f"/run/vc/vm/{SANDBOX}/clh-api.sock"],
         "cloud-hyperviso",
         ("vmm", "http-server", "vmm_signal_hand", "vcpu0", "vcpu1", "_disk0_q0", "__rng"),
-        {"vcpu12": _vcpu(12), "vcpu12a": None, "CPU 0/KVM": None, "vmm": None},
+        {
+            "vcpu12": _vcpu(12),
+            "vcpu12a": None,
+            "CPU 0/KVM": None,
+            "vmm": None,
+            "_disk0_q0": _iothread("_disk0_q0"),
+            "_disk12_q3": _iothread("_disk12_q3"),
+            "clh_drive_3_q0": _iothread("clh_drive_3_q0"),
+            "clh_drive_123_q": _iothread("clh_drive_123_q"),  # cut by the kernel
+            "__rng": None,
+            "_vsock1": None,
+            "__balloon": None,
+            "_disk0": None,
+        },
     ),
     "firecracker": Sample(
         "/opt/kata/bin/firecracker",
-        ["firecracker", "--api-sock", f"/run/vc/firecracker/{SANDBOX[:32]}/root/run/fc.socket"],
+        [
+            *("firecracker", "--api-sock"),
+            f"/run/vc/firecracker/{SANDBOX[:32]}/root/run/firecracker.socket",
+            *("--config-file", f"/run/vc/firecracker/{SANDBOX[:32]}/root/fcConfig.json"),
+        ],
         "firecracker",
         ("fc_api", "fc_vcpu 0", "fc_vcpu 1"),
         {"fc_vcpu 3": _vcpu(3), "fc_vcpu3": _vcpu(3), "fc_vmm": None},
@@ -143,6 +162,10 @@ def _run(kind: VmmKind, host: FakeHost) -> Running:
         for number, comm in enumerate(names)
     ]
     return Running(VmmFinder(facts(host.root)).find(SANDBOX), host, tasks)
+
+
+def _shims(host: FakeHost) -> Shims:
+    return Shims(facts(host.root))
 
 
 def _be(host: FakeHost, pid: int, exe: str, argv: Sequence[str]) -> None:
@@ -214,7 +237,7 @@ def test_vhost_kernel_threads_of_any_thread(kind: VmmKind, host: FakeHost) -> No
         host.process(200 + number, comm=f"vhost-{task.key.tid}", ppid=2, flags=PF_KTHREAD)
     host.process(300, comm=f"vhost-{PID + 99}", ppid=2, flags=PF_KTHREAD)
     threads = [task.key for task in running.tasks]
-    helpers = find_helpers(facts(host.root), running.vmm, SANDBOX, threads)
+    helpers = find_helpers(facts(host.root), running.vmm, SANDBOX, threads, _shims(host))
     found = {h.process.pid for h in helpers if h.role is ThreadRole.VHOST}
     assert found == {200 + number for number in range(len(threads))}
 
@@ -225,8 +248,13 @@ def test_the_shim_is_a_helper_of_those_beside_it(kind: VmmKind, host: FakeHost) 
     running = _run(kind, host)
     if not kind.in_shim:
         host.process(SHIM, comm="containerd-shim")
-        _be(host, SHIM, "/usr/bin/shim", ["containerd-shim-kata-v2", "-id", SANDBOX])
-    helpers = find_helpers(facts(host.root), running.vmm, SANDBOX, ())
+        _be(
+            host,
+            SHIM,
+            "/usr/bin/containerd-shim-kata-v2",
+            ["containerd-shim-kata-v2", "-id", SANDBOX],
+        )
+    helpers = find_helpers(facts(host.root), running.vmm, SANDBOX, (), _shims(host))
     assert [h.process.pid for h in helpers] == ([] if kind.in_shim else [SHIM])
 
 
@@ -242,10 +270,11 @@ def test_a_shim_is_read_once(host: FakeHost) -> None:
         return parse_cmdline((host.folder / f"proc/{pid}/cmdline").read_bytes())
 
     access = replace(access, cmdline=cmdline)
-    found = [find_helpers(access, running.vmm, SANDBOX, ()) for _ in range(2)]
-    _be(host, SHIM, "/usr/bin/shim", ["containerd-shim-kata-v2", "-id", SANDBOX])
+    shims = Shims(access)
+    found = [find_helpers(access, running.vmm, SANDBOX, (), shims) for _ in range(2)]
+    _be(host, SHIM, KATA_SHIM, ["containerd-shim-kata-v2", "-id", SANDBOX])
     reads.clear()
-    found += [find_helpers(access, running.vmm, SANDBOX, ()) for _ in range(3)]
+    found += [find_helpers(access, running.vmm, SANDBOX, (), shims) for _ in range(3)]
     assert [len(helpers) for helpers in found] == [0, 0, 1, 1, 1]
     assert reads == [SHIM]
 
@@ -300,13 +329,13 @@ def _worker(tid: int, comm: str) -> Task:
 )
 def test_allow_list(path: str, name: str | None) -> None:
     """Exact directories; patterns in the file's name only."""
-    kind = Allowlist(HostRoot(), DEFAULT_EXECUTABLES).kind_of(path)
+    kind = VmmAllowlist(HostRoot(), DEFAULT_EXECUTABLES).kind_of(path)
     assert (kind.name if kind else None) == name
 
 
 def test_an_executable_that_no_row_fits_is_a_qemu() -> None:
     """An administrator may allow a QEMU under another name."""
-    allowed = Allowlist(HostRoot(), [*DEFAULT_EXECUTABLES, "/srv/vmm"])
+    allowed = VmmAllowlist(HostRoot(), [*DEFAULT_EXECUTABLES, "/srv/vmm"])
     assert allowed.kind_of("/srv/vmm") is kinds.QEMU
 
 
@@ -365,7 +394,7 @@ def entry_points(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def test_a_row_by_entry_point(entry_points: list[str], caplog: pytest.LogCaptureFixture) -> None:
     """A configured executable of an unknown name loads them; a broken one is logged, no more."""
-    allowed = Allowlist(HostRoot(), [*DEFAULT_EXECUTABLES, "/opt/x/othervmm"])
+    allowed = VmmAllowlist(HostRoot(), [*DEFAULT_EXECUTABLES, "/opt/x/othervmm"])
     assert allowed.kind_of("/opt/x/othervmm") is OTHER
     assert kind_named("othervmm") is OTHER
     assert entry_points == [GROUP]
@@ -374,7 +403,7 @@ def test_a_row_by_entry_point(entry_points: list[str], caplog: pytest.LogCapture
 
 def test_known_executables_load_no_row(entry_points: list[str]) -> None:
     """Looking for entry points costs time, so ordinary nodes do not."""
-    Allowlist(HostRoot(), [*DEFAULT_EXECUTABLES, "/srv/qemu-system-x86_64"])
+    VmmAllowlist(HostRoot(), [*DEFAULT_EXECUTABLES, "/srv/qemu-system-x86_64"])
     assert entry_points == []
 
 

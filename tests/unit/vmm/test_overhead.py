@@ -10,6 +10,7 @@ from kata_pin.host.root import HostRoot
 from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import PF_KTHREAD, Process, ProcessKey, RoleSource, ThreadKey, ThreadRole
 from kata_pin.vmm.overhead import Helper, find_helpers, served_by
+from kata_pin.vmm.shims import Shims
 from kata_pin.wire.proc import kernel_worker
 from tests.support.vmmhost import facts
 
@@ -59,7 +60,8 @@ def test_kernel_threads_by_exact_name_and_parent(tmp_path: Path) -> None:
     def kernel(pid: int, role: ThreadRole, starttime: int = 1) -> Helper:
         return Helper(ProcessKey(pid, starttime), role, RoleSource.FLAGS)
 
-    assert find_helpers(host, vmm, "p1", [ThreadKey(1780, 1780, 1), ThreadKey(1780, 1781, 5)]) == (
+    threads = [ThreadKey(1780, 1780, 1), ThreadKey(1780, 1781, 5)]
+    assert find_helpers(host, vmm, "p1", threads, Shims(host)) == (
         kernel(1785, ThreadRole.KVM),
         kernel(1789, ThreadRole.VHOST),
         kernel(1790, ThreadRole.VHOST),

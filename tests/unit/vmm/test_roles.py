@@ -24,7 +24,7 @@ from kata_pin.vmm import roles
 from kata_pin.vmm.host_access import HostAccess
 from kata_pin.vmm.role_cache import RoleCache
 from kata_pin.vmm.roles import identify
-from kata_pin.wire.qemu.qmp import QmpAnswers, QmpCpu
+from kata_pin.wire.qemu.qmp import QmpAnswers, QmpCpu, QmpIothread
 from tests.support.vmmhost import facts
 
 PID = 100
@@ -139,6 +139,20 @@ def test_names_and_answers_that_disagree(host: HostAccess) -> None:
     assert found[1].conflict == "qmp reports vcpu 0, name reports vcpu 3"
 
 
+def test_what_qmp_does_not_list_is_neither_vcpu_nor_iothread(host: HostAccess) -> None:
+    """The monitor's thread lived when QEMU was asked; a later one may be a hotplugged vCPU."""
+    main, iothread, monitor, vcpu, late = _tasks(*["qemu-system-x86"] * 5)
+    answers = QmpAnswers((QmpCpu(0, vcpu.key.tid),), (QmpIothread("iot0", iothread.key.tid),))
+    vmm = replace(_vmm("qemu", boot=1), guest=GuestTopology(boot=1, maximum=2), kvm=False)
+    before = {task.key for task in (main, iothread, monitor, vcpu)}
+    threads = [main, iothread, monitor, vcpu, late]
+    found = identify(host, vmm, threads, RoleCache(), answers, asked=before)
+    assert found[iothread.key] == Role(ThreadRole.IOTHREAD, RoleSource.QMP, iothread="iot0")
+    assert found[monitor.key] == Role(ThreadRole.EMULATOR, RoleSource.QMP)
+    assert found[main.key] == Role(ThreadRole.EMULATOR, RoleSource.QMP)
+    assert found[late.key].conflict.startswith("may be a vCPU")
+
+
 def test_a_crowd_is_not_looked_into(host: HostAccess, monkeypatch: pytest.MonkeyPatch) -> None:
     """Above the limit no source is asked and all goes to the whole mask."""
     monkeypatch.setattr(roles, "MAX_THREADS", 2)
@@ -157,7 +171,7 @@ KVM_RUN = "16 {fd:#x} 0xae80"
 @pytest.fixture
 def vmm() -> Vmm:
     """Two boot vCPUs that can all be there is, and one iothread."""
-    return replace(_vmm("qemu", boot=2), iothreads=("iot0",))
+    return replace(_vmm("qemu", boot=2), iothreads=("iot0",), monitor=True)
 
 
 def _boot(folder: Path, *, cpu0: str, cpu1: str, iothread: str = POLL) -> HostAccess:
@@ -166,7 +180,6 @@ def _boot(folder: Path, *, cpu0: str, cpu1: str, iothread: str = POLL) -> HostAc
     (home / "fd").mkdir(parents=True)
     for number in range(2):
         (home / "fd" / str(10 + number)).symlink_to(f"anon_inode:kvm-vcpu:{number}")
-    (home / "cmdline").write_bytes(b"qemu\0-qmp\0unix:fd=3\0")
     calls = {MAIN: POLL, RCU: FUTEX, IOT: iothread, MON: POLL, CPU0: cpu0, CPU1: cpu1}
     for tid, call in calls.items():
         (home / "task" / str(tid)).mkdir(parents=True)
