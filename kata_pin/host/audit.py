@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 from kata_pin.host.files import read_once
-from kata_pin.host.process import GONE_ERRNOS, translated
+from kata_pin.host.process import translated
 from kata_pin.host.root import HostRoot
+from kata_pin.model.steps import STEP, Steps, at_once
 from kata_pin.wire.proc import parse_starttime
 
 
@@ -51,52 +52,63 @@ class Expected(NamedTuple):
     affinity: frozenset[int]
 
 
-def audit_affinity(root: HostRoot, tgid: int, expected: Mapping[int, frozenset[int]]) -> Finding:
+def audit_affinity_in_steps(
+    root: HostRoot, tgid: int, expected: Mapping[int, frozenset[int]]
+) -> Steps[Finding]:
     """Compare the process's threads, by tid, and their affinities with what is expected.
 
     One listing and one system call a thread. A process that is gone has all its threads gone.
     Raises HostError for an errno that no vanished thread explains.
     """
-    get_affinity = root.scheduler.get_affinity
-    observed = _observe(root, tgid, get_affinity)
+    get_affinity = root.calls.get_affinity
+    observed = yield from _observe(root, tgid, get_affinity)
     if observed == expected:
         return NOTHING
     return _compare(observed, expected, set(expected))
 
 
-def audit_deep(root: HostRoot, tgid: int, expected: Mapping[int, Expected]) -> Finding:
+def audit_deep_in_steps(
+    root: HostRoot, tgid: int, expected: Mapping[int, Expected]
+) -> Steps[Finding]:
     """Compare start times too: another start time means that the thread exited and a new one came.
 
     One stat file a thread on top of audit_affinity; raises HostError likewise.
     """
-    get_affinity = root.scheduler.get_affinity
+    get_affinity = root.calls.get_affinity
     base = f"{root.proc()}/{tgid}/task"
 
     def look(tid: int) -> tuple[int, AbstractSet[int]]:
         return parse_starttime(read_once(f"{base}/{tid}/stat")), get_affinity(tid)
 
-    observed = _observe(root, tgid, look)
+    observed = yield from _observe(root, tgid, look)
     if observed == expected:
         return NOTHING
     same = {tid for tid, e in expected.items() if tid in observed and observed[tid][0] == e[0]}
     return _compare(observed, expected, same)
 
 
-def _observe(root: HostRoot, tgid: int, look: Callable[[int], T]) -> dict[int, T]:
+audit_affinity = at_once(audit_affinity_in_steps)
+audit_deep = at_once(audit_deep_in_steps)
+
+
+def _observe(root: HostRoot, tgid: int, look: Callable[[int], T]) -> Steps[dict[int, T]]:
     """Return what `look` sees of each thread, without those that vanish meanwhile."""
+    tids: list[int] = []
+    observed: dict[int, T] = {}
     try:
-        tids = list(map(int, os.listdir(f"{root.proc()}/{tgid}/task")))
-        return {tid: look(tid) for tid in tids}
-    except OSError as error:
-        if error.errno not in GONE_ERRNOS:
-            raise translated(error, "audit", f"process {tgid}") from error
-    observed = {}
-    names: list[str] = []  # one vanished: look again, thread by thread
-    with suppress(*VANISHED):
-        names = os.listdir(f"{root.proc()}/{tgid}/task")
-    for tid in map(int, names):
         with suppress(*VANISHED):
-            observed[tid] = look(tid)
+            tids = list(map(int, os.listdir(f"{root.proc()}/{tgid}/task")))
+        for start in range(0, len(tids), STEP):
+            several = tids[start : start + STEP]
+            try:
+                observed |= {tid: look(tid) for tid in several}
+            except VANISHED:  # look again, thread by thread
+                for tid in several:
+                    with suppress(*VANISHED):
+                        observed[tid] = look(tid)
+            yield
+    except OSError as error:
+        raise translated(error, "audit", f"process {tgid}") from error
     return observed
 
 

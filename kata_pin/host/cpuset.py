@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from kata_pin.errors import ParseError
+from kata_pin.errors import HostError, ParseError, is_transient
 from kata_pin.host.files import STAT_BYTES, read_bytes, read_once, read_text
 from kata_pin.host.process import translated
 from kata_pin.host.root import HostRoot
@@ -35,7 +35,7 @@ _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True)
 class CgroupMount:
-    """A mounted hierarchy that can carry cpusets, of cgroup v1 or v2.
+    """A mounted hierarchy that can carry a controller, of cgroup v1 or v2.
 
     `root` is the cgroup seen at `point`.
     """
@@ -57,13 +57,19 @@ class CgroupMount:
         return self.point + cgroup.removeprefix(base).rstrip("/")
 
 
-def cgroup_mounts(root: HostRoot) -> tuple[CgroupMount, ...]:
-    """Return the mounts of v1's cpuset controller and of v2, in mount order; none if unreadable."""
+def cgroup_mounts(root: HostRoot, controller: str = "cpuset") -> tuple[CgroupMount, ...]:
+    """Return the mounts of v1's controller and of v2, in mount order; none if unreadable.
+
+    HostError if they cannot be read for a passing reason.
+    """
+    path = root.proc("self/mountinfo")
     try:
-        text = read_text(root.proc("self/mountinfo"), MAX_MOUNTINFO)
-    except OSError:
+        text = read_text(path, MAX_MOUNTINFO)
+    except OSError as error:
+        if is_transient(error):
+            raise HostError("read", path, error.errno or 0) from error
         return ()
-    return tuple(mount for line in text.split("\n") if (mount := _mount(root, line)))
+    return tuple(mount for line in text.split("\n") if (mount := _mount(root, line, controller)))
 
 
 def cpuset_folders(mounts: Sequence[CgroupMount], cgroup: str) -> list[str]:
@@ -164,19 +170,20 @@ class CpusetReader:
                 yield mount, folder
 
 
-def _mount(root: HostRoot, line: str) -> CgroupMount | None:
-    """Return the mount that a line of mountinfo describes, None for all that carry no cpusets."""
+def _mount(root: HostRoot, line: str, controller: str) -> CgroupMount | None:
+    """Return the mount that a line of mountinfo describes, None for all without the controller."""
     place, _, filesystem = line.partition(" - ")
     left, right = place.split(" "), filesystem.split(" ")
     if len(left) < 5 or len(right) < 3:
         return None
-    v1 = right[0] == "cgroup" and "cpuset" in right[2].split(",")
+    v1 = right[0] == "cgroup" and controller in right[2].split(",")
     if not v1 and right[0] != "cgroup2":
         return None
-    return CgroupMount(v1, _unescape(left[3]), root.path(_unescape(left[4])))
+    return CgroupMount(v1, unescaped(left[3]), root.path(unescaped(left[4])))
 
 
-def _unescape(text: str) -> str:
+def unescaped(text: str) -> str:
+    """Return a path of mountinfo as it is: blanks and backslashes stand there in octal."""
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
 
 
@@ -202,8 +209,15 @@ def _v2_cpus(folder: str, top: str) -> CpuSet:
 
 
 def _read(path: str) -> CpuSet | None:
-    """Return a cpuset file's CPUs, None when it is not there or makes no sense."""
+    """Return a cpuset file's CPUs, None when it is not there or makes no sense.
+
+    HostError if it cannot be read for a passing reason: the folder above may allow more.
+    """
     try:
         return CpuSet.parse(read_text(path), source=path)
-    except (OSError, ParseError):
+    except ParseError:
+        return None
+    except OSError as error:
+        if is_transient(error):
+            raise HostError("read", path, error.errno or 0) from error
         return None

@@ -17,19 +17,19 @@ from typing import Final, TypeVar
 from kata_pin.errors import HostError, TaskGone
 from kata_pin.host.files import read_bytes, read_once
 from kata_pin.host.root import HostRoot
+from kata_pin.model.steps import STEP, Steps, finish
 from kata_pin.model.thread import Process, ProcessKey
 from kata_pin.wire.proc import (
+    DELETED,
     MAX_CGROUP,
     MAX_CMDLINE,
     Cgroups,
+    ExeFile,
     kernel_worker,
     parse_cgroup,
     parse_cmdline,
     parse_stat,
 )
-
-DELETED: Final = " (deleted)"
-"""What the kernel appends to the path of a file that was unlinked or replaced."""
 
 GONE_ERRNOS: Final = frozenset({ENOENT, ESRCH})
 """What opening (ENOENT) or reading (ESRCH) a file of a vanished process gives."""
@@ -74,7 +74,7 @@ def exe(root: HostRoot, pid: int) -> tuple[str, bool]:
     """
     path = root.proc(pid, "exe")
     try:
-        target = os.readlink(path)
+        target = root.calls.readlink(path)
     except OSError as error:
         if error.errno not in GONE_ERRNOS:
             hint = "needs CAP_SYS_PTRACE"
@@ -82,6 +82,18 @@ def exe(root: HostRoot, pid: int) -> tuple[str, bool]:
         read_process(root, pid)
         return "", False
     return target.removesuffix(DELETED), target.endswith(DELETED)
+
+
+def exe_file(root: HostRoot, pid: int) -> ExeFile:
+    """Return the file that a process executes; raises as `exe` does."""
+    path, deleted = exe(root, pid)
+    if not root.live:  # a captured tree has the links only
+        return ExeFile(path, deleted, device=0, inode=0, uid=0, mode=0)
+    try:
+        found = root.calls.stat(root.proc(pid, "exe"))
+    except OSError as error:
+        raise translated(error, "look at the executable of", f"process {pid}") from error
+    return ExeFile(path, deleted, found.device, found.inode, found.uid, found.mode)
 
 
 def cgroups(root: HostRoot, pid: int) -> Cgroups:
@@ -146,6 +158,10 @@ class ProcessIndex:
 
         A process whose parent exited is read again too, because it has a new parent.
         """
+        finish(self.refresh_in_steps(full=full))
+
+    def refresh_in_steps(self, *, full: bool = False) -> Steps[None]:
+        """Look again, in steps: a full look at thousands of processes takes long."""
         path = self._root.proc()
         try:
             with os.scandir(path) as entries:
@@ -164,9 +180,14 @@ class ProcessIndex:
             del self._processes[pid]
         self._inodes = inodes
         self._young = set()
-        if self._read(unread) or gone:
+        changed = yield from self._read(unread)
+        if changed or gone:
             self._by_parent = self._workers = None
             self.version += 1
+
+    def note_change(self) -> None:
+        """Count what else was read of processes as a change: `version` is another one."""
+        self.version += 1
 
     def get(self, pid: int) -> Process | None:
         """Return the process with this pid."""
@@ -194,16 +215,18 @@ class ProcessIndex:
             self._workers = _grouped((worker.owner, p) for worker, p in named if worker)
         return self._workers
 
-    def _read(self, pids: set[int]) -> bool:
+    def _read(self, pids: set[int]) -> Steps[bool]:
         """Read these processes; return whether any is other than was known."""
         changed = False
         young_after = time.clock_gettime(time.CLOCK_BOOTTIME) * YOUNG_TICKS - YOUNG_TICKS
-        for pid in pids:
+        for number, pid in enumerate(pids, start=1):
+            if number % STEP == 0:
+                yield
             try:
                 process = read_process(self._root, pid)
             except TaskGone:
                 changed |= self._processes.pop(pid, None) is not None
-                del self._inodes[pid]
+                self._inodes.pop(pid, None)  # another look may have noticed first
                 continue
             if self._processes.get(pid) != process:
                 self._processes[pid] = process

@@ -1,35 +1,15 @@
-"""Where the host's files hang, and how its scheduler is asked: the one thing tests replace.
+"""Where the host's files hang, and how calls that need rights are made: what tests replace.
 
 A HostRoot lives as long as the program. A captured tree is an ordinary root; a test that wants
-affinities there brings its own Scheduler.
+affinities there brings its own Calls.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
-
-class Scheduler(Protocol):
-    """The two system calls of sched_setaffinity(2), raising OSError as `os` does."""
-
-    def get_affinity(self, tid: int) -> set[int]:
-        """Return the CPUs that the thread may use, offline ones left out by the kernel."""
-
-    def set_affinity(self, tid: int, cpus: Iterable[int]) -> None:
-        """Set the thread's affinity."""
-
-
-class KernelScheduler:
-    """The running kernel."""
-
-    get_affinity = staticmethod(os.sched_getaffinity)
-    set_affinity = staticmethod(os.sched_setaffinity)
-
-
-KERNEL: Final = KernelScheduler()
+from kata_pin.calls import DIRECT, Calls
 
 
 @dataclass(frozen=True)
@@ -37,12 +17,12 @@ class HostRoot:
     """The root that every host path hangs off.
 
     `debugfs` is where debugfs is mounted, a path as seen from `root` (D6: it may be a
-    private mount). `scheduler` answers affinity questions.
+    private mount). `calls` makes the system calls that may need rights.
     """
 
     root: str = "/"
     debugfs: str = "/sys/kernel/debug"
-    scheduler: Scheduler = KERNEL
+    calls: Calls = DIRECT
     _prefix: str = field(init=False, repr=False, compare=False, default="")
 
     def __post_init__(self) -> None:

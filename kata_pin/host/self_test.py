@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from kata_pin.errors import HostError, KataPinError
+from kata_pin.errors import HostError, KataPinError, reason_of
 from kata_pin.host.cpuset import CgroupMount, cgroup_mounts
 from kata_pin.host.files import read_text
 from kata_pin.host.root import HostRoot
@@ -58,7 +58,7 @@ def pins_stick(root: HostRoot) -> PinsStick:
         with _cgroup(root, mount) as folder:
             return _try(root, folder, mount)
     except (OSError, KataPinError) as error:
-        return PinsStick(Sticking.UNKNOWN, str(error))
+        return PinsStick(Sticking.UNKNOWN, reason_of(error))
 
 
 def _usable_mount(root: HostRoot) -> CgroupMount:
@@ -97,10 +97,10 @@ def _try(root: HostRoot, folder: str, mount: CgroupMount) -> PinsStick:
     _write(folder, "cpuset.cpus", str(wide))
     with _bystander() as pid:
         _write(folder, "cgroup.procs", str(pid))
-        root.scheduler.set_affinity(pid, pinned)
+        os.sched_setaffinity(pid, pinned)
         _write(folder, "cpuset.cpus", str(pinned))
         _write(folder, "cpuset.cpus", str(wide))
-        after = CpuSet(root.scheduler.get_affinity(pid))
+        after = CpuSet(root.calls.get_affinity(pid))
     if after == pinned:
         return PinsStick(Sticking.STICK, f"a pin to {pinned} outlived a change of its cpuset")
     return PinsStick(Sticking.LOST, f"a pin to {pinned} became {after} when its cpuset changed")

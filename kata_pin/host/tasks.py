@@ -8,8 +8,9 @@ the rest is the kernel's word.
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -21,6 +22,7 @@ from kata_pin.host.process import GONE_ERRNOS, task_names, translated
 from kata_pin.host.root import HOST, HostRoot
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import Report
+from kata_pin.model.steps import STEP, Steps, finish
 from kata_pin.model.thread import Task, Thread, ThreadKey
 from kata_pin.wire.proc import parse_starttime, parse_stat
 
@@ -51,7 +53,7 @@ def read_task(root: HostRoot, tgid: int, tid: int, cpusets: CpusetReader) -> Tas
     """
     try:
         stat = parse_stat(read_once(f"{root.proc()}/{tgid}/task/{tid}/stat"))
-        affinity = root.scheduler.get_affinity(tid)
+        affinity = root.calls.get_affinity(tid)
     except OSError as error:
         raise translated(error, "read", f"thread {tid} of process {tgid}") from error
     cgroup, cpuset = cpusets.of(tgid, tid)
@@ -59,7 +61,7 @@ def read_task(root: HostRoot, tgid: int, tid: int, cpusets: CpusetReader) -> Tas
         ThreadKey(tgid, tid, stat.starttime),
         stat.comm,
         stat.flags,
-        _as_cpuset(frozenset(affinity)),
+        as_cpuset(frozenset(affinity)),
         cpuset,
         cgroup,
         stat.processor,
@@ -90,18 +92,32 @@ class TaskReader:
         self._known: dict[int, dict[int, _Known]] = {}
         self.read_at = 0.0
         """When last CPU and CPU time of the threads were last read (CLOCK_MONOTONIC)."""
+        self.left_out = 0
+        """Threads that were not read because there were too many; the caller sets it back."""
 
     def read(self, root: HostRoot, tgid: int, cpusets: CpusetReader) -> list[Task]:
         """Return the threads of a process by tid; one that exits meanwhile is left out.
 
         Raises TaskGone when the process is gone.
         """
+        return finish(self.read_in_steps(root, tgid, cpusets))
+
+    def read_in_steps(
+        self, root: HostRoot, tgid: int, cpusets: CpusetReader, *, most: int = sys.maxsize
+    ) -> Steps[list[Task]]:
+        """Do what `read` does, in steps; of more than `most` threads those with the lowest tids."""
         inodes = list_inodes(root, tgid)
+        chosen = sorted(inodes)
+        if len(chosen) > most:
+            self.left_out += len(chosen) - most
+            chosen = sorted(sorted(chosen, key=lambda tid: (tid != tgid, tid))[:most])
         known = self._known.get(tgid, {})
         cgroups = _Cgroups(tgid, cpusets, len(known))
         young_after = time.clock_gettime(time.CLOCK_BOOTTIME) - NAMED_AFTER_S
         seen: dict[int, _Known] = {}
-        for tid in sorted(inodes):
+        for number, tid in enumerate(chosen, start=1):
+            if number % STEP == 0:
+                yield
             inode, old = inodes[tid], known.get(tid)
             try:
                 if old is not None and old.inode and old.inode == inode:
@@ -202,6 +218,28 @@ def with_usage(root: HostRoot, report: Report) -> Report:
     return replace(report, threads=tuple(map(used, report.threads)))
 
 
+def moved_since(root: HostRoot, threads: Sequence[Thread]) -> Steps[dict[ThreadKey, CpuSet]]:
+    """Return the affinities, as of now, of the threads that were moved since they were read.
+
+    In steps. Threads that have exited, or whose tid is another thread's by now, are left out.
+    """
+    ask = root.calls.get_affinity
+    found: dict[ThreadKey, CpuSet] = {}
+    for number, thread in enumerate(threads, start=1):
+        if number % STEP == 0:
+            yield
+        key = thread.key
+        try:
+            affinity = ask(key.tid)
+            if affinity != as_numbers(thread.task.affinity) and (
+                starttime(root, key.tgid, key.tid) == key.starttime
+            ):
+                found[key] = as_cpuset(frozenset(affinity))
+        except (OSError, TaskGone, ParseError):
+            continue
+    return found
+
+
 class RunTime(NamedTuple):
     """Seconds since a thread's birth: on a CPU, and ready but waiting for one.
 
@@ -241,7 +279,7 @@ def starttime(root: HostRoot, tgid: int, tid: int) -> int:
 def get_affinity(tid: int, root: HostRoot = HOST) -> CpuSet:
     """Return the thread's affinity, offline CPUs left out by the kernel; raises TaskGone."""
     try:
-        return _as_cpuset(frozenset(root.scheduler.get_affinity(tid)))
+        return as_cpuset(frozenset(root.calls.get_affinity(tid)))
     except OSError as error:
         raise translated(error, "get affinity of", f"thread {tid}") from error
 
@@ -253,6 +291,6 @@ def as_numbers(cpus: CpuSet) -> frozenset[int]:
 
 
 @lru_cache(maxsize=1024)
-def _as_cpuset(cpus: frozenset[int]) -> CpuSet:
+def as_cpuset(cpus: frozenset[int]) -> CpuSet:
     """Return the set as a CpuSet: a node has few distinct affinities, each with many threads."""
     return CpuSet(cpus)

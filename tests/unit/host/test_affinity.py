@@ -30,21 +30,21 @@ def test_done(host: FakeHost) -> None:
     """The affinity is set and read back; no other thread's changes."""
     result = apply(host.root, to("1-2"))
     assert (result.outcome, str(result.after)) == (Outcome.DONE, "1-2")
-    assert host.scheduler.affinities == {10: {0, 1, 2, 3}, 11: {1, 2}, 12: {0, 1, 2, 3}}
+    assert host.calls.affinities == {10: {0, 1, 2, 3}, 11: {1, 2}, 12: {0, 1, 2, 3}}
 
 
 def test_clipped_by_the_cpuset(host: FakeHost) -> None:
     """A target wider than the cpuset is set, and what the kernel left of it is told."""
-    host.scheduler.cpusets[11] = frozenset({1})
+    host.calls.cpusets[11] = frozenset({1})
     result = apply(host.root, to("1-2"))
     assert (result.outcome, str(result.after)) == (Outcome.CLIPPED, "1")
 
 
 def test_refused_outside_the_cpuset(host: FakeHost) -> None:
     """EINVAL is a refusal and changes nothing."""
-    host.scheduler.cpusets[11] = frozenset({1})
+    host.calls.cpusets[11] = frozenset({1})
     assert apply(host.root, to("2-3")).outcome is Outcome.REFUSED
-    assert host.scheduler.affinities[11] == {0, 1, 2, 3}
+    assert host.calls.affinities[11] == {0, 1, 2, 3}
 
 
 def test_empty_target_is_refused(host: FakeHost) -> None:
@@ -54,14 +54,14 @@ def test_empty_target_is_refused(host: FakeHost) -> None:
 
 def test_denied(host: FakeHost) -> None:
     """EPERM is the missing capability."""
-    host.scheduler.refuse[11] = errno.EPERM
+    host.calls.refuse[11] = errno.EPERM
     assert apply(host.root, to("1")).outcome is Outcome.DENIED
 
 
 def test_fixed_kernel_thread(host: FakeHost) -> None:
     """EINVAL from a kernel thread that nobody may move is no refusal by a cpuset."""
     host.process(50, flags=0x0020_0000 | PF_NO_SETAFFINITY)
-    host.scheduler.refuse[50] = errno.EINVAL
+    host.calls.refuse[50] = errno.EINVAL
     action = Action(ThreadKey(50, 50, 100), CpuSet([1]), CpuSet(), "test")
     assert apply(host.root, action).outcome is Outcome.FIXED
 
@@ -75,34 +75,34 @@ def test_gone_before(host: FakeHost) -> None:
 
 def test_zero_never_means_ourselves(host: FakeHost) -> None:
     """A tid of 0, the caller itself for the system call, is a thread that does not exist."""
-    host.scheduler.affinities[0] = frozenset({0})
+    host.calls.affinities[0] = frozenset({0})
     assert apply(host.root, to("1", tid=0)).outcome is Outcome.GONE
-    assert host.scheduler.affinities[0] == {0}
+    assert host.calls.affinities[0] == {0}
 
 
 def test_reused_before(host: FakeHost) -> None:
     """A tid that belongs to a later thread is not touched."""
     host.thread(10, 11, starttime=200)
     assert apply(host.root, to("1")).outcome is Outcome.REUSED
-    assert host.scheduler.affinities[11] == {0, 1, 2, 3}
+    assert host.calls.affinities[11] == {0, 1, 2, 3}
 
 
 def test_reused_during_the_call(host: FakeHost) -> None:
     """A tid that changes hands between the look and the call is reported, not undone."""
-    host.scheduler.before_set = lambda tid: host.thread(10, tid, starttime=300)
+    host.calls.before_set = lambda tid: host.thread(10, tid, starttime=300)
     assert apply(host.root, to("1")).outcome is Outcome.REUSED
-    assert host.scheduler.affinities[11] == {1}
+    assert host.calls.affinities[11] == {1}
 
 
 def test_dies_during_the_call(host: FakeHost) -> None:
     """A thread that dies between the look and the call is gone (ESRCH)."""
-    host.scheduler.refuse[11] = errno.ESRCH
+    host.calls.refuse[11] = errno.ESRCH
     assert apply(host.root, to("1")).outcome is Outcome.GONE
 
 
 def test_unknown_errno_is_an_error(host: FakeHost) -> None:
     """An errno that sched_setaffinity(2) does not list is raised with the thread's number."""
-    host.scheduler.refuse[11] = errno.ENOSYS
+    host.calls.refuse[11] = errno.ENOSYS
     with pytest.raises(HostError, match="thread 11") as caught:
         apply(host.root, to("1"))
     assert caught.value.errno == errno.ENOSYS

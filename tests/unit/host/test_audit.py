@@ -9,7 +9,7 @@ import pytest
 
 from kata_pin.errors import HostError
 from kata_pin.host.audit import NOTHING, Expected, Finding, audit_affinity, audit_deep
-from tests.support.hosttree import FakeHost, FakeScheduler
+from tests.support.hosttree import FakeCalls, FakeHost
 
 ALL = frozenset(range(4))
 
@@ -30,7 +30,7 @@ def test_nothing_differs(host: FakeHost) -> None:
 
 def test_every_difference(host: FakeHost) -> None:
     """A moved, an unexpected and a missing thread are each told by tid."""
-    host.scheduler.affinities[11] = frozenset({3})
+    host.calls.affinities[11] = frozenset({3})
     finding = audit_affinity(host.root, 10, dict.fromkeys((10, 11, 99), ALL))
     assert finding == Finding(moved=(11,), born=(12,), gone=(99,))
 
@@ -42,8 +42,8 @@ def test_gone_process(host: FakeHost) -> None:
 
 def test_thread_dies_after_the_listing(host: FakeHost) -> None:
     """A thread that is listed but has no affinity any more is gone; the rest is still compared."""
-    del host.scheduler.affinities[11]
-    host.scheduler.affinities[12] = frozenset({0})
+    del host.calls.affinities[11]
+    host.calls.affinities[12] = frozenset({0})
     finding = audit_affinity(host.root, 10, dict.fromkeys((10, 11, 12), ALL))
     assert finding == Finding(moved=(12,), gone=(11,))
 
@@ -53,7 +53,7 @@ def test_deep_sees_a_reused_tid(host: FakeHost) -> None:
     expected = {tid: Expected(100, ALL) for tid in (10, 11, 12)}
     assert audit_deep(host.root, 10, expected) is NOTHING
     host.thread(10, 11, starttime=200)
-    host.scheduler.affinities[12] = frozenset({1})
+    host.calls.affinities[12] = frozenset({1})
     finding = audit_deep(host.root, 10, expected)
     assert finding == Finding(moved=(12,), born=(11,), gone=(11,))
 
@@ -61,9 +61,9 @@ def test_deep_sees_a_reused_tid(host: FakeHost) -> None:
 def test_other_errors_are_raised(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """An errno that no vanished thread explains is an error, not a finding."""
 
-    def broken(_self: FakeScheduler, _tid: int) -> set[int]:
+    def broken(_self: FakeCalls, _tid: int) -> set[int]:
         raise OSError(errno.ENOSYS, "no such system call")
 
-    monkeypatch.setattr(FakeScheduler, "get_affinity", broken)
+    monkeypatch.setattr(FakeCalls, "get_affinity", broken)
     with pytest.raises(HostError, match="audit process 10"):
         audit_affinity(host.root, 10, {})

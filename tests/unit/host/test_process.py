@@ -172,7 +172,7 @@ def test_thread_that_vanishes_is_left_out(host: FakeHost) -> None:
     """A pass goes on without a thread that exits during it, and ends with the process."""
     host.process(10, threads=3)
     (host.folder / "proc/10/task/11/stat").unlink()
-    del host.scheduler.affinities[12]
+    del host.calls.affinities[12]
     reader = CpusetReader(host.root)
     assert [task.key.tid for task in TaskReader().read(host.root, 10, reader)] == [10]
     host.end_thread(10, 10)
@@ -183,7 +183,7 @@ def test_thread_that_vanishes_is_left_out(host: FakeHost) -> None:
 def test_fields_of_a_task(host: FakeHost) -> None:
     """A task has the fields of its stat file, its affinity and its cgroup."""
     host.process(10, comm="CPU 0/KVM", starttime=77, cgroup="0::/kata_x")
-    host.scheduler.affinities[10] = frozenset({2})
+    host.calls.affinities[10] = frozenset({2})
     (task,) = TaskReader().read(host.root, 10, CpusetReader(host.root))
     assert (task.comm, task.key.starttime, task.cgroup) == ("CPU 0/KVM", 77, "/kata_x")
     assert (str(task.affinity), str(task.cpuset)) == ("2", "")

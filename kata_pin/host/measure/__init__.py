@@ -1,0 +1,1 @@
+"""Measuring: reads the kernel's accounts of tasks, CPUs, interrupts and memory."""
