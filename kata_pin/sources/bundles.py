@@ -11,7 +11,8 @@ import errno
 import os
 from collections.abc import Iterable
 
-from kata_pin.errors import KataPinError
+from kata_pin.calls import DIRECT, Calls
+from kata_pin.errors import HostError, KataPinError, is_transient
 from kata_pin.owned_file import FileRefused, read_below
 
 DEFAULT_ROOTS = (
@@ -43,7 +44,8 @@ class BundleReader:
     configured or as resolved, and /run also as /var/run where that is a link to it.
     """
 
-    def __init__(self, roots: Iterable[str] = DEFAULT_ROOTS) -> None:
+    def __init__(self, roots: Iterable[str] = DEFAULT_ROOTS, calls: Calls = DIRECT) -> None:
+        self._calls = calls
         self._roots: dict[str, str] = {}
         for root in roots:
             resolved = os.path.realpath(root)
@@ -53,11 +55,12 @@ class BundleReader:
     def read_config(self, bundle: str) -> bytes:
         """Return `bundle`/config.json, at most MAX_CONFIG_BYTES.
 
-        Raises BundleGone when it does not exist, BundleRefused when it may not be read.
+        Raises BundleGone when it does not exist, BundleRefused when it may not be read, HostError
+        when it cannot be read for a passing reason, such as too many open files.
         """
         parts = (*self._locate(bundle), CONFIG_NAME)
         try:
-            return read_below("/", *parts, limit=MAX_CONFIG_BYTES)
+            return read_below("/", *parts, limit=MAX_CONFIG_BYTES, calls=self._calls)
         except FileRefused as error:
             raise BundleRefused(bundle, str(error)) from error
         except OSError as error:
@@ -97,6 +100,8 @@ def _meaning(bundle: str, error: OSError) -> KataPinError:
     """Translate an error of open(2) or read(2)."""
     if error.errno == errno.ENOENT:
         return BundleGone(f"bundle {bundle[:256]!r} no longer exists")
+    if is_transient(error):
+        return HostError("read config.json of", f"bundle {bundle[:256]!r}", error.errno or 0)
     # O_NOFOLLOW: ELOOP for a link, but ENOTDIR where O_DIRECTORY is asked too (open(2))
     if error.errno in {errno.ELOOP, errno.ENOTDIR}:
         return BundleRefused(bundle, "a symlink or a file in place of a folder")

@@ -1,4 +1,4 @@
-"""Changing a container's cpuset through CRI, as the kubelet's CPU manager does.
+"""Changing a container's cpuset through CRI, as the kubelet's CPU manager does, and listing states.
 
 The library (grpcio, the extra `kata-pin[cri]`) costs 20 MiB and 150 ms, so a thread loads it with
 the first call. Each call opens its own connection: calls are few, and a runtime that restarts
@@ -24,6 +24,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Final, Protocol
 
+from kata_pin.calls import DIRECT, Calls
+from kata_pin.errors import reason_of
+from kata_pin.model.sandbox import ContainerState
+from kata_pin.owned_file import OUR_UID
+from kata_pin.sources.relay import relayed
 from kata_pin.sources.updater import (
     DEADLINE_S,
     SLOW,
@@ -32,17 +37,25 @@ from kata_pin.sources.updater import (
     UpdateRefused,
 )
 from kata_pin.wire.ids import printable
-from kata_pin.wire.kube.cri import UPDATE_RESOURCES, update_resources_request
+from kata_pin.wire.kube.cri import (
+    LIST_CONTAINERS,
+    UPDATE_RESOURCES,
+    parse_containers,
+    update_resources_request,
+)
 from kata_pin.wire.nri.replies import Cpuset
 
 LIBRARY: Final = "grpc"
 MISSING: Final = "the library grpcio is not installed: pip install 'kata-pin[cri]'"
 
+MAX_ANSWER: Final = 16 * 1024 * 1024
+"""Longest list of containers: containerd sends no longer message either."""
+
 _OPTIONS: Final = (
     ("grpc.default_authority", "localhost"),  # a path's own is refused by strict servers
     ("grpc.use_local_subchannel_pool", 1),  # no back-off of an earlier connection's
     ("grpc.enable_retries", 0),
-    ("grpc.max_receive_message_length", 64 * 1024),
+    ("grpc.max_receive_message_length", MAX_ANSWER),
 )
 
 
@@ -52,6 +65,7 @@ class CriClient:
 
     path: str
     deadline_s: float = DEADLINE_S
+    calls: Calls = DIRECT
 
     @property
     def problem(self) -> str:
@@ -60,17 +74,57 @@ class CriClient:
 
     async def update(self, container_id: str, cpuset: Cpuset) -> None:
         """Change a container's cpuset; see Updater."""
-        _check_owner(self.path)
+        await self._called(UPDATE_RESOURCES, update_resources_request(container_id, cpuset))
+
+    async def containers(self) -> dict[str, ContainerState]:
+        """Return the states of all containers by id; raises as `update`, and ParseError."""
+        return parse_containers(await self._called(LIST_CONTAINERS, b""))
+
+    async def _called(self, name: str, request: bytes) -> bytes:
+        """Make a call and return its answer."""
+        self._check_owner()
         grpc = await asyncio.to_thread(_library)
-        channel = grpc.insecure_channel(f"unix:{self.path}", options=_OPTIONS)
+        async with relayed(self._connected()) as address:
+            channel = grpc.insecure_channel(f"unix-abstract:{address}", options=_OPTIONS)
+            try:
+                call = channel.unary_unary(name).future(request, timeout=self.deadline_s)
+                await _ended(call)
+                self._judge(call.code().name, printable(call.details() or ""))
+                return bytes(call.result())
+            finally:
+                channel.close()
+
+    def _connected(self) -> socket.socket:
+        """Return a socket connected to the runtime, which may take rights."""
         try:
-            method = channel.unary_unary(UPDATE_RESOURCES)
-            request = update_resources_request(container_id, cpuset)
-            call = method.future(request, timeout=self.deadline_s)
-            await _ended(call)
-            self._judge(call.code().name, printable(call.details() or ""))
-        finally:
-            channel.close()
+            return self.calls.connect(self.path)
+        except BlockingIOError as error:
+            raise UpdateRefused("the runtime accepts no more connections for now") from error
+        except OSError as error:
+            raise RuntimeUnavailable(f"{self.path}: {reason_of(error)}") from error
+
+    def _is_served(self) -> bool:
+        """Return whether a process listens on the socket; a full queue counts as yes."""
+        try:
+            self.calls.connect(self.path).close()
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def _check_owner(self) -> None:
+        """Raise RuntimeUnavailable unless the path is a socket that belongs to root or us."""
+        try:
+            status = self.calls.stat(self.path)
+        except OSError as error:
+            raise RuntimeUnavailable(f"{self.path}: {reason_of(error)}") from error
+        if not stat.S_ISSOCK(status.mode):
+            raise RuntimeUnavailable(f"{self.path}: not a socket")
+        if status.uid not in {0, OUR_UID}:
+            raise RuntimeUnavailable(
+                f"{self.path}: the socket is owned by uid {status.uid}, not by root"
+            )
 
     def _judge(self, code: str, details: str) -> None:
         if code == "OK":
@@ -79,7 +133,7 @@ class CriClient:
             raise ContainerUnknown(f"the runtime does not know the container: {details}")
         if code == "DEADLINE_EXCEEDED":
             raise UpdateRefused(SLOW.format(self.deadline_s))
-        if code == "UNAVAILABLE" and not _is_served(self.path):
+        if code == "UNAVAILABLE" and not self._is_served():
             raise RuntimeUnavailable(f"{self.path}: {code}: {details}")
         raise UpdateRefused(details or code)
 
@@ -118,28 +172,3 @@ async def _ended(call: _Call) -> None:
         await done
     finally:
         call.cancel()
-
-
-def _is_served(path: str) -> bool:
-    """Return whether a process listens on a socket; a full queue counts as yes."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
-        sock.settimeout(0)
-        try:
-            sock.connect(path)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-    return True
-
-
-def _check_owner(path: str) -> None:
-    """Raise RuntimeUnavailable unless the path is a socket that belongs to root or us."""
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        raise RuntimeUnavailable(f"{path}: {error.strerror}") from error
-    if not stat.S_ISSOCK(status.st_mode):
-        raise RuntimeUnavailable(f"{path}: not a socket")
-    if status.st_uid not in {0, os.geteuid()}:
-        raise RuntimeUnavailable(f"{path}: the socket is owned by uid {status.st_uid}, not to root")

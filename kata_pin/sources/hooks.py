@@ -16,7 +16,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from kata_pin.errors import RemoteProtocolError
+from kata_pin.errors import RemoteProtocolError, reason_of
 from kata_pin.sources import unix_socket
 from kata_pin.wire import hook_message
 from kata_pin.wire.hook_message import HookDecoder, HookMessage
@@ -141,9 +141,10 @@ class HookServer:
         except TimeoutError:
             log.warning("hook connection dropped: deadline passed")
         except (RemoteProtocolError, ConnectionError, PermissionError) as error:
-            log.warning("hook connection dropped: %s", error)
-        except Exception:
-            log.exception("hook connection failed")
+            log.warning("hook connection dropped: %s", reason_of(error))
+        except Exception as error:  # the fault barrier of one hook: it spools
+            log.error("hook not answered, its message is spooled: %s", reason_of(error))
+            log.debug("hook not answered", exc_info=True)
         finally:
             receiver.close(peer)
             self._slots.release()
@@ -191,7 +192,7 @@ class _Receiver(asyncio.Protocol):
 
 async def _accept(listener: socket.socket) -> socket.socket:
     """Return the next connection; unlike loop.sock_accept, a cancellation loses none."""
-    loop = asyncio.get_running_loop()
+    loop, level = asyncio.get_running_loop(), logging.WARNING
     while True:
         try:
             return listener.accept()[0]
@@ -203,5 +204,6 @@ async def _accept(listener: socket.socket) -> socket.socket:
             finally:
                 loop.remove_reader(listener)
         except OSError as error:  # out of descriptors or memory: hooks wait in the backlog
-            log.warning("cannot accept a hook connection: %s; retrying", error.strerror)
+            log.log(level, "cannot accept a hook connection: %s; retrying", error.strerror)
+            level = logging.DEBUG
             await asyncio.sleep(ACCEPT_RETRY_S)

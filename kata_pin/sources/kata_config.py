@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kata_pin.errors import ParseError
+from kata_pin.errors import ParseError, reason_of
 from kata_pin.owned_file import FileRefused, read_owned
-from kata_pin.wire.kata.config import MAX_CHARACTERS, KataConfig, parse_kata_config
+from kata_pin.wire.kata.config import KataConfig, parse_kata_config
+from kata_pin.wire.toml_text import MAX_CHARACTERS
 
 PATTERNS: Final = ("configuration*.toml", "*/configuration*.toml", "*/*/configuration*.toml")
 """Names below a folder: Kata's own, those in runtime-rs/, and kata-deploy's runtimes/<name>/."""
@@ -52,7 +53,7 @@ def _read(path: str) -> KataConfigFile:
     except (FileRefused, ParseError) as error:
         return KataConfigFile(path, problem=str(error))
     except OSError as error:
-        return KataConfigFile(path, problem=error.strerror or str(error))
+        return KataConfigFile(path, problem=reason_of(error))
 
 
 def _drop_ins(path: str) -> Iterator[str]:

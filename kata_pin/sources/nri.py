@@ -19,13 +19,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
-from kata_pin.errors import KataPinError
+from kata_pin.calls import DIRECT, Calls
+from kata_pin.errors import KataPinError, reason_of
 from kata_pin.sources import unix_socket
 from kata_pin.sources.nri_ports import Decider, Listener
 from kata_pin.sources.nri_session import REGISTER_S, NriSession
@@ -63,6 +65,7 @@ class NriPlugin:
     index: str
     wanted: bool
     decider: Decider | None = None
+    calls: Calls = DIRECT
     runtime: str = field(default="", init=False)
     connected_at: float | None = field(default=None, init=False)
     problem: str = field(default="not connected yet", init=False)
@@ -79,6 +82,8 @@ class NriPlugin:
                 self._complain(error)
             await asyncio.sleep(RETRY_S[min(self._tries, len(RETRY_S) - 1)])
             self._tries += 1
+            # A failed session is in cycles, with all it received; by now its transport is gone.
+            gc.collect(1)
 
     @property
     def updates_problem(self) -> str:
@@ -98,7 +103,7 @@ class NriPlugin:
         except TimeoutError as error:
             raise UpdateRefused(SLOW.format(DEADLINE_S)) from error
         except (KataPinError, OSError) as error:
-            raise RuntimeUnavailable(f"{self.socket_path}: {error}") from error
+            raise RuntimeUnavailable(f"{self.socket_path}: {reason_of(error)}") from error
         if response.code == Code.NOT_FOUND:
             details = printable(response.message)
             raise ContainerUnknown(f"the runtime does not know the container: {details}")
@@ -112,7 +117,8 @@ class NriPlugin:
         session = NriSession(self.listener, self.decider)
         loop = asyncio.get_running_loop()
         async with _deadline(CONNECT_S, "connecting"):
-            transport, _ = await loop.create_unix_connection(lambda: session, self.socket_path)
+            sock = self.calls.connect(self.socket_path)
+            transport, _ = await loop.create_unix_connection(lambda: session, sock=sock)
         try:
             unix_socket.require_trusted(transport.get_extra_info("socket"))
             async with _deadline(REGISTER_S, "registering"):
@@ -132,7 +138,7 @@ class NriPlugin:
 
     def _complain(self, error: Exception) -> None:
         """Log a problem once, not at every try."""
-        problem = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        problem = reason_of(error)
         absent = isinstance(error, FileNotFoundError | ConnectionRefusedError)
         if problem == self._logged:
             level = logging.DEBUG

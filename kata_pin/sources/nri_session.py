@@ -13,7 +13,13 @@ import time
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from kata_pin.errors import KataPinError, ParseError, RemoteProtocolError, StateError
+from kata_pin.errors import (
+    KataPinError,
+    ParseError,
+    RemoteProtocolError,
+    StateError,
+    reason_of,
+)
 from kata_pin.sources.nri_calls import RuntimeCalls
 from kata_pin.sources.nri_ports import CreationRefused, Decider, Listener
 from kata_pin.sources.updater import DEADLINE_S
@@ -22,6 +28,7 @@ from kata_pin.wire.nri import messages as nri
 from kata_pin.wire.nri import mux, replies
 from kata_pin.wire.nri.messages import Configuration, Event, EventKind, Snapshot
 from kata_pin.wire.nri.replies import Cpuset, Update
+from kata_pin.wire.nri.synchronize import SnapshotParts
 from kata_pin.wire.nri.versions import updates_problem
 from kata_pin.wire.ttrpc import Code, Frame, FrameDecoder, Request, Response
 
@@ -35,7 +42,6 @@ SHARE: Final = 0.2
 MAX_WAIT_S: Final = 1.0  # longest wait of StartContainer, whatever the runtime's timeout
 MAX_WAITING: Final = 64  # StartContainers that may wait at once; a runtime has one at a time
 MAX_NAME: Final = 120  # longest name and version of a runtime that is shown
-MAX_PARTS: Final = 256  # most messages of one Synchronize
 
 MAX_UNREAD: Final = 1 << 20
 """Most bytes of answers that a runtime may leave unread before it is disconnected."""
@@ -63,7 +69,7 @@ class NriSession(asyncio.Protocol):
         self._frames = {mux.PLUGIN: FrameDecoder(), mux.RUNTIME: FrameDecoder()}
         self._transport: asyncio.Transport | None = None
         self._runtime = Configuration("", "", nri.REQUEST_MS / 1000)
-        self._parts: list[Snapshot] = []
+        self._parts = SnapshotParts()
         self._parts_since_ns = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._unanswered: set[int] = set()
@@ -132,7 +138,11 @@ class NriSession(asyncio.Protocol):
         expected = isinstance(error, KataPinError | OSError)
         if not expected and not self.closed.done():
             log.debug("NRI: unexpected error", exc_info=error)
-        reason = error if expected else RemoteProtocolError(f"{type(error).__name__}: {error}")
+        reason = (
+            error
+            if expected
+            else RemoteProtocolError(f"{type(error).__name__}: {reason_of(error)}")
+        )
         self._calls.end(reason)
         for future in (self.synchronized, self.closed):
             if not future.done():
@@ -205,8 +215,9 @@ class NriSession(asyncio.Protocol):
             answer = decider.decide(event, stamp_ns)
         except CreationRefused as refused:
             self._refuse(stream, Code.RESOURCE_EXHAUSTED, refused.message)
-        except Exception:  # a fault of the decider must not fail a container
-            log.exception("NRI: cannot decide %s", event.kind.method)
+        except Exception as error:  # a fault of the decider must not fail a container
+            log.error("NRI: cannot decide %s: %s", event.kind.method, reason_of(error))
+            log.debug("NRI: cannot decide", exc_info=True)
             self._reply(stream)
             if event.kind not in nri.ASKED:
                 self._listener.take(event, stamp_ns)
@@ -217,18 +228,14 @@ class NriSession(asyncio.Protocol):
 
     def _synchronize(self, stream: int, payload: bytes) -> None:
         """Take one part of a snapshot, and act on it once the last one is here."""
-        part = nri.parse_synchronize(payload)
         if not self._parts:
             self._parts_since_ns = _now_ns()
-        self._parts.append(part)
-        if len(self._parts) > MAX_PARTS:
-            raise RemoteProtocolError("Synchronize does not end")
-        whole = None if part.more else nri.joined(self._parts)
+        whole = self._parts.feed(payload)
         if whole is None:
             self._reply(stream, replies.synchronize_reply(more=True))
             return
         self._reply(stream, replies.synchronize_reply(self._adopted(whole)))
-        self._parts = []
+        self._parts = SnapshotParts()
         self._start(self._rebuild(whole, self._parts_since_ns))
 
     def _adopted(self, whole: Snapshot) -> tuple[Update, ...]:
@@ -239,8 +246,9 @@ class NriSession(asyncio.Protocol):
             return self._decider.adopt(whole)
         except StateError:
             raise
-        except Exception:  # the node stays as it is
-            log.exception("NRI: cannot decide Synchronize")
+        except Exception as error:  # the node stays as it is
+            log.error("NRI: cannot decide Synchronize: %s", reason_of(error))
+            log.debug("NRI: cannot decide", exc_info=True)
             return ()
 
     def _report(self, stream: int, event: Event) -> None:

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from errno import ECONNREFUSED, ENOBUFS, ETIMEDOUT
 from typing import Final
 
+from kata_pin.broker.connector import process_events
 from kata_pin.errors import HostError
 
 KTHREADD: Final = 2  # the pid of the parent of all kernel threads
@@ -40,13 +41,9 @@ PAUSE_S: Final = 0.001
 """After 16 wakes less than 2 ms apart, events gather for 1 ms before each read: in a fork storm
 most of the cost is waking up for a single event."""
 
-RECEIVE_BYTES: Final = 4 * 1024 * 1024
-"""Room for about 10,000 events in the kernel (it accounts some 800 bytes for each)."""
-
 _HEADER: Final = struct.Struct("=IHHIIIIIIHH")  # nlmsghdr, then cn_msg
 _EVENT: Final = struct.Struct("=16xII12xI12xIIII")  # idx, val; what; four words of event data
 _ACK: Final = struct.Struct("=28xI4xI12xI")  # cn_msg.ack; what; error
-_NETLINK_CONNECTOR: Final = 11
 _NLMSG_DONE: Final = 3
 _CN_IDX_PROC: Final = 1
 _CN_VAL_PROC: Final = 1
@@ -54,8 +51,8 @@ _LISTEN: Final = 1  # enum proc_cn_mcast_op
 _IGNORE: Final = 2
 _NONE: Final = 0x0  # enum proc_cn_event
 _FORK: Final = 0x1
+_EXEC: Final = 0x2
 _EXIT: Final = 0x8000_0000
-_SO_RCVBUFFORCE: Final = 33  # asm-generic/socket.h; not in Python's socket module
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,46 +80,39 @@ class TaskExit:
 
 
 @dataclass(frozen=True, slots=True)
+class NewProgram:
+    """A process that `wanted` chose now runs another program (execve(2))."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class Overrun:
     """Events were lost: read everything again."""
 
 
-Event = NewThread | NewProcess | TaskExit | Overrun
-
-
-def connector() -> socket.socket:
-    """Return a socket for process events, connected so that only the kernel can send to it.
-
-    Raises OSError.
-    """
-    sock = socket.socket(
-        socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, _NETLINK_CONNECTOR
-    )
-    try:
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, RECEIVE_BYTES)
-        except PermissionError:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
-        sock.bind((0, _CN_IDX_PROC))
-        sock.connect((0, 0))
-    except OSError:
-        sock.close()
-        raise
-    return sock
+Event = NewThread | NewProcess | NewProgram | TaskExit | Overrun
 
 
 class ProcEvents:
     """Process events, in batches: `async for batch in events`.
 
     `tracked` holds the tgids that matter; it is shared, and a change takes effect at once. Reported
-    too are the children of those, and new kernel threads (vhost workers before Linux 6.4). One
-    consumer at a time.
+    too are the children of those, new kernel threads (vhost workers before Linux 6.4), and of the
+    processes that run another program now those that `wanted` chooses by their pid: it is called
+    for each of the node's, so it must be cheap. One consumer at a time. `connect` returns a socket
+    over which its argument, a request, was sent.
     """
 
     def __init__(
-        self, tracked: AbstractSet[int], *, connect: Callable[[], socket.socket] = connector
+        self,
+        tracked: AbstractSet[int],
+        *,
+        wanted: Callable[[int], bool] | None = None,
+        connect: Callable[[bytes], socket.socket] = process_events,
     ) -> None:
         self._tracked = tracked
+        self._wanted = wanted
         self._connect = connect
         self._sock: socket.socket | None = None
         self._buffer = bytearray(4096)
@@ -138,12 +128,13 @@ class ProcEvents:
 
         Events that come before the acknowledgement count.
         """
+        token = secrets.randbits(31)
         try:
-            sock = self._connect()
+            sock = self._connect(_request(token, _LISTEN))
         except OSError as error:
             raise _unavailable(error) from error
         try:
-            await self._subscribe(sock, timeout_s)
+            await self._subscribe(sock, token, timeout_s)
         except OSError as error:
             sock.close()
             raise _unavailable(error) from error
@@ -185,11 +176,10 @@ class ProcEvents:
         batch, self._pending = tuple(self._pending), []
         return batch
 
-    async def _subscribe(self, sock: socket.socket, timeout_s: float) -> None:
+    async def _subscribe(self, sock: socket.socket, token: int, timeout_s: float) -> None:
+        """Wait for the acknowledgement, then ask for the events that are used, and no others."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        token = secrets.randbits(31)
-        sock.send(_request(token, _LISTEN))
         async with asyncio.timeout_at(deadline):
             # Where events are always ready, nothing here yields and the timeout never fires.
             while loop.time() < deadline:
@@ -200,7 +190,8 @@ class ProcEvents:
                 elif error:
                     raise OSError(error, "refused")
                 else:
-                    sock.send(_request(token, _LISTEN, _FORK | _EXIT))
+                    execs = 0 if self._wanted is None else _EXEC
+                    sock.send(_request(token, _LISTEN, _FORK | execs | _EXIT))
                     return
         raise TimeoutError
 
@@ -245,8 +236,11 @@ class ProcEvents:
                     self._keep(NewThread(tgid, child))
             elif second in self._tracked or second == KTHREADD:
                 self._keep(NewProcess(child, second))
-        elif what == _EXIT and second in self._tracked:
-            self._keep(TaskExit(second, first))
+        elif what == _EXIT:
+            if second in self._tracked:
+                self._keep(TaskExit(second, first))
+        elif what == _EXEC and self._wanted is not None and self._wanted(second):
+            self._keep(NewProgram(second))
 
     def _keep(self, event: Event) -> None:
         """Append an event, unless an Overrun is pending, which covers it."""

@@ -20,7 +20,7 @@ from kata_pin.errors import RemoteProtocolError
 from kata_pin.owned_file import FileRefused, read_owned
 from kata_pin.sources.watches import folder_events
 from kata_pin.wire import hook_message
-from kata_pin.wire.hook_message import HookMessage
+from kata_pin.wire.hook_message import UNINSTALLED, HookMessage
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,19 @@ class Spool:
         self._max_bad = max_bad
 
     def prepare(self) -> None:
-        """Create the folder, for root alone, where tmpfiles.d has not. Raises OSError."""
+        """Create the folder, for its owner alone, where tmpfiles.d has not. Raises OSError.
+
+        Its messages, which root's hooks write, get its group, so that the daemon can read them.
+        """
         os.makedirs(self._directory, mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(UNINSTALLED))
+
+    def retire(self) -> None:
+        """Tell hooks that are still configured not to spool, until a daemon runs again."""
+        with contextlib.suppress(OSError):  # without the folder they cannot
+            descriptor = os.open(self._path(UNINSTALLED), os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.close(descriptor)
 
     def pending(self) -> Iterator[HookMessage]:
         """Yield the messages in the order of their stamps, reading each when its turn comes.
@@ -97,7 +108,7 @@ class Spool:
                 key = hook_message.parse_spool_name(name)
                 if key is not None:
                     messages.append((key, name))
-                elif name != "bad":
+                elif name not in {"bad", UNINSTALLED}:
                     others.append(name)
         return [name for _, name in sorted(messages)], others
 
@@ -129,10 +140,21 @@ class Spool:
         log.warning("spooled message %s is invalid, moved to %s: %s", name, self._bad, reason)
         try:
             os.makedirs(self._bad, mode=0o700, exist_ok=True)
-            os.rename(self._path(name), os.path.join(self._bad, name))
+            self._move(name)
             self._prune()
         except OSError as error:
             log.warning("cannot move spooled message %s: %s", name, error.strerror)
+
+    def _move(self, name: str) -> None:
+        """Move a file to `bad`; a folder that only its owner can move is removed, if empty."""
+        try:
+            os.rename(self._path(name), os.path.join(self._bad, name))
+        except PermissionError as refused:
+            try:
+                os.rmdir(self._path(name))
+            except OSError:
+                raise refused from None
+            log.warning("%s is an empty folder of another user: removed instead", name)
 
     def _prune(self) -> None:
         """Keep the newest of what was set aside."""

@@ -17,6 +17,7 @@ import contextlib
 import itertools
 import logging
 import os
+import stat
 import time
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from typing import Final, NamedTuple
 
 from asyncinotify import Mask
 
+from kata_pin.calls import DIRECT, Calls
 from kata_pin.sources.watches import ARRIVED, Folder, KeyEvent, Watches
 from kata_pin.wire.ids import is_id
 
@@ -48,13 +50,15 @@ class Changes:
 
     everything: bool = False
     kubelet: bool = False
+    claims: bool = False
     sandboxes: set[str] = field(default_factory=set)
     """Sandboxes whose state Kata wrote, or that appeared or disappeared."""
     cpusets: set[str] = field(default_factory=set)
     """Sandboxes with a cgroup whose cpuset was written."""
 
     def __bool__(self) -> bool:
-        return self.everything or self.kubelet or bool(self.sandboxes or self.cpusets)
+        of_node = self.everything or self.kubelet or self.claims
+        return of_node or bool(self.sandboxes or self.cpusets)
 
 
 class _State(NamedTuple):
@@ -73,12 +77,17 @@ class _Cpuset(NamedTuple):
 class StateWatch:
     """Watches the files; `overruns` counts how often the kernel dropped events.
 
-    `vc` and `kata` are the state folders of the two runtimes, `kubelet` is the checkpoint's path.
+    `vc` and `kata` are the state folders of the two runtimes, `kubelet` is the checkpoint's path,
+    `claims` the folder of CDI specs.
     """
 
-    def __init__(self, *, vc: str, kata: str, kubelet: str) -> None:
+    def __init__(
+        self, *, vc: str, kata: str, kubelet: str, claims: str, calls: Calls = DIRECT
+    ) -> None:
+        self._calls = calls
         self._places = {"persist.json": os.path.join(vc, "sbs"), "state.json": kata}
         self._kubelet = kubelet
+        self._claims = claims
         self._cpusets: dict[str, dict[str, None]] = {}
         self._open: _Open | None = None
         self.overruns = 0
@@ -94,8 +103,10 @@ class StateWatch:
         while True:
             began = time.monotonic()
             try:
-                with contextlib.closing(Watches()) as watches:
-                    self._open = _Open(watches, self._places, self._kubelet, self._cpusets)
+                with contextlib.closing(Watches(calls=self._calls)) as watches:
+                    self._open = _Open(
+                        watches, self._places, self._kubelet, self._claims, self._cpusets
+                    )
                     yield Changes(everything=True)
                     while (events := await watches.next()) is not None:
                         changes = self._open.changes(events)
@@ -146,22 +157,25 @@ class _Open:
         watches: Watches,
         places: Mapping[str, str],
         kubelet: str,
+        claims: str,
         cpusets: Mapping[str, Collection[str]],
     ) -> None:
         folder, self._kubelet_name = os.path.split(kubelet)
         self.watches = watches
         self._places = {file: Folder(watches, path, _ENTRIES) for file, path in places.items()}
         self._kubelet = Folder(watches, folder, _WRITTEN)
+        self._claims = Folder(watches, claims, _WRITTEN)
+        self._of_node = (self._kubelet, self._claims)
         self._known: dict[str, set[_State]] = {file: set() for file in places}
         self._cpusets = cpusets
         self._inodes: dict[str, int] = {}
-        for one in (*self._places.values(), self._kubelet):
+        for one in (*self._places.values(), *self._of_node):
             one.arm()
         self.rearm()
 
     def rearm(self) -> None:
         """Watch what exists now."""
-        for folder in (*self._places.values(), self._kubelet):
+        for folder in (*self._places.values(), *self._of_node):
             if not folder.current:
                 folder.arm()
         for file in self._places:
@@ -186,6 +200,11 @@ class _Open:
                     if moved:
                         folder.arm()
                     changes.kubelet |= moved or event.name == self._kubelet_name
+                case Folder() as folder if folder is self._claims:
+                    moved = folder.moved(event)
+                    if moved:
+                        folder.arm()
+                    changes.claims |= moved or event.name.endswith(".json")
                 case Folder() as folder:
                     changes.sandboxes |= self._entries(folder, event)
         return changes
@@ -211,7 +230,11 @@ class _Open:
     def _list(self, file: str) -> set[str]:
         """Watch the sandboxes that exist and no others; return former and present ones."""
         folder, before = self._places[file], self._known[file]
-        now = {_State(file, one) for one in _folders(folder.path)} if folder.exists else set()
+        now = (
+            {_State(file, one) for one in _folders(folder.path, self.watches.calls)}
+            if folder.exists
+            else set()
+        )
         for key in before - now:
             self.watches.discard(key)
         self._known[file] = {
@@ -241,12 +264,13 @@ class _Open:
         self.watches.discard(_Cpuset(path))
 
 
-def _folders(path: str) -> Iterator[str]:
+def _folders(path: str, calls: Calls) -> Iterator[str]:
     """Yield the entries that may be sandboxes: real folders whose names can be ids."""
     try:
-        with os.scandir(path) as entries:
-            for entry in itertools.islice(entries, MAX_LISTED):
-                if is_id(entry.name) and entry.is_dir(follow_symlinks=False):
-                    yield entry.name
+        names = calls.listdir(path)[:MAX_LISTED]
     except OSError:
         return
+    for name in filter(is_id, names):
+        with contextlib.suppress(OSError):
+            if stat.S_ISDIR(calls.lstat(os.path.join(path, name)).mode):
+                yield name

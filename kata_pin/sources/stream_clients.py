@@ -16,11 +16,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from kata_pin.errors import RemoteProtocolError
+from kata_pin.errors import RemoteProtocolError, reason_of
 
 log = logging.getLogger(__name__)
 
 BACKLOG: Final = 64
+PIECE: Final = 64 * 1024
+"""Bytes that are sent at once."""
+
 TAKE_S: Final = 10.0
 """Longest that a client may take to receive what was sent."""
 
@@ -76,9 +79,13 @@ class Clients:
             async with asyncio.timeout(TAKE_S):
                 await writer.wait_closed()
         except (RemoteProtocolError, ConnectionError, TimeoutError, EOFError) as error:
-            log.debug("%s dropped: %s", self.name, str(error) or "too slow")
+            log.debug(
+                "%s dropped: %s",
+                self.name,
+                "too slow" if isinstance(error, TimeoutError) else reason_of(error),
+            )
         except Exception as error:  # the fault barrier of one client
-            log.error("%s failed: %s", self.name, error)
+            log.error("%s failed: %s", self.name, reason_of(error))
             log.debug("%s failed", self.name, exc_info=True)
         finally:
             writer.transport.abort()  # unsent bytes are dropped
@@ -86,7 +93,14 @@ class Clients:
 
 
 async def send(writer: asyncio.StreamWriter, data: bytes, within_s: float) -> None:
-    """Send bytes; raises TimeoutError if the client does not take them, ConnectionError."""
-    writer.write(data)
+    """Send bytes; raises TimeoutError if the client does not take them in time, ConnectionError.
+
+    Piece by piece: for a long text the transport would make a copy per client, and hold up the loop
+    while the kernel takes it.
+    """
+    whole = memoryview(data)
     async with asyncio.timeout(within_s):
-        await writer.drain()
+        for start in range(0, len(whole), PIECE):
+            writer.write(whole[start : start + PIECE])
+            await writer.drain()
+            await asyncio.sleep(0)

@@ -8,6 +8,8 @@ import socket
 import struct
 from typing import Final, NamedTuple
 
+from kata_pin.owned_file import OUR_UID
+
 _UCRED: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -19,8 +21,8 @@ class Peer(NamedTuple):
 
     @property
     def trusted(self) -> bool:
-        """Whether it runs as root or as our own user."""
-        return self.uid in {0, os.geteuid()}
+        """Whether it runs as root or as the person that started this program (broker/trust.py)."""
+        return self.uid in {0, OUR_UID}
 
 
 def listen(path: str, *, backlog: int, mode: int = 0o600, gid: int | None = None) -> socket.socket:
@@ -37,7 +39,7 @@ def listen(path: str, *, backlog: int, mode: int = 0o600, gid: int | None = None
         listener.settimeout(0)
         listener.bind(fresh)
         os.chmod(fresh, mode)
-        if gid is not None:
+        if gid is not None and os.stat(fresh).st_gid != gid:  # the unit's group is ours already
             os.chown(fresh, -1, gid)
         listener.listen(backlog)
         os.rename(fresh, path)

@@ -13,11 +13,15 @@ import contextlib
 import errno
 import logging
 import os
+import stat
 from collections.abc import AsyncGenerator, Callable, Hashable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from asyncinotify import Event, Inotify, Mask, Watch
+
+from kata_pin.calls import DIRECT, Calls
 
 log = logging.getLogger(__name__)
 
@@ -80,11 +84,34 @@ class KeyEvent:
         return bool(self.mask & LOST)
 
 
-class Watches:
-    """The set, until `close`; raises OSError when the kernel has no inotify instance left."""
+class _Inotify(Inotify):
+    """An instance that is told by other calls what to watch."""
 
-    def __init__(self, limit: int = MAX_WATCHES) -> None:
-        self._inotify = Inotify(cache_size=CACHED, sync_timeout=0)
+    __slots__ = ("_calls",)
+
+    def __init__(self, calls: Calls) -> None:
+        super().__init__(cache_size=CACHED, sync_timeout=0)
+        self._calls = calls
+
+    def add_watch(self, path: os.PathLike[str] | bytes | str, mask: Mask) -> Watch:
+        """Watch a path; as the library does it."""
+        number = self._calls.add_watch(self.fd, os.fsdecode(path), int(mask))
+        watch = self._watches.get(number)
+        if watch is None:
+            watch = Watch(inotify=self, path=Path(os.fsdecode(path)), mask=mask, wd=number)
+            self._watches[number] = watch
+        return watch
+
+
+class Watches:
+    """The set, until `close`; raises OSError when the kernel has no inotify instance left.
+
+    `calls` may have the rights to watch.
+    """
+
+    def __init__(self, limit: int = MAX_WATCHES, calls: Calls = DIRECT) -> None:
+        self.calls = calls
+        self._inotify = _Inotify(calls)
         self._limit = limit
         self._watches: dict[Hashable, Watch] = {}
         self._keys: dict[int, dict[Hashable, Mask]] = {}
@@ -185,14 +212,14 @@ class Folder:
     @property
     def current(self) -> bool:
         """Whether the folder under this path is still the watched one."""
-        return self._inode == _inode(self.path)
+        return self._inode == self._inode_now()
 
     def arm(self) -> None:
         """Watch the folder, or its nearest ancestor."""
         for _ in range(_MAX_STEPS):
             place = self._nearest()
-            self._inode = _inode(self.path) if place == self.path else None
-            if place == self.path or not os.path.isdir(os.path.join(place, self._missing)):
+            self._inode = self._inode_now() if place == self.path else None
+            if place == self.path or not self._is_folder(os.path.join(place, self._missing)):
                 return
 
     def moved(self, event: KeyEvent) -> bool:
@@ -208,10 +235,15 @@ class Folder:
             mask = _ANCESTOR
         return place
 
+    def _inode_now(self) -> tuple[int, int] | None:
+        try:
+            status = self._watches.calls.stat(self.path)
+        except OSError:
+            return None
+        return status.device, status.inode
 
-def _inode(path: str) -> tuple[int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+    def _is_folder(self, path: str) -> bool:
+        try:
+            return stat.S_ISDIR(self._watches.calls.stat(path).mode)
+        except OSError:
+            return False

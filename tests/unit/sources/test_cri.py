@@ -16,11 +16,13 @@ from pathlib import Path
 import grpc
 import pytest
 
+from kata_pin.errors import ParseError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.sources import cri
 from kata_pin.sources.cri import CriClient
 from kata_pin.sources.updater import ContainerUnknown, RuntimeUnavailable, UpdateRefused
 from kata_pin.wire.nri.replies import Cpuset
+from kata_pin.wire.proto import crirequest_pb2
 from tests.support.criserver import CriServer
 
 CPUS = Cpuset(CpuSet.parse("0-1"))
@@ -46,6 +48,32 @@ async def test_a_cpuset_is_sent(server: CriServer, path: Path) -> None:
     for container in ("c1", "c2"):
         await client.update(container, CPUS)
     assert server.asked == [("c1", "0-1"), ("c2", "0-1")]
+
+
+async def test_states_are_listed(server: CriServer, path: Path) -> None:
+    """By id, whatever else the runtime sends of each; one that is unknown may run."""
+    states = enumerate(("created", "running", "exited", "unknown", "later"))
+    listed = [
+        crirequest_pb2.Container(id=f"c-{name}", state=number).SerializeToString()
+        + b"\x12\x04more"  # pod_sandbox_id
+        for number, name in states
+    ]
+    server.listed = b"".join(b"\x0a" + bytes([len(one)]) + one for one in listed)
+    found = await CriClient(str(path)).containers()
+    assert {name: state.value for name, state in found.items()} == {
+        "c-created": "created",
+        "c-running": "running",
+        "c-exited": "stopped",
+        "c-unknown": "running",
+        "c-later": "running",
+    }
+    for wrong in (b"\xff", b"\x0a\x05\x0a\x03../"):
+        server.listed = wrong
+        with pytest.raises(ParseError):
+            await CriClient(str(path)).containers()
+    server.answer = (grpc.StatusCode.PERMISSION_DENIED, "no")
+    with pytest.raises(UpdateRefused):
+        await CriClient(str(path)).containers()
 
 
 @pytest.mark.parametrize(
@@ -114,7 +142,7 @@ async def test_there_is_no_runtime(path: Path) -> None:
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(str(path))
     dead.close()
-    with pytest.raises(RuntimeUnavailable, match="UNAVAILABLE"):
+    with pytest.raises(RuntimeUnavailable, match="Connection refused"):
         await client.update("c1", CPUS)
     path.unlink()
     with CriServer(path) as server:
@@ -132,6 +160,7 @@ async def test_a_server_that_speaks_something_else(path: Path) -> None:
     async with await asyncio.start_unix_server(talk, path):
         with pytest.raises((RuntimeUnavailable, UpdateRefused)):
             await CriClient(str(path), deadline_s=1).update("c1", CPUS)
+        await asyncio.sleep(0.1)  # whether it is served was tried at last
 
 
 @pytest.mark.root

@@ -19,6 +19,7 @@ from kata_pin.wire import ttrpc
 from kata_pin.wire.nri import messages as nri
 from kata_pin.wire.nri import mux
 from kata_pin.wire.nri.messages import Event, EventKind, Snapshot
+from kata_pin.wire.nri.synchronize import MAX_PARTS
 from kata_pin.wire.proto import nri_pb2 as pb
 from kata_pin.wire.ttrpc import Code
 from tests.support.nriruntime import Peer, Runtime, container, pod
@@ -319,9 +320,28 @@ async def test_a_synchronize_without_end(told: Told, runtime: Runtime, path: Pat
         peer = await runtime.plugin()
         await peer.registered()
         message = pb.SynchronizeRequest(more=True).SerializeToString()
-        for _ in range(source.MAX_PARTS + 1):
+        for _ in range(MAX_PARTS + 1):
             peer.begin("Synchronize", message)
         assert await peer.gone()
+
+
+async def test_a_synchronize_that_is_too_large(
+    told: Told, runtime: Runtime, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is refused with a line that says why, and the next connection is served."""
+    async with running(told, path) as plugin:
+        peer = await runtime.plugin()
+        await peer.registered()
+        peer.begin("Synchronize", b"\x12\x00" * 20_000)
+        assert await peer.gone()
+        fresh = await runtime.plugin()
+        assert "more than 4096 pods or 16384 containers are too many" in plugin.problem
+        await fresh.ready()
+    lines = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert lines == [f"NRI: {path}: {TOO_MANY}"]
+
+
+TOO_MANY = "NRI Synchronize: more than 4096 pods or 16384 containers are too many"
 
 
 async def test_answers_that_nobody_reads(told: Told, peer: Peer) -> None:

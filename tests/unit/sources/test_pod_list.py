@@ -7,7 +7,6 @@ import http.client
 import shutil
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -16,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from kata_pin.errors import StateError
+from kata_pin.model.alloc import PodSpec
 from kata_pin.sources import pod_list as podlist
 from kata_pin.sources.pod_list import THREAD, PodList
+from tests.support.certificates import certificate
 from tests.support.kubeletpods import TOKEN, Kubelet, playing_kubelet
 
 
@@ -37,17 +38,17 @@ def token(tmp_path: Path) -> str:
 async def test_with_a_token(kubelet: Kubelet, token: str) -> None:
     """The credential is sent, and read again after it was replaced."""
     pods = PodList(kubelet.url(), token)
-    assert await pods.read() == {"u1": {}}
+    assert await pods.read() == {"u1": PodSpec()}
     Path(token).write_text("old")
     with pytest.raises(StateError, match="answered HTTP 401"):
         await pods.read()
     Path(token).write_text(TOKEN)
-    assert await pods.read() == {"u1": {}}
+    assert await pods.read() == {"u1": PodSpec()}
 
 
 async def test_without_a_token(kubelet: Kubelet) -> None:
     """An open port needs none; a closed one refuses."""
-    assert await PodList(kubelet.url("/open")).read() == {"u1": {}}
+    assert await PodList(kubelet.url("/open")).read() == {"u1": PodSpec()}
     with pytest.raises(StateError, match="answered HTTP 401"):
         await PodList(kubelet.url()).read()
 
@@ -97,7 +98,7 @@ async def test_a_name_that_is_looked_up_for_ever(
     found.set()
     thread.join(10)
     await asyncio.sleep(0)  # the loop hears of it
-    assert await pods.read() == {"u1": {}}
+    assert await pods.read() == {"u1": PodSpec()}
 
 
 async def test_headers_that_drip(kubelet: Kubelet) -> None:
@@ -143,28 +144,105 @@ async def test_what_is_no_address(url: str) -> None:
         await PodList(url).read()
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+NEEDS_OPENSSL = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="openssl makes the certificate"
+)
+
+
+def serve_tls(kubelet: Kubelet, made: Path, key: Path, clients: Path | None = None) -> None:
+    """Let the server speak TLS; with `clients` only to those with a certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made, key)
+    if clients is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(clients)
+    kubelet.socket = context.wrap_socket(kubelet.socket, server_side=True)
+
+
+@NEEDS_OPENSSL
 async def test_https(kubelet: Kubelet, token: str, tmp_path: Path) -> None:
     """The kubelet's certificate is checked: against the authority that is named, or not at all."""
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
-            *("-keyout", str(key), "-out", str(certificate)),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    kubelet.socket = context.wrap_socket(kubelet.socket, server_side=True)
+    made, key = certificate(tmp_path, "DNS:localhost")
+    serve_tls(kubelet, made, key)
     url = kubelet.url(scheme="https")
-    assert await PodList(url, token, str(certificate)).read() == {"u1": {}}
-    with pytest.raises(StateError, match="TLS"):
+    assert await PodList(url, token, str(made)).read() == {"u1": PodSpec()}
+    with pytest.raises(StateError, match=r"not accepted: self.signed certificate.*alloc.pods_ca"):
         await PodList(url, token).read()
-    with pytest.raises(StateError, match="TLS"):
-        await PodList(url.replace("localhost", "127.0.0.1"), token, str(certificate)).read()
+    with pytest.raises(StateError, match="does not hold a certificate"):
+        await PodList(url, token, token).read()
+    with pytest.raises(StateError, match=r"/none: No such file"):
+        await PodList(url, token, str(tmp_path / "none")).read()
+
+
+@NEEDS_OPENSSL
+async def test_a_certificate_with_the_nodes_name_only(
+    kubelet: Kubelet, token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a kubelet's own: by address it needs the name, which the environment may give."""
+    made, key = certificate(tmp_path, "DNS:node-7")
+    serve_tls(kubelet, made, key)
+    url = kubelet.url(scheme="https").replace("localhost", "127.0.0.1")
+
+    def named(name: str) -> PodList:
+        return PodList(url, token, str(made), name=name)
+
+    assert await named("node-7").read() == {"u1": PodSpec()}
+    with pytest.raises(StateError, match=r"mismatch.*127.0.0.1.*set alloc.pods_name"):
+        await named("").read()
+    with pytest.raises(StateError, match=r"ostname mismatch.*node-8.*set alloc.pods_name"):
+        await named("node-8").read()
+    monkeypatch.setenv("NODE_NAME", "node-7")
+    assert await named("$NODE_NAME").read() == {"u1": PodSpec()}
+    monkeypatch.delenv("NODE_NAME")
+    with pytest.raises(StateError, match="NODE_NAME is not set"):
+        await named("$NODE_NAME").read()
+
+
+@NEEDS_OPENSSL
+async def test_a_client_certificate(kubelet: Kubelet, tmp_path: Path) -> None:
+    """It is shown to a kubelet that wants one, and read again after it was replaced."""
+    made, key = certificate(tmp_path, "DNS:localhost")
+    client, client_key = certificate(tmp_path, "DNS:kata-pin")
+    serve_tls(kubelet, made, key, client)
+    both = tmp_path / "client.pem"
+    pods = PodList(kubelet.url("/open", scheme="https"), ca=str(made), certificate=str(both))
+    with pytest.raises(StateError, match=r"client.pem: No such file"):
+        await pods.read()
+    both.write_text(client.read_text())
+    with pytest.raises(StateError, match=r"client.pem: not a certificate with its key"):
+        await pods.read()
+    both.write_text(client.read_text() + client_key.read_text())
+    assert await pods.read() == {"u1": PodSpec()}
+    without = PodList(kubelet.url("/open", scheme="https"), ca=str(made))
+    with pytest.raises(StateError, match=r"TLS|reset|HTTP"):
+        await without.read()
+
+
+async def test_a_projected_token(kubelet: Kubelet, tmp_path: Path) -> None:
+    """The kubelet's symlinks are followed, also when it renews the token by replacing them."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    volume.chmod(0o1777)
+
+    def project(name: str, text: str) -> None:
+        (volume / name).mkdir()
+        (volume / name / "token").write_text(text)
+        (volume / "..new").symlink_to(name)
+        (volume / "..new").rename(volume / "..data")
+
+    project("..2026_11_22_a", "expired")
+    (volume / "token").symlink_to("..data/token")
+    pods = PodList(kubelet.url(), str(volume / "token"))
+    with pytest.raises(StateError, match=r"HTTP 401 \(its token .* has expired"):
+        await pods.read()
+    project("..2026_11_22_b", TOKEN)
+    assert await pods.read() == {"u1": PodSpec()}
+
+
+async def test_a_credential_that_may_not(kubelet: Kubelet) -> None:
+    """The missing right is named, as newer and older kubelets call it."""
+    with pytest.raises(StateError, match=r"HTTP 403 .*nodes/pods.*nodes/proxy"):
+        await PodList(kubelet.url("/forbidden")).read()
 
 
 def test_the_deadline_is_shorter_than_the_period() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kata_pin.calls import Calls
 from kata_pin.sources import state_watch
 from kata_pin.sources.state_watch import Changes, StateWatch
 from kata_pin.sources.watches import Watches
@@ -135,13 +136,31 @@ async def test_rearm_finds_a_place_whose_parent_was_replaced(world: World, tmp_p
         await world.told_of("p2")
 
 
+async def test_dra_claims(world: World) -> None:
+    """Specs that are written or removed are reported, also in a folder that comes later."""
+    folder = world.claims
+    folder.rmdir()
+    async with world.watching():
+        folder.mkdir()
+        while not (await world.told()).claims:
+            pass
+        (folder / "spec.123.tmp").write_text("{")
+        (folder / "spec.123.tmp").rename(folder / "claim.json")
+        assert await world.told() == Changes(claims=True)
+        (folder / "claim.json").unlink()
+        assert await world.told() == Changes(claims=True)
+
+
 async def test_two_places_that_are_one(tmp_path: Path) -> None:
     """The checkpoint is among the sandboxes of runtime-rs: each key gets its own events."""
     world = World(tmp_path)
     world.kubelet = world.kata / "cpu_manager_state"
     world.make()
     world.watch = StateWatch(
-        vc=str(tmp_path / "vc"), kata=str(world.kata), kubelet=str(world.kubelet)
+        vc=str(tmp_path / "vc"),
+        kata=str(world.kata),
+        kubelet=str(world.kubelet),
+        claims=str(tmp_path / "cdi"),
     )
     async with world.watching():
         world.kubelet.write_text("{}")
@@ -156,7 +175,7 @@ async def test_names_that_are_no_ids_are_ignored(world: World) -> None:
     (world.sbs / "a file").write_text("")
     async with world.watching():
         before = world.watch.watched
-        assert before == len({world.sbs, world.kata, world.kubelet.parent})
+        assert before == len({world.sbs, world.kata, world.kubelet.parent, world.claims})
         (world.sbs / "..x").mkdir()
         os.mkdir(os.fsencode(world.sbs) + b"/\xff\xfe")
         (world.sbs / "sp ace").mkdir()
@@ -266,7 +285,9 @@ async def test_nothing_leaks_as_sandboxes_come_and_go(world: World) -> None:
             shutil.rmtree(world.sbs / name)
             while world.watch.watched != at_rest:
                 await world.told()
-        assert kernel_watches() == watches + len({world.sbs, world.kata, world.kubelet.parent})
+        assert kernel_watches() == watches + len(
+            {world.sbs, world.kata, world.kubelet.parent, world.claims}
+        )
         assert world.watch.watched == at_rest
     assert (descriptors(), kernel_watches(), world.watch.watched) == (fds, watches, 0)
 
@@ -285,7 +306,7 @@ async def test_the_number_of_watches_is_bounded(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Sandboxes beyond the limit are reported once, then left to audits; logged once."""
-    monkeypatch.setattr(state_watch, "Watches", lambda: Watches(limit=5))
+    monkeypatch.setattr(state_watch, "Watches", lambda calls: Watches(limit=5, calls=calls))
     for number in range(20):
         world.sandbox(f"p{number}")
     async with world.watching():
@@ -301,11 +322,11 @@ async def test_a_kernel_without_room_is_tried_again(
     """After EMFILE watching starts once an instance is free, and everything is reported."""
     tries: list[float] = []
 
-    def scarce() -> Watches:
+    def scarce(calls: Calls) -> Watches:
         tries.append(time.monotonic())
         if len(tries) == 1:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return Watches()
+        return Watches(calls=calls)
 
     monkeypatch.setattr(state_watch, "Watches", scarce)
     monkeypatch.setattr(state_watch, "PAUSES_S", (0.01,))
