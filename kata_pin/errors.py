@@ -6,6 +6,7 @@
      +- RemoteProtocolError        a peer (QEMU, hook, control client, agent) broke its protocol
      +- HostError                  operation, subject, errno
      |   +- TaskGone               a thread or process ended: normal during a pass
+     |   +- NotRead                what may take for ever to read was not read yet, or hung
      +- VmmError                   no VMM found, or not accepted as the sandbox's
      |   +- QmpUnavailable         QMP cannot be used now
      +- GuestError                 the kata-agent of a guest did not do what was requested
@@ -23,15 +24,30 @@ ended) are results, not exceptions.
 
 from __future__ import annotations
 
+import errno
 import os
+from typing import Final
+
+TRANSIENT: Final = frozenset(
+    {
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EIO, errno.EINTR),
+        *(errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT),
+    }
+)
+"""Errnos that say nothing about a file: the same call may succeed a moment later."""
 
 
 class KataPinError(Exception):
-    """Root of the tree; `exit_code` is the exit status of the command line."""
+    """Root of the tree; `exit_code` is the exit status of the command line.
+
+    A message may quote what others wrote: what UTF-8 cannot hold (a lone surrogate of JSON, a byte
+    of a file name) is shown as an escape.
+    """
 
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
+        message = message.encode("utf-8", "backslashreplace").decode()
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -78,8 +94,39 @@ class HostError(KataPinError):
         self.errno = errno
 
 
+def is_transient(error: OSError) -> bool:
+    """Whether a system call failed for a passing reason, so that nothing may be concluded."""
+    return error.errno in TRANSIENT
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why something failed, in words; str() of a system call's error begins `[Errno N]`."""
+    if isinstance(error, OSError) and error.strerror:
+        place = (
+            f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        )
+        return f"{place}{error.strerror}"
+    return str(error) or type(error).__name__
+
+
 class TaskGone(HostError):  # noqa: N818 - a state of the world, not a fault
     """The thread or process ended; normal during a pass."""
+
+
+class NotRead(HostError):  # noqa: N818 - an ordinary state
+    """What can take for ever to read was not read yet, or did not answer in time (`hung`)."""
+
+    def __init__(self, subject: str, *, hung: bool) -> None:
+        super().__init__("read", subject)
+        self.hung = hung
+        self.message = (
+            f"{subject} cannot be read: the process's memory is locked"
+            if hung
+            else f"{subject} was not read yet"
+        )
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class VmmError(KataPinError):

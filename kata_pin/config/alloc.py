@@ -22,6 +22,7 @@ from kata_pin.config.kinds import (
     integer,
     listing,
     mapping,
+    matching,
     number,
     setting,
     text_of,
@@ -116,6 +117,10 @@ MAX_URL: Final = 2048
 OPTIONAL_PATH: Final = Kind(
     "an absolute path, or nothing", lambda raw: PATH.read(raw) if text_of(raw) else ""
 )
+NODE_NAME: Final = matching(
+    r"([A-Za-z0-9][A-Za-z0-9.-]{0,252}|\$[A-Za-z_][A-Za-z0-9_]{0,252})?",
+    "a host's name, $ and the name of an environment variable, or nothing",
+)
 ALLOW_RULE: Final = Kind("a mapping with namespace, handler and classes", _read_rule, _write_rule)
 
 
@@ -199,20 +204,35 @@ class Alloc:
         "the kubelet's list of pods, to follow annotations of running pods; empty: an annotation "
         "counts only when a container is created",
         URL,
-        example="https://node-7:10250/pods",
+        example="https://127.0.0.1:10250/pods",
+    )
+    pods_name: str = setting(
+        "",
+        "name in the kubelet's certificate, which is the node's, where alloc.pods_url has another "
+        "one or an address; $NAME: the daemon's environment variable of that name",
+        NODE_NAME,
+        example="$NODE_NAME",
     )
     pods_token: str = setting(
         "",
-        "file with the token for the kubelet; it needs `get` on nodes/proxy",
+        "file with the token for the kubelet; it needs `get` on nodes/pods (before Kubernetes "
+        "1.33: nodes/proxy). Read for each request, so it can be renewed",
         OPTIONAL_PATH,
-        example="/etc/kata-pin/token",
+        example="/var/run/secrets/kubernetes.io/serviceaccount/token",
+    )
+    pods_certificate: str = setting(
+        "",
+        "file with a client certificate and its key for the kubelet, instead of a token; read for "
+        "each request",
+        OPTIONAL_PATH,
+        example="/etc/kata-pin/kubelet-client.pem",
     )
     pods_ca: str = setting(
         "",
         "file with the certificate authority of the kubelet's certificate; empty: the host's "
         "authorities",
         OPTIONAL_PATH,
-        example="/etc/kubernetes/pki/ca.crt",
+        example="/var/lib/kubelet/pki/kubelet.crt",
     )
     pods_s: float = setting(
         10.0, "time between two reads of alloc.pods_url", number(1, 3600, "seconds")

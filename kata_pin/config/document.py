@@ -25,13 +25,18 @@ _NODES: Final = (yaml.ScalarEvent, yaml.SequenceStartEvent, yaml.MappingStartEve
 _TAGS: Final = {None, "!", "tag:yaml.org,2002:str"}
 
 
-def parse(text: str) -> Raw:
+Lines = dict[str, int]
+"""The line of each key, by the keys that lead to it, joined by dots."""
+
+
+def parse(text: str, lines: Lines | None = None) -> Raw:
     """Return the document's values; an empty document is an empty text.
 
-    Raises ParseError with the line for text that is not YAML, or not the part accepted here.
+    `lines` gets the line of each key. Raises ParseError with the line for text that is not YAML, or
+    not the part accepted here.
     """
     try:
-        return _document(yaml.parse(text, Loader=LOADER))
+        return _document(yaml.parse(text, Loader=LOADER), {} if lines is None else lines)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"line {mark.line + 1}: " if mark is not None else ""
@@ -40,11 +45,11 @@ def parse(text: str) -> Raw:
         raise ParseError(f"not YAML: {str(error).splitlines()[0]}") from error
 
 
-def _document(events: Iterator[yaml.Event]) -> Raw:
+def _document(events: Iterator[yaml.Event], lines: Lines) -> Raw:
     next(events)  # the stream's start
     if isinstance(next(events), yaml.StreamEndEvent):
         return ""
-    value = _value(next(events), events, 1)
+    value = _value(next(events), events, lines, ())
     next(events)  # the document's end
     after = next(events)
     if not isinstance(after, yaml.StreamEndEvent):
@@ -52,12 +57,14 @@ def _document(events: Iterator[yaml.Event]) -> Raw:
     return value
 
 
-def _value(event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> Raw:
-    """Return the value that begins with `event`; ParseError for what the module refuses."""
+def _value(
+    event: yaml.Event, events: Iterator[yaml.Event], lines: Lines, path: tuple[str, ...]
+) -> Raw:
+    """Return the value at a path that begins with `event`; ParseError for what is refused."""
     line = _line(event)
     if not isinstance(event, _NODES) or event.anchor is not None:
         raise ParseError(f"line {line}: anchors and aliases are not accepted")
-    if depth > MAX_DEPTH:
+    if len(path) >= MAX_DEPTH:
         raise ParseError(f"line {line}: nested deeper than {MAX_DEPTH} levels")
     if event.tag not in _TAGS:
         raise ParseError(f"line {line}: tags are not accepted", text=str(event.tag))
@@ -66,16 +73,18 @@ def _value(event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> Raw:
     if isinstance(event, yaml.SequenceStartEvent):
         items: list[Raw] = []
         while not isinstance(item := next(events), yaml.SequenceEndEvent):
-            items.append(_value(item, events, depth + 1))
+            lines[".".join((*path, str(len(items))))] = _line(item)
+            items.append(_value(item, events, lines, (*path, str(len(items)))))
         return items
     values: dict[str, Raw] = {}
     while not isinstance(start := next(events), yaml.MappingEndEvent):
-        key = _value(start, events, depth + 1)
+        key = _value(start, events, lines, (*path, ""))
         if not isinstance(key, str):
             raise ParseError(f"line {_line(start)}: a key must be a word")
         if key in values:
             raise ParseError(f"line {_line(start)}: duplicate key", text=key)
-        values[key] = _value(next(events), events, depth + 1)
+        lines[".".join((*path, key))] = _line(start)
+        values[key] = _value(next(events), events, lines, (*path, key))
     return values
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 from kata_pin.config.kinds import Raw
@@ -19,6 +21,9 @@ DEFAULT_FILE: Final = "/etc/kata-pin/config.yaml"
 
 MAX_BYTES: Final = 64 * 1024
 """Longest file accepted."""
+
+MAX_ERRORS: Final = 100
+"""Most errors of one file that are reported."""
 
 VERSION: Final = "1"
 """The only version of the file's form so far."""
@@ -66,47 +71,138 @@ def read_text(file: str) -> str:
         raise ConfigError(f"not UTF-8 at byte {error.start}", file=file) from error
 
 
+@dataclass(frozen=True)
+class FileReading:
+    """What a file means, with every error in it; a setting that is wrong has its default."""
+
+    config: Config
+    errors: tuple[ConfigError, ...] = ()
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+    def line_of(self, key: str) -> int:
+        """Return the line of a setting or of the section that it is in, 0 if the file has none."""
+        while key and key not in self.lines:
+            key = key.rpartition(".")[0]
+        return self.lines.get(key, 0)
+
+
 def from_text(text: str, file: str = "") -> Config:
-    """Return the Config that a file's text means; raises ConfigError."""
+    """Return the Config that a file's text means; raises ConfigError for the first error in it."""
+    reading = read(text, file)
+    for error in reading.errors:
+        raise error
+    return reading.config
+
+
+def read(text: str, file: str = "") -> FileReading:
+    """Return what a file's text means, and everything that is wrong with it."""
     from kata_pin.config.document import parse  # noqa: PLC0415 - YAML, only where there is a file
 
+    lines: dict[str, int] = {}
     try:
-        raw = parse(text)
+        raw = parse(text, lines)
     except ParseError as error:
-        raise ConfigError(error.message, file=file) from error
+        return FileReading(Config(), (_placed(error, file),))
+    return _meaning(raw, file, lines)
+
+
+def from_data(data: Mapping[str, object]) -> Config:
+    """Return the Config that table.as_data wrote as plain values; raises ConfigError."""
+    reading = _meaning(_as_raw(data), "", {})
+    for error in reading.errors:
+        raise error
+    return reading.config
+
+
+def _as_raw(value: object) -> Raw:
+    """Return a plain value as a file would have it."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case float():
+            return f"{value:.6f}".rstrip("0").rstrip(".")
+        case Mapping():
+            return {str(key): _as_raw(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_as_raw(one) for one in value]
+        case _:
+            return str(value)
+
+
+def _meaning(raw: Raw, file: str, lines: Mapping[str, int]) -> FileReading:
+    """Return what a document's values mean, and everything that is wrong with them."""
     if raw == "":
-        return Config()
+        return FileReading(Config())
     if not isinstance(raw, dict):
-        raise ConfigError("expected settings, one `key: value` per line", file=file)
+        wrong = ConfigError("expected settings, one `key: value` per line", file=file)
+        return FileReading(Config(), (wrong,))
+    raw = dict(raw)
     version = raw.pop("version", None)
     if version is None:
-        raise ConfigError("missing", file=file, key="version", hint="write `version: 1` first")
+        wrong = ConfigError("missing", file=file, key="version", hint="write `version: 1` first")
+        return FileReading(Config(), (wrong,))
     if version != VERSION:
-        raise ConfigError(f"expected {VERSION}, the only version known", file=file, key="version")
-    values: dict[str, Any] = {}
+        wrong = ConfigError(f"expected {VERSION}, the only version known", file=file, key="version")
+        return FileReading(Config(), (wrong,))
+    errors: list[ConfigError] = []
+    values: dict[str, object] = {}
+    for key, value in _flat(raw, file, errors):
+        try:
+            values[key] = _read(key, value, file)
+        except ConfigError as error:
+            errors.append(error)
+        if len(errors) >= MAX_ERRORS:
+            break
+    while True:
+        try:
+            return FileReading(_config(values), tuple(errors), lines)
+        except ConfigError as error:  # settings that contradict each other
+            errors.append(_placed(error, file, error.key, error.hint))
+            wrong_part = error.key.partition(".")[0]
+            values = {k: v for k, v in values.items() if k.partition(".")[0] != wrong_part}
+
+
+def _flat(raw: dict[str, Raw], file: str, errors: list[ConfigError]) -> Iterator[tuple[str, Raw]]:
+    """Yield each setting by its key; add to `errors` what stands for a section and is none."""
     for name, value in raw.items():
-        if name not in SECTIONS:
-            values[name] = _read(name, value, file)
+        if "." in name:
+            wrong = f"write `{name.rpartition('.')[2]}` in the section {name.rpartition('.')[0]}"
+            errors.append(ConfigError("not a key", file=file, key=name, hint=wrong))
+        elif name not in SECTIONS:
+            yield name, value
         elif isinstance(value, dict):
-            section = {key: _read(f"{name}.{key}", one, file) for key, one in value.items()}
-            values[name] = SECTIONS[name](**section)
+            for key, one in value.items():
+                yield f"{name}.{key}", one
         elif value != "":
-            raise ConfigError("expected a section of settings", file=file, key=name)
-    try:
-        return Config(**values)
-    except ConfigError as error:
-        raise ConfigError(
-            error.message.removeprefix(f"{error.key}: "), file=file, key=error.key, hint=error.hint
-        ) from error
+            errors.append(ConfigError("expected a section of settings", file=file, key=name))
+
+
+def _config(values: Mapping[str, object]) -> Config:
+    """Return the tree of settings by their keys; raises ConfigError for contradictions."""
+    tree: dict[str, Any] = {key: value for key, value in values.items() if "." not in key}
+    for name, section in SECTIONS.items():
+        inner = {
+            k.removeprefix(f"{name}."): v for k, v in values.items() if k.startswith(f"{name}.")
+        }
+        tree[name] = section(**inner)
+    return Config(**tree)
 
 
 def _read(key: str, value: Raw, file: str) -> object:
     if key not in BY_KEY:
         _refuse_unknown(key, file)
+    kind = BY_KEY[key].row.kind
     try:
-        return BY_KEY[key].row.kind.read(value)
+        return kind.read(value)
     except ParseError as error:
-        raise ConfigError(error.message, file=file, key=key) from error
+        raise _placed(error, file, key) from error
+
+
+def _placed(
+    error: ParseError | ConfigError, file: str, key: str = "", hint: str = ""
+) -> ConfigError:
+    """Return an error with its file and its key."""
+    return ConfigError(error.message.removeprefix(f"{key}: "), file=file, key=key, hint=hint)
 
 
 def _refuse_unknown(key: str, file: str) -> NoReturn:

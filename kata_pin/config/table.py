@@ -19,7 +19,7 @@ SECTIONS: Final[dict[str, type[object]]] = {
 }
 """The sections of a file, by their key."""
 
-_BARE: Final = r"/?[a-z][A-Za-z0-9_./-]*|[1-9][0-9]*(\.[0-9]+)?|0"
+_BARE: Final = r"/?[a-z][A-Za-z0-9_./-]*|(0|[1-9][0-9]*)(\.[0-9]+)?"
 """Scalars that every YAML reader takes as written."""
 
 
@@ -38,6 +38,11 @@ class Setting:
     def raw(self, config: Config) -> Raw:
         """Return this setting's value in a Config, as a file would have it."""
         return self.row.kind.write(attrgetter(self.key)(config))
+
+    def data(self, config: Config) -> Raw | bool | float:
+        """Return the value for a program: a number or a boolean as such, else as in a file."""
+        value = attrgetter(self.key)(config)
+        return value if isinstance(value, bool | int | float) else self.row.kind.write(value)
 
 
 def flow(raw: Raw) -> str:
@@ -68,14 +73,13 @@ WIDTH = 96
 """Columns of the sample's comments."""
 
 
-def as_data(config: Config) -> dict[str, Raw]:
-    """Return every setting as nested plain values, as a file would hold them."""
-    data: dict[str, Raw] = {"version": "1"}
+def as_data(config: Config) -> dict[str, Any]:
+    """Return every setting as nested plain values, for a document."""
+    data: dict[str, Any] = {"version": 1}
     for entry in SETTINGS:
         section, dot, name = entry.key.rpartition(".")
         place = data.setdefault(section, {}) if dot else data
-        if isinstance(place, dict):
-            place[name] = entry.raw(config)
+        place[name] = entry.data(config)
     return data
 
 

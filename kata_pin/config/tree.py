@@ -128,6 +128,9 @@ class Paths:
     kubelet_state: str = setting(
         "/var/lib/kubelet/cpu_manager_state", "checkpoint of the kubelet's CPU manager", PATH
     )
+    cdi: str = setting(
+        "/run/cdi", "folder of CDI specs, in which the DRA driver for CPUs names its claims", PATH
+    )
     kata_configs: tuple[str, ...] = setting(
         KATA_CONFIGS,
         "folders of Kata's configuration files; the hypervisors they name are accepted as VMMs",
@@ -245,12 +248,35 @@ class History:
 
 
 @dataclass(frozen=True)
+class Isolation:
+    """Measuring who runs on exclusive pCPUs."""
+
+    check_s: float = setting(
+        2.0, "how long check measures; 0: not at all", number(0, 3600, "seconds")
+    )
+    watch: bool = setting(
+        True,
+        "after each audit look whether other tasks ran on exclusive pCPUs, and record which for a "
+        "second where they ran too long",
+    )
+    max_foreign: float = setting(
+        0.1,
+        "share of an exclusive pCPU's time that user processes and other sandboxes may have before "
+        "check fails and the watch reports them",
+        number(0, 100, "percent"),
+    )
+
+
+@dataclass(frozen=True)
 class Config:
     """All settings. `Config()` is what applies without a file."""
 
     mode: Mode = setting(Mode.ACT, "act: set affinities; observe: only compare and report")
     runtime_dir: str = setting(
         "/run/kata-pin", "sockets, registry and spool; two daemons must not share it", PATH
+    )
+    user: str = setting(
+        "kata-pin", "unprivileged user that the daemon becomes once its broker runs", NAME
     )
     group: str = setting(
         "kata-pin", "group that may read the state through the status socket", NAME
@@ -262,6 +288,13 @@ class Config:
         "configuration",
         listing(PATH),
         example="[/srv/qemu/bin/qemu-system-x86_64]",
+    )
+    shims: tuple[str, ...] = setting(
+        (),
+        "executables accepted as Kata's shim in addition to containerd-shim-kata* in /usr/bin, "
+        "/usr/local/bin, /usr/libexec, /opt/kata/bin and /opt/kata/runtime-rs/bin",
+        listing(PATH),
+        example="[/srv/kata/bin/containerd-shim-kata-v2]",
     )
     vcpus: VcpuMode = setting(
         VcpuMode.PAIR,
@@ -279,7 +312,7 @@ class Config:
     overhead_roles: Mapping[ThreadRole, Overhead] = setting(
         MappingProxyType({}),
         "overhead per role; vcpu means unpaired vCPUs; the shim is not touched unless it is named "
-        "here",
+        "here, or is the VMM itself (Dragonball), whose threads are emulator threads",
         mapping(choice(ThreadRole), OVERHEAD),
         example="{iothread: sandbox, shim: housekeeping}",
     )
@@ -326,6 +359,7 @@ class Config:
     nri: Nri = field(default_factory=Nri)
     guest: Guest = field(default_factory=Guest)
     history: History = field(default_factory=History)
+    isolation: Isolation = field(default_factory=Isolation)
     alloc: Alloc = field(default_factory=Alloc)
     metrics: Metrics = field(default_factory=Metrics)
 

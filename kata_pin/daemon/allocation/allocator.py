@@ -6,55 +6,50 @@ anything follows from it, so a daemon that is killed finds the same state. Lost 
 and offline CPUs are reconciled with what runs; none of them keeps the daemon from starting.
 
 Lifetime: the daemon's; used in the event loop's thread only, between two awaits. Out of scope: the
-rules (policy/alloc), cpusets for the runtime (ledger.py), affinities (engine.py).
+rules (policy/alloc), storing (grants.py), cpusets for the runtime (ledger.py), affinities
+(engine.py).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from typing import Final
 
 from kata_pin.config.alloc import Alloc
 from kata_pin.daemon.allocation.checked_policy import CheckedPolicy
+from kata_pin.daemon.allocation.grants import Grants
+from kata_pin.daemon.allocation.holders import Holders
 from kata_pin.daemon.allocation.ledger import Ledger
-from kata_pin.daemon.allocation.notices import AllocNews
+from kata_pin.daemon.allocation.notices import LEFT_BEHIND, AllocNews
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.allocation.plugin_conflicts import PluginConflicts
-from kata_pin.daemon.allocation.requests import Annotations, PodChoices
+from kata_pin.daemon.allocation.requests import PodChoices, Specs
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.store.grants import AllocStore
+from kata_pin.daemon.store.node_events import NodeEvents
 from kata_pin.errors import KataPinError
 from kata_pin.model.alloc import (
     AllocState,
     ContainerRequest,
     Decision,
-    Grant,
-    GrantKind,
     Guarantee,
+    Holder,
     Running,
 )
-from kata_pin.model.cpuset import CpuSet, union
+from kata_pin.model.cpuset import union
 from kata_pin.model.node import Node
 from kata_pin.model.placement import Note, NoteLevel
+from kata_pin.model.sandbox import Container
 from kata_pin.model.settings import CpuClass
 from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.allotment import sandbox_of, vm_of
+from kata_pin.policy.alloc.allotment import sandbox_of
+from kata_pin.policy.alloc.demand import strict
 from kata_pin.policy.alloc.failure import other_owner
-from kata_pin.policy.alloc.handover import Leaving, after_pass, held_back, in_force, still_to_leave
+from kata_pin.policy.alloc.instances import donated, ended, inherited, keeps, resumed
 from kata_pin.policy.alloc.policy import Policy
-from kata_pin.policy.alloc.shared_pool import changes
 
 log = logging.getLogger(__name__)
-
-LEFT_BEHIND: Final = Note(
-    "alloc-left-behind",
-    "containers may still have cpusets that kata-pin set before alloc.policy was none; they get "
-    "all CPUs when NRI is connected",
-)
 
 Make = Callable[[HostTopology], Policy]
 """Makes the policy for a host; raises ConfigError."""
@@ -69,28 +64,31 @@ class Allocator:
         node: NodeWatch,
         store: AllocStore,
         make: Make,
+        *,
+        holders: Holders,
+        events: NodeEvents,
         passes: PendingPasses | None = None,
     ) -> None:
-        """`passes` gives a pass to sandboxes that move; without it nothing is decided (offline)."""
+        """`passes` gives a pass to sandboxes that move; without it nothing is decided (offline).
+
+        `holders` knows the containers that others gave exclusive CPUs; `events` takes what is about
+        the whole node.
+        """
         self.problem = ""
-        self.news = AllocNews()
-        self.conflicts = PluginConflicts()
+        self.news = AllocNews(events)
+        self.conflicts = PluginConflicts(events)
+        self.grants = Grants(store, self.news, passes)
         self.ledger = Ledger(lambda: node.current().topology.online)
         self._settings = settings
         self._node = node
-        self._store = store
         self._make = make
+        self._holders = holders
         self._passes = passes
         self._policy: CheckedPolicy | None = None
         self._topology: HostTopology | None = None
         self._decided = False
         self._stopped = ""
-        self._state = store.read() or AllocState()
-        self._leaving: Leaving = {}
-        self._now: tuple[AllocState, Leaving, AllocState] | None = None
         self._choices = PodChoices()
-        self._logged_suspended = ""
-        self._deferred: list[Callable[[], None]] | None = None
 
     # ---- looking -------------------------------------------------------------------------
 
@@ -117,21 +115,12 @@ class Allocator:
     @property
     def state(self) -> AllocState:
         """The grants, also while they have no effect."""
-        return self._state
+        return self.grants.state
 
     @property
     def now(self) -> AllocState:
         """The state to act on: without CPUs that a sandbox still has to leave."""
-        known = self._now
-        if known is None or known[0] is not self._state or known[1] is not self._leaving:
-            known = self._state, self._leaving, in_force(self._state, self._leaving)
-            self._now = known
-        return known[2]
-
-    @property
-    def held_back(self) -> CpuSet:
-        """The CPUs held back until a pass over the sandbox that leaves them has ended."""
-        return union(held_back(self._state, self._leaving).values())
+        return self.grants.now
 
     @property
     def suspended(self) -> str:
@@ -174,35 +163,51 @@ class Allocator:
         return self._node.current()
 
     @property
+    def holders(self) -> tuple[Holder, ...]:
+        """The containers with exclusive CPUs that others gave them."""
+        return self._holders.current(self._node.current(), self.state, self.ledger)
+
+    @property
     def notes(self) -> tuple[Note, ...]:
         """What the operator should know."""
         if not self.on:
-            others = (one for one in self.containers() if not one.request.pod.kata)
+            others = (one for one in self.grants.containers() if not one.request.pod.kata)
             return (LEFT_BEHIND,) if any(others) else ()  # only NRI reports those
         why = self.suspended
-        own = (Note("alloc-suspended", f"kata-pin allocates no CPUs: {why}", NoteLevel.WARNING),)
-        return (*(own if why else ()), *self.news.notes)
+        own = Note("alloc-suspended", f"kata-pin allocates no CPUs: {why}", NoteLevel.WARNING)
+        return (own, *self.news.notes) if why else self.news.notes
 
     # ---- what changes without an event ---------------------------------------------------
 
-    def follow_host(self) -> None:
-        """Follow what changes without an event: the host's CPUs, and whether kata-pin decides."""
+    def follow_host(self, seen: Sequence[Container] = ()) -> None:
+        """Follow what changes without an event: the host, CPUs of others (`seen`), who decides."""
         if not self.on:
             return
         topology = self._node.current().topology
         changed = topology is not self._topology
         if changed:
             self._make_policy(topology)
-        why = self.suspended
-        if why != self._logged_suspended:
-            self._logged_suspended = why
-            log.warning("allocator: %s", f"suspended: {why}" if why else "deciding again")
-        if self.decides and (changed or not self._decided):
+        self.news.suspended(self.suspended)
+        taken = self.follow_holders(seen) if self.decides else False
+        if self.decides and (changed or taken or not self._decided):
             self._decided = False  # until what follows is stored
-            granted = [Running(grant.request, grant.cpus) for grant in self.containers()]
+            granted = [Running(grant.request, grant.cpus) for grant in self.grants.containers()]
             known = {one.request.container_id: one for one in (*granted, *self.reported())}
             self.reconcile([*known.values()])
         self._decided = self.decides
+
+    def follow_holders(self, seen: Sequence[Container] = ()) -> bool:
+        """Take the CPUs that others gave exclusively out of the pools; return whether they changed.
+
+        `seen` are one sandbox's containers as its pass believes them. CPUs that are a grant's own
+        stay in it: that is a conflict, which is reported.
+        """
+        node = self._node.current()
+        if seen:
+            self._holders.believed(seen, node)
+        found = self._holders.current(node, self.state, self.ledger)
+        self.news.conflicts(found, self.state.grants.values())
+        return self.grants.set_taken(union(one.cpus for one in found) & node.topology.online)
 
     def reported(self) -> Iterator[Running]:
         """Yield what a runtime has reported, but for containers left to another plugin."""
@@ -220,23 +225,19 @@ class Allocator:
             self._policy, self.problem = None, str(error)
             log.error("allocator: %s", error)
 
-    def containers(self) -> Iterator[Grant]:
-        """Yield the grants of containers, without those of VMs."""
-        return (one for one in self._state.grants.values() if one.kind is GrantKind.CONTAINER)
-
     def set_orders(self, orders: Mapping[str, CpuClass]) -> None:
         """Take the administrator's overrides; running containers are changed at once."""
         self._choices.orders = orders
         self._apply_choices("override")
 
-    def set_annotations(self, annotations: Annotations) -> None:
-        """Take the annotations that pods have now, by uid; pods not named keep theirs."""
-        self._choices.annotations = annotations
-        self._apply_choices("annotations", ordered=False)
+    def set_specs(self, specs: Specs) -> None:
+        """Take what is listed of pods now, by uid; pods not named keep what they had."""
+        self._choices.specs = specs
+        self._apply_choices("pod list", ordered=False)
 
     def newest(self, request: ContainerRequest, sandbox_id: str) -> ContainerRequest:
         """Return a request with its pod's override and annotations of now."""
-        known = self._state.get(request.container_id)
+        known = self.state.get(request.container_id)
         return self._choices.newest(
             request, sandbox_id, None if known is None else known.request.pod
         )
@@ -246,128 +247,112 @@ class Allocator:
 
         No sandbox is known of another runtime's container while NRI is not connected.
         """
-        for grant in list(self.containers()):
+        for grant in list(self.grants.containers()):
             entry = self.ledger.get(grant.container_id)
-            sandbox_id = sandbox_of(grant.request.pod) or (entry.sandbox_id if entry else "")
+            known = sandbox_of(grant.request.pod) or grant.request.ended_in
+            sandbox_id = known or (entry.sandbox_id if entry else "")
             request = self.newest(grant.request, sandbox_id)
             if not ordered:
-                known = grant.request.pod.ordered
-                request = replace(request, pod=replace(request.pod, ordered=known))
+                order = grant.request.pod.ordered
+                request = replace(request, pod=replace(request.pod, ordered=order))
             if request != grant.request:
                 self.change(request, why)
 
     # ---- deciding ------------------------------------------------------------------------
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Store decisions and records of the block in one transaction, or none of them.
-
-        Whatever follows from them is done after that, and only if they were stored.
-        """
-        before = self._state, self._leaving
-        self._deferred = []
-        try:
-            with self._store.together():
-                yield
-        except BaseException:
-            self._state, self._leaving = before
-            raise
-        finally:
-            deferred, self._deferred = self._deferred, None
-        for publish in deferred:
-            publish()
-
-    def left(self, sandbox_id: str) -> None:
-        """Record that a sandbox is off its former CPUs: others may have them now."""
-        if self._leaving:
-            before = self.now
-            self._leaving = after_pass(self._state, self._leaving, vm_of(sandbox_id))
-            self._move(changes(before, self.now), "handed over")
-
-    def release_sandbox(self, sandbox_id: str) -> None:
-        """Release the grants of a sandbox that has ended."""
-        ended = (one for one in self.containers() if sandbox_of(one.request.pod) == sandbox_id)
-        self.release([one.container_id for one in ended], "the sandbox has ended")
-
     def admit(self, request: ContainerRequest, *, foreign: bool = False) -> Decision:
         """Give a new container its CPUs. `foreign`: another plugin has set its cpuset already."""
         if self._policy is None or self._idle():
-            return Decision(self._state)
+            return Decision(self.state)
         self.conflicts.arrived(request, with_cpuset=foreign)
         owner = self.conflicts.owner(request, foreign=foreign)
         if owner is None:
-            return self._take(self._policy.allocate(self._state, request), "allocated", request)
-        decision = self._policy.decline(self._state, request, owner)
+            return self._take(self._allocated(self._policy, request), "allocated", request)
+        decision = self._policy.decline(self.state, request, owner)
         fails = decision.refused is not None and decision.refused.strict
         if fails and not foreign and not self.conflicts.present:
             # the other plugin is only suspected, and without CPUs the container fails anyway
-            decision = self._policy.allocate(self._state, request)
+            decision = self._allocated(self._policy, request)
         return self._take(decision, "allocated", request)
+
+    def _allocated(self, policy: CheckedPolicy, request: ContainerRequest) -> Decision:
+        """Return the decision about a new container; the next instance of one has its grant."""
+        state = inherited(self.state, request)
+        if state is self.state:
+            return self._first(policy, request)
+        decision = policy.change(state, request)
+        if decision.refused is None or not strict(request, self._settings.settings):
+            return decision
+        return Decision(self.state, refused=replace(decision.refused, strict=True))
+
+    def _first(self, policy: CheckedPolicy, request: ContainerRequest) -> Decision:
+        """Return the decision about a container's first instance.
+
+        It gets the CPUs of its pod's init containers, which have ended then. Where it is unknown
+        what a container was, each one that has ended counts as one if that helps this one.
+        """
+        state = donated(self.state, request, lambda one: self._choices.is_init(one) is True)
+        decision = policy.allocate(state, request)
+        grant = decision.state.get(request.container_id)
+        if decision.refused is None and not (grant is not None and grant.own):
+            return decision
+        more = donated(state, request, lambda one: self._choices.is_init(one) is None)
+        return decision if more is state else policy.allocate(more, request)
 
     def change(self, request: ContainerRequest, why: str) -> Decision:
         """Give a running container what it requests now."""
         if self._policy is None or not self.decides:
-            return Decision(self._state)
-        return self._take(self._policy.change(self._state, request), why, request)
+            return Decision(self.state)
+        decision = self._policy.change(inherited(self.state, request), request)
+        return self._take(decision, why, request)
 
     def stop(self, why: str) -> None:
         """Decide nothing more while the daemon runs, for this reason."""
         self._stopped = why
 
-    def forget(self) -> None:
-        """Drop the state."""
-        self._store.clear()
-        self._state, self._leaving = AllocState(), {}
-
     def release(self, container_ids: Iterable[str], why: str) -> None:
-        """Release the grants of containers that have ended.
+        """Release the grants of containers that have ended for good.
 
         While the allocator is switched off no other grant changes: they say what to restore.
         """
         for container_id in container_ids:
             self.news.ended(container_id)
             if self.switched_off:
-                state = self._state.without(container_id)
-                if state is not self._state:
-                    self._store.write(state)
-                    self._state = state
-            elif self._policy is not None and self._state.get(container_id) is not None:
-                self._take(self._policy.release(self._state, container_id), why)
+                self.grants.keep(self.state.without(container_id))
+            elif self._policy is not None and self.state.get(container_id) is not None:
+                self._take(self._policy.release(self.state, container_id), why)
+
+    def ended(self, container_ids: Iterable[str], sandbox_id: str, why: str) -> None:
+        """Release the grants of containers that have ended, but for CPUs of their own.
+
+        Those are kept for the container's next instance, until the sandbox has ended.
+        """
+        for container_id in container_ids:
+            grant = self.state.get(container_id)
+            if grant is None or grant.request.ended_in:
+                continue
+            if self.decides and keeps(grant):
+                self.news.ended(container_id)
+                self.grants.keep(ended(self.state, container_id, sandbox_id))
+            else:
+                self.release([container_id], why)
+
+    def release_sandbox(self, sandbox_id: str) -> None:
+        """Release the grants of a sandbox that has ended."""
+        gone = (
+            one.container_id
+            for one in self.grants.containers()
+            if sandbox_id in (sandbox_of(one.request.pod), one.request.ended_in)
+        )
+        self.release([*gone], "the sandbox has ended")
 
     def reconcile(self, running: Sequence[Running]) -> None:
         """Bring the state in line with what runs: everything there is."""
         if self._policy is not None and self.decides:
-            self._take(self._policy.reconcile(self._state, running), "reconciled")
+            self._take(self._policy.reconcile(resumed(self.state, running), running), "reconciled")
 
     def _take(
         self, decision: Decision, why: str, request: ContainerRequest | None = None
     ) -> Decision:
-        """Store a decision, then do what follows from it."""
-        before = self.now
-        if decision.state != self._state or decision.changed:
-            self._store.write(decision.state)
-            if self._passes is not None:  # else no pass would end the handover
-                self._leaving = still_to_leave(self._state, decision.state, self._leaving)
-            self._state = decision.state
-        moved = (*decision.changed, *changes(before, self.now))
-        if self._deferred is None:
-            self._publish(decision, why, request, moved)
-        else:
-            self._deferred.append(partial(self._publish, decision, why, request, moved))
+        self.grants.take(decision, why, request)
         return decision
-
-    def _publish(
-        self, decision: Decision, why: str, request: ContainerRequest | None, moved: Iterable[Grant]
-    ) -> None:
-        for note in decision.notes:
-            self.news.note(note)
-        if request is not None:
-            runs = self._state.get(request.container_id) is not None
-            self.news.answer(request, decision.refused, runs=runs)
-        self._move(moved, why)
-
-    def _move(self, changed: Iterable[Grant], why: str) -> None:
-        sandboxes = {sandbox_of(one.request.pod) for one in changed} - {""}
-        if sandboxes and self._passes is not None:
-            for sandbox_id in self._passes.request(sandboxes, why):
-                self.left(sandbox_id)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from kata_pin.config.alloc import Alloc
-from kata_pin.errors import ConfigError, KataPinError
+from kata_pin.errors import ConfigError, KataPinError, reason_of
 from kata_pin.model.alloc import AllocState, ContainerRequest, Decision, Refusal, Running
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.settings import AllocSettings
@@ -82,7 +82,7 @@ class CheckedPolicy:
             why = self._invariants.violation(decision, expected)
         except BaseException as error:
             log.debug("allocator: policy %s", self._name, exc_info=True)
-            why = f"{type(error).__name__}: {error}"
+            why = f"{type(error).__name__}: {reason_of(error)}"
         else:
             if not why:
                 return decision
@@ -115,7 +115,9 @@ def make_policy(settings: Alloc, topology: HostTopology) -> Policy:
     except Exception as error:
         if name in BUILTIN:
             raise
-        raise ConfigError(f"policy {name!r} cannot be made: {error}", key="alloc.policy") from error
+        raise ConfigError(
+            f"policy {name!r} cannot be made: {reason_of(error)}", key="alloc.policy"
+        ) from error
 
 
 def _third(name: str) -> dict[str, Factory]:
@@ -126,5 +128,5 @@ def _third(name: str) -> dict[str, Factory]:
         return {entry.name: entry.load() for entry in found}
     except Exception as error:
         raise ConfigError(
-            f"policy {name!r} cannot be loaded: {error}", key="alloc.policy"
+            f"policy {name!r} cannot be loaded: {reason_of(error)}", key="alloc.policy"
         ) from error

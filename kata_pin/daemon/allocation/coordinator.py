@@ -13,6 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import time
+from dataclasses import replace
 from typing import Final
 
 from kata_pin.config.tree import NriEnabled
@@ -23,13 +26,16 @@ from kata_pin.daemon.allocation.restore import kept_cpusets, restore_cpusets
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.ports import Observer
 from kata_pin.daemon.store.containers import Registry
-from kata_pin.errors import HostError, KataPinError
+from kata_pin.errors import HostError, KataPinError, reason_of
 from kata_pin.host.cpuset import CpusetReader
 from kata_pin.host.root import HostRoot
 from kata_pin.model.alloc import Grant
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.pass_outcome import PassOutcome
 from kata_pin.model.reports.pools import KeptCpuset
+from kata_pin.model.sandbox import ContainerState
+from kata_pin.policy.alloc.allotment import sandbox_of
+from kata_pin.sources.cri import CriClient
 from kata_pin.sources.nri import NriPlugin
 from kata_pin.sources.orders import OrdersFile
 
@@ -53,13 +59,18 @@ class Coordinator(Observer):
         registry: Registry,
     ) -> None:
         """`plugin` may push cpusets; None: NRI is off."""
-        self.pusher = Pusher(allocator, node.config.alloc, passes=passes, plugin=plugin)
+        self.pusher = Pusher(
+            allocator, node.config.alloc, passes=passes, plugin=plugin, calls=root.calls
+        )
         self._allocator = allocator
         self._ledger = allocator.ledger
         self._passes = passes
         self._node = node
         self._root = root
         self._registry = registry
+        cri = node.config.alloc.cri
+        self._cri = CriClient(cri, calls=root.calls) if cri else None
+        self._doubted: set[str] = set()
         self._orders = OrdersFile(node.config.alloc.orders)
         self._problems: dict[str, str] = {}
 
@@ -77,20 +88,86 @@ class Coordinator(Observer):
             self._allocator.follow_host()
             self._release_ended()
         except (KataPinError, OSError) as error:  # nothing here keeps the daemon from starting
-            log.error("allocator: not reconciled with what runs: %s", error)
+            log.error("allocator: not reconciled with what runs: %s", reason_of(error))
             log.debug("allocator: start", exc_info=True)
 
     def _release_ended(self) -> None:
         """Release grants of an earlier daemon, and those whose containers' end was missed."""
-        ended = [one.container_id for one in self._allocator.containers() if self._has_ended(one)]
-        self._allocator.release(ended, "container no longer exists")
+        alive = frozenset(self._registry.sandboxes())
+        for grant in [*self._allocator.grants.containers()]:
+            request = grant.request
+            sandbox_id = request.ended_in or sandbox_of(request.pod)
+            if not request.pod.kata:
+                gone = self._node.config.nri.enabled is NriEnabled.NO
+            else:
+                gone = sandbox_id not in alive
+            if gone:
+                self._allocator.release([grant.container_id], "container no longer exists")
+            elif request.pod.kata and not self._counts(grant.container_id):
+                self._allocator.ended([grant.container_id], sandbox_id, "container has ended")
 
-    def _has_ended(self, grant: Grant) -> bool:
-        """Whether nothing reports a container any more, nor ever will."""
-        if not grant.request.pod.kata:
-            return self._node.config.nri.enabled is NriEnabled.NO
-        record = self._registry.container(grant.container_id)
-        return record is None or not record.state.counts
+    def _counts(self, container_id: str) -> bool:
+        """Whether a Kata container is recorded as one that may run."""
+        record = self._registry.container(container_id)
+        return record is not None and record.state.counts
+
+    def _take_ended_processes(self) -> None:
+        """Take the end of other runtimes' containers whose process is gone; Kata's is the VMM."""
+        for grant in [*self._allocator.grants.containers()]:
+            entry = self._ledger.get(grant.container_id)
+            if entry is None or not entry.pid or grant.request.pod.kata:
+                continue
+            if not _has_process(entry.pid):
+                self._ledger.ended(grant.container_id)
+                why = "its process has ended"
+                self._allocator.ended([grant.container_id], entry.sandbox_id, why)
+
+    async def ask_runtime(self) -> None:
+        """Take the end of containers of which no start was reported, for audits (`alloc.cri`).
+
+        containerd reports a failed creation or start to nobody. Nothing is asked while every
+        container is known to have had a process: NRI reports the end of those. One that is being
+        created is not listed yet, so only the second audit asks about it.
+        """
+        every = [one for one in self._allocator.grants.containers() if self._is_doubtful(one)]
+        known, self._doubted = self._doubted, {one.container_id for one in every}
+        doubtful = {one.container_id: one for one in every if one.container_id in known}
+        if not doubtful or self._cri is None or self._cri.problem or not self._allocator.decides:
+            return
+        try:
+            listed = await self._cri.containers()
+        except KataPinError as error:  # the next audit asks again
+            log.debug("allocator: containers not listed: %s", error)
+            return
+        for container_id, grant in doubtful.items():
+            state = listed.get(container_id, ContainerState.DELETED)
+            if not state.counts and self._is_doubtful(grant):
+                log.info("allocator: container %s is %s by CRI", container_id, state.value)
+                self._ended(grant, state)
+
+    def _is_doubtful(self, grant: Grant) -> bool:
+        """Whether the runtime reported a container, but no process of it."""
+        entry = self._ledger.get(grant.container_id)
+        return entry is not None and entry.confirmed is not None and not entry.ran
+
+    def _ended(self, grant: Grant, state: ContainerState) -> None:
+        """Record the end of a container that never had a process.
+
+        While the runtime knows it, its CPUs wait for the next try, as with the kubelet.
+        """
+        container_id, why = grant.container_id, "CRI ListContainers"
+        record = self._registry.container(container_id)
+        if record is not None and record.state.counts:
+            now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            over = replace(record, state=state, source="cri", recorded_ns=now_ns)
+            self._registry.record(over, stamp_ns=now_ns)
+            self._passes.request({record.sandbox_id}, why)
+        entry = self._ledger.get(container_id)
+        self._ledger.ended(container_id)
+        if state is ContainerState.DELETED:
+            self._allocator.release([container_id], why)
+        elif entry is not None:
+            self._allocator.ended([container_id], entry.sandbox_id, why)
 
     # ---- what is followed ----------------------------------------------------------------
 
@@ -106,19 +183,25 @@ class Coordinator(Observer):
                 self._read_orders()
 
     async def follow_pods(self) -> None:
-        """Apply the annotations that running pods have now, where `alloc.pods_url` says from whom.
+        """Apply what the kubelet lists of pods now, where `alloc.pods_url` says from whom.
 
-        If the list cannot be read, pods keep their annotations.
+        If the list cannot be read, pods keep what was listed last.
         """
         alloc = self._node.config.alloc
         if not self._allocator.on or not alloc.pods_url:
             return
         from kata_pin.sources.pod_list import PodList  # noqa: PLC0415 - TLS, rarely used
 
-        pods = PodList(alloc.pods_url, alloc.pods_token, alloc.pods_ca)
+        pods = PodList(
+            alloc.pods_url,
+            token=alloc.pods_token,
+            ca=alloc.pods_ca,
+            name=alloc.pods_name,
+            certificate=alloc.pods_certificate,
+        )
         while True:
             try:
-                self._allocator.set_annotations(await pods.read())
+                self._allocator.set_specs(await pods.read())
                 self._succeeded("annotations")
             except (KataPinError, OSError) as error:  # of the list, or of the policy
                 self._failed("annotations", error)
@@ -138,9 +221,10 @@ class Coordinator(Observer):
         self._ledger.wake()
 
     def _failed(self, source: str, error: Exception) -> None:
-        if str(error) != self._problems.get(source):
-            log.warning("allocator: %s not applied: %s", source, error)
-        self._problems[source] = str(error)
+        problem = reason_of(error)
+        if problem != self._problems.get(source):
+            log.warning("allocator: %s not applied: %s", source, problem)
+        self._problems[source] = problem
 
     # ---- what is asked for ---------------------------------------------------------------
 
@@ -150,6 +234,7 @@ class Coordinator(Observer):
             return
         self._allocator.follow_host()
         self._release_ended()
+        self._take_ended_processes()
         if self._allocator.decides:
             for container_id in self._ledger.misplaced(self._allocator.now, self._cgroup_of):
                 log.warning(
@@ -179,7 +264,7 @@ class Coordinator(Observer):
                     await self._ledger.tried.wait()
         waiting = kept_cpusets(self._allocator, self._registry)
         if not waiting:
-            self._allocator.forget()
+            self._allocator.grants.forget()
         return waiting
 
     # ---- passes --------------------------------------------------------------------------
@@ -187,12 +272,23 @@ class Coordinator(Observer):
     def passed(self, outcome: PassOutcome) -> None:
         """See Observer: others may now have the CPUs that this sandbox left."""
         if self._passes.passed(outcome) or not self._allocator.decides:
-            self._allocator.left(outcome.sandbox_id)
+            self._allocator.grants.left(outcome.sandbox_id)
         self._ledger.wake()
 
     def ended(self, outcome: PassOutcome) -> None:
         """See Observer: release what the sandbox had."""
         self._passes.ended(outcome.sandbox_id)
-        self._allocator.left(outcome.sandbox_id)
+        self._allocator.grants.left(outcome.sandbox_id)
         self._allocator.release_sandbox(outcome.sandbox_id)
         self._ledger.wake()
+
+
+def _has_process(pid: int) -> bool:
+    """Whether a process exists, whosever it is."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

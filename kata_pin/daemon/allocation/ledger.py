@@ -4,8 +4,8 @@ A cpuset reaches a container in an answer to the runtime (D14), or is pushed bet
 (push.py); until then it is pending. What was sent in an answer counts as confirmed until the
 runtime reports otherwise, or an audit finds another cpuset in the container's cgroup. Each
 connection begins with everything the runtime reports. No answer repeats the cpuset that is being
-pushed. If an answer carries a newer one meanwhile, it is unknown which of the two the runtime
-applied last: the newest is sent again when the push has ended.
+pushed. If an answer carries a newer one meanwhile, or the runtime reports another, it is unknown
+which of the two was applied last: the newest is sent again when the push has ended.
 
 A Kata container without a CPU quota above 0 never gets a cpuset: both Kata runtimes size
 a VM by its cpuset then. If a Kata container's new cpuset neither contains the old one nor lies
@@ -81,15 +81,17 @@ class Entry:
     """What is known of one container.
 
     `request` is None until the runtime reports what the container requests. `left_alone`: another
-    plugin decides its cpuset. `confirmed` is the cpuset that it has, as reported or answered; None:
-    the connected runtime has not reported the container. `final` is a last cpuset to be sent
-    although nothing is decided for the container any more (restore.py).
+    plugin decides its cpuset. `ran`: it has, or had, a process. `confirmed` is the cpuset that it
+    has, as reported or answered; None: the connected runtime has not reported the container.
+    `final` is a last cpuset to be sent although nothing is decided for the container any more
+    (restore.py).
     """
 
     request: ContainerRequest | None = None
     sandbox_id: str = ""
     left_alone: bool = False
     pid: int = 0
+    ran: bool = False
     confirmed: Cpuset | None = None
     final: Cpuset | None = None
     retry: RetryState = NO_FAILURE
@@ -149,12 +151,19 @@ class Ledger:
         """Record what a container requests."""
         self._update(request.container_id, request=request, sandbox_id=sandbox_id)
 
-    def reported(self, container_id: str, cpuset: Cpuset, *, pid: int = 0) -> None:
+    def reported(
+        self, container_id: str, cpuset: Cpuset, *, pid: int = 0, runs: bool = False
+    ) -> None:
         """Record the cpuset that a container has. Another than we sent ends a restore."""
         entry = self._entries.get(container_id, Entry())
-        ours = cpuset == entry.confirmed or self.is_pushed(container_id, cpuset)
+        pushed = self.is_pushed(container_id, cpuset)
+        ours = cpuset == entry.confirmed or pushed
+        self._overtaken |= (
+            not pushed and self._pushed is not None and self._pushed[0] == container_id
+        )
         final = entry.final if ours else None
-        self._update(container_id, confirmed=cpuset, pid=pid or entry.pid, final=final)
+        ran = runs or entry.ran
+        self._update(container_id, confirmed=cpuset, pid=pid or entry.pid, ran=ran, final=final)
 
     def leave_alone(self, container_id: str) -> None:
         """Record that another plugin decides about a container."""
@@ -162,9 +171,10 @@ class Ledger:
         if entry is not None and entry.request is not None:
             self._update(container_id, left_alone=True)
 
-    def ended(self, container_id: str) -> None:
-        """Forget a container."""
-        self._entries.pop(container_id, None)
+    def ended(self, container_id: str) -> bool:
+        """Forget a container; return whether it has had a process."""
+        entry = self._entries.pop(container_id, None)
+        return entry is not None and entry.ran
 
     def disconnected(self) -> None:
         """Forget what the runtime reported; it will report again. Slow containers stay slow."""
@@ -191,6 +201,12 @@ class Ledger:
         for entry in self._entries.values():
             if entry.request is not None and not entry.left_alone:
                 yield entry.request, entry.sandbox_id, entry.confirmed or NOTHING
+
+    def others(self) -> Iterator[tuple[ContainerRequest, CpuSet]]:
+        """Yield request and CPUs of containers whose cpuset is another plugin's."""
+        for entry in self._entries.values():
+            if entry.request is not None and entry.left_alone and entry.confirmed:
+                yield entry.request, entry.confirmed.cpus
 
     def of_sandbox(self, sandbox_id: str) -> list[str]:
         """Return the ids of a sandbox's containers."""
@@ -261,7 +277,8 @@ class Ledger:
     def pushing(self, container_id: str, cpuset: Cpuset) -> Iterator[None]:
         """Push a cpuset in the block; confirmed if that ends well and the runtime reported nothing.
 
-        One at a time. If an answer has overtaken the push, what the container has is unknown.
+        One at a time. If an answer or a report of another cpuset came meanwhile, what the container
+        has is unknown.
         """
         before = self._confirmed(container_id)
         self._pushed, self._overtaken = (container_id, cpuset), False

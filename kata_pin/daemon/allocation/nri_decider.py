@@ -20,12 +20,19 @@ from kata_pin.config.tree import Nri
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.ledger import cpuset_for
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
-from kata_pin.daemon.allocation.requests import cpuset_of, request_of, request_of_record, with_asked
+from kata_pin.daemon.allocation.requests import (
+    cpuset_of,
+    pod_uid,
+    request_of,
+    request_of_record,
+    with_asked,
+)
 from kata_pin.daemon.allocation.restore import restore_cpusets
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.model.alloc import ContainerRequest, Running
-from kata_pin.model.sandbox import ContainerKind
+from kata_pin.model.sandbox import ContainerKind, ContainerState
 from kata_pin.policy.alloc.failure import other_owner
+from kata_pin.policy.alloc.instances import formers
 from kata_pin.sources.nri_ports import CreationRefused, Listener
 from kata_pin.wire.nri.messages import Event, EventKind, Pod, PodContainer, Snapshot
 from kata_pin.wire.nri.replies import Answer, Cpuset, Update
@@ -75,7 +82,7 @@ class NriDecider:
             case EventKind.UPDATE_CONTAINER:
                 return self._update(event, event.container)
             case _:
-                with self._allocator.together():
+                with self._allocator.grants.together():
                     self.take(event, stamp_ns)
                 return Answer(updates=self._updates(but=event.container.id))
 
@@ -90,14 +97,21 @@ class NriDecider:
             pod = pods.get(one.pod_id)
             if pod is not None:
                 self._ledger.requested(self._request(pod, one, kata=pod.id in kata), pod.id)
-                self._ledger.reported(one.id, cpuset_of(one.cpu), pid=one.pid)
+                self._ledger.reported(one.id, cpuset_of(one.cpu), pid=one.pid, runs=_runs(one))
         self._ledger.connected()
+        self._allocator.follow_host()  # what the runtime has reported is not another's
+        alive = {one.id for one in snapshot.pods if one.pid}  # stopped ones are listed, too
+        alive |= {one.pod_id for one in snapshot.containers}
         self._allocator.reconcile(
-            [*self._allocator.reported(), *self._of_other_runtimes(pods.keys())]
+            [
+                *self._allocator.reported(),
+                *self._of_other_runtimes(pods.keys()),
+                *self._between_instances([pods[one] for one in pods.keys() & alive], pods.keys()),
+            ]
         )
         if self._allocator.switched_off:
             restore_cpusets(self._allocator)
-            self._allocator.forget()
+            self._allocator.grants.forget()
         return self._updates()
 
     def ended(self) -> None:
@@ -148,8 +162,9 @@ class NriDecider:
         """Decide and record, then answer: a decision that could not be stored is none."""
         request = self._request(event.pod, container, kata=self._recorder.is_kata(event.pod))
         self._ledger.requested(request, event.pod.id)
+        former = formers(self._allocator.state, request)
         has = cpuset_of(container.cpu)
-        with self._allocator.together():
+        with self._allocator.grants.together():
             refused = self._allocator.admit(request, foreign=bool(has.cpus)).refused
             fails = refused is not None and refused.strict
             if request.pod.kata and not fails:
@@ -158,6 +173,9 @@ class NriDecider:
             self._ledger.ended(container.id)
             raise CreationRefused(refused.message)
         state = self._allocator.state
+        for one in former:
+            if state.get(one.container_id) is None:  # this one has its grant now
+                self._ledger.ended(one.container_id)
         grant = state.get(container.id)
         if grant is not None and not grant.exclusive:  # else its start waits for former users
             state = self._allocator.now
@@ -196,7 +214,7 @@ class NriDecider:
         Without a grant and without a cpuset it was left alone without need, or not decided.
         """
         has = cpuset_of(container.cpu)
-        self._ledger.reported(container.id, has, pid=container.pid)
+        self._ledger.reported(container.id, has, pid=container.pid, runs=_runs(container))
         self._allocator.conflicts.created(container.id, with_cpuset=bool(has))
         known = self._allocator.state.get(container.id) is not None
         if not known and not has and self._allocator.decides:
@@ -212,16 +230,26 @@ class NriDecider:
     def _end(self, event: Event) -> None:
         """Release what a container had, or all containers of a sandbox.
 
-        Not those of the pod: a new sandbox of the same pod may run when its old one is removed.
+        A container that ran keeps its own CPUs for its next instance, until its sandbox is stopped.
+        One that never had a process does not: containerd reports the end of a failed start only
+        when the container is removed. Not those of the pod: a new sandbox of the same pod may run
+        when its old one is removed.
         """
-        if event.container is not None:
-            ended = [event.container.id]
-        else:
-            ended = self._ledger.of_sandbox(event.pod.id)
-        for container_id in ended:
-            self._allocator.conflicts.ended(container_id)
-            self._ledger.ended(container_id)
-        self._allocator.release(ended, event.kind.method)
+        if event.container is None:
+            for container_id in self._ledger.of_sandbox(event.pod.id):
+                self._allocator.conflicts.ended(container_id)
+                self._ledger.ended(container_id)
+                self._allocator.release([container_id], event.kind.method)
+            self._allocator.release_sandbox(event.pod.id)
+            return
+        container_id = event.container.id
+        self._allocator.conflicts.ended(container_id)
+        grant = self._allocator.state.get(container_id)
+        kept = grant is not None and bool(grant.request.ended_in)
+        if self._ledger.ended(container_id):
+            self._allocator.ended([container_id], event.pod.id, event.kind.method)
+        elif not kept:
+            self._allocator.release([container_id], event.kind.method)
 
     # ---- parts ---------------------------------------------------------------------------
 
@@ -231,15 +259,45 @@ class NriDecider:
     def _request(self, pod: Pod, container: PodContainer, *, kata: bool) -> ContainerRequest:
         return self._allocator.newest(request_of(pod, container, kata=kata), pod.id)
 
+    def _between_instances(
+        self, alive: Iterable[Pod], listed: Collection[str]
+    ) -> Iterator[Running]:
+        """Yield the ended containers whose CPUs are kept: their pods' sandboxes are alive still.
+
+        The end of some was not reported.
+        """
+        sandboxes = {pod_uid(pod): pod.id for pod in alive}
+        others = frozenset(self._registry.sandboxes()) - frozenset(listed)
+        runs = {(one.pod.pod_uid, one.name) for one, _, _ in self._ledger.requests()}
+        for grant in self._allocator.grants.containers():
+            request = grant.request
+            if self._ledger.knows(request.container_id) or (grant.pod_uid, request.name) in runs:
+                continue
+            sandbox_id = sandboxes.get(grant.pod_uid, "")
+            if request.ended_in in others:
+                sandbox_id = request.ended_in
+            if sandbox_id and grant.own and request.name:
+                yield Running(replace(request, ended_in=sandbox_id), grant.cpus)
+
     def _of_other_runtimes(self, listed: Collection[str]) -> Iterator[Running]:
-        """Yield what runs in sandboxes that this runtime does not know."""
+        """Yield what runs in sandboxes that this runtime does not know.
+
+        Not containers that others gave a cpuset: kata-pin sets none without NRI.
+        """
         for sandbox_id in self._registry.sandboxes():
             if sandbox_id in listed:
                 continue
             for record in self._registry.containers(sandbox_id):
-                if record.state.counts and record.kind is ContainerKind.CONTAINER:
+                if not record.state.counts or record.kind is not ContainerKind.CONTAINER:
+                    continue
+                if record.cpus is None or self._allocator.state.get(record.id) is not None:
                     request = self._allocator.newest(request_of_record(record), sandbox_id)
                     yield Running(request, record.cpus)
+
+
+def _runs(container: PodContainer) -> bool:
+    """Whether a container has, or has had, a process; not all runtimes report its pid."""
+    return container.pid > 0 or container.state is not ContainerState.CREATED
 
 
 def nri_decider(
@@ -249,7 +307,7 @@ def nri_decider(
 
     If the allocator is off, there is one as long as grants of an earlier daemon are to be restored.
     """
-    if not allocator.on and next(allocator.containers(), None) is None:
+    if not allocator.on and next(allocator.grants.containers(), None) is None:
         return None
     return NriDecider(recorder, allocator, registry, passes)
 

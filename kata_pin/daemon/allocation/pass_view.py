@@ -18,10 +18,14 @@ from kata_pin.policy.alloc.allotment import Allotment, allot, nothing_allotted
 
 def view(allocator: Allocator, containers: Sequence[Container]) -> Allotment:
     """Return what the grants mean for recorded containers, after they were brought up to date."""
-    if allocator.on and allocator.at_work:
-        allocator.follow_host()
+    if not allocator.on:
+        return nothing_allotted(containers)
+    if allocator.at_work:
+        allocator.follow_host(containers)
         if allocator.decides:
             _settle(allocator, containers)
+    else:
+        allocator.follow_holders(containers)
     return granted(allocator, containers)
 
 
@@ -31,11 +35,16 @@ def granted(allocator: Allocator, containers: Sequence[Container]) -> Allotment:
 
 
 def _settle(allocator: Allocator, containers: Sequence[Container]) -> None:
-    stopped = [one.id for one in containers if not one.state.counts]
-    allocator.release(stopped, "its containers have stopped")
     for one in containers:
-        if one.kind is not ContainerKind.CONTAINER or not one.state.counts:
-            continue
+        if not one.state.counts:
+            allocator.ended([one.id], one.sandbox_id, "its container has stopped")
+    running = [
+        one for one in containers if one.kind is ContainerKind.CONTAINER and one.state.counts
+    ]
+    newest = {(one.pod_uid, one.name): one.id for one in running if one.name}
+    for one in running:
+        if newest.get((one.pod_uid, one.name), one.id) != one.id:
+            continue  # a former instance, whose grant the newest has
         request = allocator.newest(request_of_record(one), one.sandbox_id)
         grant = allocator.state.get(one.id)
         if grant is None:

@@ -39,10 +39,13 @@ class PendingPasses:
     def passed(self, outcome: PassOutcome) -> bool:
         """Record a pass; return whether the threads are off their former CPUs, or never will be.
 
-        Not after a pass that found no VMM or could not move every thread; such a sandbox is waited
-        for PATIENCE_S, and then no more.
+        Not after a pass that began before the decision, for another follows. Nor after one that
+        found no VMM or could not move every thread; such a sandbox is waited for PATIENCE_S, and
+        then no more.
         """
         sandbox_id = outcome.sandbox_id
+        if self._tickets.get(sandbox_id, 0) > self._passes.began(sandbox_id):
+            return False
         self._tickets.pop(sandbox_id, None)
         if outcome.state == RELEASED or (outcome.state != NO_VMM and outcome.report.settled):
             self._stuck_since.pop(sandbox_id, None)

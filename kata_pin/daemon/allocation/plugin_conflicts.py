@@ -14,15 +14,14 @@ Lifetime: the daemon's; nothing of it survives a restart. Out of scope: what is 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
+from kata_pin.daemon.store.node_events import NodeEvents
 from kata_pin.model.alloc import ContainerRequest, Refusal, RefusalKind
+from kata_pin.model.reports.history import NodeEventKind
 from kata_pin.policy.alloc.failure import other_owner
-
-log = logging.getLogger(__name__)
 
 K = TypeVar("K")
 
@@ -61,8 +60,9 @@ class Name(NamedTuple):
 class PluginConflicts:
     """Records creations, and says which containers to leave alone."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` is CLOCK_MONOTONIC, in seconds."""
+    def __init__(self, events: NodeEvents, clock: Callable[[], float] = time.monotonic) -> None:
+        """`events` takes what is found; `clock` is CLOCK_MONOTONIC, in seconds."""
+        self._events = events
         self._clock = clock
         self._given: dict[str, tuple[float, str]] = {}
         self._conflicts: dict[str, tuple[float, str]] = {}
@@ -129,7 +129,8 @@ class PluginConflicts:
         if adjusted or not with_cpuset:
             self._failed.pop(name, None)
             return
-        log.warning(
+        self._events.report(
+            NodeEventKind.PLUGIN_CONFLICT,
             "allocator: container %s was created with the cpuset of another NRI plugin, after its "
             "creation had failed with ours",
             container_id,
@@ -145,7 +146,8 @@ class PluginConflicts:
         if not adjusted:  # so our cpuset was not the reason
             self._failed.pop(name, None)
             return
-        log.warning(
+        self._events.report(
+            NodeEventKind.PLUGIN_CONFLICT,
             "allocator: creation of container %s failed after kata-pin set its cpuset; the next "
             "try is left alone",
             container_id,

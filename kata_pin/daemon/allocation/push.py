@@ -21,11 +21,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
+from kata_pin.calls import DIRECT, Calls
 from kata_pin.config.alloc import Alloc, Push
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.ledger import NO_FAILURE, NOTHING, RetryState
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
-from kata_pin.errors import KataPinError
+from kata_pin.errors import KataPinError, reason_of
 from kata_pin.policy.alloc.allotment import sandbox_of
 from kata_pin.sources.cri import CriClient
 from kata_pin.sources.nri import NriPlugin
@@ -62,6 +63,7 @@ class Pusher:
         *,
         passes: PendingPasses,
         plugin: NriPlugin | None = None,
+        calls: Calls = DIRECT,
     ) -> None:
         """`plugin` is the NRI plugin, which connects and disconnects by itself; None: no NRI."""
         self.sent: Counter[tuple[str, bool]] = Counter()
@@ -70,7 +72,7 @@ class Pusher:
         self._ledger = allocator.ledger
         self._passes = passes
         self._enabled = settings.push is Push.AUTO
-        self._cri = CriClient(settings.cri) if settings.cri else None
+        self._cri = CriClient(settings.cri, calls=calls) if settings.cri else None
         self._plugin = plugin
         self._runtime = NO_FAILURE
         self._next_at: float | None = None
@@ -89,9 +91,9 @@ class Pusher:
             try:
                 await self._push_all()
             except Exception as error:  # nothing here ends the daemon
-                log.error("allocator: cpusets not sent: %s", error)
+                log.error("allocator: cpusets not sent: %s", reason_of(error))
                 log.debug("allocator: cpusets not sent", exc_info=True)
-                self._runtime = self._failed_again(str(error))
+                self._runtime = self._failed_again(reason_of(error))
                 self._next_at = self._runtime.not_before
             if not self._ledger.changed.is_set():
                 self._ledger.tried.set()

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kata_pin.errors import ParseError
-from kata_pin.model.alloc import PERIOD_US, ContainerRequest, PodRequest, Qos, millis_of_shares
+from kata_pin.model.alloc import (
+    PERIOD_US,
+    ContainerRequest,
+    PodRequest,
+    PodSpec,
+    Qos,
+    millis_of_shares,
+)
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.sandbox import Container
 from kata_pin.model.settings import CpuClass
@@ -112,8 +119,8 @@ def _qos(cgroups_path: str, cpu: CpuResources) -> Qos:
     return Qos.GUARANTEED if equal else Qos.BURSTABLE
 
 
-Annotations = Mapping[str, Mapping[str, str]]
-"""The annotations of pods, by uid."""
+Specs = Mapping[str, PodSpec]
+"""What the kubelet lists of pods, by uid."""
 
 
 @dataclass(slots=True)
@@ -121,23 +128,32 @@ class PodChoices:
     """The newest choices; `orders` are by `namespace/name` or sandbox id."""
 
     orders: Mapping[str, CpuClass] = field(default_factory=dict)
-    annotations: Annotations = field(default_factory=dict)
+    specs: Specs = field(default_factory=dict)
 
     def ordered(self, namespace: str, name: str, sandbox_id: str) -> CpuClass | None:
         """Return the administrator's override for a pod."""
         by_name = self.orders.get(f"{namespace}/{name}") if name else None
         return by_name or self.orders.get(sandbox_id)
 
+    def is_init(self, request: ContainerRequest) -> bool | None:
+        """Whether it is an init container and no sidecar; None if its pod is not listed."""
+        spec = self.specs.get(request.pod.pod_uid)
+        return None if spec is None else request.name in spec.inits
+
     def newest(
         self, request: ContainerRequest, sandbox_id: str, known: PodRequest | None
     ) -> ContainerRequest:
-        """Return a request with its pod's override and annotations of now.
+        """Return a request with its pod's override, annotations and resources of now.
 
         A runtime always reports the annotations of the pod's creation, and records have none: those
         of `known`, the pod in the container's grant, are newer.
         """
         pod = request.pod
         last = known.annotations if known is not None and known.annotations else pod.annotations
-        annotations = self.annotations.get(pod.pod_uid, last)
+        level = pod.pod_level if known is None else known.pod_level
+        spec = self.specs.get(pod.pod_uid, PodSpec(last, pod_level=level))
         ordered = self.ordered(pod.namespace, pod.name, sandbox_id)
-        return replace(request, pod=replace(pod, annotations=annotations, ordered=ordered))
+        newest = replace(
+            pod, annotations=spec.annotations, ordered=ordered, pod_level=spec.pod_level
+        )
+        return replace(request, pod=newest)

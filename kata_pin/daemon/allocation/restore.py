@@ -34,7 +34,7 @@ def restore_cpusets(allocator: Allocator, *, sure: bool = False) -> None:
     if other_owner(node.kubelet) is not None:
         return
     count = 0
-    for grant in allocator.containers():
+    for grant in allocator.grants.containers():
         ours, entry = cpuset_for(grant, state), ledger.get(grant.container_id)
         has = EMPTY if entry is None or entry.confirmed is None else entry.confirmed.cpus
         if ours and has and (sure or has == ours.cpus):
@@ -66,13 +66,15 @@ def kept_cpusets(allocator: Allocator, registry: Registry) -> tuple[KeptCpuset, 
     state = allocator.state
     return tuple(
         KeptCpuset(grant.container_id, grant.request.pod.title, grant.request.name, str(ours.cpus))
-        for grant in allocator.containers()
+        for grant in allocator.grants.containers()
         if (ours := cpuset_for(grant, state)) and _keeps(grant, ours, allocator, registry)
     )
 
 
 def _keeps(grant: Grant, ours: Cpuset, allocator: Allocator, registry: Registry) -> bool:
     name = grant.container_id
+    if grant.request.ended_in:
+        return False
     if allocator.ledger.knows(name):
         return allocator.ledger.is_restoring(name)
     if not grant.request.pod.kata:

@@ -23,7 +23,7 @@ from kata_pin.config.tree import Guest
 from kata_pin.daemon.guests.probe import GuestProbe
 from kata_pin.daemon.guests.status import GuestPlan, GuestState, GuestView, Proof, Sent
 from kata_pin.daemon.store.guests import GuestCpusets
-from kata_pin.errors import AgentDenied, AgentFailed, AgentUnsupported, GuestError
+from kata_pin.errors import AgentDenied, AgentFailed, AgentUnsupported, GuestError, reason_of
 from kata_pin.guest.agent import AgentClient
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.guest_map import GuestFacts
@@ -49,6 +49,13 @@ AGAIN_S: Final = 0.2
 """Least rest before a session that follows from the last one: a guest that answers something else
 each time must not keep the daemon busy."""
 
+MISSES: Final = 3
+"""Failures to answer, in a row, after which a guest is called unreachable."""
+
+MAX_PATIENCE: Final = 8
+"""Most that the deadlines of the settings are multiplied by: each miss doubles them, because a busy
+host can slow any guest down."""
+
 DENIED_S: Final = 300.0
 """Rest after a denial: a policy is set once, as a rule before the first container."""
 
@@ -67,13 +74,14 @@ class Goal(Enum):
 class Shared:
     """What a keeper shares with the others.
 
-    `connect` returns a client of the sandbox's agent, not connected yet; AgentUnavailable when no
-    address is known. `turns` bounds how many guests are talked to at once.
+    `connect` returns a client of the sandbox's agent, not connected yet, with the deadlines of the
+    settings times a factor; AgentUnavailable when no address is known. `turns` bounds how many
+    guests are talked to at once.
     """
 
     settings: Callable[[], Guest]
     book: GuestCpusets
-    connect: Callable[[str, Vmm], AgentClient]
+    connect: Callable[[str, Vmm, int], AgentClient]
     turns: asyncio.Semaphore
 
 
@@ -105,6 +113,7 @@ class Keeper:
         self._prompt = False
         self._trouble: tuple[GuestState, str] | None = None
         self._failures = 0
+        self._patience = 1
         self._rest_until = 0.0
         self._asked_at: float | None = None
 
@@ -239,13 +248,13 @@ class Keeper:
         except AgentUnsupported as error:
             self._failed(GuestState.FAILED, str(error), DENIED_S)
         except GuestError as error:
-            self._failed(GuestState.UNREACHABLE, str(error))
+            self._missed(str(error))
         except TimeoutError:
-            self._failed(GuestState.UNREACHABLE, f"not done within {SESSION_S:g} s")
+            self._missed(f"not done within {SESSION_S:g} s")
         except Exception as error:  # the fault barrier of one guest
-            log.error("sandbox %s: guest: %s", self._id, error)
+            log.error("sandbox %s: guest: %s", self._id, reason_of(error))
             log.debug("sandbox %s: guest", self._id, exc_info=True)
-            self._failed(GuestState.FAILED, str(error))
+            self._failed(GuestState.FAILED, reason_of(error))
         if self._has_work:
             self._rest_until = max(self._rest_until, time.monotonic() + AGAIN_S)
             self._wake.set()
@@ -269,7 +278,7 @@ class Keeper:
 
     async def _session(self, vmm: Vmm) -> None:
         started = time.monotonic()
-        async with self._shared.connect(self._id, vmm) as agent:
+        async with self._shared.connect(self._id, vmm, self._patience) as agent:
             connected = time.monotonic()
             for name, cpus in self._due.items():
                 asked = time.monotonic()
@@ -280,6 +289,8 @@ class Keeper:
             self._check = False
             await self._measure(agent)
             await self._verify(agent)
+        if agent.slowest_s * self._patience < agent.call_s:  # the settings' own deadline would do
+            self._patience = max(1, self._patience // 2)
 
     async def _measure(self, agent: AgentClient) -> None:
         plan = self._plan
@@ -316,12 +327,21 @@ class Keeper:
             if found is not None and self._sent.get(name) is sent:
                 self._sent[name] = replace(sent, proof=found[0], detail=found[1])
 
+    def _missed(self, text: str) -> None:
+        """Give the guest more time; it is unreachable once it missed several times."""
+        self._patience = min(MAX_PATIENCE, self._patience * 2)
+        if self._failures + 1 < MISSES:
+            self._failed(GuestState.PENDING, f"trying again: {text}")
+        else:
+            self._failed(GuestState.UNREACHABLE, text)
+
     def _failed(self, state: GuestState, text: str, rest_s: float | None = None) -> None:
         """Rest for so long, by default longer after each failure in a row."""
         if rest_s is None:
             rest_s = RETRY_S[min(self._failures, len(RETRY_S) - 1)]
         if self._trouble is None or self._trouble[0] is not state:
-            log.warning("sandbox %s: guest %s: %s", self._id, state.value, text)
+            level = logging.INFO if state is GuestState.PENDING else logging.WARNING
+            log.log(level, "sandbox %s: guest %s: %s", self._id, state.value, text)
         self._trouble = (state, text)
         self._prompt = False
         self._failures += 1
@@ -343,12 +363,13 @@ class Keeper:
             return
         self._moving = self._talking = True
         try:
-            async with asyncio.timeout(WIDEN_S), self._shared.connect(self._id, self._vmm) as agent:
+            connecting = self._shared.connect(self._id, self._vmm, 1)
+            async with asyncio.timeout(WIDEN_S), connecting as agent:
                 for name, cpus in wider.items():
                     await self._tell(agent, name, cpus)
         except (GuestError, TimeoutError) as error:
             self._prompt = False
-            log.info("sandbox %s: guest cpusets not widened: %s", self._id, error)
+            log.info("sandbox %s: guest cpusets not widened: %s", self._id, reason_of(error))
         finally:
             self._talking = False
 

@@ -24,7 +24,14 @@ from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.guests import GuestCpusets
 from kata_pin.daemon.store.pins import Pins
-from kata_pin.errors import AgentUnavailable, KataPinError, ParseError, StateError
+from kata_pin.errors import (
+    AgentUnavailable,
+    HostError,
+    KataPinError,
+    ParseError,
+    StateError,
+    reason_of,
+)
 from kata_pin.guest.address import AgentAddress, VsockAddress, parse_address
 from kata_pin.guest.agent import AgentClient
 from kata_pin.host.root import HostRoot
@@ -94,7 +101,9 @@ class Guests(Observer):
         try:
             self._hand_over(outcome, vmm)
         except (KataPinError, OSError, ValueError) as error:  # an observer never fails
-            log.error("sandbox %s: guest cpusets not updated: %s", outcome.sandbox_id, error)
+            log.error(
+                "sandbox %s: guest cpusets not updated: %s", outcome.sandbox_id, reason_of(error)
+            )
 
     def ended(self, outcome: PassOutcome) -> None:
         """See Observer: forget the guest."""
@@ -175,7 +184,7 @@ class Guests(Observer):
         try:
             await keeper.widen(partial(self._plan, sandbox, await foresee()))
         except (KataPinError, OSError, ValueError) as error:  # the pass matters more
-            log.error("sandbox %s: guest cpusets not widened: %s", sandbox_id, error)
+            log.error("sandbox %s: guest cpusets not widened: %s", sandbox_id, reason_of(error))
 
     def audit(self) -> None:
         """Send everything to every guest again, and check whether it holds."""
@@ -241,12 +250,13 @@ class Agents:
         """Return a keeper of one sandbox's guest; raises StateError."""
         return Keeper(sandbox_id, shared, GuestProbe(self.root, self.settings))
 
-    def _client(self, sandbox_id: str, vmm: Vmm) -> AgentClient:
+    def _client(self, sandbox_id: str, vmm: Vmm, patience: int) -> AgentClient:
         now = self.settings()
         return AgentClient(
             self.address(sandbox_id, vmm),
-            connect_s=now.connect_ms / 1000,
-            call_s=now.call_ms / 1000,
+            connect_s=now.connect_ms / 1000 * patience,
+            call_s=now.call_ms / 1000 * patience,
+            calls=self.root.calls,
         )
 
     def address(self, sandbox_id: str, vmm: Vmm) -> AgentAddress:
@@ -262,7 +272,7 @@ class Agents:
             persisted = read_state(self.root, self.kata, sandbox_id)
             if persisted is not None and persisted.agent_url:
                 return parse_address(persisted.agent_url)
-        except (ParseError, ValueError) as error:
+        except (HostError, ParseError, ValueError) as error:
             raise AgentUnavailable(f"kata-agent address not usable: {error}") from error
         raise AgentUnavailable(
             "kata-agent address unknown (neither in the VMM's arguments nor in Kata's state)"

@@ -12,14 +12,16 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from kata_pin.daemon.intake.kata_state import Adoption
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.ports import Observer
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.reconcile.survey import PATIENCE_S, Survey
 from kata_pin.daemon.store.containers import Registry
-from kata_pin.errors import HostError
+from kata_pin.errors import HostError, reason_of
 from kata_pin.host.cpuset import cpuset_folders
 from kata_pin.model.count_noun import count
 from kata_pin.model.pass_outcome import PassOutcome
@@ -40,6 +42,7 @@ CPUSETS_FOLLOW_S: Final = (0.05, 0.5)
 
 KATA: Final = "Kata's state"
 KUBELET: Final = "the kubelet's checkpoint"
+CLAIMS: Final = "DRA claims"
 CPUSET: Final = "a written cpuset"
 NODE: Final = "the node changed"
 LOST: Final = "events of files were lost"
@@ -80,6 +83,7 @@ class FileEvents:
     _adoption: Adoption
     _sandboxes: Sandboxes
     _watch: StateWatch
+    _survey: Survey
     _recent: dict[str, float] = field(default_factory=dict)
     _waiting: set[str] = field(default_factory=set)
     _looks: list[asyncio.TimerHandle] = field(default_factory=list)
@@ -92,6 +96,10 @@ class FileEvents:
     async def follow(self) -> None:
         """Act on changes until cancelled."""
         async for changes in self._watch.changes():
+            unknown = set(changes.sandboxes) - self._sandboxes.vmms.keys()
+            if unknown or changes.everything:
+                await self._survey.all(patience_s=PATIENCE_S)
+                self._survey.afterwards(partial(self._take_surveyed, unknown))
             with left_to_audits():
                 self._take(changes)
             await asyncio.sleep(0)
@@ -110,6 +118,21 @@ class FileEvents:
         for sandbox_id, new in self._adoption.all(self._sandboxes.vmms).items():
             if new or self._sandboxes.cache(sandbox_id) is None:
                 self._adopted(sandbox_id, new)
+
+    def take_recorded(self, sandbox_id: str) -> int:
+        """Record what Kata keeps of a sandbox that runs; return the ticket of a pass over it."""
+        with left_to_audits():
+            self._adoption.one(sandbox_id)
+        return self._sandboxes.mark(sandbox_id, "start")
+
+    def vmm_started(self) -> None:
+        """Take in a sandbox that is only starting: nothing of Kata's says anything of it yet."""
+        self._survey.begin()
+        self._survey.afterwards(self._look_again)
+
+    def _look_again(self) -> None:
+        with left_to_audits():
+            self.look_around()
 
     def look_at_node(self) -> None:
         """Ask for passes if the node changed unnoticed, or the last ones failed; for audits."""
@@ -134,6 +157,8 @@ class FileEvents:
                 self._sandboxes.mark(sandbox_id, CPUSET, event=False)
         if changes.kubelet:
             self._take_checkpoint()
+        if changes.claims and self._node.read_claims():
+            self._sandboxes.mark_all(CLAIMS)
 
     def _look_at_everything(self) -> None:
         """Look at everything: watching began, or events were lost.
@@ -142,6 +167,7 @@ class FileEvents:
         """
         self.look_around()
         self._take_checkpoint()
+        self._node.read_claims()
         if self._began:
             self._sandboxes.mark_all(LOST)
         self._began = True
@@ -159,6 +185,12 @@ class FileEvents:
                 self._waiting.add(sandbox_id)
                 loop.call_later(wait_s, self._take_late, sandbox_id)
         self._read(due)
+
+    def _take_surveyed(self, unknown: Collection[str]) -> None:
+        """Look again for VMMs that could not be read in time."""
+        with left_to_audits():
+            self._read(unknown)
+            self.look_around()
 
     def _take_late(self, sandbox_id: str) -> None:
         self._waiting.discard(sandbox_id)
@@ -225,5 +257,5 @@ def left_to_audits() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a fault barrier: one sandbox's files must not stop the others
-        log.error("cannot handle a change now, the next audit will: %s", error)
+        log.error("cannot handle a change now, the next audit will: %s", reason_of(error))
         log.debug("cannot handle a change", exc_info=True)

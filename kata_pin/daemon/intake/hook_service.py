@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from kata_pin.daemon.intake.qmp import ask_qemu
+from kata_pin.calls import Calls
+from kata_pin.daemon.intake.qmp import ask_qemu, exists
 from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.counters import Counters
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.pins import Pins
-from kata_pin.errors import KataPinError, ParseError
+from kata_pin.errors import HostError, KataPinError, ParseError, reason_of
 from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import Container, ContainerKind, Vmm
 from kata_pin.sources.hooks import HookConnection
@@ -42,7 +42,8 @@ class HookService:
     _sandboxes: Sandboxes
     _spool: Spool
     _counters: Counters
-    _find_vmm: Callable[[str], Vmm | None]
+    _find_vmm: Callable[[str], Awaitable[Vmm | None]]
+    _calls: Calls
 
     async def hook(self, connection: HookConnection) -> None:
         """Serve one hook; without an answer (the registry cannot be written) the hook spools."""
@@ -81,7 +82,7 @@ class HookService:
             self._take_spool()
         except (KataPinError, OSError) as error:
             self._counters.failed("spool", error)
-            log.warning("cannot record spooled messages now: %s", error)
+            log.warning("cannot record spooled messages now: %s", reason_of(error))
 
     def _take_spool(self) -> None:
         for message in self._spool.pending():
@@ -89,6 +90,10 @@ class HookService:
                 taken = self._intake.take(message, spooled=True)
             except ParseError as error:
                 self._spool.reject(message, error)
+                continue
+            except HostError as error:  # its bundle cannot be read now; others' may be
+                self._counters.failed("spool", error)
+                log.warning("spooled message %s: %s; retrying", message.spool_name, error)
                 continue
             if isinstance(taken, str):
                 log.info("spooled message %s dropped: %s", message.spool_name, taken)
@@ -108,18 +113,18 @@ class HookService:
             and connection.message.phase.waits_for_pins
             and container.kind is ContainerKind.SANDBOX
             and not connection.gone.is_set()
-            and os.path.exists(self._qmp_path(container))
+            and exists(self._qmp_path(container), self._calls)
         )
 
     async def _ask_qemu(self, connection: HookConnection, container: Container) -> None:
         """Ask for vCPU threads and iothreads; the session ends at once when the hook goes."""
-        vmm = self._find_vmm(container.sandbox_id)
+        vmm = await self._find_vmm(container.sandbox_id)
         if vmm is None:  # not known whose socket it is
             return
         cache = self._sandboxes.enter(container.sandbox_id).cache
         path, settings = self._qmp_path(container), self._live.now.qmp
         session = asyncio.create_task(
-            ask_qemu(container.sandbox_id, path, vmm.process.pid, settings)
+            ask_qemu(container.sandbox_id, path, vmm.process.pid, settings, self._calls)
         )
         gone = asyncio.create_task(connection.gone.wait())
         try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kata_pin.daemon.store.containers import Registry
-from kata_pin.errors import ParseError
+from kata_pin.errors import HostError, ParseError
 from kata_pin.host.process import ProcessIndex
 from kata_pin.host.root import HostRoot
 from kata_pin.model.sandbox import Container, ContainerState
@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 SETTLED_NS: Final = 1_000_000_000
 """A file changed less than a second ago may change again without a new time: clocks are coarse."""
+
+GONE: Final = "persist.json"
+"""The source of a deletion that only the container's absence from Kata's state reports."""
 
 _SOURCES: Final = {KataRuntime.GO: "persist.json", KataRuntime.RS: "state.json"}
 
@@ -56,7 +59,8 @@ class Adoption:
     def all(self, known: Mapping[str, ProcessKey] = NONE_KNOWN) -> dict[str, int]:
         """Record what Kata keeps of every sandbox that runs; return how much was new, by id.
 
-        Files are read only where they changed since the last call; StateError from the registry.
+        Files are read only where they changed since what they say was last recorded; StateError
+        from the registry.
         """
         running = self.running(known)
         self._stamps = {one: stamp for one, stamp in self._stamps.items() if one in running}
@@ -72,16 +76,18 @@ class Adoption:
         return 0 if self._stamps.get(sandbox_id) == stamp else self._adopt(sandbox_id, stamp)
 
     def _adopt(self, sandbox_id: str, stamp: tuple[int, int]) -> int:
-        persisted = read_state(self._root, self._kata, sandbox_id)
-        if persisted is None:  # none there, or half written: the next event or audit looks again
-            self._log_unread(sandbox_id, stamp)
+        try:
+            persisted = read_state(self._root, self._kata, sandbox_id)
+            if persisted is None:  # none, or half written: the next event or audit looks again
+                self._log_unread(sandbox_id, stamp)
+                return 0
+            states = {
+                one.id: read_container_state(self._root, self._kata, sandbox_id, one.id)
+                for one in persisted.containers
+            }
+        except HostError as error:  # a passing reason: the next event or audit looks again
+            log.warning("sandbox %s: Kata's state cannot be read now: %s", sandbox_id, error)
             return 0
-        if _settled(stamp):
-            self._stamps[sandbox_id] = stamp
-        states = {
-            one.id: read_container_state(self._root, self._kata, sandbox_id, one.id)
-            for one in persisted.containers
-        }
         changed_ns = _boottime_of(stamp[0])
         try:
             found = to_containers(
@@ -89,11 +95,19 @@ class Adoption:
             )
         except ParseError as error:  # one sandbox's annotations must not hide the others
             log.warning("sandbox %s: Kata's state not used: %s", sandbox_id, error)
+            self._keep(sandbox_id, stamp)
             return 0
-        new = sum(self._record(one, sandbox_id) for one in found)
-        if persisted.runtime is KataRuntime.GO:
-            new += self._record_gone({one.id for one in found}, sandbox_id, changed_ns)
+        with self._registry.transaction():  # a full disk leaves nothing half recorded
+            new = sum(self._record(one, sandbox_id) for one in found)
+            if persisted.lists_all_of(sandbox_id):
+                new += self._record_gone({one.id for one in found}, sandbox_id, changed_ns)
+        self._keep(sandbox_id, stamp)
         return new
+
+    def _keep(self, sandbox_id: str, stamp: tuple[int, int]) -> None:
+        """Remember that a file with this stamp is dealt with, if it can no longer change."""
+        if _settled(stamp):
+            self._stamps[sandbox_id] = stamp
 
     def _log_unread(self, sandbox_id: str, stamp: tuple[int, int]) -> None:
         """Log once per stamp that a file cannot be read, unless it is just being written."""
@@ -108,26 +122,29 @@ class Adoption:
         """Record a container of Kata's state; return whether anything in it is new.
 
         Its cpuset is the live one, to be weighed against other sources' (precedence.py). One
-        that has stopped stays in Kata's state until it is deleted: a hook knows better.
+        that has stopped stays in Kata's state until it is deleted: a hook knows better. A record
+        whose config.json was never read is corrected, and a deletion that only an earlier state
+        without the container reported is undone.
         """
         known = self._registry.container(container.id)
         if container.sandbox_id != sandbox_id:
             return False
-        if known is not None:
-            if known.sandbox_id != sandbox_id:
-                log.warning("sandbox %s: container %s belongs to another", sandbox_id, container.id)
-                return False
-            if container.cpus is None or not known.state.counts:
-                return False
-            container = replace(container, state=known.state, kind=known.kind)
-        return self._registry.adopt(container)
+        if known is None or (known.state.counts and self._registry.is_unread(known.id)):
+            return self._registry.adopt(container)
+        if known.sandbox_id != sandbox_id:
+            log.warning("sandbox %s: container %s belongs to another", sandbox_id, container.id)
+            return False
+        if known.state is ContainerState.DELETED and known.source == GONE:
+            log.info("sandbox %s: container %s is in Kata's state again", sandbox_id, container.id)
+            return self._registry.adopt(replace(container, kind=known.kind))
+        if container.cpus is None or not known.state.counts:
+            return False
+        return self._registry.adopt(replace(container, state=known.state, kind=known.kind))
 
     def _record_gone(self, listed: Collection[str], sandbox_id: str, changed_ns: int) -> int:
         """Record as deleted what Kata no longer keeps: its poststop was lost (D8)."""
         gone = [
-            replace(
-                one, state=ContainerState.DELETED, source="persist.json", recorded_ns=changed_ns
-            )
+            replace(one, state=ContainerState.DELETED, source=GONE, recorded_ns=changed_ns)
             for one in self._registry.containers(sandbox_id)
             if one.state.counts and one.id not in listed
         ]

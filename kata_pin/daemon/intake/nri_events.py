@@ -14,6 +14,7 @@ from typing import Final
 
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.reconcile.survey import PATIENCE_S, Survey
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import VmmError
 from kata_pin.host.process import ProcessIndex
@@ -59,6 +60,7 @@ class NriIntake:
     _index: ProcessIndex
     _kata_pinning: KataPinningReader
     _sandboxes: Sandboxes
+    _survey: Survey
     _strangers: dict[str, None] = field(default_factory=dict)
 
     def take(self, event: Event, stamp_ns: int) -> int:
@@ -86,6 +88,7 @@ class NriIntake:
         notices those that ended.
         """
         self._strangers.clear()
+        await self._survey.all(patience_s=PATIENCE_S)
         self._index.refresh()
         running = self._finder.sandboxes(self._sandboxes.vmms)
         containers: dict[str, list[PodContainer]] = {}
@@ -132,7 +135,8 @@ class NriIntake:
         """
         known = self._registry.container(container.id)
         if known is not None:
-            if known.sandbox_id != container.sandbox_id or known.kind is not container.kind:
+            same = (known.sandbox_id, known.kind) == (container.sandbox_id, container.kind)
+            if not same and not self._registry.is_unread(known.id):
                 log.warning("NRI: container %s belongs to another sandbox; ignored", container.id)
                 return False
             over = not known.state.counts
@@ -155,7 +159,7 @@ class NriIntake:
         )
 
     def _is_claimed(self, pod: Pod) -> bool:
-        return self._finder.is_claimed(pod.id, [pod.pid] if pod.pid else [])
+        return self._finder.is_claimed(pod.id, {pod.pid: 0} if pod.pid else {})
 
     def _of_kata(self, pod: Pod, *, running: bool | None = None) -> Pod | None:
         """Return a pod that has a VMM, its pid 0 if that is not Kata's; None for any other pod.
@@ -173,6 +177,8 @@ class NriIntake:
         pod = replace(pod, pid=0)
         if known or (running is None and self._finds_vmm(pod.id)):
             return pod
+        if running is None and self._survey.is_due():
+            return None  # its VMM may be among the processes to be read; the next event asks again
         if len(self._strangers) < MAX_PODS:
             self._strangers[pod.id] = None
         return None

@@ -1,16 +1,17 @@
 """Asks QEMU: over Kata's extra monitor (`extra_monitor_socket`), which is free at any time (D6).
 
-Only about threads that KVM and names left unnamed, once for each. The main socket is Kata's, except
-during its first hook (hook_service.py).
+Only about threads that KVM and names left unnamed, once for each; those that QEMU does not list
+then, its monitor's own thread among them, are neither vCPUs nor iothreads. The main socket is
+Kata's, except during its first hook (hook_service.py).
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 from typing import Final
 
+from kata_pin.calls import Calls
 from kata_pin.config.tree import Qmp
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
@@ -31,6 +32,7 @@ class ExtraMonitor:
 
     _paths: KataPaths
     _live: LiveConfig
+    _calls: Calls
 
     async def ask(self, sandbox_id: str, cache: SandboxCache) -> bool:
         """Ask about threads that no pass has named yet; return whether QEMU answered."""
@@ -42,16 +44,27 @@ class ExtraMonitor:
             for thread in cache.report.threads
             if thread.key.tgid == cache.vmm.process.pid and thread.role.source in _UNNAMED
         )
-        if unnamed <= cache.asked or not os.path.exists(path):
+        if unnamed <= cache.asked or not exists(path, self._calls):
             return False
         cache.asked = unnamed
-        answers = await ask_qemu(sandbox_id, path, cache.vmm.process.pid, settings)
+        answers = await ask_qemu(sandbox_id, path, cache.vmm.process.pid, settings, self._calls)
         if answers is not None:
             cache.qmp = answers
         return answers is not None
 
 
-async def ask_qemu(sandbox_id: str, path: str, pid: int, settings: Qmp) -> QmpAnswers | None:
+def exists(path: str, calls: Calls) -> bool:
+    """Return whether there is a socket to ask."""
+    try:
+        calls.lstat(path)
+    except OSError:
+        return False
+    return True
+
+
+async def ask_qemu(
+    sandbox_id: str, path: str, pid: int, settings: Qmp, calls: Calls
+) -> QmpAnswers | None:
     """Return what QEMU answers over one of its monitors, or None; `pid` is QEMU's."""
     try:
         return await query(
@@ -59,6 +72,7 @@ async def ask_qemu(sandbox_id: str, path: str, pid: int, settings: Qmp) -> QmpAn
             pid=pid,
             greeting_s=settings.greeting_ms / 1000,
             session_s=settings.session_ms / 1000,
+            calls=calls,
         )
     except QmpUnavailable as error:
         log.info("sandbox %s: QMP not available: %s", sandbox_id, error)

@@ -28,7 +28,8 @@ class Intake:
         """Return a message's container as recorded and committed, or why nothing was recorded.
 
         ParseError when the message can never be taken: its JSON or its ids are beyond repair.
-        StateError when the registry cannot be written: the hook must spool.
+        StateError when the registry cannot be written, HostError when the bundle cannot be read
+        for a passing reason: the hook must spool, and the message is read again.
         """
         state = parse_state(message.body)
         config, note, gone = self._config(state)
@@ -46,7 +47,10 @@ class Intake:
         after_create = container.state is not ContainerState.CREATED
         if config is not None and known is not None and known.state.counts and after_create:
             container = _with_resources_of(known, container)
-        if not self._registry.record(container, stamp_ns=message.stamp_ns, pid=message.pid):
+        unread = config is None and (known is None or self._registry.is_unread(known.id))
+        if not self._registry.record(
+            container, stamp_ns=message.stamp_ns, pid=message.pid, unread=unread
+        ):
             return "a newer message is recorded"
         return container
 

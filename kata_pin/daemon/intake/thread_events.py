@@ -1,4 +1,4 @@
-"""Marks sandboxes when their threads and processes appear or end (D1).
+"""Marks sandboxes when their threads and processes appear or end, and hears of new VMMs (D1).
 
 Without the kernel's reports audits find what is new, and passes know that (D11).
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +23,7 @@ from kata_pin.host.root import HostRoot
 from kata_pin.sources.process_events import (
     Event,
     NewProcess,
+    NewProgram,
     NewThread,
     Overrun,
     ProcEvents,
@@ -40,17 +43,29 @@ KERNEL_THREAD_LOOKS_S: Final = (0.005, 0.05, 0.5)
 """Further looks at a new kernel thread: a vhost worker of Linux 6.1 gets its name and its creator's
 cgroup, which resets its affinity, only after it was created, without an event."""
 
+MAX_LOOKS: Final = 1000
+"""Most processes that are looked at within a second: each takes 20 us, and anybody can start
+programs. The audit finds what is left out."""
+
 
 @dataclass
 class ThreadEvents:
-    """Follows process events until cancelled."""
+    """Follows process events until cancelled.
+
+    `may_be_vmm` says so of the pid of a process, and `look` is called when such a one has started:
+    Kata records a sandbox only when its guest has booted, and nothing else reports it before.
+    """
 
     _root: HostRoot
     _node: NodeWatch
     _pins: Pins
     _sandboxes: Sandboxes
     _counters: Counters
+    _may_be_vmm: Callable[[int], bool]
+    _look: Callable[[], None]
     _live: bool | None = None
+    _looked_at: int = 0
+    _second: int = 0
 
     async def follow(self) -> None:
         """Mark sandboxes as their threads appear; without events the audit finds them.
@@ -61,7 +76,11 @@ class ThreadEvents:
             self._set_live(live=False, why="setting new_threads")
             return
         while True:
-            events = ProcEvents(self._sandboxes.tracked)
+            events = ProcEvents(
+                self._sandboxes.tracked,
+                wanted=self._is_vmm,
+                connect=self._root.calls.process_events,
+            )
             try:
                 await events.open()
                 self._set_live(live=True)
@@ -102,9 +121,19 @@ class ThreadEvents:
                 self._mark_born(pid, ppid)
                 for wait_s in KERNEL_THREAD_LOOKS_S if ppid == KTHREADD else ():
                     asyncio.get_running_loop().call_later(wait_s, self._mark_born, pid, ppid)
+            case NewProgram():
+                self._look()
             case Overrun():
                 self._counters.overrun()
                 self._sandboxes.mark_all("process events were lost")
+
+    def _is_vmm(self, pid: int) -> bool:
+        """Whether a process that runs a new program may be a VMM; not every one is looked at."""
+        second = int(time.monotonic())
+        if second != self._second:
+            self._second, self._looked_at = second, 0
+        self._looked_at += 1
+        return self._looked_at <= MAX_LOOKS and self._may_be_vmm(pid)
 
     def _mark_born(self, pid: int, ppid: int) -> None:
         self._sandboxes.mark_process(works_for(self._root, pid, ppid), "process born")

@@ -6,29 +6,31 @@ compares start times and cpusets. What they find only marks a sandbox for a pass
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
 
 from kata_pin.daemon.journal import DRIFT_FOUND, about
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.errors import TaskGone
-from kata_pin.host.audit import Expected, Finding, audit_affinity, audit_deep
+from kata_pin.daemon.reconcile.slices import Slices
+from kata_pin.errors import HostError, TaskGone
+from kata_pin.host.audit import (
+    Expected,
+    Finding,
+    audit_affinity_in_steps,
+    audit_deep_in_steps,
+)
 from kata_pin.host.cpuset import CpusetReader
 from kata_pin.host.root import HostRoot
-from kata_pin.host.tasks import as_numbers
+from kata_pin.host.tasks import as_numbers, get_affinity
 from kata_pin.model.count_noun import count
-from kata_pin.model.placement import Report
+from kata_pin.model.placement import Desired, Report
+from kata_pin.model.steps import Steps
 from kata_pin.model.thread import Task, ThreadKey, ThreadRole
 
 log = logging.getLogger(__name__)
-
-YIELD_EVERY: Final = 16
-"""The event loop serves others after so many sandboxes: about every 2 ms."""
 
 
 @dataclass(frozen=True)
@@ -77,23 +79,39 @@ class Auditor:
         return await self._round(lambda expected: self._check_deep(expected, cpusets))
 
     async def _round(self, check: Check) -> int:
-        marked = 0
+        """Check every sandbox, in slices; a pass that runs meanwhile has looked itself."""
+        marked, slices = 0, Slices()
         ids = self._sandboxes.ids
         self._expected = {one: self._expected[one] for one in ids if one in self._expected}
-        for number, sandbox_id in enumerate(ids, start=1):
+        for sandbox_id in ids:
             cache = self._sandboxes.cache(sandbox_id)
-            if cache is not None and cache.report is not None:
-                marked += self._judge(sandbox_id, cache, cache.report, check)
-            if number % YIELD_EVERY == 0:
-                await asyncio.sleep(0)
+            if cache is None or cache.report is None or cache.passing:
+                continue
+            report = cache.report
+            expected = self._expected.get(sandbox_id)
+            if expected is None or expected.report is not report:
+                expected = self._expected[sandbox_id] = Expectation.of(report)
+            findings, shrunk = await slices.run(check(expected))
+            await slices.breathe()
+            if cache.report is report and not cache.passing:
+                marked += self._judge(sandbox_id, cache, expected, findings, shrunk=shrunk)
         return marked
 
-    def _judge(self, sandbox_id: str, cache: SandboxCache, report: Report, check: Check) -> bool:
-        """Check one sandbox; mark it if something differs."""
-        expected = self._expected.get(sandbox_id)
-        if expected is None or expected.report is not report:
-            expected = self._expected[sandbox_id] = Expectation.of(report)
-        findings, shrunk = check(expected)
+    def _judge(
+        self,
+        sandbox_id: str,
+        cache: SandboxCache,
+        expected: Expectation,
+        findings: dict[int, Finding],
+        *,
+        shrunk: bool,
+    ) -> bool:
+        """Mark a sandbox if an audit found that something differs."""
+        if cache.tasks.left_out:  # threads that no pass looks at are not new
+            old = {tgid: replace(found, born=()) for tgid, found in findings.items()}
+            findings = {tgid: found for tgid, found in old.items() if found}
+        if not shrunk:
+            findings = self._without_narrowed(expected, findings)
         back_off_ended = cache.other_writers.ended(time.monotonic())
         if not findings and not shrunk and not back_off_ended:
             cache.checked_at = time.monotonic()
@@ -111,28 +129,55 @@ class Auditor:
         self._sandboxes.mark(sandbox_id, "audit", event=False)
         return True
 
-    def _check_affinities(self, expected: Expectation) -> tuple[dict[int, Finding], bool]:
-        findings = {
-            tgid: found
-            for tgid, affinities in expected.affinities.items()
-            if (found := audit_affinity(self._root, tgid, affinities))
-        }
+    def _without_narrowed(
+        self, expected: Expectation, findings: dict[int, Finding]
+    ) -> dict[int, Finding]:
+        """Return the findings without threads that have a part of their CPUs: that is no drift."""
+        placement = expected.report.placement
+        desired = placement.desired if placement is not None else {}
+        found = {}
+        for tgid, finding in findings.items():
+            moved = tuple(
+                tid
+                for tid in finding.moved
+                if not self._is_within(
+                    tid, desired.get(ThreadKey(tgid, tid, expected.threads[tgid][tid].starttime))
+                )
+            )
+            if left := replace(finding, moved=moved):
+                found[tgid] = left
+        return found
+
+    def _is_within(self, tid: int, desired: Desired | None) -> bool:
+        if desired is None or desired.release:
+            return False
+        try:
+            return get_affinity(tid, self._root) <= desired.applied
+        except HostError:  # TaskGone is one
+            return False
+
+    def _check_affinities(self, expected: Expectation) -> Steps[Found]:
+        findings = {}
+        for tgid, affinities in expected.affinities.items():
+            found = yield from audit_affinity_in_steps(self._root, tgid, affinities)
+            if found:
+                findings[tgid] = found
         moved = any(found.moved for found in findings.values())
         return findings, moved and _cpuset_changed(expected, CpusetReader(self._root))
 
-    def _check_deep(
-        self, expected: Expectation, cpusets: CpusetReader
-    ) -> tuple[dict[int, Finding], bool]:
-        findings = {
-            tgid: found
-            for tgid, threads in expected.threads.items()
-            if (found := audit_deep(self._root, tgid, threads))
-        }
+    def _check_deep(self, expected: Expectation, cpusets: CpusetReader) -> Steps[Found]:
+        findings = {}
+        for tgid, threads in expected.threads.items():
+            found = yield from audit_deep_in_steps(self._root, tgid, threads)
+            if found:
+                findings[tgid] = found
         return findings, _cpuset_changed(expected, cpusets)
 
 
-Check = Callable[[Expectation], tuple[dict[int, Finding], bool]]
-"""Checks one sandbox; returns what it found, by process, and whether a cpuset changed."""
+Found = tuple[dict[int, Finding], bool]
+"""What was found of one sandbox, by process, and whether a cpuset changed."""
+
+Check = Callable[[Expectation], Steps[Found]]
 
 
 def _cpuset_changed(expected: Expectation, cpusets: CpusetReader) -> bool:

@@ -54,7 +54,7 @@ class Counters:
     def __init__(self) -> None:
         self.apply = Histogram(APPLY_BUCKETS)
         self.hooks = Histogram(HOOK_BUCKETS)
-        self.drifts: Counter[str] = Counter({kind.value: 0 for kind in DriftKind})
+        self.drifts: Counter[DriftKind] = Counter(dict.fromkeys(DriftKind, 0))
         self.errors: Counter[tuple[str, str]] = Counter()
         self.overruns = 0
         self.audited_at: float | None = None
@@ -64,7 +64,7 @@ class Counters:
         """Count what a pass found and did."""
         report = outcome.report
         for drift in report.drifts:
-            self.drifts[drift.kind.value] += 1
+            self.drifts[drift.kind] += 1
         if report.results:
             self.apply.observe(report.duration_ns / 1e9)
         for result in report.results:

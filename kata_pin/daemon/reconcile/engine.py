@@ -3,50 +3,59 @@
 Affinities are read from the kernel in each pass; a SandboxCache keeps only what cannot change while
 a thread lives, or what makes the next pass cheaper. No timers, no sockets, no tasks: the daemon
 calls it from supervisors, the command line calls it once.
+
+The threads of one sandbox may be thousands, so a pass runs in steps, between which other sandboxes
+are served. What it saw at first may have changed at its end: `has_all` looks for new threads, and
+whatever else changes asks for the next pass.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Final
 
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
-from kata_pin.daemon.reconcile.other_writers import OtherWriters
+from kata_pin.daemon.reconcile.rounds import (
+    Round,
+    after_actions,
+    all_restored,
+    crowd_notes,
+    first_masks,
+    obstacle_notes,
+)
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.thread_finder import ThreadFinder
+from kata_pin.daemon.reconcile.vmm_search import VmmSearch
 from kata_pin.daemon.store.pins import Pins
-from kata_pin.errors import TaskGone, VmmError
+from kata_pin.errors import TaskGone
 from kata_pin.host.affinity import apply_all
 from kata_pin.host.cpuset import CpusetReader
-from kata_pin.host.process import ProcessIndex, is_alive
+from kata_pin.host.process import ProcessIndex
 from kata_pin.host.root import HostRoot
 from kata_pin.host.tasks import TaskReader
-from kata_pin.model.count_noun import count
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.node import Node
 from kata_pin.model.placement import (
     Action,
     ActionResult,
-    Note,
-    NoteLevel,
+    Drift,
     Outcome,
-    Placement,
     Report,
 )
 from kata_pin.model.sandbox import Container, Sandbox, Vmm
-from kata_pin.model.thread import Thread, ThreadKey, ThreadRole
+from kata_pin.model.steps import Steps, finish
+from kata_pin.model.thread import ThreadKey, ThreadRole
 from kata_pin.policy.alloc.allotment import Allotment, nothing_allotted
 from kata_pin.policy.placement import precedence
-from kata_pin.policy.placement.drift import find_drift, make_plan
+from kata_pin.policy.placement.cautious import without_gains
+from kata_pin.policy.placement.drift import find_drift
 from kata_pin.policy.placement.place import pairs as pairs_of
-from kata_pin.policy.placement.place import place, relevant
-from kata_pin.policy.placement.release import undo
-from kata_pin.vmm.find import VmmFinder
+from kata_pin.policy.placement.place import place, place_in_steps, relevant
 from kata_pin.vmm.roles import MAX_THREADS
 
 log = logging.getLogger(__name__)
@@ -57,9 +66,10 @@ MAX_ROUNDS: Final = 5
 A sandbox with more than MAX_THREADS gets one round, so that the others get their passes.
 """
 
+MAX_AT_ONCE: Final = 512
+"""Threads whose affinity is set without a pause, between two listings of their process."""
+
 _AGAIN: Final = frozenset({Outcome.CLIPPED, Outcome.REFUSED})
-_GONE: Final = frozenset({Outcome.GONE, Outcome.REUSED})
-_NOT_RESTORED: Final = frozenset({Outcome.CLIPPED, Outcome.REFUSED, Outcome.DENIED})
 
 Allot = Callable[[Sequence[Container]], Allotment]
 """Returns what our own allocator gave to a sandbox's containers."""
@@ -69,7 +79,7 @@ Allot = Callable[[Sequence[Container]], Allotment]
 class Engine:
     """Runs passes.
 
-    `_index` is the process table that `_threads` and `_finder` use. `_allot` first lets the
+    `_index` is the process table that `_threads` and `search` use. `_allot` first lets the
     allocator decide about new containers, `_granted` only returns what it has granted so far.
     """
 
@@ -78,7 +88,7 @@ class Engine:
     _pins: Pins
     _index: ProcessIndex
     _threads: ThreadFinder
-    _finder: VmmFinder
+    search: VmmSearch
     _kata_pinning: KataPinningReader
     _allot: Allot = nothing_allotted
     _granted: Allot = nothing_allotted
@@ -89,22 +99,8 @@ class Engine:
 
     def forget(self, sandbox_id: str) -> None:
         """Drop what is remembered of a sandbox that ended."""
+        self.search.forget(sandbox_id)
         self._kata_pinning.forget(sandbox_id)
-
-    def runs_without_vmm(self, containers: Iterable[Container]) -> bool:
-        """Whether the hooks' pids show that another runtime than Kata runs these containers.
-
-        Kata's hooks report the VMM's pid or a thread of its shim (with both runtimes); those of
-        runc and crun the container's first process. False if those processes are gone.
-        """
-        hints = {one.pid_hint for one in containers if one.pid_hint}
-        answers = [self._finder.is_kata(pid) for pid in hints]
-        return bool(answers) and all(answer is False for answer in answers)
-
-    def is_claimed(self, sandbox_id: str, containers: Iterable[Container]) -> bool:
-        """Whether a process says that it is the sandbox's VMM, although it is not accepted."""
-        hints = [one.pid_hint for one in containers if one.pid_hint]
-        return self._finder.is_claimed(sandbox_id, hints)
 
     def believed(
         self, containers: Sequence[Container], cache: SandboxCache
@@ -113,12 +109,13 @@ class Engine:
         kubelet = self._node.kubelet
         return precedence.settled(containers, kubelet=kubelet, configured=cache.configured)
 
-    def find(
+    async def find(
         self, sandbox_id: str, containers: Sequence[Container], cache: SandboxCache
     ) -> Vmm | None:
         """Return the sandbox's VMM as of now; sets nothing."""
+        await self.search.prepare(sandbox_id, containers, cache.vmm)
         self._index.refresh()
-        vmm, _ = self._find(sandbox_id, containers, cache)
+        vmm, _ = self.search.find(sandbox_id, containers, cache.vmm)
         return vmm
 
     def run(
@@ -131,6 +128,21 @@ class Engine:
         release: bool = False,
         foreseen: bool = False,
     ) -> Report:
+        """Run a pass over one sandbox at once; see `steps`."""
+        return finish(
+            self.steps(sandbox_id, containers, cache, act=act, release=release, foreseen=foreseen)
+        )
+
+    def steps(
+        self,
+        sandbox_id: str,
+        containers: Sequence[Container],
+        cache: SandboxCache,
+        *,
+        act: bool,
+        release: bool = False,
+        foreseen: bool = False,
+    ) -> Steps[Report]:
         """Run a pass over one sandbox, which sets what differs if `act`; return its report.
 
         `release` restores every affinity instead (D18). `foreseen`: the allocator decides nothing.
@@ -138,8 +150,29 @@ class Engine:
         threads, `cache.problem` says why.
         """
         started = time.perf_counter_ns()
+        cache.passing = True
+        try:
+            report = yield from self._pass(
+                sandbox_id, containers, cache, act=act, release=release, foreseen=foreseen
+            )
+        finally:
+            cache.passing = False
+        report = replace(report, duration_ns=time.perf_counter_ns() - started)
+        cache.report, cache.checked_at = report, time.monotonic()
+        return report
+
+    def _pass(
+        self,
+        sandbox_id: str,
+        containers: Sequence[Container],
+        cache: SandboxCache,
+        *,
+        act: bool,
+        release: bool,
+        foreseen: bool,
+    ) -> Steps[Report]:
         self._index.refresh()
-        cache.vmm, cache.problem = self._find(sandbox_id, containers, cache)
+        cache.vmm, cache.problem = self.search.find(sandbox_id, containers, cache.vmm)
         cache.configured = self._configured(sandbox_id, containers, cache)
         containers = self.believed(containers, cache)
         node, allotment = self._node.current(), nothing_allotted(containers)
@@ -149,17 +182,14 @@ class Engine:
             allotment = self._granted(containers) if foreseen else self._allot(containers)
         sandbox = Sandbox(sandbox_id, allotment.containers, cache.vmm)
         try:
-            report = self._observe_and_act(sandbox, node, allotment, cache, act=act)
+            return (yield from self._observe_and_act(sandbox, node, allotment, cache, act=act))
         except TaskGone as gone:
             cache.vmm, cache.problem = None, f"the VMM exited during the pass ({gone})"
-            report = Report(sandbox_id=sandbox_id)
-        report = replace(report, duration_ns=time.perf_counter_ns() - started)
-        cache.report, cache.checked_at = report, time.monotonic()
-        return report
+            return Report(sandbox_id=sandbox_id)
 
     def foresee(
         self, sandbox_id: str, containers: Sequence[Container], cache: SandboxCache
-    ) -> Report:
+    ) -> Steps[Report]:
         """Return what a pass would decide now; sets nothing and changes nothing of `cache`."""
         copied = replace(
             cache,
@@ -167,22 +197,7 @@ class Engine:
             tasks=TaskReader(),
             other_writers=deepcopy(cache.other_writers),
         )
-        return self.run(sandbox_id, containers, copied, act=False, foreseen=True)
-
-    def _find(
-        self, sandbox_id: str, containers: Sequence[Container], cache: SandboxCache
-    ) -> tuple[Vmm | None, str]:
-        """Return the VMM, the known one while it lives, or why there is none."""
-        if cache.vmm is not None and is_alive(self._root, cache.vmm.process):
-            process = self._index.get(cache.vmm.process.pid)
-            if process is None or process.ppid == cache.vmm.parent:
-                return cache.vmm, ""
-            # its shim has died: find it again, now as an orphan
-        hints = [c.pid_hint for c in containers if c.pid_hint]
-        try:
-            return self._finder.find(sandbox_id, hints), ""
-        except VmmError as error:
-            return None, str(error)
+        return self.steps(sandbox_id, containers, copied, act=False, foreseen=True)
 
     def _configured(
         self, sandbox_id: str, containers: Sequence[Container], cache: SandboxCache
@@ -207,62 +222,80 @@ class Engine:
 
     def _observe_and_act(
         self, sandbox: Sandbox, node: Node, allotment: Allotment, cache: SandboxCache, *, act: bool
-    ) -> Report:
+    ) -> Steps[Report]:
         """Observe and apply until no new thread appears and nothing is left to set."""
         given, pool = allotment.allocated, allotment.pool
         if sandbox.vmm is None:
             placement = place(sandbox, (), node, allocated=given, pool=pool)
             return Report(sandbox_id=sandbox.id, placement=placement)
-        seen = self._observe(sandbox, sandbox.vmm, node, allotment, cache)
-        known = {t.key for t in cache.report.threads} if cache.report else None
+        seen = yield from self._observe(sandbox, sandbox.vmm, node, allotment, cache)
         now = time.monotonic()
         backed_off = cache.other_writers.backed_off(now)
-        drifts = find_drift(seen.placement, seen.threads, known=known, backed_off=backed_off)
+        drifts = _drifts(seen, cache.report, backed_off)
+        yield
         results: dict[ThreadKey, ActionResult] = {}
         rounds = 1
-        while act and (actions := seen.plan(backed_off)):
+        while act and (actions := seen.plan(backed_off, cache.other_writers.asked)):
             self._remember(seen, node.release_mask)
-            done = apply_all(self._root, actions, cache.tasks)
+            done = yield from self._apply(actions, cache.tasks)
             results |= {one.action.key: one for one in done}
-            seen.threads = _after(seen.threads, done)
+            cache.other_writers.clipped(done)
+            seen.threads = after_actions(seen.threads, done)
             settled = not any(one.outcome in _AGAIN for one in done)
             last = rounds == MAX_ROUNDS or len(seen.threads) > MAX_THREADS
             if last or (settled and self._threads.has_all(seen.threads, sandbox.vmm)):
                 break
             rounds += 1
-            seen = self._observe(sandbox, sandbox.vmm, node, allotment, cache)
+            seen = yield from self._observe(sandbox, sandbox.vmm, node, allotment, cache)
         if (
             act
             and seen.released
-            and _all_restored(seen, results, backed_off)
+            and all_restored(seen, results, backed_off)
             and self._threads.has_all(seen.threads, sandbox.vmm)
         ):
             self._pins.keep(sandbox.id, pairs={}, first_seen={})
+        yield
         alive = {t.key for t in seen.threads}
         cache.roles.prune()
         cache.other_writers.keep_only(alive)
+        if act:
+            cache.other_writers.given(seen.placement, seen.threads)
         return Report(
             sandbox_id=sandbox.id,
             threads=tuple(seen.threads),
             placement=seen.placement,
             drifts=drifts,
             results=tuple(results.values()),
-            notes=tuple(_notes(results.values(), backed_off, cache.other_writers, now)),
+            notes=(
+                *seen.notes,
+                *obstacle_notes(results.values(), backed_off, cache.other_writers, now),
+                *crowd_notes(cache.tasks.left_out),
+            ),
             rounds=rounds,
         )
 
+    def _apply(self, actions: Sequence[Action], reader: TaskReader) -> Steps[list[ActionResult]]:
+        """Apply actions, so many at a time that no tid can be used again meanwhile (D5)."""
+        done: list[ActionResult] = []
+        for start in range(0, len(actions), MAX_AT_ONCE):
+            done += apply_all(self._root, actions[start : start + MAX_AT_ONCE], reader)
+            yield
+        return done
+
     def _observe(
         self, sandbox: Sandbox, vmm: Vmm, node: Node, allotment: Allotment, cache: SandboxCache
-    ) -> Round:
+    ) -> Steps[Round]:
         """Read the threads and decide where they should run."""
-        threads = self._threads.find(sandbox.id, vmm, cache)
+        threads = yield from self._threads.find(sandbox.id, vmm, cache)
+        yield
         pairs = self._pins.pairs(sandbox.id)
         first_seen = self._pins.first_seen(sandbox.id)
         cache.kata = self._kata_pinning.of(sandbox.id, sandbox.containers, vmm)
         parts = relevant(threads, node.topology)
         inputs = (sandbox, parts, node, pairs, first_seen, allotment, cache.kata)
         if cache.decided is None or cache.decided[0] != inputs:
-            placement = place(
+            yield
+            placement = yield from place_in_steps(
                 sandbox,
                 threads,
                 node,
@@ -270,10 +303,16 @@ class Engine:
                 first_seen=first_seen,
                 allocated=allotment.allocated,
                 pool=allotment.pool,
+                others=allotment.others,
                 kata=cache.kata,
             )
             cache.decided = inputs, placement
-        return Round(threads, cache.decided[1], pairs, first_seen)
+            yield
+        decided = Round(threads, cache.decided[1], pairs, first_seen)
+        if cache.others is None:
+            return decided
+        limited = without_gains(decided.placement, threads, pairs, cache.others)
+        return Round(threads, limited[0], pairs, first_seen, limited[1])
 
     def _remember(self, seen: Round, free: CpuSet) -> None:
         """Store the new pairs, and what a release restores, before anything is pinned.
@@ -283,106 +322,21 @@ class Engine:
         pairs = pairs_of(seen.placement)
         if seen.first_seen and pairs == seen.pairs:
             return
-        first_seen = seen.first_seen or _first_masks(seen.threads, free)
+        first_seen = seen.first_seen or first_masks(seen.threads, free)
         self._pins.keep(seen.placement.sandbox_id, pairs=pairs, first_seen=first_seen)
 
 
-@dataclass
-class Round:
-    """What one round saw and decided; `pairs` and `first_seen` are what was remembered."""
-
-    threads: list[Thread]
-    placement: Placement
-    pairs: Mapping[ThreadKey, int]
-    first_seen: Mapping[ThreadRole, CpuSet]
-
-    def plan(self, backed_off: Collection[ThreadKey]) -> tuple[Action, ...]:
-        """Return what is to be set; nothing without a mask where we never set any."""
-        if self.released:
-            return undo(self.placement, self.threads, skip=backed_off)
-        if self.placement.mask.mask is None:
-            return ()
-        return make_plan(self.placement, self.threads, skip=backed_off)
-
-    @property
-    def released(self) -> bool:
-        """Whether this round restores affinities that kata-pin had set."""
-        return self.placement.mask.mask is None and bool(self.first_seen)
-
-
-def _all_restored(
-    seen: Round, results: Mapping[ThreadKey, ActionResult], skipped: Collection[ThreadKey]
-) -> bool:
-    """Whether every thread that lives has its former affinity back.
-
-    If not, what is needed to restore it is kept for the next attempt.
-    """
-    tried = seen.placement.desired
-    return not any(
-        one.key in skipped
-        or (one.key in tried and one.key not in results)
-        or (one.key in results and results[one.key].outcome in _NOT_RESTORED)
-        for one in seen.threads
+def _drifts(
+    seen: Round, last: Report | None, backed_off: Collection[ThreadKey]
+) -> tuple[Drift, ...]:
+    """Return what differs; before the first pass only threads that were pinned can have drifted."""
+    if last is None:
+        known = None if seen.first_seen else ()
+        return find_drift(seen.placement, seen.threads, known=known, backed_off=backed_off)
+    return find_drift(
+        seen.placement,
+        seen.threads,
+        known={thread.key for thread in last.threads},
+        before=last.placement.desired if last.placement is not None else {},
+        backed_off=backed_off,
     )
-
-
-def _first_masks(threads: Iterable[Thread], free: CpuSet) -> dict[ThreadRole, CpuSet]:
-    """Return each role's affinity before the first pin: all of them where threads differ.
-
-    They may be pinned one by one already, by Kata or by a daemon that lost its registry: one
-    thread's affinity would later put all of them on one CPU. A thread that may use the whole cpuset
-    of its cgroup has no affinity of its own, so `free` is added: cpusets grow.
-    """
-    masks: dict[ThreadRole, CpuSet] = {}
-    for thread in threads:
-        role, task = thread.role.role, thread.task
-        own = free if task.cpuset and task.cpuset <= task.affinity else EMPTY
-        masks[role] = masks.get(role, EMPTY) | task.affinity | own
-    return masks
-
-
-def _after(threads: Iterable[Thread], done: Iterable[ActionResult]) -> list[Thread]:
-    """Return the threads as they are after the actions, without those that exited."""
-    by_key = {one.action.key: one for one in done}
-    after: list[Thread] = []
-    for thread in threads:
-        task, role = thread
-        result = by_key.get(task.key)
-        if result is not None and result.after is not None:
-            moved = task.moved(result.after, task.cpuset, task.cgroup)
-            after.append(Thread(moved, role))
-        elif result is None or result.outcome not in _GONE:
-            after.append(thread)
-    return after
-
-
-def _notes(
-    results: Iterable[ActionResult],
-    backed_off: Collection[ThreadKey],
-    others: OtherWriters,
-    now: float,
-) -> Iterator[Note]:
-    """Yield what kept threads from being pinned, one note per kind."""
-    outcomes = [one.outcome for one in results]
-    for outcome, text in _OBSTACLES.items():
-        number = outcomes.count(outcome)
-        if number:
-            said = f"{count(number, 'thread')}: {text}"
-            yield Note(f"affinity-{outcome.value}", said, NoteLevel.WARNING)
-    writer = others.writer(now) if backed_off else None
-    if writer is not None:
-        since = time.strftime("%H:%M:%S", time.localtime(time.time() - (writer.since_s or 0.0)))
-        text = (
-            f"another process changed {count(len(backed_off), 'affinity', 'affinities')}"
-            f" {count(writer.count, 'time')} since {since}; backing off, retrying in"
-            f" {max(0.0, others.retry_at() - now):.0f} s"
-        )
-        yield Note("other-writer", text, NoteLevel.WARNING)
-
-
-_OBSTACLES: Final = {
-    Outcome.REFUSED: "cannot be pinned: their cgroup allows none of the CPUs (EINVAL)",
-    Outcome.DENIED: "cannot be pinned: the daemon lacks CAP_SYS_NICE (EPERM)",
-    Outcome.CLIPPED: "the kernel allows other CPUs than asked for: the cpuset is changing",
-    Outcome.FIXED: "cannot be pinned: kernel threads with a fixed affinity",
-}

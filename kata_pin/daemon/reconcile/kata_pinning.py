@@ -25,7 +25,7 @@ from typing import Final, TypeVar
 from kata_pin.errors import KataPinError
 from kata_pin.host.root import HostRoot
 from kata_pin.model.sandbox import Container, Vmm
-from kata_pin.policy.placement.writers import KataPinning, KataPinningMode
+from kata_pin.policy.placement.writers import NO_KATA_PINNING, KataPinning, KataPinningMode
 from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.kata_config import KataConfigFile
 from kata_pin.vmm.state_files import KataPaths, persisted_pinning, state_stamp
@@ -65,7 +65,12 @@ class KataPinningReader:
     _last: dict[str, Answer] = field(default_factory=dict)
 
     def of(self, sandbox_id: str, containers: Iterable[Container], vmm: Vmm) -> KataPinning:
-        """Return what Kata does with the sandbox's vCPUs: by NUMA where it bound guest memory."""
+        """Return what Kata does with the sandbox's vCPUs: by NUMA where it bound guest memory.
+
+        It is the shim that pins: without one nothing of Kata's is left to do it.
+        """
+        if vmm.orphan:
+            return NO_KATA_PINNING
         on, evidence = self._answer(sandbox_id, containers, vmm)
         if not on:
             return KataPinning(KataPinningMode.OFF, evidence)
@@ -134,10 +139,11 @@ def _ours(annotations: Mapping[str, str]) -> Mapping[str, str]:
     return {key: annotations[key] for key in (*KATA_PINNING, KATA_CONFIG) if key in annotations}
 
 
-def _is_meant(file: KataConfigFile, binaries: Iterable[str], named: str, vmm: Vmm) -> bool:
+def _is_meant(file: KataConfigFile, binaries: Sequence[str], named: str, vmm: Vmm) -> bool:
     if named.startswith("/"):
         return file.path == os.path.realpath(named)
-    return any(fnmatchcase(vmm.exe, pattern) for pattern in binaries)
+    jailed = (f"/{os.path.basename(pattern)}" for pattern in binaries)  # as it is seen in a jail
+    return any(fnmatchcase(vmm.exe, pattern) for pattern in (*binaries, *jailed))
 
 
 def _remember(kept: dict[str, T], sandbox_id: str, value: T) -> None:

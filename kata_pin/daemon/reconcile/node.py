@@ -1,17 +1,17 @@
 """The node's facts as each pass needs them, read again only where they may have changed.
 
 The topology is read again when online or isolated CPUs change, the kubelet's checkpoint when its
-file does.
+file does. DRA claims are read when an event says so, and in audits.
 """
 
 from __future__ import annotations
 
 import logging
-import os
+from collections.abc import Mapping
 
 from kata_pin.config.tree import Config
 from kata_pin.daemon.live_config import LiveConfig
-from kata_pin.errors import HostError, KataPinError
+from kata_pin.errors import HostError, KataPinError, is_transient
 from kata_pin.host.cpuset import CgroupMount, cgroup_mounts
 from kata_pin.host.root import HostRoot
 from kata_pin.host.tasks import get_affinity
@@ -20,6 +20,7 @@ from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState, Node
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.topology import HostTopology
+from kata_pin.sources.claims import read_claims
 from kata_pin.sources.kubelet import read_kubelet
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,9 @@ class NodeWatch:
         self._kubelet: KubeletState | None = None
         self._kubelet_stamp: tuple[int, int, int] | None = None
         self._kubelet_problem = ""
-        self._seen: tuple[CpuSet, CpuSet, KubeletState | None] | None = None
+        self._claims: Mapping[str, CpuSet] | None = None
+        self._claims_problem = ""
+        self._seen: tuple[CpuSet, CpuSet, KubeletState | None, Mapping[str, CpuSet]] | None = None
         self._last: Node | None = None
         self._cgroup_mounts: tuple[CgroupMount, ...] | None = None
 
@@ -49,9 +52,11 @@ class NodeWatch:
     @property
     def notes(self) -> tuple[Note, ...]:
         """What the operator should know about the node."""
-        if not self._kubelet_problem:
-            return ()
-        return (Note("kubelet-checkpoint", self._kubelet_problem, NoteLevel.WARNING),)
+        problems = (
+            ("kubelet-checkpoint", self._kubelet_problem),
+            ("dra-claims", self._claims_problem),
+        )
+        return tuple(Note(code, text, NoteLevel.WARNING) for code, text in problems if text)
 
     def current(self) -> Node:
         """Return the node as it is now; raises HostError when sysfs cannot be read at all."""
@@ -60,6 +65,7 @@ class NodeWatch:
             topology=topology,
             settings=self.config.placement,
             kubelet=self.kubelet,
+            claims=self.claims,
             release_mask=self._release_mask(topology),
             live_threads=self.live_threads,
         )
@@ -85,11 +91,12 @@ class NodeWatch:
         self.live_threads = live
 
     def changed(self) -> bool:
-        """Whether online or isolated CPUs or the kubelet's state changed since the last call."""
+        """Whether CPUs, the kubelet's state or DRA claims changed since the last call."""
         self._cgroup_mounts = None
         before = self._seen
         topology = self._current_topology()
-        self._seen = (topology.online, topology.isolated, self.kubelet)
+        self.read_claims()
+        self._seen = (topology.online, topology.isolated, self.kubelet, self.claims)
         return before is not None and before != self._seen
 
     def _current_topology(self) -> HostTopology:
@@ -112,22 +119,52 @@ class NodeWatch:
         """The kubelet's assignments as of now; the last valid ones while its file is damaged."""
         path = self.config.paths.kubelet_state
         try:
-            status = os.stat(path)
-            stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
-        except OSError:
-            self._kubelet, self._kubelet_stamp, self._kubelet_problem = None, None, ""
-            return None
-        if stamp != self._kubelet_stamp:
+            status = self._root.calls.stat(path)
+            stamp = (status.modified_ns, status.inode, status.size)
+        except OSError as error:
+            if not is_transient(error):
+                self._kubelet, self._kubelet_stamp, self._kubelet_problem = None, None, ""
+            return self._kubelet
+        if stamp != self._kubelet_stamp and self._read_kubelet(path):
             self._kubelet_stamp = stamp
-            self._read_kubelet(path)
         return self._kubelet
 
-    def _read_kubelet(self, path: str) -> None:
-        """Read the checkpoint; a damaged one leaves the last valid one in use."""
+    @property
+    def claims(self) -> Mapping[str, CpuSet]:
+        """The CPUs of DRA claims as last read, by the claim's uid."""
+        if self._claims is None:
+            self.read_claims()
+        return self._claims or {}
+
+    def read_claims(self) -> bool:
+        """Read the DRA claims; return whether they changed.
+
+        Claims whose spec cannot be read now stay as they were.
+        """
+        before = self._claims or {}
         try:
-            self._kubelet = read_kubelet(path)
+            found, problem = read_claims(self.config.paths.cdi, self._root.calls)
+        except KataPinError as error:
+            found, problem = {}, str(error)
+        if problem and problem != self._claims_problem:
+            log.warning("DRA claims: %s", problem)
+        self._claims_problem = problem
+        self._claims = {**before, **found} if problem else found
+        return self._claims != before
+
+    def _read_kubelet(self, path: str) -> bool:
+        """Read the checkpoint; a damaged one leaves the last valid one in use.
+
+        Return whether the file needs no reading again until it changes.
+        """
+        try:
+            self._kubelet = read_kubelet(path, self._root.calls)
             self._kubelet_problem = ""
         except KataPinError as error:
             kept = "using the last valid one" if self._kubelet else "no valid one is known"
-            self._kubelet_problem = f"{error}; {kept}"
-            log.warning("kubelet checkpoint ignored: %s; %s", error, kept)
+            problem = f"{error}; {kept}"
+            if problem != self._kubelet_problem:
+                log.warning("kubelet checkpoint ignored: %s", problem)
+            self._kubelet_problem = problem
+            return not isinstance(error.__cause__, OSError)
+        return True

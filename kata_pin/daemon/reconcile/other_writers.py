@@ -11,8 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.placement import ActionResult, Outcome, Placement
 from kata_pin.model.reports.sandbox import Writer
-from kata_pin.model.thread import ThreadKey
+from kata_pin.model.thread import Thread, ThreadKey
 
 RETURNS: Final = 3
 WINDOW_S: Final = 60.0
@@ -36,7 +38,24 @@ class OtherWriters:
     """The drifts of one sandbox's threads; times are those of any one monotonic clock."""
 
     def __init__(self) -> None:
+        self.asked: dict[ThreadKey, CpuSet] = {}
+        """What each thread was given last, until an event: one that something narrows since is
+        left (policy/placement/drift.py)."""
         self._threads: dict[ThreadKey, _Watch] = {}
+
+    def given(self, placement: Placement, threads: Iterable[Thread]) -> None:
+        """Note which threads have the CPUs that they should have, after a pass that sets them."""
+        desired = placement.desired
+        for task, _role in threads:
+            found = desired.get(task.key)
+            if found is not None and found.applied == task.affinity:
+                self.asked[task.key] = found.applied
+
+    def clipped(self, results: Iterable[ActionResult]) -> None:
+        """Note what threads were set to that got less."""
+        for one in results:
+            if one.outcome is Outcome.CLIPPED:
+                self.asked[one.action.key] = one.action.target
 
     def drifted(self, keys: Iterable[ThreadKey], now: float) -> None:
         """Note threads that were pinned and have moved since."""
@@ -84,12 +103,13 @@ class OtherWriters:
 
     def forget(self) -> None:
         """End every back-off: something changed, so the placement is asserted again (D13)."""
+        self.asked.clear()
         for watch in self._threads.values():
             watch.times = []
             watch.until = 0.0
 
     def keep_only(self, keys: Iterable[ThreadKey]) -> None:
         """Drop threads that are gone."""
-        if self._threads:
-            alive = set(keys)
-            self._threads = {key: one for key, one in self._threads.items() if key in alive}
+        alive = set(keys)
+        self._threads = {key: one for key, one in self._threads.items() if key in alive}
+        self.asked = {key: cpus for key, cpus in self.asked.items() if key in alive}

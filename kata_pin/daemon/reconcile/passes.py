@@ -20,12 +20,13 @@ from kata_pin.daemon.reconcile.engine import Engine
 from kata_pin.daemon.reconcile.ports import GuestPreparer, Observer
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Entry, Sandboxes
-from kata_pin.daemon.reconcile.scheduler import PassScheduler
+from kata_pin.daemon.reconcile.scheduler import PassScheduler, Turn
 from kata_pin.daemon.reconcile.supervisor import RETRY_S, PassResult, Verdict
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.pins import Pins
-from kata_pin.errors import HostError
+from kata_pin.errors import HostError, reason_of
 from kata_pin.host.exit import wait_exit
+from kata_pin.host.process import is_alive
 from kata_pin.host.root import HostRoot
 from kata_pin.model.pass_outcome import Cause, outcome_of
 from kata_pin.model.placement import Report
@@ -68,29 +69,33 @@ class PassRunner:
             supervisor = await self._sandboxes.entered.get()
             self._start(supervisor.run(self._pass))
 
-    def find_vmm(self, sandbox_id: str) -> Vmm | None:
+    async def find_vmm(self, sandbox_id: str) -> Vmm | None:
         """Return a sandbox's VMM as of now, before or between its passes."""
         containers = self._registry.containers(sandbox_id)
-        return self._engine.find(sandbox_id, containers, self._sandboxes.enter(sandbox_id).cache)
+        cache = self._sandboxes.enter(sandbox_id).cache
+        return await self._engine.find(sandbox_id, containers, cache)
 
     async def release(self, sandbox_id: str, *, remember: bool) -> None:
         """Restore a sandbox's affinities, in its turn; nothing for one that ended meanwhile.
 
         With `remember` it stays unmanaged until it is pinned again.
         """
-        async with self._scheduler.turn(sandbox_id):
+        await self._prepare(sandbox_id)
+        async with self._scheduler.turn(sandbox_id) as turn:
             await asyncio.sleep(0)
             cache = self._sandboxes.cache(sandbox_id)
             if cache is not None:
                 if remember:  # not before: a pass in between would be taken for the release
                     self._pins.set_released([sandbox_id], released=True)
-                self._release(sandbox_id, cache)
+                await self._release(sandbox_id, cache, turn)
 
-    def _release(self, sandbox_id: str, cache: SandboxCache) -> None:
+    async def _release(self, sandbox_id: str, cache: SandboxCache, turn: Turn) -> None:
         containers = self._registry.containers(sandbox_id)
         released = sandbox_id in self._pins.released()
         cause = Cause(("unpin" if released else "release",), time.monotonic())
-        report = self._engine.run(sandbox_id, containers, cache, act=True, release=True)
+        report = await turn.run(
+            self._engine.steps(sandbox_id, containers, cache, act=True, release=True)
+        )
         sandbox = Sandbox(sandbox_id, containers, cache.vmm)
         outcome = outcome_of(sandbox, report, cause, released=released)
         self._notify(lambda observer: observer.passed(outcome))
@@ -116,29 +121,45 @@ class PassRunner:
             try:
                 notify(observer)
             except Exception as error:  # a fault barrier: the observers of a pass
-                log.error("an observer failed after a pass: %s", error)
+                log.error("an observer failed after a pass: %s", reason_of(error))
                 log.debug("an observer failed after a pass", exc_info=True)
 
     async def _foreseen(self, sandbox_id: str) -> Report:
         """Return what a pass would decide now; sets and remembers nothing."""
-        async with self._scheduler.turn(sandbox_id):
+        async with self._scheduler.turn(sandbox_id) as turn:
             cache = self._sandboxes.entry(sandbox_id).cache
-            return self._engine.foresee(sandbox_id, self._registry.containers(sandbox_id), cache)
+            containers = self._registry.containers(sandbox_id)
+            return await turn.run(self._engine.foresee(sandbox_id, containers, cache))
 
     async def _in_turn(self, sandbox_id: str) -> PassResult:
-        """Run one pass when its turn has come: between any two of them hooks are answered."""
-        async with self._scheduler.turn(sandbox_id):
-            await asyncio.sleep(0)
-            return self._run_pass(sandbox_id)
+        """Run one pass when its turn has come: between any two of them hooks are answered.
 
-    def _run_pass(self, sandbox_id: str) -> PassResult:
+        It runs again if it missed processes that could then be read.
+        """
+        await self._prepare(sandbox_id)
+        async with self._scheduler.turn(sandbox_id) as turn:
+            await asyncio.sleep(0)
+            result = await self._run_pass(sandbox_id, turn)
+        if await self._engine.search.survey.read_wanted() and result.verdict is not Verdict.GONE:
+            self._sandboxes.mark(sandbox_id, "processes were read", event=False)
+        return result
+
+    async def _prepare(self, sandbox_id: str) -> None:
+        """Read what a pass needs of processes."""
+        cache = self._sandboxes.cache(sandbox_id)
+        if cache is not None:
+            containers = self._registry.containers(sandbox_id)
+            await self._engine.search.prepare(sandbox_id, containers, cache.vmm)
+
+    async def _run_pass(self, sandbox_id: str, turn: Turn) -> PassResult:
         entry = self._sandboxes.entry(sandbox_id)
         cache = entry.cache
         released = sandbox_id in self._pins.released()
         had_vmm = cache.vmm is not None
         containers = self._registry.containers(sandbox_id)
         act = self._live.acts and not released
-        report = self._engine.run(sandbox_id, containers, cache, act=act)
+        report = await turn.run(self._engine.steps(sandbox_id, containers, cache, act=act))
+        containers = self._registry.containers(sandbox_id)  # hooks may have come meanwhile
         self._sandboxes.track(sandbox_id, cache.processes)
         if cache.vmm is not None and self._watched.get(sandbox_id) != cache.vmm.process:
             self._watched[sandbox_id] = cache.vmm.process
@@ -155,7 +176,8 @@ class PassRunner:
             self._notify(lambda observer: observer.ended(outcome))
         else:
             self._notify(lambda observer: observer.passed(outcome))
-        return PassResult(report, verdict)
+        turn.stop_clock()
+        return PassResult(report, verdict, turn.worked_s)
 
     async def _watch_exit(self, sandbox_id: str, process: ProcessKey) -> None:
         try:
@@ -171,15 +193,18 @@ class PassRunner:
     ) -> Verdict:
         """Return whether to look again for a VMM; drop the sandbox when it has ended."""
         age_s = time.monotonic() - entry.since
+        known = self._watched.get(sandbox_id)
+        if known is not None and is_alive(self._root, known):
+            return Verdict.RETRY  # it runs, but could not be verified again
         if had_vmm:
             why = "its VMM has exited"
         elif not any(container.state.counts for container in containers):
             why = "all its containers have stopped"
-        elif self._engine.is_claimed(sandbox_id, containers):
+        elif self._engine.search.is_claimed(sandbox_id, containers):
             return Verdict.RETRY  # refused, for a reason that can be remedied: its records stay
         elif self._pins.first_seen(sandbox_id):  # it was pinned before a restart
             why = "its VMM has exited"
-        elif self._engine.runs_without_vmm(containers):
+        elif self._engine.search.runs_without_vmm(containers):
             why = "its containers run without a VMM"
         elif age_s > GRACE_S:
             why = f"no VMM was found for {age_s:.0f} s"

@@ -11,6 +11,7 @@ from kata_pin.model.placement import Placement, Report
 from kata_pin.model.reports.sandbox import Writer
 from kata_pin.model.sandbox import Vmm
 from kata_pin.model.thread import ThreadKey
+from kata_pin.policy.placement.cautious import OthersCpus
 from kata_pin.policy.placement.notes import KATA_PINS_VCPUS
 from kata_pin.policy.placement.writers import NO_KATA_PINNING, KataPinning, KataPinningMode
 from kata_pin.vmm.overhead import Helper
@@ -28,8 +29,13 @@ class SandboxCache:
     problem: str = ""
     qmp: QmpAnswers | None = None
     asked: frozenset[ThreadKey] = frozenset()
+    """The threads that `qmp` was asked about: they lived before."""
+
     report: Report | None = None
     checked_at: float = 0.0
+    passing: bool = False
+    """Whether a pass is under way: threads need not be where `report` says."""
+
     other_writers: OtherWriters = field(default_factory=OtherWriters)
     kata: KataPinning = NO_KATA_PINNING
     configured: CpuSet = EMPTY
@@ -37,6 +43,9 @@ class SandboxCache:
 
     decided: tuple[object, Placement] | None = None
     """The last placement, and all that it was decided from."""
+
+    others: OthersCpus | None = None
+    """What others have exclusively, for a pass without the daemon; None: the daemon's own pass."""
 
     helpers: tuple[object, tuple[Helper, ...]] | None = None
     """The helpers that were found last, and what they were found by."""

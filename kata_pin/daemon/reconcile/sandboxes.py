@@ -77,6 +77,11 @@ class Sandboxes:
         entry = self._entries.get(sandbox_id)
         return entry is not None and entry.supervisor.is_awaited()
 
+    def began(self, sandbox_id: str) -> int:
+        """Return the newest ticket that was given before the last pass over a sandbox began."""
+        entry = self._entries.get(sandbox_id)
+        return 0 if entry is None else entry.supervisor.began
+
     @property
     def ids(self) -> list[str]:
         """The sandboxes that have a supervisor."""

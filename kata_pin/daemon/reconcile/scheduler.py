@@ -2,7 +2,9 @@
 
 A pass holds the event loop for milliseconds; between any two passes, hooks and the container
 runtime are answered. A hook or a StartContainer keeps a workload from starting, so its pass goes
-first, but the pass that has waited longest is not delayed for ever.
+first, but the pass that has waited longest is not delayed for ever. A long pass pauses after each
+slice, and goes on once those that waited had their turn: passes over several sandboxes may be under
+way, but never two over one.
 """
 
 from __future__ import annotations
@@ -12,8 +14,25 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
+from kata_pin.daemon.reconcile.slices import Slices
+
 MOST_PASSED_OVER: Final = 8
 """Passes in a row that may run before the one that has waited longest."""
+
+
+class Turn(Slices):
+    """The turn of one pass; work that is run in it pauses for others."""
+
+    def __init__(self, scheduler: PassScheduler, sandbox_id: str) -> None:
+        super().__init__()
+        self.sandbox_id = sandbox_id
+        self.held = False
+        """Whether it is this one's turn: not before it began, nor while it pauses for others."""
+        self.begun = False
+        self._scheduler = scheduler
+
+    async def _pause(self) -> None:
+        await self._scheduler.let_others(self)
 
 
 class PassScheduler:
@@ -22,47 +41,79 @@ class PassScheduler:
     def __init__(self, awaited: Callable[[str], bool]) -> None:
         self._awaited = awaited
         self._taken = False
-        self._waiting: dict[asyncio.Future[None], str] = {}
+        self._begun: set[str] = set()
+        self._waiting: dict[asyncio.Future[None], Turn] = {}
         self._passed_over = 0
 
     @contextlib.asynccontextmanager
-    async def turn(self, sandbox_id: str) -> AsyncIterator[None]:
+    async def turn(self, sandbox_id: str) -> AsyncIterator[Turn]:
         """Wait for a turn; it lasts until the end of the block."""
-        await self._take(sandbox_id)
+        turn = Turn(self, sandbox_id)
+        await self._take(turn)
+        self._begun.add(sandbox_id)
+        turn.begun = True
         try:
-            yield
+            turn.restart_clock()
+            yield turn
         finally:
-            self._give()
+            self._begun.discard(sandbox_id)
+            self._give_back(turn)
 
-    async def _take(self, sandbox_id: str) -> None:
-        if not self._taken:
-            self._taken = True
+    async def let_others(self, turn: Turn) -> None:
+        """Let the event loop run, and the passes that wait; return when it is this turn again."""
+        if not self._ready():
+            await asyncio.sleep(0)
             return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting[turn] = sandbox_id
+        waiting = self._queue(turn)
+        self._give_back(turn)
+        await self._given(waiting)
+
+    async def _take(self, turn: Turn) -> None:
+        if not self._taken:
+            self._taken = turn.held = True
+            return
         try:
-            await turn
+            await self._given(self._queue(turn))
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it was given in this very moment
-                self._give()
-            self._waiting.pop(turn, None)
+            self._give_back(turn)  # it was given in this very moment
             raise
 
-    def _give(self) -> None:
-        """Give the turn to the next, if any waits.
+    def _queue(self, turn: Turn) -> asyncio.Future[None]:
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting[waiting] = turn
+        return waiting
 
-        A cancelled one is listed until its task runs again. It must not be chosen: setting its
-        result would raise here.
-        """
-        for turn in [turn for turn in self._waiting if turn.done()]:
-            del self._waiting[turn]
-        if not self._waiting:
+    async def _given(self, waiting: asyncio.Future[None]) -> None:
+        try:
+            await waiting
+        finally:
+            self._waiting.pop(waiting, None)
+
+    def _give_back(self, turn: Turn) -> None:
+        """Give the turn to the next, if any waits and this one has it."""
+        if not turn.held:
+            return
+        turn.held = False
+        ready = self._ready()
+        if not ready:
             self._taken = False
             return
-        oldest = next(iter(self._waiting))
-        chosen = oldest
+        oldest = chosen = ready[0]
         if self._passed_over < MOST_PASSED_OVER:
-            chosen = next((t for t, one in self._waiting.items() if self._awaited(one)), oldest)
+            awaited = (one for one in ready if self._awaited(self._waiting[one].sandbox_id))
+            chosen = next(awaited, oldest)
         self._passed_over = 0 if chosen is oldest else self._passed_over + 1
-        del self._waiting[chosen]
+        self._waiting.pop(chosen).held = True
         chosen.set_result(None)
+
+    def _ready(self) -> list[asyncio.Future[None]]:
+        """Return what may have the turn, oldest first: never a second pass over one sandbox.
+
+        A cancelled one is listed until its task runs again. It must not be chosen: setting its
+        result would raise.
+        """
+        return [
+            waiting
+            for waiting, turn in self._waiting.items()
+            if not waiting.done() and (turn.begun or turn.sandbox_id not in self._begun)
+        ]

@@ -10,6 +10,7 @@ Lifetime: from the first message about a sandbox until it is gone; owned by the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,7 @@ from enum import Enum, auto
 from typing import Final
 
 from kata_pin.daemon.journal import PASS_FAILED, about
+from kata_pin.errors import reason_of
 from kata_pin.model.pass_outcome import Cause
 from kata_pin.model.placement import Report
 
@@ -31,10 +33,12 @@ YOUNG_S: Final = (0.0002, 0.001, 0.002, 0.004, 0.008, 0.03, 0.1, 0.3, 0.6, 1.2)
 """Waits between passes while a thread is too young to be identified: a hotplugged vCPU enters KVM
 some 1 to 3 ms after its birth; about two seconds in all."""
 
-LONG_S: Final = 0.1
+LONG_S: Final = 0.02
+REST: Final = 4.0
 MOST_REST_S: Final = 5.0
-"""A pass that took longer is followed by a rest as long as itself, at most this: a VMM that makes
-threads by the thousand must not take the daemon from the others."""
+"""A pass that worked longer than LONG_S is followed by a rest of REST times as long, at most
+MOST_REST_S: a VMM that makes threads by the thousand gets a fifth of the daemon. What waits for the
+next pass ends the rest."""
 
 
 class Verdict(Enum):
@@ -48,10 +52,11 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class PassResult:
-    """A pass's report and its verdict."""
+    """A pass's report and its verdict; `worked_s` is how long it took without its pauses."""
 
     report: Report
     verdict: Verdict
+    worked_s: float = 0.0
 
 
 _WAITS_S: Final[dict[Verdict, tuple[float, ...]]] = {
@@ -69,9 +74,13 @@ class Supervisor:
         self.failures = 0
         self.report: Report | None = None
         self.cause = Cause()
+        self.began = 0
+        """The newest ticket that was given before the last pass began."""
         self._wanted = 0
         self._done = 0
         self._awaiting = 0
+        self._awaited = 0  # the newest ticket that was waited for
+        self._hurry = asyncio.Event()
         self._dirty = asyncio.Event()
         self._finished = asyncio.Condition()
         self._reasons: dict[str, None] = {}
@@ -93,6 +102,8 @@ class Supervisor:
         Returns the last report, None if the pass failed or the sandbox ended meanwhile.
         """
         self._awaiting += 1
+        self._awaited = max(self._awaited, ticket)
+        self._hurry.set()
         try:
             async with self._finished:
                 await self._finished.wait_for(lambda: self._done >= ticket or self._ended)
@@ -144,26 +155,34 @@ class Supervisor:
     async def _one_pass(self, pass_: Callable[[str], Awaitable[PassResult]]) -> Verdict:
         await self._dirty.wait()
         self._dirty.clear()
-        ticket = self._wanted
+        ticket = self.began = self._wanted
         if self._reasons:
             self.cause = Cause(tuple(self._reasons), self._marked)
             self._reasons = {}
+        worked_s = 0.0
         try:
             result = await pass_(self.sandbox_id)
         except Exception as error:  # the fault barrier of one sandbox
             self.failures += 1
             self.report = None
             why = about(PASS_FAILED, source=", ".join(self.cause.reasons))
-            log.error("sandbox %s: pass failed: %s", self.sandbox_id, error, extra=why)
+            log.error("sandbox %s: pass failed: %s", self.sandbox_id, reason_of(error), extra=why)
             log.debug("sandbox %s: after %s", self.sandbox_id, self.cause.reasons, exc_info=True)
             verdict = Verdict.RETRY
         else:
             self.report = result.report
-            verdict = result.verdict
+            verdict, worked_s = result.verdict, result.worked_s
         self._done = max(self._done, ticket)
         async with self._finished:
             self._finished.notify_all()
-        took_s = self.report.duration_ns / 1e9 if self.report is not None else 0.0
-        if took_s > LONG_S:
-            await asyncio.sleep(min(took_s, MOST_REST_S))
+        if worked_s > LONG_S:
+            await self._rest(min(worked_s * REST, MOST_REST_S))
         return verdict
+
+    async def _rest(self, seconds: float) -> None:
+        """Do nothing for so long, or until something waits for the next pass."""
+        if self._awaited <= self._done:
+            self._hurry.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()

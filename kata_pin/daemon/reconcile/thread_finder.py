@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
@@ -16,11 +17,17 @@ from kata_pin.host.process import ProcessIndex, is_alive
 from kata_pin.host.root import HostRoot
 from kata_pin.host.tasks import list_tids
 from kata_pin.model.sandbox import Vmm
+from kata_pin.model.steps import Steps
 from kata_pin.model.thread import Role, Thread, ThreadKey
 from kata_pin.vmm.host_access import HostAccess
 from kata_pin.vmm.overhead import Helper, find_helpers
-from kata_pin.vmm.roles import identify
+from kata_pin.vmm.roles import identify_in_steps
+from kata_pin.vmm.shims import Shims
 from kata_pin.vmm.state_files import KataPaths, state_stamp
+
+MAX_READ: Final = 8192
+"""Threads of one sandbox that are looked at; each takes some 3 KiB. Those beyond keep the affinity
+that they inherited from the thread that made them."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +39,31 @@ class ThreadFinder:
     index: ProcessIndex
     host: HostAccess
     kata: KataPaths
+    shims: Shims
 
-    def find(self, sandbox_id: str, vmm: Vmm, cache: SandboxCache) -> list[Thread]:
+    def find(self, sandbox_id: str, vmm: Vmm, cache: SandboxCache) -> Steps[list[Thread]]:
         """Return the threads, those of the VMM first; raises TaskGone when the VMM is gone."""
         cpusets = CpusetReader(self.root, self.node.cgroup_mounts)
         cache.tasks.expire(cache.processes)
-        tasks = cache.tasks.read(self.root, vmm.process.pid, cpusets)
-        roles = identify(self.host, vmm, tasks, cache.roles, cache.qmp)
+        cache.tasks.left_out = 0
+        answers, asked = cache.qmp, cache.asked  # later ones may be about younger threads
+        tasks = yield from cache.tasks.read_in_steps(
+            self.root, vmm.process.pid, cpusets, most=MAX_READ
+        )
+        roles = yield from identify_in_steps(
+            self.host, vmm, tasks, cache.roles, answers, asked=asked
+        )
         threads = [Thread(task, roles[task.key]) for task in tasks if task.key in roles]
         for helper in self._helpers(sandbox_id, vmm, [task.key for task in tasks], cache):
             role = Role(helper.role, helper.source)
+            room = MAX_READ - len(threads)
+            if room <= 0:
+                cache.tasks.left_out += 1
+                continue
             try:
-                helpers = cache.tasks.read(self.root, helper.process.pid, cpusets)
+                helpers = yield from cache.tasks.read_in_steps(
+                    self.root, helper.process.pid, cpusets, most=room
+                )
             except TaskGone:
                 continue
             if is_alive(self.root, helper.process):
@@ -56,7 +76,10 @@ class ThreadFinder:
         """Return the sandbox's helpers, found again where a process or Kata's state changed."""
         inputs = (self.index.version, vmm, own, state_stamp(self.root, self.kata, sandbox_id))
         if cache.helpers is None or cache.helpers[0] != inputs:
-            cache.helpers = inputs, find_helpers(self.host, vmm, sandbox_id, own, paths=self.kata)
+            cache.helpers = (
+                inputs,
+                find_helpers(self.host, vmm, sandbox_id, own, self.shims, paths=self.kata),
+            )
         return cache.helpers[1]
 
     def has_all(self, threads: Sequence[Thread], vmm: Vmm) -> bool:

@@ -21,9 +21,11 @@ from kata_pin.daemon.journal import STARTED, about
 from kata_pin.daemon.service.assembly import Assembly
 from kata_pin.daemon.service.background import Background
 from kata_pin.daemon.service.logging_setup import set_up
-from kata_pin.daemon.service.runtime_dir import held_registry
+from kata_pin.daemon.service.loop_errors import LoopErrors
+from kata_pin.daemon.service.privileges import Broker, brokered, give_up
+from kata_pin.daemon.service.runtime_dir import held_registry, only_one
 from kata_pin.daemon.service.systemd import Notifier
-from kata_pin.errors import DaemonError, KataPinError
+from kata_pin.errors import DaemonError, KataPinError, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class Daemon:
     _config: Config
     _reread: Callable[[], Config]
     _notifier: Notifier
+    _broker: Broker
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
@@ -46,10 +49,20 @@ class Daemon:
         Raises DaemonError when another daemon serves the runtime directory, StateError or OSError
         when it cannot be used.
         """
-        with held_registry(self._config.runtime_dir) as registry:
+        asyncio.get_running_loop().set_exception_handler(LoopErrors())
+        with held_registry(self._config) as registry:
             async with asyncio.TaskGroup() as tasks:
                 background = Background(tasks)
-                parts = Assembly(self._config, registry, background, self._reread, self._notifier)
+                background.start(self._broker.watch())
+                parts = Assembly(
+                    self._config,
+                    registry,
+                    background,
+                    self._reread,
+                    self._notifier,
+                    calls=self._broker.calls,
+                    broker=self._broker.process.pid,
+                )
                 await self.serve(parts, background)
 
     async def serve(self, parts: Assembly, background: Background) -> None:
@@ -60,7 +73,7 @@ class Daemon:
             async with contextlib.AsyncExitStack() as listening:
                 for server in parts.controls:
                     await listening.enter_async_context(server.serving())
-                parts.take_in()
+                await parts.take_in()
                 for work in parts.works():
                     background.start(work)
                 log.info("kata-pin %s serves %s", __version__, folder, extra=about(STARTED))
@@ -99,14 +112,17 @@ def calm_collector() -> None:
 def serve(config: Config, reread: Callable[[], Config], *, debug: bool = False) -> None:
     """Run the daemon in the foreground until SIGTERM or SIGINT; raises KataPinError."""
     set_up("debug" if debug else config.log_level.value, os.environ)
-    daemon = Daemon(config, reread, Notifier(os.environ))
-    calm_collector()
     try:
-        asyncio.run(daemon.run())
+        with only_one(config), brokered(config) as broker:
+            give_up(config)
+            daemon = Daemon(config, reread, Notifier(os.environ), broker)
+            calm_collector()
+            asyncio.run(daemon.run())
     except (KataPinError, OSError, ExceptionGroup) as error:
         cause = _cause(error)
         if isinstance(cause, OSError):
-            raise DaemonError(f"cannot serve {config.runtime_dir}: {cause}") from error
+            what = f"cannot serve {config.runtime_dir}: {reason_of(cause)}"
+            raise DaemonError(what) from error
         raise cause from error
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import grp
 import logging
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
+from typing import Final
 
 from kata_pin import __version__
+from kata_pin.calls import Calls
 from kata_pin.config.metrics import EndpointKind
 from kata_pin.config.tree import Changes, Config, NriEnabled
 from kata_pin.daemon.allocation.coordinator import Coordinator
@@ -22,15 +26,19 @@ from kata_pin.daemon.intake.nri_events import NriIntake
 from kata_pin.daemon.intake.qmp import ExtraMonitor
 from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.intake.thread_events import ThreadEvents
+from kata_pin.daemon.isolation.claims import Claims
+from kata_pin.daemon.isolation.watch import Watch
 from kata_pin.daemon.reconcile.audit import Auditor
 from kata_pin.daemon.reconcile.counters import Counters
 from kata_pin.daemon.reconcile.passes import PassRunner
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.reconcile.slices import Slices
 from kata_pin.daemon.service.audits import AuditLoop
 from kata_pin.daemon.service.background import Background
 from kata_pin.daemon.service.commands import Commands
 from kata_pin.daemon.service.compose import Components, compose
 from kata_pin.daemon.service.control import ControlServer
+from kata_pin.daemon.service.own_cpus import OwnCpus
 from kata_pin.daemon.service.reload import Reload
 from kata_pin.daemon.service.systemd import Notifier, ServiceStatus
 from kata_pin.daemon.status.allocation import allocation_report
@@ -38,13 +46,20 @@ from kata_pin.daemon.status.connections import metrics_report, nri_report
 from kata_pin.daemon.status.documents import in_slices, state_report
 from kata_pin.daemon.status.overview import Overview
 from kata_pin.daemon.status.scrape import MetricsServer
+from kata_pin.daemon.status.watch import watch_report
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.history import History
+from kata_pin.model.cpuset import CpuSet, union
 from kata_pin.model.reports.daemon import Daemon
+from kata_pin.model.reports.watch import WatchDocument
 from kata_pin.sources.hooks import HookServer
 from kata_pin.sources.nri import NriPlugin
 from kata_pin.sources.spool import Spool
 from kata_pin.sources.state_watch import StateWatch
+
+START_S: Final = 1.0
+"""How long a start, a deep audit or an operator waits for processes that do not answer, and a start
+for the passes over what is recorded."""
 
 log = logging.getLogger(__name__)
 
@@ -59,24 +74,40 @@ class Assembly:
         background: Background,
         reread: Callable[[], Config],
         notifier: Notifier,
+        *,
+        calls: Calls,
+        broker: int,
     ) -> None:
-        """`reread` returns the configuration as it is now. Raises KataPinError or OSError."""
+        """`reread` returns the configuration as it is now, `broker` is the broker's pid.
+
+        Raises KataPinError or OSError.
+        """
         self._started = time.monotonic()
+        self._background = background
         self.sandboxes = sandboxes = Sandboxes()
         pending = PendingPasses(sandboxes)
-        self._components = one = compose(config, registry, pending)
+        self._components = one = compose(config, registry, pending, calls)
         live, node, pins = one.live, one.node, one.pins
         self._counters, self._history = Counters(), History(registry, live)
         paths = config.paths
-        self._watch = StateWatch(vc=paths.vc, kata=paths.kata, kubelet=paths.kubelet_state)
+        self._watch = StateWatch(
+            vc=paths.vc,
+            kata=paths.kata,
+            kubelet=paths.kubelet_state,
+            claims=paths.cdi,
+            calls=calls,
+        )
         guests = Guests(one.agents, registry, pins, node, sandboxes, background.start)
-        nri_intake = NriIntake(registry, one.finder, one.index, one.kata_pinning, sandboxes)
+        nri_intake = NriIntake(
+            registry, one.finder, one.index, one.kata_pinning, sandboxes, one.survey
+        )
         self._nri = _nri_plugin(config, nri_intake, one, pending)
         self._coordinator = Coordinator(
             one.allocator, pending, self._nri, node=node, root=one.root, registry=registry
         )
         self._coordinator.catch_up()
         cgroups = CgroupWatch(node, self._watch)
+        own_cpus = OwnCpus(config.runtime_dir, node, calls, broker, partial(_granted, one))
         self.passes = PassRunner(
             one.root,
             sandboxes,
@@ -85,37 +116,49 @@ class Assembly:
             pins,
             live,
             background.start,
-            ExtraMonitor(one.kata, live).ask,
+            ExtraMonitor(one.kata, live, one.root.calls).ask,
             guests,
-            (self._history, self._counters, cgroups, self._coordinator, guests),
+            (self._history, self._counters, cgroups, self._coordinator, guests, own_cpus),
         )
-        self._file_events = FileEvents(node, registry, one.adoption, sandboxes, self._watch)
-        self._thread_events = ThreadEvents(one.root, node, pins, sandboxes, self._counters)
+        self._file_events = FileEvents(
+            node, registry, one.adoption, sandboxes, self._watch, one.survey
+        )
+        self._thread_events = ThreadEvents(
+            one.root, node, pins, sandboxes, self._counters, one.finder.claims.may_be_vmm,
+            self._file_events.vmm_started,
+        )  # fmt: skip
         spool = Spool(self._path("spool"))
         spool.prepare()
         intake, find_vmm = Intake(registry, one.bundles), self.passes.find_vmm
         self.hook_service = HookService(
-            live, pins, intake, sandboxes, spool, self._counters, find_vmm
+            live, pins, intake, sandboxes, spool, self._counters, find_vmm, one.root.calls
         )
         self.hooks = HookServer(self._path("hook.sock"), self.hook_service.hook)
         self.auditor = Auditor(one.root, sandboxes)
+        self._claims = Claims(sandboxes, registry.containers)
+        self.watch = Watch(
+            one.root, self._claims, live, one.events, background.start,
+            lambda: node.last.topology.online,
+        )  # fmt: skip
         self.audits = AuditLoop(
             live,
             self.auditor,
             self._counters,
             (
-                partial(one.index.refresh, full=True),
+                self._read_processes,
                 self.hook_service.take_spool,
                 self._file_events.look_at_node,
                 self._file_events.rearm,
                 self._file_events.look_around,
+                self._coordinator.ask_runtime,
             ),
-            (self._coordinator.audit, guests.audit),
+            (self._coordinator.audit, guests.audit, own_cpus.look),
+            self.watch.look,
         )
         gid, mode = _readers(config.group)
-        self._metrics = self._metrics_server(gid, mode)
         self._status = ServiceStatus(notifier, sandboxes, live)
-        self.reload = Reload(live, reread, sandboxes, self.audits, self._status)
+        self.reload = Reload(live, reread, sandboxes, self.audits, self._status, one.events)
+        self._metrics = self._metrics_server(gid, mode)
         self._overview = Overview(one.root, sandboxes, one.engine, registry, pins, guests)
         commands = Commands(
             sandboxes=sandboxes,
@@ -124,29 +167,62 @@ class Assembly:
             overview=self._overview,
             state=self._state,
             reload=self.reload,
+            events=one.events,
             restore_cpusets=self._coordinator.restore,
             live=live,
-            look_around=self._file_events.look_around,
+            look_around=self._look_around,
             history=self._history,
             guests=guests,
+            watch=self._watched,
         )
         self.controls = (
             ControlServer(self._path("control.sock"), commands.all),
             ControlServer(self._path("status.sock"), commands.reading, mode=mode, gid=gid),
         )
 
-    def take_in(self) -> None:
-        """Ask for passes over what is known, and take in what came while no daemon ran."""
-        for sandbox_id in self._components.registry.sandboxes():
+    async def take_in(self) -> None:
+        """Pin what is recorded, serve hooks, then take in what came while no daemon ran.
+
+        Threads of recorded sandboxes may be where they must not be by now, so their VMMs are
+        confirmed, and they are pinned, before anything is read of processes that none of them
+        named: there may be thousands.
+        """
+        one = self._components
+        recorded = one.registry.sandboxes()
+        running = filter(one.engine.search.was_accepted, recorded)
+        tickets = {
+            sandbox_id: self._file_events.take_recorded(sandbox_id) for sandbox_id in running
+        }
+        self.hook_service.take_spool()  # before any pass: it may say what the records do not
+        self._background.start(self.passes.run())
+        self._background.start(self.hooks.serve())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_S):
+                for sandbox_id, ticket in tickets.items():
+                    await self.sandboxes.settled(sandbox_id, ticket)
+        await one.survey.all(patience_s=START_S)
+        one.survey.afterwards(partial(self.sandboxes.mark_all, "start"))
+        for sandbox_id in recorded:
             self.sandboxes.mark(sandbox_id, "start")
-        self.hook_service.take_spool()
         with left_to_audits():
             self._file_events.look_around()
 
+    def _watched(self) -> WatchDocument:
+        limit = self._components.live.now.isolation.max_foreign
+        return watch_report(self.watch, self._claims, limit)
+
+    async def _look_around(self) -> None:
+        await self._components.survey.all(patience_s=START_S)
+        self._file_events.look_around()
+
+    async def _read_processes(self) -> None:
+        """Look at every process again, for deep audits."""
+        one = self._components
+        await Slices().run(one.index.refresh_in_steps(full=True))
+        await one.survey.all(patience_s=START_S)
+
     def works(self) -> Iterator[Coroutine[object, object, None]]:
-        """Yield what the daemon does until it ends."""
-        yield self.passes.run()
-        yield self.hooks.serve()
+        """Yield what the daemon does until it ends, beside what `take_in` starts."""
         yield self.hook_service.follow_spool()
         yield self._thread_events.follow()
         if self._components.live.now.changes is Changes.EVENTS:
@@ -160,6 +236,7 @@ class Assembly:
         yield self.audits.run()
         if self._metrics is not None:
             yield self._metrics.serve()
+        yield self._components.survey.run()
         yield self._status.run()
 
     def _path(self, name: str) -> str:
@@ -170,7 +247,7 @@ class Assembly:
         one, settings = self._components, self._components.live.now.metrics
         if settings.listen.kind is EndpointKind.NONE:
             return None
-        from kata_pin.daemon.status import metrics  # noqa: PLC0415 - 40 ms, 3 MiB
+        from kata_pin.daemon.status import isolation_metrics, metrics  # noqa: PLC0415 - 40 ms, 3 MiB
 
         made = metrics.Metrics(
             self._counters,
@@ -180,8 +257,14 @@ class Assembly:
             registry=one.registry,
             pins=one.pins,
             overruns=lambda: self._watch.overruns,
+            locked=lambda: one.survey.locked,
             single=settings.sandboxes,
             more=partial(metrics.alloc_metrics, one.allocator, self._coordinator.pusher),
+            events=one.events.counts,
+            refused=lambda: self.reload.refused is not None,
+            isolation=isolation_metrics.IsolationMetrics(
+                one.root, self.sandboxes, self._claims, self.watch, one.index, self._nri
+            ),
         )
         path = self._path("metrics.sock")
         return MetricsServer(settings.listen, path, made.text, gid, mode)
@@ -199,8 +282,9 @@ class Assembly:
                 uptime_s=round(time.monotonic() - self._started, 3),
                 nri=nri_report(self._nri),
                 metrics=metrics_report(self._metrics),
+                refused=self.reload.refused,
             ),
-            node_notes=(*node.notes, *allocator.notes),
+            node_notes=(*node.notes, *allocator.notes, *self._components.survey.notes),
             allocation=allocation_report(
                 allocator, self._coordinator.problems, self._coordinator.pusher
             ),
@@ -208,6 +292,11 @@ class Assembly:
         overview = self._overview
         chosen = overview.encoded_now(sandbox_id) if sandbox_id else overview.encoded()
         return await in_slices(state, chosen)
+
+
+def _granted(one: Components) -> CpuSet:
+    """Return what the allocator gave to containers exclusively."""
+    return union(grant.exclusive for grant in one.allocator.effective.grants.values())
 
 
 def _nri_plugin(
@@ -225,6 +314,7 @@ def _nri_plugin(
         index=plugin_index(one.allocator, nri.index),
         wanted=nri.enabled is NriEnabled.YES,
         decider=decider,
+        calls=one.root.calls,
     )
 
 

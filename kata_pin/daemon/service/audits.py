@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.audit import Auditor
 from kata_pin.daemon.reconcile.counters import Counters
+from kata_pin.errors import reason_of
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +22,8 @@ log = logging.getLogger(__name__)
 class AuditLoop:
     """Runs audits until cancelled.
 
-    `before` and `after` are called around each deep audit.
+    `before` and `after` are called around each deep audit; what they return is awaited, if it can.
+    `each` is awaited after every audit.
     """
 
     _live: LiveConfig
@@ -28,6 +31,7 @@ class AuditLoop:
     _counters: Counters
     _before: Sequence[Callable[[], object]]
     _after: Sequence[Callable[[], object]]
+    _each: Callable[[], Awaitable[None]]
     _periods_changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def follow_periods(self) -> None:
@@ -47,16 +51,19 @@ class AuditLoop:
                 else:
                     deep_at = time.monotonic() + self._live.now.audit.deep_s
                     await self.deep()
+                await self._each()
                 self._counters.audited()
             except Exception as error:  # a fault barrier: the next audit looks again
                 self._counters.failed("audit", error)
-                log.error("audit failed: %s", error)
+                log.error("audit failed: %s", reason_of(error))
                 log.debug("audit failed", exc_info=True)
 
     async def deep(self) -> None:
         """Run one deep audit, which finds what any lost event would have reported."""
         for one in self._before:
-            one()
+            found = one()
+            if inspect.isawaitable(found):
+                await found
         await self._auditor.deep()
         for one in self._after:
             one()

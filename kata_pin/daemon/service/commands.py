@@ -6,20 +6,25 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kata_pin.config.table import as_data
 from kata_pin.daemon.guests.manager import Guests
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.passes import PassRunner
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.service.control import Verb
+from kata_pin.daemon.service.reload import Reload
 from kata_pin.daemon.status.documents import history_report
 from kata_pin.daemon.status.overview import Overview
 from kata_pin.daemon.status.sandbox import applied
 from kata_pin.daemon.store.history import MAX_SHOWN, MAX_SINCE_S, History
+from kata_pin.daemon.store.node_events import NodeEvents
 from kata_pin.daemon.store.pins import Pins
 from kata_pin.errors import DaemonError
 from kata_pin.model.reports.applied import Applied
 from kata_pin.model.reports.explain import Explanation
 from kata_pin.model.reports.pools import KeptCpuset
+from kata_pin.model.reports.settings import ConfigDocument
+from kata_pin.model.reports.watch import WatchDocument
 from kata_pin.wire import reports
 from kata_pin.wire.request import Request
 
@@ -32,7 +37,8 @@ class Commands:
     """The commands, over the daemon's objects.
 
     `look_around` records Kata's own state before an operator's pass. `restore_cpusets` restores the
-    cpusets of containers that the allocator confined; returns those that are still pending.
+    cpusets of containers that the allocator confined; returns those that are still pending. `watch`
+    returns what was seen of exclusive pCPUs.
     """
 
     sandboxes: Sandboxes
@@ -40,12 +46,14 @@ class Commands:
     pins: Pins
     overview: Overview
     state: Callable[[str], Awaitable[bytes]]
-    reload: Callable[[], str]
+    reload: Reload
+    events: NodeEvents
     restore_cpusets: Callable[[], Awaitable[tuple[KeptCpuset, ...]]]
     live: LiveConfig
-    look_around: Callable[[], None]
+    look_around: Callable[[], Awaitable[None]]
     history: History
     guests: Guests
+    watch: Callable[[], WatchDocument]
 
     @property
     def reading(self) -> Mapping[str, Verb]:
@@ -56,6 +64,8 @@ class Commands:
             "state": self._state,
             "explain": self._explain,
             "history": self._history,
+            "config": self._config,
+            "watch": self._watch,
         }
 
     @property
@@ -89,8 +99,17 @@ class Commands:
         fields = request.fields
         since_s = fields.number("since_s", 0, MAX_SINCE_S)
         limit = fields.number("limit", 1, MAX_SHOWN) or MAX_SHOWN
-        found = self.history.changes(fields.text("sandbox"), since_s=since_s, limit=limit)
-        return reports.encode(history_report(found))
+        sandbox = fields.text("sandbox")
+        found = self.history.changes(sandbox, since_s=since_s, limit=limit)
+        events = [] if sandbox else self.events.newest(limit, since_s=since_s)
+        return reports.encode(history_report(found, events))
+
+    async def _config(self, _request: Request) -> bytes:
+        settings, refused = as_data(self.live.now), self.reload.refused
+        return reports.encode(ConfigDocument(settings=settings, running=True, refused=refused))
+
+    async def _watch(self, _request: Request) -> bytes:
+        return reports.encode(self.watch())
 
     async def _pin(self, request: Request) -> bytes:
         if not self.live.acts:
@@ -129,7 +148,7 @@ class Commands:
         return self._applied("unpin", chosen, kept)
 
     async def _pass_over(self, chosen: Sequence[str], verb: str) -> bytes:
-        self.look_around()
+        await self.look_around()
         tickets = [(one, self.sandboxes.mark(one, verb)) for one in chosen]
         for sandbox_id, ticket in tickets:
             if await self.sandboxes.settled(sandbox_id, ticket) is None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from kata_pin.config.tree import Config
+from kata_pin.daemon.allocation.pass_view import granted
 from kata_pin.daemon.allocation.restore import kept_cpusets
 from kata_pin.daemon.guests.manager import restore_guests
 from kata_pin.daemon.guests.probe import kernel_facts
@@ -22,7 +23,7 @@ from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.service.compose import Components, compose
-from kata_pin.daemon.service.runtime_dir import held_registry, registry_copy
+from kata_pin.daemon.service.runtime_dir import held_registry, only_one, registry_copy
 from kata_pin.daemon.status.allocation import allocation_report
 from kata_pin.daemon.status.documents import (
     conflict_notes,
@@ -39,8 +40,10 @@ from kata_pin.daemon.status.sandbox import (
 )
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.history import History
+from kata_pin.daemon.store.node_events import NodeEvents
 from kata_pin.daemon.store.pins import Pins
 from kata_pin.errors import DaemonError, ParseError
+from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.pass_outcome import Cause, outcome_of
 from kata_pin.model.placement import Report
 from kata_pin.model.reports.applied import Applied
@@ -49,8 +52,13 @@ from kata_pin.model.reports.explain import Explanation
 from kata_pin.model.reports.history import HistoryDocument
 from kata_pin.model.reports.state import State
 from kata_pin.model.sandbox import Sandbox
+from kata_pin.policy.alloc.allotment import sandbox_of
 from kata_pin.policy.explain.guest import guest_lines
 from kata_pin.policy.explain.sandbox import explain as explain_lines
+from kata_pin.policy.placement.cautious import OthersCpus
+from kata_pin.policy.placement.mask import sandbox_mask
+from kata_pin.policy.placement.others import claims_of_others, entries_of_others
+from kata_pin.policy.placement.precedence import settled
 from kata_pin.sources.spool import Spool
 
 
@@ -95,7 +103,8 @@ def history(config: Config, name: str, *, since_s: int | None, limit: int) -> Hi
     """Return the `history` document as the registry's file has it; raises KataPinError."""
     with contextlib.closing(registry_copy(config.runtime_dir)) as registry:
         found = History(registry, LiveConfig(config))
-        return history_report(found.changes(name, since_s=since_s, limit=limit))
+        events = [] if name else NodeEvents(registry).newest(limit, since_s=since_s)
+        return history_report(found.changes(name, since_s=since_s, limit=limit), events)
 
 
 def pin(config: Config, sandbox_id: str | None) -> Applied:
@@ -133,7 +142,7 @@ def _reading(config: Config) -> Iterator[Components]:
 
 @contextlib.contextmanager
 def _writing(config: Config) -> Iterator[Components]:
-    with held_registry(config.runtime_dir) as registry:
+    with only_one(config), held_registry(config) as registry:
         Pins(registry).set_live_threads(live=False)  # no daemon runs to see new threads
         yield _gathered(config, registry)
 
@@ -145,6 +154,7 @@ def _gathered(config: Config, registry: Registry) -> Components:
     for message in Spool(os.path.join(config.runtime_dir, "spool")).peek():
         with contextlib.suppress(ParseError):
             intake.take(message, spooled=True)
+    asyncio.run(parts.survey.all())
     parts.adoption.all()
     return parts
 
@@ -183,6 +193,12 @@ def _act(
         yield facts
 
 
+async def _prepare(parts: Components, ids: Iterable[str]) -> None:
+    """Read what passes need of processes."""
+    for sandbox_id in ids:
+        await parts.engine.search.prepare(sandbox_id, parts.registry.containers(sandbox_id), None)
+
+
 def _guest(parts: Components, sandbox: Sandbox, report: Report) -> GuestView | None:
     """Return the map of a sandbox; only a daemon asks the guest."""
     if sandbox.vmm is None:
@@ -193,17 +209,43 @@ def _guest(parts: Components, sandbox: Sandbox, report: Report) -> GuestView | N
     return GuestView(plan, detail="not asked: the daemon is not running") if plan else None
 
 
+def _others(parts: Components, sandbox_id: str) -> OthersCpus:
+    """Return what is stored of all other sandboxes' exclusive CPUs, and what is not known."""
+    node, registry = parts.node.current(), parts.registry
+    exclusive: list[CpuSet] = []
+    unknown = [note.text for note in parts.node.notes]
+    for other in _known(parts):
+        records = registry.containers(other)
+        if other == sandbox_id:
+            exclusive.append(entries_of_others(records, node.kubelet))
+            exclusive.append(claims_of_others(records, node.claims))
+        elif any(one.state.counts for one in records):
+            believed = settled(records, kubelet=node.kubelet, configured=EMPTY)
+            allotment = granted(parts.allocator, believed)
+            sandbox = Sandbox(other, allotment.containers)
+            mask = sandbox_mask(sandbox, node, allocated=allotment.allocated)
+            exclusive.append(mask.exclusive)
+        else:
+            unknown.append(f"nothing is recorded of sandbox {other}, whose VM runs")
+    if parts.allocator.decides:
+        grants = parts.allocator.now.grants.values()
+        exclusive += [one.exclusive for one in grants if sandbox_of(one.request.pod) != sandbox_id]
+    return OthersCpus(union(exclusive), "; ".join(unknown))
+
+
 def _look(
     parts: Components, ids: Iterable[str] | None = None, *, act: bool, release: bool = False
 ) -> Iterator[SandboxFacts]:
     """Run a pass over each sandbox; those of other runtimes, without a VMM, are left out."""
     released = parts.pins.released()
-    for sandbox_id in _known(parts) if ids is None else ids:
-        cache = SandboxCache()
+    chosen = _known(parts) if ids is None else list(ids)
+    asyncio.run(_prepare(parts, chosen))
+    for sandbox_id in chosen:
+        cache = SandboxCache(others=_others(parts, sandbox_id) if act and not release else None)
         containers = parts.registry.containers(sandbox_id)
         may_act = act and (release or sandbox_id not in released)
         report = parts.engine.run(sandbox_id, containers, cache, act=may_act, release=release)
-        if cache.vmm is None and parts.engine.runs_without_vmm(containers):
+        if cache.vmm is None and parts.engine.search.runs_without_vmm(containers):
             continue
         sandbox = Sandbox(sandbox_id, parts.engine.believed(containers, cache), cache.vmm)
         view = _guest(parts, sandbox, report)

@@ -1,35 +1,141 @@
-"""The registry of a runtime directory: one writer, the daemon or a command without one."""
+"""Who may write: one process per runtime directory, and one per node.
+
+Two daemons with different runtime directories would undo each other's affinities for ever, so the
+second is refused whatever its configuration says. The node's lock is NODE_LOCK, a file that only
+root can open. A daemon that looks at another state of Kata than the node's (`paths.vc`) locks that
+folder instead: so tests and benchmarks can run several, each with a Kata of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
+import logging
 import os
+import stat
 from collections.abc import Iterator
 from typing import Final
 
+from kata_pin.config.tree import Config, Paths
 from kata_pin.daemon.service.compose import boot_id
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import DaemonError
 from kata_pin.host.root import HOST
+from kata_pin.owned_file import OUR_UID
+from kata_pin.wire.hook_message import parse_spool_name
+
+log = logging.getLogger(__name__)
+
+NODE_LOCK: Final = "/run/kata-pin/lock"
+"""The lock of the node; also that of the default runtime directory."""
 
 _FILE: Final = "registry.db"
+_OURS: Final = (_FILE, f"{_FILE}-wal", f"{_FILE}-shm", "lock")
+_SPOOL: Final = "spool"
+_BAD: Final = f"{_SPOOL}/bad"
+_FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FOLDER_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
+
+MAX_SPOOLED: Final = 16_384
+
+
+def hand_over(runtime_dir: str, uid: int, gid: int) -> None:
+    """Make the directory, and let a user without rights own it and what kata-pin keeps in it.
+
+    Commands that root runs without a daemon leave files of root behind. The directory may belong to
+    that user already, so nothing else is touched, whatever it has put there: only known names, no
+    link, no file with another name elsewhere (another link), and none of a third user. Raises
+    OSError.
+    """
+    os.makedirs(runtime_dir, mode=0o750, exist_ok=True)
+    home = os.open(runtime_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(_SPOOL, mode=0o700, dir_fd=home)
+        for name in (_SPOOL, _BAD):
+            _give_folder(name, home, uid, gid)
+        for name in _OURS:
+            _give_file(name, home, uid, gid)
+        _give(home, uid, -1)
+    finally:
+        os.close(home)
+
+
+def _give_folder(name: str, home: int, uid: int, gid: int) -> None:
+    """Hand over a folder of the spool with the messages in it."""
+    with contextlib.suppress(FileNotFoundError):
+        folder = os.open(name, _FOLDER_FLAGS, dir_fd=home)
+        try:
+            for one in itertools.islice(os.listdir(folder), MAX_SPOOLED):
+                if parse_spool_name(one) is not None:
+                    _give_file(one, folder, -1, gid, mode=0o640)
+            _give(folder, uid, gid)
+        finally:
+            os.close(folder)
+
+
+def _give_file(name: str, folder: int, uid: int, gid: int, mode: int = 0o600) -> None:
+    """Hand over a regular file; anything else of that name is left alone."""
+    try:
+        file = os.open(name, _FILE_FLAGS, dir_fd=folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:  # a link, a socket
+        log.warning("%s in the runtime directory is left alone: %s", name, error.strerror)
+        return
+    try:
+        found = os.fstat(file)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid in {OUR_UID, uid}:
+            _give(file, uid, gid, mode=mode)
+        else:
+            log.warning("%s in the runtime directory is left alone: it is not our own", name)
+    finally:
+        os.close(file)
+
+
+def _give(descriptor: int, uid: int, gid: int, mode: int = 0) -> None:
+    """Change mode and owner of what is ours; what the user owns already is as it made it."""
+    if os.fstat(descriptor).st_uid == OUR_UID:
+        if mode:  # before the owner: changing another user's mode takes CAP_FOWNER
+            os.fchmod(descriptor, mode)
+        os.fchown(descriptor, uid, gid)
 
 
 @contextlib.contextmanager
-def held_registry(runtime_dir: str) -> Iterator[Registry]:
-    """Make the directory, hold its lock and open its registry.
+def held_registry(config: Config) -> Iterator[Registry]:
+    """Open the registry of the runtime directory; needs the locks of `only_one`.
 
-    Raises DaemonError when another process holds the lock, StateError or OSError when the directory
-    or the file cannot be used.
+    Raises StateError or OSError when the directory or the file cannot be used.
     """
+    runtime_dir = config.runtime_dir
     os.makedirs(runtime_dir, mode=0o750, exist_ok=True)
     path = os.path.join(runtime_dir, _FILE)
-    with (
-        locked(runtime_dir),
-        contextlib.closing(Registry(path, boot_id=boot_id(HOST))) as registry,
-    ):
-        yield registry
+    try:
+        with contextlib.closing(Registry(path, boot_id=boot_id(HOST))) as registry:
+            _return(runtime_dir)
+            yield registry
+    finally:
+        _return(runtime_dir)
+
+
+@contextlib.contextmanager
+def only_one(config: Config) -> Iterator[None]:
+    """Make the runtime directory and hold its lock, and the node's.
+
+    A daemon takes them before it gives up its rights. Raises DaemonError when another process holds
+    one, OSError when one cannot be opened.
+    """
+    os.makedirs(config.runtime_dir, mode=0o750, exist_ok=True)
+    with locked(config.runtime_dir), node_locked(config):
+        yield
+
+
+def _return(runtime_dir: str) -> None:
+    """As root let the owner of the directory own what a command makes there."""
+    found = os.stat(runtime_dir)
+    if os.geteuid() == 0 and found.st_uid != 0:
+        hand_over(runtime_dir, found.st_uid, found.st_gid)
 
 
 def registry_copy(runtime_dir: str) -> Registry:
@@ -38,20 +144,71 @@ def registry_copy(runtime_dir: str) -> Registry:
 
 
 @contextlib.contextmanager
+def node_locked(config: Config, *, lock: str = NODE_LOCK) -> Iterator[None]:
+    """Hold the node's lock, which is taken before any right is given up, after the directory's.
+
+    Root and the service's user can; anybody else can set no affinity either, and goes without.
+    Raises DaemonError when another process holds it, OSError when it cannot be opened.
+    """
+    vc = config.paths.vc
+    if vc != Paths().vc:
+        if not os.path.isdir(vc):  # nothing of that Kata runs yet
+            yield
+            return
+        path, flags = vc, os.O_RDONLY | os.O_DIRECTORY
+    elif os.path.realpath(config.runtime_dir) == os.path.dirname(lock):
+        yield  # the runtime directory's lock is the node's
+        return
+    else:
+        try:
+            _prepare(lock)
+        except PermissionError:
+            if not OUR_UID:
+                raise
+            yield
+            return
+        path, flags = lock, os.O_RDWR | os.O_NOFOLLOW
+    taken = DaemonError(
+        f"another kata-pin runs on this node: it holds {path}", hint="systemctl status kata-pin"
+    )
+    with _flocked(path, flags, taken):
+        yield
+
+
+def _prepare(lock: str) -> None:
+    """Make the node's lock if there is none, for root and for whoever owns its folder."""
+    folder = os.path.dirname(lock)
+    os.makedirs(folder, mode=0o750, exist_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(lock, flags, 0o600)
+    try:
+        status, home = os.fstat(descriptor), os.stat(folder)
+        if status.st_uid == OUR_UID != home.st_uid and status.st_nlink == 1:
+            os.fchown(descriptor, home.st_uid, home.st_gid)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
 def locked(runtime_dir: str) -> Iterator[None]:
-    """Hold the directory's lock: flock(2), so that a killed holder leaves nothing locked.
+    """Hold a runtime directory's lock.
 
     Raises DaemonError when another process holds it, OSError when it cannot be created.
     """
-    path = os.path.join(runtime_dir, "lock")
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    taken = DaemonError(f"another kata-pin serves {runtime_dir}", hint="kata-pin show asks it")
+    with _flocked(os.path.join(runtime_dir, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, taken):
+        yield
+
+
+@contextlib.contextmanager
+def _flocked(path: str, flags: int, taken: DaemonError) -> Iterator[None]:
+    """Hold flock(2), so that a killed holder leaves nothing locked; raises `taken` or OSError."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise DaemonError(
-                f"another kata-pin serves {runtime_dir}", hint="kata-pin show asks it"
-            ) from error
+            raise taken from error
         yield
     finally:
         os.close(descriptor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.ledger import Ledger, cpuset_for
@@ -11,9 +12,11 @@ from kata_pin.daemon.allocation.push import Pusher
 from kata_pin.daemon.status.sandbox import cpus, notes
 from kata_pin.model.alloc import AllocState
 from kata_pin.model.alloc import Grant as Granted
+from kata_pin.model.cpuset import union
 from kata_pin.model.reports.pools import (
     Allocation,
     Grant,
+    Holder,
     Pools,
     Push,
     PushFailure,
@@ -32,7 +35,8 @@ def allocation_report(
     """
     if not allocator.on:
         return None
-    state, ledger = allocator.state, allocator.ledger
+    holders, ledger = allocator.holders, allocator.ledger
+    state = replace(allocator.state, taken=union(one.cpus for one in holders))
     pending = ledger.pending(allocator.effective)
     return Allocation(
         policy=allocator.policy_name,
@@ -43,9 +47,14 @@ def allocation_report(
             housekeeping=str(state.housekeeping),
             shared=str(state.shared),
             exclusive=str(state.exclusive),
+            taken=str(state.taken),
         ),
-        held_back=str(allocator.held_back),
+        held_back=str(allocator.grants.held_back),
         grants=tuple(_grant(one, state, pending, ledger) for one in state.grants.values()),
+        holders=tuple(
+            Holder(one.container_id, one.pod, one.name, str(one.cpus), one.source, one.reason)
+            for one in holders
+        ),
         push=None if pusher is None else _push(pusher, ledger),
         refusals=allocator.news.refusals.total(),
         refused=tuple(
@@ -85,6 +94,7 @@ def _grant(
         shared=cpus(grant.shared),
         mems=str(grant.mems),
         millis=request.cpu_millis,
+        ended=bool(request.ended_in),
         override=None if pod.ordered is None else pod.ordered.value,
         cpuset=str(own.cpus),
         pending=None if waits is None else str(waits.cpus),

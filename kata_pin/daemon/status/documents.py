@@ -5,7 +5,6 @@ The command line makes them itself when the daemon is down (D19).
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import time
@@ -14,18 +13,16 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
+from kata_pin.daemon.reconcile.slices import Slices
 from kata_pin.daemon.status.sandbox import SandboxFacts, notes, sandbox_report
-from kata_pin.daemon.store import history
+from kata_pin.daemon.store import history, node_events
 from kata_pin.model import node, placement
 from kata_pin.model.reports.daemon import Daemon
-from kata_pin.model.reports.history import Change, HistoryDocument
+from kata_pin.model.reports.history import Change, HistoryDocument, NodeEvent
 from kata_pin.model.reports.pools import Allocation
 from kata_pin.model.reports.state import CpuPlace, Kubelet, Node, State
 from kata_pin.policy.placement.conflicts import conflicts
 from kata_pin.wire import reports
-
-SLICE_S: Final = 0.003
-"""Longest time between two turns of the event loop while a document is made."""
 
 NAMED: Final = 3
 """Most sandboxes that a note about a conflict names."""
@@ -44,7 +41,7 @@ def state_report(
 ) -> State:
     """Return the state document without sandboxes."""
     return State(
-        time=_utc(time.time()),
+        time=utc(time.time()),
         daemon=daemon,
         node=_node(node, mode),
         sandboxes=(),
@@ -59,15 +56,14 @@ def with_sandboxes(state: State, every: Iterable[SandboxFacts], found: Conflicts
     return replace(state, sandboxes=tuple(made))
 
 
-async def in_slices(state: State, sandboxes: Iterable[bytes]) -> bytes:
+async def in_slices(state: State, sandboxes: Iterable[bytes | None]) -> bytes:
     """Return the state document with these encoded sandboxes; other tasks run in between."""
     items = []
-    started = time.perf_counter()
+    slices = Slices()
     for encoded in sandboxes:
-        items.append(encoded)
-        if time.perf_counter() - started > SLICE_S:
-            await asyncio.sleep(0)
-            started = time.perf_counter()
+        if encoded is not None:
+            items.append(encoded)
+        await slices.breathe()
     return reports.with_items(reports.encode(state), "sandboxes", b",".join(items))
 
 
@@ -109,18 +105,32 @@ def _node(known: node.Node, mode: str) -> Node:
     )
 
 
-def history_report(rows: Iterable[history.Change]) -> HistoryDocument:
+def history_report(
+    rows: Iterable[history.Change], events: Iterable[node_events.NodeEvent] = ()
+) -> HistoryDocument:
     """Return the `history` document."""
     now_ns, now = time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time()
-    return HistoryDocument(time=_utc(now), changes=tuple(_change(row, now_ns, now) for row in rows))
+    return HistoryDocument(
+        time=utc(now),
+        changes=tuple(_change(row, now_ns, now) for row in rows),
+        events=tuple(
+            NodeEvent(*_when(one.boot_ns, now_ns, now), one.kind, one.text) for one in events
+        ),
+    )
+
+
+def _when(boot_ns: int, now_ns: int, now: float) -> tuple[str, float]:
+    """Return a time of CLOCK_BOOTTIME as UTC, and how long ago it is in seconds."""
+    age_s = max(0.0, (now_ns - boot_ns) / 1e9)
+    when = datetime.fromtimestamp(now - age_s, tz=UTC)
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z"), round(age_s, 3)
 
 
 def _change(row: history.Change, now_ns: int, now: float) -> Change:
-    age_s = max(0.0, (now_ns - row.boot_ns) / 1e9)
-    when = datetime.fromtimestamp(now - age_s, tz=UTC)
+    when, age_s = _when(row.boot_ns, now_ns, now)
     return Change(
-        time=when.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        age_s=round(age_s, 3),
+        time=when,
+        age_s=age_s,
         sandbox=row.sandbox_id,
         pod=row.pod,
         state=row.state,
@@ -134,5 +144,6 @@ def _change(row: history.Change, now_ns: int, now: float) -> Change:
     )
 
 
-def _utc(seconds: float) -> str:
+def utc(seconds: float) -> str:
+    """Return a Unix time as documents have it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

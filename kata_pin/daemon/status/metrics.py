@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import platform
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -30,6 +31,7 @@ from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.push import CRI, NRI, Pusher
 from kata_pin.daemon.reconcile.counters import NO_ERRNO, Counters, Histogram
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.status.isolation_metrics import IsolationMetrics, Late
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.history import History
 from kata_pin.daemon.store.pins import Pins
@@ -37,6 +39,7 @@ from kata_pin.model.alloc import RefusalKind
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.pass_outcome import thread_states
 from kata_pin.model.placement import Report
+from kata_pin.model.reports.history import NodeEventKind
 from kata_pin.model.sandbox import Sandbox
 from kata_pin.model.settings import CpuClass
 
@@ -45,6 +48,11 @@ YIELD_EVERY: Final = 16
 
 MAX_LABEL: Final = 320
 """Longest label value: a namespace, a slash and a pod's name have at most 317 characters."""
+
+VIOLATIONS: Final = (
+    *("drift", "foreign", "conflict", "intruder", "no-vmm", "unpinned", "orphan"),
+    "other-writer",
+)
 
 Counted = Counter[tuple[str, str]]
 """Threads by role and state."""
@@ -63,12 +71,18 @@ class Metrics:
         registry: Registry,
         pins: Pins,
         overruns: Callable[[], int],
+        locked: Callable[[], int],
         single: int,
+        events: Mapping[NodeEventKind, int],
+        refused: Callable[[], bool],
+        isolation: IsolationMetrics,
         more: Callable[[], Iterable[Metric]] = tuple,
     ) -> None:
         """`online` are the node's pCPUs, `overruns` those of file events.
 
-        So many sandboxes at most get series of their own. `more` are the families of others.
+        So many sandboxes at most get series of their own. `events` counts those of the node;
+        `locked` is the number of processes whose memory is locked, `refused` whether the newest
+        configuration was. `more` are the families of others.
         """
         self._counters = counters
         self._sandboxes = sandboxes
@@ -77,7 +91,11 @@ class Metrics:
         self._history = history
         self._online = online
         self._overruns = overruns
+        self._locked = locked
         self._single = single
+        self._events = events
+        self._refused = refused
+        self._isolation = isolation
         self._more = more
         self._known: dict[str, tuple[Report, bool, Counted]] = {}
         self._turn = asyncio.Lock()
@@ -89,9 +107,11 @@ class Metrics:
             registry.register(_Collected(await self._families()))
             return await asyncio.to_thread(generate_latest, registry)
 
-    async def _families(self) -> list[Metric]:
+    async def _families(self) -> list[Metric | Late]:
         await self._count()
-        families = [*self._node(), *self._deeds(), *self._more()]
+        violations = self._violations(await self._isolation.violations())
+        families: list[Metric | Late] = [*self._node(), violations, *self._deeds(), *self._more()]
+        families += self._isolation.families()
         if self._single:
             families.append(self._sandbox_threads())
         return families
@@ -115,6 +135,11 @@ class Metrics:
     def _node(self) -> Iterator[Metric]:
         """Yield what is now."""
         yield GaugeMetricFamily("kata_pin_sandboxes", "Known sandboxes.", len(self._sandboxes.ids))
+        yield GaugeMetricFamily(
+            "kata_pin_locked_processes",
+            "Processes whose memory is locked, so that their command lines cannot be read.",
+            self._locked(),
+        )
         threads = GaugeMetricFamily(
             "kata_pin_threads", "Threads of sandboxes by role and state.", labels=("role", "state")
         )
@@ -135,11 +160,41 @@ class Metrics:
         for cpu in self._online():
             claimed.add_metric((str(cpu),), claims[cpu])
         yield claimed
+        yield GaugeMetricFamily(
+            "kata_pin_config_refused",
+            "Whether the newest reload was refused (1: the former configuration is in force).",
+            int(self._refused()),
+        )
         yield InfoMetricFamily(
             "kata_pin_build",
             "Version of the daemon and of Python.",
             {"version": __version__, "python": platform.python_version()},
         )
+
+    def _violations(self, others: Mapping[str, int]) -> Metric:
+        """Return how much is not as it should be, by the kinds of findings of `check`."""
+        found = Counter(others)
+        claims: Counter[int] = Counter()
+        now = time.monotonic()
+        for sandbox_id, (report, _, counted) in self._known.items():
+            cache, placement = self._sandboxes.cache(sandbox_id), report.placement
+            found["drift"] += sum(n for (_, state), n in counted.items() if state == "drift")
+            if cache is None or cache.vmm is None:
+                found["no-vmm"] += 1
+            elif placement is not None:
+                found["unpinned"] += placement.mask.mask is None
+                found["orphan"] += cache.vmm.orphan
+                found["other-writer"] += bool(cache.other_writers.backed_off(now))
+                claims.update(placement.mask.exclusive)
+        found["conflict"] = sum(1 for count in claims.values() if count > 1)
+        family = GaugeMetricFamily(
+            "kata_pin_violations",
+            "What is not as it should be, by the kind of finding in check.",
+            labels=("kind",),
+        )
+        for kind in VIOLATIONS:
+            family.add_metric((kind,), found[kind])
+        return family
 
     def _deeds(self) -> Iterator[Metric]:
         """Yield what was done since the start."""
@@ -154,12 +209,18 @@ class Metrics:
         )
         drifts = CounterMetricFamily(
             "kata_pin_drift",
-            "Threads that passes found off their expected affinity, by class of drift.",
+            "Threads that something moved off their expected affinity, by class of drift.",
             labels=("reason",),
         )
-        for reason, count in sorted(counters.drifts.items()):
-            drifts.add_metric((reason,), count)
+        changes = CounterMetricFamily(
+            "kata_pin_thread_changes",
+            "Threads that passes placed for the first time or elsewhere, or that ended meanwhile.",
+            labels=("reason",),
+        )
+        for kind, count in sorted(counters.drifts.items()):
+            (changes if kind.expected else drifts).add_metric((kind.value,), count)
         yield drifts
+        yield changes
         errors = CounterMetricFamily(
             "kata_pin_errors", "Failed operations.", labels=("op", "errno")
         )
@@ -167,6 +228,14 @@ class Metrics:
         for labels, count in sorted(counted.items()):
             errors.add_metric(labels, count)
         yield errors
+        events = CounterMetricFamily(
+            "kata_pin_node_events",
+            "Events of the node as a whole, by kind.",
+            labels=("kind",),
+        )
+        for event in NodeEventKind:
+            events.add_metric((event.value,), self._events.get(event, 0))
+        yield events
         yield CounterMetricFamily(
             "kata_pin_event_overruns",
             "Number of times that the kernel dropped events because the daemon was too slow.",
@@ -200,12 +269,13 @@ class Metrics:
 class _Collected:
     """What was gathered, as the library's registry takes it."""
 
-    def __init__(self, families: Iterable[Metric]) -> None:
+    def __init__(self, families: Iterable[Metric | Late]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """Return the families."""
-        return self._families
+        """Yield the families."""
+        for one in self._families:
+            yield from (one,) if isinstance(one, Metric) else one()
 
 
 def _counted(report: Report, *, released: bool) -> Counted:
@@ -230,13 +300,13 @@ def alloc_metrics(allocator: Allocator, pusher: Pusher) -> Iterator[Metric]:
         int(deciding),
     )
     cpus = GaugeMetricFamily("kata_pin_alloc_cpus", "pCPUs by pool.", labels=("pool",))
-    for pool in ("exclusive", "shared", "reserved", "housekeeping"):
+    for pool in ("exclusive", "shared", "reserved", "housekeeping", "taken"):
         cpus.add_metric((pool,), len(getattr(state, pool)))
     yield cpus
     containers = GaugeMetricFamily(
         "kata_pin_alloc_containers", "Containers by class.", labels=("class",)
     )
-    found = Counter(grant.cpu_class for grant in allocator.containers())
+    found = Counter(grant.cpu_class for grant in allocator.grants.containers())
     for cpu_class in CpuClass:
         containers.add_metric((cpu_class.value,), found[cpu_class])
     yield containers

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Generic, TypeVar
 
 from kata_pin.daemon.guests.manager import Guests
 from kata_pin.daemon.guests.status import GuestPlan
@@ -24,15 +24,21 @@ from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.pins import Pins
 from kata_pin.errors import DaemonError
 from kata_pin.host.root import HostRoot
-from kata_pin.host.tasks import with_usage
+from kata_pin.host.tasks import moved_since, with_usage
+from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
 from kata_pin.model.placement import Report
 from kata_pin.model.reports.names import Names, SandboxName
 from kata_pin.model.sandbox import Sandbox
+from kata_pin.model.steps import Steps, finish
+from kata_pin.model.thread import Thread, ThreadKey
 from kata_pin.policy.explain.sandbox import explain
 from kata_pin.wire import reports
 
 Value = TypeVar("Value")
+
+ROWS: Final = 128
+"""Threads whose rows are made at once."""
 
 
 class Memo(Generic[Value]):
@@ -45,10 +51,18 @@ class Memo(Generic[Value]):
         self, sandbox_id: str, made_from: tuple[object, ...], make: Callable[[], Value]
     ) -> Value:
         """Return the value, made again if something of `made_from` changed."""
+        if not self.holds(sandbox_id, made_from):
+            self.keep(sandbox_id, made_from, make())
+        return self.value(sandbox_id)
+
+    def holds(self, sandbox_id: str, made_from: tuple[object, ...]) -> bool:
+        """Whether the value that is kept was made from this."""
         known = self._known.get(sandbox_id)
-        if known is None or known[0] != made_from:
-            known = self._known[sandbox_id] = made_from, make()
-        return known[1]
+        return known is not None and known[0] == made_from
+
+    def keep(self, sandbox_id: str, made_from: tuple[object, ...], value: Value) -> None:
+        """Keep a value, and what it was made from."""
+        self._known[sandbox_id] = made_from, value
 
     def value(self, sandbox_id: str) -> Value:
         """Return the value that `get` returned last."""
@@ -82,22 +96,34 @@ class Overview:
     _seen: Memo[_Seen] = field(default_factory=Memo)
     _plans: Memo[tuple[GuestPlan, bytes] | None] = field(default_factory=Memo)
 
-    def encoded(self) -> Iterator[bytes]:
-        """Yield the report of every sandbox; last CPUs and CPU times are those of its last pass."""
+    def encoded(self) -> Iterator[bytes | None]:
+        """Yield the report of every sandbox; last CPUs and CPU times are those of its last pass.
+
+        Affinities are read now, as they are for every document.
+        None is a moment at which others may run.
+        """
         conflicts = self.conflicts()
-        for facts in self.facts(self._sandboxes.ids):
+        for steps in self._all_facts(self._sandboxes.ids):
+            facts = yield from steps
             yield self._encoded(facts, conflicts, self._seen.value(facts.sandbox.id).threads)
 
-    def encoded_now(self, sandbox_id: str) -> Iterator[bytes]:
-        """Yield the report of one sandbox, with last CPUs and CPU times as of now."""
-        for facts in self.facts([sandbox_id]):
-            report = facts.report
-            fresh = None if report is None else with_usage(self._root, report)
-            rows = thread_reports(fresh, released=facts.released, backed_off=facts.backed_off)
-            yield self._encoded(facts, self.conflicts(), reports.encode_items(rows))
+    def encoded_now(self, sandbox_id: str) -> Iterator[bytes | None]:
+        """Yield the report of one sandbox, with last CPUs and CPU times as of now; or None."""
+        for steps in self._all_facts([sandbox_id]):
+            facts = yield from steps
+            rows = []
+            for part in _parts(facts.report):
+                fresh = with_usage(self._root, part)
+                found = thread_reports(fresh, released=facts.released, backed_off=facts.backed_off)
+                rows.append(reports.encode_items(found))
+                yield None
+            yield self._encoded(facts, self.conflicts(), b",".join(rows))
 
     def facts(self, ids: Iterable[str]) -> Iterator[SandboxFacts]:
         """Yield what is known of these sandboxes, without rows of threads and vCPUs."""
+        yield from map(finish, self._all_facts(ids))
+
+    def _all_facts(self, ids: Iterable[str]) -> Iterator[Steps[SandboxFacts]]:
         for memo in (self._seen, self._plans):
             memo.keep_only(self._sandboxes.ids)
         node, released, now = self._engine.node(), self._pins.released(), time.monotonic()
@@ -108,22 +134,26 @@ class Overview:
 
     def _facts(
         self, sandbox_id: str, cache: SandboxCache, node: Node, now: float, *, released: bool
-    ) -> SandboxFacts:
-        report = cache.report
+    ) -> Steps[SandboxFacts]:
+        decided = cache.report
+        moved = yield from self._moved(cache)
         containers = self._registry.containers(sandbox_id)
         backed_off = frozenset(key.tid for key in cache.other_writers.backed_off(now))
-
-        def look() -> _Seen:
-            rows = thread_reports(report, released=released, backed_off=backed_off)
-            states = tuple(one.state for one in rows)
-            return _Seen(self._sandbox(sandbox_id, cache), states, reports.encode_items(rows))
-
-        seen = self._seen.get(
-            sandbox_id,
-            (report, released, backed_off, containers, cache.vmm, cache.configured, node.kubelet),
-            look,
+        report = None if decided is None else _elsewhere(decided, moved)
+        made_from = (
+            *(decided, moved, released, backed_off, containers),
+            *(cache.vmm, cache.configured, node.kubelet),
         )
-        plan = None if report is None else self._plan(seen.sandbox, report, node)
+        if not self._seen.holds(sandbox_id, made_from):
+            sandbox, states, rows = self._sandbox(sandbox_id, cache), [], []
+            for part in _parts(report):
+                found = thread_reports(part, released=released, backed_off=backed_off)
+                states += [one.state for one in found]
+                rows.append(reports.encode_items(found))
+                yield
+            self._seen.keep(sandbox_id, made_from, _Seen(sandbox, tuple(states), b",".join(rows)))
+        seen = self._seen.value(sandbox_id)
+        plan = None if decided is None else self._plan(seen.sandbox, decided, node)
         return SandboxFacts(
             sandbox=seen.sandbox,
             report=report,
@@ -139,6 +169,17 @@ class Overview:
             ),
             writers=cache.writers(now),
         )
+
+    def _moved(self, cache: SandboxCache) -> Steps[dict[ThreadKey, CpuSet]]:
+        """Return where threads are now that are not where the last pass left them.
+
+        Nothing while a pass moves them itself.
+        """
+        report = cache.report
+        if report is None or cache.passing:
+            return {}
+        moved = yield from moved_since(self._root, report.threads)
+        return moved if cache.report is report and not cache.passing else {}
 
     def _plan(self, sandbox: Sandbox, report: Report, node: Node) -> tuple[GuestPlan, bytes] | None:
         def make() -> tuple[GuestPlan, bytes] | None:
@@ -179,7 +220,7 @@ class Overview:
         sandbox = self._sandbox(sandbox_id, cache)
         return explain(
             sandbox,
-            cache.report.threads,
+            _elsewhere(cache.report, finish(self._moved(cache))).threads,
             cache.report.placement,
             self._engine.node(),
             guest=self._guests.lines(sandbox, cache.report),
@@ -193,3 +234,25 @@ class Overview:
         """Return a sandbox as its passes go by it."""
         containers = self._registry.containers(sandbox_id)
         return Sandbox(sandbox_id, self._engine.believed(containers, cache), cache.vmm)
+
+
+def _elsewhere(report: Report, moved: Mapping[ThreadKey, CpuSet]) -> Report:
+    """Return a report with other affinities for some of its threads."""
+    if not moved:
+        return report
+
+    def now(thread: Thread) -> Thread:
+        task, affinity = thread.task, moved.get(thread.key)
+        if affinity is None:
+            return thread
+        return thread._replace(task=task.moved(affinity, task.cpuset, task.cgroup))
+
+    return replace(report, threads=tuple(map(now, report.threads)))
+
+
+def _parts(report: Report | None) -> Iterator[Report]:
+    """Yield a report in parts of so many threads that one takes about 2 ms."""
+    threads = () if report is None else report.threads
+    for start in range(0, len(threads), ROWS):
+        assert report is not None, "it has threads"
+        yield replace(report, threads=threads[start : start + ROWS])

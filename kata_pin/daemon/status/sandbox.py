@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kata_pin.daemon.guests.status import GuestPlan, GuestView, Sent
 from kata_pin.model import placement, sandbox, thread
@@ -19,6 +20,12 @@ from kata_pin.model.reports.applied import AppliedSandbox, Result
 from kata_pin.model.reports.guest import Guest, GuestContainer, GuestLink, GuestLinks, GuestVcpu
 from kata_pin.model.reports.sandbox import Container, CpusetReport, Sandbox, Thread, Vmm, Writer
 from kata_pin.policy.placement.precedence import believed, why
+
+START_S: Final = 60.0
+"""A container that was not started so long after its creation may never be: that takes seconds."""
+
+UNKNOWN: Final = "unknown"
+"""The state of a container that may run or not; its cpuset counts still."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,13 @@ def sandbox_report(facts: SandboxFacts, conflicts: Sequence[placement.Note] = ()
     """Return the report; `conflicts` are notes about exclusive pCPUs that others claim too."""
     known, report, decided = facts.sandbox, facts.report, facts.placement
     mask = decided.mask if decided else None
-    found = [*conflicts, *(report.notes if report else ()), *(decided.notes if decided else ())]
+    claims = () if known.vmm is None else known.vmm.refused
+    found = [
+        *conflicts,
+        *map(_claim, claims),
+        *(report.notes if report else ()),
+        *(decided.notes if decided else ()),
+    ]
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return Sandbox(
         id=known.id,
@@ -64,7 +77,10 @@ def sandbox_report(facts: SandboxFacts, conflicts: Sequence[placement.Note] = ()
         checked_s=rounded(facts.checked_s),
         duration_ms=_duration_ms(report),
         containers=tuple(
-            _container(one, mask.claims if mask else (), now_ns) for one in known.containers
+            _container(
+                one, mask.claims if mask else (), now_ns, doubt=_doubt(one, known.vmm, now_ns)
+            )
+            for one in known.containers
         ),
         vmm=_vmm(known.vmm),
         vmm_problem=facts.problem,
@@ -73,6 +89,11 @@ def sandbox_report(facts: SandboxFacts, conflicts: Sequence[placement.Note] = ()
         writers=tuple(facts.writers),
         notes=notes(found),
     )
+
+
+def _claim(refused: str) -> placement.Note:
+    text = f"another process claims to be the VMM and is not believed: {refused}"
+    return placement.Note("vmm-claimed", text, placement.NoteLevel.WARNING)
 
 
 def applied(every: Iterable[SandboxFacts]) -> tuple[AppliedSandbox, ...]:
@@ -120,8 +141,20 @@ def _duration_ms(report: placement.Report | None) -> float | None:
     return round(report.duration_ns / 1e6, 3) if report else None
 
 
+def _doubt(container: sandbox.Container, vmm: sandbox.Vmm | None, now_ns: int) -> str:
+    """Return why it is unknown whether a recorded container runs, empty if it is known."""
+    if not container.state.counts:
+        return ""
+    if vmm is not None and vmm.orphan:
+        return "its shim has ended, so nothing reports what it does"
+    created = container.state is sandbox.ContainerState.CREATED
+    if created and _age_s(container.recorded_ns, now_ns) > START_S:
+        return "created, and no start was reported: creation or start may have failed"
+    return ""
+
+
 def _container(
-    container: sandbox.Container, claims: Iterable[placement.Claim], now_ns: int
+    container: sandbox.Container, claims: Iterable[placement.Claim], now_ns: int, *, doubt: str
 ) -> Container:
     claim = next((one for one in claims if one.container_id == container.id), None)
     used = believed(container.reported)
@@ -129,7 +162,7 @@ def _container(
         id=container.id,
         name=container.title,
         kind=container.kind.value,
-        state=container.state.value,
+        state=UNKNOWN if doubt else container.state.value,
         cpus=cpus(container.cpus),
         mems=container.mems,
         exclusive=str(claim.exclusive) if claim else "",
@@ -151,7 +184,7 @@ def _container(
         period_us=container.period_us,
         shares=container.shares,
         bundle=container.bundle,
-        note=container.note,
+        note="; ".join(part for part in (doubt, container.note) if part),
     )
 
 

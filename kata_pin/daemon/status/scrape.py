@@ -18,6 +18,7 @@ from http import HTTPStatus
 from typing import Final
 
 from kata_pin.config.metrics import Endpoint, EndpointKind
+from kata_pin.errors import reason_of
 from kata_pin.sources import unix_socket
 from kata_pin.sources.stream_clients import BACKLOG, Clients, send
 
@@ -83,7 +84,7 @@ class MetricsServer:
 
     def _complain(self, error: OSError) -> None:
         """Say once what is wrong."""
-        problem = f"{self.address}: {error.strerror or error}"
+        problem = f"{self.address}: {error.strerror or reason_of(error)}"
         if error.errno == errno.EAFNOSUPPORT:
             problem += "; the service's RestrictAddressFamilies= forbids it"
         if problem != self.problem:

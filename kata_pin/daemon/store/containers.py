@@ -13,7 +13,7 @@ from typing import Final
 from kata_pin.daemon.store.container_rows import FIELDS, container_of, merged, row_of
 from kata_pin.daemon.store.database import Database
 from kata_pin.daemon.store.observations import Observations
-from kata_pin.model.sandbox import Container, ContainerState
+from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
 
 TOMBSTONES: Final = 4096
 """Stamps of finished containers that are remembered, to ignore messages that arrive late."""
@@ -27,6 +27,17 @@ _WRITE: Final = (
     " ON CONFLICT (id) DO UPDATE SET "
     + ", ".join(f"{field} = excluded.{field}" for field in FIELDS[1:])
 )
+_INSTANCES: Final = (
+    "sandbox_id = :sandbox AND pod_uid = :pod AND name = :name AND kind = :kind"
+    " AND state IN (:created, :running)"
+)
+_STOP_FORMER: Final = (
+    f"UPDATE containers SET state = :stopped, note = :note WHERE {_INSTANCES}"  # noqa: S608 - constants
+    f" AND first_ns < (SELECT max(first_ns) FROM containers WHERE {_INSTANCES})"
+)
+
+REPLACED: Final = "a later container of its pod has its name"
+"""The note of a container whose end nothing reported."""
 
 
 class Registry(Database):
@@ -45,45 +56,63 @@ class Registry(Database):
     container_id TEXT PRIMARY KEY, stamp_ns INTEGER NOT NULL, pid INTEGER NOT NULL)""",
         "CREATE INDEX seen_stamp ON seen (stamp_ns)",
     )
+    _unread_schema = "CREATE TABLE IF NOT EXISTS unread (container_id TEXT PRIMARY KEY)"
+    """The containers whose config.json was never read: their sandbox and kind are a guess."""
 
     def __init__(self, path: str, *, boot_id: str, source: str = "") -> None:
         super().__init__(path, boot_id=boot_id, source=source)
         try:
             self._observations = Observations(self)
+            self.run(self._unread_schema)
         except BaseException:
             self.close()
             raise
         self._known: dict[str, tuple[Container, ...]] = {}
+        self.version = 0
+        """Another number after each change of a container's record."""
 
-    def record(self, container: Container, *, stamp_ns: int, pid: int = 0) -> bool:
+    def record(
+        self, container: Container, *, stamp_ns: int, pid: int = 0, unread: bool = False
+    ) -> bool:
         """Take a message's record; False (nothing written) if it is not newer than what is known.
 
         A message is identified by its stamp and the hook's pid (0: no hook sent it), so one that
         was both acknowledged late and spooled counts once. A record without facts of its own (a
-        poststop whose bundle could not be read) keeps those of the earlier record.
+        poststop whose bundle could not be read) keeps those of the earlier record. `unread`: no
+        config.json of the container was ever read, so its sandbox is a guess that `adopt` corrects.
         """
         with self._changing(container.sandbox_id):
             if not self._newer(container.id, stamp_ns, pid):
                 return False
             old = self.container(container.id)
             self._write(self._observations.take(container, merged(old, container)), old)
+            self._mark_unread(container.id, unread=unread)
             if container.state is ContainerState.DELETED:
                 self._trim(container.sandbox_id)
+            elif old is None and container.name and container.kind is ContainerKind.CONTAINER:
+                self._stop_former(container)
         return True
 
     def adopt(self, container: Container) -> bool:
         """Take a record from what Kata keeps now; False where it makes no difference.
 
-        Only the cpuset of a known container changes. The newest message seen stays what it is, so
-        that late ones are recognised.
+        Only the cpuset and the state of a known container change, unless it is unread. The newest
+        message seen stays what it is, so that late ones are recognised.
         """
         with self._changing(container.sandbox_id):
             old = self.container(container.id)
             fresh = self._observations.take(container, merged(old, container))
-            if old is not None and fresh.cpus == old.cpus:
+            same = old is not None and (fresh.cpus, fresh.state) == (old.cpus, old.state)
+            if same and not self.is_unread(container.id):
                 return False
             self._write(fresh, old)
+            self._mark_unread(container.id, unread=False)
         return True
+
+    def is_unread(self, container_id: str) -> bool:
+        """Whether no config.json of a container was read: its sandbox and kind are a guess."""
+        row = self.row("SELECT 1 FROM unread WHERE container_id = ?", (container_id,))
+        return row is not None
 
     def container(self, container_id: str) -> Container | None:
         """Return one container's record."""
@@ -119,6 +148,7 @@ class Registry(Database):
                 yield
         finally:
             self._known.pop(sandbox_id, None)
+            self.version += 1
 
     def _newer(self, container_id: str, stamp_ns: int, pid: int) -> bool:
         seen = self.row("SELECT stamp_ns, pid FROM seen WHERE container_id = ?", (container_id,))
@@ -126,6 +156,32 @@ class Registry(Database):
             return False
         self.run("INSERT OR REPLACE INTO seen VALUES (?, ?, ?)", (container_id, stamp_ns, pid))
         return True
+
+    def _mark_unread(self, container_id: str, *, unread: bool) -> None:
+        if unread:
+            self.run("INSERT OR IGNORE INTO unread VALUES (?)", (container_id,))
+        else:
+            self.run("DELETE FROM unread WHERE container_id = ?", (container_id,))
+
+    def _stop_former(self, container: Container) -> None:
+        """Record as stopped all instances of a container but the latest.
+
+        Kubernetes makes the next one when the former has ended. Of one whose creation or start
+        failed containerd reports no end.
+        """
+        self.run(
+            _STOP_FORMER,
+            {
+                "sandbox": container.sandbox_id,
+                "pod": container.pod_uid,
+                "name": container.name,
+                "kind": container.kind,
+                "created": ContainerState.CREATED,
+                "running": ContainerState.RUNNING,
+                "stopped": ContainerState.STOPPED,
+                "note": REPLACED,
+            },
+        )
 
     def _write(self, container: Container, old: Container | None) -> None:
         if old is not None:  # it may have been another sandbox's
@@ -144,6 +200,7 @@ class Registry(Database):
 
     def _trim_tombstones(self) -> None:
         self._observations.trim()
+        self.run("DELETE FROM unread WHERE container_id NOT IN (SELECT id FROM containers)")
         self.run(
             "DELETE FROM seen WHERE container_id NOT IN (SELECT id FROM containers)"
             " AND stamp_ns <= coalesce((SELECT stamp_ns FROM seen"

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Self
 from urllib.parse import quote
 
-from kata_pin.errors import StateError
+from kata_pin.errors import StateError, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,12 @@ VERSION: Final = 1
 BUSY_S: Final = 0.1
 """Longest wait for another holder of the file's lock: it holds the event loop; hooks spool."""
 
+_OPEN: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
 _META: Final = "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID"
+
+_REFUSED: Final = (sqlite3.Error, OverflowError, UnicodeError)
+"""What SQLite raises, also for a number beyond 64 bits and for half of a surrogate pair."""
 
 Values = Sequence[object] | Mapping[str, object]
 
@@ -65,7 +70,7 @@ class Database:
         """Return the rows of a query."""
         try:
             return self._connection.execute(statement, values).fetchall()
-        except (sqlite3.Error, OverflowError) as error:  # a number beyond 64 bits
+        except _REFUSED as error:
             raise StateError(f"{self.path}: {error}") from error
 
     def row(self, statement: str, values: Values = ()) -> tuple[Any, ...] | None:
@@ -77,7 +82,7 @@ class Database:
         """Run a statement; return how many rows it changed."""
         try:
             return self._connection.execute(statement, values).rowcount
-        except (sqlite3.Error, OverflowError) as error:
+        except _REFUSED as error:
             raise StateError(f"{self.path}: {error}") from error
 
     def insert(self, statement: str, rows: Iterable[Sequence[object]]) -> None:
@@ -137,10 +142,10 @@ class Database:
 
     def _connected(self) -> sqlite3.Connection:
         try:
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            os.close(os.open(self.path, _OPEN, 0o600))
             db = sqlite3.connect(self.path, isolation_level=None, timeout=BUSY_S)
         except (OSError, sqlite3.Error) as error:
-            raise StateError(f"{self.path}: {error}") from error
+            raise StateError(f"{self.path}: {reason_of(error)}") from error
         try:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("PRAGMA synchronous=OFF")

@@ -152,6 +152,11 @@ class History:
             count = self._counted() + 1
             with self._db.transaction():
                 self._db.run(_INSERT, astuple(change))
+                if change.pod != change.sandbox_id:  # a VM that only starts has no name yet
+                    self._db.run(
+                        "UPDATE history SET pod = ? WHERE sandbox_id = ? AND pod = sandbox_id",
+                        (change.pod, change.sandbox_id),
+                    )
                 count -= self._evict(outcome.sandbox_id, count, limits)
             self._count = count
         except StateError as error:

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from kata_pin.config import Config, document, from_text, load
-from kata_pin.config.file import MAX_BYTES
+from kata_pin.config.file import MAX_BYTES, MAX_ERRORS
+from kata_pin.config.file import read as read_all
 from kata_pin.config.tree import Mode
 from kata_pin.errors import ConfigError
 from kata_pin.model.cpuset import CpuSet
@@ -270,3 +271,10 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     file.write_bytes(b"version: 1\ngroup: \xff\n")
     with pytest.raises(ConfigError, match="not UTF-8 at byte 18"):
         load(str(file))
+
+
+def test_a_file_of_errors_is_read_within_bounds() -> None:
+    """Thousands of unknown keys are no work for a daemon that reloads."""
+    reading = read_all("version: 1\n" + "".join(f"k{n}: 1\n" for n in range(7000)))
+    assert len(reading.errors) == MAX_ERRORS
+    assert reading.config == Config()

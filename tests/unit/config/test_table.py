@@ -8,7 +8,16 @@ import yaml
 
 from kata_pin.config import Config, from_text
 from kata_pin.config.kinds import ROW
-from kata_pin.config.table import BY_KEY, SECTIONS, SETTINGS, Setting, as_yaml, flow, sample
+from kata_pin.config.table import (
+    BY_KEY,
+    SECTIONS,
+    SETTINGS,
+    Setting,
+    as_data,
+    as_yaml,
+    flow,
+    sample,
+)
 from kata_pin.config.tree import Audit
 
 KEYS = pytest.mark.parametrize("entry", SETTINGS, ids=lambda entry: entry.key)
@@ -103,3 +112,13 @@ def test_sections_hold_only_their_rows() -> None:
 def test_awkward_texts_are_quoted(text: str) -> None:
     """A scalar that YAML would read otherwise is quoted, and reads back."""
     assert yaml.safe_load(f"a: {flow(text)}") == {"a": text}
+
+
+def test_numbers_are_not_quoted() -> None:
+    """Any YAML reader takes them as numbers, as ours does; a document has them as such."""
+    config = replace(Config(), audit=Audit(affinity_s=0.5))
+    assert "  affinity_s: 0.5  # default: 10\n" in as_yaml(config)
+    data = as_data(config)
+    assert (data["version"], data["audit"]["affinity_s"]) == (1, 0.5)
+    assert data["guest"]["enabled"] is True
+    assert data["housekeeping"] == ""

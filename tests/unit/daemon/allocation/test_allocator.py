@@ -16,8 +16,9 @@ from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.plugin_conflicts import EXPIRY_S, PODS, PluginConflicts
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.grants import AllocStore
+from kata_pin.daemon.store.node_events import NodeEvents
 from kata_pin.errors import StateError
-from kata_pin.model.alloc import AllocState, PodRequest, RefusalKind, Running
+from kata_pin.model.alloc import AllocState, PodRequest, PodSpec, RefusalKind, Running
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState
 from kata_pin.model.sandbox import Container, ContainerState
@@ -87,7 +88,7 @@ def test_nothing_of_a_failed_transaction_stays(begun: Allocator, registry: Regis
     before = begun.state
 
     def event() -> None:
-        with begun.together():
+        with begun.grants.together():
             begun.admit(request("db", "exclusive", cpus=2))
             assert begun.state != before
             raise StateError("no room")
@@ -104,7 +105,7 @@ def test_nobody_hears_of_what_is_not_stored(
     """Notes, refusals and passes follow the transaction, and only one that holds."""
 
     def event(*, full: bool) -> None:
-        with begun.together():
+        with begun.grants.together():
             begun.admit(request("typo", "shared", cpus=1))
             begun.admit(request("db", "exclusive", cpus=64))
             assert (moves.requested, begun.news.refusals, begun.notes) == ([], {}, ())
@@ -135,7 +136,7 @@ def test_decision_and_record_are_one_transaction(
         copy.close()
         return known
 
-    with begun.together():
+    with begun.grants.together():
         begun.admit(request("db", "exclusive", cpus=2))
         registry.record(Container("c-db", "s-db"), stamp_ns=1, pid=0)
         assert seen() == (False, False)
@@ -199,7 +200,7 @@ def test_another_plugin_is_left_alone(begun: Allocator) -> None:
 def test_a_suspension_ends_by_itself(begun: Allocator, caplog: pytest.LogCaptureFixture) -> None:
     """Beside another plugin, until nothing was seen of it for a while: both are logged."""
     seconds = 0.0
-    begun.conflicts = PluginConflicts(lambda: seconds)
+    begun.conflicts = PluginConflicts(NodeEvents(), lambda: seconds)
     with caplog.at_level(logging.WARNING):
         for number in range(PODS):
             begun.admit(request(f"web{number}"), foreign=True)
@@ -333,7 +334,7 @@ def _shared() -> list[Running]:
 
 
 def test_a_pass_admits_what_no_event_told(begun: Allocator) -> None:
-    """A container that hooks recorded gets CPUs; one that stopped releases them."""
+    """A container that hooks recorded gets CPUs, which wait for its next instance."""
     one = Container("c1", "s1", name="app", pod_name="db", pod_namespace="shop")
     begun.set_orders({"shop/db": CpuClass.EXCLUSIVE})
     asks = replace(one, quota_us=100_000, period_us=100_000, shares=1024)
@@ -343,6 +344,10 @@ def test_a_pass_admits_what_no_event_told(begun: Allocator) -> None:
     assert pass_view.view(begun, (asks,)).allocated == {"c1": given}
     assert begun.state.exclusive == given
     pass_view.view(begun, (replace(asks, state=ContainerState.STOPPED),))
+    assert begun.state.exclusive == given
+    next_one = replace(asks, id="c2")
+    assert pass_view.view(begun, (next_one,)).allocated == {"c2": given}
+    begun.release_sandbox("s1")
     assert begun.state.exclusive == CpuSet()
 
 
@@ -398,16 +403,16 @@ def test_what_is_left_comes_to_others_with_the_pass(begun: Allocator, moves: Mov
     begun.admit(request("db", "exclusive", cpus=4))
     moves.requested.clear()
     begun.change(request("db", "exclusive", cpus=2), "test")
-    gone = begun.held_back
+    gone = begun.grants.held_back
     assert len(gone) == 2
     web, now = begun.state.get("c-web"), begun.now.get("c-web")
     assert web is not None
     assert now is not None
     assert web.cpus == now.cpus | gone
     moves.requested.clear()
-    begun.left("s-web")
-    assert begun.held_back == gone
-    begun.left("s-db")
+    begun.grants.left("s-web")
+    assert begun.grants.held_back == gone
+    begun.grants.left("s-db")
     assert begun.now == begun.state
     assert moves.requested == [(frozenset({"s-web"}), "handed over")]
 
@@ -416,13 +421,13 @@ def test_two_moves_before_one_pass(begun: Allocator) -> None:
     """CPUs that went from an owner to the pool and to another owner are held back for the first."""
     begun.admit(request("db", "exclusive", cpus=2))
     begun.change(request("db", "none", cpus=2), "test")
-    assert begun.held_back == CpuSet()
+    assert begun.grants.held_back == CpuSet()
     assert begun.now is begun.state
     begun.admit(request("web", "exclusive", cpus=4))
-    assert len(begun.held_back) == 2
+    assert len(begun.grants.held_back) == 2
     assert begun.now is begun.now
-    begun.left("s-db")
-    assert begun.held_back == CpuSet()
+    begun.grants.left("s-db")
+    assert begun.grants.held_back == CpuSet()
 
 
 def test_an_owner_that_ends_holds_nothing_back(begun: Allocator, moves: Moves) -> None:
@@ -432,7 +437,7 @@ def test_an_owner_that_ends_holds_nothing_back(begun: Allocator, moves: Moves) -
     begun.change(request("db", "exclusive", cpus=2), "test")
     moves.requested.clear()
     begun.release_sandbox("s-db")
-    assert begun.held_back == CpuSet()
+    assert begun.grants.held_back == CpuSet()
     assert moves.requested[-1][0] == {"s-web"}
 
 
@@ -441,14 +446,14 @@ def test_a_failed_transaction_leaves_nothing_to_be_left(begun: Allocator) -> Non
     begun.admit(request("db", "exclusive", cpus=4))
 
     def event() -> None:
-        with begun.together():
+        with begun.grants.together():
             begun.change(request("db", "exclusive", cpus=2), "test")
-            assert begun.held_back
+            assert begun.grants.held_back
             raise StateError("no room")
 
     with pytest.raises(StateError):
         event()
-    assert begun.held_back == CpuSet()
+    assert begun.grants.held_back == CpuSet()
 
 
 def test_orders_change_who_runs(begun: Allocator, moves: Moves) -> None:
@@ -490,8 +495,8 @@ def test_annotations_change_who_runs(begun: Allocator) -> None:
     """Annotations that the API server lists count, for the pods in the list."""
     begun.admit(request("web", cpus=2))
     begun.admit(request("db", "share", cpus=2))
-    begun.set_annotations({"uid-web": {"cpu-policy.kata-pin.io": "exclusive"}})
-    classes = {one.pod_uid: one.cpu_class for one in begun.containers()}
+    begun.set_specs({"uid-web": PodSpec({"cpu-policy.kata-pin.io": "exclusive"})})
+    classes = {one.pod_uid: one.cpu_class for one in begun.grants.containers()}
     assert classes == {"uid-web": CpuClass.EXCLUSIVE, "uid-db": CpuClass.SHARE}
 
 
@@ -535,5 +540,5 @@ def test_annotations_leave_overrides_alone(begun: Allocator) -> None:
     begun.admit(asked)
     exclusive = begun.state.exclusive
     assert exclusive
-    begun.set_annotations({})
+    begun.set_specs({})
     assert begun.state.exclusive == exclusive

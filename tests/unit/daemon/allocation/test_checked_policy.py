@@ -12,13 +12,15 @@ import pytest
 
 from kata_pin.daemon.allocation import pass_view
 from kata_pin.daemon.allocation.allocator import Allocator
+from kata_pin.daemon.allocation.holders import Holders
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.grants import AllocStore
+from kata_pin.daemon.store.node_events import NodeEvents
 from kata_pin.model.alloc import AllocState, Decision, Running
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import Note
-from kata_pin.model.sandbox import Container, ContainerState
+from kata_pin.model.sandbox import Container
 from kata_pin.model.settings import CpuClass
 from kata_pin.policy.alloc.policies import create
 from kata_pin.policy.alloc.policy import Policy
@@ -52,7 +54,9 @@ class World:
             cast("NodeWatch", self.host),
             AllocStore(self.registry),
             lambda _: cast("Policy", self.theirs),
-            self.moves,
+            holders=Holders(self.registry),
+            events=NodeEvents(),
+            passes=self.moves,
         )
         one.follow_host()
         return one
@@ -134,8 +138,7 @@ def test_what_is_over_is_given_back(world: World, bad: Method) -> None:
     """A policy that cannot release anything does not keep CPUs for ever."""
     world.allocator.admit(request("db", "exclusive", cpus=2))
     world.break_down(bad, "release")
-    record = Container("c-db", "s-db", state=ContainerState.STOPPED)
-    pass_view.view(world.allocator, (record,))
+    world.allocator.release_sandbox("s-db")
     assert (world.allocator.state.grants, world.allocator.state.exclusive) == ({}, CpuSet())
     assert world.complaints
 

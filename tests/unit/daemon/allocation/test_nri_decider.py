@@ -23,17 +23,18 @@ from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import StateError, VmmError
 from kata_pin.host.process import ProcessIndex
-from kata_pin.model.alloc import Guarantee
+from kata_pin.model.alloc import Guarantee, PodSpec
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState
 from kata_pin.model.sandbox import Container, ContainerState
-from kata_pin.model.settings import CpuClass
+from kata_pin.model.settings import CpuClass, Eligibility
 from kata_pin.sources.nri_ports import CreationRefused
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.wire.nri.messages import Event, EventKind, Pod, PodContainer, Snapshot
 from kata_pin.wire.nri.replies import Answer, Cpuset
 from kata_pin.wire.oci import CpuResources
 from tests.support.allotted import Host, allocator, request
+from tests.support.vmmhost import no_survey
 from tests.support.world import cpus, flat
 
 QEMU, PAUSE = 100, 200
@@ -73,6 +74,7 @@ class World:
             cast("ProcessIndex", index),
             cast("KataPinningReader", pins),
             cast("Sandboxes", sandboxes),
+            no_survey(),
         )
         self.passes = PendingPasses(cast("Sandboxes", sandboxes))
         self.allocator = allocator(registry, self.host, self.passes, **settings)
@@ -409,9 +411,9 @@ def test_an_owner_leaves_before_others_come(world: World) -> None:
     gone = had - _own(world, "c-db")
     assert len(gone) == 2
     assert "c-web" not in _updates(answer)
-    assert world.allocator.held_back == gone
-    world.allocator.left("db")
-    assert world.allocator.held_back == CpuSet()
+    assert world.allocator.grants.held_back == gone
+    world.allocator.grants.left("db")
+    assert world.allocator.grants.held_back == CpuSet()
     web = world.ledger.pending(world.allocator.now)["c-web"].cpus
     assert web == CpuSet(range(8)) - _own(world, "c-db")
 
@@ -421,12 +423,12 @@ def test_who_is_made_meanwhile_gets_all_its_cpus(world: World) -> None:
     world.make(_pod("db", "exclusive"), _app("db", 4))
     resize = CpuResources(quota_us=100_000, period_us=100_000, shares=1024)
     world.tell(UPDATE, _pod("db", "exclusive"), _app("db", 4), asked=resize)
-    assert world.allocator.held_back
+    assert world.allocator.grants.held_back
     answer = world.make(_pod("new", "exclusive", kata=False), _app("new", 4))
     assert answer.adjust.cpus == _own(world, "c-new")
-    assert answer.adjust.cpus & world.allocator.held_back
+    assert answer.adjust.cpus & world.allocator.grants.held_back
     plain = world.make(_pod("web", kata=False), _app("web"))
-    assert not plain.adjust.cpus & world.allocator.held_back
+    assert not plain.adjust.cpus & world.allocator.grants.held_back
 
 
 def _own(world: World, container_id: str) -> CpuSet:
@@ -452,7 +454,7 @@ def test_an_override_by_id_holds_for_any_pod(world: World) -> None:
     world.make(_pod("web", kata=False), _app("web", 1))
     world.allocator.set_orders({"web": CpuClass.SHARE})
     assert world.allocator.state.grants["c-web"].cpu_class is CpuClass.SHARE
-    world.allocator.set_annotations({})
+    world.allocator.set_specs({})
     assert world.allocator.state.grants["c-web"].cpu_class is CpuClass.SHARE
 
 
@@ -472,7 +474,7 @@ def test_synchronize_brings_everything_in_line(world: World) -> None:
     assert updates == {"c-web": "0-3,6-7"}
     assert world.allocator.state.exclusive == cpus("4-5")
     assert world.guarantee.value == Guarantee.NODE.value
-    assert {one.container_id for one in world.allocator.containers()} == {
+    assert {one.container_id for one in world.allocator.grants.containers()} == {
         *("c-db", "c-web"),
         "c-free",
     }
@@ -499,16 +501,16 @@ def test_annotations_of_the_creation_are_old(world: World) -> None:
     """What the kubelet reported later counts for new containers, and after a reconnection."""
     pod, one = _pod("db"), _app("db", 1)
     shared = world.make(pod, one).adjust
-    world.allocator.set_annotations({"uid-db": {KEY: "exclusive"}})
+    world.allocator.set_specs({"uid-db": PodSpec({KEY: "exclusive"})})
     own = world.allocator.state.exclusive
     assert len(own) == 1
     world.kata = {"db"}
     world.decider.adopt(Snapshot((pod,), (_with(one, shared),)))
     assert world.allocator.state.exclusive == own
-    world.allocator.set_annotations({})  # another daemon, that has not asked the kubelet yet
+    world.allocator.set_specs({})  # another daemon, that has not asked the kubelet yet
     world.decider.adopt(Snapshot((pod,), (_with(one, shared),)))
     assert world.allocator.state.exclusive == own
-    world.allocator.set_annotations({"uid-db": {KEY: "exclusive"}})
+    world.allocator.set_specs({"uid-db": PodSpec({KEY: "exclusive"})})
     second = replace(_app("db", 1), id="c-db-2", name="second")
     assert len(world.make(pod, second).adjust.cpus) == 1
 
@@ -706,3 +708,203 @@ def test_whoever_is_refused_is_not_tried_later(registry: Registry) -> None:
     world.host.topology = flat(6)
     world.allocator.follow_host()
     assert world.allocator.state.grants == {}
+
+
+REMOVE, START, STARTED = (
+    EventKind.REMOVE_CONTAINER,
+    EventKind.START_CONTAINER,
+    EventKind.POST_START_CONTAINER,
+)
+
+
+def _run(world: World, pod: Pod, container: PodContainer) -> Answer:
+    """Create and start a container; return the answer to the creation."""
+    answer = world.make(pod, container)
+    running = replace(_with(container, answer.adjust), state=ContainerState.RUNNING)
+    world.tell(STARTED, pod, running)
+    return answer
+
+
+def _again(container: PodContainer, number: int) -> PodContainer:
+    """Return the next instance of a container."""
+    return replace(container, id=f"{container.id}-{number}")
+
+
+@pytest.mark.parametrize("kata", [False, True])
+def test_a_failing_start_takes_nothing_more(world: World, kata: bool) -> None:
+    """Each try gets the CPUs of the one before; the runtime reports no end of any of them."""
+    pod, app = _pod("db", "exclusive", kata=kata), _app("db", 3)
+    own = world.make(pod, app).adjust.cpus
+    assert len(own) == 3
+    for number in range(6):
+        again = _again(app, number)
+        assert world.make(pod, again).adjust.cpus == own
+        assert world.allocator.state.exclusive == own
+        world.tell(START, pod, again)
+    assert [one.container_id for one in world.allocator.grants.containers()] == ["c-db-5"]
+    assert not world.ledger.knows("c-db")
+    assert world.make(_pod("web", "exclusive"), _app("web", 3)).adjust
+
+
+def test_a_start_that_failed_is_released_with_its_container(world: World) -> None:
+    """What never had a process has nothing to come back for, once the runtime forgets it."""
+    pod, app = _pod("db", "exclusive", kata=False), _app("db", 3)
+    world.make(pod, app)
+    world.tell(REMOVE, pod, app)
+    assert world.allocator.state.grants == {}
+
+
+@pytest.mark.parametrize("kata", [False, True])
+def test_a_restarting_container_keeps_its_cpus(world: World, kata: bool) -> None:
+    """Between two instances they are nobody else's; the next one has them, until the pod ends."""
+    plain = _pod("web", kata=False)
+    _run(world, plain, _app("web"))
+    pod, app = _pod("db", "exclusive", kata=kata), _app("db", 2)
+    own = _run(world, pod, app).adjust.cpus
+    rest = CpuSet(range(8)) - own
+    for number in range(3):
+        assert _updates(world.tell(STOP, pod, app)) == {}
+        world.tell(REMOVE, pod, app)
+        assert world.allocator.state.exclusive == own
+        other = _pod(f"other{number}", "exclusive", kata=False)
+        greedy = _app(other.name, 6)
+        assert not world.make(other, greedy).adjust.cpus & own
+        world.tell(REMOVE, other, greedy)
+        app = _again(app, number)
+        assert _run(world, pod, app).adjust.cpus == own
+    assert world.allocator.state.shared == rest
+    world.tell(STOP, pod, app)
+    world.decider.take(Event(EventKind.STOP_POD_SANDBOX, pod), 9000)
+    assert world.allocator.state.exclusive == CpuSet()
+    assert world.ledger.pending(world.allocator.state) == {"c-web": Cpuset(CpuSet(range(8)))}
+
+
+def test_a_container_with_shared_cpus_keeps_nothing(world: World) -> None:
+    """It follows the pool: there is nothing to keep for its next instance."""
+    pod, app = _pod("web", kata=False), _app("web")
+    _run(world, pod, app)
+    world.tell(STOP, pod, app)
+    assert world.allocator.state.grants == {}
+
+
+def test_the_next_instance_asks_for_more(registry: Registry) -> None:
+    """It keeps its CPUs and gets the nearest; what cannot be served strictly is refused."""
+    world = World(registry, fail=Fail.STRICT)
+    pod, app = _pod("db", "exclusive"), _app("db", 2)
+    own = _run(world, pod, app).adjust.cpus
+    world.tell(STOP, pod, app)
+    with pytest.raises(CreationRefused):
+        world.tell(CREATE, pod, replace(_app("db", 64), id="c-db-1"))
+    assert world.allocator.state.exclusive == own
+    more = world.make(pod, replace(_app("db", 4), id="c-db-2")).adjust.cpus
+    assert (len(more), own <= more) == (4, True)
+
+
+@pytest.mark.parametrize("living", [True, False])
+def test_a_restart_of_the_daemon_between_two_instances(world: World, living: bool) -> None:
+    """CPUs stay kept where the pod is listed with its process, else it has ended meanwhile."""
+    pod, app = _pod("db", "exclusive", kata=False), _app("db", 2)
+    own = _run(world, pod, app).adjust.cpus
+    world.tell(STOP, pod, app)
+    world.decider.ended()
+    world.decider.adopt(Snapshot((replace(pod, pid=PAUSE if living else 0),)))
+    assert world.allocator.state.exclusive == (own if living else CpuSet())
+    answer = world.make(pod, _again(app, 1))
+    assert len(answer.adjust.cpus) == 2
+
+
+def test_a_former_instance_takes_nothing_back(world: World) -> None:
+    """A pass finds both recorded as created: the newest has the CPUs, pass after pass."""
+    records = tuple(
+        Container(
+            f"c-{number}",
+            "db",
+            quota_us=200_000,
+            period_us=100_000,
+            shares=2048,
+            name="app",
+            pod_name="db",
+            pod_namespace="shop",
+            pod_uid="uid-db",
+        )
+        for number in range(2)
+    )
+    world.allocator.set_orders({"shop/db": CpuClass.EXCLUSIVE})
+    for seen in (records[:1], records, records):
+        pass_view.view(world.allocator, seen)
+        (grant,) = world.allocator.grants.containers()
+        assert grant.container_id == seen[-1].id
+        assert len(world.allocator.state.exclusive) == 2
+
+
+def _named(pod: str, name: str, limit: int) -> PodContainer:
+    return replace(_app(pod, limit), id=f"c-{pod}-{name}", name=name)
+
+
+def _ends(world: World, pod: Pod, container: PodContainer) -> None:
+    _run(world, pod, container)
+    world.tell(STOP, pod, container)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("kata", [False, True])
+def test_init_containers_leave_their_cpus_to_the_next(
+    world: World, listed: bool, kata: bool
+) -> None:
+    """With the kubelet's list or without: two init containers and the app, never more than 3 CPUs.
+
+    The rest of a larger init container's CPUs is free at once.
+    """
+    if listed:
+        world.allocator.set_specs(
+            {"uid-db": PodSpec({KEY: "exclusive"}, frozenset({"one", "two"}))}
+        )
+    pod = _pod("db", "exclusive", kata=kata)
+    _ends(world, pod, _named("db", "one", 2))
+    first = world.allocator.state.exclusive
+    _ends(world, pod, _named("db", "two", 3))
+    second = world.allocator.state.exclusive
+    assert (len(second), first <= second) == (3, True)
+    own = _run(world, pod, _named("db", "app", 1)).adjust.cpus
+    assert world.allocator.state.exclusive == own
+    assert own <= second
+
+
+def test_a_sidecar_keeps_its_cpus(world: World) -> None:
+    """It runs while the next container is created; it restarts as any other container does."""
+    spec = PodSpec({KEY: "exclusive"}, frozenset({"setup"}))
+    world.allocator.set_specs({"uid-db": spec})
+    pod, proxy = _pod("db", "exclusive"), _named("db", "proxy", 1)
+    own = _run(world, pod, proxy).adjust.cpus
+    world.tell(STOP, pod, proxy)  # just now, when the app is created
+    app = _run(world, pod, _named("db", "app", 2)).adjust.cpus
+    assert not app & own
+    assert _run(world, pod, _again(proxy, 1)).adjust.cpus == own
+    assert world.allocator.state.exclusive == own | app
+
+
+def test_a_container_of_the_pool_takes_no_cpus_from_its_pod(world: World) -> None:
+    """Where nobody lists pods, one without CPUs of its own may be there before a restart ends."""
+    pod, app = _pod("db", "exclusive"), _named("db", "app", 2)
+    own = _run(world, pod, app).adjust.cpus
+    world.tell(STOP, pod, app)
+    _run(world, pod, _named("db", "log", 0))
+    assert world.allocator.state.exclusive == own
+    assert _run(world, pod, _again(app, 1)).adjust.cpus == own
+
+
+def test_pod_level_resources_are_shared(registry: Registry) -> None:
+    """As the real kubelet's static policy, `static` gives such pods nothing exclusive."""
+    world = World(registry, policy="static", eligibility=Eligibility.KUBELET)
+    pod = replace(_pod("db", kata=False), cgroups_path="/kubepods/pod-db")
+    one = replace(_app("db", 2), cgroups_path="/kubepods/pod-db/c-db")
+    _run(world, pod, one)
+    assert len(world.allocator.state.exclusive) == 2
+    world.allocator.set_specs({"uid-db": PodSpec(pod_level=True)})
+    assert world.allocator.state.exclusive == CpuSet()
+    (reason,) = world.allocator.state.grants["c-db"].reasons
+    assert "pod-level" in reason
+    other = replace(_again(one, 1), name="side")
+    world.allocator.set_specs({})  # another list, in which it is missing for once
+    assert world.make(pod, other).adjust.cpus
+    assert len(world.allocator.state.exclusive) == 2  # nothing is known of that container's pod

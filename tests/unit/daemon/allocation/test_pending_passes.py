@@ -21,11 +21,16 @@ class Passes:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.awaited: list[tuple[str, int]] = []
+        self.newer = 0
 
     def mark(self, sandbox_id: str, _reason: str, *, event: bool = True) -> int:
         del event
         self.asked.append(sandbox_id)
         return len(self.asked)
+
+    def began(self, _sandbox_id: str) -> int:
+        """All passes began after everything that was asked for, unless a test says otherwise."""
+        return len(self.asked) - self.newer
 
     async def settled(self, sandbox_id: str, ticket: int) -> None:
         self.awaited.append((sandbox_id, ticket))
@@ -86,3 +91,14 @@ def test_a_pass_that_moved_nobody(
         now.s += 1
         assert pending.passed(stuck)
         forget()
+
+
+def test_a_pass_that_began_before_the_decision_moved_nobody(
+    pending: PendingPasses, passes: Passes
+) -> None:
+    """A decision that came while the pass ran is followed by the next one, however it went."""
+    pending.request({"a"}, "another decision")
+    passes.newer = 1
+    assert not pending.passed(passed("ok"))
+    passes.newer = 0
+    assert pending.passed(passed("ok"))

@@ -15,7 +15,9 @@ from kata_pin.daemon.allocation.plugin_conflicts import (
     REMEMBERED,
     PluginConflicts,
 )
+from kata_pin.daemon.store.node_events import NodeEvents
 from kata_pin.model.alloc import ContainerRequest
+from kata_pin.model.reports.history import NodeEventKind
 from tests.support.allotted import request
 
 
@@ -36,7 +38,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def conflicts(clock: Clock) -> PluginConflicts:
-    return PluginConflicts(clock)
+    return PluginConflicts(NodeEvents(), clock)
 
 
 def _one(name: str, namespace: str = "shop", attempt: int = 0) -> ContainerRequest:
@@ -180,3 +182,10 @@ def test_what_is_remembered_is_bounded(conflicts: PluginConflicts) -> None:
     assert conflicts.given == REMEMBERED
     assert not conflicts.leaves_alone(_one("p0"))
     assert conflicts.leaves_alone(_one(f"p{2 * REMEMBERED - 1}"))
+
+
+def test_signs_are_reported(clock: Clock) -> None:
+    """A creation that fails with ours, and one that succeeds without, are events of the node."""
+    events = NodeEvents()
+    _conflict(PluginConflicts(events, clock), "p0")
+    assert events.counts == {NodeEventKind.PLUGIN_CONFLICT: 2}

@@ -142,7 +142,7 @@ def test_until_nri_is_there_it_is_said(registry: Registry, host: Host) -> None:
     decided(registry, host)
     one = next_daemon(registry, host, "none")
     assert [note.code for note in one.notes] == ["alloc-left-behind"]
-    one.forget()
+    one.grants.forget()
     assert one.notes == ()
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from kata_pin.daemon.intake import file_events as following
-from kata_pin.daemon.intake.file_events import CPUSET, KATA, KUBELET, NODE, FileEvents
+from kata_pin.daemon.intake.file_events import CLAIMS, CPUSET, KATA, KUBELET, NODE, FileEvents
 from kata_pin.daemon.intake.kata_state import Adoption
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
@@ -21,6 +21,7 @@ from kata_pin.errors import HostError, StateError
 from kata_pin.model.node import KubeletState
 from kata_pin.model.sandbox import Container
 from kata_pin.sources.state_watch import Changes, StateWatch
+from tests.support.vmmhost import no_survey
 from tests.support.world import cpus, node, sandbox
 
 EVERYTHING = Changes(everything=True)
@@ -34,6 +35,7 @@ class World:
         self.read: list[str] = []
         self.known = {"p1": "uid-1", "p2": "uid-2"}
         self.unknown: set[str] = set()
+        self.claims_changed = False
         self.kubelet: KubeletState | None = None
         self.node_changes: list[bool | Exception] = []
         self.told: asyncio.Queue[Changes] = asyncio.Queue()
@@ -43,6 +45,7 @@ class World:
             cast("Adoption", self),
             cast("Sandboxes", self),
             cast("StateWatch", self),
+            no_survey(),
         )
 
     # ---- the parts -----------------------------------------------------------------------
@@ -52,6 +55,9 @@ class World:
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
+
+    def read_claims(self) -> bool:
+        return self.claims_changed
 
     def current(self) -> Any:
         return node()
@@ -158,6 +164,15 @@ async def test_the_pods_of_a_checkpoint_come_first(world: World) -> None:
     assert world.marks == marks(KUBELET, "p2", "p1", "p2")
 
 
+async def test_changed_claims_move_everybody(world: World) -> None:
+    """A spec that says the same as before asks for nothing."""
+    await world.tell(Changes(claims=True))
+    assert world.marks == []
+    world.claims_changed = True
+    await world.tell(Changes(claims=True))
+    assert world.marks == marks(CLAIMS, "p1", "p2")
+
+
 async def test_lost_events_ask_for_everything_but_not_at_the_start(world: World) -> None:
     """The beginning is told as a loss is: passes are due then anyway."""
     await world.tell(EVERYTHING)
@@ -236,7 +251,7 @@ async def test_a_deep_audit_repeats_a_pass_that_failed(monkeypatch: pytest.Monke
 
     unchanged = cast("NodeWatch", SimpleNamespace(kubelet=None, changed=lambda: False))
     nothing = cast("Any", None)
-    events = FileEvents(unchanged, nothing, nothing, sandboxes, nothing)
+    events = FileEvents(unchanged, nothing, nothing, sandboxes, nothing, no_survey())
     task = asyncio.create_task(entry.supervisor.run(fail))
     await sandboxes.settled("pod", sandboxes.mark("pod", "hook:poststart"))
     events.look_at_node()

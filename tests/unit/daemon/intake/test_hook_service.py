@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import cast
 
 import pytest
 
+from kata_pin.calls import DIRECT
 from kata_pin.config import Config
 from kata_pin.config.tree import Mode, Paths
 from kata_pin.daemon.intake.hook_service import HookService
@@ -21,8 +23,9 @@ from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.pins import Pins
-from kata_pin.errors import StateError
+from kata_pin.errors import HostError, StateError
 from kata_pin.model.placement import Report
+from kata_pin.model.sandbox import Vmm
 from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.hooks import HookConnection
 from kata_pin.sources.spool import Spool
@@ -103,8 +106,13 @@ def hook_service(tmp_path: Path, registry: Registry, marked: Marked) -> HookServ
         cast("Sandboxes", marked),
         spool,
         Counters(),
-        lambda _: world.sandbox().vmm,
+        _find_vmm,
+        DIRECT,
     )
+
+
+async def _find_vmm(_: str) -> Vmm | None:
+    return world.sandbox().vmm
 
 
 def _message(tmp_path: Path, phase: Phase, stamp: int = 5) -> HookMessage:
@@ -223,3 +231,26 @@ async def test_a_spool_that_cannot_be_recorded_stays(
     hook_service.take_spool()
     assert file.exists()
     assert marked.marks == []
+
+
+async def test_a_spooled_message_that_cannot_be_read_now_keeps_back_no_other(
+    hook_service: HookService, marked: Marked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bundle gives EIO: its message stays, the message after it is recorded."""
+    for name in ("c1", "c2"):
+        body = _message(tmp_path, Phase.CREATE_RUNTIME).body.replace(b"c1", name.encode())
+        stamp = 5 if name == "c1" else 6
+        file = tmp_path / "spool" / f"{stamp}-6.msg"
+        file.write_bytes(b"KP1 createRuntime %d 6 %d\n" % (stamp, len(body)) + body)
+        (tmp_path / "bundles" / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "bundles" / name / "config.json").write_text("{}")
+
+    def read(reader: BundleReader, bundle: str) -> bytes:
+        if bundle.endswith("c1"):
+            raise HostError("read", bundle, errno.EIO)
+        return b"{}"
+
+    monkeypatch.setattr(BundleReader, "read_config", read)
+    hook_service.take_spool()
+    assert [path.name for path in (tmp_path / "spool").glob("*.msg")] == ["5-6.msg"]
+    assert marked.marks == ["c2"]

@@ -21,6 +21,7 @@ from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.wire.nri.messages import Event, EventKind, Pod, PodContainer, Snapshot
 from kata_pin.wire.oci import CpuResources
+from tests.support.vmmhost import no_survey
 
 QEMU, PAUSE = 100, 200
 POD = Pod("p1", name="web", namespace="shop", uid="u1", handler="kata", pid=QEMU)
@@ -50,6 +51,7 @@ class World:
             cast("ProcessIndex", index),
             cast("KataPinningReader", pins),
             cast("Sandboxes", sandboxes),
+            no_survey(),
         )
         self._stamp = 1000
 
@@ -95,7 +97,12 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def _app(cpus: str = "2-3", name: str = "c1", **fields: Any) -> PodContainer:
     return PodContainer(
-        name, "p1", name="app", cgroups_path=f"/pods/{name}", cpu=CpuResources(cpus=cpus), **fields
+        name,
+        "p1",
+        name=f"app-{name}",
+        cgroups_path=f"/pods/{name}",
+        cpu=CpuResources(cpus=cpus),
+        **fields,
     )
 
 

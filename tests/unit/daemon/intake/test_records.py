@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,7 @@ import pytest
 
 from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.store.containers import Registry
-from kata_pin.errors import ParseError, StateError
+from kata_pin.errors import HostError, ParseError, StateError
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.sandbox import Container
 from kata_pin.sources.bundles import BundleReader
@@ -128,3 +132,64 @@ def test_a_registry_that_cannot_be_written_says_so(intake: Intake, tmp_path: Pat
     intake._registry.close()
     with pytest.raises(StateError, match=r"registry\.db"):
         intake.take(message(tmp_path, Phase.CREATE_RUNTIME, "c1", 10), spooled=False)
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Let every open(2) of this process fail with EMFILE."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_config_that_cannot_be_read_now_is_no_record(
+    intake: Intake, registry: Registry, tmp_path: Path
+) -> None:
+    """Out of descriptors the hook is not acknowledged; read again, the pod is known."""
+    bundle(tmp_path, "c1")
+    create = message(tmp_path, Phase.CREATE_RUNTIME, "c1", 10)
+    with no_descriptors(), pytest.raises(HostError, match="Too many open files"):
+        intake.take(create, spooled=False)
+    assert registry.sandboxes() == []
+    taken = intake.take(create, spooled=True)
+    assert isinstance(taken, Container)
+    assert taken.sandbox_id == "pod"
+
+
+@pytest.mark.parametrize("name", ["EMFILE", "ENFILE", "ENOMEM", "EIO", "EINTR", "EAGAIN"])
+@pytest.mark.parametrize("call", ["open", "read"])
+def test_every_passing_error_leaves_the_message_to_the_spool(
+    intake: Intake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, call: str
+) -> None:
+    """Whether the file cannot be opened or cannot be read."""
+    bundle(tmp_path, "c1")
+    start = message(tmp_path, Phase.POSTSTART, "c1", 10, id="pod")
+    number = getattr(errno, name)
+
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(f"kata_pin.owned_file.os.{call}", fail)
+    with pytest.raises(HostError):
+        intake.take(start, spooled=False)
+    assert intake._registry.sandboxes() == []
+
+
+def test_a_guessed_sandbox_is_marked_until_a_config_is_read(
+    intake: Intake, registry: Registry, tmp_path: Path
+) -> None:
+    """A record made without config.json says so, also after a restart; a later hook corrects it."""
+    intake.take(message(tmp_path, Phase.CREATE_RUNTIME, "c1", 10), spooled=False)
+    assert registry.sandboxes() == ["c1"]
+    assert registry.is_unread("c1")
+    again = Registry(str(tmp_path / "registry.db"), boot_id="b")
+    assert again.is_unread("c1")
+    again.close()
+    bundle(tmp_path, "c1")
+    intake.take(message(tmp_path, Phase.POSTSTART, "c1", 20, id="pod"), spooled=False)
+    assert (registry.sandboxes(), registry.is_unread("c1")) == (["pod"], False)
+    registry.forget("pod")
+    assert registry.rows("SELECT * FROM unread") == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +16,10 @@ from kata_pin.daemon.reconcile.other_writers import FIRST_BACK_OFF_S
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.host.root import HostRoot
-from kata_pin.model.placement import Report
+from kata_pin.model.placement import Desired, Placement, Report, SandboxMask
 from kata_pin.model.thread import ThreadRole
 from tests.support import world
-from tests.support.hosttree import FakeScheduler, grow
+from tests.support.hosttree import FakeCalls, grow
 
 PID = 100
 
@@ -59,11 +60,11 @@ async def test_another_writer_is_blamed_only_where_the_cpuset_is_the_same(
             "sys/fs/cgroup/kata_pod/cpuset.cpus.effective": cpuset,
         },
     )
-    scheduler = FakeScheduler()
-    scheduler.affinities[PID] = frozenset({0})
+    calls = FakeCalls()
+    calls.affinities[PID] = frozenset({0})
     cache = SandboxCache()
     sandboxes = OneSandbox(cache)
-    auditor = Auditor(HostRoot(str(tmp_path), scheduler=scheduler), cast("Sandboxes", sandboxes))
+    auditor = Auditor(HostRoot(str(tmp_path), calls=calls), cast("Sandboxes", sandboxes))
     for _ in range(3):
         thread = world.thread(ThreadRole.EMULATOR, PID, on="1", cpuset="0-1", tgid=PID)
         cache.report = Report("pod", threads=(thread,))
@@ -74,8 +75,8 @@ async def test_another_writer_is_blamed_only_where_the_cpuset_is_the_same(
 
 async def test_the_end_of_a_back_off_is_found(tmp_path: Path) -> None:
     """A thread that its other writer left where it was is looked at once the back-off is over."""
-    scheduler = FakeScheduler()
-    scheduler.affinities[PID] = frozenset({0})
+    calls = FakeCalls()
+    calls.affinities[PID] = frozenset({0})
     grow(tmp_path, {f"proc/{PID}/task/{PID}/stat": "x"})
     cache = SandboxCache()
     thread = world.thread(ThreadRole.EMULATOR, PID, on="0", tgid=PID)
@@ -84,7 +85,7 @@ async def test_the_end_of_a_back_off_is_found(tmp_path: Path) -> None:
     for _ in range(3):
         cache.other_writers.drifted([thread.key], now - FIRST_BACK_OFF_S + 0.05)
     sandboxes = OneSandbox(cache)
-    auditor = Auditor(HostRoot(str(tmp_path), scheduler=scheduler), cast("Sandboxes", sandboxes))
+    auditor = Auditor(HostRoot(str(tmp_path), calls=calls), cast("Sandboxes", sandboxes))
     await auditor.affinity()
     assert sandboxes.marks == 0
     async with asyncio.timeout(5):
@@ -96,15 +97,54 @@ async def test_the_end_of_a_back_off_is_found(tmp_path: Path) -> None:
     assert sandboxes.marks == 1
 
 
+@pytest.mark.parametrize(
+    ("on", "cpuset", "marked"),
+    [
+        pytest.param("1", "0-2", False, id="something narrowed it"),
+        pytest.param("1", "0-1", True, id="its cpuset changed"),
+        pytest.param("2", "0-2", True, id="it may run elsewhere"),
+    ],
+)
+async def test_a_part_of_its_cpus_is_no_drift(
+    tmp_path: Path, on: str, cpuset: str, marked: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thread that something narrowed is no finding, however often it is looked at."""
+    grow(
+        tmp_path,
+        {
+            "proc/self/mountinfo": "1 0 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw",
+            f"proc/{PID}/task/{PID}/cgroup": "0::/kata_pod",
+            "sys/fs/cgroup/kata_pod/cpuset.cpus.effective": cpuset,
+        },
+    )
+    calls = FakeCalls()
+    calls.affinities[PID] = frozenset(world.cpus(on))
+    thread = world.thread(ThreadRole.EMULATOR, PID, on="0-1", cpuset="0-2", tgid=PID)
+    both = world.cpus("0-1")
+    placement = Placement(
+        "pod", SandboxMask(both), {thread.key: Desired(thread.key, both, both, "")}
+    )
+    cache = SandboxCache(report=Report("pod", threads=(thread,), placement=placement))
+    sandboxes = OneSandbox(cache)
+    auditor = Auditor(HostRoot(str(tmp_path), calls=calls), cast("Sandboxes", sandboxes))
+    with caplog.at_level(logging.INFO):
+        for _ in range(4):
+            await auditor.affinity()
+    assert bool(sandboxes.marks) is marked
+    assert bool(caplog.text) is marked
+    if not marked:
+        assert cache.other_writers.writer(time.monotonic()) is None
+
+
 async def test_a_vcpu_thread_in_another_cgroup_is_found(tmp_path: Path) -> None:
     """A vCPU thread moved alone, its affinity as before: only its cgroup file tells."""
     main, vcpu = world.main_thread(on="0-1", cpuset="0-1"), world.vcpu(0, on="0", cpuset="0-1")
     folder = f"proc/{main.key.tgid}/task"
-    scheduler = FakeScheduler()
+    calls = FakeCalls()
     stat = " ".join(["S", *["0"] * 18, "5", "0"])
     files = {"proc/self/mountinfo": "1 0 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"}
     for thread in (main, vcpu):
-        scheduler.affinities[thread.key.tid] = frozenset(thread.task.affinity)
+        calls.affinities[thread.key.tid] = frozenset(thread.task.affinity)
         files[f"{folder}/{thread.key.tid}/stat"] = f"{thread.key.tid} (qemu) {stat}"
         files[f"{folder}/{thread.key.tid}/cgroup"] = "0::/kata_pod"
     for name in ("kata_pod", "kata_pod/vcpus"):
@@ -112,9 +152,41 @@ async def test_a_vcpu_thread_in_another_cgroup_is_found(tmp_path: Path) -> None:
     grow(tmp_path, files)
     cache = SandboxCache(report=Report("pod", threads=(main, vcpu)))
     sandboxes = OneSandbox(cache)
-    auditor = Auditor(HostRoot(str(tmp_path), scheduler=scheduler), cast("Sandboxes", sandboxes))
+    auditor = Auditor(HostRoot(str(tmp_path), calls=calls), cast("Sandboxes", sandboxes))
     await auditor.deep()
     assert sandboxes.marks == 0
     (tmp_path / folder / str(vcpu.key.tid) / "cgroup").write_text("0::/kata_pod/vcpus\n")
     await auditor.deep()
+    assert sandboxes.marks == 1
+
+
+async def test_threads_that_no_pass_looks_at_are_not_new(tmp_path: Path) -> None:
+    """Of a sandbox with too many threads only those that were looked at are compared."""
+    calls = FakeCalls()
+    calls.affinities[PID] = calls.affinities[PID + 1] = frozenset({0})
+    grow(tmp_path, {f"proc/{PID}/task/{tid}/stat": "x" for tid in (PID, PID + 1)})
+    thread = world.thread(ThreadRole.EMULATOR, PID, on="0", tgid=PID)
+    cache = SandboxCache(report=Report("pod", threads=(thread,)))
+    sandboxes = OneSandbox(cache)
+    auditor = Auditor(HostRoot(str(tmp_path), calls=calls), cast("Sandboxes", sandboxes))
+    await auditor.affinity()
+    assert sandboxes.marks == 1
+    cache.tasks.left_out = 1
+    await auditor.affinity()
+    assert sandboxes.marks == 1
+
+
+async def test_a_sandbox_whose_pass_is_under_way_is_not_audited(tmp_path: Path) -> None:
+    """Its threads are being moved: they are no drift, and nobody else is blamed."""
+    calls = FakeCalls()
+    calls.affinities[PID] = frozenset({1})
+    grow(tmp_path, {f"proc/{PID}/task/{PID}/stat": "x", "proc/self/mountinfo": ""})
+    thread = world.thread(ThreadRole.EMULATOR, PID, on="0", tgid=PID)
+    cache = SandboxCache(report=Report("pod", threads=(thread,)), passing=True)
+    sandboxes = OneSandbox(cache)
+    auditor = Auditor(HostRoot(str(tmp_path), calls=calls), cast("Sandboxes", sandboxes))
+    await auditor.affinity()
+    assert sandboxes.marks == 0
+    cache.passing = False
+    await auditor.affinity()
     assert sandboxes.marks == 1

@@ -38,8 +38,8 @@ def test_a_pass_counts_what_it_found_and_did() -> None:
     report = Report("s", drifts=(drift, drift), results=results, duration_ns=2_000_000)
     counters.passed(PassOutcome("s", "s", "ok", report, Cause()))
     counters.passed(PassOutcome("s", "s", "ok", Report("s", duration_ns=10**9), Cause()))
-    assert counters.drifts["moved"] == 2
-    assert counters.drifts["other_writer"] == 0
+    assert counters.drifts[DriftKind.MOVED] == 2
+    assert counters.drifts[DriftKind.OTHER_WRITER] == 0
     assert dict(counters.errors) == {
         ("sched_setaffinity", "EINVAL"): 1,
         ("sched_setaffinity", "EPERM"): 1,

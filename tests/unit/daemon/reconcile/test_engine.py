@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,24 +15,32 @@ from typing import cast
 
 import pytest
 
+from kata_pin.calls import DIRECT, Calls, DirectCalls
 from kata_pin.daemon.reconcile.engine import MAX_ROUNDS, Engine
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.thread_finder import ThreadFinder
+from kata_pin.daemon.reconcile.vmm_search import VmmSearch
 from kata_pin.daemon.store.pins import Pins
-from kata_pin.host.process import ProcessIndex, cgroups, read_process
-from kata_pin.host.root import KERNEL, HostRoot, Scheduler
+from kata_pin.daemon.store.vmms import AcceptedVmms
+from kata_pin.host.cgroup_owner import why_not_roots
+from kata_pin.host.process import ProcessIndex, cgroups, exe_file, read_process
+from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
+from kata_pin.model.pass_outcome import thread_state
 from kata_pin.model.sandbox import Container, Vmm
+from kata_pin.model.steps import finish
 from kata_pin.model.thread import ProcessKey, ThreadKey, ThreadRole
 from kata_pin.policy.alloc.allotment import Allotment, nothing_allotted
 from kata_pin.sources.bundles import BundleReader
 from kata_pin.vmm.find import VmmFinder
 from kata_pin.vmm.host_access import HostAccess
+from kata_pin.vmm.shims import Shims
 from kata_pin.vmm.state_files import KataPaths
 from tests.support import world
+from tests.support.vmmhost import no_survey
 from tests.support.world import flat
 
 
@@ -57,8 +66,18 @@ class PinStore:
         self.masks = dict(first_seen)
 
 
-class Killer:
-    """The kernel's scheduler; a process ends when another's affinity has just been set."""
+class VmmStore:
+    """What a registry would know of VMMs accepted before: nothing."""
+
+    def of(self, sandbox_id: str) -> None:
+        return None
+
+    def keep(self, sandbox_id: str, vmm: Vmm) -> None:
+        pass
+
+
+class Killer(DirectCalls):
+    """The kernel's calls; a process ends when another's affinity has just been set."""
 
     def __init__(self, victim: subprocess.Popen[bytes], moment: int) -> None:
         self._victim = victim
@@ -69,9 +88,6 @@ class Killer:
         if tid == self._moment:
             self._victim.kill()
             self._victim.wait()
-
-    def get_affinity(self, tid: int) -> set[int]:
-        return os.sched_getaffinity(tid)
 
 
 class OneNode:
@@ -104,9 +120,9 @@ def sleeping() -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def _engine(scheduler: Scheduler, vmm: int, virtiofsd: int) -> Engine:
+def _engine(calls: Calls, vmm: int, virtiofsd: int) -> Engine:
     """Return an engine to which one child of ours is the VMM and another its virtiofsd."""
-    root = HostRoot(debugfs="/nonexistent", scheduler=scheduler)
+    root = HostRoot(debugfs="/nonexistent", calls=calls)
     index = ProcessIndex(root)
     programs = {virtiofsd: "/usr/libexec/virtiofsd"}
     host = HostAccess(
@@ -115,14 +131,17 @@ def _engine(scheduler: Scheduler, vmm: int, virtiofsd: int) -> Engine:
         partial(read_process, root),
         lambda pid: ["x", "--shared-dir=/run/pod/shared"] if pid == virtiofsd else ["x"],
         lambda pid: (programs.get(pid, "/bin/x"), False),
+        partial(exe_file, root),
         partial(cgroups, root),
+        partial(why_not_roots, root),
     )
     finder = cast("VmmFinder", OneFinder(vmm))
     paths = KataPaths("/nonexistent", "/nonexistent")
-    pins = KataPinningReader(root, paths, BundleReader([]), ())
+    pinning = KataPinningReader(root, paths, BundleReader([]), ())
     node = cast("NodeWatch", OneNode())
-    threads = ThreadFinder(root, node, index, host, paths)
-    return Engine(root, node, cast("Pins", PinStore()), index, threads, finder, pins)
+    threads = ThreadFinder(root, node, index, host, paths, Shims(host))
+    search = VmmSearch(root, index, finder, cast("AcceptedVmms", VmmStore()), no_survey())
+    return Engine(root, node, cast("Pins", PinStore()), index, threads, search, pinning)
 
 
 @pytest.mark.root
@@ -138,14 +157,11 @@ def test_a_helper_that_exits_during_a_pass_is_not_the_vmm() -> None:
         assert os.sched_getaffinity(vmm.pid) == {1}
 
 
-class Refuser:
-    """A scheduler that sets nothing."""
+class Refuser(DirectCalls):
+    """Calls that set nothing."""
 
     def set_affinity(self, tid: int, cpus: Iterable[int]) -> None:
         raise OSError(errno.EINVAL, "refused")
-
-    def get_affinity(self, tid: int) -> set[int]:
-        return os.sched_getaffinity(tid)
 
 
 @pytest.mark.parametrize(("most", "rounds"), [(100, MAX_ROUNDS), (0, 1)])
@@ -160,8 +176,42 @@ def test_a_crowd_of_threads_gets_one_round(
         assert (report.rounds, report.settled) == (rounds, False)
 
 
-class OneRefusal:
-    """The kernel's scheduler, which refuses to move one thread while `errno` says so."""
+class HiddenCpuset(DirectCalls):
+    """The kernel's calls under a cpuset that nobody can read: CPU 1 alone is ever granted."""
+
+    def __init__(self) -> None:
+        self.sets = 0
+
+    def set_affinity(self, tid: int, cpus: Iterable[int]) -> None:
+        self.sets += 1
+        os.sched_setaffinity(tid, {1})
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="needs two CPUs")
+def test_what_the_kernel_narrows_is_set_once() -> None:
+    """A thread that gets a part of its CPUs is neither drift nor set in every round and pass."""
+    with sleeping() as vmm:
+        os.sched_setaffinity(vmm.pid, {1})
+        calls = HiddenCpuset()
+        engine, cache = _engine(calls, vmm.pid, 0), SandboxCache()
+        containers = (world.shared("app", "0-1"),)
+        for _ in range(3):
+            report = engine.run("pod", containers, cache, act=True)
+            assert report.settled
+            assert report.placement is not None
+            assert (report.drifts, report.notes) == ((), ())
+            (thread,) = report.threads
+            desired = report.placement.desired[thread.key]
+            assert thread_state(thread, desired, released=False) == "narrowed"
+        assert calls.sets == 1
+        cache.other_writers.forget()  # an event: the placement is asserted again
+        engine.run("pod", containers, cache, act=True)
+        engine.run("pod", containers, cache, act=True)
+        assert calls.sets == 2
+
+
+class OneRefusal(DirectCalls):
+    """The kernel's calls, which refuse to move one thread while `errno` says so."""
 
     def __init__(self, tid: int) -> None:
         self.tid = tid
@@ -172,9 +222,6 @@ class OneRefusal:
             raise OSError(self.errno, "refused")
         os.sched_setaffinity(tid, cpus)
 
-    def get_affinity(self, tid: int) -> set[int]:
-        return os.sched_getaffinity(tid)
-
 
 @pytest.mark.root
 @pytest.mark.parametrize("refusal", [errno.EINVAL, errno.EPERM])
@@ -182,14 +229,14 @@ def test_a_refused_undo_is_tried_again(refusal: int) -> None:
     """What could not be restored is remembered: the next release restores it."""
     with sleeping() as vmm:
         before = os.sched_getaffinity(vmm.pid)
-        scheduler = OneRefusal(vmm.pid)
-        engine, cache = _engine(scheduler, vmm.pid, 0), SandboxCache()
+        calls = OneRefusal(vmm.pid)
+        engine, cache = _engine(calls, vmm.pid, 0), SandboxCache()
         containers = (world.shared("app", "1"),)
         engine.run("pod", containers, cache, act=True)
         assert os.sched_getaffinity(vmm.pid) == {1}
-        scheduler.errno = refusal
+        calls.errno = refusal
         assert not engine.run("pod", containers, cache, act=True, release=True).settled
-        scheduler.errno = 0
+        calls.errno = 0
         engine.run("pod", containers, cache, act=True, release=True)
         assert os.sched_getaffinity(vmm.pid) == before
         assert engine._pins.first_seen("pod") == {}
@@ -200,7 +247,7 @@ def test_an_undo_of_another_writers_thread_is_tried_again() -> None:
     """A thread that kata-pin backs off from is restored once the back-off is over."""
     with sleeping() as vmm:
         before = os.sched_getaffinity(vmm.pid)
-        engine, cache = _engine(KERNEL, vmm.pid, 0), SandboxCache()
+        engine, cache = _engine(DIRECT, vmm.pid, 0), SandboxCache()
         containers = (world.shared("app", "1"),)
         (thread,) = engine.run("pod", containers, cache, act=True).threads
         for _ in range(3):
@@ -214,7 +261,7 @@ def test_an_undo_of_another_writers_thread_is_tried_again() -> None:
 def test_an_undo_that_missed_new_threads_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread born in the last round inherited a pin: what restores it is kept."""
     with sleeping() as vmm:
-        engine, cache = _engine(KERNEL, vmm.pid, 0), SandboxCache()
+        engine, cache = _engine(DIRECT, vmm.pid, 0), SandboxCache()
         containers = (world.shared("app", "1"),)
         engine.run("pod", containers, cache, act=True)
         with monkeypatch.context() as patch:
@@ -234,11 +281,31 @@ def test_foreseeing_changes_nothing() -> None:
             decided.extend(one.id for one in containers)
             return nothing_allotted(containers)
 
-        engine = replace(_engine(KERNEL, vmm.pid, 0), _allot=decide)
+        engine = replace(_engine(DIRECT, vmm.pid, 0), _allot=decide)
         cache = SandboxCache()
         before = repr((cache, vars(cache.roles)))
-        report = engine.foresee("pod", (world.shared("app", "1"),), cache)
+        report = finish(engine.foresee("pod", (world.shared("app", "1"),), cache))
         assert report.placement is not None
         assert {one.applied for one in report.placement.desired.values()} == {CpuSet([1])}
         assert (repr((cache, vars(cache.roles))), decided) == (before, [])
         assert engine._pins.first_seen("pod") == {}
+
+
+def test_threads_beyond_a_bound_are_left_out_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory for one sandbox is bounded; the main thread is looked at in any case."""
+    monkeypatch.setattr(f"{ThreadFinder.__module__}.MAX_READ", 3)
+    code = "import threading\nfor _ in range(9):\n threading.Thread(target=input).start()\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", code + "print(flush=True)"], stdin=-1, stdout=-1
+    ) as vmm:
+        assert vmm.stdout is not None
+        vmm.stdout.readline()
+        try:
+            engine = _engine(DIRECT, vmm.pid, 0)
+            report = engine.run("pod", (world.shared("app", "1"),), SandboxCache(), act=True)
+        finally:
+            vmm.kill()
+    assert len(report.threads) == 3
+    assert vmm.pid in {thread.key.tid for thread in report.threads}
+    (note,) = [note for note in report.notes if note.code == "crowd"]
+    assert note.text.startswith("too many threads: 7 threads not looked at")

@@ -89,6 +89,13 @@ def test_katas_state_is_believed_before_all(place: Place, on: bool) -> None:
     assert place.said() == (on, "persist.json")
 
 
+def test_an_orphan_is_left_to_nobody(place: Place) -> None:
+    """Its shim did the pinning, and has exited: with Kata 3.21 just because of it."""
+    place.go(on=True)
+    place.vmm = replace(place.vmm, orphan=True)
+    assert place.said() == (False, "")
+
+
 def test_the_state_of_runtime_rs(place: Place) -> None:
     """The same flag, elsewhere."""
     cgroup = {"path": "/x", "enable_vcpus_pinning": True}
@@ -135,6 +142,15 @@ def test_a_configuration_counts_for_the_vmm_that_it_allows(place: Place) -> None
     assert (on, "disagree" in evidence) == (False, True)
     place.annotate({KATA_CONFIG: str(other)})
     assert place.said() == (True, str(other))
+
+
+def test_a_jailed_vmm_is_the_one_of_kata_configuration(place: Place) -> None:
+    """In its jail Firecracker shows no path of the host."""
+    path = place.configure("fc", on=True, path="/opt/kata/bin/firecracker")
+    place.vmm = replace(place.vmm, exe="/firecracker")
+    assert place.said() == (True, str(path))
+    place.vmm = replace(place.vmm, exe="/srv/firecracker")
+    assert place.said() == (False, "")
 
 
 def test_a_state_that_is_being_written_says_what_it_said_before(place: Place) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,12 +18,17 @@ from kata_pin.daemon.reconcile.engine import Engine
 from kata_pin.daemon.reconcile.passes import PassRunner
 from kata_pin.daemon.reconcile.ports import GuestPreparer, Observer
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.reconcile.supervisor import Verdict
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.pins import Pins
+from kata_pin.host.process import read_process
 from kata_pin.host.root import HOST
 from kata_pin.model.pass_outcome import PassOutcome
 from kata_pin.model.placement import Report
+from kata_pin.model.sandbox import Container, ContainerState
+from kata_pin.model.steps import Steps
 from tests.support import world
+from tests.support.vmmhost import no_survey
 
 
 class Broken:
@@ -67,8 +74,17 @@ def _passes(registry: Registry, *observers: Observer) -> tuple[Sandboxes, PassRu
     def never(work: Coroutine[object, object, None]) -> None:
         work.close()
 
+    def steps(sandbox_id: str, *_: object, **__: object) -> Steps[Report]:
+        yield
+        return Report(sandbox_id=sandbox_id)
+
     sandboxes = Sandboxes()
-    engine = SimpleNamespace(run=lambda sandbox_id, *_, **__: Report(sandbox_id=sandbox_id))
+
+    async def prepare(*_: object) -> None:
+        return
+
+    search = SimpleNamespace(prepare=prepare, survey=no_survey())
+    engine = SimpleNamespace(steps=steps, search=search, forget=lambda _sandbox_id: None)
     passes = PassRunner(
         HOST,
         sandboxes,
@@ -140,6 +156,27 @@ async def test_a_vmm_that_was_found_outside_a_pass_is_watched(registry: Registry
     passes._start = start
     vmm = world.sandbox().vmm
     sandboxes.enter("s").cache.vmm = vmm
-    passes._run_pass("s")
-    passes._run_pass("s")
+    await passes._in_turn("s")
+    await passes._in_turn("s")
     assert len(started) == 1
+
+
+async def test_a_vmm_that_cannot_be_verified_again_has_not_exited(registry: Registry) -> None:
+    """Its shim died while no descriptor was left: the records stay until the VMM ends."""
+    sandboxes, passes = _passes(registry, Listening())
+    registry.record(Container("c1", "s"), stamp_ns=1)
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        try:
+            vmm = world.sandbox().vmm
+            assert vmm is not None
+            cache = sandboxes.enter("s").cache
+            cache.vmm = replace(vmm, process=read_process(HOST, process.pid).key)
+            await passes._in_turn("s")
+            for _ in range(2):
+                cache.vmm = None
+                assert (await passes._in_turn("s")).verdict is Verdict.RETRY
+        finally:
+            process.kill()
+    cache.vmm = None
+    registry.record(Container("c1", "s", state=ContainerState.DELETED), stamp_ns=2)
+    assert (await passes._in_turn("s")).verdict is Verdict.GONE

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+
+import pytest
 
 from kata_pin.daemon.reconcile.scheduler import MOST_PASSED_OVER, PassScheduler
+from kata_pin.daemon.reconcile.slices import SLICE_S
+from kata_pin.model.steps import Steps
 
 
 class Passes:
@@ -113,3 +118,71 @@ async def test_a_stop_ends_everybody() -> None:
     await passes.start("d")
     await passes.end()
     assert passes.order == ["d"]
+
+
+def _long(passes: Passes, name: str, slices: int) -> Steps[None]:
+    for number in range(slices):
+        passes.order.append(f"{name}{number}")
+        time.sleep(SLICE_S * 1.1)
+        yield
+    passes.order.append(f"{name}ended")
+
+
+async def test_a_long_pass_lets_others_pass() -> None:
+    """What waits gets its turn after a slice; then the long pass goes on."""
+    passes = Passes("x")
+
+    async def long() -> None:
+        async with passes.scheduler.turn("long") as turn:
+            await turn.run(_long(passes, "slice ", 3))
+            assert turn.worked_s >= 2 * SLICE_S
+
+    async with passes.scheduler.turn("holder"):
+        passes.tasks["long"] = asyncio.create_task(long())
+        await asyncio.sleep(0)
+        await passes.start("a", "b", "x")
+    await passes.end()
+    assert passes.order == ["x", "slice 0", "a", "b", "slice 1", "slice 2", "slice ended"]
+
+
+async def test_two_passes_over_one_sandbox_never_overlap() -> None:
+    """A release waits for the end of a pass that has paused."""
+    passes = Passes()
+
+    async def long(name: str) -> None:
+        async with passes.scheduler.turn("one") as turn:
+            await turn.run(_long(passes, name, 2))
+
+    async with passes.scheduler.turn("holder"):
+        for name in ("pass", "release"):
+            passes.tasks[name] = asyncio.create_task(long(f"{name} "))
+            await asyncio.sleep(0)
+        await passes.start("other")
+    await passes.end()
+    assert [one for one in passes.order if one != "other"] == [
+        *("pass 0", "pass 1", "pass ended"),
+        *("release 0", "release 1", "release ended"),
+    ]
+    assert passes.order.index("other") < passes.order.index("pass ended")
+
+
+@pytest.mark.parametrize("after", range(6))
+async def test_a_pass_that_is_cancelled_while_it_pauses_blocks_nobody(after: int) -> None:
+    """Whether or not it had its turn back."""
+    passes = Passes()
+
+    async def long() -> None:
+        async with passes.scheduler.turn("long") as turn:
+            await turn.run(_long(passes, "slice ", 100))
+
+    task = asyncio.create_task(long())
+    await asyncio.sleep(0)
+    await passes.start("a", "b")
+    for _ in range(after):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await passes.end()
+    await passes.start("c", "long")
+    await passes.end()
+    assert {"a", "b", "c", "long"} <= set(passes.order)

@@ -11,6 +11,7 @@ import pytest
 
 from kata_pin.daemon.reconcile.supervisor import (
     LONG_S,
+    REST,
     RETRY_S,
     PassResult,
     Supervisor,
@@ -130,20 +131,37 @@ async def test_a_young_thread_is_looked_at_again() -> None:
 
 
 async def test_a_long_pass_is_followed_by_a_rest() -> None:
-    """A sandbox whose passes are long gets half of the time at most; who waits is told at once."""
+    """A sandbox whose passes are long gets a fifth of the time at most."""
     ended: list[float] = []
 
     async def slow(sandbox_id: str) -> PassResult:
         ended.append(time.monotonic())
-        took_ns = int(2 * LONG_S * 1e9)
-        return PassResult(Report(sandbox_id=sandbox_id, duration_ns=took_ns), Verdict.SETTLED)
+        return PassResult(Report(sandbox_id=sandbox_id), Verdict.SETTLED, worked_s=2 * LONG_S)
 
     supervisor = Supervisor("pod")
     task = asyncio.create_task(supervisor.run(slow))
-    assert await _settled(supervisor, supervisor.mark("one")) is not None
-    assert time.monotonic() - ended[0] < LONG_S
-    await _settled(supervisor, supervisor.mark("two"))
-    assert ended[1] - ended[0] >= 2 * LONG_S
+    async with asyncio.timeout(30):
+        while len(ended) < 3:
+            supervisor.mark("thread born")
+            await asyncio.sleep(0.001)
+    assert ended[1] - ended[0] >= REST * 2 * LONG_S
+    assert ended[2] - ended[1] >= REST * 2 * LONG_S
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_what_waits_for_a_pass_ends_the_rest() -> None:
+    """A hook of the sandbox itself is answered at once, after however long a pass."""
+
+    async def slow(sandbox_id: str) -> PassResult:
+        return PassResult(Report(sandbox_id=sandbox_id), Verdict.SETTLED, worked_s=3600.0)
+
+    supervisor = Supervisor("pod")
+    task = asyncio.create_task(supervisor.run(slow))
+    for reason in ("one", "two", "three"):
+        assert await _settled(supervisor, supervisor.mark(reason)) is not None
+    assert not supervisor.is_awaited()
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task

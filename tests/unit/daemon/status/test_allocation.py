@@ -156,7 +156,7 @@ def test_grants_of_an_earlier_daemon(registry: Registry, nri: str, kept: set[str
     passes = Moves()
     parts = compose(config, registry, passes)
     coordinator(parts, passes).catch_up()
-    assert {grant.container_id for grant in parts.allocator.containers()} == kept
+    assert {grant.container_id for grant in parts.allocator.grants.containers()} == kept
 
 
 def test_who_decides_is_the_last_plugin(registry: Registry) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 from kata_pin.daemon.status.documents import conflict_notes, state_report, with_sandboxes
 from kata_pin.daemon.status.sandbox import SandboxFacts, thread_reports
 from kata_pin.model import sandbox
 from kata_pin.model.placement import Report
 from kata_pin.model.reports.daemon import Daemon
 from kata_pin.model.reports.sandbox import Sandbox
-from kata_pin.model.sandbox import Container
+from kata_pin.model.sandbox import Container, ContainerState
 from kata_pin.policy.placement.place import place
 from tests.support import world
 
@@ -45,3 +48,23 @@ def test_threads_of_a_released_sandbox_do_not_drift() -> None:
     """Where an operator gave the pins back, no thread is off its place."""
     shown = _shown(_facts("a", world.exclusive("x", "4"), released=True))["a"]
     assert (shown.state, [t.state for t in shown.threads]) == ("released", ["released"])
+
+
+def test_whether_a_container_runs_is_unknown() -> None:
+    """Its shim is dead, or it was created long ago and no start was ever reported; with why."""
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    late_ns = now_ns - 61_000_000_000
+    known = world.sandbox()
+    assert known.vmm is not None
+    cases = (
+        (ContainerState.CREATED, now_ns, False, "created"),
+        (ContainerState.CREATED, late_ns, False, "unknown"),
+        (ContainerState.RUNNING, late_ns, False, "running"),
+        (ContainerState.RUNNING, now_ns, True, "unknown"),
+        (ContainerState.STOPPED, late_ns, True, "stopped"),
+    )
+    for state, recorded_ns, orphan, shown in cases:
+        container = replace(world.exclusive("x", "4"), state=state, recorded_ns=recorded_ns)
+        found = sandbox.Sandbox("a", (container,), replace(known.vmm, orphan=orphan))
+        (report,) = _shown(SandboxFacts(found, None))["a"].containers
+        assert (report.state, bool(report.note)) == (shown, shown == "unknown")

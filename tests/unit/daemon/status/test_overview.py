@@ -11,14 +11,18 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from kata_pin.daemon.status.documents import SLICE_S, conflict_notes, in_slices, state_report
-from kata_pin.daemon.status.overview import Memo
+from kata_pin.daemon.reconcile.slices import SLICE_S
+from kata_pin.daemon.status.documents import conflict_notes, in_slices, state_report
+from kata_pin.daemon.status.overview import ROWS, Memo, _elsewhere, _parts
+from kata_pin.daemon.status.sandbox import thread_reports
 from kata_pin.errors import RemoteProtocolError
 from kata_pin.host.root import HOST
-from kata_pin.host.tasks import starttime, with_usage
+from kata_pin.host.tasks import moved_since, starttime, with_usage
+from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.placement import Report
 from kata_pin.model.reports.daemon import Daemon
 from kata_pin.model.reports.state import State
+from kata_pin.model.steps import STEP, finish
 from kata_pin.model.thread import Thread, ThreadKey
 from kata_pin.policy.placement.place import place
 from kata_pin.wire.reports import decode, encode, encode_items, with_items
@@ -45,6 +49,27 @@ def test_cpu_time_and_last_cpu_are_read_when_one_sandbox_is_asked_for() -> None:
     key = thread.key._replace(starttime=1)
     reused = thread._replace(task=replace(thread.task, key=key))
     assert with_usage(HOST, Report("s", (reused,))).threads == (reused,)
+
+
+def test_a_thread_that_was_moved_is_seen_where_it_is() -> None:
+    """Between passes affinities are asked for again; a reused tid, or one gone, tells nothing."""
+    thread = _this_thread()
+    here = CpuSet(os.sched_getaffinity(0))
+    task = thread.task
+    moved = thread._replace(task=task.moved(CpuSet([8191]), task.cpuset, task.cgroup))
+    same = thread._replace(task=task.moved(here, task.cpuset, task.cgroup))
+    reused = moved._replace(task=replace(moved.task, key=moved.key._replace(starttime=1)))
+    gone = moved._replace(task=replace(moved.task, key=moved.key._replace(tid=4_194_305)))
+    assert finish(moved_since(HOST, [moved, same, reused, gone])) == {thread.key: here}
+    assert finish(moved_since(HOST, [same])) == {}
+    (shown,) = _elsewhere(Report("s", (moved,)), {thread.key: here}).threads
+    assert shown.task.affinity == here
+
+
+def test_others_run_while_affinities_are_read() -> None:
+    """A VMM with thousands of threads is read in steps."""
+    steps = moved_since(HOST, [_this_thread()] * (3 * STEP))
+    assert sum(1 for _ in steps) == 3
 
 
 def test_a_value_is_made_again_only_when_its_origin_changed() -> None:
@@ -116,3 +141,15 @@ def test_a_note_about_a_conflict_names_few_sandboxes() -> None:
     notes = conflict_notes({f"s{n}": decided for n in range(9)}, lambda one: f"pod/{one}")
     (note,) = notes["s0"]
     assert note.text == "exclusive pCPU 4 is also claimed by pod/s1, pod/s2, pod/s3 and 5 more"
+
+
+def test_a_sandbox_with_thousands_of_threads_is_made_in_parts() -> None:
+    """Its rows are the same as at once; between parts others run."""
+    threads = world.vcpus(*range(3 * ROWS + 1))
+    whole = Report("s", tuple(threads), duration_ns=5)
+    parts = list(_parts(whole))
+    assert [len(part.threads) for part in parts] == [ROWS, ROWS, ROWS, 1]
+    at_once = encode_items(thread_reports(whole, released=False))
+    joined = b",".join(encode_items(thread_reports(part, released=False)) for part in parts)
+    assert joined == at_once
+    assert list(_parts(None)) == list(_parts(Report("s"))) == []

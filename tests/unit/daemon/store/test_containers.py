@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from kata_pin.daemon.store.containers import Registry
+from kata_pin.daemon.store.containers import REPLACED, Registry
 from kata_pin.errors import StateError
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.sandbox import Container
+from kata_pin.model.sandbox import Container, ContainerState
 
 
 def _ids(registry: Registry, sandbox_id: str) -> list[str]:
@@ -50,4 +52,28 @@ def test_what_is_rolled_back_is_not_kept(tmp_path: Path) -> None:
         assert _ids(registry, "s1") == ["c1"]
         raise StateError("not stored")
     assert _ids(registry, "s1") == []
+    registry.close()
+
+
+def test_one_instance_of_a_container_runs(tmp_path: Path) -> None:
+    """When a later one of its name is recorded, a former has ended, in whatever order they come."""
+    registry = Registry(str(tmp_path / "registry.db"), boot_id="b")
+
+    def record(container_id: str, at: int, name: str = "app", **fields: Any) -> None:
+        one = Container(container_id, "s1", name=name, pod_uid="u1", recorded_ns=at)
+        registry.record(replace(one, **fields), stamp_ns=at)
+
+    record("first", 10)
+    record("third", 30)
+    record("side", 5, name="side")
+    record("other", 5, pod_uid="u2")
+    record("unnamed", 5, name="")
+    record("unnamed-2", 6, name="")
+    record("second", 20)  # spooled, and taken in late
+    states = {one.id: one.state.counts for one in registry.containers("s1")}
+    assert {name for name, counts in states.items() if not counts} == {"first", "second"}
+    assert {one.note for one in registry.containers("s1") if not one.state.counts} == {REPLACED}
+    record("third", 40, state=ContainerState.RUNNING)
+    (third,) = [one for one in registry.containers("s1") if one.id == "third"]
+    assert third.state is ContainerState.RUNNING
     registry.close()

@@ -277,3 +277,14 @@ def test_a_copy_of_nothing_is_empty(tmp_path: Path, content: bytes | None) -> No
     assert copy.record(APP, stamp_ns=1, pid=1)
     copy.close()
     assert path.exists() is (content is not None)
+
+
+def test_half_a_character_cannot_be_stored(tmp_path: Path) -> None:
+    """A text that SQLite cannot take is an ordinary error of the registry, not a crash."""
+    registry = Registry(str(tmp_path / "registry.db"), boot_id="b")
+    with pytest.raises(StateError):
+        registry.record(Container("c1", "s1", name="\ud800"), stamp_ns=1)
+    with pytest.raises(StateError):
+        registry.container("\ud800")
+    assert registry.sandboxes() == []
+    registry.close()

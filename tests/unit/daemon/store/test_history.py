@@ -73,6 +73,19 @@ def kept(tmp_path: Path) -> Iterator[Kept]:
     one.registry.close()
 
 
+def test_a_name_that_comes_later_is_the_first_rows_too(kept: Kept) -> None:
+    """A VM that is only starting has no pod name yet; another sandbox's rows stay as they are."""
+    kept.history.passed(_passed("s1", pod="s1"))
+    kept.history.passed(_passed("s2", pod="s2"))
+    kept.history.passed(_passed("s1", mask="2", pod="shop/web"))
+    assert [(c.sandbox_id, c.pod) for c in kept.history.changes()] == [
+        ("s1", "shop/web"),
+        ("s2", "s2"),
+        ("s1", "shop/web"),
+    ]
+    assert len(kept.history.changes("shop/web")) == 2
+
+
 def test_a_pass_over_an_unpinned_sandbox_changes_nothing(kept: Kept) -> None:
     """The undo decides no mask, a later pass does, but sets nothing: that is no change."""
     kept.history.passed(_passed(mask="1"))

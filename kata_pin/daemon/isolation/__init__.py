@@ -1,0 +1,1 @@
+"""Watching that exclusive pCPUs run nothing but their owner's threads."""

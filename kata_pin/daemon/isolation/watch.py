@@ -1,0 +1,296 @@
+"""The watch: after each audit, did anybody else have an exclusive pCPU?
+
+Cheap and always on: the counters of paired vCPUs and of their pCPUs (policy/isolation/growth.py).
+Where others had a pCPU for more than the setting `isolation.max_foreign` allows, who it is takes a
+window: a second in which every task switch there is recorded. A foreign task begins an episode,
+which is logged, counted and kept once; it lasts until the counters are quiet again.
+
+Kernel threads that belong to the pCPU, and the pod's own, are no intruders: after a window that
+found nobody else the next one has to wait, each time twice as long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from kata_pin.daemon.isolation.claims import Claims, Watched
+from kata_pin.daemon.live_config import LiveConfig
+from kata_pin.daemon.reconcile.slices import Slices
+from kata_pin.daemon.store.node_events import NodeEvents
+from kata_pin.errors import HostError, ParseError, reason_of
+from kata_pin.host.files import read_bytes
+from kata_pin.host.measure.rings import DRAIN_S, SwitchRecorder
+from kata_pin.host.measure.taskruns import over, task_runs
+from kata_pin.host.root import HostRoot
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.measured.counters import CpuRun
+from kata_pin.model.measured.windows import Measured, TaskClass, Verdict
+from kata_pin.model.reports.history import NodeEventKind
+from kata_pin.model.reports.prove import ProvedPcpu
+from kata_pin.model.steps import STEP, Steps
+from kata_pin.policy.isolation import tables, verdicts
+from kata_pin.policy.isolation.classes import FOREIGN, Known
+from kata_pin.policy.isolation.growth import Growth, Look, growth
+from kata_pin.policy.isolation.remedies import Node
+from kata_pin.wire.kernel.sched import MAX_CPUS, parse_cpu_runs
+
+log = logging.getLogger(__name__)
+
+WINDOW_S: Final = 1.0
+
+MOST_PCPUS: Final = 8
+"""Most pCPUs that are recorded at the same time: 2 MiB of rings, and some 50 ms of CPU time."""
+
+MOST_RESTS: Final = 60
+"""Most audits that a pCPU is left alone after windows that found nobody."""
+
+AGAIN_S: Final = 300.0
+"""How often who runs there is recorded again while an episode lasts."""
+
+NAMED: Final = 3
+"""Most intruders that a log message names."""
+
+_V2: Final = "fs/cgroup/cgroup.controllers"
+
+Key = tuple[str, int]
+"""A sandbox and one of its pCPUs."""
+
+
+@dataclass
+class Sight:
+    """What is known of one pCPU; times are CLOCK_MONOTONIC in seconds."""
+
+    watched: Watched
+    look: Look
+    growth: Growth | None = None
+    window: ProvedPcpu | None = None
+    window_at: float = 0.0
+    episode_at: float | None = None
+    fruitless: int = 0
+    """Windows in a row that found nobody."""
+    rests: int = 0
+    """Audits that it is still left alone."""
+
+
+@dataclass
+class Watch:
+    """Looks at exclusive pCPUs after each audit; `start` runs a task of the daemon's.
+
+    `online` returns the node's pCPUs.
+    """
+
+    _root: HostRoot
+    _claims: Claims
+    _live: LiveConfig
+    _events: NodeEvents
+    _start: Callable[[Coroutine[object, object, None]], None]
+    _online: Callable[[], CpuSet]
+    sights: dict[Key, Sight] = field(default_factory=dict)
+    problem: str = ""
+    """Why who runs cannot be recorded; empty if it can, or nothing was watched yet."""
+    waited_ns: Counter[int] = field(default_factory=Counter)
+    """How long the threads of each exclusive pCPU waited for it, since the daemon's start."""
+    ran_ns: Counter[int] = field(default_factory=Counter)
+    """How long they ran."""
+    foreign_ns: Counter[tuple[int, TaskClass]] = field(default_factory=Counter)
+    """Time of other tasks in windows, by pCPU and class."""
+    foreign_slices: Counter[tuple[int, TaskClass]] = field(default_factory=Counter)
+    windows: Counter[Verdict] = field(default_factory=Counter)
+    """Windows by what they found of each pCPU."""
+    _recording: bool = False
+    _tried: bool = False
+    _has_cpu_runs: bool = True
+
+    async def look(self) -> None:
+        """Look at the counters; record who runs where they grew too much."""
+        if not self._live.now.isolation.watch:
+            self.sights.clear()
+            return
+        suspects = await Slices().run(self._compare())
+        self._try_once()
+        if suspects and not self._recording:
+            self._recording = True
+            self._start(self._examine(suspects[:MOST_PCPUS]))
+
+    def _try_once(self) -> None:
+        """Open an event once something is watched: what is missing is known before it is needed."""
+        if self._tried or not self.sights:
+            return
+        self._tried = True
+        cpu = next(iter(self.sights.values())).watched.cpu
+        try:
+            os.close(self._root.calls.switches(cpu))
+        except OSError as error:
+            self._lacks(HostError("open a perf event of", f"pCPU {cpu}", error.errno or 0))
+
+    def _lacks(self, error: HostError) -> None:
+        if not self.problem:
+            log.warning("who runs on exclusive pCPUs cannot be recorded: %s", error.message)
+        self.problem = error.message
+
+    def _compare(self) -> Steps[list[Key]]:
+        """Compare the counters with those of the last time; return which grew too much.
+
+        Worst first; of a pCPU that several sandboxes claim, one, and none while an episode lasts.
+        """
+        watched = {(one.sandbox, one.cpu): one for one in self._claims.watched()}
+        self.sights = {key: one for key, one in self.sights.items() if key in watched}
+        cpu_runs = self._cpu_runs({cpu for _, cpu in watched})
+        suspects: list[Key] = []
+        for number, (key, one) in enumerate(watched.items(), start=1):
+            if number % STEP == 0:
+                yield
+            if self._has_grown(key, one, None if one.shared else cpu_runs.get(one.cpu)):
+                suspects.append(key)
+        suspects.sort(key=lambda key: -(self.sights[key].growth or _NOTHING).percent)
+        known = {cpu for (_, cpu), one in self.sights.items() if one.episode_at is not None}
+        worst: dict[int, Key] = {}
+        for key in suspects:
+            if self.sights[key].episode_at is not None or key[1] not in known:
+                worst.setdefault(key[1], key)
+        return list(worst.values())
+
+    def _has_grown(self, key: Key, one: Watched, cpu_run: CpuRun | None) -> bool:
+        """Whether others had a pCPU for too long, and it is time to see who."""
+        own = task_runs(self._root, ((thread.tgid, thread.tid) for thread in one.threads))
+        look = Look(time.monotonic_ns(), own, cpu_run)
+        sight = self.sights.get(key)
+        if sight is None or sight.watched != one:
+            self.sights[key] = Sight(one, look)
+            return False
+        sight.growth, sight.look = growth(sight.look, look), look
+        if sight.growth is None:
+            return False
+        self.waited_ns[one.cpu] += sight.growth.waited_ns
+        self.ran_ns[one.cpu] += sight.growth.ran_ns
+        if sight.growth.percent <= self._live.now.isolation.max_foreign:
+            sight.episode_at, sight.fruitless, sight.rests = None, 0, 0
+            return False
+        if sight.rests:
+            sight.rests -= 1
+            return False
+        return sight.episode_at is None or time.monotonic() - sight.window_at > AGAIN_S
+
+    def _cpu_runs(self, cpus: set[int]) -> dict[int, CpuRun]:
+        """Return the counters of pCPUs; nothing where the kernel has none."""
+        if not self._has_cpu_runs or not cpus:
+            return {}
+        try:
+            return parse_cpu_runs(read_bytes(self._root.proc("schedstat"), MAX_CPUS), cpus)
+        except (OSError, ParseError) as error:
+            self._has_cpu_runs = False
+            log.debug("no counters of pCPUs: %s", reason_of(error))
+            return {}
+
+    # ---- who it is -----------------------------------------------------------------------
+
+    async def _examine(self, keys: Iterable[Key]) -> None:
+        """Record who runs on some pCPUs."""
+        keys = list(keys)
+        try:
+            measured = await self._record(keys)
+            self.problem = ""
+            known = self._claims.known()
+            free = self._online() - self._claims.exclusive()
+            node = Node(free, os.path.exists(self._root.sys(_V2)))
+            for key in keys:
+                if key in self.sights:
+                    self._judge(key, measured, known, node)
+        except HostError as error:
+            self._cannot_record(keys, error)
+        finally:
+            self._recording = False
+
+    async def _record(self, keys: Iterable[Key]) -> Measured:
+        cpus = CpuSet(cpu for _, cpu in keys)
+        threads = [
+            (thread.tgid, thread.tid)
+            for key in keys
+            if key in self.sights
+            for thread in self.sights[key].watched.threads
+        ]
+        with SwitchRecorder(self._root, cpus, WINDOW_S) as recorder:
+            before = task_runs(self._root, threads)
+            while recorder.left_s > 0:
+                await asyncio.sleep(max(0.0, min(DRAIN_S, recorder.left_s)))
+                recorder.drain()
+            measured = recorder.end()
+        return replace(measured, times=over(before, task_runs(self._root, threads)))
+
+    def _judge(self, key: Key, measured: Measured, known: Known, node: Node) -> None:
+        """See whether foreign tasks had a pCPU; begin an episode if so."""
+        sight = self.sights[key]
+        limit = self._live.now.isolation.max_foreign
+        owner = self._claims.owner(*key)
+        judged = verdicts.judge(measured, owner, known, limit)
+        row = tables.pcpu(judged, owner, measured, known, node)
+        sight.window, sight.window_at = row, time.monotonic()
+        self.windows[judged.verdict] += 1
+        for kind, ran_ns in judged.ran_ns.items():
+            if kind in FOREIGN:
+                self.foreign_ns[owner.cpu, kind] += ran_ns
+        for task in row.tasks:
+            if task.task_class in FOREIGN:
+                self.foreign_slices[owner.cpu, TaskClass(task.task_class)] += task.slices
+        if judged.verdict is not Verdict.VIOLATED:
+            sight.fruitless += 1
+            sight.rests = min(MOST_RESTS, 2**sight.fruitless - 1)
+        elif sight.episode_at is None:
+            sight.fruitless, sight.episode_at = 0, time.monotonic()
+            self._report(sight, f"{', '.join(_intruders(row))}; {_remedy(row)}")
+
+    def _cannot_record(self, keys: Iterable[Key], error: HostError) -> None:
+        """Begin episodes without names: the counters alone say that somebody was there."""
+        self._lacks(error)
+        for key in keys:
+            sight = self.sights.get(key)
+            if sight is not None and sight.episode_at is None and sight.growth is not None:
+                sight.episode_at = sight.window_at = time.monotonic()
+                self._report(sight, f"others for {sight.growth.percent:.2f} %, without a name")
+
+    def _report(self, sight: Sight, who: str) -> None:
+        sandbox_id, cpu = sight.watched.sandbox, sight.watched.cpu
+        grown = sight.growth or _NOTHING
+        self._events.report(
+            NodeEventKind.FOREIGN_TASKS,
+            "sandbox %s: foreign tasks ran on exclusive pCPU %d of %s, whose threads waited %.2f %%"
+            " of the last %.1f s: %s",
+            sandbox_id,
+            cpu,
+            self._claims.pod(sandbox_id),
+            100 * grown.waited_ns / max(1, grown.length_ns),
+            grown.length_ns / 1e9,
+            who,
+            cpus=str(cpu),
+        )
+
+
+_NOTHING: Final = Growth(0, 0, 0, None)
+
+
+def _intruders(row: ProvedPcpu) -> Iterator[str]:
+    """Yield who had the pCPU longest, with their shares of the window."""
+    foreign = [task for task in row.tasks if task.task_class in FOREIGN]
+    foreign.sort(key=lambda task: -(task.total_ms or 0.0))
+    for task in foreign[:NAMED]:
+        where = task.pod or task.unit or task.cgroup
+        share = (task.total_ms or 0.0) / 10 / row.window_s
+        about = f"pid {task.pid}" + (f", {where}" if where else "")
+        yield f"{task.comm or 'a task that ended'} ({about}) {share:.2f} %"
+    if len(foreign) > NAMED:
+        yield f"{len(foreign) - NAMED} more"
+
+
+def _remedy(row: ProvedPcpu) -> str:
+    worst = max(
+        (task for task in row.tasks if task.task_class in FOREIGN),
+        key=lambda task: task.total_ms or 0.0,
+    )
+    return worst.command or worst.remedy

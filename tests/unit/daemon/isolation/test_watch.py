@@ -1,0 +1,296 @@
+"""The watch: what it looks at, when it records, and what it reports."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Coroutine
+from dataclasses import replace
+from errno import EACCES
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kata_pin.config import Config
+from kata_pin.config.tree import Isolation
+from kata_pin.daemon.isolation import watch as module
+from kata_pin.daemon.isolation.claims import Claims
+from kata_pin.daemon.isolation.watch import MOST_RESTS, Watch
+from kata_pin.daemon.live_config import LiveConfig
+from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
+from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.status.watch import watch_report
+from kata_pin.daemon.store.node_events import NodeEvents
+from kata_pin.host.root import HostRoot
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.measured.windows import (
+    CpuWindow,
+    Measured,
+    Method,
+    RanTask,
+    SeenTask,
+    TaskClass,
+    Verdict,
+)
+from kata_pin.model.placement import Desired, Placement, Report, SandboxMask
+from kata_pin.model.reports.history import NodeEventKind
+from kata_pin.model.thread import ThreadRole
+from tests.support import world
+from tests.support.hosttree import FakeCalls
+
+VCPU = world.thread(ThreadRole.VCPU, 1100, on="4")
+EMULATOR = world.thread(ThreadRole.EMULATOR, 1001, on="0-3")
+MS = 1_000_000
+
+
+class Denied(FakeCalls):
+    """Calls of a process that may open no perf event; `opened` counts attempts."""
+
+    opened = 0
+
+    def switches(self, cpu: int) -> int:
+        self.opened += 1
+        raise PermissionError(EACCES, os.strerror(EACCES))
+
+
+def report() -> Report:
+    cpu = CpuSet([4])
+    desired = {
+        VCPU.key: Desired(VCPU.key, cpu, cpu, "", paired=True),
+        EMULATOR.key: Desired(EMULATOR.key, CpuSet.parse("0-3"), CpuSet.parse("0-3"), ""),
+    }
+    mask = SandboxMask(cpu, exclusive=cpu)
+    return Report("pod", threads=(VCPU, EMULATOR), placement=Placement("pod", mask, desired))
+
+
+class World:
+    """A watch over one sandbox, with counters in files."""
+
+    def __init__(self, root: Path, *, limit: float = 0.1) -> None:
+        self.root = root
+        self.cache = SandboxCache(report=report())
+        sandboxes = SimpleNamespace(ids=["pod"], cache=lambda _: self.cache)
+        self.config = replace(Config(), isolation=Isolation(max_foreign=limit))
+        self.events = NodeEvents()
+        self.started: list[Coroutine[object, object, None]] = []
+        self.claims = Claims(cast("Sandboxes", sandboxes), lambda _: ())
+        self.watch = Watch(
+            HostRoot(str(root), calls=Denied()),
+            self.claims,
+            LiveConfig(self.config),
+            self.events,
+            self.started.append,
+            lambda: CpuSet.parse("0-7"),
+        )
+        self.counters()
+
+    def counters(self, ran: int = 0, waited: int = 0, slices: int = 0) -> None:
+        folder = self.root / "proc" / str(VCPU.key.tgid) / "task" / str(VCPU.key.tid)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "schedstat").write_text(f"{ran} {waited} {slices}\n")
+
+    def node_counters(self, ran: int, slices: int) -> None:
+        text = f"version 16\ntimestamp 1\ncpu4 0 0 0 0 0 0 {ran} 0 {slices}\n"
+        (self.root / "proc" / "schedstat").write_text(text)
+
+    async def look(self) -> None:
+        await self.watch.look()
+        await asyncio.sleep(0.005)  # some time has to pass between two looks
+
+    async def finish(self) -> None:
+        for work in self.started:
+            await work
+        self.started.clear()
+
+
+@pytest.fixture
+def world_(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+async def test_a_quiet_pcpu_is_only_looked_at(world_: World) -> None:
+    """Two looks without waiting: nothing is recorded, nothing reported."""
+    await world_.look()
+    world_.counters(ran=9 * MS)
+    await world_.look()
+    assert world_.started == []
+    (row,) = watch_report(world_.watch, world_.claims, 0.1).pcpus
+    assert (row.cpu, row.sandbox, row.waited_percent, row.others_percent) == (4, "pod", 0.0, 0.0)
+    assert (row.episode_s, row.window, row.others_slices) == (None, None, None)
+
+
+async def test_what_is_missing_is_known_before_it_is_needed(
+    world_: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the first pCPU that is watched an event is opened, once."""
+    world_.cache.passing = True
+    await world_.look()
+    assert world_.watch.problem == ""
+    world_.cache.passing = False
+    for _ in range(3):
+        await world_.look()
+    assert "Permission denied" in world_.watch.problem
+    assert caplog.text.count("cannot be recorded") == 1
+    calls = world_.watch._root.calls
+    assert isinstance(calls, Denied)
+    assert calls.opened == 1
+
+
+async def test_only_paired_vcpus_are_looked_at(world_: World) -> None:
+    """Not what is shared, nor a sandbox whose pass is under way."""
+    await world_.look()
+    assert [one.cpu for one in world_.claims.watched()] == [4]
+    world_.cache.passing = True
+    await world_.look()
+    assert world_.watch.sights == {}
+
+
+async def test_who_cannot_be_recorded_is_reported_without_a_name(
+    world_: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once per episode, and again after it was quiet in between."""
+    caplog.set_level(logging.WARNING)
+    for waited in (0, 90, 180):
+        world_.counters(waited=waited * MS)
+        await world_.look()
+        await world_.finish()
+    assert world_.events.counts == {NodeEventKind.FOREIGN_TASKS: 1}
+    assert "cannot be recorded" in caplog.text
+    assert "others for 100.00 %, without a name" in caplog.text
+    assert "Permission denied" in watch_report(world_.watch, world_.claims, 0.1).problem
+    await world_.look()  # quiet
+    assert world_.watch.sights["pod", 4].episode_at is None
+    world_.counters(waited=900 * MS)
+    await world_.look()
+    await world_.finish()
+    assert world_.events.counts == {NodeEventKind.FOREIGN_TASKS: 2}
+    assert world_.watch.waited_ns[4] == 900 * MS
+
+
+async def test_what_ran_while_the_vcpu_slept(tmp_path: Path) -> None:
+    """Where the kernel counts slices by pCPU, a task that made nobody wait is noticed too."""
+    world = World(tmp_path)
+    world.node_counters(0, 0)
+    await world.look()
+    world.counters(ran=MS, slices=5)
+    world.node_counters(ran=90 * MS, slices=8)
+    await world.look()
+    assert len(world.started) == 1
+    await world.finish()
+    (row,) = watch_report(world.watch, world.claims, 0.1).pcpus
+    assert (row.waited_percent, row.others_slices) == (0.0, 3)
+    assert world.events.counts == {NodeEventKind.FOREIGN_TASKS: 1}
+
+
+async def test_slices_of_threads_that_run_elsewhere_too_say_nothing(tmp_path: Path) -> None:
+    """Where the owner's other threads may run there as well, only waiting counts."""
+    world = World(tmp_path)
+    wide = Desired(EMULATOR.key, CpuSet.parse("3-4"), CpuSet.parse("3-4"), "")
+    base = report()
+    assert base.placement is not None
+    placement = replace(base.placement, desired={**base.placement.desired, EMULATOR.key: wide})
+    world.cache.report = replace(base, placement=placement)
+    world.node_counters(0, 0)
+    await world.look()
+    world.node_counters(90 * MS, 8)
+    await world.look()
+    assert world.started == []
+
+
+@pytest.mark.parametrize("limit", [100.0])
+async def test_the_limit_is_a_setting(tmp_path: Path, limit: float) -> None:
+    """What is not more than the limit is nobody's business."""
+    world = World(tmp_path, limit=limit)
+    for waited in (0, 90, 180):
+        world.counters(waited=waited * MS)
+        await world.look()
+    assert world.started == []
+
+
+async def test_the_watch_can_be_off(world_: World) -> None:
+    """Then nothing is read."""
+    off = replace(world_.config, isolation=Isolation(watch=False))
+    world_.watch._live.replace(off)
+    await world_.look()
+    assert world_.watch.sights == {}
+
+
+def recorder(*tasks: RanTask) -> type:
+    """Return a recorder that has recorded these tasks."""
+
+    class Recorder:
+        left_s = 0.0
+
+        def __init__(self, *_: object) -> None: ...
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def end(self) -> Measured:
+            window = CpuWindow(4, 0, 1000 * MS, tasks)
+            seen = {
+                1100: SeenTask(1100, 1000, "CPU 0/KVM"),
+                900: SeenTask(900, 900, "sh", 0, CpuSet.parse("0-7"), "/system.slice/a.service"),
+            }
+            return Measured(Method.PERF, {4: window}, seen)
+
+    return Recorder
+
+
+async def test_an_intruder_is_named(
+    world_: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who, how long, and what keeps it away; counted by class and kept."""
+    tasks = (RanTask(1100, 3, 900 * MS, MS), RanTask(900, 2, 100 * MS, MS))
+    monkeypatch.setattr(module, "SwitchRecorder", recorder(*tasks))
+    for waited in (0, 90):
+        world_.counters(waited=waited * MS)
+        await world_.look()
+        await world_.finish()
+    assert "sh (pid 900, a.service) 10.00 %; " in caplog.text
+    assert "taskset" in caplog.text
+    assert world_.watch.foreign_ns == {(4, TaskClass.USER): 100 * MS}
+    assert world_.watch.foreign_slices == {(4, TaskClass.USER): 2}
+    assert world_.watch.windows == {Verdict.VIOLATED: 1}
+    (row,) = watch_report(world_.watch, world_.claims, 0.1).pcpus
+    assert row.window is not None
+    assert row.window.verdict == "violated"
+    assert row.episode_s is not None
+    world_.counters(waited=180 * MS)
+    await world_.look()
+    assert world_.started == [], "who it is was recorded a moment ago"
+
+
+async def test_after_windows_that_found_nobody_it_rests(
+    world_: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waiting for kernel threads that belong there is no violation, and is not recorded forever."""
+    monkeypatch.setattr(module, "SwitchRecorder", recorder(RanTask(1100, 3, 1000 * MS, MS)))
+    windows = 0
+    for number in range(30):
+        world_.counters(waited=number * 90 * MS)
+        await world_.look()
+        windows += len(world_.started)
+        await world_.finish()
+    assert world_.events.counts == {}
+    assert windows == 4, "after rests of 1, 3 and 7 audits"
+    assert world_.watch.sights["pod", 4].rests <= MOST_RESTS
+
+
+async def test_a_pcpu_of_two_sandboxes_is_recorded_once(world_: World) -> None:
+    """Where several claim it, one window is enough; while its episode lasts there is no other."""
+    double = SandboxCache(report=replace(report(), sandbox_id="other"))
+    caches = {"pod": world_.cache, "other": double}
+    sandboxes = SimpleNamespace(ids=list(caches), cache=caches.get)
+    world_.claims._sandboxes = cast("Sandboxes", sandboxes)
+    for number in range(4):
+        world_.counters(waited=number * 90 * MS)
+        await world_.look()
+        await world_.finish()
+    assert len(world_.watch.sights) == 2
+    assert world_.events.counts == {NodeEventKind.FOREIGN_TASKS: 1}
