@@ -26,6 +26,11 @@ PINNED_PHASES = ("createRuntime", "prestart")
 MAX_STATE_BYTES = 4 * 1024 * 1024
 MAX_REPLY_BYTES = 1024
 STDIN_S = 1.0  # runtimes write the state at once
+UNINSTALLED = "uninstalled"  # a file in the spool: this hook was left behind
+MAX_SPOOLED = 10_000  # messages; a busy node makes some hundreds an hour
+MAX_SPOOLED_NS = 24 * 3600 * 10**9  # if nobody read the oldest for so long, nobody will soon
+FREE_CPUS = "free-cpus"  # a file of the daemon's: the CPUs that are nobody's alone
+MAX_MASK_BYTES = 2050  # 8,192 CPUs
 RETRY_S = 0.005  # connect(2) to a full backlog fails at once with EAGAIN instead of waiting
 
 
@@ -106,6 +111,20 @@ class Daemon:
         return line.decode("ascii", "replace")
 
 
+def leave_exclusive_cpus(runtime_dir: str) -> None:
+    """Run where no pod has exclusive CPUs; anywhere, if the daemon did not say where that is."""
+    try:
+        flags = posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC
+        file = posix.open(f"{runtime_dir}/{FREE_CPUS}", flags)
+        try:
+            mask = int(posix.read(file, MAX_MASK_BYTES), 16)
+        finally:
+            posix.close(file)
+        posix.sched_setaffinity(0, [cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1])
+    except (OSError, ValueError):  # also where our cgroup allows none of them
+        pass
+
+
 def read_state() -> bytes:
     """Return all of stdin; a state that is too large is read to its end too.
 
@@ -130,16 +149,29 @@ def read_state() -> bytes:
 
 
 def spool(folder: str, name: str, request: bytes) -> None:
-    """Leave the request as a file, which gets its final name once it is complete and on disk."""
+    """Leave the request as a file, which gets its final name once it is complete and on disk.
+
+    A daemon that is down for days must not fill /run, which the node needs: it finds the containers
+    without messages too.
+    """
+    names = posix.listdir(folder)
+    if UNINSTALLED in names:
+        raise OSError("kata-pin is uninstalled, but this hook is still configured")
+    stamps = [int(stamp) for stamp in (one.partition("-")[0] for one in names) if stamp.isdecimal()]
+    if len(stamps) >= MAX_SPOOLED:
+        raise OSError(f"{len(stamps)} messages are waiting")
+    if stamps and int(name.partition("-")[0]) - min(stamps) > MAX_SPOOLED_NS:
+        raise OSError("messages have been waiting for more than a day")
     disk = posix.statvfs(folder)
     if disk.f_bavail * 10 < disk.f_blocks:
-        # A daemon that is down for days must not fill /run, which the node needs.
         raise OSError("less than 10 % of its file system is free")
     unfinished = f"{folder}/{name}.tmp"
     file = posix.open(
         unfinished, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC, 0o600
     )
     try:
+        posix.fchown(file, -1, posix.stat(folder).st_gid)  # the daemon is not root
+        posix.fchmod(file, 0o640)
         while request:
             request = request[posix.write(file, request) :]
         posix.fsync(file)
@@ -152,6 +184,7 @@ def spool(folder: str, name: str, request: bytes) -> None:
 def hand_over(options: Options) -> None:
     """Do the hook's work; raises Problem if the message or the pins are not confirmed."""
     stamp = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    leave_exclusive_cpus(options.runtime_dir)
     state = read_state()
     header = f"KP1 {options.phase} {stamp} {posix.getpid()} {len(state)}\n"
     request = header.encode() + state

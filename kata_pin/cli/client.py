@@ -7,13 +7,15 @@ race. Every wait has a deadline. One request per connection.
 from __future__ import annotations
 
 import os
+import select
 import socket
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
-from kata_pin.errors import DaemonError, KataPinError, RemoteProtocolError
+from kata_pin.errors import DaemonError, RemoteProtocolError, reason_of
 from kata_pin.wire.control import MAX_REPLY, LineDecoder, encode_request, parse_reply
 
 if TYPE_CHECKING:
@@ -22,15 +24,20 @@ if TYPE_CHECKING:
     from kata_pin.model.reports.explain import Explanation
     from kata_pin.model.reports.history import HistoryDocument
     from kata_pin.model.reports.names import SandboxName
+    from kata_pin.model.reports.settings import ConfigDocument
     from kata_pin.model.reports.state import State
+    from kata_pin.model.reports.watch import WatchDocument
 
 Document = TypeVar("Document")
 
-READ_S: Final = 5.0
+READ_S: Final = 2.0
 """Longest wait for an answer to a reading verb; the daemon answers in milliseconds."""
 
 WRITE_S: Final = 35.0
 """Longest wait for affinities to be set; a little longer than the daemon's own deadline."""
+
+PATIENCE_S: Final = 0.5
+"""Wait after which the user is told what the command waits for."""
 
 CHUNK: Final = 256 * 1024
 
@@ -58,19 +65,20 @@ class Settings(Protocol):
 
 
 class Provider:
-    """Gets documents for one command; once the daemon was found away, it is not asked again."""
+    """Gets documents for one command; a daemon that did not answer is not asked again."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._offline: State | None = None
+        self._problem: DaemonAway | DaemonSilent | None = None
 
-    def chosen(self, name: str | None) -> str:
+    def chosen(self, name: str | None, namespace: str | None = None) -> str:
         """Return the id of the sandbox that a name means, nothing for None; raises KataPinError."""
         if name is None:
             return ""
-        from kata_pin.cli.reports.selection import choose
+        from kata_pin.cli.reports.selection import choose, within
 
-        return choose(self.names(), name).id
+        return choose(within(self.names(), namespace), name).id
 
     def names(self) -> tuple[SandboxName, ...]:
         """Return the names of all sandboxes; raises KataPinError."""
@@ -102,6 +110,7 @@ class Provider:
         except (DaemonAway, DaemonSilent):
             from kata_pin.daemon.service import offline
 
+            _log_nowhere()
             return offline.explain(self._settings.config, sandbox_id)
 
     def history(self, name: str, *, since_s: int | None, limit: int) -> HistoryDocument:
@@ -116,25 +125,52 @@ class Provider:
 
             return offline.history(self._settings.config, name, since_s=since_s, limit=limit)
 
-    def change(self, verb: Literal["pin", "unpin"], sandbox_id: str) -> Applied:
-        """Set the affinities of one sandbox, or of all, now; or restore the original ones."""
+    def running_config(self) -> ConfigDocument:
+        """Return the settings that the daemon has; raises DaemonError, also without a daemon."""
+        from kata_pin.model.reports.settings import ConfigDocument
+
+        return self._ask(ConfigDocument, "config", reading=True)
+
+    def watch(self) -> WatchDocument:
+        """Return what the daemon saw of exclusive pCPUs; raises DaemonError, also without it."""
+        from kata_pin.model.reports.watch import WatchDocument
+
+        return self._ask(WatchDocument, "watch", reading=True)
+
+    def reload(self) -> None:
+        """Have the daemon read its configuration again; raises DaemonError if it refuses it."""
+        path = os.path.join(self._settings.runtime_dir, "control.sock")
+        probe(path)
+        ask(path, "reload", {}, WRITE_S, waiting=_tell_waiting)
+
+    def change(self, verb: Literal["pin", "unpin"], name: str | None) -> Applied:
+        """Set the affinities of one sandbox, or of all, now; or restore the original ones.
+
+        A daemon that hangs is found before anything else: nothing is set beside it.
+        """
         from kata_pin.model.reports.applied import Applied
 
         try:
-            return self._ask(Applied, verb, reading=False, sandbox=sandbox_id or None)
+            probe(os.path.join(self._settings.runtime_dir, "control.sock"))
+            chosen = self.chosen(name)
+            return self._ask(Applied, verb, reading=False, sandbox=chosen or None)
         except DaemonAway:
             from kata_pin.daemon.service import offline
 
+            _log_nowhere()
             act = offline.pin if verb == "pin" else offline.unpin
-            return act(self._settings.config, sandbox_id or None)
+            return act(self._settings.config, self.chosen(name) or None)
 
-    def _without_daemon(self, error: KataPinError) -> State:
+    def _without_daemon(self, error: DaemonAway | DaemonSilent) -> State:
         if self._offline is None:
             from kata_pin.daemon.service import offline
             from kata_pin.model.reports.daemon import Daemon
 
+            _log_nowhere()
             found = offline.state(self._settings.config)
-            self._offline = replace(found, daemon=Daemon(running=False, reason=error.message))
+            silent = isinstance(error, DaemonSilent)
+            daemon = Daemon(running=False, reason=error.message, silent=silent)
+            self._offline = replace(found, daemon=daemon)
         return self._offline
 
     def _ask(
@@ -142,26 +178,66 @@ class Provider:
     ) -> Document:
         from kata_pin.wire import reports
 
-        if self._offline is not None:
-            raise DaemonAway("no daemon is listening")
+        if self._problem is not None:
+            raise self._problem
         arguments = {name: value for name, value in given.items() if value is not None}
         deadline_s = READ_S if reading else WRITE_S
         away: DaemonAway | None = None
         for name in _SOCKETS[reading]:
             try:
                 path = os.path.join(self._settings.runtime_dir, name)
-                return reports.decode(ask(path, verb, arguments, deadline_s), kind)
+                answer = ask(path, verb, arguments, deadline_s, waiting=_tell_waiting)
+                return reports.decode(answer, kind)
             except DaemonAway as error:
                 away = away or error
+            except DaemonSilent as error:
+                self._problem = error
+                if reading:
+                    _tell(f"{error.message}; continuing without it\n  hint: {error.hint}")
+                raise
         assert away is not None
+        self._problem = away
         raise away
 
 
-def ask(path: str, verb: str, arguments: Mapping[str, object], deadline_s: float) -> bytes:
+def _log_nowhere() -> None:
+    """Keep what the daemon would log off the terminal: the documents say it; --debug shows it."""
+    import logging
+
+    logging.getLogger("kata_pin").addHandler(logging.NullHandler())
+
+
+def probe(path: str) -> None:
+    """Ask the daemon whether it is there, before a request that may take long.
+
+    Raises what ask() raises; DaemonSilent after READ_S.
+    """
+    ask(path, "ping", {}, READ_S, waiting=_tell_waiting)
+
+
+def _tell_waiting(longest_s: float) -> None:
+    """Say on stderr why nothing happens."""
+    _tell(f"waiting for the daemon's answer, up to {longest_s:g} s")
+
+
+def _tell(text: str) -> None:
+    """Write to stderr at once: a program may read stdout."""
+    sys.stderr.write(f"kata-pin: {text}\n")
+    sys.stderr.flush()
+
+
+def ask(
+    path: str,
+    verb: str,
+    arguments: Mapping[str, object],
+    deadline_s: float,
+    *,
+    waiting: Callable[[float], None] | None = None,
+) -> bytes:
     """Send one request to a socket and return the reply's encoded document.
 
-    Raises DaemonAway, DaemonSilent, DaemonError (refused, or no right to connect) and
-    RemoteProtocolError.
+    `waiting` is called with the deadline in seconds once PATIENCE_S passed without a reply. Raises
+    DaemonAway, DaemonSilent, DaemonError (refused, or no right to connect) and RemoteProtocolError.
     """
     deadline = time.monotonic() + deadline_s
     try:
@@ -169,6 +245,8 @@ def ask(path: str, verb: str, arguments: Mapping[str, object], deadline_s: float
             peer.settimeout(deadline_s)
             peer.connect(path)
             peer.sendall(encode_request(verb, arguments))
+            if waiting is not None and not _readable(peer, PATIENCE_S):
+                waiting(deadline_s)
             line = _line(peer, deadline)
     except (FileNotFoundError, ConnectionRefusedError) as error:
         raise DaemonAway(f"no daemon is listening on {path}") from error
@@ -177,14 +255,21 @@ def ask(path: str, verb: str, arguments: Mapping[str, object], deadline_s: float
             f"no permission to connect to {path}",
             hint="run as root, or join group kata-pin for read-only access",
         ) from error
-    except (TimeoutError, BlockingIOError) as error:
+    except (TimeoutError, BlockingIOError) as error:  # the latter: its queue is full
         raise DaemonSilent(
             f"the daemon did not answer on {path} within {deadline_s:g} s",
-            hint="see its log: journalctl -u kata-pin",
+            hint="systemctl restart kata-pin; its log: journalctl -u kata-pin",
         ) from error
     except OSError as error:
-        raise DaemonError(f"cannot talk to {path}: {error.strerror or error}") from error
+        raise DaemonError(f"cannot talk to {path}: {error.strerror or reason_of(error)}") from error
     return parse_reply(line)
+
+
+def _readable(peer: socket.socket, seconds: float) -> bool:
+    """Return whether there is something to read, or the other side ended, within the time."""
+    waiting = select.poll()
+    waiting.register(peer, select.POLLIN)
+    return bool(waiting.poll(seconds * 1000))
 
 
 def _line(peer: socket.socket, deadline: float) -> bytes:

@@ -15,9 +15,9 @@ from typing import Final
 import click
 
 from kata_pin import __version__
-from kata_pin.cli.options import Session, global_options
+from kata_pin.cli.options import Commands, Session, global_options
 from kata_pin.cli.render import screen
-from kata_pin.errors import KataPinError
+from kata_pin.errors import KataPinError, reason_of
 
 COMPLETE: Final = "_KATA_PIN_COMPLETE"
 """The environment variable by which a shell asks for completions (click's protocol)."""
@@ -27,12 +27,19 @@ _UNINSTALL: Final = "Restore all affinities and remove the files of install that
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "show": ("show:show", "Show the sandboxes of this node, one of them, or its pCPUs."),
+    "top": ("top:top", "Show live what sandboxes and their exclusive pCPUs do."),
     "who": ("inspect:who", "Show every host thread that may run on a pCPU."),
     "map": ("inspect:guest_map", "Show which vCPU, guest CPU and container each pCPU serves."),
     "explain": ("inspect:explain", "Explain where the threads of a sandbox run and why."),
     "history": ("inspect:history", "Show how sandboxes changed, when and why."),
-    "check": ("inspect:check", "Check that every thread has its expected affinity."),
+    "check": ("check:check", "Check affinities, and who runs on exclusive pCPUs."),
+    "prove": (
+        "prove:prove",
+        "Measure whether exclusive pCPUs run nothing but their owner's threads.",
+    ),
+    "metrics": ("metrics:metrics", "Print the daemon's metrics in Prometheus' text format."),
     "doctor": ("inspect:doctor", "Check this node's prerequisites and report what is missing."),
+    "draw": ("draw:draw", "Draw this node: each pCPU with its owner and what runs there."),
     "pools": ("alloc:pools", "Show the allocator's pools of pCPUs and their owners."),
     "alloc": ("alloc:alloc", "Inspect what the allocator did or would do."),
     "policy": (
@@ -42,6 +49,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "pin": ("pin:pin", "Set the affinities of one sandbox, or of all, now."),
     "unpin": ("pin:unpin", "Restore the original affinities of one sandbox, or of all."),
     "run": ("run:run", "Run the daemon in the foreground."),
+    "reload": ("reload:reload", "Have the daemon read its configuration again."),
     "config": ("config:config", "Show or check a configuration, or print a sample file."),
     "install": (
         "install:install",
@@ -53,7 +61,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 """Every command in the order of the help: module and name below cli.commands, and its summary."""
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Commands):
     """A group whose commands are imported when they are named."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -81,7 +89,8 @@ def cli() -> None:
     """Keep every host thread of a Kata sandbox on the CPUs that its pod was given.
 
     Asks the daemon or, if it is not running, reads /proc. Exit status: 0 success, 1 failure, 2
-    wrong usage, 3 findings of `check`, 78 wrong configuration.
+    wrong usage, 3 findings of `check` or a violation that `prove` measured, 4 `check` or `prove`
+    could not tell, 78 wrong configuration.
     """
 
 
@@ -94,8 +103,9 @@ def run(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     screen.tolerate_any_text()
     session = Session()
+    given = sys.argv[1:] if arguments is None else arguments
     try:
-        return _invoke(sys.argv[1:] if arguments is None else arguments, session)
+        return _invoke(given, session)
     except BrokenPipeError:
         _forget_stdout()
         return 141
@@ -104,18 +114,23 @@ def run(arguments: list[str] | None = None) -> int:
     except click.exceptions.Exit as done:
         return done.exit_code
     except click.ClickException as error:
+        if "--json" in given:  # wrong usage ends the parsing, perhaps before this option
+            place = getattr(error, "ctx", None)
+            path = place.command_path if place else "kata-pin"
+            _print_error(error.format_message(), f"{path} --help", error.exit_code)
         error.show()
         return error.exit_code
     except KataPinError as error:
         return _failed(session, error, error.exit_code)
     except OSError as error:  # our own reads are translated; what is left is the output
         _forget_stdout()
-        failure = KataPinError(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        place = "" if error.filename else "standard output: "
+        failure = KataPinError(f"{place}{reason_of(error)}")
         failure.__cause__ = error
         return _failed(session, failure, 1)
     except Exception as error:  # noqa: BLE001 - the last barrier: no traceback unless asked for
         unexpected = KataPinError(
-            f"unexpected {type(error).__name__}: {error}",
+            f"unexpected {type(error).__name__}: {reason_of(error)}",
             hint="this is a bug in kata-pin; --debug prints the traceback",
         )
         unexpected.__cause__ = error
@@ -140,20 +155,21 @@ def _invoke(arguments: list[str], session: Session) -> int:
 
 def _failed(session: Session, error: KataPinError, status: int) -> int:
     """Print an error: one line and a hint, and a JSON document with --json."""
-    from kata_pin.cli.reports.words import safe
-
     if session.debug:
         import traceback
 
         traceback.print_exception(error)
     if session.json:
-        from kata_pin.model.reports.settings import ErrorDocument
-
-        screen.document(ErrorDocument(error=error.message, hint=error.hint, exit_status=status))
-    sys.stderr.write(f"kata-pin: {safe(error.message)}\n")
-    if error.hint:
-        sys.stderr.write(f"  hint: {safe(error.hint)}\n")
+        _print_error(error.message, error.hint, status)
+    screen.failure(error)
     return status
+
+
+def _print_error(message: str, hint: str, status: int) -> None:
+    """Print an error as a JSON document."""
+    from kata_pin.model.reports.settings import ErrorDocument
+
+    screen.document(ErrorDocument(error=message, hint=hint, exit_status=status))
 
 
 def _forget_stdout() -> None:

@@ -14,6 +14,7 @@ import click
 if TYPE_CHECKING:
     from kata_pin.cli.client import Provider
     from kata_pin.config import Config
+    from kata_pin.model.cpuset import CpuSet
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,6 +22,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_FILE: Final = "/etc/kata-pin/config.yaml"
 RUNTIME_DIR: Final = "/run/kata-pin"
 """Both as in kata_pin.config, whose import costs more than a question to the daemon."""
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SPAN: Final = re.compile(r"([0-9]{1,6})([smhd])\Z")
 
 _KEY: Final = re.compile(r"^runtime_dir:[ \t]+(/[^\s'\"#]+)(?:[ \t]+#.*)?[ \t]*$", re.MULTILINE)
 
@@ -63,10 +67,30 @@ class Session:
 
     @property
     def provider(self) -> Provider:
-        """Where documents come from."""
+        """Where documents come from; the command moves off exclusive pCPUs before it asks."""
         from kata_pin.cli.client import Provider
+        from kata_pin.hook import leave_exclusive_cpus
 
+        leave_exclusive_cpus(self.runtime_dir)
         return Provider(self)
+
+
+class Commands(click.Group):
+    """A group that names the nearest command where one is mistyped."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command; raises UsageError with a suggestion if there is none."""
+        from difflib import get_close_matches
+
+        known = self.list_commands(ctx)
+        mistyped = bool(args) and args[0] not in known and not args[0].startswith("-")
+        if mistyped and not ctx.resilient_parsing:  # a shell that completes wants no error
+            near = get_close_matches(args[0], known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"Commands: {', '.join(known)}."
+            ctx.fail(f"No such command {args[0]!r}. {hint}")
+        return super().resolve_command(ctx, args)
 
 
 def session_of(ctx: click.Context) -> Session:
@@ -119,8 +143,48 @@ _JSON = click.option(
     is_flag=True,
     expose_value=False,
     callback=_remember_json,
-    help="Print JSON (docs/json.md describes it).",
+    help="Print JSON; json.md in docs/ or /usr/share/doc/kata-pin describes it.",
 )
+
+
+def cpu_list(ctx: click.Context, param: click.Parameter, text: str) -> CpuSet:
+    """Return the CPU set that an argument or option names, such as `0-3,8`."""
+    from kata_pin.errors import KataPinError
+    from kata_pin.model.cpuset import CpuSet
+
+    try:
+        return CpuSet.parse(text)
+    except KataPinError as error:
+        raise click.BadParameter(error.message, ctx, param) from error
+
+
+def time_span(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
+    """Return the seconds of a time span."""
+    if value is None:
+        return None
+    found = _SPAN.match(value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is not a time span such as 90s, 15m, 2h or 1d")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def in_namespace(command: F) -> F:
+    """Add -n NAMESPACE to a command about sandboxes."""
+    return click.option(
+        "-n", "--namespace", metavar="NAMESPACE", help="Only pods of this Kubernetes namespace."
+    )(command)
+
+
+def measured_for(command: F) -> F:
+    """Add --for SPAN to a command that measures exclusive pCPUs for a moment."""
+    return click.option(
+        "--for",
+        "seconds",
+        metavar="SPAN",
+        callback=time_span,
+        help="How long exclusive pCPUs are measured, such as 10s; 0s: not at all.  "
+        "[default: isolation.check_s of the configuration]",
+    )(command)
 
 
 def complete_sandbox(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:

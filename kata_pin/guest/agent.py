@@ -19,10 +19,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Self, TypeVar
 
+from kata_pin.calls import DIRECT, Calls
 from kata_pin.errors import (
     AgentDenied,
     AgentFailed,
@@ -62,11 +64,16 @@ class AgentVersion:
 
 @dataclass
 class AgentClient:
-    """Calls one agent. `connect_s` bounds connecting, `call_s` each call."""
+    """Calls one agent. `connect_s` bounds connecting, `call_s` each call.
+
+    `slowest_s` is what the slowest answer so far took.
+    """
 
     address: AgentAddress
     connect_s: float
     call_s: float
+    calls: Calls = DIRECT
+    slowest_s: float = field(default=0.0, init=False)
     _connection: Connection | None = field(default=None, init=False)
 
     async def __aenter__(self) -> Self:
@@ -79,7 +86,9 @@ class AgentClient:
     async def connect(self) -> None:
         """Connect, or connect again; raises AgentUnavailable."""
         await self.close()
-        self._connection = await Connection.open(self.address, connect_s=self.connect_s)
+        self._connection = await Connection.open(
+            self.address, connect_s=self.connect_s, calls=self.calls
+        )
 
     async def close(self) -> None:
         """Close the connection at once; may be called again."""
@@ -209,9 +218,11 @@ class AgentClient:
     ) -> T:
         if self._connection is None:
             raise AgentUnavailable(f"agent {self.address}: not connected")
+        asked = time.monotonic()
         data = await self._connection.call(
             service, method, payload, call_s=self.call_s, limit=limit
         )
+        self.slowest_s = max(self.slowest_s, time.monotonic() - asked)
         return self._parsed(parse, data)
 
     def _parsed(self, parse: Callable[[bytes], T], data: bytes) -> T:

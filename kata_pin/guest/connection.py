@@ -16,6 +16,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import Final
 
+from kata_pin.calls import DIRECT, Calls
 from kata_pin.errors import (
     AgentDenied,
     AgentFailed,
@@ -23,6 +24,7 @@ from kata_pin.errors import (
     AgentUnsupported,
     GuestError,
     ParseError,
+    reason_of,
 )
 from kata_pin.guest.address import AgentAddress, VsockAddress
 from kata_pin.wire import ttrpc
@@ -47,9 +49,11 @@ class Connection:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     @classmethod
-    async def open(cls, address: AgentAddress, *, connect_s: float) -> Connection:
+    async def open(
+        cls, address: AgentAddress, *, connect_s: float, calls: Calls = DIRECT
+    ) -> Connection:
         """Connect within `connect_s` seconds; raises AgentUnavailable."""
-        sock = _socket(address)
+        sock = _socket(address, calls)
         try:
             async with asyncio.timeout(connect_s):
                 await _connect(sock, address)
@@ -127,12 +131,14 @@ class Connection:
                 return ttrpc.parse_response(frame.data)
 
 
-def _socket(address: AgentAddress) -> socket.socket:
-    family = socket.AF_VSOCK if isinstance(address, VsockAddress) else socket.AF_UNIX
-    kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+def _socket(address: AgentAddress, calls: Calls) -> socket.socket:
+    """Return a socket, connected already to a path: that may need rights."""
     try:
-        return socket.socket(family, kind)
-    except OSError as error:  # the host has no vsock
+        if isinstance(address, VsockAddress):
+            kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+            return socket.socket(socket.AF_VSOCK, kind)
+        return calls.connect(address.path)
+    except OSError as error:  # also: the host has no vsock
         raise AgentUnavailable(f"agent {address}: {_reason(error, '')}") from error
 
 
@@ -141,7 +147,6 @@ async def _connect(sock: socket.socket, address: AgentAddress) -> None:
     if isinstance(address, VsockAddress):
         await loop.sock_connect(sock, (address.cid, address.port))
     else:
-        await loop.sock_connect(sock, address.path)
         await _pass_through(sock, address.port)
 
 
@@ -185,4 +190,4 @@ def _reason(error: Exception, late: str) -> str:
     """Return what went wrong in a few words; `late` for our own deadline, which has no errno."""
     if isinstance(error, TimeoutError) and error.errno is None:
         return late
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return reason_of(error)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kata_pin.cli.options import Session, global_options
+from kata_pin.cli.options import Commands, Session, cpu_list, global_options
 from kata_pin.cli.render import screen
+from kata_pin.cli.reports import words
 from kata_pin.cli.reports.words import safe
 from kata_pin.errors import KataPinError, StateError
 from kata_pin.model.cpuset import CpuSet
@@ -36,7 +37,7 @@ _TOPOLOGY = click.option("--topology", metavar="FILE", type=click.Path(),
                          "scripts/capture-host.")  # fmt: skip
 
 
-@click.group()
+@click.group(cls=Commands)
 def alloc() -> None:
     """Inspect what the allocator did or would do."""
 
@@ -102,6 +103,13 @@ def choose_grant(state: State, text: str) -> Grant:
             raise KataPinError(
                 f"{safe(text)!r} matches {len(matches)} containers: {named}",
                 hint="give more of the id, or namespace/pod/name",
+            )
+    for holder in allocation.holders:
+        if text in {holder.id, holder.name, f"{holder.pod}/{holder.name}"}:
+            raise KataPinError(
+                f"kata-pin gave {safe(text)!r} no CPUs: its pCPUs {holder.cpus} are exclusive by "
+                f"{words.holder_source(holder)} ({safe(holder.reason)})",
+                hint="kata-pin pools lists all containers with such pCPUs",
             )
     raise KataPinError(f"no container {safe(text)!r}", hint="kata-pin pools lists them")
 
@@ -209,13 +217,6 @@ def _quantity(ctx: click.Context, param: click.Parameter, text: str) -> int:
     return millis
 
 
-def _cpu_list(ctx: click.Context, param: click.Parameter, text: str) -> CpuSet:
-    try:
-        return CpuSet.parse(text)
-    except KataPinError as error:
-        raise click.BadParameter(error.message, ctx, param) from error
-
-
 @alloc.command("what-if")
 @click.option("--cpus", "millis", callback=_quantity, required=True, metavar="N",
               help="CPU request and limit of the container, such as 4, 0.5 or 500m.")  # fmt: skip
@@ -229,7 +230,7 @@ def _cpu_list(ctx: click.Context, param: click.Parameter, text: str) -> CpuSet:
     "--kata/--no-kata", default=True, help="Treat the container as a Kata (VM) container (default)."
 )
 @_TOPOLOGY
-@click.option("--taken", callback=_cpu_list, default="", metavar="CPUS",
+@click.option("--taken", callback=cpu_list, default="", metavar="CPUS",
               help="pCPUs that are exclusive to other containers.")  # fmt: skip
 @global_options
 @click.pass_obj
@@ -247,8 +248,9 @@ def what_if(
     """Show what a policy would give a container, and why.
 
     Prints its pCPUs, the effect on other containers, and the candidates in order of comparison with
-    their sort keys. Nothing is changed. Uses the settings of section alloc; pCPUs that the
-    kubelet's static policy assigned count as taken.
+    their sort keys. Nothing is changed. Uses the settings of section alloc; pCPUs that
+    others gave exclusively, such as the kubelet's static policy, count as taken. The pod has no
+    annotation: with the policy annotation its class is none unless --class says otherwise.
     """
     from kata_pin.cli.reports.alloc import Question, answer, occupied
 
@@ -260,8 +262,6 @@ def what_if(
     document = None if topology else session.provider.state()
     chosen = _policy(settings, topology)
     wanted = CpuClass(cpu_class) if cpu_class else None
-    if wanted is None and settings.policy == "annotation":
-        wanted = CpuClass.EXCLUSIVE
     state = occupied(chosen, document, taken)
     told = answer(chosen, state, Question(millis, wanted, kata, pod))
     screen.report(told, json=session.json, by="alloc:what_if")

@@ -7,15 +7,12 @@ import click
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@click.pass_context
-def completion(ctx: click.Context, shell: str) -> None:
+def completion(shell: str) -> None:
     """Print a shell's completion script.
 
-    For bash: kata-pin completion bash > /etc/bash_completion.d/kata-pin. Sandboxes are completed
-    while the daemon runs.
+    `install` puts the scripts where the shells look for them; for another place: kata-pin
+    completion bash > FILE. Sandboxes are completed while the daemon runs.
     """
-    from click.shell_completion import get_completion_class
+    from kata_pin.cli.node.completions import script
 
-    kind = get_completion_class(shell)
-    assert kind is not None, "click.Choice above names only shells that click knows"
-    click.echo(kind(ctx.find_root().command, {}, "kata-pin", "_KATA_PIN_COMPLETE").source())
+    click.echo(script(shell), nl=False)

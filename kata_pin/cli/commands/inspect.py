@@ -1,35 +1,46 @@
-"""`kata-pin who`, `map`, `explain`, `check`, `doctor` and `history`: read-only."""
+"""`kata-pin who`, `map`, `explain`, `doctor` and `history`: read-only."""
 
 from __future__ import annotations
 
-import re
-from typing import Final
+from typing import TYPE_CHECKING
 
 import click
 
-from kata_pin.cli.options import Session, complete_sandbox, global_options
+from kata_pin.cli.options import (
+    Session,
+    complete_sandbox,
+    cpu_list,
+    global_options,
+    in_namespace,
+    time_span,
+)
 from kata_pin.cli.render import screen
+from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.reports.map import MapDocument, MapSandbox
 from kata_pin.model.reports.state import State
 
-FOUND = 3
-"""Exit status of `check` with findings that fail."""
+if TYPE_CHECKING:
+    from kata_pin.config import Config
+    from kata_pin.errors import ConfigError
 
 
 @click.command()
-@click.argument("cpu", type=click.IntRange(0, 8191))
+@click.argument("cpus", callback=cpu_list)
 @global_options
 @click.pass_obj
-def who(session: Session, cpu: int) -> None:
+def who(session: Session, cpus: CpuSet) -> None:
     """Show every host thread that may run on a pCPU.
 
-    Grouped by process, with owners. On an exclusive pCPU, processes that do not belong to the
-    owner's sandbox are marked as intruders. Kernel threads are summarised.
+    Grouped by process, with owners. CPUS is a number or a list such as 0-3,8: who may run on any of
+    them. On an exclusive pCPU, processes that do not belong to the owner's sandbox are marked as
+    intruders. Kernel threads are summarised.
     """
     from kata_pin.cli.reports import who as who_report
 
-    document = who_report.who(session.provider.state(), cpu)
-    screen.report(document, json=session.json, by="reports:who")
+    if not cpus:
+        raise click.UsageError("CPUS is empty: give a pCPU or a list such as 0-3,8")
+    document = who_report.who(session.provider.state(), cpus)
+    screen.report(document, json=session.json, by="who:who")
 
 
 @click.command()
@@ -48,44 +59,44 @@ def explain(session: Session, sandbox: str) -> None:
 
 
 @click.command()
+@click.argument("sandbox", required=False, shell_complete=complete_sandbox)
+@in_namespace
 @global_options
 @click.pass_obj
-def check(session: Session) -> int:
-    """Check that every thread has its expected affinity.
-
-    Exit status 3 on drift, on an exclusive pCPU of two sandboxes and, with `intruders: fail`, on a
-    host process that may run on an exclusive pCPU.
-    """
-    from kata_pin.cli.reports import findings
-    from kata_pin.cli.reports import who as who_report
-    from kata_pin.config.tree import Intruders
-
-    state = session.provider.state()
-    document = findings.check(
-        state,
-        who_report.intruders(state),
-        intruders_fail=session.config.intruders is Intruders.FAIL,
-    )
-    screen.report(document, json=session.json, by="reports:check")
-    return 0 if document.ok else FOUND
-
-
-@click.command()
-@global_options
-@click.pass_obj
-def doctor(session: Session) -> int:
+def doctor(session: Session, sandbox: str | None, namespace: str | None) -> int:
     """Check this node's prerequisites and report what is missing.
 
     Capabilities, kernel, debugfs, process events, hooks, Kata's and the kubelet's configuration,
     other programs that set affinities, and for each sandbox how its threads were identified, which
-    overhead modes are usable and which vhost workers serve its interfaces. Exit status 1 if a check
-    fails.
+    overhead modes are usable and which vhost workers serve its interfaces. With SANDBOX or -n only
+    the daemon and these sandboxes. Exit status 1 if a check fails.
     """
     from kata_pin.cli.reports import doctor_node
 
-    document = doctor_node.examine(session.config, session.provider, file=session.config_file)
+    provider = session.provider
+    if sandbox is not None or namespace is not None:
+        document = doctor_node.examine_sandboxes(
+            session.config, provider, provider.chosen(sandbox, namespace), namespace
+        )
+    else:
+        config, wrong = _settings(session)
+        document = doctor_node.examine(config, provider, file=session.config_file, wrong=wrong)
     screen.report(document, json=session.json, by="reports:doctor")
     return 0 if document.ok else 1
+
+
+def _settings(session: Session) -> tuple[Config, ConfigError | None]:
+    """Return the settings; those of the running daemon where the file is wrong, with its error."""
+    from kata_pin.config.file import from_data
+    from kata_pin.errors import ConfigError, DaemonError
+
+    try:
+        return session.config, None
+    except ConfigError as error:
+        try:
+            return from_data(session.provider.running_config().settings), error
+        except DaemonError:
+            raise error from None
 
 
 @click.command(name="map")
@@ -116,26 +127,12 @@ def map_document(state: State) -> MapDocument:
     )
 
 
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_SPAN: Final = re.compile(r"([0-9]{1,6})([smhd])\Z")
-
-
-def _seconds(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
-    """Return the seconds of a time span."""
-    if value is None:
-        return None
-    found = _SPAN.match(value)
-    if found is None:
-        raise click.BadParameter(f"{value!r} is not a time span such as 90s, 15m, 2h or 1d")
-    return int(found[1]) * _UNITS[found[2]]
-
-
 @click.command()
 @click.argument("sandbox", required=False, default="", shell_complete=complete_sandbox)
 @click.option(
     "--since",
     metavar="SPAN",
-    callback=_seconds,
+    callback=time_span,
     help="Only changes of the last SPAN, such as 90s, 15m, 2h or 1d.",
 )
 @click.option(

@@ -1,6 +1,7 @@
 """`kata-pin install` and `kata-pin uninstall`.
 
-Install writes the hook, its hooks.d files, the service and sample settings. Uninstall first keeps
+Install writes the hook, its hooks.d files, the service, sample settings, the man page, the JSON
+documents' description, completions and a link in PATH. Uninstall first keeps
 new containers from running the hook, then restores all affinities (D18), then removes the
 rest. With --root, for packagers, nothing outside it is read, written or asked.
 """
@@ -8,14 +9,16 @@ rest. With --root, for packagers, nothing outside it is read, written or asked.
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
 from collections.abc import Callable
+from typing import Final
 
 import click
 
-from kata_pin.cli.client import WRITE_S, DaemonAway, ask
+from kata_pin.cli.client import WRITE_S, DaemonAway, ask, probe
 from kata_pin.cli.node.changes import Node, line
-from kata_pin.cli.node.files import HOOKS_DIR, Choices, Runtime, node_files
+from kata_pin.cli.node.files import HOOKS_DIR, PROGRAM_LINK, Choices, Runtime, node_files
 from kata_pin.cli.options import Session, global_options
 from kata_pin.cli.render import screen
 from kata_pin.cli.reports.words import safe
@@ -25,10 +28,14 @@ from kata_pin.model.reports.applied import Applied
 from kata_pin.model.reports.settings import FileChange, FilesDocument
 from kata_pin.wire.reports import decode
 
+HOMES: Final = ("/home/", "/root/")
+"""Where the service sees nothing: ProtectHome= of its unit."""
+
 NEXT_STEPS = """\
 next:
   systemd-sysusers && systemd-tmpfiles --create kata-pin.conf
-  systemctl daemon-reload && systemctl enable --now kata-pin"""
+  systemctl daemon-reload && systemctl enable --now kata-pin
+  kata-pin doctor"""
 
 CONTAINERD_STEP = """\
 containerd: merge /etc/kata-pin/containerd-hooks.json into the base runtime spec of Kata's handlers,
@@ -45,6 +52,7 @@ def release_pins(config: Config, release_all: Release) -> str:
     """
     try:
         path = os.path.join(config.runtime_dir, "control.sock")
+        probe(path)
         answer = ask(path, "release", {}, WRITE_S)
         document, by = decode(answer, Applied), "by the daemon"
     except DaemonAway:
@@ -74,7 +82,18 @@ def uninstall_node(root: str, release: Callable[[], str]) -> tuple[list[FileChan
 
 
 def check_programs(choices: Choices) -> None:
-    """Raise KataPinError unless the programs that the files name are executable here."""
+    """Raise KataPinError unless the programs that the files name are executable here.
+
+    The service sees no home directory (ProtectHome= of its unit).
+    """
+    interpreter = os.path.join(os.path.dirname(choices.program), "python")  # of its environment
+    for path in (choices.program, interpreter, choices.config_file):
+        real = os.path.realpath(path)
+        if real.startswith(HOMES):
+            raise KataPinError(
+                f"the service cannot see {real}: home directories are hidden from it",
+                hint="install kata-pin below /opt with the system's Python (--program, --config)",
+            )
     for option, path in (("--python", choices.python), ("--program", choices.program)):
         if not os.access(path, os.X_OK):
             raise KataPinError(
@@ -82,9 +101,43 @@ def check_programs(choices: Choices) -> None:
             )
 
 
+def program_file(given: str | None) -> str:
+    """Return the path of the program, not of the link that an earlier `install` made to it.
+
+    Raises KataPinError for a relative path: the service runs in another folder.
+    """
+    if given is None:
+        return os.path.join(sysconfig.get_path("scripts"), "kata-pin")
+    if not os.path.isabs(given):
+        raise KataPinError(
+            f"--program {given} is not an absolute path", hint="give it as on the node"
+        )
+    return os.path.realpath(given) if given == PROGRAM_LINK else given
+
+
+def settings_file(root: str, given: str | None) -> str:
+    """Return the path of the settings as the service opens it, whose folder is another.
+
+    Raises KataPinError for a relative path below another root, where nothing says relative to what.
+    """
+    if given is None or os.path.isabs(given):
+        return given or DEFAULT_FILE
+    if root != "/":
+        raise KataPinError(
+            f"--config {given} is not an absolute path", hint="with --root give it as on the node"
+        )
+    return os.path.abspath(given)
+
+
 def settings_below(root: str, config_file: str) -> Config:
     """Return the settings of the node below `root`; the defaults when it has none yet."""
     return load(default=os.path.join(root, config_file.lstrip("/")))
+
+
+def is_before(release: str, version: tuple[int, int]) -> bool:
+    """Whether a kernel's release (uname -r) is older than a version; one that is no number is."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return found is None or (int(found[1]), int(found[2])) < version
 
 
 @click.command()
@@ -112,17 +165,20 @@ def install(
 ) -> None:
     """Install the hook, the service and sample settings on this node.
 
-    Can be repeated: writes missing and outdated files and keeps modified ones.
+    Also the man page, the description of the JSON documents, completions for bash, zsh and fish,
+    and a link /usr/bin/kata-pin. Can be repeated: writes missing and outdated files and keeps
+    modified ones.
     """
     chosen = {Runtime.CRIO: crio, Runtime.PODMAN: podman, Runtime.CONTAINERD: containerd}
-    config_file = session.config_file or DEFAULT_FILE
+    config_file = settings_file(root, session.config_file)
     choices = Choices(
-        program=program or os.path.join(sysconfig.get_path("scripts"), "kata-pin"),
+        program=program_file(program),
         python=python,
         runtimes=frozenset(runtime for runtime, wanted in chosen.items() if wanted),
         prestart=prestart,
         config_file=config_file,
         config=settings_below(root, config_file),
+        old_kernel=root != "/" or is_before(os.uname().release, (6, 6)),
     )
     if root == "/":
         check_programs(choices)
@@ -150,9 +206,12 @@ def uninstall(session: Session, *, root: str) -> None:
         if root != "/":
             return "affinities are kept (--root)"
         from kata_pin.daemon.service.offline import release_all
+        from kata_pin.sources.spool import Spool
 
-        config = settings_below(root, session.config_file or DEFAULT_FILE)
-        return release_pins(config, release_all)
+        config = settings_below(root, settings_file(root, session.config_file))
+        released = release_pins(config, release_all)
+        Spool(os.path.join(config.runtime_dir, "spool")).retire()
+        return released
 
     changes, released = uninstall_node(root, release)
     remarks = [released]

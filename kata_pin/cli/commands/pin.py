@@ -37,8 +37,7 @@ def unpin(session: Session, sandbox: str | None) -> int:
 
 
 def _change(session: Session, verb: Literal["pin", "unpin"], name: str | None) -> int:
-    provider = session.provider
-    document = provider.change(verb, provider.chosen(name))
+    document = session.provider.change(verb, name)
     screen.report(document, json=session.json, by="reports:applied")
     refused = {"refused", "denied"}
     outcomes = {r.outcome for one in document.sandboxes for r in one.results}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kata_pin.cli.options import Session, complete_sandbox, global_options
+from kata_pin.cli.options import Commands, Session, complete_sandbox, global_options
 from kata_pin.cli.render import screen
 from kata_pin.model.reports.settings import PolicyDocument
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CLASSES = ("none", "share", "exclusive")
 
 
-@click.group()
+@click.group(cls=Commands)
 def policy() -> None:
     """Override the CPU class of a pod (takes precedence over annotations).
 

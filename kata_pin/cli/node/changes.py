@@ -1,8 +1,9 @@
 """Putting files on a node, and taking away those that nobody changed since.
 
 What was written is kept with its digest in a manifest, in the format of sha256sum(1), below the
-same root; `sha256sum -c` on it tells what somebody changed. Nothing is kept in memory. Out of
-scope: what the files hold (files.py) and what a release of the pins means (the daemon).
+same root; `sha256sum -c` on it tells what somebody changed. Links are comments there. Nothing is
+kept in memory. Out of scope: what the files hold (files.py) and what a release of the pins means
+(the daemon).
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from kata_pin.cli.node.files import HOOK_PATH, NodeFile
+from kata_pin.cli.node.files import HOOK_PATH, NodeFile, NodeLink
 from kata_pin.errors import HostError, ParseError
 from kata_pin.model.reports.settings import FileChange
 
 MANIFEST: Final = "/var/lib/kata-pin/installed"
 CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
+
+_FILE: Final = re.compile(r"(?P<mark>[0-9a-f]{64})  (?P<path>/.+)")
+_LINK: Final = re.compile(r"# (?P<path>/.+?) (?P<mark>-> /.+)")
+"""Lines of the manifest. The mark of a file is its digest, that of a link where it leads."""
 
 _BASE_SPEC: Final = re.compile(r"^\s*base_runtime_spec\s*=\s*[\"']([^\"']+)[\"']", re.MULTILINE)
 
@@ -35,7 +40,7 @@ class Node:
     def __init__(self, root: str = "/") -> None:
         self._root = os.path.realpath(root)
 
-    def install(self, wanted: Iterable[NodeFile]) -> list[FileChange]:
+    def install(self, wanted: Iterable[NodeFile | NodeLink]) -> list[FileChange]:
         """Write the files that are missing or outdated, remove those no longer wanted.
 
         A file that somebody changed is kept. Raises HostError, ParseError for a bad manifest.
@@ -47,7 +52,7 @@ class Node:
             change = self._write(file, known.get(file.path))
             left.pop(file.path, None)
             if change.verb != "kept":
-                known[file.path] = _digest(file.content)
+                known[file.path] = _mark(file)
             changes.append(change)
         changes += self._remove_all(left, known)
         self._save(known)
@@ -56,44 +61,65 @@ class Node:
     def uninstall(self, *, folder: str = "/") -> list[FileChange]:
         """Remove the installed files below `folder` that nobody changed, the last written first."""
         known = self._manifest()
-        wanted = {path: digest for path, digest in known.items() if path.startswith(folder)}
+        wanted = {path: mark for path, mark in known.items() if path.startswith(folder)}
         changes = self._remove_all(dict(reversed(wanted.items())), known)
         self._save(known)
         return changes
 
-    def _write(self, file: NodeFile, known: str | None) -> FileChange:
-        present = self._read(file.path)
-        if present == file.content:
+    def altered(self) -> tuple[list[str], list[str]]:
+        """Return the installed files that are missing, and those that were modified since.
+
+        Both empty if nothing was installed. Raises HostError, ParseError for a bad manifest.
+        """
+        marks = {
+            path: (self._present(path, link=_leads(mark)), mark)
+            for path, mark in self._manifest().items()
+        }
+        missing = [path for path, (now, _) in marks.items() if now is None]
+        return missing, [path for path, (now, mark) in marks.items() if now not in {None, mark}]
+
+    @property
+    def installed(self) -> bool:
+        """Whether `install` was run."""
+        return os.path.exists(self._real(MANIFEST))
+
+    def _write(self, file: NodeFile | NodeLink, known: str | None) -> FileChange:
+        present = self._present(file.path, link=isinstance(file, NodeLink))
+        if present == _mark(file):
             return FileChange("unchanged", file.path)
-        if present is not None and file.settings:
+        if present is not None and isinstance(file, NodeFile) and file.settings:
             return FileChange("kept", file.path, "settings are never overwritten")
-        if present is not None and _digest(present) != known:
+        if present is not None and present != known:
             return FileChange("kept", file.path, "modified since it was installed")
-        self._replace(file.path, file.content, file.mode)
+        if isinstance(file, NodeLink):
+            self._replace_by_link(file)
+        else:
+            self._replace(file.path, file.content, file.mode)
         return FileChange("wrote", file.path)
 
     def _remove_all(self, wanted: dict[str, str], known: dict[str, str]) -> list[FileChange]:
         """Remove files; what is gone afterwards leaves `known`."""
         changes = []
-        for path, digest in wanted.items():
-            change = self._remove(path, digest)
+        for path, mark in wanted.items():
+            change = self._remove(path, mark)
             changes.append(change)
             if change.verb == "removed":
                 del known[path]
         return changes
 
-    def _remove(self, path: str, digest: str) -> FileChange:
-        present = self._read(path)
-        if present is not None and _digest(present) != digest:
+    def _remove(self, path: str, mark: str) -> FileChange:
+        if self._present(path, link=_leads(mark)) not in {None, mark}:
             return FileChange("kept", path, "modified since it was installed")
         user = self._base_spec_with_hook() if path == HOOK_PATH else ""
         if user:
             return FileChange("kept", path, f"used by containerd's {user}")
         with self._meaning("remove", path), contextlib.suppress(FileNotFoundError):
             os.unlink(self._real(path))
-        with contextlib.suppress(OSError):  # only a folder of our own that is empty now
-            if os.path.basename(os.path.dirname(path)) == "kata-pin":
-                os.rmdir(os.path.dirname(self._real(path)))
+        folder = os.path.dirname(path)
+        with contextlib.suppress(OSError):  # only folders of our own that are empty now
+            while "kata-pin" in folder.split("/"):
+                os.rmdir(self._real(folder))
+                folder = os.path.dirname(folder)
         return FileChange("removed", path)
 
     def _base_spec_with_hook(self) -> str:
@@ -105,24 +131,35 @@ class Node:
         return ""
 
     def _manifest(self) -> dict[str, str]:
-        """Return path -> digest of what was installed, in the order of installation."""
+        """Return path -> mark of what was installed, in the order of installation."""
         content = (self._read(MANIFEST) or b"").decode("utf-8", "replace")
         known = {}
         for line in content.splitlines():
-            match = re.fullmatch(r"([0-9a-f]{64})  (/.+)", line)
-            if match is None or ".." in match[2].split("/"):
+            match = _FILE.fullmatch(line) or _LINK.fullmatch(line)
+            if match is None or ".." in match["path"].split("/"):
                 raise ParseError("not a sha256sum line", source=MANIFEST, text=line)
-            known[match[2]] = match[1]
+            known[match["path"]] = match["mark"]
         return known
 
     def _save(self, known: dict[str, str]) -> None:
         if known:
-            lines = "".join(f"{digest}  {path}\n" for path, digest in known.items())
+            lines = "".join(
+                f"# {path} {mark}\n" if _leads(mark) else f"{mark}  {path}\n"
+                for path, mark in known.items()
+            )
             self._replace(MANIFEST, lines.encode(), 0o644)
             return
         with self._meaning("remove", MANIFEST), contextlib.suppress(FileNotFoundError):
             os.unlink(self._real(MANIFEST))
             os.rmdir(os.path.dirname(self._real(MANIFEST)))
+
+    def _present(self, path: str, *, link: bool) -> str | None:
+        """Return the mark of what is there, None for nothing; a file in a link's place has one."""
+        with self._meaning("read", path):
+            if link and os.path.islink(self._real(path)):
+                return f"-> {os.readlink(self._real(path))}"
+        content = self._read(path)
+        return None if content is None else _digest(content)
 
     def _read(self, path: str) -> bytes | None:
         with self._meaning("read", path):
@@ -143,6 +180,16 @@ class Node:
                 os.fchmod(file.fileno(), mode)
             os.rename(fresh, real)
 
+    def _replace_by_link(self, link: NodeLink) -> None:
+        real = self._real(link.path)
+        fresh = f"{real}.new"
+        with self._meaning("write", link.path):
+            os.makedirs(os.path.dirname(real), exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(fresh)
+            os.symlink(link.target, fresh)
+            os.rename(fresh, real)
+
     def _real(self, path: str) -> str:
         """Return where `path` of the node lies; HostError if a link leads out of the root."""
         real = os.path.join(self._root, path.lstrip("/"))
@@ -157,6 +204,15 @@ class Node:
             yield
         except OSError as error:
             raise HostError(operation, self._root + path, error.errno or 0) from error
+
+
+def _mark(file: NodeFile | NodeLink) -> str:
+    return f"-> {file.target}" if isinstance(file, NodeLink) else _digest(file.content)
+
+
+def _leads(mark: str) -> bool:
+    """Return whether a mark is that of a link."""
+    return mark.startswith("-> ")
 
 
 def _digest(content: bytes) -> str:

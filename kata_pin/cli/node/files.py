@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
+from kata_pin.cli.node.completions import PLACES, script
 from kata_pin.config import DEFAULT_FILE, Config
 from kata_pin.config.table import sample
 from kata_pin.config.tree import Hook
@@ -23,6 +24,11 @@ from kata_pin.errors import KataPinError
 HOOK_PATH: Final = "/usr/libexec/kata-pin/kata-pin-hook"
 HOOKS_DIR: Final = "/usr/share/containers/oci/hooks.d"  # read by CRI-O and by podman
 CONTAINERD_FRAGMENT: Final = "/etc/kata-pin/containerd-hooks.json"
+
+PROGRAM_LINK: Final = "/usr/bin/kata-pin"
+"""In every user's PATH, also in that of sudo."""
+
+DOCUMENTS: Final = "/usr/share/doc/kata-pin"
 
 PHASES: Final = ("createRuntime", "poststart", "poststop")
 """The phases that every supported Kata runs on the host (facts: Kata's hooks-handling.md, and the
@@ -33,6 +39,12 @@ KATA_ONLY_PHASES: Final = ("createContainer",)
 
 MAX_INTERPRETER: Final = 200
 """The kernel reads 256 bytes of a first line (execve(2)); `#!`, options and some room are ours."""
+
+LOCK_NAME: Final = "kata-pin"
+"""The folder below /run with the node's lock; also the default runtime directory."""
+
+_UNIT_PATH: Final = r"/[^\s%$'\"\\]+"
+"""What systemd.service(5) takes from ExecStart= as it is written."""
 
 _PLACEHOLDER: Final = re.compile(r"@([A-Z_]+)@")
 
@@ -59,11 +71,19 @@ class NodeFile:
 
 
 @dataclass(frozen=True)
+class NodeLink:
+    """A symbolic link: its absolute path on the node, and the absolute path that it names."""
+
+    path: str
+    target: str
+
+
+@dataclass(frozen=True)
 class Choices:
     """What the files depend on beside the configuration's content.
 
     `program` is the installed kata-pin, `python` the interpreter of the hook, `config_file` where
-    the daemon reads its settings.
+    the daemon reads its settings. `old_kernel`: it may be older than Linux 6.6.
     """
 
     program: str
@@ -72,9 +92,10 @@ class Choices:
     prestart: bool = False
     config_file: str = DEFAULT_FILE
     config: Config = field(default_factory=Config)
+    old_kernel: bool = False
 
 
-def node_files(choices: Choices) -> tuple[NodeFile, ...]:
+def node_files(choices: Choices) -> tuple[NodeFile | NodeLink, ...]:
     """Return every file to install, in the order in which they may appear on the node.
 
     The hook comes before what names it. Raises KataPinError where a choice cannot work.
@@ -86,9 +107,30 @@ def node_files(choices: Choices) -> tuple[NodeFile, ...]:
         NodeFile("/usr/lib/sysusers.d/kata-pin.conf", _filled("systemd/sysusers.conf", choices)),
         NodeFile("/usr/lib/tmpfiles.d/kata-pin.conf", _filled("systemd/tmpfiles.conf", choices)),
         NodeFile(unit, _filled("systemd/kata-pin.service", choices)),
+        *_drop_ins(choices),
         *_hooks_dir(choices),
         *_containerd(choices),
+        *_documents(),
+        *(NodeFile(path, script(shell).encode()) for shell, path in PLACES.items()),
+        *([NodeLink(PROGRAM_LINK, choices.program)] if choices.program != PROGRAM_LINK else []),
     )
+
+
+def _drop_ins(choices: Choices) -> Iterable[NodeFile]:
+    """Yield what the service needs on old kernels only."""
+    if choices.old_kernel:
+        name = "before-linux-6.6.conf"
+        folder = "/usr/lib/systemd/system/kata-pin.service.d"
+        yield NodeFile(f"{folder}/{name}", _asset(f"systemd/{name}").encode())
+
+
+def _documents() -> Iterable[NodeFile]:
+    """Yield the man page, and what programs need to read the JSON documents."""
+    folder = files("kata_pin.cli").joinpath("documents")
+    yield NodeFile("/usr/share/man/man8/kata-pin.8", folder.joinpath("kata-pin.8").read_bytes())
+    yield NodeFile(f"{DOCUMENTS}/json.md", folder.joinpath("json.md").read_bytes())
+    for schema in sorted(folder.joinpath("schema").iterdir(), key=lambda one: one.name):
+        yield NodeFile(f"{DOCUMENTS}/schema/{schema.name}", schema.read_bytes())
 
 
 def _hook_program(python: str) -> bytes:
@@ -111,12 +153,20 @@ def _filled(asset: str, choices: Choices) -> bytes:
             f"runtime_dir {runtime_dir} is not below /run",
             hint="the service and the spool need a directory that is emptied at boot",
         )
+    for option, path in (("--program", choices.program), ("--config", choices.config_file)):
+        if not re.fullmatch(_UNIT_PATH, path):
+            raise KataPinError(
+                f"the service cannot start {path!r}",
+                hint=f"give {option} an absolute path without white space, %, $, quotes and \\",
+            )
+    name = runtime_dir.removeprefix("/run/")
     values = {
         "PROGRAM": choices.program,
         "CONFIG": choices.config_file,
+        "USER": choices.config.user,
         "GROUP": choices.config.group,
         "RUNTIME_DIR": runtime_dir,
-        "RUNTIME_NAME": runtime_dir.removeprefix("/run/"),
+        "RUNTIME_NAMES": name if name == LOCK_NAME else f"{name} {LOCK_NAME}",
     }
     text = _PLACEHOLDER.sub(lambda match: values[match[1]], _asset(asset))
     return text.encode()

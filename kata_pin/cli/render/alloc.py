@@ -65,7 +65,8 @@ SHOWN: Final = 6
 def what_if(document: WhatIf, output: Output) -> list[Text]:
     """Return the answer, then what was considered."""
     refused = document.refused
-    asked = f"policy {document.policy}, {document.millis / 1000:g} CPUs"
+    noun = "CPU" if document.millis == 1000 else "CPUs"
+    asked = f"policy {document.policy}, {document.millis / 1000:g} {noun}"
     if document.pod:
         asked += f", in pod {document.pod}"
     lines = paragraph(styled(asked, "bold"), output)
@@ -92,6 +93,8 @@ def _facts(document: WhatIf, output: Output) -> Iterator[tuple[str, Text]]:
     before, after = document.before, document.after
     change = f"{before.shared} {output.arrow} {after.shared}"
     same = before.shared == after.shared
+    if before.taken:
+        yield "taken", Text(f"{before.taken}, exclusive to other containers")
     yield "shared pool", styled(f"{after.shared}, unchanged" if same else change)
     others = count(len(document.others), "container or VM", "containers and VMs")
     yield "others", Text(f"{others} would get other pCPUs" if document.others else "unchanged")

@@ -86,7 +86,7 @@ def _row(pcpu: Pcpu, output: Output, *, first: bool) -> list[Text]:
         Text(str(pcpu.number)),
         claim(pcpu),
         styled(", ".join(_owners(pcpu)), phrases.NAME),
-        _threads(pcpu, output),
+        threads(pcpu, output),
         _marks(pcpu),
     ]
 
@@ -112,7 +112,7 @@ def _owners(pcpu: Pcpu) -> Iterator[str]:
         yield words.owner(sandbox)
 
 
-def _threads(pcpu: Pcpu, output: Output) -> Text:
+def threads(pcpu: Pcpu, output: Output) -> Text:
     """Return the threads by sandbox, the owner's first; others' are named and stand out."""
     claimed = {sandbox.id for sandbox in (*pcpu.exclusive, *pcpu.shared)}
     owners = {sandbox.id for sandbox in pcpu.exclusive}

@@ -57,8 +57,8 @@ class Column:
     """A column: its title, after which characters a cell may be broken, its side.
 
     A piece between two breaks that is longer than `fold` is cut at that width all the same; 0
-    never cuts. `comfort` is a width below which `optional` columns are rather left out of the
-    table, which then says so.
+    never cuts. `comfort` is a width below which optional columns are rather left out of the table,
+    which then says so: those with the greatest `optional` first, those with 0 never.
     """
 
     title: str
@@ -66,7 +66,7 @@ class Column:
     right: bool = False
     fold: int = 0
     comfort: int = 0
-    optional: bool = False
+    optional: int = 0
 
 
 Row = Sequence[Text]
@@ -74,20 +74,28 @@ Row = Sequence[Text]
 
 def table(columns: Sequence[Column], rows: Sequence[Row], output: Output) -> list[Text]:
     """Return the lines of a table; each row has one cell a column."""
-    widths = _widths(columns, rows, output.width, comfortable=True)
-    if widths is not None:
-        return _laid_out(columns, rows, widths)
-    kept = [n for n, column in enumerate(columns) if not column.optional]
-    fewer = [columns[n] for n in kept]
-    short = [[row[n] for n in kept] for row in rows]
-    for comfortable in (True, False):
+    places = range(len(columns))
+    droppable = sorted(
+        (n for n in places if columns[n].optional), key=lambda n: (-columns[n].optional, -n)
+    )
+    last = len(droppable)
+    for dropped, comfortable in (*((n, True) for n in range(last + 1)), (last, False)):
+        kept = [n for n in places if n not in droppable[:dropped]]
+        fewer = [columns[n] for n in kept]
+        short = [[row[n] for n in kept] for row in rows]
         widths = _widths(fewer, short, output.width, comfortable=comfortable)
         if widths is not None:
-            left_out = ", ".join(column.title for column in columns if column.optional)
+            left_out = ", ".join(columns[n].title for n in sorted(droppable[:dropped]))
             remark = Text(f"not shown at this width: {left_out}", style="dim")
             told = paragraph(remark, output) if left_out else []
             return _laid_out(fewer, short, widths) + told
     return list(_blocks(columns, rows, output))
+
+
+def fits(columns: Sequence[Column], rows: Sequence[Row], output: Output) -> bool:
+    """Return whether a table has room for every column without breaking a cell."""
+    widths = [_natural(column, rows, n) for n, column in enumerate(columns)]
+    return sum(widths) + GAP * (len(columns) - 1) <= output.width
 
 
 def _laid_out(columns: Sequence[Column], rows: Sequence[Row], widths: Sequence[int]) -> list[Text]:
@@ -135,7 +143,7 @@ def wrap(text: Text, width: int, breaks: str) -> list[Text]:
             lines.append(text[start:position])
             start, used = position, 0
         while cell_len(piece.rstrip(" ")) > width:
-            count = _fitting(piece, width)
+            count = fitting(piece, width)
             lines.append(text[position : position + count])
             position += count
             start, piece = position, piece[count:]  # noqa: PLW2901 - the rest of this very piece
@@ -156,7 +164,7 @@ def _pieces(plain: str, breaks: str) -> list[str]:
     return re.findall(f"[^{escaped}]*[{escaped}]+|[^{escaped}]+", plain)
 
 
-def _fitting(piece: str, width: int) -> int:
+def fitting(piece: str, width: int) -> int:
     """Return how many characters fit into the width, at least one."""
     used = 0
     for count, character in enumerate(piece):

@@ -59,9 +59,16 @@ def _sandbox(sandbox: MapSandbox, output: Output) -> list[Text]:
     return lines
 
 
+_PLUGGED: Final = {
+    True: "vCPUs were hotplugged",
+    False: "no hotplugged vCPUs",
+    None: "number of vCPUs at boot unknown",
+}
+
+
 def _kernel(guest: Guest) -> Text:
     source = f" ({guest.kernel_source})" if guest.kernel_source else ""
-    plugged = "vCPUs were hotplugged" if guest.hotplugged else "no hotplugged vCPUs"
+    plugged = _PLUGGED[guest.hotplugged]
     name = f"Linux {guest.kernel}" if guest.kernel else "unknown"
     return styled(f"{name}{source}; {plugged}")
 
@@ -72,7 +79,7 @@ def _picture(guest: Guest, output: Output) -> list[Text]:
         Column("pCPU", CPUS, right=True),
         *([Column("")] if drawn else []),
         Column("vCPU", right=True),
-        Column("TID", right=True, optional=True),
+        Column("TID", right=True, optional=1),
         *([Column("")] if drawn else []),
         Column("GUEST CPU", right=True),
         Column("KNOWN", fold=8),

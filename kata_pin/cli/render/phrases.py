@@ -20,6 +20,7 @@ from kata_pin.model.reports.state import State
 GOOD, BAD, ODD, DIM, NAME = "green", "bold red", "yellow", "dim", "bold cyan"
 STATE_STYLES: Final = {
     "ok": GOOD,
+    "narrowed": GOOD,
     "drift": BAD,
     "conflict": BAD,
     "no-vmm": ODD,
@@ -65,7 +66,9 @@ def daemon(facts: Daemon) -> Text:
     """Return who made the document, in one line."""
     if not facts.running:
         reason = f" ({facts.reason})" if facts.reason else ""
-        return styled(f"daemon not running, state read from /proc{reason}", ODD)
+        found = "daemon hangs" if facts.silent else "daemon not running"
+        style = BAD if facts.silent else ODD
+        return styled(f"{found}, state read from /proc{reason}", style)
     up = age(facts.uptime_s)
     return styled(f"daemon {facts.version}, pid {facts.pid}, up {up}", DIM)
 
@@ -196,7 +199,7 @@ def guest(known: Guest) -> Text:
     """Return the state of guest pinning in words."""
     text = GUEST_STATES.get(known.state, known.state)
     if known.answered_s is not None:
-        text += f", {age(known.answered_s)} ago"
+        text += f", last answer {age(known.answered_s)} ago"
     if known.detail:
         text += f": {known.detail}"
     return styled(text, GUEST_STYLES.get(known.state, DIM))

@@ -2,7 +2,8 @@
 
 Each NUMA node is a strip of signs, one a pCPU, siblings side by side and cores apart: a letter for
 an owner of exclusive pCPUs, `.` for the shared pool, `+` for reserved ones in it, `h` for
-housekeeping, `-` for pCPUs outside all pools.
+housekeeping, `x` for pCPUs that others gave to containers exclusively, `-` for those outside all
+pools.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from kata_pin.model.reports.pools import (
 from kata_pin.model.reports.state import State
 
 LETTERS: Final = ascii_uppercase
-SHARED, RESERVED, HOUSEKEEPING, NOBODYS = ".", "+", "h", "-"
+SHARED, RESERVED, HOUSEKEEPING, TAKEN, NOBODYS = ".", "+", "h", "x", "-"
 _OFF: Final = "CPU allocation is off (alloc.policy: none)"
 _SANDBOXES_ONLY: Final = (
     "exclusive among sandboxes only: without NRI, other containers may run on any pCPU"
@@ -50,7 +51,7 @@ def pools(state: State, output: Output) -> list[Text]:
             lines += paragraph(styled(way, phrases.DIM), output)
         lines += [Text(), *_sizes(allocation, output), *_strips(state, allocation, letters, output)]
         lines += [Text(), *_grants(allocation, letters, output), *_pending(allocation, output)]
-    lines += _told(allocation, output)
+    lines += [*_holders(allocation, output), *_told(allocation, output)]
     return lines
 
 
@@ -71,6 +72,7 @@ def explain(document: AllocExplainDocument, output: Output) -> list[Text]:
         ("request", Text(f"{grant.millis / 1000:g} CPUs" if grant.millis else "none")),
         ("override", styled(grant.override or "")),
         ("cpuset", sent),
+        ("ended", Text("yes: its pCPUs wait for its next instance" if grant.ended else "")),
     ]
     lines = [*paragraph(Text(title, style="bold"), output), *facts(pairs, output)]
     for reason in grant.reasons:
@@ -106,6 +108,7 @@ def _sizes(allocation: Allocation, output: Output) -> list[Text]:
         ("shared", found.shared, SHARED),
         ("reserved", found.reserved, RESERVED),
         ("housekeeping", found.housekeeping, HOUSEKEEPING),
+        ("taken", found.taken, TAKEN),
     ]
     if allocation.held_back:
         pairs.append(("withheld", allocation.held_back, "until threads have moved"))
@@ -135,6 +138,7 @@ def _signs(allocation: Allocation, letters: Mapping[str, str]) -> dict[int, str]
     signs = dict.fromkeys(parse(found.reserved), RESERVED)
     shared = dict.fromkeys(parse(found.shared) - CpuSet(signs), SHARED)
     signs |= shared | dict.fromkeys(parse(found.housekeeping), HOUSEKEEPING)
+    signs |= dict.fromkeys(parse(found.taken), TAKEN)
     for grant in allocation.grants:
         signs |= dict.fromkeys(parse(grant.exclusive), letters.get(grant.id, ""))
     return signs
@@ -161,11 +165,35 @@ def _row(grant: Grant, letters: Mapping[str, str], *, waits: bool) -> Sequence[T
         styled(letters.get(grant.id, ""), phrases.NAME),
         styled(grant.pod),
         styled(grant.name or _vm(grant), "" if grant.name else phrases.DIM),
-        styled(grant.cpu_class),
+        styled(f"{grant.cpu_class}, ended" if grant.ended else grant.cpu_class),
         phrases.cpus(grant.exclusive),
         phrases.cpus(grant.shared),
     ]
     return [*row, styled(grant.pending or "", phrases.ODD)] if waits else row
+
+
+def _holders(allocation: Allocation, output: Output) -> list[Text]:
+    """Return who has the taken pCPUs, and how that is known."""
+    if not allocation.holders:
+        return []
+    columns = [
+        Column("POD", NAMES, fold=20),
+        Column("CONTAINER", NAMES, fold=16),
+        Column("EXCLUSIVE", CPUS),
+        Column("SOURCE"),
+        Column("REASON", optional=True),
+    ]
+    rows = [
+        [
+            styled(one.pod),
+            styled(one.name),
+            phrases.cpus(one.cpus),
+            styled(words.holder_source(one)),
+            styled(one.reason, phrases.DIM),
+        ]
+        for one in allocation.holders
+    ]
+    return [Text(), Text("pCPUs that others gave exclusively:"), *table(columns, rows, output)]
 
 
 def _vm(grant: Grant) -> str:

@@ -1,21 +1,22 @@
-"""`who`, `explain`, `check`, `doctor`, `history`, `pin` and `unpin` as lines of text."""
+"""`explain`, `check`, `doctor`, `history`, `pin` and `unpin` as lines of text."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from rich.text import Text
 
 from kata_pin.cli.render import phrases
-from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, paragraph, styled, table
+from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, paragraph, styled, table
 from kata_pin.cli.reports.words import NOTHING, age
 from kata_pin.model.count_noun import count
+from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.reports.applied import Applied
-from kata_pin.model.reports.check import CheckDocument
+from kata_pin.model.reports.check import CheckDocument, Finding
 from kata_pin.model.reports.doctor import DoctorDocument
 from kata_pin.model.reports.explain import Explanation
 from kata_pin.model.reports.history import Change, HistoryDocument
-from kata_pin.model.reports.who import HostProcess, KernelThreads, WhoDocument
 
 _STATUS_STYLES: Final = {
     "ok": phrases.GOOD,
@@ -23,114 +24,40 @@ _STATUS_STYLES: Final = {
     "warn": phrases.ODD,
     "fail": phrases.BAD,
 }
-_NAMES_SHOWN: Final = 6
 _OUTCOMES: Final = {
     "refused": "refused: no pCPU of it is in the thread's cpuset (EINVAL)",
     "denied": "denied: CAP_SYS_NICE is missing (EPERM)",
     "reused": "not set: the tid belongs to another thread now",
     "fixed": "not set: the kernel does not allow it for this thread",
 }
+_VERDICTS: Final = {
+    "ok": ("ok", phrases.GOOD),
+    "findings": ("FAIL", phrases.BAD),
+    "unknown": ("COULD NOT TELL", phrases.ODD),
+}
+_METHODS: Final = {
+    "perf": "perf records",
+    "hist": "kernel histograms",
+    "schedstat": "/proc/schedstat",
+    "wait": "the vCPUs' waiting",
+    "watch": "the daemon's watch",
+}
 _KINDS: Final = {
     "drift": ("drifting thread", "drifting threads"),
+    "foreign": ("exclusive pCPU that others ran on", "exclusive pCPUs that others ran on"),
     "conflict": ("conflict", "conflicts"),
-    "intruder": ("host process on exclusive pCPUs", "host processes on exclusive pCPUs"),
+    "intruder": ("host process", "host processes"),
+    "orphan": ("VMM without its shim", "VMMs without their shims"),
     "no-vmm": ("sandbox without VMM", "sandboxes without VMM"),
     "unpinned": ("unpinned sandbox", "unpinned sandboxes"),
+    "warning": ("warning", "warnings"),
 }
 """Kinds of findings, worst first: one and many."""
 
+INTRUDERS_SHOWN: Final = 10
+"""Groups of host processes that `check` names where they are no failure."""
+
 _ORDINARY_OUTCOMES: Final = {"done", "gone", "clipped"}
-
-
-def who(document: WhoDocument, output: Output) -> list[Text]:
-    """Return every host thread that may run on the pCPU."""
-    lines = facts(_place(document, output), output)
-    if not document.daemon.running:
-        lines += paragraph(phrases.daemon(document.daemon), output)
-    lines.append(Text())
-    if not document.online:
-        return [*lines[:-1], styled("offline: no thread can run here", phrases.ODD)]
-    columns = [
-        Column("PID", right=True),
-        Column("NAME", NAMES, fold=12),
-        Column("USER", NAMES, fold=8),
-        Column("OWNER", NAMES, fold=12, comfort=20),
-        Column("AFFINITY", CPUS),
-        Column("THREADS", ", ", fold=16, comfort=20),
-        Column("AGE", breaks="", right=True, optional=True),
-        Column("CPU-TIME", breaks="", right=True),
-        Column("COMMAND", " /", fold=16, comfort=24, optional=True),
-    ]
-    rows = [_process(process, output) for process in document.processes]
-    lines += table(columns, rows, output) if rows else [Text("no user processes")]
-    lines += [Text(), *_kernel(document.kernel, output)]
-    intruders = sum(1 for process in document.processes if process.intruder)
-    if intruders:
-        told = f"! {count(intruders, 'intruder')} on this exclusive pCPU"
-        lines += [Text(), *paragraph(styled(told, phrases.BAD), output, indent=2)]
-    return lines
-
-
-def _place(document: WhoDocument, output: Output) -> list[tuple[str, Text]]:
-    place = document.place
-    claims = [
-        f"{claim.claim} to {claim.pod}" + (f" ({claim.container})" if claim.container else "")
-        for claim in document.claims
-    ]
-    where, busy = "", document.busy_percent
-    if place is not None:
-        where = output.dot.join(
-            [
-                f"NUMA node {place.node}",
-                f"package {place.package}",
-                f"core {place.core}",
-                f"siblings {place.siblings}",
-                *place.marks,
-            ]
-        )
-    return [
-        ("pCPU", styled(str(document.cpu), phrases.NAME)),
-        ("place", styled(where)),
-        ("claim", styled("; ".join(claims) or "none")),
-        ("busy", Text("" if busy is None else f"{busy:.0f} % of the last 0.2 s")),
-    ]
-
-
-def _process(process: HostProcess, output: Output) -> list[Text]:
-    counts: dict[str, int] = {}
-    for thread in process.threads:
-        name = thread.label or thread.comm
-        counts[name] = counts.get(name, 0) + 1
-    threads = ", ".join(n if c == 1 else f"{n} {output.times}{c}" for n, c in counts.items())
-    affinities = dict.fromkeys(thread.affinity for thread in process.threads)
-    owner = process.pod or "the host"
-    style = phrases.BAD if process.intruder else ""
-    return [
-        Text(str(process.pid)),
-        styled(process.comm, style),
-        styled(process.user or NOTHING),
-        styled(f"{owner}, intruder" if process.intruder else owner, style),
-        styled("; ".join(affinities)),
-        styled(threads),
-        Text(age(process.age_s)),
-        Text(NOTHING if process.cpu_s is None else f"{process.cpu_s:.1f} s"),
-        styled(process.command or NOTHING, phrases.DIM),
-    ]
-
-
-def _kernel(kernel: KernelThreads, output: Output) -> list[Text]:
-    lines: list[Text] = []
-    for threads, words in (
-        (kernel.bound, "bound to this pCPU"),
-        (kernel.roaming, "that may also run here"),
-    ):
-        names = list(dict.fromkeys(thread.comm for thread in threads))
-        if names:
-            more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-            listed = ", ".join(names[:_NAMES_SHOWN])
-            text = f"{count(len(threads), 'kernel thread')} {words}: {listed}{more}"
-            lines += paragraph(styled(text, phrases.DIM), output, indent=2)
-    return lines
 
 
 def explain(document: Explanation, output: Output) -> list[Text]:
@@ -147,30 +74,71 @@ def explain(document: Explanation, output: Output) -> list[Text]:
 def check(document: CheckDocument, output: Output) -> list[Text]:
     """Return the findings, then one line that sums them up."""
     lines: list[Text] = []
-    if not document.daemon.running:
-        lines += paragraph(phrases.daemon(document.daemon), output)
-    for finding in sorted(document.findings, key=lambda f: not f.fails):
+    shown, left_out = _shown(document.findings)
+    for finding in shown:
         style = phrases.BAD if finding.fails else phrases.ODD
         head = f"{'FAIL' if finding.fails else 'note'} {finding.kind}: "
         lines += paragraph(styled(head, style) + styled(finding.text), output, indent=2)
-    style = phrases.GOOD if document.ok else phrases.BAD
-    return [*lines, *paragraph(styled(_verdict(document), style), output)]
+    if left_out:
+        told = f"note intruder: {count(left_out, 'more unit or cgroup', 'more units or cgroups')}"
+        told += " with less CPU time; --json lists all"
+        lines += paragraph(styled(told, phrases.ODD), output, indent=2)
+    if any(one.group is not None and not one.group.sandbox for one in document.findings):
+        lines += paragraph(styled(_keep_all_off(document.free), phrases.ODD), output, indent=2)
+    for why in document.unknown:
+        lines += paragraph(styled("unknown: ", phrases.ODD) + styled(why), output, indent=2)
+    word, style = _VERDICTS[document.verdict]
+    return [*lines, *paragraph(styled(_verdict(document, word), style), output)]
 
 
-def _verdict(document: CheckDocument) -> str:
+def _keep_all_off(free: str) -> str:
+    """Return the remedy for all programs of the node at once."""
+    if not free:
+        return "note: every pCPU is exclusive: leave some to the node (reservedSystemCPUs)"
+    return (
+        f"note: CPUAffinity={free} in /etc/systemd/system.conf keeps every service off exclusive "
+        f"pCPUs (after a reboot); reservedSystemCPUs: {free} in the kubelet's configuration keeps "
+        f"pods from owning theirs"
+    )
+
+
+def _shown(findings: Sequence[Finding]) -> tuple[list[Finding], int]:
+    """Return the findings that are shown, failures first, and how many are left out.
+
+    Only intruders that are no failure are left out: the last, which used the least CPU time there.
+    """
+    noted = [one for one in findings if one.group is not None and not one.fails]
+    less = {id(one) for one in noted[INTRUDERS_SHOWN:]}
+    shown = [one for one in findings if id(one) not in less]
+    return sorted(shown, key=lambda one: not one.fails), len(less)
+
+
+def _verdict(document: CheckDocument, word: str) -> str:
     """Return the counts by kind, the failures first."""
     sandboxes = count(document.sandboxes, "sandbox", "sandboxes")
     checked = f"{sandboxes}, {count(document.threads, 'thread')} checked"
+    if document.measured is not None:
+        cpus = count(len(CpuSet.parse(document.measured.cpus)), "exclusive pCPU")
+        checked += f", {cpus} measured for {document.measured.seconds:g} s"
+        checked += f" by {_METHODS[document.measured.method]}"
     parts = []
     for fails, remark in ((True, ""), (False, " (report only)")):
-        kinds = [one.kind for one in document.findings if one.fails is fails]
-        counts = [
-            count(kinds.count(kind), *_KINDS.get(kind, (kind, kind)))
-            for kind in dict.fromkeys(sorted(kinds, key=list(_KINDS).index))
-        ]
+        found = [one for one in document.findings if one.fails is fails]
+        kinds = sorted({one.kind for one in found}, key=list(_KINDS).index)
+        counts = [_counted(kind, [one for one in found if one.kind == kind]) for kind in kinds]
         if counts:
             parts.append(", ".join(counts) + remark)
-    return "; ".join(["ok" if document.ok else "FAIL", *parts, checked]).replace("; ", ": ", 1)
+    return f"{word}: " + "; ".join([*parts, checked])
+
+
+def _counted(kind: str, found: Sequence[Finding]) -> str:
+    """Return how many there are of one kind."""
+    groups = [one.group for one in found if one.group is not None]
+    if not groups:
+        return count(len(found), *_KINDS[kind])
+    processes = count(sum(len(one.processes) for one in groups), *_KINDS[kind])
+    where = count(len(groups), "unit or cgroup", "units or cgroups")
+    return f"{processes} in {where} allowed on exclusive pCPUs"
 
 
 def doctor(document: DoctorDocument, output: Output) -> list[Text]:
@@ -188,7 +156,7 @@ def doctor(document: DoctorDocument, output: Output) -> list[Text]:
         rows.append([styled(name), styled(status, _STATUS_STYLES.get(status, "")), styled(text)])
     counts = [
         f"{sum(1 for row in document.rows if row.status == status)} {word}"
-        for status, word in (("fail", "failed"), ("warn", "to check"), ("ok", "ok"))
+        for status, word in (("fail", "to fix"), ("warn", "to check"), ("ok", "ok"))
     ]
     return [*table(columns, rows, output), Text(), Text(", ".join(counts))]
 
@@ -216,9 +184,10 @@ def applied(document: Applied, output: Output) -> list[Text]:
 
 
 def history(document: HistoryDocument, output: Output) -> list[Text]:
-    """Return one row per change."""
+    """Return one row per change of a sandbox, then one per event of the node."""
+    events = _events(document, output)
     if not document.changes:
-        return [Text("no changes recorded")]
+        return [Text("no changes recorded"), *events]
     columns = [
         Column("TIME"),
         Column("SANDBOX", NAMES, fold=12, comfort=20),
@@ -228,14 +197,27 @@ def history(document: HistoryDocument, output: Output) -> list[Text]:
         Column("LATENCY", right=True),
         Column("TRIGGER", ", :", fold=16, comfort=20),
     ]
-    return table(columns, [_change(change, output) for change in document.changes], output)
+    rows = [_change(change, output) for change in document.changes]
+    return [*table(columns, rows, output), *events]
+
+
+def _events(document: HistoryDocument, output: Output) -> list[Text]:
+    if not document.events:
+        return []
+    columns = [Column("TIME"), Column("EVENT"), Column("DETAIL", " ", fold=24, comfort=60)]
+    rows = [[Text(_moment(one.time)), Text(one.kind), styled(one.text)] for one in document.events]
+    return [Text(""), *table(columns, rows, output)]
+
+
+def _moment(time: str) -> str:
+    return time.replace("T", " ").removesuffix("Z")
 
 
 def _change(change: Change, output: Output) -> list[Text]:
     name = change.sandbox[:12] if change.pod == change.sandbox else change.pod
     moved = f"{change.moved} of {change.threads}" if change.threads else NOTHING
     return [
-        Text(change.time.replace("T", " ").removesuffix("Z")),
+        Text(_moment(change.time)),
         styled(name, phrases.NAME),
         styled(
             _turned(change.previous_state, change.state, output),

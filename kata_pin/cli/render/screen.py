@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from kata_pin.cli.render.layout import Output
+    from kata_pin.errors import KataPinError
 
 
 def output() -> Output:
@@ -33,17 +34,18 @@ def _width() -> int:
         return 80
 
 
-def report(found: object, *, json: bool, by: str) -> None:
+def report(found: object, *, json: bool, by: str, **given: str) -> None:
     """Print a document as JSON, or as the lines of the function `by` below cli.render.
 
-    Its module is imported only when it is needed: rich takes longer than a JSON document.
+    The function is given the document, the output and `given`. Its module is imported only when it
+    is needed: rich takes longer than a JSON document.
     """
     if json:
         document(found)
         return
     module, _, name = by.partition(":")
     render = getattr(import_module(f"kata_pin.cli.render.{module}"), name)
-    show(render(found, output()))
+    show(render(found, output(), **given))
 
 
 def show(lines: Iterable[Text]) -> None:
@@ -81,6 +83,29 @@ def document(report: object) -> None:
 
     text = json.dumps(as_data(report), indent=2 if sys.stdout.isatty() else None, ensure_ascii=True)
     sys.stdout.write(text.replace("\x7f", "\\u007f") + "\n")
+
+
+def write(file: str, text: str) -> None:
+    """Write a text to a file, or to stdout for `-`; raises KataPinError."""
+    from kata_pin.errors import KataPinError, reason_of
+
+    if file == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        with open(file, "w", encoding="utf-8") as target:
+            target.write(text)
+    except OSError as error:
+        raise KataPinError(f"cannot write {reason_of(error)}") from error
+
+
+def failure(error: KataPinError) -> None:
+    """Print an error on stderr: one line, and a hint."""
+    from kata_pin.cli.reports.words import safe
+
+    sys.stderr.write(f"kata-pin: {safe(error.message)}\n")
+    if error.hint:
+        sys.stderr.write(f"  hint: {safe(error.hint)}\n")
 
 
 def tolerate_any_text() -> None:

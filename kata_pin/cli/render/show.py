@@ -8,34 +8,38 @@ from typing import Final
 from rich.text import Text
 
 from kata_pin.cli.render import phrases
+from kata_pin.cli.render.footnotes import table_with_footnotes
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, paragraph, styled, table
-from kata_pin.cli.reports import words
+from kata_pin.cli.reports import pcpus, words
 from kata_pin.model.reports.guest import Guest, GuestVcpu
 from kata_pin.model.reports.network import Interface
-from kata_pin.model.reports.sandbox import Container, Sandbox, Thread, Vmm
+from kata_pin.model.reports.sandbox import Container, Sandbox, Thread
 from kata_pin.model.reports.state import State
 from kata_pin.model.thread import RoleSource
 
 _PAIRS: Final = ", "
 _ROLES: Final = " -"
 
+IDLE: Final = "*"
+"""Marks a last pCPU that the thread may no longer use."""
 
-def overview(state: State, output: Output) -> list[Text]:
-    """Return the node, one row per sandbox, and every warning."""
+
+def overview(state: State, output: Output, *, remark: str = "") -> list[Text]:
+    """Return the node, one row per sandbox, a remark on their choice, and every warning."""
     lines = [*phrases.head(state, output), Text()]
-    if not state.sandboxes:
-        lines.append(Text("no sandboxes"))
-    else:
+    if state.sandboxes:
         columns = [
             Column("POD", NAMES, fold=20),
             Column("MASK", CPUS),
             Column(f"vCPU{output.arrow}pCPU", _PAIRS),
             Column("OVERHEAD", ", +"),
-            Column("GUEST", optional=True),
+            Column("GUEST", optional=1),
             Column("STATE"),
             Column("CHECKED", breaks=""),
         ]
         lines += table(columns, [_summary(sandbox, output) for sandbox in state.sandboxes], output)
+    if remark or not state.sandboxes:
+        lines += paragraph(Text(remark or "no sandboxes"), output)
     warnings = phrases.notes(state.notes, warnings_only=True)
     for sandbox in state.sandboxes:
         if sandbox.vmm_problem:
@@ -90,7 +94,7 @@ def _sandbox_facts(sandbox: Sandbox, output: Output) -> list[Text]:
         ("handler", styled(sandbox.handler)),
         ("state", state),
         ("mask", _mask(sandbox, output)),
-        ("VMM", _vmm(sandbox.vmm, sandbox.vmm_problem, output)),
+        ("VMM", _vmm(sandbox, output)),
         (f"vCPU{output.arrow}pCPU", phrases.pairs(sandbox.threads, output)),
         ("overhead", phrases.overhead(sandbox.threads)),
         ("guest", phrases.guest(sandbox.guest) if sandbox.guest else Text()),
@@ -115,14 +119,17 @@ def _mask(sandbox: Sandbox, output: Output) -> Text:
     return styled(output.dot.join(parts))
 
 
-def _vmm(vmm: Vmm | None, problem: str, output: Output) -> Text:
+def _vmm(sandbox: Sandbox, output: Output) -> Text:
+    vmm = sandbox.vmm
     if vmm is None:
-        return styled(problem or "none found", phrases.ODD)
+        return styled(sandbox.vmm_problem or "none found", phrases.ODD)
+    now = sum(thread.role == "vcpu" for thread in sandbox.threads)
+    sizes = f"{vmm.boot_vcpus} at boot, {vmm.max_vcpus} at most"
     parts = [
         f"{vmm.kind} {vmm.pid}",
         vmm.exe + (" (replaced on disk)" if vmm.exe_replaced else ""),
         "KVM" if vmm.kvm else "without KVM",
-        f"vCPUs {vmm.boot_vcpus} at boot, {vmm.max_vcpus} at most",
+        f"vCPUs {sizes if vmm.boot_vcpus else f'{now} now'}",
         f"confirmed by {vmm.confirmed_by}",
     ]
     if vmm.orphan:
@@ -139,20 +146,27 @@ def _containers(sandbox: Sandbox, output: Output) -> list[Text]:
         Column("CPUS", CPUS),
         Column("EXCLUSIVE", CPUS),
         Column("GUEST", CPUS),
+        Column("RECORDED", " :", fold=14, optional=1),
         Column("WHY", fold=16, comfort=24),
-        Column("RECORDED", " :", fold=14, optional=True),
     ]
     guest = sandbox.guest
     inside = {one.id: one.cpus or "any" for one in guest.containers} if guest else {}
-    rows = [_container(one, inside.get(one.id)) for one in sandbox.containers]
-    return table(columns, rows, output)
+
+    def rows(reasons: Sequence[Text]) -> list[list[Text]]:
+        found = zip(sandbox.containers, reasons, strict=True)
+        return [[*_container(one, inside.get(one.id)), why] for one, why in found]
+
+    reasons = [_why_container(one) for one in sandbox.containers]
+    return table_with_footnotes(columns, rows, reasons, output)
+
+
+def _why_container(container: Container) -> str:
+    known = container.provenance != "none"
+    why = f"{container.provenance}: {container.reason}" if known else container.reason
+    return "; ".join(part for part in (why, container.note) if part)
 
 
 def _container(container: Container, inside: str | None) -> list[Text]:
-    known = container.provenance != "none"
-    why = f"{container.provenance}: {container.reason}" if known else container.reason
-    if container.note:
-        why = f"{why}; {container.note}" if why else container.note
     recorded = f"{words.age(container.recorded_s)} ago, {container.source}"
     return [
         styled(container.name, phrases.NAME),
@@ -160,7 +174,6 @@ def _container(container: Container, inside: str | None) -> list[Text]:
         phrases.cpus(container.cpus),
         phrases.cpus(container.exclusive),
         phrases.cpus(inside),
-        styled(why),
         styled(recorded, phrases.DIM),
     ]
 
@@ -169,27 +182,52 @@ def _threads(threads: Sequence[Thread], vcpus: dict[int, GuestVcpu], output: Out
     columns = [
         Column("TID", right=True),
         Column("ROLE", _ROLES, fold=10, comfort=16),
-        Column("GUEST", right=True),
-        Column("SOURCE", NAMES, fold=10, optional=True),
+        Column("GUEST", right=True, optional=1),
+        Column("SOURCE", NAMES, fold=10, comfort=16, optional=4),
         Column("EXPECTED", CPUS),
         Column("AFFINITY", CPUS),
-        Column("LAST-CPU", right=True, optional=True),
-        Column("CPU-TIME", breaks="", right=True, optional=True),
+        Column("LAST-CPU", right=True, optional=2),
+        Column("CPU-TIME", breaks="", right=True, optional=3),
+        Column("RUN-DELAY", breaks="", right=True, optional=5),
+        Column("PREEMPTED", right=True, optional=6),
+        Column("MIGRATED", right=True, optional=7),
         Column("STATE"),
         Column("WHY", fold=14, comfort=24),
     ]
     ordered = sorted(threads, key=lambda t: (t.role != "vcpu", t.vcpu or 0, t.role, t.tid))
-    return table(columns, [_thread(one, vcpus.get(one.tid)) for one in ordered], output)
+
+    def rows(reasons: Sequence[Text]) -> list[list[Text]]:
+        found = zip(ordered, reasons, strict=True)
+        return [[*_thread(one, vcpus.get(one.tid)), why] for one, why in found]
+
+    lines = table_with_footnotes(columns, rows, [_why_thread(one) for one in ordered], output)
+    if any(_idle_since(one) for one in ordered):
+        remark = f"{IDLE} has not run since its affinity was set"
+        lines += paragraph(styled(remark, phrases.DIM), output, indent=2)
+    return lines
 
 
-def _thread(thread: Thread, vcpu: GuestVcpu | None) -> list[Text]:
-    role = f"{thread.role} {thread.iothread}" if thread.iothread else thread.label
+def _idle_since(thread: Thread) -> bool:
+    """Return whether a thread has not run since its affinity was set.
+
+    The kernel moves a thread that sleeps only when it runs again, so /proc shows the former pCPU.
+    """
+    return thread.last_cpu >= 0 and thread.last_cpu not in pcpus.parse(thread.affinity)
+
+
+def _why_thread(thread: Thread) -> str:
     why = [thread.reason]
     if thread.fallback:
         why.append(f"desired {thread.desired}: {thread.fallback}")
     if thread.conflict:
         why.append(f"sources disagree: {thread.conflict}")
+    return "; ".join(part for part in why if part)
+
+
+def _thread(thread: Thread, vcpu: GuestVcpu | None) -> list[Text]:
+    role = f"{thread.role} {thread.iothread}" if thread.iothread else thread.label
     drift = thread.state == "drift"
+    last = str(thread.last_cpu) if thread.last_cpu >= 0 else words.NOTHING
     return [
         Text(str(thread.tid)),
         styled(role),
@@ -197,11 +235,18 @@ def _thread(thread: Thread, vcpu: GuestVcpu | None) -> list[Text]:
         styled(RoleSource(thread.source).text, phrases.DIM),
         phrases.cpus(thread.expected),
         styled(thread.affinity or words.NOTHING, phrases.BAD if drift else ""),
-        Text(str(thread.last_cpu) if thread.last_cpu >= 0 else words.NOTHING),
+        Text(f"{IDLE}{last}" if _idle_since(thread) else last),
         Text(phrases.cpu_time(thread)),
+        _known(None if thread.run_delay_s is None else f"{thread.run_delay_s:.1f} s"),
+        _known(thread.preemptions),
+        _known(thread.migrations),
         phrases.condition(thread.state),
-        styled("; ".join(part for part in why if part), phrases.DIM),
     ]
+
+
+def _known(figure: object | None) -> Text:
+    """Return a figure that some kernels do not tell, and that is gone with the thread."""
+    return Text("n/a", style=phrases.DIM) if figure is None else Text(str(figure))
 
 
 def _interfaces(interfaces: Sequence[Interface], output: Output) -> list[Text]:

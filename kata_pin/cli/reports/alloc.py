@@ -8,7 +8,7 @@ policy is assumed to take over from the kubelet: a container with the same CPUs 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kata_pin.cli.reports.pcpus import parse
@@ -38,9 +38,6 @@ from kata_pin.policy.alloc.policy import Policy
 ID: Final = "what-if"
 """The id of the hypothetical container, and the uid of its pod."""
 
-TAKEN: Final = "taken"
-"""The id of a grant of CPUs that are exclusive to an unknown owner."""
-
 
 @dataclass(frozen=True)
 class Question:
@@ -63,11 +60,9 @@ def occupied(policy: Policy, document: State | None, taken: CpuSet) -> AllocStat
         kubelet = document.node.kubelet
         if kubelet is not None and kubelet.policy == "static":
             taken |= state.cpus - parse(kubelet.default)
-    rest = (taken & state.cpus) - state.exclusive
-    if not rest:
-        return state
-    placeholder = ContainerRequest(TAKEN, PodRequest(TAKEN))
-    return state.with_grant(Grant(placeholder, TAKEN, CpuClass.EXCLUSIVE, exclusive=rest))
+        if document.allocation is not None:
+            taken |= parse(document.allocation.pools.taken)
+    return replace(state, taken=taken & state.cpus)
 
 
 def answer(policy: Policy, state: AllocState, question: Question) -> WhatIf:
@@ -94,9 +89,10 @@ def answer(policy: Policy, state: AllocState, question: Question) -> WhatIf:
 def state_of(allocation: pools.Allocation) -> AllocState:
     """Return the state that a document shows, whether it is in force or not."""
     found = allocation.pools
-    shared, exclusive = parse(found.shared), parse(found.exclusive)
+    taken = parse(found.taken)
+    cpus = parse(found.shared) | parse(found.exclusive) | taken
     grants = {one.id: _grant(one, found.shared) for one in allocation.grants}
-    return AllocState(shared | exclusive, parse(found.reserved), parse(found.housekeeping), grants)
+    return AllocState(cpus, parse(found.reserved), parse(found.housekeeping), grants, taken)
 
 
 def _with_grants(state: AllocState, document: State) -> AllocState:
@@ -189,6 +185,7 @@ def _pools(found: AllocState) -> pools.Pools:
         housekeeping=str(found.housekeeping),
         shared=str(found.shared),
         exclusive=str(found.exclusive),
+        taken=str(found.taken),
     )
 
 

@@ -29,10 +29,12 @@ _STATUS: Final = {
 }
 
 _REMEDIES: Final = {
-    "denied": "allow UpdateContainerRequest in the pod's policy; host pinning is unaffected",
-    "unreachable": "host pinning is unaffected; guest cpusets are not applied",
+    "denied": "allow UpdateContainerRequest in the pod's policy",
+    "unreachable": "kata-pin map shows what is known; guest.enabled: false turns the attempts off",
     "failed": "see kata-pin map, and kata-agent's log in the guest",
 }
+
+_UNAFFECTED: Final = "; guest cpusets are not applied, pinning on the host is unaffected"
 
 
 def guests(state: State, config: Config, *, device: str = VHOST_VSOCK) -> Iterator[Row]:
@@ -63,6 +65,7 @@ def reachable(config: Config, device: str) -> Row:
 def _sandbox(guest: Guest, name: str) -> Iterator[Row]:
     state = guest.state
     text = words.GUEST_STATES.get(state, state) + (f": {guest.detail}" if guest.detail else "")
+    text += _UNAFFECTED if state in {"denied", "unreachable"} else ""
     yield Row("guest", _STATUS.get(state, "info"), text, _REMEDIES.get(state, ""), name)
     yield _numbers(guest, name)
     owned = any(one.container for one in guest.vcpus)

@@ -8,21 +8,31 @@ as well. Sandboxes are in doctor_sandbox.py.
 from __future__ import annotations
 
 import asyncio
-import glob
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Final, Protocol
 
-from kata_pin.cli.node.files import HOOK_PATH
-from kata_pin.cli.reports import doctor_guest, doctor_programs, doctor_sandbox, words
+from kata_pin.cli.reports import (
+    doctor_guest,
+    doctor_install,
+    doctor_isolation,
+    doctor_programs,
+    doctor_sandbox,
+    words,
+)
+from kata_pin.cli.reports.selection import within
 from kata_pin.config import DEFAULT_FILE, Config
 from kata_pin.config.tree import NewThreads
-from kata_pin.errors import HostError, KataPinError
+from kata_pin.errors import ConfigError, HostError, KataPinError, reason_of
 from kata_pin.host.files import read_text
 from kata_pin.host.root import HOST, HostRoot
 from kata_pin.model.count_noun import count
+from kata_pin.model.reports.daemon import Daemon
 from kata_pin.model.reports.doctor import DoctorDocument, Row
 from kata_pin.model.reports.state import State
+from kata_pin.model.reports.watch import WatchDocument
+from kata_pin.wire.hook_message import MAX_SPOOLED, UNINSTALLED
 
 CAPABILITIES: Final = {
     23: ("CAP_SYS_NICE", "fail", "affinities of other users' threads cannot be set"),
@@ -32,22 +42,15 @@ CAPABILITIES: Final = {
 }
 """Capabilities by their bit (capability.h): name, status when it is missing, and why."""
 
-HOOK_FILES: Final = (
-    "/etc/containers/oci/hooks.d/*.json",
-    "/usr/share/containers/oci/hooks.d/*.json",
-    "/run/containers/oci/hooks.d/*.json",
-    "/etc/containerd/*.json",
-)
-"""Where CRI-O, podman and a base runtime spec of containerd may name our hook."""
-
-HOOK_NAME: Final = "kata-pin-hook"
-
 
 class StateSource(Protocol):
     """Gives the state document."""
 
-    def state(self) -> State:
-        """Return it; raises KataPinError."""
+    def state(self, sandbox_id: str = "") -> State:
+        """Return it, of one sandbox if one is named; raises KataPinError."""
+
+    def watch(self) -> WatchDocument:
+        """Return what the daemon saw of exclusive pCPUs; raises DaemonError."""
 
 
 def examine(
@@ -55,23 +58,27 @@ def examine(
     provider: StateSource,
     *,
     file: str | None = None,
+    wrong: ConfigError | None = None,
     root: HostRoot | None = None,
 ) -> DoctorDocument:
     """Return the `doctor` document; `ok` is False when a row fails.
 
-    `file` is the configuration file that was named, if one was.
+    `file` is the configuration file that was named, if one was, `wrong` what is wrong with it.
     """
     host = root or HostRoot(HOST.root, debugfs=config.paths.debugfs)
     rows: list[Row] = []
     state = _state(provider, rows)
-    checks: list[Callable[[], Row | Iterator[Row]]] = [
-        lambda: configuration(file or DEFAULT_FILE),
+    checks: list[Check] = [
+        lambda: doctor_install.installation(config),
+        lambda: configuration(file or DEFAULT_FILE, wrong),
         lambda: rights(host),
         lambda: pins(host),
         lambda: cgroups(host),
         lambda: debugfs(host),
         lambda: process_events(config),
-        lambda: hooks(HOOK_FILES),
+        lambda: doctor_isolation.task_switches(host),
+        lambda: doctor_isolation.watch(provider.watch),
+        doctor_install.hooks,
         lambda: kubelet(config),
         lambda: kata(config),
         lambda: spool(config),
@@ -79,42 +86,80 @@ def examine(
     ]
     if state is not None:
         checks += [
+            lambda: reload(state),
             lambda: connections(state),
             lambda: cpusets(state),
             lambda: isolation(state),
-            lambda: doctor_sandbox.sandboxes(state, config),
-            lambda: doctor_guest.guests(state, config),
+            *_of_sandboxes(state, config),
         ]
+    return _carried_out(checks, rows)
+
+
+def examine_sandboxes(
+    config: Config, provider: StateSource, sandbox_id: str, namespace: str | None
+) -> DoctorDocument:
+    """Return the `doctor` document of one sandbox, or of those of a namespace, and the daemon."""
+    rows: list[Row] = []
+    state = _state(provider, rows, sandbox_id)
+    if state is None:
+        return _carried_out([], rows)
+    chosen = replace(state, sandboxes=tuple(within(state.sandboxes, namespace)))
+    return _carried_out(_of_sandboxes(chosen, config), rows)
+
+
+Check = Callable[[], Row | Iterator[Row]]
+
+
+def _of_sandboxes(state: State, config: Config) -> list[Check]:
+    return [
+        lambda: doctor_sandbox.sandboxes(state, config),
+        lambda: doctor_guest.guests(state, config),
+    ]
+
+
+def _carried_out(checks: Iterable[Check], rows: list[Row]) -> DoctorDocument:
+    """Return the document of the rows there are and those of the checks."""
     for check in checks:
         rows += _guarded(check)
     return DoctorDocument(ok=all(row.status != "fail" for row in rows), rows=tuple(rows))
 
 
-def _guarded(check: Callable[[], Row | Iterator[Row]]) -> list[Row]:
+def _guarded(check: Check) -> list[Row]:
     """Run one check; one that fails to run does not stop the others."""
     try:
         found = check()
         return [found] if isinstance(found, Row) else list(found)
     except (KataPinError, OSError) as error:
-        return [Row("doctor", "fail", f"a check could not run: {error}")]
+        return [Row("doctor", "fail", f"a check could not run: {reason_of(error)}")]
 
 
-def _state(provider: StateSource, rows: list[Row]) -> State | None:
+def _state(provider: StateSource, rows: list[Row], sandbox_id: str = "") -> State | None:
     """Return the state document, and add a row about the daemon."""
     try:
-        state = provider.state()
+        state = provider.state(sandbox_id)
     except KataPinError as error:
         rows.append(Row("daemon", "fail", error.message, error.hint))
         return None
-    daemon = state.daemon
-    running = f"running, version {daemon.version}, pid {daemon.pid}"
-    away = Row("daemon", "warn", f"not running: {daemon.reason}", "systemctl start kata-pin")
-    rows.append(Row("daemon", "ok", running) if daemon.running else away)
+    rows.append(daemon_row(state.daemon))
     return state
 
 
-def configuration(file: str) -> Row:
-    """Return whether only root can change the configuration file: it lists allowed VMMs."""
+def daemon_row(daemon: Daemon) -> Row:
+    """Return whether the daemon runs and answers."""
+    if daemon.running:
+        return Row("daemon", "ok", f"running, version {daemon.version}, pid {daemon.pid}")
+    if daemon.silent:
+        return Row("daemon", "fail", f"hangs: {daemon.reason}", "systemctl restart kata-pin")
+    return Row("daemon", "warn", f"not running: {daemon.reason}", "systemctl start kata-pin")
+
+
+def configuration(file: str, wrong: ConfigError | None = None) -> Row:
+    """Return whether the configuration file is right, and only root can change it.
+
+    It lists allowed VMMs.
+    """
+    if wrong is not None:
+        return Row("configuration", "fail", wrong.message, f"kata-pin config check {file}")
     try:
         status = os.stat(file)
     except FileNotFoundError:
@@ -123,6 +168,14 @@ def configuration(file: str) -> Row:
         text = f"{file} is writable by users other than root"
         return Row("configuration", "warn", text, f"chown root {file}; chmod go-w {file}")
     return Row("configuration", "ok", file)
+
+
+def reload(state: State) -> Iterator[Row]:
+    """Yield a row if the daemon refused the newest configuration."""
+    refused = state.daemon.refused
+    if refused is not None:
+        text = f"refused at {refused.time}, the former one is in force: {refused.error}"
+        yield Row("reload", "fail", text, "kata-pin config check; then systemctl reload kata-pin")
 
 
 def rights(root: HostRoot) -> Iterator[Row]:
@@ -200,30 +253,6 @@ def process_events(config: Config) -> Row:
     return Row("process events", "ok", "process connector: available")
 
 
-def hooks(patterns: tuple[str, ...], program: str = HOOK_PATH) -> Row:
-    """Return the files that name the hook, and whether the hook is executable."""
-    found = [
-        path
-        for pattern in patterns
-        for path in sorted(glob.glob(pattern))
-        if HOOK_NAME in _text(path)
-    ]
-    if not found:
-        looked = ", ".join(patterns)
-        return Row("hooks", "warn", f"no file names {HOOK_NAME} in {looked}", "kata-pin install")
-    if not os.access(program, os.X_OK):
-        text = f"{', '.join(found)} name the hook, but {program} is not executable"
-        return Row("hooks", "fail", text, "kata-pin install")
-    return Row("hooks", "ok", f"installed: {', '.join(found)}")
-
-
-def _text(path: str) -> str:
-    try:
-        return read_text(path)
-    except OSError:
-        return ""
-
-
 def kubelet(config: Config) -> Row:
     """Return the state of the kubelet's checkpoint."""
     from kata_pin.sources.kubelet import read_kubelet
@@ -237,6 +266,9 @@ def kubelet(config: Config) -> Row:
         return Row("kubelet", "info", f"no checkpoint at {path}: exclusive CPUs are inferred")
     held = count(sum(len(containers) for containers in found.entries.values()), "container")
     text = f"policy {found.policy}, default set {found.default}, {held} with exclusive CPUs"
+    if found.doubles:
+        twice = "; ".join(map(words.double_assignment, found.doubles))
+        return Row("kubelet", "warn", f"{text}; {twice}", words.DOUBLE_REMEDY)
     return Row("kubelet", "ok", text)
 
 
@@ -273,14 +305,21 @@ def spool(config: Config) -> Row:
     """Return whether spooled hook messages are pending."""
     path = os.path.join(config.runtime_dir, "spool")
     try:
-        left = [name for name in os.listdir(path) if name.endswith(".msg")]
+        names = os.listdir(path)
     except FileNotFoundError:
         return Row("spool", "info", f"{path} does not exist: no spooled messages")
     except OSError as error:
         return Row("spool", "warn", f"cannot read {path}: {error.strerror}")
+    if UNINSTALLED in names:
+        text = f"kata-pin was uninstalled, and no daemon has run since: hooks do not use {path}"
+        remedy = "kata-pin install, or remove the hook from the runtimes that still name it"
+        return Row("spool", "warn", text, remedy)
+    left = [name for name in names if name.endswith(".msg")]
     if left:
-        waiting = count(len(left), "pending message")
-        return Row("spool", "warn", f"{waiting} in {path}", "systemctl start kata-pin")
+        text = f"{count(len(left), 'pending message')} in {path}"
+        if len(left) >= MAX_SPOOLED:
+            text += ", which is full: hooks leave no more"
+        return Row("spool", "warn", text, "systemctl restart kata-pin")
     return Row("spool", "ok", f"{path} is empty")
 
 

@@ -51,8 +51,13 @@ def programs(state: State | None) -> Iterator[Row]:
 
 
 def _is_own(name: str, pid: int, state: State | None) -> bool:
-    """Return whether a process is kata-pin, but no second daemon."""
+    """Return whether a process is kata-pin, but no second daemon.
+
+    A daemon that hangs cannot say its pid: it has a row of its own.
+    """
     if name != "kata-pin":
         return False
+    if state is not None and state.daemon.silent:
+        return True
     daemon = state.daemon.pid if state is not None else None
     return pid in {daemon, os.getpid()} or "run" not in processes.command(pid).split()

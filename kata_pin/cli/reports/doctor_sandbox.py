@@ -10,14 +10,17 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from itertools import combinations
 from typing import Final
 
-from kata_pin.cli.reports import words
+from kata_pin.cli.reports import pcpus, words
+from kata_pin.cli.reports.memory import REMOTE_PERCENT, by_cgroup, far_from_vcpus, remedy
 from kata_pin.cli.reports.network import read_network
 from kata_pin.cli.reports.pcpus import parse
 from kata_pin.config import Config
 from kata_pin.model.cpuset import CpuSet, union
 from kata_pin.model.reports.doctor import Row
+from kata_pin.model.reports.memory import SandboxMemory
 from kata_pin.model.reports.network import Network
 from kata_pin.model.reports.sandbox import Sandbox, Thread
 from kata_pin.model.reports.state import State
@@ -31,15 +34,23 @@ _REMEDIES: Final = {
     "other": "find the process that sets affinities (taskset, a CPU manager); kata-pin history",
 }
 
+LOCKED: Final = "memory-locked"
+"""The code of the node's note about processes whose memory is locked."""
+
 _ROW_OF_ITS_OWN: Final = frozenset({"other-writer"})
 """Codes of notes that another row reports."""
 
 
 def sandboxes(state: State, config: Config) -> Iterator[Row]:
-    """Yield the rows of every sandbox."""
+    """Yield the rows of every sandbox, and of processes that keep one from being identified."""
+    for note in state.notes:
+        if note.code == LOCKED:
+            yield Row("processes", "warn", note.text, "cat /proc/PID/task/*/wchan")
+    memories = by_cgroup(state)
     for sandbox in state.sandboxes:
         name = words.owner(sandbox)
         yield from records(sandbox, name)
+        yield from doubles(sandbox, name)
         if sandbox.vmm is None:
             why = sandbox.vmm_problem or "no VMM process found"
             yield Row("VMM", "warn", why, "allow its executable in hypervisors", name)
@@ -51,6 +62,7 @@ def sandboxes(state: State, config: Config) -> Iterator[Row]:
         if sandbox.mask:
             yield overhead(sandbox, state, config, name)
         yield from network(read_network(sandbox), name)
+        yield from remote_memory(memories[sandbox.id], name)
         for note in sandbox.notes:
             if note.level == "warning" and note.code not in _ROW_OF_ITS_OWN:
                 yield Row(note.code, "warn", note.text, "", name)
@@ -63,6 +75,23 @@ def records(sandbox: Sandbox, name: str) -> Iterator[Row]:
             remedy = "see paths.bundle_roots" if "bundle roots" in container.note else ""
             text = f"container {container.name}: {container.note}"
             yield Row("record", "warn", text, remedy, name)
+
+
+def doubles(sandbox: Sandbox, name: str) -> Iterator[Row]:
+    """Yield exclusive CPUs that the kubelet gave to two running containers of the pod.
+
+    A container may have those of an init container, which has ended by then.
+    """
+    held = [
+        (container.name, parse(container.exclusive))
+        for container in sandbox.containers
+        if container.provenance == "kubelet" and container.state not in words.OVER
+    ]
+    for (first, cpus), (second, others) in combinations(held, 2):
+        if both := cpus & others:
+            which = f"{pcpus.named(both)} {'is' if len(both) == 1 else 'are'}"
+            text = f"{which} assigned to {first} and {second}"
+            yield Row("kubelet", "warn", text, words.DOUBLE_REMEDY, name)
 
 
 def identified(sandbox: Sandbox, name: str) -> Row:
@@ -89,6 +118,12 @@ def writers(sandbox: Sandbox, name: str) -> Iterator[Row]:
     for writer in sandbox.writers:
         status = "info" if writer.name == "kata" and not writer.active else "warn"
         yield Row("writer", status, words.writer(writer), _REMEDIES[writer.name], name)
+
+
+def remote_memory(found: SandboxMemory, name: str) -> Iterator[Row]:
+    """Yield a warning where much of a sandbox's memory is far from its vCPUs."""
+    if (found.remote_percent or 0) >= REMOTE_PERCENT:
+        yield Row("memory", "warn", far_from_vcpus(found), remedy(found), name)
 
 
 def network(found: Network | None, name: str) -> Iterator[Row]:

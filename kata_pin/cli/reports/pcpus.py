@@ -111,3 +111,8 @@ def by_core(pcpus: Iterable[Pcpu]) -> list[list[Pcpu]]:
 def numbers(pcpus: Sequence[Pcpu]) -> str:
     """Return the pCPUs' numbers as a cpu list."""
     return str(CpuSet(pcpu.number for pcpu in pcpus))
+
+
+def named(cpus: CpuSet) -> str:
+    """Return pCPUs in words, such as `pCPU 4` or `pCPUs 4-7`."""
+    return f"pCPU {cpus}" if len(cpus) == 1 else f"pCPUs {cpus}"

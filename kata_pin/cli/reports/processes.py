@@ -24,6 +24,18 @@ MAX_COMMAND: Final = 200
 """Characters of a command line that are reported."""
 
 
+def why_hidden() -> str:
+    """Return why other users' processes cannot be seen from here, empty where they can be.
+
+    proc_pid(5): with hidepid=1 their files cannot be read, with hidepid=2 they are not listed.
+    """
+    try:
+        read_process(HOST, 1)
+    except HostError:
+        return "this user cannot see the processes of others (/proc is mounted with hidepid)"
+    return ""
+
+
 def every_process() -> Iterator[Process]:
     """Yield the processes of this host; those that exit meanwhile are left out."""
     for pid in psutil.pids():
@@ -70,8 +82,8 @@ def command(pid: int) -> str:
     return words if len(words) <= MAX_COMMAND else f"{words[: MAX_COMMAND - 3]}..."
 
 
-def busy_percent(cpu: int, online: CpuSet, *, interval_s: float = 0.2) -> float | None:
-    """Return how busy a pCPU is during the interval, in percent; None if that cannot be told."""
+def busy_percents(online: CpuSet, *, interval_s: float = 0.2) -> dict[int, float]:
+    """Return how busy each pCPU is during the interval, in percent; empty if that is unknown."""
     loads = psutil.cpu_percent(interval_s, percpu=True)
     # psutil lists online pCPUs in order, without their numbers
-    return dict(zip(online, loads, strict=True)).get(cpu) if len(loads) == len(online) else None
+    return dict(zip(online, loads, strict=True)) if len(loads) == len(online) else {}

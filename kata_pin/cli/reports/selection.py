@@ -1,17 +1,43 @@
-"""Which sandbox a name means: an id or its start, or a pod."""
+"""Which sandboxes are meant: by an id or its start, a pod, a namespace, or by their problems."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeVar
 
 from kata_pin.cli.reports import words
-from kata_pin.cli.reports.words import safe
+from kata_pin.cli.reports.words import Named, safe
 from kata_pin.errors import KataPinError
 from kata_pin.model.reports.names import SandboxName
+from kata_pin.model.reports.sandbox import Sandbox
 
 SHOWN: Final = 5
 """Candidates named in an error."""
+
+One = TypeVar("One", bound=Named)
+
+
+def within(sandboxes: Iterable[One], namespace: str | None) -> list[One]:
+    """Return the sandboxes whose pod is of a namespace; None: all."""
+    return [one for one in sandboxes if namespace in {None, namespace_of(one)}]
+
+
+def namespace_of(sandbox: Named) -> str | None:
+    """Return the namespace of a sandbox's pod, None if its pod is unknown."""
+    namespace, slash, _ = sandbox.pod.partition("/")
+    return namespace if slash else None
+
+
+def has_problem(sandbox: Sandbox) -> bool:
+    """Return whether a sandbox needs attention.
+
+    It is neither ok nor released on purpose, or it has a warning, or cpusets that were set in its
+    guest are not in force.
+    """
+    if sandbox.state not in {"ok", "released"} or sandbox.vmm_problem:
+        return True
+    failed = sandbox.guest is not None and sandbox.guest.state == "failed"
+    return failed or any(note.level == "warning" for note in sandbox.notes)
 
 
 def choose(every: Sequence[SandboxName], text: str) -> SandboxName:

@@ -1,4 +1,4 @@
-"""`who`: every host thread that may run on one pCPU, and its owner.
+"""`who`: every host thread that may run on some pCPUs, and its owner.
 
 Read here, because the daemon knows threads of sandboxes only; the state document says which threads
 belong to which sandbox and which pCPUs are exclusive. Threads that exit meanwhile are left out. An
@@ -7,7 +7,7 @@ intruder is a user process allowed on an exclusive pCPU of a sandbox that it doe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 
@@ -28,6 +28,7 @@ from kata_pin.model.reports.who import (
     Place,
     ProcessThread,
     WhoDocument,
+    WhoPcpu,
 )
 from kata_pin.model.thread import Process
 
@@ -39,52 +40,75 @@ Found = tuple[Process, tuple[ProcessThread, ...]]
 """A process of the host, with its threads that may run on the pCPUs asked for."""
 
 
-def who(state: State, cpu: int) -> WhoDocument:
-    """Return the `who` document of one pCPU; raises KataPinError if there is no such pCPU.
+def who(state: State, cpus: CpuSet) -> WhoDocument:
+    """Return the `who` document of some pCPUs; raises KataPinError if one does not exist.
 
-    Takes 0.2 s, in which it measures how busy the pCPU is.
+    Takes 0.2 s, in which it measures how busy the pCPUs are.
     """
-    here = next((pcpu for pcpu in pcpus.view(state) if pcpu.number == cpu), None)
     online = pcpus.parse(state.node.online)
-    if cpu not in pcpus.parse(state.node.present) | online:
-        present = state.node.present
-        raise KataPinError(f"no pCPU {cpu} on this node", hint=f"present pCPUs: {present}")
-    busy = processes.busy_percent(cpu, online) if here else None
+    absent = cpus - pcpus.parse(state.node.present) - online
+    if absent:
+        hint = f"present pCPUs: {state.node.present}"
+        raise KataPinError(f"no {pcpus.named(absent)} on this node", hint=hint)
+    here = {pcpu.number: pcpu for pcpu in pcpus.view(state) if pcpu.number in cpus}
+    busy = processes.busy_percents(online) if here else {}
     known = _known_threads(state)
-    found = list(threads_on(CpuSet([cpu]), known)) if here else []
+    found = list(threads_on(cpus, known)) if here else []
     return WhoDocument(
         time=state.time,
         daemon=state.daemon,
-        cpu=cpu,
-        online=here is not None,
-        place=None if here is None else _place(here, state),
-        claims=() if here is None else _claims(here),
+        cpus=str(cpus),
+        pcpus=tuple(_pcpu(cpu, here.get(cpu), state, busy.get(cpu)) for cpu in cpus),
         processes=_processes(found, known, here),
-        kernel=_kernel(found),
-        busy_percent=busy,
+        kernel=_kernel(found, cpus),
     )
 
 
-def intruders(state: State) -> list[tuple[HostProcess, CpuSet]]:
-    """Return the processes with threads allowed on exclusive pCPUs of others, with those CPUs."""
-    exclusive = {pcpu.number: pcpu for pcpu in pcpus.view(state) if pcpu.exclusive}
+def _pcpu(cpu: int, here: Pcpu | None, state: State, busy: float | None) -> WhoPcpu:
+    if here is None:
+        return WhoPcpu(cpu, online=False, place=None, claims=())
+    return WhoPcpu(
+        cpu, online=True, place=_place(here, state), claims=_claims(here), busy_percent=busy
+    )
+
+
+def intruders(
+    state: State, about: Container[str] | None = None
+) -> list[tuple[HostProcess, CpuSet]]:
+    """Return the processes with threads allowed on exclusive pCPUs of others, with those CPUs.
+
+    `about` are the ids of the sandboxes whose pCPUs matter; None: of all.
+    """
+    exclusive = {
+        pcpu.number: pcpu
+        for pcpu in pcpus.view(state)
+        if any(about is None or one.id in about for one in pcpu.exclusive)
+    }
     if not exclusive:
         return []
     known = _known_threads(state)
     found = []
     for process, threads in threads_on(CpuSet(exclusive), known):
-        entered = {} if process.kernel else {t: _entered(t, known, exclusive) for t in threads}
+        entered = {
+            thread: _entered(
+                thread, known[thread.tid][0].id if thread.tid in known else "", exclusive
+            )
+            for thread in (() if process.kernel else threads)
+        }
         if intruding := tuple(thread for thread, cpus in entered.items() if cpus):
             entry = _process(process, intruding, known, intruder=True)
             found.append((entry, union(entered.values())))
     return found
 
 
-def _entered(thread: ProcessThread, known: Known, exclusive: Mapping[int, Pcpu]) -> CpuSet:
-    """Return the exclusive pCPUs of others that a thread may run on."""
-    mine = known[thread.tid][0].id if thread.tid in known else ""
-    allowed = pcpus.parse(thread.affinity)
-    return CpuSet(n for n in allowed if n in exclusive and not _owns(exclusive[n], mine))
+def _entered(thread: ProcessThread, sandbox_id: str, view: Mapping[int, Pcpu]) -> CpuSet:
+    """Return the pCPUs of the view that are exclusive to others than the thread's sandbox."""
+    others = (
+        number
+        for number, pcpu in view.items()
+        if pcpu.exclusive and all(one.id != sandbox_id for one in pcpu.exclusive)
+    )
+    return pcpus.parse(thread.affinity) & CpuSet(others)
 
 
 def threads_on(cpus: CpuSet, known: Known) -> Iterator[Found]:
@@ -121,10 +145,6 @@ def _comm(pid: int, tid: int) -> str:
         return "?"
 
 
-def _owns(pcpu: Pcpu, sandbox_id: str) -> bool:
-    return any(sandbox.id == sandbox_id for sandbox in pcpu.exclusive)
-
-
 def _known_threads(state: State) -> Known:
     return {t.tid: (s, t) for s in state.sandboxes for t in s.threads}
 
@@ -144,14 +164,16 @@ def _claims(pcpu: Pcpu) -> tuple[CpuClaim, ...]:
     )
 
 
-def _processes(found: Sequence[Found], known: Known, pcpu: Pcpu | None) -> tuple[HostProcess, ...]:
+def _processes(
+    found: Sequence[Found], known: Known, here: Mapping[int, Pcpu]
+) -> tuple[HostProcess, ...]:
     """Return the user processes with their threads allowed here, intruders first."""
     entries = []
     for process, threads in found:
         owned = _owned(threads, known)
         if owned or not process.kernel:
             mine = owned.id if owned else ""
-            intruder = pcpu is not None and bool(pcpu.exclusive) and not _owns(pcpu, mine)
+            intruder = any(_entered(thread, mine, here) for thread in threads)
             entries.append(_process(process, threads, known, intruder=intruder))
     return tuple(sorted(entries, key=lambda e: (not e.intruder, e.pod == "", e.pod, e.pid)))
 
@@ -173,11 +195,15 @@ def _process(
     )
 
 
-def _kernel(found: Sequence[Found]) -> KernelThreads:
-    """Return the kernel's threads: those bound to this very pCPU, and those that may roam."""
+def _kernel(found: Sequence[Found], cpus: CpuSet) -> KernelThreads:
+    """Return the kernel's threads: those that may run on these pCPUs only, and the others."""
     threads = [thread for process, threads in found if process.kernel for thread in threads]
     bound, roaming = (
-        tuple(KernelThread(t.tid, t.comm) for t in threads if t.affinity.isdecimal() is bound)
-        for bound in (True, False)
+        tuple(
+            KernelThread(t.tid, t.comm)
+            for t in threads
+            if (pcpus.parse(t.affinity) <= cpus) is wanted
+        )
+        for wanted in (True, False)
     )
     return KernelThreads(bound, roaming)

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from kata_pin.cli.reports import pcpus
+from kata_pin.model.alloc import HolderSource
 from kata_pin.model.count_noun import count
+from kata_pin.model.node import DoubleAssignment
 from kata_pin.model.reports.network import Interface
-from kata_pin.model.reports.pools import Push
+from kata_pin.model.reports.pools import Holder, Push
 from kata_pin.model.reports.sandbox import Writer
 
 OVER = frozenset({"stopped", "deleted"})
 """States of containers that have ended."""
+
+DOUBLE_REMEDY: Final = (
+    "delete one of the pods; kubelets do this on hosts with cores of different sizes "
+    "(kata-pin's own allocator does not: docs/allocation.md)"
+)
+"""What to do about CPUs that the kubelet assigned twice."""
 
 NOTHING: Final = "-"
 
@@ -73,6 +82,12 @@ def way(push: Push) -> str:
     return f"are sent at once by {safe(push.channel).upper()}" + (f" ({reason})" if reason else "")
 
 
+def holder_source(found: Holder) -> str:
+    """Return how it is known that a container's pCPUs are exclusive."""
+    known = {one.value: one.text for one in HolderSource}
+    return known.get(found.source, safe(found.source))
+
+
 def writer(found: Writer) -> str:
     """Return who else sets affinities, and how that is known."""
     if found.name == "kata":
@@ -107,3 +122,12 @@ def served_by(found: Interface) -> str:
     tids = ", ".join(str(worker.tid) for worker in found.served_by)
     inferred = any(worker.inferred for worker in found.served_by)
     return f"vhost {tids}" + (" (inferred)" if inferred else "")
+
+
+def double_assignment(found: DoubleAssignment) -> str:
+    """Return which CPUs the kubelet assigned twice, and to whom."""
+    which = f"{pcpus.named(found.cpus)} {'is' if len(found.cpus) == 1 else 'are'}"
+    owners = [f"pod {pod}" for pod in found.pods]
+    if found.in_default:
+        owners.append("the default set")
+    return f"{which} assigned to {', '.join(owners[:-1])} and {owners[-1]}"

@@ -6,15 +6,19 @@ from dataclasses import replace
 from rich.text import Text
 
 from kata_pin.cli.commands.inspect import map_document
-from kata_pin.cli.render import alloc, cpus, pools, reports, show
+from kata_pin.cli.render import alloc, cpus, pools, prove, reports, show, who
 from kata_pin.cli.render import map as render_map
+from kata_pin.cli.render import memory as render_memory
+from kata_pin.cli.render import top as render_top
+from kata_pin.cli.render.drawing import terminal
 from kata_pin.cli.render.layout import Output
-from kata_pin.cli.reports import findings
-from kata_pin.model.cpuset import CpuSet
+from kata_pin.cli.reports import findings, foreign
+from kata_pin.cli.reports.top_view import View
 from kata_pin.model.reports.pools import AllocExplainDocument, PushFailure
 from kata_pin.model.reports.state import State
 from tests.unit.cli import documents as docs
 from tests.unit.cli.compared import DECIDED, SUPPOSED
+from tests.unit.cli.proved import proved
 from tests.unit.cli.supposed import FULL, POOLED, SERVED
 
 WIDTHS = (60, 80, 120, 200)
@@ -28,6 +32,18 @@ def _single(document: State, number: int = 0) -> Render:
 
 
 SEVERAL = docs.state(docs.database(), docs.drifted(), docs.lost(), isolated="12-15", present="0-17")
+TWO = docs.state(
+    docs.sandbox(
+        "shop/web",
+        "0-1",
+        docs.thread(4101, "vcpu", "0", vcpu=1),
+        docs.thread(4100, "emulator", "1"),
+        exclusive="0",
+        shared="1",
+    ),
+    cpus=2,
+    kubelet=None,
+)
 DOWN = docs.without_daemon(docs.state(mode="observe", thread_events=False, kubelet=None, cpus=2))
 CHECKED = findings.check(
     docs.state(
@@ -36,8 +52,13 @@ CHECKED = findings.check(
         docs.lost(),
         docs.sandbox("other/late", "5-6", state="conflict", exclusive="5"),
     ),
-    [(docs.busy_cpu().processes[0], CpuSet.parse("4-5,12-15"))],
+    docs.intruders(
+        docs.intruder(990, "node-exporter", threads=12, last_there=2, there_s=1.5, user="nobody"),
+        docs.intruder(991, "sh \x1b[31m", cgroup="/"),
+    ),
     intruders_fail=False,
+    looked=foreign.judged(proved()),
+    unknown=["the daemon is not running, state read from /proc (no daemon is listening)"],
 )
 
 STUCK = docs.push(
@@ -54,6 +75,11 @@ GRANTS = ALLOCATION.grants if ALLOCATION else ()
 CASES: dict[str, Render] = {
     "show": lambda output: show.overview(SEVERAL, output),
     "show-nothing": lambda output: show.overview(DOWN, output),
+    "show-problems": lambda output: show.overview(
+        replace(SEVERAL, sandboxes=SEVERAL.sandboxes[1:]),
+        output,
+        remark="2 of 3 sandboxes in namespace trading have problems",
+    ),
     "show-unicode": lambda output: show.overview(docs.foreign(), output),
     "show-hostile": lambda output: show.overview(docs.hostile(), output),
     "show-256": lambda output: show.overview(docs.large(), output),
@@ -67,6 +93,12 @@ CASES: dict[str, Render] = {
     "sandbox-hostile": _single(docs.hostile()),
     "cpus": lambda output: cpus.cpus(SEVERAL, output),
     "cpus-256": lambda output: cpus.cpus(docs.large(), output),
+    "draw": lambda output: terminal.draw(SEVERAL, output),
+    "draw-two": lambda output: terminal.draw(TWO, output),
+    "draw-256": lambda output: terminal.draw(docs.large(), output),
+    "draw-pools": lambda output: terminal.draw(docs.allotted(), output),
+    "draw-unicode": lambda output: terminal.draw(docs.foreign(), output),
+    "draw-hostile": lambda output: terminal.draw(docs.hostile(), output),
     "map": lambda output: render_map.guest_map(map_document(SEVERAL), output),
     "map-hostile": lambda output: render_map.guest_map(map_document(docs.hostile()), output),
     "map-nothing": lambda output: render_map.guest_map(map_document(DOWN), output),
@@ -89,8 +121,23 @@ CASES: dict[str, Render] = {
     "alloc-explain-pending": lambda output: pools.explain(
         AllocExplainDocument(grant=GRANTS[3]), output
     ),
-    "who": lambda output: reports.who(docs.busy_cpu(), output),
+    "memory": lambda output: render_memory.memory(docs.remembered(), output),
+    "memory-nothing": lambda output: render_memory.memory(
+        docs.remembered(sandboxes=(), node_count=1), output
+    ),
+    "top": lambda output: render_top.once(docs.top(), output),
+    "top-nothing": lambda output: render_top.once(
+        docs.top(sandboxes=(), pcpus=(), missing=(), notes=(), daemon=DOWN.daemon), output
+    ),
+    "top-screen": lambda output: render_top.screen(
+        docs.top(), View(filter="shop", paused=True), output, 24
+    ),
+    "top-help": lambda output: render_top.screen(docs.top(), View(help=True), output, 40),
+    "who": lambda output: who.who(docs.busy_cpu(), output),
+    "who-several": lambda output: who.who(docs.busy_cpus(), output),
     "check": lambda output: reports.check(CHECKED, output),
+    "prove": lambda output: prove.prove(proved(), output),
+    "prove-irq": lambda output: prove.prove(proved(irq=True), output),
     "doctor": lambda output: reports.doctor(docs.examined(), output),
     "pin": lambda output: reports.applied(docs.done(), output),
     "history": lambda output: reports.history(docs.changed(), output),

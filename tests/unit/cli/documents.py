@@ -1,20 +1,36 @@
 """State documents made by hand: data for the renderers, in the shape of docs/json.md."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from kata_pin.cli.reports import words
+from kata_pin.cli.reports.intruders import Intruder, grouped
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.measured.windows import SeenTask
 from kata_pin.model.reports import Note
 from kata_pin.model.reports.applied import Applied, AppliedSandbox, Result
+from kata_pin.model.reports.check import IntruderGroup
 from kata_pin.model.reports.daemon import Daemon, Metrics, Nri
 from kata_pin.model.reports.doctor import DoctorDocument, Row
 from kata_pin.model.reports.explain import Explanation
 from kata_pin.model.reports.guest import Guest, GuestContainer, GuestLink, GuestLinks, GuestVcpu
-from kata_pin.model.reports.history import Change, HistoryDocument
+from kata_pin.model.reports.history import Change, HistoryDocument, NodeEvent
+from kata_pin.model.reports.memory import MemoryDocument, NodeMemory, SandboxMemory
 from kata_pin.model.reports.network import Interface, Network, VhostWorker
-from kata_pin.model.reports.pools import Allocation, Grant, Pools, Push, RefusedRequest
+from kata_pin.model.reports.pools import Allocation, Grant, Holder, Pools, Push, RefusedRequest
 from kata_pin.model.reports.sandbox import Container, CpusetReport, Sandbox, Thread, Vmm, Writer
 from kata_pin.model.reports.state import CpuPlace, Kubelet, Node, State
+from kata_pin.model.reports.top import (
+    Interrupts,
+    Missing,
+    TopDocument,
+    TopPcpu,
+    TopRole,
+    TopSandbox,
+    TopThread,
+)
 from kata_pin.model.reports.who import (
     CpuClaim,
     HostProcess,
@@ -23,7 +39,9 @@ from kata_pin.model.reports.who import (
     Place,
     ProcessThread,
     WhoDocument,
+    WhoPcpu,
 )
+from kata_pin.policy.isolation import remedies
 
 
 def places(count: int, *, nodes: int = 1, smt: bool = False) -> tuple[CpuPlace, ...]:
@@ -165,6 +183,9 @@ def thread(tid: int, role: str, cpus: str, **fields: Any) -> Thread:
         "cgroup": "/kata_overhead/x",
         "cpuset": "0-15",
         "state": "ok",
+        "run_delay_s": 0.3,
+        "preemptions": 12,
+        "migrations": 1,
     }
     return Thread(**(facts | fields))
 
@@ -249,13 +270,15 @@ def database() -> Sandbox:
         thread(4100, "emulator", "6-7"),
         thread(4101, "vcpu", "6-7", vcpu=0, paired=False,
                reason="unpaired vCPU: shared CPUs (overhead: auto)"),
-        thread(4102, "vcpu", "4", vcpu=1),
+        thread(4102, "vcpu", "4", vcpu=1, run_delay_s=0.25, preemptions=12345, migrations=1),
         thread(4103, "vcpu", "5", vcpu=2),
-        thread(4104, "iothread", "6-7", iothread="iothread-0123456789abcdef", source="qmp"),
+        thread(4104, "iothread", "6-7", iothread="iothread-0123456789abcdef", source="qmp",
+               last_cpu=0),
         thread(4105, "vhost", "6-7", source="flags", comm="vhost-4100"),
         thread(4090, "virtiofsd", "6-7", tgid=4090, source="process", comm="virtiofsd"),
         thread(4001, "shim", "0-15", tgid=4001, state="unmanaged", expected=None, desired=None,
-               source="process", reason="not pinned by kata-pin", comm="containerd-shim"),
+               source="process", reason="not pinned by kata-pin", comm="containerd-shim",
+               run_delay_s=None, preemptions=None, migrations=None),
         exclusive="4-5",
         shared="6-7",
         mask_origin="union of 2 containers",
@@ -431,6 +454,15 @@ def host_process(pid: int, comm: str, *threads: ProcessThread, **fields: Any) ->
     return HostProcess(pid=pid, comm=comm, threads=threads, **(facts | fields))
 
 
+BUSY = WhoPcpu(
+    cpu=4,
+    online=True,
+    place=Place(4, 0, 0, 0, 4, 0, "", "4,12", ("isolated",)),
+    claims=(CpuClaim("ab", "default/db-0", "exclusive", "db"),),
+    busy_percent=37.4,
+)
+
+
 def busy_cpu() -> WhoDocument:
     """Return a `who` document of an exclusive pCPU with an intruder."""
     bound = ["cpuhp", "migration", "ksoftirqd", "kworker", "idle_inject", "irq_work", "rcuc"]
@@ -439,10 +471,8 @@ def busy_cpu() -> WhoDocument:
     return WhoDocument(
         time="2026-11-20T21:00:00Z",
         daemon=replace(RUNNING, uptime_s=5.0),
-        cpu=4,
-        online=True,
-        place=Place(4, 0, 0, 0, 4, 0, "", "4,12", ("isolated",)),
-        claims=(CpuClaim("ab", "default/db-0", "exclusive", "db"),),
+        cpus="4",
+        pcpus=(BUSY,),
         processes=(
             host_process(990, "node-exporter", *worker, user="nobody", intruder=True),
             host_process(
@@ -456,8 +486,37 @@ def busy_cpu() -> WhoDocument:
             tuple(KernelThread(n, f"{name}/4") for n, name in enumerate(bound)),
             (KernelThread(2, "kthreadd"),),
         ),
-        busy_percent=37.4,
     )
+
+
+def intruder(pid: int, comm: str, *, threads: int = 1, cgroup: str = "", **fields: Any) -> Intruder:
+    """Return a process of a service of its own that may run on pCPU 4."""
+    own = {name: fields.pop(name) for name in ("last_there", "there_s") if name in fields}
+    several = (ProcessThread(pid + n, comm, "0-15", "") for n in range(threads))
+    return Intruder(
+        host_process(pid, comm, *several, intruder=True, **fields),
+        CpuSet([4]),
+        SeenTask(pid, pid, comm, 0, CpuSet(range(16)), cgroup or f"/system.slice/{comm}.service"),
+        **{"last_there": 0, "there_s": 0.0, **own},
+    )
+
+
+def intruders(
+    *every: Intruder, ran_ms: Mapping[int, float] = MappingProxyType({})
+) -> tuple[IntruderGroup, ...]:
+    """Return their groups on a node with cgroup v2 whose pCPUs 0-3 are nobody's alone."""
+    return grouped(every, remedies.Node(CpuSet(range(4)), cgroup_v2=True), ran_ms)
+
+
+def busy_cpus() -> WhoDocument:
+    """Return a `who` document of several pCPUs: exclusive, shared, free, offline."""
+    shared = WhoPcpu(
+        cpu=6, online=True, place=Place(6, 0, 0, 0, 6, 0, "", "6,14", ()), busy_percent=0.0,
+        claims=(CpuClaim("ab", "default/db-0", "shared", ""), CpuClaim("cd", "a/b", "shared", "")),
+    )  # fmt: skip
+    free = WhoPcpu(7, online=True, place=Place(7, 0, 0, 0, 7, 0, "E", "7,15", ("E",)), claims=())
+    offline = WhoPcpu(17, online=False, place=None, claims=())
+    return replace(busy_cpu(), cpus="4,6-7,17", pcpus=(BUSY, shared, free, offline))
 
 
 def grant(pod: str, name: str, **fields: Any) -> Grant:
@@ -477,6 +536,7 @@ def grant(pod: str, name: str, **fields: Any) -> Grant:
         "shared": "0-1,8-9",
         "mems": "",
         "millis": 500,
+        "ended": False,
         "override": None,
         "cpuset": "0-1,8-9",
         "pending": None,
@@ -513,8 +573,10 @@ def allotted(**fields: Any) -> State:
         "guarantee": "every container of the node",
         "held_back": "",
         "pools": Pools(reserved="0", housekeeping="3", shared="0-1,8-9",
-                       exclusive="4-7,12-13"),
+                       exclusive="4-7,12-13", taken="2,10"),
         "grants": grants,
+        "holders": [Holder("ef" * 32, "media/\x1b[31mplayer", "mixer", "2,10", "plugin",
+                           "another NRI plugin gave it cpuset 2,10")],
         "push": push("cri", "containerd before 2.4.0 can deadlock on updates unasked"),
         "refusals": 1,
         "refused": [RefusedRequest(
@@ -608,4 +670,121 @@ def changed() -> HistoryDocument:
         triggers=("VMM exited",), latency_ms=61_000.0,
     )  # fmt: skip
     changes = (first, replace(later, moved=1, triggers=("thread born", "audit")), wider, ended)
-    return HistoryDocument(time="2026-11-20T21:00:00Z", changes=changes)
+    events = (
+        NodeEvent(
+            "2026-11-20T20:59:58.500Z",
+            1.5,
+            "reload-refused",
+            "configuration not reloaded: /etc/kata-pin/config.yaml: mode: expected one of act, "
+            "observe: 'acct'",
+        ),
+        NodeEvent("2026-11-20T20:59:59.500Z", 0.5, "alloc-decides", "allocator: deciding again"),
+    )
+    return HistoryDocument(time="2026-11-20T21:00:00Z", changes=changes, events=events)
+
+
+def top_thread(label: str, cpus: str, **fields: Any) -> TopThread:
+    """Return a thread that is at ease."""
+    facts: dict[str, Any] = {
+        "tid": 4100,
+        "comm": "qemu-system-x86",
+        "label": label,
+        "cpus": cpus,
+        "state": "ok",
+        "cpu_percent": 12.25,
+        "wait_percent": 0.0,
+        "starving": False,
+        "preemptions": 1.5,
+        "migrations": 0.0,
+        "last_cpu": 4,
+    }
+    return TopThread(**(facts | fields))
+
+
+def top(**fields: Any) -> TopDocument:
+    """Return a sample: a vCPU that waits, an intruder, and what a node cannot tell."""
+    worker = top_thread("vhost", "6-7", comm="vhost-4100", tid=4105, cpu_percent=3.0)
+    web = TopSandbox(
+        id="ab" * 32,
+        pod="shop/web",
+        state="ok",
+        mask="4-7",
+        cpu_percent=126.0,
+        wait_percent=77.4,
+        throttled_percent=0.0,
+        vcpus=(
+            top_thread("vcpu 0", "4", cpu_percent=22.6, wait_percent=77.4, preemptions=1234.5),
+            top_thread("vcpu 1", "5", cpu_percent=99.8, last_cpu=5),
+        ),
+        overhead=(
+            TopRole("emulator", 1, "6-7", 0, 0.4, 0.0, ()),
+            TopRole("vhost", 2, "6-7", 0, 3.2, 0.1, (worker, worker)),
+        ),
+    )
+    db = replace(web, id="cd" * 32, pod="shop/db", state="drift", mask=None, wait_percent=0.04,
+                 vcpus=(top_thread("vcpu 0", "0-15", state="drift", wait_percent=0.04),),
+                 overhead=())  # fmt: skip
+    late = replace(
+        web, id="ef" * 32, pod="other/late", mask="12", cpu_percent=None, wait_percent=None,
+        vcpus=(
+            top_thread("vcpu 0", "12", cpu_percent=None, wait_percent=None, preemptions=None,
+                       migrations=None, last_cpu=None),
+        ),
+        overhead=(),
+    )  # fmt: skip
+    counts = Interrupts(tick=250.0, reschedule=12.5, call=3.0, device=0.0, guest=1.0, other=0.5)
+    pcpu = TopPcpu(
+        cpu=4, sandbox=web.id, pod=web.pod, online=True, conflict=False, own_percent=22.6,
+        foreign_percent=76.4, foreign_switches=None, throttled_percent=0.0, steal_percent=0.0,
+        interrupts=counts, softirqs={"TIMER": 250.0, "RCU": 31.0},
+    )  # fmt: skip
+    facts: dict[str, Any] = {
+        "time": "2026-11-20T21:00:00Z",
+        "daemon": RUNNING,
+        "hostname": "worker-7",
+        "seconds": 2.001,
+        "threads": 9,
+        "sandboxes": (web, db, late),
+        "pcpus": (
+            pcpu,
+            replace(pcpu, cpu=5, own_percent=99.8, foreign_percent=0.0, conflict=True),
+            replace(pcpu, cpu=12, sandbox=late.id, pod=late.pod, online=False, own_percent=None,
+                    foreign_percent=None, steal_percent=None, interrupts=None, softirqs=None),
+        ),
+        "missing": (
+            Missing("foreign_switches", "this kernel has no /proc/schedstat (CONFIG_SCHEDSTATS)"),
+        ),
+        "notes": (note("3 threads may not be read; run as root"),),
+    }  # fmt: skip
+    return TopDocument(**(facts | fields))
+
+
+def remembered(**fields: Any) -> MemoryDocument:
+    """Return the memory of a sandbox at home, one far away, and two of which little is known."""
+    gib = 1 << 30
+    home = SandboxMemory(
+        id="ab" * 32, pod="shop/web", pid=4100, vcpu_nodes="0", source="cgroup",
+        cgroup="/sys/fs/cgroup/kubepods/p1", nodes=(NodeMemory(0, 4 * gib, 2 * gib),),
+        total_bytes=4 * gib, remote_bytes=0, remote_percent=0.0, problem="",
+    )  # fmt: skip
+    far = replace(home, id="cd" * 32, pod="trading/feed-handler-7f9c6d5b8-x2x4q", pid=5100,
+                  vcpu_nodes="1", nodes=(NodeMemory(0, 3 * gib, 0), NodeMemory(1, gib, 0)),
+                  remote_bytes=3 * gib, remote_percent=75.0)  # fmt: skip
+    unread = replace(
+        home,
+        id="ef" * 32,
+        pod="shop/db",
+        source="none",
+        nodes=(),
+        total_bytes=None,
+        remote_bytes=None,
+        remote_percent=None,
+        problem="cannot read numa_maps of process 4100: Permission denied",
+    )
+    facts: dict[str, Any] = {
+        "time": "2026-11-20T21:00:00Z",
+        "daemon": RUNNING,
+        "node_count": 2,
+        "sandboxes": (home, far, unread),
+    }  # fmt: skip
+    return MemoryDocument(**(facts | fields))

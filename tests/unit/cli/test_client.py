@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -127,7 +129,7 @@ def test_writing_does_not_bypass_a_daemon_that_hangs(
     monkeypatch.setattr("kata_pin.cli.client.WRITE_S", 0.2)  # the real deadline is 35 s
     provider = Provider(Given(Config(runtime_dir=str(tmp_path))))
     with listener(tmp_path / "control.sock", None), pytest.raises(DaemonSilent):
-        provider.change("pin", "")
+        provider.change("pin", None)
 
 
 def test_reading_without_a_daemon_looks_at_the_system(tmp_path: Path) -> None:
@@ -138,3 +140,65 @@ def test_reading_without_a_daemon_looks_at_the_system(tmp_path: Path) -> None:
     assert state.daemon == Daemon(running=False, reason=reason)
     assert state.node.cpus
     assert not (tmp_path / "absent").exists()
+
+
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the waits: the real ones are 0.5 s, 2 s and 35 s."""
+    for name, seconds in (("PATIENCE_S", 0.05), ("READ_S", 0.3), ("WRITE_S", 0.3)):
+        monkeypatch.setattr(f"kata_pin.cli.client.{name}", seconds)
+
+
+def test_waiting_for_a_daemon_that_hangs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """First that it waits, then that it goes on without the daemon; it is asked once."""
+    _impatient(monkeypatch)
+    provider = Provider(Given(Config(runtime_dir=str(tmp_path))))
+    with listener(tmp_path / "status.sock", None):
+        provider.names()
+        state = provider.state()
+    assert (state.daemon.running, state.daemon.silent) == (False, True)
+    waiting, silent, hint = capsys.readouterr().err.splitlines()
+    assert waiting == "kata-pin: waiting for the daemon's answer, up to 0.3 s"
+    assert silent.endswith("status.sock within 0.3 s; continuing without it")
+    assert "systemctl restart kata-pin" in hint
+
+
+def test_a_daemon_that_answers_is_not_waited_for_in_words(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ordinary answers leave stderr empty."""
+    serve({"state": lambda _: docs.state()})
+    Provider(Given(Config(runtime_dir=str(tmp_path)))).state()
+    assert capsys.readouterr().err == ""
+
+
+def test_changing_one_sandbox_finds_a_daemon_that_hangs_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`pin POD` neither reads names without the daemon nor sets anything beside it."""
+    _impatient(monkeypatch)
+    provider = Provider(Given(Config(runtime_dir=str(tmp_path))))
+    with listener(tmp_path / "control.sock", None):
+        for name in ("web", None):
+            with pytest.raises(DaemonSilent, match="did not answer"):
+                provider.change("pin", name)
+    assert "continuing without it" not in capsys.readouterr().err
+
+
+def test_work_without_the_daemon_does_not_log_to_the_terminal(tmp_path: Path) -> None:
+    """What the daemon would log is in the documents; --debug shows it."""
+    config = tmp_path / "config.yaml"
+    config.write_text(f"version: 1\nruntime_dir: {tmp_path}\n")
+    code = (
+        "import logging, sys; from kata_pin.daemon.service import offline; real = offline.state\n"
+        "def state(config):\n"
+        "    logging.getLogger('kata_pin.vmm').warning('told'); return real(config)\n"
+        "offline.state = state; from kata_pin.cli.main import run; sys.exit(run(sys.argv[1:]))"
+    )
+    for options, told in (([], False), (["--debug"], True)):
+        done = subprocess.run(
+            [sys.executable, "-c", code, "show", "--config", str(config), *options],
+            capture_output=True, text=True, check=True, timeout=30,
+        )  # fmt: skip
+        assert ("told" in done.stderr) is told

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kata_pin.cli.main import COMMANDS, run
+from kata_pin.cli.reports import processes
 from kata_pin.errors import DaemonError, KataPinError
 from kata_pin.model.reports.state import State
 from kata_pin.wire.request import Request
@@ -127,6 +128,49 @@ def test_check_exits_3_on_drift(
     assert {f["kind"] for f in told["findings"] if f["fails"]} == ({"drift"} if status else set())
 
 
+def test_check_says_when_it_could_not_tell(
+    serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes that this user cannot see: status 4, never "ok"."""
+    config = str(serve(_state(CALM)))
+    with monkeypatch.context() as patched:
+        patched.setattr(processes, "why_hidden", lambda: "hidden from this user")
+        assert run(["check", "--json", "--config", config]) == 4
+    told = _json(capsys)
+    assert (told["ok"], told["verdict"], told["unknown"]) == (
+        False, "unknown", ["hidden from this user"],
+    )  # fmt: skip
+
+
+def test_check_says_when_the_daemon_refused(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No state document is status 4 too."""
+
+    def refuse(_: Request) -> object:
+        raise DaemonError("the state is not for you", hint="ask root")
+
+    config = str(serve({"state": refuse}))
+    assert run(["check", "--config", config]) == 4
+    out = capsys.readouterr().out
+    assert "unknown: the state is not for you (ask root)" in out
+    assert "COULD NOT TELL: 0 sandboxes, 0 threads checked" in out
+    assert run(["check", "--json", "--config", config]) == 4
+    assert _json(capsys)["verdict"] == "unknown"
+
+
+def test_check_without_a_daemon_is_never_ok(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody keeps affinities then, even if each thread is where it should be."""
+    config = tmp_path / "config.yaml"
+    config.write_text(f"version: 1\nruntime_dir: {tmp_path}\npaths: {{vc: {tmp_path}/vc}}\n")
+    assert run(["check", "--config", str(config)]) == 4
+    assert "the daemon is not running, state read from /proc (no daemon is listening on " in (
+        " ".join(capsys.readouterr().out.split())
+    )
+
+
 def test_check_fails_on_intruders_by_setting(
     serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,8 +178,15 @@ def test_check_fails_on_intruders_by_setting(
     cpu = min(os.sched_getaffinity(0))
     sandbox = docs.sandbox("a/b", str(cpu), exclusive=str(cpu))
     config = serve(_state(docs.state(sandbox, cpus=16)))
-    assert run(["check", "--config", str(config)]) == 0
-    assert f"(pid {os.getpid()}, user " in capsys.readouterr().out
+    assert run(["check", "--json", "--config", str(config)]) == 0
+    found = _json(capsys)["findings"]
+    (mine,) = (
+        one
+        for one in found
+        if one["group"] and os.getpid() in [process["pid"] for process in one["group"]["processes"]]
+    )
+    assert (mine["kind"], mine["fails"], mine["cpus"]) == ("intruder", False, str(cpu))
+    assert 0 <= mine["group"]["last_there"] <= mine["group"]["threads"]
     config.write_text(config.read_text() + "intruders: fail\n")
     assert run(["check", "--config", str(config)]) == 3
 
@@ -226,7 +277,7 @@ def test_config_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == ("version: 1\naudit:\n  affinity_s: 2  # default: 10\n")
     assert run(["config", "show", "--json", *options]) == 0
     audit = _json(capsys)["settings"]["audit"]
-    assert (audit["affinity_s"], audit["deep_s"]) == ("2", "60")
+    assert (audit["affinity_s"], audit["deep_s"]) == (2, 60)
     assert run(["config", "sample"]) == 0
     file.write_text(capsys.readouterr().out)
     assert run(["config", "check", str(file)]) == 0
@@ -241,6 +292,128 @@ def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFix
     assert run(arguments) == 2
     captured = capsys.readouterr()
     assert "Usage: kata-pin" in captured.out + captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sohw"], "No such command 'sohw'. Did you mean show?"),
+        (["alloc", "wat-if"], "No such command 'wat-if'. Did you mean what-if?"),
+        (["config", "zzz"], "No such command 'zzz'. Commands: "),
+        (["show", "--cpu"], "No such option '--cpu'. Did you mean '--cpus'?"),
+        (["who", "x"], "not a CPU number or range"),
+        (["show", "web", "--problems"], "give neither SANDBOX nor --cpus"),
+        (["show", "--cpus", "-n", "shop"], "-n cannot limit it"),
+    ],
+)
+def test_wrong_usage_is_explained_as_json_too(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A typo names what was meant; with --json the same is a document on stdout."""
+    assert run(arguments) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.out == ""
+    assert run([*arguments, "--json"]) == 2
+    document = _json(capsys)
+    assert (document["kind"], document["exit_status"]) == ("error", 2)
+    assert words in document["error"]
+    assert document["hint"].endswith(" --help")
+
+
+THREE = docs.state(
+    docs.sandbox("shop/web", "4", docs.thread(5000, "emulator", "4"), exclusive="4"),
+    docs.sandbox("bank/web", "4-5", state="conflict"),
+    replace(docs.drifted(), pod="bank/feed"),
+)
+
+
+def _shown(out: str) -> list[str]:
+    return [pod for pod in ("shop/web", "bank/web", "bank/feed") if f"\n{pod} " in out]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pods", "remark"),
+    [
+        ([], ["shop/web", "bank/web", "bank/feed"], ""),
+        (["-n", "bank"], ["bank/web", "bank/feed"], ""),
+        (["--problems"], ["bank/web", "bank/feed"], "2 of 3 sandboxes have problems\n"),
+        (["--problems", "-n", "shop"], [], "no problems in 1 sandbox in namespace shop\n"),
+        (["-n", "shpo"], [], "no sandboxes in namespace shpo\n"),
+    ],
+)
+def test_show_chooses_sandboxes(
+    serve: Serve,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    pods: list[str],
+    remark: str,
+) -> None:
+    """By namespace and by problems; how many were left out is said."""
+    config = str(serve(_state(THREE)))
+    assert run(["show", *arguments, "--config", config]) == 0
+    out = capsys.readouterr().out
+    assert _shown(out) == pods
+    assert remark in out
+    assert run(["show", *arguments, "--json", "--config", config]) == 0
+    assert [one["pod"] for one in _json(capsys)["sandboxes"]] == pods
+
+
+def test_a_namespace_makes_a_name_unique(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two pods of one name are told apart by -n, in each command that has it."""
+    config = str(serve(_state(THREE)))
+    assert run(["show", "web", "--config", config]) == 1
+    assert "matches 2 sandboxes" in capsys.readouterr().err
+    assert run(["show", "web", "-n", "bank", "--json", "--config", config]) == 0
+    assert [one["pod"] for one in _json(capsys)["sandboxes"]] == ["bank/web"]
+    assert run(["check", "web", "-n", "shop", "--json", "--config", config]) == 3
+    assert _json(capsys)["sandboxes"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "kinds", "sandboxes"),
+    [
+        (["shop/web"], 3, {"conflict"}, 1),
+        (["bank/web"], 3, {"conflict"}, 1),
+        (["feed"], 3, {"drift"}, 1),
+        (["-n", "bank"], 3, {"conflict", "drift"}, 2),
+        (["-n", "none"], 0, set(), 0),
+    ],
+)
+def test_check_of_some_sandboxes(
+    serve: Serve,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    arguments: list[str],
+    status: int,
+    kinds: set[str],
+    sandboxes: int,
+) -> None:
+    """Only what concerns them is found and counted, a conflict from both of its sides."""
+    config = str(serve(_state(THREE)))
+    assert run(["check", *arguments, "--json", "--config", config]) == status
+    document = _json(capsys)
+    assert {one["kind"] for one in document["findings"] if one["fails"]} == kinds
+    assert document["sandboxes"] == sandboxes
+
+
+def test_doctor_of_one_sandbox(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    """The daemon, what every guest needs, and the rows of that sandbox."""
+    config = str(serve(_state(THREE)))
+    assert run(["doctor", "feed", "--json", "--config", config]) == 0
+    rows = _json(capsys)["rows"]
+    assert {row["sandbox"] for row in rows} == {"", "bank/feed"}
+    assert {row["check"] for row in rows if not row["sandbox"]} == {"daemon", "guest"}
+
+
+def test_who_takes_a_list(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    """`who 0,2-3` is one answer about three pCPUs."""
+    config = str(serve(_state()))
+    assert run(["who", "0,2-3", "--json", "--config", config]) == 0
+    document = _json(capsys)
+    assert (document["cpus"], [one["cpu"] for one in document["pcpus"]]) == ("0,2-3", [0, 2, 3])
+    assert run(["who", "0,2-3", "--config", config]) == 0
+    assert "NUMA  SIBLINGS" in capsys.readouterr().out
 
 
 def test_unexpected_errors_are_told_without_a_traceback(

@@ -9,15 +9,16 @@ import pytest
 
 from kata_pin.cli.client import Provider
 from kata_pin.cli.main import run
-from kata_pin.cli.reports import doctor_node, doctor_sandbox
+from kata_pin.cli.reports import doctor_install, doctor_node, doctor_sandbox
 from kata_pin.config import Config
 from kata_pin.config.tree import NewThreads, Paths, Qmp
 from kata_pin.host.root import HOST, HostRoot
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.reports.daemon import Metrics, Nri
+from kata_pin.model.reports.daemon import Daemon, Metrics, Nri
 from kata_pin.model.reports.doctor import Row
 from kata_pin.model.reports.pools import Push, PushFailure
 from kata_pin.model.reports.sandbox import Sandbox
+from tests.support.checkpoint import checkpoint
 from tests.unit.cli import documents as docs
 from tests.unit.cli.conftest import Given, Serve
 
@@ -107,14 +108,14 @@ def test_hooks_are_found_by_name(tmp_path: Path) -> None:
     """A file that names the hook counts; the hook has to be there to be run."""
     pattern = (f"{tmp_path}/*.json",)
     program = tmp_path / "kata-pin-hook"
-    assert doctor_node.hooks(pattern, str(program)).status == "warn"
+    assert doctor_install.hooks(pattern, str(program)).status == "warn"
     (tmp_path / "other.json").write_text("{}")
-    assert doctor_node.hooks(pattern, str(program)).status == "warn"
+    assert doctor_install.hooks(pattern, str(program)).status == "warn"
     (tmp_path / "90-kata-pin.json").write_text('{"hook": {"path": "/x/kata-pin-hook"}}')
-    assert doctor_node.hooks(pattern, str(program)).status == "fail"
+    assert doctor_install.hooks(pattern, str(program)).status == "fail"
     program.write_text("#!/bin/true\n")
     program.chmod(0o755)
-    row = doctor_node.hooks(pattern, str(program))
+    row = doctor_install.hooks(pattern, str(program))
     assert (row.status, row.text) == ("ok", f"installed: {tmp_path}/90-kata-pin.json")
 
 
@@ -125,6 +126,27 @@ def test_kubelet_states(tmp_path: Path) -> None:
     assert doctor_node.kubelet(config).status == "info"
     path.write_text("{")
     assert doctor_node.kubelet(config).status == "warn"
+    path.write_text(checkpoint("0-3", {"a": {"c": "4-6"}, "b": {"c": "7"}}))
+    row = doctor_node.kubelet(config)
+    assert (row.status, row.remedy) == ("ok", "")
+    path.write_text(checkpoint("0-4", {"a": {"c": "4-6"}, "b": {"c": "6"}}))
+    row = doctor_node.kubelet(config)
+    assert row.status == "warn"
+    assert (
+        "pCPU 4 is assigned to pod a and the default set; pCPU 6 is assigned to pod a" in row.text
+    )
+    assert row.text.endswith("and pod b")
+    assert "cores of different sizes" in row.remedy
+
+
+def test_cpus_of_two_running_containers_of_a_pod() -> None:
+    """An init container's CPUs may be reused when it has ended, not by containers that run."""
+    first, second = docs.container("web", "4-6", "4-6"), docs.container("db", "6-8", "6-8")
+    sandbox = docs.sandbox("shop/web", "4-8", containers=(first, second))
+    (row,) = doctor_sandbox.doubles(sandbox, "shop/web")
+    assert (row.status, row.text) == ("warn", "pCPU 6 is assigned to web and db")
+    ended = replace(sandbox, containers=(replace(first, state="stopped"), second))
+    assert not list(doctor_sandbox.doubles(ended, "shop/web"))
 
 
 @pytest.mark.root
@@ -155,6 +177,8 @@ def test_spool_leftovers_are_counted(tmp_path: Path) -> None:
     assert doctor_node.spool(config).status == "ok"
     (spool / "1-2.msg").touch()
     assert doctor_node.spool(config).text == f"1 pending message in {spool}"
+    (spool / "uninstalled").touch()
+    assert "kata-pin was uninstalled" in doctor_node.spool(config).text
 
 
 def rows_of(sandbox: Sandbox, config: Config | None = None) -> dict[str, Row]:
@@ -341,3 +365,17 @@ def test_other_writers_are_named() -> None:
     acting = docs.sandbox("p", "1", writers=[docs.writer("kata", active=True, evidence="e")])
     (row,) = doctor_sandbox.writers(acting, "pod")
     assert (row.status, row.text) == ("warn", "Kata pins the vCPUs (e)")
+
+
+@pytest.mark.parametrize(
+    ("daemon", "status", "remedy"),
+    [
+        (docs.RUNNING, "ok", ""),
+        (Daemon(running=False, reason="no daemon is listening"), "warn", "start"),
+        (Daemon(running=False, reason="no answer", silent=True), "fail", "restart"),
+    ],
+)
+def test_the_remedy_of_a_daemon_fits_its_state(daemon: Daemon, status: str, remedy: str) -> None:
+    """One that is down is started; starting one that hangs would do nothing."""
+    row = doctor_node.daemon_row(daemon)
+    assert (row.status, row.remedy) == (status, f"systemctl {remedy} kata-pin" if remedy else "")

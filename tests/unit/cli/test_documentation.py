@@ -16,6 +16,7 @@ from kata_pin.cli.reports.findings import check
 from kata_pin.config import Config
 from kata_pin.config.table import SETTINGS
 from kata_pin.daemon.service import offline
+from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.reports.state import State
 from kata_pin.wire.reports import decode, encode
 from tests.support.json_schema import violations
@@ -54,8 +55,11 @@ def test_generated_files_are_current(path: str) -> None:
         (map_document(docs.state(docs.database(), docs.drifted(), docs.lost())), "map"),
         (docs.allotted(), "state"),
         (pools_document(docs.allotted()), "pools"),
+        (docs.top(), "top"),
+        (docs.remembered(), "memory"),
         (docs.busy_cpu(), "who"),
-        (who_report.who(docs.state(cpus=8192), min(os.sched_getaffinity(0))), "who"),
+        (docs.busy_cpus(), "who"),
+        (who_report.who(docs.state(cpus=8192), CpuSet([min(os.sched_getaffinity(0))])), "who"),
         (docs.explained(), "explain"),
         (docs.changed(), "history"),
         (CHECKED, "check"),

@@ -96,10 +96,12 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_watch_goes_on_until_it_is_interrupted(serve: Serve) -> None:
+@pytest.mark.parametrize("watch", [["--watch", "0.2"], ["--watch"], ["-n", "default", "--watch"]])
+def test_watch_goes_on_until_it_is_interrupted(serve: Serve, watch: list[str]) -> None:
     """The state is shown again and again; Ctrl-C ends it with 130 and no word."""
-    config = str(serve(_state()))
-    command = [sys.executable, "-m", "kata_pin.cli.main", "show", "--watch", "0.2", "--json"]
+    state = docs.state(docs.database())
+    config = str(serve(_state(state)))
+    command = [sys.executable, "-m", "kata_pin.cli.main", "show", *watch, "--json"]
     with subprocess.Popen(
         [*command, "--config", config], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -107,8 +109,19 @@ def test_watch_goes_on_until_it_is_interrupted(serve: Serve) -> None:
         documents = [json.loads(process.stdout.readline()) for _ in range(2)]
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=20)
-    assert documents == [plain(STATE), plain(STATE)]
+    assert documents == [plain(state), plain(state)]
     assert (process.returncode, error) == (130, "")
+
+
+def test_watch_without_a_number_may_stand_before_a_sandbox(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The pod is not taken for the number: the error is about a pod that is not there."""
+    config = str(serve(_state()))
+    assert run(["show", "--watch", "nobody", "--config", config]) == 1
+    assert "no sandbox 'nobody'" in capsys.readouterr().err
+    assert run(["show", "--watch", "0.1", "--config", config]) == 2
+    assert "0.2<=x<=3600" in capsys.readouterr().err
 
 
 def _on_terminal(arguments: list[str], columns: int, **environ: str) -> str:
@@ -197,6 +210,17 @@ def test_sandboxes_complete_while_the_daemon_runs(serve: Serve) -> None:
     assert "kata_pin.cli.main" in done.stderr
     assert "psutil" not in done.stderr
     assert "pyroute2" not in done.stderr
+
+
+def test_completion_after_a_typo_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A key pressed in the shell prints no usage error, only words."""
+    monkeypatch.setenv("_KATA_PIN_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", "kata-pin sohw do")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert run([]) == 0
+    assert capsys.readouterr() == ("plain,doctor\n", "")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""README's sample of `kata-pin show` is what the program prints; run this file to write it."""
+"""README's samples are what the program prints; run this file to write them."""
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kata_pin.cli.render import show
+from kata_pin.cli.render.drawing import terminal
 from kata_pin.cli.render.layout import NO_LIMIT, Output
 from kata_pin.model.reports.sandbox import Thread
 from tests.unit.cli import documents as docs
@@ -21,7 +22,10 @@ def _thread(tid: int, role: str, source: str, **fields: object) -> Thread:
 
 
 def sample() -> list[str]:
-    """Return the lines of a sandbox with an exclusive container and one that shares."""
+    """Return what both print of a sandbox with an exclusive container and one that shares.
+
+    Of `draw` without the lines about the node, which `show` has.
+    """
     fields: dict[str, Any] = {"source": "hook:poststart", "recorded_s": 1.8}
     guest = docs.links(
         (0, "1", 0, "proven", ""), (1, "0", 1, "proven", APP), first=18687,
@@ -60,13 +64,15 @@ def sample() -> list[str]:
     )  # fmt: skip
     state = docs.state(sandbox, cpus=2, kubelet=None)
     state = replace(state, daemon=replace(docs.RUNNING, uptime_s=93784.0))
-    return [line.plain for line in show.single(state, Output(NO_LIMIT))]
+    shown = [line.plain for line in show.single(state, Output(NO_LIMIT))]
+    drawn = [line.plain for line in terminal.draw(state, Output(100))]
+    return [*shown, "", "$ kata-pin draw", *drawn[drawn.index("") + 1 :]]
 
 
 def written() -> str:
     """Return README with the sample as the program prints it."""
     before, head, rest = README.read_text().partition(HEAD)
-    assert head, "README has no sample of show"
+    assert head, "README has no samples"
     lines = rest.splitlines(keepends=True)
     end = next(n for n, line in enumerate(lines) if line.strip() and not line.startswith("    "))
     block = "".join(f"    {line}".rstrip() + "\n" for line in sample())

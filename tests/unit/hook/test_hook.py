@@ -10,12 +10,14 @@ import stat
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from kata_pin import hook
 from kata_pin.sources.hooks import HookConnection
+from kata_pin.sources.spool import Spool
 from kata_pin.wire import hook_message
 from kata_pin.wire.hook_message import HookMessage
 from kata_pin.wire.oci import Phase
@@ -45,6 +47,40 @@ def only_spooled(runtime_dir: Path) -> HookMessage:
     message = hook_message.decode(file.read_bytes())
     assert file.name == message.spool_name
     return message
+
+
+def _left(folder: Path) -> set[int]:
+    """Return where a thread may run that left exclusive CPUs."""
+    with ThreadPoolExecutor(1) as other:
+        other.submit(hook.leave_exclusive_cpus, str(folder)).result()
+        return other.submit(os.sched_getaffinity, 0).result()
+
+
+def test_exclusive_cpus_are_left(tmp_path: Path) -> None:
+    """A hook runs where the daemon says that nobody has exclusive CPUs."""
+    last = max(os.sched_getaffinity(0))
+    (tmp_path / hook.FREE_CPUS).write_text(f"{1 << last | 1 << 8191:x}\n")
+    assert _left(tmp_path) == {last}
+
+
+@pytest.mark.parametrize("text", ["", "zz", "0", f"{1 << 8191:x}", "f" * 5000])
+def test_a_strange_mask_changes_nothing(tmp_path: Path, text: str) -> None:
+    """Nor fails the hook: what is no mask, no CPU, or none of this machine."""
+    everywhere = os.sched_getaffinity(0)
+    (tmp_path / hook.FREE_CPUS).write_text(text)
+    assert _left(tmp_path) == everywhere
+
+
+def test_a_mask_that_is_no_file_changes_nothing(tmp_path: Path) -> None:
+    """The daemon's user can put anything there; opening a FIFO would hang."""
+    everywhere = os.sched_getaffinity(0)
+    assert _left(tmp_path) == everywhere
+    file = tmp_path / hook.FREE_CPUS
+    os.mkfifo(file)
+    assert _left(tmp_path) == everywhere
+    file.unlink()
+    file.symlink_to("/proc/self/loginuid")
+    assert _left(tmp_path) == everywhere
 
 
 @pytest.mark.parametrize("phase", list(Phase))
@@ -138,12 +174,12 @@ def test_refused_is_not_spooled(runtime_dir: Path) -> None:
 
 
 def test_absent_daemon(runtime_dir: Path) -> None:
-    """Without a daemon the message is in the spool: mode 0600, whole, and nothing beside it."""
+    """Without a daemon the message is in the spool: mode 0640, whole, and nothing beside it."""
     run = run_hook(runtime_dir, "createRuntime")
     assert run.status == 0
     message = only_spooled(runtime_dir)
     assert (message.phase, message.body) == (Phase.CREATE_RUNTIME, STATE)
-    assert stat.S_IMODE(spooled(runtime_dir)[0].stat().st_mode) == 0o600
+    assert stat.S_IMODE(spooled(runtime_dir)[0].stat().st_mode) == 0o640
 
 
 def test_dead_daemon(runtime_dir: Path) -> None:
@@ -214,6 +250,34 @@ def test_no_runtime_directory(tmp_path: Path) -> None:
     run = run_hook(tmp_path / "absent", "createRuntime")
     assert run.status == 0
     assert "neither recorded" in run.stderr
+
+
+def test_a_hook_that_was_left_behind_does_not_spool(runtime_dir: Path) -> None:
+    """After uninstall nobody would ever read it; a daemon that starts ends that."""
+    spool = Spool(str(runtime_dir / "spool"))
+    spool.retire()
+    run = run_hook(runtime_dir, Phase.POSTSTART)
+    assert (run.status, os.listdir(runtime_dir / "spool")) == (0, [hook.UNINSTALLED])
+    assert "kata-pin is uninstalled" in run.stderr
+    assert list(spool.pending()) == []
+    spool.prepare()
+    run_hook(runtime_dir, Phase.POSTSTART)
+    only_spooled(runtime_dir)
+
+
+def test_a_spool_that_nobody_reads_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the number of messages, and by the age of the oldest."""
+    assert hook.MAX_SPOOLED == hook_message.MAX_SPOOLED
+    monkeypatch.setattr(hook, "MAX_SPOOLED", 2)
+    (tmp_path / "5-1.msg").touch()
+    with pytest.raises(OSError, match="more than a day"):
+        hook.spool(str(tmp_path), f"{5 + hook.MAX_SPOOLED_NS + 1}-2", b"x")
+    (tmp_path / "6-1.msg").touch()
+    with pytest.raises(OSError, match="2 messages are waiting"):
+        hook.spool(str(tmp_path), "7-2", b"x")
+    assert sorted(os.listdir(tmp_path)) == ["5-1.msg", "6-1.msg"]
 
 
 @pytest.mark.root

@@ -153,13 +153,16 @@ def test_who_uses_a_part_of_the_pool_goes_on_with_it() -> None:
     assert not {one.id for one in grants if one.cpus == "0-1"} & set(answered.others)
 
 
-def test_annotation_is_asked_for_exclusive(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a class the policy `annotation` is asked for exclusive CPUs."""
+def test_annotation_without_a_class_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    """A pod without annotation or override has no CPUs of its own, and the reason is said."""
     ask = ["alloc", "what-if", "--cpus", "2", "--policy", "annotation", "--topology", SERVER]
     assert run([*ask, "--json"]) == 0
-    assert _json(capsys)["grant"]["cpu_class"] == "exclusive"
-    assert run([*ask, "--json", "--class", "share"]) == 0
-    assert _json(capsys)["grant"]["cpu_class"] == "share"
+    grant = _json(capsys)["grant"]
+    assert (grant["cpu_class"], grant["exclusive"]) == ("none", "")
+    assert "its pod has no annotation" in grant["reasons"]
+    for chosen in ("share", "exclusive"):
+        assert run([*ask, "--json", "--class", chosen]) == 0
+        assert _json(capsys)["grant"]["cpu_class"] == chosen
 
 
 def test_refused() -> None:
@@ -174,4 +177,4 @@ def test_kubelets_cpus_are_taken() -> None:
     """What the kubelet's static policy gave out is nobody's to give."""
     document = docs.state(kubelet=Kubelet("static", "0-3,8-11"))
     chosen = create("static", HOST, AllocSettings())
-    assert occupied(chosen, document, EMPTY).exclusive == CpuSet.parse("4-7,12-15")
+    assert occupied(chosen, document, EMPTY).taken == CpuSet.parse("4-7,12-15")

@@ -5,19 +5,40 @@ from __future__ import annotations
 import asyncio
 import configparser
 import json
+import os
 import re
+import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kata_pin import hook
-from kata_pin.cli.commands.install import kept_cpusets, release_pins, uninstall_node
-from kata_pin.cli.main import run
+from kata_pin.cli.commands.install import (
+    is_before,
+    kept_cpusets,
+    program_file,
+    release_pins,
+    settings_file,
+    uninstall_node,
+)
+from kata_pin.cli.main import COMPLETE, run
 from kata_pin.cli.node.changes import MANIFEST, Node
-from kata_pin.cli.node.files import HOOK_PATH, HOOKS_DIR, Choices, NodeFile, Runtime, node_files
-from kata_pin.config import Config, from_text
+from kata_pin.cli.node.completions import PLACES
+from kata_pin.cli.node.files import (
+    DOCUMENTS,
+    HOOK_PATH,
+    HOOKS_DIR,
+    PROGRAM_LINK,
+    Choices,
+    NodeFile,
+    NodeLink,
+    Runtime,
+    node_files,
+)
+from kata_pin.config import DEFAULT_FILE, Config, from_text
 from kata_pin.config.tree import Hook
 from kata_pin.daemon.service.control import ControlServer
 from kata_pin.errors import DaemonError, HostError, KataPinError, ParseError
@@ -27,32 +48,45 @@ from kata_pin.wire.reports import encode
 from kata_pin.wire.request import Request
 from tests.support.hooks import runtime_directory
 
+Capture = pytest.CaptureFixture[str]
+
 ALL = frozenset(Runtime)
 NOTHING = Applied(kind="unpin", sandboxes=())
+PROGRAM = "/opt/kata-pin/bin/kata-pin"
 UNIT = "/usr/lib/systemd/system/kata-pin.service"
 
 
 def choose(*runtimes: Runtime, config: str = "version: 1\n", prestart: bool = False) -> Choices:
     return Choices(
-        program="/usr/bin/kata-pin",
+        program=PROGRAM,
         runtimes=frozenset(runtimes),
         config=from_text(config),
         prestart=prestart,
     )
 
 
+def plain_files(choices: Choices) -> list[NodeFile]:
+    """Return what is installed but for the link."""
+    return [file for file in node_files(choices) if isinstance(file, NodeFile)]
+
+
 def contents(choices: Choices) -> dict[str, bytes]:
-    return {file.path: file.content for file in node_files(choices)}
+    return {file.path: file.content for file in plain_files(choices)}
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    return {f"/{p.relative_to(root)}": p.read_bytes() for p in root.rglob("*") if p.is_file()}
+    """Return every file below a folder with its content; of a link where it leads."""
+    return {
+        f"/{p.relative_to(root)}": os.readlink(p).encode() if p.is_symlink() else p.read_bytes()
+        for p in root.rglob("*")
+        if p.is_symlink() or p.is_file()
+    }
 
 
 def test_hook_program_is_the_hook() -> None:
     """The installed hook is hook.py but for its first line, executable, and no root is needed."""
     choices = Choices(program="/usr/bin/kata-pin", python="/opt/python/bin/python3.12")
-    [file] = [f for f in node_files(choices) if f.path == HOOK_PATH]
+    [file] = [f for f in plain_files(choices) if f.path == HOOK_PATH]
     first, _, rest = file.content.decode().partition("\n")
     assert first == "#!/opt/python/bin/python3.12 -IS"
     assert rest == Path(hook.__file__).read_text().partition("\n")[2]
@@ -143,33 +177,88 @@ def test_defaults_are_the_hooks() -> None:
 def unit_of(choices: Choices) -> configparser.SectionProxy:
     parser = configparser.ConfigParser(interpolation=None, strict=True)
     parser.optionxform = str  # type: ignore[assignment, method-assign]
-    parser.read_string(contents(choices)[UNIT].decode())
+    text = contents(choices)[UNIT].decode()
+    taken_away = "SystemCallFilter=~"  # the second line of this list; nothing else is there twice
+    given_back = "SystemCallFilter=capset"  # the third
+    assert text.count(taken_away) == text.count(given_back) == 1
+    text = text.replace(given_back, "AllowedCalls=capset")
+    parser.read_string(text.replace(taken_away, "RefusedCalls="))
     return parser["Service"]
 
 
 def test_unit_has_the_rights_it_needs() -> None:
-    """The service has the four capabilities it needs and none of the limits that would blind it."""
+    """The service has what its broker needs, and none of the limits that would blind it."""
     service = unit_of(choose())
     assert set(service["CapabilityBoundingSet"].split()) == {
-        "CAP_SYS_NICE", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_NET_ADMIN",
+        "CAP_SYS_NICE", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_DAC_OVERRIDE",
+        "CAP_PERFMON",
     }  # fmt: skip
+    assert service["AmbientCapabilities"] == service["CapabilityBoundingSet"]
+    assert service["User"] == "kata-pin"
     assert not {"PrivateNetwork", "PrivateUsers", "PrivatePIDs", "ProtectProc"} & set(service)
     families = set(service["RestrictAddressFamilies"].split())
     assert families == {"AF_UNIX", "AF_NETLINK", "AF_VSOCK"}
     assert service["Type"] == "notify"
     assert service["RuntimeDirectoryPreserve"] == "yes"
     assert service["RuntimeDirectory"] == "kata-pin"
-    assert service["ExecStart"] == "/usr/bin/kata-pin run --config /etc/kata-pin/config.yaml"
+    assert service["ExecStart"] == f"{PROGRAM} run --config /etc/kata-pin/config.yaml"
+
+
+@pytest.mark.parametrize(
+    ("release", "old"),
+    [("6.1.0-37-amd64", True), ("6.5.13", True), ("6.6.0", False), ("6.18.44", False), ("x", True)],
+)
+def test_an_old_kernel_takes_one_right_more(release: str, old: bool) -> None:
+    """The process connector before Linux 6.6: only there the service has CAP_NET_ADMIN."""
+    assert is_before(release, (6, 6)) is old
+    path = "/usr/lib/systemd/system/kata-pin.service.d/before-linux-6.6.conf"
+    found = contents(replace(choose(), old_kernel=old))
+    assert (path in found) is old
+    if old:
+        assert b"AmbientCapabilities=CAP_NET_ADMIN\n" in found[path]
 
 
 def test_no_placeholder_is_left() -> None:
     """Every placeholder of the assets is filled in, and each setting reaches its files."""
-    files = contents(choose(*ALL, config="version: 1\nruntime_dir: /run/other\ngroup: ops\n"))
+    files = contents(
+        choose(*ALL, config="version: 1\nruntime_dir: /run/other\ngroup: ops\nuser: pinner\n")
+    )
     assert not [path for path, content in files.items() if re.search(rb"@[A-Z_]+@", content)]
-    assert b"d /run/other/spool  0700 root root -" in files["/usr/lib/tmpfiles.d/kata-pin.conf"]
+    assert b"d /run/other/spool  0700 pinner ops -" in files["/usr/lib/tmpfiles.d/kata-pin.conf"]
+    assert (
+        b'u pinner - "kata-pin daemon"\nm pinner ops\n'
+        in files["/usr/lib/sysusers.d/kata-pin.conf"]
+    )
     assert b"g ops -" in files["/usr/lib/sysusers.d/kata-pin.conf"]
-    assert b"RuntimeDirectory=other\n" in files[UNIT]
+    assert b"RuntimeDirectory=other kata-pin\n" in files[UNIT]
     assert b"Group=ops\n" in files[UNIT]
+
+
+@pytest.mark.parametrize(
+    ("option", "changes"),
+    [
+        ("--config", {"config_file": "settings.yaml"}),
+        ("--config", {"config_file": "/etc/my settings.yaml"}),
+        ("--config", {"config_file": "/etc/%n.yaml"}),
+        ("--program", {"program": "kata-pin"}),
+    ],
+)
+def test_what_the_service_cannot_start_is_refused(option: str, changes: dict[str, str]) -> None:
+    """systemd would look for it elsewhere, or read it otherwise."""
+    with pytest.raises(KataPinError, match=f"the service cannot start .* \\(give {option} an abs"):
+        node_files(replace(choose(), **changes))  # type: ignore[arg-type]
+
+
+def test_a_relative_configuration_is_made_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service's folder is not the one that install runs in."""
+    monkeypatch.chdir(tmp_path)
+    assert settings_file("/", "settings.yaml") == f"{tmp_path}/settings.yaml"
+    assert settings_file("/", "/etc/x.yaml") == "/etc/x.yaml"
+    assert settings_file("/", None) == settings_file("/dest", None) == DEFAULT_FILE
+    with pytest.raises(KataPinError, match="is not an absolute path"):
+        settings_file("/dest", "settings.yaml")
 
 
 def test_runtime_dir_elsewhere_is_refused() -> None:
@@ -180,8 +269,100 @@ def test_runtime_dir_elsewhere_is_refused() -> None:
 
 def test_sample_settings_are_the_defaults() -> None:
     """The installed settings file can be read and changes nothing."""
-    [sample] = [f for f in node_files(choose()) if f.settings]
+    [sample] = [f for f in plain_files(choose()) if f.settings]
     assert from_text(sample.content.decode()) == Config()
+
+
+def test_the_man_page_and_the_documents_of_json_are_installed() -> None:
+    """Where man(1) and people look, as they are in docs/."""
+    files = contents(choose())
+    docs = Path(__file__).parents[4] / "docs"
+    assert files["/usr/share/man/man8/kata-pin.8"] == (docs / "kata-pin.8").read_bytes()
+    assert files[f"{DOCUMENTS}/json.md"] == (docs / "json.md").read_bytes()
+    schemas = {f"{DOCUMENTS}/schema/{one.name}" for one in (docs / "schema").iterdir()}
+    assert schemas <= set(files)
+
+
+def test_the_built_package_has_what_is_installed(tmp_path: Path) -> None:
+    """The links to hooks/ and docs/ become files of the wheel."""
+    root = Path(__file__).parents[4]
+    copy = tmp_path / "source"
+    shutil.copytree(
+        root, copy, symlinks=True, ignore=shutil.ignore_patterns(".*", "tests", "*.egg-info")
+    )
+    subprocess.run(
+        [sys.executable, "-c", "import setuptools; setuptools.setup()", "-q", "build", "-b", "out"],
+        cwd=copy, check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    built = copy / "out" / "lib" / "kata_pin" / "cli"
+    for name in ("assets/systemd/kata-pin.service", "documents/kata-pin.8", "documents/json.md"):
+        assert (built / name).is_file()
+    assert len(list((built / "documents/schema").iterdir())) == len(
+        list((root / "docs/schema").iterdir())
+    )
+    assert not (built / "documents/design.md").exists()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completions_are_where_shells_look(shell: str, capsys: Capture) -> None:
+    """The same script that `completion` prints; it asks by the variable that main() reads."""
+    found = contents(choose())[PLACES[shell]].decode()
+    assert run(["completion", shell]) == 0
+    assert found == capsys.readouterr().out
+    assert f"{COMPLETE}={shell}_complete" in found
+
+
+def test_completion_works_in_a_real_shell(tmp_path: Path) -> None:
+    """bash, with the installed script and the link in its PATH, completes a command."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("bash is not installed")
+    program = Path(sys.executable).with_name("kata-pin")
+    Node(str(tmp_path)).install(node_files(Choices(program=str(program))))
+    code = (
+        f"PATH={tmp_path}/usr/bin:$PATH; . {tmp_path}{PLACES['bash']}; "
+        "COMP_WORDS=(kata-pin expl); COMP_CWORD=1; _kata_pin_completion kata-pin; "
+        'echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        [bash, "--norc", "-c", code], capture_output=True, text=True, timeout=20, check=True
+    )
+    assert done.stdout == "explain\n"
+
+
+def test_the_program_is_linked_into_the_path(tmp_path: Path) -> None:
+    """The link is made, repaired after an upgrade to another place, and goes with the rest."""
+    node, link = Node(str(tmp_path)), tmp_path / PROGRAM_LINK[1:]
+    node.install(node_files(choose()))
+    assert os.readlink(link) == PROGRAM
+    assert {change.verb for change in node.install(node_files(choose()))} == {"unchanged"}
+    moved = [change.path for change in node.install([NodeLink(PROGRAM_LINK, "/opt/new")])]
+    assert PROGRAM_LINK in moved
+    assert os.readlink(link) == "/opt/new"
+    assert [change.verb for change in node.uninstall()] == ["removed"]
+    assert not link.is_symlink()
+
+
+@pytest.mark.parametrize("own", ["file", "link"])
+def test_a_program_of_somebody_else_is_kept(tmp_path: Path, own: str) -> None:
+    """A package's program, or a link that leads elsewhere, is neither replaced nor removed."""
+    link = tmp_path / PROGRAM_LINK[1:]
+    link.parent.mkdir(parents=True)
+    if own == "file":
+        link.write_text("a package's")
+    else:
+        link.symlink_to("/elsewhere")
+    node = Node(str(tmp_path))
+    (kept,) = (one for one in node.install(node_files(choose())) if one.verb == "kept")
+    assert kept.path == PROGRAM_LINK
+    node.uninstall()
+    assert list(tree(tmp_path)) == [PROGRAM_LINK]
+
+
+def test_no_link_to_itself() -> None:
+    """A program that is already there needs none."""
+    installed = node_files(Choices(program=PROGRAM_LINK))
+    assert not [file for file in installed if isinstance(file, NodeLink)]
 
 
 def test_install_is_idempotent(tmp_path: Path) -> None:
@@ -193,6 +374,7 @@ def test_install_is_idempotent(tmp_path: Path) -> None:
     assert {change.verb for change in node.install(files)} == {"unchanged"}
     assert tree(tmp_path) == before
     assert set(before) == {f.path for f in files} | {MANIFEST}
+    assert node.altered() == ([], [])
 
 
 def test_manifest_is_for_sha256sum(tmp_path: Path) -> None:
@@ -221,7 +403,10 @@ def test_changed_files_are_kept(tmp_path: Path) -> None:
     node.install(node_files(choose(*ALL)))
     for path in (UNIT, "/etc/kata-pin/config.yaml"):
         (tmp_path / path[1:]).write_text("mine")
+    (tmp_path / PROGRAM_LINK[1:]).unlink()
     newer = Choices(program="/opt/kata-pin", runtimes=ALL)
+    missing, modified = node.altered()
+    assert (missing, set(modified)) == ([PROGRAM_LINK], {UNIT, "/etc/kata-pin/config.yaml"})
     kept = {c.path for c in node.install(node_files(newer)) if c.verb == "kept"}
     assert kept == {UNIT, "/etc/kata-pin/config.yaml"}
     assert {c.path for c in node.uninstall() if c.verb == "kept"} == kept
@@ -356,16 +541,17 @@ async def test_release_by_the_daemon(tmp_path: Path) -> None:
         asked.append(request.verb)
         return encode(NOTHING)
 
+    async def ping(_: Request) -> bytes:
+        return b"{}"
+
     with runtime_directory() as directory:
-        server = ControlServer(str(directory / "control.sock"), {"release": release})
+        verbs = {"release": release, "ping": ping}
+        server = ControlServer(str(directory / "control.sock"), verbs)
         config = from_text(f"version: 1\nruntime_dir: {directory}\n")
         async with server.serving():
             said = await asyncio.to_thread(release_pins, config, release_all)
     assert said == "restored all affinities (by the daemon)"
     assert (asked, by_ourselves) == (["release"], [])
-
-
-Capture = pytest.CaptureFixture[str]
 
 
 def test_commands(tmp_path: Path, capsys: Capture) -> None:
@@ -398,8 +584,40 @@ def test_settings_are_those_below_the_root(tmp_path: Path) -> None:
     assert "--config /etc/other/config.yaml" in (tmp_path / UNIT[1:]).read_text()
 
 
-def test_programs_must_exist(capsys: Capture) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [["--program", "/root/venv/bin/kata-pin"], ["--config", "/home/me/kata-pin.yaml"]],
+)
+def test_what_the_service_cannot_see_is_refused(options: list[str], capsys: Capture) -> None:
+    """A program, an interpreter or settings in a home: the service would not start."""
+    assert run(["install", *options]) == 1
+    assert "the service cannot see" in capsys.readouterr().err
+    assert not Path(MANIFEST).exists()
+
+
+def test_a_relative_program_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    """Unit and link would lead nowhere."""
+    below = ["--root", str(tmp_path)]
+    assert run(["install", *below, "--program", "bin/kata-pin"]) == 1
+    assert "--program bin/kata-pin is not an absolute path" in capsys.readouterr().err
+    assert tree(tmp_path) == {}
+
+
+def test_the_link_of_an_earlier_install_means_its_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the link would be removed as no longer wanted, and the unit would name it."""
+    link = tmp_path / "kata-pin"
+    link.symlink_to(PROGRAM)
+    monkeypatch.setattr("kata_pin.cli.commands.install.PROGRAM_LINK", str(link))
+    assert program_file(str(link)) == PROGRAM
+    assert program_file("/usr/local/bin/kata-pin") == "/usr/local/bin/kata-pin"
+
+
+def test_programs_must_exist(capsys: Capture, tmp_path: Path) -> None:
     """On this machine itself an absent interpreter is refused before anything is written."""
-    assert run(["install", "--python", "/absent/python3"]) == 1
+    program = tmp_path / "kata-pin"
+    program.touch(0o755)
+    assert run(["install", "--program", str(program), "--python", "/absent/python3"]) == 1
     assert "/absent/python3 is not an executable file" in capsys.readouterr().err
     assert not Path(MANIFEST).exists()

@@ -46,6 +46,10 @@ def test_pools(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "NUMA node 1  AA AA B- B-" in out
     assert "A    default/db-0" in out
     assert "exclusive among every container of the node" in out
+    assert "taken         2,10  (2, x)" in out
+    assert "NUMA node 0  +. .. xx h-" in out
+    assert "mixer" in out
+    assert "NRI plugin" in out
     assert run(["pools", "--json", "--config", config]) == 0
     assert _json(capsys)["allocation"] == plain(STATE.allocation)
 
@@ -55,7 +59,7 @@ def test_owners_share_letters_when_there_are_many() -> None:
     grants = [
         docs.grant(f"p/{n}", "app", exclusive=str(n), cpu_class="exclusive") for n in range(27)
     ]
-    pools = Pools(reserved="", housekeeping="", shared="27-31", exclusive="0-26")
+    pools = Pools(reserved="", housekeeping="", shared="27-31", exclusive="0-26", taken="")
     state = docs.state(cpus=32, kubelet=None)
     allocation = docs.allotted(grants=grants, pools=pools, refused=[], notes=[]).allocation
     lines = render_pools.pools(replace(state, allocation=allocation), Output(200))
@@ -78,6 +82,21 @@ def test_a_container_is_explained(
     assert "- annotation cpu-policy.kata-pin.io says exclusive" in out
     assert run(["alloc", "explain", name, "--json", "--config", config]) == 0
     assert _json(capsys)["grant"]["cpu_class"] == "exclusive"
+
+
+def test_cpus_that_wait_for_the_next_instance() -> None:
+    """A container that has ended is shown as such, in the table and in its explanation."""
+    state = docs.allotted()
+    assert state.allocation is not None
+    grants = tuple(
+        replace(one, ended=True) if one.name == "postgres" else one
+        for one in state.allocation.grants
+    )
+    shown = render_pools.pools(
+        replace(state, allocation=replace(state.allocation, grants=grants)), Output()
+    )
+    (line,) = [one.plain for one in shown if "postgres" in one.plain]
+    assert "exclusive, ended" in line
 
 
 def test_which_container_is_not_clear() -> None:

@@ -18,7 +18,7 @@ from kata_pin.cli.reports.words import safe
 
 def test_columns_are_left_out_by_name() -> None:
     """An optional column that does not fit is named below the table."""
-    columns = [Column("A"), Column("LONG", optional=True), Column("WHY", comfort=20)]
+    columns = [Column("A"), Column("LONG", optional=1), Column("WHY", comfort=20)]
     rows = [[Text("a"), Text("x" * 30), Text("because of this and of that")]]
     narrow = [line.plain for line in table(columns, rows, Output(40))]
     assert narrow[-1] == "not shown at this width: LONG"
@@ -26,6 +26,14 @@ def test_columns_are_left_out_by_name() -> None:
     wide = [line.plain for line in table(columns, rows, Output(120))]
     assert "x" * 30 in wide[1]
     assert len(wide) == 2
+
+
+def test_columns_are_left_out_one_by_one() -> None:
+    """The column with the greatest number goes first; the others stay while there is room."""
+    columns = [Column("A"), Column("KEPT", optional=1), Column("GONE", optional=2), Column("B")]
+    rows = [[Text("a"), Text("k" * 10), Text("g" * 10), Text("b")]]
+    lines = [line.plain for line in table(columns, rows, Output(20))]
+    assert lines == ["A  KEPT        B", "a  kkkkkkkkkk  b", "not shown at this", "width: GONE"]
 
 
 def test_rows_become_blocks_when_nothing_else_fits() -> None:

@@ -60,3 +60,12 @@ def test_a_second_daemon_is_a_warning(tmp_path: Path) -> None:
     os.unlink(tmp_path / "kata-pin")
     with named(tmp_path, "kata-pin", "show") as pid:
         assert rows_naming(pid, state) == []
+
+
+def test_a_daemon_that_hangs_is_no_second_one(tmp_path: Path) -> None:
+    """Its own row tells what to do; `stop all but one` would mislead."""
+    away = docs.without_daemon(docs.state())
+    hung = replace(away, daemon=replace(away.daemon, silent=True))
+    with named(tmp_path, "kata-pin", "run") as pid:
+        assert rows_naming(pid, away) != []
+        assert rows_naming(pid, hung) == []

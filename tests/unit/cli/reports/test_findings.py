@@ -1,19 +1,30 @@
 """What `check` finds in a state document."""
 
+import errno
+import os
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from kata_pin.cli.render import phrases
-from kata_pin.cli.render.layout import Output
-from kata_pin.cli.reports import findings, words
-from kata_pin.cli.reports.findings import Intruder
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.reports.check import CheckDocument
+from kata_pin.cli.render import phrases, reports
+from kata_pin.cli.render.layout import NO_LIMIT, Output
+from kata_pin.cli.reports import findings, foreign, owners, prove, words
+from kata_pin.cli.reports.prove import Wanted
+from kata_pin.errors import HostError
+from kata_pin.host.measure.seen import look_at
+from kata_pin.host.root import HOST
+from kata_pin.model.reports import Note
+from kata_pin.model.reports.check import CheckDocument, IntruderGroup, Measurement
 from kata_pin.model.reports.state import State
-from kata_pin.model.reports.who import ProcessThread
+from kata_pin.model.reports.watch import WatchDocument, WatchedPcpu
 from tests.unit.cli import documents as docs
+from tests.unit.cli.proved import owned, proved
+
+POD = "0d2a8d5e_0ba5_4a2b_8d4e_1c2b3a4d5e6f"
 
 
-def found(document: State, *intruders: Intruder, fail: bool = False) -> CheckDocument:
+def found(document: State, *intruders: IntruderGroup, fail: bool = False) -> CheckDocument:
     """Run the check."""
     return findings.check(document, intruders, intruders_fail=fail)
 
@@ -56,24 +67,214 @@ def test_three_owners_are_three_pairs() -> None:
     assert len(document.findings) == 3
 
 
+@pytest.mark.parametrize(
+    ("code", "level", "said"),
+    [
+        pytest.param("shared-without-vcpu", "warning", ("warning", False), id="a VM too small"),
+        pytest.param("runs-on-others", "warning", ("conflict", True), id="on others' pCPUs"),
+        pytest.param("conflict-exclusive", "warning", None, id="a finding of its own"),
+        pytest.param("held-by-others", "info", None, id="nothing to do"),
+    ],
+)
+def test_warnings_of_passes_are_told(code: str, level: str, said: tuple[str, bool] | None) -> None:
+    """What `show` warns of, `check` reports; a thread that is in another pod's way fails."""
+    noted = docs.sandbox("shop/web", "0-3", notes=(Note(code, "no vCPU is left", level),))
+    kinds = [(one.kind, one.fails, one.text) for one in found(docs.state(noted)).findings]
+    assert kinds == ([] if said is None else [(*said, "shop/web: no vCPU is left")])
+
+
 @pytest.mark.parametrize("fail", [True, False])
 def test_intruders_fail_by_setting(fail: bool) -> None:
-    """The setting decides whether an intruder is a failure."""
-    process = docs.host_process(9, "x", ProcessThread(9, "x", "4", ""), command="x -y")
-    document = found(docs.state(), (process, CpuSet([4])), fail=fail)
+    """The setting decides whether an intruder is a failure; the text has the remedy."""
+    document = found(docs.state(), *docs.intruders(docs.intruder(9, "x", threads=2)), fail=fail)
     assert document.ok is not fail
-    assert document.findings[0].text == (
-        "x (pid 9, user root, started 3 d ago, CPU time 71.6 s): "
-        "1 thread may run on exclusive pCPU 4; command: x -y"
+    (finding,) = document.findings
+    assert finding.text == (
+        "x.service: x (pid 9, user root) may run on exclusive pCPU 4 (2 threads; CPU time 71.6 s); "
+        "restrict the unit; for the whole system also system.slice and user.slice; "
+        "run: systemctl set-property x.service AllowedCPUs=0-3"
     )
+    assert finding.group is not None
+    assert finding.group.command == "systemctl set-property x.service AllowedCPUs=0-3"
 
 
 def test_an_intruder_of_which_nothing_can_be_read() -> None:
     """Without rights, or once it has exited, its name and pid remain."""
-    unknown = {"user": "", "command": "", "age_s": None, "cpu_s": None}
-    process = docs.host_process(9, "x", ProcessThread(9, "x", "4", ""), **unknown)
-    (finding,) = found(docs.state(), (process, CpuSet([4]))).findings
-    assert finding.text == "x (pid 9): 1 thread may run on exclusive pCPU 4"
+    unknown: dict[str, Any] = {"user": "", "command": "", "age_s": None, "cpu_s": None}
+    (group,) = docs.intruders(docs.intruder(9, "x", cgroup="/", **unknown))
+    (finding,) = found(docs.state(), group).findings
+    assert finding.text.startswith(
+        "cgroup /: x (pid 9) may run on exclusive pCPU 4 (1 thread; CPU time 0"
+    )
+    assert group.command == "taskset -a -p -c 0-3 9"
+
+
+def test_intruders_are_grouped_by_unit_and_sorted_by_what_they_used_there() -> None:
+    """Those of processes that ran there just now, then that ran there last, then by CPU time."""
+    groups = docs.intruders(
+        docs.intruder(1, "idle", cpu_s=900.0),
+        docs.intruder(2, "lately", there_s=5.0, last_there=1, cpu_s=8.0),
+        docs.intruder(3, "lately", cpu_s=80.0),
+        docs.intruder(4, "now", cpu_s=0.5),
+        docs.intruder(5, "web", cgroup=f"/kubepods.slice/kubepods-pod{POD}.slice/cri-o-01.scope"),
+        ran_ms={4: 12.5},
+    )  # fmt: skip
+    assert [(one.name, len(one.processes), one.threads) for one in groups] == [
+        ("now.service", 1, 1),
+        ("lately.service", 2, 2),
+        ("idle.service", 1, 1),
+        (f"pod {POD.replace('_', '-')}", 1, 1),
+    ]
+    assert [one.pid for one in groups[1].processes] == [2, 3]
+    text = found(docs.state(), *groups).findings[1].text
+    assert "lately (pid 2, user root) and 1 more process may run on" in text
+    assert "CPU time 88.0 s, 1 thread with 5.0 s ran there last" in text
+    assert "12.5 ms there just now" in found(docs.state(), *groups).findings[0].text
+    assert "cpuManagerPolicy: static" in groups[3].remedy
+
+
+def test_processes_without_a_unit_are_moved_one_by_one() -> None:
+    """Where systemd cannot do it at once (cgroup v1), the command names every process."""
+    first, second = docs.intruder(7, "a", cgroup="/"), docs.intruder(8, "a", cgroup="/")
+    (group,) = docs.intruders(first, second)
+    assert group.command == "for pid in 7 8; do taskset -a -p -c 0-3 $pid; done"
+    (group,) = docs.intruders(*(docs.intruder(pid, "a", cgroup="/") for pid in range(7, 28)))
+    assert group.command == "", "nobody reads a command of so many numbers"
+
+
+def test_what_was_measured_decides() -> None:
+    """User processes and other sandboxes on an exclusive pCPU fail; the kernel's are a note."""
+    looked = foreign.judged(replace(proved(), max_foreign_percent=0.001))
+    document = findings.check(owned(), (), intruders_fail=False, looked=looked)
+    assert (document.verdict, [one.fails for one in document.findings]) == (
+        "findings",
+        [True, False],
+    )
+    culprit, kernel = document.findings
+    assert culprit.text == (
+        "pCPU 4 of shop/database: others had it 15.1 % of 10.0 s: sh \\x1b[31m (pid 900 of "
+        "cron.service) 1506.0 ms, cc1 (pid 901) 0.3 ms; restrict the unit; for the whole system "
+        "also system.slice and user.slice; run: systemctl set-property cron.service "
+        "AllowedCPUs=0-3,7-15"
+    ).replace("\\x1b", "\x1b")
+    assert culprit.foreign is not None
+    assert [one.pid for one in culprit.foreign.tasks] == [900, 901]
+    assert "kworker/u32:3-events (pid 41)" in kernel.text
+    assert document.unknown == (
+        "pCPU 6 of shop/cache: the measurement is not whole: it is offline",
+    )
+    last = reports.check(document, Output(NO_LIMIT))[-1].plain
+    assert last == (
+        "FAIL: 1 exclusive pCPU that others ran on; 1 exclusive pCPU that others ran on (report "
+        "only); 2 sandboxes, 4 threads checked, 3 exclusive pCPUs measured for 10 s by perf records"
+    )
+
+
+def test_foreign_time_within_the_limit_is_ok() -> None:
+    """What the setting allows is no finding; what was not measured whole cannot be told."""
+    whole = proved(about={owned().sandboxes[0].id})
+    looked = foreign.judged(replace(whole, max_foreign_percent=20.0))
+    document = findings.check(owned(), (), intruders_fail=False, looked=looked)
+    assert (document.verdict, document.findings) == ("ok", ())
+    unproved = foreign.judged(proved(about={owned().sandboxes[1].id}))
+    document = findings.check(owned(), (), intruders_fail=False, looked=unproved)
+    assert (document.verdict, document.ok) == ("unknown", False)
+
+
+def test_a_kernel_that_does_not_let_us_measure_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing measured is never "ok"; nothing exclusive needs no measurement."""
+
+    def refused(*_: object) -> object:
+        raise HostError("open a perf event of", "pCPUs 4-6", errno.EACCES, hint="needs root")
+
+    monkeypatch.setattr(prove, "prove", refused)
+    looked = foreign.look(owned(), owned, Wanted(None, 2.0, 0.1))
+    (why,) = looked.unknown
+    assert why.startswith("exclusive pCPUs were not measured: open a perf event of pCPUs 4-6: ")
+    empty = docs.state(docs.sandbox("a/b", "4"))
+    assert foreign.look(empty, lambda: empty, Wanted(None, 2.0, 0.1)) is foreign.NOTHING
+    assert foreign.look(owned(), owned, Wanted(None, 0.0, 0.1)) is foreign.NOTHING
+
+
+def watched(**fields: Any) -> WatchDocument:
+    """Return what the daemon saw: foreign tasks on pCPU 4 for 35 s, nobody on 5 and 6."""
+    owned_by = {one.cpu: one for one in proved().pcpus}
+    known: dict[str, Any] = {
+        "age_s": 3.0, "over_s": 10.0, "waited_percent": 12.0, "others_percent": 0.0,
+        "others_slices": None, "episode_s": None, "window_age_s": None, "window": None,
+    }  # fmt: skip
+    seen: dict[str, Any] = {"episode_s": 35.0, "window_age_s": 33.0, "window": owned_by[4]}
+    rows = []
+    for cpu, row in owned_by.items():
+        own = {**seen, **fields} if cpu == 4 else {}
+        rows.append(WatchedPcpu(cpu=cpu, sandbox=row.sandbox, pod=row.pod, **{**known, **own}))
+    return WatchDocument(time="", max_foreign_percent=0.1, problem="", pcpus=tuple(rows))
+
+
+def watch_found(looked: foreign.Looked, *, alive: bool = True, **fields: Any) -> CheckDocument:
+    """Run the check with that."""
+    document = watched(**fields)
+    known = owners.owners(owned())
+    both = foreign.with_watch(looked, document, known, lambda task, _: alive and task.pid != 901)
+    return findings.check(owned(), (), intruders_fail=False, looked=both)
+
+
+def test_what_the_daemon_saw_counts_while_it_goes_on() -> None:
+    """An intruder that rested while check looked is a finding, unless it is gone or was moved."""
+    calm = foreign.Looked(measured=Measurement("4-6", 2.0, "perf", 0.1))
+    document = watch_found(calm)
+    (finding,) = document.findings
+    assert (finding.kind, finding.fails, finding.cpus) == ("foreign", True, "4")
+    assert "others had it 15.1 % of 10.0 s: sh " in finding.text
+    assert finding.text.endswith("; the daemon has seen this for 35 s")
+    assert finding.foreign is not None
+    assert (finding.foreign.seen_s, [one.pid for one in finding.foreign.tasks]) == (33.0, [900])
+    assert watch_found(calm, alive=False).verdict == "ok"
+    assert watch_found(calm, episode_s=None).verdict == "ok"
+    ours = foreign.judged(replace(proved(), max_foreign_percent=0.1))
+    assert len(watch_found(ours).findings) == len(ours.findings), "one finding for one pCPU"
+
+
+def test_the_daemons_watch_is_used_where_this_user_may_not_measure() -> None:
+    """A member of the group gets an answer; without counters it stays unknown."""
+    refused = foreign.Looked(unknown=("exclusive pCPUs were not measured: not permitted",))
+    document = watch_found(refused, episode_s=None)
+    assert (document.verdict, document.unknown) == ("ok", ())
+    assert document.measured == Measurement("4-6", 10.0, "watch", 0.1)
+    assert "by the daemon's watch" in reports.check(document, Output(NO_LIMIT))[-1].plain
+    assert watch_found(refused, over_s=None, episode_s=None).verdict == "unknown"
+    nameless = watch_found(refused, window=None, others_percent=3.2)
+    assert nameless.verdict == "findings"
+    assert nameless.findings[0].text == (
+        "pCPU 4 of shop/database: others had it 3.2 % of 10.0 s, nobody recorded who; the daemon "
+        "has seen this for 35 s"
+    )
+    assert watch_found(foreign.Looked(measured=document.measured), window=None).verdict == "ok"
+
+
+def test_a_task_may_still_run_where_it_ran() -> None:
+    """It lives under the same name and its affinity has the pCPU."""
+    cpu = min(os.sched_getaffinity(0))
+    (task, *_) = next(one for one in proved().pcpus if one.cpu == 4).tasks
+    me = look_at(HOST, os.getpid())
+    assert me is not None
+    mine = replace(task, tid=me.tid, pid=me.pid, comm=me.comm)
+    assert foreign.may_still_run(mine, cpu)
+    assert not foreign.may_still_run(mine, 8191)
+    assert not foreign.may_still_run(replace(mine, comm="another"), cpu)
+    assert not foreign.may_still_run(replace(mine, tid=4_194_305), cpu)
+
+
+def test_an_orphan_fails() -> None:
+    """A VMM that outlived its shim keeps CPUs that nobody will free."""
+    left = docs.database()
+    assert left.vmm is not None
+    orphan = replace(left, vmm=replace(left.vmm, orphan=True))
+    document = found(docs.state(orphan))
+    assert not document.ok
+    (finding,) = document.findings
+    assert (finding.kind, finding.sandbox) == ("orphan", left.id)
+    assert f"qemu (pid {left.vmm.pid}) still runs on pCPUs" in finding.text
 
 
 def test_sandboxes_that_can_not_be_placed_are_told() -> None:
@@ -129,3 +330,22 @@ def test_overhead_names_the_commonest_place_first() -> None:
         docs.thread(5, "shim", "0-15", state="unmanaged"),
     ]
     assert phrases.overhead(threads).plain == "6-7; iothread 4; emulator 0-3!"
+
+
+def test_many_host_processes_are_not_read_one_by_one() -> None:
+    """The ten units that used most are named, the others counted; failures are all shown."""
+    many = docs.intruders(*(docs.intruder(5000 + n, f"p{n}", cpu_s=float(n)) for n in range(40)))
+    noted = [line.plain for line in reports.check(found(docs.state(), *many), Output(NO_LIMIT))]
+    named = [line for line in noted if line.startswith("note intruder: p")]
+    assert {f"(pid {pid}," in " ".join(named) for pid in range(5030, 5040)} == {True}
+    assert len(named) == 10
+    assert noted[-3] == (
+        "note intruder: 30 more units or cgroups with less CPU time; --json lists all"
+    )
+    assert noted[-2].startswith("note: CPUAffinity=0-15 in /etc/systemd/system.conf keeps every")
+    assert (
+        "40 host processes in 40 units or cgroups allowed on exclusive pCPUs (report only)"
+        in (noted[-1])
+    )
+    failing = reports.check(found(docs.state(), *many, fail=True), Output(NO_LIMIT))
+    assert len(failing) == 42

@@ -110,5 +110,5 @@ def test_a_long_command_line_is_cut() -> None:
 def test_how_busy_a_cpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """psutil lists online pCPUs in order; a list of another length says nothing."""
     monkeypatch.setattr(psutil, "cpu_percent", lambda *_, **__: [10.0, 20.0])
-    assert processes.busy_percent(5, CpuSet([3, 5])) == 20.0
-    assert processes.busy_percent(5, CpuSet([3, 4, 5])) is None
+    assert processes.busy_percents(CpuSet([3, 5])) == {3: 10.0, 5: 20.0}
+    assert processes.busy_percents(CpuSet([3, 4, 5])) == {}

@@ -46,7 +46,7 @@ def test_only_threads_allowed_there_are_listed() -> None:
     here, there = CPUS[0], CPUS[1]
     with child({here}) as pid:
         listed = {
-            cpu: {p.pid for p in who_report.who(node_of_this_host(), cpu).processes}
+            cpu: {p.pid for p in who_report.who(node_of_this_host(), CpuSet([cpu])).processes}
             for cpu in (here, there)
         }
     assert pid in listed[here]
@@ -73,14 +73,14 @@ def test_a_thread_is_its_processs_and_its_sandboxs() -> None:
     )
     state = node_of_this_host()
     state = replace(state, sandboxes=(sandbox,))
-    found = who_report.who(state, cpu)
+    found = who_report.who(state, CpuSet([cpu]))
     stop.set()
     worker.join(10)
     mine = next(p for p in found.processes if p.pid == os.getpid())
     assert (mine.pod, mine.sandbox, mine.intruder) == ("ns/mine", sandbox.id, False)
     thread = next(t for t in mine.threads if t.tid == tids[0])
     assert (thread.label, thread.affinity) == ("vcpu 3", str(cpu))
-    assert found.claims == (CpuClaim(sandbox.id, "ns/mine", "exclusive", ""),)
+    assert found.pcpus[0].claims == (CpuClaim(sandbox.id, "ns/mine", "exclusive", ""),)
 
 
 def test_intruders_are_users_processes_on_anothers_exclusive_cpu() -> None:
@@ -114,7 +114,7 @@ def test_a_sandboxs_own_threads_do_not_intrude() -> None:
 
 def test_kernel_threads_are_summed_up_apart() -> None:
     """Kernel threads are never among the processes; bound ones have this CPU alone."""
-    found = who_report.who(node_of_this_host(), CPUS[0])
+    found = who_report.who(node_of_this_host(), CpuSet(CPUS[:1]))
     kernel = {t.tid for t in (*found.kernel.bound, *found.kernel.roaming)}
     assert not kernel & {p.pid for p in found.processes}
     for process, threads in who_report.threads_on(CpuSet([CPUS[0]]), {}):
@@ -124,12 +124,39 @@ def test_kernel_threads_are_summed_up_apart() -> None:
 def test_an_offline_cpu_has_nobody() -> None:
     """A present pCPU that is offline is told as such."""
     state = docs.state(cpus=max(CPUS) + 1, kubelet=None, present=f"0-{max(CPUS) + 4}")
-    found = who_report.who(state, max(CPUS) + 2)
-    assert (found.online, found.place, found.processes) == (False, None, ())
+    found = who_report.who(state, CpuSet([max(CPUS) + 2]))
+    (offline,) = found.pcpus
+    assert (offline.online, offline.place, found.processes) == (False, None, ())
 
 
 def test_a_cpu_that_is_not_there_is_an_error() -> None:
     """The error names those that are present."""
     with pytest.raises(KataPinError, match="no pCPU 8191 on this node") as caught:
-        who_report.who(node_of_this_host(), 8191)
+        who_report.who(node_of_this_host(), CpuSet([CPUS[0], 8191]))
     assert caught.value.hint == f"present pCPUs: 0-{max(CPUS)}"
+
+
+@pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
+def test_several_cpus_are_one_answer() -> None:
+    """A process is listed once, with what it may do on any of them; each pCPU has its claims."""
+    first, second = CPUS[:2]
+    sandbox = docs.sandbox("a/b", str(second), exclusive=str(second))
+    state = replace(node_of_this_host(), sandboxes=(sandbox,))
+    with child({first}) as tame, child({second}) as intruder, child({first, second}) as both:
+        found = who_report.who(state, CpuSet([first, second]))
+    assert [one.cpu for one in found.pcpus] == [first, second]
+    assert [one.claims != () for one in found.pcpus] == [False, True]
+    listed = [(one.pid, one.intruder) for one in found.processes]
+    assert all(listed.count(one) == 1 for one in ((tame, False), (intruder, True), (both, True)))
+    alone = who_report.who(state, CpuSet([first]))
+    assert not any(one.intruder for one in alone.processes)
+
+
+def test_intruders_of_one_sandbox_alone() -> None:
+    """Only the exclusive pCPUs of the sandboxes asked about count."""
+    cpu = CPUS[0]
+    mine = docs.sandbox("a/b", str(cpu), exclusive=str(cpu))
+    state = replace(node_of_this_host(), sandboxes=(mine,))
+    with child({cpu}) as pid:
+        assert pid in {process.pid for process, _ in who_report.intruders(state, {mine.id})}
+        assert who_report.intruders(state, {"another"}) == []

@@ -1,0 +1,160 @@
+"""What is wrong with a configuration on this node: CPUs, policies, groups, files it does not have.
+
+Only settings that the file sets are checked against the node, except the policy, which needs all of
+`alloc`. Paths below /run are made by their owners at run time, so they may be missing. Errors of
+the file alone: config/file.py.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final
+
+from kata_pin.config.file import FileReading, read, read_text
+from kata_pin.config.tree import Config
+from kata_pin.daemon.allocation.checked_policy import make_policy
+from kata_pin.errors import ConfigError, KataPinError, reason_of
+from kata_pin.host.root import HostRoot
+from kata_pin.host.topology import read_topology
+from kata_pin.model.reports.settings import ConfigProblem
+from kata_pin.model.topology import HostTopology
+from kata_pin.policy.alloc.options import StaticOptions
+from kata_pin.policy.alloc.policies import BUILTIN
+
+CPU_LISTS: Final = ("housekeeping", "alloc.cpus", "alloc.reserved", "alloc.housekeeping")
+PROGRAMS: Final = ("hypervisors", "shims")
+FILES: Final = ("alloc.pods_token", "alloc.pods_certificate", "alloc.pods_ca")
+FOLDERS: Final = ("paths.debugfs", "paths.bundle_roots", "paths.kata_configs")
+WITHOUT_OPTIONS: Final = "topology"
+"""The policy of ours to which the options of the kubelet's static policy mean nothing."""
+
+MakePolicy = Callable[[Config, HostTopology], object]
+"""Makes the policy of a configuration; raises ConfigError."""
+
+
+def problems_of(file: str, *, needed: bool, file_only: bool) -> tuple[ConfigProblem, ...]:
+    """Return every error of a file, in the order of its lines; `file_only`: not those of the node.
+
+    A file that is not `needed` may be missing. Raises ConfigError for one that cannot be read,
+    HostError or ParseError for a node that cannot.
+    """
+    try:
+        reading = read(read_text(file))
+    except FileNotFoundError as error:
+        if needed:
+            raise ConfigError("no such file", file=file) from error
+        reading = FileReading(Config())
+    errors = list(reading.errors)
+    if not file_only:
+        check = NodeCheck(read_topology(HostRoot()), lambda c, t: make_policy(c.alloc, t))
+        errors += check.errors(reading)
+    problems = (_problem(error, reading) for error in errors)
+    return tuple(sorted(problems, key=lambda one: one.line or 0))
+
+
+def _problem(error: ConfigError, reading: FileReading) -> ConfigProblem:
+    message = error.message.removeprefix(f"{error.key}: ")
+    return ConfigProblem(error.key, reading.line_of(error.key) or None, message, error.hint)
+
+
+@dataclass(frozen=True)
+class NodeCheck:
+    """The errors that a configuration has on one node."""
+
+    topology: HostTopology
+    make_policy: MakePolicy
+
+    def errors(self, reading: FileReading) -> Iterator[ConfigError]:
+        """Yield what the node has not, each with its key."""
+        config = reading.config
+        given = frozenset(reading.lines)
+        yield from self._cpus(config)
+        yield from self._options(config)
+        yield from self._policy(config)
+        if "group" in given and not _is_group(config.group):
+            yield ConfigError(
+                f"no such group: {config.group}",
+                key="group",
+                hint="`kata-pin install` and systemd-sysusers make it",
+            )
+        for key in PROGRAMS:
+            for number, path in enumerate(attrgetter(key)(config) if key in given else ()):
+                if not os.access(path, os.X_OK) or os.path.isdir(path):
+                    yield ConfigError(f"not an executable file: {path}", key=f"{key}.{number}")
+        for key in (*FILES, *FOLDERS):
+            if key in given:
+                yield from _paths(key, attrgetter(key)(config))
+
+    def _cpus(self, config: Config) -> Iterator[ConfigError]:
+        lists = {key: attrgetter(key)(config) for key in CPU_LISTS}
+        lists["overhead"] = config.overhead.cpus
+        lists |= {f"overhead_roles.{role}": one.cpus for role, one in config.overhead_roles.items()}
+        present = self.topology.present
+        for key, cpus in lists.items():
+            if missing := cpus - present:
+                yield ConfigError(f"the node has no CPU {missing}; it has {present}", key=key)
+
+    def _options(self, config: Config) -> Iterator[ConfigError]:
+        policy, known = config.alloc.policy, ", ".join(StaticOptions.names())
+        ours = policy in BUILTIN or not config.alloc.on
+        for name, text in config.alloc.options.items() if ours else ():
+            key = f"alloc.options.{name}"
+            if policy == WITHOUT_OPTIONS:
+                yield ConfigError(
+                    f"the policy {policy} has no options; static and annotation have", key=key
+                )
+                continue
+            try:
+                StaticOptions.parse({name: text})
+            except ConfigError as error:
+                message = error.message.removeprefix(f"{name}: ")
+                yield ConfigError(f"{message}; options are {known}", key=key)
+
+    def _policy(self, config: Config) -> Iterator[ConfigError]:
+        """Yield why the policy cannot be made; CPUs and options that are wrong have been named."""
+        policy = config.alloc.policy
+        named = policy in BUILTIN and (any(self._options(config)) or any(self._cpus(config)))
+        if not config.alloc.on or named:
+            return
+        try:
+            self.make_policy(config, self.topology)
+        except KataPinError as error:
+            key = error.key if isinstance(error, ConfigError) else ""
+            inner = key if key.startswith("alloc.") else _alloc_key(key)
+            yield ConfigError(error.message.removeprefix(f"{key}: "), key=inner, hint=error.hint)
+
+
+def _alloc_key(key: str) -> str:
+    """Return the key of a setting as policies name it: by its last part, or as an option."""
+    if key in StaticOptions.names():
+        return f"alloc.options.{key}"
+    return f"alloc.{key}" if key else "alloc.policy"
+
+
+def _is_group(name: str) -> bool:
+    try:
+        grp.getgrnam(name)
+    except KeyError:
+        return False
+    return True
+
+
+def _paths(key: str, value: str | tuple[str, ...]) -> Iterator[ConfigError]:
+    """Yield the paths that are missing, or are no file or folder."""
+    wanted = stat.S_ISREG if key in FILES else stat.S_ISDIR
+    paths = (value,) if isinstance(value, str) else value
+    for number, path in enumerate(paths):
+        if not path or path.startswith("/run/"):
+            continue
+        place = key if isinstance(value, str) else f"{key}.{number}"
+        try:
+            if not wanted(os.stat(path).st_mode):
+                kind = "file" if key in FILES else "folder"
+                yield ConfigError(f"not a {kind}: {path}", key=place)
+        except OSError as error:
+            yield ConfigError(reason_of(error), key=place)

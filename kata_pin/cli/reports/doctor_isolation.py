@@ -1,0 +1,59 @@
+"""`doctor`: whether it can be told who runs on exclusive pCPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from kata_pin.errors import DaemonError
+from kata_pin.host.files import read_text
+from kata_pin.host.root import HostRoot
+from kata_pin.host.topology import online
+from kata_pin.model.count_noun import count
+from kata_pin.model.reports.doctor import Row
+from kata_pin.model.reports.watch import WatchDocument
+
+PERFMON_SUFFICES: Final = 2
+"""Above this kernels of Debian and Ubuntu give perf events to CAP_SYS_ADMIN only."""
+
+_NEEDS: Final = (
+    "the service needs CAP_PERFMON and SystemCallFilter=perf_event_open (kata-pin install writes "
+    "them), and kernel.perf_event_paranoid of at most 2; a container the capability PERFMON and a "
+    "seccomp profile that allows the call"
+)
+
+
+def task_switches(root: HostRoot) -> Row:
+    """Return whether this process can record task switches, as `prove` does."""
+    try:
+        os.close(root.calls.switches(online(root).first))
+    except OSError as error:
+        text = f"cannot be recorded: {error.strerror}; intruders on exclusive pCPUs have no names"
+        remedy = "run as root, or with CAP_PERFMON and a seccomp filter that allows perf_event_open"
+        return Row("task switches", "warn", text, remedy)
+    if _perf_restriction(root) > PERFMON_SUFFICES:
+        text = "can be recorded by root (perf), not by the daemon, which has CAP_PERFMON alone"
+        remedy = "sysctl kernel.perf_event_paranoid=2 (in /etc/sysctl.d: for good)"
+        return Row("task switches", "warn", text, remedy)
+    return Row("task switches", "ok", "can be recorded (perf)")
+
+
+def _perf_restriction(root: HostRoot) -> int:
+    """Return kernel.perf_event_paranoid; the least where it cannot be read."""
+    try:
+        return int(read_text(root.proc("sys/kernel/perf_event_paranoid")))
+    except (OSError, ValueError):
+        return -1
+
+
+def watch(ask: Callable[[], WatchDocument]) -> Iterator[Row]:
+    """Yield whether the daemon can name who runs on exclusive pCPUs, nothing without one."""
+    try:
+        found = ask()
+    except DaemonError:
+        return
+    if found.problem:
+        yield Row("watch", "warn", f"intruders have no names: {found.problem}", _NEEDS)
+    elif found.pcpus:
+        yield Row("watch", "ok", f"watches {count(len(found.pcpus), 'exclusive pCPU')}")

@@ -1,0 +1,59 @@
+"""`doctor` on perf events: what the service may record is not what root may."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kata_pin.calls import DirectCalls
+from kata_pin.cli.reports.doctor_isolation import task_switches, watch
+from kata_pin.errors import DaemonError
+from kata_pin.host.root import HostRoot
+from kata_pin.model.reports.watch import WatchDocument, WatchedPcpu
+
+
+class Opens(DirectCalls):
+    """Opens every perf event, as for root."""
+
+    def switches(self, cpu: int) -> int:
+        """See Calls."""
+        return os.open("/dev/null", os.O_RDONLY)
+
+
+@pytest.mark.parametrize(("restriction", "status"), [("2", "ok"), ("-1", "ok"), ("3", "warn")])
+def test_a_kernel_to_which_cap_perfmon_is_not_enough(
+    tmp_path: Path, restriction: str, status: str
+) -> None:
+    """Debian's and Ubuntu's give perf events to CAP_SYS_ADMIN only, above 2."""
+    for name, text in (
+        ("sys/devices/system/cpu/online", "0-1"),
+        ("proc/sys/kernel/perf_event_paranoid", restriction),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    row = task_switches(replace(HostRoot(str(tmp_path)), calls=Opens()))
+    assert row.status == status
+    assert ("kernel.perf_event_paranoid=2" in row.remedy) is (status == "warn")
+
+
+def test_what_the_daemon_lacks_is_told() -> None:
+    """Its own word counts: a service without the right, a daemon that does not answer."""
+
+    def answer(problem: str, watched: bool) -> WatchDocument:
+        pcpu = WatchedPcpu(4, "p1", "a/b", 1.0, None, None, None, None, None, None, None)
+        return WatchDocument(
+            time="", max_foreign_percent=0.1, problem=problem, pcpus=(pcpu,) if watched else ()
+        )
+
+    def away() -> WatchDocument:
+        raise DaemonError("no daemon")
+
+    (row,) = watch(lambda: answer("Permission denied", watched=True))
+    assert (row.status, "CAP_PERFMON" in row.remedy) == ("warn", True)
+    (row,) = watch(lambda: answer("", watched=True))
+    assert (row.status, row.text) == ("ok", "watches 1 exclusive pCPU")
+    assert list(watch(lambda: answer("", watched=False))) == []
+    assert list(watch(away)) == []
