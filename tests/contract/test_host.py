@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kata_pin.calls import Change
 from kata_pin.errors import TaskGone
 from kata_pin.host import process, tasks
 from kata_pin.host.affinity import apply
@@ -165,7 +166,8 @@ def test_audit_follows_every_change(subject: Subject) -> None:
     assert audit_affinity(subject.root, subject.pid, expected) is NOTHING
     assert audit_deep(subject.root, subject.pid, deep) is NOTHING
     moved, ended = subject.tids[1], subject.tids[-1]
-    subject.root.scheduler.set_affinity(moved, {subject.cpus[1]})
+    change = Change(*subject.key(moved), 0, frozenset({subject.cpus[1]}))
+    subject.root.calls.set_affinities([change], subject.root.proc())
     born = subject.grow()
     subject.end(ended)
     for finding in (

@@ -9,11 +9,11 @@ import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pytest
 
+from kata_pin.broker.connector import process_events
 from kata_pin.errors import HostError
 from kata_pin.sources.process_events import (
     Event,
@@ -21,12 +21,13 @@ from kata_pin.sources.process_events import (
     NewThread,
     ProcEvents,
     TaskExit,
-    connector,
 )
 from tests.support.fakeconnector import FakeConnector
 from tests.support.specimen import specimen
 
 DEADLINE_S = 10.0
+
+Connect = Callable[[bytes], socket.socket]
 
 
 @dataclass
@@ -191,9 +192,13 @@ async def test_fake_messages_have_the_kernel_s_length() -> None:
             return size
 
     fake = FakeConnector()
-    for connect in (connector, fake.connect):
+    for connect in (process_events, fake.connect):
         lengths.append(set())
-        events = ProcEvents(set(), connect=partial(Measuring, fileno=connect().detach()))
+
+        def measured(first: bytes, connect: Connect = connect) -> socket.socket:
+            return Measuring(fileno=connect(first).detach())
+
+        events = ProcEvents(set(), connect=measured)
         try:
             await events.open()
         except HostError as error:
