@@ -1,0 +1,456 @@
+"""What is fuzzed: one target per parser of bytes that others can choose.
+
+A target takes bytes as the parser's caller has them and may raise only the classes of
+kata_pin/errors.py that the parser documents. `covers` names the functions that it runs; a test
+(tests/repo/test_fuzz_targets.py) keeps the list complete.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kata_pin.errors import ConfigError, DaemonError, KataPinError, ParseError, RemoteProtocolError
+from kata_pin.guest.address import parse_address
+from kata_pin.sources.uevents import is_about_cpu
+from kata_pin.wire import (
+    allocator_state,
+    hook_message,
+    json_text,
+    oci,
+    orders,
+    proc,
+    ttrpc,
+)
+from kata_pin.wire.guest import agent, cpus, metrics
+from kata_pin.wire.kata import config as kata_config
+from kata_pin.wire.kata import persist
+from kata_pin.wire.kernel import cgroup as kernel_cgroup
+from kata_pin.wire.kernel import hist, interrupts, memory, sched
+from kata_pin.wire.kube import cdi, cri
+from kata_pin.wire.nri import replies
+from tests.chaos.fuzz import runs
+from tests.chaos.fuzz import seeds as s
+
+EXPECTED: Final = (ParseError, RemoteProtocolError)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One parser; `seeds` are whole inputs, `words` pieces that inputs of this form are made of."""
+
+    run: runs.Run
+    covers: tuple[str, ...]
+    seeds: Callable[[], Sequence[bytes]]
+    words: tuple[bytes, ...] = ()
+    expected: tuple[type[KataPinError], ...] = EXPECTED
+
+
+def _named(module: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"kata_pin.{module}.{name}" for name in names)
+
+
+def _json_words(*names: str) -> tuple[bytes, ...]:
+    words = (b"{", b"}", b"[", b"]", b",", b'""', b"null", b"true", b"-1", b"1e999", b'"\\ud800"')
+    return (*words, *(json.dumps(name).encode() + b":" for name in names))
+
+
+def _kernel(parse: Callable[..., object], module: str, pattern: str, *words: bytes) -> Target:
+    """Return the target of a parser of wire/kernel; the second argument is CPUs or a size."""
+    more: dict[str, tuple[object, ...]] = {
+        **dict.fromkeys(("parse_cpu_runs", "parse_cpu_times"), ({0, 1, 3},)),
+        **dict.fromkeys(("parse_interrupts", "parse_softirqs"), ({0, 1, 3},)),
+        "parse_numa_stat": (4096,),
+    }
+    return Target(
+        lambda data: parse(data, *more.get(parse.__name__, ())),
+        _named(f"wire.kernel.{module}", parse.__name__)
+        + _named("wire.kernel.numbers", "numbers", "check_size", "clipped"),
+        lambda: s.kernel_texts(pattern),
+        (b"0", b"-1", b"18446744073709551615", b":", b"\n", *words),
+    )
+
+
+STATE_WORDS = _json_words("id", "bundle", "pid", "annotations", "ociVersion", "linux", "resources")
+CONFIG_WORDS = _json_words("linux", "resources", "cpu", "cpus", "quota", "shares", "cgroupsPath")
+PERSIST_WORDS = _json_words(
+    *("HypervisorState", "Config", "ContainerConfigs", "ID", "Annotations", "Resources", "Pid"),
+    *("VirtiofsDaemonPid", "EnableVCPUsPinning", "AgentState", "URL", "State", "cpu", "cpus"),
+)
+QEMU_WORDS = tuple(
+    word.encode()
+    for word in (
+        "\0-smp\0", "\0-numa\0", "\0-name\0", "\0-object\0", "\0-device\0", "\0-machine\0",
+        "node,", "cpu,", "cpus=", "sockets=", "cores=", "threads=", "maxcpus=", "socket-id=",
+        "node-id=", "memdev=", "host-nodes=", "guest-cid=", "4096", ",,", "sandbox-", '{"driver":',
+    )
+)  # fmt: skip
+
+AGENT_PARSERS: Final[tuple[Callable[[bytes], object], ...]] = (
+    *(agent.parse_serving, agent.parse_version, agent.parse_features, agent.parse_metrics),
+    *(agent.parse_usage, agent.parse_read, agent.parse_wait),
+)
+
+TARGETS: Final[dict[str, Target]] = {
+    "hook-stream": Target(
+        runs.run_hook_stream,
+        _named("wire.hook_message", "HookDecoder"),
+        lambda: s.HOOKS,
+        (b"KP1 ",),
+    ),
+    "hook-file": Target(
+        hook_message.decode, _named("wire.hook_message", "decode"), lambda: s.HOOKS
+    ),
+    "hook-answers": Target(
+        runs.run_answers, _named("wire.hook_message", "unpinned", "refused"), lambda: s.ANSWERS
+    ),
+    "spool-name": Target(
+        lambda data: hook_message.parse_spool_name(runs.text(data)),
+        _named("wire.hook_message", "parse_spool_name"),
+        lambda: [b"123456789-4242.msg"],
+    ),
+    "state": Target(
+        oci.parse_state, _named("wire.oci", "parse_state"), lambda: s.STATES, STATE_WORDS
+    ),
+    "config-json": Target(
+        oci.parse_config,
+        _named("wire.oci", "parse_config", "kept"),
+        lambda: s.CONFIGS,
+        CONFIG_WORDS,
+    ),
+    "record": Target(
+        runs.run_record,
+        _named("wire.container_id", "record", "identify", "build"),
+        lambda: [b"\0".join(pair) for pair in zip(s.STATES, s.CONFIGS, strict=True)],
+        STATE_WORDS + CONFIG_WORDS,
+    ),
+    "ids": Target(
+        runs.run_ids,
+        _named("wire.ids", "is_id", "check_id", "is_name", "printable"),
+        lambda: [b"p1", b"a/b"],
+    ),
+    "json": Target(
+        lambda data: json_text.load(data, source="fuzz"),
+        _named("wire.json_text", "load", "check_bounds"),
+        lambda: [*s.STATES, *s.CONFIGS],
+        STATE_WORDS,
+    ),
+    "json-fields": Target(
+        runs.run_fields,
+        _named("wire.json_text", "load_fields", "Fields")
+        + _named("wire.annotations", "annotations_of")
+        + _named("wire.oci", "parse_cpu"),
+        lambda: [*s.STATES, *s.CONFIGS],
+        CONFIG_WORDS,
+    ),
+    "persist": Target(
+        runs.run_persist,
+        _named("wire.kata.persist", "parse_persist", "to_containers")
+        + _named("wire.container_id", "identify_annotated"),
+        s.persisted,
+        PERSIST_WORDS,
+    ),
+    "rs-state": Target(
+        persist.parse_rs_state,
+        _named("wire.kata.persist", "parse_rs_state"),
+        s.persisted,
+        PERSIST_WORDS,
+    ),
+    "container-state": Target(
+        persist.container_state,
+        _named("wire.kata.persist", "container_state"),
+        s.persisted,
+        PERSIST_WORDS,
+    ),
+    "kata-config": Target(
+        lambda data: kata_config.parse_kata_config(data.decode("utf-8", "replace")),
+        (*_named("wire.kata.config", "parse_kata_config"), *_named("wire.toml_text", "load")),
+        lambda: [s.TOML],
+        (
+            b".a",
+            b"[",
+            b"]",
+            b"[[",
+            b"]]",
+            b"{",
+            b"=",
+            b"'''",
+            b'"""',
+            b"\n",
+            b"[a.b]\n",
+            b"1.5",
+            b"nan",
+        ),
+    ),
+    "checkpoint": Target(
+        runs.run_checkpoint,
+        _named("wire.kube.checkpoint", "parse_checkpoint", "dump_checkpoint", "checksum"),
+        s.checkpoints,
+        _json_words("policyName", "defaultCpuSet", "entries", "podEntries", "cpuSet", "checksum"),
+    ),
+    "dra-claims": Target(
+        cdi.parse_claims,
+        _named("wire.kube.cdi", "parse_claims"),
+        lambda: [s.CDI],
+        _json_words("kind", "devices", "containerEdits", "env"),
+    ),
+    "cri-containers": Target(
+        cri.parse_containers,
+        _named("wire.kube.cri", "parse_containers"),
+        lambda: [s.CRI_LIST],
+        (b"\x0a", b"\x12", b"\x30\x02"),
+    ),
+    "pod-list": Target(
+        runs.run_pods,
+        _named("wire.kube.pod_list", "parse_pods", "about_cpus"),
+        lambda: [s.PODS],
+        _json_words("kind", "items", "metadata", "uid", "annotations"),
+    ),
+    "qemu": Target(
+        runs.run_qemu,
+        _named("wire.qemu.cmdline", "parse_qemu", "parse_qemu_name")
+        + _named("wire.qemu.apic", "place_of", "index_of", "apic_id", "cpu_index")
+        + _named("wire.proc", "parse_cmdline", "parse_exe"),
+        s.command_lines,
+        QEMU_WORDS,
+    ),
+    "other-vmms": Target(
+        runs.run_other_vmms,
+        _named(
+            "wire.vmm_cmdline",
+            *("parse_cloud_hypervisor", "parse_firecracker", "parse_shim", "names_sandbox"),
+        ),
+        s.command_lines,
+        (b"\0--id\0", b"\0-id\0", b"--api-socket=", b"/run/vc/vm/", b"/root/"),
+    ),
+    "smp": Target(
+        runs.run_smp,
+        _named("wire.qemu.smp", "parse_smp", "parse_numa"),
+        lambda: [
+            b"4,sockets=2,cores=1,threads=2\0node,cpus=0-1,memdev=m0\0cpu,node-id=1,core-id=0"
+        ],
+        QEMU_WORDS,
+    ),
+    "qemu-options": Target(
+        runs.run_options,
+        _named("wire.qemu.options", "options", "properties", "last", "number"),
+        s.command_lines,
+        QEMU_WORDS,
+    ),
+    "qmp-cpus": Target(
+        runs.run_qmp,
+        _named("wire.qemu.qmp", "check_answers"),
+        lambda: [s.QMP_CPUS],
+        _json_words("cpu-index", "thread-id", "props", "qom-path", "socket-id", "node-id"),
+    ),
+    "qmp-iothreads": Target(
+        runs.run_qmp_iothreads,
+        _named("wire.qemu.qmp", "check_answers"),
+        lambda: [s.QMP_IOTHREADS],
+        _json_words("id", "thread-id"),
+    ),
+    "stat": Target(
+        runs.run_stat, _named("wire.proc", "parse_stat", "parse_starttime"), lambda: [s.STAT]
+    ),
+    "syscall": Target(runs.run_syscall, _named("wire.proc", "parse_syscall"), lambda: s.SYSCALLS),
+    "cgroup": Target(runs.run_cgroup, _named("wire.proc", "parse_cgroup"), lambda: s.CGROUPS),
+    "status": Target(
+        lambda data: proc.status_field(data, "NSpid"),
+        _named("wire.proc", "status_field"),
+        lambda: s.STATUSES,
+    ),
+    "kvm-names": Target(
+        runs.run_kvm_names,
+        _named("wire.proc", "vcpu_of_link", "kernel_worker", "interface_of_fdinfo"),
+        lambda: [b"anon_inode:kvm-vcpu:3", b"vhost-4242", b"pos:\t0\niff:\ttap0\n"],
+    ),
+    "perf-ring": Target(
+        runs.run_perf_ring,
+        _named("wire.kernel.perf", "parse_records", "between"),
+        s.perf_rings,
+        (b"\x0f\0\0\0\0\x20\x28\0", b"\2\0\0\0\0\0\x30\0", b"\xff\xff", bytes(8)),
+    ),
+    "perf-samples": Target(
+        runs.run_perf_samples,
+        _named("wire.kernel.perf_raw", "parse_traced"),
+        s.perf_samples,
+        (b"\x09\0\0\0\0\0\x28\0", b"\2\0\0\0\0\0\x18\0", bytes(8)),
+    ),
+    "hist": Target(
+        hist.parse_hist,
+        _named("wire.kernel.hist", "parse_hist"),
+        lambda: [s.HIST],
+        (b"{ common_cpu: 1, pid: 2 } hitcount: 3  runtime: 4\n", b"    Dropped: 0\n"),
+    ),
+    "task-run": _kernel(sched.parse_task_run, "sched", "*-schedstat"),
+    "task-ready": _kernel(sched.parse_ready, "sched", "*-stat"),
+    "task-cpu": _kernel(sched.parse_last_cpu, "sched", "*-stat"),
+    "task-sched": _kernel(sched.parse_sched, "sched", "*-sched", b"\nse.nr_migrations : 7\n"),
+    "task-status": _kernel(sched.parse_switches, "sched", "*-status"),
+    "schedstat": _kernel(sched.parse_cpu_runs, "sched", "schedstat", b"version 17\n", b"cpu1 "),
+    "cpu-times": _kernel(sched.parse_cpu_times, "sched", "stat", b"cpu1 "),
+    "interrupts": _kernel(
+        interrupts.parse_interrupts, "interrupts", "interrupts", b"CPU1 ", b"LOC:"
+    ),
+    "softirqs": _kernel(interrupts.parse_softirqs, "interrupts", "softirqs", b"CPU1 ", b"RCU:"),
+    "cpu-stat": _kernel(kernel_cgroup.parse_cpu_stat, "cgroup", "*cpu.stat", b"nr_throttled "),
+    "numa-stat": _kernel(
+        memory.parse_numa_stat, "memory", "*-memory.numa_stat", b"hierarchical_anon=1"
+    ),
+    "hugetlb": _kernel(memory.parse_hugetlb, "memory", "*MB.numa_stat", b"hierarchical_total=1 "),
+    "numa-maps": _kernel(memory.parse_numa_maps, "memory", "*-numa_maps", b" N1=9", b" huge "),
+    "ttrpc-stream": Target(
+        runs.run_ttrpc_stream,
+        _named("wire.ttrpc", "FrameDecoder"),
+        lambda: [ttrpc.encode_response(1, ttrpc.Response(b"abc")) * 3],
+    ),
+    "ttrpc-request": Target(
+        ttrpc.parse_request, _named("wire.ttrpc", "parse_request", "parsed"), s.envelopes
+    ),
+    "ttrpc-response": Target(
+        ttrpc.parse_response, _named("wire.ttrpc", "parse_response"), s.envelopes
+    ),
+    "nri-stream": Target(
+        runs.run_nri_stream, _named("wire.nri.mux", "MuxDecoder"), lambda: [s.nri_trunk()[:3000]]
+    ),
+    **{
+        f"nri-{method}": Target(
+            runs.run_nri_event(method),
+            _named("wire.nri.messages", "parse_event", "pod_record", "container_record")
+            + _named("wire.nri.messages", "pod_of", "container_of"),
+            s.nri_payloads,
+        )
+        for method in ("StateChange", "CreateContainer", "UpdateContainer", "RunPodSandbox")
+    },
+    "nri-configure": Target(
+        runs.run_nri_configure,
+        _named("wire.nri.messages", "parse_configure")
+        + _named("wire.nri.versions", "updates_problem"),
+        s.nri_payloads,
+    ),
+    "nri-synchronize": Target(
+        runs.run_nri_synchronize,
+        _named("wire.nri.synchronize", "SnapshotParts"),
+        s.nri_payloads,
+    ),
+    "nri-updated": Target(
+        replies.parse_update_response,
+        _named("wire.nri.replies", "parse_update_response"),
+        s.nri_payloads,
+    ),
+    **{
+        f"agent-{parse.__name__.removeprefix('parse_')}": Target(
+            parse, (f"{parse.__module__}.{parse.__name__}",), s.agent_answers
+        )
+        for parse in AGENT_PARSERS
+    },
+    "guest-cpuinfo": Target(
+        cpus.parse_cpuinfo,
+        _named("wire.guest.cpus", "parse_cpuinfo"),
+        lambda: [s.CPUINFO],
+        (b"processor\t: ", b"apicid\t: ", b"\n"),
+    ),
+    "guest-status": Target(
+        cpus.parse_allowed, _named("wire.guest.cpus", "parse_allowed"), lambda: s.STATUSES
+    ),
+    "guest-metrics": Target(
+        lambda data: metrics.parse_cpu_times(runs.text(data)),
+        _named("wire.guest.metrics", "parse_cpu_times"),
+        lambda: [s.METRICS],
+        (b'kata_guest_cpu_time{cpu="', b'",item="user"} ', b"1e309", b"\n"),
+    ),
+    "guest-kernel": Target(
+        runs.run_kernel,
+        _named("wire.guest.kernel_image", "find_banner", "is_vmlinux", "parse_release"),
+        lambda: [s.BZIMAGE, b"\x7fELF\0Linux version 6.12.47-kata (a@b)"],
+        (b"Linux version ", b"HdrS"),
+    ),
+    "agent-address": Target(
+        lambda data: parse_address(runs.text(data)),
+        _named("guest.address", "parse_address"),
+        lambda: s.ADDRESSES,
+    ),
+    "control": Target(
+        runs.run_control,
+        _named("wire.control", "LineDecoder", "check_version")
+        + _named("wire.request", "parse_request"),
+        lambda: s.REQUESTS,
+        _json_words("version", "verb", "sandbox"),
+    ),
+    "reply": Target(
+        runs.run_reply,
+        _named("wire.control", "parse_reply") + _named("wire.reports", "decode", "as_data"),
+        lambda: s.REPLIES,
+        _json_words("version", "ok", "document", "sandboxes", "error", "hint"),
+        expected=(*EXPECTED, DaemonError),
+    ),
+    "report-texts": Target(
+        runs.run_reports,
+        _named("wire.reports", "encode"),
+        lambda: [*s.STATES, b'["\\ud800", {"\\udfff": 1}]'],
+    ),
+    "orders": Target(
+        orders.parse_orders,
+        _named("wire.orders", "parse_orders"),
+        lambda: s.ORDERS,
+        (b" share\n", b"#"),
+    ),
+    "order-pod": Target(
+        lambda data: orders.is_pod(runs.text(data)),
+        _named("wire.orders", "is_pod"),
+        lambda: [b"shop/web", b"0c7a4d2be81f"],
+    ),
+    "allocations": Target(
+        allocator_state.parse_state,
+        _named("wire.allocator_state", "parse_state"),
+        s.allocations,
+        _json_words("version", "cpus", "grants", "request", "pod", "exclusive", "reasons"),
+    ),
+    "process-event": Target(
+        runs.run_process_event,
+        _named("sources.process_events", "ProcEvents"),
+        s.process_events,
+    ),
+    "broker-changes": Target(
+        runs.run_broker_changes,
+        _named("broker.protocol", "parse_changes"),
+        s.broker_changes,
+        (b"\0\0", b"\1\0", b"\xff\xff", bytes(26)),
+    ),
+    "broker-answers": Target(
+        runs.run_broker_answers,
+        _named("broker.protocol", "parse_changed"),
+        s.broker_answers,
+        (b"\0\0\0\0", b"\1\0", b"\xff\xff"),
+    ),
+    "jail-path": Target(
+        runs.run_jail_path,
+        _named("broker.jails", "parts_of"),
+        lambda: [b"/run/vc/firecracker/0123456789abcdef/root", b"/a/../root", b"root"],
+        (b"/", b"..", b"/root"),
+    ),
+    "uevent": Target(is_about_cpu, _named("sources.uevents", "is_about_cpu"), lambda: s.UEVENTS),
+    "cpu-list": Target(
+        runs.run_cpu_list,
+        _named("model.cpuset", "CpuSet"),
+        lambda: s.CPU_LISTS,
+        (b"-", b",", b"8191", b"8192", b"999999"),
+    ),
+    "static-options": Target(
+        runs.run_static_options,
+        _named("policy.alloc.options", "StaticOptions"),
+        lambda: [b"full-pcpus-only=true\nalign-by-socket=false", b"strict-cpu-reservation=1"],
+        (b"=true\n", b"distribute-cpus-across-numa", b"distribute-cpus-across-cores"),
+        expected=(ConfigError,),
+    ),
+    "settings": Target(
+        runs.run_settings,
+        _named("config.file", "from_text") + _named("config.document", "parse"),
+        lambda: [s.YAML],
+        (b"- ", b": ", b"\n  ", b"&a ", b"*a", b"!!str ", b"{", b"[", b"|\n", b"---\n", b"? "),
+        expected=(ConfigError,),
+    ),
+}
+"""By the name that `scripts/chaos fuzz NAME` takes."""
