@@ -1,3 +1,19 @@
-"""A test that leaves something behind fails: see tests/support/leaks.py."""
+"""What holds for every test; one that leaves something behind fails: see tests/support/leaks.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
 
 pytest_plugins = ["tests.support.leaks"]
+
+
+@pytest.fixture(autouse=True)
+def same_cpus() -> Iterator[None]:
+    """Commands that a test runs in this process take it off exclusive pCPUs: undo that."""
+    before = os.sched_getaffinity(0)
+    yield
+    if os.sched_getaffinity(0) != before:
+        os.sched_setaffinity(0, before)

@@ -25,10 +25,12 @@ from tests.bench import (
     guestmap,
     hooks,
     idle,
+    measuring,
     nrireplies,
     peers,
     soak,
     state,
+    top,
 )
 from tests.bench.figures import BenchError, Row, table
 from tests.bench.machine import described
@@ -56,6 +58,8 @@ PARTS = {
     "audit": Part(audits.measure, 30, 8, "audits of 5,000 threads in 250 sandboxes"),
     "idle": Part(idle.measure, 60, 20, "the daemon at rest with 250 sandboxes, and its commands"),
     "state": Part(state.measure, 30, 8, "the state document of 5,000 threads in 250 sandboxes"),
+    "top": Part(top.measure, 60, 15, "a sample of kata-pin top over 1,000 threads"),
+    "measure": Part(measuring.measure, 20, 8, "recording task switches, and the watch"),
     "growth": Part(growth.measure, 10, 4, "audits from 10 to 1,000 sandboxes"),
     "map": Part(guestmap.measure, 2000, 300, "which vCPU is which guest CPU, of 64"),
     "alloc": Part(allocation.measure, 300, 60, "decisions of the allocator; 1,000 pods of churn"),

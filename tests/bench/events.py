@@ -30,8 +30,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any, Final, Self
 
+from kata_pin.broker.connector import process_events
+from kata_pin.daemon.reconcile.scheduler import Turn
 from kata_pin.sources.hooks import HookConnection
-from kata_pin.sources.process_events import connector
 from kata_pin.wire.hook_message import HookMessage
 from kata_pin.wire.oci import Phase
 from tests.bench.figures import MS, BenchError, Row, Samples, in_turns, median_row, tail_row, timed
@@ -110,7 +111,12 @@ async def _passes(
         work = node.container(sandbox.id, "c1", cpus=str(node.last_cpu))
         await take(daemon, next(messages_of(work, sandbox.pid)))
         tids, everywhere = sandbox.tids(), frozenset(node.online)
-        run = daemon.parts.passes._run_pass
+        passes = daemon.parts.passes
+
+        def run(sandbox_id: str) -> None:
+            with contextlib.suppress(StopIteration):  # it ends without ever waiting
+                passes._run_pass(sandbox_id, WithoutPause(passes._scheduler, "")).send(None)
+
         floor, setting, quiet = [], [], []
         for _ in range(rounds):
             scatter(tids, everywhere)
@@ -123,6 +129,13 @@ async def _passes(
         replace(row, bar=bar_ms, bar_on_ratio=False),
         median_row(f"CPU of a pass, {len(tids)} threads in place", Samples(quiet), Samples(floor)),
     ]
+
+
+class WithoutPause(Turn):
+    """A turn in which nothing else is served."""
+
+    async def breathe(self) -> None:
+        """Go on at once."""
 
 
 def _cpu_time(work: Callable[[], object]) -> float:
@@ -232,8 +245,7 @@ class Births:
     """A subscription to process events of our own, for the kernel's stamps of forks."""
 
     def __init__(self) -> None:
-        self._socket: socket.socket = connector()
-        self._socket.send(_LISTEN)
+        self._socket: socket.socket = process_events(_LISTEN)
 
     def __enter__(self) -> Self:
         return self

@@ -28,6 +28,7 @@ from tests.bench.figures import BenchError
 from tests.support import qemu
 from tests.support.katalike import ContainerSpec, KataDirs, KataSandbox, start_many, stop_many
 from tests.support.qemu import Accelerator, Machine
+from tests.support.vmmhost import SHIMS
 from tests.support.waiting import wait_for
 
 TWENTY = Machine(boot=14, maximum=16, iothreads=("io0", "io1"))
@@ -68,6 +69,7 @@ class BenchNode:
         if os.geteuid() != 0:
             raise BenchError("needs root: a VM's threads are not ours to pin")
         self.root = Path(tempfile.mkdtemp(prefix="kpb-", dir=SHM))
+        self.root.chmod(0o755)  # the daemon is not root
         self.dirs = KataDirs.below(self.root)
         self.runtime_dir = self.root / "run/kata-pin"
         self.debugfs = self.root / "debug"
@@ -140,7 +142,7 @@ class BenchNode:
             kubelet_state=str(self.root / "no-kubelet"),
             kata_configs=(),
         )
-        config = Config(runtime_dir=str(self.runtime_dir), paths=paths)
+        config = Config(runtime_dir=str(self.runtime_dir), paths=paths, shims=SHIMS)
         never = Audit(affinity_s=3600.0, deep_s=86400.0)
         return config if audits else replace(config, audit=never)
 
@@ -151,6 +153,7 @@ class BenchNode:
         document = {
             "version": 1,
             "runtime_dir": config.runtime_dir,
+            "shims": list(config.shims),
             "paths": {
                 "vc": paths.vc,
                 "kata": paths.kata,

@@ -13,13 +13,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from pathlib import Path
 
 from kata_pin.config.tree import Config
 from kata_pin.daemon.service.app import Daemon, calm_collector
 from kata_pin.daemon.service.assembly import Assembly
 from kata_pin.daemon.service.background import Background
+from kata_pin.daemon.service.privileges import Broker, brokered
 from kata_pin.daemon.service.systemd import Notifier
 from kata_pin.vmm.role_cache import YOUNG_S
 from tests.bench.figures import BenchError
@@ -63,13 +64,18 @@ class ServiceProcess:
 
 
 @contextlib.contextmanager
-def service(node: BenchNode, **settings: object) -> Iterator[ServiceProcess]:
-    """Run the daemon until the end of the block; settings go to its configuration file."""
+def service(
+    node: BenchNode, command: Sequence[str] = KATA_PIN, /, **settings: object
+) -> Iterator[ServiceProcess]:
+    """Run the daemon until the end of the block; settings go to its configuration file.
+
+    `command` is what takes the place of `kata-pin`.
+    """
     log_file = node.root / "daemon.log"
     config = node.config_file(**settings)
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            [*KATA_PIN, "--config", str(config), "run"],
+            [*command, "--config", str(config), "run"],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
     running = ServiceProcess(process, log_file)
@@ -105,9 +111,9 @@ class LocalService(Daemon):
 
     parts: Assembly
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, broker: Broker) -> None:
         serving = Serving()
-        super().__init__(config, lambda: config, serving)
+        super().__init__(config, lambda: config, serving, broker)
         self.serving = serving.event
 
     async def serve(self, parts: Assembly, background: Background) -> None:
@@ -136,14 +142,15 @@ class LocalService(Daemon):
 async def local_service(config: Config) -> AsyncIterator[LocalService]:
     """Run a Daemon in this event loop until the end of the block."""
     calm_collector()  # as `kata-pin run` does
-    daemon = LocalService(config)
-    running = asyncio.create_task(daemon.run())
-    try:
-        serving = asyncio.create_task(daemon.serving.wait())
-        await asyncio.wait({running, serving}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
-        yield daemon
-    finally:
-        daemon.stop()
-        await running
+    with brokered(config) as broker:
+        daemon = LocalService(config, broker)
+        running = asyncio.create_task(daemon.run())
+        try:
+            serving = asyncio.create_task(daemon.serving.wait())
+            await asyncio.wait({running, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+            yield daemon
+        finally:
+            daemon.stop()
+            await running

@@ -10,7 +10,9 @@ is reloaded. With a pod a minute, a day has 1,440 sandboxes.
 
 Judged: memory, between the second and the last quarter of the samples; and after everything has
 ended descriptors, inotify watches and rows of the registry, against what the daemon had before the
-first sandbox. What is bounded by a setting or a constant (history, tombstones) may be full.
+first sandbox. The broker's readers are counted apart, each with its socket: they are made when they
+are first wanted, and kept. What is bounded by a setting or a constant (history, tombstones) may be
+full.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ class Sample:
     churned: int
     living: int
     rss_mib: float
-    descriptors: int
+    descriptors: int  #: without one for each reader
+    readers: int
     watches: int
     rows: dict[str, int]
 
@@ -79,7 +82,8 @@ class Sample:
         rows = ", ".join(f"{name} {count}" for name, count in self.rows.items())
         return (
             f"{self.at_s:6.0f} s  {self.churned:5d} churned  {self.living:3d} living  "
-            f"{self.rss_mib:6.2f} MiB  {self.descriptors:4d} fds  {self.watches:4d} watches  {rows}"
+            f"{self.rss_mib:6.2f} MiB  {self.descriptors:4d} fds  {self.readers:2d} readers  "
+            f"{self.watches:4d} watches  {rows}"
         )
 
 
@@ -295,12 +299,14 @@ class Probe:
         for one in os.listdir(folder):
             with contextlib.suppress(FileNotFoundError):
                 infos.append((folder / one).read_text())
+        readers = _readers(self.daemon.pid)
         return Sample(
             at_s=time.monotonic() - self.start,
             churned=self.churn.churned,
             living=self.churn.living,
             rss_mib=self.daemon.memory_mib(),
-            descriptors=len(infos),
+            descriptors=len(infos) - readers,
+            readers=readers,
             watches=sum(info.count("inotify wd:") for info in infos),
             rows=self._rows(),
         )
@@ -317,6 +323,16 @@ class Probe:
                 name: int(database.execute(f"SELECT count(*) FROM {name}").fetchone()[0])
                 for name in (*LIVE_TABLES, "seen", "history")
             }
+
+
+def _children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _readers(daemon: int) -> int:
+    """Return how many readers the daemon's broker, its only child, has."""
+    (broker,) = _children(daemon)
+    return len(_children(broker))
 
 
 class People:

@@ -79,6 +79,11 @@ class StandIns:
         self.executable = program(node)
         self._processes: list[subprocess.Popen[bytes]] = []
 
+    @property
+    def pids(self) -> list[int]:
+        """The pids of those that run, in the order of their sandboxes."""
+        return [process.pid for process in self._processes]
+
     def grow(self, count: int) -> list[str]:
         """Start processes until there are so many; return the ids of their sandboxes."""
         fresh = [self._start(number) for number in range(len(self._processes), count)]

@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from kata_pin.model.cpuset import CpuSet
-from tests.demo.stage import Stage
-from tests.support.katalike import KataSandbox
+from tests.support.waiting import wait_for
+
+
+class Claims(Protocol):
+    """What kata-pin itself says."""
+
+    def state(self, sandbox_id: str) -> dict[str, Any]:
+        """Return what it shows of one sandbox."""
+
+
+class Sandbox(Protocol):
+    """A sandbox whose QEMU tells the truth about itself."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+
+    def vcpus(self) -> dict[int, int]:
+        """Return the thread of each vCPU."""
+
+    def tids(self) -> list[int]:
+        """Return all threads."""
 
 
 class Proof:
     """Counts what held and what did not; a bystander process must keep its affinity throughout."""
 
-    def __init__(self, stage: Stage, bystander: int) -> None:
+    def __init__(self, stage: Claims, bystander: int) -> None:
         self._stage = stage
         self._bystander = bystander
         self._before = os.sched_getaffinity(bystander)
@@ -24,37 +45,52 @@ class Proof:
 
     def threads(
         self,
-        kata: KataSandbox,
+        kata: Sandbox,
         *,
         vcpus: Mapping[int, set[int]],
         others: set[int],
-        within_s: float = 0.0,
+        timed: bool = False,
         claimed: bool = True,
     ) -> None:
         """Check every thread of a sandbox's QEMU.
 
         `vcpus` maps indexes to where those vCPUs should be, `others` is for every other thread.
-        `within_s` is how long it may take; `claimed`: kata-pin's own words are compared too.
+        `timed`: it follows at once, and the time is shown; else it holds already. `claimed`:
+        kata-pin's own words are compared too.
         """
         started = time.monotonic()
-        while wrong := self._wrong(kata, vcpus, others):
-            if time.monotonic() - started > within_s:
-                for line in wrong:
-                    self.failed(f"{kata.id}: {line}")
-                return
-            time.sleep(0.005)
+        wrong = self._settled(lambda: self._wrong(kata, vcpus, others), wait=timed)
+        took = f" after {(time.monotonic() - started) * 1000:.0f} ms" if timed else ""
+        if claimed and not wrong:
+            # a pass is shown when it has ended, a moment after the last thread is in its place
+            wrong = self._settled(lambda: self._contradictions(kata), wait=True)
+        for line in wrong:
+            self.failed(f"{kata.id}: {line}")
+        if wrong:
+            return
         count = len(kata.tids())
         self._threads += count
-        took = f" after {(time.monotonic() - started) * 1000:.0f} ms" if within_s else ""
         placed = ", ".join(f"vCPU {index} on {CpuSet(cpus)}" for index, cpus in vcpus.items())
         rest = f"{'the rest' if vcpus else 'all'} on {CpuSet(others)}"
         text = f"{kata.id}: {count} threads, {placed + ', ' if placed else ''}{rest}{took}"
         self.that(True, f"{text} (read back from the kernel)")
-        if claimed:
-            self._claims(kata)
         untouched = os.sched_getaffinity(self._bystander) == self._before
         if not untouched:
             self.failed("a process that is none of the sandbox's was touched")
+
+    def eventually(self, holds: Callable[[], bool], what: str) -> None:
+        """Note whether something holds in the end."""
+        self.that(not self._settled(lambda: [] if holds() else [what], wait=True), what)
+
+    def _settled(self, look: Callable[[], list[str]], *, wait: bool) -> list[str]:
+        """Return what is wrong: at once, or what still is when waiting no longer helps."""
+        if not wait:
+            return look()
+        try:
+            wait_for(lambda: not look(), "what should be")
+        except TimeoutError:
+            return look()
+        return []
 
     def that(self, holds: bool, what: str) -> None:
         """Note whether something holds."""
@@ -79,9 +115,7 @@ class Proof:
             print("Every thread was where its pod's CPUs are. Nothing was left behind.")
         return 1 if self._failures else 0
 
-    def _wrong(
-        self, kata: KataSandbox, vcpus: Mapping[int, set[int]], others: set[int]
-    ) -> list[str]:
+    def _wrong(self, kata: Sandbox, vcpus: Mapping[int, set[int]], others: set[int]) -> list[str]:
         """Return a line for each thread that is elsewhere; QEMU says which vCPU is which."""
         truth = kata.vcpus()
         wanted = {tid: vcpus[n] for n, tid in truth.items() if n in vcpus}
@@ -96,19 +130,17 @@ class Proof:
                 wrong.append(f"thread {tid} is on {CpuSet(affinity)}, should be on {should}")
         return wrong
 
-    def _claims(self, kata: KataSandbox) -> None:
-        """Compare what `show` claims of each thread with the kernel and with QEMU."""
+    def _contradictions(self, kata: Sandbox) -> list[str]:
+        """Return what `show` claims of each thread against the kernel and QEMU."""
         state = self._stage.state(kata.id)
         threads = {one["tid"]: one for one in state["threads"]}
+        found = []
         for index, tid in kata.vcpus().items():
             said = threads.get(tid, {})
-            if said.get("vcpu") not in {index, None} or said.get("role") not in {
-                "vcpu",
-                "emulator",
-            }:
-                self.failed(f"{kata.id}: vCPU {index} is shown as {said.get('label')}")
-        for tid in kata.tids():
-            if tid not in threads:
-                self.failed(f"{kata.id}: thread {tid} is not shown")
+            named = said.get("vcpu") in {index, None}
+            if not named or said.get("role") not in {"vcpu", "emulator"}:
+                found.append(f"vCPU {index} is shown as {said.get('label')}")
+        found += [f"thread {tid} is not shown" for tid in kata.tids() if tid not in threads]
         if state["state"] != "ok":
-            self.failed(f"{kata.id}: shown as {state['state']}")
+            found.append(f"shown as {state['state']}")
+        return found

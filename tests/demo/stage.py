@@ -23,11 +23,15 @@ from typing import Any
 from tests.support.katalike import ContainerSpec, KataDirs, KataSandbox
 from tests.support.ocirun import OciContainer
 from tests.support.qemu import Accelerator, Machine
-from tests.support.waiting import wait_for
+from tests.support.vmmhost import SHIMS
+from tests.support.waiting import SCALE, wait_for
 
 PROGRAM = Path(sys.executable).with_name("kata-pin")
 PHASES = ("createRuntime", "poststart", "poststop")
 PERIOD_US = 100_000
+
+PATIENCE_S = 10.0 * SCALE
+"""Longest wait for one command or hook; scripts/demo stretches it for busy machines."""
 
 
 class Stage:
@@ -35,6 +39,7 @@ class Stage:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="kp-demo-"))
+        self.root.chmod(0o755)  # the daemon is not root
         self.dirs = KataDirs.below(self.root)
         self.runtime_dir = self.root / "kata-pin"
         self.cgroup = f"/kata-pin-demo-{os.getpid()}"
@@ -50,7 +55,9 @@ class Stage:
     def run(self, *arguments: str, expect: int | None = 0) -> str:
         """Run kata-pin and return what it printed; `expect` is the exit status it must have."""
         command = [str(PROGRAM), "--config", str(self._config), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+        )
         if expect is not None and done.returncode != expect:
             raise RuntimeError(f"kata-pin {' '.join(arguments)}: {done.stdout}{done.stderr}")
         return done.stdout
@@ -73,6 +80,8 @@ class Stage:
         wait_for(self._serves, "the daemon to serve")
 
     def _serves(self) -> bool:
+        if self._daemon is not None and self._daemon.poll() is not None:
+            raise RuntimeError(f"the daemon has ended with status {self._daemon.returncode}")
         with socket.socket(socket.AF_UNIX) as peer:
             return peer.connect_ex(str(self.runtime_dir / "control.sock")) == 0
 
@@ -86,6 +95,34 @@ class Stage:
     def spooled(self) -> int:
         """How many messages wait in the spool."""
         return len(list((self.runtime_dir / "spool").glob("*.msg")))
+
+    def hold(self) -> None:
+        """Keep everything for the user's commands: in a shell, or until SIGINT or SIGTERM."""
+        bin_dir = self._write_program()
+        if sys.stdin.isatty():
+            print("   In this shell kata-pin is the stage's, for example: kata-pin show web")
+            print("   `exit` ends the demo.", flush=True)
+            path = f"{bin_dir}:{os.environ['PATH']}"
+            shell = os.environ.get("SHELL", "/bin/sh")
+            subprocess.run([shell], env={**os.environ, "PATH": path}, check=False)
+            return
+        ending = {signal.SIGINT, signal.SIGTERM}
+        signal.pthread_sigmask(signal.SIG_BLOCK, ending)
+        print("   In another terminal kata-pin is the stage's after this command:")
+        print(f"   PATH={bin_dir}:$PATH", flush=True)
+        signal.sigwait(ending)
+
+    def _write_program(self) -> Path:
+        """Write a `kata-pin` that means this stage, and not the machine; return its folder."""
+        program = self.root / "bin" / "kata-pin"
+        program.parent.mkdir()
+        program.write_text(
+            "#!/bin/sh\n"
+            f'case "$1" in install | uninstall) set -- "$@" --root {self.root / "node"} ;; esac\n'
+            f'exec {PROGRAM} "$@" --config {self._config}\n'
+        )
+        program.chmod(0o755)
+        return program.parent
 
     # ---- Kata and the runtime ------------------------------------------------------------
 
@@ -149,7 +186,12 @@ class Stage:
         return container
 
     def _hooks(self) -> dict[str, Any]:
-        arguments = [f"--runtime-dir={self.runtime_dir}", "--pin-ms=2000", "--record-ms=1000"]
+        budget = f"{PATIENCE_S * 1000:.0f}"  # on a node it is 200 ms; here no pod waits
+        arguments = [
+            f"--runtime-dir={self.runtime_dir}",
+            f"--pin-ms={budget}",
+            f"--record-ms={budget}",
+        ]
         return {
             phase: [{"path": self._hook, "args": ["kata-pin-hook", phase, *arguments]}]
             for phase in PHASES
@@ -162,6 +204,7 @@ class Stage:
             "version": 1,
             "runtime_dir": str(self.runtime_dir),
             "audit": {"affinity_s": 0.5, "deep_s": 1},
+            "shims": [*SHIMS],
             "paths": {
                 "vc": str(self.dirs.vc),
                 "kata": str(self.dirs.kata),

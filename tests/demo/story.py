@@ -7,6 +7,7 @@ affinity of every thread of QEMU, told apart by QEMU itself. What should be is w
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,21 +18,23 @@ from tests.demo.stage import Stage, elapsed
 from tests.support import qemu
 from tests.support.qemu import Accelerator
 
-LIMIT_S = 60.0
-
 
 def main() -> int:
-    """Play it; return 0 when everything was as claimed, and nothing is left behind."""
+    """Play it; return 0 when everything was as claimed, and nothing is left behind.
+
+    With --hold the story stops when both pods run, and the stage is kept for the user's commands.
+    """
     online = sorted(os.sched_getaffinity(0))
     if len(online) < 2:
         print("the demo needs two CPUs")
         return 1
     started = time.monotonic()
     stage = Stage(Accelerator.TCG if "--tcg" in sys.argv[1:] else qemu.accelerator())
-    bystander = subprocess.Popen(["sleep", "120"])
+    bystander = subprocess.Popen(["sleep", "infinity"])
     proof = Proof(stage, bystander.pid)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the stage is tidied up
     try:
-        _play(stage, proof, online[-2], online[-1])
+        _play(stage, proof, online[-2], online[-1], hold="--hold" in sys.argv[1:])
     except Exception:
         traceback.print_exc()
         log = stage.root / "daemon.log"
@@ -42,13 +45,10 @@ def main() -> int:
         bystander.wait()
         for left in stage.close():
             proof.failed(f"left behind: {left}")
-    seconds = time.monotonic() - started
-    if seconds > LIMIT_S:
-        proof.failed(f"took {seconds:.0f} s, more than {LIMIT_S:.0f} s")
     return proof.summary(elapsed(started))
 
 
-def _play(stage: Stage, proof: Proof, a: int, b: int) -> None:
+def _play(stage: Stage, proof: Proof, a: int, b: int, *, hold: bool) -> None:
     _tell(f"pCPU {a} and pCPU {b} are the stage; accelerator: {stage.accelerator}.")
     if not stage.debugfs:
         _tell("debugfs cannot be mounted here: vCPUs are named by KVM's descriptors instead.")
@@ -72,7 +72,11 @@ def _play(stage: Stage, proof: Proof, a: int, b: int) -> None:
 
     _step(f"The kubelet takes {a} out of the shared pool: server may use {b} only. No hook runs.")
     stage.update(db, server, f"{b}")
-    proof.threads(db, vcpus={}, others={b}, within_s=5)
+    proof.threads(db, vcpus={}, others={b}, timed=True)
+    if hold:
+        _step("Both pods are kept for your commands.")
+        stage.hold()
+        return
     stage.show("show")
     stage.show("show", "web")
     stage.show("show", "--cpus")
@@ -82,11 +86,11 @@ def _play(stage: Stage, proof: Proof, a: int, b: int) -> None:
     plugged = max(web.vcpus())
     # Under TCG nothing names it: such a thread may use the whole sandbox mask, and show says so.
     vcpus = {1: {a}} if kvm else {1: {a}, plugged: {a, b}}
-    proof.threads(web, vcpus=vcpus, others={b}, within_s=2)
+    proof.threads(web, vcpus=vcpus, others={b}, timed=True)
 
     _step("An administrator moves a paired vCPU by hand; the audit puts it back.")
     os.sched_setaffinity(web.vcpus()[1], {b})
-    proof.threads(web, vcpus=vcpus, others={b}, within_s=3)
+    proof.threads(web, vcpus=vcpus, others={b}, timed=True)
 
     _step("The daemon is killed. Meanwhile log stops: its hook leaves a message in the spool.")
     stage.kill_daemon()
@@ -98,11 +102,10 @@ def _play(stage: Stage, proof: Proof, a: int, b: int) -> None:
 
     _step(f"The daemon is back: without log, all of web belongs on {a}.")
     stage.start_daemon()
-    proof.threads(web, vcpus={1: {a}}, others={a}, within_s=5)
-    proof.that(stage.spooled == 0, "the spool is empty")
-    verdict = stage.run("check").splitlines()[-1]
-    proof.that(
-        verdict.startswith("ok: ") and verdict.endswith("threads checked"),
+    proof.threads(web, vcpus={1: {a}}, others={a}, timed=True)
+    proof.eventually(lambda: stage.spooled == 0, "the spool is empty")
+    proof.eventually(
+        lambda: stage.run("check", "--for", "0s", expect=None).splitlines()[-1].startswith("ok: "),
         "kata-pin check finds no drift",
     )
 

@@ -82,6 +82,7 @@ class CriNode:
             with contextlib.suppress(grpc.RpcError):
                 self.cri.stop_pod(pod)
                 self.cri.remove_pod(pod)
+        self.pods.clear()
 
 
 def _hooks() -> dict[str, Any]:

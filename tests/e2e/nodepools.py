@@ -43,6 +43,7 @@ class NodePools:
     containerd: CriNode
     plain: list[str] = field(default_factory=list)
     vms: dict[str, tuple[str, int]] = field(default_factory=dict)
+    pods: dict[str, str] = field(default_factory=dict)
 
     # ---- making --------------------------------------------------------------------------
 
@@ -63,7 +64,9 @@ class NodePools:
     ) -> tuple[str, str]:
         annotations = {KEY: cpu_class} if cpu_class else {}
         pod = self.containerd.run_pod(name, handler, **annotations)
-        return pod, self.containerd.create(pod, name, "app", **resources)
+        container = self.containerd.create(pod, name, "app", **resources)
+        self.pods[container] = pod
+        return pod, container
 
     def resize(self, pod: str, container: str, count: int) -> None:
         """Change a container of Kata's to so many CPUs, as the kubelet does in place."""
@@ -75,8 +78,9 @@ class NodePools:
         self.vms[pod] = container, DEFAULT_VCPUS + quota // 100_000
 
     def stop(self, container: str) -> None:
-        """Stop a container; it is not looked at any more."""
+        """Stop a container and its pod; it is not looked at any more."""
         self.containerd.cri.stop(container)
+        self.containerd.cri.stop_pod(self.pods[container])
         self.plain = [one for one in self.plain if one != container]
         self.vms = {pod: told for pod, told in self.vms.items() if told[0] != container}
 
@@ -111,12 +115,18 @@ class NodePools:
         """Return the processes of a container of runc's."""
         return _processes(cpuset_file(container).parent)
 
-    def agree(self, step: str, seconds: float = 12) -> None:
-        """Wait until nothing is pending and all four sides agree; fail naming who does not."""
+    def agree(self, step: str, seconds: float = 12, *, nudging: bool = False) -> None:
+        """Wait until nothing is pending and all four sides agree; fail naming who does not.
+
+        `nudging`: what is pending waits for an answer to the runtime, so have it call. CPUs that a
+        VM gives up are pending only once a pass has moved its threads.
+        """
         lines: list[str] = []
 
         def right() -> bool:
             lines[:] = self.disagreements()
+            if nudging and any(one["pending"] for one in self.allocation()["grants"]):
+                self.nudge()
             return not lines
 
         try:

@@ -57,15 +57,18 @@ def containerd(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def deciding(
     node: Node, unit: Unit, containerd: CriNode, policy: str, **more: Any
 ) -> Iterator[NodePools]:
-    """Have the installed daemon decide cpusets; pods are removed at the end."""
+    """Have the installed daemon decide cpusets; pods are removed at the end.
+
+    Those of a test that failed were left until it was diagnosed.
+    """
+    containerd.remove_all()
     alloc = {"policy": policy, "eligibility": "relaxed", "allow": [{"namespace": "*"}], **more}
     pools = NodePools(node, unit, containerd)
     try:
         with unit.restarted_with(alloc=alloc, nri={"enabled": "yes"}):
             node.wait(lambda: pools.allocation()["guarantee"] != "sandboxes only", "NRI", 60)
             yield pools
-            containerd.remove_all()  # a failure leaves them until it is diagnosed
-            containerd.pods.clear()
+            containerd.remove_all()
     finally:
         ORDERS.unlink(missing_ok=True)
 
@@ -94,7 +97,7 @@ def test_a_pod_with_each_policy(node: Node, containerd: CriNode, policy: str) ->
         _without_a_vm(pools, own)
         assert (qemu_pid(pod), qemu_pid(free)) == pids
         pools.stop(app)
-        pools.agree("k1 over")
+        pools.agree("k1 over", 30, nudging=True)
         assert cpuset(plain) == every
         assert pools.allocation()["pools"]["exclusive"] == ""
 
@@ -114,7 +117,7 @@ def _resized(pools: NodePools, pod: str, app: str, own: CpuSet) -> CpuSet:
     grown = _own_of_one_node(pools, app, 3)
     assert own < grown
     pools.resize(pod, app, 2)
-    _agree_with_the_next_answer(pools, "k1 has two CPUs again")
+    pools.agree("k1 has two CPUs again", 30, nudging=True)
     assert pools.own(app) < grown
     return _own_of_one_node(pools, app, 2)
 
@@ -123,11 +126,11 @@ def _ordered(pools: NodePools, app: str, own: CpuSet) -> None:
     """Order `share`: others may use the CPUs, with the next answer; then `exclusive` again."""
     (plain, *_) = pools.plain
     _order(pools, CpuClass.SHARE)
-    _agree_with_the_next_answer(pools, "k1 ordered share")
+    pools.agree("k1 ordered share", 30, nudging=True)
     assert pools.grant(app)["cpus"] == str(own)
     assert own < CpuSet.parse(cpuset(plain))
     _order(pools, CpuClass.EXCLUSIVE)
-    _agree_with_the_next_answer(pools, "k1 ordered exclusive")
+    pools.agree("k1 ordered exclusive", 30, nudging=True)
     assert pools.own(app) == own
     assert not own & CpuSet.parse(cpuset(plain))
 
@@ -143,19 +146,6 @@ def _classes(pools: NodePools) -> set[str]:
     return {one["cpu_class"] for one in grants if one["pod"] == K1 and one["kind"] == "container"}
 
 
-def _agree_with_the_next_answer(pools: NodePools, step: str) -> None:
-    """Wait for agreement; what is pending comes with an answer to the runtime."""
-
-    def nothing_pending() -> bool:
-        waiting = [one for one in pools.allocation()["grants"] if one["pending"] is not None]
-        if waiting:
-            pools.nudge()
-        return not waiting
-
-    pools.node.wait(nothing_pending, f"nothing pending: {step}", 30)
-    pools.agree(step)
-
-
 def _without_a_vm(pools: NodePools, taken: CpuSet) -> None:
     """A container of runc's has CPUs of its own, beside those of k1, and gives them back."""
     before = [cpuset(one) for one in pools.plain]
@@ -165,7 +155,7 @@ def _without_a_vm(pools: NodePools, taken: CpuSet) -> None:
     pools.agree("r1 created")
     assert [cpuset(one) for one in pools.plain[:-1]] != before
     pools.stop(app)
-    pools.agree("r1 over")
+    pools.agree("r1 over", 30, nudging=True)
     assert [cpuset(one) for one in pools.plain] == before
 
 
@@ -186,7 +176,7 @@ def test_no_others_where_an_owner_still_is(node: Node, containerd: CriNode) -> N
             owner = VmThreads(qemu_pid(pod)).affinities()
             with Watch(owner=owner, others=others, cpus=own) as watch:
                 pools.resize(pod, app, count)
-                _agree_with_the_next_answer(pools, f"k1 has {count}")
+                pools.agree(f"k1 has {count}", 30, nudging=True)
             assert watch.lines == []
             assert watch.entered == own - pools.own(app)
             assert watch.looks > MANY

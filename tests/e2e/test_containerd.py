@@ -16,7 +16,7 @@ from tests.e2e.unit import Unit
 
 pytestmark = pytest.mark.usefixtures("kvm", "untouched")
 
-ONE_CPU: Final = {"cpu_quota": 100_000, "cpu_period": 100_000}
+ONE_CPU: Final[dict[str, Any]] = {"cpu_quota": 100_000, "cpu_period": 100_000}
 SHARES: Final = {"cpu_shares": 102}
 
 
@@ -45,7 +45,6 @@ def pods(containerd: CriNode) -> Iterator[CriNode]:
     """Pods of one test; they live until a failure is diagnosed."""
     yield containerd
     containerd.remove_all()
-    containerd.pods.clear()
 
 
 def _wait_placed(

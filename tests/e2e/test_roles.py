@@ -7,6 +7,7 @@ CAP_SYS_PTRACE, creation order by vCPUs that were plugged later.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import json
 import os
@@ -170,9 +171,10 @@ def _pass_of_its_own(node: PrivateNode, pod: LabPod, *, debugfs: str, ptrace: bo
         registry = Registry(":memory:", boot_id=boot_id(HOST))
         Pins(registry).set_live_threads(live=True)  # else the main thread would keep the whole mask
         parts = compose(from_text(json.dumps(settings)), registry)
+        asyncio.run(parts.survey.all())
         parts.adoption.all()
         cache = SandboxCache()
-        cache.vmm = parts.engine.find(pod.id, registry.containers(pod.id), cache)
+        cache.vmm = asyncio.run(parts.engine.find(pod.id, registry.containers(pod.id), cache))
         assert cache.vmm is not None
         if not ptrace:
             _give_up(CAP_SYS_PTRACE)

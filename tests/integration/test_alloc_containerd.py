@@ -33,7 +33,7 @@ from tests.support.allotcluster import (
     run,
 )
 from tests.support.containerd import private_containerd, why_not
-from tests.support.daemon import private_node
+from tests.support.daemon import Json, private_node
 from tests.support.kubeletpods import playing_kubelet
 from tests.support.rival import rival
 from tests.support.waiting import wait_for
@@ -75,9 +75,82 @@ def test_exclusive_cpus_come_and_go(cluster: Allotted) -> None:
     assert own in cluster.vcpus(pod).values()
     assert cluster.allocation()["guarantee"] == "every container of the node"
     cluster.cri.stop(app)
-    assert cluster.cgroup(plain) == "0-1"
     cluster.wait_exclusive(pod, "")
-    assert cluster.allocation()["pools"]["shared"] == "0-1"
+    assert cluster.cgroup(plain) == other
+    cluster.cri.stop_pod(pod)
+    wait_for(lambda: cluster.allocation()["pools"]["shared"] == "0-1", "the pod's CPU to be free")
+    run(cluster, "r1")
+    assert cluster.cgroup(plain) == "0-1"
+
+
+@pytest.mark.parametrize("handler", ["", "kata"])
+def test_a_failing_start_takes_no_more_cpus(cluster: Allotted, handler: str) -> None:
+    """Each try of a command that does not exist has the same CPU, and so has one that works.
+
+    containerd reports no end of any of them. The pod's end releases the CPU.
+    """
+    cluster.start()
+    _, plain = run(cluster, "r0")
+    pod = cluster.cri.run_pod("k1", handler, {KEY: "exclusive"})
+    held = set()
+    for attempt in range(4):
+        app = cluster.cri.create(
+            pod, "app", pod_name="k1", attempt=attempt, command=["/does-not-exist"], **ONE_CPU
+        )
+        with pytest.raises(grpc.RpcError):
+            cluster.cri.start(app)
+        held.add(cluster.grant(app)["exclusive"])
+        assert cluster.allocation()["pools"]["exclusive"] in held
+    (own,) = held
+    assert own
+    app = cluster.cri.create(pod, "app", pod_name="k1", attempt=4, **ONE_CPU)
+    cluster.cri.start(app)
+    assert cluster.grant(app)["exclusive"] == own
+    assert {cluster.cgroup(plain), own} == {"0", "1"}
+    cluster.cri.stop_pod(pod)
+    wait_for(lambda: cluster.allocation()["pools"]["shared"] == "0-1", "the pod's CPU to be free")
+
+
+def test_a_failed_start_counts_no_more(cluster: Allotted) -> None:
+    """NRI reports it to nobody; with `alloc.cri` the audit finds it exited and says so."""
+    settings = cluster.node.settings
+    settings["audit"] = {"affinity_s": 0.5, "deep_s": 0.5}
+    settings["alloc"] |= {"cri": str(cluster.containerd.cri_socket)}
+    cluster.node.config.write_text(json.dumps(settings))
+    cluster.start()
+    pod = cluster.cri.run_pod("k1", "kata", {KEY: "exclusive"})
+    app = cluster.cri.create(pod, "app", pod_name="k1", command=["/does-not-exist"], **ONE_CPU)
+    assert cluster.node.registered()[app].state.counts
+    with pytest.raises(grpc.RpcError):
+        cluster.cri.start(app)
+    wait_for(lambda: not cluster.node.registered()[app].state.counts, "the audit to find it")
+    wait_for(lambda: cluster.grant(app)["ended"], "its CPU to wait for the next try")
+    again = cluster.cri.create(pod, "app", pod_name="k1", attempt=1, **ONE_CPU)
+    cluster.cri.start(again)
+    cluster.wait_exclusive(pod, cluster.grant(again)["exclusive"])
+
+
+@pytest.mark.parametrize("handler", ["", "kata"])
+def test_a_restarting_container_keeps_its_cpu(cluster: Allotted, handler: str) -> None:
+    """Between two instances it is nobody else's, not even over a restart of the daemon."""
+    cluster.start()
+    _, plain = run(cluster, "r0")
+    pod, app = run(cluster, "k1", "exclusive", handler=handler, **ONE_CPU)
+    own = cluster.grant(app)["exclusive"]
+    for attempt in (1, 2):
+        cluster.cri.stop(app)
+        if attempt == 2:
+            kill_and_start(cluster)
+        cluster.cri.remove(app)
+        _, other = run(cluster, f"x{attempt}", "exclusive", **ONE_CPU)
+        assert cluster.grant(other)["cpu_class"] == "none"
+        assert cluster.allocation()["pools"]["exclusive"] == own
+        assert own not in {cluster.cgroup(plain), cluster.cgroup(other)}
+        app = cluster.cri.create(pod, "app", pod_name="k1", attempt=attempt, **ONE_CPU)
+        cluster.cri.start(app)
+        assert cluster.grant(app)["exclusive"] == own
+    if handler:
+        cluster.wait_exclusive(pod, own)
 
 
 def test_a_policy_changed_live(cluster: Allotted) -> None:
@@ -141,10 +214,9 @@ def test_no_pool_change_gives_a_vm_more_vcpus(cluster: Allotted) -> None:
         held = cluster.grant(own)["exclusive"]
         cluster.wait_placed(pod, {0, 1} - {int(held)})
         assert len(cluster.vcpus(pod)) == count
-        cluster.cri.stop(own)
+        cluster.cri.stop_pod(other)
         cluster.wait_placed(pod, {0, 1})
         assert len(cluster.vcpus(pod)) == count
-        cluster.cri.stop_pod(other)
         cluster.cri.remove_pod(other)
     record = cluster.node.registered()[free]
     assert record.cpus is None
@@ -186,7 +258,7 @@ def test_a_cpuset_that_somebody_changed(cluster: Allotted) -> None:
 def test_strict_refuses_and_best_effort_does_not(cluster: Allotted) -> None:
     """A pod that wants to be refused is not created without its CPUs; another one runs shared."""
     cluster.start()
-    many = {"cpu_quota": 400_000, "cpu_period": 100_000, "cpu_shares": 4096}
+    many: Json = {"cpu_quota": 400_000, "cpu_period": 100_000, "cpu_shares": 4096}
     _, app = run(cluster, "k1", "exclusive", handler="kata", **many)
     assert cluster.grant(app)["cpus"] == "0-1"
     annotations = {KEY: "exclusive", "cpu-policy-fail.kata-pin.io": "strict"}
@@ -214,7 +286,7 @@ def test_killed_at_any_point(cluster: Allotted) -> None:
     cluster.wait_exclusive(pod, own)
     assert cluster.node.daemon is not None
     cluster.node.daemon.kill()
-    cluster.cri.stop(app)
+    cluster.cri.stop_pod(pod)
     _, late = run(cluster, "r1")
     cluster.start()
     assert cluster.allocation()["pools"]["exclusive"] == ""
@@ -316,6 +388,8 @@ def test_kills_at_random_points(cluster: Allotted) -> None:
         agreed(cluster, plain, pod, app)
         with killed_within(cluster, random.uniform(0, 0.1)):
             cluster.cri.stop(app)
+        assert cluster.allocation()["pools"]["exclusive"]
+        with killed_within(cluster, random.uniform(0, 0.1)):
+            cluster.cri.stop_pod(pod)
         agreed(cluster, plain, pod)
-        cluster.cri.stop_pod(pod)
         cluster.cri.remove_pod(pod)

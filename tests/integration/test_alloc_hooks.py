@@ -91,3 +91,43 @@ def _wait_exclusive(node: Node) -> str:
 
 def _exclusive(node: Node) -> str:
     return str(node.ask("state")["allocation"]["pools"]["exclusive"])
+
+
+def test_cpus_that_others_gave_are_not_given_again(node: Node) -> None:
+    """A container that came with exclusive CPUs keeps them alone; when it ends they are free."""
+    node.start()
+    with node.pod("p1") as theirs, node.pod("p2") as ours:
+        theirs.announce()
+        theirs.create("c1", "1", exclusive=True)
+        theirs.wait_placed({1})
+        ours.announce()
+        _create(ours, "c2", cpus=1)
+        _order(node, ours, "exclusive")
+        ours.wait_placed({0})
+        assert _exclusive(node) == ""
+        said = node.cli("pools").stdout
+        assert "taken" in said
+        assert "inferred" in said
+        assert node.cli("check", "--for", "0s").returncode == 0
+        theirs.stop("c1")
+        own = int(_wait_exclusive(node))
+        ours.wait_placed({0, 1} - {own}, {1: own})
+
+
+def test_cpus_that_are_given_already_are_a_conflict(node: Node) -> None:
+    """Others give out a CPU that is in a grant: nothing is moved, and the operator is told."""
+    node.start()
+    with node.pod("p1") as theirs, node.pod("p2") as ours:
+        ours.announce()
+        _create(ours, "c2", cpus=1)
+        _order(node, ours, "exclusive")
+        own = int(_wait_exclusive(node))
+        ours.wait_placed({0, 1} - {own}, {1: own})
+        theirs.announce()
+        theirs.create("c1", str(own), exclusive=True)
+        theirs.wait_placed({own})
+        ours.wait_placed({0, 1} - {own}, {1: own})
+        notes = node.ask("state")["allocation"]["notes"]
+        assert [one["code"] for one in notes] == ["alloc-conflict"]
+        assert node.cli("check").returncode == 3
+        assert f"pCPU {own} is granted to" in node.log

@@ -78,6 +78,17 @@ def test_another_pods_entry_is_not_ours(node: Node, pod: Pod) -> None:
     assert pod.misplaced({0, 1}) == []
 
 
+def test_what_another_pod_gets_is_left_at_once(node: Node, pod: Pod) -> None:
+    """Before any cpuset is written: the threads' cgroups allow both CPUs all the time."""
+    replace(_file(node), SHARED)
+    replace(_file(node), checkpoint("0", {"other": {"work": "1"}}))
+    pod.wait_placed({0}, within_s=3.0)
+    notes = [one["code"] for one in node.sandboxes()["p1"]["notes"]]
+    assert "held-by-others" in notes
+    replace(_file(node), SHARED)
+    pod.wait_placed({0, 1}, within_s=3.0)
+
+
 def test_the_default_set_moves_who_has_no_cpuset(node: Node) -> None:
     """A pod without cpusets has the default set, and follows it."""
     replace(_file(node), checkpoint("0"))
@@ -152,3 +163,39 @@ def test_events_dropped_and_the_audit_converges() -> None:
         pod.wait_placed({0, 1})
         replace(_file(node), HELD)
         pod.wait_placed({0}, {1: 1})
+
+
+def test_a_vm_that_is_only_starting_is_off_others_cpus(node: Node) -> None:
+    """No hook ran and Kata has written nothing yet: its exec alone says that there is a VMM."""
+    replace(_file(node), checkpoint("0", {"other": {"work": "1"}}))
+    node.start()
+    with node.pod("p1", booting=True) as pod:
+        pod.wait_placed({0}, within_s=1.0)
+        assert node.sandboxes()["p1"]["containers"] == []
+        pod.announce()
+        _create(pod, "c1", None, "work")
+        pod.wait_placed({0})
+    wait_for(lambda: "p1" not in node.sandboxes(), "the sandbox to end")
+
+
+def test_a_dra_claim_of_another_pod_is_left_at_once(node: Node, pod: Pod) -> None:
+    """Its CDI spec is written before the driver narrows anybody; it is used again when it ends."""
+    folder = Path(node.settings["paths"]["cdi"])
+    folder.mkdir(exist_ok=True)
+    uid = "0f8f5e2a-6b1c-4a55-9a51-0d1a6a1e7c11"
+    edits = {"env": [f"DRA_CPUSET_{uid}=1"]}
+    device = {"name": f"claim-{uid}", "containerEdits": edits}
+    spec = {"cdiVersion": "0.8.0", "kind": "dra.k8s.io/cpu", "devices": [device]}
+    file = folder / f"dra.k8s.io-cpu_claim-{uid}.json"
+    fresh = folder / "spec.1.tmp"
+    fresh.write_text(json.dumps(spec))
+    fresh.rename(file)
+    # `work` has exactly that CPU: to be the claim's, and `side` and the overhead leave it
+    pod.wait_placed({0}, {1: 1}, within_s=3.0)
+    assert _claims(node)["work"] == ("1", "claim")
+    file.unlink()
+    pod.wait_placed({0, 1}, within_s=3.0)
+    edits["env"] = [f"DRA_CPUSET_{uid}=0"]
+    fresh.write_text(json.dumps(spec | {"devices": [device]}))
+    fresh.rename(file)
+    wait_for(lambda: _claims(node)["side"] == ("0", "claim"), "the claim to be side's")

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from kata_pin.cli.main import run
 from kata_pin.errors import DaemonError
 from tests.support.daemon import Json, Node, private_node
 
 pytestmark = [pytest.mark.root]
 
-NOBODY = 65534
+SOMEBODY = 4242
+NOGROUP = 65534
 AT_ONCE_S = 1.0
 ACTING = ("pin", "unpin", "reconcile", "reload", "release")
 
@@ -90,7 +92,9 @@ def test_garbage_ends_only_its_own_connection(node: Node, garbage: bytes) -> Non
 
 def test_unknown_verbs_and_sandboxes_are_told(node: Node) -> None:
     """A request that cannot be granted is answered with the reason and a hint."""
-    with pytest.raises(DaemonError, match=r"unknown verb 'dance' .*this socket knows explain"):
+    with pytest.raises(
+        DaemonError, match=r"unknown verb 'dance' .*this socket knows config, explain, "
+    ):
         node.ask("dance")
     for verb in ("explain", "pin", "unpin", "reconcile"):
         for name in ("nobody", "../../etc", "x" * 1000, "\n\x1b[31m"):
@@ -158,10 +162,12 @@ def test_status_socket_refuses_acting_verbs(node: Node, verb: str) -> None:
         reply = _reply(peer)
         assert not reply["ok"]
         assert f"unknown verb {verb!r}" in reply["error"]
-        assert reply["hint"] == "this socket knows explain, history, names, ping, state"
+        assert (
+            reply["hint"] == "this socket knows config, explain, history, names, ping, state, watch"
+        )
 
 
-_AS_NOBODY = """
+_CLIENT = """
 import json, socket, sys
 peer = socket.socket(socket.AF_UNIX)
 peer.connect(sys.argv[1])
@@ -170,11 +176,11 @@ print(peer.makefile().readline(), end="")
 """
 
 
-def _as_nobody(path: Path, request: bytes) -> subprocess.CompletedProcess[str]:
+def _as_user(uid: int, gid: int, path: Path, request: bytes) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", _AS_NOBODY, str(path), request.decode()],
-        user=NOBODY,
-        group=NOBODY,
+        [sys.executable, "-c", _CLIENT, str(path), request.decode()],
+        user=uid,
+        group=gid,
         extra_groups=[],
         capture_output=True,
         text=True,
@@ -192,11 +198,28 @@ def test_another_user_cannot_connect(own_node: Node, name: str) -> None:
     for folder in (node.root, node.runtime_dir):
         folder.chmod(0o755)
     request = _request("ping") if name == "control.sock" else b"KP1 poststart 1 1 2\n{}"
-    assert "PermissionError" in _as_nobody(path, request).stderr
+    assert "PermissionError" in _as_user(SOMEBODY, SOMEBODY, path, request).stderr
     path.chmod(0o666)  # as if a mode were wrong
-    done = _as_nobody(path, request)
+    done = _as_user(SOMEBODY, SOMEBODY, path, request)
     assert done.stdout == ""
-    assert f"uid {NOBODY}" in node.log
+    assert f"uid {SOMEBODY}" in node.log
+    _answers_at_once(node)
+
+
+@pytest.mark.parametrize("name", ["control.sock", "hook.sock"])
+def test_the_daemons_own_user_is_not_believed(own_node: Node, name: str) -> None:
+    """The daemon's user owns the sockets and can connect, but it may be shared: it is refused."""
+    node = own_node
+    node.start()
+    path = node.runtime_dir / name
+    owner = path.stat()
+    assert owner.st_uid not in {0, SOMEBODY}
+    request = _request("ping") if name == "control.sock" else b"KP1 poststart 1 1 2\n{}"
+    assert f"uid {owner.st_uid}" not in node.log
+    done = _as_user(owner.st_uid, owner.st_gid, path, request)
+    assert done.stdout == ""
+    assert "PermissionError" not in done.stderr
+    assert f"uid {owner.st_uid}" in node.log
     _answers_at_once(node)
 
 
@@ -215,11 +238,60 @@ def test_group_members_may_read_but_not_act(own_node: Node) -> None:
     node.start()
     for folder in (node.root, node.runtime_dir):
         folder.chmod(0o755)
-    done = _as_nobody(node.runtime_dir / "status.sock", _request("state"))
+    status, control = node.runtime_dir / "status.sock", node.runtime_dir / "control.sock"
+    done = _as_user(SOMEBODY, NOGROUP, status, _request("state"))
     assert json.loads(done.stdout)["ok"], done.stderr
-    refused = _as_nobody(node.runtime_dir / "status.sock", _request("release"))
+    refused = _as_user(SOMEBODY, NOGROUP, status, _request("release"))
     assert not json.loads(refused.stdout)["ok"]
-    assert (
-        "PermissionError" in _as_nobody(node.runtime_dir / "control.sock", _request("ping")).stderr
-    )
-    assert os.stat(node.runtime_dir / "status.sock").st_mode & 0o777 == 0o660
+    assert "PermissionError" in _as_user(SOMEBODY, NOGROUP, control, _request("ping")).stderr
+    assert "PermissionError" in _as_user(SOMEBODY, SOMEBODY, status, _request("ping")).stderr
+    assert os.stat(status).st_mode & 0o777 == 0o660
+
+
+def test_check_tells_nobody_that_it_could_not_tell(own_node: Node) -> None:
+    """A user without rights gets exit status 4, with a daemon and without; root gets 0 and 4."""
+    node = own_node
+    daemon = node.start()
+    assert node.cli("check").returncode == 0
+    node.root.chmod(0o755)
+    node.config.chmod(0o644)
+    check = ["check", "--config", str(node.config)]
+    assert run(check) == 0  # a child without rights may be unable to import what this imports
+
+    def as_nobody() -> int:
+        child = os.fork()
+        if not child:
+            try:
+                os.setgroups([])
+                os.setgid(NOGROUP)
+                os.setuid(NOGROUP)
+                os._exit(run(check))
+            finally:
+                os._exit(99)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert as_nobody() == 4
+    daemon.kill()
+    assert node.cli("check").returncode == 4
+    assert run(check) == 4
+    assert as_nobody() == 4
+
+
+def test_a_daemon_that_hangs_costs_two_seconds_and_is_named(own_node: Node) -> None:
+    """Reading goes on without it and says so at once; doctor says restart; nothing is set."""
+    node = own_node
+    with node.start().hung():
+        shown = node.cli("show")
+        refused = node.cli("pin")
+        doctor = node.cli("doctor", "--json")
+        checked = node.cli("check")
+    assert checked.returncode == 4
+    assert "unknown: the daemon hangs, state read from /proc" in checked.stdout
+    assert shown.returncode == 0
+    assert shown.stderr.startswith("kata-pin: waiting for the daemon's answer, up to 2 s\n")
+    assert "daemon hangs, state read from /proc" in shown.stdout
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "did not answer" in refused.stderr
+    (row,) = (one for one in json.loads(doctor.stdout)["rows"] if one["check"] == "daemon")
+    assert row["remedy"] == "systemctl restart kata-pin"
+    _answers_at_once(node)

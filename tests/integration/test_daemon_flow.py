@@ -180,6 +180,31 @@ def test_unpin_pin_and_release(node: Node) -> None:
         pod.wait_placed({0}, {1: 1})
 
 
+def test_pin_without_the_daemon_gains_no_exclusive_cpu(node: Node) -> None:
+    """What the daemon stored keeps overhead off the pairs, and other sandboxes off both."""
+    daemon = node.start()
+    with node.pod("p1") as pod, node.pod("p2") as other:
+        pod.announce()
+        pod.create("c1", "1", exclusive=True)
+        pod.create("c2", "0")
+        pod.wait_placed({0}, {1: 1})
+        other.announce()
+        other.create("c3", "0-1")
+        other.wait_placed({0, 1})
+        daemon.kill()
+        for tid in other.kata.tids():
+            os.sched_setaffinity(tid, {0})
+        done = node.cli("pin")
+        assert done.returncode == 0, done.stderr
+        assert "kept off pCPUs" in done.stdout
+        assert pod.misplaced({0}, {1: 1}) == []
+        assert other.misplaced({0}) == []
+        for sandbox in _shown(node)["sandboxes"]:
+            assert "drift" not in {one["state"] for one in sandbox["threads"]}
+        node.start()
+        other.wait_placed({0, 1})
+
+
 def test_commands_agree_without_the_daemon(node: Node) -> None:
     """show, explain, check, pin and unpin work alone, and tell what the daemon told."""
     daemon = node.start()
@@ -196,15 +221,15 @@ def test_commands_agree_without_the_daemon(node: Node) -> None:
         assert (by_daemon["daemon"]["running"], alone["daemon"]["running"]) == (True, False)
         assert len(explained.splitlines()) > 5
         assert node.cli("explain", pod.id).stdout.splitlines()[0] == explained.splitlines()[0]
-        assert node.cli("check").returncode == 0
+        assert node.cli("check", "--for", "0s").returncode == 4
         os.sched_setaffinity(pod.kata.pid, {1})
-        assert node.cli("check").returncode == 3
+        assert node.cli("check", "--for", "0s").returncode == 3
         assert node.cli("pin").returncode == 0
         others = [line for line in pod.misplaced({0}, {1: 1}) if str(pod.kata.pid) not in line]
         assert others == []
         main = os.sched_getaffinity(pod.kata.pid)
         assert main == {0, 1}  # without events it keeps the mask: what is born inherits it
-        assert node.cli("check").returncode == 0
+        assert node.cli("check", "--for", "0s").returncode == 4
         assert node.cli("unpin", pod.id).returncode == 0
         assert pod.misplaced(everywhere) == []
         node.start()

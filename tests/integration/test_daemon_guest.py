@@ -5,8 +5,6 @@ What a Linux in the guest makes of it is for the lab.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,21 +24,20 @@ ASKED = {"connect_ms": 300, "call_ms": 300}
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="kpg"))
-    yield path
-    shutil.rmtree(path)
+def node() -> Iterator[Node]:
+    with private_node(guest=dict(ASKED)) as one:
+        yield one
+
+
+@pytest.fixture
+def folder(node: Node) -> Path:
+    """Return where Kata keeps the sockets of guests: the daemon connects to no others."""
+    return node.dirs.vc / "vm"
 
 
 @pytest.fixture
 def guest(folder: Path) -> Iterator[PlayedGuest]:
     with PlayedGuest(folder / "agent") as one:
-        yield one
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    with private_node(guest=dict(ASKED)) as one:
         yield one
 
 

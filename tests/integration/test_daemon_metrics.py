@@ -24,19 +24,34 @@ CPUS = sorted(os.sched_getaffinity(0))
 
 KINDS = {
     "kata_pin_sandboxes": "gauge",
+    "kata_pin_locked_processes": "gauge",
     "kata_pin_threads": "gauge",
     "kata_pin_apply_seconds": "histogram",
     "kata_pin_hook_seconds": "histogram",
     "kata_pin_drift": "counter",
+    "kata_pin_thread_changes": "counter",
+    "kata_pin_violations": "gauge",
+    "kata_pin_vcpu_run_seconds": "counter",
+    "kata_pin_vcpu_wait_seconds": "counter",
+    "kata_pin_foreign_seconds": "counter",
+    "kata_pin_foreign_switches": "counter",
+    "kata_pin_windows": "counter",
+    "kata_pin_interrupts": "counter",
+    "kata_pin_nri_connected": "gauge",
     "kata_pin_errors": "counter",
     "kata_pin_cpu_claims": "gauge",
     "kata_pin_event_overruns": "counter",
+    "kata_pin_config_refused": "gauge",
+    "kata_pin_node_events": "counter",
     "kata_pin_last_audit_timestamp_seconds": "gauge",
     "kata_pin_build_info": "gauge",
 }
 """Every metric; the parser leaves a counter's `_total` to its samples."""
 
-LABELS = {"role", "state", "reason", "op", "errno", "cpu", "le", "version", "python"}
+LABELS = {
+    *("role", "state", "reason", "op", "errno", "cpu", "kind", "le", "version", "python"),
+    *("class", "verdict"),
+}
 
 
 def _scrape(node: Node, address: tuple[str, int] | None = None) -> list[Sample]:
@@ -97,6 +112,21 @@ def test_what_is_scraped_is_what_there_is() -> None:
             assert pod.id not in str(samples)
 
             before = _value(samples, "kata_pin_drift_total")
+            assert before == 0, "a first placement is no drift"
+            placed = _value(samples, "kata_pin_thread_changes_total")
+            assert placed >= len(vcpus)
+            assert _value(samples, "kata_pin_violations", kind="intruder") >= 1
+            assert _value(samples, "kata_pin_violations", kind="drift") == 0
+            mine = {"cpu": str(CPUS[-1])}
+            assert _value(samples, "kata_pin_interrupts_total", kind="tick", **mine) > 0
+            assert "# TYPE kata_pin_violations gauge" in node.cli("metrics").stdout
+            wait_for(
+                lambda: any(
+                    one.name == "kata_pin_vcpu_run_seconds_total" and one.labels == mine
+                    for one in _scrape(node)
+                ),
+                "two looks of the watch",
+            )
             move_elsewhere(pod.kata.tids()[0], {CPUS[0]})
             wait_for(
                 lambda: _value(_scrape(node), "kata_pin_drift_total") > before, "drift to count"

@@ -13,7 +13,9 @@ import pytest
 from kata_pin.cli.node.changes import Node
 from kata_pin.cli.node.files import Choices, node_files
 
-MOST_EXPOSED = 30  # tenths, as systemd-analyze counts: 26 with systemd 252
+MOST_EXPOSED = (
+    23  # tenths, as systemd-analyze 252 counts; 2 of them for perf_event_open (prove, watch)
+)
 UNIT = "usr/lib/systemd/system/kata-pin.service"
 
 pytestmark = [
@@ -43,20 +45,26 @@ def test_unit_is_understood(node: Path) -> None:
 
 
 def test_unit_is_hardened(node: Path) -> None:
-    """The unit's exposure stays low as systemd itself counts it."""
+    """The unit's exposure stays low as systemd itself counts it; the figure is printed."""
     threshold = f"--threshold={MOST_EXPOSED}"
-    run("systemd-analyze", "security", "--offline=yes", threshold, str(node / UNIT))
+    said = run("systemd-analyze", "security", "--offline=yes", threshold, str(node / UNIT))
+    print("systemd-analyze security:", said.splitlines()[-1])
 
 
 def test_group_and_directories(node: Path) -> None:
-    """The group gets in to read, and nobody but root to the spool."""
+    """The group gets in to read; the spool is the daemon's, and messages get its group."""
     (node / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     (node / "etc/group").write_text("root:x:0:\n")
     run("systemd-sysusers", f"--root={node}")
     run("systemd-tmpfiles", "--create", f"--root={node}", "kata-pin.conf")
     gid = int((node / "etc/group").read_text().partition("kata-pin:x:")[2].partition(":")[0])
+    uid = int((node / "etc/passwd").read_text().partition("kata-pin:x:")[2].partition(":")[0])
+    assert uid != 0
     modes = {}
     for name in ("run/kata-pin", "run/kata-pin/spool"):
         status = (node / name).stat()
         modes[name] = (oct(stat.S_IMODE(status.st_mode)), status.st_uid, status.st_gid)
-    assert modes == {"run/kata-pin": ("0o750", 0, gid), "run/kata-pin/spool": ("0o700", 0, 0)}
+    assert modes == {
+        "run/kata-pin": ("0o750", uid, gid),
+        "run/kata-pin/spool": ("0o700", uid, gid),
+    }

@@ -1,4 +1,4 @@
-"""The NRI plugin under the real containerd 1.7, with pods made through CRI and real QEMUs.
+"""The NRI plugin under the real containerd 1.7 and 2.4, with pods made through CRI and real QEMUs.
 
 Hooks are not installed and audits do not run: what the daemon knows, it knows from NRI. The runtime
 is minikata (tests/e2e/minikata), the container image one program made here.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.containerd import private_containerd, why_not
+from tests.support.containerd import RELEASES, Release, private_containerd, why_not
 from tests.support.cricluster import Cluster
 from tests.support.daemon import private_node
 from tests.support.waiting import wait_for
@@ -37,17 +37,28 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+@pytest.fixture(params=RELEASES)
+def release(request: pytest.FixtureRequest) -> Release:
+    found: Release = request.param
+    return found
+
+
 @pytest.fixture
-def cluster(folder: Path) -> Iterator[Cluster]:
-    with private_node() as node, private_containerd(folder, node.dirs) as containerd:
+def cluster(folder: Path, release: Release) -> Iterator[Cluster]:
+    with (
+        private_node() as node,
+        private_containerd(folder, node.dirs, release=release) as containerd,
+    ):
         yield Cluster(node, containerd)
 
 
 @pytest.fixture
-def impatient(folder: Path) -> Iterator[Cluster]:
+def impatient(folder: Path, release: Release) -> Iterator[Cluster]:
     with (
         private_node() as node,
-        private_containerd(folder, node.dirs, request_timeout=SHORT_TIMEOUT) as containerd,
+        private_containerd(
+            folder, node.dirs, release=release, request_timeout=SHORT_TIMEOUT
+        ) as containerd,
     ):
         yield Cluster(node, containerd)
 

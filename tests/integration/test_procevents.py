@@ -20,18 +20,19 @@ from typing import Any
 
 import pytest
 
+from kata_pin.broker.connector import process_events
 from kata_pin.errors import HostError
 from kata_pin.sources.process_events import (
     MAX_PENDING,
     Event,
     NewProcess,
+    NewProgram,
     NewThread,
     Overrun,
     ProcEvents,
     TaskExit,
-    connector,
 )
-from tests.support.fakeconnector import EXIT, FORK, FakeConnector, acknowledgement
+from tests.support.fakeconnector import EXEC, EXIT, FORK, FakeConnector, acknowledgement
 from tests.support.specimen import specimen
 
 REPOSITORY = Path(__file__).parents[2]
@@ -130,8 +131,8 @@ async def test_storm_elsewhere_is_cheap() -> None:
 async def test_overflow_in_the_kernel() -> None:
     """ENOBUFS is told as an Overrun, and the same socket goes on afterwards."""
 
-    def narrow() -> socket.socket:
-        sock = connector()
+    def narrow(first: bytes) -> socket.socket:
+        sock = process_events(first)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         return sock
 
@@ -187,6 +188,42 @@ async def test_which_births_are_told(fake: FakeConnector) -> None:
         NewProcess(701, 500),
         NewThread(500, 704),
     ]
+    events.close()
+
+
+async def test_programs_are_told_where_wanted(fake: FakeConnector) -> None:
+    """Of all processes that run another program only the chosen ones, and none without a choice."""
+    asked: list[int] = []
+
+    def wanted(pid: int) -> bool:
+        asked.append(pid)
+        return pid == 801
+
+    events = ProcEvents({500}, wanted=wanted, connect=fake.connect)
+    await events.open()
+    fake.executed(800)
+    fake.executed(801)
+    fake.born(704, 500)
+    assert await until(events, NewThread(500, 704)) == [NewProgram(801), NewThread(500, 704)]
+    assert asked == [800, 801]
+    assert fake.mask == FORK | EXEC | EXIT
+    events.close()
+
+
+@pytest.mark.root
+async def test_a_real_program_is_told_of_by_its_new_name() -> None:
+    """The kernel names the process after the program before it tells of it."""
+    names: dict[int, str] = {}
+
+    def wanted(pid: int) -> bool:
+        with suppress(OSError):
+            names[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
+        return names.get(pid) == "sleep"
+
+    events = await opened(ProcEvents(frozenset(), wanted=wanted))
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        await until(events, NewProgram(process.pid))
+        process.kill()
     events.close()
 
 
@@ -268,7 +305,7 @@ async def test_mute_kernel_is_no_hang() -> None:
 async def test_events_without_end_are_no_hang() -> None:
     """When there always is another event to read, waiting for the acknowledgement still ends."""
     fake = FakeConnector(mute=True)
-    events = ProcEvents({500}, connect=lambda: Endless(fileno=fake.connect().detach()))
+    events = ProcEvents({500}, connect=lambda first: Endless(fileno=fake.connect(first).detach()))
     with pytest.raises(HostError, match="no acknowledgement"):
         await events.open(timeout_s=0.1)
     fake.close()
@@ -309,7 +346,7 @@ async def test_refusing_kernel() -> None:
 async def test_no_socket_at_all() -> None:
     """A kernel without the connector is a reason, not a crash."""
 
-    def nothing() -> socket.socket:
+    def nothing(_: bytes) -> socket.socket:
         raise OSError(errno.EPROTONOSUPPORT, "no connector")
 
     with pytest.raises(HostError, match="Protocol not supported"):
@@ -327,10 +364,15 @@ async def test_broken_socket_is_raised(fake: FakeConnector) -> None:
                 raise OSError(errno.EIO, "broken")
             return super().recv_into(*args)
 
-    sock = Fragile(fileno=fake.connect().detach())
-    events = ProcEvents({500}, connect=lambda: sock)
+    socks: list[Fragile] = []
+
+    def connect(first: bytes) -> socket.socket:
+        socks.append(Fragile(fileno=fake.connect(first).detach()))
+        return socks[0]
+
+    events = ProcEvents({500}, connect=connect)
     await events.open()
-    sock.broken = True
+    socks[0].broken = True
     fake.born(501, 500)
     with pytest.raises(HostError, match="Input/output error"):
         await asyncio.wait_for(anext(events), DEADLINE_S)
@@ -339,7 +381,7 @@ async def test_broken_socket_is_raised(fake: FakeConnector) -> None:
 
 async def test_nobody_else_can_speak() -> None:
     """A message of another process, even root's, does not reach the socket."""
-    sock = connector()
+    sock = process_events(bytes(16))  # a header alone, which the kernel drops; none is an error
     other = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, sock.proto)
     with sock, other, pytest.raises((ConnectionRefusedError, PermissionError)):
         other.sendto(b"x" * 76, (sock.getsockname()[0], 0))

@@ -1,7 +1,6 @@
 """Cpusets that are pending, sent at once to the real containerd: by CRI, or by NRI unasked.
 
-containerd 1.7 is too old for updates unasked, so CRI is the way to it. The tests of NRI's way are
-for containerd 2.4, where somebody names one (KATA_PIN_CONTAINERD, tests/support/containerd.py).
+containerd 1.7 is too old for updates unasked, so CRI is the way to it; containerd 2.4 takes them.
 """
 
 from __future__ import annotations
@@ -32,7 +31,15 @@ from tests.support.allotcluster import (
     order,
     run,
 )
-from tests.support.containerd import OTHER, private_containerd, why_not
+from tests.support.containerd import (
+    BUILT,
+    RELEASES,
+    Release,
+    only_built,
+    only_debians,
+    private_containerd,
+    why_not,
+)
 from tests.support.criserver import CriServer
 from tests.support.daemon import private_node
 from tests.support.waiting import wait_for
@@ -45,9 +52,6 @@ pytestmark = [
     pytest.mark.skipif(os.cpu_count() != 2, reason="the tests know a node of two CPUs"),
 ]
 
-only_by_cri = pytest.mark.skipif(OTHER != "", reason="the one that was named takes NRI's way")
-only_by_nri = pytest.mark.skipif(OTHER == "", reason="KATA_PIN_CONTAINERD names no containerd 2.4")
-
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
@@ -56,9 +60,24 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+@pytest.fixture(params=RELEASES)
+def release(request: pytest.FixtureRequest) -> Release:
+    found: Release = request.param
+    return found
+
+
 @pytest.fixture
-def cluster(folder: Path) -> Iterator[Allotted]:
-    with private_node() as node, private_containerd(folder, node.dirs) as containerd:
+def way(release: Release) -> str:
+    """What cpusets are sent by."""
+    return "nri" if release is BUILT else "cri"
+
+
+@pytest.fixture
+def cluster(folder: Path, release: Release) -> Iterator[Allotted]:
+    with (
+        private_node() as node,
+        private_containerd(folder, node.dirs, release=release) as containerd,
+    ):
         alloc = ALLOC | {"orders": str(node.root / "policies"), "cri": str(containerd.cri_socket)}
         yield Allotted(node, containerd, alloc=alloc)
 
@@ -78,7 +97,7 @@ def wait_cgroup(cluster: Allotted, container: str, cpus: str) -> None:
         raise
 
 
-def test_an_order_reaches_everybody_at_once(cluster: Allotted) -> None:
+def test_an_order_reaches_everybody_at_once(cluster: Allotted, way: str) -> None:
     """None to exclusive to share on a running pod: another container's cgroup and the VM's follow
     without any call of the runtime's, and nothing of the containers changes but the cpuset."""
     cluster.start()
@@ -98,13 +117,9 @@ def test_an_order_reaches_everybody_at_once(cluster: Allotted) -> None:
     assert limits(cluster, plain) == before
     assert len(cluster.vcpus(pod)) == vcpus
     push = cluster.allocation()["push"]
-    assert (push["channel"], push["problem"], push["failures"]) == (way(), "", [])
-    assert f"sent at once by {way().upper()}" in cluster.node.cli("pools").stdout
+    assert (push["channel"], push["problem"], push["failures"]) == (way, "", [])
+    assert f"sent at once by {way.upper()}" in cluster.node.cli("pools").stdout
     assert "UpdateContainer not decided" not in cluster.node.log
-
-
-def way() -> str:
-    return "nri" if OTHER else "cri"
 
 
 def limits(cluster: Allotted, container: str) -> list[str]:
@@ -116,7 +131,7 @@ def limits(cluster: Allotted, container: str) -> list[str]:
     ]
 
 
-def test_a_container_that_ends_gives_back_at_once(cluster: Allotted) -> None:
+def test_a_pod_that_ends_gives_back_at_once(cluster: Allotted) -> None:
     """With NRI's answers and pushes mixed, all cpusets are those of the grants in the end."""
     cluster.start()
     _, plain = run(cluster, "r0")
@@ -128,6 +143,7 @@ def test_a_container_that_ends_gives_back_at_once(cluster: Allotted) -> None:
         agreed(cluster, plain, pod)
     order(cluster, "shop/k1", "exclusive")
     cluster.cri.stop(app)
+    cluster.cri.stop_pod(pod)
     agreed(cluster, plain, pod)
 
 
@@ -164,7 +180,7 @@ def test_the_runtime_is_restarted_meanwhile(cluster: Allotted) -> None:
         agreed(cluster, plain, pod, app if cpu_class == "exclusive" else "")
 
 
-@only_by_cri
+@only_debians
 def test_a_socket_that_comes_later(cluster: Allotted, folder: Path) -> None:
     """Without it cpusets are pending and why is shown; the next answer has them, or it comes."""
     link = folder / "later.sock"
@@ -186,7 +202,7 @@ def test_a_socket_that_comes_later(cluster: Allotted, folder: Path) -> None:
     assert cluster.node.log.count("WARNING allocator: cpusets wait for the runtime") == 1
 
 
-@only_by_cri
+@only_debians
 def test_a_socket_that_hangs(cluster: Allotted, folder: Path) -> None:
     """Events are answered and threads are pinned all the same; the daemon stops at once."""
     path = folder / "hangs.sock"
@@ -218,7 +234,7 @@ def hanging(path: Path) -> Iterator[None]:
         yield
 
 
-@only_by_cri
+@only_debians
 def test_a_runtime_that_refuses(cluster: Allotted, folder: Path) -> None:
     """Shown with its text, logged once, counted; it is done as soon as it is allowed."""
     path = folder / "played.sock"
@@ -237,7 +253,7 @@ def test_a_runtime_that_refuses(cluster: Allotted, folder: Path) -> None:
         assert cluster.node.log.count(f"WARNING allocator: container {plain} keeps") == 1
 
 
-@only_by_cri
+@only_debians
 def test_only_with_the_next_call(cluster: Allotted) -> None:
     """With alloc.push no, nothing is sent between two calls of the runtime."""
     settle(cluster, push="no")
@@ -251,7 +267,7 @@ def test_only_with_the_next_call(cluster: Allotted) -> None:
     wait_for(lambda: cluster.grant(plain)["pending"] is None, "Synchronize's updates")
 
 
-@only_by_nri
+@only_built
 def test_updates_unasked_beside_events(cluster: Allotted) -> None:
     """Overrides and pods come and go together; none waits for another, all agree at the end."""
     settle(cluster, cri="")

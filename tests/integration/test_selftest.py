@@ -98,12 +98,12 @@ def test_killed_halfway() -> None:
     with cpuset_cgroup("0"):
         pass
     program = (
-        "import os, signal; from kata_pin.host.root import HostRoot, KernelScheduler\n"
+        "import os, signal; from kata_pin.host.root import HOST\n"
         "from kata_pin.host.self_test import pins_stick\n"
-        "class Deadly(KernelScheduler):\n"
-        "    def set_affinity(self, tid, cpus):\n"
-        "        print(tid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
-        "pins_stick(HostRoot(scheduler=Deadly()))\n"
+        "def deadly(tid, cpus):\n"
+        "    print(tid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "os.sched_setaffinity = deadly\n"
+        "pins_stick(HOST)\n"
     )
     answer = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=REPOSITORY

@@ -16,12 +16,12 @@ import pytest
 from kata_pin.errors import VmmError
 from kata_pin.model.sandbox import Vmm
 from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES
-from kata_pin.vmm.find import VmmFinder
-from kata_pin.vmm.shims import is_shim_of
+from kata_pin.vmm.find import Executables, VmmFinder
+from kata_pin.vmm.shims import Shims
 from kata_pin.vmm.state_files import KataPaths
 from tests.support.katalike import KataDirs, KataSandbox, Runtime
 from tests.support.qemu import QEMU, Accelerator, Machine
-from tests.support.vmmhost import Bystander, live, lookalike
+from tests.support.vmmhost import SHIMS, Bystander, live, lookalike
 
 pytestmark = [pytest.mark.qemu, pytest.mark.root]
 
@@ -62,8 +62,9 @@ def _sandbox(dirs: KataDirs, name: str = P1, **options: object) -> KataSandbox:
 
 def _find(dirs: KataDirs, name: str = P1, *hints: int, executables: tuple[str, ...] = ()) -> Vmm:
     paths = KataPaths(str(dirs.vc), str(dirs.kata))
-    finder = VmmFinder(live(), paths=paths, executables=(*DEFAULT_EXECUTABLES, *executables))
-    return finder.find(name, hints)
+    allowed = Executables(vmms=(*DEFAULT_EXECUTABLES, *executables), shims=SHIMS)
+    finder = VmmFinder(live(), paths=paths, executables=allowed)
+    return finder.find(name, dict.fromkeys(hints, 0))
 
 
 def _copy_of_python(dirs: KataDirs, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -111,6 +112,14 @@ def test_hook_pid_is_a_witness(dirs: KataDirs) -> None:
             VmmError, match=rf"pid {kata.pid} \(scan\): no cgroup, parent, file or hook"
         ):
             _find(dirs)
+
+
+def test_a_hook_that_reports_the_shim(dirs: KataDirs) -> None:
+    """As Kata's poststart does: the shim is no other process that claims to be the VMM."""
+    with _sandbox(dirs) as kata:
+        assert _find(dirs, P1, kata.shim.pid).refused == ()
+        (other,) = _find(dirs, P1, os.getpid()).refused
+        assert other.startswith(f"pid {os.getpid()} (hook): ")
 
 
 @pytest.mark.skipif(not CPUSETS.is_dir(), reason="needs the cpuset hierarchy of cgroup v1")
@@ -225,8 +234,9 @@ def test_whose_shims_are_believed() -> None:
     for user, believed in (("0", True), ("65534", False)):
         prefix = ("setpriv", f"--reuid={user}", "--clear-groups")
         with lookalike("-id", P9, prefix=prefix, executable="/usr/bin/python3") as process:
-            assert is_shim_of(live(), process.pid, P9) is believed
-            assert not is_shim_of(live(), process.pid, P8)
+            shims = Shims(live(), SHIMS)
+            assert shims.is_shim_of(process.pid, P9) is believed
+            assert not shims.is_shim_of(process.pid, P8)
 
 
 def test_an_orphan_is_found_and_called_one(dirs: KataDirs) -> None:
@@ -249,6 +259,6 @@ def test_a_replaced_executable_is_reported(dirs: KataDirs, monkeypatch: pytest.M
 def test_sandboxes_are_listed_for_adoption(dirs: KataDirs, bystander: Bystander) -> None:
     """The scan lists every sandbox by its VMM, and no process that is none."""
     with _sandbox(dirs, P1) as one, _sandbox(dirs, P2, runtime=Runtime.RS) as two:
-        found = VmmFinder(live()).sandboxes()
+        found = VmmFinder(live(), executables=Executables(shims=SHIMS)).sandboxes()
         assert {P1: one.pid, P2: two.pid}.items() <= found.items()
         assert bystander.pid not in found.values()

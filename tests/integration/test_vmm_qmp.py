@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from kata_pin.errors import QmpUnavailable
-from kata_pin.vmm.qmp import SESSION_S, is_held, query
+from kata_pin.vmm.qmp import MAX_REPLY, MAX_VALUES, SESSION_S, is_held, query
+from kata_pin.wire.json_text import check_bounds
 from tests.support.katalike import KataDirs, KataSandbox
 from tests.support.qemu import Accelerator
 from tests.support.vmmhost import Bystander, lookalike
@@ -249,6 +250,7 @@ async def _server(path: Path, value: str) -> AsyncIterator[str]:
         pytest.param('{"no": "list"}', "Expected `array`", id="no list"),
         pytest.param("[" * 2000 + "]" * 2000, "Disconnected", id="deep"),
         pytest.param('"' + "x" * 20_000_000 + '"', "Disconnected", id="huge"),
+        pytest.param("[" + "{}," * 40_000 + "{}]", "Disconnected", id="many values"),
     ],
 )
 async def test_nonsense_is_unavailable(
@@ -259,6 +261,28 @@ async def test_nonsense_is_unavailable(
         with pytest.raises(QmpUnavailable, match=verdict):
             await query(path, greeting_s=5, session_s=5)
     assert not [record for record in caplog.records if record.name != "asyncio"]
+
+
+def test_the_largest_vm_is_within_the_bounds() -> None:
+    """What QEMU answers about 4,096 vCPUs and as many iothreads as it may have, in one session."""
+    props = {"core-id": 4095, "thread-id": 1, "socket-id": 255, "die-id": 15, "node-id": 127}
+    cpu = {
+        "thread-id": 4194304,
+        "props": props | {"module-id": 0, "cluster-id": 0},
+        "qom-path": "/machine/peripheral/cpu-4095-with-a-long-name",
+        "cpu-index": 4095,
+        "target": "x86_64",
+    }
+    io = {"poll-shrink": 0, "thread-id": 1, "poll-grow": 0, "poll-max-ns": 1, "id": "x" * 64}
+    cpus = json.dumps({"return": [cpu] * 4096, "id": "__qmp#00001"}).encode()
+    ios = json.dumps({"return": [io] * 1024, "id": "__qmp#00002"}).encode()
+    assert (
+        sum(
+            check_bounds(line, source="QMP", limit=MAX_REPLY, values=MAX_VALUES)
+            for line in (cpus, ios)
+        )
+        < MAX_VALUES
+    )
 
 
 async def test_a_server_that_hangs_up(scratch: Path) -> None:

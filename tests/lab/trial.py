@@ -30,7 +30,8 @@ from tests.lab.settings import PROJECT, Settings
 BOOTS: Final = 2
 """Boots tried before the tests count as not run."""
 
-INSIDE: Final = "/root/kata-pin"
+INSIDE: Final = "/srv/kata-pin"
+"""Where everybody may read: the daemon, which has no rights and no /root, reads guest kernels."""
 RESULTS: Final = "/root/results"
 PUT_S: Final = 30
 TESTS_S: Final = 300
@@ -116,7 +117,12 @@ class Trial:
             with self._machine.connect() as channel:
                 with self._timed("put"):
                     channel.run(["rm", "-rf", INSIDE, RESULTS], deadline_s=PUT_S * running.scale)
-                    transfer.put(channel, [str(tests)], "/root", deadline_s=PUT_S * running.scale)
+                    transfer.put(
+                        channel,
+                        [str(tests)],
+                        str(Path(INSIDE).parent),
+                        deadline_s=PUT_S * running.scale,
+                    )
                 with self._timed("install"):
                     done = install.install(
                         channel, project, self._flavour.suite, scale=running.scale

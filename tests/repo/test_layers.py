@@ -19,15 +19,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "policy": {"errors", "model"},
     "wire": {"errors", "model"},
     "config": {"errors", "model"},
-    "owned_file": {"errors"},
-    "sources": {"errors", "model", "wire", "owned_file"},
-    "vmm": {"errors", "model", "wire", "owned_file"},
-    "host": {"errors", "model", "wire"},
-    "guest": {"errors", "model", "wire"},
-    "daemon": {"errors", "model", "policy", "wire", "config", "sources", "vmm", "host", "guest"},
+    "broker": set(),
+    "calls": {"errors", "broker"},
+    "owned_file": {"errors", "broker", "calls"},
+    "sources": {"errors", "broker", "calls", "model", "wire", "owned_file"},
+    "vmm": {"errors", "calls", "model", "wire", "owned_file"},
+    "host": {"errors", "broker", "calls", "model", "wire"},
+    "guest": {"errors", "calls", "model", "wire"},
+    "daemon": {
+        *("errors", "broker", "calls", "owned_file", "model", "policy", "wire", "config"),
+        *("sources", "vmm", "host", "guest", "hook"),
+    },
     "cli": {
         *("errors", "model", "policy", "wire", "config", "sources", "vmm", "host", "guest"),
-        "daemon",
+        *("daemon", "hook"),
     },
     "hook": set(),
 }
@@ -39,6 +44,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "placement": set(),
         "guest": {"placement"},
         "alloc": {"placement"},
+        "isolation": {"placement"},
         "explain": {"placement", "guest"},
     },
     "wire": {
@@ -46,6 +52,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "proto": set(),
         "guest": {"", "proto"},
         "kata": {"", "proto"},
+        "kernel": {"", "proto"},
         "kube": {"", "proto", "nri"},  # the CRI's updates carry the cpusets that NRI's do
         "nri": {"", "proto"},
         "qemu": {"", "proto"},
@@ -57,8 +64,11 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "intake": {"", "store", "reconcile"},
         "guests": {"", "store", "reconcile"},
         "allocation": {"", "store", "reconcile"},
-        "status": {"", "store", "reconcile", "intake", "guests", "allocation"},
-        "service": {"", "store", "reconcile", "intake", "guests", "allocation", "status"},
+        "isolation": {"", "store", "reconcile"},
+        "status": {"", "store", "reconcile", "intake", "guests", "allocation", "isolation"},
+        "service": {
+            *("", "store", "reconcile", "intake", "guests", "allocation", "isolation", "status"),
+        },
     },
     "cli": {
         "": {"commands", "render", "reports", "node"},
@@ -67,6 +77,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "reports": {"node"},
         "node": set(),
         "assets": set(),
+        "documents": set(),
     },
 }
 """What each folder of a station may import of the others; "" are the station's own modules.

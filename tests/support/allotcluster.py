@@ -125,7 +125,7 @@ def agreed(cluster: Allotted, plain: str, pod: str, app: str = "") -> None:
         if {own, shown["pools"]["shared"]} != ({"0", "1"} if app else {"", "0-1"}):
             return False
         followed = cluster.cgroup(plain) == shown["pools"]["shared"] == grants[plain]["cpus"]
-        sandbox = cluster.shown(pod) or {"exclusive": None}
+        sandbox = cluster.shown(pod) or {"exclusive": None if app else ""}
         return bool(followed and sandbox["exclusive"] == own)
 
     try:

@@ -11,14 +11,16 @@ from kata_pin.config.alloc import Alloc
 from kata_pin.config.tree import Config
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.checked_policy import make_policy
+from kata_pin.daemon.allocation.holders import Holders
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.grants import AllocStore
+from kata_pin.daemon.store.node_events import NodeEvents
 from kata_pin.model.alloc import ContainerRequest, PodRequest
 from kata_pin.model.node import KubeletState, Node
-from kata_pin.model.settings import AllowRule, CpuClass, Eligibility
+from kata_pin.model.settings import AllowRule, CpuClass, Eligibility, PlacementSettings
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.allotment import vm_of
 from tests.support.world import flat
@@ -33,10 +35,11 @@ class Host:
     topology: HostTopology = field(default_factory=lambda: flat(8))
     kubelet: KubeletState | None = None
     config: Config = field(default_factory=Config)
+    settings: PlacementSettings = field(default_factory=PlacementSettings)
 
     def current(self) -> Node:
         """Return the node."""
-        return Node(self.topology, kubelet=self.kubelet)
+        return Node(self.topology, self.settings, self.kubelet)
 
 
 def settings(**fields: Any) -> Alloc:
@@ -62,7 +65,14 @@ def looking(registry: Registry, host: Host, **fields: Any) -> Allocator:
     """Return an allocator that decides nothing, as a command without a daemon has it."""
     chosen = settings(**fields)
     make = partial(make_policy, chosen)
-    return Allocator(chosen, cast("NodeWatch", host), AllocStore(registry), make)
+    return Allocator(
+        chosen,
+        cast("NodeWatch", host),
+        AllocStore(registry),
+        make,
+        holders=Holders(registry),
+        events=NodeEvents(),
+    )
 
 
 def allocator(
@@ -72,7 +82,15 @@ def allocator(
     chosen = settings(**fields)
     make = partial(make_policy, chosen)
     store = AllocStore(registry)
-    one = Allocator(chosen, cast("NodeWatch", host), store, make, passes or Moves())
+    one = Allocator(
+        chosen,
+        cast("NodeWatch", host),
+        store,
+        make,
+        holders=Holders(registry),
+        events=NodeEvents(registry),
+        passes=passes or Moves(),
+    )
     one.follow_host()
     return one
 

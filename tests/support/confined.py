@@ -7,7 +7,7 @@ directive that is neither applied nor listed as having nothing to apply is an er
 libseccomp and systemd-analyze, which knows the members of `@system-service`.
 
 Not applied: IPAddressDeny (a BPF program of the cgroup; no inet socket can be made anyway) and
-KeyringMode (a keyring of its own, which nothing here uses).
+KeyringMode and RemoveIPC (a keyring of its own, and IPC objects, which nothing here uses).
 """
 
 from __future__ import annotations
@@ -26,22 +26,30 @@ NOTHING_TO_APPLY = {
     *("Type", "ExecStart", "ExecReload", "Restart", "RestartSec", "WatchdogSec"),
     *("TimeoutStartSec", "TimeoutStopSec"),
     *("OOMScoreAdjust", "RuntimeDirectory", "RuntimeDirectoryMode", "RuntimeDirectoryPreserve"),
-    *("IPAddressDeny", "KeyringMode"),
+    *("IPAddressDeny", "KeyringMode", "RemoveIPC"),
+    *("MemoryMax", "MemorySwapMax", "TasksMax"),
     *("ProtectKernelModules", "ProtectClock"),  # by the capabilities they leave out
     "SystemCallErrorNumber",  # read with the filter
     "SystemCallArchitectures",  # libseccomp ends what is of another architecture
+    "RemoveIPC",  # when the service has ended, of a user of its own
 }
 BY_MOUNTS = {
     *("ProtectSystem", "ProtectHome", "ProtectControlGroups", "ProtectKernelTunables"),
     *("ProtectKernelLogs", "ProtectHostname", "PrivateTmp", "PrivateDevices"),
+    *("PrivateMounts", "BindReadOnlyPaths"),
 }
-BY_PRIVILEGES = {"CapabilityBoundingSet", "NoNewPrivileges", "Group", "UMask", "LimitNOFILE"}
+BY_PRIVILEGES = {
+    *("CapabilityBoundingSet", "AmbientCapabilities", "NoNewPrivileges", "User", "Group"),
+    *("UMask", "LimitNOFILE"),
+}
 BY_FILTER = {
     *("RestrictAddressFamilies", "SystemCallFilter", "RestrictNamespaces", "RestrictRealtime"),
-    *("LockPersonality", "RestrictSUIDSGID"),
+    *("LockPersonality", "RestrictSUIDSGID", "MemoryDenyWriteExecute"),
 }
 
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
+USER = "nobody"  # in the stead of the user that the unit names
+
 ALLOW = 0x7FFF0000
 DENY = 0x00050000  # | errno
 NOT_EQUAL, EQUAL, MASKED_EQUAL, GREATER = 1, 4, 7, 6  # enum scmp_compare
@@ -58,7 +66,7 @@ def read_unit(path: Path) -> Unit:
             section = line
         elif section == "[Service]" and line and not line.startswith("#"):
             name, _, value = line.partition("=")
-            unit[name] = value
+            unit[name] = f"{unit[name]}\n{value}" if name == "SystemCallFilter" in unit else value
     unknown = unit.keys() - NOTHING_TO_APPLY - BY_MOUNTS - BY_PRIVILEGES - BY_FILTER
     if unknown:
         raise ValueError(f"{path}: nothing here applies {', '.join(sorted(unknown))}")
@@ -101,7 +109,7 @@ def apply_mounts(unit: Unit, writable: str) -> None:
     _mount(writable, writable, "", MS_BIND)
     if unit.get("PrivateTmp") == "yes":
         for folder in ("/tmp", "/var/tmp"):
-            _private_tmp(folder)
+            _empty(folder, mode="1777")
     if unit.get("PrivateDevices") == "yes":
         _private_devices()
     if unit.get("ProtectSystem") == "strict":
@@ -109,10 +117,13 @@ def apply_mounts(unit: Unit, writable: str) -> None:
         for path in ("/", *sorted(_mount_points())):
             if not any(path == one or path.startswith(f"{one}/") for one in kept):
                 _remount_read_only(path)
-    for folder in ("/home", "/root", "/run/user"):
-        if unit.get("ProtectHome") == "read-only" and os.path.isdir(folder):
-            _mount(folder, folder, "", MS_BIND | MS_REC)
-            _read_only(folder)
+    if unit.get("ProtectHome") == "tmpfs":
+        for folder in ("/home", "/root"):
+            _empty(folder)
+        for folder in unit["BindReadOnlyPaths"].split():
+            if os.path.isdir(folder.removeprefix("-")):
+                _mount(folder.removeprefix("-"), folder.removeprefix("-"), "", MS_BIND | MS_REC)
+                _read_only(folder.removeprefix("-"))
     if unit.get("ProtectKernelTunables") == "yes":
         for path in ("/proc/sys", "/proc/irq", "/proc/fs", "/sys"):
             _mount(path, path, "", MS_BIND | MS_REC)
@@ -123,11 +134,11 @@ def apply_mounts(unit: Unit, writable: str) -> None:
         _mount("/dev/null", "/proc/kmsg", "", MS_BIND)
 
 
-def _private_tmp(folder: str) -> None:
+def _empty(folder: str, mode: str = "755") -> None:
     """Hide a folder but for this project, which may lie below it: an installed one never does."""
     project = Path(__file__).resolve().parents[2]
     descriptor = os.open(project, os.O_PATH)
-    _mount("tmpfs", folder, "tmpfs", 0, "mode=1777")
+    _mount("tmpfs", folder, "tmpfs", 0, f"mode={mode}")
     if project.is_relative_to(folder):
         project.mkdir(parents=True)
         _mount(f"/proc/self/fd/{descriptor}", str(project), "", MS_BIND | MS_REC)
@@ -168,23 +179,35 @@ def drop_privileges(unit: Unit, group: str) -> list[str]:
     os.umask(int(unit["UMask"], 8))
     files = min(int(unit["LimitNOFILE"]), resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    kept = [name.removeprefix("CAP_").lower() for name in unit["CapabilityBoundingSet"].split()]
-    bounds = ",".join(["-all", *(f"+{name}" for name in kept)])
-    prefix = ["setpriv", f"--regid={group}", "--clear-groups", f"--bounding-set={bounds}"]
-    return (
-        [*prefix, "--inh-caps=-all", "--no-new-privs"]
-        if unit["NoNewPrivileges"] == "yes"
-        else prefix
-    )
+    bounds = _capabilities(unit["CapabilityBoundingSet"])
+    ambient = _capabilities(unit["AmbientCapabilities"])
+    prefix = ["setpriv", f"--reuid={USER}", f"--regid={group}", "--clear-groups"]
+    prefix += [f"--bounding-set={bounds}", f"--inh-caps={ambient}", f"--ambient-caps={ambient}"]
+    return [*prefix, "--no-new-privs"] if unit["NoNewPrivileges"] == "yes" else prefix
+
+
+def _capabilities(names: str) -> str:
+    """Return capabilities as setpriv takes them, none but these."""
+    kept = [name.removeprefix("CAP_").lower() for name in names.split()]
+    return ",".join(["-all", *(f"+{name}" for name in kept)])
 
 
 # ---- system calls --------------------------------------------------------------------------
 
 
 def allowed_calls(filter_: str) -> set[str]:
-    """Return the system calls that a SystemCallFilter names, its sets resolved."""
+    """Return the system calls that a SystemCallFilter allows: lines in order, `~` takes away."""
     names: set[str] = set()
-    for word in filter_.split():
+    for line in filter_.splitlines():
+        listed = _named_calls(line.removeprefix("~"))
+        names = names - listed if line.startswith("~") else names | listed
+    return names
+
+
+def _named_calls(words: str) -> set[str]:
+    """Return the system calls that a line names, its sets resolved."""
+    names: set[str] = set()
+    for word in words.split():
         if not word.startswith("@"):
             names.add(word)
             continue
@@ -192,7 +215,7 @@ def allowed_calls(filter_: str) -> set[str]:
             ["systemd-analyze", "syscall-filter", word], capture_output=True, text=True, check=True
         )
         members = [line.strip() for line in listed.stdout.splitlines()[1:]]
-        names |= allowed_calls(" ".join(m for m in members if m and not m.startswith("#")))
+        names |= _named_calls(" ".join(m for m in members if m and not m.startswith("#")))
     return names
 
 
@@ -248,6 +271,11 @@ def load_filter(unit: Unit) -> None:
         restrictions += [
             (denied, "sched_setscheduler", (_Argument(1, EQUAL, policy, 0),)) for policy in (1, 2)
         ]
+    if unit.get("MemoryDenyWriteExecute") == "yes":  # as systemd.exec(5) says; SHM_EXEC
+        restrictions.append((denied, "mmap", (_Argument(2, MASKED_EQUAL, 6, 6),)))
+        restrictions.append((denied, "shmat", (_Argument(2, MASKED_EQUAL, 0o100000, 0o100000),)))
+        for name in ("mprotect", "pkey_mprotect"):
+            restrictions.append((denied, name, (_Argument(2, MASKED_EQUAL, 4, 4),)))
     if unit.get("LockPersonality") == "yes":
         restrictions.append((denied, "personality", (_Argument(0, NOT_EQUAL, 0, 0),)))
     if unit.get("RestrictSUIDSGID") == "yes":

@@ -7,7 +7,7 @@ A process of its own holds a mount namespace in which the root is overlaid; cont
 it starts are chrooted there. Pids, /sys and /dev are this machine's. `folder` has the same path
 inside and outside. At the end every process in the namespace is ended, by pid, then the cgroups
 are removed. Runtime handlers: the default is runc; `kata` is minikata (tests/e2e/minikata).
-KATA_PIN_CONTAINERD names a folder with another containerd and its runc shim, to be tested by hand.
+There are two releases: Debian 13's, and the newer one that scripts/containerd builds.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import pytest
 
 from tests.lab.rootfs import root_builder
 from tests.support import qemu
@@ -32,7 +35,44 @@ from tests.support.waiting import wait_for
 
 PROJECT = Path(__file__).resolve().parents[2]
 START_S = 30.0
-OTHER = os.environ.get("KATA_PIN_CONTAINERD", "")
+
+
+@dataclass(frozen=True)
+class Release:
+    """A containerd: `programs` is the folder that has it, empty for that of the Debian root."""
+
+    name: str
+    programs: str = ""
+
+
+def _built() -> Release:
+    """Return the one that scripts/containerd builds, built or not."""
+    command = [str(PROJECT / "scripts" / "containerd"), "--where"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return Release("2.4", done.stdout.strip())
+
+
+DEBIANS: Final = Release("1.7")
+BUILT: Final = _built()
+
+RELEASES: Final = (
+    pytest.param(DEBIANS, id=DEBIANS.name),
+    pytest.param(
+        BUILT,
+        id=BUILT.name,
+        marks=pytest.mark.skipif(
+            not Path(BUILT.programs, "containerd").exists(),
+            reason="no newer containerd here: scripts/containerd builds it (once, a minute or two)",
+        ),
+    ),
+)
+"""What a fixture `release` is given, for tests that run with each."""
+
+CHOSEN: Final = BUILT if os.environ.get("KATA_PIN_CONTAINERD") == BUILT.name else DEBIANS
+"""What runs where a test does not choose: `KATA_PIN_CONTAINERD=2.4` is for runs by hand."""
+
+only_debians = pytest.mark.parametrize("release", RELEASES[:1], indirect=True)
+only_built = pytest.mark.parametrize("release", RELEASES[1:], indirect=True)
 
 _CONFIG = """
 version = 2
@@ -68,7 +108,11 @@ mount -t overlay overlay -o lowerdir="$1",upperdir="$2/upper",workdir="$2/work" 
 for one in proc sys dev; do mount --rbind "/$one" "$2/mnt/$one"; done
 mount -t tmpfs tmpfs "$2/mnt/run"
 mnt="$2/mnt"; shift 2
-while [ $# -gt 0 ]; do mkdir -p "$mnt$2"; mount --bind "$1" "$mnt$2"; shift 2; done
+while [ $# -gt 0 ]; do
+    [ -e "$mnt$2" ] || mkdir -p "$mnt$2"
+    mount --bind "$1" "$mnt$2"
+    shift 2
+done
 echo ready
 exec sleep infinity
 """
@@ -86,7 +130,15 @@ def why_not() -> str:
 class Containerd:
     """One containerd and its place; `shared` is the folder seen from both sides."""
 
-    def __init__(self, folder: Path, dirs: KataDirs, *, request_timeout: str = "2s") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dirs: KataDirs,
+        *,
+        release: Release = CHOSEN,
+        request_timeout: str = "2s",
+    ) -> None:
+        self._release = release
         self._folder = folder
         self._dirs = dirs
         self.shared = folder / "shared"
@@ -137,9 +189,14 @@ class Containerd:
                 request_timeout=self._request_timeout,
             )
         )
-        if OTHER:
-            shutil.copytree(OTHER, self.shared / "bin")
+        if self._release.programs:
+            shutil.copytree(self._release.programs, self.shared / "bin")
+        # The daemon compares a VMM's executable with this machine's file of the same path.
+        qemu_file = tree / "usr/bin/qemu-system-x86_64"
+        Path(self.qemu).parent.mkdir(parents=True)
+        Path(self.qemu).symlink_to(qemu_file)
         binds = {
+            qemu_file: "/usr/bin/qemu-system-x86_64",
             self.shared: str(self.shared),
             PROJECT: str(PROJECT),
             self._dirs.vc: "/run/vc",
@@ -222,7 +279,7 @@ class Containerd:
         self._remove_cgroups()
 
     def _program(self) -> list[str]:
-        if not OTHER:
+        if not self._release.programs:
             return ["/usr/bin/containerd"]
         path = f"{self.shared}/bin:{os.environ['PATH']}"
         return ["/usr/bin/env", f"PATH={path}", f"{self.shared}/bin/containerd"]
@@ -295,10 +352,15 @@ def _rmdir(folder: str) -> bool:
 
 @contextlib.contextmanager
 def private_containerd(
-    folder: Path, dirs: KataDirs, *, request_timeout: str = "2s", **minikata: Any
+    folder: Path,
+    dirs: KataDirs,
+    *,
+    release: Release = CHOSEN,
+    request_timeout: str = "2s",
+    **minikata: Any,
 ) -> Iterator[Containerd]:
     """Make a place below `folder`, start containerd in it, and remove it all at the end."""
-    containerd = Containerd(folder, dirs, request_timeout=request_timeout)
+    containerd = Containerd(folder, dirs, release=release, request_timeout=request_timeout)
     try:
         containerd.prepare(minikata)
         containerd.start()

@@ -5,7 +5,7 @@ Pods are in the host's network, so no CNI is needed. Calls have deadlines and ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,24 @@ class Cri:
         reply = self._call("RunPodSandbox", request, pb.RunPodSandboxResponse)
         return str(reply.pod_sandbox_id)
 
-    def create(self, pod: str, name: str, *, pod_name: str, **resources: Any) -> str:
-        """Create a container; `resources` are fields of LinuxContainerResources."""
+    def create(
+        self,
+        pod: str,
+        name: str,
+        *,
+        pod_name: str,
+        command: Sequence[str] = (),
+        attempt: int = 0,
+        **resources: Any,
+    ) -> str:
+        """Create a container; `resources` are fields of LinuxContainerResources.
+
+        `attempt` counts its instances, as the kubelet does.
+        """
         config = pb.ContainerConfig(
-            metadata=pb.ContainerMetadata(name=name),
+            metadata=pb.ContainerMetadata(name=name, attempt=attempt),
             image=pb.ImageSpec(image=self._image),
+            command=command,
             log_path=f"{pod[:8]}-{name}.log",
             linux=pb.LinuxContainerConfig(resources=pb.LinuxContainerResources(**resources)),
         )

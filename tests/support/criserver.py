@@ -19,14 +19,18 @@ import grpc
 from tests.support.proto import cri_pb2 as pb
 
 METHOD = "/runtime.v1.RuntimeService/UpdateContainerResources"
+LIST = "/runtime.v1.RuntimeService/ListContainers"
 
 
 class CriServer:
     """Serves at a path; `answer` is a status code with its text, or None for success."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self.answer: tuple[Any, str] | None = None
+        self.listed = b""
+        """The answer to ListContainers."""
+        self.lists = 0
         self.asked: list[tuple[str, str]] = []
         self.authorities: set[str] = set()
         self.silent = threading.Event()
@@ -36,7 +40,7 @@ class CriServer:
     def __enter__(self) -> Self:
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
         self._server.add_generic_rpc_handlers((_Handler(self),))
-        self._server.add_insecure_port(f"unix:{self._path}")
+        self._server.add_insecure_port(f"unix:{self.path}")
         self._server.start()
         return self
 
@@ -60,12 +64,22 @@ class CriServer:
             context.abort(*self.answer)
         return b""
 
+    def list(self, payload: bytes, context: Any) -> bytes:
+        """Serve a call of ListContainers."""
+        assert payload == b""
+        self.lists += 1
+        if self.answer is not None:
+            context.abort(*self.answer)
+        return self.listed
+
 
 class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types
     def __init__(self, server: CriServer) -> None:
         self._server = server
 
     def service(self, details: Any) -> Any:
+        if details.method == LIST:
+            return grpc.unary_unary_rpc_method_handler(self._server.list)
         if details.method != METHOD:
             return None
         return grpc.unary_unary_rpc_method_handler(self._server.update)

@@ -34,7 +34,7 @@ from kata_pin.errors import KataPinError
 from kata_pin.model.sandbox import Container
 from tests.support.hooks import HookRun, run_hook
 from tests.support.katalike import ContainerSpec, KataDirs, KataSandbox
-from tests.support.vmmhost import Bystander, lookalike
+from tests.support.vmmhost import SHIMS, Bystander, lookalike
 from tests.support.waiting import SCALE, wait_for
 
 PROGRAM = Path(sys.executable).with_name("kata-pin")
@@ -61,6 +61,8 @@ class Node:
         self.daemon: Daemon | None = None
         self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.notify.bind(str(root / "notify"))
+        (root / "notify").chmod(0o777)  # as systemd's: the daemon is not root
+        root.chmod(0o755)
         self.configure(**settings)
 
     def configure(self, **settings: Any) -> None:
@@ -69,9 +71,12 @@ class Node:
             "version": 1,
             "runtime_dir": str(self.runtime_dir),
             "log_level": "debug",
+            "user": "nobody",
             "nri": {"enabled": "no"},
+            "shims": [*SHIMS],
             "audit": dict(QUIET),
             "paths": {
+                "cdi": str(self.root / "cdi"),
                 "vc": str(self.dirs.vc),
                 "kata": str(self.dirs.kata),
                 "bundle_roots": [str(self.dirs.bundles)],
@@ -380,6 +385,17 @@ def private_node(where: Path | None = None, **settings: Any) -> Iterator[Node]:
     finally:
         node.end()
         shutil.rmtree(root)
+
+
+def assert_unprivileged(pid: int) -> None:
+    """Assert that the deciding process is no root, has no capability, and can gain none."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    status = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
+    assert "0" not in status["Uid"]
+    assert "0" not in status["Gid"]
+    for kind in ("CapEff", "CapPrm", "CapInh", "CapAmb"):
+        assert int(status[kind][0], 16) == 0
+    assert status["NoNewPrivs"] == ["1"]
 
 
 def move_elsewhere(tid: int, cpus: set[int]) -> None:

@@ -13,6 +13,7 @@ import struct
 from typing import Final
 
 FORK: Final = 0x1
+EXEC: Final = 0x2
 COMM: Final = 0x200
 EXIT: Final = 0x8000_0000
 EVERYTHING: Final = 0xFFFF_FFFF
@@ -29,13 +30,14 @@ class FakeConnector:
         self.requests: list[bytes] = []
         self._sock: socket.socket | None = None
 
-    def connect(self) -> socket.socket:
-        """Return the listener's end; must run in an event loop."""
+    def connect(self, first: bytes) -> socket.socket:
+        """Return the listener's end, which has sent `first`; must run in an event loop."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         theirs.setblocking(False)
         self._sock = ours
         asyncio.get_running_loop().add_reader(ours.fileno(), self._answer)
+        theirs.send(first)
         return theirs
 
     def close(self) -> None:
@@ -52,6 +54,10 @@ class FakeConnector:
     def exited(self, tid: int, tgid: int) -> None:
         """Tell of an exit."""
         self._tell(EXIT, tid, tgid, 0, 17)
+
+    def executed(self, pid: int) -> None:
+        """Tell of a process that runs another program."""
+        self._tell(EXEC, pid, pid, 0, 0)
 
     def named(self, tid: int, tgid: int) -> None:
         """Tell of a name, which no listener of ours asked for."""

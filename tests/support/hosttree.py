@@ -1,4 +1,4 @@
-"""Small trees of /proc and /sys on disk, and a scheduler to go with them."""
+"""Small trees of /proc and /sys on disk, and calls to go with them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from kata_pin.calls import DirectCalls
 from kata_pin.host.root import HostRoot
 
 SYSFS: Final = Path(__file__).parent.parent / "data" / "sysfs"
@@ -34,7 +35,7 @@ def grow(folder: Path, files: Mapping[str, str]) -> HostRoot:
     return HostRoot(str(folder))
 
 
-class FakeScheduler:
+class FakeCalls(DirectCalls):
     """Affinities in memory, with the errors of the kernel.
 
     `cpusets` limits what a tid may use; `refuse` gives an errno for a tid; `before_set` runs just
@@ -73,9 +74,9 @@ class FakeHost:
     """A tree whose processes a test makes and removes; `root` is what the code is given."""
 
     def __init__(self, folder: Path, online: Iterable[int] = range(4)) -> None:
-        self.scheduler = FakeScheduler(online)
+        self.calls = FakeCalls(online)
         self.folder = folder
-        self.root = HostRoot(str(folder), scheduler=self.scheduler)
+        self.root = HostRoot(str(folder), calls=self.calls)
         (folder / "proc").mkdir()
 
     def process(
@@ -129,16 +130,16 @@ class FakeHost:
         )
         (folder / "stat").write_text(f"{text}{' 0' * 16} 2{' 0' * 4} 0{zeros}{' 0' * 5}\n")
         (folder / "cgroup").write_text(f"{cgroup}\n")
-        self.scheduler.affinities[tid] = self.scheduler.online
+        self.calls.affinities[tid] = self.calls.online
 
     def end(self, pid: int) -> None:
         """Remove a process and all its threads."""
         home = self.folder / "proc" / str(pid)
         for name in os.listdir(home / "task"):
-            self.scheduler.affinities.pop(int(name), None)
+            self.calls.affinities.pop(int(name), None)
         shutil.rmtree(home)
 
     def end_thread(self, tgid: int, tid: int) -> None:
         """Remove one thread."""
         shutil.rmtree(self.folder / "proc" / str(tgid) / "task" / str(tid))
-        del self.scheduler.affinities[tid]
+        del self.calls.affinities[tid]

@@ -107,7 +107,8 @@ class KataSandbox:
     `overhead_cgroups` those that get the shim's before: what it starts is born there.
     `extra_monitor` adds Kata's debug monitor socket; `virtiofsd` a real, idle virtiofsd (it needs
     `shim_process`). `vcpu_pinning` is said in Kata's state; nobody acts on it. `agent_url` is where
-    Kata's state says that the agent listens; nobody does by default.
+    Kata's state says that the agent listens; nobody does by default. `booting`: the guest has not
+    booted, so Kata has written no state yet.
     """
 
     dirs: KataDirs
@@ -120,6 +121,7 @@ class KataSandbox:
     virtiofsd: bool = False
     vcpu_pinning: bool = False
     agent_url: str = ""
+    booting: bool = False
     cgroups: Sequence[Path] = ()
     overhead_cgroups: Sequence[Path] = ()
     containers: Sequence[ContainerSpec] = ()
@@ -188,7 +190,8 @@ class KataSandbox:
             if self.virtiofsd:
                 assert isinstance(shim, ProcessShim), "virtiofsd is a child of the shim process"
                 self.virtiofsd_pid = shim.spawn(self._virtiofsd_argv())
-            self.write_persist(self.containers or [ContainerSpec(self.id)])
+            if not self.booting:
+                self.write_persist(self.containers or [ContainerSpec(self.id)])
         except BaseException:
             self.stop()
             raise

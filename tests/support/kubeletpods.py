@@ -5,7 +5,7 @@
         kubelet.url("/open")
 
 `/pods` is for who shows TOKEN, `/open` for everybody; `/slow` drips, `/drip` in its
-headers, `/long` does not end.
+headers, `/long` does not end, `/forbidden` is for nobody.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ class _Handler(BaseHTTPRequestHandler):
         allowed = self.headers.get("Authorization") == f"Bearer {TOKEN}"
         if self.path == "/pods" and not allowed:
             self.send_error(401)
+            return
+        if self.path == "/forbidden":
+            self.send_error(403)
             return
         if self.path == "/drip":
             self._drip()

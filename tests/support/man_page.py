@@ -25,7 +25,8 @@ before the workload runs, and again after every change and audit. Only affinitie
 thread is moved to another cgroup.
 
 Without the daemon, show, who, explain, check, doctor, pin and unpin read /proc and Kata's state
-themselves and say so; history reads the daemon's last record."""
+themselves and say so; history reads the daemon's last record. So they do with a daemon that does
+not answer within 2 s; pin and unpin fail then."""
 
 _OUTPUT: Final = """\
 In the column vCPU→pCPU, 1→4 is a vCPU that may run on pCPU 4 only, 0,3→6-7 are two vCPUs on the
@@ -33,8 +34,9 @@ same set, and 1..8→4..11 pairs each vCPU of the range with its own pCPU. Affin
 kernel; ! marks drift from the expected affinity.
 
 Tables wrap to fit the terminal and never cut a cpu list; columns that do not fit are named below
-the table. In a pipe or a file every row is one line. Colours are used on terminals only, and not
-with NO_COLOR."""
+the table, and so are texts that several rows share, as [1]. * marks a last pCPU outside the
+affinity: the thread has not run since its affinity was set, and moves when it wakes. In a pipe or a
+file every row is one line. Colours are used on terminals only, and not with NO_COLOR."""
 
 _HOOKS: Final = """\
 For CRI-O and podman, install writes files into their hooks directory. containerd has no such
@@ -56,10 +58,16 @@ ignore a hook's exit status, or run it too late."""
 
 _FILES: Final = (
     ("/etc/kata-pin/config.yaml", "settings; defaults apply without it"),
+    ("/usr/share/doc/kata-pin/", "json.md and schemas: what the output of --json holds"),
+    ("/var/lib/kata-pin/installed", "what install wrote, for sha256sum -c, uninstall and doctor"),
     ("/run/kata-pin/control.sock", "all requests to the daemon, root only"),
     ("/run/kata-pin/status.sock", "read-only requests, for the group of the setting group"),
     ("/run/kata-pin/metrics.sock", "Prometheus' /metrics, for the same group"),
     ("/run/kata-pin/hook.sock", "messages of hooks"),
+    (
+        "/run/kata-pin/free-cpus",
+        "mask of the pCPUs that hooks and commands move to: no container has them exclusively",
+    ),
     ("/run/kata-pin/registry.db", "recorded containers, pins and history; survives the daemon"),
     ("/run/kata-pin/spool/", "hook messages that the daemon has not processed yet"),
 )
@@ -69,6 +77,7 @@ _EXIT: Final = (
     ("1", "failure; for doctor: a check failed; for pin and unpin: the kernel refused an affinity"),
     ("2", "wrong usage"),
     ("3", "check found drift, a conflict or, with intruders: fail, an intruder"),
+    ("4", "check could not tell: no permission, or the daemon is not running or does not answer"),
     ("78", "wrong configuration"),
 )
 

@@ -39,6 +39,12 @@ class Mortal:
         self._process.start()
 
     @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process.pid is not None, "started"
+        return self._process.pid
+
+    @property
     def alive(self) -> bool:
         """Whether it runs."""
         return self._process.is_alive()

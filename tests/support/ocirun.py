@@ -132,7 +132,7 @@ def _config(
     return {
         "ociVersion": "1.0.2",
         "process": {
-            "args": ["/usr/bin/sleep", "60"],
+            "args": ["/usr/bin/sleep", "infinity"],
             "cwd": "/",
             "env": ["PATH=/usr/bin"],
             "user": {"uid": 0, "gid": 0},

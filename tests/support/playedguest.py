@@ -27,6 +27,8 @@ from kata_pin.wire.ttrpc import Code, Response
 from tests.support.agentdouble import AgentDouble
 from tests.support.waiting import wait_for
 
+SLOW_S = 0.3
+
 
 class Mood(Enum):
     """What kind of guest it is."""
@@ -38,6 +40,7 @@ class Mood(Enum):
     FLOODS = auto()  # answers with more than anybody asked for
     UNKNOWING = auto()  # knows no container
     FROZEN = auto()  # its containers run no program to its end
+    SLOW = auto()  # answers after SLOW_S
 
 
 class PlayedGuest:
@@ -121,6 +124,8 @@ class PlayedGuest:
     async def _twist(self, writer: asyncio.StreamWriter, stream: int, frame: bytes) -> None:
         if self.mood is Mood.HANGS:
             return
+        if self.mood is Mood.SLOW:
+            await asyncio.sleep(SLOW_S)
         if self.mood is Mood.FLOODS:
             head = (1 << 22).to_bytes(4, "big") + stream.to_bytes(4, "big") + b"\x02\x00"
             writer.write(head + bytes(1 << 20))

@@ -57,6 +57,13 @@ class Machine:
 
 
 @functools.cache
+def busy_machine(folder: Path) -> Machine:
+    """Return a VM whose only vCPU never rests: its firmware, made in `folder`, jumps to itself."""
+    image = folder / "spin.bin"
+    image.write_bytes(b"\xeb\xfe" * 32768)
+    return Machine(boot=1, maximum=1, extra=("-bios", str(image)))
+
+
 def firmware() -> Path:
     """Return the idle guest's firmware, assembled when it is missing or old."""
     done = subprocess.run(

@@ -24,8 +24,11 @@ from kata_pin.model.reports.doctor import DoctorDocument
 from kata_pin.model.reports.explain import Explanation
 from kata_pin.model.reports.history import HistoryDocument
 from kata_pin.model.reports.map import MapDocument
+from kata_pin.model.reports.memory import MemoryDocument
+from kata_pin.model.reports.metrics import MetricsDocument
 from kata_pin.model.reports.names import Names
 from kata_pin.model.reports.pools import AllocExplainDocument, PoolsDocument
+from kata_pin.model.reports.prove import ProveDocument
 from kata_pin.model.reports.settings import (
     ConfigCheckDocument,
     ConfigDocument,
@@ -34,6 +37,8 @@ from kata_pin.model.reports.settings import (
     PolicyDocument,
 )
 from kata_pin.model.reports.state import State
+from kata_pin.model.reports.top import TopDocument
+from kata_pin.model.reports.watch import WatchDocument
 from kata_pin.model.reports.whatif import WhatIf
 from kata_pin.model.reports.who import WhoDocument
 
@@ -41,6 +46,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 DOCUMENTS: dict[str, type] = {
     "state": State,
+    "top": TopDocument,
+    "memory": MemoryDocument,
     "map": MapDocument,
     "pools": PoolsDocument,
     "alloc-explain": AllocExplainDocument,
@@ -51,6 +58,9 @@ DOCUMENTS: dict[str, type] = {
     "explain": Explanation,
     "history": HistoryDocument,
     "check": CheckDocument,
+    "prove": ProveDocument,
+    "watch": WatchDocument,
+    "metrics": MetricsDocument,
     "doctor": DoctorDocument,
     "pin": Applied,
     "names": Names,
@@ -96,6 +106,8 @@ def schema(cls: type) -> dict[str, Any]:
     for name, part in parts.items():
         found = _class(name)
         texts, hints = comments(found), get_type_hints(found, include_extras=True)
+        if "description" in part:  # before Python 3.13 a docstring keeps its indentation
+            part["description"] = inspect.cleandoc(part["description"])
         part["required"] = list(part["properties"])  # also what has a default is always written
         for field, value in part["properties"].items():
             default = value.pop("default", None)

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterable
 
+from kata_pin.calls import DirectCalls
 from kata_pin.host import tasks
 from kata_pin.host.affinity import apply, apply_all
 from kata_pin.host.cpuset import CpusetReader
@@ -57,15 +58,11 @@ def replace(old: Sleeper) -> Sleeper:
     raise AssertionError(f"tid {old.tid} was never given out again")
 
 
-class Swapping:
-    """A scheduler before whose call the tid changes hands."""
+class Swapping(DirectCalls):
+    """Calls before whose change of an affinity the tid changes hands."""
 
     def __init__(self, victim: Sleeper) -> None:
         self.victim = victim
-
-    def get_affinity(self, tid: int) -> set[int]:
-        """Ask the kernel."""
-        return os.sched_getaffinity(tid)
 
     def set_affinity(self, tid: int, cpus: Iterable[int]) -> None:
         """Replace the thread, then set its successor's affinity."""
@@ -88,7 +85,7 @@ def main(case: str) -> None:
         return apply(root, action).outcome
 
     if case.endswith("during"):
-        print(pinned(HostRoot(scheduler=Swapping(victim))))
+        print(pinned(HostRoot(calls=Swapping(victim))))
         return
     while starttime(HOST, pid, victim.tid) == key.starttime:  # a clock tick is 10 ms
         victim = replace(victim)

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import cast
 
+from kata_pin.daemon.reconcile.survey import Survey
+from kata_pin.host.cgroup_owner import why_not_roots
 from kata_pin.host.cpuset import CpusetReader
-from kata_pin.host.process import ProcessIndex, cgroups, cmdline, exe, read_process
+from kata_pin.host.process import ProcessIndex, cgroups, cmdline, exe, exe_file, read_process
 from kata_pin.host.root import HostRoot
 from kata_pin.host.tasks import TaskReader
 from kata_pin.model.thread import Task
+from kata_pin.vmm.allow_list import DEFAULT_SHIMS
+from kata_pin.vmm.find import Executables
 from kata_pin.vmm.host_access import HostAccess
 from tests.support.waiting import wait_for
+
+PYTHON = os.path.realpath(sys.executable)
+MINIKATA = f"{Path(__file__).resolve().parents[2]}/.cache/minikata/{platform.python_version()}"
+SHIMS = (*DEFAULT_SHIMS, PYTHON, f"{MINIKATA}/containerd-shim-kata-v2")
+"""What plays Kata's shim (shim_process.py, minikata): its executable has to be allowed."""
+
+EXECUTABLES = Executables(shims=SHIMS)
 
 NO_DEBUGFS = "/nonexistent"
 
@@ -44,8 +57,48 @@ def facts(root: HostRoot) -> HostAccess:
         partial(read_process, root),
         partial(cmdline, root),
         partial(exe, root),
+        partial(exe_file, root),
         partial(cgroups, root),
+        partial(why_not_roots, root),
     )
+
+
+class NoSurvey:
+    """Stands for a Survey where every process can be read at once."""
+
+    notes = ()
+    locked = 0
+    complete = True
+    _begun = False
+
+    async def all(self, *, patience_s: float | None = None) -> None:
+        """Read nothing."""
+
+    async def before_pass(self, sandbox_id: str, hints: Mapping[int, int]) -> None:
+        """Read nothing."""
+
+    async def read_wanted(self) -> bool:
+        """Return that nothing was missed."""
+        return False
+
+    def begin(self) -> None:
+        """Read nothing, at once."""
+        self._begun = True
+
+    def afterwards(self, then: Callable[[], None]) -> None:
+        """Call it at once if something was begun."""
+        if self._begun:
+            self._begun = False
+            then()
+
+    def is_due(self) -> bool:
+        """Return that nothing waits."""
+        return False
+
+
+def no_survey() -> Survey:
+    """Return one."""
+    return cast("Survey", NoSurvey())
 
 
 def live(debugfs: str | Path = NO_DEBUGFS) -> HostAccess:

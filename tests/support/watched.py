@@ -19,12 +19,18 @@ class World:
         self.kata = root / "kata"
         self.kubelet = root / "kubelet/cpu_manager_state"
         self.cgroups = root / "cgroup"
-        self.watch = StateWatch(vc=str(root / "vc"), kata=str(self.kata), kubelet=str(self.kubelet))
+        self.claims = root / "cdi"
+        self.watch = StateWatch(
+            vc=str(root / "vc"),
+            kata=str(self.kata),
+            kubelet=str(self.kubelet),
+            claims=str(self.claims),
+        )
         self._changes: AsyncIterator[Changes] | None = None
 
     def make(self) -> None:
         """Make the folders as they are on a node."""
-        for folder in (self.sbs, self.kata, self.kubelet.parent, self.cgroups):
+        for folder in (self.sbs, self.kata, self.kubelet.parent, self.cgroups, self.claims):
             folder.mkdir(parents=True, exist_ok=True)
 
     def sandbox(self, name: str, text: str = "{}") -> Path:

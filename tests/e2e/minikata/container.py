@@ -61,6 +61,14 @@ class Container:
         return ["sh", "-c", text] if text else ["sleep", "1000000"]
 
     @property
+    def missing_program(self) -> str:
+        """The program of config.json where its folder is in the root filesystem and it is not."""
+        program = str(((self._spec.get("process") or {}).get("args") or [""])[0])
+        path = f"{self.bundle}/rootfs{program}"
+        there = not os.path.isdir(os.path.dirname(path)) or os.path.lexists(path)
+        return "" if there or not program.startswith("/") else program
+
+    @property
     def cpu(self) -> Mapping[str, Any]:
         """The live CPU resources."""
         cpu: dict[str, Any] = self.resources["cpu"]

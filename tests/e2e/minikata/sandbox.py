@@ -77,8 +77,13 @@ class Sandbox:
             raise
 
     def create(self, container: Container) -> None:
-        """Take in a container; one whose hook fails stays in persist.json, as in Kata."""
+        """Take in a container; one whose hook fails stays in persist.json, as in Kata.
+
+        Not one whose program does not exist: the agent refuses it, and Kata rolls back.
+        """
         self._need_vm()
+        if container.missing_program:
+            raise Refused(f"the file {container.missing_program} was not found")
         self._containers[container.id] = container
         self._take_in(container)
         self._run_create_hooks(container, container_hooks=True)

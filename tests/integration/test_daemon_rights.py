@@ -1,0 +1,158 @@
+"""The running daemon gives up its rights, keeps its files in order, and lives with its broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kata_pin import hook
+from tests.support.daemon import Node, assert_unprivileged, private_node
+from tests.support.waiting import wait_for
+
+pytestmark = [
+    pytest.mark.qemu,
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give it up"),
+]
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with private_node() as one:
+        yield one
+
+
+def broker_of(daemon: int) -> int:
+    children = Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split()
+    return next(int(p) for p in children if "broker" in Path(f"/proc/{p}/comm").read_text())
+
+
+def test_the_deciding_process_has_no_rights(node: Node) -> None:
+    """It pins all the same, and its files are its own; hooks' messages get its group."""
+    daemon = node.start()
+    assert_unprivileged(daemon.pid)
+    with node.pod("p1") as pod:
+        assert pod.announce().stderr == ""
+        assert pod.create("c1", "1").stderr == ""
+        pod.wait_placed({1})
+    for name in ("registry.db", "lock", "control.sock", "hook.sock", "spool"):
+        assert (node.runtime_dir / name).stat().st_uid == NOBODY
+    spool = (node.runtime_dir / "spool").stat()
+    assert (stat.S_IMODE(spool.st_mode), spool.st_gid) == (0o700, NOBODY)
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="needs two CPUs")
+def test_kata_pin_itself_keeps_off_exclusive_pcpus(node: Node) -> None:
+    """The daemon with all its threads, its broker and that one's readers, hooks and commands."""
+    everywhere = os.sched_getaffinity(0)
+    daemon = node.start()
+    broker = broker_of(daemon.pid)
+
+    def where() -> set[frozenset[int]]:
+        readers = Path(f"/proc/{broker}/task/{broker}/children").read_text().split()
+        tids = [*os.listdir(f"/proc/{daemon.pid}/task"), str(broker), *readers]
+        return {frozenset(os.sched_getaffinity(int(tid))) for tid in tids}
+
+    def here(folder: Path) -> set[int]:
+        with ThreadPoolExecutor(1) as other:
+            other.submit(hook.leave_exclusive_cpus, str(folder)).result()
+            return other.submit(os.sched_getaffinity, 0).result()
+
+    with node.pod("p1") as pod:
+        pod.announce()
+        pod.create("c1", "1", exclusive=True)
+        pod.wait_placed({1})
+        left = frozenset(everywhere - {1})
+        wait_for(lambda: where() == {left}, "kata-pin's processes to leave")
+        assert here(node.runtime_dir) == left
+        found = json.loads(node.cli("check", "--json").stdout)["findings"]
+        groups = [one["group"] for one in found if one["group"]]
+        intruders = {process["pid"] for group in groups for process in group["processes"]}
+        assert os.getpid() in intruders
+        assert not {daemon.pid, broker} & intruders
+    wait_for(lambda: where() == {frozenset(everywhere)}, "kata-pin to use the pCPU again")
+    assert here(node.runtime_dir) == everywhere
+    assert "may run on exclusive" not in node.log
+
+
+def test_what_root_left_is_mended(node: Node) -> None:
+    """Commands without a daemon, and hooks without one, leave root's files: they are taken over."""
+    assert node.cli("pin").returncode == 0, "a command of root makes the registry"
+    assert (node.runtime_dir / "registry.db").stat().st_uid == 0
+    with node.pod("p1") as pod:
+        (node.runtime_dir / "spool").mkdir(mode=0o700, exist_ok=True)
+        assert "spooled" in pod.announce().stderr
+        node.start()
+        wait_for(lambda: not node.spooled(), "the spool taken in")
+        assert pod.id in node.registered()
+    assert (node.runtime_dir / "registry.db").stat().st_uid == NOBODY
+    assert node.daemon is not None
+    node.daemon.terminate()
+    assert node.cli("pin").returncode == 0
+    node.start()
+
+
+def test_nothing_else_is_given_away(node: Node) -> None:
+    """A directory that the unprivileged user filled makes root touch no file of others."""
+    node.runtime_dir.mkdir()
+    victim = node.root / "victim"
+    victim.write_text("root's own")
+    (node.runtime_dir / "registry.db").symlink_to(victim)
+    os.link(victim, node.runtime_dir / "registry.db-shm")
+    node.start(ready=False)
+    wait_for(lambda: "is left alone" in node.log, "the links to be seen")
+    wait_for(lambda: node.daemon is not None and node.daemon.process.poll(), "the daemon to refuse")
+    (node.runtime_dir / "lock").unlink()
+    (node.runtime_dir / "lock").symlink_to(victim)
+    node.start(ready=False)
+    wait_for(lambda: node.daemon is not None and node.daemon.process.poll(), "the lock refused")
+    assert (victim.stat().st_uid, victim.read_text()) == (0, "root's own")
+
+
+def test_a_dead_broker_ends_the_daemon(node: Node) -> None:
+    """The daemon says why and ends with an error, so that systemd starts both again."""
+    daemon = node.start()
+    os.kill(broker_of(daemon.pid), signal.SIGKILL)
+    assert daemon.process.wait(10) not in {0, None}
+    assert "the privileged broker" in node.log
+    assert "ended by signal 9" in node.log
+    assert "Traceback" not in node.log
+    with node.pod("p1") as pod:
+        node.start()
+        assert pod.announce().stderr == ""
+
+
+def test_a_dead_daemon_ends_its_broker(node: Node) -> None:
+    """Nothing of it stays behind, also after SIGKILL."""
+    daemon = node.start()
+    broker = broker_of(daemon.pid)
+    daemon.kill()
+    wait_for(lambda: not os.path.exists(f"/proc/{broker}"), "the broker to end")
+
+
+def test_another_user_of_the_same_uid_does_not_control_it(node: Node) -> None:
+    """The daemon's own unprivileged user is no peer that control.sock or hook.sock trusts."""
+    node.start()
+    node.runtime_dir.chmod(0o755)
+    (node.runtime_dir / "control.sock").chmod(0o666)
+    answer = os.fork()
+    if not answer:
+        try:
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            node.ask("ping")
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    _, status = os.waitpid(answer, 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert "control client refused" in node.log
