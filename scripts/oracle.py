@@ -18,13 +18,14 @@ from typing import Any
 
 from kata_pin.errors import ConfigError, ParseError
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
-from kata_pin.model.topology import Cpu, HostTopology
+from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.accumulator import Accumulator, Packing, take_packed
 from kata_pin.policy.alloc.distributed import take_distributed
 from kata_pin.policy.alloc.failure import AllocError, AllocFailure
 from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.topology import CORE, LLC, NODE, PACKAGE, Machine
 from kata_pin.wire.kube.checkpoint import parse_checkpoint
+from tests.support.kubelet_live import MismatchError, expect, host_topology, replay
 from tests.support.kubelet_pod import ContainerRole, KubeletContainer, KubeletPod
 from tests.support.kubelet_state import StaticState
 from tests.support.kubelet_static import KubeletStatic
@@ -41,15 +42,12 @@ ERROR_TEXTS = {
 """How the kubelet's error texts begin, and the kinds that they stand for."""
 
 
-class MismatchError(Exception):
-    """A row's expectation was not met."""
-
-
 @dataclass
 class Topologies:
-    """The topologies that rows name, each made into a Machine once."""
+    """The topologies that rows name, each read once."""
 
     rows: dict[str, Row] = field(default_factory=dict)
+    hosts: dict[str, HostTopology] = field(default_factory=dict)
     machines: dict[str, Machine] = field(default_factory=dict)
 
     def add(self, document: Row, file: Path) -> None:
@@ -65,28 +63,15 @@ class Topologies:
         """Return the machine that a row is about."""
         name = row["topology"]
         if name not in self.machines:
-            self.machines[name] = Machine.of(host_topology(self.rows[name]["cpus"]))
+            self.machines[name] = Machine.of(self.host(row))
         return self.machines[name]
 
-
-def host_topology(cpus: list[Mapping[str, int]]) -> HostTopology:
-    """Make the project's topology of an oracle's list of CPUs."""
-    threads: dict[int, int] = {}
-    known: list[Cpu] = []
-    for cpu in sorted(cpus, key=lambda one: one["cpu"]):
-        thread = threads.get(cpu["core"], 0)
-        threads[cpu["core"]] = thread + 1
-        known.append(
-            Cpu(cpu["cpu"], cpu["numa"], cpu["socket"], cpu["uncore"], cpu["core"], thread)
-        )
-    everything = CpuSet(one.cpu for one in known)
-    return HostTopology(cpus=tuple(known), online=everything, present=everything)
-
-
-def expect(what: str, expected: object, got: object) -> None:
-    """Raise MismatchError unless both are equal."""
-    if expected != got:
-        raise MismatchError(f"{what}\n    expected {expected}\n    got      {got}")
+    def host(self, row: Row) -> HostTopology:
+        """Return the topology that a row is about."""
+        name = row["topology"]
+        if name not in self.hosts:
+            self.hosts[name] = host_topology(self.rows[name]["cpus"])
+        return self.hosts[name]
 
 
 def run_take(machine: Machine, row: Row) -> None:
@@ -228,6 +213,11 @@ def run_checkpoint(row: Row) -> None:
     expect("restored", restorable, state.policy == row["configured_policy"])
 
 
+def run_trace(topology: HostTopology, trace: Row) -> None:
+    """traces: what a real kubelet gave to pods that came and went."""
+    replay(topology, trace)
+
+
 def expect_error(row: Row, error: AllocError) -> None:
     """Raise MismatchError unless the row expects an error, of this kind if its text tells."""
     expect(f"error ({error})", row["error"], True)  # noqa: FBT003 - what was got
@@ -341,6 +331,8 @@ def rows(files: list[Path]) -> Iterator[tuple[str, Row, Callable[[], None]]]:
             yield file.name, row, partial(in_topology, run_case, row)
         for row in document.get("checkpoints", []):
             yield file.name, row, partial(run_checkpoint, row)
+        for name, trace in document.get("traces", {}).items():
+            yield file.name, {"name": name}, partial(run_trace, topologies.host(trace), trace)
 
 
 def run_case(machine: Machine, row: Row) -> None:
