@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import re
+import select
 import socket
 import threading
 import time
@@ -307,7 +308,7 @@ async def _readable(reader: Reader, deadline_s: float) -> None:
                 async with asyncio.timeout(deadline_s):
                     await ready.wait()
             except TimeoutError:
-                if not _gets_no_cpu(reader.pid) or time.monotonic() > until:
+                if _sleeps(reader) or time.monotonic() > until:
                     raise
     finally:
         loop.remove_reader(reader.channel.fileno())
@@ -334,17 +335,24 @@ def _receive_from(reader: Reader) -> tuple[int, int, bytes, list[int]]:
         try:
             return _receive(reader.channel)
         except TimeoutError:
-            if not _gets_no_cpu(reader.pid) or time.monotonic() > until:
+            if _sleeps(reader) or time.monotonic() > until:
                 raise
 
 
-def _gets_no_cpu(pid: int) -> bool:
-    """Return whether a process could run, or was stopped: it waits for nothing."""
+def _sleeps(reader: Reader) -> bool:
+    """Return whether a child waits in a read: it does not if it could run, or was stopped.
+
+    Nor does one that has answered by now: it sleeps until the next request.
+    """
     try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            return file.read(1024).rpartition(b") ")[2].startswith((b"R", b"T"))
+        with open(f"/proc/{reader.pid}/stat", "rb", buffering=0) as file:
+            if file.read(1024).rpartition(b") ")[2].startswith((b"R", b"T")):
+                return False
     except OSError:
-        return False
+        return True
+    answered = select.poll()
+    answered.register(reader.channel, select.POLLIN)
+    return not answered.poll(0)
 
 
 def _content(answer: bytes, descriptors: Iterable[int]) -> bytes:

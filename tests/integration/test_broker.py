@@ -286,6 +286,18 @@ async def test_readers_that_get_no_cpu(tmp_path: Path) -> None:
         assert found[ours.pid, "cmdline"] == Path(f"/proc/{ours.pid}/cmdline").read_bytes()[:10]
 
 
+async def test_an_answer_that_comes_with_the_deadline(tmp_path: Path) -> None:
+    """A daemon that got no CPU finds both at once; the process did not hang."""
+    with specimen(1) as ours, broker(tmp_path, PYTHON) as running:
+        calls = running.calls
+        await calls.read_slow([(ours.pid, "exe", 10)], 5)
+        reading = asyncio.create_task(calls.read_slow([(ours.pid, "cmdline", 10)], 0.2))
+        await asyncio.sleep(0)
+        time.sleep(0.5)  # the loop must not run while the answer comes
+        found = await reading
+        assert found[ours.pid, "cmdline"] == Path(f"/proc/{ours.pid}/cmdline").read_bytes()[:10]
+
+
 async def test_ends_with_the_daemon(tmp_path: Path) -> None:
     """It ends, with its readers, as soon as the daemon's end is closed, and ignores SIGTERM."""
     with broker(tmp_path) as running:
