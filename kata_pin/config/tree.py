@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
 
 from kata_pin.config.alloc import Alloc
 from kata_pin.config.kinds import (
@@ -27,6 +26,7 @@ from kata_pin.config.kinds import (
     setting,
 )
 from kata_pin.config.metrics import Metrics
+from kata_pin.config.paths import Paths
 from kata_pin.errors import ConfigError
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.settings import (
@@ -34,7 +34,10 @@ from kata_pin.model.settings import (
     Overhead,
     OverheadKind,
     PlacementSettings,
+    QuietLevel,
+    QuietPods,
     VcpuMode,
+    VfioInterrupts,
 )
 from kata_pin.model.thread import ThreadRole
 
@@ -90,52 +93,6 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
-
-
-BUNDLE_ROOTS: Final = (
-    "/run/containerd",
-    "/run/k3s/containerd",
-    "/run/docker/containerd",
-    "/run/containers/storage",
-)
-"""Where OCI bundles are by default (D4)."""
-
-KATA_CONFIGS: Final = (
-    "/etc/kata-containers",
-    "/opt/kata/share/defaults/kata-containers",
-    "/usr/share/defaults/kata-containers",
-    "/usr/share/kata-containers/defaults",
-)
-"""Where Kata's configuration files are by default, the administrator's first."""
-
-
-@dataclass(frozen=True)
-class Paths:
-    """Where things are on this node."""
-
-    vc: str = setting("/run/vc", "state of Kata's Go runtime: persist.json, pid files, QMP", PATH)
-    kata: str = setting("/run/kata", "state of Kata's Rust runtime: state.json", PATH)
-    debugfs: str = setting(
-        "/sys/kernel/debug", "debugfs mount point; KVM names its vCPU threads there", PATH
-    )
-    bundle_roots: tuple[str, ...] = setting(
-        BUNDLE_ROOTS,
-        "folders that may hold OCI bundles; a container whose bundle is elsewhere is recorded "
-        "without a cpuset",
-        listing(PATH),
-        example="[/run/containerd, /data/containerd]",
-    )
-    kubelet_state: str = setting(
-        "/var/lib/kubelet/cpu_manager_state", "checkpoint of the kubelet's CPU manager", PATH
-    )
-    cdi: str = setting(
-        "/run/cdi", "folder of CDI specs, in which the DRA driver for CPUs names its claims", PATH
-    )
-    kata_configs: tuple[str, ...] = setting(
-        KATA_CONFIGS,
-        "folders of Kata's configuration files; the hypervisors they name are accepted as VMMs",
-        listing(PATH),
-    )
 
 
 @dataclass(frozen=True)
@@ -351,6 +308,22 @@ class Config:
         Intruders.REPORT,
         "what check does about host threads that may run on an exclusive pCPU. report: list them; "
         "fail: also exit with status 3",
+    )
+    quiet: QuietLevel = setting(
+        QuietLevel.REPORT,
+        "what is kept off exclusive pCPUs beside other tasks. off: nothing; report: nothing, but "
+        "show what disturbs them; irq: interrupts of devices that can be moved; full: also the "
+        "kernel's own work. irq and full need rights: run `kata-pin install` again",
+    )
+    quiet_pods: QuietPods = setting(
+        QuietPods.ALL,
+        "whose exclusive pCPUs are kept quiet. all: every pod's; annotated: only those of pods "
+        "that ask for it by annotation, if a rule of alloc.allow lets them",
+    )
+    quiet_vfio: VfioInterrupts = setting(
+        VfioInterrupts.OWN,
+        "where interrupts of devices that VFIO passes to a pod may go. own: also to the pod's own "
+        "pCPUs; housekeeping: only to pCPUs that need not be quiet",
     )
     paths: Paths = field(default_factory=Paths)
     audit: Audit = field(default_factory=Audit)

@@ -55,6 +55,42 @@ class Overhead:
         return str(self.cpus) if self.kind is OverheadKind.CPUS else self.kind.value
 
 
+class QuietLevel(StrEnum):
+    """What is kept off exclusive pCPUs beside other tasks; each level does what the former does.
+
+    OFF: nothing, not even looked at. REPORT: shown. IRQ: interrupts. FULL: the kernel's own work.
+    """
+
+    OFF = "off"
+    REPORT = "report"
+    IRQ = "irq"
+    FULL = "full"
+
+    @property
+    def rank(self) -> int:
+        """Return its place in this order."""
+        return list(QuietLevel).index(self)
+
+    @property
+    def acts(self) -> bool:
+        """Whether anything is written."""
+        return self in {QuietLevel.IRQ, QuietLevel.FULL}
+
+
+class QuietPods(StrEnum):
+    """Whose exclusive pCPUs are kept quiet: every pod's, or only those of pods that ask for it."""
+
+    ALL = "all"
+    ANNOTATED = "annotated"
+
+
+class VfioInterrupts(StrEnum):
+    """Where interrupts of devices that VFIO gave to a pod go: its own pCPUs too, or not."""
+
+    OWN = "own"
+    HOUSEKEEPING = "housekeeping"
+
+
 @dataclass(frozen=True)
 class PlacementSettings:
     """The settings that placement depends on (config/ has the table).

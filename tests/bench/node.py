@@ -20,7 +20,8 @@ from typing import Any, Self
 
 import yaml
 
-from kata_pin.config.tree import Audit, Config, Paths
+from kata_pin.config.paths import Paths
+from kata_pin.config.tree import Audit, Config
 from kata_pin.host.cpuset import cgroup_mounts
 from kata_pin.host.root import HOST
 from kata_pin.host.topology import online

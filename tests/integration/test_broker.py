@@ -21,7 +21,8 @@ import pytest
 import kata_pin.broker
 from kata_pin.broker.operations import MAX_READERS
 from kata_pin.broker.protocol import MAX_MESSAGE, NUMBER, REQUEST, Change, render_changes
-from kata_pin.config.tree import Config, Paths
+from kata_pin.config.paths import Paths
+from kata_pin.config.tree import Config
 from kata_pin.daemon.service.privileges import Broker, brokered
 from kata_pin.errors import DaemonError
 from kata_pin.host.broker_calls import BrokerCalls, BrokerGone

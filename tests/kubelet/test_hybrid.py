@@ -9,7 +9,7 @@ import pytest
 
 from kata_pin.cli.reports import doctor_node
 from kata_pin.config import Config
-from kata_pin.config.tree import Paths
+from kata_pin.config.paths import Paths
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import DoubleAssignment
 from kata_pin.sources.kubelet import read_kubelet

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from kata_pin.config import Config, from_text
 from kata_pin.config.file import from_data
+from kata_pin.config.paths import Paths
 from kata_pin.config.table import as_data, as_yaml
-from kata_pin.config.tree import Audit, Hook, Intruders, Mode, Nri, NriEnabled, Paths
+from kata_pin.config.tree import Audit, Hook, Intruders, Mode, Nri, NriEnabled
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.reports.settings import ConfigDocument
 from kata_pin.model.settings import ExclusiveMode, Overhead, OverheadKind

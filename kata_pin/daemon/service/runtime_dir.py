@@ -17,7 +17,8 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
-from kata_pin.config.tree import Config, Paths
+from kata_pin.config.paths import Paths
+from kata_pin.config.tree import Config
 from kata_pin.daemon.service.compose import boot_id
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import DaemonError

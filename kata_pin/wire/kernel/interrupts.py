@@ -6,11 +6,13 @@ have a line of CPUs that are online, and rows that begin with a label.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from kata_pin.errors import ParseError
 from kata_pin.model.measured.counters import Counts, InterruptKind
+from kata_pin.model.quiet.interrupts import InterruptRow
 from kata_pin.wire.kernel.numbers import check_size, clipped
 
 MAX_TEXT: Final = 16 * 1024 * 1024
@@ -35,6 +37,10 @@ _WORDS: Final = (
 _NO_KIND: Final = frozenset({b"TLB", b"ERR", b"MIS"})
 """Rows that are left out: TLB is part of CAL, the others do not count by CPU."""
 
+_GAP: Final = re.compile(r" {2,}")
+_LINE: Final = re.compile(r"[0-9]+(?:[ -][A-Za-z]+)*\Z")
+"""What stands before the handlers: the line's number and its trigger, such as `1-edge`."""
+
 
 def parse_interrupts(data: bytes, cpus: Collection[int]) -> dict[int, Counts]:
     """Return the interrupts of these CPUs by kind; an offline one is left out.
@@ -44,7 +50,8 @@ def parse_interrupts(data: bytes, cpus: Collection[int]) -> dict[int, Counts]:
     columns, rows = _table(data, "/proc/interrupts")
     wanted = [(place, cpu) for place, cpu in enumerate(columns) if cpu in cpus]
     found = {cpu: dict.fromkeys(InterruptKind, 0) for _, cpu in wanted}
-    for label, words in rows:
+    for label, rest in rows:
+        words = rest.split()
         if label in _NO_KIND or len(words) < len(columns):
             continue
         kind = _kind(label, b" ".join(words[len(columns) :]))
@@ -53,12 +60,37 @@ def parse_interrupts(data: bytes, cpus: Collection[int]) -> dict[int, Counts]:
     return dict(found)
 
 
+def parse_rows(data: bytes) -> tuple[InterruptRow, ...]:
+    """Return the numbered interrupts, devices' and others, in the file's order; raises ParseError.
+
+    Handlers follow chip, number of the line and trigger after two spaces (kernel/irq/proc.c,
+    show_interrupts); an interrupt without any has an empty tuple.
+    """
+    columns, rows = _table(data, "/proc/interrupts")
+    return tuple(
+        row_of(label, rest, columns) for label, rest in rows if label.isdigit() and len(label) < 10
+    )
+
+
+def row_of(label: bytes, rest: bytes, columns: Sequence[int]) -> InterruptRow:
+    """Return a numbered row: what stands behind its colon, under these pCPUs' columns."""
+    *words, text = rest.split(None, len(columns)) if rest.strip() else (b"",)
+    if len(words) < len(columns):
+        raise ParseError("not one number per CPU", source="/proc/interrupts", text=clipped(label))
+    counts = dict(zip(columns, [_number(word, "/proc/interrupts") for word in words], strict=True))
+    parts = _GAP.split(text.decode("utf-8", "backslashreplace").strip())
+    last = parts[-1] if len(parts) > 1 and not _LINE.match(parts[-1]) else ""
+    handlers = tuple(last.split(", ")) if last else ()
+    return InterruptRow(int(label), " ".join(" ".join(parts).split()), handlers, counts)
+
+
 def parse_softirqs(data: bytes, cpus: Collection[int]) -> dict[int, dict[str, int]]:
     """Return the soft interrupts of these CPUs by name, such as `NET_RX`; raises ParseError."""
     columns, rows = _table(data, "/proc/softirqs")
     wanted = [(place, cpu) for place, cpu in enumerate(columns) if cpu in cpus]
     found: dict[int, dict[str, int]] = {cpu: {} for _, cpu in wanted}
-    for label, words in rows:
+    for label, rest in rows:
+        words = rest.split()
         if len(words) != len(columns) or not label.replace(b"_", b"").isalpha():
             raise ParseError("not one number a CPU", source="/proc/softirqs", text=clipped(label))
         for place, cpu in wanted:
@@ -75,8 +107,8 @@ def _kind(label: bytes, description: bytes) -> InterruptKind:
     return known
 
 
-def _table(data: bytes, source: str) -> tuple[list[int], list[tuple[bytes, list[bytes]]]]:
-    """Return the CPUs of the columns, and the rows by label, split into words."""
+def _table(data: bytes, source: str) -> tuple[list[int], list[tuple[bytes, bytes]]]:
+    """Return the CPUs of the columns, and the rows by label."""
     check_size(data, MAX_TEXT, source)
     head, *lines = data.split(b"\n")
     names = head.split()
@@ -86,7 +118,7 @@ def _table(data: bytes, source: str) -> tuple[list[int], list[tuple[bytes, list[
     for line in lines:
         label, colon, rest = line.partition(b":")
         if colon:
-            rows.append((label.strip(), rest.split()))
+            rows.append((label.strip(), rest))
     return [int(name[3:]) for name in names], rows
 
 

@@ -18,6 +18,7 @@ from kata_pin.sources.uevents import is_about_cpu
 from kata_pin.wire import (
     allocator_state,
     hook_message,
+    irqbalance,
     json_text,
     oci,
     orders,
@@ -28,7 +29,7 @@ from kata_pin.wire.guest import agent, cpus, metrics
 from kata_pin.wire.kata import config as kata_config
 from kata_pin.wire.kata import persist
 from kata_pin.wire.kernel import cgroup as kernel_cgroup
-from kata_pin.wire.kernel import hist, interrupts, memory, sched
+from kata_pin.wire.kernel import hist, interrupts, masks, memory, sched
 from kata_pin.wire.kube import cdi, cri
 from kata_pin.wire.nri import replies
 from tests.chaos.fuzz import runs
@@ -293,6 +294,21 @@ TARGETS: Final[dict[str, Target]] = {
     "cpu-times": _kernel(sched.parse_cpu_times, "sched", "stat", b"cpu1 "),
     "interrupts": _kernel(
         interrupts.parse_interrupts, "interrupts", "interrupts", b"CPU1 ", b"LOC:"
+    ),
+    "interrupt-rows": _kernel(
+        interrupts.parse_rows, "interrupts", "interrupts", b"CPU1 ", b"  IO-APIC   1-edge  "
+    ),
+    "cpu-mask": Target(
+        lambda data: masks.parse_mask(data, "a mask"),
+        _named("wire.kernel.masks", "parse_mask"),
+        lambda: [b"00000001,0000000f\n", b"ff"],
+        (b",", b"00000000", b"ffffffff", b"0x", b"g"),
+    ),
+    "irqbalance": Target(
+        irqbalance.parse_setup,
+        _named("wire.irqbalance", "parse_setup"),
+        lambda: [b"SLEEP 10 IRQ 24 LOAD 3 DIFF 0 CLASS 2 BANNED 0000000c"],
+        (b"SLEEP ", b"BANNED ", b" 10", b"\0"),
     ),
     "softirqs": _kernel(interrupts.parse_softirqs, "interrupts", "softirqs", b"CPU1 ", b"RCU:"),
     "cpu-stat": _kernel(kernel_cgroup.parse_cpu_stat, "cgroup", "*cpu.stat", b"nr_throttled "),

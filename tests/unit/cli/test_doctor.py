@@ -11,7 +11,8 @@ from kata_pin.cli.client import Provider
 from kata_pin.cli.main import run
 from kata_pin.cli.reports import doctor_install, doctor_node, doctor_sandbox
 from kata_pin.config import Config
-from kata_pin.config.tree import NewThreads, Paths, Qmp
+from kata_pin.config.paths import Paths
+from kata_pin.config.tree import NewThreads, Qmp
 from kata_pin.host.root import HOST, HostRoot
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.reports.daemon import Daemon, Metrics, Nri

@@ -15,7 +15,8 @@ from typing import Any, cast
 import pytest
 
 from kata_pin.config import Config
-from kata_pin.config.tree import Guest, Mode, Paths
+from kata_pin.config.paths import Paths
+from kata_pin.config.tree import Guest, Mode
 from kata_pin.daemon.guests.manager import Guests
 from kata_pin.daemon.guests.status import GuestState
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes

@@ -14,7 +14,8 @@ import pytest
 
 from kata_pin.calls import DIRECT
 from kata_pin.config import Config
-from kata_pin.config.tree import Mode, Paths
+from kata_pin.config.paths import Paths
+from kata_pin.config.tree import Mode
 from kata_pin.daemon.intake.hook_service import HookService
 from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.live_config import LiveConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kata_pin.config import Config
-from kata_pin.config.tree import Paths
+from kata_pin.config.paths import Paths
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.host.root import HOST

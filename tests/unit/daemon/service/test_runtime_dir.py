@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from kata_pin.config.tree import Config, Paths
+from kata_pin.config.paths import Paths
+from kata_pin.config.tree import Config
 from kata_pin.daemon.service.runtime_dir import locked, node_locked
 from kata_pin.errors import DaemonError
 

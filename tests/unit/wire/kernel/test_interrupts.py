@@ -6,7 +6,7 @@ import pytest
 
 from kata_pin.errors import ParseError
 from kata_pin.model.measured.counters import InterruptKind
-from kata_pin.wire.kernel.interrupts import parse_interrupts, parse_softirqs
+from kata_pin.wire.kernel.interrupts import parse_interrupts, parse_rows, parse_softirqs
 from tests.support.recordings import DATA
 
 KERNEL = DATA / "kernel"
@@ -71,3 +71,45 @@ def test_another_text_is_refused(data: bytes) -> None:
         parse_interrupts(data, {0})
     with pytest.raises(ParseError):
         parse_softirqs(data, {0})
+
+
+ROWS = (
+    b"           CPU0       CPU2\n"
+    b"  9:          3          0   IO-APIC   9-fasteoi   acpi, i801_smbus\n"
+    b" 24:          1          7   PCI-MSI 524288-edge      nvme0q0\n"
+    b" 27:          0          0   IO-APIC 123-edge\n"
+    b" 31:          5          6  PCI-MSIX-0000:00:02.0   1-edge      vfio-msix[1](0000:3b:00.1)\n"
+    b"NMI:          0          0   Non-maskable interrupts\n"
+    b"ERR:          0\n"
+)
+
+
+def test_numbered_rows() -> None:
+    """Counts by the pCPU of the column, handlers behind two spaces, everything else as identity."""
+    acpi, nvme, unused, vfio = parse_rows(ROWS)
+    assert (acpi.number, acpi.handlers, acpi.counts) == (9, ("acpi", "i801_smbus"), {0: 3, 2: 0})
+    assert acpi.text == "IO-APIC 9-fasteoi acpi, i801_smbus"
+    assert (nvme.name, nvme.counts[2]) == ("nvme0q0", 7)
+    assert (unused.handlers, unused.name) == ((), "IO-APIC 123-edge")
+    assert vfio.vfio == {"0000:3b:00.1"}
+    assert not nvme.vfio
+
+
+@pytest.mark.parametrize("kernel", ["6.1", "6.12", "6.18"])
+def test_numbered_rows_of_real_kernels(kernel: str) -> None:
+    """Every numbered row has handlers, and as many counts as there are pCPUs."""
+    data = (KERNEL / kernel / "interrupts").read_bytes()
+    rows = parse_rows(data)
+    labels = [line.split()[0] for line in data.splitlines()[1:]]
+    assert [b"%d:" % row.number for row in rows] == [one for one in labels if one[:-1].isdigit()]
+    assert all(row.handlers for row in rows)
+    assert {len(row.counts) for row in rows} == {data.split(b"\n")[0].count(b"CPU")}
+
+
+@pytest.mark.parametrize(
+    "bad", [b"", b"no CPUs\n", b" CPU0 CPU1\n 4: 1\n", b" CPU0\n 4: -1 x  y\n"]
+)
+def test_rows_without_sense(bad: bytes) -> None:
+    """A row that cannot be read is an error with its label."""
+    with pytest.raises(ParseError, match="/proc/interrupts"):
+        parse_rows(bad)
