@@ -68,11 +68,11 @@ def parse_rows(data: bytes) -> tuple[InterruptRow, ...]:
     """
     columns, rows = _table(data, "/proc/interrupts")
     return tuple(
-        row_of(label, rest, columns) for label, rest in rows if label.isdigit() and len(label) < 10
+        _row(label, rest, columns) for label, rest in rows if label.isdigit() and len(label) < 10
     )
 
 
-def row_of(label: bytes, rest: bytes, columns: Sequence[int]) -> InterruptRow:
+def _row(label: bytes, rest: bytes, columns: Sequence[int]) -> InterruptRow:
     """Return a numbered row: what stands behind its colon, under these pCPUs' columns."""
     *words, text = rest.split(None, len(columns)) if rest.strip() else (b"",)
     if len(words) < len(columns):

@@ -18,7 +18,6 @@ from kata_pin.sources.uevents import is_about_cpu
 from kata_pin.wire import (
     allocator_state,
     hook_message,
-    irqbalance,
     json_text,
     oci,
     orders,
@@ -29,7 +28,7 @@ from kata_pin.wire.guest import agent, cpus, metrics
 from kata_pin.wire.kata import config as kata_config
 from kata_pin.wire.kata import persist
 from kata_pin.wire.kernel import cgroup as kernel_cgroup
-from kata_pin.wire.kernel import hist, interrupts, masks, memory, sched
+from kata_pin.wire.kernel import hist, interrupts, irqbalance, masks, memory, sched
 from kata_pin.wire.kube import cdi, cri
 from kata_pin.wire.nri import replies
 from tests.chaos.fuzz import runs
@@ -306,7 +305,7 @@ TARGETS: Final[dict[str, Target]] = {
     ),
     "irqbalance": Target(
         irqbalance.parse_setup,
-        _named("wire.irqbalance", "parse_setup"),
+        _named("wire.kernel.irqbalance", "parse_setup"),
         lambda: [b"SLEEP 10 IRQ 24 LOAD 3 DIFF 0 CLASS 2 BANNED 0000000c"],
         (b"SLEEP ", b"BANNED ", b" 10", b"\0"),
     ),

@@ -6,7 +6,7 @@ import pytest
 
 from kata_pin.errors import ParseError
 from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.wire.irqbalance import Setup, parse_setup
+from kata_pin.wire.kernel.irqbalance import Setup, parse_setup
 
 
 @pytest.mark.parametrize(
