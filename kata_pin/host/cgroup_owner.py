@@ -11,11 +11,9 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
-from collections.abc import Iterator
 from typing import Final
 
-from kata_pin.host.cpuset import MAX_MOUNTINFO, CgroupMount, unescaped
-from kata_pin.host.files import read_text
+from kata_pin.host.cgroup_mounts import cgroup_mounts
 from kata_pin.host.root import HostRoot
 from kata_pin.wire.proc import CgroupEntry
 
@@ -34,27 +32,12 @@ def why_not_roots(root: HostRoot, entry: CgroupEntry) -> str:
         return ""
     if entry.removed:
         return f"cgroup {entry.path} has been removed"
-    for mount in _mounts(root, entry):
-        folder = mount.folder(entry.path)
+    controller = entry.controllers[0] if entry.controllers else ""
+    for mount in cgroup_mounts(root, controller):
+        folder = mount.folder(entry.path) if mount.v1 == bool(entry.controllers) else None
         if folder is not None:
             return _why_not(folder, mount.point)
     return f"cgroup {entry.path} cannot be seen from here"
-
-
-def _mounts(root: HostRoot, entry: CgroupEntry) -> Iterator[CgroupMount]:
-    """Yield where the hierarchy of a cgroup is mounted (proc_pid_mountinfo(5))."""
-    try:
-        text = read_text(root.proc("self/mountinfo"), MAX_MOUNTINFO)
-    except OSError:
-        return
-    for line in text.split("\n"):
-        place, _, filesystem = line.partition(" - ")
-        left, right = place.split(" "), filesystem.split(" ")
-        if len(left) < 5 or len(right) < 3:
-            continue
-        v1 = right[0] == "cgroup" and set(entry.controllers) <= set(right[2].split(","))
-        if v1 if entry.controllers else right[0] == "cgroup2":
-            yield CgroupMount(v1, unescaped(left[3]), root.path(unescaped(left[4])))
 
 
 def _why_not(folder: str, top: str) -> str:

@@ -11,65 +11,20 @@ from __future__ import annotations
 
 import os
 import posixpath
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from kata_pin.errors import HostError, ParseError, is_transient
+from kata_pin.host.cgroup_mounts import CgroupMount, cgroup_mounts, read_cgroups
 from kata_pin.host.files import STAT_BYTES, read_bytes, read_once, read_text
 from kata_pin.host.process import translated
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.wire.proc import CgroupEntry, parse_cgroup
-
-MAX_MOUNTINFO: Final = 4 * 1024 * 1024
-"""Most that is read of mountinfo: a node with 250 pods has a few thousand mounts."""
+from kata_pin.wire.proc import CgroupEntry
 
 _LIST_BYTES: Final = 256
 """Bytes of a cgroup's list of threads that cost as much as one thread's cgroup file, about."""
-
-_OCTAL: Final = re.compile(r"\\([0-7]{3})")
-
-
-@dataclass(frozen=True, slots=True)
-class CgroupMount:
-    """A mounted hierarchy that can carry a controller, of cgroup v1 or v2.
-
-    `root` is the cgroup seen at `point`.
-    """
-
-    v1: bool
-    root: str
-    point: str
-
-    def folder(self, cgroup: str) -> str | None:
-        """Return the folder of a cgroup, None if it cannot be seen below this mount.
-
-        A path with ``..`` leads out of our cgroup namespace, and Linux shows no files there.
-        """
-        if ".." in cgroup.split("/"):
-            return None
-        base = self.root.rstrip("/")
-        if cgroup != base and not cgroup.startswith(f"{base}/"):
-            return None
-        return self.point + cgroup.removeprefix(base).rstrip("/")
-
-
-def cgroup_mounts(root: HostRoot, controller: str = "cpuset") -> tuple[CgroupMount, ...]:
-    """Return the mounts of v1's controller and of v2, in mount order; none if unreadable.
-
-    HostError if they cannot be read for a passing reason.
-    """
-    path = root.proc("self/mountinfo")
-    try:
-        text = read_text(path, MAX_MOUNTINFO)
-    except OSError as error:
-        if is_transient(error):
-            raise HostError("read", path, error.errno or 0) from error
-        return ()
-    return tuple(mount for line in text.split("\n") if (mount := _mount(root, line, controller)))
 
 
 def cpuset_folders(mounts: Sequence[CgroupMount], cgroup: str) -> list[str]:
@@ -112,7 +67,7 @@ class CpusetReader:
             raise translated(error, "read cgroup of", f"thread {tid}") from error
         found = self._known.get(data)
         if found is None:
-            entry = parse_cgroup(data).cpuset
+            entry = read_cgroups(self._root, data).cpuset
             found = ("", EMPTY) if entry is None else (entry.path, self.effective(entry))
             self._known[data] = found
             if entry is not None:
@@ -168,23 +123,6 @@ class CpusetReader:
             folder = mount.folder(entry.path) if mount.v1 == bool(entry.controllers) else None
             if folder is not None and not entry.removed:
                 yield mount, folder
-
-
-def _mount(root: HostRoot, line: str, controller: str) -> CgroupMount | None:
-    """Return the mount that a line of mountinfo describes, None for all without the controller."""
-    place, _, filesystem = line.partition(" - ")
-    left, right = place.split(" "), filesystem.split(" ")
-    if len(left) < 5 or len(right) < 3:
-        return None
-    v1 = right[0] == "cgroup" and controller in right[2].split(",")
-    if not v1 and right[0] != "cgroup2":
-        return None
-    return CgroupMount(v1, unescaped(left[3]), root.path(unescaped(left[4])))
-
-
-def unescaped(text: str) -> str:
-    """Return a path of mountinfo as it is: blanks and backslashes stand there in octal."""
-    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
 
 
 def _v1_cpus(folder: str) -> CpuSet:

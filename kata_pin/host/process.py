@@ -15,6 +15,7 @@ from errno import ENOENT, ESRCH
 from typing import Final, TypeVar
 
 from kata_pin.errors import HostError, TaskGone
+from kata_pin.host.cgroup_mounts import read_cgroups
 from kata_pin.host.files import read_bytes, read_once
 from kata_pin.host.root import HostRoot
 from kata_pin.model.steps import STEP, Steps, finish
@@ -26,7 +27,6 @@ from kata_pin.wire.proc import (
     Cgroups,
     ExeFile,
     kernel_worker,
-    parse_cgroup,
     parse_cmdline,
     parse_stat,
 )
@@ -98,7 +98,7 @@ def exe_file(root: HostRoot, pid: int) -> ExeFile:
 
 def cgroups(root: HostRoot, pid: int) -> Cgroups:
     """Return the cgroups of a process; raises TaskGone."""
-    return parse_cgroup(_read(root, pid, "cgroup", lambda p: read_bytes(p, MAX_CGROUP)))
+    return read_cgroups(root, _read(root, pid, "cgroup", lambda p: read_bytes(p, MAX_CGROUP)))
 
 
 def task_names(root: HostRoot, pid: int) -> list[str]:

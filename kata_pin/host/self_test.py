@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import Final
 
 from kata_pin.errors import HostError, KataPinError, reason_of
-from kata_pin.host.cpuset import CgroupMount, cgroup_mounts
+from kata_pin.host.cgroup_mounts import CgroupMount, cgroup_mounts
 from kata_pin.host.files import read_text
 from kata_pin.host.root import HostRoot
 from kata_pin.host.topology import online

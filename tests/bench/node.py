@@ -22,7 +22,7 @@ import yaml
 
 from kata_pin.config.paths import Paths
 from kata_pin.config.tree import Audit, Config
-from kata_pin.host.cpuset import cgroup_mounts
+from kata_pin.host.cgroup_mounts import cgroup_mounts
 from kata_pin.host.root import HOST
 from kata_pin.host.topology import online
 from tests.bench.figures import BenchError

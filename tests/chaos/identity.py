@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from kata_pin.host.cpuset import cgroup_mounts
+from kata_pin.host.cgroup_mounts import cgroup_mounts
 from kata_pin.host.root import HOST
 from tests.bench.figures import BenchError, Row
 from tests.support import stopped, vmm_standin

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.host.cpuset import CpusetReader, cgroup_mounts
+from kata_pin.host.cgroup_mounts import cgroup_mounts
+from kata_pin.host.cpuset import CpusetReader
 from kata_pin.host.root import HOST, HostRoot
 from kata_pin.host.self_test import PREFIX, Sticking, pins_stick
 from tests.support.specimen import cpuset_cgroup, two_cpus

@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from kata_pin.host.cpuset import cgroup_mounts
+from kata_pin.host.cgroup_mounts import cgroup_mounts
 from kata_pin.host.root import HOST
 from kata_pin.model.cpuset import CpuSet
 from tests.support.waiting import wait_for

@@ -10,13 +10,15 @@ import socket
 from collections.abc import Iterator
 from typing import Final
 
-from kata_pin.cli.reports import words
+from kata_pin.cli.reports import remedies, words
+from kata_pin.cli.reports.remedies import here
 from kata_pin.config import Config
 from kata_pin.model.reports.doctor import Row
 from kata_pin.model.reports.guest import Guest
 from kata_pin.model.reports.state import State
 
-VHOST_VSOCK: Final = "/dev/vhost-vsock"
+VHOST_VSOCK: Final = ("/dev/vhost-vsock", "/sys/devices/virtual/misc/vhost-vsock")
+"""The host's device, and where a container without the host's devices sees it."""
 
 _STATUS: Final = {
     "applied": "ok",
@@ -37,27 +39,29 @@ _REMEDIES: Final = {
 _UNAFFECTED: Final = "; guest cpusets are not applied, pinning on the host is unaffected"
 
 
-def guests(state: State, config: Config, *, device: str = VHOST_VSOCK) -> Iterator[Row]:
+def guests(
+    state: State, config: Config, *, devices: tuple[str, ...] = VHOST_VSOCK
+) -> Iterator[Row]:
     """Yield whether guests can be reached, then the rows of every sandbox."""
-    yield reachable(config, device)
+    yield reachable(config, devices)
     for sandbox in state.sandboxes:
         guest = sandbox.guest
         if guest is not None and guest.vcpus:
             yield from _sandbox(guest, words.owner(sandbox))
 
 
-def reachable(config: Config, device: str) -> Row:
+def reachable(config: Config, devices: tuple[str, ...]) -> Row:
     """Return whether this host supports vsock, which reaches QEMU's guests."""
     if not config.guest.enabled:
         return Row("guest", "info", "disabled by guest.enabled")
-    problem = "" if os.path.exists(device) else f"{device} does not exist"
+    problem = "" if any(map(os.path.exists, devices)) else f"{devices[0]} does not exist"
     try:
         socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM).close()
     except OSError as error:
         problem = f"no vsock support in this kernel ({error.strerror})"
     if problem:
         text = f"{problem}: guests of QEMU are unreachable"
-        return Row("guest", "warn", text, "modprobe vhost_vsock")
+        return Row("guest", "warn", text, here(remedies.VSOCK))
     programs = "; guest.exec allows programs to run in guests" if config.guest.exec else ""
     return Row("guest", "ok", f"vsock: available{programs}")
 

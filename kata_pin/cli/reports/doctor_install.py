@@ -14,6 +14,8 @@ from typing import Final
 
 from kata_pin.cli.node.changes import MANIFEST, Node
 from kata_pin.cli.node.files import CONTAINERD_FRAGMENT, HOOK_PATH
+from kata_pin.cli.reports import remedies
+from kata_pin.cli.reports.remedies import here
 from kata_pin.config import Config
 from kata_pin.host.files import read_text
 from kata_pin.model.count_noun import count
@@ -100,7 +102,7 @@ def hooks(
     if os.path.exists(fragment):
         remedy = f"merge {fragment} into containerd's base runtime spec, see HOOKS in kata-pin(8)"
         return Row("hooks", "warn", text, remedy)
-    return Row("hooks", "warn", text, "kata-pin install --containerd, --crio or --podman")
+    return Row("hooks", "warn", text, here(remedies.HOOKS))
 
 
 def _text(path: str) -> str:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from kata_pin.cli.reports import remedies
+from kata_pin.cli.reports.remedies import here
 from kata_pin.errors import DaemonError
 from kata_pin.host.files import read_text
 from kata_pin.host.root import HostRoot
@@ -30,8 +32,7 @@ def task_switches(root: HostRoot) -> Row:
         os.close(root.calls.switches(online(root).first))
     except OSError as error:
         text = f"cannot be recorded: {error.strerror}; intruders on exclusive pCPUs have no names"
-        remedy = "run as root, or with CAP_PERFMON and a seccomp filter that allows perf_event_open"
-        return Row("task switches", "warn", text, remedy)
+        return Row("task switches", "warn", text, here(remedies.RECORDS))
     if _perf_restriction(root) > PERFMON_SUFFICES:
         text = "can be recorded by root (perf), not by the daemon, which has CAP_PERFMON alone"
         remedy = "sysctl kernel.perf_event_paranoid=2 (in /etc/sysctl.d: for good)"

@@ -14,13 +14,16 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from kata_pin.cli.reports import (
+    doctor_cgroups,
     doctor_guest,
     doctor_install,
     doctor_isolation,
     doctor_programs,
     doctor_sandbox,
+    remedies,
     words,
 )
+from kata_pin.cli.reports.remedies import here
 from kata_pin.cli.reports.selection import within
 from kata_pin.config import DEFAULT_FILE, Config
 from kata_pin.config.tree import NewThreads
@@ -73,7 +76,7 @@ def examine(
         lambda: configuration(file or DEFAULT_FILE, wrong),
         lambda: rights(host),
         lambda: pins(host),
-        lambda: cgroups(host),
+        lambda: doctor_cgroups.cgroups(host, state),
         lambda: debugfs(host),
         lambda: process_events(config),
         lambda: doctor_isolation.task_switches(host),
@@ -149,8 +152,8 @@ def daemon_row(daemon: Daemon) -> Row:
     if daemon.running:
         return Row("daemon", "ok", f"running, version {daemon.version}, pid {daemon.pid}")
     if daemon.silent:
-        return Row("daemon", "fail", f"hangs: {daemon.reason}", "systemctl restart kata-pin")
-    return Row("daemon", "warn", f"not running: {daemon.reason}", "systemctl start kata-pin")
+        return Row("daemon", "fail", f"hangs: {daemon.reason}", here(remedies.RESTART))
+    return Row("daemon", "warn", f"not running: {daemon.reason}", here(remedies.START))
 
 
 def configuration(file: str, wrong: ConfigError | None = None) -> Row:
@@ -159,7 +162,8 @@ def configuration(file: str, wrong: ConfigError | None = None) -> Row:
     It lists allowed VMMs.
     """
     if wrong is not None:
-        return Row("configuration", "fail", wrong.message, f"kata-pin config check {file}")
+        remedy = here(remedies.NEW_CONFIG, file=file)
+        return Row("configuration", "fail", wrong.message, remedy)
     try:
         status = os.stat(file)
     except FileNotFoundError:
@@ -175,7 +179,7 @@ def reload(state: State) -> Iterator[Row]:
     refused = state.daemon.refused
     if refused is not None:
         text = f"refused at {refused.time}, the former one is in force: {refused.error}"
-        yield Row("reload", "fail", text, "kata-pin config check; then systemctl reload kata-pin")
+        yield Row("reload", "fail", text, here(remedies.RELOAD))
 
 
 def rights(root: HostRoot) -> Iterator[Row]:
@@ -189,7 +193,9 @@ def rights(root: HostRoot) -> Iterator[Row]:
         names = ", ".join(name for name, _, _ in CAPABILITIES.values())
         yield Row("capabilities", "ok", names)
     for name, status_word, why in missing:
-        yield Row("capabilities", status_word, f"{name} is missing: {why}", "run as root")
+        yield Row(
+            "capabilities", status_word, f"{name} is missing: {why}", here(remedies.CAPABILITY)
+        )
 
 
 def pins(root: HostRoot) -> Row:
@@ -205,24 +211,13 @@ def pins(root: HostRoot) -> Row:
     return Row("affinities", "info", f"{text}: {found.reason}")
 
 
-def cgroups(root: HostRoot) -> Row:
-    """Return the cgroup hierarchies with cpusets."""
-    from kata_pin.host.cpuset import cgroup_mounts
-
-    mounts = cgroup_mounts(root)
-    if not mounts:
-        return Row("cgroups", "warn", "no cpuset hierarchy is mounted")
-    shown = ", ".join(f"{'v1' if m.v1 else 'v2'} at {m.point}" for m in mounts)
-    return Row("cgroups", "ok", shown)
-
-
 def debugfs(root: HostRoot) -> Row:
     """Return whether KVM's directory in debugfs is readable: the best source of vCPU threads."""
     mount, path = root.path(root.debugfs), root.debug("kvm")
     try:
         if not os.listdir(mount):
             text = f"not mounted at {mount}; vCPUs are identified by KVM file descriptors"
-            return Row("debugfs", "warn", text, f"mount -t debugfs none {mount}")
+            return Row("debugfs", "warn", text, here(remedies.DEBUGFS, mount=mount))
         vms = sum(1 for name in os.listdir(path) if "-" in name)
     except FileNotFoundError as error:
         return Row("debugfs", "warn", f"{error.filename} does not exist: KVM is not loaded")
@@ -247,7 +242,7 @@ def process_events(config: Config) -> Row:
         status = "fail" if config.new_threads is NewThreads.EVENTS else "warn"
         period = f"{config.audit.affinity_s:g} s"
         text = f"{error.message}; new threads are pinned only at the next audit, every {period}"
-        return Row("process events", status, text, error.hint)
+        return Row("process events", status, text, here(remedies.EVENTS, hint=error.hint))
     if config.new_threads is NewThreads.AUDIT:
         return Row("process events", "info", "available, disabled by new_threads: audit")
     return Row("process events", "ok", "process connector: available")
@@ -319,7 +314,7 @@ def spool(config: Config) -> Row:
         text = f"{count(len(left), 'pending message')} in {path}"
         if len(left) >= MAX_SPOOLED:
             text += ", which is full: hooks leave no more"
-        return Row("spool", "warn", text, "systemctl restart kata-pin")
+        return Row("spool", "warn", text, here(remedies.RESTART))
     return Row("spool", "ok", f"{path} is empty")
 
 

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from kata_pin.cli.reports import processes, words
+from kata_pin.cli.reports import processes, remedies, words
+from kata_pin.cli.reports.remedies import Remedy, here
 from kata_pin.model.reports.doctor import Row
 from kata_pin.model.reports.state import State
 
@@ -16,18 +17,22 @@ _WATCHED: Final = {
     "irqbalance": (
         "info",
         "moves interrupts, also to exclusive CPUs",
-        "ban these CPUs by IRQBALANCE_BANNED_CPULIST",
+        Remedy("ban these CPUs by IRQBALANCE_BANNED_CPULIST"),
     ),
     "tuned": (
         "info",
         "its scheduler plugin can set affinities",
-        "keep VMMs out of its scheduler groups; kata-pin check shows drift",
+        Remedy("keep VMMs out of its scheduler groups; kata-pin check shows drift"),
     ),
-    "numad": ("warn", "sets affinities of large processes", "systemctl disable --now numad"),
+    "numad": (
+        "warn",
+        "sets affinities of large processes",
+        Remedy("systemctl disable --now numad", "on the node: systemctl disable --now numad"),
+    ),
     "kata-pin": (
         "warn",
         "a daemon that does not answer here; two daemons set the same affinities",
-        "stop all but one: systemctl status kata-pin",
+        remedies.OTHER_DAEMON,
     ),
 }
 """Status, effect and remedy of programs that interfere, by their process name."""
@@ -47,7 +52,7 @@ def programs(state: State | None) -> Iterator[Row]:
     yield Row("programs", "ok" if runtimes else "info", ", ".join(runtimes) or none)
     for name, (status, effect, remedy) in _WATCHED.items():
         if name in listed:
-            yield Row("programs", status, f"{listed[name]}: {effect}", remedy)
+            yield Row("programs", status, f"{listed[name]}: {effect}", here(remedy))
 
 
 def _is_own(name: str, pid: int, state: State | None) -> bool:

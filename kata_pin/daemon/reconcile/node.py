@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from kata_pin.config.tree import Config
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.errors import HostError, KataPinError, is_transient
-from kata_pin.host.cpuset import CgroupMount, cgroup_mounts
+from kata_pin.host.cgroup_mounts import CgroupMount, cgroup_mounts
 from kata_pin.host.root import HostRoot
 from kata_pin.host.tasks import get_affinity
 from kata_pin.host.topology import isolated, online, read_topology

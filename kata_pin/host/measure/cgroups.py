@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from kata_pin.errors import ParseError
-from kata_pin.host.cpuset import CgroupMount, cgroup_mounts
+from kata_pin.host.cgroup_mounts import CgroupMount, cgroup_mounts, read_cgroups
 from kata_pin.host.files import read_bytes
 from kata_pin.host.root import HostRoot
 from kata_pin.model.measured.counters import Throttling
 from kata_pin.model.measured.memory import NodeBytes
 from kata_pin.wire.kernel.cgroup import parse_cpu_stat
 from kata_pin.wire.kernel.memory import parse_hugetlb, parse_numa_stat
-from kata_pin.wire.proc import MAX_CGROUP, parse_cgroup
+from kata_pin.wire.proc import MAX_CGROUP
 
 
 class CgroupFiles:
@@ -33,7 +33,7 @@ class CgroupFiles:
         """Return a thread's cgroup and those above it, but for the root; None: unknown."""
         try:
             path = self._root.proc(tgid, "task", tid, "cgroup")
-            entry = parse_cgroup(read_bytes(path, MAX_CGROUP)).of(self._controller)
+            entry = read_cgroups(self._root, read_bytes(path, MAX_CGROUP)).of(self._controller)
         except (OSError, ParseError):
             return None
         if entry is None or entry.removed:

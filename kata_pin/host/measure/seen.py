@@ -7,12 +7,13 @@ from contextlib import suppress
 from typing import Final
 
 from kata_pin.errors import HostError, ParseError
+from kata_pin.host.cgroup_mounts import read_cgroups
 from kata_pin.host.files import read_bytes, read_once
 from kata_pin.host.root import HostRoot
 from kata_pin.host.tasks import get_affinity
 from kata_pin.model.measured.windows import CROWD, IDLE, SeenTask
 from kata_pin.wire.kernel.perf import DEAD, Came, Event, Forked, Left, Named, Ran
-from kata_pin.wire.proc import MAX_CGROUP, Cgroups, parse_cgroup, parse_stat, status_field
+from kata_pin.wire.proc import MAX_CGROUP, Cgroups, parse_stat, status_field
 
 MOST_LOOKED_AT: Final = 4096
 """Most tasks of one window that are looked at, which takes some 50 us each."""
@@ -93,8 +94,8 @@ def look_at(root: HostRoot, tid: int, pid: int = 0) -> SeenTask | None:
     except (OSError, HostError, ParseError):
         return None
     cgroup = ""
-    with suppress(OSError, ParseError):
-        cgroup = shown_cgroup(parse_cgroup(read_bytes(root.proc(tid, "cgroup"), MAX_CGROUP)))
+    with suppress(OSError, HostError, ParseError):
+        cgroup = shown_cgroup(read_cgroups(root, read_bytes(root.proc(tid, "cgroup"), MAX_CGROUP)))
     return SeenTask(tid, pid or _process(root, tid), stat.comm, stat.flags, affinity, cgroup)
 
 

@@ -71,6 +71,6 @@ def test_the_host(tmp_path: Path) -> None:
     """Switched off is information; without vhost_vsock guests of QEMU are unreachable."""
     off = Config(guest=Guest(enabled=False))
     assert next(guests(docs.state(), off)).text == "disabled by guest.enabled"
-    away = next(guests(docs.state(), ON, device=str(tmp_path / "none")))
+    away = next(guests(docs.state(), ON, devices=(str(tmp_path / "none"),)))
     assert away.status == "warn"
     assert "guests of QEMU are unreachable" in away.text

@@ -1,0 +1,72 @@
+"""What helps where kata-pin runs: a command on a node, a value of the chart inside a pod.
+
+`here` alone decides which. The kubelet sets KUBERNETES_SERVICE_HOST in every container that it
+starts, and systemd, podman and shells of a node do not have it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final, NamedTuple
+
+_IN_POD: Final = "KUBERNETES_SERVICE_HOST"
+
+
+class Remedy(NamedTuple):
+    """One remedy: what helps on a node, and in a pod if that is something else.
+
+    `value` is the chart's value that `pod` names, empty where it names none.
+    """
+
+    node: str
+    pod: str = ""
+    value: str = ""
+
+
+def in_pod() -> bool:
+    """Return whether this program runs in a container of Kubernetes."""
+    return _IN_POD in os.environ
+
+
+def here(remedy: Remedy, **names: object) -> str:
+    """Return the remedy that fits; `names` are what its braces stand for."""
+    text = remedy.pod if in_pod() and remedy.pod else remedy.node
+    return text.format(**names)
+
+
+_NEW_POD: Final = "delete this pod: its DaemonSet starts another"
+_CONFIG: Final = "correct the chart's value config, then helm upgrade"
+
+START: Final = Remedy("systemctl start kata-pin", "kubectl logs -c daemon of this pod says why")
+RESTART: Final = Remedy("systemctl restart kata-pin", _NEW_POD)
+OTHER_DAEMON: Final = Remedy(
+    "stop all but one: systemctl status kata-pin",
+    "stop all but one: on the node systemctl disable --now kata-pin",
+)
+RELOAD: Final = Remedy(
+    "kata-pin config check; then systemctl reload kata-pin", _CONFIG, value="config"
+)
+NEW_CONFIG: Final = Remedy("kata-pin config check {file}", _CONFIG, value="config")
+CAPABILITY: Final = Remedy("run as root", "give the container the capabilities that the chart has")
+CGROUPS: Final = Remedy(
+    "in a container: --pid host and --volume /sys/fs/cgroup:/sys/fs/cgroup:ro",
+    "the pod needs hostPID, and the host's cgroups: see the chart's value paths.cgroup",
+    value="paths.cgroup",
+)
+DEBUGFS: Final = Remedy(
+    "mount -t debugfs none {mount}", "see the chart's value paths.debugfs", value="paths.debugfs"
+)
+EVENTS: Final = Remedy("{hint}", "{hint}: see the chart's value hostNetwork", value="hostNetwork")
+VSOCK: Final = Remedy(
+    "modprobe vhost_vsock",
+    "modprobe vhost_vsock on the node; the chart's value seccompProfile must allow AF_VSOCK",
+    value="seccompProfile",
+)
+RECORDS: Final = Remedy(
+    "run as root, or with CAP_PERFMON and a seccomp filter that allows perf_event_open",
+    "the chart's value seccompProfile must allow perf_event_open",
+    value="seccompProfile",
+)
+HOOKS: Final = Remedy(
+    "kata-pin install --containerd, --crio or --podman", "none where NRI is connected"
+)

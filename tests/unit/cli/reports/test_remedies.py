@@ -1,0 +1,50 @@
+"""Remedies of `doctor` fit the place: a command on a node, a value of the chart in a pod."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kata_pin.cli.reports import doctor_node, remedies
+from kata_pin.cli.reports.remedies import Remedy, here
+from kata_pin.model.reports.daemon import Daemon
+
+EVERY = {name: one for name, one in vars(remedies).items() if isinstance(one, Remedy)}
+VALUES = Path(__file__).resolve().parents[4] / "charts" / "kata-pin" / "values.yaml"
+OF_NODES = re.compile(r"systemctl|mount -t|run as root|kata-pin install|kata-pin config check")
+
+
+@pytest.fixture
+def pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+
+
+@pytest.fixture(autouse=True)
+def node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+
+def test_a_node_and_a_pod(pod: None) -> None:
+    """One row, two remedies."""
+    row = doctor_node.daemon_row(Daemon(running=False, reason="hangs", silent=True))
+    assert row.remedy == "delete this pod: its DaemonSet starts another"
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_nothing_of_systemd_helps_in_a_pod(name: str, pod: None) -> None:
+    """Where a remedy is the node's after all, it says so."""
+    text = here(EVERY[name], file="F", mount="M", hint="H")
+    assert "{" not in text
+    assert "on the node" in text or not OF_NODES.search(text)
+
+
+@pytest.mark.parametrize("name", [name for name, one in EVERY.items() if one.value])
+def test_values_are_named(name: str) -> None:
+    """The value of the record is in the text that is printed."""
+    assert f"value {EVERY[name].value}" in EVERY[name].pod
+
+
+def test_a_hint_of_the_system_is_kept() -> None:
+    assert here(remedies.EVENTS, hint="needs {x}") == "needs {x}"
