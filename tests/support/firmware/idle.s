@@ -10,7 +10,7 @@
 # Ejecting: docs/specs/acpi_cpu_hotplug in QEMU. Port 0xcd8 selects a vCPU by its slot (32 bits; the
 # first write of 0 leaves the legacy interface), port 0xcdc holds its flags:
 #   read   bit 1: was inserted, bit 2: removal was requested
-#   write  bit 1: clear the insert event, bit 3: eject it now
+#   write  bit 1: clear the insert event, bit 2: clear the request, bit 3: eject it now
 
         .set    lapic,          0xfee00000      # local APIC, memory mapped at reset
         .set    lapic_spurious, 0xf0            # spurious vector register; bit 8 enables the APIC
@@ -79,6 +79,9 @@ each:
 1:      inb     %dx, %al
         testb   $4, %al
         jz      2f
+        # Eject alone leaves the request standing, for whatever is plugged into this slot later.
+        movb    $4, %al
+        outb    %al, %dx
         movb    $8, %al
         outb    %al, %dx
 2:      incl    %ecx
