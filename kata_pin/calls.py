@@ -23,6 +23,7 @@ from kata_pin.broker.libc import libc
 from kata_pin.broker.perf import open_switches
 from kata_pin.broker.policy import walk
 from kata_pin.broker.protocol import Change, Changed, FileStatus
+from kata_pin.broker.resctrl import Resctrl
 from kata_pin.broker.trust import trusted_uid
 
 __all__ = ["DIRECT", "Calls", "Change", "Changed", "DirectCalls", "FileStatus"]
@@ -81,6 +82,15 @@ class Calls(Protocol):
 
     def switches(self, cpu: int) -> int:
         """Return a descriptor of a perf event that records the task switches of a CPU."""
+
+    def make_group(self, class_name: str, name: str) -> None:
+        """Make a sandbox's group of resctrl; see broker.resctrl.Resctrl for these three."""
+
+    def join_group(self, class_name: str, name: str, threads: Sequence[Change]) -> list[Changed]:
+        """Have threads join a group; the CPUs of each are ignored."""
+
+    def remove_group(self, class_name: str, name: str) -> None:
+        """Remove a sandbox's group, or without `name` that of a class."""
 
     async def read_slow(
         self, requests: Sequence[tuple[int, str, int]], deadline_s: float
@@ -164,6 +174,18 @@ class DirectCalls:
     def switches(self, cpu: int) -> int:
         """See Calls."""
         return open_switches(cpu)
+
+    def make_group(self, class_name: str, name: str) -> None:
+        """See Calls; it knows no classes."""
+        Resctrl({}).make(class_name, name)
+
+    def join_group(self, class_name: str, name: str, threads: Sequence[Change]) -> list[Changed]:
+        """See Calls."""
+        return Resctrl({}).join(class_name, name, threads)
+
+    def remove_group(self, class_name: str, name: str) -> None:
+        """See Calls."""
+        Resctrl({}).remove(class_name, name)
 
     async def read_slow(
         self, requests: Sequence[tuple[int, str, int]], deadline_s: float

@@ -1,4 +1,4 @@
-"""Setting affinities, and making sure of each thread's identity (host/affinity.py says how)."""
+"""Changing threads, and making sure of each one's identity (host/affinity.py says how)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ def set_affinities(
     set_one: Set = os.sched_setaffinity,
     get_one: Get = os.sched_getaffinity,
 ) -> list[Changed]:
-    """Set affinities in their order; one that fails does not stop the rest.
+    """Set affinities in their order; one that fails does not stop the rest."""
+    return change_threads(changes, proc, set_one, get_one)
+
+
+def change_threads(
+    changes: Sequence[Change], proc: str, set_one: Set, get_one: Get
+) -> list[Changed]:
+    """Call `set_one` for each thread with its CPUs, and `get_one` for what it then has.
 
     How a thread's identity is made sure of before and after: host/affinity.py.
     """
@@ -46,7 +53,7 @@ def set_affinities(
 
 
 def _set(change: Change, set_one: Set, get_one: Get) -> Changed:
-    """Set an affinity and read it back."""
+    """Change a thread and read back what it has."""
     try:
         set_one(change.tid, change.cpus)
         return Changed(0, frozenset(get_one(change.tid)))

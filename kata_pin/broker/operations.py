@@ -6,9 +6,10 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from errno import EACCES, EMFILE, ESRCH
+from functools import partial
 from select import poll
 from typing import Final
 
@@ -22,10 +23,13 @@ from kata_pin.broker.protocol import (
     MAX_READ,
     NUMBER,
     STATUS,
+    Change,
     Changed,
     parse_changes,
+    parse_group,
     render_changed,
 )
+from kata_pin.broker.resctrl import Resctrl
 from kata_pin.broker.slow_reads import be_reader
 
 MAX_READERS: Final = 64
@@ -43,6 +47,7 @@ class Operations:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+        self._resctrl = Resctrl(policy.classes)
         self._readers: dict[int, int] = {}
         """The pidfds of children, by pid."""
         self._by_letter = {
@@ -59,6 +64,9 @@ class Operations:
             b"e": self._switches,
             b"n": self._new_reader,
             b"k": self._kill_reader,
+            b"G": self._make_group,
+            b"J": self._join_group,
+            b"R": self._remove_group,
         }
 
     def run(self, letter: bytes, data: bytes, descriptors: Sequence[int]) -> Answer:
@@ -74,17 +82,41 @@ class Operations:
             self._kill_reader(NUMBER.pack(number), ())
 
     def _affinities(self, data: bytes, _: Sequence[int]) -> Answer:
-        changes = parse_changes(data)
+        return self._changed(parse_changes(data), set_affinities, ours=True)
+
+    def _changed(
+        self,
+        changes: Sequence[Change],
+        change: Callable[[Sequence[Change]], list[Changed]],
+        *,
+        ours: bool = False,
+    ) -> Answer:
+        """Change those threads that may be touched, our own too with `ours`."""
         refused = {
-            tgid: 0 if _is_ours(tgid) else self._refusal(tgid)
+            tgid: 0 if ours and _is_ours(tgid) else self._refusal(tgid)
             for tgid in {one.tgid for one in changes}
         }
-        done = iter(set_affinities([one for one in changes if not refused[one.tgid]]))
+        done = iter(change([one for one in changes if not refused[one.tgid]]))
         return Answer(
             render_changed(
                 Changed(refused[one.tgid]) if refused[one.tgid] else next(done) for one in changes
             )
         )
+
+    def _make_group(self, data: bytes, _: Sequence[int]) -> Answer:
+        group = parse_group(data)
+        self._resctrl.make(group.class_name, group.name)
+        return Answer()
+
+    def _join_group(self, data: bytes, _: Sequence[int]) -> Answer:
+        group = parse_group(data)
+        join = partial(self._resctrl.join, group.class_name, group.name)
+        return self._changed(group.threads, join)
+
+    def _remove_group(self, data: bytes, _: Sequence[int]) -> Answer:
+        group = parse_group(data)
+        self._resctrl.remove(group.class_name, group.name)
+        return Answer()
 
     def _refusal(self, tgid: int) -> int:
         """Return why threads of a process are not touched: an errno, 0 if they may be.

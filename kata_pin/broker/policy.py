@@ -34,10 +34,10 @@ class Policy:
 
         x: pattern of a VMM's executable; s: of a shim's; f: a folder; u: a folder of which only
         sockets may be connected to; c: a socket; i: a file, whose folder may be watched; j: a
-        folder of jails.
+        folder of jails; q: a class of resctrl, and after a blank its schemata.
         """
         rules = [os.fsdecode(one) for one in setup.split(b"\0") if one]
-        values = {kind: [one[1:] for one in rules if one[0] == kind] for kind in "xsfucij"}
+        values = {kind: [one[1:] for one in rules if one[0] == kind] for kind in "xsfucijq"}
         self.vmms = [os.path.split(path) for path in values["x"]]
         self._programs = [*self.vmms, *(os.path.split(path) for path in values["s"])]
         self.sockets = frozenset(values["c"])
@@ -47,6 +47,9 @@ class Policy:
         self.of_sockets = self.folders | _resolved(values["u"])
         self._owners = {0, trusted_uid()}
         self._jail_bases = frozenset(map(os.path.normpath, values["j"]))
+        self.classes = {
+            name: lines for name, _, lines in (one.partition(" ") for one in values["q"])
+        }
         self._jails: dict[int, str] = {}
         """Where to look for the jail of a process; it is verified anew each time."""
 

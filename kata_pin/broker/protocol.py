@@ -94,6 +94,29 @@ def render_changes(changes: Sequence[Change]) -> bytes:
     return b"".join((_CHANGES.pack(len(masks), len(rows)), *masks, *rows))
 
 
+class GroupRequest(NamedTuple):
+    """A group of resctrl, by its class and its name, and the threads that join it."""
+
+    class_name: str
+    name: str
+    threads: list[Change]
+
+
+def parse_group(data: bytes) -> GroupRequest:
+    """Return the group of a request; raises ValueError, struct.error or IndexError.
+
+    The names are separated by a zero byte, another one ends them; changes may follow.
+    """
+    class_name, name, rest = data.split(b"\0", 2)
+    threads = parse_changes(rest) if rest else []
+    return GroupRequest(class_name.decode("ascii"), name.decode("ascii"), threads)
+
+
+def render_group(class_name: str, name: str, threads: bytes = b"") -> bytes:
+    """Return the request for a group; `threads` is a request for changes, without CPUs."""
+    return f"{class_name}\0{name}\0".encode("ascii") + threads
+
+
 def parse_changed(data: bytes) -> list[Changed]:
     """Return the answer to a request for changes."""
     at = 0

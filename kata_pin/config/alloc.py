@@ -71,11 +71,12 @@ def _read_rule(raw: Raw) -> AllowRule:
     if not classes or CpuClass.NONE in classes:
         raise ParseError("classes: expected share, exclusive or both")
     return AllowRule(
-        _pattern(raw.get("namespace", "*")), _pattern(raw.get("handler", "*")), classes
+        read_pattern(raw.get("namespace", "*")), read_pattern(raw.get("handler", "*")), classes
     )
 
 
-def _pattern(raw: Raw) -> str:
+def read_pattern(raw: Raw) -> str:
+    """Read a pattern of namespaces or handlers; raises ParseError."""
     text = text_of(raw)
     if not text or len(text) > MAX_PATTERN or not text.isascii() or not text.isprintable():
         raise expected("a name, * and ? match anything", text)

@@ -27,6 +27,7 @@ from kata_pin.config.kinds import (
 )
 from kata_pin.config.metrics import Metrics
 from kata_pin.config.paths import Paths
+from kata_pin.config.resctrl import Resctrl
 from kata_pin.errors import ConfigError
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.settings import (
@@ -335,6 +336,7 @@ class Config:
     isolation: Isolation = field(default_factory=Isolation)
     alloc: Alloc = field(default_factory=Alloc)
     metrics: Metrics = field(default_factory=Metrics)
+    resctrl: Resctrl = field(default_factory=Resctrl)
 
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other, with ConfigError without a file."""
@@ -349,6 +351,8 @@ class Config:
                 raise ConfigError(
                     "housekeeping has no CPUs", key=key, hint="set housekeeping to a cpu list"
                 )
+
+        self.resctrl.check()
 
     @property
     def acts(self) -> bool:

@@ -32,6 +32,7 @@ from kata_pin.broker.protocol import (
     FileStatus,
     parse_changed,
     render_changes,
+    render_group,
 )
 from kata_pin.calls import DIRECT
 
@@ -177,6 +178,21 @@ class BrokerCalls:
     def switches(self, cpu: int) -> int:
         """See Calls."""
         return self._handed(b"e", NUMBER.pack(cpu))
+
+    def make_group(self, class_name: str, name: str) -> None:
+        """See Calls."""
+        self._ask(b"G", render_group(class_name, name))
+
+    def join_group(self, class_name: str, name: str, threads: Sequence[Change]) -> list[Changed]:
+        """See Calls."""
+        done: list[Changed] = []
+        for request in _requests([one._replace(cpus=frozenset()) for one in threads]):
+            done += parse_changed(self._ask(b"J", render_group(class_name, name, request)))
+        return done
+
+    def remove_group(self, class_name: str, name: str) -> None:
+        """See Calls."""
+        self._ask(b"R", render_group(class_name, name))
 
     async def read_slow(
         self, requests: Sequence[tuple[int, str, int]], deadline_s: float

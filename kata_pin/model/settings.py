@@ -159,6 +159,19 @@ class AllowRule:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassRule:
+    """Sandboxes that get a class of resctrl; the patterns are those of AllowRule."""
+
+    class_name: str
+    namespace: str = "*"
+    handler: str = "*"
+
+    def fits(self, namespace: str, handler: str) -> bool:
+        """Return whether a pod of this namespace and runtime handler gets the class."""
+        return fnmatchcase(namespace, self.namespace) and fnmatchcase(handler, self.handler)
+
+
+@dataclass(frozen=True, slots=True)
 class VmSettings:
     """What stands behind a Kata pod beside its containers' vCPUs.
 

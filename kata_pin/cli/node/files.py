@@ -117,9 +117,12 @@ def node_files(choices: Choices) -> tuple[NodeFile | NodeLink, ...]:
 
 
 def _drop_ins(choices: Choices) -> Iterable[NodeFile]:
-    """Yield what the service needs on old kernels only."""
-    if choices.old_kernel:
-        name = "before-linux-6.6.conf"
+    """Yield what the service needs on old kernels, and with some settings, only."""
+    wanted = {
+        "before-linux-6.6.conf": choices.old_kernel,
+        "resctrl.conf": choices.config.resctrl.enabled,
+    }
+    for name in (name for name, is_wanted in wanted.items() if is_wanted):
         folder = "/usr/lib/systemd/system/kata-pin.service.d"
         yield NodeFile(f"{folder}/{name}", _asset(f"systemd/{name}").encode())
 

@@ -10,6 +10,7 @@ from rich.text import Text
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.footnotes import table_with_footnotes
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, paragraph, styled, table
+from kata_pin.cli.render.memory import size
 from kata_pin.cli.reports import pcpus, words
 from kata_pin.model.reports.guest import Guest, GuestVcpu
 from kata_pin.model.reports.network import Interface
@@ -98,10 +99,30 @@ def _sandbox_facts(sandbox: Sandbox, output: Output) -> list[Text]:
         (f"vCPU{output.arrow}pCPU", phrases.pairs(sandbox.threads, output)),
         ("overhead", phrases.overhead(sandbox.threads)),
         ("guest", phrases.guest(sandbox.guest) if sandbox.guest else Text()),
+        ("caches", _caches(sandbox, output)),
         ("network", styled(sandbox.network.problem if sandbox.network else "", phrases.ODD)),
         *(("writer", styled(words.writer(one), phrases.ODD)) for one in sandbox.writers),
     ]
     return facts(pairs, output)
+
+
+def _caches(sandbox: Sandbox, output: Output) -> Text:
+    cache = sandbox.cache
+    if cache is None:
+        return Text()
+    parts = [f"class {cache.class_name}"] if cache.class_name else []
+    if cache.occupancy_bytes is not None:
+        parts.append(f"{size(cache.occupancy_bytes)} of L3")
+    if cache.total_bytes is not None:
+        parts.append(f"{size(cache.total_bytes)} from and to memory")
+    if cache.local_bytes is not None:
+        parts.append(f"{size(cache.local_bytes)} of that on the same NUMA node")
+    text = styled(output.dot.join(parts))
+    if cache.problem:
+        text += styled(
+            f"{output.dot if parts else ''}not all counted: {cache.problem}", phrases.ODD
+        )
+    return text if text.plain else styled("counted, no figures yet")
 
 
 def _guest(guest: Guest | None) -> Text:

@@ -18,6 +18,7 @@ from kata_pin.cli.render.layout import (
     styled,
     table,
 )
+from kata_pin.cli.render.memory import size as bytes_text
 from kata_pin.cli.render.show import IDLE
 from kata_pin.cli.reports import words
 from kata_pin.cli.reports.pcpus import parse
@@ -52,6 +53,9 @@ _SANDBOX_COLUMNS: Final = (
     Column("MIGR/s", right=True),
     Column("LAST-CPU", right=True),
 )
+
+_CACHE_COLUMNS: Final = (Column("L3", right=True), Column("MEM/s", right=True))
+"""Shown where resctrl counts for one sandbox at least."""
 
 _PCPU_COLUMNS: Final = (
     Column("pCPU", right=True),
@@ -194,7 +198,20 @@ def _sandboxes(
             Text("no sandboxes" if not document.sandboxes else f"no sandbox has {view.wanted!r}")
         ]
     rows = [_sandbox_row(sandbox, place, output) for sandbox, place in chosen]
-    return table(_SANDBOX_COLUMNS, rows, output)[:most]
+    if not any(one.cache_group for one in document.sandboxes):
+        return table(_SANDBOX_COLUMNS, rows, output)[:most]
+    rows = [
+        [*row, *_caches(sandbox if place == 0 else None)]
+        for row, (sandbox, place) in zip(rows, chosen, strict=True)
+    ]
+    return table((*_SANDBOX_COLUMNS, *_CACHE_COLUMNS), rows, output)[:most]
+
+
+def _caches(one: TopSandbox | None) -> _Row:
+    """Return what a sandbox uses of caches and memory bandwidth; nothing for its threads."""
+    figures = () if one is None else (one.l3_bytes, one.memory_bytes_per_s)
+    texts = [UNKNOWN if n is None else bytes_text(round(n)) for n in figures]
+    return [Text(text) for text in texts] or [Text()] * len(_CACHE_COLUMNS)
 
 
 def _shown(sandbox: TopSandbox) -> Sequence[TopSandbox | TopThread | TopRole]:

@@ -1,4 +1,4 @@
-"""What the threads of one sandbox have been through: run delay, preemptions, migrations.
+"""What one sandbox's threads have been through (run delay, preemptions, migrations) and use.
 
 Read by the command line where one sandbox is looked at, from files that anybody may read.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 
+from kata_pin.host.measure.resctrl import cache_use
 from kata_pin.host.measure.tasks import TaskSampler
 from kata_pin.host.root import HOST, HostRoot
-from kata_pin.model.reports.sandbox import Thread
+from kata_pin.model.reports.sandbox import Cache, Thread
 from kata_pin.model.reports.state import State
 from kata_pin.model.thread import ThreadKey
 
@@ -35,4 +36,18 @@ def with_activity(state: State, root: HostRoot = HOST) -> State:
         )
 
     threads = tuple(map(filled, sandbox.threads))
-    return replace(state, sandboxes=(replace(sandbox, threads=threads),))
+    cache = _used(sandbox.cache, root) if sandbox.cache else None
+    return replace(state, sandboxes=(replace(sandbox, threads=threads, cache=cache),))
+
+
+def _used(cache: Cache, root: HostRoot) -> Cache:
+    """Return what is known of a sandbox's caches with what it uses."""
+    use = cache_use(root, cache.group) if cache.group else None
+    if use is None:
+        return cache
+    return replace(
+        cache,
+        occupancy_bytes=use.occupancy,
+        total_bytes=use.total,
+        local_bytes=use.local,
+    )

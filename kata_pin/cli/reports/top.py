@@ -136,6 +136,7 @@ def _plan(state: State, *, threads: bool) -> _Plan:
             cpus=[one.cpu for one in owned if one.online],
             on_cpus={key for one in owned for key in (*one.alone, *one.roaming)},
             in_cgroups=list(spokesmen.values()),
+            cache_groups={one.id: one.cache.group for one in state.sandboxes if one.cache},
         ),
         owned,
         spokesmen,
@@ -207,6 +208,7 @@ def _sandbox(
     vcpus = [_thread(one, window) for one in sandbox.threads if one.role == "vcpu"]
     waits = [one.wait_percent for one in vcpus if one.wait_percent is not None]
     rates = (window.tasks.get(_key(one)) for one in sandbox.threads)
+    use, bandwidth = window.cache(sandbox.id)
     return TopSandbox(
         id=sandbox.id,
         pod=sandbox.pod,
@@ -217,6 +219,10 @@ def _sandbox(
         throttled_percent=_rounded(throttled),
         vcpus=tuple(sorted(vcpus, key=lambda one: (len(one.label), one.label, one.tid))),
         overhead=tuple(_overhead(sandbox, window, wanted)),
+        cache_group=sandbox.cache.group if sandbox.cache else "",
+        l3_bytes=use.occupancy if use else None,
+        memory_bytes_per_s=_rounded(bandwidth.total),
+        local_bytes_per_s=_rounded(bandwidth.local),
     )
 
 

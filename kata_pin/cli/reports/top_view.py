@@ -41,6 +41,8 @@ MEANINGS: Final = (
     ("PREEMPT/s", "times per second that it lost its pCPU although it was ready"),
     ("MIGR/s", "times per second that it moved to another pCPU"),
     ("LAST-CPU", "pCPU that it ran on last; * it has not run since its affinity was set"),
+    ("L3", "bytes of the L3 caches that the sandbox's threads fill (resctrl)"),
+    ("MEM/s", "bytes per second between these caches and memory (resctrl)"),
     ("OWN%", "threads of the sandbox that may run only on this pCPU"),
     ("FOREIGN%", "anybody else on this exclusive pCPU, at least; `kata-pin prove` names them"),
     ("FSWITCH/s", "times per second that anybody else came onto it, at least"),

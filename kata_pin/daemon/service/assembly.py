@@ -26,6 +26,7 @@ from kata_pin.daemon.intake.nri_events import NriIntake
 from kata_pin.daemon.intake.qmp import ExtraMonitor
 from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.intake.thread_events import ThreadEvents
+from kata_pin.daemon.isolation.cache_groups import CacheGroups
 from kata_pin.daemon.isolation.claims import Claims
 from kata_pin.daemon.isolation.watch import Watch
 from kata_pin.daemon.reconcile.audit import Auditor
@@ -47,6 +48,7 @@ from kata_pin.daemon.status.documents import in_slices, state_report
 from kata_pin.daemon.status.overview import Overview
 from kata_pin.daemon.status.scrape import MetricsServer
 from kata_pin.daemon.status.watch import watch_report
+from kata_pin.daemon.store.cache_groups import CacheGroupTable
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.history import History
 from kata_pin.model.cpuset import CpuSet, union
@@ -107,6 +109,9 @@ class Assembly:
         )
         self._coordinator.catch_up()
         cgroups = CgroupWatch(node, self._watch)
+        self._cache_groups = cache_groups = CacheGroups(
+            one.root, live, CacheGroupTable(registry), sandboxes, registry.containers
+        )
         own_cpus = OwnCpus(config.runtime_dir, node, calls, broker, partial(_granted, one))
         self.passes = PassRunner(
             one.root,
@@ -118,7 +123,15 @@ class Assembly:
             background.start,
             ExtraMonitor(one.kata, live, one.root.calls).ask,
             guests,
-            (self._history, self._counters, cgroups, self._coordinator, guests, own_cpus),
+            (
+                self._history,
+                self._counters,
+                cgroups,
+                self._coordinator,
+                guests,
+                own_cpus,
+                cache_groups,
+            ),
         )
         self._file_events = FileEvents(
             node, registry, one.adoption, sandboxes, self._watch, one.survey
@@ -153,13 +166,15 @@ class Assembly:
                 self._coordinator.ask_runtime,
             ),
             (self._coordinator.audit, guests.audit, own_cpus.look),
-            self.watch.look,
+            self._after_audit,
         )
         gid, mode = _readers(config.group)
         self._status = ServiceStatus(notifier, sandboxes, live)
         self.reload = Reload(live, reread, sandboxes, self.audits, self._status, one.events)
         self._metrics = self._metrics_server(gid, mode)
-        self._overview = Overview(one.root, sandboxes, one.engine, registry, pins, guests)
+        self._overview = Overview(
+            one.root, sandboxes, one.engine, registry, pins, guests, cache_groups.seen
+        )
         commands = Commands(
             sandboxes=sandboxes,
             passes=self.passes,
@@ -189,6 +204,7 @@ class Assembly:
         """
         one = self._components
         recorded = one.registry.sandboxes()
+        self._cache_groups.catch_up(recorded)
         running = filter(one.engine.search.was_accepted, recorded)
         tickets = {
             sandbox_id: self._file_events.take_recorded(sandbox_id) for sandbox_id in running
@@ -210,6 +226,11 @@ class Assembly:
     def _watched(self) -> WatchDocument:
         limit = self._components.live.now.isolation.max_foreign
         return watch_report(self.watch, self._claims, limit)
+
+    async def _after_audit(self) -> None:
+        """Look at what no pass shows."""
+        self._cache_groups.look()
+        await self.watch.look()
 
     async def _look_around(self) -> None:
         await self._components.survey.all(patience_s=START_S)
@@ -248,6 +269,7 @@ class Assembly:
         if settings.listen.kind is EndpointKind.NONE:
             return None
         from kata_pin.daemon.status import isolation_metrics, metrics  # noqa: PLC0415 - 40 ms, 3 MiB
+        from kata_pin.daemon.status.cache_metrics import cache_metrics  # noqa: PLC0415 - as below
 
         made = metrics.Metrics(
             self._counters,
@@ -259,7 +281,10 @@ class Assembly:
             overruns=lambda: self._watch.overruns,
             locked=lambda: one.survey.locked,
             single=settings.sandboxes,
-            more=partial(metrics.alloc_metrics, one.allocator, self._coordinator.pusher),
+            more=lambda: (
+                *metrics.alloc_metrics(one.allocator, self._coordinator.pusher),
+                *cache_metrics(self._cache_groups, one.registry, settings.sandboxes),
+            ),
             events=one.events.counts,
             refused=lambda: self.reload.refused is not None,
             isolation=isolation_metrics.IsolationMetrics(

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from kata_pin.config.tree import Config
 from kata_pin.daemon.allocation.pass_view import granted
@@ -20,6 +20,7 @@ from kata_pin.daemon.guests.manager import restore_guests
 from kata_pin.daemon.guests.probe import kernel_facts
 from kata_pin.daemon.guests.status import GuestView, plan_guest
 from kata_pin.daemon.intake.records import Intake
+from kata_pin.daemon.isolation.cache_groups import remove_group
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.service.compose import Components, compose
@@ -38,6 +39,7 @@ from kata_pin.daemon.status.sandbox import (
     thread_reports,
     vcpu_reports,
 )
+from kata_pin.daemon.store.cache_groups import CacheGroupTable
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.history import History
 from kata_pin.daemon.store.node_events import NodeEvents
@@ -175,10 +177,20 @@ def _known(parts: Components) -> list[str]:
 def _undo(parts: Components, verb: str, ids: Iterable[str] | None = None) -> list[SandboxFacts]:
     """Restore affinities, then the cpusets in guests."""
     done = list(_act(parts, verb, ids, release=True))
+    _remove_groups(parts, {one.sandbox.id for one in done} if ids is not None else None)
     passes = [(one.sandbox, one.report) for one in done if one.report is not None]
     node = parts.node.current()
     asyncio.run(restore_guests(parts.agents, parts.registry, node, passes))
     return done
+
+
+def _remove_groups(parts: Components, ids: Collection[str] | None) -> None:
+    """Remove the groups of resctrl of these sandboxes, or all that were made."""
+    table = CacheGroupTable(parts.registry)
+    for sandbox_id, class_name in table.all():
+        if ids is None or sandbox_id in ids:
+            with contextlib.suppress(OSError):  # the record stays: the next daemon tries again
+                remove_group(table, parts.root.calls, sandbox_id, class_name)
 
 
 def _act(

@@ -146,6 +146,8 @@ def _rules(config: Config) -> Iterator[str]:
         yield f"j{folder}"
     yield f"i{paths.kubelet_state}"
     yield f"u{_RUNTIME_DIRS_OF_USERS}"
+    for name, schemata in config.resctrl.classes.items():
+        yield f"q{name} {schemata}"
     for path in (config.nri.socket, config.alloc.cri):
         if path:
             yield f"c{path}"

@@ -36,7 +36,7 @@ BOUND: Final = (
         "nri",
         "metrics",
     ),
-    "alloc",
+    *("alloc", "resctrl"),
 )
 """Settings and sections that the components are made of: changing them needs a restart."""
 

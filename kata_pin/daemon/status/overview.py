@@ -29,6 +29,7 @@ from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
 from kata_pin.model.placement import Report
 from kata_pin.model.reports.names import Names, SandboxName
+from kata_pin.model.reports.sandbox import Cache
 from kata_pin.model.sandbox import Sandbox
 from kata_pin.model.steps import Steps, finish
 from kata_pin.model.thread import Thread, ThreadKey
@@ -93,6 +94,7 @@ class Overview:
     _registry: Registry
     _pins: Pins
     _guests: Guests
+    _cache: Callable[[str], Cache | None]
     _seen: Memo[_Seen] = field(default_factory=Memo)
     _plans: Memo[tuple[GuestPlan, bytes] | None] = field(default_factory=Memo)
 
@@ -168,6 +170,7 @@ class Overview:
                 else guest_report(self._guests.view(sandbox_id, plan[0]), seen.sandbox)
             ),
             writers=cache.writers(now),
+            cache=self._cache(sandbox_id),
         )
 
     def _moved(self, cache: SandboxCache) -> Steps[dict[ThreadKey, CpuSet]]:

@@ -18,7 +18,15 @@ from kata_pin.model.pass_outcome import sandbox_state, thread_state
 from kata_pin.model.reports import Note
 from kata_pin.model.reports.applied import AppliedSandbox, Result
 from kata_pin.model.reports.guest import Guest, GuestContainer, GuestLink, GuestLinks, GuestVcpu
-from kata_pin.model.reports.sandbox import Container, CpusetReport, Sandbox, Thread, Vmm, Writer
+from kata_pin.model.reports.sandbox import (
+    Cache,
+    Container,
+    CpusetReport,
+    Sandbox,
+    Thread,
+    Vmm,
+    Writer,
+)
 from kata_pin.policy.placement.precedence import believed, why
 
 START_S: Final = 60.0
@@ -46,6 +54,7 @@ class SandboxFacts:
     backed_off: frozenset[int] = frozenset()
     guest: Guest | None = None
     writers: Sequence[Writer] = ()
+    cache: Cache | None = None
 
     @property
     def placement(self) -> placement.Placement | None:
@@ -87,6 +96,7 @@ def sandbox_report(facts: SandboxFacts, conflicts: Sequence[placement.Note] = ()
         guest=facts.guest,
         threads=facts.threads,
         writers=tuple(facts.writers),
+        cache=facts.cache,
         notes=notes(found),
     )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from kata_pin.host.measure.cgroups import CgroupFiles
 from kata_pin.host.measure.cpus import cpu_samples
+from kata_pin.host.measure.resctrl import cache_use
 from kata_pin.host.measure.tasks import TaskSampler
 from kata_pin.host.root import HostRoot
 from kata_pin.model.measured.counters import Throttling
@@ -21,6 +22,7 @@ class Wanted:
 
     `detailed` are the threads whose moves and last CPU matter, `on_cpus` those that may run on one
     of the `cpus`, `in_cgroups` those whose cgroups' throttling is wanted: one per sandbox.
+    `cache_groups` are groups of resctrl by sandbox id.
     """
 
     threads: Collection[ThreadKey]
@@ -28,6 +30,7 @@ class Wanted:
     cpus: Collection[int]
     on_cpus: Collection[ThreadKey]
     in_cgroups: Collection[ThreadKey]
+    cache_groups: Mapping[str, str] = field(default_factory=dict)
 
 
 class Sampler:
@@ -68,6 +71,11 @@ class Sampler:
                 key: found
                 for key in wanted.in_cgroups
                 if (found := self._throttling(key)) is not None
+            },
+            caches={
+                sandbox_id: use
+                for sandbox_id, group in wanted.cache_groups.items()
+                if group and (use := cache_use(self._root, group)) is not None
             },
             problems={**problems, **self._tasks.problems},
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kata_pin.model.measured.cache import CacheUse
 from kata_pin.model.measured.counters import (
     Counts,
     CpuRun,
@@ -43,8 +44,8 @@ class Sample:
     """What was read at once.
 
     The CPUs were read between `cpus_from_ns` and `cpus_until_ns`. `tasks_after` are some of the
-    threads read again after that: between their two readings lies the CPUs'. `problems` has by file
-    why it could not be read.
+    threads read again after that: between their two readings lies the CPUs'. `caches` are
+    by sandbox id. `problems` has by file why it could not be read.
     """
 
     at_ns: int
@@ -54,6 +55,7 @@ class Sample:
     cpus: Mapping[int, CpuSample] = field(default_factory=dict)
     tasks_after: Mapping[ThreadKey, TaskRun] = field(default_factory=dict)
     throttled: Mapping[ThreadKey, Throttling] = field(default_factory=dict)
+    caches: Mapping[str, CacheUse] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -118,6 +118,21 @@ class Writer:
 
 
 @dataclass(frozen=True, slots=True)
+class Cache:
+    """The sandbox's group of resctrl, and what its threads use."""
+
+    group: str  #: path of the group below `/sys/fs/resctrl`; empty: none
+    class_name: str  #: class of the group, of the setting `resctrl.classes`; empty: the default
+    problem: str  #: why threads are not in the group; empty: all are
+    #: bytes of the L3 caches that its threads fill; read by `show SANDBOX` alone; null: unknown
+    occupancy_bytes: int | None = None
+    #: bytes moved between these caches and memory since the group was made; as `occupancy_bytes`
+    total_bytes: int | None = None
+    #: the part of `total_bytes` from and to memory of the cache's own NUMA node; the same
+    local_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Sandbox:
     """One sandbox."""
 
@@ -142,3 +157,4 @@ class Sandbox:
     notes: tuple[Note, ...]  #: what the operator should know
     #: read by `show SANDBOX` alone; null: not read, or neither a tap nor a vhost worker
     network: Network | None = None
+    cache: Cache | None = None  #: its caches; null: `resctrl.enabled` is off

@@ -55,6 +55,13 @@ class TopSandbox:
     throttled_percent: float | None
     vcpus: tuple[TopThread, ...]  #: its vCPU threads
     overhead: tuple[TopRole, ...]  #: its other threads by role
+    #: its group below `/sys/fs/resctrl`; empty: its caches are not counted
+    cache_group: str = ""
+    l3_bytes: int | None = None  #: bytes of the L3 caches that its threads fill; null: unknown
+    #: bytes between these caches and memory, per second; null: unknown
+    memory_bytes_per_s: float | None = None
+    #: the part of that to and from memory of the cache's own NUMA node; null: unknown
+    local_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
+from kata_pin.model.measured.cache import BandwidthRates, CacheUse, rates_between
 from kata_pin.model.measured.counters import CpuTimes, TaskRun
 from kata_pin.model.measured.samples import CpuRates, Sample, TaskRates, TaskSample
 from kata_pin.model.thread import ThreadKey
@@ -154,6 +155,11 @@ class Window:
         if old is None or new is None:
             return None
         return self._percent(_growth(old.ns, new.ns))
+
+    def cache(self, sandbox_id: str) -> tuple[CacheUse | None, BandwidthRates]:
+        """Return what a sandbox uses of caches, and its memory bandwidth."""
+        old, new = self._before.caches.get(sandbox_id), self._after.caches.get(sandbox_id)
+        return new, rates_between(old, new)
 
     def _ticks(self, cpu: int, of: Callable[[CpuTimes], int]) -> int | None:
         old, new = self._before.cpus.get(cpu), self._after.cpus.get(cpu)

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable
 
 from kata_pin.broker import jails, protocol
+from kata_pin.broker.resctrl import KernelFiles, Resctrl
 from kata_pin.config.file import from_text
 from kata_pin.errors import ParseError
 from kata_pin.host.measure.interrupts import Nesting
@@ -60,6 +61,35 @@ def run_broker_answers(data: bytes) -> object:
         return protocol.parse_changed(data)
     except (ValueError, struct.error) as error:
         raise ParseError(str(error)) from error
+
+
+def run_broker_groups(data: bytes) -> object:
+    """Read a request about a group of resctrl; no accepted name leads elsewhere."""
+    try:
+        group = protocol.parse_group(data)
+    except (ValueError, struct.error) as error:
+        raise ParseError(str(error)) from error
+    made: list[str] = []
+    resctrl = Resctrl({}, "/top", _Noted(made))
+    with contextlib.suppress(OSError):
+        resctrl.remove(group.class_name, group.name)
+    assert all(
+        part.startswith("kata-pin-") or part == "mon_groups"
+        for path in made
+        for part in path.removeprefix("/top/").split("/")
+    )
+    return group
+
+
+class _Noted(KernelFiles):
+    """Files of which only the removals are noted."""
+
+    def __init__(self, removed: list[str]) -> None:
+        self._removed = removed
+
+    def rmdir(self, path: str) -> None:
+        """Note it."""
+        self._removed.append(path)
 
 
 def run_jail_path(data: bytes) -> object:

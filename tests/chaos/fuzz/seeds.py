@@ -305,6 +305,13 @@ def broker_changes() -> list[bytes]:
     return [render_changes([one, one._replace(cpus=frozenset())]), render_changes([one])]
 
 
+def broker_groups() -> list[bytes]:
+    """Return requests about groups of resctrl."""
+    from kata_pin.broker.protocol import render_group
+
+    return [render_group("fast", "pod", broker_changes()[0]), render_group("", "a.b-c_1")]
+
+
 def broker_answers() -> list[bytes]:
     """Return the broker's answers to such requests."""
     from kata_pin.broker.protocol import Changed, render_changed

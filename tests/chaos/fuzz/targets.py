@@ -28,7 +28,7 @@ from kata_pin.wire.guest import agent, cpus, metrics
 from kata_pin.wire.kata import config as kata_config
 from kata_pin.wire.kata import persist
 from kata_pin.wire.kernel import cgroup as kernel_cgroup
-from kata_pin.wire.kernel import hist, interrupts, irqbalance, masks, memory, sched
+from kata_pin.wire.kernel import hist, interrupts, irqbalance, masks, memory, resctrl, sched
 from kata_pin.wire.kube import cdi, cri
 from kata_pin.wire.nri import replies
 from tests.chaos.fuzz import runs
@@ -315,6 +315,24 @@ TARGETS: Final[dict[str, Target]] = {
         memory.parse_numa_stat, "memory", "*-memory.numa_stat", b"hierarchical_anon=1"
     ),
     "hugetlb": _kernel(memory.parse_hugetlb, "memory", "*MB.numa_stat", b"hierarchical_total=1 "),
+    "resctrl-tasks": Target(
+        resctrl.parse_tasks,
+        _named("wire.kernel.resctrl", "parse_tasks"),
+        lambda: [b"1000\n1100\n4194303\n"],
+        (b"\n", b"-1", b"99999999999"),
+    ),
+    "resctrl-counter": Target(
+        resctrl.parse_counter,
+        _named("wire.kernel.resctrl", "parse_counter"),
+        lambda: [b"1234567890123\n", b"Unavailable\n"],
+        (b"Error", b"-1"),
+    ),
+    "resctrl-domain": Target(
+        lambda data: resctrl.l3_domain(data.decode("latin-1")),
+        _named("wire.kernel.resctrl", "l3_domain"),
+        lambda: [b"mon_L3_00", b"mon_sub_L3_01"],
+        (b"mon_L3_", b"99999", b"\n"),
+    ),
     "numa-maps": _kernel(memory.parse_numa_maps, "memory", "*-numa_maps", b" N1=9", b" huge "),
     "ttrpc-stream": Target(
         runs.run_ttrpc_stream,
@@ -439,6 +457,12 @@ TARGETS: Final[dict[str, Target]] = {
         _named("broker.protocol", "parse_changed"),
         s.broker_answers,
         (b"\0\0\0\0", b"\1\0", b"\xff\xff"),
+    ),
+    "broker-groups": Target(
+        runs.run_broker_groups,
+        _named("broker.protocol", "parse_group"),
+        s.broker_groups,
+        (b"\0", b"\0\0", b"..", b"/"),
     ),
     "jail-path": Target(
         runs.run_jail_path,

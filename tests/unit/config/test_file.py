@@ -118,6 +118,24 @@ def test_numbers_stay_as_written(text: str, cpus: list[int] | None) -> None:
     [
         pytest.param("housekeeping: 1:30", "housekeeping", "'1:30'", id="sexagesimal"),
         pytest.param("housekeeping: 0-99999999999", "housekeeping", "range", id="huge range"),
+        pytest.param(
+            "resctrl: {classes: {a: 'L3:0=xyz'}}", "resctrl.classes", "schemata", id="schemata"
+        ),
+        pytest.param(
+            "resctrl: {enabled: true, rules: [{class: a}]}",
+            "resctrl.rules",
+            "no class 'a'",
+            id="class",
+        ),
+        pytest.param(
+            "resctrl: {classes: {a: 'L3:0=f'}, rules: [{class: a}]}",
+            "resctrl.rules",
+            "resctrl.enabled is false",
+            id="resctrl off",
+        ),
+        pytest.param(
+            "resctrl: {enabled: true, rules: [{klass: a}]}", "resctrl.rules", "'klass'", id="rule"
+        ),
         pytest.param("mode: on", "mode", "one of act, observe: 'on'", id="on is no boolean"),
         pytest.param("qmp: {enabled: on}", "qmp.enabled", "true or false: 'on'", id="on"),
         pytest.param("qmp: {enabled: yes}", "qmp.enabled", "true or false: 'yes'", id="yes"),

@@ -218,6 +218,18 @@ def test_an_old_kernel_takes_one_right_more(release: str, old: bool) -> None:
         assert b"AmbientCapabilities=CAP_NET_ADMIN\n" in found[path]
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_resctrl_takes_a_broker_that_is_root(*, enabled: bool) -> None:
+    """Only with the setting: resctrl takes threads from root only, and must be writable."""
+    path = "/usr/lib/systemd/system/kata-pin.service.d/resctrl.conf"
+    word = "true" if enabled else "false"
+    found = contents(choose(config=f"version: 1\nresctrl: {{enabled: {word}}}\n"))
+    assert (path in found) is enabled
+    if enabled:
+        assert b"User=root\n" in found[path]
+        assert b"ReadWritePaths=-/sys/fs/resctrl\n" in found[path]
+
+
 def test_no_placeholder_is_left() -> None:
     """Every placeholder of the assets is filled in, and each setting reaches its files."""
     files = contents(

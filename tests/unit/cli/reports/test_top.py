@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from kata_pin.cli.render.layout import Output
+from kata_pin.cli.render.top import once
 from kata_pin.cli.reports import top
 from kata_pin.cli.reports.top import Meter
 from kata_pin.host.measure import sampler
 from kata_pin.host.measure.sampler import Sampler
 from kata_pin.host.root import HOST, HostRoot
+from kata_pin.model.reports.sandbox import Cache
 from kata_pin.model.reports.state import State
 from tests.support.hosttree import grow
 from tests.support.played_threads import played
@@ -183,3 +186,27 @@ def test_sandboxes_are_asked_for_again(monkeypatch: pytest.MonkeyPatch, tmp_path
     with closing(Meter(lambda: next(answers), reader, threads=False)) as found:
         assert found.document().sandboxes == ()
         assert len(found.document().sandboxes) == 1
+
+
+def test_caches_between_two_samples(tmp_path: Path) -> None:
+    """L3 bytes as of now, bandwidth as a rate; both in the table, which has them only then."""
+    (sandbox,) = one().sandboxes
+    group = "mon_groups/kata-pin-x"
+    state = replace(one(), sandboxes=(replace(sandbox, cache=Cache(group, "", "")),))
+    folder = f"sys/fs/resctrl/{group}/mon_data/mon_L3_00"
+    counters = {
+        f"{folder}/llc_occupancy": str(3 << 20),
+        f"{folder}/mbm_total_bytes": "1000",
+        f"{folder}/mbm_local_bytes": "Unavailable",
+    }
+    root = tree(tmp_path, counters)
+    with closing(Meter(lambda: state, Sampler(root, 100), threads=False)) as found:
+        (tmp_path / folder / "mbm_total_bytes").write_text("5001000\n")
+        document = found.document()
+    (shown,) = document.sandboxes
+    assert shown.l3_bytes == 3 << 20
+    assert shown.memory_bytes_per_s
+    assert shown.local_bytes_per_s is None
+    text = "\n".join(line.plain for line in once(document, Output(120)))
+    assert "MEM/s" in text
+    assert "3.0 MiB" in text

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kata_pin.model.measured.cache import CacheUse, rates_between
 from kata_pin.model.measured.counters import (
     CpuRun,
     CpuTimes,
@@ -191,3 +192,13 @@ def test_throttling_is_a_share_of_the_window() -> None:
     after = replace(sample(1, {}), throttled={VCPU: Throttling(3, SECOND // 2 + 100)})
     assert Window(before, after).throttled_percent(VCPU) == 50
     assert Window(before, after).throttled_percent(OTHER) is None
+
+
+def test_bandwidth_of_a_group() -> None:
+    """A rate over the exact time; none without both readings, or for a group made anew."""
+    first = CacheUse(1_000_000_000, 5, total=1000, local=None)
+    last = CacheUse(3_000_000_000, 7, total=5000, local=10)
+    assert rates_between(first, last) == (2000.0, None)
+    assert rates_between(last, first) == (None, None)
+    assert rates_between(None, last) == (None, None)
+    assert rates_between(first, last._replace(total=1)) == (None, None)

@@ -1,0 +1,241 @@
+"""Keeps a monitoring group of resctrl for each sandbox, with all of its threads in it.
+
+A new thread inherits its creator's group, so a group stays complete by itself; what is missing all
+the same is moved after passes and audits. Groups are few: when no more can be made that is said
+once, and tried again only after one was removed or after AGAIN_S.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from errno import EACCES, EBUSY, EINVAL, ENOENT, ENOSPC, EPERM, EROFS, ESRCH, ESTALE
+from typing import Final
+
+from kata_pin.calls import Calls, Change
+from kata_pin.config.resctrl import Resctrl
+from kata_pin.daemon.live_config import LiveConfig
+from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.daemon.store.cache_groups import CacheGroupTable
+from kata_pin.errors import HostError, ParseError, StateError, reason_of
+from kata_pin.host.measure import resctrl
+from kata_pin.host.root import HostRoot
+from kata_pin.model.count_noun import count
+from kata_pin.model.measured.cache import CacheUse
+from kata_pin.model.pass_outcome import RELEASED, PassOutcome
+from kata_pin.model.reports.sandbox import Cache
+from kata_pin.model.sandbox import Container, Sandbox
+from kata_pin.model.thread import Thread, ThreadRole
+
+log = logging.getLogger(__name__)
+
+AGAIN_S: Final = 300.0
+"""How long nothing is tried again after a refusal."""
+
+MOST_RETURNS: Final = 3
+"""How often threads are put back before it is clear that somebody else moves them."""
+
+_GONE: Final = frozenset({ESRCH, ESTALE})
+_WHY: Final = {
+    ENOSPC: "no more groups: every RMID or class of the CPU is in use",
+    EBUSY: "no free RMID yet: those of removed groups still have data in the caches",
+    EROFS: "/sys/fs/resctrl is read-only for the service: run `kata-pin install` again",
+    EPERM: "resctrl takes threads from root only: run `kata-pin install` again",
+    EACCES: "not permitted, or no class of the settings that the daemon was started with",
+}
+_WHY_OUTSIDE: Final = _WHY | {
+    EINVAL: "another program has them in a control group of its own",
+    EACCES: "their process was not verified",
+}
+
+
+@dataclass
+class _Held:
+    """What is known of one sandbox; `rests_until` is CLOCK_MONOTONIC in seconds."""
+
+    class_name: str
+    made: bool = False
+    problem: str = ""
+    rests_until: float = 0.0
+    moved: set[int] = field(default_factory=set)
+    returns: int = 0
+
+
+@dataclass
+class CacheGroups:
+    """An observer of passes; `look` finds what no pass shows."""
+
+    _root: HostRoot
+    _live: LiveConfig
+    _table: CacheGroupTable
+    _sandboxes: Sandboxes
+    _containers: Callable[[str], tuple[Container, ...]]
+
+    def __post_init__(self) -> None:
+        self.held: dict[str, _Held] = {}
+        self._full_until = 0.0
+        self._told = ""
+
+    @property
+    def settings(self) -> Resctrl:
+        """The settings in force."""
+        return self._live.now.resctrl
+
+    def catch_up(self, recorded: Collection[str]) -> None:
+        """Remove the groups of sandboxes that ended while no daemon ran, or all if switched off."""
+        for sandbox_id, class_name in self._table.all():
+            if not self.settings.enabled or sandbox_id not in recorded:
+                self._remove(sandbox_id, class_name)
+
+    def passed(self, outcome: PassOutcome) -> None:
+        """Hold what a pass found; give up the group of a sandbox that is left alone."""
+        if not self.settings.enabled:
+            return
+        if outcome.state == RELEASED or not self._live.acts:
+            self._drop(outcome.sandbox_id)
+        else:
+            self._hold(outcome.sandbox_id, outcome.report.threads)
+
+    def ended(self, outcome: PassOutcome) -> None:
+        """Remove the group of a sandbox that has ended."""
+        self._drop(outcome.sandbox_id)
+
+    def failed(self, operation: str, error: Exception) -> None:
+        """Keep what the former pass left."""
+
+    def look(self) -> None:
+        """Make sure that every group is complete."""
+        for sandbox_id in self.held.keys() & set(self._sandboxes.ids):
+            cache = self._sandboxes.cache(sandbox_id)
+            if cache is not None and cache.report is not None and not cache.passing:
+                self._hold(sandbox_id, cache.report.threads)
+
+    def seen(self, sandbox_id: str) -> Cache | None:
+        """Return what the state document says of a sandbox."""
+        held = self.held.get(sandbox_id)
+        if held is None:
+            return None
+        group = resctrl.group_of(held.class_name, sandbox_id) if held.made else ""
+        return Cache(group=group, class_name=held.class_name, problem=held.problem)
+
+    def use(self, sandbox_id: str) -> CacheUse | None:
+        """Return what a sandbox uses now, None without a group."""
+        held = self.held.get(sandbox_id)
+        if held is None or not held.made:
+            return None
+        return resctrl.cache_use(self._root, resctrl.group_of(held.class_name, sandbox_id))
+
+    # ---- one group -----------------------------------------------------------------------
+
+    def _hold(self, sandbox_id: str, threads: Iterable[Thread]) -> None:
+        """Have a group with these threads in it, as far as resctrl permits."""
+        wanted = {one.key.tid: one for one in threads if one.role.role is not ThreadRole.SHIM}
+        if not wanted:
+            return
+        of = Sandbox(sandbox_id, self._containers(sandbox_id))
+        namespace = next((one.pod_namespace for one in of.containers if one.pod_namespace), "")
+        class_name = self.settings.class_of(namespace, of.handler)
+        held = self.held.get(sandbox_id)
+        if held is None or held.class_name != class_name:
+            self._drop(sandbox_id)
+            held = self.held[sandbox_id] = _Held(class_name)
+        if time.monotonic() < held.rests_until:
+            return
+        try:
+            if not held.made and not self._make(sandbox_id, held):
+                return
+            held.problem = self._complete(sandbox_id, held, wanted)
+            if held.problem:
+                self._rest(sandbox_id, held)
+        except (OSError, HostError, ParseError, StateError) as error:
+            if getattr(error, "errno", 0) == ENOENT:  # removed by somebody, or unmounted
+                held.made = False
+            self._refuse(sandbox_id, held, error)
+
+    def _make(self, sandbox_id: str, held: _Held) -> bool:
+        """Make a group; False while that is pointless."""
+        missing = resctrl.missing(self._root)
+        if missing or time.monotonic() < self._full_until:
+            held.problem = missing or _WHY[ENOSPC]
+            self._tell(missing)
+            return False
+        self._table.keep(sandbox_id, held.class_name)
+        try:
+            self._root.calls.make_group(held.class_name, sandbox_id)
+        except OSError as error:
+            self._table.forget(sandbox_id, held.class_name)
+            if error.errno in {ENOSPC, EBUSY}:
+                self._full_until = time.monotonic() + AGAIN_S
+            raise
+        held.made, held.moved, held.returns = True, set(), 0
+        return True
+
+    def _complete(self, sandbox_id: str, held: _Held, wanted: dict[int, Thread]) -> str:
+        """Move the threads that are not in the group yet; return why some stay outside."""
+        group = resctrl.group_of(held.class_name, sandbox_id)
+        present = resctrl.tids_in(self._root, group)
+        strays = [wanted[tid] for tid in sorted(wanted.keys() - present)]
+        if held.moved & {one.key.tid for one in strays}:
+            held.returns += 1
+        held.moved &= wanted.keys()
+        if held.returns > MOST_RETURNS:
+            held.returns, held.moved = 0, set()
+            return f"another program moves {count(len(strays), 'thread')} out again and again"
+        if not strays:
+            return ""
+        changes = [Change(*_identity(one), 0, frozenset()) for one in strays]
+        done = self._root.calls.join_group(held.class_name, sandbox_id, changes)
+        failed = [one.errno for one in done if one.errno and one.errno not in _GONE]
+        moved = zip(strays, done, strict=True)
+        held.moved |= {one.key.tid for one, changed in moved if not changed.errno}
+        if not failed:
+            return ""
+        why = _WHY_OUTSIDE.get(failed[0], os.strerror(failed[0]))
+        return f"{len(failed)} of {len(wanted)} threads stay outside: {why}"
+
+    def _refuse(self, sandbox_id: str, held: _Held, error: Exception) -> None:
+        """Note why a sandbox has no group."""
+        number = getattr(error, "errno", 0) or 0
+        said = resctrl.why_refused(self._root) if number == EINVAL else ""
+        held.problem = _WHY.get(number) or said or reason_of(error)
+        self._rest(sandbox_id, held)
+
+    def _rest(self, sandbox_id: str, held: _Held) -> None:
+        """Say once why a sandbox has no complete group, and leave it for some time."""
+        held.rests_until = time.monotonic() + AGAIN_S
+        self._tell(f"sandbox {sandbox_id}: caches are not counted in full: {held.problem}")
+
+    def _tell(self, text: str) -> None:
+        """Log what is wrong, unless it was the last thing that was logged."""
+        if text and text != self._told:
+            log.warning("resctrl: %s", text)
+            self._told = text
+
+    def _drop(self, sandbox_id: str) -> None:
+        """Remove the group of a sandbox, if it has one."""
+        self.held.pop(sandbox_id, None)
+        for known, class_name in self._table.all():
+            if known == sandbox_id:
+                self._remove(sandbox_id, class_name)
+
+    def _remove(self, sandbox_id: str, class_name: str) -> None:
+        try:
+            remove_group(self._table, self._root.calls, sandbox_id, class_name)
+            self._full_until = 0.0
+        except (OSError, StateError) as error:  # the record stays: the next start tries again
+            self._tell(f"the group of sandbox {sandbox_id} was not removed: {reason_of(error)}")
+
+
+def remove_group(table: CacheGroupTable, calls: Calls, sandbox_id: str, class_name: str) -> None:
+    """Remove a recorded group, and its class's if that was the last in it; raises OSError."""
+    calls.remove_group(class_name, sandbox_id)
+    table.forget(sandbox_id, class_name)
+    if class_name and class_name not in {one for _, one in table.all()}:
+        calls.remove_group(class_name, "")
+
+
+def _identity(thread: Thread) -> tuple[int, int, int]:
+    return thread.key.tgid, thread.key.tid, thread.key.starttime
