@@ -32,6 +32,9 @@ _PR_SET_NAME: Final = 15
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_CAP_AMBIENT: Final = 47
 _PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
+_PR_SCHED_CORE: Final = 62
+_PR_SCHED_CORE_GET: Final = 0
+_PIDTYPE_PID: Final = 0
 _CAPABILITY_VERSION_3: Final = 0x20080522
 
 
@@ -74,6 +77,15 @@ class Libc:
     def set_name(self, name: str) -> None:
         """Set this process's name, at most 15 bytes."""
         self.call("prctl", _PR_SET_NAME, name.encode(), 0, 0, 0)
+
+    def core_cookie(self, tid: int) -> int:
+        """Return the core-scheduling cookie of a thread, 0 for none."""
+        found = self._ctypes.c_ulonglong()
+        self.call(
+            *("prctl", _PR_SCHED_CORE, _PR_SCHED_CORE_GET, tid, _PIDTYPE_PID),
+            self._ctypes.byref(found),
+        )
+        return found.value
 
     def keep_permitted(self) -> None:
         """Have capabilities outlive the next change of the user."""

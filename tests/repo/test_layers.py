@@ -45,6 +45,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "guest": {"placement"},
         "alloc": {"placement"},
         "isolation": {"placement"},
+        "quiet": set(),
         "explain": {"placement", "guest"},
     },
     "wire": {

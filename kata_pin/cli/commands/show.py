@@ -65,7 +65,8 @@ def show(
     Without SANDBOX: one line per sandbox with its mask, the affinities of its vCPUs and of its
     overhead threads, its state and the age of the last check. `!` marks drift. With SANDBOX (an id
     or its start, a pod's name, or namespace/name): its containers, threads and network interfaces.
-    With --memory and SANDBOX what its VMM has mapped is read, which takes 12 ms per GiB.
+    With --cpus interrupts and other work of the kernel on exclusive pCPUs are counted for 1 s. With
+    --memory and SANDBOX what its VMM has mapped is read, which takes 12 ms per GiB.
     """
     if problems and (sandbox is not None or cpus):
         raise click.UsageError("--problems chooses sandboxes: give neither SANDBOX nor --cpus")
@@ -93,6 +94,10 @@ def _read(state: State, by: str, *, exact: bool) -> State | MemoryDocument:
         from kata_pin.cli.reports.memory import memory
 
         return memory(state, exact=exact)
+    if by == "cpus:cpus":
+        from kata_pin.cli.reports.quiet import with_quiet
+
+        return with_quiet(state)
     if by != "show:single":
         return state
     from kata_pin.cli.reports.activity import with_activity

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, paragraph, styled, table
+from kata_pin.cli.render.quiet import quiet
 from kata_pin.cli.reports import pcpus, words
 from kata_pin.cli.reports.pcpus import Pcpu
 from kata_pin.model.cpuset import CpuSet
@@ -38,7 +39,7 @@ def cpus(state: State, output: Output) -> list[Text]:
     offline = pcpus.offline(state)
     if offline:
         lines += [Text(), *paragraph(styled(f"offline: {offline}", phrases.ODD), output)]
-    return lines
+    return lines + (quiet(state.quiet, output) if state.quiet else [])
 
 
 def _rows(of_node: Sequence[Pcpu], output: Output) -> Iterator[list[Text]]:

@@ -20,6 +20,7 @@ from kata_pin.cli.reports import (
     doctor_isolation,
     doctor_programs,
     doctor_sandbox,
+    quiet,
     remedies,
     words,
 )
@@ -93,6 +94,7 @@ def examine(
             lambda: connections(state),
             lambda: cpusets(state),
             lambda: isolation(state),
+            lambda: quiet.rows(state, config.quiet, host),
             *_of_sandboxes(state, config),
         ]
     return _carried_out(checks, rows)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kata_pin.model.reports import VERSION, Cpus, Note
 from kata_pin.model.reports.daemon import Daemon
 from kata_pin.model.reports.pools import Allocation
+from kata_pin.model.reports.quiet import Quiet
 from kata_pin.model.reports.sandbox import Sandbox
 
 
@@ -59,3 +60,5 @@ class State:
     sandboxes: tuple[Sandbox, ...]  #: one object per sandbox
     allocation: Allocation | None  #: kata-pin's allocator; null: `alloc.policy` is `none`
     notes: tuple[Note, ...]  #: what the operator should know about the node
+    #: what disturbs exclusive pCPUs; read by `show --cpus` alone; null: not read
+    quiet: Quiet | None = None

@@ -27,8 +27,17 @@ from kata_pin.wire import (
 from kata_pin.wire.guest import agent, cpus, metrics
 from kata_pin.wire.kata import config as kata_config
 from kata_pin.wire.kata import persist
+from kata_pin.wire.kernel import (
+    bootline,
+    hist,
+    interrupts,
+    irqbalance,
+    masks,
+    memory,
+    resctrl,
+    sched,
+)
 from kata_pin.wire.kernel import cgroup as kernel_cgroup
-from kata_pin.wire.kernel import hist, interrupts, irqbalance, masks, memory, resctrl, sched
 from kata_pin.wire.kube import cdi, cri
 from kata_pin.wire.nri import replies
 from tests.chaos.fuzz import runs
@@ -302,6 +311,12 @@ TARGETS: Final[dict[str, Target]] = {
         _named("wire.kernel.masks", "parse_mask"),
         lambda: [b"00000001,0000000f\n", b"ff"],
         (b",", b"00000000", b"ffffffff", b"0x", b"g"),
+    ),
+    "boot-line": Target(
+        bootline.parse_bootline,
+        _named("wire.kernel.bootline", "parse_bootline"),
+        lambda: [b'ro isolcpus=managed_irq,4-7 dyndbg="file a.c +p" nohz_full=4 -- quiet\n'],
+        (b'"', b"=", b" -- ", b"\n", b"nohz-full="),
     ),
     "irqbalance": Target(
         irqbalance.parse_setup,

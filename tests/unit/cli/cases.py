@@ -92,6 +92,7 @@ CASES: dict[str, Render] = {
     "sandbox-no-vmm": _single(SEVERAL, 2),
     "sandbox-hostile": _single(docs.hostile()),
     "cpus": lambda output: cpus.cpus(SEVERAL, output),
+    "cpus-quiet": lambda output: cpus.cpus(docs.disturbed(), output),
     "cpus-256": lambda output: cpus.cpus(docs.large(), output),
     "draw": lambda output: terminal.draw(SEVERAL, output),
     "draw-two": lambda output: terminal.draw(TWO, output),

@@ -20,6 +20,7 @@ from kata_pin.model.reports.history import Change, HistoryDocument, NodeEvent
 from kata_pin.model.reports.memory import MemoryDocument, NodeMemory, SandboxMemory
 from kata_pin.model.reports.network import Interface, Network, VhostWorker
 from kata_pin.model.reports.pools import Allocation, Grant, Holder, Pools, Push, RefusedRequest
+from kata_pin.model.reports.quiet import Quiet, QuietCpu, QuietInterrupt, QuietSibling
 from kata_pin.model.reports.sandbox import Container, CpusetReport, Sandbox, Thread, Vmm, Writer
 from kata_pin.model.reports.state import CpuPlace, Kubelet, Node, State
 from kata_pin.model.reports.top import (
@@ -260,6 +261,59 @@ def confined(name: str, cpus: str | None, **fields: Any) -> GuestContainer:
         "detail": "",
     }
     return GuestContainer(**(facts | fields))
+
+
+def disturbed() -> State:
+    """Return a state with what disturbs its exclusive pCPUs."""
+
+    def cpu(number: int, *interrupts: QuietInterrupt, **fields: Any) -> QuietCpu:
+        facts: dict[str, Any] = {
+            "cpu": number,
+            "owner": "default/db-0",
+            "container": "db",
+            "interrupts": interrupts,
+            "tick_per_s": 250.0,
+            "ipi_per_s": 3.5,
+            "softirqs": {"TIMER": 250.0, "RCU": 12.0},
+            "kernel_threads": 37,
+            "nohz_full": False,
+            "idle_limit": "0",
+            "governor": "powersave",
+            "frequency_with": str(number),
+            "siblings": (QuietSibling(number ^ 1, "default/db-0"),),
+        }
+        return QuietCpu(**(facts | fields))
+
+    rows = (
+        Row(
+            "interrupts",
+            "warn",
+            "2 interrupts that can be moved are on exclusive pCPUs; active now: eth0-rx-1 "
+            "(interrupt 36) 302/s on pCPU 4",
+            "quiet: irq in the configuration, or for i in 36 37; do echo 0-3,6-15 > "
+            "/proc/irq/$i/smp_affinity_list; done",
+        ),
+        Row("irqbalance", "ok", "not running: interrupts stay where they are put"),
+        Row("watchdog", "warn", "not readable: /proc/sys/kernel/watchdog: Permission denied"),
+        Row("CPU quota", "ok", "none", sandbox="default/db-0"),
+        Row("SMT siblings", "warn", "shares cores: pCPU 4 with 5 (a\x1b[31m)", "", "default/db-0"),
+    )
+    found = Quiet(
+        1.0,
+        (
+            cpu(
+                4,
+                QuietInterrupt(36, "eth0-rx-1", "movable", "0-15", 302.0),
+                QuietInterrupt(41, "nvme0q5 \x1b[31m", "managed", "4", 8.0),
+                QuietInterrupt(37, "eth0-tx-1", "movable", "0-15", 0.0),
+            ),
+            cpu(5, idle_limit="20", softirqs=None, tick_per_s=None, ipi_per_s=None,
+                kernel_threads=None, governor=None, siblings=(QuietSibling(4, ""),)),
+        ),
+        rows,
+        ("cannot read /proc/softirqs: Permission denied",),
+    )  # fmt: skip
+    return replace(state(database()), quiet=found)
 
 
 def database() -> Sandbox:

@@ -1,0 +1,1 @@
+"""Which pCPUs should be quiet, and what that takes: pure."""
