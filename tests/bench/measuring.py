@@ -105,7 +105,7 @@ async def _looks(rounds: int) -> Samples:
         one.start()
     pid = os.getpid()
     watched = [
-        Watched("s", cpu, (ThreadKey(pid, tid, starttime(HOST, pid, tid)),), shared=False)
+        Watched("s", cpu, (ThreadKey(pid, tid, starttime(HOST, pid, tid)),), (), shared=False)
         for cpu, tid in enumerate(one.native_id or 0 for one in threads)
     ]
 

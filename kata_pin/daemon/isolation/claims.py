@@ -16,12 +16,21 @@ from kata_pin.policy.isolation.classes import Known, Owner
 
 
 class Watched(NamedTuple):
-    """A pCPU: its sandbox, the threads that may run there only, whether others of it may too."""
+    """A pCPU of a sandbox: its paired vCPU, and the other threads that may run there only.
+
+    `shared`: further threads of the sandbox may run there too.
+    """
 
     sandbox: str
     cpu: int
-    threads: tuple[ThreadKey, ...]
+    vcpus: tuple[ThreadKey, ...]
+    others: tuple[ThreadKey, ...]
     shared: bool
+
+    @property
+    def threads(self) -> tuple[ThreadKey, ...]:
+        """All that may run there only."""
+        return self.vcpus + self.others
 
 
 @dataclass(frozen=True)
@@ -33,21 +42,23 @@ class _Claim:
 
     @classmethod
     def of(cls, sandbox_id: str, report: Report) -> _Claim:
+        paired: dict[int, list[ThreadKey]] = {}
         alone: dict[int, list[ThreadKey]] = {}
-        paired, shared = set(), 0
+        shared = 0
         placement = report.placement
         for key, desired in placement.desired.items() if placement is not None else ():
             if desired.release:
                 continue
             if len(desired.applied) == 1:
-                alone.setdefault(desired.applied.first, []).append(key)
-                if desired.paired:
-                    paired.add(desired.applied.first)
+                kind = paired if desired.paired else alone
+                kind.setdefault(desired.applied.first, []).append(key)
             else:
                 shared |= desired.applied.bits
         watched = (
-            Watched(sandbox_id, cpu, tuple(sorted(alone[cpu])), bool(shared >> cpu & 1))
-            for cpu in sorted(paired)
+            Watched(
+                sandbox_id, cpu, tuple(keys), tuple(alone.get(cpu, ())), bool(shared >> cpu & 1)
+            )
+            for cpu, keys in sorted(paired.items())
         )
         return cls(report, tuple(watched))
 

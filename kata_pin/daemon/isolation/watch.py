@@ -1,9 +1,11 @@
 """The watch: after each audit, did anybody else have an exclusive pCPU?
 
 Cheap and always on: the counters of paired vCPUs and of their pCPUs (policy/isolation/growth.py).
-Where others had a pCPU for more than the setting `isolation.max_foreign` allows, who it is takes a
-window: a second in which every task switch there is recorded. A foreign task begins an episode,
-which is logged, counted and kept once; it lasts until the counters are quiet again.
+Those of a sandbox's other threads that are confined to the pCPU are read only while that alone does
+not say that it is quiet. Where others had a pCPU for more than the setting `isolation.max_foreign`
+allows, who it is takes a window: a second in which every task switch there is recorded. A foreign
+task begins an episode, which is logged, counted and kept once; it lasts until the counters are
+quiet again.
 
 Kernel threads that belong to the pCPU, and the pod's own, are no intruders: after a window that
 found nobody else the next one has to wait, each time twice as long.
@@ -24,22 +26,21 @@ from kata_pin.daemon.isolation.claims import Claims, Watched
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.slices import Slices
 from kata_pin.daemon.store.node_events import NodeEvents
-from kata_pin.errors import HostError, ParseError, reason_of
-from kata_pin.host.files import read_bytes
-from kata_pin.host.measure.rings import DRAIN_S, SwitchRecorder
+from kata_pin.errors import HostError
+from kata_pin.host.measure.cpus import cpu_samples
+from kata_pin.host.measure.rings import DRAIN_S, SwitchRecorder, refused
 from kata_pin.host.measure.taskruns import over, task_runs
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.measured.counters import CpuRun
 from kata_pin.model.measured.windows import Measured, TaskClass, Verdict
 from kata_pin.model.reports.history import NodeEventKind
 from kata_pin.model.reports.prove import ProvedPcpu
 from kata_pin.model.steps import STEP, Steps
+from kata_pin.model.thread import ThreadKey
 from kata_pin.policy.isolation import tables, verdicts
 from kata_pin.policy.isolation.classes import FOREIGN, Known
-from kata_pin.policy.isolation.growth import Growth, Look, growth
+from kata_pin.policy.isolation.growth import CpuLook, Growth, Look, growth
 from kata_pin.policy.isolation.remedies import Node
-from kata_pin.wire.kernel.sched import MAX_CPUS, parse_cpu_runs
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,8 @@ class Sight:
     watched: Watched
     look: Look
     growth: Growth | None = None
+    exact: bool = False
+    """Whether every own thread was told from others; else others had it less than `growth` says."""
     window: ProvedPcpu | None = None
     window_at: float = 0.0
     episode_at: float | None = None
@@ -106,7 +109,8 @@ class Watch:
     """Windows by what they found of each pCPU."""
     _recording: bool = False
     _tried: bool = False
-    _has_cpu_runs: bool = True
+    _left: dict[int, CpuLook] = field(default_factory=dict)
+    """The pCPUs at the end of the last look."""
 
     async def look(self) -> None:
         """Look at the counters; record who runs where they grew too much."""
@@ -128,11 +132,11 @@ class Watch:
         try:
             os.close(self._root.calls.switches(cpu))
         except OSError as error:
-            self._lacks(HostError("open a perf event of", f"pCPU {cpu}", error.errno or 0))
+            self._lacks(refused(f"pCPU {cpu}", error))
 
     def _lacks(self, error: HostError) -> None:
         if not self.problem:
-            log.warning("who runs on exclusive pCPUs cannot be recorded: %s", error.message)
+            log.warning("who runs on exclusive pCPUs cannot be recorded: %s", error)
         self.problem = error.message
 
     def _compare(self) -> Steps[list[Key]]:
@@ -142,52 +146,69 @@ class Watch:
         """
         watched = {(one.sandbox, one.cpu): one for one in self._claims.watched()}
         self.sights = {key: one for key, one in self.sights.items() if key in watched}
-        cpu_runs = self._cpu_runs({cpu for _, cpu in watched})
+        cpus = {cpu for _, cpu in watched}
+        left, self._left = self._left, {}
+        now = self._look_at(cpus)
+        known = {cpu for (_, cpu), one in self.sights.items() if one.episode_at is not None}
         suspects: list[Key] = []
         for number, (key, one) in enumerate(watched.items(), start=1):
             if number % STEP == 0:
                 yield
-            if self._has_grown(key, one, None if one.shared else cpu_runs.get(one.cpu)):
+            cpu = one.cpu
+            looks = (left[cpu], now[cpu]) if cpu in left and cpu in now and not one.shared else None
+            if self._has_grown(key, one, looks, known):
                 suspects.append(key)
+        self._left = self._look_at(cpus)
         suspects.sort(key=lambda key: -(self.sights[key].growth or _NOTHING).percent)
-        known = {cpu for (_, cpu), one in self.sights.items() if one.episode_at is not None}
         worst: dict[int, Key] = {}
         for key in suspects:
-            if self.sights[key].episode_at is not None or key[1] not in known:
-                worst.setdefault(key[1], key)
+            worst.setdefault(key[1], key)
         return list(worst.values())
 
-    def _has_grown(self, key: Key, one: Watched, cpu_run: CpuRun | None) -> bool:
-        """Whether others had a pCPU for too long, and it is time to see who."""
-        own = task_runs(self._root, ((thread.tgid, thread.tid) for thread in one.threads))
-        look = Look(time.monotonic_ns(), own, cpu_run)
+    def _has_grown(
+        self, key: Key, one: Watched, cpu: tuple[CpuLook, CpuLook] | None, known: set[int]
+    ) -> bool:
+        """Whether others had a pCPU for too long, and it is time to see who.
+
+        `known` are pCPUs with an episode, of this or another sandbox.
+        """
         sight = self.sights.get(key)
         if sight is None or sight.watched != one:
-            self.sights[key] = Sight(one, look)
+            self.sights[key] = Sight(one, self._read(one.vcpus))
             return False
-        sight.growth, sight.look = growth(sight.look, look), look
-        if sight.growth is None:
+        before, sight.look = sight.look, self._read(one.vcpus)
+        grown = growth(before, sight.look, [thread.tid for thread in one.vcpus], cpu)
+        sight.growth, sight.exact = grown, not one.others
+        if grown is None:
             return False
-        self.waited_ns[one.cpu] += sight.growth.waited_ns
-        self.ran_ns[one.cpu] += sight.growth.ran_ns
-        if sight.growth.percent <= self._live.now.isolation.max_foreign:
+        self.waited_ns[one.cpu] += grown.waited_ns
+        self.ran_ns[one.cpu] += grown.ran_ns
+        limit = self._live.now.isolation.max_foreign
+        if grown.percent > limit:
+            if sight.rests:
+                sight.rests -= 1
+                return False
+            if sight.episode_at is None and one.cpu in known:
+                return False
+            if one.others:
+                sight.look = self._read(one.threads)
+                every = growth(before, sight.look, [thread.tid for thread in one.threads], cpu)
+                if every is not None:
+                    sight.growth, sight.exact, grown = every, True, every
+        if grown.percent <= limit:
             sight.episode_at, sight.fruitless, sight.rests = None, 0, 0
-            return False
-        if sight.rests:
-            sight.rests -= 1
             return False
         return sight.episode_at is None or time.monotonic() - sight.window_at > AGAIN_S
 
-    def _cpu_runs(self, cpus: set[int]) -> dict[int, CpuRun]:
-        """Return the counters of pCPUs; nothing where the kernel has none."""
-        if not self._has_cpu_runs or not cpus:
-            return {}
-        try:
-            return parse_cpu_runs(read_bytes(self._root.proc("schedstat"), MAX_CPUS), cpus)
-        except (OSError, ParseError) as error:
-            self._has_cpu_runs = False
-            log.debug("no counters of pCPUs: %s", reason_of(error))
-            return {}
+    def _read(self, threads: Iterable[ThreadKey]) -> Look:
+        runs = task_runs(self._root, ((thread.tgid, thread.tid) for thread in threads))
+        return Look(time.monotonic_ns(), runs)
+
+    def _look_at(self, cpus: set[int]) -> dict[int, CpuLook]:
+        """Return the counters of pCPUs."""
+        found = cpu_samples(self._root, cpus, {}, irq=False)
+        now = time.monotonic_ns()
+        return {cpu: CpuLook(now, one.run, one.times) for cpu, one in found.items()}
 
     # ---- who it is -----------------------------------------------------------------------
 
@@ -251,7 +272,7 @@ class Watch:
         self._lacks(error)
         for key in keys:
             sight = self.sights.get(key)
-            if sight is not None and sight.episode_at is None and sight.growth is not None:
+            if sight is not None and sight.episode_at is None and sight.exact and sight.growth:
                 sight.episode_at = sight.window_at = time.monotonic()
                 self._report(sight, f"others for {sight.growth.percent:.2f} %, without a name")
 

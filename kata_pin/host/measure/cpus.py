@@ -21,9 +21,9 @@ _ABSENT: Final = {
 
 
 def cpu_samples(
-    root: HostRoot, cpus: Collection[int], problems: dict[str, str]
+    root: HostRoot, cpus: Collection[int], problems: dict[str, str], *, irq: bool = True
 ) -> dict[int, CpuSample]:
-    """Return what each of these CPUs did since boot.
+    """Return what each of these CPUs did since boot; without `irq` not which interrupts it had.
 
     What cannot be read is None; `problems` then has by file why.
     """
@@ -42,8 +42,8 @@ def cpu_samples(
         return {}
     runs = read("schedstat", MAX_CPUS, parse_cpu_runs)
     times = read("stat", MAX_CPUS, parse_cpu_times)
-    interrupts = read("interrupts", MAX_TEXT, parse_interrupts)
-    softirqs = read("softirqs", MAX_TEXT, parse_softirqs)
+    interrupts = read("interrupts", MAX_TEXT, parse_interrupts) if irq else {}
+    softirqs = read("softirqs", MAX_TEXT, parse_softirqs) if irq else {}
     return {
         cpu: CpuSample(times.get(cpu), runs.get(cpu), interrupts.get(cpu), softirqs.get(cpu))
         for cpu in cpus

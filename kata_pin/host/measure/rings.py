@@ -98,13 +98,7 @@ class SwitchRecorder:
             self._rings[cpu] = _Recorded(ring)
             self._poll.register(ring.fd, select.POLLIN)
         if refusal is not None and not self._rings:
-            hint = (
-                "needs root, or CAP_PERFMON and kernel.perf_event_paranoid of at most 2, "
-                "and a seccomp filter that allows perf_event_open"
-            )
-            raise HostError(
-                "open a perf event of", f"pCPUs {cpus}", refusal.errno or 0, hint=hint
-            ) from refusal
+            raise refused(f"pCPUs {cpus}", refusal) from refusal
 
     def __enter__(self) -> Self:
         return self
@@ -172,6 +166,15 @@ def record_switches(
             recorder.wait()
             recorder.drain()
         return recorder.end()
+
+
+def refused(cpus: str, error: OSError) -> HostError:
+    """Return the error of pCPUs whose switches the kernel does not let us record."""
+    hint = (
+        "needs root, or CAP_PERFMON and kernel.perf_event_paranoid of at most 2, "
+        "and a seccomp filter that allows perf_event_open"
+    )
+    return HostError("open a perf event of", cpus, error.errno or 0, hint=hint)
 
 
 def _problem(one: _Recorded, *, is_online: bool) -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+TICK_NS: Final = 10_000_000
+"""Resolution of /proc/stat: USER_HZ is 100 on every Linux that Kata runs on."""
 
 
 class TaskRun(NamedTuple):

@@ -14,7 +14,7 @@ from kata_pin.model.count_noun import count
 from kata_pin.model.measured.counters import TaskRun
 from kata_pin.model.measured.windows import CpuWindow, Measured, Verdict
 from kata_pin.policy.isolation.classes import Owner
-from kata_pin.policy.isolation.growth import Growth, Look, growth
+from kata_pin.policy.isolation.growth import CpuLook, Growth, Look, growth
 
 NAMELESS_PERCENT: Final = 0.1
 """Kernel threads that belong to a pCPU stay below it, but for interrupt storms."""
@@ -46,14 +46,10 @@ def judge_counts(measured: Measured, owner: Owner, most_percent: float) -> Count
         return Counted(window, Verdict.UNPROVED, "the counters of its threads are not known")
     cpu = None if set(owner.own) - owner.alone else measured.cpu_runs.get(owner.cpu)
     grown = growth(
-        Look(
-            window.start_ns,
-            {tid: before for tid, (before, _) in own.items()},
-            cpu[0] if cpu else None,
-        ),
-        Look(
-            window.end_ns, {tid: after for tid, (_, after) in own.items()}, cpu[1] if cpu else None
-        ),
+        Look(window.start_ns, {tid: before for tid, (before, _) in own.items()}),
+        Look(window.end_ns, {tid: after for tid, (_, after) in own.items()}),
+        own.keys(),
+        cpu and (CpuLook(window.start_ns, cpu[0], None), CpuLook(window.end_ns, cpu[1], None)),
     )
     if grown is None:
         return Counted(window, Verdict.UNPROVED, "its counters say nothing")

@@ -1,30 +1,40 @@
 """Whether anybody else had a pCPU between two looks at the kernel's counters. Pure.
 
-Two facts about a thread that may run on one pCPU only, and is alone there: while it is ready, its
-wait grows by the run time of everybody else; and what the pCPU counts beyond the thread's own
-slices and run time was somebody else's. The first is exact for a busy vCPU, the second sees what
-ran while the vCPU slept. Who it was, and whether it was a kernel thread that belongs there, takes
-a window.
+Three facts about threads that may run on one pCPU only, and are alone there. While one is ready,
+its wait grows by the run time of everybody else: exact for a busy vCPU. What the pCPU counts beyond
+the threads' own slices and run time was somebody else's: that sees what came and went while the
+vCPU slept. And a pCPU that was neither idle nor theirs was somebody else's: that sees who came
+before the first look and never left. Who it was, and whether it was a kernel thread that belongs
+there, takes a window.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
 
-from kata_pin.model.measured.counters import CpuRun, TaskRun
+from kata_pin.model.measured.counters import TICK_NS, CpuRun, CpuTimes, TaskRun
+
+SLACK_TICKS: Final = 2
+"""What the difference of two counts of ticks may be off."""
+
+SWITCH_NS: Final = 50_000
+"""Most time for which a pCPU is neither idle nor a thread's, each time that a thread wakes up."""
 
 
 class Look(NamedTuple):
-    """The counters of a pCPU at one time; `own` are the threads that may run there only, by tid.
-
-    `cpu` is None where the kernel has no /proc/schedstat, or where threads of the owner come and go
-    that may run elsewhere too: then its slices cannot be told apart.
-    """
+    """The counters of threads that may run on one pCPU only, by tid, at one time."""
 
     at_ns: int
     own: Mapping[int, TaskRun]
-    cpu: CpuRun | None = None
+
+
+class CpuLook(NamedTuple):
+    """The counters of a pCPU at one time; None: the kernel does not have them."""
+
+    at_ns: int
+    run: CpuRun | None
+    times: CpuTimes | None
 
 
 class Growth(NamedTuple):
@@ -50,19 +60,48 @@ class Growth(NamedTuple):
         return 100 * self.others_ns / self.length_ns if self.length_ns > 0 else 0.0
 
 
-def growth(before: Look, after: Look) -> Growth | None:
-    """Return what grew; None where the threads are not the same, or nothing can be said."""
+def growth(
+    before: Look,
+    after: Look,
+    tids: Collection[int],
+    cpu: tuple[CpuLook, CpuLook] | None = None,
+) -> Growth | None:
+    """Return what grew, with these threads as the only own ones; None where nothing can be said.
+
+    `cpu` are looks at the pCPU: the first one after `before`, the second before `after`, so that
+    all that the threads did between them is counted as theirs. None where threads of the owner come
+    and go that may run elsewhere too: then they cannot be told from others.
+    """
     length = after.at_ns - before.at_ns
-    if length <= 0 or not after.own or before.own.keys() != after.own.keys():
+    if length <= 0 or not tids or not (before.own.keys() & after.own.keys()).issuperset(tids):
         return None
-    ran = sum(after.own[tid].ran_ns - one.ran_ns for tid, one in before.own.items())
-    waited = sum(after.own[tid].waited_ns - one.waited_ns for tid, one in before.own.items())
-    mine = sum(after.own[tid].slices - one.slices for tid, one in before.own.items())
+    pairs = [(before.own[tid], after.own[tid]) for tid in tids]
+    ran = sum(new.ran_ns - old.ran_ns for old, new in pairs)
+    waited = sum(new.waited_ns - old.waited_ns for old, new in pairs)
+    mine = sum(new.slices - old.slices for old, new in pairs)
     if ran < 0 or waited < 0 or mine < 0:
         return None
     slices, taken = None, 0
-    if before.cpu is not None and after.cpu is not None:
-        slices = max(0, after.cpu.slices - before.cpu.slices - mine)
-        if slices:
-            taken = max(0, after.cpu.ran_ns - before.cpu.ran_ns - ran)
+    if cpu is not None:
+        slices, taken = _counted(*cpu, ran, mine, length)
     return Growth(length, waited, taken, slices, ran)
+
+
+def _counted(
+    before: CpuLook, after: CpuLook, ran_ns: int, mine: int, length_ns: int
+) -> tuple[int | None, int]:
+    """Return the slices and the time of others by the pCPU's own counters.
+
+    The run time of a pCPU grows when a task leaves it. So it may have grown by more than passed,
+    which is why time in which the pCPU was idle is none of it, and not at all if nobody left.
+    """
+    slices, taken = None, 0
+    if before.run is not None and after.run is not None:
+        slices = max(0, after.run.slices - before.run.slices - mine)
+        taken = after.run.ran_ns - before.run.ran_ns - ran_ns if slices else 0
+    if before.times is not None and after.times is not None:
+        idle_ns = (after.times.idle - before.times.idle - SLACK_TICKS) * TICK_NS
+        unused_ns = (sum(after.times) - sum(before.times) + SLACK_TICKS) * TICK_NS
+        at_least = after.at_ns - before.at_ns - unused_ns - ran_ns - mine * SWITCH_NS
+        taken = max(at_least, min(taken, length_ns - max(0, idle_ns) - ran_ns))
+    return slices, max(0, taken)

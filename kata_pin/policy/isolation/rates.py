@@ -7,15 +7,11 @@ that was ready in both samples and has not run meanwhile has waited all the time
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Final
 
 from kata_pin.model.measured.cache import BandwidthRates, CacheUse, rates_between
-from kata_pin.model.measured.counters import CpuTimes, TaskRun
+from kata_pin.model.measured.counters import TICK_NS, CpuTimes, TaskRun
 from kata_pin.model.measured.samples import CpuRates, Sample, TaskRates, TaskSample
 from kata_pin.model.thread import ThreadKey
-
-TICK_NS: Final = 10_000_000
-"""Resolution of /proc/stat: USER_HZ is 100 on every Linux that Kata runs on."""
 
 
 class Window:

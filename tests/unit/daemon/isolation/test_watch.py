@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from dataclasses import replace
 from errno import EACCES
 from pathlib import Path
@@ -24,8 +24,10 @@ from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.status.watch import watch_report
 from kata_pin.daemon.store.node_events import NodeEvents
+from kata_pin.host.measure import taskruns
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.measured.counters import TaskRun
 from kata_pin.model.measured.windows import (
     CpuWindow,
     Measured,
@@ -37,7 +39,7 @@ from kata_pin.model.measured.windows import (
 )
 from kata_pin.model.placement import Desired, Placement, Report, SandboxMask
 from kata_pin.model.reports.history import NodeEventKind
-from kata_pin.model.thread import ThreadRole
+from kata_pin.model.thread import Thread, ThreadRole
 from tests.support import world
 from tests.support.hosttree import FakeCalls
 
@@ -87,14 +89,27 @@ class World:
         )
         self.counters()
 
-    def counters(self, ran: int = 0, waited: int = 0, slices: int = 0) -> None:
-        folder = self.root / "proc" / str(VCPU.key.tgid) / "task" / str(VCPU.key.tid)
+    def counters(
+        self, ran: int = 0, waited: int = 0, slices: int = 0, thread: Thread = VCPU
+    ) -> None:
+        folder = self.root / "proc" / str(thread.key.tgid) / "task" / str(thread.key.tid)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "schedstat").write_text(f"{ran} {waited} {slices}\n")
 
     def node_counters(self, ran: int, slices: int) -> None:
         text = f"version 16\ntimestamp 1\ncpu4 0 0 0 0 0 0 {ran} 0 {slices}\n"
         (self.root / "proc" / "schedstat").write_text(text)
+
+    def node_times(self, idle: int) -> None:
+        (self.root / "proc" / "stat").write_text(f"cpu4 0 0 0 {idle} 0 0 0 0 0 0\n")
+
+    def place(self, cpus: str) -> None:
+        """Have the emulator thread's affinity be these CPUs."""
+        place = Desired(EMULATOR.key, CpuSet.parse(cpus), CpuSet.parse(cpus), "")
+        base = report()
+        assert base.placement is not None
+        desired = {**base.placement.desired, EMULATOR.key: place}
+        self.cache.report = replace(base, placement=replace(base.placement, desired=desired))
 
     async def look(self) -> None:
         await self.watch.look()
@@ -188,16 +203,56 @@ async def test_what_ran_while_the_vcpu_slept(tmp_path: Path) -> None:
 async def test_slices_of_threads_that_run_elsewhere_too_say_nothing(tmp_path: Path) -> None:
     """Where the owner's other threads may run there as well, only waiting counts."""
     world = World(tmp_path)
-    wide = Desired(EMULATOR.key, CpuSet.parse("3-4"), CpuSet.parse("3-4"), "")
-    base = report()
-    assert base.placement is not None
-    placement = replace(base.placement, desired={**base.placement.desired, EMULATOR.key: wide})
-    world.cache.report = replace(base, placement=placement)
+    world.place("3-4")
     world.node_counters(0, 0)
     await world.look()
     world.node_counters(90 * MS, 8)
     await world.look()
     assert world.started == []
+
+
+async def test_who_came_before_the_first_look_and_never_leaves(tmp_path: Path) -> None:
+    """Nothing switches and nobody waits, but the pCPU is not idle and its vCPU does not run."""
+    world = World(tmp_path)
+    world.node_counters(0, 0)
+    world.node_times(idle=1000)
+    await world.look()
+    await asyncio.sleep(0.1)  # ticks are 10 ms
+    await world.look()
+    assert len(world.started) == 1
+    await world.finish()
+    assert world.events.counts == {NodeEventKind.FOREIGN_TASKS: 1}
+    await asyncio.sleep(0.1)
+    world.node_times(idle=2000)
+    await world.look()
+    assert world.watch.sights["pod", 4].episode_at is None
+
+
+async def test_threads_confined_there_are_read_only_while_that_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the sandbox's own emulator runs there is no episode; while it rests nobody reads it."""
+    read: list[set[int]] = []
+
+    def task_runs(root: HostRoot, threads: Iterable[tuple[int, int]]) -> dict[int, TaskRun]:
+        threads = list(threads)
+        read.append({tid for _, tid in threads})
+        return taskruns.task_runs(root, threads)
+
+    monkeypatch.setattr(module, "task_runs", task_runs)
+    world = World(tmp_path)
+    world.place("4")
+    vcpu, both = {VCPU.key.tid}, {VCPU.key.tid, EMULATOR.key.tid}
+    windows = []
+    for ran in (0, 0, 90, 180, 270, 270, 270):
+        world.counters(ran * MS, 0, ran, thread=EMULATOR)
+        world.node_counters(ran * MS, ran)
+        await world.look()
+        windows.append(len(world.started))
+        await world.finish()
+    assert read == [vcpu, vcpu, vcpu, both, vcpu, both, vcpu, both, vcpu, vcpu]
+    assert windows == [0, 0, 1, 0, 0, 0, 0]
+    assert world.events.counts == {}, "it takes two looks at all threads to say so without a window"
 
 
 @pytest.mark.parametrize("limit", [100.0])

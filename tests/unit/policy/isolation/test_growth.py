@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from kata_pin.model.measured.counters import CpuRun, TaskRun
-from kata_pin.policy.isolation.growth import Growth, Look, growth
+from kata_pin.model.measured.counters import CpuRun, CpuTimes, TaskRun
+from kata_pin.policy.isolation.growth import CpuLook, Growth, Look, growth
 
 S = 1_000_000_000
 NONE = TaskRun(0, 0, 0)
+ZERO = CpuLook(0, CpuRun(0, 0, 0), CpuTimes(0, 0, 0))
+
+
+def counted(
+    run: CpuRun | None, times: CpuTimes | None = None, at_ns: int = 5 * S
+) -> tuple[CpuLook, CpuLook]:
+    """Return two looks at a pCPU whose counters were 0 at the first."""
+    first = CpuLook(0, ZERO.run if run else None, ZERO.times if times else None)
+    return first, CpuLook(at_ns, run, times)
 
 
 def test_a_busy_thread_waits_for_everybody_else() -> None:
     """Its wait grew by what a kernel histogram counted of the others: 17,205,530 ns."""
     before = Look(0, {7: NONE})
     after = Look(5 * S, {7: TaskRun(4_982_794_470, 17_205_530, 15)})
-    found = growth(before, after)
+    found = growth(before, after, {7})
     assert found == Growth(5 * S, 17_205_530, 0, None, 4_982_794_470)
     assert found.others_ns == 17_205_530
     assert found.percent == pytest.approx(0.3441106)
@@ -23,25 +32,60 @@ def test_a_busy_thread_waits_for_everybody_else() -> None:
 
 def test_slices_that_are_not_its_own_are_others() -> None:
     """Of 30 slices 15 were the thread's: 15 others, also while it slept."""
-    before = Look(0, {7: NONE}, CpuRun(0, 0, 0))
-    after = Look(5 * S, {7: TaskRun(S, 0, 15)}, CpuRun(S + 20_000_000, 0, 30))
-    assert growth(before, after) == Growth(5 * S, 0, 20_000_000, 15, S)
+    after = Look(5 * S, {7: TaskRun(S, 0, 15)})
+    cpu = counted(CpuRun(S + 20_000_000, 0, 30))
+    assert growth(Look(0, {7: NONE}), after, {7}, cpu) == Growth(5 * S, 0, 20_000_000, 15, S)
 
 
 def test_counts_that_agree_are_nobody_elses() -> None:
     """Times of a pCPU are late while a task stays on it: without a slice more nobody was there."""
-    before = Look(0, {7: NONE}, CpuRun(0, 0, 0))
-    after = Look(5 * S, {7: TaskRun(S, 0, 15)}, CpuRun(4 * S, 0, 15))
-    assert growth(before, after) == Growth(5 * S, 0, 0, 0, S)
-    late = Look(5 * S, {7: TaskRun(5 * S, 0, 1)}, CpuRun(S, 0, 4))
-    assert growth(before, late) == Growth(5 * S, 0, 0, 3, 5 * S)
+    before = Look(0, {7: NONE})
+    after = Look(5 * S, {7: TaskRun(S, 0, 15)})
+    found = growth(before, after, {7}, counted(CpuRun(4 * S, 0, 15)))
+    assert found == Growth(5 * S, 0, 0, 0, S)
+    late = Look(5 * S, {7: TaskRun(5 * S, 0, 1)})
+    found = growth(before, late, {7}, counted(CpuRun(S, 0, 4)))
+    assert found == Growth(5 * S, 0, 0, 3, 5 * S)
+
+
+def test_who_came_before_and_never_left() -> None:
+    """The pCPU was not idle and its thread did not run: by ticks of 10 ms, of which two may lie."""
+    same = Look(5 * S, {7: NONE})
+    gone = growth(Look(0, {7: NONE}), same, {7}, counted(CpuRun(0, 0, 0), CpuTimes(100, 0, 0)))
+    assert gone == Growth(5 * S, 0, 3_980_000_000, 0)
+    quiet = CpuTimes(idle=450, interrupts=30, steal=18)
+    assert growth(Look(0, {7: NONE}), same, {7}, counted(None, quiet)) == Growth(5 * S, 0, 0, None)
+
+
+def test_what_no_thread_is_charged_for_is_nobody_elses() -> None:
+    """A vCPU that wakes 1,000 times in a second keeps its pCPU from being idle in between."""
+    often = Look(5 * S, {7: TaskRun(S, 0, 5000)})
+    found = growth(Look(0, {7: NONE}), often, {7}, counted(None, CpuTimes(380, 0, 0)))
+    assert found is not None
+    assert found.taken_ns == 0
+
+
+def test_idle_time_is_nobody_elses() -> None:
+    """A pCPU's run time is late: what its thread ran before the first look is no other task's."""
+    after = Look(5 * S, {7: TaskRun(S, 0, 15)})
+    cpu = counted(CpuRun(100 * S, 0, 16), CpuTimes(398, 0, 0))
+    found = growth(Look(0, {7: NONE}), after, {7}, cpu)
+    assert found is not None
+    assert (found.slices, found.taken_ns) == (1, 40_000_000)
+
+
+def test_only_the_threads_that_are_asked_for_are_own() -> None:
+    """A look may hold more threads; one that is asked for has to be in both."""
+    after = Look(S, {7: TaskRun(5, 6, 7), 8: TaskRun(1, 1, 1)})
+    assert growth(Look(0, {7: NONE}), after, {7}) == Growth(S, 6, 0, None, 5)
+    assert growth(Look(0, {7: NONE}), after, {7, 8}) is None
 
 
 def test_never_more_than_the_time_that_passed() -> None:
     """Two threads that wait for the same time count once."""
     before = Look(0, {7: NONE, 8: NONE})
     after = Look(S, {7: TaskRun(0, S, 1), 8: TaskRun(0, S, 1)})
-    found = growth(before, after)
+    found = growth(before, after, {7, 8})
     assert found is not None
     assert (found.others_ns, found.percent) == (S, 100.0)
 
@@ -57,4 +101,4 @@ def test_never_more_than_the_time_that_passed() -> None:
 )
 def test_what_says_nothing(before: Look, after: Look) -> None:
     """No time passed, other threads, no threads, or counters that shrank."""
-    assert growth(before, after) is None
+    assert growth(before, after, before.own) is None

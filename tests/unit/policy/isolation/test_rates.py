@@ -9,6 +9,7 @@ import pytest
 
 from kata_pin.model.measured.cache import CacheUse, rates_between
 from kata_pin.model.measured.counters import (
+    TICK_NS,
     CpuRun,
     CpuTimes,
     InterruptKind,
@@ -18,7 +19,7 @@ from kata_pin.model.measured.counters import (
 )
 from kata_pin.model.measured.samples import CpuSample, Sample, TaskSample
 from kata_pin.model.thread import ThreadKey
-from kata_pin.policy.isolation.rates import TICK_NS, Window
+from kata_pin.policy.isolation.rates import Window
 
 VCPU, OTHER = ThreadKey(7, 7, 1), ThreadKey(7, 8, 1)
 SECOND = 1_000_000_000
