@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from errno import ETIMEDOUT
 from typing import Final, Protocol
 
-from kata_pin.broker import affinity, connector, jails, slow_reads
+from kata_pin.broker import affinity, connector, jails, scheduling, slow_reads
 from kata_pin.broker.libc import libc
 from kata_pin.broker.perf import open_switches
 from kata_pin.broker.policy import walk
@@ -82,6 +82,14 @@ class Calls(Protocol):
 
     def switches(self, cpu: int) -> int:
         """Return a descriptor of a perf event that records the task switches of a CPU."""
+
+    def set_classes(
+        self, changes: Sequence[Change], policy: int, priority: int, proc: str
+    ) -> list[Changed]:
+        """Give vCPU threads a scheduling class; the CPUs of each are ignored.
+
+        See broker.scheduling.set_classes.
+        """
 
     def make_group(self, class_name: str, name: str) -> None:
         """Make a sandbox's group of resctrl; see broker.resctrl.Resctrl for these three."""
@@ -174,6 +182,12 @@ class DirectCalls:
     def switches(self, cpu: int) -> int:
         """See Calls."""
         return open_switches(cpu)
+
+    def set_classes(
+        self, changes: Sequence[Change], policy: int, priority: int, proc: str
+    ) -> list[Changed]:
+        """See Calls."""
+        return scheduling.set_classes(changes, policy, priority, proc)
 
     def make_group(self, class_name: str, name: str) -> None:
         """See Calls; it knows no classes."""

@@ -30,6 +30,7 @@ from kata_pin.broker.protocol import (
     render_changed,
 )
 from kata_pin.broker.resctrl import Resctrl
+from kata_pin.broker.scheduling import set_classes
 from kata_pin.broker.slow_reads import be_reader
 
 MAX_READERS: Final = 64
@@ -64,6 +65,7 @@ class Operations:
             b"e": self._switches,
             b"n": self._new_reader,
             b"k": self._kill_reader,
+            b"S": self._scheduling,
             b"G": self._make_group,
             b"J": self._join_group,
             b"R": self._remove_group,
@@ -102,6 +104,11 @@ class Operations:
                 Changed(refused[one.tgid]) if refused[one.tgid] else next(done) for one in changes
             )
         )
+
+    def _scheduling(self, data: bytes, _: Sequence[int]) -> Answer:
+        (policy,), (priority,) = NUMBER.unpack_from(data), NUMBER.unpack_from(data, NUMBER.size)
+        give = partial(set_classes, policy=policy, priority=priority)
+        return self._changed(parse_changes(data[2 * NUMBER.size :]), give)
 
     def _make_group(self, data: bytes, _: Sequence[int]) -> Answer:
         group = parse_group(data)

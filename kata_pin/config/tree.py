@@ -28,6 +28,7 @@ from kata_pin.config.kinds import (
 from kata_pin.config.metrics import Metrics
 from kata_pin.config.paths import Paths
 from kata_pin.config.resctrl import Resctrl
+from kata_pin.config.rt import Rt
 from kata_pin.errors import ConfigError
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.settings import (
@@ -337,6 +338,7 @@ class Config:
     alloc: Alloc = field(default_factory=Alloc)
     metrics: Metrics = field(default_factory=Metrics)
     resctrl: Resctrl = field(default_factory=Resctrl)
+    rt: Rt = field(default_factory=Rt)
 
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other, with ConfigError without a file."""

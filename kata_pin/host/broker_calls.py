@@ -16,25 +16,20 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from errno import ECONNRESET, ETIMEDOUT
 from typing import Final, NamedTuple
 
 from kata_pin.broker.protocol import (
     ANSWER,
-    MAX_CHANGES,
     MAX_MESSAGE,
     NUMBER,
     REQUEST,
     STATUS,
-    Change,
-    Changed,
     FileStatus,
-    parse_changed,
-    render_changes,
-    render_group,
 )
 from kata_pin.calls import DIRECT
+from kata_pin.host.thread_calls import ThreadCalls
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +68,7 @@ class Reader(NamedTuple):
     channel: socket.socket
 
 
-class BrokerCalls:
+class BrokerCalls(ThreadCalls):
     """The calls over one socket; see Calls for what the methods do.
 
     `close` ends the broker.
@@ -100,14 +95,6 @@ class BrokerCalls:
     def get_affinity(self, tid: int) -> set[int]:
         """See Calls; the kernel lets everybody ask."""
         return os.sched_getaffinity(tid)
-
-    def set_affinities(self, changes: Sequence[Change], proc: str) -> list[Changed]:
-        """See Calls."""
-        assert proc == "/proc", "the broker knows the running system only"
-        done: list[Changed] = []
-        for request in _requests(changes):
-            done += parse_changed(self._ask(b"a", request))
-        return done
 
     def readlink(self, path: str) -> str:
         """See Calls."""
@@ -178,21 +165,6 @@ class BrokerCalls:
     def switches(self, cpu: int) -> int:
         """See Calls."""
         return self._handed(b"e", NUMBER.pack(cpu))
-
-    def make_group(self, class_name: str, name: str) -> None:
-        """See Calls."""
-        self._ask(b"G", render_group(class_name, name))
-
-    def join_group(self, class_name: str, name: str, threads: Sequence[Change]) -> list[Changed]:
-        """See Calls."""
-        done: list[Changed] = []
-        for request in _requests([one._replace(cpus=frozenset()) for one in threads]):
-            done += parse_changed(self._ask(b"J", render_group(class_name, name, request)))
-        return done
-
-    def remove_group(self, class_name: str, name: str) -> None:
-        """See Calls."""
-        self._ask(b"R", render_group(class_name, name))
 
     async def read_slow(
         self, requests: Sequence[tuple[int, str, int]], deadline_s: float
@@ -382,14 +354,3 @@ def _content(answer: bytes, descriptors: Iterable[int]) -> bytes:
 
 def _slow_request(number: int, pid: int, file: str, limit: int) -> bytes:
     return REQUEST.pack(b"x", number) + NUMBER.pack(limit) + f"{pid}/{file}".encode()
-
-
-def _requests(changes: Sequence[Change]) -> Iterator[bytes]:
-    """Yield requests for changes that are short enough."""
-    request = render_changes(changes) if len(changes) <= MAX_CHANGES else b""
-    if changes and (not request or len(request) > MAX_MESSAGE - REQUEST.size):
-        half = (len(changes) + 1) // 2
-        yield from _requests(changes[:half])
-        yield from _requests(changes[half:])
-    elif changes:
-        yield request

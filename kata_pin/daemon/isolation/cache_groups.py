@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from errno import EACCES, EBUSY, EINVAL, ENOENT, ENOSPC, EPERM, EROFS, ESRCH, ESTALE
 from typing import Final
@@ -26,6 +26,7 @@ from kata_pin.host.root import HostRoot
 from kata_pin.model.count_noun import count
 from kata_pin.model.measured.cache import CacheUse
 from kata_pin.model.pass_outcome import RELEASED, PassOutcome
+from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.reports.sandbox import Cache
 from kata_pin.model.sandbox import Container, Sandbox
 from kata_pin.model.thread import Thread, ThreadRole
@@ -120,6 +121,12 @@ class CacheGroups:
             return None
         group = resctrl.group_of(held.class_name, sandbox_id) if held.made else ""
         return Cache(group=group, class_name=held.class_name, problem=held.problem)
+
+    def notes(self, sandbox_id: str) -> Iterator[Note]:
+        """Yield why a sandbox is not counted in full."""
+        held = self.held.get(sandbox_id)
+        if held is not None and held.problem:
+            yield Note("caches", f"caches not counted in full: {held.problem}", NoteLevel.WARNING)
 
     def use(self, sandbox_id: str) -> CacheUse | None:
         """Return what a sandbox uses now, None without a group."""

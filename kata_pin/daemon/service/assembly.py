@@ -28,6 +28,7 @@ from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.intake.thread_events import ThreadEvents
 from kata_pin.daemon.isolation.cache_groups import CacheGroups
 from kata_pin.daemon.isolation.claims import Claims
+from kata_pin.daemon.isolation.realtime import RealtimeVcpus
 from kata_pin.daemon.isolation.watch import Watch
 from kata_pin.daemon.reconcile.audit import Auditor
 from kata_pin.daemon.reconcile.counters import Counters
@@ -51,7 +52,9 @@ from kata_pin.daemon.status.watch import watch_report
 from kata_pin.daemon.store.cache_groups import CacheGroupTable
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.history import History
+from kata_pin.daemon.store.rt_threads import RtThreads
 from kata_pin.model.cpuset import CpuSet, union
+from kata_pin.model.placement import Note
 from kata_pin.model.reports.daemon import Daemon
 from kata_pin.model.reports.watch import WatchDocument
 from kata_pin.sources.hooks import HookServer
@@ -112,6 +115,7 @@ class Assembly:
         self._cache_groups = cache_groups = CacheGroups(
             one.root, live, CacheGroupTable(registry), sandboxes, registry.containers
         )
+        self._realtime = RealtimeVcpus(one.root, live, RtThreads(registry), sandboxes, one.index)
         own_cpus = OwnCpus(config.runtime_dir, node, calls, broker, partial(_granted, one))
         self.passes = PassRunner(
             one.root,
@@ -131,6 +135,7 @@ class Assembly:
                 guests,
                 own_cpus,
                 cache_groups,
+                self._realtime,
             ),
         )
         self._file_events = FileEvents(
@@ -173,7 +178,14 @@ class Assembly:
         self.reload = Reload(live, reread, sandboxes, self.audits, self._status, one.events)
         self._metrics = self._metrics_server(gid, mode)
         self._overview = Overview(
-            one.root, sandboxes, one.engine, registry, pins, guests, cache_groups.seen
+            one.root,
+            sandboxes,
+            one.engine,
+            registry,
+            pins,
+            guests,
+            cache_groups.seen,
+            self._notes,
         )
         commands = Commands(
             sandboxes=sandboxes,
@@ -227,9 +239,15 @@ class Assembly:
         limit = self._components.live.now.isolation.max_foreign
         return watch_report(self.watch, self._claims, limit)
 
+    def _notes(self, sandbox_id: str) -> Iterator[Note]:
+        """Yield what an operator should know of a sandbox beside its pins."""
+        yield from self._cache_groups.notes(sandbox_id)
+        yield from self._realtime.notes(sandbox_id)
+
     async def _after_audit(self) -> None:
         """Look at what no pass shows."""
         self._cache_groups.look()
+        self._realtime.look()
         await self.watch.look()
 
     async def _look_around(self) -> None:

@@ -21,6 +21,7 @@ from kata_pin.daemon.guests.probe import kernel_facts
 from kata_pin.daemon.guests.status import GuestView, plan_guest
 from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.isolation.cache_groups import remove_group
+from kata_pin.daemon.isolation.realtime import restore
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.service.compose import Components, compose
@@ -44,6 +45,7 @@ from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.history import History
 from kata_pin.daemon.store.node_events import NodeEvents
 from kata_pin.daemon.store.pins import Pins
+from kata_pin.daemon.store.rt_threads import RtThreads
 from kata_pin.errors import DaemonError, ParseError
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.pass_outcome import Cause, outcome_of
@@ -178,6 +180,9 @@ def _undo(parts: Components, verb: str, ids: Iterable[str] | None = None) -> lis
     """Restore affinities, then the cpusets in guests."""
     done = list(_act(parts, verb, ids, release=True))
     _remove_groups(parts, {one.sandbox.id for one in done} if ids is not None else None)
+    classes = RtThreads(parts.registry)
+    for sandbox_id in classes.sandboxes() if ids is None else (one.sandbox.id for one in done):
+        list(restore(parts.root, classes, classes.of(sandbox_id)))
     passes = [(one.sandbox, one.report) for one in done if one.report is not None]
     node = parts.node.current()
     asyncio.run(restore_guests(parts.agents, parts.registry, node, passes))

@@ -27,7 +27,7 @@ from kata_pin.host.root import HostRoot
 from kata_pin.host.tasks import moved_since, with_usage
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import Node
-from kata_pin.model.placement import Report
+from kata_pin.model.placement import Note, Report
 from kata_pin.model.reports.names import Names, SandboxName
 from kata_pin.model.reports.sandbox import Cache
 from kata_pin.model.sandbox import Sandbox
@@ -95,6 +95,7 @@ class Overview:
     _pins: Pins
     _guests: Guests
     _cache: Callable[[str], Cache | None]
+    _notes: Callable[[str], Iterable[Note]]
     _seen: Memo[_Seen] = field(default_factory=Memo)
     _plans: Memo[tuple[GuestPlan, bytes] | None] = field(default_factory=Memo)
 
@@ -171,6 +172,7 @@ class Overview:
             ),
             writers=cache.writers(now),
             cache=self._cache(sandbox_id),
+            more_notes=tuple(self._notes(sandbox_id)),
         )
 
     def _moved(self, cache: SandboxCache) -> Steps[dict[ThreadKey, CpuSet]]:
@@ -221,10 +223,12 @@ class Overview:
         if cache.report is None or cache.report.placement is None:
             raise DaemonError(f"no pass over sandbox {sandbox_id} has ended yet")
         sandbox = self._sandbox(sandbox_id, cache)
+        placement = cache.report.placement
+        placement = replace(placement, notes=(*placement.notes, *self._notes(sandbox_id)))
         return explain(
             sandbox,
             _elsewhere(cache.report, finish(self._moved(cache))).threads,
-            cache.report.placement,
+            placement,
             self._engine.node(),
             guest=self._guests.lines(sandbox, cache.report),
             now_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),

@@ -55,6 +55,7 @@ class SandboxFacts:
     guest: Guest | None = None
     writers: Sequence[Writer] = ()
     cache: Cache | None = None
+    more_notes: Sequence[placement.Note] = ()
 
     @property
     def placement(self) -> placement.Placement | None:
@@ -72,6 +73,7 @@ def sandbox_report(facts: SandboxFacts, conflicts: Sequence[placement.Note] = ()
         *map(_claim, claims),
         *(report.notes if report else ()),
         *(decided.notes if decided else ()),
+        *facts.more_notes,
     ]
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return Sandbox(

@@ -11,6 +11,7 @@ from typing import Final
 
 from kata_pin.errors import ParseError
 from kata_pin.model.measured.counters import CpuRun, CpuTimes, TaskMoves, TaskRun
+from kata_pin.model.measured.scheduling import Scheduling
 from kata_pin.wire.kernel.numbers import check_size, clipped, numbers
 
 MAX_TASK: Final = 16 * 1024
@@ -45,6 +46,15 @@ def parse_last_cpu(data: bytes) -> int:
     if len(words) < 37 or not words[36].isdigit() or len(words[36]) > 9:
         raise ParseError("no CPU", source="stat", text=clipped(data))
     return int(words[36])
+
+
+def parse_scheduling(data: bytes) -> Scheduling:
+    """Read the scheduling class of a stat file, and when the thread started; raises ParseError."""
+    words = data[data.rfind(b") ") + 2 :].split(None, 39)
+    wanted = (words[38], words[37], words[19]) if len(words) > 38 else ()
+    if not wanted or not all(one.isdigit() and len(one) <= 20 for one in wanted):
+        raise ParseError("no scheduling class", source="stat", text=clipped(data))
+    return Scheduling(*map(int, wanted))
 
 
 def parse_sched(data: bytes) -> TaskMoves:

@@ -295,6 +295,7 @@ TARGETS: Final[dict[str, Target]] = {
     ),
     "task-run": _kernel(sched.parse_task_run, "sched", "*-schedstat"),
     "task-ready": _kernel(sched.parse_ready, "sched", "*-stat"),
+    "task-class": _kernel(sched.parse_scheduling, "sched", "*-stat"),
     "task-cpu": _kernel(sched.parse_last_cpu, "sched", "*-stat"),
     "task-sched": _kernel(sched.parse_sched, "sched", "*-sched", b"\nse.nr_migrations : 7\n"),
     "task-status": _kernel(sched.parse_switches, "sched", "*-status"),

@@ -136,6 +136,7 @@ def test_numbers_stay_as_written(text: str, cpus: list[int] | None) -> None:
         pytest.param(
             "resctrl: {enabled: true, rules: [{klass: a}]}", "resctrl.rules", "'klass'", id="rule"
         ),
+        pytest.param("rt: {vcpus: fifo:50}", "rt.vcpus", "from 1 to 49", id="priority"),
         pytest.param("mode: on", "mode", "one of act, observe: 'on'", id="on is no boolean"),
         pytest.param("qmp: {enabled: on}", "qmp.enabled", "true or false: 'on'", id="on"),
         pytest.param("qmp: {enabled: yes}", "qmp.enabled", "true or false: 'yes'", id="yes"),

@@ -230,6 +230,16 @@ def test_resctrl_takes_a_broker_that_is_root(*, enabled: bool) -> None:
         assert b"ReadWritePaths=-/sys/fs/resctrl\n" in found[path]
 
 
+def test_real_time_vcpus_take_one_right_more() -> None:
+    """RestrictRealtime is lifted only with the setting."""
+    path = "/usr/lib/systemd/system/kata-pin.service.d/realtime.conf"
+    assert path not in contents(choose())
+    assert (
+        b"RestrictRealtime=no\n"
+        in contents(choose(config='version: 1\nrt: {vcpus: "fifo:1"}\n'))[path]
+    )
+
+
 def test_no_placeholder_is_left() -> None:
     """Every placeholder of the assets is filled in, and each setting reaches its files."""
     files = contents(
