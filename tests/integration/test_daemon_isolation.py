@@ -18,6 +18,7 @@ from kata_pin.errors import HostError
 from kata_pin.host.measure.rings import record_switches
 from kata_pin.host.root import HOST
 from kata_pin.model.cpuset import CpuSet
+from tests.support.alone import left_alone
 from tests.support.daemon import Json, Node, Pod, private_node
 from tests.support.qemu import Machine, busy_machine
 from tests.support.waiting import wait_for
@@ -71,16 +72,6 @@ def spinner() -> Iterator[int]:
             yield running.pid
         finally:
             running.kill()
-
-
-@contextmanager
-def left_alone(tid: int) -> Iterator[None]:
-    """Keep all ordinary tasks off a thread's pCPU, but for the 5 % that Linux reserves for them."""
-    os.sched_setscheduler(tid, os.SCHED_FIFO, os.sched_param(50))
-    try:
-        yield
-    finally:
-        os.sched_setscheduler(tid, os.SCHED_OTHER, os.sched_param(0))
 
 
 def test_check_is_ok_where_nobody_else_runs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+
+from scripts.packages import build_image, rootfs
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -132,3 +135,18 @@ def test_the_wheel_has_the_same_bytes_twice(tmp_path: Path) -> None:
         sums.append(done.stdout)
     assert sums[0] == sums[1]
     assert re.fullmatch(r"[0-9a-f]{64}  kata_pin-\S+\.whl\n", sums[0])
+
+
+def test_the_containerfile_starts_as_the_image() -> None:
+    """The published recipe ends with the settings that scripts/image writes."""
+    text = (ROOT / "docs/image/Containerfile").read_text()
+    last = dict(
+        line.split(" ", 1) for line in text.rpartition("FROM scratch")[2].split("\n") if line
+    )
+    config = build_image.config("abc")
+    assert last["USER"] == config["User"]
+    assert last["WORKDIR"] == config["WorkingDir"]
+    assert [last["ENV"]] == config["Env"]
+    assert last["STOPSIGNAL"] == config["StopSignal"]
+    assert json.loads(last["ENTRYPOINT"]) == config["Entrypoint"]
+    assert f"debian:{rootfs.SUITE}-slim" in text
