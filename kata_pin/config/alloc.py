@@ -6,7 +6,7 @@ made for the host.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -32,6 +32,7 @@ from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.settings import (
     AllocSettings,
     AllowRule,
+    AssignRule,
     CpuClass,
     Eligibility,
     ManagerPolicy,
@@ -61,18 +62,36 @@ class Push(StrEnum):
 
 def _read_rule(raw: Raw) -> AllowRule:
     if not isinstance(raw, dict):
-        raise ParseError("expected a mapping with namespace, handler or classes")
-    unknown = sorted(raw.keys() - {"namespace", "handler", "classes"})
+        raise ParseError("expected a mapping with namespace, handler, classes, rdt or blockio")
+    namespace, handler = _read_patterns(raw, ("classes", "rdt", "blockio"))
+    others = raw.keys() & {"rdt", "blockio"}
+    listed = raw.get("classes", [] if others else ["share", "exclusive"])
+    classes = frozenset(listing(choice(CpuClass)).read(listed))
+    if (not classes and not others) or CpuClass.NONE in classes:
+        raise ParseError("classes: expected share, exclusive or both")
+    rdt, blockio = (listing(CLASS).read(raw.get(key, [])) for key in ("rdt", "blockio"))
+    return AllowRule(namespace, handler, classes, frozenset(rdt), frozenset(blockio))
+
+
+def _read_assignment(raw: Raw) -> AssignRule:
+    if not isinstance(raw, dict):
+        raise ParseError("expected a mapping with namespace, handler, rdt or blockio")
+    namespace, handler = _read_patterns(raw, ("rdt", "blockio"))
+    names = {key: CLASS.read(raw[key]) for key in ("rdt", "blockio") if key in raw}
+    if not names:
+        raise ParseError("expected rdt, blockio or both")
+    return AssignRule(namespace, handler, **names)
+
+
+def _read_patterns(raw: Mapping[str, Raw], others: Sequence[str]) -> tuple[str, str]:
+    """Return namespace and handler of a rule that may have these other keys."""
+    unknown = sorted(raw.keys() - {"namespace", "handler", *others})
     if unknown:
-        raise ParseError("expected namespace, handler or classes", text=unknown[0])
+        words = ", ".join(("namespace", "handler", *others[:-1]))
+        raise ParseError(f"expected {words} or {others[-1]}", text=unknown[0])
     if not raw.keys() & {"namespace", "handler"}:
         raise ParseError("expected a namespace, a handler or both")
-    classes = frozenset(listing(choice(CpuClass)).read(raw.get("classes", ["share", "exclusive"])))
-    if not classes or CpuClass.NONE in classes:
-        raise ParseError("classes: expected share, exclusive or both")
-    return AllowRule(
-        read_pattern(raw.get("namespace", "*")), read_pattern(raw.get("handler", "*")), classes
-    )
+    return read_pattern(raw.get("namespace", "*")), read_pattern(raw.get("handler", "*"))
 
 
 def read_pattern(raw: Raw) -> str:
@@ -84,8 +103,14 @@ def read_pattern(raw: Raw) -> str:
 
 
 def _write_rule(rule: AllowRule) -> Raw:
-    classes: list[Raw] = [one.value for one in sorted(rule.classes)]
-    return {"namespace": rule.namespace, "handler": rule.handler, "classes": classes}
+    written: dict[str, Raw] = {"namespace": rule.namespace, "handler": rule.handler}
+    lists = (("classes", rule.classes), ("rdt", rule.rdt), ("blockio", rule.blockio))
+    return written | {key: [*sorted(names)] for key, names in lists if names}
+
+
+def _write_assignment(rule: AssignRule) -> Raw:
+    written = {key: getattr(rule, key) for key in ("namespace", "handler", "rdt", "blockio")}
+    return {key: text for key, text in written.items() if text}
 
 
 def _read_url(raw: Raw) -> str:
@@ -122,7 +147,15 @@ NODE_NAME: Final = matching(
     r"([A-Za-z0-9][A-Za-z0-9.-]{0,252}|\$[A-Za-z_][A-Za-z0-9_]{0,252})?",
     "a host's name, $ and the name of an environment variable, or nothing",
 )
-ALLOW_RULE: Final = Kind("a mapping with namespace, handler and classes", _read_rule, _write_rule)
+ALLOW_RULE: Final = Kind(
+    "a mapping with namespace, handler, classes, rdt and blockio", _read_rule, _write_rule
+)
+ASSIGN_RULE: Final = Kind(
+    "a mapping with namespace, handler, rdt and blockio", _read_assignment, _write_assignment
+)
+CLASS: Final = matching(
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "a class: at most 64 letters, digits, . _ and -"
+)
 
 
 @dataclass(frozen=True)
@@ -173,9 +206,24 @@ class Alloc:
     )
     allow: tuple[AllowRule, ...] = setting(
         (),
-        "pods that may choose CPUs by annotation, by namespace and runtime handler; empty: none",
+        "pods that may choose by annotation, by namespace and runtime handler: `classes` of CPUs, "
+        "`rdt` and `blockio` classes; empty: none",
         listing(ALLOW_RULE),
         example="[{namespace: shop, handler: kata, classes: [share]}]",
+    )
+    assign: tuple[AssignRule, ...] = setting(
+        (),
+        "RDT and block-I/O classes of containers, by namespace and runtime handler, the first rule "
+        "that names one; the runtime sets them at creation, never for Kata. A class that it does "
+        "not know fails the creation",
+        listing(ASSIGN_RULE),
+        example="[{namespace: shop, handler: runc, rdt: gold, blockio: fast}]",
+    )
+    mount_sources: tuple[str, ...] = setting(
+        (),
+        "folders from which policies of other packages may mount into containers, read-only",
+        listing(PATH),
+        example="[/run/numa-hints]",
     )
     fail: Fail = setting(
         Fail.BEST_EFFORT,
@@ -277,4 +325,6 @@ class Alloc:
             vm=VmSettings(self.default_vcpus, self.overhead_millis, self.own_cpus),
             pin_memory=self.pin_memory,
             max_sharers=self.max_sharers,
+            assign=self.assign,
+            mount_sources=self.mount_sources,
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from kata_pin.model.adjustment import NO_LIMITS, NOTHING_MORE, AtCreation, Limits
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.placement import Note
 from kata_pin.model.settings import CpuClass
@@ -25,7 +26,13 @@ CRANE_KEY: Final = "qos.gocrane.io/cpu-manager"
 FAIL_KEY: Final = "cpu-policy-fail.kata-pin.io"
 """Pod annotation: strict or best-effort. A pod can be stricter than its node, never less strict."""
 
-ANNOTATIONS: Final = (POLICY_KEY, CRANE_KEY, FAIL_KEY)
+RDT_KEY: Final = "rdt-class.kata-pin.io"
+"""Pod annotation: the RDT class of its containers (cache and memory bandwidth)."""
+
+BLOCKIO_KEY: Final = "blockio-class.kata-pin.io"
+"""Pod annotation: the block-I/O class of its containers."""
+
+ANNOTATIONS: Final = (POLICY_KEY, CRANE_KEY, FAIL_KEY, RDT_KEY, BLOCKIO_KEY)
 """Every pod annotation that allocation policies read."""
 
 PERIOD_US: Final = 100_000
@@ -145,7 +152,8 @@ class Grant:
     `exclusive` CPUs are in no other grant. `shared` is what it may use of the shared pool: its own
     choice for SHARE, the current pool (its part within `zone`, where that is not empty) for NONE
     and for the fraction of a mixed grant; None if it has exclusive CPUs only. `mems` are the NUMA
-    nodes for its memory, empty: not decided.
+    nodes for its memory, empty: not decided. `limits` are in force while it runs; `creation` is
+    what it got when it was created, so a policy cannot change it later.
     """
 
     request: ContainerRequest
@@ -157,6 +165,8 @@ class Grant:
     mems: CpuSet = EMPTY
     kind: GrantKind = GrantKind.CONTAINER
     reasons: tuple[str, ...] = ()
+    limits: Limits = NO_LIMITS
+    creation: AtCreation = NOTHING_MORE
 
     @property
     def container_id(self) -> str:
@@ -293,8 +303,8 @@ class Refusal:
 class Decision:
     """A policy's answer to one event.
 
-    `changed` holds the grants whose CPUs or memory nodes differ from before, those of containers
-    that are new included; empty if nothing changes. After a strict refusal `state` is
+    `changed` holds the grants whose CPUs, memory nodes or limits differ from before, those of
+    containers that are new included; empty if nothing changes. After a strict refusal `state` is
     the one before.
     """
 

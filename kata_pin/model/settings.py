@@ -142,20 +142,36 @@ class ManagerPolicy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class AllowRule:
-    """Pods that may choose by annotation; the patterns know `*` and `?` (shell style)."""
+class PodPattern:
+    """Pods by namespace and runtime handler; the patterns know `*` and `?` (shell style)."""
 
     namespace: str = "*"
     handler: str = "*"
+
+    def matches(self, namespace: str, handler: str) -> bool:
+        """Return whether a pod of this namespace and runtime handler is meant."""
+        return fnmatchcase(namespace, self.namespace) and fnmatchcase(handler, self.handler)
+
+
+@dataclass(frozen=True, slots=True)
+class AllowRule(PodPattern):
+    """Pods that may choose by annotation: CPU classes, RDT classes and block-I/O classes."""
+
     classes: frozenset[CpuClass] = frozenset({CpuClass.SHARE, CpuClass.EXCLUSIVE})
+    rdt: frozenset[str] = frozenset()
+    blockio: frozenset[str] = frozenset()
 
     def allows(self, namespace: str, handler: str, cpu_class: CpuClass) -> bool:
         """Return whether a pod of this namespace and runtime handler may choose this class."""
-        return (
-            cpu_class in self.classes
-            and fnmatchcase(namespace, self.namespace)
-            and fnmatchcase(handler, self.handler)
-        )
+        return cpu_class in self.classes and self.matches(namespace, handler)
+
+
+@dataclass(frozen=True, slots=True)
+class AssignRule(PodPattern):
+    """Pods whose containers get these classes when they are created; empty: none."""
+
+    rdt: str = ""
+    blockio: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,3 +228,5 @@ class AllocSettings:
     vm: VmSettings = VmSettings()
     pin_memory: bool = False
     max_sharers: int = 1
+    assign: tuple[AssignRule, ...] = ()
+    mount_sources: tuple[str, ...] = ()

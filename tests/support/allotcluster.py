@@ -44,11 +44,22 @@ class Allotted(Cluster):
         """Return the cpuset of a runc container's cgroup."""
         return self.cgroup_file(container).read_text().strip()
 
-    def cgroup_file(self, container: str) -> Path:
-        """Return the file of that cpuset."""
-        parent = Path("/sys/fs/cgroup/cpuset") / self.containerd.cgroup.lstrip("/")
-        (file,) = parent.glob(f"**/{container}/cpuset.cpus")
+    def cgroup_file(self, container: str, name: str = "cpuset.cpus") -> Path:
+        """Return a file of a runc container's cgroup, by default that of its cpuset."""
+        parent = (
+            Path("/sys/fs/cgroup") / name.partition(".")[0] / self.containerd.cgroup.lstrip("/")
+        )
+        (file,) = parent.glob(f"**/{container}/{name}")
         return file
+
+    def pid(self, container: str) -> int:
+        """Return the first process of a runc container."""
+        return int(
+            self.cgroup_file(container, "cpuset.cpus")
+            .with_name("cgroup.procs")
+            .read_text()
+            .split()[0]
+        )
 
     def sandbox_cgroup(self, pod: str) -> str:
         """Return the cpuset of the cgroup that minikata made for a sandbox."""

@@ -85,10 +85,13 @@ state = "/run/containerd"
   socket_path = "{folder}/nri.sock"
   plugin_path = "{folder}/no-plugins"
   plugin_request_timeout = "{request_timeout}"
+[plugins."io.containerd.service.v1.tasks-service"]
+  blockio_config_file = "{folder}/blockio.yaml"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{image}"
   restrict_oom_score_adj = true
   disable_apparmor = true
+  disable_hugetlb_controller = false
   [plugins."io.containerd.grpc.v1.cri".containerd]
     snapshotter = "native"
     default_runtime_name = "runc"
@@ -101,6 +104,14 @@ state = "/run/containerd"
       BinaryName = "{project}/tests/e2e/minikata/minikata"
       Root = "{folder}/mk"
 """
+
+_BLOCKIO = """
+Classes:
+  slow:
+    - Devices: [/dev/loop0]
+      ThrottleReadBps: 1M
+"""
+"""The block-I/O classes that this containerd knows."""
 
 _MOUNTS = """
 set -e
@@ -189,6 +200,7 @@ class Containerd:
                 request_timeout=self._request_timeout,
             )
         )
+        (self.shared / "blockio.yaml").write_text(_BLOCKIO)
         if self._release.programs:
             shutil.copytree(self._release.programs, self.shared / "bin")
         # The daemon compares a VMM's executable with this machine's file of the same path.
@@ -254,6 +266,14 @@ class Containerd:
         )
         assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
         return done.stdout
+
+    def spec(self, container: str) -> dict[str, Any]:
+        """Return the OCI runtime spec of a container."""
+        info = self.run(
+            *("ctr", "--address", str(self.shared / "c.sock"), "--namespace", "k8s.io"),
+            *("containers", "info", container),
+        )
+        return dict(json.loads(info)["Spec"])
 
     def end(self) -> None:
         """End every process of the place and remove its cgroups."""

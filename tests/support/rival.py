@@ -3,7 +3,8 @@
     with rival(socket, index="50", cpus="0") as other:
         ...
 
-It gives every new container the same CPUs. It is kata-pin's own connection with another decider.
+It gives every new container the same CPUs, or other resources. It is kata-pin's own connection with
+another decider.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from tests.support.waiting import wait_for
 class Rival:
     """The decider; `creations` is how often it was asked."""
 
-    def __init__(self, cpus: str) -> None:
-        self._cpus = CpuSet.parse(cpus)
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
         self.creations = 0
         self.synchronized = False
 
@@ -45,20 +46,22 @@ class Rival:
         return ()
 
     def decide(self, event: Event, stamp_ns: int) -> Answer:
-        """Give every new container our CPUs."""
+        """Give every new container the same."""
         if event.kind is not EventKind.CREATE_CONTAINER:
             return Answer()
         self.creations += 1
-        return Answer(Cpuset(self._cpus))
+        return self._answer
 
     def ended(self) -> None:
         """Take note of nothing."""
 
 
 @contextlib.contextmanager
-def rival(socket: Path, *, index: str, cpus: str) -> Iterator[Rival]:
+def rival(
+    socket: Path, *, index: str, cpus: str = "", answer: Answer | None = None
+) -> Iterator[Rival]:
     """Run the plugin meanwhile."""
-    decider = Rival(cpus)
+    decider = Rival(answer or Answer(Cpuset(CpuSet.parse(cpus))))
     loop = asyncio.new_event_loop()
 
     def work() -> None:

@@ -72,6 +72,7 @@ def explain(document: AllocExplainDocument, output: Output) -> list[Text]:
         ("request", Text(f"{grant.millis / 1000:g} CPUs" if grant.millis else "none")),
         ("override", styled(grant.override or "")),
         ("cpuset", sent),
+        *((name, styled(text)) for name, text in adjusted(grant).items()),
         ("ended", Text("yes: its pCPUs wait for its next instance" if grant.ended else "")),
     ]
     lines = [*paragraph(Text(title, style="bold"), output), *facts(pairs, output)]
@@ -146,6 +147,7 @@ def _signs(allocation: Allocation, letters: Mapping[str, str]) -> dict[int, str]
 
 def _grants(allocation: Allocation, letters: Mapping[str, str], output: Output) -> list[Text]:
     waits = any(one.pending is not None for one in allocation.grants)
+    more = any(one.adjustment is not None for one in allocation.grants)
     columns = [
         Column("KEY"),
         Column("POD", NAMES, fold=20),
@@ -154,13 +156,14 @@ def _grants(allocation: Allocation, letters: Mapping[str, str], output: Output) 
         Column("EXCLUSIVE", CPUS),
         Column("SHARED", CPUS),
         *([Column("PENDING", CPUS)] if waits else []),
+        *([Column("ALSO", fold=24)] if more else []),
     ]
     ordered = sorted(allocation.grants, key=lambda one: not one.exclusive)
-    rows = [_row(one, letters, waits=waits) for one in ordered]
+    rows = [_row(one, letters, waits=waits, more=more) for one in ordered]
     return table(columns, rows, output) if rows else [Text("no containers")]
 
 
-def _row(grant: Grant, letters: Mapping[str, str], *, waits: bool) -> Sequence[Text]:
+def _row(grant: Grant, letters: Mapping[str, str], *, waits: bool, more: bool) -> Sequence[Text]:
     row = [
         styled(letters.get(grant.id, ""), phrases.NAME),
         styled(grant.pod),
@@ -169,7 +172,30 @@ def _row(grant: Grant, letters: Mapping[str, str], *, waits: bool) -> Sequence[T
         phrases.cpus(grant.exclusive),
         phrases.cpus(grant.shared),
     ]
-    return [*row, styled(grant.pending or "", phrases.ODD)] if waits else row
+    row += [styled(grant.pending or "", phrases.ODD)] if waits else []
+    also = "; ".join(f"{name} {text}" for name, text in adjusted(grant).items())
+    return [*row, styled(also)] if more else row
+
+
+def adjusted(grant: Grant) -> dict[str, str]:
+    """Return what a container gets beside pCPUs, by its name for people."""
+    more = grant.adjustment
+    if more is None:
+        return {}
+    period = "" if more.period_us is None else f"{more.period_us} us"
+    quota = "" if more.quota_us is None else f"{more.quota_us} us"
+    found = {
+        "CPU shares": "" if more.shares is None else str(more.shares),
+        "CPU quota": "none" if more.quota_us == -1 else quota,
+        "CPU period": period,
+        "memory limit": "" if more.memory is None else f"{more.memory} bytes",
+        "hugepages": ", ".join(f"{one.size} {one.limit} bytes" for one in more.hugepages),
+        "RDT class": more.rdt_class,
+        "block-I/O class": more.blockio_class,
+        "environment": " ".join(f"{one.name}={one.value}" for one in more.env),
+        "mounts": ", ".join(one.destination for one in more.mounts),
+    }
+    return {name: text for name, text in found.items() if text}
 
 
 def _holders(allocation: Allocation, output: Output) -> list[Text]:

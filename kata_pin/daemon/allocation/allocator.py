@@ -24,7 +24,7 @@ from kata_pin.daemon.allocation.ledger import Ledger
 from kata_pin.daemon.allocation.notices import LEFT_BEHIND, AllocNews
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.allocation.plugin_conflicts import PluginConflicts
-from kata_pin.daemon.allocation.requests import PodChoices, Specs
+from kata_pin.daemon.allocation.requests import PodChoices, Specs, as_requested
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.daemon.store.node_events import NodeEvents
@@ -44,6 +44,7 @@ from kata_pin.model.sandbox import Container
 from kata_pin.model.settings import CpuClass
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.allotment import sandbox_of
+from kata_pin.policy.alloc.classes import with_classes
 from kata_pin.policy.alloc.demand import strict
 from kata_pin.policy.alloc.failure import other_owner
 from kata_pin.policy.alloc.instances import donated, ended, inherited, keeps, resumed
@@ -239,7 +240,7 @@ class Allocator:
         """Return a request with its pod's override and annotations of now."""
         known = self.state.get(request.container_id)
         return self._choices.newest(
-            request, sandbox_id, None if known is None else known.request.pod
+            as_requested(request, known), sandbox_id, None if known is None else known.request.pod
         )
 
     def _apply_choices(self, why: str, *, ordered: bool = True) -> None:
@@ -267,13 +268,19 @@ class Allocator:
         self.conflicts.arrived(request, with_cpuset=foreign)
         owner = self.conflicts.owner(request, foreign=foreign)
         if owner is None:
-            return self._take(self._allocated(self._policy, request), "allocated", request)
+            return self._create(self._policy, request)
         decision = self._policy.decline(self.state, request, owner)
         fails = decision.refused is not None and decision.refused.strict
         if fails and not foreign and not self.conflicts.present:
             # the other plugin is only suspected, and without CPUs the container fails anyway
-            decision = self._allocated(self._policy, request)
+            return self._create(self._policy, request)
         return self._take(decision, "allocated", request)
+
+    def _create(self, policy: CheckedPolicy, request: ContainerRequest) -> Decision:
+        """Give a new container its CPUs and its classes."""
+        decision = self._allocated(policy, request)
+        classed = with_classes(decision, request.container_id, self._settings.settings)
+        return self._take(classed, "allocated", request)
 
     def _allocated(self, policy: CheckedPolicy, request: ContainerRequest) -> Decision:
         """Return the decision about a new container; the next instance of one has its grant."""

@@ -18,6 +18,7 @@ from kata_pin.model.alloc import AllocState, ContainerRequest, Decision, Refusal
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.settings import AllocSettings
 from kata_pin.model.topology import HostTopology
+from kata_pin.policy.alloc.classes import kept_creation
 from kata_pin.policy.alloc.invariants import Expected, Invariants, ended, in_pool, over
 from kata_pin.policy.alloc.policies import BUILTIN, create
 from kata_pin.policy.alloc.policy import GROUP, Factory, Policy
@@ -44,6 +45,7 @@ class CheckedPolicy:
             lambda: self._policy.allocate(state, request),
             Expected(state, (request,), _replaced(state, request), refusable=True),
             admitted=request,
+            new=request.container_id,
         )
 
     def change(self, state: AllocState, request: ContainerRequest) -> Decision:
@@ -75,8 +77,12 @@ class CheckedPolicy:
         ask: Callable[[], Decision],
         expected: Expected,
         admitted: ContainerRequest | None = None,
+        new: str = "",
     ) -> Decision:
-        """Return the policy's decision; if it fails `admitted` gets the shared pool."""
+        """Return the policy's decision; if it fails `admitted` gets the shared pool.
+
+        Only the container `new` is being created.
+        """
         try:
             decision = ask()
             why = self._invariants.violation(decision, expected)
@@ -85,7 +91,7 @@ class CheckedPolicy:
             why = f"{type(error).__name__}: {reason_of(error)}"
         else:
             if not why:
-                return decision
+                return kept_creation(expected.before, decision, new)
         text = f"policy {self._name!r} fails: {why}"[:MAX_SHOWN]
         note = Note("alloc-policy", text, NoteLevel.WARNING)
         state = expected.before.without(*expected.gone)

@@ -1,11 +1,12 @@
 """The ledger of containers: what each one requests, which cpuset it has, and what is pending.
 
-A cpuset reaches a container in an answer to the runtime (D14), or is pushed between two answers
-(push.py); until then it is pending. What was sent in an answer counts as confirmed until the
-runtime reports otherwise, or an audit finds another cpuset in the container's cgroup. Each
-connection begins with everything the runtime reports. No answer repeats the cpuset that is being
-pushed. If an answer carries a newer one meanwhile, or the runtime reports another, it is unknown
-which of the two was applied last: the newest is sent again when the push has ended.
+A cpuset, with the limits that were decided beside it, reaches a container in an answer to the
+runtime (D14), or is pushed between two answers (push.py); until then it is pending. What was sent
+in an answer counts as confirmed until the runtime reports otherwise, or an audit finds another
+cpuset in the container's cgroup. Each connection begins with everything the runtime reports. No
+answer repeats the cpuset that is being pushed. If an answer carries a newer one meanwhile, or the
+runtime reports another, it is unknown which of the two was applied last: the newest is sent again
+when the push has ended.
 
 A Kata container without a CPU quota above 0 never gets a cpuset: both Kata runtimes size
 a VM by its cpuset then. If a Kata container's new cpuset neither contains the old one nor lies
@@ -106,12 +107,12 @@ def cpuset_for(grant: Grant, state: AllocState) -> Cpuset:
     request = grant.request
     kata = request.pod.kata
     if grant.kind is GrantKind.SANDBOX or (kata and (request.quota_us or 0) <= 0):
-        return Cpuset()
+        return Cpuset(limits=grant.limits)
     overhead = EMPTY
     if kata and grant.exclusive:
         vm = state.get(request.pod.sandbox_id)
         overhead = (vm.exclusive if vm is not None else EMPTY) | state.housekeeping
-    return Cpuset(grant.cpus | overhead, grant.mems)
+    return Cpuset(grant.cpus | overhead, grant.mems, grant.limits)
 
 
 class Ledger:
@@ -156,12 +157,10 @@ class Ledger:
     ) -> None:
         """Record the cpuset that a container has. Another than we sent ends a restore."""
         entry = self._entries.get(container_id, Entry())
-        pushed = self.is_pushed(container_id, cpuset)
-        ours = cpuset == entry.confirmed or pushed
-        self._overtaken |= (
-            not pushed and self._pushed is not None and self._pushed[0] == container_id
-        )
-        final = entry.final if ours else None
+        name, sent = self._pushed or ("", NOTHING)
+        pushed = name == container_id and sent.over(cpuset) == cpuset
+        self._overtaken |= not pushed and name == container_id
+        final = entry.final if pushed or cpuset.confined_as(entry.confirmed) else None
         ran = runs or entry.ran
         self._update(container_id, confirmed=cpuset, pid=pid or entry.pid, ran=ran, final=final)
 
@@ -244,7 +243,7 @@ class Ledger:
             overtakes = self._pushed is not None and self._pushed[0] == name
             self._overtaken |= overtakes
             final = entry.final if overtakes else None
-            self._update(name, confirmed=_applied(entry.confirmed, cpuset), final=final)
+            self._update(name, confirmed=cpuset.over(entry.confirmed or NOTHING), final=final)
         return updates
 
     def widens(self, container_id: str, cpuset: Cpuset) -> bool:
@@ -288,7 +287,7 @@ class Ledger:
                 final = self._entries[container_id].final
                 self._update(
                     container_id,
-                    confirmed=_applied(before, cpuset),
+                    confirmed=cpuset.over(before),
                     final=None if final == cpuset else final,
                 )
         finally:
@@ -382,7 +381,7 @@ class Ledger:
                 wanted, kata = entry.final or NOTHING, False
             else:
                 wanted, kata = cpuset_for(grant, state), grant.request.pod.kata
-            if wanted and _applied(entry.confirmed, wanted) != entry.confirmed:
+            if wanted and wanted.over(entry.confirmed) != entry.confirmed:
                 yield name, self._step(entry.confirmed, wanted) if kata else wanted
 
     def _step(self, confirmed: Cpuset, wanted: Cpuset) -> Cpuset:
@@ -390,10 +389,4 @@ class Ledger:
         if confirmed.cpus <= wanted.cpus or wanted.cpus <= confirmed.cpus:
             return wanted
         stay = confirmed.cpus if self._online is None else confirmed.cpus & self._online()
-        return Cpuset(stay | wanted.cpus, wanted.mems)
-
-
-def _applied(before: Cpuset | None, new: Cpuset) -> Cpuset:
-    """Return the cpuset after an update: what it leaves empty stays."""
-    before = before or NOTHING
-    return Cpuset(new.cpus or before.cpus, new.mems or before.mems)
+        return replace(wanted, cpus=stay | wanted.cpus)

@@ -20,6 +20,7 @@ from kata_pin.config.tree import Nri
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.ledger import cpuset_for
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
+from kata_pin.daemon.allocation.plugin_conflicts import set_fields
 from kata_pin.daemon.allocation.requests import (
     cpuset_of,
     pod_uid,
@@ -29,6 +30,7 @@ from kata_pin.daemon.allocation.requests import (
 )
 from kata_pin.daemon.allocation.restore import restore_cpusets
 from kata_pin.daemon.store.containers import Registry
+from kata_pin.model.adjustment import NOTHING_MORE
 from kata_pin.model.alloc import ContainerRequest, Running
 from kata_pin.model.sandbox import ContainerKind, ContainerState
 from kata_pin.policy.alloc.failure import other_owner
@@ -97,7 +99,7 @@ class NriDecider:
             pod = pods.get(one.pod_id)
             if pod is not None:
                 self._ledger.requested(self._request(pod, one, kata=pod.id in kata), pod.id)
-                self._ledger.reported(one.id, cpuset_of(one.cpu), pid=one.pid, runs=_runs(one))
+                self._ledger.reported(one.id, _has(one), pid=one.pid, runs=_runs(one))
         self._ledger.connected()
         self._allocator.follow_host()  # what the runtime has reported is not another's
         alive = {one.id for one in snapshot.pods if one.pid}  # stopped ones are listed, too
@@ -163,7 +165,7 @@ class NriDecider:
         request = self._request(event.pod, container, kata=self._recorder.is_kata(event.pod))
         self._ledger.requested(request, event.pod.id)
         former = formers(self._allocator.state, request)
-        has = cpuset_of(container.cpu)
+        has = _has(container)
         with self._allocator.grants.together():
             refused = self._allocator.admit(request, foreign=bool(has.cpus)).refused
             fails = refused is not None and refused.strict
@@ -181,12 +183,13 @@ class NriDecider:
             state = self._allocator.now
             grant = state.get(container.id)
         adjust = Cpuset() if grant is None else cpuset_for(grant, state)
-        self._ledger.reported(container.id, adjust or has)
+        creation = NOTHING_MORE if grant is None else grant.creation
+        self._ledger.reported(container.id, adjust.over(has))
         if has.cpus:
             self._leave_alone(container.id)
         else:
-            self._allocator.conflicts.answered(request, adjusted=bool(adjust))
-        return Answer(adjust, self._updates(but=container.id))
+            self._allocator.conflicts.answered(request, set_fields(adjust, creation))
+        return Answer(adjust, self._updates(but=container.id), creation)
 
     def _update(self, event: Event, container: PodContainer) -> Answer:
         """Record what a container is to have from now on; its own cpuset may follow from it.
@@ -194,11 +197,12 @@ class NriDecider:
         Our own push, which comes back as an event by CRI, changes nothing: it may still fail. If it
         is out of date by now, the newest cpuset takes its place.
         """
-        if self._ledger.is_pushed(container.id, cpuset_of(event.asked)):
+        asks = cpuset_of(event.asked, event.asked_memory)
+        if self._ledger.is_pushed(container.id, asks):
             state = self._allocator.effective
             return Answer(updates=self._ledger.updates(state, only=container.id))
         asked = replace(container, cpu=with_asked(container.cpu, event.asked))
-        self._ledger.reported(container.id, cpuset_of(asked.cpu))
+        self._ledger.reported(container.id, asks.over(_has(container)))
         grant, entry = self._allocator.state.get(container.id), self._ledger.get(container.id)
         known = grant or entry
         if known is not None and known.request is not None:
@@ -213,11 +217,11 @@ class NriDecider:
 
         Without a grant and without a cpuset it was left alone without need, or not decided.
         """
-        has = cpuset_of(container.cpu)
+        has = _has(container)
         self._ledger.reported(container.id, has, pid=container.pid, runs=_runs(container))
-        self._allocator.conflicts.created(container.id, with_cpuset=bool(has))
+        self._allocator.conflicts.created(container.id, with_cpuset=has.confines)
         known = self._allocator.state.get(container.id) is not None
-        if not known and not has and self._allocator.decides:
+        if not known and not has.confines and self._allocator.decides:
             request = self._request(pod, container, kata=self._recorder.is_kata(pod))
             self._allocator.change(request, "it runs with no cpuset of its own")
 
@@ -293,6 +297,10 @@ class NriDecider:
                 if record.cpus is None or self._allocator.state.get(record.id) is not None:
                     request = self._allocator.newest(request_of_record(record), sandbox_id)
                     yield Running(request, record.cpus)
+
+
+def _has(container: PodContainer) -> Cpuset:
+    return cpuset_of(container.cpu, container.memory)
 
 
 def _runs(container: PodContainer) -> bool:

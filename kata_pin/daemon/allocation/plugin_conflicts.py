@@ -4,7 +4,9 @@ NRI names no other plugin before its version 0.10. One that is asked before kata
 the cpusets that containers come with. One that is asked after it makes a creation fail that we
 adjusted: the next try is left alone, and only if that one succeeds, with a cpuset, was it a
 conflict. A creation that fails either way (a bad mount, no space) is no evidence, nor is one that
-succeeds without a cpuset: no other plugin has set one.
+succeeds without a cpuset where that was all we set: no other plugin has set one. What else another
+plugin sets cannot be seen before NRI 0.10, so a success without our other fields is a conflict of
+that container only, and suspends nothing.
 
 Users who create pods must not be able to switch the allocator off: one pod counts once, pods of
 only one namespace are no conflict, and all evidence expires.
@@ -19,9 +21,11 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
 from kata_pin.daemon.store.node_events import NodeEvents
+from kata_pin.model.adjustment import AtCreation
 from kata_pin.model.alloc import ContainerRequest, Refusal, RefusalKind
 from kata_pin.model.reports.history import NodeEventKind
 from kata_pin.policy.alloc.failure import other_owner
+from kata_pin.wire.nri.replies import Cpuset
 
 K = TypeVar("K")
 
@@ -37,10 +41,12 @@ EXPIRY_S: Final = 600.0
 REMEMBERED: Final = 256
 """Most entries of each kind."""
 
+CPUSET: Final = "cpuset"
+
 BEFORE: Final = "one that is asked before kata-pin"
 BEHIND: Final = "one that is asked after kata-pin, and sets the same"
 SUSPECTED: Final = (
-    "its creation failed after kata-pin set its cpuset: another NRI plugin may set the same"
+    "its creation failed after kata-pin set its resources: another NRI plugin may set the same"
 )
 
 
@@ -67,7 +73,7 @@ class PluginConflicts:
         self._given: dict[str, tuple[float, str]] = {}
         self._conflicts: dict[str, tuple[float, str]] = {}
         self._failed: dict[Name, tuple[float, str]] = {}
-        self._open: dict[str, tuple[Name, bool]] = {}
+        self._open: dict[str, tuple[Name, str]] = {}
 
     @property
     def present(self) -> tuple[str, ...]:
@@ -113,59 +119,85 @@ class PluginConflicts:
         else:
             self._given.clear()
 
-    def answered(self, request: ContainerRequest, *, adjusted: bool) -> None:
-        """Record our answer to a creation: `created` or `ended` follows."""
+    def answered(self, request: ContainerRequest, fields: str) -> None:
+        """Record our answer to a creation: `created` or `ended` follows.
+
+        `fields` are what we set, in words; empty: nothing.
+        """
         name = Name.of(request)
-        if adjusted or name in self._recent(self._failed):
-            self._open[request.container_id] = name, adjusted
+        if fields or name in self._recent(self._failed):
+            self._open[request.container_id] = name, fields
 
     def created(self, container_id: str, *, with_cpuset: bool) -> None:
         """Record that a creation has succeeded."""
-        name, adjusted = self._open.pop(container_id, (None, False))
+        name, fields = self._open.pop(container_id, (None, ""))
         if name is None:
             return
-        if adjusted:
+        refused = self._recent(self._failed).get(name, CPUSET)
+        if fields:
             self._conflicts.clear()
-        if adjusted or not with_cpuset:
+        if fields or (refused == CPUSET and not with_cpuset):
             self._failed.pop(name, None)
             return
+        self._note(self._failed, name, refused)
+        if with_cpuset:
+            self._note(self._conflicts, name.pod_uid, name.namespace)
+            text = "container %s was created with the cpuset of another NRI plugin, after its "
+            text += "creation had failed with kata-pin's %s"
+        else:
+            text = "container %s was created without kata-pin's %s, after its creation had failed "
+            text += "with it: another NRI plugin may set the same"
         self._events.report(
-            NodeEventKind.PLUGIN_CONFLICT,
-            "allocator: container %s was created with the cpuset of another NRI plugin, after its "
-            "creation had failed with ours",
-            container_id,
+            NodeEventKind.PLUGIN_CONFLICT, f"allocator: {text}", container_id, refused
         )
-        self._note(self._failed, name, name.namespace)
-        self._note(self._conflicts, name.pod_uid, name.namespace)
 
     def ended(self, container_id: str) -> None:
         """Record the end of a container: its creation failed unless `created` came before."""
-        name, adjusted = self._open.pop(container_id, (None, False))
+        name, fields = self._open.pop(container_id, (None, ""))
         if name is None:
             return
-        if not adjusted:  # so our cpuset was not the reason
+        if not fields:  # so what we set was not the reason
             self._failed.pop(name, None)
             return
         self._events.report(
             NodeEventKind.PLUGIN_CONFLICT,
-            "allocator: creation of container %s failed after kata-pin set its cpuset; the next "
-            "try is left alone",
+            "allocator: creation of container %s failed after kata-pin set its %s; the next try is "
+            "left alone",
             container_id,
+            fields,
         )
-        self._note(self._failed, name, name.namespace)
+        self._note(self._failed, name, fields)
 
     def reconnected(self) -> None:
         """Forget conflicts and unfinished creations; failed containers are left alone still."""
         self._conflicts.clear()
         self._open.clear()
 
-    def _note(self, entries: dict[K, tuple[float, str]], key: K, namespace: str) -> None:
+    def _note(self, entries: dict[K, tuple[float, str]], key: K, text: str) -> None:
         entries.pop(key, None)
-        entries[key] = self._clock(), namespace
+        entries[key] = self._clock(), text
         while len(entries) > REMEMBERED:
             del entries[next(iter(entries))]
 
     def _recent(self, entries: dict[K, tuple[float, str]]) -> dict[K, str]:
-        """Return the namespaces of entries that have not expired."""
+        """Return the entries that have not expired: namespaces, and of failures what was set."""
         since = self._clock() - EXPIRY_S
-        return {key: namespace for key, (at, namespace) in entries.items() if at > since}
+        return {key: text for key, (at, text) in entries.items() if at > since}
+
+
+def set_fields(adjust: Cpuset, creation: AtCreation) -> str:
+    """Return what an answer to a creation sets, in words; empty if nothing."""
+    limits = adjust.limits
+    fields = {
+        CPUSET: adjust.confines,
+        "CPU shares": limits.shares is not None,
+        "CPU quota": limits.quota_us is not None,
+        "CPU period": limits.period_us is not None,
+        "memory limit": limits.memory is not None,
+        "hugepage limits": creation.hugepages,
+        "RDT class": creation.rdt_class,
+        "block-I/O class": creation.blockio_class,
+        "environment": creation.env,
+        "mounts": creation.mounts,
+    }
+    return ", ".join(name for name, value in fields.items() if value)

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kata_pin.errors import ParseError
+from kata_pin.model.adjustment import Limits
 from kata_pin.model.alloc import (
     PERIOD_US,
     ContainerRequest,
+    Grant,
     PodRequest,
     PodSpec,
     Qos,
@@ -85,9 +87,30 @@ def with_asked(cpu: CpuResources, asked: CpuResources) -> CpuResources:
     )
 
 
-def cpuset_of(cpu: CpuResources) -> Cpuset:
-    """Return the cpuset of a container's resources; a text that is no list counts as none."""
-    return Cpuset(_cpus(cpu.cpus), _cpus(cpu.mems))
+def cpuset_of(cpu: CpuResources, memory: int | None = None) -> Cpuset:
+    """Return the cpuset and limits of a container's resources, `memory` in bytes.
+
+    A text that is no list, and 0, count as none.
+    """
+    limits = Limits(cpu.shares or None, cpu.quota_us or None, cpu.period_us or None, memory)
+    return Cpuset(_cpus(cpu.cpus), _cpus(cpu.mems), limits)
+
+
+def as_requested(request: ContainerRequest, grant: Grant | None) -> ContainerRequest:
+    """Return a request in which limits that its grant's policy set are not taken for the pod's.
+
+    A runtime reports them as the container's own once they are applied.
+    """
+    if grant is None or not grant.limits:
+        return request
+    ours, before = grant.limits, grant.request
+    if ours.shares is not None and millis_of_shares(ours.shares) == request.cpu_millis:
+        request = replace(request, cpu_millis=before.cpu_millis)
+    if ours.quota_us is not None and ours.quota_us == request.quota_us:
+        request = replace(request, quota_us=before.quota_us)
+    if ours.period_us is not None and ours.period_us == request.period_us:
+        request = replace(request, period_us=before.period_us)
+    return replace(request, pod=replace(request.pod, qos=before.pod.qos))
 
 
 def _cpus(text: str) -> CpuSet:

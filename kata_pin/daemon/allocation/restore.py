@@ -37,7 +37,7 @@ def restore_cpusets(allocator: Allocator, *, sure: bool = False) -> None:
     for grant in allocator.grants.containers():
         ours, entry = cpuset_for(grant, state), ledger.get(grant.container_id)
         has = EMPTY if entry is None or entry.confirmed is None else entry.confirmed.cpus
-        if ours and has and (sure or has == ours.cpus):
+        if ours.confines and has and (sure or has == ours.cpus):
             ledger.restore(
                 grant.container_id, unconfined(state, node.topology, mems=bool(ours.mems))
             )
@@ -67,7 +67,7 @@ def kept_cpusets(allocator: Allocator, registry: Registry) -> tuple[KeptCpuset, 
     return tuple(
         KeptCpuset(grant.container_id, grant.request.pod.title, grant.request.name, str(ours.cpus))
         for grant in allocator.grants.containers()
-        if (ours := cpuset_for(grant, state)) and _keeps(grant, ours, allocator, registry)
+        if (ours := cpuset_for(grant, state)).confines and _keeps(grant, ours, allocator, registry)
     )
 
 

@@ -14,13 +14,17 @@ from kata_pin.model.alloc import AllocState
 from kata_pin.model.alloc import Grant as Granted
 from kata_pin.model.cpuset import union
 from kata_pin.model.reports.pools import (
+    Adjustment,
     Allocation,
     Grant,
     Holder,
+    Hugepages,
+    Mount,
     Pools,
     Push,
     PushFailure,
     RefusedRequest,
+    Variable,
 )
 from kata_pin.policy.alloc.allotment import sandbox_of
 from kata_pin.wire.nri.replies import Cpuset
@@ -97,8 +101,26 @@ def _grant(
         ended=bool(request.ended_in),
         override=None if pod.ordered is None else pod.ordered.value,
         cpuset=str(own.cpus),
-        pending=None if waits is None else str(waits.cpus),
+        pending=None if waits is None else str(waits.cpus or own.cpus),
+        adjustment=_adjustment(grant),
         reasons=tuple(grant.reasons),
+    )
+
+
+def _adjustment(grant: Granted) -> Adjustment | None:
+    limits, creation = grant.limits, grant.creation
+    if not limits and not creation:
+        return None
+    return Adjustment(
+        shares=limits.shares,
+        quota_us=limits.quota_us,
+        period_us=limits.period_us,
+        memory=limits.memory,
+        hugepages=tuple(Hugepages(size, limit) for size, limit in creation.hugepages),
+        rdt_class=creation.rdt_class,
+        blockio_class=creation.blockio_class,
+        env=tuple(Variable(name, value) for name, value in creation.env),
+        mounts=tuple(Mount(one.destination, one.source) for one in creation.mounts),
     )
 
 

@@ -33,6 +33,45 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
+class Hugepages:
+    """A container's limit for one page size."""
+
+    size: str  #: page size, such as `2MB`
+    limit: int  #: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A read-only mount in a container."""
+
+    destination: str  #: path in the container
+    source: str  #: path on the node
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """An environment variable."""
+
+    name: str  #: its name
+    value: str  #: its value
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustment:
+    """What a container gets beside pCPUs and memory nodes. Null or empty: the pod's own."""
+
+    shares: int | None  #: CFS shares
+    quota_us: int | None  #: CFS quota in microseconds; -1: none
+    period_us: int | None  #: CFS period in microseconds
+    memory: int | None  #: memory limit in bytes
+    hugepages: tuple[Hugepages, ...]  #: hugepage limits, set at creation
+    rdt_class: str  #: RDT class, set at creation
+    blockio_class: str  #: block-I/O class, set at creation
+    env: tuple[Variable, ...]  #: environment, set at creation
+    mounts: tuple[Mount, ...]  #: mounts, made at creation
+
+
+@dataclass(frozen=True, slots=True)
 class Grant:
     """The pCPUs of one container, or of a sandbox's VM."""
 
@@ -54,6 +93,7 @@ class Grant:
     override: str | None  #: the class set by `policy set`; null: none
     cpuset: Cpus  #: cpuset sent to the runtime; empty: none, only threads are pinned
     pending: Cpus | None  #: cpuset not sent yet; null: none
+    adjustment: Adjustment | None  #: what it gets beside pCPUs; null: nothing
     reasons: tuple[str, ...]  #: why it has these pCPUs
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from kata_pin.model.adjustment import AtCreation, Limits, Mount
 from kata_pin.model.alloc import (
     AllocState,
     ContainerRequest,
@@ -23,6 +24,7 @@ from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.settings import AllocSettings, CpuClass
 from kata_pin.model.topology import HostTopology
+from kata_pin.policy.alloc.adjustments import wrong_adjustment
 from kata_pin.policy.alloc.shared_pool import initial_state
 
 
@@ -48,6 +50,7 @@ class Invariants:
         self._initial = initial_state(topology, settings)
         self._nodes = CpuSet(topology.nodes)
         self._never = settings.reserved | settings.housekeeping
+        self._settings = settings
 
     def violation(self, decision: Decision, expected: Expected) -> str:
         """Return what is wrong with a decision, empty if nothing is."""
@@ -92,6 +95,8 @@ class Invariants:
                 why = why or "CPUs that are reserved or for housekeeping"
             if grant.own & after.taken - (EMPTY if old is None else old.own):
                 why = why or "CPUs that are exclusive to containers of others"
+            if old is None or (old.limits, old.creation) != (grant.limits, grant.creation):
+                why = why or wrong_adjustment(grant, self._settings)
             if why:
                 return f"the grant of {name} has {why}"
         return ""
@@ -186,6 +191,8 @@ def _follows_pool(grant: Grant, old: Grant) -> bool:
         and grant.mems is old.mems
         and grant.policy is old.policy
         and grant.reasons is old.reasons
+        and grant.limits is old.limits
+        and grant.creation is old.creation
         and isinstance(grant.shared, CpuSet)
         and bool(grant.shared)
     )
@@ -222,9 +229,49 @@ def _is_grant(value: object) -> bool:
             mems=CpuSet(),
             kind=GrantKind(),
             reasons=tuple(reasons),
+            limits=Limits(),
+            creation=AtCreation(),
         ):
-            return all(isinstance(reason, str) for reason in reasons)
+            return (
+                all(isinstance(reason, str) for reason in reasons)
+                and _are_limits(value.limits)
+                and _is_creation(value.creation)
+            )
     return False
+
+
+def _are_limits(value: Limits) -> bool:
+    numbers: tuple[object, ...] = (value.shares, value.quota_us, value.period_us, value.memory)
+    return {type(one) for one in numbers} <= {int, type(None)}
+
+
+def _is_creation(value: object) -> bool:
+    match value:
+        case AtCreation(
+            hugepages=tuple(hugepages),
+            rdt_class=str(),
+            blockio_class=str(),
+            env=tuple(env),
+            mounts=tuple(mounts),
+        ):
+            return (
+                all(_are(one, str, int) for one in hugepages)
+                and all(_are(one, str, str) for one in env)
+                and all(map(_is_mount, mounts))
+            )
+    return False
+
+
+def _is_mount(value: object) -> bool:
+    match value:
+        case Mount(destination=str(), source=str()):
+            return True
+    return False
+
+
+def _are(values: object, *kinds: type) -> bool:
+    """Whether it is a tuple of values of exactly these types."""
+    return isinstance(values, tuple) and tuple(map(type, values)) == kinds
 
 
 def _is_note(value: object) -> bool:

@@ -43,15 +43,19 @@ def settled(state: AllocState) -> AllocState:
 
 
 def changes(before: AllocState, after: AllocState) -> tuple[Grant, ...]:
-    """Return the grants of `after` that are new or have other CPUs or memory nodes than before."""
+    """Return the grants of `after` that are new or have other CPUs, nodes or limits than before."""
     changed = []
     for name, grant in after.grants.items():
         old = before.grants.get(name)
         if old is grant:
             continue
-        if old is None or (old.cpus, old.mems) != (grant.cpus, grant.mems):
+        if old is None or _sent(old) != _sent(grant):
             changed.append(grant)
     return tuple(changed)
+
+
+def _sent(grant: Grant) -> tuple[object, ...]:
+    return grant.cpus, grant.mems, grant.limits
 
 
 def free_cpus(state: AllocState, kept: CpuSet = EMPTY) -> CpuSet:

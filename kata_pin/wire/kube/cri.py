@@ -1,7 +1,7 @@
-"""What is used of the Container Runtime Interface (CRI): changing a cpuset, listing containers.
+"""What is used of the Container Runtime Interface (CRI): changing resources, listing containers.
 
 Source: k8s.io/cri-api, pkg/apis/runtime/v1/api.proto. To containerd and CRI-O, 0 and an empty text
-mean "unchanged", so only the cpuset is ever written. The calls: sources/cri.py.
+mean "unchanged", so only what is decided is ever written. The calls: sources/cri.py.
 """
 
 from __future__ import annotations
@@ -27,9 +27,15 @@ _STATES: Final = {0: ContainerState.CREATED, 2: ContainerState.STOPPED}
 
 
 def update_resources_request(container_id: str, cpuset: Cpuset) -> bytes:
-    """Return an UpdateContainerResourcesRequest that changes only a container's cpuset."""
+    """Return an UpdateContainerResourcesRequest for a container's cpuset and limits only."""
+    limits = cpuset.limits
     linux = crirequest_pb2.LinuxContainerResources(
-        cpuset_cpus=str(cpuset.cpus), cpuset_mems=str(cpuset.mems)
+        cpuset_cpus=str(cpuset.cpus),
+        cpuset_mems=str(cpuset.mems),
+        cpu_shares=limits.shares or 0,
+        cpu_quota=limits.quota_us or 0,
+        cpu_period=limits.period_us or 0,
+        memory_limit_in_bytes=limits.memory or 0,
     )
     message = crirequest_pb2.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
     return bytes(message.SerializeToString())

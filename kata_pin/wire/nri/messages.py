@@ -108,7 +108,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class PodContainer:
-    """A container of a pod; `cpu` is from its spec and all updates so far.
+    """A container of a pod; `cpu` and `memory` (bytes) are from its spec and all updates so far.
 
     `pid` is 0 until the start, then for Kata the VMM's.
     """
@@ -119,6 +119,7 @@ class PodContainer:
     state: ContainerState = ContainerState.CREATED
     cgroups_path: str = ""
     cpu: CpuResources = _NO_CPU
+    memory: int | None = None
     pid: int = 0
 
 
@@ -126,13 +127,15 @@ class PodContainer:
 class Event:
     """One event; `container` is None for events about pods.
 
-    `asked` is what UpdateContainer would set; 0 and an empty text leave the value unchanged.
+    `asked` and `asked_memory` are what UpdateContainer would set; 0 and an empty text leave the
+    value unchanged.
     """
 
     kind: EventKind
     pod: Pod
     container: PodContainer | None = None
     asked: CpuResources = _NO_CPU
+    asked_memory: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +188,8 @@ def parse_event(method: str, data: bytes, kinds: Collection[EventKind] = OBSERVE
     if kind is EventKind.UPDATE_CONTAINER:
         update = _parsed(nri_pb2.UpdateContainerRequest(), data)
         event = _event(kind, update.pod, update.container)
-        return replace(event, asked=_cpu(update.linux_resources.cpu))
+        asked = update.linux_resources
+        return replace(event, asked=_cpu(asked.cpu), asked_memory=_memory(asked.memory))
     request = _parsed(nri_pb2.EventRequest(), data)
     return _event(kind, request.pod, request.container)
 
@@ -230,6 +234,7 @@ def container_of(message: nri_pb2.Container) -> PodContainer:
         state=_STATES.get(message.state, ContainerState.CREATED),
         cgroups_path=_text(message.linux.cgroups_path, "cgroups_path", _MAX_PATH),
         cpu=_cpu(message.linux.resources.cpu),
+        memory=_memory(message.linux.resources.memory),
         pid=message.pid if message.pid <= MAX_PID else 0,
     )
 
@@ -255,6 +260,11 @@ def _cpu(message: nri_pb2.LinuxCPU) -> CpuResources:
         period_us=kept(message.period.value) if message.HasField("period") else None,
         shares=kept(message.shares.value) if message.HasField("shares") else None,
     )
+
+
+def _memory(message: nri_pb2.LinuxMemory) -> int | None:
+    """Return the limit in bytes; None where there is none (containerd sends 0 for "unchanged")."""
+    return message.limit.value if message.limit.value > 0 else None
 
 
 def _parsed(message: M, data: bytes) -> M:

@@ -1,7 +1,9 @@
-"""What the NRI plugin sends: its registration, and changes of containers' cpusets.
+"""What the NRI plugin sends: its registration, and changes of containers' resources.
 
-Only the CPUs and memory nodes of a cpuset are ever written (D14, D20). To every runtime an empty
-list means "unchanged", so a cpuset can be replaced but never removed. Rules of containerd/nri
+Only what a decision names is ever written (D14, D20). To every runtime an empty list and 0 mean
+"unchanged", so a cpuset can be replaced but never removed. An update has the cpuset and the limits
+only: containerd changes nothing else of a running container, and adds a hugepage limit to its spec
+each time (internal/cri/nri, toCRIResources). Rules of containerd/nri
 (pkg/adaptation/result.go, pkg/api/update.go): `update` may not have the container being created,
 and has each container once; where another plugin has set the same field, an update that may fail is
 dropped instead of failing the request. Out of scope: what to write (daemon).
@@ -13,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from kata_pin.model.adjustment import NO_LIMITS, NOTHING_MORE, AtCreation, Limits
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.wire.nri.messages import OBSERVED, EventKind
 from kata_pin.wire.proto import nri_pb2
@@ -24,13 +27,29 @@ VERSION: Final = "v0.12.0"
 
 @dataclass(frozen=True, slots=True)
 class Cpuset:
-    """A container's new cpuset; an empty part leaves it unchanged."""
+    """A container's new cpuset, with its new limits; an empty part leaves it unchanged."""
 
     cpus: CpuSet = EMPTY
     mems: CpuSet = EMPTY
+    limits: Limits = NO_LIMITS
 
     def __bool__(self) -> bool:
+        return self.confines or bool(self.limits)
+
+    @property
+    def confines(self) -> bool:
+        """Whether it names CPUs or memory nodes."""
         return bool(self.cpus or self.mems)
+
+    def confined_as(self, other: Cpuset | None) -> bool:
+        """Whether another one has the same CPUs and memory nodes."""
+        return other is not None and (self.cpus, self.mems) == (other.cpus, other.mems)
+
+    def over(self, before: Cpuset) -> Cpuset:
+        """Return what a container has after an update: what is empty stays."""
+        return Cpuset(
+            self.cpus or before.cpus, self.mems or before.mems, self.limits.over(before.limits)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +63,11 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to an event: `adjust` is for the container being created only."""
+    """The answer to an event: `adjust` and `creation` are for the container being created only."""
 
     adjust: Cpuset = Cpuset()
     updates: tuple[Update, ...] = ()
+    creation: AtCreation = NOTHING_MORE
 
 
 def register_request(name: str, index: str) -> bytes:
@@ -69,7 +89,9 @@ def create_reply(answer: Answer) -> bytes:
     """Return a CreateContainerResponse, empty for an answer that changes nothing."""
     message = nri_pb2.CreateContainerResponse(update=_updates(answer.updates))
     if answer.adjust:
-        _fill(message.adjust.linux.resources.cpu, answer.adjust)
+        _fill(message.adjust.linux.resources, answer.adjust)
+    if answer.creation:
+        _create(message.adjust, answer.creation)
     return bytes(message.SerializeToString())
 
 
@@ -107,9 +129,38 @@ def _update(update: Update) -> nri_pb2.ContainerUpdate:
     message = nri_pb2.ContainerUpdate(
         container_id=update.container_id, ignore_failure=not update.must
     )
-    _fill(message.linux.resources.cpu, update.cpuset)
+    _fill(message.linux.resources, update.cpuset)
     return message
 
 
-def _fill(cpu: nri_pb2.LinuxCPU, cpuset: Cpuset) -> None:
+def _fill(resources: nri_pb2.LinuxResources, cpuset: Cpuset) -> None:
+    cpu, limits = resources.cpu, cpuset.limits
     cpu.cpus, cpu.mems = str(cpuset.cpus), str(cpuset.mems)
+    if limits.shares is not None:
+        cpu.shares.value = limits.shares
+    if limits.quota_us is not None:
+        cpu.quota.value = limits.quota_us
+    if limits.period_us is not None:
+        cpu.period.value = limits.period_us
+    if limits.memory is not None:
+        resources.memory.limit.value = limits.memory
+
+
+def _create(adjust: nri_pb2.ContainerAdjustment, creation: AtCreation) -> None:
+    resources = adjust.linux.resources
+    for size, limit in creation.hugepages:
+        resources.hugepage_limits.add(page_size=size, limit=limit)
+    if creation.rdt_class:
+        resources.rdt_class.value = creation.rdt_class
+    if creation.blockio_class:
+        resources.blockio_class.value = creation.blockio_class
+    for name, value in creation.env:
+        adjust.env.add(key=name, value=value)
+    for mount in creation.mounts:
+        adjust.mounts.add(
+            destination=mount.destination, type="bind", source=mount.source, options=_MOUNTED
+        )
+
+
+_MOUNTED: Final = ("bind", "ro", "nosuid", "nodev", "noexec", "rprivate")
+"""Options of every mount."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x10\x63rirequest.proto\x12\x0ckata_pin.cri\"m\n\x1fUpdateContainerResourcesRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x34\n\x05linux\x18\x02 \x01(\x0b\x32%.kata_pin.cri.LinuxContainerResources\"C\n\x17LinuxContainerResources\x12\x13\n\x0b\x63puset_cpus\x18\x06 \x01(\t\x12\x13\n\x0b\x63puset_mems\x18\x07 \x01(\t\"E\n\x16ListContainersResponse\x12+\n\ncontainers\x18\x01 \x03(\x0b\x32\x17.kata_pin.cri.Container\"&\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x06 \x01(\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x10\x63rirequest.proto\x12\x0ckata_pin.cri\"m\n\x1fUpdateContainerResourcesRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x34\n\x05linux\x18\x02 \x01(\x0b\x32%.kata_pin.cri.LinuxContainerResources\"\x9d\x01\n\x17LinuxContainerResources\x12\x12\n\ncpu_period\x18\x01 \x01(\x03\x12\x11\n\tcpu_quota\x18\x02 \x01(\x03\x12\x12\n\ncpu_shares\x18\x03 \x01(\x03\x12\x1d\n\x15memory_limit_in_bytes\x18\x04 \x01(\x03\x12\x13\n\x0b\x63puset_cpus\x18\x06 \x01(\t\x12\x13\n\x0b\x63puset_mems\x18\x07 \x01(\t\"E\n\x16ListContainersResponse\x12+\n\ncontainers\x18\x01 \x03(\x0b\x32\x17.kata_pin.cri.Container\"&\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x06 \x01(\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_UPDATECONTAINERRESOURCESREQUEST']._serialized_start=34
   _globals['_UPDATECONTAINERRESOURCESREQUEST']._serialized_end=143
-  _globals['_LINUXCONTAINERRESOURCES']._serialized_start=145
-  _globals['_LINUXCONTAINERRESOURCES']._serialized_end=212
-  _globals['_LISTCONTAINERSRESPONSE']._serialized_start=214
-  _globals['_LISTCONTAINERSRESPONSE']._serialized_end=283
-  _globals['_CONTAINER']._serialized_start=285
-  _globals['_CONTAINER']._serialized_end=323
+  _globals['_LINUXCONTAINERRESOURCES']._serialized_start=146
+  _globals['_LINUXCONTAINERRESOURCES']._serialized_end=303
+  _globals['_LISTCONTAINERSRESPONSE']._serialized_start=305
+  _globals['_LISTCONTAINERSRESPONSE']._serialized_end=374
+  _globals['_CONTAINER']._serialized_start=376
+  _globals['_CONTAINER']._serialized_end=414
 # @@protoc_insertion_point(module_scope)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\tnri.proto\x12\x14nri.pkg.api.v1alpha1\"U\n\x15RegisterPluginRequest\x12\x13\n\x0bplugin_name\x18\x01 \x01(\t\x12\x12\n\nplugin_idx\x18\x02 \x01(\t\x12\x13\n\x0bNRI_version\x18\x03 \x01(\t\"o\n\x10\x43onfigureRequest\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\x12\x17\n\x0frequest_timeout\x18\x05 \x01(\x03\x12\x13\n\x0bNRI_version\x18\x06 \x01(\t\"#\n\x11\x43onfigureResponse\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x05\"\x87\x01\n\x12SynchronizeRequest\x12.\n\x04pods\x18\x01 \x03(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x33\n\ncontainers\x18\x02 \x03(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\x12\x0c\n\x04more\x18\x03 \x01(\x08\"Z\n\x13SynchronizeResponse\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\x12\x0c\n\x04more\x18\x02 \x01(\x08\"\x84\x01\n\x10StateChangeEvent\x12\r\n\x05\x65vent\x18\x01 \x01(\x05\x12-\n\x03pod\x18\x02 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x03 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"q\n\x0c\x45ventRequest\x12-\n\x03pod\x18\x01 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x02 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"\xba\x01\n\x16UpdateContainerRequest\x12-\n\x03pod\x18\x01 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x02 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\x12=\n\x0flinux_resources\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"\x8b\x01\n\x17\x43reateContainerResponse\x12\x39\n\x06\x61\x64just\x18\x01 \x01(\x0b\x32).nri.pkg.api.v1alpha1.ContainerAdjustment\x12\x35\n\x06update\x18\x02 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"G\n\x0eUpdateResponse\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"P\n\x17UpdateContainersRequest\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"Q\n\x18UpdateContainersResponse\x12\x35\n\x06\x66\x61iled\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"T\n\x13\x43ontainerAdjustment\x12=\n\x05linux\x18\x06 \x01(\x0b\x32..nri.pkg.api.v1alpha1.LinuxContainerAdjustment\"S\n\x18LinuxContainerAdjustment\x12\x37\n\tresources\x18\x02 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"z\n\x0f\x43ontainerUpdate\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x39\n\x05linux\x18\x02 \x01(\x0b\x32*.nri.pkg.api.v1alpha1.LinuxContainerUpdate\x12\x16\n\x0eignore_failure\x18\x03 \x01(\x08\"O\n\x14LinuxContainerUpdate\x12\x37\n\tresources\x18\x01 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"\x9e\x02\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12\x46\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\x31.nri.pkg.api.v1alpha1.PodSandbox.AnnotationsEntry\x12\x17\n\x0fruntime_handler\x18\x07 \x01(\t\x12\x34\n\x05linux\x18\x08 \x01(\x0b\x32%.nri.pkg.api.v1alpha1.LinuxPodSandbox\x12\x0b\n\x03pid\x18\t \x01(\r\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"`\n\x0fLinuxPodSandbox\x12\x14\n\x0c\x63groups_path\x18\x04 \x01(\t\x12\x37\n\tresources\x18\x06 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"\xb4\x01\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x33\n\x05state\x18\x04 \x01(\x0e\x32$.nri.pkg.api.v1alpha1.ContainerState\x12\x33\n\x05linux\x18\x0b \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxContainer\x12\x0b\n\x03pid\x18\x0c \x01(\r\"_\n\x0eLinuxContainer\x12\x37\n\tresources\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\x12\x14\n\x0c\x63groups_path\x18\x05 \x01(\t\"p\n\x0eLinuxResources\x12\x31\n\x06memory\x18\x01 \x01(\x0b\x32!.nri.pkg.api.v1alpha1.LinuxMemory\x12+\n\x03\x63pu\x18\x02 \x01(\x0b\x32\x1e.nri.pkg.api.v1alpha1.LinuxCPU\"A\n\x0bLinuxMemory\x12\x32\n\x05limit\x18\x01 \x01(\x0b\x32#.nri.pkg.api.v1alpha1.OptionalInt64\"\xc6\x01\n\x08LinuxCPU\x12\x34\n\x06shares\x18\x01 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.OptionalUInt64\x12\x32\n\x05quota\x18\x02 \x01(\x0b\x32#.nri.pkg.api.v1alpha1.OptionalInt64\x12\x34\n\x06period\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.OptionalUInt64\x12\x0c\n\x04\x63pus\x18\x06 \x01(\t\x12\x0c\n\x04mems\x18\x07 \x01(\t\"\x1e\n\rOptionalInt64\x12\r\n\x05value\x18\x01 \x01(\x03\"\x1f\n\x0eOptionalUInt64\x12\r\n\x05value\x18\x01 \x01(\x04*\x82\x01\n\x0e\x43ontainerState\x12\x15\n\x11\x43ONTAINER_UNKNOWN\x10\x00\x12\x15\n\x11\x43ONTAINER_CREATED\x10\x01\x12\x14\n\x10\x43ONTAINER_PAUSED\x10\x02\x12\x15\n\x11\x43ONTAINER_RUNNING\x10\x03\x12\x15\n\x11\x43ONTAINER_STOPPED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\tnri.proto\x12\x14nri.pkg.api.v1alpha1\"U\n\x15RegisterPluginRequest\x12\x13\n\x0bplugin_name\x18\x01 \x01(\t\x12\x12\n\nplugin_idx\x18\x02 \x01(\t\x12\x13\n\x0bNRI_version\x18\x03 \x01(\t\"o\n\x10\x43onfigureRequest\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\x12\x17\n\x0frequest_timeout\x18\x05 \x01(\x03\x12\x13\n\x0bNRI_version\x18\x06 \x01(\t\"#\n\x11\x43onfigureResponse\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x05\"\x87\x01\n\x12SynchronizeRequest\x12.\n\x04pods\x18\x01 \x03(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x33\n\ncontainers\x18\x02 \x03(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\x12\x0c\n\x04more\x18\x03 \x01(\x08\"Z\n\x13SynchronizeResponse\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\x12\x0c\n\x04more\x18\x02 \x01(\x08\"\x84\x01\n\x10StateChangeEvent\x12\r\n\x05\x65vent\x18\x01 \x01(\x05\x12-\n\x03pod\x18\x02 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x03 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"q\n\x0c\x45ventRequest\x12-\n\x03pod\x18\x01 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x02 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"\xba\x01\n\x16UpdateContainerRequest\x12-\n\x03pod\x18\x01 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x02 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\x12=\n\x0flinux_resources\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"\x8b\x01\n\x17\x43reateContainerResponse\x12\x39\n\x06\x61\x64just\x18\x01 \x01(\x0b\x32).nri.pkg.api.v1alpha1.ContainerAdjustment\x12\x35\n\x06update\x18\x02 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"G\n\x0eUpdateResponse\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"P\n\x17UpdateContainersRequest\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"Q\n\x18UpdateContainersResponse\x12\x35\n\x06\x66\x61iled\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"\xae\x01\n\x13\x43ontainerAdjustment\x12+\n\x06mounts\x18\x03 \x03(\x0b\x32\x1b.nri.pkg.api.v1alpha1.Mount\x12+\n\x03\x65nv\x18\x04 \x03(\x0b\x32\x1e.nri.pkg.api.v1alpha1.KeyValue\x12=\n\x05linux\x18\x06 \x01(\x0b\x32..nri.pkg.api.v1alpha1.LinuxContainerAdjustment\"K\n\x05Mount\x12\x13\n\x0b\x64\x65stination\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x0f\n\x07options\x18\x04 \x03(\t\"&\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"S\n\x18LinuxContainerAdjustment\x12\x37\n\tresources\x18\x02 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"z\n\x0f\x43ontainerUpdate\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x39\n\x05linux\x18\x02 \x01(\x0b\x32*.nri.pkg.api.v1alpha1.LinuxContainerUpdate\x12\x16\n\x0eignore_failure\x18\x03 \x01(\x08\"O\n\x14LinuxContainerUpdate\x12\x37\n\tresources\x18\x01 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"\x9e\x02\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12\x46\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\x31.nri.pkg.api.v1alpha1.PodSandbox.AnnotationsEntry\x12\x17\n\x0fruntime_handler\x18\x07 \x01(\t\x12\x34\n\x05linux\x18\x08 \x01(\x0b\x32%.nri.pkg.api.v1alpha1.LinuxPodSandbox\x12\x0b\n\x03pid\x18\t \x01(\r\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"`\n\x0fLinuxPodSandbox\x12\x14\n\x0c\x63groups_path\x18\x04 \x01(\t\x12\x37\n\tresources\x18\x06 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"\xb4\x01\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x33\n\x05state\x18\x04 \x01(\x0e\x32$.nri.pkg.api.v1alpha1.ContainerState\x12\x33\n\x05linux\x18\x0b \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxContainer\x12\x0b\n\x03pid\x18\x0c \x01(\r\"_\n\x0eLinuxContainer\x12\x37\n\tresources\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\x12\x14\n\x0c\x63groups_path\x18\x05 \x01(\t\"\xa4\x02\n\x0eLinuxResources\x12\x31\n\x06memory\x18\x01 \x01(\x0b\x32!.nri.pkg.api.v1alpha1.LinuxMemory\x12+\n\x03\x63pu\x18\x02 \x01(\x0b\x32\x1e.nri.pkg.api.v1alpha1.LinuxCPU\x12<\n\x0fhugepage_limits\x18\x03 \x03(\x0b\x32#.nri.pkg.api.v1alpha1.HugepageLimit\x12;\n\rblockio_class\x18\x04 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.OptionalString\x12\x37\n\trdt_class\x18\x05 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.OptionalString\"1\n\rHugepageLimit\x12\x11\n\tpage_size\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\x04\"\x1f\n\x0eOptionalString\x12\r\n\x05value\x18\x01 \x01(\t\"A\n\x0bLinuxMemory\x12\x32\n\x05limit\x18\x01 \x01(\x0b\x32#.nri.pkg.api.v1alpha1.OptionalInt64\"\xc6\x01\n\x08LinuxCPU\x12\x34\n\x06shares\x18\x01 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.OptionalUInt64\x12\x32\n\x05quota\x18\x02 \x01(\x0b\x32#.nri.pkg.api.v1alpha1.OptionalInt64\x12\x34\n\x06period\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.OptionalUInt64\x12\x0c\n\x04\x63pus\x18\x06 \x01(\t\x12\x0c\n\x04mems\x18\x07 \x01(\t\"\x1e\n\rOptionalInt64\x12\r\n\x05value\x18\x01 \x01(\x03\"\x1f\n\x0eOptionalUInt64\x12\r\n\x05value\x18\x01 \x01(\x04*\x82\x01\n\x0e\x43ontainerState\x12\x15\n\x11\x43ONTAINER_UNKNOWN\x10\x00\x12\x15\n\x11\x43ONTAINER_CREATED\x10\x01\x12\x14\n\x10\x43ONTAINER_PAUSED\x10\x02\x12\x15\n\x11\x43ONTAINER_RUNNING\x10\x03\x12\x15\n\x11\x43ONTAINER_STOPPED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PODSANDBOX_ANNOTATIONSENTRY']._loaded_options = None
   _globals['_PODSANDBOX_ANNOTATIONSENTRY']._serialized_options = b'8\001'
-  _globals['_CONTAINERSTATE']._serialized_start=2812
-  _globals['_CONTAINERSTATE']._serialized_end=2942
+  _globals['_CONTAINERSTATE']._serialized_start=3285
+  _globals['_CONTAINERSTATE']._serialized_end=3415
   _globals['_REGISTERPLUGINREQUEST']._serialized_start=35
   _globals['_REGISTERPLUGINREQUEST']._serialized_end=120
   _globals['_CONFIGUREREQUEST']._serialized_start=122
@@ -59,32 +59,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UPDATECONTAINERSREQUEST']._serialized_end=1236
   _globals['_UPDATECONTAINERSRESPONSE']._serialized_start=1238
   _globals['_UPDATECONTAINERSRESPONSE']._serialized_end=1319
-  _globals['_CONTAINERADJUSTMENT']._serialized_start=1321
-  _globals['_CONTAINERADJUSTMENT']._serialized_end=1405
-  _globals['_LINUXCONTAINERADJUSTMENT']._serialized_start=1407
-  _globals['_LINUXCONTAINERADJUSTMENT']._serialized_end=1490
-  _globals['_CONTAINERUPDATE']._serialized_start=1492
-  _globals['_CONTAINERUPDATE']._serialized_end=1614
-  _globals['_LINUXCONTAINERUPDATE']._serialized_start=1616
-  _globals['_LINUXCONTAINERUPDATE']._serialized_end=1695
-  _globals['_PODSANDBOX']._serialized_start=1698
-  _globals['_PODSANDBOX']._serialized_end=1984
-  _globals['_PODSANDBOX_ANNOTATIONSENTRY']._serialized_start=1934
-  _globals['_PODSANDBOX_ANNOTATIONSENTRY']._serialized_end=1984
-  _globals['_LINUXPODSANDBOX']._serialized_start=1986
-  _globals['_LINUXPODSANDBOX']._serialized_end=2082
-  _globals['_CONTAINER']._serialized_start=2085
-  _globals['_CONTAINER']._serialized_end=2265
-  _globals['_LINUXCONTAINER']._serialized_start=2267
-  _globals['_LINUXCONTAINER']._serialized_end=2362
-  _globals['_LINUXRESOURCES']._serialized_start=2364
-  _globals['_LINUXRESOURCES']._serialized_end=2476
-  _globals['_LINUXMEMORY']._serialized_start=2478
-  _globals['_LINUXMEMORY']._serialized_end=2543
-  _globals['_LINUXCPU']._serialized_start=2546
-  _globals['_LINUXCPU']._serialized_end=2744
-  _globals['_OPTIONALINT64']._serialized_start=2746
-  _globals['_OPTIONALINT64']._serialized_end=2776
-  _globals['_OPTIONALUINT64']._serialized_start=2778
-  _globals['_OPTIONALUINT64']._serialized_end=2809
+  _globals['_CONTAINERADJUSTMENT']._serialized_start=1322
+  _globals['_CONTAINERADJUSTMENT']._serialized_end=1496
+  _globals['_MOUNT']._serialized_start=1498
+  _globals['_MOUNT']._serialized_end=1573
+  _globals['_KEYVALUE']._serialized_start=1575
+  _globals['_KEYVALUE']._serialized_end=1613
+  _globals['_LINUXCONTAINERADJUSTMENT']._serialized_start=1615
+  _globals['_LINUXCONTAINERADJUSTMENT']._serialized_end=1698
+  _globals['_CONTAINERUPDATE']._serialized_start=1700
+  _globals['_CONTAINERUPDATE']._serialized_end=1822
+  _globals['_LINUXCONTAINERUPDATE']._serialized_start=1824
+  _globals['_LINUXCONTAINERUPDATE']._serialized_end=1903
+  _globals['_PODSANDBOX']._serialized_start=1906
+  _globals['_PODSANDBOX']._serialized_end=2192
+  _globals['_PODSANDBOX_ANNOTATIONSENTRY']._serialized_start=2142
+  _globals['_PODSANDBOX_ANNOTATIONSENTRY']._serialized_end=2192
+  _globals['_LINUXPODSANDBOX']._serialized_start=2194
+  _globals['_LINUXPODSANDBOX']._serialized_end=2290
+  _globals['_CONTAINER']._serialized_start=2293
+  _globals['_CONTAINER']._serialized_end=2473
+  _globals['_LINUXCONTAINER']._serialized_start=2475
+  _globals['_LINUXCONTAINER']._serialized_end=2570
+  _globals['_LINUXRESOURCES']._serialized_start=2573
+  _globals['_LINUXRESOURCES']._serialized_end=2865
+  _globals['_HUGEPAGELIMIT']._serialized_start=2867
+  _globals['_HUGEPAGELIMIT']._serialized_end=2916
+  _globals['_OPTIONALSTRING']._serialized_start=2918
+  _globals['_OPTIONALSTRING']._serialized_end=2949
+  _globals['_LINUXMEMORY']._serialized_start=2951
+  _globals['_LINUXMEMORY']._serialized_end=3016
+  _globals['_LINUXCPU']._serialized_start=3019
+  _globals['_LINUXCPU']._serialized_end=3217
+  _globals['_OPTIONALINT64']._serialized_start=3219
+  _globals['_OPTIONALINT64']._serialized_end=3249
+  _globals['_OPTIONALUINT64']._serialized_start=3251
+  _globals['_OPTIONALUINT64']._serialized_end=3282
 # @@protoc_insertion_point(module_scope)

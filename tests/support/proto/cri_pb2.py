@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\tcri.proto\x12\nruntime.v1\"S\n\x12PodSandboxMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\"\x8d\x01\n\x0fNamespaceOption\x12*\n\x07network\x18\x01 \x01(\x0e\x32\x19.runtime.v1.NamespaceMode\x12&\n\x03pid\x18\x02 \x01(\x0e\x32\x19.runtime.v1.NamespaceMode\x12&\n\x03ipc\x18\x03 \x01(\x0e\x32\x19.runtime.v1.NamespaceMode\"U\n\x1bLinuxSandboxSecurityContext\x12\x36\n\x11namespace_options\x18\x01 \x01(\x0b\x32\x1b.runtime.v1.NamespaceOption\"q\n\x15LinuxPodSandboxConfig\x12\x15\n\rcgroup_parent\x18\x01 \x01(\t\x12\x41\n\x10security_context\x18\x02 \x01(\x0b\x32\'.runtime.v1.LinuxSandboxSecurityContext\"\x85\x02\n\x10PodSandboxConfig\x12\x30\n\x08metadata\x18\x01 \x01(\x0b\x32\x1e.runtime.v1.PodSandboxMetadata\x12\x15\n\rlog_directory\x18\x03 \x01(\t\x12\x42\n\x0b\x61nnotations\x18\x07 \x03(\x0b\x32-.runtime.v1.PodSandboxConfig.AnnotationsEntry\x12\x30\n\x05linux\x18\x08 \x01(\x0b\x32!.runtime.v1.LinuxPodSandboxConfig\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"]\n\x14RunPodSandboxRequest\x12,\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxConfig\x12\x17\n\x0fruntime_handler\x18\x02 \x01(\t\"/\n\x15RunPodSandboxResponse\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\"+\n\x11PodSandboxRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\"2\n\x11\x43ontainerMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x1a\n\tImageSpec\x12\r\n\x05image\x18\x01 \x01(\t\"i\n\x17LinuxContainerResources\x12\x12\n\ncpu_period\x18\x01 \x01(\x03\x12\x11\n\tcpu_quota\x18\x02 \x01(\x03\x12\x12\n\ncpu_shares\x18\x03 \x01(\x03\x12\x13\n\x0b\x63puset_cpus\x18\x06 \x01(\t\"N\n\x14LinuxContainerConfig\x12\x36\n\tresources\x18\x01 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources\"\xbc\x01\n\x0f\x43ontainerConfig\x12/\n\x08metadata\x18\x01 \x01(\x0b\x32\x1d.runtime.v1.ContainerMetadata\x12$\n\x05image\x18\x02 \x01(\x0b\x32\x15.runtime.v1.ImageSpec\x12\x0f\n\x07\x63ommand\x18\x03 \x03(\t\x12\x10\n\x08log_path\x18\x0b \x01(\t\x12/\n\x05linux\x18\x0f \x01(\x0b\x32 .runtime.v1.LinuxContainerConfig\"\x93\x01\n\x16\x43reateContainerRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\x12+\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x1b.runtime.v1.ContainerConfig\x12\x34\n\x0esandbox_config\x18\x03 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxConfig\"/\n\x17\x43reateContainerResponse\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\"9\n\x10\x43ontainerRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07timeout\x18\x02 \x01(\x03\"k\n\x1fUpdateContainerResourcesRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x32\n\x05linux\x18\x02 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources\"\x07\n\x05\x45mpty*1\n\rNamespaceMode\x12\x07\n\x03POD\x10\x00\x12\r\n\tCONTAINER\x10\x01\x12\x08\n\x04NODE\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\tcri.proto\x12\nruntime.v1\"S\n\x12PodSandboxMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\"\x8d\x01\n\x0fNamespaceOption\x12*\n\x07network\x18\x01 \x01(\x0e\x32\x19.runtime.v1.NamespaceMode\x12&\n\x03pid\x18\x02 \x01(\x0e\x32\x19.runtime.v1.NamespaceMode\x12&\n\x03ipc\x18\x03 \x01(\x0e\x32\x19.runtime.v1.NamespaceMode\"U\n\x1bLinuxSandboxSecurityContext\x12\x36\n\x11namespace_options\x18\x01 \x01(\x0b\x32\x1b.runtime.v1.NamespaceOption\"q\n\x15LinuxPodSandboxConfig\x12\x15\n\rcgroup_parent\x18\x01 \x01(\t\x12\x41\n\x10security_context\x18\x02 \x01(\x0b\x32\'.runtime.v1.LinuxSandboxSecurityContext\"\x85\x02\n\x10PodSandboxConfig\x12\x30\n\x08metadata\x18\x01 \x01(\x0b\x32\x1e.runtime.v1.PodSandboxMetadata\x12\x15\n\rlog_directory\x18\x03 \x01(\t\x12\x42\n\x0b\x61nnotations\x18\x07 \x03(\x0b\x32-.runtime.v1.PodSandboxConfig.AnnotationsEntry\x12\x30\n\x05linux\x18\x08 \x01(\x0b\x32!.runtime.v1.LinuxPodSandboxConfig\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"]\n\x14RunPodSandboxRequest\x12,\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxConfig\x12\x17\n\x0fruntime_handler\x18\x02 \x01(\t\"/\n\x15RunPodSandboxResponse\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\"+\n\x11PodSandboxRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\"2\n\x11\x43ontainerMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x1a\n\tImageSpec\x12\r\n\x05image\x18\x01 \x01(\t\"\x88\x01\n\x17LinuxContainerResources\x12\x12\n\ncpu_period\x18\x01 \x01(\x03\x12\x11\n\tcpu_quota\x18\x02 \x01(\x03\x12\x12\n\ncpu_shares\x18\x03 \x01(\x03\x12\x1d\n\x15memory_limit_in_bytes\x18\x04 \x01(\x03\x12\x13\n\x0b\x63puset_cpus\x18\x06 \x01(\t\"N\n\x14LinuxContainerConfig\x12\x36\n\tresources\x18\x01 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources\"\xbc\x01\n\x0f\x43ontainerConfig\x12/\n\x08metadata\x18\x01 \x01(\x0b\x32\x1d.runtime.v1.ContainerMetadata\x12$\n\x05image\x18\x02 \x01(\x0b\x32\x15.runtime.v1.ImageSpec\x12\x0f\n\x07\x63ommand\x18\x03 \x03(\t\x12\x10\n\x08log_path\x18\x0b \x01(\t\x12/\n\x05linux\x18\x0f \x01(\x0b\x32 .runtime.v1.LinuxContainerConfig\"\x93\x01\n\x16\x43reateContainerRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\x12+\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x1b.runtime.v1.ContainerConfig\x12\x34\n\x0esandbox_config\x18\x03 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxConfig\"/\n\x17\x43reateContainerResponse\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\"9\n\x10\x43ontainerRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07timeout\x18\x02 \x01(\x03\"k\n\x1fUpdateContainerResourcesRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x32\n\x05linux\x18\x02 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources\"\x07\n\x05\x45mpty*1\n\rNamespaceMode\x12\x07\n\x03POD\x10\x00\x12\r\n\tCONTAINER\x10\x01\x12\x08\n\x04NODE\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PODSANDBOXCONFIG_ANNOTATIONSENTRY']._loaded_options = None
   _globals['_PODSANDBOXCONFIG_ANNOTATIONSENTRY']._serialized_options = b'8\001'
-  _globals['_NAMESPACEMODE']._serialized_start=1743
-  _globals['_NAMESPACEMODE']._serialized_end=1792
+  _globals['_NAMESPACEMODE']._serialized_start=1775
+  _globals['_NAMESPACEMODE']._serialized_end=1824
   _globals['_PODSANDBOXMETADATA']._serialized_start=25
   _globals['_PODSANDBOXMETADATA']._serialized_end=108
   _globals['_NAMESPACEOPTION']._serialized_start=111
@@ -57,20 +57,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONTAINERMETADATA']._serialized_end=959
   _globals['_IMAGESPEC']._serialized_start=961
   _globals['_IMAGESPEC']._serialized_end=987
-  _globals['_LINUXCONTAINERRESOURCES']._serialized_start=989
-  _globals['_LINUXCONTAINERRESOURCES']._serialized_end=1094
-  _globals['_LINUXCONTAINERCONFIG']._serialized_start=1096
-  _globals['_LINUXCONTAINERCONFIG']._serialized_end=1174
-  _globals['_CONTAINERCONFIG']._serialized_start=1177
-  _globals['_CONTAINERCONFIG']._serialized_end=1365
-  _globals['_CREATECONTAINERREQUEST']._serialized_start=1368
-  _globals['_CREATECONTAINERREQUEST']._serialized_end=1515
-  _globals['_CREATECONTAINERRESPONSE']._serialized_start=1517
-  _globals['_CREATECONTAINERRESPONSE']._serialized_end=1564
-  _globals['_CONTAINERREQUEST']._serialized_start=1566
-  _globals['_CONTAINERREQUEST']._serialized_end=1623
-  _globals['_UPDATECONTAINERRESOURCESREQUEST']._serialized_start=1625
-  _globals['_UPDATECONTAINERRESOURCESREQUEST']._serialized_end=1732
-  _globals['_EMPTY']._serialized_start=1734
-  _globals['_EMPTY']._serialized_end=1741
+  _globals['_LINUXCONTAINERRESOURCES']._serialized_start=990
+  _globals['_LINUXCONTAINERRESOURCES']._serialized_end=1126
+  _globals['_LINUXCONTAINERCONFIG']._serialized_start=1128
+  _globals['_LINUXCONTAINERCONFIG']._serialized_end=1206
+  _globals['_CONTAINERCONFIG']._serialized_start=1209
+  _globals['_CONTAINERCONFIG']._serialized_end=1397
+  _globals['_CREATECONTAINERREQUEST']._serialized_start=1400
+  _globals['_CREATECONTAINERREQUEST']._serialized_end=1547
+  _globals['_CREATECONTAINERRESPONSE']._serialized_start=1549
+  _globals['_CREATECONTAINERRESPONSE']._serialized_end=1596
+  _globals['_CONTAINERREQUEST']._serialized_start=1598
+  _globals['_CONTAINERREQUEST']._serialized_end=1655
+  _globals['_UPDATECONTAINERRESOURCESREQUEST']._serialized_start=1657
+  _globals['_UPDATECONTAINERRESOURCESREQUEST']._serialized_end=1764
+  _globals['_EMPTY']._serialized_start=1766
+  _globals['_EMPTY']._serialized_end=1773
 # @@protoc_insertion_point(module_scope)

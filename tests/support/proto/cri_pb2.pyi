@@ -106,16 +106,18 @@ class ImageSpec(_message.Message):
     def __init__(self, image: _Optional[str] = ...) -> None: ...
 
 class LinuxContainerResources(_message.Message):
-    __slots__ = ("cpu_period", "cpu_quota", "cpu_shares", "cpuset_cpus")
+    __slots__ = ("cpu_period", "cpu_quota", "cpu_shares", "memory_limit_in_bytes", "cpuset_cpus")
     CPU_PERIOD_FIELD_NUMBER: _ClassVar[int]
     CPU_QUOTA_FIELD_NUMBER: _ClassVar[int]
     CPU_SHARES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_LIMIT_IN_BYTES_FIELD_NUMBER: _ClassVar[int]
     CPUSET_CPUS_FIELD_NUMBER: _ClassVar[int]
     cpu_period: int
     cpu_quota: int
     cpu_shares: int
+    memory_limit_in_bytes: int
     cpuset_cpus: str
-    def __init__(self, cpu_period: _Optional[int] = ..., cpu_quota: _Optional[int] = ..., cpu_shares: _Optional[int] = ..., cpuset_cpus: _Optional[str] = ...) -> None: ...
+    def __init__(self, cpu_period: _Optional[int] = ..., cpu_quota: _Optional[int] = ..., cpu_shares: _Optional[int] = ..., memory_limit_in_bytes: _Optional[int] = ..., cpuset_cpus: _Optional[str] = ...) -> None: ...
 
 class LinuxContainerConfig(_message.Message):
     __slots__ = ("resources",)

@@ -594,6 +594,7 @@ def grant(pod: str, name: str, **fields: Any) -> Grant:
         "override": None,
         "cpuset": "0-1,8-9",
         "pending": None,
+        "adjustment": None,
         "reasons": ["its pod has no annotation"],
     }
     return Grant(**(known | fields))

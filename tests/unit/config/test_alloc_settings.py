@@ -9,7 +9,7 @@ from kata_pin.config.alloc import Alloc, Fail
 from kata_pin.config.table import as_yaml
 from kata_pin.errors import ConfigError
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.settings import AllocSettings, AllowRule, CpuClass, Eligibility
+from kata_pin.model.settings import AllocSettings, AllowRule, AssignRule, CpuClass, Eligibility
 
 
 def read(body: str) -> Config:
@@ -59,10 +59,47 @@ def test_rules_for_annotations() -> None:
     assert not share.allows("ab", "", CpuClass.EXCLUSIVE)
 
 
+def test_rules_for_classes() -> None:
+    """A rule that names RDT or block-I/O classes allows no class of CPUs unless it says so."""
+    config = read(
+        "allow: [{namespace: shop, rdt: [gold]}, {handler: runc, classes: [share], blockio: [a]}],"
+        "assign: [{namespace: 'b*', rdt: gold, blockio: fast}, {handler: runc, rdt: x.1-y_z}],"
+        "mount_sources: [/run/hints]"
+    )
+    shop, runc = config.alloc.allow
+    assert shop == AllowRule("shop", "*", frozenset(), frozenset({"gold"}))
+    assert runc.blockio == {"a"}
+    assert not runc.allows("shop", "runc", CpuClass.EXCLUSIVE)
+    bank, other = config.alloc.settings.assign
+    assert bank == AssignRule("b*", "*", "gold", "fast")
+    assert other == AssignRule("*", "runc", "x.1-y_z", "")
+    assert config.alloc.settings.mount_sources == ("/run/hints",)
+
+
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
         ("shop", "expected a mapping"),
+        ("{namespace: shop}", "expected rdt, blockio or both"),
+        ("{rdt: gold}", "expected a namespace, a handler or both"),
+        ("{namespace: shop, rdt: ../gold}", "expected a class"),
+        ("{namespace: shop, rdt: ''}", "expected a class"),
+        ("{namespace: shop, rdt: [gold]}", "not a list"),
+        ("{namespace: shop, classes: [share], rdt: a}", "expected namespace, handler, rdt or"),
+    ],
+)
+def test_wrong_assignments(rule: str, said: str) -> None:
+    """A class is a name, and a rule assigns at least one."""
+    with pytest.raises(ConfigError, match=said) as caught:
+        read(f"assign: [{rule}]")
+    assert caught.value.key == "alloc.assign"
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("shop", "expected a mapping"),
+        ("{namespace: shop, rdt: [a/b]}", "expected a class"),
         ("{}", "expected a mapping|expected a namespace, a handler"),
         ("{classes: [share]}", "expected a namespace, a handler or both"),
         ("{namespace: shop, pod: web}", "'pod'"),

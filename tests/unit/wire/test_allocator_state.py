@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kata_pin.errors import ParseError
+from kata_pin.model.adjustment import AtCreation, Limits, Mount
 from kata_pin.model.alloc import AllocState, ContainerRequest, Grant, GrantKind, PodRequest, Qos
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.settings import CpuClass
@@ -40,6 +41,10 @@ FULL = AllocState(
             zone=CpuSet(range(5)),
             mems=CpuSet([0]),
             reasons=("because", "of this"),
+            limits=Limits(shares=512, quota_us=-1, memory=1 << 30),
+            creation=AtCreation(
+                (("2MB", 1 << 21),), "gold", "fast", (("A", "b"),), (Mount("/a", "/b"),)
+            ),
         ),
         "vm": Grant(
             ContainerRequest("vm", POD), "topology", shared=CpuSet([9]), kind=GrantKind.SANDBOX
@@ -61,6 +66,15 @@ def test_round_trip(state: AllocState) -> None:
     assert again == state
     assert list(again.grants) == list(state.grants)
     assert dump_state(again) == dump_state(state)
+
+
+def test_a_state_of_an_earlier_version_is_read() -> None:
+    """Grants that carry nothing beside CPUs were written without the members for it."""
+    document = json.loads(dump_state(FULL))
+    for grant in document["grants"]:
+        del grant["limits"], grant["creation"]
+    (one, *_) = parse_state(json.dumps(document).encode()).grants.values()
+    assert (one.limits, one.creation) == (Limits(), AtCreation())
 
 
 def test_pods_are_told_apart_by_annotations() -> None:
@@ -160,7 +174,9 @@ def test_members_are_those_of_this_version() -> None:
     grant = document["grants"][0]
     assert list(document) == ["version", "cpus", "reserved", "housekeeping", "grants"]
     assert document["version"] == 2
-    assert " ".join(grant) == ("request policy cpu_class exclusive shared zone mems kind reasons")
+    assert " ".join(grant) == (
+        "request policy cpu_class exclusive shared zone mems kind reasons limits creation"
+    )
     assert " ".join(grant["request"]) == (
         "container_id pod name cpu_millis quota_us period_us init ended_in"
     )

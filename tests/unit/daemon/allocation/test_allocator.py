@@ -218,7 +218,7 @@ def test_a_strict_container_is_tried_again(registry: Registry, host: Host) -> No
     """A strict container is adjusted again while a plugin is only suspected."""
     one = allocator(registry, host, fail=Fail.STRICT)
     wants = request("db", "exclusive", cpus=2)
-    one.conflicts.answered(wants, adjusted=True)
+    one.conflicts.answered(wants, "cpuset")
     one.conflicts.ended(wants.container_id)
     assert one.admit(request("db")).state.grants == {}
     assert one.admit(wants).refused is None

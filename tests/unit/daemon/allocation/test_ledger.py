@@ -9,6 +9,7 @@ import pytest
 
 from kata_pin.daemon.allocation.ledger import Ledger, cpuset_for
 from kata_pin.errors import KataPinError
+from kata_pin.model.adjustment import Limits
 from kata_pin.model.alloc import AllocState, ContainerRequest, Grant, GrantKind
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.settings import CpuClass
@@ -48,6 +49,41 @@ def test_a_kata_container_without_a_quota_is_never_written_to() -> None:
     assert cpuset_for(OWN, _state(OWN)) == Cpuset(cpus("6-7"))
     runc = replace(OWN.request, quota_us=None, pod=replace(OWN.request.pod, kata=False))
     assert cpuset_for(replace(OWN, request=runc), _state(OWN)) == Cpuset(cpus("6-7"))
+
+
+def test_limits_are_sent_with_the_cpuset_and_alone() -> None:
+    """To a Kata container without a quota too; pending until reported, and again if changed."""
+    heavy = replace(PLAIN, limits=Limits(shares=512))
+    kata = replace(OWN, limits=Limits(shares=4), request=replace(OWN.request, quota_us=None))
+    assert cpuset_for(kata, _state(kata)) == Cpuset(limits=Limits(shares=4))
+    ledger = Ledger()
+    name, cpuset = PLAIN.container_id, Cpuset(cpus("0-5"), limits=Limits(1024, 1000, 1000, 1 << 30))
+    ledger.requested(PLAIN.request, "s")
+    ledger.reported(name, cpuset)
+    assert ledger.pending(_state(PLAIN)) == {}
+    (update,) = ledger.updates(_state(heavy))
+    assert update == Update(name, Cpuset(cpus("0-5"), limits=Limits(shares=512)))
+    assert ledger.pending(_state(heavy)) == {}
+    entry = ledger.get(name)
+    assert entry is not None
+    assert entry.confirmed == replace(cpuset, limits=Limits(512, 1000, 1000, 1 << 30))
+    ledger.reported(name, cpuset)  # somebody else's shares
+    assert list(ledger.pending(_state(heavy))) == [name]
+
+
+def test_a_report_of_a_push_with_limits() -> None:
+    """The runtime reports all limits of the container: the push is confirmed by it all the same."""
+    heavy = replace(PLAIN, limits=Limits(shares=512))
+    ledger, name = Ledger(), PLAIN.container_id
+    ledger.requested(PLAIN.request, "s")
+    ledger.reported(name, Cpuset(cpus("0-5"), limits=Limits(1024, memory=1 << 30)))
+    pushed = ledger.pending(_state(heavy))[name]
+    with ledger.pushing(name, pushed):
+        ledger.reported(name, Cpuset(cpus("0-5"), limits=Limits(512, memory=1 << 30)))
+    assert ledger.pending(_state(heavy)) == {}
+    with ledger.pushing(name, pushed):
+        ledger.reported(name, Cpuset(cpus("0-5"), limits=Limits(77, memory=1 << 30)))
+    assert list(ledger.pending(_state(heavy))) == [name]
 
 
 def test_overhead_has_a_place_in_an_exclusive_cpuset() -> None:

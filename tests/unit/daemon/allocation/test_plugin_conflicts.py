@@ -14,10 +14,14 @@ from kata_pin.daemon.allocation.plugin_conflicts import (
     PODS,
     REMEMBERED,
     PluginConflicts,
+    set_fields,
 )
 from kata_pin.daemon.store.node_events import NodeEvents
+from kata_pin.model.adjustment import AtCreation, Limits, Mount
 from kata_pin.model.alloc import ContainerRequest
+from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.reports.history import NodeEventKind
+from kata_pin.wire.nri.replies import Cpuset
 from tests.support.allotted import request
 
 
@@ -48,7 +52,7 @@ def _one(name: str, namespace: str = "shop", attempt: int = 0) -> ContainerReque
 
 
 def _fail(conflicts: PluginConflicts, one: ContainerRequest, *, adjusted: bool = True) -> None:
-    conflicts.answered(one, adjusted=adjusted)
+    conflicts.answered(one, "cpuset" if adjusted else "")
     conflicts.ended(one.container_id)
 
 
@@ -57,7 +61,7 @@ def _conflict(conflicts: PluginConflicts, name: str, namespace: str = "shop") ->
     _fail(conflicts, _one(name, namespace))
     again = _one(name, namespace, 1)
     assert conflicts.leaves_alone(again)
-    conflicts.answered(again, adjusted=False)
+    conflicts.answered(again, "")
     conflicts.created(again.container_id, with_cpuset=True)
 
 
@@ -95,10 +99,36 @@ def test_a_creation_that_succeeds_later_by_itself(conflicts: PluginConflicts) ->
     for number in range(PODS):
         _fail(conflicts, _one(f"p{number}", f"n{number}"))
         again = _one(f"p{number}", f"n{number}", 1)
-        conflicts.answered(again, adjusted=False)
+        conflicts.answered(again, "")
         conflicts.created(again.container_id, with_cpuset=False)
         assert not conflicts.leaves_alone(_one(f"p{number}", f"n{number}", 2))
     assert conflicts.present == ()
+
+
+def test_other_fields_than_the_cpuset(conflicts: PluginConflicts) -> None:
+    """Created only without them: they are named, the container is left alone for a while, and
+    nothing is suspended, because it may have been anything else."""
+    for number in range(2 * PODS):
+        name, namespace = f"p{number}", f"n{number}"
+        first, again = _one(name, namespace), _one(name, namespace, 1)
+        conflicts.answered(first, "cpuset, CPU shares")
+        conflicts.ended(first.container_id)
+        conflicts.answered(again, "")
+        conflicts.created(again.container_id, with_cpuset=False)
+        assert conflicts.leaves_alone(_one(name, namespace, 2))
+    assert (conflicts.present, conflicts.conflicts) == ((), 0)
+
+
+def test_what_an_answer_sets_in_words() -> None:
+    """Every field has a name."""
+    limits = Limits(2, 1000, 1000, 1 << 30)
+    creation = AtCreation((("2MB", 0),), "a", "b", (("A", ""),), (Mount("/a", "/b"),))
+    assert set_fields(Cpuset(), AtCreation()) == ""
+    assert set_fields(Cpuset(mems=CpuSet([0])), AtCreation()) == "cpuset"
+    assert set_fields(Cpuset(limits=limits), creation) == (
+        "CPU shares, CPU quota, CPU period, memory limit, hugepage limits, RDT class, "
+        "block-I/O class, environment, mounts"
+    )
 
 
 def test_conflicts_of_several_pods(conflicts: PluginConflicts) -> None:
@@ -126,7 +156,7 @@ def test_conflicts_of_one_pod(conflicts: PluginConflicts) -> None:
         first = replace(one, name=f"app{number}", container_id=f"c{number}")
         _fail(conflicts, first)
         again = replace(first, container_id=f"d{number}")
-        conflicts.answered(again, adjusted=False)
+        conflicts.answered(again, "")
         conflicts.created(again.container_id, with_cpuset=True)
     assert (conflicts.present, conflicts.conflicts) == ((), 1)
 
@@ -136,7 +166,7 @@ def test_a_creation_that_succeeds_with_us(conflicts: PluginConflicts) -> None:
     for number in range(PODS):
         _conflict(conflicts, f"p{number}", f"n{number}")
     good = _one("good")
-    conflicts.answered(good, adjusted=True)
+    conflicts.answered(good, "cpuset")
     conflicts.created(good.container_id, with_cpuset=True)
     assert (conflicts.present, conflicts.conflicts) == ((), 0)
 
@@ -166,7 +196,7 @@ def test_a_new_connection(conflicts: PluginConflicts) -> None:
     for number in range(PODS):
         _conflict(conflicts, f"p{number}", f"n{number}")
     under_way = _one("q")
-    conflicts.answered(under_way, adjusted=True)
+    conflicts.answered(under_way, "cpuset")
     conflicts.reconnected()
     conflicts.ended(under_way.container_id)
     assert conflicts.present == ()

@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 
 from kata_pin.daemon.allocation.requests import (
+    as_requested,
     cpuset_of,
     pod_uid,
     request_of,
     request_of_record,
     with_asked,
 )
+from kata_pin.model.adjustment import Limits
 from kata_pin.model.alloc import AllocState, Grant, Qos
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.sandbox import Container
@@ -112,6 +114,29 @@ def test_what_is_asked_for_stands_above_what_is_there() -> None:
     asked = CpuResources(quota_us=300_000, shares=0, period_us=0)
     assert with_asked(TWO, asked) == CpuResources(shares=2048, quota_us=300_000, period_us=100_000)
     assert with_asked(TWO, CpuResources(cpus="3")).cpus == "3"
+
+
+def test_limits_of_ours_are_not_the_pods_request() -> None:
+    """What a runtime reports after an update of ours leaves the request as it was; the pod's own
+    change counts."""
+    request = request_of(POD, _app(), kata=False)
+    ours = Limits(shares=512, quota_us=50_000, period_us=50_000)
+    grant = Grant(request, "x", shared=CpuSet([0]), limits=ours)
+    cpu = CpuResources(shares=512, quota_us=50_000, period_us=50_000)
+    reported = request_of(POD, replace(_app(), cpu=cpu), kata=False)
+    assert reported != request
+    assert as_requested(reported, grant) == request
+    assert as_requested(reported, replace(grant, limits=Limits())) == reported
+    assert as_requested(reported, None) == reported
+    resized = request_of(POD, replace(_app(), cpu=replace(cpu, shares=3072)), kata=False)
+    assert as_requested(resized, grant) == replace(request, cpu_millis=3000)
+
+
+def test_limits_that_are_none() -> None:
+    """A runtime sends 0 for what it leaves unchanged."""
+    cpu = CpuResources(shares=0, quota_us=-1, period_us=0)
+    assert cpuset_of(cpu).limits == Limits(quota_us=-1)
+    assert cpuset_of(CpuResources(), 1 << 20).limits == Limits(memory=1 << 20)
 
 
 def test_a_cpuset_that_is_none() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kata_pin.errors import ParseError
+from kata_pin.model.adjustment import AtCreation, Limits, Mount
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.wire.nri import replies
 from kata_pin.wire.nri.replies import Answer, Cpuset, Update
@@ -20,6 +23,28 @@ def test_an_adjustment_as_bytes() -> None:
     """CPUs of the container being created, without and with memory nodes."""
     assert replies.create_reply(Answer(CPUS)).hex() == "0a0b3209120712053203322d35"
     assert replies.create_reply(Answer(BOTH)).hex() == "0a0e320c120a12083203322d353a0130"
+
+
+def test_everything_that_a_creation_can_have() -> None:
+    """Limits, classes, environment and mounts, each in its field."""
+    limits = Limits(shares=512, quota_us=-1, period_us=50_000, memory=1 << 26)
+    creation = AtCreation((("2MB", 1 << 22),), "gold", "fast", (("A", "b"),), (Mount("/a", "/b"),))
+    answer = Answer(Cpuset(limits=limits), creation=creation)
+    assert replies.create_reply(answer).hex() == (
+        "0a86011a390a022f61120462696e641a022f62220462696e642202726f22066e6f7375696422056e6f64657622"
+        "066e6f657865632208727072697661746522060a01411201623241123f0a070a05088080802012180a03088004"
+        "120b08ffffffffffffffffff011a0408d086031a0a0a03324d42108080800222060a04666173742a060a04676f"
+        "6c64"
+    )
+
+
+def test_an_update_with_limits() -> None:
+    """Beside the cpuset only what is decided."""
+    update = Update("c1", replace(CPUS, limits=Limits(shares=512, memory=1 << 26)))
+    assert replies.update_request((update,)).hex() == (
+        "0a1f0a02633112170a150a070a050880808020120a0a030880043203322d351801"
+    )
+    assert replies.update_request((Update("c1", Cpuset(limits=Limits(shares=2))),)) != b""
 
 
 def test_updates_as_bytes() -> None:

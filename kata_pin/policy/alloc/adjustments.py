@@ -1,0 +1,117 @@
+"""The bounds of what a grant carries beside CPUs, for every policy's decisions.
+
+Refused are values that Linux or a runtime would refuse, classes that no rule of the administrator
+names for the pod, mounts from outside the folders he lists, and what would resize a Kata VM: Kata
+sizes it by its containers' quota, period, memory limit and hugepages (D14). Pure.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from kata_pin.model.adjustment import AtCreation, Limits, Mount
+from kata_pin.model.alloc import Grant, GrantKind
+from kata_pin.model.settings import AllocSettings
+from kata_pin.policy.alloc.classes import KINDS, permitted
+
+_MAX_ENTRIES: Final = 64
+_MAX_TEXT: Final = 4096  # also the longest path (PATH_MAX)
+_MAX_BYTES: Final = 1 << 60
+_ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_LOADER: Final = re.compile(r"PATH|LD_.*")
+_PAGE_SIZE: Final = re.compile(r"[1-9][0-9]{0,3}(KB|MB|GB)")  # OCI runtime-spec, config-linux
+_KERNELS: Final = ("/proc", "/sys", "/dev")
+_RANGES: Final = {
+    "shares": (2, 1 << 18),  # kernel/sched/sched.h: MIN_SHARES, MAX_SHARES
+    "quota_us": (1000, 8192 * 1_000_000),  # kernel/sched/core.c: 1 ms at least; all CPUs
+    "period_us": (1000, 1_000_000),  # sched-bwc.rst
+    "memory": (4 << 20, _MAX_BYTES),
+}
+
+
+def wrong_adjustment(grant: Grant, settings: AllocSettings) -> str:
+    """Return what is wrong with what a grant carries beside CPUs; empty if nothing is."""
+    if not grant.limits and not grant.creation:
+        return ""
+    if grant.kind is GrantKind.SANDBOX:
+        return "limits or other adjustments for a VM"
+    found = (
+        *_wrong_limits(grant.limits),
+        *_wrong_entries(grant.creation),
+        *(text for mount in grant.creation.mounts for text in _wrong_mount(mount, settings)),
+        *_wrong_classes(grant, settings),
+        *_resizing(grant),
+    )
+    return next(iter(found), "")
+
+
+def _wrong_limits(limits: Limits) -> Iterator[str]:
+    for name, (low, high) in _RANGES.items():
+        value = getattr(limits, name)
+        unlimited = name == "quota_us" and value == -1
+        if value is not None and not unlimited and not low <= value <= high:
+            yield f"{name} {value}, which is not within {low} to {high}"
+
+
+def _wrong_entries(creation: AtCreation) -> Iterator[str]:
+    keys: tuple[list[str], ...] = (
+        [size for size, _ in creation.hugepages],
+        [name for name, _ in creation.env],
+        [mount.destination for mount in creation.mounts],
+    )
+    if any(len(one) > _MAX_ENTRIES for one in keys):
+        yield f"more than {_MAX_ENTRIES} page sizes, variables or mounts"
+    if any(len(set(one)) < len(one) for one in keys):
+        yield "a page size, variable or mount twice"
+    for size, limit in creation.hugepages:
+        if not _PAGE_SIZE.fullmatch(size) or not 0 <= limit <= _MAX_BYTES:
+            yield f"an invalid hugepage limit: {_shown(size)}: {limit}"
+    for name, value in creation.env:
+        if not _ENV_NAME.fullmatch(name) or _LOADER.fullmatch(name):
+            yield f"an environment variable that policies may not set: {_shown(name)}"
+        if len(value) > _MAX_TEXT or not value.isprintable():
+            yield f"an invalid value of the environment variable {_shown(name)}"
+
+
+def _wrong_mount(mount: Mount, settings: AllocSettings) -> Iterator[str]:
+    for path in (mount.destination, mount.source):
+        if not _is_path(path):
+            yield f"a mount whose path is not absolute and normalized: {_shown(path)}"
+    if any(_within(mount.destination, one) for one in _KERNELS):
+        yield f"a mount over {_shown(mount.destination)}"
+    if not any(_within(mount.source, one) for one in settings.mount_sources):
+        yield f"a mount from outside alloc.mount_sources: {_shown(mount.source)}"
+
+
+def _wrong_classes(grant: Grant, settings: AllocSettings) -> Iterator[str]:
+    for kind in KINDS:
+        name = getattr(grant.creation, kind.field)
+        if name and name not in permitted(grant.request.pod, kind, settings):
+            yield f"a {kind.title} that no rule names for its pod: {_shown(name)}"
+
+
+def _resizing(grant: Grant) -> Iterator[str]:
+    """Yield what would change the size of a Kata VM, or has no effect on one."""
+    if not grant.request.pod.kata:
+        return
+    limits, creation = grant.limits, grant.creation
+    if (limits.quota_us, limits.period_us, limits.memory) != (None,) * 3 or creation.hugepages:
+        yield "a quota, period, memory limit or hugepages, which would resize its Kata VM"
+    if creation.rdt_class or creation.blockio_class:
+        yield "a class, which has no effect on a Kata VM"
+
+
+def _is_path(path: str) -> bool:
+    plain = path.startswith("/") and path.isprintable() and len(path) <= _MAX_TEXT
+    return plain and path not in {"/", "//"} and posixpath.normpath(path) == path
+
+
+def _within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
+
+
+def _shown(value: str) -> str:
+    return repr(value[:40])
