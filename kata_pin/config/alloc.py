@@ -286,6 +286,17 @@ class Alloc:
     pods_s: float = setting(
         10.0, "time between two reads of alloc.pods_url", number(1, 3600, "seconds")
     )
+    placement_env: bool = setting(
+        False,
+        "give each container variables with its placement at creation (KATA_PIN_CPUS and others)",
+    )
+    placement_file: str = setting(
+        "",
+        "folder in each container with a read-only file, `placement`, that says where it is placed "
+        "and is rewritten when that changes; empty: none. It replaces a volume on that path",
+        OPTIONAL_PATH,
+        example="/run/kata-pin",
+    )
     push: Push = setting(
         Push.AUTO,
         "how cpusets reach containers between two calls of the runtime. auto: at once, by NRI with "

@@ -20,7 +20,7 @@ import pytest
 
 from kata_pin.model.adjustment import AtCreation, Limits
 from kata_pin.wire.nri.replies import Answer, Cpuset
-from tests.support.allotcluster import ALLOC, ONE_CPU, Allotted, order, run
+from tests.support.allotcluster import ALLOC, ONE_CPU, Allotted, kill_and_start, order, run
 from tests.support.containerd import RELEASES, Release, private_containerd, why_not
 from tests.support.daemon import Json, private_node
 from tests.support.foreignpolicy import NAME, make_package
@@ -58,6 +58,7 @@ def cluster(folder: Path, release: Release) -> Iterator[Allotted]:
         private_node() as node,
         private_containerd(folder, node.dirs, release=release) as containerd,
     ):
+        node.runtime_dir = containerd.shared / "kp"  # where runc finds it, too
         alloc = ALLOC | {"orders": str(node.root / "policies"), "cri": str(containerd.cri_socket)}
         yield Allotted(node, containerd, alloc=alloc)
 
@@ -92,7 +93,7 @@ def environment(cluster: Allotted, container: str) -> list[str]:
     file = Path(f"/proc/{cluster.pid(container)}/environ")
 
     def read() -> list[str]:
-        found = file.read_text().split("\0")
+        found = [one for one in file.read_text().split("\0") if one]  # none during an exec
         return [] if any(one.startswith("_LIBCONTAINER") for one in found) else found
 
     return wait_for(read, "the container's own environment")
@@ -212,6 +213,55 @@ def test_a_block_io_class_that_containerd_does_not_know(cluster: Allotted) -> No
     cluster.cri.start(app)
     assert "failed after kata-pin set its cpuset, block-I/O class" in cluster.node.log
     assert "without kata-pin's cpuset, block-I/O class" in cluster.node.log
+
+
+def readable(cluster: Allotted, container: str) -> dict[str, str]:
+    """Return what a container reads of its placement, from where it sees the file."""
+    text = (root(cluster, container) / "run/kata-pin/placement").read_text()
+    return dict(line.split("=") for line in text.splitlines())
+
+
+def test_a_container_reads_its_placement(cluster: Allotted) -> None:
+    """By its environment what was true at creation; by the file what is true now."""
+    settle(cluster, placement_env="true", placement_file="/run/kata-pin")
+    cluster.start()
+    pod, app = run(cluster, "r0")
+    variables = {"KATA_PIN_CLASS=none", "KATA_PIN_CPUS=0-1", "KATA_PIN_NUMA_NODES=0"}
+    assert variables <= set(environment(cluster, app))
+    first = readable(cluster, app)
+    assert (first["CLASS"], first["CPUS"], first["EXCLUSIVE_CPUS"]) == ("none", "0-1", "")
+    _, other = run(cluster, "r1", "exclusive", **ONE_CPU)
+    own = cluster.grant(other)["exclusive"]
+    assert f"KATA_PIN_EXCLUSIVE_CPUS={own}" in environment(cluster, other)
+    assert readable(cluster, other)["EXCLUSIVE_CPUS"] == own
+    (left,) = {"0", "1"} - {own}
+    wait_for(lambda: readable(cluster, app)["CPUS"] == left, "the file to follow")
+    kill_and_start(cluster)
+    order(cluster, "shop/r1", "share")
+    wait_for(lambda: readable(cluster, app)["CPUS"] == "0-1", "the file to follow the new daemon")
+    wait_for(lambda: readable(cluster, other)["CLASS"] == "share", "the other one to follow")
+    with pytest.raises(OSError, match="Read-only"):
+        (root(cluster, app) / "run/kata-pin/placement").unlink()
+    assert "/run/kata-pin" in cluster.node.cli("alloc", "explain", app).stdout
+    folder = cluster.node.runtime_dir / "placements" / app
+    assert folder.is_dir()
+    cluster.cri.stop_pod(pod)
+    cluster.cri.remove_pod(pod)
+    wait_for(lambda: not folder.exists(), "the folder of the removed container to go")
+
+
+def test_a_kata_container_reads_of_its_guest(cluster: Allotted) -> None:
+    """No pCPU is named to it; its guest CPUs are, once they are known (there is no agent here)."""
+    settle(cluster, placement_env="true", placement_file="/run/kata-pin")
+    cluster.start()
+    _, app = run(cluster, "k1", "exclusive", handler="kata", **ONE_CPU)
+    spec = cluster.containerd.spec(app)
+    (mount,) = (one for one in spec["mounts"] if one["destination"] == "/run/kata-pin")
+    assert {"bind", "ro"} <= set(mount["options"])
+    text = (Path(mount["source"]) / "placement").read_text()
+    assert text == "CLASS=exclusive\nCPU_COUNT=1\nGUEST_CPUS=\n"
+    ours = {one for one in spec["process"]["env"] if one.startswith("KATA_PIN_")}
+    assert ours == {"KATA_PIN_CLASS=exclusive", "KATA_PIN_CPU_COUNT=1"}
 
 
 OTHERS = {

@@ -13,6 +13,7 @@ from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.checked_policy import make_policy
 from kata_pin.daemon.allocation.holders import Holders
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
+from kata_pin.daemon.allocation.placement_files import PlacementFiles
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.containers import Registry
@@ -76,7 +77,11 @@ def looking(registry: Registry, host: Host, **fields: Any) -> Allocator:
 
 
 def allocator(
-    registry: Registry, host: Host, passes: PendingPasses | None = None, **fields: Any
+    registry: Registry,
+    host: Host,
+    passes: PendingPasses | None = None,
+    placements: PlacementFiles | None = None,
+    **fields: Any,
 ) -> Allocator:
     """Return an allocator at work, in line with its host."""
     chosen = settings(**fields)
@@ -90,6 +95,7 @@ def allocator(
         holders=Holders(registry),
         events=NodeEvents(registry),
         passes=passes or Moves(),
+        placements=placements,
     )
     one.follow_host()
     return one

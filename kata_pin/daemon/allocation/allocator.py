@@ -23,6 +23,7 @@ from kata_pin.daemon.allocation.holders import Holders
 from kata_pin.daemon.allocation.ledger import Ledger
 from kata_pin.daemon.allocation.notices import LEFT_BEHIND, AllocNews
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
+from kata_pin.daemon.allocation.placement_files import PlacementFiles
 from kata_pin.daemon.allocation.plugin_conflicts import PluginConflicts
 from kata_pin.daemon.allocation.requests import PodChoices, Specs, as_requested
 from kata_pin.daemon.reconcile.node import NodeWatch
@@ -69,11 +70,12 @@ class Allocator:
         holders: Holders,
         events: NodeEvents,
         passes: PendingPasses | None = None,
+        placements: PlacementFiles | None = None,
     ) -> None:
         """`passes` gives a pass to sandboxes that move; without it nothing is decided (offline).
 
         `holders` knows the containers that others gave exclusive CPUs; `events` takes what is about
-        the whole node.
+        the whole node; `placements` tells containers where they are, None: nothing does.
         """
         self.problem = ""
         self.news = AllocNews(events)
@@ -85,6 +87,7 @@ class Allocator:
         self._make = make
         self._holders = holders
         self._passes = passes
+        self.placements = placements
         self._policy: CheckedPolicy | None = None
         self._topology: HostTopology | None = None
         self._decided = False
@@ -277,10 +280,13 @@ class Allocator:
         return self._take(decision, "allocated", request)
 
     def _create(self, policy: CheckedPolicy, request: ContainerRequest) -> Decision:
-        """Give a new container its CPUs and its classes."""
+        """Give a new container its CPUs and classes, and let it read its placement."""
         decision = self._allocated(policy, request)
-        classed = with_classes(decision, request.container_id, self._settings.settings)
-        return self._take(classed, "allocated", request)
+        decision = with_classes(decision, request.container_id, self._settings.settings)
+        if self.placements is not None:
+            topology = self._node.current().topology
+            decision = self.placements.announced(decision, request.container_id, topology)
+        return self._take(decision, "allocated", request)
 
     def _allocated(self, policy: CheckedPolicy, request: ContainerRequest) -> Decision:
         """Return the decision about a new container; the next instance of one has its grant."""

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -35,11 +36,21 @@ from kata_pin.model.pass_outcome import PassOutcome
 from kata_pin.model.reports.pools import KeptCpuset
 from kata_pin.model.sandbox import ContainerState
 from kata_pin.policy.alloc.allotment import sandbox_of
+from kata_pin.policy.alloc.placement_text import file_text
 from kata_pin.sources.cri import CriClient
 from kata_pin.sources.nri import NriPlugin
 from kata_pin.sources.orders import OrdersFile
 
 log = logging.getLogger(__name__)
+
+GUEST_S: Final = 2.0
+"""Longest until a Kata container's file has its guest CPUs."""
+
+AT_ONCE: Final = 20
+"""Files written in one go, some 2 ms."""
+
+GuestCpus = Callable[[Grant], CpuSet | None]
+"""Returns the guest CPUs that a Kata container is confined to, None while that is unknown."""
 
 RESTORE_S: Final = 5.0
 """Longest that an uninstall waits for pushes that restore all CPUs."""
@@ -266,6 +277,31 @@ class Coordinator(Observer):
         if not waiting:
             self._allocator.grants.forget()
         return waiting
+
+    # ---- what containers can read --------------------------------------------------------
+
+    async def write_placements(self, guest_cpus: GuestCpus) -> None:
+        """Rewrite the files in which containers read their placement, until cancelled.
+
+        Guests report nothing, so theirs are looked at again every GUEST_S.
+        """
+        files = self._allocator.placements
+        while files is not None and files.on:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GUEST_S):
+                    await self._ledger.woken.wait()
+            self._ledger.woken.clear()
+            state, topology = self._allocator.effective, self._allocator.node.topology
+            for number, name in enumerate(files.containers()):
+                grant = state.get(name)
+                if grant is not None:
+                    files.write(name, file_text(grant, topology, guest_cpus(grant)))
+                elif self._ledger.knows(name) or self._allocator.state.get(name) is not None:
+                    files.write(name, "")  # nothing is decided for it now
+                elif self._ledger.is_connected:
+                    files.remove(name)
+                if number % AT_ONCE == AT_ONCE - 1:
+                    await asyncio.sleep(0)  # a runtime may wait for an answer
 
     # ---- passes --------------------------------------------------------------------------
 

@@ -126,6 +126,8 @@ class Ledger:
         """`online` returns the CPUs that are online now; None: all CPUs that anybody reports."""
         self.changed = asyncio.Event()
         """Something may be pending: the pusher looks soon."""
+        self.woken = asyncio.Event()
+        """The same for those who write placements."""
         self.tried = asyncio.Event()
         """Everything that was pending has been tried."""
         self.is_connected = False
@@ -140,6 +142,7 @@ class Ledger:
     def wake(self) -> None:
         """Have the pusher look soon whether anything is pending."""
         self.changed.set()
+        self.woken.set()
         self.tried.clear()
 
     # ---- what the runtime reports --------------------------------------------------------

@@ -59,7 +59,8 @@ host can slow any guest down."""
 DENIED_S: Final = 300.0
 """Rest after a denial: a policy is set once, as a rule before the first container."""
 
-_BAD: Final = frozenset({Proof.BROKEN, Proof.REFUSED})
+BAD: Final = frozenset({Proof.BROKEN, Proof.REFUSED})
+"""What shows that a cpuset that was sent is not in force."""
 
 
 class Goal(Enum):
@@ -206,7 +207,7 @@ class Keeper:
 
     @staticmethod
     def _is_new(sent: Sent | None, cpus: CpuSet) -> bool:
-        return sent is None or sent.cpus != cpus or sent.proof in _BAD
+        return sent is None or sent.cpus != cpus or sent.proof in BAD
 
     @property
     def _has_work(self) -> bool:
@@ -269,7 +270,7 @@ class Keeper:
                     await self._session(vmm)
             finally:
                 self._talking = False
-        bad = sum(sent.proof in _BAD for sent in self._sent.values())
+        bad = sum(sent.proof in BAD for sent in self._sent.values())
         if bad:
             text = f"{bad} of {len(self._sent)} containers are not on their assigned guest CPUs"
             self._failed(GuestState.FAILED, text)

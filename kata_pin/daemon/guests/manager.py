@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from kata_pin.config.tree import Guest
-from kata_pin.daemon.guests.keeper import Goal, Keeper, Shared
+from kata_pin.daemon.guests.keeper import BAD, Goal, Keeper, Shared
 from kata_pin.daemon.guests.probe import GuestProbe
 from kata_pin.daemon.guests.status import GuestPlan, GuestState, GuestView, plan_guest
 from kata_pin.daemon.live_config import LiveConfig
@@ -35,6 +35,7 @@ from kata_pin.errors import (
 from kata_pin.guest.address import AgentAddress, VsockAddress, parse_address
 from kata_pin.guest.agent import AgentClient
 from kata_pin.host.root import HostRoot
+from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.guest_map import GuestFacts
 from kata_pin.model.node import Node
 from kata_pin.model.pass_outcome import Cause, PassOutcome
@@ -216,6 +217,14 @@ class Guests(Observer):
             return keeper.view(plan)
         on = self._agents.settings().enabled and self._agents.live.acts
         return GuestView(plan, GuestState.IDLE if on else GuestState.OFF)
+
+    def cpus_of(self, sandbox_id: str, container_id: str) -> CpuSet | None:
+        """Return the guest CPUs that a container is confined to; None if that is not known."""
+        planned = self._plans.get(sandbox_id)
+        if planned is None or planned.plan is None:
+            return None
+        sent = self.view(sandbox_id, planned.plan).sent.get(container_id)
+        return None if sent is None or sent.proof in BAD else sent.cpus
 
     def lines(self, sandbox: Sandbox, report: Report) -> list[str]:
         """Return the lines of `explain` about a guest."""

@@ -57,6 +57,7 @@ from kata_pin.model.cpuset import CpuSet, union
 from kata_pin.model.placement import Note
 from kata_pin.model.reports.daemon import Daemon
 from kata_pin.model.reports.watch import WatchDocument
+from kata_pin.policy.alloc.allotment import sandbox_of
 from kata_pin.sources.hooks import HookServer
 from kata_pin.sources.nri import NriPlugin
 from kata_pin.sources.spool import Spool
@@ -102,7 +103,9 @@ class Assembly:
             claims=paths.cdi,
             calls=calls,
         )
-        guests = Guests(one.agents, registry, pins, node, sandboxes, background.start)
+        self._guests = guests = Guests(
+            one.agents, registry, pins, node, sandboxes, background.start
+        )
         nri_intake = NriIntake(
             registry, one.finder, one.index, one.kata_pinning, sandboxes, one.survey
         )
@@ -272,6 +275,9 @@ class Assembly:
         yield self._coordinator.follow_orders()
         yield self._coordinator.follow_pods()
         yield self._coordinator.push()
+        yield self._coordinator.write_placements(
+            lambda one: self._guests.cpus_of(sandbox_of(one.request.pod), one.container_id)
+        )
         yield self.audits.run()
         if self._metrics is not None:
             yield self._metrics.serve()

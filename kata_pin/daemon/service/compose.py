@@ -12,6 +12,7 @@ from kata_pin.daemon.allocation.checked_policy import make_policy
 from kata_pin.daemon.allocation.holders import Holders
 from kata_pin.daemon.allocation.pass_view import granted, view
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
+from kata_pin.daemon.allocation.placement_files import PlacementFiles
 from kata_pin.daemon.guests.manager import Agents
 from kata_pin.daemon.intake.kata_state import Adoption
 from kata_pin.daemon.live_config import LiveConfig
@@ -97,9 +98,11 @@ def compose(
     make = partial(make_policy, config.alloc)
     store, holders = AllocStore(registry), Holders(registry)
     events = NodeEvents(registry)
+    placements = PlacementFiles(config.runtime_dir, config.alloc)
     allocator = Allocator(
-        config.alloc, node, store, make, holders=holders, events=events, passes=passes
-    )
+        config.alloc, node, store, make, holders=holders, events=events, passes=passes,
+        placements=placements,
+    )  # fmt: skip
     kata_pinning = KataPinningReader(root, kata, bundles, files)
     threads = ThreadFinder(root, node, index, host, kata, finder.shims)
     survey = Survey(index, finder, facts)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from kata_pin.config.alloc import Alloc
 from kata_pin.config.tree import Config
+from kata_pin.daemon.allocation import coordinator
 from kata_pin.daemon.allocation.coordinator import Coordinator
+from kata_pin.daemon.allocation.placement_files import PlacementFiles
 from kata_pin.daemon.service.compose import boot_id, compose
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.host.root import HOST
@@ -39,11 +44,13 @@ def server() -> Iterator[CriServer]:
 class World:
     """A coordinator with a real registry and allocator, and a runtime that lists containers."""
 
-    def __init__(self, registry: Registry, server: CriServer) -> None:
+    def __init__(
+        self, registry: Registry, server: CriServer, placements: PlacementFiles | None = None
+    ) -> None:
         chosen = settings(cri=str(server.path))
         parts = compose(Config(alloc=chosen), registry)
         self.server, self.registry, self.moves = server, registry, Moves()
-        self.allocator = allocator(registry, Host(), self.moves)
+        self.allocator = allocator(registry, Host(), self.moves, placements)
         self.ledger = self.allocator.ledger
         self.coordinator = Coordinator(
             *(self.allocator, self.moves, None),
@@ -86,6 +93,46 @@ def world(tmp_path: Path, server: CriServer) -> Iterator[World]:
     registry = Registry(str(tmp_path / "registry.db"), boot_id=boot_id(HOST))
     yield World(registry, server)
     registry.close()
+
+
+async def test_files_follow_placements(
+    tmp_path: Path, server: CriServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guest CPUs once they are known; empty while nothing is decided; gone with the container, but
+    not before the runtime has reported what there is."""
+    monkeypatch.setattr(coordinator, "GUEST_S", 0.01)
+    with closing(Registry(str(tmp_path / "registry.db"), boot_id=boot_id(HOST))) as registry:
+        files = PlacementFiles(str(tmp_path), Alloc(placement_file="/run/kata-pin"))
+        world = World(registry, server, files)
+        known: dict[str, CpuSet] = {}
+        work = asyncio.create_task(
+            world.coordinator.write_placements(lambda one: known.get(one.container_id))
+        )
+        world.create("db")
+        world.create("web", kata=False)
+        db, web = (tmp_path / "placements" / name / "placement" for name in ("c-db", "c-web"))
+        assert db.read_text() == "CLASS=exclusive\nCPU_COUNT=2\nGUEST_CPUS=\n"
+        own = world.allocator.state.grants["c-web"].exclusive
+        assert f"EXCLUSIVE_CPUS={own}\n" in web.read_text()
+        known["c-db"] = CpuSet([1, 2])
+        await until(lambda: "GUEST_CPUS=1-2\n" in db.read_text())
+        world.allocator.stop("switched off")
+        await until(lambda: db.read_text() + web.read_text() == "")
+        world.allocator.release(["c-db", "c-web"], "it has ended")
+        world.ledger.ended("c-web")
+        world.ledger.ended("c-db")
+        await asyncio.sleep(0.1)
+        assert web.exists()
+        world.ledger.connected()
+        await until(lambda: not web.parent.exists() and not db.parent.exists())
+        work.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 async def test_a_failed_start_is_found(world: World) -> None:

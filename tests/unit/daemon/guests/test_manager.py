@@ -122,6 +122,16 @@ async def told(case: Case) -> AsyncIterator[PlayedGuest]:
     shutil.rmtree(folder)
 
 
+async def test_the_guest_cpus_of_a_container(case: Case) -> None:
+    """Those that the guest was given and did not refuse; unknown before, and of other sandboxes."""
+    assert case.guests.cpus_of("pod", "app") is None
+    async with told(case) as guest:
+        (container, cpus) = next(iter(guest.cpus.items()))
+        assert str(case.guests.cpus_of("pod", container)) == cpus
+        assert case.guests.cpus_of("pod", "other") is None
+        assert case.guests.cpus_of("elsewhere", container) is None
+
+
 @pytest.mark.parametrize(
     ("reason", "since", "again"),
     [
