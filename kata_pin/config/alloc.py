@@ -143,6 +143,10 @@ MAX_URL: Final = 2048
 OPTIONAL_PATH: Final = Kind(
     "an absolute path, or nothing", lambda raw: PATH.read(raw) if text_of(raw) else ""
 )
+MOUNTED: Final = matching(
+    r"(/(?!(proc|sys|dev)(/|$))[^/.\s][^/\s]*(/[^/.\s][^/\s]*)*)?",
+    "an absolute path outside /proc, /sys and /dev, or nothing",
+)
 NODE_NAME: Final = matching(
     r"([A-Za-z0-9][A-Za-z0-9.-]{0,252}|\$[A-Za-z_][A-Za-z0-9_]{0,252})?",
     "a host's name, $ and the name of an environment variable, or nothing",
@@ -294,7 +298,7 @@ class Alloc:
         "",
         "folder in each container with a read-only file, `placement`, that says where it is placed "
         "and is rewritten when that changes; empty: none. It replaces a volume on that path",
-        OPTIONAL_PATH,
+        MOUNTED,
         example="/run/kata-pin",
     )
     push: Push = setting(

@@ -28,6 +28,7 @@ from kata_pin.model.reports.pools import (
     RefusedRequest,
 )
 from kata_pin.model.reports.state import State
+from kata_pin.policy.alloc.placement_text import PREFIX
 
 LETTERS: Final = ascii_uppercase
 SHARED, RESERVED, HOUSEKEEPING, TAKEN, NOBODYS = ".", "+", "h", "x", "-"
@@ -173,12 +174,15 @@ def _row(grant: Grant, letters: Mapping[str, str], *, waits: bool, more: bool) -
         phrases.cpus(grant.shared),
     ]
     row += [styled(grant.pending or "", phrases.ODD)] if waits else []
-    also = "; ".join(f"{name} {text}" for name, text in adjusted(grant).items())
+    also = "; ".join(f"{name} {text}" for name, text in adjusted(grant, short=True).items())
     return [*row, styled(also)] if more else row
 
 
-def adjusted(grant: Grant) -> dict[str, str]:
-    """Return what a container gets beside pCPUs, by its name for people."""
+def adjusted(grant: Grant, *, short: bool = False) -> dict[str, str]:
+    """Return what a container gets beside pCPUs, by its name for people.
+
+    `short` leaves out the values of variables, and the variables with its placement.
+    """
     more = grant.adjustment
     if more is None:
         return {}
@@ -192,7 +196,11 @@ def adjusted(grant: Grant) -> dict[str, str]:
         "hugepages": ", ".join(f"{one.size} {one.limit} bytes" for one in more.hugepages),
         "RDT class": more.rdt_class,
         "block-I/O class": more.blockio_class,
-        "environment": " ".join(f"{one.name}={one.value}" for one in more.env),
+        "environment": " ".join(
+            one.name if short else f"{one.name}={one.value}"
+            for one in more.env
+            if not (short and one.name.startswith(PREFIX))
+        ),
         "mounts": ", ".join(one.destination for one in more.mounts),
     }
     return {name: text for name, text in found.items() if text}

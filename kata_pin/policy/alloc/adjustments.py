@@ -17,8 +17,9 @@ from kata_pin.model.alloc import Grant, GrantKind
 from kata_pin.model.settings import AllocSettings
 from kata_pin.policy.alloc.classes import KINDS, permitted
 
-_MAX_ENTRIES: Final = 64
-_MAX_TEXT: Final = 4096  # also the longest path (PATH_MAX)
+_MAX_ENTRIES: Final = 16  # all of it is stored with the grants, at each decision
+_MAX_VALUE: Final = 1024
+_MAX_PATH: Final = 4096  # PATH_MAX
 _MAX_BYTES: Final = 1 << 60
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _LOADER: Final = re.compile(r"PATH|LD_.*")
@@ -72,7 +73,7 @@ def _wrong_entries(creation: AtCreation) -> Iterator[str]:
     for name, value in creation.env:
         if not _ENV_NAME.fullmatch(name) or _LOADER.fullmatch(name):
             yield f"an environment variable that policies may not set: {_shown(name)}"
-        if len(value) > _MAX_TEXT or not value.isprintable():
+        if len(value) > _MAX_VALUE or not value.isprintable():
             yield f"an invalid value of the environment variable {_shown(name)}"
 
 
@@ -105,7 +106,7 @@ def _resizing(grant: Grant) -> Iterator[str]:
 
 
 def _is_path(path: str) -> bool:
-    plain = path.startswith("/") and path.isprintable() and len(path) <= _MAX_TEXT
+    plain = path.startswith("/") and path.isprintable() and len(path) <= _MAX_PATH
     return plain and path not in {"/", "//"} and posixpath.normpath(path) == path
 
 

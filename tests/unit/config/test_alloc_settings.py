@@ -76,6 +76,21 @@ def test_rules_for_classes() -> None:
     assert config.alloc.settings.mount_sources == ("/run/hints",)
 
 
+@pytest.mark.parametrize("path", ["/run/kata-pin", "/srv/x.d", "/process", '""'])
+def test_where_the_placement_file_may_be(path: str) -> None:
+    """A folder that can be mounted over; empty: no file."""
+    assert read(f"placement_file: {path}").alloc.placement_file == path.strip('"')
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "x", "/proc", "/sys/fs", "/dev", "/a/../proc", "/a//b", "/a/"]
+)
+def test_where_it_may_not_be(path: str) -> None:
+    """Not over the root or what the kernel shows."""
+    with pytest.raises(ConfigError, match="an absolute path outside"):
+        read(f"placement_file: {path}")
+
+
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
