@@ -216,7 +216,7 @@ async def test_a_refusal_is_tried_again(world: World, caplog: pytest.LogCaptureF
     world.runtime.answers.extend([UpdateRefused("busy")])
     async with running(world):
         world.ledger.wake()
-        await until(lambda: len(world.runtime.sent) >= 3, "the others")
+        await until(lambda: world.pusher.sent.total() >= 3, "the others' answers")
         seen.append(world.ledger.problems)
         world.runtime.answers.extend([UpdateRefused("busy")])
         await until(lambda: not world.pending, "the next tries")
