@@ -21,7 +21,7 @@ MOST_PRIORITY: Final = 49
 
 _REALTIME: Final = frozenset({os.SCHED_FIFO, os.SCHED_RR})
 _ORDINARY: Final = frozenset({os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_IDLE})
-_VCPU: Final = re.compile(rb"CPU [0-9]{1,4}/(KVM|TCG)|(fc_|db_)?vcpu ?[0-9]{1,4}\Z")
+_VCPU: Final = re.compile(rb"(CPU [0-9]{1,4}/(KVM|TCG)|(fc_|db_)?vcpu ?[0-9]{1,4})\Z")
 
 SetClass = Callable[[int, int, os.sched_param], None]
 Affinity = Callable[[int], Sequence[int] | set[int]]
