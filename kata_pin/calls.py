@@ -25,8 +25,23 @@ from kata_pin.broker.policy import walk
 from kata_pin.broker.protocol import Change, Changed, FileStatus
 from kata_pin.broker.resctrl import Resctrl
 from kata_pin.broker.trust import trusted_uid
+from kata_pin.broker.tunables import (
+    TunableWrite,
+    TunableWritten,
+    ask_irqbalance,
+    write_tunables,
+)
 
-__all__ = ["DIRECT", "Calls", "Change", "Changed", "DirectCalls", "FileStatus"]
+__all__ = [
+    "DIRECT",
+    "Calls",
+    "Change",
+    "Changed",
+    "DirectCalls",
+    "FileStatus",
+    "TunableWrite",
+    "TunableWritten",
+]
 
 
 class Calls(Protocol):
@@ -99,6 +114,18 @@ class Calls(Protocol):
 
     def remove_group(self, class_name: str, name: str) -> None:
         """Remove a sandbox's group, or without `name` that of a class."""
+
+    def write_tunables(self, writes: Sequence[TunableWrite], root: str) -> list[TunableWritten]:
+        """Write values of the kernel and read them back; one that fails does not stop the rest.
+
+        `root` is the prefix of the files' tree, empty for the running system.
+        """
+
+    def ask_irqbalance(self, pid: int, banned: str | None) -> socket.socket:
+        """Return a connection over which irqbalance was asked for its setup, or told its bans.
+
+        See broker.tunables.ask_irqbalance.
+        """
 
     async def read_slow(
         self, requests: Sequence[tuple[int, str, int]], deadline_s: float
@@ -200,6 +227,14 @@ class DirectCalls:
     def remove_group(self, class_name: str, name: str) -> None:
         """See Calls."""
         Resctrl({}).remove(class_name, name)
+
+    def write_tunables(self, writes: Sequence[TunableWrite], root: str) -> list[TunableWritten]:
+        """See Calls."""
+        return write_tunables(writes, root)
+
+    def ask_irqbalance(self, pid: int, banned: str | None) -> socket.socket:
+        """See Calls."""
+        return ask_irqbalance(pid, banned)
 
     async def read_slow(
         self, requests: Sequence[tuple[int, str, int]], deadline_s: float

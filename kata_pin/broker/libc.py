@@ -12,6 +12,7 @@ from kata_pin.broker.protocol import FileStatus
 
 CAP_DAC_OVERRIDE: Final = 1
 CAP_DAC_READ_SEARCH: Final = 2
+CAP_SETUID: Final = 7
 CAP_NET_ADMIN: Final = 12
 CAP_SYS_PTRACE: Final = 19
 CAP_SYS_NICE: Final = 23

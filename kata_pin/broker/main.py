@@ -26,6 +26,7 @@ from kata_pin.broker.libc import (
     CAP_DAC_READ_SEARCH,
     CAP_NET_ADMIN,
     CAP_PERFMON,
+    CAP_SETUID,
     CAP_SYS_NICE,
     CAP_SYS_PTRACE,
     libc,
@@ -37,7 +38,8 @@ from kata_pin.broker.protocol import ANSWER, MAX_MESSAGE
 NAME: Final = "kata-pin-broker"
 
 _RIGHTS: Final = (*(CAP_DAC_READ_SEARCH, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_NICE, CAP_SYS_PTRACE),)
-_RIGHTS_OF_OTHERS: Final = (*_RIGHTS, CAP_DAC_OVERRIDE)  # root may connect to root's sockets
+_RIGHTS_OF_OTHERS: Final = (*_RIGHTS, CAP_DAC_OVERRIDE, CAP_SETUID)
+"""Root may connect to root's sockets, and irqbalance takes it for root."""
 
 
 def main(number: int) -> None:

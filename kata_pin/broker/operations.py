@@ -32,6 +32,12 @@ from kata_pin.broker.protocol import (
 from kata_pin.broker.resctrl import Resctrl
 from kata_pin.broker.scheduling import set_classes
 from kata_pin.broker.slow_reads import be_reader
+from kata_pin.broker.tunables import (
+    ask_irqbalance,
+    parse_writes,
+    render_written,
+    write_tunables,
+)
 
 MAX_READERS: Final = 64
 """Most children at once; of those that were killed, some may be stuck in the kernel for good."""
@@ -41,6 +47,7 @@ _GONE: Final = (FileNotFoundError, ProcessLookupError)
 _LINK: Final = re.compile(r"/proc/([1-9][0-9]{0,9})/(exe|fd/[0-9]{1,10})\Z")
 _DESCRIPTORS: Final = re.compile(r"/proc/([1-9][0-9]{0,9})/fd\Z")
 _IN_DONT_FOLLOW: Final = 0x02000000
+_IRQBALANCE: Final = (b"?", b"=")
 
 
 class Operations:
@@ -69,6 +76,8 @@ class Operations:
             b"G": self._make_group,
             b"J": self._join_group,
             b"R": self._remove_group,
+            b"t": self._tunables,
+            b"b": self._irqbalance,
         }
 
     def run(self, letter: bytes, data: bytes, descriptors: Sequence[int]) -> Answer:
@@ -242,6 +251,17 @@ class Operations:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
         return Answer()
+
+    def _tunables(self, data: bytes, _: Sequence[int]) -> Answer:
+        return Answer(render_written(write_tunables(parse_writes(data))))
+
+    def _irqbalance(self, data: bytes, _: Sequence[int]) -> Answer:
+        (pid,) = NUMBER.unpack_from(data)
+        what, banned = data[NUMBER.size : NUMBER.size + 1], data[NUMBER.size + 1 :]
+        if what not in _IRQBALANCE or (what == b"?" and banned):
+            raise ValueError("no such request")
+        end = ask_irqbalance(pid, None if what == b"?" else banned.decode("ascii"))
+        return Answer(b"", (end.detach(),))
 
 
 def _path(data: bytes) -> str:

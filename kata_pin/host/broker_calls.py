@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from errno import ECONNRESET, ETIMEDOUT
 from typing import Final, NamedTuple
 
+from kata_pin.broker import tunables
 from kata_pin.broker.protocol import (
     ANSWER,
     MAX_MESSAGE,
@@ -28,6 +29,7 @@ from kata_pin.broker.protocol import (
     STATUS,
     FileStatus,
 )
+from kata_pin.broker.tunables import TunableWrite, TunableWritten
 from kata_pin.calls import DIRECT
 from kata_pin.host.thread_calls import ThreadCalls
 
@@ -165,6 +167,19 @@ class BrokerCalls(ThreadCalls):
     def switches(self, cpu: int) -> int:
         """See Calls."""
         return self._handed(b"e", NUMBER.pack(cpu))
+
+    def write_tunables(self, writes: Sequence[TunableWrite], root: str) -> list[TunableWritten]:
+        """See Calls."""
+        assert not root, "the broker knows the running system only"
+        written: list[TunableWritten] = []
+        for part in tunables.batched_writes(writes):
+            written += tunables.parse_written(self._ask(b"t", tunables.render_writes(part)))
+        return written
+
+    def ask_irqbalance(self, pid: int, banned: str | None) -> socket.socket:
+        """See Calls."""
+        what = b"?" if banned is None else b"=" + banned.encode("ascii")
+        return socket.socket(fileno=self._handed(b"b", NUMBER.pack(pid) + what))
 
     async def read_slow(
         self, requests: Sequence[tuple[int, str, int]], deadline_s: float

@@ -7,6 +7,7 @@ annotations mean: container_id.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from kata_pin.wire.json_text import Fields
@@ -56,14 +57,27 @@ NAMESPACE_KEYS: Final = (
 UID_KEYS: Final = ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid")
 HANDLER_KEYS: Final = ("io.containerd.cri.runtime-handler", "io.kubernetes.cri-o.RuntimeHandler")
 
+QUIET_KEYS: Final = ("cpu-quiet.kata-pin.io", "irq-load-balancing.crio.io")
+"""Whether the pCPUs of a pod should be quiet; the latter also with `/` and a container's name."""
+
+_MAX_PREFIXED: Final = 64
+
 READ: Final = (
     *(key for dialect in DIALECTS for key in (dialect.type_key, dialect.sandbox_key)),
     *(CRIO_CONTAINER_ID, KATA_TYPE, KATA_BUNDLE, KATA_CONFIG, *KATA_PINNING),
     *(*NAME_KEYS, *POD_KEYS, *NAMESPACE_KEYS, *UID_KEYS, *HANDLER_KEYS),
+    *QUIET_KEYS,
 )
 """All keys that are looked up anywhere; a new one must be added here."""
 
 
 def annotations_of(fields: Fields, member: str) -> dict[str, str]:
     """Return the annotations in READ; ParseError if one of them is not a text."""
-    return fields.fields(member).chosen(READ)
+    found = fields.fields(member)
+    return found.chosen((*READ, *quiet_keys(found.names)))
+
+
+def quiet_keys(names: Iterable[str]) -> list[str]:
+    """Return the keys among these that are about quiet pCPUs, at most 64 of single containers."""
+    single = f"{QUIET_KEYS[1]}/"
+    return [name for name in names if name in QUIET_KEYS or name.startswith(single)][:_MAX_PREFIXED]

@@ -182,6 +182,10 @@ class Machine:
         argv += ["-append", self.flavour.kernel_arguments, "-no-reboot"]
         argv += ["-drive", f"file={image.disk},if=virtio,format=raw,cache=unsafe,snapshot=on"]
         argv += ["-device", "virtio-rng-pci", "-device", "virtio-serial-pci"]
+        # for tests of interrupts: a NIC connected to nothing, and a disk that keeps nothing
+        argv += ["-device", "virtio-net-pci"]
+        argv += ["-blockdev", "driver=null-co,node-name=empty,size=67108864,read-zeroes=on"]
+        argv += ["-device", "nvme,drive=empty,serial=kata-lab"]
         for port in range(PORTS):
             argv += [
                 *("-chardev", f"socket,id=agent{port},path={socket_name(port)},server=on,wait=off"),

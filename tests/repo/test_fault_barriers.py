@@ -14,6 +14,7 @@ BARRIERS = {
     "guests/keeper.py": ["attempt"],
     "reconcile/passes.py": ["_notify"],
     "service/audits.py": ["run"],
+    "quiet/keeper.py": ["run"],
     "sources/hooks.py": ["_serve_one"],
     "sources/nri_session.py": ["_adopted", "_decide", "data_received"],
     "sources/stream_clients.py": ["_client"],

@@ -66,9 +66,20 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "guests": {"", "store", "reconcile"},
         "allocation": {"", "store", "reconcile"},
         "isolation": {"", "store", "reconcile"},
-        "status": {"", "store", "reconcile", "intake", "guests", "allocation", "isolation"},
+        "quiet": {"", "store", "reconcile"},
+        "status": {
+            "",
+            "store",
+            "reconcile",
+            "intake",
+            "guests",
+            "allocation",
+            "isolation",
+            "quiet",
+        },
         "service": {
-            *("", "store", "reconcile", "intake", "guests", "allocation", "isolation", "status"),
+            *("", "store", "reconcile", "intake", "guests", "allocation", "isolation", "quiet"),
+            "status",
         },
     },
     "cli": {

@@ -57,7 +57,8 @@ def release_pins(config: Config, release_all: Release) -> str:
         document, by = decode(answer, Applied), "by the daemon"
     except DaemonAway:
         document, by = release_all(config), "no daemon is running"
-    return "\n".join([f"restored all affinities ({by})", *kept_cpusets(document)])
+    kept = [safe(f"not restored: {one}") for one in document.quiet_kept]
+    return "\n".join([f"restored all affinities ({by})", *kept_cpusets(document), *kept])
 
 
 def kept_cpusets(document: Applied) -> list[str]:

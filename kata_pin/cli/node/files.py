@@ -122,6 +122,7 @@ def _drop_ins(choices: Choices) -> Iterable[NodeFile]:
         "before-linux-6.6.conf": choices.old_kernel,
         "resctrl.conf": choices.config.resctrl.enabled,
         "realtime.conf": bool(choices.config.rt.priority),
+        "quiet.conf": choices.config.quiet.acts,
     }
     for name in (name for name, is_wanted in wanted.items() if is_wanted):
         folder = "/usr/lib/systemd/system/kata-pin.service.d"

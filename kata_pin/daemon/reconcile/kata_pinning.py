@@ -29,7 +29,7 @@ from kata_pin.policy.placement.writers import NO_KATA_PINNING, KataPinning, Kata
 from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.kata_config import KataConfigFile
 from kata_pin.vmm.state_files import KataPaths, persisted_pinning, state_stamp
-from kata_pin.wire.annotations import KATA_CONFIG, KATA_PINNING
+from kata_pin.wire.annotations import KATA_CONFIG, KATA_PINNING, quiet_keys
 from kata_pin.wire.oci import parse_config
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,11 @@ class KataPinningReader:
         ours = _ours(annotations)
         if ours:
             _remember(self._reported, sandbox_id, ours)
+
+    def annotations(self, sandbox_id: str, containers: Iterable[Container]) -> Mapping[str, str]:
+        """Return a pod's annotations that matter here, from config.json and from NRI's report."""
+        created, _ = self._annotations(sandbox_id, containers)
+        return {**self._reported.get(sandbox_id, {}), **created}
 
     def forget(self, sandbox_id: str) -> None:
         """Drop what was kept of a sandbox that ended."""
@@ -136,7 +141,8 @@ class KataPinningReader:
 
 def _ours(annotations: Mapping[str, str]) -> Mapping[str, str]:
     """Return those that matter here: others may be long."""
-    return {key: annotations[key] for key in (*KATA_PINNING, KATA_CONFIG) if key in annotations}
+    kept = (*KATA_PINNING, KATA_CONFIG, *quiet_keys(annotations))
+    return {key: annotations[key] for key in kept if key in annotations}
 
 
 def _is_meant(file: KataConfigFile, binaries: Sequence[str], named: str, vmm: Vmm) -> bool:

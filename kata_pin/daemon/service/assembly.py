@@ -38,7 +38,7 @@ from kata_pin.daemon.reconcile.slices import Slices
 from kata_pin.daemon.service.audits import AuditLoop
 from kata_pin.daemon.service.background import Background
 from kata_pin.daemon.service.commands import Commands
-from kata_pin.daemon.service.compose import Components, compose
+from kata_pin.daemon.service.compose import Components, compose, quiet_keeper
 from kata_pin.daemon.service.control import ControlServer
 from kata_pin.daemon.service.own_cpus import OwnCpus
 from kata_pin.daemon.service.reload import Reload
@@ -120,6 +120,7 @@ class Assembly:
         )
         self._realtime = RealtimeVcpus(one.root, live, RtThreads(registry), sandboxes, one.index)
         own_cpus = OwnCpus(config.runtime_dir, node, calls, broker, partial(_granted, one))
+        self.quiet = quiet_keeper(one)
         self.passes = PassRunner(
             one.root,
             sandboxes,
@@ -139,6 +140,7 @@ class Assembly:
                 own_cpus,
                 cache_groups,
                 self._realtime,
+                self.quiet,
             ),
         )
         self._file_events = FileEvents(
@@ -199,6 +201,7 @@ class Assembly:
             reload=self.reload,
             events=one.events,
             restore_cpusets=self._coordinator.restore,
+            restore_quiet=self.quiet.give_back,
             live=live,
             look_around=self._look_around,
             history=self._history,
@@ -237,6 +240,11 @@ class Assembly:
             self.sandboxes.mark(sandbox_id, "start")
         with left_to_audits():
             self._file_events.look_around()
+
+    def _passes_done(self) -> bool:
+        """Whether every sandbox has had a pass since the start."""
+        caches = map(self.sandboxes.cache, self.sandboxes.ids)
+        return all(cache is None or cache.report is not None for cache in caches)
 
     def _watched(self) -> WatchDocument:
         limit = self._components.live.now.isolation.max_foreign
@@ -279,6 +287,8 @@ class Assembly:
             lambda one: self._guests.cpus_of(sandbox_of(one.request.pod), one.container_id)
         )
         yield self.audits.run()
+        yield self.quiet.run(self._passes_done)
+        yield self.quiet.follow_irqbalance()
         if self._metrics is not None:
             yield self._metrics.serve()
         yield self._components.survey.run()

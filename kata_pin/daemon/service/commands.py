@@ -48,6 +48,7 @@ class Commands:
     state: Callable[[str], Awaitable[bytes]]
     reload: Reload
     events: NodeEvents
+    restore_quiet: Callable[[], Awaitable[Sequence[str]]]
     restore_cpusets: Callable[[], Awaitable[tuple[KeptCpuset, ...]]]
     live: LiveConfig
     look_around: Callable[[], Awaitable[None]]
@@ -131,7 +132,8 @@ class Commands:
         """
         self.live.stop_acting()
         kept = await self.restore_cpusets()
-        return await self._release_now(self.sandboxes.ids, kept, remember=False)
+        noisy = await self.restore_quiet()
+        return await self._release_now(self.sandboxes.ids, kept, noisy, remember=False)
 
     async def _reload(self, _request: Request) -> bytes:
         problem = self.reload()
@@ -140,12 +142,17 @@ class Commands:
         return b"{}"
 
     async def _release_now(
-        self, chosen: Sequence[str], kept: Sequence[KeptCpuset] = (), *, remember: bool
+        self,
+        chosen: Sequence[str],
+        kept: Sequence[KeptCpuset] = (),
+        quiet: Sequence[str] = (),
+        *,
+        remember: bool,
     ) -> bytes:
         for sandbox_id in chosen:
             await self.passes.release(sandbox_id, remember=remember)
         await self.guests.settled(chosen, GUESTS_S)
-        return self._applied("unpin", chosen, kept)
+        return self._applied("unpin", chosen, kept, quiet)
 
     async def _pass_over(self, chosen: Sequence[str], verb: str) -> bytes:
         await self.look_around()
@@ -155,9 +162,18 @@ class Commands:
                 raise DaemonError(f"the pass over sandbox {sandbox_id} failed", hint="see the log")
         return self._applied(verb, chosen)
 
-    def _applied(self, verb: str, chosen: Sequence[str], kept: Sequence[KeptCpuset] = ()) -> bytes:
+    def _applied(
+        self,
+        verb: str,
+        chosen: Sequence[str],
+        kept: Sequence[KeptCpuset] = (),
+        quiet: Sequence[str] = (),
+    ) -> bytes:
         done = applied(self.overview.facts(chosen))
-        return reports.encode(Applied(kind=verb, sandboxes=done, cpusets_kept=tuple(kept)))
+        document = Applied(
+            kind=verb, sandboxes=done, cpusets_kept=tuple(kept), quiet_kept=tuple(quiet)
+        )
+        return reports.encode(document)
 
     def _selected(self, request: Request, *, need: bool = False) -> list[str]:
         """Return the sandbox that a request names by its id; all where it names none."""

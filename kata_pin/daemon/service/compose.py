@@ -16,6 +16,8 @@ from kata_pin.daemon.allocation.placement_files import PlacementFiles
 from kata_pin.daemon.guests.manager import Agents
 from kata_pin.daemon.intake.kata_state import Adoption
 from kata_pin.daemon.live_config import LiveConfig
+from kata_pin.daemon.quiet.claims import PodFacts
+from kata_pin.daemon.quiet.keeper import QuietKeeper
 from kata_pin.daemon.reconcile.engine import Engine
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
@@ -26,11 +28,13 @@ from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.daemon.store.node_events import NodeEvents
 from kata_pin.daemon.store.pins import Pins
+from kata_pin.daemon.store.tunables import Tunables
 from kata_pin.daemon.store.vmms import AcceptedVmms
 from kata_pin.host.cgroup_owner import why_not_roots
 from kata_pin.host.files import read_text
 from kata_pin.host.process import ProcessIndex, cgroups, exe, read_process
 from kata_pin.host.root import HostRoot
+from kata_pin.host.vfio import vfio_devices
 from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.kata_config import read_kata_configs
 from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES, DEFAULT_SHIMS
@@ -116,6 +120,15 @@ def compose(
         live, root, registry, pins, bundles, node, index, finder, engine, kata, agents, adoption,
         allocator, events, kata_pinning, survey,
     )  # fmt: skip
+
+
+def quiet_keeper(one: Components) -> QuietKeeper:
+    """Return the keeper of quiet pCPUs; raises StateError."""
+    facts = PodFacts(
+        one.registry.containers, one.kata_pinning.annotations, partial(vfio_devices, one.root)
+    )
+    store = Tunables(one.registry)
+    return QuietKeeper(one.root, one.node, one.live, store=store, events=one.events, facts=facts)
 
 
 def boot_id(root: HostRoot) -> str:

@@ -24,7 +24,7 @@ from kata_pin.daemon.isolation.cache_groups import remove_group
 from kata_pin.daemon.isolation.realtime import restore
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
-from kata_pin.daemon.service.compose import Components, compose
+from kata_pin.daemon.service.compose import Components, compose, quiet_keeper
 from kata_pin.daemon.service.runtime_dir import held_registry, only_one, registry_copy
 from kata_pin.daemon.status.allocation import allocation_report
 from kata_pin.daemon.status.documents import (
@@ -135,7 +135,8 @@ def release_all(config: Config) -> Applied:
     with _writing(config) as parts:
         done = applied(_undo(parts, "release"))
         kept = kept_cpusets(parts.allocator, parts.registry)
-        return Applied(kind="unpin", sandboxes=done, cpusets_kept=kept)
+        noisy = asyncio.run(quiet_keeper(parts).give_back())
+        return Applied(kind="unpin", sandboxes=done, cpusets_kept=kept, quiet_kept=tuple(noisy))
 
 
 @contextlib.contextmanager

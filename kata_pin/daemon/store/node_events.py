@@ -20,6 +20,9 @@ from kata_pin.daemon.journal import (
     EXCLUSIVE_CONFLICT,
     FOREIGN_TASKS,
     PLUGIN_CONFLICT,
+    QUIET_CHANGED,
+    QUIET_FAILED,
+    QUIET_WRITER,
     about,
 )
 from kata_pin.daemon.store.database import Database
@@ -36,6 +39,9 @@ MESSAGE_IDS: Final = {
     NodeEventKind.PLUGIN_CONFLICT: PLUGIN_CONFLICT,
     NodeEventKind.EXCLUSIVE_CONFLICT: EXCLUSIVE_CONFLICT,
     NodeEventKind.FOREIGN_TASKS: FOREIGN_TASKS,
+    NodeEventKind.QUIET_CHANGED: QUIET_CHANGED,
+    NodeEventKind.QUIET_WRITER: QUIET_WRITER,
+    NodeEventKind.QUIET_FAILED: QUIET_FAILED,
 }
 """The MESSAGE_ID of each kind (docs/logs.md)."""
 

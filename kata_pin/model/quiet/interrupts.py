@@ -40,6 +40,8 @@ class InterruptRow:
     @property
     def vfio(self) -> frozenset[str]:
         """Return the PCI addresses of devices that VFIO hands to VMs (vfio_pci_intrs.c)."""
+        if "vfio-" not in self.text:
+            return frozenset()
         return frozenset(found[1] for found in map(_VFIO.match, self.handlers) if found)
 
 

@@ -45,3 +45,5 @@ class Applied:
     sandboxes: tuple[AppliedSandbox, ...]  #: one object per sandbox
     #: containers that keep a cpuset of the allocator, after `release` (uninstall) only
     cpusets_kept: tuple[KeptCpuset, ...] = ()
+    #: what `quiet` changed and could not be restored, and why; after `release` only
+    quiet_kept: tuple[str, ...] = ()

@@ -36,6 +36,9 @@ class NodeEventKind(StrEnum):
     PLUGIN_CONFLICT = "plugin-conflict"
     EXCLUSIVE_CONFLICT = "exclusive-conflict"
     FOREIGN_TASKS = "foreign-tasks"
+    QUIET_CHANGED = "quiet-changed"
+    QUIET_WRITER = "quiet-writer"
+    QUIET_FAILED = "quiet-failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,8 @@ class NodeEvent:
     age_s: float  #: age of the event
     #: One of `reloaded`, `reload-refused`, `alloc-suspended`, `alloc-decides`, `plugin-conflict`
     #: (with another NRI plugin), `exclusive-conflict` (with another allocator), `foreign-tasks` (on
-    #: exclusive pCPUs)
+    #: exclusive pCPUs), `quiet-changed` (other pCPUs are kept quiet), `quiet-writer` (something
+    #: else writes what keeps them quiet), `quiet-failed` (it cannot be written)
     kind: str
     text: str  #: what happened, as logged
 

@@ -7,7 +7,7 @@ have a line of CPUs that are online, and rows that begin with a label.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from kata_pin.errors import ParseError
@@ -61,27 +61,64 @@ def parse_interrupts(data: bytes, cpus: Collection[int]) -> dict[int, Counts]:
 
 
 def parse_rows(data: bytes) -> tuple[InterruptRow, ...]:
-    """Return the numbered interrupts, devices' and others, in the file's order; raises ParseError.
+    """Return the numbered interrupts in the file's order; raises ParseError."""
+    check_size(data, MAX_TEXT, "/proc/interrupts")
+    head, *lines = data.split(b"\n")
+    columns = parse_columns(head)
+    return tuple(parse_row(line, columns) for line in lines if is_numbered(line))
+
+
+def parse_columns(head: bytes) -> list[int]:
+    """Return the pCPUs that the first line has columns for: those online; raises ParseError."""
+    return _columns(head, "/proc/interrupts")
+
+
+def is_numbered(line: bytes) -> bool:
+    """Return whether a line is that of an interrupt with a number, which can have files."""
+    label = line.partition(b":")[0].strip()
+    return label.isdigit() and len(label) < 10
+
+
+def parse_row(line: bytes, columns: Sequence[int]) -> InterruptRow:
+    """Return a numbered row; raises ParseError.
 
     Handlers follow chip, number of the line and trigger after two spaces (kernel/irq/proc.c,
     show_interrupts); an interrupt without any has an empty tuple.
     """
-    columns, rows = _table(data, "/proc/interrupts")
-    return tuple(
-        _row(label, rest, columns) for label, rest in rows if label.isdigit() and len(label) < 10
-    )
-
-
-def _row(label: bytes, rest: bytes, columns: Sequence[int]) -> InterruptRow:
-    """Return a numbered row: what stands behind its colon, under these pCPUs' columns."""
+    label, _, rest = line.partition(b":")
     *words, text = rest.split(None, len(columns)) if rest.strip() else (b"",)
     if len(words) < len(columns):
         raise ParseError("not one number per CPU", source="/proc/interrupts", text=clipped(label))
-    counts = dict(zip(columns, [_number(word, "/proc/interrupts") for word in words], strict=True))
+    if not b"".join(words).isdigit() or max(map(len, words), default=0) > 20:
+        raise ParseError("not a number", source="/proc/interrupts", text=clipped(line))
     parts = _GAP.split(text.decode("utf-8", "backslashreplace").strip())
     last = parts[-1] if len(parts) > 1 and not _LINE.match(parts[-1]) else ""
     handlers = tuple(last.split(", ")) if last else ()
-    return InterruptRow(int(label), " ".join(" ".join(parts).split()), handlers, counts)
+    return InterruptRow(
+        int(label), " ".join(" ".join(parts).split()), handlers, _Counts(columns, words)
+    )
+
+
+class _Counts(Mapping[int, int]):
+    """The numbers of a row by pCPU, converted when they are asked for: most never are."""
+
+    __slots__ = ("_columns", "_words")
+
+    def __init__(self, columns: Sequence[int], words: Sequence[bytes]) -> None:
+        self._columns = columns
+        self._words = words
+
+    def __getitem__(self, cpu: int) -> int:
+        try:
+            return int(self._words[self._columns.index(cpu)])
+        except ValueError:
+            raise KeyError(cpu) from None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
 
 
 def parse_softirqs(data: bytes, cpus: Collection[int]) -> dict[int, dict[str, int]]:
@@ -111,15 +148,20 @@ def _table(data: bytes, source: str) -> tuple[list[int], list[tuple[bytes, bytes
     """Return the CPUs of the columns, and the rows by label."""
     check_size(data, MAX_TEXT, source)
     head, *lines = data.split(b"\n")
-    names = head.split()
-    if not names or not all(n.startswith(b"CPU") and n[3:].isdigit() and len(n) < 9 for n in names):
-        raise ParseError("no line of CPUs", source=source, text=clipped(head))
+    columns = _columns(head, source)
     rows = []
     for line in lines:
         label, colon, rest = line.partition(b":")
         if colon:
             rows.append((label.strip(), rest))
-    return [int(name[3:]) for name in names], rows
+    return columns, rows
+
+
+def _columns(head: bytes, source: str) -> list[int]:
+    names = head.split()
+    if not names or not all(n.startswith(b"CPU") and n[3:].isdigit() and len(n) < 9 for n in names):
+        raise ParseError("no line of CPUs", source=source, text=clipped(head))
+    return [int(name[3:]) for name in names]
 
 
 def _number(word: bytes, source: str) -> int:

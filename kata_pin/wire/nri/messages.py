@@ -20,7 +20,7 @@ from kata_pin.errors import ParseError
 from kata_pin.model.alloc import ANNOTATIONS
 from kata_pin.model.cpuset import MAX_TEXT
 from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
-from kata_pin.wire.annotations import KATA_CONFIG, KATA_PINNING
+from kata_pin.wire.annotations import KATA_CONFIG, KATA_PINNING, quiet_keys
 from kata_pin.wire.container_id import ContainerIds, build
 from kata_pin.wire.ids import check_id
 from kata_pin.wire.oci import MAX_PID, CpuResources, kept
@@ -219,7 +219,7 @@ def pod_of(message: nri_pb2.PodSandbox) -> Pod:
         cpu=_cpu(message.linux.resources.cpu),
         annotations={
             key: message.annotations[key]
-            for key in _ANNOTATIONS
+            for key in (*_ANNOTATIONS, *quiet_keys(message.annotations))
             if key in message.annotations and len(message.annotations[key]) <= MAX_ANNOTATION
         },
     )

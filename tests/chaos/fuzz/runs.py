@@ -7,7 +7,7 @@ import os
 import struct
 from collections.abc import Callable
 
-from kata_pin.broker import jails, protocol
+from kata_pin.broker import jails, protocol, tunables
 from kata_pin.broker.resctrl import KernelFiles, Resctrl
 from kata_pin.config.file import from_text
 from kata_pin.errors import ParseError
@@ -90,6 +90,26 @@ class _Noted(KernelFiles):
     def rmdir(self, path: str) -> None:
         """Note it."""
         self._removed.append(path)
+
+
+def run_broker_writes(data: bytes) -> object:
+    """Read a request to write tunables as the broker does: no name leads elsewhere."""
+    try:
+        writes = tunables.parse_writes(data)
+    except ValueError as error:
+        raise ParseError(str(error)) from error
+    assert tunables.parse_writes(tunables.render_writes(writes)) == writes
+    for one in writes:
+        assert not set("/.\0\n ") & set(one.name + one.value)
+    return writes
+
+
+def run_broker_written(data: bytes) -> object:
+    """Read the broker's answer to such a request."""
+    try:
+        return tunables.parse_written(data)
+    except ValueError as error:
+        raise ParseError(str(error)) from error
 
 
 def run_jail_path(data: bytes) -> object:

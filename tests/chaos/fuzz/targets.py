@@ -149,7 +149,7 @@ TARGETS: Final[dict[str, Target]] = {
     "json-fields": Target(
         runs.run_fields,
         _named("wire.json_text", "load_fields", "Fields")
-        + _named("wire.annotations", "annotations_of")
+        + _named("wire.annotations", "annotations_of", "quiet_keys")
         + _named("wire.oci", "parse_cpu"),
         lambda: [*s.STATES, *s.CONFIGS],
         CONFIG_WORDS,
@@ -304,8 +304,11 @@ TARGETS: Final[dict[str, Target]] = {
     "interrupts": _kernel(
         interrupts.parse_interrupts, "interrupts", "interrupts", b"CPU1 ", b"LOC:"
     ),
-    "interrupt-rows": _kernel(
-        interrupts.parse_rows, "interrupts", "interrupts", b"CPU1 ", b"  IO-APIC   1-edge  "
+    "interrupt-rows": Target(
+        interrupts.parse_rows,
+        _named("wire.kernel.interrupts", "parse_rows", "parse_row", "parse_columns", "is_numbered"),
+        lambda: s.kernel_texts("interrupts"),
+        (b"CPU1 ", b"  IO-APIC   1-edge  ", b"\n 24:", b"18446744073709551615"),
     ),
     "cpu-mask": Target(
         lambda data: masks.parse_mask(data, "a mask"),
@@ -479,6 +482,18 @@ TARGETS: Final[dict[str, Target]] = {
         _named("broker.protocol", "parse_group"),
         s.broker_groups,
         (b"\0", b"\0\0", b"..", b"/"),
+    ),
+    "broker-writes": Target(
+        runs.run_broker_writes,
+        _named("broker.tunables", "parse_writes"),
+        lambda: [b"interrupt 24 0-3,8\ndefault-mask  ff,ffffffff"],
+        (b"interrupt ", b"default-mask ", b"/", b"..", b"\n", b"0-3"),
+    ),
+    "broker-written": Target(
+        runs.run_broker_written,
+        _named("broker.tunables", "parse_written"),
+        lambda: [b"0 0-3\n5 \n1 0-3"],
+        (b"\n", b" ", b"-1"),
     ),
     "jail-path": Target(
         runs.run_jail_path,

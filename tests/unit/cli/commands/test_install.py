@@ -240,6 +240,18 @@ def test_real_time_vcpus_take_one_right_more() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("level", "wanted"), [("off", False), ("report", False), ("irq", True), ("full", True)]
+)
+def test_rights_for_quiet_pcpus(level: str, wanted: bool) -> None:
+    """Only with a setting that writes; then everything but /proc/irq stays read-only."""
+    path = "/usr/lib/systemd/system/kata-pin.service.d/quiet.conf"
+    found = contents(choose(config=f"version: 1\nquiet: {level}\n"))
+    assert (path in found) is wanted
+    if wanted:
+        assert b"ProtectKernelTunables=no\nReadOnlyPaths=/proc/sys /sys " in found[path]
+
+
 def test_no_placeholder_is_left() -> None:
     """Every placeholder of the assets is filled in, and each setting reaches its files."""
     files = contents(

@@ -1,0 +1,254 @@
+"""Brings tunables to where they should be: records first, then writes, then makes sure (D22).
+
+One tuner serves every kind. Each call of `apply` looks at what is there now, so nothing depends on
+what an earlier one did, in this process or in one that was killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from errno import EACCES, EIO, ENOENT, EPERM, EROFS
+from typing import Final, NamedTuple
+
+from kata_pin.daemon.store.tunables import Tunables
+from kata_pin.errors import ParseError
+from kata_pin.model.quiet.tunables import Goal, Observed, TunableKey, TunableKind, TunableRecord
+from kata_pin.policy.quiet.tunables import Step, StepKind, step
+
+log = logging.getLogger(__name__)
+
+RETURNS: Final = 3
+"""How often another writer may change a tunable before it is left to it."""
+
+CALM_S: Final = 600.0
+"""After so long without another writer the count begins again."""
+
+LEFT_S: Final = 600.0
+"""How long a tunable is left to another writer before the next attempt."""
+
+_FIXED: Final = frozenset({EIO, EPERM})
+"""A managed interrupt: EIO on Linux 6.1, EPERM on 6.12."""
+
+_NO_RIGHTS: Final = frozenset({EROFS, EACCES})
+
+
+class Write(NamedTuple):
+    """A value to write; `first` is what the tunable had before kata-pin changed it."""
+
+    key: TunableKey
+    value: str
+    first: str
+
+
+class Written(NamedTuple):
+    """What became of a write: its errno, and the value that is there now; None if not known yet."""
+
+    errno: int
+    value: str | None = None
+
+
+Writer = Callable[[Sequence[Write]], Awaitable[Sequence[Written]]]
+"""Makes the writes of one kind."""
+
+
+@dataclass
+class _Other:
+    """Another writer of one tunable: when it came, and until when the tunable is left to it."""
+
+    times: list[float] = field(default_factory=list)
+    left_until: float = 0.0
+    value: str = ""
+
+
+@dataclass
+class Outcome:
+    """What one `apply` found and did."""
+
+    written: int = 0
+    given_back: int = 0
+    fixed: list[Observed] = field(default_factory=list)
+    left: list[Observed] = field(default_factory=list)
+    impossible: list[Observed] = field(default_factory=list)
+    overridden: list[Observed] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+    """Why writes failed, by what was written."""
+
+
+class Tuner:
+    """See the module; `writers` make the writes, by kind."""
+
+    def __init__(self, store: Tunables, writers: Mapping[TunableKind, Writer]) -> None:
+        """Raises StateError."""
+        self._store = store
+        self._writers = writers
+        self._records = store.all()
+        self._others: dict[TunableKey, _Other] = {}
+        self._held: dict[TunableKey, Goal] = {}
+        """The goals that tunables fulfilled when they were last looked at."""
+        self._fixed: dict[TunableKey, str] = {}
+        self._no_rights: set[TunableKind] = set()
+
+    @property
+    def records(self) -> Mapping[TunableKey, TunableRecord]:
+        """What is changed now."""
+        return self._records
+
+    def forgive(self) -> None:
+        """Forget what others wrote: the kernel itself rewrites masks when pCPUs come and go."""
+        self._others.clear()
+        self._held.clear()
+
+    async def apply(self, seen: Iterable[Observed], goals: Mapping[TunableKey, Goal]) -> Outcome:
+        """Bring what is seen to its goals, and give back what has none; raises StateError."""
+        outcome = Outcome()
+        due: list[TunableRecord] = []
+        forget: list[TunableKey] = []
+        for one in seen:
+            self._decide(one, goals.get(one.key), outcome, due, forget)
+        await self._write(due, goals, outcome, forget)
+        self._forget(forget)
+        return outcome
+
+    def drop_gone(self, seen: Iterable[TunableKey], kinds: Iterable[TunableKind]) -> None:
+        """Forget what was changed of these kinds and is no longer there; raises StateError."""
+        there, of = set(seen), set(kinds)
+        self._forget([key for key in self._records if key.kind in of and key not in there])
+
+    def _decide(
+        self,
+        one: Observed,
+        goal: Goal | None,
+        outcome: Outcome,
+        due: list[TunableRecord],
+        forget: list[TunableKey],
+    ) -> None:
+        record = self._records.get(one.key)
+        if goal is None and record is None:
+            return
+        if self._fixed.get(one.key) == one.identity:
+            one = one._replace(fixed=True)
+        other = self._others.get(one.key)
+        left = other is not None and time.monotonic() < other.left_until
+        try:
+            what = step(record, one, goal, backed_off=left)
+        except ParseError as error:
+            outcome.problems[str(one.key)] = error.message
+            return
+        self._note(one, goal, what, outcome)
+        if what.kind is StepKind.WRITE and what.record is not None:
+            due.append(what.record)
+        elif what.kind is StepKind.FORGET:
+            forget.append(one.key)
+
+    def _note(self, one: Observed, goal: Goal | None, what: Step, outcome: Outcome) -> None:
+        """Take down what a step means: whether others write, whether something cannot be done."""
+        lists = {
+            StepKind.FIXED: outcome.fixed,
+            StepKind.LEFT: outcome.left,
+            StepKind.IMPOSSIBLE: outcome.impossible,
+        }
+        if what.kind in lists:
+            lists[what.kind].append(one)
+        if goal is None:
+            return
+        if what.kind is StepKind.NOTHING and goal.holds(one.value):
+            self._held[one.key] = goal
+            record = self._records.get(one.key)
+            if record is not None and record.previous and record.written == one.value:
+                self._records[one.key] = replace(record, previous="")
+        elif what.kind is StepKind.WRITE and what.overrides and self._held.get(one.key) == goal:
+            self._came_back(one, outcome)
+
+    def _came_back(self, one: Observed, outcome: Outcome) -> None:
+        """Another writer changed what was as it should be; after some times it is left alone."""
+        now = time.monotonic()
+        other = self._others.setdefault(one.key, _Other())
+        other.times = [at for at in other.times if now - at < CALM_S] + [now]
+        other.value = one.value
+        if len(other.times) >= RETURNS:
+            other.times.clear()
+            other.left_until = now + LEFT_S
+            outcome.overridden.append(one)
+
+    async def _write(
+        self,
+        due: Sequence[TunableRecord],
+        goals: Mapping[TunableKey, Goal],
+        outcome: Outcome,
+        forget: list[TunableKey],
+    ) -> None:
+        by_kind: dict[TunableKind, list[TunableRecord]] = {}
+        for record in due:
+            by_kind.setdefault(record.key.kind, []).append(record)
+        for kind, records in by_kind.items():
+            # one attempt shows whether the rights are there by now
+            chosen = records[:1] if kind in self._no_rights else records
+            self._store.keep(chosen)
+            before = {one.key: self._records.get(one.key) for one in chosen}
+            self._records |= {one.key: one for one in chosen}
+            writes = [Write(one.key, one.written, one.first) for one in chosen]
+            answers = await self._writers[kind](writes)
+            self._no_rights.discard(kind)
+            for record, answer in zip(chosen, answers, strict=True):
+                if answer.errno:
+                    self._failed(record, before[record.key], answer.errno, outcome, forget)
+                else:
+                    self._succeeded(record, answer, goals.get(record.key), outcome, forget)
+
+    def _succeeded(
+        self,
+        record: TunableRecord,
+        answer: Written,
+        goal: Goal | None,
+        outcome: Outcome,
+        forget: list[TunableKey],
+    ) -> None:
+        if goal is None:
+            outcome.given_back += 1
+            if answer.value == record.first:
+                forget.append(record.key)
+            return
+        outcome.written += 1
+        if answer.value is None:
+            return
+        sure = replace(record, written=answer.value, previous="")
+        if answer.value != record.written:  # the kernel keeps it in another form
+            self._store.keep([sure])
+        self._records[record.key] = sure
+        if goal.holds(answer.value):
+            self._held[record.key] = goal
+
+    def _failed(
+        self,
+        record: TunableRecord,
+        before: TunableRecord | None,
+        errno: int,
+        outcome: Outcome,
+        forget: list[TunableKey],
+    ) -> None:
+        """Take down why; what was never written has nothing to give back."""
+        restores = record.written == record.first
+        if errno in _FIXED and record.key.kind is TunableKind.INTERRUPT and not restores:
+            self._fixed[record.key] = record.identity
+            outcome.fixed.append(Observed(record.key, record.identity, record.previous))
+        elif errno != ENOENT:
+            outcome.problems[str(record.key)] = os.strerror(errno)
+            if errno in _NO_RIGHTS:
+                self._no_rights.add(record.key.kind)
+        if before is None or errno == ENOENT:
+            forget.append(record.key)
+        else:
+            self._records[record.key] = before
+            self._store.keep([before])
+
+    def _forget(self, keys: Iterable[TunableKey]) -> None:
+        gone = [key for key in keys if self._records.pop(key, None) is not None]
+        if gone:
+            self._store.forget(gone)
+        for key in gone:
+            self._others.pop(key, None)
+            self._held.pop(key, None)
