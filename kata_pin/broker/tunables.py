@@ -12,7 +12,7 @@ import re
 import socket
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from errno import EACCES, EINVAL
+from errno import EACCES, EINVAL, EPERM, ESRCH
 from typing import Final, NamedTuple
 
 MAX_WRITES: Final = 256
@@ -23,13 +23,22 @@ MAX_REQUEST: Final = 48 * 1024
 
 _CPU_LIST: Final = r"[0-9]{1,4}(?:[-,][0-9]{1,4}){0,4096}"
 _CPU_MASK: Final = r"[0-9a-f]{1,8}(?:,[0-9a-f]{8}){0,255}"
+_DEVICE: Final = r"[A-Za-z0-9_@-][A-Za-z0-9_.@-]{0,14}"
 _READ_BYTES: Final = 32 * 1024
+_KERNEL_THREAD: Final = "kernel-thread"
+_STAT_BYTES: Final = 4096
+_KTHREADD: Final = 2
+_PF_KTHREAD: Final = 0x0020_0000
+_PF_NO_SETAFFINITY: Final = 0x0400_0000
 
 _IRQBALANCE: Final = "/run/irqbalance"
 
 
 class TunableFile(NamedTuple):
-    """One kind: where its files are (`{}` is the name), and what names and values look like."""
+    """One kind: where its files are, and what names and values look like.
+
+    `{}` stands for each part of the name.
+    """
 
     path: str
     name: str
@@ -39,6 +48,25 @@ class TunableFile(NamedTuple):
 TUNABLE_FILES: Final = {
     "interrupt": TunableFile("/proc/irq/{}/smp_affinity_list", r"[0-9]{1,9}", _CPU_LIST),
     "default-mask": TunableFile("/proc/irq/default_smp_affinity", "", _CPU_MASK),
+    "workqueues": TunableFile("/sys/devices/virtual/workqueue/cpumask", "", _CPU_MASK),
+    "watchdog": TunableFile("/proc/sys/kernel/watchdog_cpumask", "", _CPU_LIST),
+    "rps": TunableFile(
+        "/sys/class/net/{}/queues/{}/rps_cpus", f"{_DEVICE}/rx-[0-9]{{1,5}}", _CPU_MASK
+    ),
+    "xps": TunableFile(
+        "/sys/class/net/{}/queues/{}/xps_cpus", f"{_DEVICE}/tx-[0-9]{{1,5}}", _CPU_MASK
+    ),
+    "idle-limit": TunableFile(
+        "/sys/devices/system/cpu/cpu{}/power/pm_qos_resume_latency_us",
+        r"[0-9]{1,4}",
+        r"n/a|[0-9]{1,9}",
+    ),
+    "governor": TunableFile(
+        "/sys/devices/system/cpu/cpufreq/policy{}/scaling_governor",
+        r"[0-9]{1,4}",
+        r"[a-z][a-z0-9_]{0,14}",
+    ),
+    _KERNEL_THREAD: TunableFile("/proc/{}/status", r"[1-9][0-9]{0,9}:[0-9]{1,20}", _CPU_LIST),
 }
 """All that can be written, by kind."""
 
@@ -111,7 +139,12 @@ def write_tunables(writes: Sequence[TunableWrite], root: str = "") -> list[Tunab
 
     `root` is where the files' tree begins, of tests.
     """
-    return [_write(root + TUNABLE_FILES[one.kind].path.format(one.name), one) for one in writes]
+    return [
+        move_kernel_thread(one.name, one.value)
+        if one.kind == _KERNEL_THREAD
+        else _write(root + TUNABLE_FILES[one.kind].path.format(*one.name.split("/")), one)
+        for one in writes
+    ]
 
 
 def _write(path: str, one: TunableWrite) -> TunableWritten:
@@ -133,6 +166,51 @@ def _write(path: str, one: TunableWrite) -> TunableWritten:
     except OSError as error:
         return TunableWritten(failed or error.errno or EINVAL)
     return TunableWritten(failed, value.replace("\n", " "))
+
+
+def move_kernel_thread(name: str, cpus: str) -> TunableWritten:
+    """Set the affinity of a kernel thread, `tid:start`, and read it back.
+
+    Only of a child of kthreadd that the kernel lets others move (include/linux/sched.h,
+    PF_NO_SETAFFINITY): ESRCH where it has ended, EPERM for any other process.
+    """
+    tid, _, start = name.partition(":")
+    try:
+        wanted = _numbers(cpus)
+        fd = os.open(f"/proc/{tid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _check_kernel_thread(fd, start)
+            os.sched_setaffinity(int(tid), wanted)
+            _check_kernel_thread(fd, start)
+        finally:
+            os.close(fd)
+        with open(f"/proc/{tid}/status", encoding="ascii", errors="replace") as status:
+            found = (line.partition(":") for line in status)
+            values = {key: value.strip() for key, _, value in found}
+        return TunableWritten(0, values.get("Cpus_allowed_list", ""))
+    except FileNotFoundError:
+        return TunableWritten(ESRCH)
+    except (OSError, ValueError) as error:
+        return TunableWritten((error.errno if isinstance(error, OSError) else None) or EINVAL)
+
+
+def _check_kernel_thread(fd: int, start: str) -> None:
+    """Raise OSError if a stat file is not that of this kernel thread (proc_pid_stat(5))."""
+    fields = os.pread(fd, _STAT_BYTES, 0).rpartition(b")")[2].split()
+    if fields[19].decode() != start:
+        raise ProcessLookupError(ESRCH, "another thread has its number")
+    flags = int(fields[6])
+    if int(fields[1]) != _KTHREADD or not flags & _PF_KTHREAD or flags & _PF_NO_SETAFFINITY:
+        raise PermissionError(EPERM, "not a kernel thread that may be moved")
+
+
+def _numbers(cpus: str) -> set[int]:
+    """Return the CPUs of a list; ValueError for one with a range of no sense."""
+    found: set[int] = set()
+    for part in cpus.split(","):
+        first, dash, last = part.partition("-")
+        found |= set(range(int(first), int(last if dash else first) + 1))
+    return found
 
 
 def ask_irqbalance(pid: int, banned: str | None, folder: str = _IRQBALANCE) -> socket.socket:

@@ -327,6 +327,18 @@ class Config:
         "where interrupts of devices that VFIO passes to a pod may go. own: also to the pod's own "
         "pCPUs; housekeeping: only to pCPUs that need not be quiet",
     )
+    quiet_idle_us: int = setting(
+        20,
+        "with quiet: full, the longest time that an exclusive pCPU may take to leave an idle "
+        "state. 0: no limit of kata-pin's",
+        integer(0, 1_000_000, "microseconds"),
+    )
+    quiet_governor: str = setting(
+        "performance",
+        "with quiet: full, the frequency governor of exclusive pCPUs whose frequency no other pCPU "
+        "shares. leave: leave it",
+        NAME,
+    )
     paths: Paths = field(default_factory=Paths)
     audit: Audit = field(default_factory=Audit)
     hook: Hook = field(default_factory=Hook)

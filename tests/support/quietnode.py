@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from kata_pin.config.tree import Config
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.quiet import keeper, tuner
 from kata_pin.daemon.quiet.claims import PodFacts
-from kata_pin.daemon.quiet.keeper import QuietKeeper
+from kata_pin.daemon.quiet.keeper import QuietKeeper, TunableSource
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.store.database import Database
 from kata_pin.daemon.store.node_events import NodeEvents
@@ -76,9 +76,14 @@ class QuietNode:
                 lambda name, _: self.annotations.get(name, {}),
                 lambda _: self.devices,
             ),
+            sources=self.sources(),
         )
         for pod in self.pods:
             self.run_pod(pod, self.pods[pod])
+
+    def sources(self) -> Sequence[TunableSource]:
+        """Return what a keeper looks at beside interrupts."""
+        return ()
 
     def run_pod(self, name: str, cpus: str) -> None:
         """Have a pass over a pod with these exclusive pCPUs."""

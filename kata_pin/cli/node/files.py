@@ -20,6 +20,7 @@ from kata_pin.config import DEFAULT_FILE, Config
 from kata_pin.config.table import sample
 from kata_pin.config.tree import Hook
 from kata_pin.errors import KataPinError
+from kata_pin.model.settings import QuietLevel
 
 HOOK_PATH: Final = "/usr/libexec/kata-pin/kata-pin-hook"
 HOOKS_DIR: Final = "/usr/share/containers/oci/hooks.d"  # read by CRI-O and by podman
@@ -123,6 +124,7 @@ def _drop_ins(choices: Choices) -> Iterable[NodeFile]:
         "resctrl.conf": choices.config.resctrl.enabled,
         "realtime.conf": bool(choices.config.rt.priority),
         "quiet.conf": choices.config.quiet.acts,
+        "quiet-full.conf": choices.config.quiet is QuietLevel.FULL,
     }
     for name in (name for name, is_wanted in wanted.items() if is_wanted):
         folder = "/usr/lib/systemd/system/kata-pin.service.d"

@@ -220,6 +220,9 @@ class QuietKeeper(Observer):
         self._tuner.drop_gone([one.key for one in lines], [TunableKind.INTERRUPT])
         seen += lines
         for source in self._sources:
+            changed = any(key.kind in source.kinds for key in self._tuner.records)
+            if not state.full and not changed:
+                continue
             more = await source.observe()
             self._tuner.drop_gone([one.key for one in more], source.kinds)
             goals |= source.goals(topology, state, more)

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from errno import EACCES, EIO, ENOENT, EPERM, EROFS
+from errno import EACCES, EINVAL, EIO, ENOENT, EPERM, EROFS
 from typing import Final, NamedTuple
 
 from kata_pin.daemon.store.tunables import Tunables
@@ -30,8 +30,12 @@ CALM_S: Final = 600.0
 LEFT_S: Final = 600.0
 """How long a tunable is left to another writer before the next attempt."""
 
-_FIXED: Final = frozenset({EIO, EPERM})
-"""A managed interrupt: EIO on Linux 6.1, EPERM on 6.12."""
+_FIXED: Final = {
+    TunableKind.INTERRUPT: frozenset({EIO, EPERM}),
+    TunableKind.KERNEL_THREAD: frozenset({EINVAL, EPERM}),
+}
+"""What nobody can change: a managed interrupt (EIO on Linux 6.1, EPERM on 6.12), and a
+kernel thread whose affinity the kernel keeps."""
 
 _NO_RIGHTS: Final = frozenset({EROFS, EACCES})
 
@@ -232,7 +236,7 @@ class Tuner:
     ) -> None:
         """Take down why; what was never written has nothing to give back."""
         restores = record.written == record.first
-        if errno in _FIXED and record.key.kind is TunableKind.INTERRUPT and not restores:
+        if errno in _FIXED.get(record.key.kind, ()) and not restores:
             self._fixed[record.key] = record.identity
             outcome.fixed.append(Observed(record.key, record.identity, record.previous))
         elif errno != ENOENT:

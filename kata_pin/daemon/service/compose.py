@@ -18,6 +18,7 @@ from kata_pin.daemon.intake.kata_state import Adoption
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.quiet.claims import PodFacts
 from kata_pin.daemon.quiet.keeper import QuietKeeper
+from kata_pin.daemon.quiet.kernel_work import KernelWork
 from kata_pin.daemon.reconcile.engine import Engine
 from kata_pin.daemon.reconcile.kata_pinning import KataPinningReader
 from kata_pin.daemon.reconcile.node import NodeWatch
@@ -128,7 +129,13 @@ def quiet_keeper(one: Components) -> QuietKeeper:
         one.registry.containers, one.kata_pinning.annotations, partial(vfio_devices, one.root)
     )
     store = Tunables(one.registry)
-    return QuietKeeper(one.root, one.node, one.live, store=store, events=one.events, facts=facts)
+    return QuietKeeper(
+        *(one.root, one.node, one.live),
+        store=store,
+        events=one.events,
+        facts=facts,
+        sources=[KernelWork(one.root, one.live)],
+    )
 
 
 def boot_id(root: HostRoot) -> str:

@@ -22,7 +22,7 @@ _FILES: Final = {"rx-": ("rps", "rps_cpus"), "tx-": ("xps", "xps_cpus")}
 
 
 def read_queues(root: HostRoot) -> tuple[Queue, ...] | Unknown:
-    """Return the queues that have a mask which is not empty; never raises."""
+    """Return the queues that have a mask, which may be empty; never raises."""
     base = root.sys("class/net")
     try:
         devices = sorted(os.listdir(base))
@@ -34,7 +34,7 @@ def read_queues(root: HostRoot) -> tuple[Queue, ...] | Unknown:
         cpus = mask(f"{base}/{device}/queues/{name}/{file}")
         if isinstance(cpus, Unknown) and not cpus.absent:
             return cpus
-        if not isinstance(cpus, Unknown) and cpus:
+        if not isinstance(cpus, Unknown):
             found.append(Queue(device, name, kind, cpus))
     return tuple(found)
 

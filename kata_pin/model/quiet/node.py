@@ -28,16 +28,30 @@ class KernelThread:
     tid: int
     comm: str
     affinity: CpuSet
+    starttime: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A queue of a network device whose packets are spread: `kind` is `rps` or `xps`."""
+    """A queue of a network device and who handles its packets; `kind` is `rps` or `xps`.
+
+    Without pCPUs its packets are not spread.
+    """
 
     device: str
     name: str
     kind: str
     cpus: CpuSet
+
+
+@dataclass(frozen=True, slots=True)
+class FrequencyPolicy:
+    """The frequency of some pCPUs; `available` are the governors that it can have."""
+
+    name: str
+    cpus: CpuSet
+    governor: str
+    available: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

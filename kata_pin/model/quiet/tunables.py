@@ -15,6 +15,13 @@ class TunableKind(StrEnum):
     INTERRUPT = "interrupt"  # the mask of one; its name is the number
     DEFAULT_MASK = "default-mask"  # of interrupts that are yet to be set up
     IRQBALANCE = "irqbalance"  # the pCPUs it keeps clear; its name is the pid
+    WORKQUEUES = "workqueues"  # where unbound work of the kernel runs
+    WATCHDOG = "watchdog"  # the pCPUs that the lockup detectors watch
+    KERNEL_THREAD = "kernel-thread"  # an affinity; its name is `tid:start`
+    RPS = "rps"  # who handles packets of a queue, or `none`; its name is `device/queue`
+    XPS = "xps"  # the same of a queue that sends
+    IDLE_LIMIT = "idle-limit"  # microseconds, see Power.latency; its name is the pCPU
+    GOVERNOR = "governor"  # a word; its name is the frequency policy's number
 
 
 class TunableKey(NamedTuple):
@@ -101,6 +108,25 @@ class Include:
         return self.cpus <= CpuSet.parse(value)
 
 
+NO_CPU = "none"
+"""A list of queues' pCPUs that has none: the queue is not spread."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOut:
+    """A list must have none of the pCPUs `off`; nothing is ever added to it."""
+
+    off: CpuSet
+
+    def value(self, first: str) -> str:
+        """Return the list to write."""
+        return NO_CPU if first == NO_CPU else str(CpuSet.parse(first) - self.off) or NO_CPU
+
+    def holds(self, value: str) -> bool:
+        """Return whether a list is as it must be."""
+        return value == NO_CPU or CpuSet.parse(value).isdisjoint(self.off)
+
+
 @dataclass(frozen=True, slots=True)
 class Exactly:
     """A value that is not a set."""
@@ -116,7 +142,7 @@ class Exactly:
         return value == self.wanted
 
 
-Goal = KeepOff | Include | Exactly
+Goal = KeepOff | Include | TakeOut | Exactly
 """How a tunable must be. `value` is made from the first value alone, never from the present one."""
 
 

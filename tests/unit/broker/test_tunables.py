@@ -55,6 +55,24 @@ def test_what_is_sent_is_what_is_read() -> None:
         b"sysctl kernel.core_pattern x",
         b"interrupt 24 0\n\n",
         b"interrupt \xd9\xa1 0",
+        b"rps ../../x/rx-0 f",
+        b"rps ../rx-0 f",
+        b"rps ./rx-0 f",
+        b"rps eth0/../rx-0 f",
+        b"rps eth0/rx-0/../x f",
+        b"rps eth0/tx-0 f",
+        b"rps eth0 f",
+        b"xps eth0/rx-0 f",
+        b"workqueues x f",
+        b"workqueues  0-3",
+        b"watchdog  ",
+        b"idle-limit 4 -1",
+        b"idle-limit 4/../5 0",
+        b"governor 4 ../x",
+        b"governor x performance",
+        b"kernel-thread 33 0-3",
+        b"kernel-thread 0:1 0-3",
+        b"kernel-thread 33:1 ",
         b"\n".join([b"interrupt 24 0"] * (MAX_WRITES + 1)),
     ],
 )
@@ -134,3 +152,22 @@ def test_operations_without_sense(data: bytes) -> None:
     with pytest.raises((ValueError, struct.error)):
         Operations(Policy(b"x/usr/bin/true")).run(b"b", data, ())
     assert NUMBER.size == 4
+
+
+@pytest.mark.parametrize(
+    ("pid", "refused"),
+    [("self", errno.EPERM), ("1", errno.EPERM)],
+)
+def test_only_kernel_threads_are_moved(pid: str, refused: int) -> None:
+    """No process, not kthreadd itself, and none that started at another time or has ended."""
+    pid = str(os.getpid()) if pid == "self" else pid
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    start = stat.rpartition(")")[2].split()[19]
+    (done,) = write_tunables([TunableWrite("kernel-thread", f"{pid}:{start}", "0")])
+    assert done == TunableWritten(refused)
+    (done,) = write_tunables([TunableWrite("kernel-thread", f"{pid}:{int(start) + 1}", "0")])
+    assert done == TunableWritten(errno.ESRCH)
+    (done,) = write_tunables([TunableWrite("kernel-thread", f"{2**22 + 1}:1", "0")])
+    assert done == TunableWritten(errno.ESRCH)
+    (done,) = write_tunables([TunableWrite("kernel-thread", f"{pid}:{start}", "1-2-3")])
+    assert done == TunableWritten(errno.EINVAL)

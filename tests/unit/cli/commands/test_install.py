@@ -248,6 +248,9 @@ def test_rights_for_quiet_pcpus(level: str, wanted: bool) -> None:
     path = "/usr/lib/systemd/system/kata-pin.service.d/quiet.conf"
     found = contents(choose(config=f"version: 1\nquiet: {level}\n"))
     assert (path in found) is wanted
+    more = found.get(path.replace("quiet.conf", "quiet-full.conf"))
+    assert (more is not None) is (level == "full")
+    assert more is None or b"ReadWritePaths=/sys/devices\n" in more
     if wanted:
         assert b"ProtectKernelTunables=no\nReadOnlyPaths=/proc/sys /sys " in found[path]
 

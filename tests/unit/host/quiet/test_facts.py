@@ -32,6 +32,7 @@ def test_a_large_host(tmp_path: Path) -> None:
     assert found.boot["isolcpus"] == "managed_irq,domain,4-7"
     assert found.queues == (
         Queue("eth0", "rx-0", "rps", CpuSet({1, 5})),
+        Queue("eth0", "rx-1", "rps", CpuSet()),
         Queue("eth0", "tx-0", "xps", CpuSet({2})),
     )
     assert set(found.power) == set(FOUR)
