@@ -12,16 +12,22 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Final
 
+from kata_pin.errors import ParseError
 from kata_pin.host.files import read_bytes
 from kata_pin.host.quiet.reading import cpu_list, known, text, unreadable
 from kata_pin.host.root import HostRoot
+from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.quiet.node import Crio, Irqbalance, Partition, Tuned, Unknown
+from kata_pin.wire.kernel.irqbalance import MAX_BYTES, parse_setup
 
 MAX_CGROUPS: Final = 4096
 """Most cgroups that are looked at, the uppermost first."""
 
 MAX_DEPTH: Final = 5
 MAX_INCLUDES: Final = 8
+ANSWER_S: Final = 1.0
+"""Longest wait for irqbalance, which answers between two of its rounds."""
+
 MAX_FILES: Final = 64
 
 _BANS: Final = ("IRQBALANCE_BANNED_CPUS", "IRQBALANCE_BANNED_CPULIST")
@@ -41,11 +47,25 @@ def read_irqbalance(root: HostRoot, names: Names) -> Irqbalance | Unknown | None
     pid = _pid_of(root, "irqbalance", names)
     if pid is None or isinstance(pid, Unknown):
         return pid
-    environment = known(root.proc(pid, "environ"), _bans)
-    socket = root.path(f"/run/irqbalance/irqbalance{pid}.sock")
-    if not os.path.exists(socket):
-        return Irqbalance(pid, environment, Unknown(f"{socket} does not exist"))
-    return Irqbalance(pid, environment, Unknown("its socket was not asked"))
+    return Irqbalance(pid, known(root.proc(pid, "environ"), _bans), _banned(root, pid))
+
+
+def _banned(root: HostRoot, pid: int) -> CpuSet | Unknown:
+    """Return the pCPUs that irqbalance keeps clear, as it answers root on its socket."""
+    answer = b""
+    try:
+        with root.calls.ask_irqbalance(pid, None) as end:
+            end.settimeout(ANSWER_S)
+            while b"BANNED" not in answer and len(answer) < MAX_BYTES:
+                more = end.recv(MAX_BYTES)
+                if not more:
+                    break
+                answer += more
+        return parse_setup(answer).banned
+    except OSError as error:
+        return unreadable(f"/run/irqbalance/irqbalance{pid}.sock", error)
+    except ParseError as error:
+        return Unknown(error.message)
 
 
 def _bans(data: bytes) -> dict[str, str]:

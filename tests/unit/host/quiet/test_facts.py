@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kata_pin.calls import DirectCalls
 from kata_pin.host.quiet.counters import read_counters
 from kata_pin.host.quiet.kernel import read_facts
 from kata_pin.host.quiet.sandbox import cookie
@@ -76,6 +79,37 @@ def test_other_programs(tmp_path: Path) -> None:
     assert found.irqbalance.environment == {"IRQBALANCE_BANNED_CPUS": "f0"}
     assert found.tuned == Tuned(901, "mine", isolates=True)
     assert found.crio == Crio(902, (f"{tmp_path}/etc/crio/crio.conf.d/9",))
+
+
+class _Balancer(DirectCalls):
+    """Calls of a node whose irqbalance gives this answer, or ends before it."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+
+    def ask_irqbalance(self, pid: int, banned: str | None) -> socket.socket:
+        """Return a connection with the answer on it."""
+        assert (pid, banned) == (900, None)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.sendall(self.answer)
+        return ours
+
+
+@pytest.mark.parametrize(
+    ("answer", "banned"),
+    [(b"SLEEP 10 BANNED 000000f0", "4-7"), (b"", None), (b"BANNED", None), (b"\xff" * 99, None)],
+)
+def test_what_irqbalance_answers(tmp_path: Path, answer: bytes, banned: str | None) -> None:
+    """Its bans in force; an answer without sense is never none."""
+    more = process(900, "irqbalance", ppid=1, flags=0, cpus="0-63")
+    root = host(tmp_path, cpus=8, interrupts=8, more=more)
+    found = read_facts(replace(root, calls=_Balancer(answer)), FOUR)
+    assert isinstance(found.irqbalance, Irqbalance)
+    if banned is None:
+        assert isinstance(found.irqbalance.banned, Unknown)
+    else:
+        assert found.irqbalance.banned == CpuSet.parse(banned)
 
 
 def test_a_profile_that_leads_nowhere(tmp_path: Path) -> None:
