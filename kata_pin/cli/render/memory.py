@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from rich.text import Text
 
 from kata_pin.cli.render import phrases
@@ -12,8 +10,6 @@ from kata_pin.cli.reports import words
 from kata_pin.cli.reports.memory import REMOTE_PERCENT, far_from_vcpus, remedy
 from kata_pin.cli.reports.pcpus import parse
 from kata_pin.model.reports.memory import MemoryDocument, NodeMemory, SandboxMemory
-
-_UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def memory(document: MemoryDocument, output: Output) -> list[Text]:
@@ -57,7 +53,7 @@ def _row(one: SandboxMemory, nodes: list[int]) -> list[Text]:
             _on_node(by_node.get(node), near=node in near or not near, known=known)
             for node in nodes
         ),
-        Text(size(huge) if known else "n/a"),
+        Text(phrases.size(huge) if known else "n/a"),
         _remote(one),
         Text(one.source),
     ]
@@ -66,7 +62,7 @@ def _row(one: SandboxMemory, nodes: list[int]) -> list[Text]:
 def _on_node(found: NodeMemory | None, *, near: bool, known: bool) -> Text:
     if found is None:
         return Text("0" if known else "n/a")
-    return Text(size(found.bytes), style="" if near else phrases.ODD)
+    return Text(phrases.size(found.bytes), style="" if near else phrases.ODD)
 
 
 def _remote(one: SandboxMemory) -> Text:
@@ -74,11 +70,3 @@ def _remote(one: SandboxMemory) -> Text:
         return Text("n/a")
     style = phrases.BAD if one.remote_percent >= REMOTE_PERCENT else ""
     return Text(f"{one.remote_percent:.1f} %", style=style)
-
-
-def size(count: int) -> str:
-    """Return a number of bytes in the unit that leaves at most four digits before the point."""
-    for factor, unit in _UNITS:
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} B" if count else "0"

@@ -17,6 +17,8 @@ from kata_pin.model.reports.guest import Guest, GuestVcpu
 from kata_pin.model.reports.sandbox import Thread
 from kata_pin.model.reports.state import State
 
+_UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
 GOOD, BAD, ODD, DIM, NAME = "green", "bold red", "yellow", "dim", "bold cyan"
 STATE_STYLES: Final = {
     "ok": GOOD,
@@ -209,3 +211,11 @@ def guest_cpu(one: GuestVcpu) -> Text:
     """Return a vCPU's guest CPU, `?` where it is unknown."""
     known = "?" if one.guest_cpu is None else str(one.guest_cpu)
     return styled(known, KNOWN_STYLES.get(one.state, ""))
+
+
+def size(number: int) -> str:
+    """Return a number of bytes in the unit that leaves at most four digits before the point."""
+    for factor, unit in _UNITS:
+        if number >= factor:
+            return f"{number / factor:.1f} {unit}"
+    return f"{number} B" if number else "0"

@@ -10,7 +10,6 @@ from rich.text import Text
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.footnotes import table_with_footnotes
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, paragraph, styled, table
-from kata_pin.cli.render.memory import size
 from kata_pin.cli.reports import pcpus, words
 from kata_pin.model.reports.guest import Guest, GuestVcpu
 from kata_pin.model.reports.network import Interface
@@ -112,11 +111,11 @@ def _caches(sandbox: Sandbox, output: Output) -> Text:
         return Text()
     parts = [f"class {cache.class_name}"] if cache.class_name else []
     if cache.occupancy_bytes is not None:
-        parts.append(f"{size(cache.occupancy_bytes)} of L3")
+        parts.append(f"{phrases.size(cache.occupancy_bytes)} of L3")
     if cache.total_bytes is not None:
-        parts.append(f"{size(cache.total_bytes)} from and to memory")
+        parts.append(f"{phrases.size(cache.total_bytes)} from and to memory")
     if cache.local_bytes is not None:
-        parts.append(f"{size(cache.local_bytes)} of that on the same NUMA node")
+        parts.append(f"{phrases.size(cache.local_bytes)} of that on the same NUMA node")
     text = styled(output.dot.join(parts))
     if cache.problem:
         text += styled(

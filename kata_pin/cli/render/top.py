@@ -18,7 +18,7 @@ from kata_pin.cli.render.layout import (
     styled,
     table,
 )
-from kata_pin.cli.render.memory import size as bytes_text
+from kata_pin.cli.render.phrases import size as bytes_text
 from kata_pin.cli.render.show import IDLE
 from kata_pin.cli.reports import words
 from kata_pin.cli.reports.pcpus import parse
