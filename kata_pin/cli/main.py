@@ -49,6 +49,10 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "pin": ("pin:pin", "Set the affinities of one sandbox, or of all, now."),
     "unpin": ("pin:unpin", "Restore the original affinities of one sandbox, or of all."),
     "run": ("run:run", "Run the daemon in the foreground."),
+    "reporter": (
+        "reporter:reporter",
+        "Show this node to its cluster, and serve probes and metrics.",
+    ),
     "reload": ("reload:reload", "Have the daemon read its configuration again."),
     "config": ("config:config", "Show or check a configuration, or print a sample file."),
     "install": (

@@ -189,9 +189,9 @@ def measured_for(command: F) -> F:
 
 def complete_sandbox(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """Return the pods and ids that start with `incomplete`; none if no daemon answers quickly."""
-    from kata_pin.cli.client import ask
     from kata_pin.errors import KataPinError
     from kata_pin.model.reports.names import Names
+    from kata_pin.sources.daemon_socket import ask
     from kata_pin.wire.reports import decode
 
     try:

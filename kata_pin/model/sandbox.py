@@ -165,6 +165,11 @@ class Sandbox:
         return self.id
 
     @property
+    def pod_uid(self) -> str:
+        """Return the pod's uid, empty when no record has it."""
+        return next((c.pod_uid for c in self.containers if c.pod_uid), "")
+
+    @property
     def handler(self) -> str:
         """Return the runtime handler of the pod, empty when no record names it."""
         return next((c.handler for c in self.containers if c.handler), "")

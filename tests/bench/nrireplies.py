@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kata_pin.cli.client import ask
 from kata_pin.model.reports.state import State
+from kata_pin.sources.daemon_socket import ask
 from kata_pin.wire.nri.messages import EventKind
 from kata_pin.wire.proto import nri_pb2 as pb
 from kata_pin.wire.reports import decode

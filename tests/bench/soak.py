@@ -34,9 +34,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from kata_pin.cli.client import ask
 from kata_pin.daemon.store.containers import TOMBSTONES
 from kata_pin.model.reports.names import Names
+from kata_pin.sources.daemon_socket import ask
 from kata_pin.wire.hook_message import HookMessage, encode
 from kata_pin.wire.oci import Phase
 from kata_pin.wire.reports import decode

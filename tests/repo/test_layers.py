@@ -30,9 +30,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("errors", "broker", "calls", "owned_file", "model", "policy", "wire", "config"),
         *("sources", "vmm", "host", "guest", "hook"),
     },
+    "reporter": {"errors", "owned_file", "model", "policy", "wire", "sources"},
     "cli": {
         *("errors", "model", "policy", "wire", "config", "sources", "vmm", "host", "guest"),
-        *("daemon", "hook"),
+        *("daemon", "hook", "reporter"),
     },
     "hook": set(),
 }

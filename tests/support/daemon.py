@@ -28,10 +28,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kata_pin.cli.client import ask
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import KataPinError
 from kata_pin.model.sandbox import Container
+from kata_pin.sources.daemon_socket import ask
 from tests.support.hooks import HookRun, run_hook
 from tests.support.katalike import ContainerSpec, KataDirs, KataSandbox
 from tests.support.vmmhost import SHIMS, Bystander, lookalike

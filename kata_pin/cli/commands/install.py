@@ -16,7 +16,7 @@ from typing import Final
 
 import click
 
-from kata_pin.cli.client import WRITE_S, DaemonAway, ask, probe
+from kata_pin.cli.client import WRITE_S, probe
 from kata_pin.cli.node.changes import Node, line
 from kata_pin.cli.node.files import HOOKS_DIR, PROGRAM_LINK, Choices, Runtime, node_files
 from kata_pin.cli.options import Session, global_options
@@ -26,6 +26,7 @@ from kata_pin.config import DEFAULT_FILE, Config, load
 from kata_pin.errors import KataPinError
 from kata_pin.model.reports.applied import Applied
 from kata_pin.model.reports.settings import FileChange, FilesDocument
+from kata_pin.sources.daemon_socket import DaemonAway, ask
 from kata_pin.wire.reports import decode
 
 HOMES: Final = ("/home/", "/root/")

@@ -40,6 +40,8 @@ class Refused:
     container_id: str
     title: str
     refusal: Refusal
+    pod: str
+    pod_uid: str
 
 
 class AllocNews:
@@ -116,7 +118,8 @@ class AllocNews:
         self._waits.pop(container_id, None)
 
     def _refuse(self, refusal: Refusal, request: ContainerRequest) -> None:
-        title = f"{request.pod.title} {request.name}"
+        pod = request.pod
+        title = f"{pod.title} {request.name}"
         log.warning(
             "allocator: %s: %s: %s",
             title,
@@ -124,7 +127,9 @@ class AllocNews:
             refusal.message,
         )
         self.refusals[refusal.kind] += 1
-        self.refused.append(Refused(time.time(), request.container_id, title, refusal))
+        self.refused.append(
+            Refused(time.time(), request.container_id, title, refusal, pod.title, pod.pod_uid)
+        )
 
 
 def _conflicts(

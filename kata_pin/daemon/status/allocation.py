@@ -69,6 +69,8 @@ def allocation_report(
                 kind=one.refusal.kind.value,
                 message=one.refusal.message,
                 strict=one.refusal.strict,
+                pod=one.pod,
+                pod_uid=one.pod_uid,
             )
             for one in allocator.news.refused
         ),

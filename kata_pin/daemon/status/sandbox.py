@@ -100,6 +100,7 @@ def sandbox_report(facts: SandboxFacts, conflicts: Sequence[placement.Note] = ()
         writers=tuple(facts.writers),
         cache=facts.cache,
         notes=notes(found),
+        pod_uid=known.pod_uid,
     )
 
 

@@ -14,21 +14,17 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Final
 
 from kata_pin.config.metrics import Endpoint, EndpointKind
 from kata_pin.errors import reason_of
 from kata_pin.sources import unix_socket
+from kata_pin.sources.http_server import MAX_HEAD, Page, answer, tcp_listener
 from kata_pin.sources.stream_clients import BACKLOG, Clients, send
 
 log = logging.getLogger(__name__)
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MAX_CLIENTS: Final = 8
-MAX_HEAD: Final = 8192
-"""Longest request line and headers."""
-HEAD_S: Final = 5.0
 ANSWER_S: Final = 10.0
 """Longest time that the text may take to be made, and to be taken."""
 FRESH_S: Final = 0.2
@@ -78,9 +74,7 @@ class MetricsServer:
     def _listener(self) -> socket.socket:
         if self.endpoint.kind is EndpointKind.UNIX:
             return unix_socket.listen(self.path, backlog=BACKLOG, mode=self.mode, gid=self.gid)
-        host = self.endpoint.host
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, self.endpoint.port), family=family, backlog=BACKLOG)
+        return tcp_listener(self.endpoint.host, self.endpoint.port)
 
     def _complain(self, error: OSError) -> None:
         """Say once what is wrong."""
@@ -92,39 +86,14 @@ class MetricsServer:
         self.problem = problem
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await send(writer, await self._answer_to(reader), ANSWER_S)
+        await send(writer, await answer(reader, {b"/metrics": self._page}), ANSWER_S)
 
-    async def _answer_to(self, reader: asyncio.StreamReader) -> bytes:
-        """Read a request and return the answer."""
-        try:
-            async with asyncio.timeout(HEAD_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.LimitOverrunError:
-            return _answer(431, b"request too long\n")
-        words = head.split(b"\r\n", 1)[0].split(b" ")
-        if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-            return _answer(400, b"not an HTTP request\n")
-        method, target, _ = words
-        if method not in {b"GET", b"HEAD"}:
-            return _answer(405, b"only GET\n", "Allow: GET, HEAD\r\n")
-        if target.partition(b"?")[0] != b"/metrics":
-            return _answer(404, b"metrics are at /metrics\n")
+    async def _page(self) -> Page:
         async with asyncio.timeout(ANSWER_S):
-            text = await self._fresh_text()
-        answer = _answer(200, text)
-        return answer if method == b"GET" else answer[: -len(text)]
+            return Page(await self._fresh_text())
 
     async def _fresh_text(self) -> bytes:
         if time.monotonic() - self._made_at >= FRESH_S:
             self._made = await self.text()
             self._made_at = time.monotonic()
         return self._made
-
-
-def _answer(status: int, body: bytes, headers: str = "") -> bytes:
-    kind = CONTENT_TYPE if status == 200 else "text/plain; charset=utf-8"
-    head = (
-        f"HTTP/1.0 {status} {HTTPStatus(status).phrase}\r\nContent-Type: {kind}\r\n"
-        f"Content-Length: {len(body)}\r\n{headers}Connection: close\r\n\r\n"
-    )
-    return head.encode() + body

@@ -108,6 +108,8 @@ class RefusedRequest:
     kind: str
     message: str  #: the reason in words
     strict: bool  #: whether its creation failed; false: it runs in the shared pool
+    pod: str = ""  #: `namespace/name`, or the pod's uid
+    pod_uid: str = ""  #: the pod's uid
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,3 +158,4 @@ class Sandbox:
     #: read by `show SANDBOX` alone; null: not read, or neither a tap nor a vhost worker
     network: Network | None = None
     cache: Cache | None = None  #: its caches; null: `resctrl.enabled` is off
+    pod_uid: str = ""  #: the pod's uid; empty: unknown

@@ -35,7 +35,7 @@ from kata_pin.wire.annotations import annotations_of
 from kata_pin.wire.guest import kernel_image
 from kata_pin.wire.kata import persist
 from kata_pin.wire.kernel import perf, perf_raw
-from kata_pin.wire.kube import checkpoint, pod_list
+from kata_pin.wire.kube import checkpoint, objects, pod_list
 from kata_pin.wire.nri import messages as nri
 from kata_pin.wire.nri import mux, versions
 from kata_pin.wire.nri.synchronize import SnapshotParts
@@ -220,6 +220,14 @@ def run_persist(data: bytes) -> None:
 def run_pods(data: bytes) -> None:
     for spec in pod_list.parse_pods(data).specs.values():
         pod_list.about_cpus(spec.annotations)
+
+
+def run_api_answer(data: bytes) -> None:
+    message = objects.parse_refusal(data)
+    message.encode()
+    assert message.isprintable(), "a message that a terminal would obey"
+    objects.is_object_name(text(data))
+    objects.parse_series(data)
 
 
 def run_checkpoint(data: bytes) -> None:

@@ -6,6 +6,7 @@ written out here. A mutator damages them; it seldom finds a whole form by itself
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from collections.abc import Iterator
@@ -76,6 +77,15 @@ YAML = (
     b"metrics:\n  listen: 127.0.0.1:9000\n"
 )
 ORDERS = [b"# pod class\nshop/database exclusive\n0c7a4d2be81f share # x\n"]
+SERVICE_TOKEN = (
+    b"e30."
+    + base64.urlsafe_b64encode(
+        b'{"kubernetes.io":{"node":{"name":"n1","uid":"u1"},"pod":{"name":"p"}}}'
+    ).rstrip(b"=")
+    + b".c2ln"
+)
+API_STATUS = b'{"kind":"Status","status":"Failure","message":"forbidden","code":403}'
+API_EVENT = b'{"kind":"Event","series":{"count":3,"lastObservedTime":"2026-01-01T00:00:00.0Z"}}'
 PODS = json.dumps(
     {
         "kind": "PodList",

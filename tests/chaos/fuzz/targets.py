@@ -38,7 +38,7 @@ from kata_pin.wire.kernel import (
     sched,
 )
 from kata_pin.wire.kernel import cgroup as kernel_cgroup
-from kata_pin.wire.kube import cdi, cri
+from kata_pin.wire.kube import cdi, cri, objects
 from kata_pin.wire.nri import replies
 from tests.chaos.fuzz import runs
 from tests.chaos.fuzz import seeds as s
@@ -210,6 +210,18 @@ TARGETS: Final[dict[str, Target]] = {
         _named("wire.kube.cri", "parse_containers"),
         lambda: [s.CRI_LIST],
         (b"\x0a", b"\x12", b"\x30\x02"),
+    ),
+    "token": Target(
+        objects.parse_token,
+        _named("wire.kube.objects", "parse_token"),
+        lambda: [s.SERVICE_TOKEN],
+        (b".", b"e30", b"=", b"-_"),
+    ),
+    "api-answer": Target(
+        runs.run_api_answer,
+        _named("wire.kube.objects", "parse_refusal", "parse_series", "is_object_name"),
+        lambda: [s.API_STATUS, s.API_EVENT],
+        _json_words("kind", "message", "series", "count"),
     ),
     "pod-list": Target(
         runs.run_pods,

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.cli.client import DaemonAway, DaemonSilent, Provider, ask
+from kata_pin.cli.client import Provider
 from kata_pin.config import Config
 from kata_pin.errors import DaemonError, RemoteProtocolError
 from kata_pin.model.reports.daemon import Daemon
+from kata_pin.sources.daemon_socket import DaemonAway, DaemonSilent, ask
 from tests.unit.cli import documents as docs
 from tests.unit.cli.conftest import Given, Serve, plain
 
@@ -144,8 +145,9 @@ def test_reading_without_a_daemon_looks_at_the_system(tmp_path: Path) -> None:
 
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the waits: the real ones are 0.5 s, 2 s and 35 s."""
-    for name, seconds in (("PATIENCE_S", 0.05), ("READ_S", 0.3), ("WRITE_S", 0.3)):
-        monkeypatch.setattr(f"kata_pin.cli.client.{name}", seconds)
+    monkeypatch.setattr("kata_pin.sources.daemon_socket.PATIENCE_S", 0.05)
+    for name in ("READ_S", "WRITE_S"):
+        monkeypatch.setattr(f"kata_pin.cli.client.{name}", 0.3)
 
 
 def test_waiting_for_a_daemon_that_hangs_is_told(

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.cli import scrape as scraping
 from kata_pin.cli.main import run
 from kata_pin.cli.scrape import scrape
 from kata_pin.config.metrics import Endpoint, EndpointKind
 from kata_pin.errors import DaemonError, RemoteProtocolError
+from kata_pin.sources import daemon_metrics
 
 GOOD = b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\nkata_pin_sandboxes 2.0\n"
 
@@ -88,7 +88,7 @@ def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """No socket, no end of the answer, or none configured: an error with a hint."""
     with pytest.raises(DaemonError, match="no metrics from unix:"):
         scrape(Endpoint(), str(tmp_path))
-    monkeypatch.setattr(scraping, "ANSWER_S", 0.05)  # the wait is what is tested
+    monkeypatch.setattr(daemon_metrics, "ANSWER_S", 0.05)  # the wait is what is tested
     with (
         at_socket(tmp_path, GOOD, close=False),
         pytest.raises(DaemonError, match=r"no metrics from unix:.*timed out"),

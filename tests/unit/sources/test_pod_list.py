@@ -16,7 +16,7 @@ import pytest
 
 from kata_pin.errors import StateError
 from kata_pin.model.alloc import PodSpec
-from kata_pin.sources import pod_list as podlist
+from kata_pin.sources.http_client import DEADLINE_S, HttpClient
 from kata_pin.sources.pod_list import THREAD, PodList
 from tests.support.certificates import certificate
 from tests.support.kubeletpods import TOKEN, Kubelet, playing_kubelet
@@ -247,13 +247,13 @@ async def test_a_credential_that_may_not(kubelet: Kubelet) -> None:
 
 def test_the_deadline_is_shorter_than_the_period() -> None:
     """By default a request ends before the next one starts."""
-    assert podlist.DEADLINE_S < 10
+    assert DEADLINE_S < 10
 
 
 async def test_a_request_that_ends_while_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread may close the connection at any moment: that must not end the daemon."""
     seen = iter([http.client.HTTPConnection("localhost"), None])
     closing = property(lambda _: next(seen, None), lambda *_: None)
-    monkeypatch.setattr(PodList, "_connected", closing)
+    monkeypatch.setattr(HttpClient, "_connected", closing)
     with pytest.raises(StateError):
         await PodList("nowhere://").read()

@@ -13,7 +13,9 @@ import pytest
 
 from kata_pin.config.metrics import Endpoint, EndpointKind
 from kata_pin.daemon.status import scrape
-from kata_pin.daemon.status.scrape import MAX_CLIENTS, MAX_HEAD, MetricsServer
+from kata_pin.daemon.status.scrape import MAX_CLIENTS, MetricsServer
+from kata_pin.sources import http_server
+from kata_pin.sources.http_server import MAX_HEAD
 
 GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -127,7 +129,7 @@ async def test_anything_else_is_refused(
 
 async def test_one_who_says_nothing_is_dropped(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that stalls is hung up on, and one that hangs up itself disturbs nobody."""
-    monkeypatch.setattr(scrape, "HEAD_S", 0.05)
+    monkeypatch.setattr(http_server, "HEAD_S", 0.05)
     reader, writer = await asyncio.open_unix_connection(path)
     writer.write(b"GET /met")
     async with asyncio.timeout(5):

@@ -1,0 +1,116 @@
+"""`kata-pin reporter`: shows this node to a cluster."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from kata_pin.cli.options import Session, global_options
+
+if TYPE_CHECKING:
+    from kata_pin.reporter.service import Address
+
+SECRETS: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where Kubernetes puts a pod's token and the API server's certificate authority."""
+
+
+def _address(ctx: click.Context, param: click.Parameter, text: str) -> Address:
+    """Read an address with its port; raises BadParameter."""
+    from ipaddress import ip_address
+
+    from kata_pin.reporter.service import Address
+
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    try:
+        ip_address(host)
+        number = int(port)
+    except ValueError as error:
+        wanted = "expected an IP address and a port, such as 127.0.0.1:9110"
+        raise click.BadParameter(wanted, ctx, param) from error
+    if not colon or not 0 <= number <= 65535:
+        raise click.BadParameter("expected a port from 0 to 65535", ctx, param)
+    return Address(host, number)
+
+
+@click.command()
+@click.option(
+    "--listen",
+    metavar="ADDRESS:PORT",
+    default="127.0.0.1:9110",
+    show_default=True,
+    callback=_address,
+    help="Address of /healthz, /readyz, /livez and /metrics.",
+)
+@click.option(
+    "--node",
+    metavar="NAME",
+    envvar="NODE_NAME",
+    help="Name of this node in the cluster.  [default: $NODE_NAME, else the token's]",
+)
+@click.option(
+    "--api",
+    metavar="URL",
+    help="API server; `none` writes nothing.  [default: the one of the pod's environment]",
+)
+@click.option(
+    "--token",
+    metavar="FILE",
+    default=f"{SECRETS}/token",
+    show_default=True,
+    help="Token for the API server; read for each request, so it can be renewed.",
+)
+@click.option(
+    "--ca",
+    metavar="FILE",
+    default=f"{SECRETS}/ca.crt",
+    show_default=True,
+    help="Certificate authority of the API server.",
+)
+@global_options
+@click.pass_obj
+def reporter(
+    session: Session, *, listen: Address, node: str | None, api: str | None, token: str, ca: str
+) -> None:
+    """Show this node to its cluster, and serve probes and metrics.
+
+    Reads the daemon's status socket, and needs no rights on the node but the daemon's group. Writes
+    the node's NodePlacement object when it changes, at most every 10 s, and Events on pods whose
+    exclusive pCPUs are shared or disturbed, or were refused. Runs beside the daemon in the pods of
+    hooks/charts/kata-pin.
+    """
+    from kata_pin.errors import KataPinError
+    from kata_pin.reporter.api import ApiServer
+    from kata_pin.reporter.node import NodeDaemon
+    from kata_pin.reporter.publisher import Publisher
+    from kata_pin.reporter.service import Reporter, serve
+    from kata_pin.sources.http_client import Hints, HttpClient
+    from kata_pin.wire.kube.objects import MAX_ANSWER, is_object_name
+
+    url = api or _in_cluster()
+    hints = Hints("name the API server's authority with --ca", "name the API server in --api")
+    client = HttpClient(url, token=token, ca=ca, most=MAX_ANSWER, hints=hints, thread="api server")
+    server = ApiServer(client)
+    claims = server.claims()
+    name = node or claims.node
+    if not is_object_name(name):
+        raise KataPinError(f"not the name of a node: {name!r}", hint="set --node or NODE_NAME")
+    if claims.node and claims.node != name:
+        raise KataPinError(
+            f"the token is for node {claims.node}, not for {name}",
+            hint="set --node or NODE_NAME to the name of the node that the pod runs on",
+        )
+    daemon = NodeDaemon(session.runtime_dir)
+    publisher = Publisher(daemon, server, name, claims.node_uid)
+    writes = url not in {"", "none"}
+    serve(Reporter(daemon, publisher, listen, writes=writes), debug=session.debug)
+
+
+def _in_cluster() -> str:
+    """Return the API server of the pod's environment, empty outside of a cluster."""
+    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{one}", "") for one in ("HOST", "PORT"))
+    if not host:
+        return ""
+    return f"https://{f'[{host}]' if ':' in host else host}:{port or 443}"

@@ -1,0 +1,124 @@
+"""The requests to the API server, and when to make the next one.
+
+Every answer is bounded and has a deadline. What the API server refuses is an ApiRefused with its
+status; what kept a request from being answered is a StateError (sources/http_client.py).
+"""
+
+from __future__ import annotations
+
+import http.client
+import random
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+from kata_pin.errors import KataPinError, ParseError
+from kata_pin.model.node_placement import NodeStatus, PodEvent
+from kata_pin.owned_file import FileRefused, read_projected
+from kata_pin.sources.http_client import MAX_TOKEN, Answer, HttpClient
+from kata_pin.wire.kube import objects
+
+APPLY: Final = "application/apply-patch+yaml"
+MERGE: Final = "application/merge-patch+json"
+JSON: Final = "application/json"
+
+MANAGER: Final = "kata-pin"
+"""Our name as the manager of fields (server-side apply)."""
+
+FIRST_S: Final = 1.0
+LONGEST_S: Final = 300.0
+"""Waits after failures: doubled each time from the first to the longest."""
+
+_OBJECTS: Final = f"/apis/{objects.GROUP}/nodeplacements"
+
+_HINTS: Final = {
+    401: "its token is not accepted, or has expired",
+    403: "the role and the admission policy of hooks/charts/kata-pin allow this node's object only",
+    404: "is the CustomResourceDefinition nodeplacements.kata-pin.io installed?",
+    410: "the API server no longer serves this version",
+}
+
+
+class ApiRefused(KataPinError):  # noqa: N818 - an ordinary state
+    """The API server answered with another status; `after_s` is the wait that it wants, else 0."""
+
+    def __init__(self, what: str, status: int, message: str, after_s: float) -> None:
+        text = f"{what}: the API server answered HTTP {status}"
+        super().__init__(f"{text}: {message}" if message else text, hint=_HINTS.get(status, ""))
+        self.status = status
+        self.after_s = after_s
+
+
+@dataclass
+class Backoff:
+    """How long to wait after failures in a row; random, so that nodes do not ask together."""
+
+    failures: int = 0
+
+    def failed(self, at_least_s: float = 0.0) -> float:
+        """Count a failure; return the wait in seconds."""
+        longest = min(LONGEST_S, FIRST_S * 2 ** min(self.failures, 16))
+        self.failures += 1
+        return at_least_s + random.uniform(longest / 2, longest)  # noqa: S311 - no secret
+
+    def succeeded(self) -> None:
+        """Begin again."""
+        self.failures = 0
+
+
+@dataclass
+class ApiServer:
+    """The API server, as seen with one service account's token."""
+
+    client: HttpClient
+
+    def claims(self) -> objects.TokenClaims:
+        """Return what our token says of node and pod; nothing where there is none, or no JWT."""
+        try:
+            return objects.parse_token(read_projected(self.client.token, MAX_TOKEN))
+        except (OSError, FileRefused, ParseError):
+            return objects.TokenClaims()
+
+    async def apply(self, node: str, node_uid: str, status: NodeStatus) -> None:
+        """Write the node's object, creating it if need be; raises ApiRefused, StateError."""
+        path = f"{_OBJECTS}/{quote(node)}"
+        query = f"?fieldManager={MANAGER}&force=true"
+        body = objects.encode_placement(node, node_uid, status)
+        try:
+            await self._write("PATCH", f"{path}/status{query}", body, APPLY)
+        except ApiRefused as error:
+            if error.status != http.client.NOT_FOUND:
+                raise
+            empty = objects.encode_placement(node, node_uid, None)
+            await self._write("PATCH", path + query, empty, APPLY)
+            await self._write("PATCH", f"{path}/status{query}", body, APPLY)
+
+    async def report(self, event: PodEvent, *, name: str, node: str, when: str) -> None:
+        """Create an Event; raises ApiRefused (409: it exists), StateError."""
+        body = objects.encode_event(event, name=name, node=node, when=when)
+        await self._write("POST", _events(event), body, JSON)
+
+    async def repeat(self, event: PodEvent, *, name: str, when: str) -> None:
+        """Count an Event once more in its series; raises ApiRefused (404: it has expired).
+
+        An empty patch returns the Event, so that the token needs no right to read others'.
+        """
+        path = f"{_events(event)}/{quote(name)}"
+        known = await self._write("PATCH", path, b"{}", MERGE)
+        try:
+            count = objects.parse_series(bytes(known.body)) + 1
+        except ParseError as error:
+            raise ApiRefused(f"PATCH {path}", known.status, str(error), 0.0) from error
+        await self._write("PATCH", path, objects.encode_series(count, when), MERGE)
+
+    async def _write(self, method: str, path: str, body: bytes, kind: str) -> Answer:
+        answer = await self.client.ask(method, path, HttpClient.whole, body=body, kind=kind)
+        if answer.status not in {http.client.OK, http.client.CREATED}:
+            message = objects.parse_refusal(bytes(answer.body))
+            what = f"{method} {path.partition('?')[0]}"
+            raise ApiRefused(what, answer.status, message, answer.retry_after_s)
+        return answer
+
+
+def _events(event: PodEvent) -> str:
+    return f"/apis/events.k8s.io/v1/namespaces/{quote(event.pod.partition('/')[0], safe='')}/events"

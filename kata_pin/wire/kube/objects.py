@@ -1,0 +1,148 @@
+"""Objects of the API server: what the reporter writes, and the little that it reads.
+
+Written: NodePlacement (kata-pin.io/v1alpha1) and Event (events.k8s.io/v1). Read: the claims of our
+own service account's token (JWT, RFC 7519; the claim `kubernetes.io` names the node since
+Kubernetes 1.30), Status (the body of a refusal) and an Event's series. Source: Kubernetes API
+reference.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kata_pin.errors import ParseError
+from kata_pin.model.node_placement import NodeStatus, PodEvent
+from kata_pin.wire.json_text import load_fields
+from kata_pin.wire.reports import as_data, encode
+
+GROUP: Final = "kata-pin.io/v1alpha1"
+KIND: Final = "NodePlacement"
+
+CONTROLLER: Final = "kata-pin.io/reporter"
+"""`reportingController` of our Events."""
+
+MAX_TOKEN: Final = 16 * 1024
+MAX_ANSWER: Final = 512 * 1024
+"""Longest answer of the API server that is read: our own objects are shorter."""
+
+MAX_COUNT: Final = 2**31 - 1
+_TEXT: Final = 200
+
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+"""A DNS subdomain (RFC 1123), as names of nodes and pods are."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenClaims:
+    """What a service account's token says of itself; empty where it does not."""
+
+    node: str = ""
+    node_uid: str = ""
+    pod: str = ""
+
+
+def is_object_name(text: str) -> bool:
+    """Whether a text can be the name of a node or a pod."""
+    return _NAME.fullmatch(text) is not None
+
+
+def parse_token(token: bytes) -> TokenClaims:
+    """Return the claims of our own token, unverified; ParseError if it is none.
+
+    It says nothing about node or pod where it is not bound to them.
+    """
+    if len(token) > MAX_TOKEN:
+        raise ParseError(f"longer than {MAX_TOKEN} bytes", source="token")
+    parts = token.strip().split(b".")
+    if len(parts) != 3:
+        raise ParseError("not a JWT: not three parts", source="token")
+    try:
+        payload = base64.b64decode(parts[1] + b"=" * (-len(parts[1]) % 4), b"-_", validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ParseError("not a JWT: not base64", source="token") from error
+    about = load_fields(payload, source="token", limit=MAX_TOKEN).fields("kubernetes.io")
+    node, pod = about.fields("node"), about.fields("pod")
+    return TokenClaims(
+        node=node.text("name", limit=253),
+        node_uid=node.text("uid", limit=64),
+        pod=pod.text("name", limit=253),
+    )
+
+
+def parse_refusal(body: bytes) -> str:
+    """Return the message of a Status, clipped and printable; empty if it is something else."""
+    try:
+        fields = load_fields(body, source="answer", limit=MAX_ANSWER)
+        text = fields.text("message", limit=MAX_ANSWER) if fields.text("kind") == "Status" else ""
+    except ParseError:
+        return ""
+    return "".join(one if one.isprintable() else " " for one in text[:_TEXT])
+
+
+def parse_series(body: bytes) -> int:
+    """Return how often an Event was reported, 1 without a series; raises ParseError."""
+    fields = load_fields(body, source="event", limit=MAX_ANSWER)
+    return fields.fields("series").number("count", 0, MAX_COUNT) or 1
+
+
+def encode_placement(node: str, node_uid: str, status: NodeStatus | None) -> bytes:
+    """Return a NodePlacement to be applied: with `status` its status alone, else the rest of it."""
+    metadata: dict[str, object] = {"name": node}
+    if status is None and node_uid:
+        owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid}
+        metadata["ownerReferences"] = [owner]
+    whole: dict[str, object] = {"apiVersion": GROUP, "kind": KIND, "metadata": metadata}
+    if status is not None:
+        whole["status"] = _camel(as_data(status))
+    return encode(whole)
+
+
+def encode_event(event: PodEvent, *, name: str, node: str, when: str) -> bytes:
+    """Return an Event on a pod; `when` has microseconds."""
+    namespace, _, pod = event.pod.partition("/")
+    return encode(
+        {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": namespace},
+            "eventTime": when,
+            "reportingController": CONTROLLER,
+            "reportingInstance": node[:128],
+            "type": "Warning",
+            "reason": event.kind,
+            "action": event.action,
+            "note": event.note,
+            "regarding": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "namespace": namespace,
+                "name": pod,
+                "uid": event.pod_uid,
+            },
+        }
+    )
+
+
+def encode_series(count: int, when: str) -> bytes:
+    """Return the merge patch that says that an Event was reported again."""
+    return encode({"series": {"count": count, "lastObservedTime": when}})
+
+
+def _camel(value: object) -> object:
+    """Return data with keys in camel case, and without what is null."""
+    if isinstance(value, Mapping):
+        return {encode_name(key): _camel(one) for key, one in value.items() if one is not None}
+    if isinstance(value, list | tuple):
+        return [_camel(one) for one in value]
+    return value
+
+
+def encode_name(name: str) -> str:
+    """Return a field's name as objects of Kubernetes have it."""
+    first, *others = name.split("_")
+    return first + "".join(one.capitalize() for one in others)
