@@ -49,6 +49,11 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "pin": ("pin:pin", "Set the affinities of one sandbox, or of all, now."),
     "unpin": ("pin:unpin", "Restore the original affinities of one sandbox, or of all."),
     "run": ("run:run", "Run the daemon in the foreground."),
+    "release": (
+        "release:release",
+        "Have the daemon restore all affinities, and set none until it is restarted.",
+    ),
+    "release-nodes": ("release:release_nodes", "Restore affinities on every node of a cluster."),
     "reporter": (
         "reporter:reporter",
         "Show this node to its cluster, and serve probes and metrics.",

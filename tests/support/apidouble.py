@@ -47,8 +47,8 @@ class _Handler(BaseHTTPRequestHandler):
         server = self.server
         assert isinstance(server, ApiDouble)
         body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-        server.requests.append((self.command, self.path, json.loads(body)))
-        server.types.append(self.headers["Content-Type"])
+        server.requests.append((self.command, self.path, json.loads(body or b"null")))
+        server.types.append(self.headers.get("Content-Type", ""))
         status, answer, headers = server.answers.pop(0) if server.answers else OK
         if server.delay_s:
             server.ended.wait(server.delay_s)

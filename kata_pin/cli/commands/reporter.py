@@ -89,7 +89,7 @@ def reporter(
     from kata_pin.sources.http_client import Hints, HttpClient
     from kata_pin.wire.kube.objects import MAX_ANSWER, is_object_name
 
-    url = api or _in_cluster()
+    url = api or in_cluster()
     hints = Hints("name the API server's authority with --ca", "name the API server in --api")
     client = HttpClient(url, token=token, ca=ca, most=MAX_ANSWER, hints=hints, thread="api server")
     server = ApiServer(client)
@@ -108,7 +108,7 @@ def reporter(
     serve(Reporter(daemon, publisher, listen, writes=writes), debug=session.debug)
 
 
-def _in_cluster() -> str:
+def in_cluster() -> str:
     """Return the API server of the pod's environment, empty outside of a cluster."""
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{one}", "") for one in ("HOST", "PORT"))
     if not host:

@@ -31,6 +31,7 @@ MAX_ANSWER: Final = 512 * 1024
 """Longest answer of the API server that is read: our own objects are shorter."""
 
 MAX_COUNT: Final = 2**31 - 1
+MAX_GENERATION: Final = 2**63 - 1
 _TEXT: Final = 200
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -88,6 +89,34 @@ def parse_series(body: bytes) -> int:
     """Return how often an Event was reported, 1 without a series; raises ParseError."""
     fields = load_fields(body, source="event", limit=MAX_ANSWER)
     return fields.fields("series").number("count", 0, MAX_COUNT) or 1
+
+
+def parse_rollout(body: bytes) -> tuple[int, int, int]:
+    """Return of a DaemonSet how many pods it wants, has updated and has ready; raises ParseError.
+
+    None is updated or ready while its controller has not seen the newest specification.
+    """
+    fields = load_fields(body, source="daemonset", limit=MAX_ANSWER)
+    status, metadata = fields.fields("status"), fields.fields("metadata")
+    wanted = status.number("desiredNumberScheduled", 0, MAX_COUNT) or 0
+    updated = status.number("updatedNumberScheduled", 0, MAX_COUNT) or 0
+    ready = status.number("numberReady", 0, MAX_COUNT) or 0
+    seen = status.number("observedGeneration", 0, MAX_GENERATION) or 0
+    newest = metadata.number("generation", 0, MAX_GENERATION) or 0
+    return (wanted, updated, ready) if seen >= newest else (max(1, wanted), 0, 0)
+
+
+def encode_release() -> bytes:
+    """Return the strategic merge patch that has each daemon's pod release its node at its start.
+
+    All nodes at once: nothing is pinned any more that a daemon would have to watch over.
+    """
+    step = {"exec": {"command": ["/usr/bin/kata-pin", "release", "--wait", "60s"]}}
+    daemon = {"name": "daemon", "lifecycle": {"postStart": step}}
+    rolling = {"rollingUpdate": {"maxUnavailable": "100%"}}
+    return encode(
+        {"spec": {"updateStrategy": rolling, "template": {"spec": {"containers": [daemon]}}}}
+    )
 
 
 def encode_placement(node: str, node_uid: str, status: NodeStatus | None) -> bytes:

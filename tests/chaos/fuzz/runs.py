@@ -228,6 +228,7 @@ def run_api_answer(data: bytes) -> None:
     assert message.isprintable(), "a message that a terminal would obey"
     objects.is_object_name(text(data))
     objects.parse_series(data)
+    objects.parse_rollout(data)
 
 
 def run_checkpoint(data: bytes) -> None:

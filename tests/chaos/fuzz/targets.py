@@ -219,7 +219,9 @@ TARGETS: Final[dict[str, Target]] = {
     ),
     "api-answer": Target(
         runs.run_api_answer,
-        _named("wire.kube.objects", "parse_refusal", "parse_series", "is_object_name"),
+        _named(
+            "wire.kube.objects", "parse_refusal", "parse_series", "parse_rollout", "is_object_name"
+        ),
         lambda: [s.API_STATUS, s.API_EVENT],
         _json_words("kind", "message", "series", "count"),
     ),

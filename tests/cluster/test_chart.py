@@ -1,0 +1,200 @@
+"""The chart with real helm: what it renders and refuses; the manifests are its output."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kata_pin.config import load
+from tests.support.controlplane import programs
+
+PROJECT = Path(__file__).resolve().parents[2]
+CHARTS = PROJECT / "hooks" / "charts"
+CHART = CHARTS / "kata-pin"
+
+NEEDS_HELM = pytest.mark.skipif(
+    not (programs() / "cluster").exists(), reason="no helm here: scripts/cluster builds it"
+)
+
+EVERYTHING = (
+    "monitoring.podMonitor.enabled=true,monitoring.prometheusRule.enabled=true,"
+    "monitoring.dashboard.enabled=true,openshift.scc=true,createNamespace=true,oldKernels=true"
+)
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run helm on the chart, without a cluster."""
+    return subprocess.run(
+        [str(programs() / "helm"), *arguments],
+        capture_output=True, text=True, check=False, timeout=50,
+        env={"PATH": os.environ["PATH"], "HOME": "/nonexistent"},
+    )  # fmt: skip
+
+
+def rendered(*settings: str) -> list[dict[str, Any]]:
+    """Return the objects that the chart renders with values."""
+    done = helm(
+        *("template", "kata-pin", str(CHART), "-n", "kata-pin", "--kube-version", "1.34.1"),
+        *(word for one in settings for word in ("--set", one)),
+    )
+    assert done.returncode == 0, done.stderr
+    return [one for one in yaml.safe_load_all(done.stdout) if one]
+
+
+def one_of(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    """Return the only object of a kind."""
+    (found,) = (one for one in objects if one["kind"] == kind)
+    return found
+
+
+# ---- without helm ----------------------------------------------------------------------------
+
+
+def manifest() -> list[dict[str, Any]]:
+    """Return the objects of the committed manifest."""
+    return [one for one in yaml.safe_load_all((CHARTS / "kata-pin.yaml").read_text()) if one]
+
+
+def test_the_daemon_has_its_rights_and_no_more() -> None:
+    """No privilege, no token, no port; each folder of the node is mounted as later mounts need."""
+    pod = one_of(manifest(), "DaemonSet")["spec"]["template"]["spec"]
+    daemon, reporter = pod["containers"]
+    (check,) = pod["initContainers"]
+    assert pod["automountServiceAccountToken"] is False
+    assert (pod["hostPID"], pod["priorityClassName"]) == (True, "system-node-critical")
+    assert pod["nodeSelector"] == {"katacontainers.io/kata-runtime": "true"}
+    assert "ports" not in daemon
+    assert daemon["securityContext"]["privileged"] is False
+    assert daemon["securityContext"]["capabilities"] == {
+        "drop": ["ALL"],
+        "add": [
+            *("SYS_NICE", "SYS_PTRACE", "DAC_READ_SEARCH", "DAC_OVERRIDE", "PERFMON"),
+            *("SETUID", "SETGID", "CHOWN"),
+        ],
+    }
+    for one in (check, reporter):
+        context = one["securityContext"]
+        assert (context["runAsNonRoot"], context["capabilities"]) == (True, {"drop": ["ALL"]})
+    assert [one["name"] for one in reporter["volumeMounts"]] == ["config", "runtime-dir", "token"]
+    assert "token" not in [one["name"] for one in daemon["volumeMounts"] + check["volumeMounts"]]
+    assert all(
+        one["securityContext"]["readOnlyRootFilesystem"] for one in (daemon, check, reporter)
+    )
+    for mount in daemon["volumeMounts"]:
+        if mount["name"] not in {"config", "runtime-dir"}:
+            assert mount["mountPropagation"] == "HostToContainer"
+        assert mount["name"] in {"runtime-dir", "nri"} or mount["readOnly"] is True
+
+
+def test_the_daemon_is_never_guaranteed() -> None:
+    """A Guaranteed pod with whole CPUs would get exclusive ones from the kubelet."""
+    spec = one_of(manifest(), "DaemonSet")["spec"]
+    for one in spec["template"]["spec"]["containers"]:
+        assert one["resources"]["requests"] != one["resources"].get("limits")
+        assert "cpu" not in one["resources"]["limits"]
+    assert spec["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
+
+
+def test_the_configuration_is_valid(tmp_path: Path) -> None:
+    """What the chart brings is what `config check`, its first container, accepts."""
+    config = one_of(manifest(), "ConfigMap")["data"]["config.yaml"]
+    (tmp_path / "config.yaml").write_text(config)
+    assert load(str(tmp_path / "config.yaml")).nri.enabled.value == "yes"
+
+
+def test_every_value_is_in_the_schema() -> None:
+    """So that a misspelt one is refused wherever it is."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert list(_unknown(values, schema)) == []
+
+
+def _unknown(values: dict[str, Any], schema: dict[str, Any], path: str = "") -> list[str]:
+    found = []
+    for name, value in values.items():
+        inner = schema["properties"].get(name)
+        if inner is None:
+            found.append(f"{path}{name}")
+        elif "properties" in inner:
+            assert inner["additionalProperties"] is False, f"{path}{name}"
+            found += _unknown(value, inner, f"{path}{name}.")
+    return found
+
+
+def test_the_values_that_doctor_names_exist() -> None:
+    """In a pod doctor's remedies are values of the chart."""
+    from kata_pin.cli.reports import remedies
+
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    named = [one.value for one in vars(remedies).values() if isinstance(one, remedies.Remedy)]
+    for path in filter(None, named):
+        value: Any = values
+        for part in path.split("."):
+            assert part in value, path
+            value = value[part]
+
+
+# ---- with helm -------------------------------------------------------------------------------
+
+
+@NEEDS_HELM
+def test_the_manifests_are_what_helm_renders(tmp_path: Path) -> None:
+    """scripts/manifests writes them."""
+    subprocess.run([PROJECT / "scripts" / "manifests", str(tmp_path)], check=True, timeout=50)
+    for name in ("kata-pin.yaml", "kata-pin-undo.yaml"):
+        assert (tmp_path / name).read_text() == (CHARTS / name).read_text(), name
+
+
+@NEEDS_HELM
+def test_lint() -> None:
+    """Helm finds nothing wrong."""
+    done = helm("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize(
+    "setting",
+    ["hostNetwrk=true", "paths.kublet=/x", "reporter.port=0", "image.pullPolicy=Never2",
+     "monitoring.podMonitor.enable=true", "maxUnavailable=0", "config=3"],
+)  # fmt: skip
+def test_wrong_values_are_refused(setting: str) -> None:
+    """Unknown keys and impossible values end the installation before it begins."""
+    done = helm("template", "x", str(CHART), "--kube-version", "1.34.1", "--set", setting)
+    assert done.returncode != 0
+    assert "values don't meet the specifications" in done.stderr, done.stderr
+
+
+@NEEDS_HELM
+def test_what_values_add() -> None:
+    """Monitoring with the project's own rules and dashboard, OpenShift, old kernels."""
+    objects = rendered(EVERYTHING)
+    kinds = [one["kind"] for one in objects]
+    assert {"PodMonitor", "PrometheusRule", "SecurityContextConstraints", "Namespace"} <= set(kinds)
+    rules = yaml.safe_load((PROJECT / "docs/monitoring/kata-pin.rules.yml").read_text())
+    assert one_of(objects, "PrometheusRule")["spec"] == rules
+    (board,) = (one for one in objects if one["metadata"]["name"] == "kata-pin-dashboard")
+    text = (PROJECT / "docs/monitoring/kata-pin.dashboard.json").read_text()
+    assert json.loads(board["data"]["kata-pin.json"]) == json.loads(text)
+    daemon = one_of(objects, "DaemonSet")["spec"]["template"]["spec"]["containers"][0]
+    added = daemon["securityContext"]["capabilities"]["add"]
+    assert "NET_ADMIN" in added
+    allowed = one_of(objects, "SecurityContextConstraints")["allowedCapabilities"]
+    assert sorted(allowed) == sorted(added)
+
+
+@NEEDS_HELM
+def test_without_a_reporter() -> None:
+    """No token, no rights, no probe that nobody would answer."""
+    objects = rendered("reporter.enabled=false")
+    assert not [one for one in objects if one["kind"].startswith("ValidatingAdmission")]
+    pod = one_of(objects, "DaemonSet")["spec"]["template"]["spec"]
+    (daemon,) = pod["containers"]
+    assert "livenessProbe" not in daemon
+    assert "token" not in [one["name"] for one in pod["volumes"]]
