@@ -1,0 +1,415 @@
+"""kata-pin in a real control plane: etcd, kube-apiserver, kubectl and helm on loopback.
+
+No node runs in it: what a kubelet or a controller would do (pods, their tokens, the rollout's
+status) the test does in the API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kata_pin.policy.node_placement import NOTHING_KNOWN
+from kata_pin.reporter.api import ApiServer
+from kata_pin.reporter.node import NodeDaemon
+from kata_pin.reporter.publisher import Publisher
+from kata_pin.sources.http_client import HttpClient
+from kata_pin.wire.kube.objects import encode_placement
+from tests.support.controlplane import NEEDS_CLUSTER, ControlPlane, control_plane, programs
+from tests.support.daemon import PROGRAM, Node, Pod, private_node
+from tests.support.katalike import KataSandbox
+from tests.support.waiting import wait_for
+from tests.unit.cli import documents
+
+PROJECT = Path(__file__).resolve().parents[2]
+CHARTS = PROJECT / "hooks" / "charts"
+SPACE = "kata-pin"
+NODES = int(os.environ.get("KATA_PIN_CLUSTER_NODES", "50"))
+"""Simulated nodes; docs/verification.md has a run with 500."""
+
+pytestmark = [NEEDS_CLUSTER, pytest.mark.root, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane into which the chart was installed by helm."""
+    with control_plane(tmp_path_factory.mktemp("cluster")) as one:
+        one.kubectl("create", "namespace", "shop")
+        install(one)
+        yield one
+
+
+def install(cluster: ControlPlane) -> None:
+    """Install the chart."""
+    chart = str(CHARTS / "kata-pin")
+    cluster.run("helm", "install", SPACE, chart, "-n", SPACE, "--create-namespace")
+    cluster.kubectl("wait", "--for=condition=Established", "crd/nodeplacements.kata-pin.io")
+
+
+def node_pod(cluster: ControlPlane, node: str, folder: Path) -> Path:
+    """Make a Node with a pod of the DaemonSet; return the file of the pod's token."""
+    cluster.node(node)
+    daemonset = cluster.get("daemonset", SPACE, "-n", SPACE)
+    template = daemonset["spec"]["template"]
+    metadata = {**template["metadata"], "name": f"{SPACE}-{node}", "namespace": SPACE}
+    spec = {**template["spec"], "nodeName": node}
+    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    file = folder / f"{node}.token"
+    file.write_text(cluster.token(SPACE, SPACE, f"{SPACE}-{node}"))
+    return file
+
+
+# ---- manifests -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["kata-pin.yaml", "kata-pin-undo.yaml"])
+def test_every_manifest_is_accepted(cluster: ControlPlane, name: str) -> None:
+    """The API server's own validation: fields, the policy's expressions, Pod Security."""
+    said = cluster.kubectl(
+        "apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict",
+        "-f", str(CHARTS / name),
+    )  # fmt: skip
+    assert said.count("serverside-applied") == (CHARTS / name).read_text().count("\nkind: ")
+
+
+# ---- the reporter's rights -------------------------------------------------------------------
+
+
+class Intruder:
+    """What can be done with a reporter's token, by kubectl."""
+
+    def __init__(self, cluster: ControlPlane, token: Path) -> None:
+        self._cluster = cluster
+        self._flags = [
+            *("--token", token.read_text(), "--server", cluster.url),
+            *("--certificate-authority", str(cluster.ca), "--kubeconfig", "/dev/null"),
+        ]
+
+    def tries(self, *arguments: str, given: Mapping[str, Any] | None = None) -> str:
+        """Return what kubectl says, output and error."""
+        text = None if given is None else json.dumps(given)
+        return self._cluster.kubectl(*self._flags, *arguments, given=text, check=False)
+
+
+def placement(name: str) -> dict[str, Any]:
+    """Return a NodePlacement without a status."""
+    return {
+        "apiVersion": "kata-pin.io/v1alpha1",
+        "kind": "NodePlacement",
+        "metadata": {"name": name},
+    }
+
+
+def event(node: str, controller: str = "kata-pin.io/reporter", kind: str = "Pod") -> dict[str, Any]:
+    """Return an Event of a node's reporter."""
+    return {
+        "apiVersion": "events.k8s.io/v1", "kind": "Event", "type": "Warning",
+        "metadata": {"name": f"e-{node}-{kind.lower()}-{len(controller)}", "namespace": "shop"},
+        "eventTime": "2026-11-23T04:00:00.000000Z", "reason": "Test", "action": "Testing",
+        "reportingController": controller, "reportingInstance": node, "note": "x",
+        "regarding": {"apiVersion": "v1", "kind": kind, "name": "web", "namespace": "shop"},
+    }  # fmt: skip
+
+
+def test_a_token_writes_its_own_nodes_object_only(cluster: ControlPlane, tmp_path: Path) -> None:
+    """The admission policy refuses another node's object, Events of others, and deletion."""
+    token = node_pod(cluster, "own", tmp_path)
+    cluster.node("other")
+    cluster.apply(placement("other"))
+    intruder = Intruder(cluster, token)
+    apply = ("apply", "--server-side", "--field-manager=x", "-f", "-")
+    wait_for(
+        lambda: (
+            "may not write the object of other" in intruder.tries(*apply, given=placement("other"))
+        ),
+        "the admission policy to be in force",
+        60,
+    )
+    assert "serverside-applied" in intruder.tries(*apply, given=placement("own"))
+    status = json.loads(encode_placement("other", "", NOTHING_KNOWN))
+    said = intruder.tries(*apply, "--subresource=status", given=status)
+    assert "may not write the object of other" in said
+    create = ("create", "--validate=false", "-f", "-")
+    assert "created" in intruder.tries(*create, given=event("own"))
+    assert "only Events of its own" in intruder.tries(*create, given=event("other"))
+    assert "only Events of its own" in intruder.tries(*create, given=event("own", "kubelet"))
+    assert "only Events of its own" in intruder.tries(*create, given=event("own", kind="Node"))
+    for what in (("delete", "npl", "own"), ("get", "nodes"), ("get", "secrets", "-A"),
+                 ("get", "pods", "-n", SPACE), ("get", "npl")):  # fmt: skip
+        assert "orbidden" in intruder.tries(*what), what
+
+
+# ---- a real daemon, its reporter, and the plugin ---------------------------------------------
+
+
+@contextlib.contextmanager
+def reporting(cluster: ControlPlane, node: Node, name: str, token: Path) -> Iterator[None]:
+    """Run `kata-pin reporter` beside a daemon."""
+    log = node.root / "reporter.log"
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            [
+                *(str(PROGRAM), "--config", str(node.config), "reporter", "--node", name),
+                *("--listen", "127.0.0.1:0", "--api", cluster.url, "--token", str(token)),
+                *("--ca", str(cluster.ca)),
+            ],
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+        )  # fmt: skip
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(log.read_text()[-3000:])
+        raise
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+class NamedPod(Pod):
+    """A sandbox whose pod has a name and a uid as Kubernetes gives them."""
+
+    def __init__(self, node: Node, name: str) -> None:
+        super().__init__(node, KataSandbox(node.dirs, node.id_of(name)))
+        self.name = name
+
+    def write_bundle(self, container_id: str, cpus: str | None = None, **options: Any) -> Path:
+        """Write the bundle with these."""
+        bundle = super().write_bundle(container_id, cpus, **options)
+        config = json.loads((bundle / "config.json").read_text())
+        named = {"sandbox-name": self.name, "sandbox-uid": f"uid-{self.name}"}
+        config["annotations"] |= {f"io.kubernetes.cri.{key}": one for key, one in named.items()}
+        (bundle / "config.json").write_text(json.dumps(config))
+        return bundle
+
+    def run_exclusively(self, container_id: str, cpus: str) -> None:
+        """Announce the sandbox, and create a container with exclusive pCPUs."""
+        self.announce()
+        self.create(container_id, cpus, exclusive=True)
+
+
+@pytest.mark.qemu
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_a_real_daemon_in_the_cluster(cluster: ControlPlane, tmp_path: Path) -> None:
+    """Its object, one Event on each pod of a conflict, and what the plugin shows of both."""
+    token = node_pod(cluster, "worker-7", tmp_path)
+
+    def until(what: str, holds: Any) -> Any:
+        def look() -> Any:
+            found = cluster.run("kubectl", "get", "npl", "worker-7", "-o", "json", check=False)
+            one = json.loads(found.stdout).get("status") if found.returncode == 0 else None
+            return one if one and holds(one) else None
+
+        return wait_for(look, what, 90)
+
+    with private_node() as node:
+        node.start()
+        with NamedPod(node, "p1") as first, NamedPod(node, "p2") as second:
+            first.run_exclusively("c1", "1")
+            node.wait_state("p1", "ok")
+            with reporting(cluster, node, "worker-7", token):
+                found = until("the object", lambda one: one["exclusive"])
+                assert (found["exclusive"], found["exclusiveCount"]) == ("1", 1)
+                owner = cluster.get("npl", "worker-7")["metadata"]["ownerReferences"][0]
+                uid = cluster.get("node", "worker-7")["metadata"]["uid"]
+                assert (owner["kind"], owner["uid"]) == ("Node", uid)
+                columns = cluster.kubectl("get", "npl", "worker-7").split("\n")[0].split()
+                assert columns[:5] == ["NAME", "READY", "EXCLUSIVE", "FREE", "SANDBOXES"]
+                second.run_exclusively("c2", "1")
+                found = until("the conflict", lambda one: one["violations"] >= 2)
+                assert {one["kind"] for one in found["violationList"]} >= {"conflict"}
+                wait_for(lambda: len(events(cluster)) >= 2, "an Event on each pod", 60)
+                check_plugin(cluster)
+            with reporting(cluster, node, "worker-7", token):  # a new one goes on with the series
+                again = ("a second count", 60)
+                wait_for(lambda: all(one.get("series") for one in events(cluster)), *again)
+                assert len(events(cluster)) == 2
+                assert node.daemon is not None
+                node.daemon.terminate()
+                gone = until("not ready", lambda one: one["conditions"][0]["status"] == "False")
+                assert gone["conditions"][0]["reason"] == "DaemonAway"
+                assert gone["exclusive"] == "1"
+
+
+def events(cluster: ControlPlane) -> list[dict[str, Any]]:
+    """Return the Events of real reporters on pods."""
+    found = cluster.get("events.events.k8s.io", "-n", "shop")["items"]
+    return [one for one in found if one["reason"] == "ExclusiveCPUConflict"]
+
+
+def plugin(cluster: ControlPlane, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `kubectl kata-pin`."""
+    folder = PROJECT / "hooks" / "kubectl"
+    return subprocess.run(
+        [str(programs() / "kubectl"), "kata-pin", *arguments],
+        capture_output=True, text=True, check=False, timeout=60,
+        env={**cluster.environment, "PATH": f"{folder}:{programs()}:{os.environ['PATH']}"},
+    )  # fmt: skip
+
+
+def check_plugin(cluster: ControlPlane) -> None:
+    """Look at the nodes and pods with the plugin."""
+    done = plugin(cluster, "nodes")
+    assert done.returncode == 0, done.stderr
+    head, *rows = done.stdout.splitlines()
+    assert head.split()[:3] == ["NODE", "READY", "EXCLUSIVE"]
+    assert [row.split()[:3] for row in rows if row.startswith("worker-7")] == [
+        ["worker-7", "True", "1"]
+    ]
+    name = "p1"
+    done = plugin(cluster, "pods", "-n", "shop", "-o", "json")
+    found = {one["name"]: one for one in json.loads(done.stdout)["pods"]}
+    assert (found[name]["state"], found[name]["exclusive"]) == ("conflict", "1")
+    assert name in plugin(cluster, "pods", "-A").stdout
+    done = plugin(cluster, "pods", "-n", "nowhere")
+    assert "no pod of a sandbox in namespace nowhere" in done.stderr
+    done = plugin(cluster, "show", "-n", "shop", "nothing")
+    assert (done.returncode, "no sandbox of pod shop/nothing" in done.stderr) == (1, True)
+    done = plugin(cluster, "show", "-n", "shop", name)  # no kubelet: its pod runs nowhere
+    assert "no pod of kata-pin runs on node worker-7" in done.stderr
+    assert f"shop/{name}" in plugin(cluster, "__complete", "show", "").stdout
+    assert plugin(cluster, "nodes", "nope").returncode == 1
+
+
+# ---- many nodes ------------------------------------------------------------------------------
+
+
+class Simulated(NodeDaemon):
+    """A daemon that answers with a document of 20 sandboxes; `turn` changes it."""
+
+    def __init__(self) -> None:
+        super().__init__("/nowhere")
+        self.__dict__["turn"] = 0
+
+    async def state(self) -> Any:
+        turn = self.__dict__["turn"]
+        pods = [documents.sandbox(f"shop/pod-{number}", "4-7") for number in range(20)]
+        first = replace(pods[0], state="drift" if turn % 2 else "ok")
+        return documents.state(first, *pods[1:], cpus=16)
+
+    async def watch(self) -> None:
+        return None
+
+
+async def test_many_nodes(cluster: ControlPlane, capsys: pytest.CaptureFixture[str]) -> None:
+    """So many objects, then a change of each, then quiet: two requests, one, none per node."""
+    admin = json.loads((cluster.folder / "kubeconfig").read_text())["users"][0]["user"]["token"]
+    token = cluster.folder / "admin.token"
+    token.write_text(admin)
+    nodes = []
+    for number in range(NODES):
+        client = HttpClient(cluster.url, token=str(token), ca=str(cluster.ca), deadline_s=30.0)
+        nodes.append(Publisher(Simulated(), ApiServer(client), f"sim-{number}", ""))
+    limit = asyncio.Semaphore(8)
+
+    async def one_round(one: Publisher) -> None:
+        async with limit:
+            await one.look()
+            await one.publish()
+
+    figures = []
+    for turn, writes in enumerate((1, 2, 2)):
+        began = time.monotonic()
+        for one in nodes:
+            one.daemon.__dict__["turn"] = min(turn, 1)
+        await asyncio.gather(*map(one_round, nodes))
+        figures.append(time.monotonic() - began)
+        assert [one.api_problem for one in nodes if one.api_problem] == []
+        assert {one.requests["ok"] for one in nodes} == {writes}
+    listed = cluster.get("npl", "sim-0")
+    size = len(json.dumps(listed["status"]))
+    began = time.monotonic()
+    found = cluster.kubectl("get", "npl", "-o", "name")
+    with capsys.disabled():
+        print(
+            f"\n{NODES} nodes: created in {figures[0]:.1f} s, changed in {figures[1]:.1f} s, "
+            f"quiet {figures[2]:.1f} s; {size} bytes each; "
+            f"listed in {time.monotonic() - began:.1f} s"
+        )
+    assert found.count("/sim-") == NODES
+
+
+# ---- helm's life cycle -----------------------------------------------------------------------
+
+
+def test_upgrade_and_uninstall(cluster: ControlPlane, tmp_path: Path) -> None:
+    """An upgrade rolls out; an uninstall first has every node released, then removes everything."""
+    chart = str(CHARTS / "kata-pin")
+    before = cluster.get("daemonset", SPACE, "-n", SPACE)["metadata"]["generation"]
+    cluster.run("helm", "upgrade", SPACE, chart, "-n", SPACE, "--set", "config.log_level=debug")
+    assert cluster.get("daemonset", SPACE, "-n", SPACE)["metadata"]["generation"] == before + 1
+    said: list[str] = []
+    controller = threading.Thread(target=_play_controllers, args=(cluster, tmp_path, said))
+    controller.start()
+    try:
+        done = cluster.run(
+            "helm", "uninstall", SPACE, "-n", SPACE, "--timeout", "100s", check=False
+        )
+    finally:
+        controller.join(120)
+    assert done.returncode == 0, (done.stderr, said)
+    assert said[-2:] == ["2 of 2 nodes released", "exit 0"], said
+    for kind in ("daemonset", "clusterrole", "validatingadmissionpolicy", "crd"):
+        listed = (kind, "-A", "-o", "name")
+        wait_for(lambda: SPACE not in cluster.kubectl("get", *listed), f"no {kind}", 60)  # noqa: B023
+    install(cluster)  # for the other tests, whatever their order
+
+
+def _play_controllers(cluster: ControlPlane, folder: Path, said: list[str]) -> None:
+    """Do what a Job's pod and the DaemonSet's controller do during the uninstall."""
+    job = ("get", "job", f"{SPACE}-undo", "-n", SPACE, "-o", "json")
+    wait_for(lambda: cluster.run("kubectl", *job, check=False).returncode == 0, "the Job", 60)
+    token = folder / "undo.token"
+    token.write_text(cluster.kubectl("create", "token", f"{SPACE}-undo", "-n", SPACE).strip())
+    rollout = subprocess.Popen(
+        [
+            *(str(PROGRAM), "release-nodes", f"{SPACE}/{SPACE}", "--timeout", "90s"),
+            *("--api", cluster.url, "--token", str(token), "--ca", str(cluster.ca)),
+        ],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+    def patched() -> bool:
+        template = cluster.get("daemonset", SPACE, "-n", SPACE)["spec"]["template"]["spec"]
+        return "lifecycle" in template["containers"][0]
+
+    wait_for(patched, "the rollout", 60)
+    generation = cluster.get("daemonset", SPACE, "-n", SPACE)["metadata"]["generation"]
+    counts = dict.fromkeys(
+        (
+            "desiredNumberScheduled",
+            "currentNumberScheduled",
+            "updatedNumberScheduled",
+            "numberReady",
+        ),
+        2,
+    )
+    rolled = {"status": {**counts, "numberMisscheduled": 0, "observedGeneration": generation}}
+    _patch_status(cluster, f"daemonset/{SPACE}", rolled)
+    output, _ = rollout.communicate(timeout=90)
+    said += [*output.splitlines(), f"exit {rollout.returncode}"]
+    now = "2026-11-23T04:00:00Z"
+    ended = [
+        {"type": kind, "status": "True", "lastProbeTime": now, "lastTransitionTime": now}
+        for kind in ("SuccessCriteriaMet", "Complete")
+    ]
+    complete = {
+        "status": {"conditions": ended, "succeeded": 1, "startTime": now, "completionTime": now}
+    }
+    _patch_status(cluster, f"job/{SPACE}-undo", complete)
+
+
+def _patch_status(cluster: ControlPlane, what: str, patch: dict[str, Any]) -> None:
+    cluster.kubectl(
+        "patch", what, "-n", SPACE, "--subresource=status", "--type=merge", "-p", json.dumps(patch)
+    )
