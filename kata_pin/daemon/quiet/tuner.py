@@ -94,6 +94,8 @@ class Tuner:
         self._held: dict[TunableKey, Goal] = {}
         """The goals that tunables fulfilled when they were last looked at."""
         self._fixed: dict[TunableKey, str] = {}
+        self._settled: dict[TunableKey, tuple[Observed, Goal | None, TunableRecord | None]] = {}
+        """For what nothing was due, with what was looked at then."""
         self._no_rights: set[TunableKind] = set()
 
     @property
@@ -105,6 +107,7 @@ class Tuner:
         """Forget what others wrote: the kernel itself rewrites masks when pCPUs come and go."""
         self._others.clear()
         self._held.clear()
+        self._settled.clear()
 
     async def apply(self, seen: Iterable[Observed], goals: Mapping[TunableKey, Goal]) -> Outcome:
         """Bring what is seen to its goals, and give back what has none; raises StateError."""
@@ -133,6 +136,9 @@ class Tuner:
         record = self._records.get(one.key)
         if goal is None and record is None:
             return
+        same = self._settled.get(one.key)
+        if same is not None and same[0] is one and same[2] is record and same[1] == goal:
+            return  # as in the last round, in which nothing was due
         if self._fixed.get(one.key) == one.identity:
             one = one._replace(fixed=True)
         other = self._others.get(one.key)
@@ -143,6 +149,10 @@ class Tuner:
             outcome.problems[str(one.key)] = error.message
             return
         self._note(one, goal, what, outcome)
+        if what.kind is StepKind.NOTHING:
+            self._settled[one.key] = (one, goal, self._records.get(one.key))
+        else:
+            self._settled.pop(one.key, None)
         if what.kind is StepKind.WRITE and what.record is not None:
             due.append(what.record)
         elif what.kind is StepKind.FORGET:

@@ -71,14 +71,17 @@ def interrupt_goals(
     if vfio is VfioInterrupts.OWN:
         owners = {device: one.own for one in claims for device in one.devices}
     goals: dict[TunableKey, Goal] = {}
+    made: dict[tuple[int, int], Goal] = {}  # most interrupts have one of a few goals
     for one in interrupts:
         own = union(owners.get(device, EMPTY) for device in one.row.vfio)
         off = state.quiet - own
         if off:
-            near = topology.nodes.get(one.node, EMPTY) if one.node != NO_NODE else EMPTY
-            homes = (near & state.housekeeping, state.housekeeping)
-            key = TunableKey(TunableKind.INTERRUPT, str(one.number))
-            goals[key] = KeepOff(off, topology.online, homes)
+            goal = made.get((off.bits, one.node))
+            if goal is None:
+                near = topology.nodes.get(one.node, EMPTY) if one.node != NO_NODE else EMPTY
+                homes = (near & state.housekeeping, state.housekeeping)
+                goal = made[off.bits, one.node] = KeepOff(off, topology.online, homes)
+            goals[TunableKey(TunableKind.INTERRUPT, str(one.number))] = goal
     return goals
 
 
