@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from kata_pin.config.tree import Audit
 from tests.bench.figures import BenchError, Row, Samples, median_row
 from tests.bench.node import BenchNode
 from tests.bench.service import LocalService, local_service
@@ -56,7 +57,22 @@ class Figures:
             cpu_row(f"affinity audit, {what}", self.of("affinity"), bare, bar=3.0),
             cpu_row(f"deep audit, {what}", self.of("deep"), bare_stat, bar=2.0),
             cpu_row(f"deep round with adoption, {what}", self.of("round"), bare_stat),
+            cpu_row(f"the watch after each audit, {what}", self.of("watch"), bare),
+            self._shares(what),
         ]
+
+    def _shares(self, what: str) -> Row:
+        """Return what all of it uses of a core with the default periods, and its parts."""
+        each_s, deep_s = Audit().affinity_s, Audit().deep_s
+        shares = {
+            "affinity audits": self.of("affinity").median * (1 / each_s - 1 / deep_s),
+            "deep rounds": self.of("round").median / deep_s,
+            "the watch": self.of("watch").median / each_s,
+        }
+        detail = ", ".join(f"{name} {100 * share:.2f}" for name, share in shares.items())
+        rounds = len(self.of("watch").seconds)
+        share = 100 * sum(shares.values())
+        return Row(f"audits at rest, {what}", share, "% of a core", rounds, detail=detail)
 
 
 def cpu_row(name: str, samples: Samples, floor: Samples, *, bar: float | None = None) -> Row:
@@ -84,6 +100,7 @@ async def take(daemon: LocalService, ids: Sequence[str], rounds: int) -> Figures
         "bare stat": bare_stat_loop,
         "deep": daemon.parts.auditor.deep,
         "round": daemon.parts.audits.deep,
+        "watch": daemon.parts.watch.look,
     }
     samples: dict[str, list[float]] = {name: [] for name in measures}
     for work in measures.values():  # what is derived once a report is not an audit's cost

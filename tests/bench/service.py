@@ -49,11 +49,12 @@ class ServiceProcess:
 
     def cpu_s(self) -> float:
         """Return the CPU time it has used, in seconds, from schedstat (nanoseconds)."""
-        spent = sum(
-            int(Path(f"/proc/{self.pid}/task/{tid}/schedstat").read_text().split()[0])
-            for tid in os.listdir(f"/proc/{self.pid}/task")
-        )
-        return spent / 1e9
+        return _cpu_s(self.pid)
+
+    def broker_cpu_s(self) -> float:
+        """Return the CPU time that its broker has used."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return sum(_cpu_s(int(pid)) for pid in children)
 
     def memory_mib(self, field: str = "VmRSS") -> float:
         """Return a field of its status file in MiB."""
@@ -61,6 +62,14 @@ class ServiceProcess:
             if line.startswith(f"{field}:"):
                 return int(line.split()[1]) / 1024
         raise BenchError(f"no {field} of the daemon")
+
+
+def _cpu_s(pid: int) -> float:
+    spent = sum(
+        int(Path(f"/proc/{pid}/task/{tid}/schedstat").read_text().split()[0])
+        for tid in os.listdir(f"/proc/{pid}/task")
+    )
+    return spent / 1e9
 
 
 @contextlib.contextmanager

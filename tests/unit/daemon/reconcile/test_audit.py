@@ -11,10 +11,11 @@ from typing import cast
 
 import pytest
 
-from kata_pin.daemon.reconcile.audit import Auditor
+from kata_pin.daemon.reconcile.audit import Auditor, Expectation, _cpuset_changed
 from kata_pin.daemon.reconcile.other_writers import FIRST_BACK_OFF_S
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
+from kata_pin.host.cpuset import CpusetReader
 from kata_pin.host.root import HostRoot
 from kata_pin.model.placement import Desired, Placement, Report, SandboxMask
 from kata_pin.model.thread import ThreadRole
@@ -190,3 +191,29 @@ async def test_a_sandbox_whose_pass_is_under_way_is_not_audited(tmp_path: Path) 
     cache.passing = False
     await auditor.affinity()
     assert sandboxes.marks == 1
+
+
+def test_of_many_threads_in_one_cgroup_one_is_asked(tmp_path: Path) -> None:
+    """The cgroup's list has the others; who is not in it is asked, and so found elsewhere."""
+    tids = range(PID, PID + 6)
+    vcpus = [world.thread(ThreadRole.VCPU, tid, on="1", cpuset="0-1", tgid=PID) for tid in tids]
+    expected = Expectation.of(Report("pod", threads=tuple(vcpus)))
+    every = "\n".join(map(str, tids))
+    grow(
+        tmp_path,
+        {
+            "proc/self/mountinfo": "1 0 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw",
+            f"proc/{PID}/task/{PID}/cgroup": "0::/kata_pod",
+            f"proc/{PID}/task/{PID + 3}/cgroup": "0::/kata_pod/vcpu3",
+            "sys/fs/cgroup/kata_pod/cpuset.cpus.effective": "0-1",
+            "sys/fs/cgroup/kata_pod/vcpu3/cpuset.cpus.effective": "0-1",
+            "sys/fs/cgroup/kata_pod/cgroup.threads": f"{every}\n",
+        },
+    )
+    root, threads = HostRoot(str(tmp_path)), tmp_path / "sys/fs/cgroup/kata_pod/cgroup.threads"
+    assert not _cpuset_changed(expected, CpusetReader(root))
+    threads.write_text(every.replace(str(PID + 3), "") + "\n")
+    assert _cpuset_changed(expected, CpusetReader(root))
+    threads.write_text(f"{every}\n")
+    (tmp_path / "sys/fs/cgroup/kata_pod/cpuset.cpus.effective").write_text("0")
+    assert _cpuset_changed(expected, CpusetReader(root))
