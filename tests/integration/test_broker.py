@@ -378,3 +378,35 @@ def test_task_switches_of_a_cpu_and_nothing_else(tmp_path: Path) -> None:
         assert ran_ns + window.unknown_ns == window.length_ns
         with pytest.raises(OSError, match=r"Invalid argument|No such device"):
             running.calls.switches(8191)
+
+
+def test_groups_of_resctrl(tmp_path: Path) -> None:
+    """Over the socket: names, classes and threads are checked; the rest is the kernel's answer.
+
+    This machine may have no resctrl: then its folder is missing, or nobody can make one there.
+    """
+    absent = {errno.ENOENT, errno.EPERM, errno.EACCES, errno.EROFS}
+    with specimen(1) as ours, broker(tmp_path, PYTHON) as running:
+        calls = running.calls
+        for class_name, name in (("", "../x"), ("..", "x"), ("", "")):
+            with pytest.raises(OSError, match=r"Invalid argument|Permission denied"):
+                calls.make_group(class_name, name)
+            with pytest.raises(OSError, match="Invalid argument"):
+                calls.remove_group(class_name, name)
+        with pytest.raises(PermissionError):
+            calls.make_group("of-nobody", "x")
+        stranger = Change(os.getppid(), os.getppid(), 1, 0, frozenset())
+        (refused,) = calls.join_group("", "x", [stranger])
+        assert refused.errno == errno.EACCES
+        calls.remove_group("", "never-made")
+        if os.path.exists("/sys/fs/resctrl/schemata"):
+            calls.make_group("", "kata-pin-test")
+            (joined,) = calls.join_group("", "kata-pin-test", [change(ours.pid, ours.tids[1], 0)])
+            calls.remove_group("", "kata-pin-test")
+            assert joined.errno == 0
+        else:
+            with pytest.raises(OSError, match=r".") as missing:
+                calls.make_group("", "kata-pin-test")
+            assert missing.value.errno in absent
+            (joined,) = calls.join_group("", "kata-pin-test", [change(ours.pid, ours.tids[1], 0)])
+            assert joined.errno in absent

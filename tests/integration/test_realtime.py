@@ -47,7 +47,7 @@ def sleep(name):
     ctypes.CDLL(None).prctl(15, name.encode(), 0, 0, 0)
     print(threading.get_native_id(), flush=True)
     threading.Event().wait()
-for name in ("CPU 0/KVM", "CPU 1/KVM", "worker"):
+for name in ("CPU 0/KVM", "CPU 1/KVM", "CPU 0/KVM2"):
     threading.Thread(target=sleep, args=(name,), daemon=True).start()
 sys.stdin.read()
 """
@@ -66,7 +66,7 @@ def vm() -> Iterator[tuple[int, list[ThreadKey]]]:
             assert child.stdout is not None
             tids = [int(child.stdout.readline()) for _ in range(3)]
             by_name = {Path(f"/proc/{child.pid}/task/{tid}/comm").read_text(): tid for tid in tids}
-            ordered = [by_name[name] for name in ("CPU 0/KVM\n", "CPU 1/KVM\n", "worker\n")]
+            ordered = [by_name[name] for name in ("CPU 0/KVM\n", "CPU 1/KVM\n", "CPU 0/KVM2\n")]
             yield (
                 child.pid,
                 [ThreadKey(child.pid, tid, starttime(HOST, child.pid, tid)) for tid in ordered],
