@@ -94,10 +94,10 @@ def need(*programs: str) -> None:
         raise NotHereError(f"{', '.join(missing)} not installed")
 
 
-def digest(path: Path) -> str:
-    """Return the sha256 of a file."""
+def digest(path: Path, algorithm: str = "sha256") -> str:
+    """Return the digest of a file, in hexadecimal."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 # -- Debian's packages

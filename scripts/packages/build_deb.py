@@ -1,0 +1,196 @@
+"""`scripts/deb`: the Debian package of the files as they are, for one release of Debian.
+
+    scripts/deb [--folder DIST] [--release trixie]
+
+It has the locked libraries in /usr/lib/kata-pin, for the release's own Python. What else it has is
+what `kata-pin install` writes, but for hooks: that command registers them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import email.utils
+import gzip
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from kata_pin import __version__
+from kata_pin.cli.node.files import Choices, NodeFile, node_files
+from scripts.packages import parts, rootfs
+
+PYTHONS: Final = {"bookworm": "3.11", "trixie": "3.13"}
+NUMBERS: Final = {"bookworm": "12", "trixie": "13"}
+
+PROGRAM: Final = "/usr/bin/kata-pin"
+SCRIPTS: Final = Path(__file__).parent / "debian"
+MAINTAINER: Final = "kata-pin maintainers <kata-pin@packages.invalid>"
+
+_CONTROL: Final = """\
+Package: kata-pin
+Version: {version}
+Section: admin
+Priority: optional
+Architecture: amd64
+Maintainer: {maintainer}
+Installed-Size: {size}
+Depends: {depends}
+Description: CPU placement for sandboxed containers
+ Kata containers run in virtual machines. kata-pin keeps every host thread of
+ such a machine on the CPUs that its containers were given, shows where each
+ one runs, and measures who else used exclusive CPUs.
+ .
+ The package does not register the OCI hooks: kata-pin install does, and on
+ runtimes with NRI none is needed.
+"""
+
+_DEPENDS: Final = (
+    "python3 (>= {python})",
+    "python3 (<< {python_after})",
+    "libc6",
+    "libstdc++6",
+    "systemd | systemd-standalone-sysusers",
+    "systemd | systemd-standalone-tmpfiles",
+)
+
+_COPYRIGHT: Final = """\
+Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+Upstream-Name: kata-pin
+
+Files: *
+Copyright: 2026, the authors of kata-pin
+License: Apache-2.0
+ On Debian systems the text is in /usr/share/common-licenses/Apache-2.0.
+Comment:
+ /usr/lib/kata-pin has these libraries, each with its own licence beside it:
+ .
+{libraries}
+"""
+
+_OVERRIDES: Final = """\
+# Python libraries as their authors built them; Debian's versions are too old.
+kata-pin: hardening-no-fortify-functions [usr/lib/kata-pin/*]
+kata-pin: unstripped-binary-or-object [usr/lib/kata-pin/*]
+kata-pin: embedded-library libyaml [usr/lib/kata-pin/*]
+kata-pin: unusual-interpreter python [usr/lib/kata-pin/*]
+"""
+
+
+def main() -> int:
+    """Build what the arguments say; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/deb",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--folder", type=Path, default=Path("dist"), help="where it goes")
+    parser.add_argument("--release", choices=PYTHONS, default="trixie", help="of Debian")
+    options = parser.parse_args()
+    try:
+        parts.need("dpkg-deb")
+        print(build(options.folder, options.release))
+    except parts.NotHereError as error:
+        print(f"deb: {error}", file=sys.stderr)
+        return parts.NOT_HERE
+    except parts.BuildError as error:
+        print(f"deb: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def build(folder: Path, release: str) -> Path:
+    """Build the package; return its path."""
+    commit = parts.work_tree()
+    version = f"{__version__}~deb{NUMBERS[release]}"
+    with tempfile.TemporaryDirectory() as text:
+        work = Path(text)
+        root = work / "root"
+        names = _libraries(root / rootfs.LIBRARIES, work, release, commit)
+        for path, (content, mode) in _files(release, version, names, commit):
+            target = root / path.lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+            target.chmod(mode)
+        for folder_below in (one for one in parts.files_of(root) if one.is_dir()):
+            folder_below.chmod(0o755)
+        _control(root, version, PYTHONS[release])
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / f"kata-pin_{version}_amd64.deb"
+        env = {"SOURCE_DATE_EPOCH": str(parts.commit_time(commit))}
+        parts.run(
+            ["dpkg-deb", "--root-owner-group", "-Zxz", "--build", str(root), str(target)], env=env
+        )
+    return target
+
+
+def _libraries(folder: Path, work: Path, release: str, commit: str) -> list[str]:
+    """Unpack the wheels; return a line about each."""
+    found = parts.wheels(
+        work / "wheels", PYTHONS[release], "amd64", parts.ROOT / "requirements.lock"
+    )
+    kept = [one for one in found if parts.wheel_component(one).name not in parts.UNUSED]
+    for wheel in [*kept, parts.own_wheel(work, commit)]:
+        parts.unpack_wheel(wheel, folder)
+    for path in parts.files_of(folder):
+        if path.is_file():
+            path.chmod(0o644)
+    said = [parts.wheel_component(wheel) for wheel in kept]
+    return [
+        f" {one.name} {one.version} {one.licence.partition(chr(10))[0]}".rstrip() for one in said
+    ]
+
+
+def _files(
+    release: str, version: str, names: list[str], commit: str
+) -> Iterator[tuple[str, tuple[bytes, int]]]:
+    """Yield path, content and mode of all other files."""
+    choices = Choices(program=PROGRAM, old_kernel=release == "bookworm")
+    for one in node_files(choices):
+        assert isinstance(one, NodeFile), "the program is in its place: no link"
+        if "/man/" in one.path:
+            yield f"{one.path}.gz", (gzip.compress(one.content, 9, mtime=0), 0o644)
+        else:
+            yield one.path, (one.content, one.mode)
+    yield PROGRAM, (rootfs.ENTRY.encode(), 0o755)
+    docs = "/usr/share/doc/kata-pin"
+    yield f"{docs}/copyright", (_COPYRIGHT.format(libraries="\n".join(names)).encode(), 0o644)
+    date = email.utils.formatdate(parts.commit_time(commit))
+    log = (
+        f"kata-pin ({version}) unstable; urgency=medium\n\n  * See NEWS.md.gz.\n\n"
+        f" -- {MAINTAINER}  {date}\n"
+    )
+    yield f"{docs}/changelog.gz", (gzip.compress(log.encode(), 9, mtime=0), 0o644)
+    news = (parts.ROOT / "CHANGELOG.md").read_bytes()
+    yield f"{docs}/NEWS.md.gz", (gzip.compress(news, 9, mtime=0), 0o644)
+    yield "/usr/share/lintian/overrides/kata-pin", (_OVERRIDES.encode(), 0o644)
+
+
+def _control(root: Path, version: str, python: str) -> None:
+    files = [path for path in parts.files_of(root) if path.is_file()]
+    control = root / "DEBIAN"
+    control.mkdir(mode=0o755)
+    major, minor = python.split(".")
+    size = sum(path.stat().st_size for path in files) // 1024
+    after = f"{major}.{int(minor) + 1}"
+    depends = ", ".join(_DEPENDS).format(python=python, python_after=after)
+    text = _CONTROL.format(version=version, maintainer=MAINTAINER, size=size, depends=depends)
+    conffiles = [path for path in files if path.is_relative_to(root / "etc")]
+    sums = "".join(
+        f"{parts.digest(path, 'md5')}  {path.relative_to(root)}\n"
+        for path in files
+        if path not in conffiles
+    )
+    listed = "".join(f"/{path.relative_to(root)}\n" for path in conffiles)
+    for name, content in (("control", text), ("md5sums", sums), ("conffiles", listed)):
+        (control / name).write_text(content)
+        (control / name).chmod(0o644)
+    for script in sorted(SCRIPTS.iterdir()):
+        shutil.copyfile(script, control / script.name)
+        (control / script.name).chmod(0o755)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
