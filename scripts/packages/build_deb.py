@@ -136,7 +136,7 @@ def _libraries(folder: Path, work: Path, release: str, commit: str) -> list[str]
         parts.unpack_wheel(wheel, folder)
     for path in parts.files_of(folder):
         if path.is_file():
-            path.chmod(0o644)
+            path.chmod(0o755 if path.read_bytes().startswith(b"#!") else 0o644)
     said = [parts.wheel_component(wheel) for wheel in kept]
     return [
         f" {one.name} {one.version} {one.licence.partition(chr(10))[0]}".rstrip() for one in said

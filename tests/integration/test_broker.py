@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -67,10 +67,6 @@ def strangers() -> list[Change]:
     return found
 
 
-def children_of(pid: int) -> list[int]:
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 @pytest.mark.parametrize("inode", [False, True])
 def test_threads_of_an_allowed_program_alone(tmp_path: Path, inode: bool) -> None:
     """An allowed program's threads are set; one that is listed under it is; nobody else's."""
@@ -119,7 +115,7 @@ def test_the_broker_moves_itself_and_its_children(tmp_path: Path) -> None:
     _, second = two_cpus()
     with broker(tmp_path) as running:
         asyncio.run(running.calls.read_slow([(1, "cmdline", 100)], 5))
-        (child,) = children_of(running.process.pid)
+        (child,) = children(running.process.pid)
         todo = [change(pid, pid, second) for pid in (running.process.pid, child)]
         done = running.calls.set_affinities(todo, "/proc")
         assert [(one.errno, one.after) for one in done] == [(0, frozenset({second}))] * 2
@@ -276,15 +272,29 @@ async def test_readers_that_get_no_cpu(tmp_path: Path) -> None:
         calls, path = running.calls, f"/proc/{ours.pid}/task/{ours.tids[0]}/syscall"
         calls.read(path, 512)
         await calls.read_slow([(ours.pid, "cmdline", 10)], 5)
-        for reader in children(running.process.pid):
-            os.kill(reader, signal.SIGSTOP)
-            threading.Timer(0.6, os.kill, (reader, signal.SIGCONT)).start()
-        assert calls.read(path, 512) == Path(path).read_bytes()
-        for reader in children(running.process.pid):
-            os.kill(reader, signal.SIGSTOP)
-            threading.Timer(0.6, os.kill, (reader, signal.SIGCONT)).start()
-        found = await calls.read_slow([(ours.pid, "cmdline", 10)], 0.2)
+        with stopped_for(0.6, children(running.process.pid)):
+            assert calls.read(path, 512) == Path(path).read_bytes()
+        with stopped_for(0.6, children(running.process.pid)):
+            found = await calls.read_slow([(ours.pid, "cmdline", 10)], 0.2)
         assert found[ours.pid, "cmdline"] == Path(f"/proc/{ours.pid}/cmdline").read_bytes()[:10]
+
+
+@contextmanager
+def stopped_for(seconds: float, pids: Sequence[int]) -> Iterator[None]:
+    """Stop processes, and let them go on after a while, at the latest when this ends."""
+
+    def resume() -> None:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    timer = threading.Timer(seconds, resume)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
 
 
 async def test_an_answer_that_comes_with_the_deadline(tmp_path: Path) -> None:

@@ -78,7 +78,10 @@ def _refusal(cpu: int, beside: list[Thread], priority: int, node: RtNode) -> str
         return "the kernel's fair server is switched off there"
     if beside:
         others = ", ".join(sorted({one.label for one in beside}))
-        return f"threads of the sandbox may run there too ({others}): set overhead to other pCPUs"
+        return (
+            f"threads of the sandbox may run there too ({others}): set overhead_roles to other "
+            "pCPUs"
+        )
     guards = node.guards.get(cpu)
     if guards is None:
         return f"ksoftirqd/{cpu} was not found"
