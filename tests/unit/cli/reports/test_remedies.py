@@ -6,13 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kata_pin.cli.reports import doctor_node, remedies
 from kata_pin.cli.reports.remedies import Remedy, here
 from kata_pin.model.reports.daemon import Daemon
 
 EVERY = {name: one for name, one in vars(remedies).items() if isinstance(one, Remedy)}
-VALUES = Path(__file__).resolve().parents[4] / "charts" / "kata-pin" / "values.yaml"
+CHARTS = Path(__file__).resolve().parents[4] / "hooks" / "charts"
 OF_NODES = re.compile(r"systemctl|mount -t|run as root|kata-pin install|kata-pin config check")
 
 
@@ -42,8 +43,11 @@ def test_nothing_of_systemd_helps_in_a_pod(name: str, pod: None) -> None:
 
 @pytest.mark.parametrize("name", [name for name, one in EVERY.items() if one.value])
 def test_values_are_named(name: str) -> None:
-    """The value of the record is in the text that is printed."""
+    """The value of the record is in the text that is printed, and the chart has it."""
     assert f"value {EVERY[name].value}" in EVERY[name].pod
+    values = yaml.safe_load((CHARTS / "kata-pin/values.yaml").read_text())
+    for key in EVERY[name].value.split("."):
+        values = values[key]
 
 
 def test_a_hint_of_the_system_is_kept() -> None:
