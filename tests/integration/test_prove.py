@@ -89,7 +89,9 @@ def test_a_known_intruder_ran_as_long_as_the_scheduler_counted(slice_s: float) -
     measured, tid, counted = undisturbed(attempt)
     found = ran(whole(measured), tid)
     assert found.ran_ns == pytest.approx(counted, rel=WITHIN)
-    assert found.slices >= 0.2 / slice_s
+    assert (
+        found.slices >= 0.9 * 0.2 / slice_s
+    )  # two are one where nobody else wanted the CPU between
     task = measured.tasks[tid]
     assert (task.comm, str(task.affinity)) == ("kp-intruder", str(CPU))
 

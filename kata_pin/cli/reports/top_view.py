@@ -41,12 +41,12 @@ MEANINGS: Final = (
     ("PREEMPT/s", "times per second that it lost its pCPU although it was ready"),
     ("MIGR/s", "times per second that it moved to another pCPU"),
     ("LAST-CPU", "pCPU that it ran on last; * it has not run since its affinity was set"),
-    ("L3", "bytes of the L3 caches that the sandbox's threads fill (resctrl)"),
-    ("MEM/s", "bytes per second between these caches and memory (resctrl)"),
     ("OWN%", "threads of the sandbox that may run only on this pCPU"),
     ("FOREIGN%", "anybody else on this exclusive pCPU, at least; `kata-pin prove` names them"),
     ("FSWITCH/s", "times per second that anybody else came onto it, at least"),
     ("THROTTLED%", "time in which a CPU quota stopped the sandbox; 0 on exclusive pCPUs"),
+    ("L3", "bytes of the L3 caches that the sandbox's threads fill (resctrl)"),
+    ("MEM/s", "bytes per second between these caches and memory (resctrl)"),
     ("n/a", "this node cannot tell; the reason is below the tables"),
 )
 """The columns and what they mean, for the help."""
