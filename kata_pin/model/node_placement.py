@@ -82,7 +82,7 @@ class NodeStatus:
     version: str  #: the daemon's version; empty: it did not answer yet
     mode: str  #: One of `act`, `observe`, `` (unknown)
     online: Cpus  #: online pCPUs of the node
-    exclusive: Cpus  #: pCPUs that are exclusive to a container, whoever decided
+    exclusive: Cpus  #: pCPUs that are exclusive to a container, no matter who assigned them
     exclusive_count: int  #: number of these
     free: tuple[FreeCpus, ...]  #: pCPUs that no container has exclusively, by NUMA node
     free_by_node: str  #: the same in one line: `0:12 1:8`
