@@ -140,7 +140,8 @@ class ProcessIndex:
     /proc/<pid> distinguishes a reused pid: the kernel drops the entry when a process ends and gives
     the next one another number. A living process whose entry was dropped to save memory gets
     another number too, which costs one needless read. A later exec or rename of a known process is
-    only seen by refresh(full=True): read what matters (`exe`, `cmdline`) from the process itself.
+    only seen after `note_exec` or by refresh(full=True): read what matters (`exe`, `cmdline`) from
+    the process itself.
     """
 
     def __init__(self, root: HostRoot) -> None:
@@ -184,6 +185,14 @@ class ProcessIndex:
         if changed or gone:
             self._by_parent = self._workers = None
             self.version += 1
+
+    def note_exec(self, pid: int) -> None:
+        """Read a known process again at the next refresh: it runs another program now.
+
+        Between its fork and its exec it has its parent's name, on a busy machine for seconds.
+        """
+        if pid in self._processes:
+            self._young.add(pid)
 
     def note_change(self) -> None:
         """Count what else was read of processes as a change: `version` is another one."""

@@ -74,13 +74,17 @@ class Claims:
         """Return every claim."""
         return list(self._claims.values())
 
-    def may_be_vmm(self, pid: int) -> bool:
-        """Whether a process that was just started may be a VMM, by its name and who runs it."""
+    def may_serve(self, pid: int) -> bool:
+        """Whether a process that was just started may be a VMM or a file server.
+
+        By its name and who runs it.
+        """
         try:
             process = self._host.read_process(pid)
         except HostError:
             return False
-        return self._allowed.may_run_in(process.comm) and self._is_trusted(process)
+        named = self._allowed.may_run_in(process.comm) or is_file_server(process.comm)
+        return named and self._is_trusted(process)
 
     def _look_at(self, process: Process) -> None:
         self._drop(process.key)

@@ -3,7 +3,8 @@
 virtiofsd or nydusd with its children, the kernel's vhost workers and KVM helpers (kernel threads
 before Linux 6.4), and the shim. A process that merely looks alike is never included: a kernel
 thread must have the flag and be named after one of the VMM's threads, a user process must be named
-in root's persist.json or be a child of the sandbox's own shim. Nothing is kept between calls.
+in root's persist.json or be a child of the sandbox's own shim; a child of another parent must name
+the sandbox. Nothing is kept between calls.
 """
 
 from __future__ import annotations
@@ -86,7 +87,11 @@ def _kernel_workers(host: HostAccess, threads: Iterable[ThreadKey]) -> Iterator[
 def _file_servers(
     host: HostAccess, vmm: Vmm, sandbox_id: str, shim: int | None, paths: KataPaths
 ) -> Iterator[Process]:
-    """Yield virtiofsd or nydusd: the pid in persist.json, or the shim's child for this sandbox."""
+    """Yield virtiofsd or nydusd: the pid in persist.json, or the shim's child.
+
+    A shim has one sandbox, so nothing that takes long need be read of its children. Where the VMM
+    has another parent, or its shim is not known yet, the arguments have to name the sandbox.
+    """
     recorded = virtiofsd_pid(host.root, paths, sandbox_id)
     parents = {shim, vmm.parent if vmm.parent > 1 else None} - {None}
     if recorded:
@@ -95,7 +100,7 @@ def _file_servers(
             yield process
     for parent in parents:
         for child in host.processes.children(parent or 0):
-            if _is_file_server(host, child) and _names(host, child, sandbox_id):
+            if _is_file_server(host, child) and (parent == shim or _names(host, child, sandbox_id)):
                 yield child
 
 

@@ -144,6 +144,15 @@ class SlowFacts:
         facts = self._facts.get(process.key)
         return facts is None or facts.name is not None
 
+    def knows(self, process: Process) -> bool:
+        """Whether a process was read."""
+        return process.key in self._facts
+
+    def retry_s(self, keys: Iterable[ProcessKey]) -> float | None:
+        """Return in how many seconds the first of these that hung is due again, None for none."""
+        due = [self._hung[key].retry_at for key in keys if key in self._hung]
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
     async def read(self, processes: Iterable[Process]) -> int:
         """Read those that lack it; return how many were asked. Raises nothing for single ones."""
         wanted = iter({one.key: one for one in processes if self.lacks(one)}.values())

@@ -18,7 +18,7 @@ import os
 import shutil
 import uuid
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -108,7 +108,7 @@ class KataSandbox:
     `extra_monitor` adds Kata's debug monitor socket; `virtiofsd` a real, idle virtiofsd (it needs
     `shim_process`). `vcpu_pinning` is said in Kata's state; nobody acts on it. `agent_url` is where
     Kata's state says that the agent listens; nobody does by default. `booting`: the guest has not
-    booted, so Kata has written no state yet.
+    booted, so Kata has written no state yet. `before_vmm` is called when only the shim runs.
     """
 
     dirs: KataDirs
@@ -122,6 +122,7 @@ class KataSandbox:
     vcpu_pinning: bool = False
     agent_url: str = ""
     booting: bool = False
+    before_vmm: Callable[[], None] = lambda: None
     cgroups: Sequence[Path] = ()
     overhead_cgroups: Sequence[Path] = ()
     containers: Sequence[ContainerSpec] = ()
@@ -183,13 +184,14 @@ class KataSandbox:
         try:
             for cgroup in self.overhead_cgroups:
                 (cgroup / "cgroup.procs").write_text(str(shim.pid))
+            self.before_vmm()
             log = self.vm_dir / "qemu.log"
             self.pid = shim.start(self._argv(accelerator), self._socket_path(), str(log))
             for cgroup in self.cgroups:
                 (cgroup / "cgroup.procs").write_text(str(self.pid))
             if self.virtiofsd:
                 assert isinstance(shim, ProcessShim), "virtiofsd is a child of the shim process"
-                self.virtiofsd_pid = shim.spawn(self._virtiofsd_argv())
+                self.virtiofsd_pid = shim.spawn(self.virtiofsd_argv())
             if not self.booting:
                 self.write_persist(self.containers or [ContainerSpec(self.id)])
         except BaseException:
@@ -273,7 +275,8 @@ class KataSandbox:
             pidfile=self.pidfile if go else None,
         )
 
-    def _virtiofsd_argv(self) -> list[str]:
+    def virtiofsd_argv(self) -> list[str]:
+        """Return virtiofsd's arguments; the program of QEMU 7.2 ends without a syslog."""
         socket_path = self.vm_dir / "vhost-fs.sock"
         return [
             *(str(VIRTIOFSD), "--syslog", "-o", "cache=auto", "-o", f"source={self.shared_dir}"),

@@ -69,6 +69,7 @@ class NoSurvey:
     notes = ()
     locked = 0
     complete = True
+    retry_s: float | None = None
     _begun = False
 
     async def all(self, *, patience_s: float | None = None) -> None:

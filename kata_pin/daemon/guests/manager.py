@@ -52,7 +52,7 @@ AT_ONCE: Final = 8
 
 _QUIET: Final = frozenset(
     {"audit", "thread born", "thread exited", "process born", "process events"}
-    | {"still without a VMM"}
+    | {"still without a VMM", "processes were read"}
 )
 """Reasons of passes that mean Kata changed no container."""
 

@@ -87,6 +87,7 @@ class FileEvents:
     _recent: dict[str, float] = field(default_factory=dict)
     _waiting: set[str] = field(default_factory=set)
     _looks: list[asyncio.TimerHandle] = field(default_factory=list)
+    _retry: asyncio.TimerHandle | None = None
     _began: bool = False
 
     def __post_init__(self) -> None:
@@ -126,13 +127,22 @@ class FileEvents:
         return self._sandboxes.mark(sandbox_id, "start")
 
     def vmm_started(self) -> None:
-        """Take in a sandbox that is only starting: nothing of Kata's says anything of it yet."""
+        """Take in a sandbox that is only starting: nothing of Kata's says anything of it yet.
+
+        A process that does not answer now may be the VMM, so it is asked again when it is due.
+        """
         self._survey.begin()
         self._survey.afterwards(self._look_again)
 
     def _look_again(self) -> None:
         with left_to_audits():
             self.look_around()
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        wait_s = self._survey.retry_s
+        if wait_s is not None:
+            self._retry = asyncio.get_running_loop().call_later(wait_s, self.vmm_started)
 
     def look_at_node(self) -> None:
         """Ask for passes if the node changed unnoticed, or the last ones failed; for audits."""

@@ -6,6 +6,7 @@ Without the kernel's reports audits find what is new, and passes know that (D11)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.store.pins import Pins
 from kata_pin.errors import HostError, StateError, TaskGone
-from kata_pin.host.process import read_process
+from kata_pin.host.process import ProcessIndex, read_process
 from kata_pin.host.root import HostRoot
 from kata_pin.sources.process_events import (
     Event,
@@ -52,8 +53,9 @@ programs. The audit finds what is left out."""
 class ThreadEvents:
     """Follows process events until cancelled.
 
-    `may_be_vmm` says so of the pid of a process, and `look` is called when such a one has started:
-    Kata records a sandbox only when its guest has booted, and nothing else reports it before.
+    `may_serve` says of the pid of a process whether it may be a VMM or a file server, and `look` is
+    called when such a one has started: Kata records a sandbox only when its guest has booted, and
+    nothing else reports it before. `index` is told of every program that a process starts.
     """
 
     _root: HostRoot
@@ -61,7 +63,8 @@ class ThreadEvents:
     _pins: Pins
     _sandboxes: Sandboxes
     _counters: Counters
-    _may_be_vmm: Callable[[int], bool]
+    _index: ProcessIndex
+    _may_serve: Callable[[int], bool]
     _look: Callable[[], None]
     _live: bool | None = None
     _looked_at: int = 0
@@ -78,7 +81,7 @@ class ThreadEvents:
         while True:
             events = ProcEvents(
                 self._sandboxes.tracked,
-                wanted=self._is_vmm,
+                wanted=self._is_wanted,
                 connect=self._root.calls.process_events,
             )
             try:
@@ -121,19 +124,27 @@ class ThreadEvents:
                 self._mark_born(pid, ppid)
                 for wait_s in KERNEL_THREAD_LOOKS_S if ppid == KTHREADD else ():
                     asyncio.get_running_loop().call_later(wait_s, self._mark_born, pid, ppid)
-            case NewProgram():
+            case NewProgram(pid):
                 self._look()
+                self._mark_started(pid)
             case Overrun():
                 self._counters.overrun()
                 self._sandboxes.mark_all("process events were lost")
 
-    def _is_vmm(self, pid: int) -> bool:
-        """Whether a process that runs a new program may be a VMM; not every one is looked at."""
+    def _is_wanted(self, pid: int) -> bool:
+        """Whether a process that runs a new program may serve a sandbox; not every one is asked."""
+        self._index.note_exec(pid)
         second = int(time.monotonic())
         if second != self._second:
             self._second, self._looked_at = second, 0
         self._looked_at += 1
-        return self._looked_at <= MAX_LOOKS and self._may_be_vmm(pid)
+        return self._looked_at <= MAX_LOOKS and self._may_serve(pid)
+
+    def _mark_started(self, pid: int) -> None:
+        """Mark the sandbox whose shim started a program: at its fork it was not known as that."""
+        with contextlib.suppress(TaskGone):
+            ppid = read_process(self._root, pid).ppid
+            self._sandboxes.mark_process(ppid, "process born")
 
     def _mark_born(self, pid: int, ppid: int) -> None:
         self._sandboxes.mark_process(works_for(self._root, pid, ppid), "process born")

@@ -140,8 +140,10 @@ class PassRunner:
         async with self._scheduler.turn(sandbox_id) as turn:
             await asyncio.sleep(0)
             result = await self._run_pass(sandbox_id, turn)
-        if await self._engine.search.survey.read_wanted() and result.verdict is not Verdict.GONE:
-            self._sandboxes.mark(sandbox_id, "processes were read", event=False)
+        asked = {sandbox_id, *self._scheduler.begun}  # those that pause may have asked as well
+        if await self._engine.search.survey.read_wanted():
+            for one in asked.intersection(self._sandboxes.ids):
+                self._sandboxes.mark(one, "processes were read", event=False)
         return result
 
     async def _prepare(self, sandbox_id: str) -> None:
@@ -160,7 +162,8 @@ class PassRunner:
         act = self._live.acts and not released
         report = await turn.run(self._engine.steps(sandbox_id, containers, cache, act=act))
         containers = self._registry.containers(sandbox_id)  # hooks may have come meanwhile
-        self._sandboxes.track(sandbox_id, cache.processes)
+        if self._sandboxes.track(sandbox_id, cache.processes):  # events of a stranger are dropped
+            self._sandboxes.mark(sandbox_id, "process born", event=False)
         if cache.vmm is not None and self._watched.get(sandbox_id) != cache.vmm.process:
             self._watched[sandbox_id] = cache.vmm.process
             self._start(self._watch_exit(sandbox_id, cache.vmm.process))

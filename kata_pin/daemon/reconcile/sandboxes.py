@@ -125,13 +125,16 @@ class Sandboxes:
         self._entries.pop(sandbox_id, None)
         self.track(sandbox_id, frozenset())
 
-    def track(self, sandbox_id: str, pids: Collection[int]) -> None:
-        """Follow the threads, children and exits of a sandbox's processes, and of no others."""
+    def track(self, sandbox_id: str, pids: Collection[int]) -> bool:
+        """Follow the threads, children and exits of a sandbox's processes, and of no others.
+
+        Return whether one of them was not followed before: what it did until now is unknown.
+        """
         owned = [pid for pid, owner in self._owners.items() if owner == sandbox_id]
         for pid in [pid for pid in owned if pid not in pids]:
             del self._owners[pid]
             self.tracked.discard(pid)
-        for pid in pids:
-            if pid not in self.tracked:
-                self.tracked.add(pid)
-                self._owners[pid] = sandbox_id
+        new = [pid for pid in pids if pid not in self.tracked]
+        self.tracked.update(new)
+        self._owners.update(dict.fromkeys(new, sandbox_id))
+        return bool(new)

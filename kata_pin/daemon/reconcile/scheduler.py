@@ -41,7 +41,8 @@ class PassScheduler:
     def __init__(self, awaited: Callable[[str], bool]) -> None:
         self._awaited = awaited
         self._taken = False
-        self._begun: set[str] = set()
+        self.begun: set[str] = set()
+        """Sandboxes with a pass under way, whose turn it may be or not."""
         self._waiting: dict[asyncio.Future[None], Turn] = {}
         self._passed_over = 0
 
@@ -50,13 +51,13 @@ class PassScheduler:
         """Wait for a turn; it lasts until the end of the block."""
         turn = Turn(self, sandbox_id)
         await self._take(turn)
-        self._begun.add(sandbox_id)
+        self.begun.add(sandbox_id)
         turn.begun = True
         try:
             turn.restart_clock()
             yield turn
         finally:
-            self._begun.discard(sandbox_id)
+            self.begun.discard(sandbox_id)
             self._give_back(turn)
 
     async def let_others(self, turn: Turn) -> None:
@@ -115,5 +116,5 @@ class PassScheduler:
         return [
             waiting
             for waiting, turn in self._waiting.items()
-            if not waiting.done() and (turn.begun or turn.sandbox_id not in self._begun)
+            if not waiting.done() and (turn.begun or turn.sandbox_id not in self.begun)
         ]

@@ -73,9 +73,13 @@ class Survey:
             await self.all(patience_s=PATIENCE_S)
 
     async def read_wanted(self) -> bool:
-        """Read what the last pass asked for in vain; return whether another pass may find more."""
+        """Read what the last pass asked for in vain; return whether another pass may find more.
+
+        Somebody else may have read it meanwhile.
+        """
         wanted = self._facts.take_wanted()
-        if not await self._facts.read(wanted):
+        await self._facts.read(wanted)
+        if not any(map(self._facts.knows, wanted)):
             return False
         self._index.note_change()
         return True
@@ -86,6 +90,11 @@ class Survey:
         if due:
             self.begin()
         return due
+
+    @property
+    def retry_s(self) -> float | None:
+        """In how many seconds to look again at processes that did not answer; None for none."""
+        return self._facts.retry_s(self._finder.claims.unread)
 
     async def run(self) -> None:
         """Wait until cancelled; then what still looks at processes is cancelled too."""

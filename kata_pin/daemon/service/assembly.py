@@ -147,8 +147,8 @@ class Assembly:
             node, registry, one.adoption, sandboxes, self._watch, one.survey
         )
         self._thread_events = ThreadEvents(
-            one.root, node, pins, sandboxes, self._counters, one.finder.claims.may_be_vmm,
-            self._file_events.vmm_started,
+            one.root, node, pins, sandboxes, self._counters, one.index,
+            one.finder.claims.may_serve, self._file_events.vmm_started,
         )  # fmt: skip
         spool = Spool(self._path("spool"))
         spool.prepare()

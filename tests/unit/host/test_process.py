@@ -137,6 +137,23 @@ def test_index_reads_the_young_again(host: FakeHost) -> None:
     assert [p.pid for p in index.kernel_workers[7]] == [10]
 
 
+def test_index_reads_who_runs_another_program_now(host: FakeHost) -> None:
+    """However old it is; nobody else is read again for that."""
+    for pid in (10, 11):
+        host.process(pid, comm="shim")
+    index = ProcessIndex(host.root)
+    index.refresh()
+    for pid in (10, 11):
+        stat = host.folder / f"proc/{pid}/stat"
+        stat.write_text(stat.read_text().replace("shim", "virtiofsd"))
+    index.note_exec(10)
+    index.note_exec(99)
+    before = index.version
+    index.refresh()
+    assert comms(index) == {10: "virtiofsd", 11: "shim"}
+    assert index.version > before
+
+
 def test_kernel_workers_by_flag(host: FakeHost) -> None:
     """A process that calls itself vhost-7 is none."""
     host.process(10, comm="vhost-7", flags=PF_KTHREAD)

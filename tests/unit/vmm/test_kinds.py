@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from kata_pin.errors import NotRead
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import EMPTY
 from kata_pin.model.sandbox import Vmm
@@ -256,6 +257,31 @@ def test_the_shim_is_a_helper_of_those_beside_it(kind: VmmKind, host: FakeHost) 
         )
     helpers = find_helpers(facts(host.root), running.vmm, SANDBOX, (), _shims(host))
     assert [h.process.pid for h in helpers] == ([] if kind.in_shim else [SHIM])
+
+
+def test_a_file_server_of_the_shim_is_known_by_its_parent(host: FakeHost) -> None:
+    """Nothing that takes long is read of it; a child of who is no shim has to name the sandbox."""
+    running = _run(kinds.QEMU, host)
+    host.process(SHIM, comm="containerd-shim")
+    _be(host, SHIM, KATA_SHIM, ["containerd-shim-kata-v2", "-id", SANDBOX])
+    host.process(SHIM + 1, comm="virtiofsd", ppid=SHIM)
+    _be(host, SHIM + 1, "/usr/libexec/virtiofsd", [])
+    access = facts(host.root)
+
+    def cmdline(pid: int) -> Sequence[str]:
+        if pid == SHIM + 1:
+            raise NotRead(f"command line of process {pid}", hung=True)
+        return parse_cmdline((host.folder / f"proc/{pid}/cmdline").read_bytes())
+
+    access = replace(access, cmdline=cmdline)
+
+    def servers() -> list[int]:
+        found = find_helpers(access, running.vmm, SANDBOX, (), Shims(access))
+        return [one.process.pid for one in found if one.role is ThreadRole.VIRTIOFSD]
+
+    assert servers() == [SHIM + 1]
+    _be(host, SHIM, "/usr/bin/other", ["containerd-shim-kata-v2", "-id", SANDBOX])
+    assert servers() == []
 
 
 def test_a_shim_is_read_once(host: FakeHost) -> None:

@@ -128,6 +128,23 @@ async def test_one_that_hangs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert host.facts.cmdline(1) == ("x",)
 
 
+async def test_when_one_that_hangs_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of those that are asked about; none of them hangs: no time."""
+    host = Host(1, 2, 3)
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    host.calls.hang = {1}
+    await host.facts.read([host.processes[1]])
+    now[0] = 0.5
+    host.calls.hang = {1, 2}
+    await host.look()
+    keys = [host.processes[pid].key for pid in (1, 2, 3)]
+    assert [host.facts.knows(host.processes[pid]) for pid in (1, 2, 3)] == [False, False, True]
+    assert [host.facts.retry_s(part) for part in (keys, keys[1:], keys[2:])] == [0.5, 1.0, None]
+    now[0] = 9.0
+    assert host.facts.retry_s(keys) == 0.0
+
+
 async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long lines push out what was not used for longest; those of ended processes go too."""
     monkeypatch.setattr(slow_facts, "MAX_KEPT", 1000)

@@ -16,12 +16,13 @@ from kata_pin.daemon.intake.kata_state import Adoption
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.reconcile.supervisor import _WAITS_S, PassResult, Verdict
+from kata_pin.daemon.reconcile.survey import Survey
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import HostError, StateError
 from kata_pin.model.node import KubeletState
 from kata_pin.model.sandbox import Container
 from kata_pin.sources.state_watch import Changes, StateWatch
-from tests.support.vmmhost import no_survey
+from tests.support.vmmhost import NoSurvey, no_survey
 from tests.support.world import cpus, node, sandbox
 
 EVERYTHING = Changes(everything=True)
@@ -234,6 +235,21 @@ async def test_an_error_ends_nothing(
     assert "cannot handle a change" in caplog.text
     await world.tell(Changes(sandboxes={"p2"}))
     assert world.read == ["p2"]
+
+
+async def test_a_vmm_that_did_not_answer_is_asked_again(world: World) -> None:
+    """A process started that cannot be read now: once it can, its sandbox is taken in."""
+    survey = NoSurvey()
+    survey.retry_s = 0.01
+    world.following._survey = cast("Survey", survey)
+    world.following.vmm_started()
+    assert world.marks == []
+    world.unknown, survey.retry_s = {"p9"}, None
+    async with asyncio.timeout(5):
+        while not world.marks:
+            await asyncio.sleep(0.001)
+    assert world.marks == marks(KATA, "p9")
+    assert world.following._retry is None
 
 
 async def test_a_deep_audit_repeats_a_pass_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:

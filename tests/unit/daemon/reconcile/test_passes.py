@@ -130,6 +130,36 @@ async def test_releasing_all_yields_between_sandboxes(registry: Registry) -> Non
     assert 1 in served
 
 
+async def test_who_was_not_followed_is_looked_at_once_more(registry: Registry) -> None:
+    """What its processes did before is in no event; afterwards each of them is."""
+    sandboxes, passes = _passes(registry, Listening())
+    entry = sandboxes.enter("s")
+    entry.cache.vmm = world.sandbox().vmm
+    entry.cache.report = Report(sandbox_id="s", threads=tuple(world.vcpus(0, 1)))
+    wanted = []
+    for _ in range(2):
+        await passes._in_turn("s")
+        wanted.append(entry.supervisor._wanted)
+    assert wanted == [1, 1]
+
+
+async def test_whoever_may_have_asked_gets_a_pass_when_processes_were_read(
+    registry: Registry,
+) -> None:
+    """Also a pass that pauses while another one's questions are answered: its own are with them."""
+    sandboxes, passes = _passes(registry, Listening())
+    for one in ("a", "b", "c"):
+        sandboxes.enter(one).cache.vmm = world.sandbox().vmm
+
+    async def read_wanted() -> bool:
+        return True
+
+    passes._engine.search.survey.read_wanted = read_wanted  # type: ignore[method-assign]
+    passes._scheduler.begun.add("b")
+    await passes._in_turn("a")
+    assert [sandboxes.entry(one).supervisor._wanted for one in ("a", "b", "c")] == [1, 1, 0]
+
+
 async def test_an_unpin_is_remembered_in_its_turn(registry: Registry) -> None:
     """A pass that runs before it is an ordinary one: its reason is not taken for the unpin's."""
     listening = Listening()
