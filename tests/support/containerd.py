@@ -18,6 +18,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sysconfig
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -211,6 +212,7 @@ class Containerd:
             qemu_file: "/usr/bin/qemu-system-x86_64",
             self.shared: str(self.shared),
             PROJECT: str(PROJECT),
+            Path(sysconfig.get_path("stdlib")): sysconfig.get_path("stdlib"),
             self._dirs.vc: "/run/vc",
             self._dirs.kata: "/run/kata",
             self._dirs.shared: "/run/kata-containers/shared/sandboxes",
@@ -227,7 +229,35 @@ class Containerd:
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == "ready\n", "the place could not be mounted"
 
-    def start(self) -> None:
+    def link_config(self) -> None:
+        """Make its configuration the one that programs in the place look for."""
+        self.run("ln", "-sf", str(self.shared / "config.toml"), "/etc/containerd/config.toml")
+
+    @property
+    def place(self) -> str:
+        """Its root file system, in the mount namespace of `entered`."""
+        return str(self._folder / "mnt")
+
+    @property
+    def path(self) -> str:
+        """The folders of programs in the place."""
+        return f"{self.shared}/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+    def entered(self) -> list[str]:
+        """Return the command that enters the mount namespace, in which `place` is."""
+        assert self._holder is not None, "not prepared"
+        return ["nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt"]
+
+    def has(self, path: str) -> bool:
+        """Whether a file is in the place."""
+        done = subprocess.run(self._inside("test", "-e", f"/{path}"), check=False, timeout=60)
+        return done.returncode == 0
+
+    def dump(self) -> str:
+        """Return the configuration as containerd reads it."""
+        return self.run(*self._program(), "-c", str(self.shared / "config.toml"), "config", "dump")
+
+    def start(self, seconds: float = START_S) -> None:
         """Start containerd and wait until it serves."""
         with (self._folder / "containerd.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -238,7 +268,7 @@ class Containerd:
             )
         socket = self.shared / "c.sock"
         self._cri = Cri(socket, IMAGE, self.cgroup)
-        wait_for(lambda: socket.exists() and self.cri.answers(), "containerd to serve", START_S)
+        wait_for(lambda: socket.exists() and self.cri.answers(), "containerd to serve", seconds)
 
     def import_image(self) -> None:
         """Import the pause image, once."""
@@ -305,9 +335,7 @@ class Containerd:
         return ["/usr/bin/env", f"PATH={path}", f"{self.shared}/bin/containerd"]
 
     def _inside(self, *argv: str) -> list[str]:
-        assert self._holder is not None, "not prepared"
-        enter = ("nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt")
-        return [*enter, "chroot", str(self._folder / "mnt"), *argv]
+        return [*self.entered(), "chroot", self.place, *argv]
 
     def _processes(self) -> set[int]:
         """Return all but the holder: those in its mount namespace, and those of runc's pods."""

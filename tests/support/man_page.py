@@ -40,13 +40,13 @@ file every row is one line. Colours are used on terminals only, and not with NO_
 
 _HOOKS: Final = """\
 For CRI-O and podman, install writes files into their hooks directory. containerd has no such
-directory: give each Kata handler a base runtime spec with the hooks, and restart containerd."""
+directory: install gives each Kata handler a base runtime spec with the hooks, by a drop-in where
+containerd merges its files (2.0 and later); else it prints the lines to set. Then containerd must
+be restarted. By hand: add the hooks of /etc/kata-pin/containerd-hooks.json to the handler's base
+runtime spec, or to the output of ctr oci spec without process.rlimits, and name that file in the
+table of the handler:"""
 
 _CONTAINERD: Final = """\
-ctr oci spec | jq -s '.[0] * .[1]' - /etc/kata-pin/containerd-hooks.json \\
-    > /etc/containerd/kata-base-spec.json
-
-# config.toml, in the table of each Kata handler
 base_runtime_spec = "/etc/containerd/kata-base-spec.json\"
 """
 
@@ -59,6 +59,7 @@ ignore a hook's exit status, or run it too late."""
 _FILES: Final = (
     ("/etc/kata-pin/config.yaml", "settings; defaults apply without it"),
     ("/usr/share/doc/kata-pin/", "json.md and schemas: what the output of --json holds"),
+    ("/etc/kata-pin/containerd/", "base runtime specs with the hooks, one per handler"),
     ("/var/lib/kata-pin/installed", "what install wrote, for sha256sum -c, uninstall and doctor"),
     ("/run/kata-pin/control.sock", "all requests to the daemon, root only"),
     ("/run/kata-pin/status.sock", "read-only requests, for the group of the setting group"),

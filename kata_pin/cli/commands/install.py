@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sysconfig
 from collections.abc import Callable
 from typing import Final
@@ -17,8 +18,16 @@ from typing import Final
 import click
 
 from kata_pin.cli.client import WRITE_S, probe
-from kata_pin.cli.node.changes import Node, line
-from kata_pin.cli.node.files import HOOKS_DIR, PROGRAM_LINK, Choices, Runtime, node_files
+from kata_pin.cli.node import containerd as containerd_files
+from kata_pin.cli.node.changes import Node, line, registers_hook
+from kata_pin.cli.node.files import (
+    CONTAINERD_FRAGMENT,
+    PROGRAM_LINK,
+    Choices,
+    Runtime,
+    containerd_hooks,
+    node_files,
+)
 from kata_pin.cli.options import Session, global_options
 from kata_pin.cli.render import screen
 from kata_pin.cli.reports.words import safe
@@ -38,9 +47,11 @@ next:
   systemctl daemon-reload && systemctl enable --now kata-pin
   kata-pin doctor"""
 
-CONTAINERD_STEP = """\
-containerd: merge /etc/kata-pin/containerd-hooks.json into the base runtime spec of Kata's handlers,
-as kata-pin(8) shows, and restart containerd"""
+BY_HAND: Final = (
+    f"containerd: merge the hooks of {CONTAINERD_FRAGMENT} into the base runtime spec of each\n"
+    "handler of Kata, as HOOKS in kata-pin(8) says"
+)
+NO_KATA: Final = "containerd has no runtime handler of Kata: name one with --handler"
 
 Release = Callable[[Config], Applied]
 """Restores every affinity when no daemon runs."""
@@ -74,11 +85,11 @@ def kept_cpusets(document: Applied) -> list[str]:
 def uninstall_node(root: str, release: Callable[[], str]) -> tuple[list[FileChange], str]:
     """Remove kata-pin from the node below `root`; `release` restores the affinities in between.
 
-    First the hook files, then the affinities, then all else: if the release fails, the service and
-    its settings are still there for another attempt.
+    First what makes runtimes run the hook, then the affinities, then all else: if the release
+    fails, the service and its settings are still there for another attempt.
     """
     node = Node(root)
-    changes = node.uninstall(folder=HOOKS_DIR)
+    changes = node.uninstall(registers_hook)
     released = release()
     return changes + node.uninstall(), released
 
@@ -146,7 +157,14 @@ def is_before(release: str, version: tuple[int, int]) -> bool:
 @click.option("--root", default="/", metavar="DIR", help="Install below DIR (for packages).")
 @click.option("--crio", is_flag=True, help="Install hooks for all containers of CRI-O.")
 @click.option("--podman", is_flag=True, help="Install hooks for annotated containers of podman.")
-@click.option("--containerd", is_flag=True, help="Write hooks for containerd's base runtime spec.")
+@click.option("--containerd", is_flag=True, help="Install hooks for Kata's handlers of containerd.")
+@click.option(
+    "--handler",
+    "handlers",
+    multiple=True,
+    metavar="NAME",
+    help="With --containerd: runtime handler that gets the hooks; repeatable.  [default: Kata's]",
+)
 @click.option("--prestart", is_flag=True, help="Also use the prestart hook (Kata 1.x).")
 @click.option(
     "--python", default="/usr/bin/python3", show_default=True, help="Interpreter of the hook."
@@ -161,6 +179,7 @@ def install(
     crio: bool,
     podman: bool,
     containerd: bool,
+    handlers: tuple[str, ...],
     prestart: bool,
     python: str,
     program: str | None,
@@ -169,7 +188,8 @@ def install(
 
     Also the man page, the description of the JSON documents, completions for bash, zsh and fish,
     and a link /usr/bin/kata-pin. Can be repeated: writes missing and outdated files and keeps
-    modified ones.
+    modified ones. With --containerd also base runtime specs, each the handler's present one with
+    the hooks, and a drop-in that names them; containerd is not restarted.
     """
     chosen = {Runtime.CRIO: crio, Runtime.PODMAN: podman, Runtime.CONTAINERD: containerd}
     config_file = settings_file(root, session.config_file)
@@ -182,16 +202,24 @@ def install(
         config=settings_below(root, config_file),
         old_kernel=root != "/" or is_before(os.uname().release, (6, 6)),
     )
+    plan = None
     if root == "/":
         check_programs(choices)
-    changes = Node(root).install(node_files(choices))
+        if containerd and shutil.which("containerd"):
+            hooks, run = containerd_hooks(choices), containerd_files.run_program
+            plan = containerd_files.plan(hooks, handlers, run)
+    more = () if plan is None else plan.files
+    changes = Node(root).install([*node_files(choices), *more])
     remarks = []
     if not choices.runtimes:
         remarks.append("no hooks installed: use --crio, --podman or --containerd")
     if root == "/":
         remarks.append(NEXT_STEPS)
-    if containerd:
-        remarks.append(CONTAINERD_STEP)
+    if plan is not None:
+        remarks += containerd_files.next_steps(plan, containerd_files.run_program)
+    elif containerd:
+        asked = root == "/" and shutil.which("containerd")
+        remarks.append(NO_KATA if asked else BY_HAND)
     report(session, "install", changes, remarks)
 
 

@@ -12,21 +12,25 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from kata_pin.cli.node.files import HOOK_PATH, NodeFile, NodeLink
+from kata_pin.cli.node.containerd import CONFIG, DROP_IN, RESTART, named_specs, running_since
+from kata_pin.cli.node.files import HOOK_PATH, HOOKS_DIR, SPECS, NodeFile, NodeLink
 from kata_pin.errors import HostError, ParseError
 from kata_pin.model.reports.settings import FileChange
+from kata_pin.wire.containerd import runs_program
 
 MANIFEST: Final = "/var/lib/kata-pin/installed"
-CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
 
 _FILE: Final = re.compile(r"(?P<mark>[0-9a-f]{64})  (?P<path>/.+)")
 _LINK: Final = re.compile(r"# (?P<path>/.+?) (?P<mark>-> /.+)")
 """Lines of the manifest. The mark of a file is its digest, that of a link where it leads."""
 
-_BASE_SPEC: Final = re.compile(r"^\s*base_runtime_spec\s*=\s*[\"']([^\"']+)[\"']", re.MULTILINE)
+
+def registers_hook(path: str) -> bool:
+    """Whether a file of ours makes a runtime run the hook."""
+    return path.startswith(HOOKS_DIR) or os.path.basename(path) == DROP_IN
 
 
 def line(change: FileChange) -> str:
@@ -54,14 +58,17 @@ class Node:
             if change.verb != "kept":
                 known[file.path] = _mark(file)
             changes.append(change)
-        changes += self._remove_all(left, known)
+        changes += self._remove_all(dict(reversed(left.items())), known)
         self._save(known)
         return changes
 
-    def uninstall(self, *, folder: str = "/") -> list[FileChange]:
-        """Remove the installed files below `folder` that nobody changed, the last written first."""
+    def uninstall(self, which: Callable[[str], bool] = bool) -> list[FileChange]:
+        """Remove the installed files that nobody changed, the last written first.
+
+        `which` says of which paths; all without it. What containerd still names or runs is kept.
+        """
         known = self._manifest()
-        wanted = {path: mark for path, mark in known.items() if path.startswith(folder)}
+        wanted = {path: mark for path, mark in known.items() if which(path)}
         changes = self._remove_all(dict(reversed(wanted.items())), known)
         self._save(known)
         return changes
@@ -110,9 +117,9 @@ class Node:
     def _remove(self, path: str, mark: str) -> FileChange:
         if self._present(path, link=_leads(mark)) not in {None, mark}:
             return FileChange("kept", path, "modified since it was installed")
-        user = self._base_spec_with_hook() if path == HOOK_PATH else ""
+        user = self.used_by_containerd(path)
         if user:
-            return FileChange("kept", path, f"used by containerd's {user}")
+            return FileChange("kept", path, user)
         with self._meaning("remove", path), contextlib.suppress(FileNotFoundError):
             os.unlink(self._real(path))
         folder = os.path.dirname(path)
@@ -122,13 +129,35 @@ class Node:
                 folder = os.path.dirname(folder)
         return FileChange("removed", path)
 
-    def _base_spec_with_hook(self) -> str:
-        """Return the base runtime spec of containerd that names the hook, or nothing."""
-        settings = self._read(CONTAINERD_CONFIG) or b""
-        for path in _BASE_SPEC.findall(settings.decode("utf-8", "replace")):
-            if HOOK_PATH.encode() in (self._read(path) or b""):
-                return str(path)
-        return ""
+    def used_by_containerd(self, path: str) -> str:
+        """Return why containerd still needs one of our files, or nothing.
+
+        Without a base runtime spec that it names its CRI plugin does not start, and without a hook
+        that a spec names containers do not.
+        """
+        if path != HOOK_PATH and not path.startswith(SPECS):
+            return ""
+        for spec, file in named_specs(lambda one: self._read(one) or b"", self._root).items():
+            if not spec:
+                return f"{file} cannot be read, and may name it"
+            if path == spec:
+                return f"named by {file}"
+            if path == HOOK_PATH and runs_program(self._read(spec) or b"", HOOK_PATH):
+                return f"used by containerd's {spec}"
+        return self._not_restarted()
+
+    def _not_restarted(self) -> str:
+        """Return why containerd still has hooks that its files no longer name, or nothing.
+
+        It has the specs in memory from its start on. They stopped being named when a drop-in was
+        removed, which the manifest's time says, or when somebody edited the configuration.
+        """
+        if self._root != "/" or not any(path.startswith(SPECS) for path in self._manifest()):
+            return ""
+        changed = [os.stat(file).st_mtime for file in (MANIFEST, CONFIG) if os.path.exists(file)]
+        if not running_since(max(changed, default=0.0)):
+            return ""
+        return f"containerd runs with it: {RESTART}, then run uninstall again"
 
     def _manifest(self) -> dict[str, str]:
         """Return path -> mark of what was installed, in the order of installation."""
@@ -147,7 +176,8 @@ class Node:
                 f"# {path} {mark}\n" if _leads(mark) else f"{mark}  {path}\n"
                 for path, mark in known.items()
             )
-            self._replace(MANIFEST, lines.encode(), 0o644)
+            if lines.encode() != self._read(MANIFEST):  # its time says when something changed
+                self._replace(MANIFEST, lines.encode(), 0o644)
             return
         with self._meaning("remove", MANIFEST), contextlib.suppress(FileNotFoundError):
             os.unlink(self._real(MANIFEST))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from kata_pin.cli.node.completions import PLACES, script
 from kata_pin.config import DEFAULT_FILE, Config
@@ -25,6 +25,8 @@ from kata_pin.model.settings import QuietLevel
 HOOK_PATH: Final = "/usr/libexec/kata-pin/kata-pin-hook"
 HOOKS_DIR: Final = "/usr/share/containers/oci/hooks.d"  # read by CRI-O and by podman
 CONTAINERD_FRAGMENT: Final = "/etc/kata-pin/containerd-hooks.json"
+SPECS: Final = "/etc/kata-pin/containerd/"
+"""The folder of the base runtime specs that containerd gets."""
 
 PROGRAM_LINK: Final = "/usr/bin/kata-pin"
 """In every user's PATH, also in that of sudo."""
@@ -204,13 +206,16 @@ def _refuse_strict(config: Config) -> None:
 
 
 def _containerd(choices: Choices) -> Iterable[NodeFile]:
-    """Yield the fragment of a base runtime spec, which the administrator merges into one."""
-    if Runtime.CONTAINERD not in choices.runtimes:
-        return
+    """Yield the hooks of a base runtime spec, for those who merge them into one by hand."""
+    if Runtime.CONTAINERD in choices.runtimes:
+        yield NodeFile(CONTAINERD_FRAGMENT, _json({"hooks": containerd_hooks(choices)}))
+
+
+def containerd_hooks(choices: Choices) -> dict[str, list[dict[str, Any]]]:
+    """Return the hooks of a base runtime spec, by phase."""
     [template] = json.loads(_asset("oci/containerd.json"))["hooks"]["createRuntime"]
     phases = (*_phases(choices), *KATA_ONLY_PHASES)
-    hooks = {p: [{**template, "args": _arguments(p, choices.config)}] for p in phases}
-    yield NodeFile(CONTAINERD_FRAGMENT, _json({"hooks": hooks}))
+    return {p: [{**template, "args": _arguments(p, choices.config)}] for p in phases}
 
 
 def _phases(choices: Choices) -> tuple[str, ...]:

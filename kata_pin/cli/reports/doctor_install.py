@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kata_pin.cli.node.changes import MANIFEST, Node
-from kata_pin.cli.node.files import CONTAINERD_FRAGMENT, HOOK_PATH
+from kata_pin.cli.node.files import CONTAINERD_FRAGMENT, HOOK_PATH, SPECS
 from kata_pin.cli.reports import remedies
 from kata_pin.cli.reports.remedies import here
 from kata_pin.config import Config
@@ -29,6 +29,7 @@ HOOK_FILES: Final = (
     "/usr/share/containers/oci/hooks.d/*.json",
     "/run/containers/oci/hooks.d/*.json",
     "/etc/containerd/*.json",
+    f"{SPECS}*.json",
 )
 """Where CRI-O, podman and a base runtime spec of containerd may name our hook."""
 
@@ -100,7 +101,7 @@ def hooks(
         return Row("hooks", "ok", f"installed: {', '.join(found)}")
     text = f"no runtime runs the hook: no file names {HOOK_NAME} in {', '.join(patterns)}"
     if os.path.exists(fragment):
-        remedy = f"merge {fragment} into containerd's base runtime spec, see HOOKS in kata-pin(8)"
+        remedy = "kata-pin install --containerd, with --handler NAME if Kata's has another name"
         return Row("hooks", "warn", text, remedy)
     return Row("hooks", "warn", text, here(remedies.HOOKS))
 

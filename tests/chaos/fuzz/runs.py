@@ -20,6 +20,7 @@ from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.sources.process_events import ProcEvents, _acknowledged
 from kata_pin.wire import (
     container_id,
+    containerd,
     control,
     hook_message,
     ids,
@@ -79,6 +80,27 @@ def run_broker_groups(data: bytes) -> object:
         for part in path.removeprefix("/top/").split("/")
     )
     return group
+
+
+def run_containerd_config(data: bytes) -> object:
+    """Read it as a file and as a dump; a drop-in for it names our specs and nothing else."""
+    text = data.decode("utf-8", "replace")
+    containerd.base_specs(text)
+    containerd.parse_imports(text)
+    config = containerd.parse_dump(text)
+    specs = {name: f"/specs/{name}.json" for name in config.handlers}
+    assert containerd.base_specs(containerd.drop_in(config, specs)) == set(specs.values())
+    return config.with_base_specs(specs)
+
+
+def run_base_spec(data: bytes) -> object:
+    """Merge hooks into it: once is as good as twice, and other hooks stay."""
+    spec = containerd.parse_spec(data, "spec")
+    hooks = {"poststop": [{"path": "/hook"}], "createRuntime": [{"path": "/hook"}]}
+    merged = containerd.with_hooks(containerd.without_defaults(spec), hooks, "/hook")
+    assert containerd.with_hooks(merged, hooks, "/hook") == merged
+    assert containerd.runs_program(containerd.encode_spec(merged), "/hook")
+    return containerd.parse_spec(containerd.encode_spec(merged), "merged")
 
 
 class _Noted(KernelFiles):

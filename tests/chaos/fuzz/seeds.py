@@ -70,6 +70,16 @@ TOML = (
     b"default_maxvcpus=0\nenable_debug=true\n[hypervisor.clh]\npath='/c'\n[runtime]\n"
     b'sandbox_cgroup_only=true\nhypervisor_name="qemu"\nenable_vcpus_pinning=true\n'
 )
+CONTAINERD_TOML = (
+    b'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n[plugins]\n'
+    b'[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.kata]\n'
+    b'runtime_type = "io.containerd.kata.v2"\nbase_runtime_spec = "/x.json"\n'
+    b'[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.kata.options]\nConfigPath = "/y"\n'
+)
+BASE_SPEC = (
+    b'{"ociVersion": "1.2.0", "process": {"rlimits": [{"type": "RLIMIT_NOFILE"}]}, "linux": {},'
+    b' "hooks": {"poststop": [{"path": "/hook"}, {"path": "/other"}], "prestart": null}}'
+)
 YAML = (
     b"version: 1\nlog_level: debug\noverhead: reserve:1\npairing: pair\naudit:\n  deep_s: 60\n"
     b"paths:\n  bundle_roots:\n    - /run/a\n    - /run/b\nhypervisors: [/opt/q, '/opt/q-*']\n"

@@ -193,6 +193,20 @@ TARGETS: Final[dict[str, Target]] = {
             b"nan",
         ),
     ),
+    "containerd-config": Target(
+        runs.run_containerd_config,
+        _named("wire.containerd", "parse_dump", "parse_imports", "base_specs", "drop_in")
+        + _named("wire.containerd", "table_of"),
+        lambda: [s.CONTAINERD_TOML],
+        (b"[plugins.", b'"', b"runtimes", b"base_runtime_spec", b"imports", b"version", b"[", b"{"),
+    ),
+    "base-spec": Target(
+        runs.run_base_spec,
+        _named("wire.containerd", "parse_spec", "without_defaults", "with_hooks")
+        + _named("wire.containerd", "runs_program", "encode_spec"),
+        lambda: [s.BASE_SPEC],
+        _json_words("hooks", "poststop", "path", "process", "linux"),
+    ),
     "checkpoint": Target(
         runs.run_checkpoint,
         _named("wire.kube.checkpoint", "parse_checkpoint", "dump_checkpoint", "checksum"),

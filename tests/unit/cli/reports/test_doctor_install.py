@@ -73,4 +73,4 @@ def test_the_step_that_is_left_with_containerd_is_named(tmp_path: Path) -> None:
     fragment.touch()
     row = hooks((pattern,), "/bin/true", str(fragment))
     assert row.status == "warn"
-    assert row.remedy.startswith(f"merge {fragment} into containerd's base runtime spec")
+    assert row.remedy.startswith("kata-pin install --containerd")

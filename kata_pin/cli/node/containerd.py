@@ -1,0 +1,234 @@
+"""`kata-pin install --containerd`: Kata's runtime handlers get a base runtime spec with our hooks.
+
+Two kinds of files: for each handler the spec that it has now (or containerd's own) with the hooks,
+and one drop-in that names them. Whether a drop-in can do that is tried with `containerd config
+dump` before it is written: containerd 2 merges configuration files key by key, 1.7 replaces the
+whole table of a plugin, so there a drop-in would drop the plugin's other settings. containerd is
+never restarted from here. Out of scope: removing the files (changes.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import glob
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kata_pin.cli.node.files import HOOK_PATH, SPECS, NodeFile
+from kata_pin.errors import HostError, KataPinError, ParseError, reason_of
+from kata_pin.host.files import read_text
+from kata_pin.host.process import read_process
+from kata_pin.host.root import HostRoot
+from kata_pin.wire import containerd as wire
+
+CONFIG: Final = "/etc/containerd/config.toml"
+DROP_IN: Final = "kata-pin.toml"
+FOLDER: Final = "/etc/containerd/conf.d"
+"""What containerd 2.2 and later imports by default."""
+
+PROGRAM_S: Final = 30.0
+"""Longest run of `containerd config dump` and `ctr oci spec`, in seconds."""
+
+MAX_OUTPUT: Final = 1 << 20
+
+RESTART: Final = "systemctl restart containerd"
+
+Run = Callable[[Sequence[str]], str]
+"""Runs a program and returns its output; raises KataPinError."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The files to install, specs first; `specs` are the paths by handler."""
+
+    config: wire.RuntimeConfig
+    specs: Mapping[str, str]
+    files: tuple[NodeFile, ...]
+    drop_in: str
+    """The path of the drop-in, empty where it cannot work."""
+
+
+def plan(hooks: Mapping[str, list[wire.Spec]], handlers: Iterable[str], run: Run) -> Plan | None:
+    """Return what `handlers` (none: those of Kata) need; None where containerd has none of Kata.
+
+    Raises KataPinError: no containerd, a configuration or a spec that cannot be read.
+    """
+    config = dump(run, CONFIG)
+    names = tuple(handlers) or tuple(one.name for one in config.handlers.values() if one.is_kata)
+    if not names:
+        return None
+    for name in names:
+        if name not in config.handlers:
+            known = ", ".join(config.handlers)
+            raise KataPinError(
+                f"containerd has no runtime handler {name}", hint=f"it has {known or 'none'}"
+            )
+    specs = {name: f"{SPECS}{name}.json" for name in names}
+    files = [
+        NodeFile(path, wire.encode_spec(_merged(config.handlers[name].base_spec, hooks, run)))
+        for name, path in specs.items()
+    ]
+    drop_in = wire.drop_in(config, specs)
+    if not _merges(config, specs, drop_in, run):
+        return Plan(config, specs, tuple(files), "")
+    path = f"{_imported_folder() or FOLDER}/{DROP_IN}"
+    return Plan(config, specs, (*files, NodeFile(path, drop_in.encode())), path)
+
+
+def next_steps(done: Plan, run: Run) -> list[str]:
+    """Return what is left to do after the files are installed.
+
+    Raises KataPinError for a spec that containerd could not load: its CRI plugin would not start.
+    """
+    for path in done.specs.values():
+        data = _read(path)
+        wire.parse_spec(data, path)
+        if not wire.runs_program(data, HOOK_PATH):
+            raise KataPinError(f"{path} has no hook of kata-pin", hint="remove it, install again")
+    now = dump(run, CONFIG)
+    left = [name for name, path in done.specs.items() if now.handlers[name].base_spec != path]
+    if not left:
+        return [f"containerd: restart it, so that new Kata pods run the hooks:\n  {RESTART}"]
+    if done.drop_in:
+        step = f'add "{os.path.dirname(done.drop_in)}/*.toml" to the top-level list imports'
+        return [f"containerd: in {CONFIG} {step}, then restart it:\n  {RESTART}"]
+    lines = [
+        f"containerd: this release replaces tables by those of imported files. In {CONFIG} set",
+        *(
+            line
+            for name in left
+            for line in (
+                f"  {wire.table_of(done.config, name)}",
+                f'  {wire.BASE_SPEC} = "{done.specs[name]}"',
+            )
+        ),
+        f"then restart it:\n  {RESTART}",
+    ]
+    return ["\n".join(lines)]
+
+
+def dump(run: Run, config: str) -> wire.RuntimeConfig:
+    """Return what containerd makes of a configuration file; raises KataPinError."""
+    return wire.parse_dump(run(("containerd", "--config", config, "config", "dump")))
+
+
+def run_program(command: Sequence[str]) -> str:
+    """Run a program of containerd; return its output. Raises KataPinError."""
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PROGRAM_S,
+            errors="replace",
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KataPinError(f"{' '.join(command)}: {reason_of(error)}") from error
+    if done.returncode or len(done.stdout) > MAX_OUTPUT:
+        last = done.stderr.strip().splitlines()[-1:] or ["no output that can be used"]
+        raise KataPinError(f"{' '.join(command)} failed: {last[0][:500]}")
+    return done.stdout
+
+
+def named_specs(read: Callable[[str], bytes], root: str = "/") -> dict[str, str]:
+    """Return the base runtime specs that containerd's files name, each with the file.
+
+    A file that cannot be read as TOML may name any: it stands for `""`. Only the files that CONFIG
+    itself imports are looked at.
+    """
+    found: dict[str, str] = {}
+    paths = [CONFIG, *_imported(read, root)]
+    for path in paths:
+        text = read(path).decode("utf-8", "replace")
+        try:
+            specs = wire.base_specs(text)
+        except ParseError:
+            specs = frozenset({""})
+        for spec in specs:
+            found.setdefault(spec, path)
+    return found
+
+
+def running_since(when: float, proc: HostRoot = HostRoot()) -> bool:  # noqa: B008 - frozen
+    """Whether a containerd of this root file system started before a Unix time."""
+    uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
+    age = time.time() - when
+    ours = os.stat("/")
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError, KataPinError):
+            process = read_process(proc, int(name))
+            if process.comm != "containerd":
+                continue
+            if not os.path.samestat(os.stat(f"/proc/{name}/root"), ours):
+                continue
+            if uptime - process.key.starttime / os.sysconf("SC_CLK_TCK") > age:
+                return True
+    return False
+
+
+def _imported(read: Callable[[str], bytes], root: str) -> Iterator[str]:
+    """Yield the existing files that CONFIG imports, or that it does by default."""
+    patterns: tuple[str, ...] = (f"{FOLDER}/*.toml",)
+    with contextlib.suppress(ParseError):
+        patterns = (*wire.parse_imports(read(CONFIG).decode("utf-8", "replace")), *patterns)
+    for pattern in dict.fromkeys(patterns):
+        whole = os.path.join(os.path.dirname(CONFIG), pattern)
+        for path in sorted(glob.glob(os.path.join(root, whole.lstrip("/")))):
+            yield f"/{os.path.relpath(path, root)}"
+
+
+def _imported_folder() -> str:
+    """Return the folder of a pattern in CONFIG's imports that fits our drop-in, or nothing."""
+    try:
+        imports = wire.parse_imports(read_text(CONFIG, wire.MAX_SPEC))
+    except (OSError, ParseError):  # containerd itself reads it; its own default remains
+        return ""
+    for pattern in imports:
+        folder, name = os.path.split(pattern)
+        if os.path.isabs(folder) and "*" not in folder and fnmatch.fnmatchcase(DROP_IN, name):
+            return folder
+    return ""
+
+
+def _merges(config: wire.RuntimeConfig, specs: Mapping[str, str], drop_in: str, run: Run) -> bool:
+    """Whether a drop-in changes nothing but the base runtime specs, as containerd reads both."""
+    with tempfile.TemporaryDirectory(prefix="kata-pin-") as folder:
+        added, main = os.path.join(folder, DROP_IN), os.path.join(folder, "config.toml")
+        _write(added, drop_in)
+        files = [path for path in (CONFIG, added) if os.path.exists(path)]
+        listed = ", ".join(f'"{path}"' for path in files)
+        _write(main, f"version = {config.version}\nimports = [{listed}]\n")
+        try:
+            merged = dump(run, main)
+        except ParseError:  # not even the table of handlers is left
+            return False
+    return merged.plugins == config.with_base_specs(specs)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _merged(base: str, hooks: Mapping[str, list[wire.Spec]], run: Run) -> wire.Spec:
+    if base:
+        spec = wire.parse_spec(_read(base), base)
+    else:
+        command = ("ctr", "oci", "spec")
+        spec = wire.without_defaults(wire.parse_spec(run(command).encode(), " ".join(command)))
+    return wire.with_hooks(spec, hooks, HOOK_PATH)
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(wire.MAX_SPEC + 1)
+    except OSError as error:
+        raise HostError("read", path, error.errno or 0) from error

@@ -1,0 +1,194 @@
+"""`install --containerd`: which files it makes and what it says is left, as containerd answers.
+
+Beside a real containerd: tests/integration/test_install_containerd.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from kata_pin.cli.node import containerd
+from kata_pin.cli.node.changes import MANIFEST, Node
+from kata_pin.cli.node.files import HOOK_PATH, SPECS, NodeFile
+from kata_pin.errors import HostError, KataPinError, ParseError
+from kata_pin.wire.containerd import base_specs
+
+HOOKS = {"poststop": [{"path": HOOK_PATH}]}
+DEFAULT = {"ociVersion": "1.2.0", "process": {"cwd": "/", "rlimits": [{"soft": 1024}]}, "linux": {}}
+SPEC = f"{SPECS}kata.json"
+DROP_IN = "/etc/containerd/conf.d/kata-pin.toml"
+
+
+class Fake:
+    """containerd and ctr: one handler `kata`, and files that are merged or replaced."""
+
+    def __init__(self, *, merges: bool = True, base: str = "") -> None:
+        self.merges = merges
+        self.base = base
+        self.asked: list[str] = []
+
+    def __call__(self, command: Sequence[str]) -> str:
+        self.asked.append(" ".join(command))
+        if command[0] == "ctr":
+            return json.dumps(DEFAULT)
+        added = Path(command[2]).with_name("kata-pin.toml")  # of the trial
+        base, image = self.base, "pause:1"
+        if added.exists():
+            (base,) = base_specs(added.read_text())
+            image = image if self.merges else "default"
+        return (
+            'version = 3\n[plugins."io.containerd.cri.v1.runtime"]\n'
+            f'image = "{image}"\n'
+            '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.kata]\n'
+            f'runtime_type = "io.containerd.kata.v2"\nbase_runtime_spec = "{base}"\n'
+        )
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in place of containerd's and ours."""
+    monkeypatch.setattr(containerd, "CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.setattr(containerd, "SPECS", f"{tmp_path}/")
+    return tmp_path
+
+
+def test_a_drop_in_where_files_are_merged(place: Path) -> None:
+    """The spec comes before what names it; with the import a restart is all that is left."""
+    (place / "config.toml").write_text('imports = ["/etc/other.d/*.toml"]\n')
+    fake = Fake()
+    plan = containerd.plan(HOOKS, (), fake)
+    assert plan is not None
+    assert [one.path for one in plan.files] == [f"{place}/kata.json", "/etc/other.d/kata-pin.toml"]
+    spec = json.loads(plan.files[0].content)
+    assert spec == {**DEFAULT, "process": {"cwd": "/"}, "hooks": HOOKS}
+    (place / "kata.json").write_bytes(plan.files[0].content)
+    (said,) = containerd.next_steps(plan, fake)  # not in effect yet
+    assert 'add "/etc/other.d/*.toml" to the top-level list imports' in said
+    fake.base = f"{place}/kata.json"
+    (said,) = containerd.next_steps(plan, fake)
+    assert "imports" not in said
+    assert said.endswith("systemctl restart containerd")
+
+
+def test_a_line_where_tables_are_replaced(place: Path) -> None:
+    """No drop-in: it would drop the plugin's other settings."""
+    fake = Fake(merges=False)
+    plan = containerd.plan(HOOKS, ("kata",), fake)
+    assert plan is not None
+    assert [one.path for one in plan.files] == [f"{place}/kata.json"]
+    (place / "kata.json").write_bytes(plan.files[0].content)
+    (said,) = containerd.next_steps(plan, fake)
+    assert f'base_runtime_spec = "{place}/kata.json"' in said
+    assert '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes."kata"]' in said
+
+
+def test_the_handlers_own_spec_is_the_base(place: Path) -> None:
+    """Its limits are an administrator's; one that is missing or none is an error, not replaced."""
+    own = place / "own.json"
+    fake = Fake(base=str(own))
+    with pytest.raises(HostError, match=r"own\.json"):
+        containerd.plan(HOOKS, (), fake)
+    own.write_text("[]")
+    with pytest.raises(ParseError):
+        containerd.plan(HOOKS, (), fake)
+    own.write_text(json.dumps(DEFAULT))
+    plan = containerd.plan(HOOKS, (), fake)
+    assert plan is not None
+    assert json.loads(plan.files[0].content)["process"] == DEFAULT["process"]
+    assert "ctr oci spec" not in fake.asked
+
+
+def test_a_spec_that_lost_its_hooks_is_an_error(place: Path) -> None:
+    """Somebody edited it, so it was kept: containerd would run no hook."""
+    plan = containerd.plan(HOOKS, (), Fake())
+    assert plan is not None
+    (place / "kata.json").write_text("{}")
+    with pytest.raises(KataPinError, match="has no hook of kata-pin"):
+        containerd.next_steps(plan, Fake())
+
+
+@pytest.mark.usefixtures("place")
+def test_handlers_that_are_not_there() -> None:
+    """A name that containerd does not know is an error; no Kata at all is said by the caller."""
+    with pytest.raises(KataPinError, match=r"no runtime handler kat .*it has kata"):
+        containerd.plan(HOOKS, ("kat",), Fake())
+
+    def without_kata(command: Sequence[str]) -> str:
+        return Fake()(command).replace("kata.v2", "runc.v2")
+
+    assert containerd.plan(HOOKS, (), without_kata) is None
+
+
+def test_a_program_that_fails_is_quoted() -> None:
+    """Its last line, and which program it was."""
+    with pytest.raises(KataPinError, match=r"sh -c .* failed: broken config"):
+        containerd.run_program(("sh", "-c", "echo x >&2; echo broken config >&2; exit 1"))
+    with pytest.raises(KataPinError, match="/nonexistent: No such file"):
+        containerd.run_program(("/nonexistent",))
+
+
+# ---- removing them ---------------------------------------------------------------------------
+
+
+def installed(root: Path) -> Node:
+    """Install the files of a merging containerd below a root."""
+    node = Node(str(root))
+    text = f'version = 3\n[plugins.x.containerd.runtimes.kata]\nbase_runtime_spec = "{SPEC}"\n'
+    spec = json.dumps({"hooks": HOOKS}).encode()
+    node.install([NodeFile(HOOK_PATH, b""), NodeFile(SPEC, spec), NodeFile(DROP_IN, text.encode())])
+    return node
+
+
+def test_what_names_goes_before_what_is_named(tmp_path: Path) -> None:
+    """Also when a later install no longer wants them."""
+    changes = installed(tmp_path).uninstall()
+    assert [one.path for one in changes] == [DROP_IN, SPEC, HOOK_PATH]
+    changes = installed(tmp_path).install([NodeFile(HOOK_PATH, b"")])
+    assert [one.path for one in changes if one.verb == "removed"] == [DROP_IN, SPEC]
+
+
+@pytest.mark.parametrize("config", ["config.toml", "conf.d/admin.toml", "other/x.toml"])
+def test_nothing_that_a_file_names_is_removed(tmp_path: Path, config: str) -> None:
+    """Neither the spec nor the hook that it runs; one that nobody can read may name them."""
+    node = installed(tmp_path)
+    file = tmp_path / "etc/containerd" / config
+    file.parent.mkdir(exist_ok=True)
+    (tmp_path / "etc/containerd/config.toml").write_text('imports = ["other/*.toml"]\n')
+    for text in (f'x = {{base_runtime_spec = "{SPEC}"}}\n', "= broken"):
+        file.write_text(text)
+        kept = {one.path for one in node.uninstall() if one.verb == "kept"}
+        assert kept == {SPEC, HOOK_PATH}, text
+    file.write_text(f'# base_runtime_spec = "{SPEC}"\n')
+    assert [one.verb for one in node.uninstall()] == ["removed", "removed"]
+    assert not (tmp_path / MANIFEST[1:]).exists()
+
+
+def test_a_containerd_that_was_not_restarted(tmp_path: Path) -> None:
+    """Its start is compared with the change; another program, or another root, is no containerd."""
+    program = tmp_path / "containerd"
+    program.symlink_to("/usr/bin/sleep")
+    before = time.time() - 0.1
+    with subprocess.Popen([program, "60"]) as process:
+        try:
+            os.sched_yield()
+            deadline = time.monotonic() + 10
+            while Path(f"/proc/{process.pid}/comm").read_text() != "containerd\n":
+                assert time.monotonic() < deadline
+            after = time.time() + 0.1
+            assert containerd.running_since(after)
+            started_here = {one for one in (before, before - 3600) if containerd.running_since(one)}
+        finally:
+            process.kill()
+    assert started_here == set() or _another_containerd()
+
+
+def _another_containerd() -> bool:
+    """Whether this machine runs one itself."""
+    return containerd.running_since(0.0)
