@@ -6,6 +6,8 @@ is minikata (tests/e2e/minikata), the container image one program made here.
 
 from __future__ import annotations
 
+import ast
+import re
 import shutil
 import tempfile
 import time
@@ -89,6 +91,41 @@ def test_a_pod_through_its_life(cluster: Cluster) -> None:
     cri.stop_pod(pod)
     wait_for(lambda: pod not in {c.sandbox_id for c in cluster.node.registered().values()}, "end")
     cri.remove_pod(pod)
+
+
+def started_with(cluster: Cluster, container: str) -> set[str]:
+    """Return the affinities of QEMU's threads when a container's workload was started."""
+    pattern = re.compile(rf"^{container} starts with affinities (.*)$", re.MULTILINE)
+    texts = [path.read_text() for path in (cluster.containerd.shared / "mk").rglob(".log/*")]
+    [found] = [one for text in texts for one in pattern.findall(text)]
+    return set(ast.literal_eval(found))
+
+
+def test_first_threads_are_pinned_before_the_workload_starts(cluster: Cluster) -> None:
+    """NRI alone: no hook is in any spec, and StartContainer waits as a hook would.
+
+    What the threads may run on is read by the runtime when it starts the workload.
+    """
+    cluster.start()
+    for number in range(4):
+        pod = cluster.cri.run_pod(f"p{number}", "kata")
+        one = cluster.cri.create(pod, "c1", pod_name=f"p{number}", cpuset_cpus="1")
+        cluster.cri.start(one)
+        assert started_with(cluster, one) == {"1"}
+        assert "hooks" not in cluster.containerd.spec(one)
+        two = cluster.cri.create(pod, "c2", pod_name=f"p{number}", cpuset_cpus="0")
+        cluster.cri.start(two)
+        assert started_with(cluster, two) == {"0,1"}  # shared: no CPU is one container's alone
+    sources = {one.source.partition(":")[0] for one in cluster.node.registered().values()}
+    assert "nri" in sources
+    assert "hook" not in sources
+
+
+def test_without_a_daemon_threads_start_anywhere(cluster: Cluster) -> None:
+    """What the test above would read if nothing waited."""
+    pod = cluster.cri.run_pod("p1", "kata")
+    one = cluster.run(pod, "c1", cpuset_cpus="1")
+    assert "0,1" in started_with(cluster, one)
 
 
 def test_pods_of_other_runtimes_leave_nothing(cluster: Cluster) -> None:

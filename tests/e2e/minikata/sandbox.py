@@ -94,6 +94,7 @@ class Sandbox:
         if container.state != "ready":
             raise Refused(f"cannot start a container that is {container.state}")
         container.state = "running"
+        self._say(f"{name} starts with affinities {self._vm.affinities()}")
         self._agent.start(name)
         self._store(container)
         if not container.is_pod_sandbox:

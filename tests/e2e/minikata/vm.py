@@ -132,6 +132,15 @@ class Vm:
         listed: list[dict[str, Any]] = self._shim.execute("query-cpus-fast")
         return {cpu["cpu-index"]: cpu["thread-id"] for cpu in listed}
 
+    def affinities(self) -> dict[str, int]:
+        """Return how many threads of QEMU may run on which CPUs now, as `0-1,3`-like lists."""
+        found: dict[str, int] = {}
+        for name in os.listdir(f"/proc/{self.pid}/task"):
+            with contextlib.suppress(ProcessLookupError):
+                cpus = ",".join(map(str, sorted(os.sched_getaffinity(int(name)))))
+                found[cpus] = found.get(cpus, 0) + 1
+        return found
+
     def stop(self) -> None:
         """End QEMU and virtiofsd."""
         self._shim.stop()
