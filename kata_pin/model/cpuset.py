@@ -98,6 +98,16 @@ class CpuSet:
             low += size
         return runs
 
+    def hex_mask(self) -> str:
+        """Return the mask that files of the kernel take: groups of eight digits (bitmap_parse).
+
+        It has no more digits than it needs: the kernel refuses those beyond its CPUs (EOVERFLOW).
+        """
+        digits = f"{self._bits:x}"
+        head = len(digits) % 8
+        groups = [digits[:head]] if head else []
+        return ",".join([*groups, *(digits[at : at + 8] for at in range(head, len(digits), 8))])
+
     def __iter__(self) -> Iterator[int]:
         bits = self._bits
         while bits:

@@ -57,8 +57,14 @@ NAMESPACE_KEYS: Final = (
 UID_KEYS: Final = ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid")
 HANDLER_KEYS: Final = ("io.containerd.cri.runtime-handler", "io.kubernetes.cri-o.RuntimeHandler")
 
-QUIET_KEYS: Final = ("cpu-quiet.kata-pin.io", "irq-load-balancing.crio.io")
-"""Whether the pCPUs of a pod should be quiet; the latter also with `/` and a container's name."""
+IRQ_KEY: Final = "irq-load-balancing.crio.io"
+"""Also with `/` and a container's name behind it."""
+
+QUIET_KEYS: Final = (
+    *("cpu-quiet.kata-pin.io", IRQ_KEY),
+    *("cpu-c-states.crio.io", "cpu-freq-governor.crio.io"),
+)
+"""Whether the pCPUs of a pod should be quiet, their idle states and their frequency."""
 
 _MAX_PREFIXED: Final = 64
 
@@ -79,5 +85,5 @@ def annotations_of(fields: Fields, member: str) -> dict[str, str]:
 
 def quiet_keys(names: Iterable[str]) -> list[str]:
     """Return the keys among these that are about quiet pCPUs, at most 64 of single containers."""
-    single = f"{QUIET_KEYS[1]}/"
+    single = f"{IRQ_KEY}/"
     return [name for name in names if name in QUIET_KEYS or name.startswith(single)][:_MAX_PREFIXED]

@@ -29,8 +29,8 @@ CPUS = sorted(os.sched_getaffinity(0))
 
 VARIABLES = {"$job": "kata-pin", "$instance": ".*", "$__rate_interval": "5s"}
 
-RESCTRL = re.compile("kata_pin_(cache_groups|sandbox_l3_bytes|sandbox_memory_bytes_total)")
-"""Metrics that only hardware with resctrl has; a unit test of the groups has their names."""
+RESCTRL = re.compile("kata_pin_(cache_groups|sandbox_l3_bytes|sandbox_memory_bytes_total|quiet_)")
+"""Metrics that need resctrl, or `quiet: irq`; unit tests of the groups and the keeper have them."""
 
 
 @cache

@@ -18,7 +18,7 @@ from kata_pin.calls import DirectCalls
 from kata_pin.errors import ParseError
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.wire.kernel.masks import parse_mask, render_mask
+from kata_pin.wire.kernel.masks import parse_mask
 
 
 @dataclass
@@ -84,7 +84,7 @@ class IrqTree(DirectCalls):
 
     def set_default(self, mask: str) -> None:
         """Somebody writes the default mask."""
-        text = render_mask(CpuSet.parse(mask))
+        text = CpuSet.parse(mask).hex_mask()
         (self._irq / "default_smp_affinity").write_text(f"{text}\n")
 
     @property
@@ -123,7 +123,7 @@ class IrqTree(DirectCalls):
             if len(one.value.replace(",", "")) > (self.cpus + 31) // 32 * 8:
                 return TunableWritten(EOVERFLOW, self.default)
             self.set_default(str(parse_mask(one.value.encode(), "default")))
-            return TunableWritten(0, render_mask(CpuSet.parse(self.default)))
+            return TunableWritten(0, CpuSet.parse(self.default).hex_mask())
         line = self.lines.get(int(one.name))
         if line is None:
             return TunableWritten(ENOENT)

@@ -24,6 +24,7 @@ from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.pass_outcome import Cause, PassOutcome, outcome_of
 from kata_pin.model.placement import Report
 from kata_pin.model.quiet.tunables import TunableKey, TunableRecord
+from kata_pin.model.sandbox import Container
 from kata_pin.model.settings import AllowRule, QuietLevel
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.placement.place import place
@@ -52,6 +53,7 @@ class QuietNode:
         self.pods: dict[str, str] = {}
         self.annotations: dict[str, dict[str, str]] = {}
         self.devices: frozenset[str] = frozenset()
+        self.bundles = "/run/containerd/x"
         self.events = NodeEvents()
         self.start()
 
@@ -72,7 +74,7 @@ class QuietNode:
             store=Tunables(self.database),
             events=self.events,
             facts=PodFacts(
-                lambda name: (world.exclusive(f"c-{name}", self.pods.get(name, "0")),),
+                self._containers,
                 lambda name, _: self.annotations.get(name, {}),
                 lambda _: self.devices,
             ),
@@ -80,6 +82,10 @@ class QuietNode:
         )
         for pod in self.pods:
             self.run_pod(pod, self.pods[pod])
+
+    def _containers(self, name: str) -> tuple[Container, ...]:
+        made = world.exclusive(f"c-{name}", self.pods.get(name, "0"))
+        return (replace(made, bundle=self.bundles, pod_name=name, pod_namespace="ns"),)
 
     def sources(self) -> Sequence[TunableSource]:
         """Return what a keeper looks at beside interrupts."""

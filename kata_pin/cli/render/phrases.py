@@ -90,6 +90,8 @@ def node(state: State, output: Output) -> Text:
     if kubelet is not None:
         default = f", default set {safe(kubelet.default)}" if kubelet.default else ""
         parts.append(f"kubelet {safe(kubelet.policy)}{default}")
+    if state.kept_quiet is not None and state.kept_quiet.cpus:
+        parts.append(f"quiet pCPUs {safe(state.kept_quiet.cpus)}")
     if facts.mode != "act":
         parts.append(f"mode {safe(facts.mode)}")
     if state.daemon.running and not facts.thread_events:

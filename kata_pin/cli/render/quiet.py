@@ -9,12 +9,11 @@ from rich.text import Text
 
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import NAMES, Column, Output, paragraph, styled, table
-from kata_pin.cli.reports.words import NOTHING
+from kata_pin.cli.reports.words import IDLE_LIMITS, NOTHING
 from kata_pin.model.reports.doctor import Row
 from kata_pin.model.reports.quiet import Quiet, QuietCpu, QuietInterrupt
 
 _STYLES: Final = {"warn": phrases.ODD, "fail": phrases.BAD}
-_IDLE: Final = {"0": "no limit", "n/a": "polling"}
 
 NAMED: Final = 6
 """Interrupts per pCPU that are named."""
@@ -63,7 +62,7 @@ def _row(one: QuietCpu) -> list[Text]:
         Text(_rate(one.ipi_per_s)),
         Text(_rate(softirqs)),
         Text("n/a" if one.kernel_threads is None else str(one.kernel_threads)),
-        Text("n/a" if idle is None else _IDLE.get(idle, f"{idle} us")),
+        Text("n/a" if idle is None else IDLE_LIMITS.get(idle, f"{idle} us")),
         styled(one.governor or NOTHING),
         styled(", ".join(siblings) or NOTHING),
     ]

@@ -11,6 +11,7 @@ from kata_pin.cli.render import phrases
 from kata_pin.cli.render.footnotes import table_with_footnotes
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, facts, paragraph, styled, table
 from kata_pin.cli.reports import pcpus, words
+from kata_pin.model.count_noun import count
 from kata_pin.model.reports.guest import Guest, GuestVcpu
 from kata_pin.model.reports.network import Interface
 from kata_pin.model.reports.sandbox import Container, Sandbox, Thread
@@ -98,6 +99,7 @@ def _sandbox_facts(sandbox: Sandbox, output: Output) -> list[Text]:
         (f"vCPU{output.arrow}pCPU", phrases.pairs(sandbox.threads, output)),
         ("overhead", phrases.overhead(sandbox.threads)),
         ("guest", phrases.guest(sandbox.guest) if sandbox.guest else Text()),
+        ("quiet", _quiet(sandbox, output)),
         ("caches", _caches(sandbox, output)),
         ("network", styled(sandbox.network.problem if sandbox.network else "", phrases.ODD)),
         *(("writer", styled(words.writer(one), phrases.ODD)) for one in sandbox.writers),
@@ -122,6 +124,23 @@ def _caches(sandbox: Sandbox, output: Output) -> Text:
             f"{output.dot if parts else ''}not all counted: {cache.problem}", phrases.ODD
         )
     return text if text.plain else styled("counted, no figures yet")
+
+
+def _quiet(sandbox: Sandbox, output: Output) -> Text:
+    quiet = sandbox.quiet
+    if quiet is None:
+        return Text()
+    parts = [f"{quiet.level} on pCPUs {quiet.cpus}" if quiet.cpus else quiet.level]
+    if quiet.not_quiet:
+        parts.append(f"not on {quiet.not_quiet}")
+    if quiet.idle_limit:
+        limit = words.IDLE_LIMITS.get(quiet.idle_limit, f"{quiet.idle_limit} us")
+        parts.append(f"idle states: {limit}")
+    if quiet.governor:
+        parts.append(f"governor {quiet.governor}")
+    if quiet.managed:
+        parts.append(f"{count(quiet.managed, 'managed interrupt')} cannot be moved")
+    return styled(output.dot.join(parts), phrases.ODD if quiet.problems else "")
 
 
 def _guest(guest: Guest | None) -> Text:

@@ -19,6 +19,7 @@ from kata_pin.cli.reports import (
     doctor_install,
     doctor_isolation,
     doctor_programs,
+    doctor_quiet,
     doctor_sandbox,
     quiet,
     remedies,
@@ -95,6 +96,7 @@ def examine(
             lambda: cpusets(state),
             lambda: isolation(state),
             lambda: quiet.rows(state, config.quiet, host),
+            lambda: doctor_quiet.rows(state, config, host),
             *_of_sandboxes(state, config),
         ]
     return _carried_out(checks, rows)

@@ -67,6 +67,22 @@ RECORDS: Final = Remedy(
     "the chart's value seccompProfile must allow perf_event_open",
     value="seccompProfile",
 )
+_UNPRIVILEGED: Final = (
+    "containers see /proc and /sys read-only unless they are privileged, which the chart's is not: "
+    "set quiet: report in the chart's value config, or run kata-pin as a service of the node"
+)
+DROP_IN: Final = Remedy(
+    "run kata-pin install again, which adds the drop-in {file}; then systemctl daemon-reload and "
+    "systemctl restart kata-pin",
+    _UNPRIVILEGED,
+    value="config",
+)
+DROP_IN_UNUSED: Final = Remedy(
+    "the drop-in {file} is installed and not in force: systemctl daemon-reload; systemctl restart "
+    "kata-pin",
+    _UNPRIVILEGED,
+    value="config",
+)
 HOOKS: Final = Remedy(
     "kata-pin install --containerd, --crio or --podman", "none where NRI is connected"
 )

@@ -23,6 +23,9 @@ DOUBLE_REMEDY: Final = (
 
 NOTHING: Final = "-"
 
+IDLE_LIMITS: Final = {"0": "no limit", "n/a": "polling"}
+"""Values of pm_qos_resume_latency_us that are no time."""
+
 SHOWN: Final = 6
 """Threads that are named one by one."""
 

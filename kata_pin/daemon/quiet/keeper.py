@@ -12,23 +12,24 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
-from kata_pin.calls import TunableWrite
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.quiet.claims import PodFacts, QuietClaims
+from kata_pin.daemon.quiet.files import TunableFiles
 from kata_pin.daemon.quiet.irqbalance import FOLDER, Irqbalance
+from kata_pin.daemon.quiet.notices import QuietNotices
 from kata_pin.daemon.quiet.status import QuietStatus
-from kata_pin.daemon.quiet.tuner import Outcome, Tuner, Write, Writer, Written
+from kata_pin.daemon.quiet.tuner import Outcome, Tuner, Writer
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.ports import Observer
 from kata_pin.daemon.store.node_events import NodeEvents
 from kata_pin.daemon.store.tunables import Tunables
-from kata_pin.errors import KataPinError, ParseError, reason_of
+from kata_pin.errors import KataPinError, reason_of
 from kata_pin.host.interrupts import InterruptTable, default_mask
 from kata_pin.host.root import HostRoot
-from kata_pin.model.count_noun import count
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.pass_outcome import PassOutcome
 from kata_pin.model.quiet.interrupts import Interrupt
@@ -40,7 +41,6 @@ from kata_pin.model.quiet.tunables import (
     TunableKey,
     TunableKind,
 )
-from kata_pin.model.reports.history import NodeEventKind
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.quiet.state import (
     default_mask_goal,
@@ -49,7 +49,6 @@ from kata_pin.policy.quiet.state import (
     quiet_state,
 )
 from kata_pin.sources.irqbalance import socket_changes
-from kata_pin.wire.kernel.masks import parse_mask, render_mask
 
 log = logging.getLogger(__name__)
 
@@ -74,9 +73,18 @@ class TunableSource(Protocol):
         """Return what there is now; raises KataPinError."""
 
     def goals(
-        self, topology: HostTopology, state: QuietState, seen: Sequence[Observed]
+        self,
+        topology: HostTopology,
+        state: QuietState,
+        claims: Sequence[QuietClaim],
+        seen: Sequence[Observed],
     ) -> Mapping[TunableKey, Goal]:
         """Return how they must be; those without a goal are given back."""
+
+    def problems(
+        self, state: QuietState, claims: Iterable[QuietClaim], seen: Sequence[Observed]
+    ) -> Iterable[tuple[str, str]]:
+        """Yield by sandbox what it does not get, and why."""
 
 
 class QuietKeeper(Observer):
@@ -97,15 +105,15 @@ class QuietKeeper(Observer):
         self._root = root
         self._node = node
         self._live = live
-        self._events = events
+        self._notices = QuietNotices(root, events)
         self._claims = QuietClaims(live, facts)
         self._table = InterruptTable(root)
         self._lines: dict[int, tuple[CpuSet, Observed]] = {}
         self._irqbalance = Irqbalance(root)
         self._sources = sources
+        files = TunableFiles(root)
         writers: dict[TunableKind, Writer] = {
-            TunableKind.INTERRUPT: self._write_files,
-            TunableKind.DEFAULT_MASK: self._write_files,
+            **dict.fromkeys((TunableKind.INTERRUPT, TunableKind.DEFAULT_MASK), files.write),
             TunableKind.IRQBALANCE: self._irqbalance.write,
         }
         for source in sources:
@@ -115,7 +123,8 @@ class QuietKeeper(Observer):
         self._turn = asyncio.Lock()
         self._online = EMPTY
         self._narrow_at: float | None = None
-        self._problems: frozenset[str] = frozenset()
+        self._refusals: dict[str, list[str]] = {}
+        """What sandboxes do not get, and why, as of this round."""
         self.status = QuietStatus()
 
     def passed(self, outcome: PassOutcome) -> None:
@@ -128,6 +137,10 @@ class QuietKeeper(Observer):
         """Give back what a sandbox had."""
         if self._claims.ended(outcome.sandbox_id):
             self._wake.set()
+
+    def exclusive(self, sandbox_id: str) -> CpuSet:
+        """Return the exclusive pCPUs of a sandbox, as its last pass left it."""
+        return self._claims.exclusive(sandbox_id)
 
     def look(self) -> None:
         """Look again soon: something of the node changed."""
@@ -148,7 +161,7 @@ class QuietKeeper(Observer):
             try:
                 await self.round()
             except KataPinError as error:
-                self._report_problems({"quiet": error.message})
+                self._notices.problems({"quiet": error.message})
             except Exception as error:  # a fault barrier: the next round looks again
                 log.error("quiet pCPUs: %s", reason_of(error))
                 log.debug("quiet pCPUs", exc_info=True)
@@ -184,7 +197,7 @@ class QuietKeeper(Observer):
         state = _state(topology, claims, interrupts)
         outcome = await self._apply(topology, state, claims, interrupts)
         if self._live.acts:  # it was not uninstalled meanwhile
-            self._note(state, interrupts, outcome)
+            await self._note(state, claims, interrupts, outcome)
 
     async def _apply(
         self,
@@ -219,13 +232,17 @@ class QuietKeeper(Observer):
         lines = [self._observed(one) for one in interrupts]
         self._tuner.drop_gone([one.key for one in lines], [TunableKind.INTERRUPT])
         seen += lines
+        wanted = state.full or any(one.idle or one.governor for one in claims)
+        self._refusals = {}
         for source in self._sources:
             changed = any(key.kind in source.kinds for key in self._tuner.records)
-            if not state.full and not changed:
+            if not wanted and not changed:
                 continue
             more = await source.observe()
             self._tuner.drop_gone([one.key for one in more], source.kinds)
-            goals |= source.goals(topology, state, more)
+            goals |= source.goals(topology, state, claims, more)
+            for sandbox_id, why in source.problems(state, claims, more):
+                self._refusals.setdefault(sandbox_id, []).append(why)
             seen += more
         return await self._tuner.apply(seen, goals)
 
@@ -271,87 +288,37 @@ class QuietKeeper(Observer):
             async with asyncio.timeout(most_s):
                 await self._wake.wait()
 
-    async def _write_files(self, writes: Sequence[Write]) -> Sequence[Written]:
-        """Write masks of interrupts; the event loop gets a turn between parts."""
-        root, done = self._root, []
-        prefix = "" if root.live else root.path("").rstrip("/")
-        for at in range(0, len(writes), 64):
-            part = [_file_write(one) for one in writes[at : at + 64]]
-            for asked, answer in zip(part, root.calls.write_tunables(part, prefix), strict=True):
-                done.append(Written(answer.errno, _value(asked.kind, answer.value)))
-            await asyncio.sleep(0)
-        return done
-
-    def _note(self, state: QuietState, interrupts: Sequence[Interrupt], outcome: Outcome) -> None:
+    async def _note(
+        self,
+        state: QuietState,
+        claims: Sequence[QuietClaim],
+        interrupts: Sequence[Interrupt],
+        outcome: Outcome,
+    ) -> None:
+        """Take down what a round found and did, and report what is new."""
         before = self.status
-        self.status = before.after(
+        for sandbox_id, why in self._claims.problems.items():
+            self._refusals.setdefault(sandbox_id, [])[:0] = why
+        self.status = now = before.after(
             level=self._live.now.quiet.value,
             state=state,
+            claims=claims,
+            refusals=self._refusals,
             interrupts=interrupts,
             outcome=outcome,
+            held=Counter(key.kind for key in self._tuner.records),
             irqbalance=self._irqbalance.running,
         )
-        if state.quiet != before.state.quiet:
-            self._events.report(
-                NodeEventKind.QUIET_CHANGED,
-                "quiet pCPUs: %s, before: %s; %s set, %s restored",
-                str(state.quiet) or "none",
-                str(before.state.quiet) or "none",
-                count(outcome.written, "value"),
-                count(outcome.given_back, "value"),
-                level=logging.INFO,
-                cpus=str(state.quiet),
-            )
-        for one in state.spared:
-            if one not in before.state.spared:
-                log.warning("pCPU %d is not quiet: %s", one.cpu, one.reason)
-        for seen in outcome.overridden:
-            self._events.report(
-                NodeEventKind.QUIET_WRITER,
-                "%s: another writer (%s) set %s again and again; left to it for now",
-                seen.label or str(seen.key),
-                self._suspects(),
-                seen.value,
-            )
         problems = dict(outcome.problems)
         if self._irqbalance.problem and state.quiet:
             problems["irqbalance"] = self._irqbalance.problem
-        self._report_problems(problems)
-
-    def _suspects(self) -> str:
-        """Name who may have written: irqbalance, if it runs."""
-        running = self._irqbalance.running
-        return f"perhaps irqbalance, pid {running[0]}" if running else "not known which"
-
-    def _report_problems(self, problems: Mapping[str, str]) -> None:
-        """Log each reason once until it is gone."""
-        reasons = frozenset(problems.values())
-        for what, why in problems.items():
-            if why not in self._problems:
-                self._problems |= {why}
-                self._events.report(NodeEventKind.QUIET_FAILED, "cannot set %s: %s", what, why)
-        self._problems = reasons
-        self.status.problems = tuple(sorted(f"{what}: {why}" for what, why in problems.items()))
+        now.problems = tuple(sorted(f"{what}: {why}" for what, why in problems.items()))
+        self._notices.changed(before.state, now)
+        self._notices.problems(problems)
+        await self._notices.overridden(outcome.overridden, self._irqbalance.running)
 
 
 def _state(
     topology: HostTopology, claims: Iterable[QuietClaim], interrupts: Iterable[Interrupt]
 ) -> QuietState:
     return quiet_state(topology, claims, {one.node for one in interrupts})
-
-
-def _file_write(one: Write) -> TunableWrite:
-    """Return the write of a mask, in the form that its file takes."""
-    value = one.value
-    if one.key.kind is TunableKind.DEFAULT_MASK:
-        value = render_mask(CpuSet.parse(value))
-    return TunableWrite(one.key.kind.value, one.key.name, value)
-
-
-def _value(kind: str, text: str) -> str | None:
-    """Return what a file has, as a CPU list; None for what makes no sense."""
-    with contextlib.suppress(ParseError):
-        if kind == TunableKind.DEFAULT_MASK:
-            return str(parse_mask(text.encode(), kind))
-        return str(CpuSet.parse(text))
-    return None

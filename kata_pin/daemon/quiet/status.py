@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from kata_pin.daemon.quiet.tuner import Outcome
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.quiet.interrupts import Interrupt
-from kata_pin.model.quiet.tunables import QuietState
+from kata_pin.model.quiet.tunables import QuietClaim, QuietState, TunableKind
+from kata_pin.model.settings import QuietLevel
 
 
 class Fired(NamedTuple):
@@ -43,30 +46,55 @@ class Fired(NamedTuple):
 class QuietStatus:
     """See the module. `settled` were quiet in the round before this one too.
 
-    `movable_fired` counts what fired there although it can be moved, since the daemon started.
+    `refusals` are by sandbox what it does not get, and why. `held` counts the values that are
+    changed now, `failed` the writes that failed; these and the following are since the start.
+    `movable_fired` counts what fired on quiet pCPUs although it can be moved.
     """
 
     level: str = "off"
     state: QuietState = field(default_factory=QuietState)
+    claims: Sequence[QuietClaim] = ()
+    refusals: Mapping[str, Sequence[str]] = field(default_factory=dict)
     settled: CpuSet = EMPTY
     counts: Mapping[int, Interrupt] = field(default_factory=dict)
     outcome: Outcome = field(default_factory=Outcome)
     fired: tuple[Fired, ...] = ()
     irqbalance: tuple[int, ...] = ()
     problems: tuple[str, ...] = ()
+    held: Counter[TunableKind] = field(default_factory=Counter)
     rounds: int = 0
+    failed: Counter[TunableKind] = field(default_factory=Counter)
     written: int = 0
     restored: int = 0
     movable_fired: int = 0
     managed_fired: int = 0
+
+    @property
+    def acts(self) -> bool:
+        """Return whether pCPUs are kept quiet, or values that were changed for that are left."""
+        return QuietLevel(self.level).acts or bool(self.held)
+
+    def managed_on(self, cpus: CpuSet) -> int:
+        """Return how many managed interrupts may fire on one of these pCPUs."""
+        if not cpus:
+            return 0
+        return sum(count for mask, count in self._managed.items() if mask & cpus)
+
+    @cached_property
+    def _managed(self) -> Counter[CpuSet]:
+        """How many managed interrupts have a mask, by the mask: most have one of a few."""
+        return Counter(one.mask for one in self.counts.values() if one.managed)
 
     def after(
         self,
         *,
         level: str,
         state: QuietState,
+        claims: Sequence[QuietClaim],
+        refusals: Mapping[str, Sequence[str]],
         interrupts: Sequence[Interrupt],
         outcome: Outcome,
+        held: Counter[TunableKind],
         irqbalance: tuple[int, ...],
     ) -> QuietStatus:
         """Return the status after another round."""
@@ -75,12 +103,16 @@ class QuietStatus:
         return QuietStatus(
             level=level,
             state=state,
+            claims=claims,
+            refusals=refusals,
             settled=state.quiet & self.state.quiet,
             counts={one.number: one for one in interrupts},
             outcome=outcome,
             fired=fired,
             irqbalance=irqbalance,
+            held=held,
             rounds=self.rounds + 1,
+            failed=self.failed + outcome.failed,
             written=self.written + outcome.written,
             restored=self.restored + outcome.given_back,
             managed_fired=self.managed_fired + managed,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from errno import EACCES, EINVAL, EIO, ENOENT, EPERM, EROFS
@@ -80,6 +81,8 @@ class Outcome:
     overridden: list[Observed] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
     """Why writes failed, by what was written."""
+    failed: Counter[TunableKind] = field(default_factory=Counter)
+    """How many writes failed, but for those that nobody can make."""
 
 
 class Tuner:
@@ -251,6 +254,7 @@ class Tuner:
             outcome.fixed.append(Observed(record.key, record.identity, record.previous))
         elif errno != ENOENT:
             outcome.problems[str(record.key)] = os.strerror(errno)
+            outcome.failed[record.key.kind] += 1
             if errno in _NO_RIGHTS:
                 self._no_rights.add(record.key.kind)
         if before is None or errno == ENOENT:

@@ -47,6 +47,7 @@ from kata_pin.daemon.status.allocation import allocation_report
 from kata_pin.daemon.status.connections import metrics_report, nri_report
 from kata_pin.daemon.status.documents import in_slices, state_report
 from kata_pin.daemon.status.overview import Overview
+from kata_pin.daemon.status.quiet import kept_quiet, node_notes, quiet_notes, quiet_sandbox
 from kata_pin.daemon.status.scrape import MetricsServer
 from kata_pin.daemon.status.watch import watch_report
 from kata_pin.daemon.store.cache_groups import CacheGroupTable
@@ -191,6 +192,7 @@ class Assembly:
             guests,
             cache_groups.seen,
             self._notes,
+            lambda one: quiet_sandbox(self.quiet.status, one, self.quiet.exclusive(one)),
         )
         commands = Commands(
             sandboxes=sandboxes,
@@ -254,6 +256,7 @@ class Assembly:
         """Yield what an operator should know of a sandbox beside its pins."""
         yield from self._cache_groups.notes(sandbox_id)
         yield from self._realtime.notes(sandbox_id)
+        yield from quiet_notes(self.quiet.status, sandbox_id)
 
     async def _after_audit(self) -> None:
         """Look at what no pass shows."""
@@ -304,6 +307,7 @@ class Assembly:
             return None
         from kata_pin.daemon.status import isolation_metrics, metrics  # noqa: PLC0415 - 40 ms, 3 MiB
         from kata_pin.daemon.status.cache_metrics import cache_metrics  # noqa: PLC0415 - as below
+        from kata_pin.daemon.status.quiet_metrics import quiet_metrics  # noqa: PLC0415 - as below
 
         made = metrics.Metrics(
             self._counters,
@@ -318,6 +322,7 @@ class Assembly:
             more=lambda: (
                 *metrics.alloc_metrics(one.allocator, self._coordinator.pusher),
                 *cache_metrics(self._cache_groups, one.registry, settings.sandboxes),
+                *quiet_metrics(self.quiet.status),
             ),
             events=one.events.counts,
             refused=lambda: self.reload.refused is not None,
@@ -343,10 +348,14 @@ class Assembly:
                 metrics=metrics_report(self._metrics),
                 refused=self.reload.refused,
             ),
-            node_notes=(*node.notes, *allocator.notes, *self._components.survey.notes),
+            node_notes=(
+                *(*node.notes, *allocator.notes, *self._components.survey.notes),
+                *node_notes(self.quiet.status),
+            ),
             allocation=allocation_report(
                 allocator, self._coordinator.problems, self._coordinator.pusher
             ),
+            kept_quiet=kept_quiet(self.quiet.status),
         )
         overview = self._overview
         chosen = overview.encoded_now(sandbox_id) if sandbox_id else overview.encoded()

@@ -20,6 +20,7 @@ from kata_pin.model import node, placement
 from kata_pin.model.reports.daemon import Daemon
 from kata_pin.model.reports.history import Change, HistoryDocument, NodeEvent
 from kata_pin.model.reports.pools import Allocation
+from kata_pin.model.reports.quiet import KeptQuiet
 from kata_pin.model.reports.state import CpuPlace, Kubelet, Node, State
 from kata_pin.policy.placement.conflicts import conflicts
 from kata_pin.wire import reports
@@ -38,6 +39,7 @@ def state_report(
     daemon: Daemon,
     node_notes: Iterable[placement.Note] = (),
     allocation: Allocation | None = None,
+    kept_quiet: KeptQuiet | None = None,
 ) -> State:
     """Return the state document without sandboxes."""
     return State(
@@ -47,6 +49,7 @@ def state_report(
         sandboxes=(),
         allocation=allocation,
         notes=notes(node_notes),
+        kept_quiet=kept_quiet,
     )
 
 

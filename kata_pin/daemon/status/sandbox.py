@@ -18,6 +18,7 @@ from kata_pin.model.pass_outcome import sandbox_state, thread_state
 from kata_pin.model.reports import Note
 from kata_pin.model.reports.applied import AppliedSandbox, Result
 from kata_pin.model.reports.guest import Guest, GuestContainer, GuestLink, GuestLinks, GuestVcpu
+from kata_pin.model.reports.quiet import QuietSandbox
 from kata_pin.model.reports.sandbox import (
     Cache,
     Container,
@@ -56,6 +57,7 @@ class SandboxFacts:
     writers: Sequence[Writer] = ()
     cache: Cache | None = None
     more_notes: Sequence[placement.Note] = ()
+    quiet: QuietSandbox | None = None
 
     @property
     def placement(self) -> placement.Placement | None:
@@ -101,6 +103,7 @@ def sandbox_report(facts: SandboxFacts, conflicts: Sequence[placement.Note] = ()
         cache=facts.cache,
         notes=notes(found),
         pod_uid=known.pod_uid,
+        quiet=facts.quiet,
     )
 
 

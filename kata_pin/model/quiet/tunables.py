@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kata_pin.model.cpuset import EMPTY, CpuSet
 
@@ -151,7 +152,9 @@ class QuietClaim(NamedTuple):
 
     `full`: those of them where the kernel's own work is kept off too. `crio`: those whose default
     mask and irqbalance ban are CRI-O's, which acts on the pod's annotation itself. `devices` are
-    the PCI addresses that VFIO gave to the sandbox, `own` all of its exclusive pCPUs.
+    the PCI addresses that VFIO gave to the sandbox, `own` all of its exclusive pCPUs. `idle` and
+    `governor` are what its annotations ask for, as the kernel takes them (empty: as the settings
+    say); with `crio_power` CRI-O sets them itself.
     """
 
     sandbox: str
@@ -160,6 +163,9 @@ class QuietClaim(NamedTuple):
     crio: CpuSet = EMPTY
     own: CpuSet = EMPTY
     devices: frozenset[str] = frozenset()
+    idle: str = ""
+    governor: str = ""
+    crio_power: bool = False
 
 
 class Spared(NamedTuple):
@@ -182,3 +188,18 @@ class QuietState:
     full: CpuSet = EMPTY
     crio: CpuSet = EMPTY
     spared: tuple[Spared, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PowerGoals:
+    """How single pCPUs must be: limits of idle states and frequency governors, by pCPU.
+
+    LEAVE is a pCPU that somebody else sets.
+    """
+
+    idle: Mapping[int, str]
+    governors: Mapping[int, str]
+
+
+LEAVE: Final = "leave"
+"""A value that is not set, in settings and in goals."""

@@ -50,6 +50,49 @@ class QuietCpu:
 
 
 @dataclass(frozen=True, slots=True)
+class QuietSpared:
+    """An exclusive pCPU that should be quiet and is not."""
+
+    cpu: int  #: the pCPU
+    reason: str  #: why it is not
+
+
+@dataclass(frozen=True, slots=True)
+class KeptQuiet:
+    """What the daemon does to keep exclusive pCPUs quiet, as of its last round."""
+
+    level: str  #: One of `off`, `report`, `irq`, `full`: the setting `quiet`
+    cpus: Cpus  #: pCPUs that interrupts are kept off
+    full: Cpus  #: those of them that the kernel's own work is kept off too
+    crio: Cpus  #: those whose default mask and ban of irqbalance are left to CRI-O
+    spared: tuple[QuietSpared, ...]  #: pCPUs that should be quiet and are not
+    #: values that are changed now, by kind: `interrupt`, `default-mask`, `irqbalance`,
+    #: `workqueues`, `watchdog`, `kernel-thread`, `rps`, `xps`, `idle-limit`, `governor`
+    changed: dict[str, int]
+    failed_writes: dict[str, int]  #: writes that failed since the daemon's start, by kind
+    managed: int  #: managed interrupts that may fire on quiet pCPUs: the kernel places them
+    movable_fired: int  #: times that movable interrupts fired there since the daemon's start
+    managed_fired: int  #: times that managed ones did
+    irqbalance: tuple[int, ...]  #: pids of irqbalance that are asked to keep clear of them
+    left: tuple[str, ...]  #: what is left to another writer for now
+    problems: tuple[str, ...]  #: what could not be set, and why
+
+
+@dataclass(frozen=True, slots=True)
+class QuietSandbox:
+    """What is done to keep the exclusive pCPUs of a sandbox quiet."""
+
+    #: One of `off`, `irq` (interrupts are kept off), `full` (the kernel's own work too)
+    level: str
+    cpus: Cpus  #: pCPUs that are quiet
+    not_quiet: Cpus  #: its other exclusive pCPUs
+    idle_limit: str  #: limit of idle states that its annotation asks for; empty: none
+    governor: str  #: frequency governor that its annotation asks for; empty: none
+    managed: int  #: managed interrupts that may fire on its quiet pCPUs: the kernel places them
+    problems: tuple[str, ...]  #: what could not be done, and why
+
+
+@dataclass(frozen=True, slots=True)
 class Quiet:
     """What disturbs exclusive pCPUs; read by `show --cpus` alone."""
 

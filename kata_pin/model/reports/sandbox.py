@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kata_pin.model.reports import Cpus, Note
 from kata_pin.model.reports.guest import Guest
 from kata_pin.model.reports.network import Network
+from kata_pin.model.reports.quiet import QuietSandbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +160,5 @@ class Sandbox:
     network: Network | None = None
     cache: Cache | None = None  #: its caches; null: `resctrl.enabled` is off
     pod_uid: str = ""  #: the pod's uid; empty: unknown
+    #: its quiet pCPUs; null: no exclusive pCPU, no daemon, or `quiet` is `off` or `report`
+    quiet: QuietSandbox | None = None

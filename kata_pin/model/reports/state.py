@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kata_pin.model.reports import VERSION, Cpus, Note
 from kata_pin.model.reports.daemon import Daemon
 from kata_pin.model.reports.pools import Allocation
-from kata_pin.model.reports.quiet import Quiet
+from kata_pin.model.reports.quiet import KeptQuiet, Quiet
 from kata_pin.model.reports.sandbox import Sandbox
 
 
@@ -62,3 +62,5 @@ class State:
     notes: tuple[Note, ...]  #: what the operator should know about the node
     #: what disturbs exclusive pCPUs; read by `show --cpus` alone; null: not read
     quiet: Quiet | None = None
+    #: what the daemon does to keep them quiet; null: no daemon, or `quiet` is `off` or `report`
+    kept_quiet: KeptQuiet | None = None

@@ -12,7 +12,7 @@ from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.quiet.node import Irqbalance, QuietFacts, Unknown
 from kata_pin.model.reports.doctor import Row
 from kata_pin.policy.quiet.firing import MANAGED, MOVABLE, Firing
-from kata_pin.policy.quiet.words import Claimed, hexadecimal, listed, named, not_known, setting_or
+from kata_pin.policy.quiet.words import Claimed, listed, named, not_known, setting_or
 
 
 def findings(facts: QuietFacts, firing: Sequence[Firing], claimed: Claimed) -> Iterator[Row]:
@@ -84,7 +84,7 @@ def _default_mask(mask: CpuSet | Unknown, claimed: Claimed) -> Row:
     if both := mask & claimed.exclusive:
         text = f"new interrupts may be put on {named(both)} (default_smp_affinity)"
         kept = mask & claimed.others or claimed.others
-        remedy = f"echo {hexadecimal(kept)} > /proc/irq/default_smp_affinity; for good: "
+        remedy = f"echo {kept.hex_mask()} > /proc/irq/default_smp_affinity; for good: "
         remedy += f"boot with irqaffinity={kept}"
         return Row(check, "info", text, remedy if kept else "")
     return Row(check, "ok", f"new interrupts go to {mask or 'no pCPU'}")

@@ -13,7 +13,7 @@ from kata_pin.model.count_noun import count
 from kata_pin.model.cpuset import CpuSet, union
 from kata_pin.model.quiet.node import Power, QuietFacts, Unknown
 from kata_pin.model.reports.doctor import Row
-from kata_pin.policy.quiet.words import Claimed, hexadecimal, listed, named, not_known, setting_or
+from kata_pin.policy.quiet.words import Claimed, listed, named, not_known, setting_or
 
 
 def findings(facts: QuietFacts, claimed: Claimed) -> Iterator[Row]:
@@ -35,7 +35,7 @@ def _workqueues(mask: CpuSet | Unknown, claimed: Claimed) -> Row:
     if isinstance(mask, Unknown):
         return not_known("workqueues", mask, "this kernel has no mask for unbound work")
     if both := mask & claimed.exclusive:
-        remedy = f"echo {hexadecimal(claimed.others)} > /sys/devices/virtual/workqueue/cpumask"
+        remedy = f"echo {claimed.others.hex_mask()} > /sys/devices/virtual/workqueue/cpumask"
         text = f"unbound work may run on {named(both)}"
         return Row("workqueues", "info", text, remedy if claimed.others else "")
     return Row("workqueues", "ok", f"unbound work runs on {mask}")
@@ -66,7 +66,7 @@ def _queues(facts: QuietFacts, claimed: Claimed) -> Iterator[Row]:
     named = [f"{one.device} {one.name} ({one.kind}_cpus)" for one in there]
     which = f"{count(len(there), 'network queue')} spread to exclusive pCPUs"
     first = there[0]
-    kept = hexadecimal(first.cpus - claimed.exclusive)
+    kept = (first.cpus - claimed.exclusive).hex_mask()
     place = f"/sys/class/net/{first.device}/queues/{first.name}/{first.kind}_cpus"
     yield Row("RPS and XPS", "warn", f"{which}: {listed(named)}", f"echo {kept} > {place}")
 

@@ -59,10 +59,3 @@ def listed(names: Sequence[str]) -> str:
     """Return the first few names and how many more there are."""
     more = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def hexadecimal(cpus: CpuSet) -> str:
-    """Return a mask as the kernel takes it: groups of eight digits."""
-    digits = f"{cpus.bits:x}"
-    groups = [digits[max(0, end - 8) : end] for end in range(len(digits), 0, -8)]
-    return ",".join(reversed(groups))

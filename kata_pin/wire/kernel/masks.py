@@ -1,7 +1,6 @@
 """The kernel's hexadecimal CPU masks: groups of eight digits, the highest CPUs first.
 
-Format: lib/bitmap-str.c, bitmap_parse and `%*pb`. The kernel refuses a mask with more digits than
-it has CPUs (EOVERFLOW), so none is written that begins with zeros.
+Format: lib/bitmap-str.c, bitmap_parse and `%*pb`. CpuSet.hex_mask writes them.
 """
 
 from __future__ import annotations
@@ -27,11 +26,3 @@ def parse_mask(data: bytes, source: str) -> CpuSet:
     for group in text.split(b","):
         bits = bits << 32 | int(group, 16)
     return CpuSet.from_bits(bits)
-
-
-def render_mask(cpus: CpuSet) -> str:
-    """Return a mask with no more digits than it needs."""
-    digits = f"{cpus.bits:x}"
-    head = len(digits) % 8
-    groups = [digits[:head]] if head else []
-    return ",".join([*groups, *(digits[at : at + 8] for at in range(head, len(digits), 8))])

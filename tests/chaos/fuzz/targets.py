@@ -34,6 +34,7 @@ from kata_pin.wire.kernel import (
     irqbalance,
     masks,
     memory,
+    mountinfo,
     resctrl,
     sched,
 )
@@ -343,6 +344,14 @@ TARGETS: Final[dict[str, Target]] = {
         _named("wire.kernel.masks", "parse_mask"),
         lambda: [b"00000001,0000000f\n", b"ff"],
         (b",", b"00000000", b"ffffffff", b"0x", b"g"),
+    ),
+    "mountinfo": Target(
+        lambda data: mountinfo.is_read_only(data, "/proc/irq"),
+        _named("wire.kernel.mountinfo", "is_read_only"),
+        lambda: [
+            b"21 1 8:1 / / rw - ext4 /dev/vda1 rw\n22 21 0:20 /irq /proc/irq ro - proc proc rw\n"
+        ],
+        (b" ", b"\n", b"/", b"\\040", b"\\777", b"ro"),
     ),
     "boot-line": Target(
         bootline.parse_bootline,

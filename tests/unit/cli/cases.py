@@ -91,6 +91,7 @@ CASES: dict[str, Render] = {
     "sandbox-drift": _single(SEVERAL, 1),
     "sandbox-no-vmm": _single(SEVERAL, 2),
     "sandbox-hostile": _single(docs.hostile()),
+    "sandbox-quiet": _single(docs.kept()),
     "cpus": lambda output: cpus.cpus(SEVERAL, output),
     "cpus-quiet": lambda output: cpus.cpus(docs.disturbed(), output),
     "cpus-256": lambda output: cpus.cpus(docs.large(), output),

@@ -20,7 +20,15 @@ from kata_pin.model.reports.history import Change, HistoryDocument, NodeEvent
 from kata_pin.model.reports.memory import MemoryDocument, NodeMemory, SandboxMemory
 from kata_pin.model.reports.network import Interface, Network, VhostWorker
 from kata_pin.model.reports.pools import Allocation, Grant, Holder, Pools, Push, RefusedRequest
-from kata_pin.model.reports.quiet import Quiet, QuietCpu, QuietInterrupt, QuietSibling
+from kata_pin.model.reports.quiet import (
+    KeptQuiet,
+    Quiet,
+    QuietCpu,
+    QuietInterrupt,
+    QuietSandbox,
+    QuietSibling,
+    QuietSpared,
+)
 from kata_pin.model.reports.sandbox import Container, CpusetReport, Sandbox, Thread, Vmm, Writer
 from kata_pin.model.reports.state import CpuPlace, Kubelet, Node, State
 from kata_pin.model.reports.top import (
@@ -314,6 +322,23 @@ def disturbed() -> State:
         ("cannot read /proc/softirqs: Permission denied",),
     )  # fmt: skip
     return replace(state(database()), quiet=found)
+
+
+def kept() -> State:
+    """Return a state with a sandbox whose pCPUs are kept quiet, but for one."""
+    found = QuietSandbox(
+        level="full", cpus="5", not_quiet="4", idle_limit="n/a", governor="performance\x1b[31m",
+        managed=33, problems=("pCPU 4 is not quiet: NUMA node 0 has interrupts",),
+    )  # fmt: skip
+    sandbox = replace(database(), quiet=found, notes=(note(found.problems[0]),))
+    return replace(
+        state(sandbox),
+        kept_quiet=KeptQuiet(
+            level="full", cpus="5", full="5", crio="", spared=(QuietSpared(4, "why"),),
+            changed={"interrupt": 12}, failed_writes={}, managed=33, movable_fired=0,
+            managed_fired=7, irqbalance=(812,), left=(), problems=(),
+        ),
+    )  # fmt: skip
 
 
 def database() -> Sandbox:

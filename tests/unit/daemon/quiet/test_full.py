@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from errno import EINVAL, EPERM
+from errno import EINVAL, EPERM, EROFS
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,13 @@ import pytest
 from kata_pin.daemon.quiet.keeper import TunableSource
 from kata_pin.daemon.quiet.kernel_work import KernelWork
 from kata_pin.daemon.quiet.tuner import RETURNS
+from kata_pin.daemon.status.quiet import kept_quiet, node_notes, quiet_notes, quiet_sandbox
+from kata_pin.daemon.status.quiet_metrics import quiet_metrics
+from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.reports.history import NodeEventKind
 from kata_pin.model.settings import QuietLevel
 from tests.support import world
+from tests.support.irqtree import Line
 from tests.support.quietnode import Clock, QuietNode
 from tests.support.worktree import WorkTree
 
@@ -194,3 +198,110 @@ def test_rights_are_missing(node: FullNode, clock: Clock) -> None:
     node.round()
     assert node.keeper.status.outcome.problems["rps eth0/rx-0"] == "Operation not permitted"
     assert node.tree.get(RPS) == before
+
+
+C_STATES, FREQUENCY = "cpu-c-states.crio.io", "cpu-freq-governor.crio.io"
+
+
+def test_a_pod_chooses_idle_states_and_governor(node: FullNode, clock: Clock) -> None:
+    """If a rule lets it; for its own pCPUs, and as before when it ends."""
+    node.annotations["p"] = {C_STATES: "disable", FREQUENCY: "performance"}
+    node.live.replace(replace(node.live.now, quiet_governor="leave"))
+    node.run_pod("p", "4-5")
+    node.run_pod("q", "6-7")
+    node.settle(clock)
+    assert (node.tree.get(IDLE), node.tree.get(GOVERNOR)) == ("20", "powersave")
+    assert len(node.keeper.status.refusals["p"]) == 2
+    node.allow()
+    node.round()
+    assert (node.tree.get(IDLE), node.tree.get(GOVERNOR)) == ("n/a", "performance")
+    assert node.tree.get(IDLE.replace("cpu4", "cpu6")) == "20"
+    assert node.tree.get(GOVERNOR.replace("policy4", "policy6")) == "powersave"
+    assert not node.keeper.status.refusals
+    node.annotations["p"] = {"cpu-quiet.kata-pin.io": "off", C_STATES: "max_latency:5"}
+    node.round()
+    assert (node.tree.get(IDLE), node.tree.get(GOVERNOR)) == ("5", "powersave")
+    assert str(node.keeper.status.state.quiet) == "6-7", "the annotations do not depend on it"
+    node.end_pod("p")
+    node.round()
+    assert (node.tree.get(IDLE), node.tree.get(GOVERNOR)) == ("0", "powersave")
+
+
+def test_annotations_that_cannot_be_followed(
+    node: FullNode, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log names pod and annotation, the documents have the same."""
+    node.annotations["p"] = {C_STATES: "max_latency:fast", FREQUENCY: "turbo"}
+    node.allow()
+    node.run_pod("p", "4-5")
+    node.settle(clock)
+    (said,) = (one.message for one in caplog.records if C_STATES in one.message)
+    assert said == (
+        "sandbox p, pod ns/p: annotation cpu-c-states.crio.io: invalid value 'max_latency:fast'; "
+        "valid: enable, disable, max_latency:MICROSECONDS"
+    )
+    assert (node.tree.get(IDLE), node.tree.get(GOVERNOR)) == ("20", "powersave")
+    found = quiet_sandbox(node.keeper.status, "p", node.keeper.exclusive("p"))
+    assert found is not None
+    assert [one for one in found.problems if "available: performance, powersave" in one]
+    assert (found.level, found.cpus, found.governor) == ("full", "4-5", "turbo")
+    assert {one.code for one in quiet_notes(node.keeper.status, "p")} == {"quiet"}
+
+
+@pytest.mark.parametrize("level", [QuietLevel.IRQ, QuietLevel.FULL])
+def test_what_crio_sets_itself(node: FullNode, clock: Clock, level: QuietLevel) -> None:
+    """Its idle limit and governor are left alone and verified, whatever the setting."""
+    node.set_level(level)
+    node.bundles = "/run/containers/storage/overlay-containers/x/userdata"
+    node.annotations["p"] = {C_STATES: "disable", FREQUENCY: "performance"}
+    node.tree.put(IDLE, "n/a")
+    node.run_pod("p", "4-5")
+    node.settle(clock)
+    assert (node.tree.get(IDLE), node.tree.get(GOVERNOR)) == ("n/a", "powersave")
+    said = " ".join(node.keeper.status.refusals["p"])
+    assert "CRI-O sets pm_qos_resume_latency_us to n/a, but pCPUs 5 have 0" in said
+    assert "CRI-O sets the governor to performance, but pCPUs 4-5 have powersave" in said
+    assert not {key.kind.value for key in node.records} & {"idle-limit", "governor"}
+
+
+def test_the_state_document(node: FullNode, clock: Clock) -> None:
+    """Level, pCPUs, what is changed, what failed, what is left to others; None before."""
+    assert kept_quiet(node.keeper.status) is None
+    assert quiet_sandbox(node.keeper.status, "p", CpuSet({4})) is None
+    node.tree.add(26, Line("PCI-MSIX-0000:00:04.0   1-edge      nvme0q5", "4-5", 0, EPERM, 0o444))
+    node.tree.add(27, Line("PCI-MSIX-0000:00:04.0   1-edge      nvme0q9", "8-9", 0, EPERM, 0o444))
+    node.tree.fails["rps eth0/rx-0"] = EPERM
+    node.run_pod("p", "4-5")
+    node.settle(clock)
+    kept = kept_quiet(node.keeper.status)
+    assert kept is not None
+    assert (kept.level, kept.cpus, kept.full, kept.managed) == ("full", "4-5", "4-5", 1)
+    assert (kept.changed["governor"], kept.changed["idle-limit"]) == (1, 2)
+    assert kept.failed_writes == {"rps": 1}
+    found = quiet_sandbox(node.keeper.status, "p", CpuSet({4, 5, 6}))
+    assert found is not None
+    assert (found.level, found.cpus, found.not_quiet, found.managed) == ("full", "4-5", "6", 1)
+    assert [one.name for one in quiet_metrics(node.keeper.status)] == [
+        "kata_pin_quiet_cpus",
+        "kata_pin_quiet_values",
+        "kata_pin_quiet_write_failures",
+        "kata_pin_quiet_managed_interrupts",
+        "kata_pin_quiet_interrupts",
+    ]
+    node.set_level(QuietLevel.OFF)
+    node.round()
+    node.round()
+    assert kept_quiet(node.keeper.status) is None
+    assert not [*quiet_metrics(node.keeper.status)]
+
+
+def test_failed_writes_are_named_for_operators(node: FullNode, clock: Clock) -> None:
+    """A note of the node per reason; a spared pCPU is named in its sandbox."""
+    for number in (30, 31):
+        node.tree.add(number, Line("PCI-MSIX-0000:00:02.0  1-edge  eth0", "0-15", 1, EROFS))
+    node.run_pod("p", "4-7,12-15")
+    node.settle(clock)
+    (note,) = (one for one in node_notes(node.keeper.status) if "Read-only" in one.text)
+    assert "quiet pCPUs: cannot set interrupt 3" in note.text
+    (spared,) = quiet_notes(node.keeper.status, "p")
+    assert "pCPU 4 is not quiet: NUMA node 1 has interrupts" in spared.text

@@ -290,7 +290,7 @@ def test_annotations(node: QuietNode, clock: Clock, caplog: pytest.LogCaptureFix
     node.settle(clock)
     assert node.tree.masks[ETH] == "0-3,6-15"
     assert [r.message for r in caplog.records if "alloc.allow" in r.message] == [
-        "sandbox p: annotation cpu-quiet.kata-pin.io ignored: no rule of alloc.allow"
+        "sandbox p, pod ns/p: annotation cpu-quiet.kata-pin.io ignored: no rule of alloc.allow"
     ]
     node.allow()
     node.round()

@@ -27,7 +27,7 @@ from kata_pin.model.quiet.node import (
 from kata_pin.model.reports.doctor import Row
 from kata_pin.policy.quiet import interrupts, kernel, sandbox
 from kata_pin.policy.quiet.firing import Firing, firing, rate_of, softirq_rates
-from kata_pin.policy.quiet.words import Claimed, hexadecimal
+from kata_pin.policy.quiet.words import Claimed
 
 CLAIMED = Claimed(CpuSet({2, 3}), CpuSet({0, 1}))
 HIDDEN = Unknown("/proc/x: Permission denied")
@@ -288,4 +288,4 @@ def test_a_core_that_is_shared() -> None:
 )
 def test_masks_in_commands(cpus: str, mask: str) -> None:
     """They are as the kernel takes them: no leading zeros, groups of eight digits."""
-    assert hexadecimal(CpuSet.parse(cpus)) == mask
+    assert CpuSet.parse(cpus).hex_mask() == mask
