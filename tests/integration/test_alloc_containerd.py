@@ -255,6 +255,23 @@ def test_a_cpuset_that_somebody_changed(cluster: Allotted) -> None:
     assert cluster.cgroup(plain) == given
 
 
+def test_a_vm_whose_cpuset_was_not_applied(cluster: Allotted) -> None:
+    """Its cgroup allows more than was sent: the audit sees it, the next answer puts it right."""
+    settings = cluster.node.settings
+    settings["audit"] = {"affinity_s": 0.5, "deep_s": 0.5}
+    cluster.node.config.write_text(json.dumps(settings))
+    cluster.start()
+    pod, app = run(cluster, "k1", "exclusive", handler="kata", **ONE_CPU)
+    own = cluster.grant(app)["exclusive"]
+    cluster.wait_exclusive(pod, own)
+    assert cluster.sandbox_cgroup(pod) == own
+    cluster.sandbox_cgroup_file(pod).write_text("0-1")
+    wait_for(lambda: cluster.grant(app)["pending"] == own, "the audit to see it")
+    run(cluster, "r1")
+    wait_for(lambda: cluster.sandbox_cgroup(pod) == own, "the cpuset to be written again")
+    assert cluster.grant(app)["pending"] is None
+
+
 def test_strict_refuses_and_best_effort_does_not(cluster: Allotted) -> None:
     """A pod that wants to be refused is not created without its CPUs; another one runs shared."""
     cluster.start()

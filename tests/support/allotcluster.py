@@ -63,9 +63,13 @@ class Allotted(Cluster):
 
     def sandbox_cgroup(self, pod: str) -> str:
         """Return the cpuset of the cgroup that minikata made for a sandbox."""
+        return self.sandbox_cgroup_file(pod).read_text().strip()
+
+    def sandbox_cgroup_file(self, pod: str) -> Path:
+        """Return the file of that cpuset."""
         parent = Path("/sys/fs/cgroup/cpuset") / self.containerd.cgroup.lstrip("/")
         (file,) = parent.glob(f"**/kata_{pod}/cpuset.cpus")
-        return file.read_text().strip()
+        return file
 
     def vcpus(self, pod: str) -> dict[str, str]:
         """Return the affinity of each vCPU thread of a sandbox, by its label."""

@@ -21,6 +21,7 @@ from kata_pin.daemon.store.grants import AllocStore
 from kata_pin.daemon.store.node_events import NodeEvents
 from kata_pin.model.alloc import ContainerRequest, PodRequest
 from kata_pin.model.node import KubeletState, Node
+from kata_pin.model.pass_outcome import PassOutcome
 from kata_pin.model.settings import AllowRule, CpuClass, Eligibility, PlacementSettings
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.allotment import vm_of
@@ -60,6 +61,10 @@ class Moves(PendingPasses):
         """Record them."""
         self.requested.append((frozenset(sandbox_ids), why))
         return frozenset()
+
+    def passed(self, outcome: PassOutcome) -> bool:
+        """Return that the threads have not left their former CPUs."""
+        return False
 
 
 def looking(registry: Registry, host: Host, **fields: Any) -> Allocator:

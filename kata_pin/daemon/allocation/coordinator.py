@@ -35,6 +35,7 @@ from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.pass_outcome import PassOutcome
 from kata_pin.model.reports.pools import KeptCpuset
 from kata_pin.model.sandbox import ContainerState
+from kata_pin.model.thread import ThreadRole
 from kata_pin.policy.alloc.allotment import sandbox_of
 from kata_pin.policy.alloc.placement_text import file_text
 from kata_pin.sources.cri import CriClient
@@ -82,6 +83,10 @@ class Coordinator(Observer):
         cri = node.config.alloc.cri
         self._cri = CriClient(cri, calls=root.calls) if cri else None
         self._doubted: set[str] = set()
+        self._vms: dict[str, tuple[str, CpuSet]] = {}
+        """The cgroup of each sandbox's vCPUs, and its CPUs, as the last pass saw them."""
+        self._sent_again: dict[str, CpuSet] = {}
+        """What a VM's cgroup allowed when too much made us send its cpusets once more."""
         self._orders = OrdersFile(node.config.alloc.orders)
         self._problems: dict[str, str] = {}
 
@@ -240,7 +245,10 @@ class Coordinator(Observer):
     # ---- what is asked for ---------------------------------------------------------------
 
     def audit(self) -> None:
-        """Compare the cgroups of other runtimes' containers with the cpusets that were sent."""
+        """Compare cgroups with the cpusets that were sent: an answer may be lost, or not applied.
+
+        Kata may be set up not to confine a VM: its cpusets are sent once more for what is seen.
+        """
         if not self._allocator.on:
             return
         self._allocator.follow_host()
@@ -251,12 +259,18 @@ class Coordinator(Observer):
                 log.warning(
                     "allocator: container %s may run on CPUs that it was not given", container_id
                 )
+                entry = self._ledger.get(container_id)
+                if entry is not None and entry.sandbox_id in self._vms:
+                    self._sent_again[entry.sandbox_id] = self._vms.pop(entry.sandbox_id)[1]
         self._ledger.wake()
 
-    def _cgroup_of(self, pid: int) -> tuple[str, CpuSet]:
+    def _cgroup_of(self, place: int | str) -> tuple[str, CpuSet]:
+        """Return the cgroup of a process, or of a sandbox's VM, and its CPUs."""
+        if isinstance(place, str):
+            return self._vms.get(place, ("", EMPTY))
         reader = CpusetReader(self._root, self._node.cgroup_mounts)
         try:
-            return reader.of(pid, pid)
+            return reader.of(place, place) if place else ("", EMPTY)
         except HostError:  # TaskGone is one
             return "", EMPTY
 
@@ -309,14 +323,26 @@ class Coordinator(Observer):
         """See Observer: others may now have the CPUs that this sandbox left."""
         if self._passes.passed(outcome) or not self._allocator.decides:
             self._allocator.grants.left(outcome.sandbox_id)
+        seen = _vcpu_cgroup(outcome)
+        if self._sent_again.get(outcome.sandbox_id, EMPTY) != seen[1]:
+            self._sent_again.pop(outcome.sandbox_id, None)
+            self._vms[outcome.sandbox_id] = seen
         self._ledger.wake()
 
     def ended(self, outcome: PassOutcome) -> None:
         """See Observer: release what the sandbox had."""
         self._passes.ended(outcome.sandbox_id)
+        for known in (self._vms, self._sent_again):
+            known.pop(outcome.sandbox_id, None)
         self._allocator.grants.left(outcome.sandbox_id)
         self._allocator.release_sandbox(outcome.sandbox_id)
         self._ledger.wake()
+
+
+def _vcpu_cgroup(outcome: PassOutcome) -> tuple[str, CpuSet]:
+    """Return the cgroup that a pass saw a vCPU in, and its CPUs; both empty without one."""
+    tasks = (one.task for one in outcome.report.threads if one.role.role is ThreadRole.VCPU)
+    return next(((one.cgroup, one.cpuset) for one in tasks), ("", EMPTY))
 
 
 def _has_process(pid: int) -> bool:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kata_pin.model.alloc import AllocState, ContainerRequest, Grant, GrantKind
-from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.wire.nri.messages import MAX_CONTAINERS
 from kata_pin.wire.nri.replies import Cpuset, Update
 
@@ -48,8 +48,8 @@ LONGEST_REST_S: Final = 600.0
 
 NOTHING: Final = Cpuset()
 
-Look = Callable[[int], tuple[str, CpuSet]]
-"""Returns the cgroup of a process and the CPUs it allows, both empty if it is gone."""
+Look = Callable[[int | str], tuple[str, CpuSet]]
+"""Returns the cgroup of a process, or of a sandbox's VM, and its CPUs; both empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,23 +255,27 @@ class Ledger:
         return bool(confirmed.cpus) and not cpuset.cpus <= confirmed.cpus  # none set: all CPUs
 
     def misplaced(self, state: AllocState, look: Look) -> list[str]:
-        """Look at containers' cgroups; return those that allow more CPUs than was sent.
-
-        They are pending again. Not Kata's: each pass looks at their threads. A cgroup that allows
-        less is no concern: one above it may.
-        """
-        found = []
+        """Return containers whose cgroups allow more CPUs than was sent: they are pending again."""
+        found: dict[str, Cpuset] = {}
         for name, entry in self._entries.items():
-            grant = state.get(name)
-            if grant is None or grant.request.pod.kata or not entry.pid or entry.confirmed is None:
+            grant, has = state.get(name), entry.confirmed
+            if grant is None or has is None:
                 continue
-            cgroup, cpus = look(entry.pid)
-            sent = cpuset_for(grant, state).cpus | entry.confirmed.cpus
-            if name in cgroup and not cpus <= sent:
-                found.append((name, replace(entry.confirmed, cpus=cpus)))
-        for name, cpuset in found:
+            place: int | str = entry.pid
+            owner, together = name, [name]
+            if grant.request.pod.kata:  # those with a cpuset share the cgroup of their VM
+                place = owner = entry.sandbox_id if entry.ran and has.cpus else ""
+                together = self.of_sandbox(owner)
+            cgroup, cpus = look(place) if place else ("", EMPTY)
+            if owner in cgroup and not cpus <= union(self._sent(one, state) for one in together):
+                found[name] = replace(has, cpus=cpus)
+        for name, cpuset in found.items():
             self._update(name, confirmed=cpuset)
-        return [name for name, _ in found]
+        return list(found)
+
+    def _sent(self, container_id: str, state: AllocState) -> CpuSet:
+        grant, has = state.get(container_id), self._confirmed(container_id) or NOTHING
+        return has.cpus | (cpuset_for(grant, state).cpus if grant is not None else EMPTY)
 
     # ---- pushing -------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,12 @@ from kata_pin.daemon.service.compose import boot_id, compose
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.host.root import HOST
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.pass_outcome import Cause, PassOutcome
+from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import Container, ContainerState
 from kata_pin.wire.nri.replies import Cpuset
 from kata_pin.wire.proto import crirequest_pb2 as pb
+from tests.support import world as world_of
 from tests.support.allotted import Host, Moves, allocator, request, settings
 from tests.support.criserver import CriServer
 
@@ -177,6 +181,27 @@ async def test_a_runtime_that_does_not_answer_changes_nothing(world: World) -> N
     world.server.listed = b"\xff"
     await world.audit()
     assert world.kept() == {"c-db": ""}
+
+
+async def test_a_vm_whose_cpuset_was_not_applied(world: World) -> None:
+    """Its VM's cgroup allows more: the cpuset is sent again, once for what was seen."""
+    world.create("db", runs=True)
+    state = world.allocator.now
+    (update,) = world.ledger.updates(state)
+    assert world.ledger.pending(state) == {}
+
+    def audit(allowed: str) -> dict[str, Cpuset]:
+        """Have a pass see the VM's cgroup, and audit; return what is sent then."""
+        vcpu = world_of.vcpu(0, cpuset=allowed)
+        task = replace(vcpu.task, cgroup="/pods/kata_s-db")
+        report = Report("s-db", threads=(vcpu._replace(task=task),))
+        world.coordinator.passed(PassOutcome("s-db", "shop/db", "ok", report, Cause()))
+        world.coordinator.audit()
+        return {one.container_id: one.cpuset for one in world.ledger.updates(state)}
+
+    own = str(update.cpuset.cpus)
+    again = {"c-db": update.cpuset}
+    assert [audit(one) for one in (own, "0-7", "0-7", own, "0-7")] == [{}, again, {}, {}, again]
 
 
 async def test_a_process_that_is_gone(world: World) -> None:

@@ -194,7 +194,7 @@ def test_a_cgroup_that_allows_more_is_updated_again() -> None:
     ledger, state = Ledger(), _state(PLAIN, OWN)
     ledger.reported("c-web", Cpuset(cpus("0-5")), pid=7)
     ledger.reported("c-db", Cpuset(cpus("6-7")), pid=8)
-    places = {7: ("/pods/c-web", cpus("0-5")), 8: ("/pods/c-db", ALL)}
+    places: dict[int | str, tuple[str, CpuSet]] = {7: ("/pods/c-web", cpus("0-5"))}
     assert ledger.misplaced(state, places.__getitem__) == []
     places[7] = ("/pods/c-web", ALL)
     assert ledger.misplaced(state, places.__getitem__) == ["c-web"]
@@ -212,6 +212,39 @@ def test_what_is_no_sign_of_anything() -> None:
         assert ledger.misplaced(state, lambda _pid, place=place: place) == []  # type: ignore[misc]
     ledger.ended("c-web")
     assert ledger.misplaced(state, lambda _pid: ("/pods/c-web", ALL)) == []
+
+
+def test_a_vms_cgroup_is_that_of_all_its_containers() -> None:
+    """Kata's with a cpuset, once they run: none of them has to have all of its CPUs."""
+    other = request("log", cpus=1)
+    pod = replace(other.pod, sandbox_id=OWN.request.pod.sandbox_id)
+    both = OWN, _grant(replace(other, pod=pod), exclusive="5")
+    ledger, state = Ledger(), _state(*both)
+    for grant, had in zip(both, ("6-7", "5"), strict=True):
+        ledger.requested(grant.request, "s-db")
+        ledger.reported(grant.container_id, Cpuset(cpus(had)), pid=7, runs=True)
+    place = {"s-db": ("/pods/kata_s-db", cpus("5-7"))}
+    assert ledger.misplaced(state, lambda one: place[str(one)]) == []
+    place["s-db"] = ("/other", ALL)
+    assert ledger.misplaced(state, lambda one: place[str(one)]) == []
+    place["s-db"] = ("/pods/kata_s-db", ALL)
+    assert ledger.misplaced(state, lambda one: place[str(one)]) == ["c-db", "c-log"]
+    assert ledger.updates(state) == (
+        Update("c-db", Cpuset(cpus("6-7"))),
+        Update("c-log", Cpuset(cpus("5"))),
+    )
+
+
+def test_a_container_of_katas_that_does_not_run_yet_is_in_no_cgroup() -> None:
+    """Kata confines the VM when it makes the container; one without a cpuset confines nothing."""
+    ledger, state = Ledger(), _state(OWN)
+    ledger.requested(OWN.request, "s-db")
+    ledger.reported("c-db", Cpuset(cpus("6-7")), pid=7)
+    assert ledger.misplaced(state, lambda _: ("/pods/kata_s-db", ALL)) == []
+    ledger.reported("c-db", Cpuset(), runs=True)
+    assert ledger.misplaced(state, lambda _: ("/pods/kata_s-db", ALL)) == []
+    ledger.reported("c-db", Cpuset(cpus("6-7")))
+    assert ledger.misplaced(state, lambda _: ("/pods/kata_s-db", ALL)) == ["c-db"]
 
 
 def test_what_is_pushed_is_in_no_answer() -> None:
