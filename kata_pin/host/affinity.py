@@ -35,7 +35,7 @@ _OUTCOMES: Final = {
     ESRCH: Outcome.GONE,
     ESTALE: Outcome.REUSED,
     EPERM: Outcome.DENIED,
-    EACCES: Outcome.DENIED,
+    EACCES: Outcome.UNVERIFIED,
 }
 
 
@@ -53,7 +53,8 @@ def apply_all(
     - REUSED: the tid is another thread's.
     - REFUSED: no CPU of the target is both online and in its cpuset (EINVAL).
     - FIXED: a kernel thread that cannot be moved (EINVAL with PF_NO_SETAFFINITY).
-    - DENIED: not ours to set without CAP_SYS_NICE (EPERM), or refused by the helper (EACCES).
+    - DENIED: not ours to set without CAP_SYS_NICE (EPERM).
+    - UNVERIFIED: the broker does not accept the process (EACCES; broker/policy.py).
     - CLIPPED: what is read back is not the target: fewer CPUs, or another writer's choice.
     - DONE: what is read back is the target.
 

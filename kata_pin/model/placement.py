@@ -144,6 +144,7 @@ class Outcome(StrEnum):
     REUSED = "reused"  # the tid belongs to another thread now; nothing was undone
     REFUSED = "refused"  # EINVAL: no CPU of the target is in the thread's cpuset
     DENIED = "denied"  # EPERM: CAP_SYS_NICE is missing
+    UNVERIFIED = "unverified"  # EACCES: the broker does not accept the process as a VMM's
     CLIPPED = "clipped"  # set, but the kernel applies fewer CPUs than asked
     FIXED = "fixed"  # a kernel thread whose affinity cannot be changed
 
@@ -177,7 +178,10 @@ class Report:
     @property
     def settled(self) -> bool:
         """Whether every thread is where it should be."""
-        bad = {Outcome.REFUSED, Outcome.DENIED, Outcome.REUSED, Outcome.CLIPPED}
+        bad = {
+            *(Outcome.REFUSED, Outcome.DENIED, Outcome.UNVERIFIED, Outcome.REUSED),
+            Outcome.CLIPPED,
+        }
         return self.placement is not None and not any(
             one.outcome in bad and not one.is_narrower for one in self.results
         )

@@ -39,6 +39,6 @@ def unpin(session: Session, sandbox: str | None) -> int:
 def _change(session: Session, verb: Literal["pin", "unpin"], name: str | None) -> int:
     document = session.provider.change(verb, name)
     screen.report(document, json=session.json, by="reports:applied")
-    refused = {"refused", "denied"}
+    refused = {"refused", "denied", "unverified"}
     outcomes = {r.outcome for one in document.sandboxes for r in one.results}
     return 1 if outcomes & refused else 0

@@ -27,6 +27,7 @@ _STATUS_STYLES: Final = {
 _OUTCOMES: Final = {
     "refused": "refused: no pCPU of it is in the thread's cpuset (EINVAL)",
     "denied": "denied: CAP_SYS_NICE is missing (EPERM)",
+    "unverified": "denied: the broker accepts no such executable (EACCES); see hypervisors",
     "reused": "not set: the tid belongs to another thread now",
     "fixed": "not set: the kernel does not allow it for this thread",
 }

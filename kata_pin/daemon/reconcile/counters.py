@@ -23,7 +23,11 @@ HOOK_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.25, 
 NO_ERRNO: Final = "none"
 """Label of an error without an errno."""
 
-_REFUSALS: Final = {Outcome.REFUSED: "EINVAL", Outcome.DENIED: "EPERM"}
+_REFUSALS: Final = {
+    Outcome.REFUSED: "EINVAL",
+    Outcome.DENIED: "EPERM",
+    Outcome.UNVERIFIED: "EACCES",
+}
 
 
 class Histogram:

@@ -16,7 +16,9 @@ from kata_pin.policy.placement.drift import make_plan, narrowed
 from kata_pin.policy.placement.release import undo
 
 _GONE: Final = frozenset({Outcome.GONE, Outcome.REUSED})
-_NOT_RESTORED: Final = frozenset({Outcome.CLIPPED, Outcome.REFUSED, Outcome.DENIED})
+_NOT_RESTORED: Final = frozenset(
+    {Outcome.CLIPPED, Outcome.REFUSED, Outcome.DENIED, Outcome.UNVERIFIED}
+)
 
 
 @dataclass
@@ -130,6 +132,8 @@ def crowd_notes(left_out: int) -> Iterator[Note]:
 _OBSTACLES: Final = {
     Outcome.REFUSED: "cannot be pinned: their cgroup allows none of the CPUs (EINVAL)",
     Outcome.DENIED: "cannot be pinned: the daemon lacks CAP_SYS_NICE (EPERM)",
+    Outcome.UNVERIFIED: "cannot be pinned: the broker accepts no such executable (EACCES); add it "
+    "to the setting hypervisors if it is Kata's, and restart the daemon",
     Outcome.CLIPPED: "the kernel allows other CPUs than asked for: the cpuset is changing",
     Outcome.FIXED: "cannot be pinned: kernel threads with a fixed affinity",
 }

@@ -17,7 +17,8 @@ class Result:
     target: Cpus  #: affinity that was set
     after: Cpus | None  #: affinity read back; null: it could not be read
     #: One of `done`, `clipped` (fewer pCPUs than requested), `gone` (exited), `reused` (the tid now
-    #: is another thread), `refused` (EINVAL), `denied` (EPERM), `fixed` (cannot be moved)
+    #: is another thread), `refused` (EINVAL), `denied` (EPERM), `unverified`
+    #: (EACCES: the broker does not accept the process), `fixed` (cannot be moved)
     outcome: str
     reason: str  #: why these pCPUs
 

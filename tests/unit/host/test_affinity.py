@@ -58,6 +58,12 @@ def test_denied(host: FakeHost) -> None:
     assert apply(host.root, to("1")).outcome is Outcome.DENIED
 
 
+def test_what_the_broker_does_not_accept(host: FakeHost) -> None:
+    """EACCES is its policy's answer: no capability would help."""
+    host.calls.refuse[11] = errno.EACCES
+    assert apply(host.root, to("1")).outcome is Outcome.UNVERIFIED
+
+
 def test_fixed_kernel_thread(host: FakeHost) -> None:
     """EINVAL from a kernel thread that nobody may move is no refusal by a cpuset."""
     host.process(50, flags=0x0020_0000 | PF_NO_SETAFFINITY)
