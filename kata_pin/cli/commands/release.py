@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kata_pin.cli.commands.reporter import SECRETS, in_cluster
+from kata_pin.cli.commands.reporter import api_options, in_cluster
 from kata_pin.cli.options import Session, global_options, time_span
 
 if TYPE_CHECKING:
@@ -65,21 +65,7 @@ def release(session: Session, wait_s: int) -> None:
     show_default=True,
     help="Longest wait for all nodes.",
 )
-@click.option("--api", metavar="URL", help="API server.  [default: the one of the environment]")
-@click.option(
-    "--token",
-    metavar="FILE",
-    default=f"{SECRETS}/token",
-    show_default=True,
-    help="Token for the API server.",
-)
-@click.option(
-    "--ca",
-    metavar="FILE",
-    default=f"{SECRETS}/ca.crt",
-    show_default=True,
-    help="Certificate authority of the API server.",
-)
+@api_options()
 def release_nodes(daemonset: str, *, timeout_s: int, api: str | None, token: str, ca: str) -> None:
     """Restore affinities on every node of a cluster.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -12,8 +13,42 @@ from kata_pin.cli.options import Session, global_options
 if TYPE_CHECKING:
     from kata_pin.reporter.service import Address
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 SECRETS: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where Kubernetes puts a pod's token and the API server's certificate authority."""
+
+
+def api_options(also: str = "") -> Callable[[F], F]:
+    """Return what adds --api, --token and --ca to a command; `also` is more help of --api."""
+    options = (
+        click.option(
+            "--api",
+            metavar="URL",
+            help=f"API server{also}.  [default: the one of the pod's environment]",
+        ),
+        click.option(
+            "--token",
+            metavar="FILE",
+            default=f"{SECRETS}/token",
+            show_default=True,
+            help="Token for the API server; read for each request, so it can be renewed.",
+        ),
+        click.option(
+            "--ca",
+            metavar="FILE",
+            default=f"{SECRETS}/ca.crt",
+            show_default=True,
+            help="Certificate authority of the API server.",
+        ),
+    )
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 def _address(ctx: click.Context, param: click.Parameter, text: str) -> Address:
@@ -50,25 +85,7 @@ def _address(ctx: click.Context, param: click.Parameter, text: str) -> Address:
     envvar="NODE_NAME",
     help="Name of this node in the cluster.  [default: $NODE_NAME, else the token's]",
 )
-@click.option(
-    "--api",
-    metavar="URL",
-    help="API server; `none` writes nothing.  [default: the one of the pod's environment]",
-)
-@click.option(
-    "--token",
-    metavar="FILE",
-    default=f"{SECRETS}/token",
-    show_default=True,
-    help="Token for the API server; read for each request, so it can be renewed.",
-)
-@click.option(
-    "--ca",
-    metavar="FILE",
-    default=f"{SECRETS}/ca.crt",
-    show_default=True,
-    help="Certificate authority of the API server.",
-)
+@api_options(also="; `none` writes nothing")
 @global_options
 @click.pass_obj
 def reporter(
