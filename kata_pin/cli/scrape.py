@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kata_pin.errors import DaemonError, reason_of
 from kata_pin.model.reports.metrics import MetricsDocument
+from kata_pin.remedy import Remedy, here
 from kata_pin.sources.daemon_metrics import read_metrics
+from kata_pin.sources.daemon_socket import NO_PERMISSION
 
 if TYPE_CHECKING:
     from kata_pin.config.metrics import Endpoint
+
+
+_AWAY: Final = Remedy(
+    "systemctl status kata-pin; kata-pin doctor says where metrics are served",
+    "kubectl logs -c daemon of this pod; kata-pin doctor says where metrics are served",
+)
 
 
 def scrape(endpoint: Endpoint, runtime_dir: str) -> MetricsDocument:
@@ -28,11 +36,10 @@ def scrape(endpoint: Endpoint, runtime_dir: str) -> MetricsDocument:
     try:
         text = read_metrics(family, path if unix else (endpoint.host, endpoint.port), address)
     except PermissionError as error:
-        hint = "run as root, or join group kata-pin for read-only access"
+        hint = here(NO_PERMISSION)
         raise DaemonError(f"no permission to connect to {address}", hint=hint) from error
     except OSError as error:
-        hint = "systemctl status kata-pin; kata-pin doctor says where metrics are served"
         raise DaemonError(
-            f"no metrics from {address}: {error.strerror or reason_of(error)}", hint=hint
+            f"no metrics from {address}: {error.strerror or reason_of(error)}", hint=here(_AWAY)
         ) from error
     return MetricsDocument(address=address, text=text.decode("utf-8", "replace"))

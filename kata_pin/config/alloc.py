@@ -114,10 +114,12 @@ def _write_assignment(rule: AssignRule) -> Raw:
 
 
 def _read_url(raw: Raw) -> str:
-    """Read an http or https address; plain http may not leave this host."""
+    """Read an http or https address, or a socket's; plain http may not leave this host."""
     text = text_of(raw)
     if not text:
         return ""
+    if text.startswith(UNIX):
+        return UNIX + PATH.read(text.removeprefix(UNIX))
     if len(text) > MAX_URL or not text.isascii() or not text.isprintable() or " " in text:
         raise ParseError("not an address", text=text)
     try:
@@ -134,8 +136,9 @@ def _read_url(raw: Raw) -> str:
     return text
 
 
-URL: Final = Kind("an address, https or http on this host", _read_url)
+URL: Final = Kind("an address: https, http on this host, or unix: and a path", _read_url)
 
+UNIX: Final = "unix:"
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 MAX_URL: Final = 2048
 
@@ -254,7 +257,8 @@ class Alloc:
     )
     pods_url: str = setting(
         "",
-        "the kubelet's list of pods, to follow annotations of running pods; empty: an annotation "
+        "the kubelet's list of pods, to follow annotations of running pods; unix: and the path of "
+        "its Pods API (Kubernetes 1.37) needs no credential, but grpcio; empty: an annotation "
         "counts only when a container is created",
         URL,
         example="https://127.0.0.1:10250/pods",

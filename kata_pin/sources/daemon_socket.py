@@ -9,12 +9,23 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from kata_pin.errors import DaemonError, RemoteProtocolError, reason_of
+from kata_pin.remedy import Remedy, here
 from kata_pin.wire.control import MAX_REPLY, LineDecoder, encode_request, parse_reply
 
 PATIENCE_S: Final = 0.5
 """Wait after which the user is told what the command waits for."""
 
 CHUNK: Final = 256 * 1024
+
+SILENT: Final = Remedy(
+    "systemctl restart kata-pin; its log: journalctl -u kata-pin",
+    "its log: kubectl logs -c daemon of this pod; if the pod is deleted, its DaemonSet starts "
+    "another",
+)
+NO_PERMISSION: Final = Remedy(
+    "run as root, or join group kata-pin for read-only access",
+    "kubectl exec into the container daemon, whose user may",
+)
 
 
 class DaemonAway(DaemonError):  # noqa: N818 - a state of the world
@@ -52,12 +63,12 @@ def ask(
     except PermissionError as error:
         raise DaemonError(
             f"no permission to connect to {path}",
-            hint="run as root, or join group kata-pin for read-only access",
+            hint=here(NO_PERMISSION),
         ) from error
     except (TimeoutError, BlockingIOError) as error:  # the latter: its queue is full
         raise DaemonSilent(
             f"the daemon did not answer on {path} within {deadline_s:g} s",
-            hint="systemctl restart kata-pin; its log: journalctl -u kata-pin",
+            hint=here(SILENT),
         ) from error
     except OSError as error:
         raise DaemonError(f"cannot talk to {path}: {error.strerror or reason_of(error)}") from error

@@ -130,9 +130,10 @@ def _unknown(values: dict[str, Any], schema: dict[str, Any], path: str = "") -> 
 def test_the_values_that_doctor_names_exist() -> None:
     """In a pod doctor's remedies are values of the chart."""
     from kata_pin.cli.reports import remedies
+    from kata_pin.remedy import Remedy
 
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    named = [one.value for one in vars(remedies).values() if isinstance(one, remedies.Remedy)]
+    named = [one.value for one in vars(remedies).values() if isinstance(one, Remedy)]
     for path in filter(None, named):
         value: Any = values
         for part in path.split("."):

@@ -11,7 +11,7 @@ namespaces, so that nothing of this machine is touched and nothing of it outlive
 
 Reads a JSON document from standard input (made in recording.py) and writes another one to standard
 output: `ops`, a trace in the format of tests/data/oracles/README.md, and `lists`, what kata-pin's
-requests for the list of pods were answered.
+requests for the list of pods were answered, and `resources` if they were wanted.
 """
 
 from __future__ import annotations
@@ -30,8 +30,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from kata_pin.cli.reports import doctor_kubelet
+from kata_pin.config import Config
+from kata_pin.config.paths import Paths
 from kata_pin.errors import StateError
 from kata_pin.model.cpuset import CpuSet, union
+from kata_pin.sources.kubelet_api import read_pod_resources
 from kata_pin.sources.pod_list import PodList
 
 IMAGE: Final = "localhost/pause:1"
@@ -66,11 +70,23 @@ def main() -> int:
         with running(folder, order) as kubelet:
             ops = [kubelet.step(step) for step in order["ops"]]
             lists = [pod_list(request) for request in order.get("lists", ())]
+            resources = pod_resources(folder / "root") if order.get("resources") else {}
     except StageError as error:
         print(f"stage: {error}", file=sys.stderr)
         return 1
-    json.dump({"ops": ops, "lists": lists}, sys.stdout)
+    json.dump({"ops": ops, "lists": lists, "resources": resources}, sys.stdout)
     return 0
+
+
+def pod_resources(root: Path) -> dict[str, Any]:
+    """Return what the kubelet's pod-resources API says to kata-pin, and to doctor."""
+    config = Config(paths=Paths(kubelet_state=str(root / "cpu_manager_state")))
+    found = asyncio.run(read_pod_resources(str(root / "pod-resources" / "kubelet.sock")))
+    return {
+        "containers": {name: str(cpus) for name, cpus in found.containers.items()},
+        "allocatable": str(found.allocatable),
+        "rows": [(row.status, row.text) for row in doctor_kubelet.pod_resources(config)],
+    }
 
 
 def pod_list(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kata_pin.cli.reports import doctor_node
+from kata_pin.cli.reports import doctor_kubelet
 from kata_pin.config import Config
 from kata_pin.config.paths import Paths
 from kata_pin.model.cpuset import CpuSet
@@ -60,7 +60,7 @@ def test_double_assignments_of_a_real_kubelet(tmp_path: Path) -> None:
     assert state is not None
     assert state.doubles == (DoubleAssignment(CpuSet([4]), ("p2", "p3")),)
     assert CpuSet([0]) <= state.entries["p0"]["c"]  # the reserved CPU
-    row = doctor_node.kubelet(Config(paths=Paths(kubelet_state=str(file))))
+    row = doctor_kubelet.kubelet(Config(paths=Paths(kubelet_state=str(file))))
     assert row.status == "warn"
     assert row.text.endswith("pCPU 4 is assigned to pod p2 and pod p3")
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kata_pin.cli.reports import remedies, words
-from kata_pin.cli.reports.remedies import here
 from kata_pin.errors import TaskGone
 from kata_pin.host import process
 from kata_pin.host.cgroup_mounts import CgroupMount, cgroup_mounts
 from kata_pin.host.root import HostRoot
 from kata_pin.model.reports.doctor import Row
 from kata_pin.model.reports.state import State
+from kata_pin.remedy import here
 
 
 def cgroups(root: HostRoot, state: State | None) -> Iterator[Row]:

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from kata_pin.cli.reports import remedies, words
-from kata_pin.cli.reports.remedies import here
 from kata_pin.config import Config
 from kata_pin.model.reports.doctor import Row
 from kata_pin.model.reports.guest import Guest
 from kata_pin.model.reports.state import State
+from kata_pin.remedy import here
 
 VHOST_VSOCK: Final = ("/dev/vhost-vsock", "/sys/devices/virtual/misc/vhost-vsock")
 """The host's device, and where a container without the host's devices sees it."""

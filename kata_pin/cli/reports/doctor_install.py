@@ -15,11 +15,11 @@ from typing import Final
 from kata_pin.cli.node.changes import MANIFEST, Node
 from kata_pin.cli.node.files import CONTAINERD_FRAGMENT, HOOK_PATH, SPECS
 from kata_pin.cli.reports import remedies
-from kata_pin.cli.reports.remedies import here
 from kata_pin.config import Config
 from kata_pin.host.files import read_text
 from kata_pin.model.count_noun import count
 from kata_pin.model.reports.doctor import Row
+from kata_pin.remedy import here
 
 SHOWN: Final = 3
 """Files named in a row."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from kata_pin.cli.reports import remedies
-from kata_pin.cli.reports.remedies import here
 from kata_pin.errors import DaemonError
 from kata_pin.host.files import read_text
 from kata_pin.host.root import HostRoot
@@ -15,6 +14,7 @@ from kata_pin.host.topology import online
 from kata_pin.model.count_noun import count
 from kata_pin.model.reports.doctor import Row
 from kata_pin.model.reports.watch import WatchDocument
+from kata_pin.remedy import here
 
 PERFMON_SUFFICES: Final = 2
 """Above this kernels of Debian and Ubuntu give perf events to CAP_SYS_ADMIN only."""

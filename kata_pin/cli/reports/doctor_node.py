@@ -18,6 +18,7 @@ from kata_pin.cli.reports import (
     doctor_guest,
     doctor_install,
     doctor_isolation,
+    doctor_kubelet,
     doctor_programs,
     doctor_quiet,
     doctor_sandbox,
@@ -25,7 +26,6 @@ from kata_pin.cli.reports import (
     remedies,
     words,
 )
-from kata_pin.cli.reports.remedies import here
 from kata_pin.cli.reports.selection import within
 from kata_pin.config import DEFAULT_FILE, Config
 from kata_pin.config.tree import NewThreads
@@ -37,6 +37,7 @@ from kata_pin.model.reports.daemon import Daemon
 from kata_pin.model.reports.doctor import DoctorDocument, Row
 from kata_pin.model.reports.state import State
 from kata_pin.model.reports.watch import WatchDocument
+from kata_pin.remedy import here
 from kata_pin.wire.hook_message import MAX_SPOOLED, UNINSTALLED
 
 CAPABILITIES: Final = {
@@ -84,7 +85,8 @@ def examine(
         lambda: doctor_isolation.task_switches(host),
         lambda: doctor_isolation.watch(provider.watch),
         doctor_install.hooks,
-        lambda: kubelet(config),
+        lambda: doctor_kubelet.kubelet(config),
+        lambda: doctor_kubelet.pod_resources(config),
         lambda: kata(config),
         lambda: spool(config),
         lambda: doctor_programs.programs(state),
@@ -250,25 +252,6 @@ def process_events(config: Config) -> Row:
     if config.new_threads is NewThreads.AUDIT:
         return Row("process events", "info", "available, disabled by new_threads: audit")
     return Row("process events", "ok", "process connector: available")
-
-
-def kubelet(config: Config) -> Row:
-    """Return the state of the kubelet's checkpoint."""
-    from kata_pin.sources.kubelet import read_kubelet
-
-    path = config.paths.kubelet_state
-    try:
-        found = read_kubelet(path)
-    except KataPinError as error:
-        return Row("kubelet", "warn", f"checkpoint not used: {error.message}", error.hint)
-    if found is None:
-        return Row("kubelet", "info", f"no checkpoint at {path}: exclusive CPUs are inferred")
-    held = count(sum(len(containers) for containers in found.entries.values()), "container")
-    text = f"policy {found.policy}, default set {found.default}, {held} with exclusive CPUs"
-    if found.doubles:
-        twice = "; ".join(map(words.double_assignment, found.doubles))
-        return Row("kubelet", "warn", f"{text}; {twice}", words.DOUBLE_REMEDY)
-    return Row("kubelet", "ok", text)
 
 
 def kata(config: Config) -> Iterator[Row]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from kata_pin.cli.reports import processes, remedies, words
-from kata_pin.cli.reports.remedies import Remedy, here
 from kata_pin.model.reports.doctor import Row
 from kata_pin.model.reports.state import State
+from kata_pin.remedy import Remedy, here
 
 RUNTIMES: Final = frozenset({"containerd", "crio", "kubelet"})
 

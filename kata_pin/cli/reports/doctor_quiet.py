@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from kata_pin.cli.reports import remedies
-from kata_pin.cli.reports.remedies import here
 from kata_pin.config import Config
 from kata_pin.host.quiet.rights import NET_ADMIN, SETUID, is_read_only_for, may_have
 from kata_pin.host.root import HostRoot
@@ -21,6 +20,7 @@ from kata_pin.model.reports.doctor import Row
 from kata_pin.model.reports.quiet import KeptQuiet
 from kata_pin.model.reports.state import State
 from kata_pin.model.settings import QuietLevel
+from kata_pin.remedy import here
 
 DROP_INS: Final = "/usr/lib/systemd/system/kata-pin.service.d"
 CHECK: Final = "quiet rights"

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from kata_pin.config.alloc import UNIX
 from kata_pin.config.tree import NriEnabled
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
@@ -206,15 +207,20 @@ class Coordinator(Observer):
         alloc = self._node.config.alloc
         if not self._allocator.on or not alloc.pods_url:
             return
+        from kata_pin.sources.kubelet_api import PodsApi  # noqa: PLC0415 - rarely used
         from kata_pin.sources.pod_list import PodList  # noqa: PLC0415 - TLS, rarely used
 
-        pods = PodList(
-            alloc.pods_url,
-            token=alloc.pods_token,
-            ca=alloc.pods_ca,
-            name=alloc.pods_name,
-            certificate=alloc.pods_certificate,
-        )
+        pods: PodsApi | PodList
+        if alloc.pods_url.startswith(UNIX):
+            pods = PodsApi(alloc.pods_url.removeprefix(UNIX), self._root.calls)
+        else:
+            pods = PodList(
+                alloc.pods_url,
+                token=alloc.pods_token,
+                ca=alloc.pods_ca,
+                name=alloc.pods_name,
+                certificate=alloc.pods_certificate,
+            )
         while True:
             try:
                 self._allocator.set_specs(await pods.read())

@@ -25,6 +25,7 @@ from typing import Final
 import kata_pin.broker
 from kata_pin.broker.libc import CAP_DAC_READ_SEARCH, libc
 from kata_pin.broker.protocol import ANSWER
+from kata_pin.config.alloc import UNIX
 from kata_pin.config.tree import Config
 from kata_pin.daemon.service.runtime_dir import hand_over
 from kata_pin.errors import DaemonError, reason_of
@@ -148,9 +149,10 @@ def _rules(config: Config) -> Iterator[str]:
     yield f"u{_RUNTIME_DIRS_OF_USERS}"
     for name, schemata in config.resctrl.classes.items():
         yield f"q{name} {schemata}"
-    for path in (config.nri.socket, config.alloc.cri):
-        if path:
-            yield f"c{path}"
+    alloc = config.alloc
+    pods = alloc.pods_url.removeprefix(UNIX) if alloc.pods_url.startswith(UNIX) else ""
+    for path in filter(None, (config.nri.socket, alloc.cri, pods)):
+        yield f"c{path}"
 
 
 def give_up(config: Config) -> None:

@@ -24,12 +24,15 @@ from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import DaemonError
 from kata_pin.host.root import HOST
 from kata_pin.owned_file import OUR_UID
+from kata_pin.remedy import Remedy, here
 from kata_pin.wire.hook_message import parse_spool_name
 
 log = logging.getLogger(__name__)
 
 NODE_LOCK: Final = "/run/kata-pin/lock"
 """The lock of the node; also that of the default runtime directory."""
+
+_OTHER: Final = Remedy("systemctl status kata-pin", "on the node: systemctl disable --now kata-pin")
 
 _FILE: Final = "registry.db"
 _OURS: Final = (_FILE, f"{_FILE}-wal", f"{_FILE}-shm", "lock")
@@ -169,9 +172,7 @@ def node_locked(config: Config, *, lock: str = NODE_LOCK) -> Iterator[None]:
             yield
             return
         path, flags = lock, os.O_RDWR | os.O_NOFOLLOW
-    taken = DaemonError(
-        f"another kata-pin runs on this node: it holds {path}", hint="systemctl status kata-pin"
-    )
+    taken = DaemonError(f"another kata-pin runs on this node: it holds {path}", hint=here(_OTHER))
     with _flocked(path, flags, taken):
         yield
 

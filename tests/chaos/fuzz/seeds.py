@@ -21,7 +21,7 @@ from kata_pin.model.reports.names import Names, SandboxName
 from kata_pin.wire import ttrpc
 from kata_pin.wire.allocator_state import dump_state
 from kata_pin.wire.nri import mux
-from kata_pin.wire.proto import agent_pb2, nri_pb2, ttrpc_pb2
+from kata_pin.wire.proto import agent_pb2, kubelet_pb2, nri_pb2, ttrpc_pb2
 from kata_pin.wire.reports import encode
 from tests.support import recordings
 from tests.support.recordings import DATA, files
@@ -80,6 +80,23 @@ BASE_SPEC = (
     b'{"ociVersion": "1.2.0", "process": {"rlimits": [{"type": "RLIMIT_NOFILE"}]}, "linux": {},'
     b' "hooks": {"poststop": [{"path": "/hook"}, {"path": "/other"}], "prestart": null}}'
 )
+KUBELET_PODS = kubelet_pb2.ListPodsResponse(
+    pods=[
+        kubelet_pb2.Pod(
+            metadata=kubelet_pb2.ObjectMeta(uid="u1", annotations={"a": "b"}),
+            spec=kubelet_pb2.PodSpec(init_containers=[kubelet_pb2.Container(name="i")]),
+        ).SerializeToString()
+    ]
+).SerializeToString()
+POD_RESOURCES = kubelet_pb2.ListPodResourcesResponse(
+    pod_resources=[
+        kubelet_pb2.PodResources(
+            name="p",
+            namespace="n",
+            containers=[kubelet_pb2.ContainerResources(name="c", cpu_ids=[1, 2])],
+        )
+    ]
+).SerializeToString()
 YAML = (
     b"version: 1\nlog_level: debug\noverhead: reserve:1\npairing: pair\naudit:\n  deep_s: 60\n"
     b"paths:\n  bundle_roots:\n    - /run/a\n    - /run/b\nhypervisors: [/opt/q, '/opt/q-*']\n"

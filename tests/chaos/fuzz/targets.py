@@ -39,7 +39,7 @@ from kata_pin.wire.kernel import (
     sched,
 )
 from kata_pin.wire.kernel import cgroup as kernel_cgroup
-from kata_pin.wire.kube import cdi, cri, objects
+from kata_pin.wire.kube import cdi, cri, kubelet_api, objects
 from kata_pin.wire.nri import replies
 from tests.chaos.fuzz import runs
 from tests.chaos.fuzz import seeds as s
@@ -239,6 +239,18 @@ TARGETS: Final[dict[str, Target]] = {
         ),
         lambda: [s.API_STATUS, s.API_EVENT],
         _json_words("kind", "message", "series", "count"),
+    ),
+    "kubelet-pods": Target(
+        kubelet_api.parse_listed_pods,
+        _named("wire.kube.kubelet_api", "parse_listed_pods"),
+        lambda: [s.KUBELET_PODS],
+        (b"\x0a", b"\x62", b"\xa2\x01", b"u1"),
+    ),
+    "pod-resources": Target(
+        lambda data: kubelet_api.parse_pod_resources(data, data),
+        _named("wire.kube.kubelet_api", "parse_pod_resources"),
+        lambda: [s.POD_RESOURCES],
+        (b"\x0a", b"\x12", b"\x18", b"\x10\xff\xff\xff\xff\x0f"),
     ),
     "pod-list": Target(
         runs.run_pods,

@@ -9,7 +9,7 @@ import pytest
 
 from kata_pin.cli.client import Provider
 from kata_pin.cli.main import run
-from kata_pin.cli.reports import doctor_install, doctor_node, doctor_sandbox
+from kata_pin.cli.reports import doctor_install, doctor_kubelet, doctor_node, doctor_sandbox
 from kata_pin.config import Config
 from kata_pin.config.paths import Paths
 from kata_pin.config.tree import NewThreads, Qmp
@@ -124,14 +124,14 @@ def test_kubelet_states(tmp_path: Path) -> None:
     """No checkpoint is information, a damaged one a warning."""
     path = tmp_path / "cpu_manager_state"
     config = Config(paths=Paths(kubelet_state=str(path)))
-    assert doctor_node.kubelet(config).status == "info"
+    assert doctor_kubelet.kubelet(config).status == "info"
     path.write_text("{")
-    assert doctor_node.kubelet(config).status == "warn"
+    assert doctor_kubelet.kubelet(config).status == "warn"
     path.write_text(checkpoint("0-3", {"a": {"c": "4-6"}, "b": {"c": "7"}}))
-    row = doctor_node.kubelet(config)
+    row = doctor_kubelet.kubelet(config)
     assert (row.status, row.remedy) == ("ok", "")
     path.write_text(checkpoint("0-4", {"a": {"c": "4-6"}, "b": {"c": "6"}}))
-    row = doctor_node.kubelet(config)
+    row = doctor_kubelet.kubelet(config)
     assert row.status == "warn"
     assert (
         "pCPU 4 is assigned to pod a and the default set; pCPU 6 is assigned to pod a" in row.text

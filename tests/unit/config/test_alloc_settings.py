@@ -139,8 +139,9 @@ def test_rules_are_written_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "https://node-7:10250/pods", "http://127.0.0.1:10255/pods", "http://[::1]:1/pods"]
-)
+    "text", ["", "https://node-7:10250/pods", "http://127.0.0.1:10255/pods", "http://[::1]:1/pods",
+     "unix:/var/lib/kubelet/pods-api/pods-api.sock"],
+)  # fmt: skip
 def test_addresses(text: str) -> None:
     """https anywhere, http on this host, or nothing."""
     assert read(f"pods_url: '{text}'").alloc.pods_url == text
@@ -155,6 +156,7 @@ def test_addresses(text: str) -> None:
         ("https://user:secret@node/pods", "expected https"),
         ("https://node:99999/pods", "not an address"),
         ("https://node/a b", "not an address"),
+        ("unix:pods-api.sock", "path"),
     ],
 )
 def test_wrong_addresses(text: str, said: str) -> None:

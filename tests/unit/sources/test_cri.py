@@ -18,7 +18,7 @@ import pytest
 
 from kata_pin.errors import ParseError
 from kata_pin.model.cpuset import CpuSet
-from kata_pin.sources import cri
+from kata_pin.sources import grpc_socket
 from kata_pin.sources.cri import CriClient
 from kata_pin.sources.updater import ContainerUnknown, RuntimeUnavailable, UpdateRefused
 from kata_pin.wire.nri.replies import Cpuset
@@ -177,7 +177,7 @@ async def test_the_library_is_missing(
     server: CriServer, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the extra, the error says how to install it."""
-    monkeypatch.setattr(cri, "LIBRARY", "grpc_is_not_here")
+    monkeypatch.setattr(grpc_socket, "LIBRARY", "grpc_is_not_here")
     client = CriClient(str(path))
     assert "kata-pin[cri]" in client.problem
     with pytest.raises(RuntimeUnavailable, match=r"kata-pin\[cri\]"):

@@ -8,11 +8,19 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kata_pin.cli import scrape
 from kata_pin.cli.reports import doctor_node, remedies
-from kata_pin.cli.reports.remedies import Remedy, here
+from kata_pin.daemon.service import runtime_dir
 from kata_pin.model.reports.daemon import Daemon
+from kata_pin.remedy import Remedy, here
+from kata_pin.sources import daemon_socket
 
-EVERY = {name: one for name, one in vars(remedies).items() if isinstance(one, Remedy)}
+EVERY = {
+    f"{module.__name__}.{name}": one
+    for module in (remedies, scrape, runtime_dir, daemon_socket)
+    for name, one in vars(module).items()
+    if isinstance(one, Remedy)
+}
 CHARTS = Path(__file__).resolve().parents[4] / "hooks" / "charts"
 OF_NODES = re.compile(r"systemctl|mount -t|run as root|kata-pin install|kata-pin config check")
 

@@ -537,7 +537,7 @@ async def test_a_missing_library_is_said(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A socket in the settings without gRPC installed is a warning at start."""
-    monkeypatch.setattr("kata_pin.sources.cri.LIBRARY", "not_here")
+    monkeypatch.setattr("kata_pin.sources.grpc_socket.LIBRARY", "not_here")
     async with running(World(registry, cri="/run/c.sock")):
         await until(lambda: "pip install 'kata-pin[cri]'" in caplog.text, "the warning")
 
@@ -558,7 +558,7 @@ def test_which_way(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     assert way(connected=False, cri=socket) == ("cri", "NRI is not connected")
     assert way() == ("", f"{unsafe}; the setting alloc.cri names no socket")
     assert way(problem="", push=Push.NO, cri=socket) == ("", "the setting alloc.push is no")
-    monkeypatch.setattr("kata_pin.sources.cri.LIBRARY", "not_here")
+    monkeypatch.setattr("kata_pin.sources.grpc_socket.LIBRARY", "not_here")
     name, why = way(cri=socket)
     assert (name, "kata-pin[cri]" in why) == ("", True)
 
