@@ -8,35 +8,54 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from contextlib import closing
+from typing import NamedTuple
 
 from kata_pin.errors import HostError, ParseError
 from kata_pin.host.files import read_bytes, read_once
+from kata_pin.host.kept_files import KeptFiles
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.model.quiet.interrupts import NO_NODE, Interrupt
-from kata_pin.wire.kernel.interrupts import MAX_TEXT, is_numbered, parse_columns, parse_row
+from kata_pin.model.quiet.interrupts import NO_NODE, Interrupt, InterruptRow
+from kata_pin.wire.kernel.interrupts import (
+    MAX_TEXT,
+    is_numbered,
+    parse_columns,
+    parse_row,
+    recounted,
+)
 from kata_pin.wire.kernel.masks import parse_mask
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(NamedTuple):
     """An interrupt as it was read last: its line and its mask's text, and what they meant."""
 
+    path: str
     line: bytes
     mask: bytes
     interrupt: Interrupt
 
 
 class InterruptTable:
-    """Reads the node's interrupts again and again; what did not change is not parsed again."""
+    """Reads the node's interrupts again and again; what did not change is not parsed again.
+
+    `version` grows with each change but of counters. `fired` are the interrupts whose counters
+    changed since the read before, with their rows then. Whoever has one closes it.
+    """
 
     def __init__(self, root: HostRoot) -> None:
         self._root = root
-        self._folder = root.proc("irq")
+        self._files = KeptFiles()
         self._known: dict[bytes, _Known] = {}
         self._head = b""
+        self._columns: Mapping[int, int] = {}
+        self.version = 0
+        self.fired: list[tuple[InterruptRow, Interrupt]] = []
+
+    def close(self) -> None:
+        """Close the files that are read."""
+        self._files.close()
 
     def read(self) -> tuple[Interrupt, ...]:
         """Return every interrupt that has files of its own, `effective` as it was first read.
@@ -49,41 +68,70 @@ class InterruptTable:
             head, *lines = read_bytes(path, MAX_TEXT).split(b"\n")
         except OSError as error:
             raise HostError("read", path, error.errno or 0) from error
-        columns = parse_columns(head)
-        before, self._known = self._known if head == self._head else {}, {}
-        self._head = head
-        for line in filter(is_numbered, lines):
-            label = line.partition(b":")[0].strip()
-            found = self._one(line, int(label), before.get(label), columns)
-            if found is not None:
-                self._known[label] = found
-        return tuple(one.interrupt for one in self._known.values())
+        if head != self._head:
+            self._columns = parse_columns(head)
+            self._head, self._known = head, {}
+            self.version += 1
+        before, found = self._known, {}
+        self.fired = []
+        for line in lines:
+            label = line[: line.find(b":")]
+            known = before.get(label)
+            if known is None and not is_numbered(line):
+                continue
+            now = None if known is None else self._again(line, known)
+            if now is None:
+                now = self._new(line)
+            if now is not None:
+                found[label] = now
+        if found.keys() != before.keys():
+            self.version += 1
+            self._files.keep_only({one.path for one in found.values()})
+        self._known = found
+        return tuple(one.interrupt for one in found.values())
 
-    def _one(
-        self, line: bytes, number: int, known: _Known | None, columns: Sequence[int]
-    ) -> _Known | None:
-        """Return an interrupt as it is now, None if it is gone."""
+    def _new(self, line: bytes) -> _Known | None:
+        """Return an interrupt that was not there before, None if it has no files."""
+        row = parse_row(line, self._columns)
+        path = self._root.proc("irq", row.number, "smp_affinity_list")
         try:
-            text = read_once(f"{self._folder}/{number}/smp_affinity_list")
-            if known is not None and known.mask == text:
-                if known.line == line:
+            text = self._files.read(path)
+            mask = CpuSet.parse(text.decode("ascii", "replace"))
+        except (OSError, ParseError):
+            return None
+        self.version += 1
+        where = _cpus(self._root, row.number, "effective_affinity_list")
+        node, managed = _node(self._root, row.number), is_managed(self._root, row.number)
+        return _Known(path, line, text, Interrupt(row, mask, where, node, managed))
+
+    def _again(self, line: bytes, known: _Known) -> _Known | None:
+        """Return an interrupt that is known; None if it is another one, or gone."""
+        path, before, mask_text, one = known
+        try:
+            text = self._files.read(path)
+            if text == mask_text:
+                if line == before:
                     return known
-                mask = known.interrupt.mask
+                mask = one.mask
             else:
                 mask = CpuSet.parse(text.decode("ascii", "replace"))
         except (OSError, ParseError):
             return None
-        row = parse_row(line, columns)
-        if known is not None and known.interrupt.row.text == row.text:
-            return _Known(line, text, replace(known.interrupt, row=row, mask=mask))
-        where = _cpus(self._root, number, "effective_affinity_list")
-        node, managed = _node(self._root, number), is_managed(self._root, number)
-        return _Known(line, text, Interrupt(row, mask, where, node, managed))
+        row = one.row if line == before else recounted(one.row, before, line)
+        if row is None:
+            return None
+        now = Interrupt(row, mask, one.effective, one.node, one.managed)
+        if mask is not one.mask:
+            self.version += 1
+        if row is not one.row:
+            self.fired.append((one.row, now))
+        return _Known(path, line, text, now)
 
 
 def read_interrupts(root: HostRoot) -> tuple[Interrupt, ...]:
     """Return every interrupt that has files of its own; raises HostError and ParseError."""
-    return InterruptTable(root).read()
+    with closing(InterruptTable(root)) as table:
+        return table.read()
 
 
 def default_mask(root: HostRoot) -> CpuSet:

@@ -55,7 +55,7 @@ def test_a_file(kind: str, name: str, value: str) -> None:
 def test_a_kernel_thread() -> None:
     """One that can be moved is moved, and moved back."""
     threads = kernel_threads(HOST)
-    if isinstance(threads, Unknown) or not threads:
+    if isinstance(threads, Unknown):
         pytest.skip("no kernel threads are visible here")
     for one in threads:
         if len(one.affinity) < 2:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from errno import EINVAL, ENOENT, EOVERFLOW, ERANGE
 from pathlib import Path
@@ -52,8 +52,17 @@ class IrqTree(DirectCalls):
         self.set_default(f"0-{self.cpus - 1}")
         self.render()
 
+    def add_all(self, lines: Mapping[int, Line]) -> None:
+        """Interrupts appear."""
+        for number, line in lines.items():
+            self._add(number, line)
+        self.render()
+
     def add(self, number: int, line: Line) -> None:
         """An interrupt appears."""
+        self.add_all({number: line})
+
+    def _add(self, number: int, line: Line) -> None:
         self.lines[number] = line
         folder = self._irq / str(number)
         folder.mkdir(exist_ok=True)
@@ -64,12 +73,13 @@ class IrqTree(DirectCalls):
         ):
             (folder / name).write_text(f"{text}\n")
         (folder / "smp_affinity_list").chmod(line.mode)
-        self.render()
 
     def remove(self, number: int) -> None:
         """It disappears."""
         del self.lines[number]
         for file in (self._irq / str(number)).iterdir():
+            file.chmod(0o644)
+            file.write_text("")  # who has it open reads nothing more; the kernel says EIO
             file.unlink()
         (self._irq / str(number)).rmdir()
         self.render()

@@ -53,6 +53,7 @@ class QuietNode:
         self.pods: dict[str, str] = {}
         self.annotations: dict[str, dict[str, str]] = {}
         self.devices: frozenset[str] = frozenset()
+        self._keeper: QuietKeeper | None = None
         self.bundles = "/run/containerd/x"
         self.events = NodeEvents()
         self.start()
@@ -66,8 +67,9 @@ class QuietNode:
 
     def start(self) -> None:
         """Start a daemon: what the former one knew is gone, but for the registry."""
+        self.stop()
         node = SimpleNamespace(current=lambda: world.node(self.topology))
-        self.keeper = QuietKeeper(
+        self.keeper = self._keeper = QuietKeeper(
             self.tree.host,
             cast("NodeWatch", node),
             self.live,
@@ -82,6 +84,16 @@ class QuietNode:
         )
         for pod in self.pods:
             self.run_pod(pod, self.pods[pod])
+
+    def close(self) -> None:
+        """End the daemon, and close the registry."""
+        self.stop()
+        self.database.close()
+
+    def stop(self) -> None:
+        """End the daemon as kill -9 does: it restores nothing."""
+        if self._keeper is not None:
+            self._keeper.close()
 
     def _containers(self, name: str) -> tuple[Container, ...]:
         made = world.exclusive(f"c-{name}", self.pods.get(name, "0"))

@@ -13,9 +13,10 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
 
+from kata_pin.config.tree import Config
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.quiet.claims import PodFacts, QuietClaims
 from kata_pin.daemon.quiet.files import TunableFiles
@@ -69,8 +70,8 @@ class TunableSource(Protocol):
 
     kinds: Mapping[TunableKind, Writer]
 
-    async def observe(self) -> Sequence[Observed]:
-        """Return what there is now; raises KataPinError."""
+    async def observe(self, *, fresh: bool) -> Sequence[Observed]:
+        """Return what there is now, or unless it must be `fresh` what there was; KataPinError."""
 
     def goals(
         self,
@@ -85,6 +86,20 @@ class TunableSource(Protocol):
         self, state: QuietState, claims: Iterable[QuietClaim], seen: Sequence[Observed]
     ) -> Iterable[tuple[str, str]]:
         """Yield by sandbox what it does not get, and why."""
+
+
+_Desired = tuple[HostTopology, QuietState, Sequence[QuietClaim], Config]
+"""All that goals are made of but for what is observed."""
+
+
+class _Lines(NamedTuple):
+    """The node's interrupts, as tunables too; `nodes` are their NUMA nodes."""
+
+    version: int
+    interrupts: Sequence[Interrupt]
+    observed: Sequence[Observed]
+    nodes: frozenset[int]
+    vfio: bool
 
 
 class QuietKeeper(Observer):
@@ -108,7 +123,7 @@ class QuietKeeper(Observer):
         self._notices = QuietNotices(root, events)
         self._claims = QuietClaims(live, facts)
         self._table = InterruptTable(root)
-        self._lines: dict[int, tuple[CpuSet, Observed]] = {}
+        self._lines = _Lines(-1, (), (), frozenset(), vfio=False)
         self._irqbalance = Irqbalance(root)
         self._sources = sources
         files = TunableFiles(root)
@@ -123,8 +138,14 @@ class QuietKeeper(Observer):
         self._turn = asyncio.Lock()
         self._online = EMPTY
         self._narrow_at: float | None = None
-        self._refusals: dict[str, list[str]] = {}
-        """What sandboxes do not get, and why, as of this round."""
+        self._desired: _Desired | None = None
+        self._inputs: tuple[object, ...] = ()
+        self._goals: Mapping[TunableKey, Goal] = {}
+        """Made of `_inputs`."""
+        self._look_at = 0.0
+        """When sources are read again, whether something is due or not."""
+        self._refused: dict[str, list[str]] = {}
+        """By sandbox what sources cannot do, and why, as of their last reading."""
         self.status = QuietStatus()
 
     def passed(self, outcome: PassOutcome) -> None:
@@ -152,20 +173,21 @@ class QuietKeeper(Observer):
         `settled` returns whether every recorded sandbox has had a pass, or has ended: what an
         earlier daemon wrote must not be given back before that.
         """
-        until = time.monotonic() + START_S if self._tuner.records else 0.0
-        while time.monotonic() < until and not settled():
-            self._wake.clear()
-            await self._woken(0.2)
-        while True:
-            self._wake.clear()
-            try:
-                await self.round()
-            except KataPinError as error:
-                self._notices.problems({"quiet": error.message})
-            except Exception as error:  # a fault barrier: the next round looks again
-                log.error("quiet pCPUs: %s", reason_of(error))
-                log.debug("quiet pCPUs", exc_info=True)
-            await self._next()
+        with contextlib.closing(self):
+            until = time.monotonic() + START_S if self._tuner.records else 0.0
+            while time.monotonic() < until and not settled():
+                self._wake.clear()
+                await self._woken(0.2)
+            while True:
+                self._wake.clear()
+                try:
+                    await self.round()
+                except KataPinError as error:
+                    self._notices.problems({"quiet": error.message})
+                except Exception as error:  # a fault barrier: the next round looks again
+                    log.error("quiet pCPUs: %s", reason_of(error))
+                    log.debug("quiet pCPUs", exc_info=True)
+                await self._next()
 
     async def follow_irqbalance(self) -> None:
         """Look again whenever irqbalance starts or ends."""
@@ -177,8 +199,12 @@ class QuietKeeper(Observer):
         if not self._tuner.records:
             return []
         topology = self._node.current().topology
-        outcome = await self._apply(topology, QuietState(), (), self._table.read())
+        outcome = await self._apply(topology, QuietState(), (), self._read())
         return [f"{what}: {why}" for what, why in sorted(outcome.problems.items())]
+
+    def close(self) -> None:
+        """Close the files that are read in each round."""
+        self._table.close()
 
     async def round(self) -> None:
         """Look at the node once and do what is due; raises KataPinError."""
@@ -186,85 +212,105 @@ class QuietKeeper(Observer):
         if not self._live.acts or (not level.acts and not self._tuner.records):
             self.status = QuietStatus(level=level.value)
             self._narrow_at = None
+            self.close()
             return
         topology = self._node.current().topology
         if topology.online != self._online:
             self._tuner.forgive()
             self._online = topology.online
-        interrupts = self._table.read()
-        vfio = any(one.row.vfio for one in interrupts)
-        claims = self._coalesced(topology, self._claims.all(topology, vfio=vfio), interrupts)
-        state = _state(topology, claims, interrupts)
-        outcome = await self._apply(topology, state, claims, interrupts)
+        lines = self._read()
+        claims = self._claims.all(topology, vfio=lines.vfio)
+        claims = self._coalesced(topology, claims, lines.nodes)
+        state = quiet_state(topology, claims, lines.nodes)
+        outcome = await self._apply(topology, state, claims, lines)
         if self._live.acts:  # it was not uninstalled meanwhile
-            await self._note(state, claims, interrupts, outcome)
+            await self._note(state, claims, lines.interrupts, outcome)
+
+    def _read(self) -> _Lines:
+        """Return the interrupts; what is made of them stays until more than counters changes."""
+        interrupts = self._table.read()
+        if self._lines.version != self._table.version:
+            observed = tuple(map(_observed, interrupts))
+            self._tuner.drop_gone([one.key for one in observed], [TunableKind.INTERRUPT])
+            vfio = any(one.row.vfio for one in interrupts)
+            nodes = frozenset(one.node for one in interrupts)
+            self._lines = _Lines(self._table.version, interrupts, observed, nodes, vfio)
+        return self._lines._replace(interrupts=interrupts)
 
     async def _apply(
         self,
         topology: HostTopology,
         state: QuietState,
         claims: Sequence[QuietClaim],
-        interrupts: Sequence[Interrupt],
+        lines: _Lines,
     ) -> Outcome:
         """Bring every tunable to its goal: irqbalance first, then new interrupts, then the rest."""
         async with self._turn:  # an uninstall restores while a round may be under way
-            return await self._apply_now(topology, state, claims, interrupts)
+            banned = await self._irqbalance.observe()
+            running = [TunableKey(TunableKind.IRQBALANCE, str(n)) for n in self._irqbalance.running]
+            self._tuner.drop_gone(running, [TunableKind.IRQBALANCE])
+            default = Observed(_DEFAULT, "", str(default_mask(self._root)), "default mask")
+            desired = (topology, state, claims, self._live.now)
+            more = await self._observe_sources(desired)
+            inputs = (desired, lines.version, [one.key for one in banned], more)
+            if inputs != self._inputs:
+                self._goals = self._all_goals(desired, lines, banned, more)
+                self._inputs = inputs
+            seen = [*banned, default, *lines.observed, *(one for each in more for one in each)]
+            return await self._tuner.apply(seen, self._goals)
 
-    async def _apply_now(
-        self,
-        topology: HostTopology,
-        state: QuietState,
-        claims: Sequence[QuietClaim],
-        interrupts: Sequence[Interrupt],
-    ) -> Outcome:
-        seen = list(await self._irqbalance.observe())
-        goals: dict[TunableKey, Goal] = {}
-        ban = irqbalance_goal(state)
-        if ban is not None:
-            goals |= {one.key: ban for one in seen}
-        running = [TunableKey(TunableKind.IRQBALANCE, str(n)) for n in self._irqbalance.running]
-        self._tuner.drop_gone(running, [TunableKind.IRQBALANCE])
-        default = default_mask_goal(topology, state)
-        if default is not None:
-            goals[_DEFAULT] = default
-        seen.append(Observed(_DEFAULT, "", str(default_mask(self._root)), "default mask"))
-        goals |= interrupt_goals(topology, state, interrupts, claims, self._live.now.quiet_vfio)
-        lines = [self._observed(one) for one in interrupts]
-        self._tuner.drop_gone([one.key for one in lines], [TunableKind.INTERRUPT])
-        seen += lines
+    async def _observe_sources(self, desired: _Desired) -> list[Sequence[Observed]]:
+        """Return what each source has: read now if something is due, else as it was read last."""
+        _, state, claims, config = desired
+        now = time.monotonic()
+        fresh = desired != self._desired or not self._tuner.calm or now >= self._look_at
         wanted = state.full or any(one.idle or one.governor for one in claims)
-        self._refusals = {}
+        found: list[Sequence[Observed]] = []
+        if fresh:
+            self._desired, self._look_at = desired, now + config.audit.deep_s
+            self._refused = {}
         for source in self._sources:
             changed = any(key.kind in source.kinds for key in self._tuner.records)
             if not wanted and not changed:
+                found.append(())
                 continue
-            more = await source.observe()
-            self._tuner.drop_gone([one.key for one in more], source.kinds)
-            goals |= source.goals(topology, state, claims, more)
-            for sandbox_id, why in source.problems(state, claims, more):
-                self._refusals.setdefault(sandbox_id, []).append(why)
-            seen += more
-        return await self._tuner.apply(seen, goals)
+            more = await source.observe(fresh=fresh)
+            found.append(more)
+            if fresh:
+                self._tuner.drop_gone([one.key for one in more], source.kinds)
+                for sandbox_id, why in source.problems(state, claims, more):
+                    self._refused.setdefault(sandbox_id, []).append(why)
+        return found
 
-    def _observed(self, one: Interrupt) -> Observed:
-        """Return an interrupt as a tunable: the same object as long as nothing of it changed."""
-        mask, seen = self._lines.get(one.number, (None, None))
-        if seen is None or mask is not one.mask or seen.identity != one.row.text:
-            key = TunableKey(TunableKind.INTERRUPT, str(one.number))
-            label = f"interrupt {one.number} ({one.row.name})"
-            seen = Observed(key, one.row.text, str(one.mask), label, one.managed)
-            self._lines[one.number] = (one.mask, seen)
-        return seen
+    def _all_goals(
+        self,
+        desired: _Desired,
+        lines: _Lines,
+        banned: Sequence[Observed],
+        more: Sequence[Sequence[Observed]],
+    ) -> Mapping[TunableKey, Goal]:
+        topology, state, claims, config = desired
+        goals: dict[TunableKey, Goal] = {}
+        ban = irqbalance_goal(state)
+        if ban is not None:
+            goals |= {one.key: ban for one in banned}
+        default = default_mask_goal(topology, state)
+        if default is not None:
+            goals[_DEFAULT] = default
+        goals |= interrupt_goals(topology, state, lines.interrupts, claims, config.quiet_vfio)
+        for source, seen in zip(self._sources, more, strict=True):
+            goals |= source.goals(topology, state, claims, seen)
+        return goals
 
     def _coalesced(
         self,
         topology: HostTopology,
         claims: tuple[QuietClaim, ...],
-        interrupts: Sequence[Interrupt],
+        nodes: Collection[int],
     ) -> tuple[QuietClaim, ...]:
         """Return the claims that count now: new ones only after a moment."""
         applied = self.status.state.quiet
-        fresh = _state(topology, claims, interrupts).quiet - applied
+        fresh = quiet_state(topology, claims, nodes).quiet - applied
         now = time.monotonic()
         if not fresh or self.status.rounds == 0:
             self._narrow_at = None
@@ -297,14 +343,16 @@ class QuietKeeper(Observer):
     ) -> None:
         """Take down what a round found and did, and report what is new."""
         before = self.status
-        for sandbox_id, why in self._claims.problems.items():
-            self._refusals.setdefault(sandbox_id, [])[:0] = why
+        refusals = dict(self._claims.problems)
+        for sandbox_id, why in self._refused.items():
+            refusals[sandbox_id] = (*refusals.get(sandbox_id, ()), *why)
         self.status = now = before.after(
             level=self._live.now.quiet.value,
             state=state,
             claims=claims,
-            refusals=self._refusals,
+            refusals=refusals,
             interrupts=interrupts,
+            fired=self._table.fired,
             outcome=outcome,
             held=Counter(key.kind for key in self._tuner.records),
             irqbalance=self._irqbalance.running,
@@ -318,7 +366,8 @@ class QuietKeeper(Observer):
         await self._notices.overridden(outcome.overridden, self._irqbalance.running)
 
 
-def _state(
-    topology: HostTopology, claims: Iterable[QuietClaim], interrupts: Iterable[Interrupt]
-) -> QuietState:
-    return quiet_state(topology, claims, {one.node for one in interrupts})
+def _observed(one: Interrupt) -> Observed:
+    """Return an interrupt as a tunable."""
+    key = TunableKey(TunableKind.INTERRUPT, str(one.number))
+    label = f"interrupt {one.number} ({one.row.name})"
+    return Observed(key, one.row.text, str(one.mask), label, one.managed)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.quiet.files import TunableFiles
 from kata_pin.daemon.quiet.tuner import Writer
-from kata_pin.host.quiet.power import read_policies, read_power
-from kata_pin.host.quiet.queues import read_queues
+from kata_pin.daemon.reconcile.slices import Slices
+from kata_pin.host.quiet.power import read_idle_limit, read_policies
+from kata_pin.host.quiet.queues import device_names, read_queues
 from kata_pin.host.quiet.reading import cpu_list, mask
 from kata_pin.host.quiet.threads import kernel_threads
 from kata_pin.host.root import HostRoot
@@ -28,7 +28,13 @@ from kata_pin.model.quiet.tunables import (
 )
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.quiet.full import full_goals
-from kata_pin.policy.quiet.power import idle_value, power_goals, power_problems, wanted_power
+from kata_pin.policy.quiet.power import (
+    idle_limits,
+    idle_value,
+    power_goals,
+    power_problems,
+    wanted_power,
+)
 
 _KINDS: Final = (
     *(TunableKind.WORKQUEUES, TunableKind.WATCHDOG, TunableKind.KERNEL_THREAD),
@@ -43,23 +49,40 @@ class KernelWork:
         self._root = root
         self._live = live
         self._policies: dict[str, FrequencyPolicy] = {}
+        self._devices: Sequence[str] = ()
+        self._seen: Sequence[Observed] = ()
         self.kinds: Mapping[TunableKind, Writer] = dict.fromkeys(_KINDS, TunableFiles(root).write)
 
-    async def observe(self) -> Sequence[Observed]:
-        """Return what there is now; what cannot be read is left out. Raises HostError."""
-        root = self._root
-        found = [*self._node(), *self._queues(), *self._threads()]
-        await asyncio.sleep(0)
-        for cpu in online(root):
-            latency = read_power(root, cpu).latency
+    def _power(self) -> Iterator[Observed]:
+        for cpu in online(self._root):
+            latency = read_idle_limit(self._root, cpu)
             if not isinstance(latency, Unknown):
                 key = TunableKey(TunableKind.IDLE_LIMIT, str(cpu))
-                found.append(Observed(key, "", latency, f"idle limit of pCPU {cpu}"))
-        self._policies = {one.name: one for one in read_policies(root)}
+                yield Observed(key, "", latency, f"idle limit of pCPU {cpu}")
+        self._policies = {one.name: one for one in read_policies(self._root)}
         for policy in self._policies.values():
             key = TunableKey(TunableKind.GOVERNOR, policy.name)
             label = f"governor of pCPUs {policy.cpus}"
-            found.append(Observed(key, str(policy.cpus), policy.governor, label))
+            yield Observed(key, str(policy.cpus), policy.governor, label)
+
+    async def observe(self, *, fresh: bool) -> Sequence[Observed]:
+        """Return what there is now; what cannot be read is left out. Raises HostError.
+
+        Unless it must be `fresh`, and while there are the same network devices, it is what was
+        there at the last look: on a large node that takes thousands of reads.
+        """
+        root = self._root
+        devices = device_names(root)
+        if not fresh and devices == self._devices:
+            return self._seen
+        self._devices = devices
+        found: list[Observed] = []
+        slices = Slices()
+        for part in (self._node(), self._queues(), self._threads(), self._power()):
+            for one in part:
+                found.append(one)
+                await slices.breathe()
+        self._seen = found
         return found
 
     def goals(
@@ -79,9 +102,9 @@ class KernelWork:
     ) -> Iterator[tuple[str, str]]:
         """Yield by sandbox why its pCPUs do not have the idle states and frequency they should."""
         claims = tuple(claims)
-        wanted = self._wanted(state, claims)
+        wanted, limits = self._wanted(state, claims), idle_limits(seen)
         for claim in claims:
-            for why in power_problems(claim, seen, wanted, self._policies):
+            for why in power_problems(claim, limits, wanted, self._policies):
                 yield claim.sandbox, why
 
     def _wanted(self, state: QuietState, claims: Iterable[QuietClaim]) -> PowerGoals:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kata_pin.daemon.quiet.tuner import Outcome
 from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.model.quiet.interrupts import Interrupt
+from kata_pin.model.quiet.interrupts import Interrupt, InterruptRow, RowCounts
 from kata_pin.model.quiet.tunables import QuietClaim, QuietState, TunableKind
 from kata_pin.model.settings import QuietLevel
 
@@ -23,22 +23,14 @@ class Fired(NamedTuple):
     times: int
 
     @staticmethod
-    def since(
-        before: QuietStatus, state: QuietState, interrupts: Sequence[Interrupt]
-    ) -> tuple[Fired, ...]:
-        """Return those that did, on pCPUs that were quiet in the round before too."""
-        quiet = state.quiet & before.settled
-        found = []
-        for one in interrupts if quiet else ():
-            known = before.counts.get(one.number)
-            if known is None or known.row is one.row or known.row.text != one.row.text:
-                continue
-            grown = {
-                cpu: one.row.counts.get(cpu, 0) - known.row.counts.get(cpu, 0) for cpu in quiet
-            }
-            fired = {cpu: times for cpu, times in grown.items() if times > 0}
-            if fired:
-                found.append(Fired(one, CpuSet(fired), sum(fired.values())))
+    def on(cpus: CpuSet, fired: Sequence[tuple[InterruptRow, Interrupt]]) -> tuple[Fired, ...]:
+        """Return those that fired on these pCPUs; `fired` has each with its row before."""
+        numbers, found = tuple(cpus), []
+        for before, one in fired if numbers else ():
+            counts = one.row.counts
+            grown = counts.since(before.counts, numbers) if isinstance(counts, RowCounts) else {}
+            if grown:
+                found.append(Fired(one, CpuSet(grown), sum(grown.values())))
         return tuple(found)
 
 
@@ -56,7 +48,7 @@ class QuietStatus:
     claims: Sequence[QuietClaim] = ()
     refusals: Mapping[str, Sequence[str]] = field(default_factory=dict)
     settled: CpuSet = EMPTY
-    counts: Mapping[int, Interrupt] = field(default_factory=dict)
+    interrupts: Sequence[Interrupt] = ()
     outcome: Outcome = field(default_factory=Outcome)
     fired: tuple[Fired, ...] = ()
     irqbalance: tuple[int, ...] = ()
@@ -83,7 +75,7 @@ class QuietStatus:
     @cached_property
     def _managed(self) -> Counter[CpuSet]:
         """How many managed interrupts have a mask, by the mask: most have one of a few."""
-        return Counter(one.mask for one in self.counts.values() if one.managed)
+        return Counter(one.mask for one in self.interrupts if one.managed)
 
     def after(
         self,
@@ -93,22 +85,23 @@ class QuietStatus:
         claims: Sequence[QuietClaim],
         refusals: Mapping[str, Sequence[str]],
         interrupts: Sequence[Interrupt],
+        fired: Sequence[tuple[InterruptRow, Interrupt]],
         outcome: Outcome,
         held: Counter[TunableKind],
         irqbalance: tuple[int, ...],
     ) -> QuietStatus:
         """Return the status after another round."""
-        fired = Fired.since(self, state, interrupts)
-        managed = sum(one.times for one in fired if one.interrupt.managed)
+        found = Fired.on(state.quiet & self.settled, fired)
+        managed = sum(one.times for one in found if one.interrupt.managed)
         return QuietStatus(
             level=level,
             state=state,
             claims=claims,
             refusals=refusals,
             settled=state.quiet & self.state.quiet,
-            counts={one.number: one for one in interrupts},
+            interrupts=interrupts,
             outcome=outcome,
-            fired=fired,
+            fired=found,
             irqbalance=irqbalance,
             held=held,
             rounds=self.rounds + 1,
@@ -116,5 +109,5 @@ class QuietStatus:
             written=self.written + outcome.written,
             restored=self.restored + outcome.given_back,
             managed_fired=self.managed_fired + managed,
-            movable_fired=self.movable_fired + sum(one.times for one in fired) - managed,
+            movable_fired=self.movable_fired + sum(one.times for one in found) - managed,
         )

@@ -99,6 +99,8 @@ class Tuner:
         self._fixed: dict[TunableKey, str] = {}
         self._settled: dict[TunableKey, tuple[Observed, Goal | None, TunableRecord | None]] = {}
         """For what nothing was due, with what was looked at then."""
+        self._calm: tuple[Sequence[Observed], Mapping[TunableKey, Goal], Outcome] | None = None
+        """The last call of `apply`, if nothing was due."""
         self._no_rights: set[TunableKind] = set()
 
     @property
@@ -106,21 +108,36 @@ class Tuner:
         """What is changed now."""
         return self._records
 
+    @property
+    def calm(self) -> bool:
+        """Whether nothing was due when `apply` looked last."""
+        return self._calm is not None
+
     def forgive(self) -> None:
         """Forget what others wrote: the kernel itself rewrites masks when pCPUs come and go."""
         self._others.clear()
         self._held.clear()
         self._settled.clear()
+        self._calm = None
 
-    async def apply(self, seen: Iterable[Observed], goals: Mapping[TunableKey, Goal]) -> Outcome:
-        """Bring what is seen to its goals, and give back what has none; raises StateError."""
+    async def apply(self, seen: Sequence[Observed], goals: Mapping[TunableKey, Goal]) -> Outcome:
+        """Bring what is seen to its goals, and give back what has none; raises StateError.
+
+        What is seen may be the same objects again, and the goals the same mapping: that costs
+        next to nothing.
+        """
+        if self._calm is not None and self._calm[1] is goals and self._calm[0] == seen:
+            return self._calm[2]
         outcome = Outcome()
+        self._calm = None
         due: list[TunableRecord] = []
         forget: list[TunableKey] = []
         for one in seen:
             self._decide(one, goals.get(one.key), outcome, due, forget)
         await self._write(due, goals, outcome, forget)
         self._forget(forget)
+        if not (due or forget or outcome.left or outcome.problems):
+            self._calm = seen, goals, outcome
         return outcome
 
     def drop_gone(self, seen: Iterable[TunableKey], kinds: Iterable[TunableKind]) -> None:
@@ -266,6 +283,7 @@ class Tuner:
     def _forget(self, keys: Iterable[TunableKey]) -> None:
         gone = [key for key in keys if self._records.pop(key, None) is not None]
         if gone:
+            self._calm = None
             self._store.forget(gone)
         for key in gone:
             self._others.pop(key, None)

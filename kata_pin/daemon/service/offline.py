@@ -135,7 +135,8 @@ def release_all(config: Config) -> Applied:
     with _writing(config) as parts:
         done = applied(_undo(parts, "release"))
         kept = kept_cpusets(parts.allocator, parts.registry)
-        noisy = asyncio.run(quiet_keeper(parts).give_back())
+        with contextlib.closing(quiet_keeper(parts)) as keeper:
+            noisy = asyncio.run(keeper.give_back())
         return Applied(kind="unpin", sandboxes=done, cpusets_kept=kept, quiet_kept=tuple(noisy))
 
 

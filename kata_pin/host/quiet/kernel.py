@@ -31,7 +31,7 @@ def read_facts(root: HostRoot, cpus: CpuSet) -> QuietFacts:
     sysctl = root.proc("sys/kernel")
     every = processes(root)
     names = {} if isinstance(every, Unknown) else {pid: one.comm for pid, one in every.items()}
-    threads = every if isinstance(every, Unknown) else movable(root, every.values())
+    threads = every if isinstance(every, Unknown) else tuple(movable(root, every.values()))
     own = () if isinstance(threads, Unknown) else threads
     offloaded = {int(found[1]) for found in (_OFFLOAD.match(one.comm) for one in own) if found}
     return QuietFacts(

@@ -24,10 +24,16 @@ def read_power(root: HostRoot, cpu: int) -> Power:
     base = root.sys("devices/system/cpu", f"cpu{cpu}")
     shared = related(f"{base}/cpufreq")
     return Power(
-        latency=known(f"{base}/power/pm_qos_resume_latency_us", text),
+        latency=read_idle_limit(root, cpu),
         governor=known(f"{base}/cpufreq/scaling_governor", text),
         shared=CpuSet([cpu]) if isinstance(shared, Unknown) else shared,
     )
+
+
+def read_idle_limit(root: HostRoot, cpu: int) -> str | Unknown:
+    """Return the limit of a pCPU's idle states (see Power); never raises."""
+    base = root.sys("devices/system/cpu", f"cpu{cpu}")
+    return known(f"{base}/power/pm_qos_resume_latency_us", text)
 
 
 def read_policies(root: HostRoot) -> list[FrequencyPolicy]:

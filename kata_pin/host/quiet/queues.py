@@ -21,6 +21,14 @@ MAX_QUEUES: Final = 8192
 _FILES: Final = {"rx-": ("rps", "rps_cpus"), "tx-": ("xps", "xps_cpus")}
 
 
+def device_names(root: HostRoot) -> list[str]:
+    """Return the network devices by name; never raises."""
+    try:
+        return sorted(os.listdir(root.sys("class/net")))
+    except OSError:
+        return []
+
+
 def read_queues(root: HostRoot) -> tuple[Queue, ...] | Unknown:
     """Return the queues that have a mask, which may be empty; never raises."""
     base = root.sys("class/net")

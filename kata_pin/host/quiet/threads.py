@@ -41,8 +41,11 @@ def processes(root: HostRoot) -> dict[int, Process] | Unknown:
     return found
 
 
-def kernel_threads(root: HostRoot) -> tuple[KernelThread, ...] | Unknown:
-    """Return the threads; kthreadd's own list saves reading every process, where there is one."""
+def kernel_threads(root: HostRoot) -> Iterator[KernelThread] | Unknown:
+    """Return the threads, each read when it is asked for: there may be thousands.
+
+    kthreadd's own list saves reading every process, where there is one.
+    """
     children = known(
         root.proc(KTHREADD, "task", KTHREADD, "children"),
         lambda data: [int(word) for word in data.split()],
@@ -54,20 +57,19 @@ def kernel_threads(root: HostRoot) -> tuple[KernelThread, ...] | Unknown:
     return every if isinstance(every, Unknown) else movable(root, every.values())
 
 
-def movable(root: HostRoot, every: Iterable[Process]) -> tuple[KernelThread, ...]:
-    """Return those of these processes that are such threads.
+def movable(root: HostRoot, every: Iterable[Process]) -> Iterator[KernelThread]:
+    """Yield those of these processes that are such threads.
 
     An interrupt's thread follows its interrupt, and KVM's and vhost's belong to a sandbox.
     """
-    return tuple(
-        thread
-        for one in every
-        if one.ppid == KTHREADD
-        and not one.flags & NO_SETAFFINITY
-        and not one.comm.startswith("irq/")
-        and kernel_worker(one.comm) is None
-        for thread in _thread(root, one)
-    )
+    for one in every:
+        if (
+            one.ppid == KTHREADD
+            and not one.flags & NO_SETAFFINITY
+            and not one.comm.startswith("irq/")
+            and kernel_worker(one.comm) is None
+        ):
+            yield from _thread(root, one)
 
 
 def _read(root: HostRoot, pids: Iterable[int]) -> Iterator[Process]:

@@ -70,13 +70,18 @@ def _agreed(policy: FrequencyPolicy, wanted: PowerGoals) -> str:
     return asked.pop() if len(asked) == 1 else LEAVE
 
 
+def idle_limits(seen: Iterable[Observed]) -> dict[int, str]:
+    """Return the limits of idle states by pCPU."""
+    return {int(one.key.name): one.value for one in seen if one.key.kind is TunableKind.IDLE_LIMIT}
+
+
 def power_problems(
-    claim: QuietClaim, seen: Iterable[Observed], wanted: PowerGoals, policies: Policies
+    claim: QuietClaim, limits: Mapping[int, str], wanted: PowerGoals, policies: Policies
 ) -> Iterator[str]:
-    """Yield why pCPUs of a sandbox do not have what its annotations, or the settings, ask for."""
-    limits = {
-        int(one.key.name): one.value for one in seen if one.key.kind is TunableKind.IDLE_LIMIT
-    }
+    """Yield why pCPUs of a sandbox do not have what its annotations, or the settings, ask for.
+
+    `limits` are those of idle states now.
+    """
     if claim.idle and not limits:
         yield f"annotation {C_STATES_KEY}: no limits of idle states (pm_qos) on this node"
     elif claim.idle and claim.crio_power:

@@ -7,12 +7,12 @@ have a line of CPUs that are online, and rows that begin with a label.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from kata_pin.errors import ParseError
 from kata_pin.model.measured.counters import Counts, InterruptKind
-from kata_pin.model.quiet.interrupts import InterruptRow
+from kata_pin.model.quiet.interrupts import InterruptRow, RowCounts
 from kata_pin.wire.kernel.numbers import check_size, clipped
 
 MAX_TEXT: Final = 16 * 1024 * 1024
@@ -64,13 +64,13 @@ def parse_rows(data: bytes) -> tuple[InterruptRow, ...]:
     """Return the numbered interrupts in the file's order; raises ParseError."""
     check_size(data, MAX_TEXT, "/proc/interrupts")
     head, *lines = data.split(b"\n")
-    columns = parse_columns(head)
-    return tuple(parse_row(line, columns) for line in lines if is_numbered(line))
+    places = parse_columns(head)
+    return tuple(parse_row(line, places) for line in lines if is_numbered(line))
 
 
-def parse_columns(head: bytes) -> list[int]:
-    """Return the pCPUs that the first line has columns for: those online; raises ParseError."""
-    return _columns(head, "/proc/interrupts")
+def parse_columns(head: bytes) -> dict[int, int]:
+    """Return the column of each pCPU that has one: those online; raises ParseError."""
+    return {cpu: place for place, cpu in enumerate(_columns(head, "/proc/interrupts"))}
 
 
 def is_numbered(line: bytes) -> bool:
@@ -79,7 +79,7 @@ def is_numbered(line: bytes) -> bool:
     return label.isdigit() and len(label) < 10
 
 
-def parse_row(line: bytes, columns: Sequence[int]) -> InterruptRow:
+def parse_row(line: bytes, columns: Mapping[int, int]) -> InterruptRow:
     """Return a numbered row; raises ParseError.
 
     Handlers follow chip, number of the line and trigger after two spaces (kernel/irq/proc.c,
@@ -91,34 +91,26 @@ def parse_row(line: bytes, columns: Sequence[int]) -> InterruptRow:
         raise ParseError("not one number per CPU", source="/proc/interrupts", text=clipped(label))
     if not b"".join(words).isdigit() or max(map(len, words), default=0) > 20:
         raise ParseError("not a number", source="/proc/interrupts", text=clipped(line))
+    counts = RowCounts(columns, line[: len(line) - len(text)])
     parts = _GAP.split(text.decode("utf-8", "backslashreplace").strip())
     last = parts[-1] if len(parts) > 1 and not _LINE.match(parts[-1]) else ""
     handlers = tuple(last.split(", ")) if last else ()
-    return InterruptRow(
-        int(label), " ".join(" ".join(parts).split()), handlers, _Counts(columns, words)
-    )
+    return InterruptRow(int(label), " ".join(" ".join(parts).split()), handlers, counts)
 
 
-class _Counts(Mapping[int, int]):
-    """The numbers of a row by pCPU, converted when they are asked for: most never are."""
+def recounted(row: InterruptRow, before: bytes, line: bytes) -> InterruptRow | None:
+    """Return a row with the counts of a newer line; None if the line differs in more than these.
 
-    __slots__ = ("_columns", "_words")
-
-    def __init__(self, columns: Sequence[int], words: Sequence[bytes]) -> None:
-        self._columns = columns
-        self._words = words
-
-    def __getitem__(self, cpu: int) -> int:
-        try:
-            return int(self._words[self._columns.index(cpu)])
-        except ValueError:
-            raise KeyError(cpu) from None
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._columns)
-
-    def __len__(self) -> int:
-        return len(self._columns)
+    `row` was parsed from `before` with the same columns. The kernel pads counts, so lines of one
+    interrupt have one length.
+    """
+    known = row.counts
+    if not isinstance(known, RowCounts) or len(line) != len(before):
+        return None
+    end = len(known.text)
+    if line[end:] != before[end:]:
+        return None
+    return InterruptRow(row.number, row.text, row.handlers, known.of(line[:end]))
 
 
 def parse_softirqs(data: bytes, cpus: Collection[int]) -> dict[int, dict[str, int]]:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import struct
 from collections.abc import Callable
+from itertools import pairwise
 
 from kata_pin.broker import jails, protocol, tunables
 from kata_pin.broker.resctrl import KernelFiles, Resctrl
@@ -14,6 +15,7 @@ from kata_pin.errors import ParseError
 from kata_pin.host.measure.interrupts import Nesting
 from kata_pin.host.measure.slices import Slices
 from kata_pin.model.cpuset import MAX_CPU, CpuSet
+from kata_pin.model.quiet.interrupts import RowCounts
 from kata_pin.model.reports.names import Names
 from kata_pin.model.sandbox import ContainerState
 from kata_pin.policy.alloc.options import StaticOptions
@@ -35,7 +37,7 @@ from kata_pin.wire import (
 from kata_pin.wire.annotations import annotations_of
 from kata_pin.wire.guest import kernel_image
 from kata_pin.wire.kata import persist
-from kata_pin.wire.kernel import perf, perf_raw
+from kata_pin.wire.kernel import interrupts, perf, perf_raw
 from kata_pin.wire.kube import checkpoint, objects, pod_list
 from kata_pin.wire.nri import messages as nri
 from kata_pin.wire.nri import mux, versions
@@ -154,6 +156,20 @@ def text(data: bytes) -> str:
 def json_value(data: bytes) -> object:
     """Return the value of a JSON document, for what is checked after JSON was read."""
     return json_text.load(data, source="fuzz")
+
+
+def run_interrupt_rows(data: bytes) -> object:
+    """Read the rows, and each row again as the newer line of the one before it."""
+    head, *lines = data.split(b"\n")
+    rows = interrupts.parse_rows(data)
+    columns = interrupts.parse_columns(head)
+    numbered = [line for line in lines if interrupts.is_numbered(line)]
+    for before, line in pairwise(numbered):
+        row = interrupts.recounted(interrupts.parse_row(before, columns), before, line)
+        if row is not None and isinstance(row.counts, RowCounts):
+            with contextlib.suppress(ParseError):
+                row.counts.since(interrupts.parse_row(before, columns).counts, columns)
+    return rows
 
 
 def run_perf_ring(data: bytes) -> None:

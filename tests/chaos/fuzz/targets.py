@@ -346,8 +346,9 @@ TARGETS: Final[dict[str, Target]] = {
         interrupts.parse_interrupts, "interrupts", "interrupts", b"CPU1 ", b"LOC:"
     ),
     "interrupt-rows": Target(
-        interrupts.parse_rows,
-        _named("wire.kernel.interrupts", "parse_rows", "parse_row", "parse_columns", "is_numbered"),
+        runs.run_interrupt_rows,
+        _named("wire.kernel.interrupts", "parse_rows", "parse_row", "parse_columns", "is_numbered")
+        + _named("wire.kernel.interrupts", "recounted"),
         lambda: s.kernel_texts("interrupts"),
         (b"CPU1 ", b"  IO-APIC   1-edge  ", b"\n 24:", b"18446744073709551615"),
     ),

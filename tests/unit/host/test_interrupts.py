@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from kata_pin.errors import HostError
-from kata_pin.host.interrupts import default_mask, read_interrupts
+from kata_pin.host.interrupts import InterruptTable, default_mask, read_interrupts
 from kata_pin.host.root import HOST, HostRoot
 from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.model.quiet.interrupts import NO_NODE
+from kata_pin.model.quiet.interrupts import NO_NODE, RowCounts
 
 
 def _tree(root: Path) -> HostRoot:
@@ -41,6 +42,71 @@ def test_a_tree(tmp_path: Path) -> None:
     assert (eth.node, eth.managed, eth.row.name) == (0, False, "eth0")
     assert (nvme.effective, nvme.node, nvme.managed) == (EMPTY, NO_NODE, True)
     assert default_mask(root) == CpuSet.parse("0-3")
+
+
+def _count(root: Path, *numbers: int) -> None:
+    """Write the counters with the kernel's widths, and an interrupt without files."""
+    rows = ["           CPU0       CPU1"]
+    for number, count in zip((24, 25, 26), numbers, strict=False):
+        rows.append(f" {number}: {count:>10} {7:>10}   IO-APIC   {number}-edge      eth{number}")
+    rows.append(f"LOC: {1:>10} {2:>10}   Local timer interrupts")
+    (root / "proc/interrupts").write_text("\n".join(rows) + "\n")
+
+
+def test_read_again(tmp_path: Path) -> None:
+    """Counters alone make no other version; what fired is known, with its row before."""
+    with closing(InterruptTable(_tree(tmp_path))) as table:
+        _count(tmp_path, 5, 6)
+        first = table.read()
+        version = table.version
+        _count(tmp_path, 5, 9)
+        second = table.read()
+        assert second[0] is first[0]
+        ((before, now),) = table.fired
+        assert (now.number, table.version) == (25, version)
+        assert isinstance(now.row.counts, RowCounts)
+        assert now.row.counts.since(before.counts, (0, 1)) == {0: 3}
+        assert dict(now.row.counts) == {0: 9, 1: 7}
+        table.read()
+        assert not table.fired
+        (tmp_path / "proc/irq/24/smp_affinity_list").write_text("1\n")
+        assert [str(one.mask) for one in table.read()] == ["1", "1"]
+        assert table.version > version
+
+
+def test_counts_beyond_their_width(tmp_path: Path) -> None:
+    """Rows are split then, and rows of other columns are not compared."""
+    with closing(InterruptTable(_tree(tmp_path))) as table:
+        _count(tmp_path, 12345678901, 6)
+        table.read()
+        _count(tmp_path, 12345678931, 6)
+        table.read()
+        ((before, now),) = table.fired
+        assert isinstance(now.row.counts, RowCounts)
+        assert now.row.counts.since(before.counts, (0, 1, 5)) == {0: 30}
+        text = (tmp_path / "proc/interrupts").read_text().replace("CPU1", "CPU3")
+        (tmp_path / "proc/interrupts").write_text(text)
+        eth, _ = table.read()
+        assert not table.fired
+        assert isinstance(eth.row.counts, RowCounts)
+        assert eth.row.counts.since(before.counts, (0, 3)) == {}
+
+
+def test_a_device_that_is_bound_again(tmp_path: Path) -> None:
+    """The old file reads nothing any more (the kernel says EIO), the new one is opened."""
+    with closing(InterruptTable(_tree(tmp_path))) as table:
+        _count(tmp_path, 5, 6)
+        first = table.read()
+        file = tmp_path / "proc/irq/24/smp_affinity_list"
+        file.write_text("")
+        file.unlink()
+        file.write_text("2\n")
+        found = table.read()
+        assert [str(one.mask) for one in found] == ["2", "1"]
+        assert found[1] is first[1]
+        file.write_text("")
+        file.unlink()
+        assert [one.number for one in table.read()] == [25]
 
 
 def test_no_interrupts(tmp_path: Path) -> None:

@@ -39,6 +39,12 @@ class FullNode(QuietNode):
         """Return what `full` looks at."""
         return [KernelWork(self.tree.host, self.live)]
 
+    def look(self, clock: Clock) -> None:
+        """A round after a deep audit was due, and one that reads what it wrote."""
+        clock.now += self.live.now.audit.deep_s
+        self.round()
+        self.round()
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
@@ -56,7 +62,7 @@ def node(tmp_path: Path, clock: Clock) -> Iterator[FullNode]:
     node = FullNode(tmp_path, tree, world.smt_host())
     node.set_level(QuietLevel.FULL)
     yield node
-    node.database.close()
+    node.close()
 
 
 def _values(tree: WorkTree) -> dict[str, str]:
@@ -153,14 +159,16 @@ def test_a_daemon_that_is_killed(node: FullNode, clock: Clock) -> None:
 
 
 def test_threads_that_come_and_go(node: FullNode, clock: Clock) -> None:
-    """New ones are moved at the next audit; of one that ended nothing is kept."""
+    """New ones are moved at the next deep audit; of one that ended nothing is kept."""
     node.run_pod("p", "4-5")
     node.settle(clock)
     node.tree.add_thread(77, "kxfs", "0-15")
     node.round()
+    assert node.tree.affinity(77) == "0-15", "looked for in deep audits only"
+    node.look(clock)
     assert node.tree.affinity(77) == "0-3,6-15"
     node.tree.end_thread(77)
-    node.round()
+    node.look(clock)
     assert "77:900" not in {key.name for key in node.records}
 
 
@@ -170,10 +178,10 @@ def test_another_writer_is_named_and_left(node: FullNode, clock: Clock) -> None:
     node.settle(clock)
     for _ in range(RETURNS):
         node.tree.put(GOVERNOR, "powersave")
-        node.round()
+        node.look(clock)
     assert node.events.counts[NodeEventKind.QUIET_WRITER] == 1
     node.tree.put(GOVERNOR, "powersave")
-    node.round()
+    node.look(clock)
     assert node.tree.get(GOVERNOR) == "powersave"
     node.tree.put(DOG, "0-1")
     node.end_pod("p")
@@ -305,3 +313,17 @@ def test_failed_writes_are_named_for_operators(node: FullNode, clock: Clock) -> 
     assert "quiet pCPUs: cannot set interrupt 3" in note.text
     (spared,) = quiet_notes(node.keeper.status, "p")
     assert "pCPU 4 is not quiet: NUMA node 1 has interrupts" in spared.text
+
+
+def test_a_device_that_comes_is_looked_at(node: FullNode, clock: Clock) -> None:
+    """At the next audit, although the others are read less often."""
+    node.run_pod("p", "4-5")
+    node.settle(clock)
+    node.round()
+    node.tree.put(DOG, "0-15")
+    node.round()
+    assert node.tree.get(DOG) == "0-15", "not read"
+    node.tree.put("sys/class/net/veth1/queues/rx-0/rps_cpus", "30")
+    node.round()
+    assert node.tree.get("sys/class/net/veth1/queues/rx-0/rps_cpus") == "0"
+    assert node.tree.get(DOG) == "0-3,6-15", "all is read then"

@@ -38,7 +38,7 @@ def node(tmp_path: Path, clock: Clock) -> Iterator[QuietNode]:
     tree.add(NEAR, Line("PCI-MSIX-0000:00:05.0   1-edge      eth1", "4-5", 1))
     node = QuietNode(tmp_path, tree, world.smt_host())
     yield node
-    node.database.close()
+    node.close()
 
 
 def test_masks_while_a_pod_lives(node: QuietNode, clock: Clock) -> None:

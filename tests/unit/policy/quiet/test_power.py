@@ -18,7 +18,7 @@ from kata_pin.model.quiet.tunables import (
 )
 from kata_pin.model.settings import QuietLevel
 from kata_pin.policy.quiet.annotations import C_STATES_KEY, GOVERNOR_KEY, power_wish
-from kata_pin.policy.quiet.power import power_goals, power_problems, wanted_power
+from kata_pin.policy.quiet.power import idle_limits, power_goals, power_problems, wanted_power
 
 FULL = QuietState(CpuSet({4, 5}), full=CpuSet({4, 5}))
 
@@ -108,7 +108,7 @@ def test_a_pod_wins_over_the_settings() -> None:
         "4": Exactly("powersave"),
         "5": Exactly("performance"),
     }
-    assert not [*power_problems(claims[0], seen, wanted, policies)]
+    assert not [*power_problems(claims[0], idle_limits(seen), wanted, policies)]
 
 
 def test_pods_that_share_a_frequency_policy() -> None:
@@ -122,7 +122,7 @@ def test_pods_that_share_a_frequency_policy() -> None:
     wanted = wanted_power(FULL, torn, "leave", "leave")
     assert not [*power_goals(seen, wanted, policies)]
     for claim, other in zip(torn, ("5", "4"), strict=True):
-        (why,) = power_problems(claim, seen, wanted, policies)
+        (why,) = power_problems(claim, idle_limits(seen), wanted, policies)
         assert f"also covers pCPUs {other} of others" in why
 
 
@@ -133,7 +133,7 @@ def test_an_unknown_governor_is_refused_with_the_list() -> None:
     seen = _governors(*policies.values())
     wanted = wanted_power(FULL, [claim], "leave", "leave")
     assert not [*power_goals(seen, wanted, policies)]
-    (why,) = power_problems(claim, seen, wanted, policies)
+    (why,) = power_problems(claim, idle_limits(seen), wanted, policies)
     assert why == (
         "pCPUs 4: annotation cpu-freq-governor.crio.io: no governor 'turbo'; available: "
         "performance, powersave"
@@ -144,10 +144,10 @@ def test_a_node_without_any_of_it() -> None:
     """A pod that asks is told; settings alone are no reason for a warning there."""
     asking = _claim({4}, idle="20", governor="performance")
     wanted = wanted_power(FULL, [asking], "20", "performance")
-    found = [*power_problems(asking, [], wanted, {})]
+    found = [*power_problems(asking, {}, wanted, {})]
     assert [one for one in found if "pm_qos" in one]
     assert [one for one in found if "no frequency control (cpufreq)" in one]
-    assert not [*power_problems(_claim({4}), [], wanted, {})]
+    assert not [*power_problems(_claim({4}), {}, wanted, {})]
 
 
 def test_what_crio_sets_is_left_and_verified() -> None:
@@ -157,6 +157,6 @@ def test_what_crio_sets_is_left_and_verified() -> None:
     seen = [*_limits(c4="n/a", c5="0"), *_governors(*policies.values())]
     wanted = wanted_power(FULL, [claim], "20", "performance")
     assert not [*power_goals(seen, wanted, policies)]
-    limit, governor = power_problems(claim, seen, wanted, policies)
+    limit, governor = power_problems(claim, idle_limits(seen), wanted, policies)
     assert limit.endswith("CRI-O sets pm_qos_resume_latency_us to n/a, but pCPUs 5 have 0")
     assert governor.endswith("CRI-O sets the governor to performance, but pCPUs 5 have powersave")
