@@ -93,15 +93,27 @@ def _hooks() -> dict[str, Any]:
     return hooks
 
 
+def _name(handler: str) -> str:
+    """Return the line of containerd's configuration that names the default runtime."""
+    return f'default_runtime_name = "{handler}"\n'
+
+
 def qemu_pid(sandbox: str) -> int:
     """Return the pid of a sandbox's QEMU, from Kata's pid file."""
     return int((HERE.vc / "vm" / sandbox / "pid").read_text())
 
 
 @contextlib.contextmanager
-def kata_handler(node: Node, folder: Path, **settings: Any) -> Iterator[CriNode]:
-    """Give containerd the handler; `settings` are minikata's."""
+def kata_handler(
+    node: Node, folder: Path, *, default: bool = False, **settings: Any
+) -> Iterator[CriNode]:
+    """Give containerd the handler; `settings` are minikata's.
+
+    With `default` it is used for pods that name none, as those of a kubelet without an API server.
+    """
     before = _CONFIG.read_text().replace(_HANDLER, "")  # of a run that was broken off
+    before = before.replace(_name(HANDLER), _name("runc"))
+    named = HANDLER if default else "runc"
     Path("/etc/resolv.conf").touch()  # the CRI plugin copies it into each pod
     (folder / "pause.tar").write_bytes(pause_archive(Path("/usr/bin/busybox")))
     SETTINGS.write_text(
@@ -109,7 +121,7 @@ def kata_handler(node: Node, folder: Path, **settings: Any) -> Iterator[CriNode]
     )
     spec = json.loads(node.run(["ctr", "oci", "spec"], seconds=60))
     BASE_SPEC.write_text(json.dumps({**spec, "hooks": _hooks()}))
-    _CONFIG.write_text(before + _HANDLER)
+    _CONFIG.write_text(before.replace(_name("runc"), _name(named)) + _HANDLER)
     made = CriNode(node, Cri(SOCKET, IMAGE, CGROUP))
     try:
         made.restart()

@@ -1,7 +1,7 @@
 """The command `scripts/lab`: words in, exit codes out.
 
-Exit codes: 0 done, 1 failed (or a test failed), 2 usage, 75 a machine did not come up; `run` and
-`enter` end with the code of the command in the machine.
+Exit codes: 0 done, 1 failed (or a test failed), 2 usage, 75 a machine did not come up, 77 a program
+that a test needs cannot be built; `run` and `enter` end with the code of the machine's command.
 """
 
 from __future__ import annotations
@@ -108,6 +108,9 @@ def _parser() -> argparse.ArgumentParser:
     test.add_argument("--flavour", default=DEFAULT, help=argparse.SUPPRESS)
     test.add_argument("--keep", action="store_true", help="leave the machine running afterwards")
     test.add_argument("--reuse", action="store_true", help="use a running machine as it is")
+    test.add_argument(
+        "--with-kubelet", action="store_true", help="put the real kubelet in (scripts/kubelet)"
+    )
     test.add_argument("--results", metavar="FOLDER", help="default: build/lab/FLAVOUR")
     test.add_argument("pytest", nargs="*", metavar="-- PYTEST ARGUMENT")
     test.set_defaults(handler=_test)
@@ -210,4 +213,5 @@ def _test(settings: Settings, args: argparse.Namespace) -> int:
         # A machine that ran before is not ended by a test that only borrowed it.
         keep=args.keep or args.reuse,
         reuse=args.reuse,
+        kubelet=args.with_kubelet,
     )

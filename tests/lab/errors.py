@@ -8,6 +8,10 @@ EX_NOT_UP: Final = 75
 """Exit code (EX_TEMPFAIL) of a machine that did not come up: the tests were not run."""
 
 
+EX_NOT_BUILT: Final = 77
+"""Exit code of a program that the tests need and this machine cannot build: they were not run."""
+
+
 class LabError(Exception):
     """Something the lab needs is missing or failed; the message says what."""
 
@@ -16,6 +20,12 @@ class LabError(Exception):
 
 class DeadlineError(LabError):
     """A wait ended without what was waited for."""
+
+
+class NotBuiltError(LabError):
+    """A program that was asked for cannot be built here."""
+
+    exit_code = EX_NOT_BUILT
 
 
 class NotUpError(LabError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 from tests.lab import install, process, transfer
 from tests.lab.channel import Channel
-from tests.lab.errors import EX_NOT_UP, LabError, NotUpError
+from tests.lab.errors import EX_NOT_BUILT, LabError, NotBuiltError, NotUpError
 from tests.lab.flavours import CPUS, NODES, Flavour
 from tests.lab.image import VENV, Builder, Image, Tell
 from tests.lab.machine import Machine, Running
@@ -48,7 +49,17 @@ _NOT_INSIDE: Final = shutil.ignore_patterns("__pycache__", "*.pyc")
 class Trial:
     """One run of the tests in one machine."""
 
-    def __init__(self, settings: Settings, flavour: Flavour, tell: Tell, results: Path) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        flavour: Flavour,
+        tell: Tell,
+        results: Path,
+        *,
+        kubelet: bool = False,
+    ) -> None:
+        """`kubelet`: whether the machine gets the real one."""
+        self._kubelet = kubelet
         self._settings = settings
         self._flavour = flavour
         self._tell = tell
@@ -68,14 +79,15 @@ class Trial:
             try:
                 with self._timed("build"):
                     image = builder.build()
+                    kubelet = self._build_kubelet() if self._kubelet else None
                     project = install.prepare(Path(folder), self._results / "install.txt")
-                    tests = self._stage(Path(folder))
+                    tests = self._stage(Path(folder), kubelet)
                 with self._timed("boot"):
                     running = self._boot(image, keep=keep, reuse=reuse)
                 code = self._test(running, project, tests, pytest_arguments)
                 outcome = "passed" if code == 0 else "failed"
-            except NotUpError as error:
-                outcome, code, reason = "not run", EX_NOT_UP, str(error)
+            except (NotBuiltError, NotUpError) as error:
+                outcome, code, reason = "not run", error.exit_code, str(error)
                 self._tell(f"lab: {error}")
             except LabError as error:
                 reason = str(error)
@@ -133,7 +145,18 @@ class Trial:
         finally:
             self._bring_results(running)
 
-    def _stage(self, folder: Path) -> Path:
+    def _build_kubelet(self) -> Path:
+        """Return the real kubelet, built if it is not there; NotBuiltError where it cannot be."""
+        done = subprocess.run(
+            [PROJECT / "scripts/kubelet"], stdout=subprocess.PIPE, text=True, check=False
+        )
+        if done.returncode == EX_NOT_BUILT:
+            raise NotBuiltError("no real kubelet: this machine has no Go that can build it")
+        if done.returncode:
+            raise LabError(f"scripts/kubelet ended with {done.returncode}")
+        return Path(done.stdout.strip()) / "kubelet"
+
+    def _stage(self, folder: Path, kubelet: Path | None) -> Path:
         """Lay out what the machine gets besides the installed project."""
         stage = folder / "inside" / Path(INSIDE).name
         for name in _TREES:
@@ -149,6 +172,9 @@ class Trial:
             process.run(
                 argv, deadline_s=STAGE_S, log=self._results / "install.txt", env=dict(os.environ)
             )
+        if kubelet is not None:  # where tests/e2e/realkubelet.py looks for it
+            (stage / ".cache/kubelet").mkdir()
+            shutil.copy2(kubelet, stage / ".cache/kubelet")
         return stage
 
     def _pytest(
@@ -247,7 +273,9 @@ def run(
     pytest_arguments: Sequence[str],
     keep: bool,
     reuse: bool,
+    kubelet: bool,
 ) -> int:
     """Run the tests in a fresh machine of `flavour`; return the exit code of the command."""
     folder = Path(results) if results else PROJECT / "build" / "lab" / flavour.name
-    return Trial(settings, flavour, tell, folder).run(pytest_arguments, keep=keep, reuse=reuse)
+    trial = Trial(settings, flavour, tell, folder, kubelet=kubelet)
+    return trial.run(pytest_arguments, keep=keep, reuse=reuse)
