@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
-from kata_pin.config.tree import Guest
+from kata_pin.config.guest import Guest
 from kata_pin.daemon.guests.probe import GuestProbe
 from kata_pin.daemon.guests.status import GuestPlan, GuestState, GuestView, Proof, Sent
 from kata_pin.daemon.store.guests import GuestCpusets

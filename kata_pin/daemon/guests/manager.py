@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
-from kata_pin.config.tree import Guest
+from kata_pin.config.guest import Guest
 from kata_pin.daemon.guests.keeper import BAD, Goal, Keeper, Shared
 from kata_pin.daemon.guests.probe import GuestProbe
 from kata_pin.daemon.guests.status import GuestPlan, GuestState, GuestView, plan_guest

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from kata_pin.config.tree import Guest
+from kata_pin.config.guest import Guest
 from kata_pin.daemon.guests.status import GuestPlan, Proof
 from kata_pin.errors import (
     AgentDenied,

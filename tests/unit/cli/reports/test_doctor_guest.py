@@ -8,7 +8,7 @@ import pytest
 
 from kata_pin.cli.reports.doctor_guest import guests
 from kata_pin.config import Config
-from kata_pin.config.tree import Guest
+from kata_pin.config.guest import Guest
 from kata_pin.model.reports.sandbox import Sandbox
 from tests.unit.cli import documents as docs
 

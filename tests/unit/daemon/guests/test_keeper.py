@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.config.tree import Guest
+from kata_pin.config.guest import Guest
 from kata_pin.daemon.guests.keeper import (
     MISSES,
     RETRY_S,

@@ -15,8 +15,9 @@ from typing import Any, cast
 import pytest
 
 from kata_pin.config import Config
+from kata_pin.config.guest import Guest
 from kata_pin.config.paths import Paths
-from kata_pin.config.tree import Guest, Mode
+from kata_pin.config.tree import Mode
 from kata_pin.daemon.guests.manager import Guests
 from kata_pin.daemon.guests.status import GuestState
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes

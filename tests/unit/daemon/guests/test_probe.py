@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.config.tree import Guest
+from kata_pin.config.guest import Guest
 from kata_pin.daemon.guests.probe import GuestProbe
 from kata_pin.daemon.guests.status import GuestPlan, Proof, plan_guest
 from kata_pin.guest.address import parse_address
