@@ -1,4 +1,4 @@
-"""Where memory is, by NUMA node: a cgroup's memory.numa_stat, a process's numa_maps.
+"""Where memory is, by NUMA node: a cgroup's memory.numa_stat, a process's numa_maps and maps.
 
 Facts: Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst, numa(7). Paths in numa_maps
 are chosen by users; the kernel escapes blanks and equals signs in them.
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from kata_pin.errors import ParseError
-from kata_pin.model.measured.memory import NodeBytes
+from kata_pin.model.measured.memory import Extent, NodeBytes, Placed
 from kata_pin.wire.kernel.numbers import check_size, clipped
 
 MAX_STAT: Final = 64 * 1024
@@ -22,8 +22,14 @@ _V1: Final = ("hierarchical_anon", "hierarchical_unevictable")
 _V2: Final = ("anon", "shmem")
 """What a guest's memory is counted under. Version 1 counts shared memory as anonymous."""
 
+MAX_FILE: Final = 256
+"""Longest start of a path that is kept."""
+
 _NODE: Final = re.compile(rb"N([0-9]{1,4})=([0-9]{1,15})\Z")
 _PAGE: Final = re.compile(rb"kernelpagesize_kB=([0-9]{1,9})\Z")
+_EXTENT: Final = re.compile(rb"([0-9a-f]{1,16})-([0-9a-f]{1,16}) [r-][w-][x-]([ps]) ")
+_MEMINFO: Final = re.compile(rb"Node [0-9]{1,4} ([A-Za-z_()]{1,40}): +([0-9]{1,15}) kB\Z")
+_ADDRESS: Final = re.compile(rb"[0-9a-f]{1,16}\Z")
 
 
 def parse_numa_stat(data: bytes, page_size: int) -> dict[int, NodeBytes]:
@@ -72,25 +78,73 @@ def parse_numa_maps(data: bytes) -> dict[int, NodeBytes]:
 
     `huge` are pages of hugetlbfs; transparent huge pages do not show there. Raises ParseError.
     """
-    check_size(data, MAX_MAPS, "numa_maps")
     total: dict[int, int] = {}
     huge: dict[int, int] = {}
+    for one in parse_placed(data):
+        for node, pages in one.pages.items():
+            size = pages * one.page_size
+            total[node] = total.get(node, 0) + size
+            if one.huge:
+                huge[node] = huge.get(node, 0) + size
+    return {node: NodeBytes(total[node], huge.get(node, 0)) for node in sorted(total)}
+
+
+def parse_placed(data: bytes) -> list[Placed]:
+    """Return the mappings of numa_maps that have pages; raises ParseError."""
+    check_size(data, MAX_MAPS, "numa_maps")
+    found = []
+    for line in data.split(b"\n"):
+        start, *words = line.split() or [b""]
+        if not words:
+            continue
+        if words[0] in {b"prefer", b"weighted"}:  # `prefer (many):0-1`, `weighted interleave:0`
+            words[:2] = [b"".join(words[:2])]
+        nodes = _nodes(words[1:], "numa_maps")
+        if not nodes:
+            continue
+        size = _PAGE.match(words[-1])
+        if size is None or not _ADDRESS.match(start):
+            raise ParseError("no mapping", source="numa_maps", text=clipped(line))
+        files = (one[5:] for one in words[1:] if one.startswith(b"file="))
+        found.append(
+            Placed(
+                int(start, 16),
+                words[0][:MAX_FILE].decode("ascii", "replace"),
+                nodes,
+                int(size[1]) * 1024,
+                next(files, b"")[:MAX_FILE].decode("utf-8", "replace"),
+                b"huge" in words[1:],
+            )
+        )
+    return found
+
+
+def parse_extents(data: bytes) -> list[Extent]:
+    """Return the mappings of a process's maps; raises ParseError."""
+    check_size(data, MAX_MAPS, "maps")
+    found = []
     for line in data.split(b"\n"):
         if not line:
             continue
-        words = line.split()
-        nodes = _nodes(words[2:], "numa_maps")
-        if not nodes:
-            continue
-        sizes = [int(match[1]) for match in map(_PAGE.match, words[-1:]) if match]
-        if not sizes:
-            raise ParseError("no page size", source="numa_maps", text=clipped(line))
-        for node, pages in nodes.items():
-            size = pages * sizes[0] * 1024
-            total[node] = total.get(node, 0) + size
-            if b"huge" in words[2:]:
-                huge[node] = huge.get(node, 0) + size
-    return {node: NodeBytes(total[node], huge.get(node, 0)) for node in sorted(total)}
+        match = _EXTENT.match(line)
+        if match is None:
+            raise ParseError("no mapping", source="maps", text=clipped(line))
+        found.append(Extent(int(match[1], 16), int(match[2], 16), match[3] == b"s"))
+    return found
+
+
+def parse_node_meminfo(data: bytes) -> dict[str, int]:
+    """Return the lines of a NUMA node's meminfo that count kB, in bytes; raises ParseError."""
+    check_size(data, MAX_STAT, "meminfo")
+    lines = (line.strip() for line in data.split(b"\n"))
+    found = {
+        match[1].decode("ascii"): int(match[2]) * 1024
+        for match in map(_MEMINFO.match, lines)
+        if match
+    }
+    if "MemTotal" not in found or "MemFree" not in found:
+        raise ParseError("no total", source="meminfo", text=clipped(data))
+    return found
 
 
 def _nodes(words: Iterable[bytes], source: str) -> dict[int, int]:

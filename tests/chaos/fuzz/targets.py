@@ -403,6 +403,18 @@ TARGETS: Final[dict[str, Target]] = {
         (b"mon_L3_", b"99999", b"\n"),
     ),
     "numa-maps": _kernel(memory.parse_numa_maps, "memory", "*-numa_maps", b" N1=9", b" huge "),
+    "mappings": _kernel(
+        memory.parse_placed,
+        "memory",
+        "*-numa_maps",
+        b" prefer (many):0",
+        b" file=/memfd:",
+        b" bind:1",
+    ),
+    "extents": _kernel(memory.parse_extents, "memory", "*-maps", b"-7fff0 rw-s ", b" 00:00 0 \n"),
+    "node-meminfo": _kernel(
+        memory.parse_node_meminfo, "memory", "*-meminfo", b"Node 1 MemFree: ", b" kB\n"
+    ),
     "ttrpc-stream": Target(
         runs.run_ttrpc_stream,
         _named("wire.ttrpc", "FrameDecoder"),

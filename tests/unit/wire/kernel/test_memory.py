@@ -6,9 +6,16 @@ import pytest
 
 from kata_pin.errors import ParseError
 from kata_pin.model.measured.counters import Throttling
-from kata_pin.model.measured.memory import NodeBytes
+from kata_pin.model.measured.memory import Extent, NodeBytes, Placed
 from kata_pin.wire.kernel.cgroup import parse_cpu_stat
-from kata_pin.wire.kernel.memory import parse_hugetlb, parse_numa_maps, parse_numa_stat
+from kata_pin.wire.kernel.memory import (
+    parse_extents,
+    parse_hugetlb,
+    parse_node_meminfo,
+    parse_numa_maps,
+    parse_numa_stat,
+    parse_placed,
+)
 from tests.support.recordings import DATA
 
 KERNEL = DATA / "kernel"
@@ -73,6 +80,57 @@ def test_other_numa_maps_are_refused(data: bytes) -> None:
     """Nothing is guessed."""
     with pytest.raises(ParseError):
         parse_numa_maps(data)
+
+
+def test_mappings_with_their_policy() -> None:
+    """What decides whether a mapping moves: start, policy, pages, file, hugetlbfs."""
+    data = (
+        b"7f00 bind=static:1 file=/memfd:ram0\\040(deleted) dirty=9 N1=9 kernelpagesize_kB=4\n"
+        b"7f80 prefer (many):0-1 anon=3 N0=3 kernelpagesize_kB=4\n"
+        b"7fc0 weighted interleave:0-1 huge dirty=2 N0=1 N1=1 kernelpagesize_kB=2048\n"
+        b"7ff0 default\n"
+        b"7ff8 local file=" + b"x" * 999 + b" N0=1 kernelpagesize_kB=4\n"
+    )
+    memfd, many, huge, long = parse_placed(data)
+    assert memfd == Placed(0x7F00, "bind=static:1", {1: 9}, 4096, "/memfd:ram0\\040(deleted)")
+    assert many == Placed(0x7F80, "prefer(many):0-1", {0: 3}, 4096)
+    assert huge == Placed(0x7FC0, "weightedinterleave:0-1", {0: 1, 1: 1}, 2 << 20, huge=True)
+    assert long.file == "x" * 256
+
+
+@pytest.mark.parametrize("data", [b"7g00 default N0=1 kernelpagesize_kB=4\n", b"7f00 N0=1 N0=1\n"])
+def test_other_mappings_are_refused(data: bytes) -> None:
+    """An address that is none; pages of no size."""
+    with pytest.raises(ParseError):
+        parse_placed(data)
+
+
+def test_where_mappings_end() -> None:
+    """As this kernel writes them, with a path or without."""
+    data = (
+        b"7f2a40000000-7f2a80000000 rw-s 00000000 00:01 1057   /memfd:ram0 (deleted)\n"
+        b"7ffd1000-7ffd3000 r-xp 00000000 00:00 0 \n"
+    )
+    assert parse_extents(data) == [
+        Extent(0x7F2A40000000, 0x7F2A80000000, shared=True),
+        Extent(0x7FFD1000, 0x7FFD3000, shared=False),
+    ]
+    recorded = parse_extents((KERNEL / "6.18/task-maps").read_bytes())
+    assert len(recorded) > 10
+    assert all(one.end - one.start >= 4096 for one in recorded)
+    with pytest.raises(ParseError):
+        parse_extents(b"7ffd1000 rw-p\n")
+
+
+def test_memory_of_a_node() -> None:
+    """Lines in kB; those that count pages are passed over."""
+    data = b"Node 1 MemTotal:    1000 kB\nNode 1 MemFree:  10 kB\nNode 1 HugePages_Free:  3\n"
+    recorded = parse_node_meminfo((KERNEL / "6.18/node0-meminfo").read_bytes())
+    assert recorded["MemTotal"] == 19958804480
+    assert 0 < recorded["Inactive(file)"] < recorded["MemTotal"]
+    assert parse_node_meminfo(data) == {"MemTotal": 1024000, "MemFree": 10240}
+    with pytest.raises(ParseError):
+        parse_node_meminfo(b"MemTotal: 5 kB\n")
 
 
 @pytest.mark.parametrize("data", [b"", b"anon N0=x\n", b"file N0=1\n", b"anon N0=-1\n"])
