@@ -18,8 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from errno import ETIMEDOUT
 from typing import Final, Protocol
 
-from kata_pin.broker import affinity, connector, jails, scheduling, slow_reads
+from kata_pin.broker import affinity, connector, jails, pages, scheduling, slow_reads
 from kata_pin.broker.libc import libc
+from kata_pin.broker.pages import PagesMoved, PageWindow
 from kata_pin.broker.perf import open_switches
 from kata_pin.broker.policy import walk
 from kata_pin.broker.protocol import Change, Changed, FileStatus
@@ -39,6 +40,8 @@ __all__ = [
     "Changed",
     "DirectCalls",
     "FileStatus",
+    "PageWindow",
+    "PagesMoved",
     "TunableWrite",
     "TunableWritten",
 ]
@@ -127,13 +130,19 @@ class Calls(Protocol):
         See broker.tunables.ask_irqbalance.
         """
 
+    async def move_pages(self, window: PageWindow, deadline_s: float) -> PagesMoved:
+        """Move pages of a VMM to another NUMA node; see broker.pages.
+
+        TimeoutError if that does not end within `deadline_s` seconds.
+        """
+
     async def read_slow(
         self, requests: Sequence[tuple[int, str, int]], deadline_s: float
     ) -> Mapping[tuple[int, str], bytes | OSError]:
         """Read files of /proc whose reading may never end: those that take the mmap lock.
 
-        A request is a pid, `cmdline` or `exe` (without a broker any other file too), and the most
-        bytes to return. The answer has the
+        A request is a pid, `cmdline` or `exe` (of a VMM also `maps` or `numa_maps`; without a
+        broker any other file too), and the most bytes to return. The answer has the
         content or the error under pid and file, TimeoutError for each one that did not answer
         within `deadline_s` seconds. Of `exe` it is device, inode, uid and
         mode (octal), a newline, and where the link leads (wire.proc.parse_exe).
@@ -235,6 +244,32 @@ class DirectCalls:
     def ask_irqbalance(self, pid: int, banned: str | None) -> socket.socket:
         """See Calls."""
         return ask_irqbalance(pid, banned)
+
+    async def move_pages(self, window: PageWindow, deadline_s: float) -> PagesMoved:
+        """See Calls; a thread makes the call, and is left behind where it hangs."""
+        loop = asyncio.get_running_loop()
+        moved: asyncio.Future[PagesMoved] = loop.create_future()
+
+        def settle(found: PagesMoved | Exception) -> None:
+            if moved.done():
+                return
+            if isinstance(found, Exception):
+                moved.set_exception(found)
+            else:
+                moved.set_result(found)
+
+        def run() -> None:
+            found: PagesMoved | Exception
+            try:
+                found = pages.move_checked(window)
+            except (OSError, ValueError) as error:
+                found = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle, found)
+
+        threading.Thread(target=run, daemon=True).start()
+        async with asyncio.timeout(deadline_s):
+            return await moved
 
     async def read_slow(
         self, requests: Sequence[tuple[int, str, int]], deadline_s: float

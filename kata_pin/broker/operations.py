@@ -31,7 +31,7 @@ from kata_pin.broker.protocol import (
 )
 from kata_pin.broker.resctrl import Resctrl
 from kata_pin.broker.scheduling import set_classes
-from kata_pin.broker.slow_reads import be_reader
+from kata_pin.broker.slow_reads import be_mover, be_reader
 from kata_pin.broker.tunables import (
     ask_irqbalance,
     parse_writes,
@@ -48,6 +48,7 @@ _LINK: Final = re.compile(r"/proc/([1-9][0-9]{0,9})/(exe|fd/[0-9]{1,10})\Z")
 _DESCRIPTORS: Final = re.compile(r"/proc/([1-9][0-9]{0,9})/fd\Z")
 _IN_DONT_FOLLOW: Final = 0x02000000
 _IRQBALANCE: Final = (b"?", b"=")
+_CHILDREN: Final = {b"": be_reader, b"m": be_mover}
 
 
 class Operations:
@@ -231,7 +232,10 @@ class Operations:
         (cpu,) = NUMBER.unpack(data)
         return Answer(b"", (open_switches(cpu),))
 
-    def _new_reader(self, _: bytes, __: Sequence[int]) -> Answer:
+    def _new_reader(self, data: bytes, __: Sequence[int]) -> Answer:
+        be_child = _CHILDREN.get(data)
+        if be_child is None:
+            raise ValueError("no such child")
         self._readers = {pid: fd for pid, fd in self._readers.items() if not _has_ended(fd)}
         if len(self._readers) >= MAX_READERS:
             raise OSError(EMFILE, "too many readers are stuck")
@@ -239,7 +243,7 @@ class Operations:
         with ours:
             pid = os.fork()
             if not pid:
-                be_reader(ours.fileno(), self._policy)
+                be_child(ours.fileno(), self._policy)
             theirs_fd = theirs.detach()
             self._readers[pid] = os.pidfd_open(pid)
         return Answer(NUMBER.pack(pid), (theirs_fd,))

@@ -367,14 +367,14 @@ def test_too_many_stuck_readers(tmp_path: Path) -> None:
     """There is a limit to children that are stuck; then reads fail and all else goes on."""
     with broker(tmp_path) as running:
         calls: BrokerCalls = running.calls
-        readers = [calls._new_reader() for _ in range(MAX_READERS)]
+        readers = [calls._new_child() for _ in range(MAX_READERS)]
         with pytest.raises(OSError, match="Too many open files"):
-            calls._new_reader()
+            calls._new_child()
         assert calls.readlink(f"/proc/{os.getpid()}/exe") == PYTHON
         for one in readers:
             calls._kill(one)
         wait_for(lambda: not children(running.process.pid), "children to end")
-        calls._kill(calls._new_reader())
+        calls._kill(calls._new_child())
 
 
 def test_task_switches_of_a_cpu_and_nothing_else(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 from itertools import pairwise
 
-from kata_pin.broker import jails, protocol, tunables
+from kata_pin.broker import jails, pages, protocol, tunables
 from kata_pin.broker.resctrl import KernelFiles, Resctrl
 from kata_pin.config.file import from_text
 from kata_pin.errors import ParseError
@@ -133,6 +133,26 @@ def run_broker_written(data: bytes) -> object:
     try:
         return tunables.parse_written(data)
     except ValueError as error:
+        raise ParseError(str(error)) from error
+
+
+def run_broker_pages(data: bytes) -> object:
+    """Read a request to move pages as the broker does: what it accepts survives and is bounded."""
+    try:
+        window = pages.parse_window(data)
+    except (ValueError, struct.error) as error:
+        raise ParseError(str(error)) from error
+    assert pages.parse_window(pages.render_window(window)) == window
+    assert 0 < window.most <= window.pages <= pages.MAX_PAGES
+    assert window.pid > 0, "0 is the caller"
+    return window
+
+
+def run_broker_moved(data: bytes) -> object:
+    """Read the broker's answer to such a request."""
+    try:
+        return pages.parse_moved(data)
+    except struct.error as error:
         raise ParseError(str(error)) from error
 
 

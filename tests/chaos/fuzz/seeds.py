@@ -356,6 +356,15 @@ def broker_answers() -> list[bytes]:
     return [render_changed([Changed(0, frozenset({1, 8191})), Changed(3)])]
 
 
+def broker_pages() -> list[bytes]:
+    """Return requests to move pages."""
+    from kata_pin.broker.pages import PageWindow, render_window
+
+    small = PageWindow(7, 9, 0x7F00_0000_0000, 4096, 20, 10, frozenset({0, 3}), 3, True)
+    huge = small._replace(page_size=1 << 30, address=1 << 40, shared=False, near=frozenset({3}))
+    return [render_window(small), render_window(huge)]
+
+
 def encoded(message: Message) -> bytes:
     """Return a protobuf message's bytes."""
     return bytes(message.SerializeToString())

@@ -557,6 +557,17 @@ TARGETS: Final[dict[str, Target]] = {
         lambda: [b"0 0-3\n5 \n1 0-3"],
         (b"\n", b" ", b"-1"),
     ),
+    "broker-pages": Target(
+        runs.run_broker_pages,
+        _named("broker.pages", "parse_window"),
+        s.broker_pages,
+        (b"\0\0\0\0", b"\x10\0\0", b"\xff\xff\xff\xff"),
+    ),
+    "broker-moved": Target(
+        runs.run_broker_moved,
+        _named("broker.pages", "parse_moved"),
+        lambda: [bytes(16)],
+    ),
     "jail-path": Target(
         runs.run_jail_path,
         _named("broker.jails", "parts_of"),

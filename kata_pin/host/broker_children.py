@@ -1,0 +1,152 @@
+"""Children of the broker that make calls which may never end: asking them, and their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Iterable
+from errno import ETIMEDOUT
+from typing import Final, NamedTuple
+
+from kata_pin.broker.protocol import ANSWER, MAX_MESSAGE, NUMBER, REQUEST
+
+STARVED_S: Final = 2.0
+"""Longest wait for an answer of a child that could run: it only gets no CPU."""
+
+WINDOW: Final = 32
+"""Most requests that a child has before it answered them."""
+
+SlowFile = tuple[int, str]
+"""A pid, and a file below /proc/<pid>."""
+
+
+class Child(NamedTuple):
+    """A child of the broker: its pid and our end of its socket."""
+
+    pid: int
+    channel: socket.socket
+
+
+async def read_all(
+    child: Child,
+    left: deque[tuple[int, str, int]],
+    found: dict[SlowFile, bytes | OSError],
+    deadline_s: float,
+) -> bool:
+    """Have a child read what is left until nothing is; return False when it did not answer."""
+    sent: deque[tuple[int, str, int]] = deque()
+    try:
+        while left or sent:
+            while left and len(sent) < WINDOW:
+                child.channel.send(slow_request(0, *left[0]))
+                sent.append(left.popleft())
+            try:
+                _, errno, answer, handed = receive(child.channel)
+            except BlockingIOError:
+                await readable(child, deadline_s)
+                continue
+            pid, file, _ = sent.popleft()
+            content = content_of(answer, handed)
+            found[pid, file] = OSError(errno, os.strerror(errno)) if errno else content
+    except (OSError, EOFError) as error:  # TimeoutError is an OSError
+        if sent:
+            pid, file, _ = sent.popleft()
+            late = isinstance(error, TimeoutError)
+            found[pid, file] = TimeoutError(ETIMEDOUT, "it hangs") if late else OSError(*error.args)
+        left.extendleft(reversed(sent))
+        return False
+    return True
+
+
+async def ask(child: Child, letter: bytes, data: bytes, deadline_s: float) -> bytes:
+    """Return a child's answer to one request.
+
+    Raises OSError for the operation's own, TimeoutError or EOFError where none comes.
+    """
+    try:
+        child.channel.send(REQUEST.pack(letter, 0) + data)
+        await readable(child, deadline_s)
+        _, errno, answer, handed = receive(child.channel)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise EOFError("closed") from error
+    content = content_of(answer, handed)
+    if errno:
+        raise OSError(errno, os.strerror(errno))
+    return content
+
+
+async def readable(child: Child, deadline_s: float) -> None:
+    """Return when a child has answered; TimeoutError if it sleeps after the deadline, or long."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    until = time.monotonic() + deadline_s + STARVED_S
+    loop.add_reader(child.channel.fileno(), ready.set)
+    try:
+        while not ready.is_set():
+            try:
+                async with asyncio.timeout(deadline_s):
+                    await ready.wait()
+            except TimeoutError:
+                if _sleeps(child) or time.monotonic() > until:
+                    raise
+    finally:
+        loop.remove_reader(child.channel.fileno())
+
+
+def receive(channel: socket.socket) -> tuple[int, int, bytes, list[int]]:
+    """Return an answer: the request's number, its errno, its bytes and descriptors.
+
+    Raises EOFError when the other end closed.
+    """
+    message, descriptors, _, _ = socket.recv_fds(
+        channel, MAX_MESSAGE, 4, flags=socket.MSG_CMSG_CLOEXEC
+    )
+    if len(message) < ANSWER.size:
+        raise EOFError("closed")
+    number, errno = ANSWER.unpack_from(message)
+    return number, errno, message[ANSWER.size :], descriptors
+
+
+def receive_from(child: Child) -> tuple[int, int, bytes, list[int]]:
+    """Return a child's answer, as `receive`; TimeoutError if it sleeps, or after a long time."""
+    until = time.monotonic() + STARVED_S
+    while True:
+        try:
+            return receive(child.channel)
+        except TimeoutError:
+            if _sleeps(child) or time.monotonic() > until:
+                raise
+
+
+def _sleeps(child: Child) -> bool:
+    """Return whether a child waits in a read: it does not if it could run, or was stopped.
+
+    Nor does one that has answered by now: it sleeps until the next request.
+    """
+    try:
+        with open(f"/proc/{child.pid}/stat", "rb", buffering=0) as file:
+            if file.read(1024).rpartition(b") ")[2].startswith((b"R", b"T")):
+                return False
+    except OSError:
+        return True
+    answered = select.poll()
+    answered.register(child.channel, select.POLLIN)
+    return not answered.poll(0)
+
+
+def content_of(answer: bytes, descriptors: Iterable[int]) -> bytes:
+    """Return an answer's bytes, which may have come as a file in memory."""
+    for fd in descriptors:
+        with open(fd, "rb") as file:
+            file.seek(0)
+            answer += file.read()
+    return answer
+
+
+def slow_request(number: int, pid: int, file: str, limit: int) -> bytes:
+    """Return the request to read a file below /proc/<pid>."""
+    return REQUEST.pack(b"x", number) + NUMBER.pack(limit) + f"{pid}/{file}".encode()
