@@ -34,6 +34,7 @@ from kata_pin.errors import ConfigError
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.settings import (
     ExclusiveMode,
+    MemoryMode,
     Overhead,
     OverheadKind,
     PlacementSettings,
@@ -314,6 +315,16 @@ class Config:
         "with quiet: full, the frequency governor of exclusive pCPUs whose frequency no other pCPU "
         "shares. leave: leave it",
         NAME,
+    )
+    memory: MemoryMode = setting(
+        MemoryMode.REPORT,
+        "what is done about memory of sandboxes on other NUMA nodes than their vCPUs. report: it "
+        "is shown; migrate: once vCPUs are on exclusive pCPUs, pages are moved to their nodes",
+    )
+    memory_rate_mib: int = setting(
+        128,
+        "with memory: migrate, most memory that is moved per second",
+        integer(1, 16384, "MiB per second"),
     )
     paths: Paths = field(default_factory=Paths)
     audit: Audit = field(default_factory=Audit)

@@ -77,6 +77,13 @@ class QuietLevel(StrEnum):
         return self in {QuietLevel.IRQ, QuietLevel.FULL}
 
 
+class MemoryMode(StrEnum):
+    """What is done about memory on other NUMA nodes than a sandbox's vCPUs."""
+
+    REPORT = "report"
+    MIGRATE = "migrate"
+
+
 class QuietPods(StrEnum):
     """Whose exclusive pCPUs are kept quiet: every pod's, or only those of pods that ask for it."""
 

@@ -144,6 +144,7 @@ def test_a_real_prometheus_gets_what_dashboard_and_rules_ask_for(tmp_path: Path)
         "audit": {"affinity_s": 0.5, "deep_s": 2},
         "metrics": {"listen": f"127.0.0.1:{port}"},
         "alloc": {"policy": "annotation"},
+        "memory": "migrate",
     }
     with private_node(**settings) as node, prometheus(tmp_path, port) as server:
         daemon = node.start()

@@ -15,6 +15,7 @@ BARRIERS = {
     "reconcile/passes.py": ["_notify"],
     "service/audits.py": ["run"],
     "quiet/keeper.py": ["run"],
+    "isolation/memory.py": ["_settle"],
     "sources/hooks.py": ["_serve_one"],
     "sources/nri_session.py": ["_adopted", "_decide", "data_received"],
     "sources/stream_clients.py": ["_client"],

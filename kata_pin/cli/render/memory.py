@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from rich.text import Text
 
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, paragraph, styled, table
 from kata_pin.cli.reports import words
-from kata_pin.cli.reports.memory import REMOTE_PERCENT, far_from_vcpus, remedy
+from kata_pin.cli.reports.memory import far_from_vcpus, remedy
 from kata_pin.cli.reports.pcpus import parse
 from kata_pin.model.reports.memory import MemoryDocument, NodeMemory, SandboxMemory
+from kata_pin.policy.memory import REMOTE_PERCENT
+
+_MOVED: Final = frozenset({"moving", "stopped"})
+"""States of moves that are worth a line."""
 
 
 def memory(document: MemoryDocument, output: Output) -> list[Text]:
@@ -33,7 +39,9 @@ def memory(document: MemoryDocument, output: Output) -> list[Text]:
     for one in document.sandboxes:
         if one.problem:
             remarks.append(styled(f"! {words.owner(one)}: {one.problem}", phrases.ODD))
-        if (one.remote_percent or 0) >= REMOTE_PERCENT:
+        if one.move is not None and one.move.state in _MOVED:
+            remarks.append(Text(f"- {words.owner(one)}: ") + phrases.memory_move(one.move))
+        elif (one.remote_percent or 0) >= REMOTE_PERCENT:
             text = f"! {words.owner(one)}: {far_from_vcpus(one)}; {remedy(one)}"
             remarks.append(styled(text, phrases.ODD))
     if remarks:

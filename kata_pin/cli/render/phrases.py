@@ -14,7 +14,7 @@ from kata_pin.model.count_noun import count
 from kata_pin.model.reports import Note
 from kata_pin.model.reports.daemon import Daemon
 from kata_pin.model.reports.guest import Guest, GuestVcpu
-from kata_pin.model.reports.sandbox import Thread
+from kata_pin.model.reports.sandbox import Memory, Thread
 from kata_pin.model.reports.state import State
 
 _UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -221,3 +221,21 @@ def size(number: int) -> str:
         if number >= factor:
             return f"{number / factor:.1f} {unit}"
     return f"{number} B" if number else "0"
+
+
+def memory_move(move: Memory | None) -> Text:
+    """Return what `memory: migrate` does for a sandbox; empty while it has no NUMA node."""
+    if move is None or not move.nodes:
+        return Text()
+    left, moved = size(move.remote_bytes or 0), size(move.moved_bytes)
+    match move.state:
+        case "near":
+            far = f", {left} elsewhere" if move.remote_bytes else ""
+            return styled(f"on NUMA node {move.nodes}{far}; {moved} moved")
+        case "moving":
+            return styled(f"moving to NUMA node {move.nodes}: {moved} moved, {left} left")
+        case "stopped":
+            text = f"{left} not on NUMA node {move.nodes}: {move.problem}; {moved} moved"
+            return styled(text, ODD)
+        case _:
+            return styled(f"not yet examined for moves to NUMA node {move.nodes}", DIM)

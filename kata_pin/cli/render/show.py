@@ -100,6 +100,7 @@ def _sandbox_facts(sandbox: Sandbox, output: Output) -> list[Text]:
         ("overhead", phrases.overhead(sandbox.threads)),
         ("guest", phrases.guest(sandbox.guest) if sandbox.guest else Text()),
         ("quiet", _quiet(sandbox, output)),
+        ("memory", phrases.memory_move(sandbox.memory)),
         ("caches", _caches(sandbox, output)),
         ("network", styled(sandbox.network.problem if sandbox.network else "", phrases.ODD)),
         *(("writer", styled(words.writer(one), phrases.ODD)) for one in sandbox.writers),

@@ -84,6 +84,7 @@ def examine(
         lambda: process_events(config),
         lambda: doctor_isolation.task_switches(host),
         lambda: doctor_isolation.watch(provider.watch),
+        lambda: doctor_isolation.memory_moves(config, host),
         doctor_install.hooks,
         lambda: doctor_kubelet.kubelet(config),
         lambda: doctor_kubelet.pod_resources(config),

@@ -14,7 +14,7 @@ from itertools import combinations
 from typing import Final
 
 from kata_pin.cli.reports import pcpus, words
-from kata_pin.cli.reports.memory import REMOTE_PERCENT, by_cgroup, far_from_vcpus, remedy
+from kata_pin.cli.reports.memory import by_cgroup, far_from_vcpus, remedy
 from kata_pin.cli.reports.network import read_network
 from kata_pin.cli.reports.pcpus import parse
 from kata_pin.config import Config
@@ -24,6 +24,7 @@ from kata_pin.model.reports.memory import SandboxMemory
 from kata_pin.model.reports.network import Network
 from kata_pin.model.reports.sandbox import Sandbox, Thread
 from kata_pin.model.reports.state import State
+from kata_pin.policy.memory import REMOTE_PERCENT
 from kata_pin.vmm.kinds import kind_named
 
 CERTAIN: Final = frozenset({"debugfs", "qmp", "kvm-fd", "name"})
@@ -121,8 +122,12 @@ def writers(sandbox: Sandbox, name: str) -> Iterator[Row]:
 
 
 def remote_memory(found: SandboxMemory, name: str) -> Iterator[Row]:
-    """Yield a warning where much of a sandbox's memory is far from its vCPUs."""
-    if (found.remote_percent or 0) >= REMOTE_PERCENT:
+    """Yield a warning where much of a sandbox's memory is far from its vCPUs.
+
+    Why the daemon cannot move it is a note of the sandbox.
+    """
+    moving = found.move is not None and found.move.state in {"moving", "stopped"}
+    if (found.remote_percent or 0) >= REMOTE_PERCENT and not moving:
         yield Row("memory", "warn", far_from_vcpus(found), remedy(found), name)
 
 

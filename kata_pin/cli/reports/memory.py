@@ -26,10 +26,6 @@ from kata_pin.wire.kernel.memory import MAX_MAPS, parse_numa_maps
 MAPS_S: Final = 10.0
 """Longest wait for numa_maps: some 500 GiB of small pages."""
 
-REMOTE_PERCENT: Final = 10.0
-"""Share of remote memory from which on it is worth a warning: each such access takes up to twice as
-long."""
-
 _Memory = Mapping[int, NodeBytes]
 
 
@@ -63,11 +59,15 @@ def far_from_vcpus(found: SandboxMemory) -> str:
 
 def remedy(found: SandboxMemory) -> str:
     """Return what to do about remote memory."""
-    return (
-        f"migratepages {found.pid} {_far(found)} {found.vcpu_nodes} (package numactl) moves it now;"
-        " for new pods: the kubelet's memoryManagerPolicy Static and topologyManagerPolicy"
-        " single-numa-node, and Kata's sandbox_cgroup_only = true"
+    now = (
+        f"memory: migrate in kata-pin's settings moves it, and so does migratepages {found.pid} "
+        f"{_far(found)} {found.vcpu_nodes} (package numactl)"
     )
+    new = (
+        "for new pods: the kubelet's memoryManagerPolicy Static and topologyManagerPolicy "
+        "single-numa-node, and Kata's sandbox_cgroup_only = true"
+    )
+    return new if found.move is not None else f"{now}; {new}"
 
 
 def vcpu_nodes(sandbox: Sandbox, state: State) -> CpuSet:
@@ -171,6 +171,7 @@ def _document(
         remote_bytes=None,
         remote_percent=None,
         problem="",
+        move=sandbox.memory,
     )
     return _filled(empty, counted, source=source, cgroup=cgroup, problem=problem)
 
@@ -199,6 +200,7 @@ def _filled(
         remote_bytes=remote if compared else None,
         remote_percent=round(100 * remote / max(total, 1), 2) if compared else None,
         problem=problem,
+        move=found.move,
     )
 
 

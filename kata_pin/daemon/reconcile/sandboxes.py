@@ -77,6 +77,16 @@ class Sandboxes:
         entry = self._entries.get(sandbox_id)
         return entry is not None and entry.supervisor.is_awaited()
 
+    @property
+    def any_awaited(self) -> bool:
+        """Whether a hook or a request waits for any pass."""
+        return any(entry.supervisor.is_awaited() for entry in self._entries.values())
+
+    @property
+    def any_due(self) -> bool:
+        """Whether any pass was asked for that has not ended."""
+        return any(entry.supervisor.is_due() for entry in self._entries.values())
+
     def began(self, sandbox_id: str) -> int:
         """Return the newest ticket that was given before the last pass over a sandbox began."""
         entry = self._entries.get(sandbox_id)

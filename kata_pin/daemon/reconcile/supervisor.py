@@ -120,6 +120,10 @@ class Supervisor:
         """Whether a hook or a request waits for a pass."""
         return self._awaiting > 0
 
+    def is_due(self) -> bool:
+        """Whether a pass was asked for that has not ended."""
+        return self._done < self._wanted
+
     async def run(self, pass_: Callable[[str], Awaitable[PassResult]]) -> None:
         """Run passes until the sandbox has ended; whatever `pass_` awaits has a deadline."""
         tries, last = 0, Verdict.SETTLED

@@ -15,9 +15,8 @@ from typing import Final
 from kata_pin import __version__
 from kata_pin.calls import Calls
 from kata_pin.config.metrics import EndpointKind
-from kata_pin.config.tree import Changes, Config, NriEnabled
+from kata_pin.config.tree import Changes, Config
 from kata_pin.daemon.allocation.coordinator import Coordinator
-from kata_pin.daemon.allocation.nri_decider import nri_decider, plugin_index
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.guests.manager import Guests
 from kata_pin.daemon.intake.file_events import CgroupWatch, FileEvents, left_to_audits
@@ -28,6 +27,7 @@ from kata_pin.daemon.intake.records import Intake
 from kata_pin.daemon.intake.thread_events import ThreadEvents
 from kata_pin.daemon.isolation.cache_groups import CacheGroups
 from kata_pin.daemon.isolation.claims import Claims
+from kata_pin.daemon.isolation.memory import MemoryMover
 from kata_pin.daemon.isolation.realtime import RealtimeVcpus
 from kata_pin.daemon.isolation.watch import Watch
 from kata_pin.daemon.reconcile.audit import Auditor
@@ -38,7 +38,7 @@ from kata_pin.daemon.reconcile.slices import Slices
 from kata_pin.daemon.service.audits import AuditLoop
 from kata_pin.daemon.service.background import Background
 from kata_pin.daemon.service.commands import Commands
-from kata_pin.daemon.service.compose import Components, compose, quiet_keeper
+from kata_pin.daemon.service.compose import Components, compose, nri_plugin, quiet_keeper
 from kata_pin.daemon.service.control import ControlServer
 from kata_pin.daemon.service.own_cpus import OwnCpus
 from kata_pin.daemon.service.reload import Reload
@@ -60,7 +60,6 @@ from kata_pin.model.reports.daemon import Daemon
 from kata_pin.model.reports.watch import WatchDocument
 from kata_pin.policy.alloc.allotment import sandbox_of
 from kata_pin.sources.hooks import HookServer
-from kata_pin.sources.nri import NriPlugin
 from kata_pin.sources.spool import Spool
 from kata_pin.sources.state_watch import StateWatch
 
@@ -110,7 +109,7 @@ class Assembly:
         nri_intake = NriIntake(
             registry, one.finder, one.index, one.kata_pinning, sandboxes, one.survey
         )
-        self._nri = _nri_plugin(config, nri_intake, one, pending)
+        self._nri = nri_plugin(config, nri_intake, one, pending)
         self._coordinator = Coordinator(
             one.allocator, pending, self._nri, node=node, root=one.root, registry=registry
         )
@@ -120,6 +119,9 @@ class Assembly:
             one.root, live, CacheGroupTable(registry), sandboxes, registry.containers
         )
         self._realtime = RealtimeVcpus(one.root, live, RtThreads(registry), sandboxes, one.index)
+        self._memory = memory = MemoryMover(
+            one.root, live, node, sandboxes, registry.containers, one.events
+        )
         own_cpus = OwnCpus(config.runtime_dir, node, calls, broker, partial(_granted, one))
         self.quiet = quiet_keeper(one)
         self.passes = PassRunner(
@@ -141,6 +143,7 @@ class Assembly:
                 own_cpus,
                 cache_groups,
                 self._realtime,
+                memory,
                 self.quiet,
             ),
         )
@@ -191,6 +194,7 @@ class Assembly:
             pins,
             guests,
             cache_groups.seen,
+            memory.seen,
             self._notes,
             lambda one: quiet_sandbox(self.quiet.status, one, self.quiet.exclusive(one)),
         )
@@ -257,6 +261,7 @@ class Assembly:
         yield from self._cache_groups.notes(sandbox_id)
         yield from self._realtime.notes(sandbox_id)
         yield from quiet_notes(self.quiet.status, sandbox_id)
+        yield from self._memory.notes(sandbox_id)
 
     async def _after_audit(self) -> None:
         """Look at what no pass shows."""
@@ -290,6 +295,7 @@ class Assembly:
             lambda one: self._guests.cpus_of(sandbox_of(one.request.pod), one.container_id)
         )
         yield self.audits.run()
+        yield self._memory.run()
         yield self.quiet.run(self._passes_done)
         yield self.quiet.follow_irqbalance()
         if self._metrics is not None:
@@ -306,7 +312,10 @@ class Assembly:
         if settings.listen.kind is EndpointKind.NONE:
             return None
         from kata_pin.daemon.status import isolation_metrics, metrics  # noqa: PLC0415 - 40 ms, 3 MiB
-        from kata_pin.daemon.status.cache_metrics import cache_metrics  # noqa: PLC0415 - as below
+        from kata_pin.daemon.status.cache_metrics import (  # noqa: PLC0415 - as above
+            cache_metrics,
+            memory_metrics,
+        )
         from kata_pin.daemon.status.quiet_metrics import quiet_metrics  # noqa: PLC0415 - as below
 
         made = metrics.Metrics(
@@ -323,6 +332,7 @@ class Assembly:
                 *metrics.alloc_metrics(one.allocator, self._coordinator.pusher),
                 *cache_metrics(self._cache_groups, one.registry, settings.sandboxes),
                 *quiet_metrics(self.quiet.status),
+                *memory_metrics(self._memory),
             ),
             events=one.events.counts,
             refused=lambda: self.reload.refused is not None,
@@ -365,25 +375,6 @@ class Assembly:
 def _granted(one: Components) -> CpuSet:
     """Return what the allocator gave to containers exclusively."""
     return union(grant.exclusive for grant in one.allocator.effective.grants.values())
-
-
-def _nri_plugin(
-    config: Config, intake: NriIntake, one: Components, pending: PendingPasses
-) -> NriPlugin | None:
-    """Return the NRI plugin; without one updates are found in Kata's state."""
-    nri = config.nri
-    if nri.enabled is NriEnabled.NO:
-        return None
-    decider = nri_decider(intake, one.allocator, one.registry, pending)
-    return NriPlugin(
-        decider or intake,
-        socket_path=nri.socket,
-        name=nri.name,
-        index=plugin_index(one.allocator, nri.index),
-        wanted=nri.enabled is NriEnabled.YES,
-        decider=decider,
-        calls=one.root.calls,
-    )
 
 
 def _readers(group: str) -> tuple[int | None, int]:

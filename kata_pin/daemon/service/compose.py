@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from kata_pin.calls import DIRECT, Calls
-from kata_pin.config.tree import Config
+from kata_pin.config.tree import Config, NriEnabled
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.checked_policy import make_policy
 from kata_pin.daemon.allocation.holders import Holders
+from kata_pin.daemon.allocation.nri_decider import nri_decider, plugin_index
 from kata_pin.daemon.allocation.pass_view import granted, view
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.allocation.placement_files import PlacementFiles
 from kata_pin.daemon.guests.manager import Agents
 from kata_pin.daemon.intake.kata_state import Adoption
+from kata_pin.daemon.intake.nri_events import NriIntake
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.quiet.claims import PodFacts
 from kata_pin.daemon.quiet.keeper import QuietKeeper
@@ -38,6 +40,7 @@ from kata_pin.host.root import HostRoot
 from kata_pin.host.vfio import vfio_devices
 from kata_pin.sources.bundles import BundleReader
 from kata_pin.sources.kata_config import read_kata_configs
+from kata_pin.sources.nri import NriPlugin
 from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES, DEFAULT_SHIMS
 from kata_pin.vmm.find import Executables, VmmFinder
 from kata_pin.vmm.host_access import HostAccess
@@ -135,6 +138,25 @@ def quiet_keeper(one: Components) -> QuietKeeper:
         events=one.events,
         facts=facts,
         sources=[KernelWork(one.root, one.live)],
+    )
+
+
+def nri_plugin(
+    config: Config, intake: NriIntake, one: Components, pending: PendingPasses
+) -> NriPlugin | None:
+    """Return the NRI plugin; without one updates are found in Kata's state."""
+    nri = config.nri
+    if nri.enabled is NriEnabled.NO:
+        return None
+    decider = nri_decider(intake, one.allocator, one.registry, pending)
+    return NriPlugin(
+        decider or intake,
+        socket_path=nri.socket,
+        name=nri.name,
+        index=plugin_index(one.allocator, nri.index),
+        wanted=nri.enabled is NriEnabled.YES,
+        decider=decider,
+        calls=one.root.calls,
     )
 
 

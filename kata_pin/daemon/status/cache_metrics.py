@@ -1,4 +1,4 @@
-"""Metrics of caches and memory bandwidth, as resctrl counts them for sandboxes."""
+"""Metrics of caches and memory bandwidth, as resctrl counts them, and of memory that is moved."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from kata_pin.daemon.isolation.cache_groups import CacheGroups
+from kata_pin.daemon.isolation.memory import MemoryMover
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.model.sandbox import Sandbox
 
@@ -48,3 +49,19 @@ def cache_metrics(groups: CacheGroups, registry: Registry, single: int) -> Itera
             if value is not None:
                 moved.add_metric((*labels, scope), value)
     yield from (occupancy, moved)
+
+
+def memory_metrics(mover: MemoryMover) -> Iterator[Metric]:
+    """Yield how much memory was moved to the NUMA nodes of vCPUs, and how much stays elsewhere."""
+    if not mover.migrates:
+        return
+    yield CounterMetricFamily(
+        "kata_pin_memory_moved_bytes",
+        "Memory moved to the NUMA nodes of vCPUs.",
+        value=mover.moved_bytes,
+    )
+    yield GaugeMetricFamily(
+        "kata_pin_memory_remote_bytes",
+        "Memory of sandboxes that was on other NUMA nodes than their vCPUs when last examined.",
+        value=mover.remote_bytes,
+    )

@@ -30,7 +30,7 @@ from kata_pin.model.node import Node
 from kata_pin.model.placement import Note, Report
 from kata_pin.model.reports.names import Names, SandboxName
 from kata_pin.model.reports.quiet import QuietSandbox
-from kata_pin.model.reports.sandbox import Cache
+from kata_pin.model.reports.sandbox import Cache, Memory
 from kata_pin.model.sandbox import Sandbox
 from kata_pin.model.steps import Steps, finish
 from kata_pin.model.thread import Thread, ThreadKey
@@ -96,6 +96,7 @@ class Overview:
     _pins: Pins
     _guests: Guests
     _cache: Callable[[str], Cache | None]
+    _memory: Callable[[str], Memory | None]
     _notes: Callable[[str], Iterable[Note]]
     _quiet: Callable[[str], QuietSandbox | None]
     _seen: Memo[_Seen] = field(default_factory=Memo)
@@ -174,6 +175,7 @@ class Overview:
             ),
             writers=cache.writers(now),
             cache=self._cache(sandbox_id),
+            memory=self._memory(sandbox_id),
             more_notes=tuple(self._notes(sandbox_id)),
             quiet=self._quiet(sandbox_id),
         )

@@ -23,6 +23,7 @@ from kata_pin.model.reports.sandbox import (
     Cache,
     Container,
     CpusetReport,
+    Memory,
     Sandbox,
     Thread,
     Vmm,
@@ -56,6 +57,7 @@ class SandboxFacts:
     guest: Guest | None = None
     writers: Sequence[Writer] = ()
     cache: Cache | None = None
+    memory: Memory | None = None
     more_notes: Sequence[placement.Note] = ()
     quiet: QuietSandbox | None = None
 
@@ -101,6 +103,7 @@ def sandbox_report(facts: SandboxFacts, conflicts: Sequence[placement.Note] = ()
         threads=facts.threads,
         writers=tuple(facts.writers),
         cache=facts.cache,
+        memory=facts.memory,
         notes=notes(found),
         pod_uid=known.pod_uid,
         quiet=facts.quiet,

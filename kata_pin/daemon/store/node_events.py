@@ -19,6 +19,9 @@ from kata_pin.daemon.journal import (
     CONFIGURATION_RELOADED,
     EXCLUSIVE_CONFLICT,
     FOREIGN_TASKS,
+    MEMORY_MOVED,
+    MEMORY_MOVING,
+    MEMORY_STAYS,
     PLUGIN_CONFLICT,
     QUIET_CHANGED,
     QUIET_FAILED,
@@ -42,6 +45,9 @@ MESSAGE_IDS: Final = {
     NodeEventKind.QUIET_CHANGED: QUIET_CHANGED,
     NodeEventKind.QUIET_WRITER: QUIET_WRITER,
     NodeEventKind.QUIET_FAILED: QUIET_FAILED,
+    NodeEventKind.MEMORY_MOVING: MEMORY_MOVING,
+    NodeEventKind.MEMORY_MOVED: MEMORY_MOVED,
+    NodeEventKind.MEMORY_STAYS: MEMORY_STAYS,
 }
 """The MESSAGE_ID of each kind (docs/logs.md)."""
 

@@ -39,6 +39,9 @@ class NodeEventKind(StrEnum):
     QUIET_CHANGED = "quiet-changed"
     QUIET_WRITER = "quiet-writer"
     QUIET_FAILED = "quiet-failed"
+    MEMORY_MOVING = "memory-moving"
+    MEMORY_MOVED = "memory-moved"
+    MEMORY_STAYS = "memory-stays"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,9 @@ class NodeEvent:
     #: One of `reloaded`, `reload-refused`, `alloc-suspended`, `alloc-decides`, `plugin-conflict`
     #: (with another NRI plugin), `exclusive-conflict` (with another allocator), `foreign-tasks` (on
     #: exclusive pCPUs), `quiet-changed` (other pCPUs are kept quiet), `quiet-writer` (something
-    #: else writes what keeps them quiet), `quiet-failed` (it cannot be written)
+    #: else writes what keeps them quiet), `quiet-failed` (it cannot be written), `memory-moving`
+    #: (to the NUMA nodes of a sandbox's vCPUs), `memory-moved` (all that was far from them),
+    #: `memory-stays` (some of it does, and why)
     kind: str
     text: str  #: what happened, as logged
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kata_pin.model.reports import VERSION, Cpus
 from kata_pin.model.reports.daemon import Daemon
+from kata_pin.model.reports.sandbox import Memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class SandboxMemory:
     remote_bytes: int | None  #: on nodes that no vCPU may run on; null: unknown
     remote_percent: float | None  #: the same of the sum; null: unknown
     problem: str  #: what could not be read; empty: nothing
+    move: Memory | None = None  #: moves to the vCPUs' nodes; null: the setting `memory` is report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,6 +134,19 @@ class Cache:
 
 
 @dataclass(frozen=True, slots=True)
+class Memory:
+    """Moving the sandbox's memory to the NUMA nodes of its vCPUs (`memory: migrate`)."""
+
+    #: One of `waiting` (its vCPUs are not placed yet, or another sandbox is moved first), `moving`,
+    #: `near` (no more than a small part is elsewhere), `stopped` (see `problem`)
+    state: str
+    nodes: Cpus  #: NUMA nodes that memory moves to; empty: none
+    remote_bytes: int | None  #: memory elsewhere when it was examined last; null: not examined yet
+    moved_bytes: int  #: memory moved since the daemon started
+    problem: str  #: why memory stays elsewhere; empty: no reason is known
+
+
+@dataclass(frozen=True, slots=True)
 class Sandbox:
     """One sandbox."""
 
@@ -162,3 +175,4 @@ class Sandbox:
     pod_uid: str = ""  #: the pod's uid; empty: unknown
     #: its quiet pCPUs; null: no exclusive pCPU, no daemon, or `quiet` is `off` or `report`
     quiet: QuietSandbox | None = None
+    memory: Memory | None = None  #: moves of its memory; null: the setting `memory` is report

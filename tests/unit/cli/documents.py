@@ -29,7 +29,15 @@ from kata_pin.model.reports.quiet import (
     QuietSibling,
     QuietSpared,
 )
-from kata_pin.model.reports.sandbox import Container, CpusetReport, Sandbox, Thread, Vmm, Writer
+from kata_pin.model.reports.sandbox import (
+    Container,
+    CpusetReport,
+    Memory,
+    Sandbox,
+    Thread,
+    Vmm,
+    Writer,
+)
 from kata_pin.model.reports.state import CpuPlace, Kubelet, Node, State
 from kata_pin.model.reports.top import (
     Interrupts,
@@ -861,10 +869,16 @@ def remembered(**fields: Any) -> MemoryDocument:
         remote_percent=None,
         problem="cannot read numa_maps of process 4100: Permission denied",
     )
+    moving = replace(
+        far,
+        id="0a" * 32,
+        pod="trading/book",
+        move=Memory("moving", "1", 3 * gib, gib // 2, ""),
+    )
     facts: dict[str, Any] = {
         "time": "2026-11-20T21:00:00Z",
         "daemon": RUNNING,
         "node_count": 2,
-        "sandboxes": (home, far, unread),
+        "sandboxes": (home, far, moving, unread),
     }  # fmt: skip
     return MemoryDocument(**(facts | fields))

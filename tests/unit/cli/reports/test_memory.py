@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from kata_pin.cli.render import phrases
 from kata_pin.cli.reports.doctor_sandbox import remote_memory
 from kata_pin.cli.reports.memory import by_cgroup, memory, vcpu_nodes
 from kata_pin.host.root import HOST, HostRoot
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.reports.sandbox import Memory
 from kata_pin.model.reports.state import State
 from tests.support.hosttree import grow
 from tests.support.recordings import DATA
@@ -145,3 +147,47 @@ def test_doctor_warns_of_remote_memory_with_a_remedy(tmp_path: Path) -> None:
     assert "migratepages 4100 1 0" in row.remedy
     assert list(remote_memory(replace(found, remote_percent=9.9), "shop/web")) == []
     assert list(remote_memory(replace(found, remote_percent=None), "shop/web")) == []
+
+
+@pytest.mark.parametrize(
+    ("move", "words"),
+    [
+        (None, "memory: migrate in kata-pin's settings moves it"),
+        (Memory("waiting", "0", None, 0, ""), "for new pods"),
+        (Memory("near", "0", 5, 0, ""), "for new pods"),
+        (Memory("moving", "0", 5, 9, ""), ""),
+        (Memory("stopped", "0", 5, 9, "no memory"), ""),
+    ],
+)
+def test_a_remedy_that_is_under_way_is_not_named(
+    tmp_path: Path, move: Memory | None, words: str
+) -> None:
+    """What the daemon does already, or cannot do, is said elsewhere."""
+    root = tree(tmp_path, {f"{POD}/memory.numa_stat": STAT})
+    (found,) = memory(one_pod(memory=move), exact=False, root=root).sandboxes
+    assert found.move == move
+    rows = list(remote_memory(found, "web"))
+    assert [words in one.remedy for one in rows] == [True] * bool(words)
+
+
+@pytest.mark.parametrize(
+    ("move", "text"),
+    [
+        (None, ""),
+        (Memory("waiting", "", None, 0, ""), ""),
+        (Memory("waiting", "1", None, 0, ""), "not yet examined for moves to NUMA node 1"),
+        (Memory("near", "1", 0, 3 * MIB, ""), "on NUMA node 1; 3.0 MiB moved"),
+        (Memory("near", "1", 2 * MIB, 0, ""), "on NUMA node 1, 2.0 MiB elsewhere; 0 moved"),
+        (
+            Memory("moving", "0-1", 2 * MIB, MIB, ""),
+            "moving to NUMA node 0-1: 1.0 MiB moved, 2.0 MiB left",
+        ),
+        (
+            Memory("stopped", "1", 2 * MIB, 0, "no room"),
+            "2.0 MiB not on NUMA node 1: no room; 0 moved",
+        ),
+    ],
+)
+def test_moves_in_words(move: Memory | None, text: str) -> None:
+    """As `show SANDBOX` and `show --memory` have it."""
+    assert phrases.memory_move(move).plain == text

@@ -1,0 +1,155 @@
+"""Moving pages of a real QEMU, by the running broker and without one; one node is enough."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kata_pin.broker.pages import MAX_PAGES, PagesMoved, PageWindow, _move_pages
+from kata_pin.calls import DIRECT, Calls
+from kata_pin.host.memory import allowed_nodes, free_memory, mappings, nodes_with_memory
+from kata_pin.host.root import HOST, HostRoot
+from kata_pin.host.tasks import starttime
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.policy.memory import plan_moves
+from tests.integration.test_broker import broker, children
+from tests.support.qemu import QEMU, Accelerator, Machine, command_line
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.root
+
+SIZE_MIB = 32
+MIB = 1 << 20
+NODE = nodes_with_memory(HOST).first
+HERE = CpuSet([NODE])
+
+
+@pytest.fixture(params=["ram", "memfd"])
+def vm(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A QEMU whose memory is all there; returns its pid."""
+    share = ",share=on" if request.param == "memfd" else ""
+    backend = f"memory-backend-{request.param},id=r,size={SIZE_MIB}M,prealloc=on{share}"
+    machine = Machine(
+        paused=True,
+        memory_mib=SIZE_MIB,
+        extra=("-object", backend, "-machine", "memory-backend=r"),
+    )
+    argv = command_line("pages", machine, Accelerator.TCG, smp="1")
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL) as process:
+        try:
+            wait_for(lambda: _guest_bytes(process.pid) >= SIZE_MIB * MIB, "the VM's memory")
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def _guest_bytes(pid: int) -> int:
+    placed, _ = asyncio.run(mappings(HOST, pid, 10))
+    return max(sum(one.pages.values()) * one.page_size for one in placed)
+
+
+async def whole(calls: Calls, pid: int) -> PageWindow:
+    """Return the window of the VM's memory, as the daemon finds it."""
+    root = HostRoot(calls=calls)
+    placed, extents = await mappings(root, pid, 10)
+    elsewhere = CpuSet([NODE + 1])
+    plan = plan_moves(placed, extents, elsewhere, elsewhere)
+    region = plan.regions[0]
+    assert region.remote >= SIZE_MIB * MIB
+    pages = min(MAX_PAGES, (region.end - region.start) // region.page_size)
+    return PageWindow(
+        pid, starttime(HOST, pid, pid), region.start, region.page_size, pages, pages,
+        frozenset(HERE), NODE, region.shared,
+    )  # fmt: skip
+
+
+async def test_pages_of_a_real_vm(vm: int, tmp_path: Path) -> None:
+    """The daemon's way: what is mapped, a window of it; all is near, so nothing moves."""
+    with broker(tmp_path, QEMU) as running:
+        window = await whole(running.calls, vm)
+        assert await running.calls.move_pages(window, 10) == PagesMoved(window.pages)
+        no_node = window._replace(node=1000, near=frozenset({1000}))
+        with pytest.raises(OSError, match="No such device"):
+            await running.calls.move_pages(no_node, 10)
+        again = await running.calls.move_pages(window, 10)
+        assert again == PagesMoved(window.pages), "one window that is refused spoils no other"
+    assert await DIRECT.move_pages(window, 10) == PagesMoved(window.pages)
+    assert NODE in allowed_nodes(HOST, vm)
+    free = free_memory(HOST, NODE)
+    assert 0 < free.available <= free.total
+
+
+async def test_the_call_that_moves(vm: int) -> None:
+    """Asked to move what is there already, the kernel says so of each page."""
+    window = await whole(DIRECT, vm)
+    addresses = [window.address + at * window.page_size for at in range(window.pages)]
+    for flags in (1 << 1, 1 << 2):
+        assert Counter(_move_pages(vm, addresses, NODE, flags)) == {NODE: window.pages}
+    beyond = [(1 << 46) + 4096 * at for at in range(3)]
+    assert _move_pages(vm, beyond, None, 0) == [-errno.EFAULT] * 3
+    with pytest.raises(OSError, match="No such device"):
+        _move_pages(vm, addresses, 1000, 1 << 1)
+
+
+async def test_processes_that_are_no_vmm(vm: int, tmp_path: Path) -> None:
+    """Neither their mappings are read nor their pages moved."""
+    window = replace_pid(await whole(DIRECT, vm), os.getpid())
+    with broker(tmp_path, "/nonexistent/qemu") as running:
+        for file in ("maps", "numa_maps"):
+            answers = await running.calls.read_slow([(os.getpid(), file, 100)], 5)
+            assert isinstance(answers[os.getpid(), file], PermissionError)
+        with pytest.raises(PermissionError):
+            await running.calls.move_pages(window, 10)
+        with pytest.raises(OSError, match="Invalid argument"):
+            await running.calls.move_pages(window._replace(pages=MAX_PAGES + 1), 10)
+        with pytest.raises(OSError, match="Invalid argument"):
+            running.calls._ask(b"n", b"z")
+        with pytest.raises(OSError, match="Invalid argument"):
+            running.calls._ask(b"m", b"")
+
+
+def replace_pid(window: PageWindow, pid: int) -> PageWindow:
+    return window._replace(pid=pid, starttime=starttime(HOST, pid, pid))
+
+
+async def test_a_number_that_belongs_to_another(vm: int, tmp_path: Path) -> None:
+    """The window names when the process started."""
+    with broker(tmp_path, QEMU) as running:
+        window = await whole(running.calls, vm)
+        with pytest.raises(OSError, match="Stale"):
+            await running.calls.move_pages(window._replace(starttime=1), 10)
+
+
+async def test_a_move_that_hangs(vm: int, tmp_path: Path) -> None:
+    """Its child is killed after the deadline, another takes its place, affinities go on."""
+    with broker(tmp_path, QEMU) as running:
+        window = await whole(running.calls, vm)
+        before = set(children(running.process.pid))
+        await running.calls.move_pages(window, 10)
+        (mover,) = set(children(running.process.pid)) - before
+        rights = Path(f"/proc/{mover}/status").read_text().partition("CapEff:\t")[2].split()[0]
+        assert int(rights, 16) & ~(1 << 19 | 1 << 23) == 0, "CAP_SYS_PTRACE and CAP_SYS_NICE"
+        os.kill(mover, signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            await running.calls.move_pages(window, 0.3)
+        wait_for(lambda: not os.path.exists(f"/proc/{mover}"), "the child to end")
+        assert await running.calls.move_pages(window, 10) == PagesMoved(window.pages)
+
+
+async def test_a_process_that_ends(vm: int, tmp_path: Path) -> None:
+    """ESRCH, with and without a broker."""
+    window = await whole(DIRECT, vm)
+    os.kill(vm, signal.SIGKILL)
+    os.waitpid(vm, 0)
+    with broker(tmp_path, QEMU) as running, pytest.raises(ProcessLookupError):
+        await running.calls.move_pages(window, 10)
+    with pytest.raises(ProcessLookupError):
+        await DIRECT.move_pages(window, 10)
