@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -150,7 +150,7 @@ class AgentClient:
         AgentFailed for more than `limit` bytes, or a status other than 0. All of it has the
         deadline of one call; after that the program is killed, which may take two more.
         """
-        exec_id = f"kata-pin-{secrets.token_hex(8)}"
+        exec_id = f"kata-pin-{os.urandom(8).hex()}"
         started = False
         try:
             async with asyncio.timeout(self.call_s):

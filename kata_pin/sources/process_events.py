@@ -19,7 +19,7 @@ Facts: drivers/connector/cn_proc.c, include/uapi/linux/{netlink,connector,cn_pro
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 import socket
 import struct
 from collections.abc import Callable
@@ -128,7 +128,7 @@ class ProcEvents:
 
         Events that come before the acknowledgement count.
         """
-        token = secrets.randbits(31)
+        token = int.from_bytes(os.urandom(4), "little") >> 1
         try:
             sock = self._connect(_request(token, _LISTEN))
         except OSError as error:

@@ -13,12 +13,13 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, TypeVar
-
-from google.protobuf.message import DecodeError, Message
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kata_pin.errors import ParseError
-from kata_pin.wire.proto import ttrpc_pb2
+from kata_pin.wire import proto
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 MAX_DATA: Final = 4 << 20  # longest data of one frame; Go's ttrpc refuses to send and to take more
 HEADER: Final = struct.Struct(">IIBB")
@@ -26,7 +27,7 @@ REQUEST: Final = 1
 RESPONSE: Final = 2
 
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound="Message")
 
 
 class Code(IntEnum):
@@ -111,19 +112,19 @@ class Response:
 
 def parse_request(data: bytes) -> Request:
     """Read the data of a request frame; raises ParseError."""
-    envelope = parsed(ttrpc_pb2.Request(), data, "ttrpc request")
+    envelope = parsed(proto.ttrpc_pb2.Request(), data, "ttrpc request")
     return Request(envelope.service, envelope.method, envelope.payload, envelope.timeout_nano)
 
 
 def parse_response(data: bytes) -> Response:
     """Read the data of a response frame; raises ParseError."""
-    envelope = parsed(ttrpc_pb2.Response(), data, "ttrpc response")
+    envelope = parsed(proto.ttrpc_pb2.Response(), data, "ttrpc response")
     return Response(envelope.payload, envelope.status.code, envelope.status.message)
 
 
 def encode_request(stream: int, request: Request) -> bytes:
     """Return the frame of a call; ValueError beyond MAX_DATA."""
-    envelope = ttrpc_pb2.Request(
+    envelope = proto.ttrpc_pb2.Request(
         service=request.service,
         method=request.method,
         payload=request.payload,
@@ -134,7 +135,7 @@ def encode_request(stream: int, request: Request) -> bytes:
 
 def encode_response(stream: int, response: Response) -> bytes:
     """Return the frame of an answer; a success has no status. ValueError beyond MAX_DATA."""
-    envelope = ttrpc_pb2.Response(payload=response.payload)
+    envelope = proto.ttrpc_pb2.Response(payload=response.payload)
     if response.code != Code.OK:
         envelope.status.code = response.code
         envelope.status.message = response.message
@@ -149,6 +150,8 @@ def _frame(stream: int, kind: int, data: bytes) -> bytes:
 
 def parsed(message: M, data: bytes, source: str) -> M:
     """Return a protobuf message filled from bytes; ParseError names `source`."""
+    from google.protobuf.message import DecodeError  # noqa: PLC0415 - see wire.proto
+
     try:
         message.ParseFromString(data)
     except DecodeError as error:

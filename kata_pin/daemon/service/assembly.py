@@ -8,7 +8,7 @@ import grp
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Final
 
@@ -307,18 +307,24 @@ class Assembly:
         return os.path.join(self._components.live.now.runtime_dir, name)
 
     def _metrics_server(self, gid: int | None, mode: int) -> MetricsServer | None:
-        """Return who answers Prometheus; what that takes is imported where it is wanted."""
-        one, settings = self._components, self._components.live.now.metrics
+        """Return who answers Prometheus, None if nobody shall."""
+        settings = self._components.live.now.metrics
         if settings.listen.kind is EndpointKind.NONE:
             return None
-        from kata_pin.daemon.status import isolation_metrics, metrics  # noqa: PLC0415 - 40 ms, 3 MiB
+        path = self._path("metrics.sock")
+        return MetricsServer(settings.listen, path, self._make_metrics, gid, mode)
+
+    def _make_metrics(self) -> Callable[[], Awaitable[bytes]]:
+        """Return what makes the metrics; until the first scrape nothing of that is imported."""
+        from kata_pin.daemon.status import isolation_metrics, metrics  # noqa: PLC0415 - 40 ms, 4 MiB
         from kata_pin.daemon.status.cache_metrics import (  # noqa: PLC0415 - as above
             cache_metrics,
             memory_metrics,
         )
-        from kata_pin.daemon.status.quiet_metrics import quiet_metrics  # noqa: PLC0415 - as below
+        from kata_pin.daemon.status.quiet_metrics import quiet_metrics  # noqa: PLC0415 - as above
 
-        made = metrics.Metrics(
+        one, settings = self._components, self._components.live.now.metrics
+        return metrics.Metrics(
             self._counters,
             self.sandboxes,
             self._history,
@@ -339,9 +345,7 @@ class Assembly:
             isolation=isolation_metrics.IsolationMetrics(
                 one.root, self.sandboxes, self._claims, self.watch, one.index, self._nri
             ),
-        )
-        path = self._path("metrics.sock")
-        return MetricsServer(settings.listen, path, made.text, gid, mode)
+        ).text
 
     async def _state(self, sandbox_id: str) -> bytes:
         """Return the encoded `state` document as of now, of one sandbox if one is named."""

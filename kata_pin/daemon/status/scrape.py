@@ -32,20 +32,25 @@ FRESH_S: Final = 0.2
 RETRY_S: Final = 30.0
 """Between tries to have a port that is taken."""
 
+Text = Callable[[], Awaitable[bytes]]
+"""Makes what is answered."""
+
 
 @dataclass
 class MetricsServer:
     """Serves one endpoint until cancelled; `problem` says why it cannot, empty while it does.
 
-    `text` makes what is answered. `path`, `mode` and `gid` are the unix socket's.
+    `make` returns what makes the answers; it is called beside the event loop for the first request,
+    because it may have much to import. `path`, `mode` and `gid` are the unix socket's.
     """
 
     endpoint: Endpoint
     path: str
-    text: Callable[[], Awaitable[bytes]]
+    make: Callable[[], Text]
     gid: int | None = None
     mode: int = 0o600
     problem: str = "not started"
+    _text: Text | None = None
     _made: bytes = b""
     _made_at: float = -FRESH_S
 
@@ -94,6 +99,8 @@ class MetricsServer:
 
     async def _fresh_text(self) -> bytes:
         if time.monotonic() - self._made_at >= FRESH_S:
-            self._made = await self.text()
+            if self._text is None:
+                self._text = await asyncio.to_thread(self.make)
+            self._made = await self._text()
             self._made_at = time.monotonic()
         return self._made

@@ -10,14 +10,15 @@ made printable here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
-
-from google.protobuf.message import Message
+from typing import TYPE_CHECKING, Final
 
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.wire import proto
 from kata_pin.wire.ids import printable
-from kata_pin.wire.proto import agent_pb2
 from kata_pin.wire.ttrpc import parsed
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 AGENT: Final = "grpc.AgentService"
 HEALTH: Final = "grpc.Health"
@@ -58,26 +59,26 @@ def update_request(container_id: str, cpus: CpuSet) -> bytes:
     """
     if not cpus:
         raise ValueError("the agent ignores an empty cpuset; send all online CPUs instead")
-    resources = agent_pb2.LinuxResources(cpu=agent_pb2.LinuxCPU(cpus=str(cpus)))
-    message = agent_pb2.UpdateContainerRequest(container_id=container_id, resources=resources)
+    resources = proto.agent_pb2.LinuxResources(cpu=proto.agent_pb2.LinuxCPU(cpus=str(cpus)))
+    message = proto.agent_pb2.UpdateContainerRequest(container_id=container_id, resources=resources)
     return _encoded(message)
 
 
 def stats_request(container_id: str) -> bytes:
     """AgentService.StatsContainer."""
-    return _encoded(agent_pb2.StatsContainerRequest(container_id=container_id))
+    return _encoded(proto.agent_pb2.StatsContainerRequest(container_id=container_id))
 
 
 def exec_request(container_id: str, exec_id: str, args: tuple[str, ...]) -> bytes:
     """AgentService.ExecProcess: a program of the container: user nobody, no capabilities."""
-    process = agent_pb2.Process(
-        user=agent_pb2.User(uid=NOBODY, gid=NOBODY),
+    process = proto.agent_pb2.Process(
+        user=proto.agent_pb2.User(uid=NOBODY, gid=NOBODY),
         args=args,
         env=["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
         cwd="/",
         no_new_privileges=True,
     )
-    message = agent_pb2.ExecProcessRequest(
+    message = proto.agent_pb2.ExecProcessRequest(
         container_id=container_id, exec_id=_checked(exec_id), process=process
     )
     return _encoded(message)
@@ -85,7 +86,7 @@ def exec_request(container_id: str, exec_id: str, args: tuple[str, ...]) -> byte
 
 def read_request(container_id: str, exec_id: str, size: int) -> bytes:
     """AgentService.ReadStdout: at most `size` bytes; empty at the end."""
-    message = agent_pb2.ReadStreamRequest(
+    message = proto.agent_pb2.ReadStreamRequest(
         container_id=container_id, exec_id=_checked(exec_id), len=size
     )
     return _encoded(message)
@@ -93,13 +94,15 @@ def read_request(container_id: str, exec_id: str, size: int) -> bytes:
 
 def wait_request(container_id: str, exec_id: str) -> bytes:
     """AgentService.WaitProcess, after which the agent forgets the process."""
-    message = agent_pb2.WaitProcessRequest(container_id=container_id, exec_id=_checked(exec_id))
+    message = proto.agent_pb2.WaitProcessRequest(
+        container_id=container_id, exec_id=_checked(exec_id)
+    )
     return _encoded(message)
 
 
 def kill_request(container_id: str, exec_id: str) -> bytes:
     """AgentService.SignalProcess with SIGKILL to one process that was started here."""
-    message = agent_pb2.SignalProcessRequest(
+    message = proto.agent_pb2.SignalProcessRequest(
         container_id=container_id, exec_id=_checked(exec_id), signal=KILL
     )
     return _encoded(message)
@@ -121,39 +124,39 @@ def _checked(exec_id: str) -> str:
 
 def parse_serving(data: bytes) -> bool:
     """Read the answer of Check: whether the agent serves."""
-    return parsed(agent_pb2.HealthCheckResponse(), data, "Check").status == 1
+    return parsed(proto.agent_pb2.HealthCheckResponse(), data, "Check").status == 1
 
 
 def parse_version(data: bytes) -> tuple[str, str]:
     """Read the answer of Version: the interface's version and the agent's."""
-    message = parsed(agent_pb2.VersionCheckResponse(), data, "Version")
+    message = parsed(proto.agent_pb2.VersionCheckResponse(), data, "Version")
     return printable(message.grpc_version), printable(message.agent_version)
 
 
 def parse_features(data: bytes) -> tuple[str, ...]:
     """Read the answer of GetGuestDetails: what the agent was built with, such as agent-policy."""
-    message = parsed(agent_pb2.GuestDetailsResponse(), data, "GetGuestDetails")
+    message = parsed(proto.agent_pb2.GuestDetailsResponse(), data, "GetGuestDetails")
     features = message.agent_details.extra_features[:MAX_FEATURES]
     return tuple(printable(feature) for feature in features)
 
 
 def parse_metrics(data: bytes) -> str:
     """Read the answer of GetMetrics: text in Prometheus format, for metrics.py."""
-    return parsed(agent_pb2.Metrics(), data, "GetMetrics").metrics
+    return parsed(proto.agent_pb2.Metrics(), data, "GetMetrics").metrics
 
 
 def parse_usage(data: bytes) -> CpuUsage:
     """Read the CPU time in the answer of StatsContainer."""
-    message = parsed(agent_pb2.StatsContainerResponse(), data, "StatsContainer")
+    message = parsed(proto.agent_pb2.StatsContainerResponse(), data, "StatsContainer")
     usage = message.cgroup_stats.cpu_stats.cpu_usage
     return CpuUsage(usage.total_usage, tuple(usage.percpu_usage[:MAX_PER_CPU]))
 
 
 def parse_read(data: bytes) -> bytes:
     """Read the answer of ReadStdout."""
-    return parsed(agent_pb2.ReadStreamResponse(), data, "ReadStdout").data
+    return parsed(proto.agent_pb2.ReadStreamResponse(), data, "ReadStdout").data
 
 
 def parse_wait(data: bytes) -> int:
     """Read the answer of WaitProcess: the exit status."""
-    return parsed(agent_pb2.WaitProcessResponse(), data, "WaitProcess").status
+    return parsed(proto.agent_pb2.WaitProcessResponse(), data, "WaitProcess").status

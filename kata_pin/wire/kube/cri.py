@@ -10,10 +10,10 @@ from typing import Final
 
 from kata_pin.errors import ParseError
 from kata_pin.model.sandbox import ContainerState
+from kata_pin.wire import proto
 from kata_pin.wire.ids import check_id
 from kata_pin.wire.nri.messages import MAX_CONTAINERS
 from kata_pin.wire.nri.replies import Cpuset
-from kata_pin.wire.proto import crirequest_pb2
 from kata_pin.wire.ttrpc import parsed
 
 UPDATE_RESOURCES: Final = "/runtime.v1.RuntimeService/UpdateContainerResources"
@@ -29,7 +29,7 @@ _STATES: Final = {0: ContainerState.CREATED, 2: ContainerState.STOPPED}
 def update_resources_request(container_id: str, cpuset: Cpuset) -> bytes:
     """Return an UpdateContainerResourcesRequest for a container's cpuset and limits only."""
     limits = cpuset.limits
-    linux = crirequest_pb2.LinuxContainerResources(
+    linux = proto.crirequest_pb2.LinuxContainerResources(
         cpuset_cpus=str(cpuset.cpus),
         cpuset_mems=str(cpuset.mems),
         cpu_shares=limits.shares or 0,
@@ -37,7 +37,9 @@ def update_resources_request(container_id: str, cpuset: Cpuset) -> bytes:
         cpu_period=limits.period_us or 0,
         memory_limit_in_bytes=limits.memory or 0,
     )
-    message = crirequest_pb2.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
+    message = proto.crirequest_pb2.UpdateContainerResourcesRequest(
+        container_id=container_id, linux=linux
+    )
     return bytes(message.SerializeToString())
 
 
@@ -46,7 +48,7 @@ def parse_containers(data: bytes) -> dict[str, ContainerState]:
 
     An unknown state is `running`: the container may run. Labels and annotations are not kept.
     """
-    message = parsed(crirequest_pb2.ListContainersResponse(), data, "CRI ListContainers")
+    message = parsed(proto.crirequest_pb2.ListContainersResponse(), data, "CRI ListContainers")
     if len(message.containers) > MAX_CONTAINERS:
         raise ParseError(f"more than {MAX_CONTAINERS} containers", source="CRI ListContainers")
     return {

@@ -12,20 +12,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Final, TypeVar
-
-from google.protobuf.message import Message
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kata_pin.errors import ParseError
 from kata_pin.model.alloc import ANNOTATIONS
 from kata_pin.model.cpuset import MAX_TEXT
 from kata_pin.model.sandbox import Container, ContainerKind, ContainerState
+from kata_pin.wire import proto
 from kata_pin.wire.annotations import KATA_CONFIG, KATA_PINNING, quiet_keys
 from kata_pin.wire.container_id import ContainerIds, build
 from kata_pin.wire.ids import check_id
 from kata_pin.wire.oci import MAX_PID, CpuResources, kept
-from kata_pin.wire.proto import nri_pb2
 from kata_pin.wire.ttrpc import parsed
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
@@ -40,7 +41,7 @@ _MAX_NAME: Final = 253  # longest name of Kubernetes: a DNS subdomain
 _MAX_PATH: Final = 4096
 _ANNOTATIONS: Final = (*ANNOTATIONS, KATA_CONFIG, *KATA_PINNING)
 _NO_CPU: Final = CpuResources()
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound="Message")
 
 
 class EventKind(IntEnum):
@@ -164,7 +165,7 @@ class Snapshot:
 
 def parse_configure(data: bytes) -> Configuration:
     """Read a ConfigureRequest; raises ParseError."""
-    message = _parsed(nri_pb2.ConfigureRequest(), data)
+    message = _parsed(proto.nri_pb2.ConfigureRequest(), data)
     timeout_ms = message.request_timeout
     if not 0 < timeout_ms <= MAX_TIMEOUT_MS:
         timeout_ms = REQUEST_MS
@@ -179,22 +180,24 @@ def parse_event(method: str, data: bytes, kinds: Collection[EventKind] = OBSERVE
     Raises ParseError for an event that cannot be read.
     """
     if method == "StateChange":
-        change = _parsed(nri_pb2.StateChangeEvent(), data)
+        change = _parsed(proto.nri_pb2.StateChangeEvent(), data)
         known = change.event in kinds and change.event not in ASKED
         return _event(EventKind(change.event), change.pod, change.container) if known else None
     kind = _BY_METHOD.get(method)
     if kind is None or kind not in kinds:
         return None
     if kind is EventKind.UPDATE_CONTAINER:
-        update = _parsed(nri_pb2.UpdateContainerRequest(), data)
+        update = _parsed(proto.nri_pb2.UpdateContainerRequest(), data)
         event = _event(kind, update.pod, update.container)
         asked = update.linux_resources
         return replace(event, asked=_cpu(asked.cpu), asked_memory=_memory(asked.memory))
-    request = _parsed(nri_pb2.EventRequest(), data)
+    request = _parsed(proto.nri_pb2.EventRequest(), data)
     return _event(kind, request.pod, request.container)
 
 
-def _event(kind: EventKind, pod: nri_pb2.PodSandbox, container: nri_pb2.Container) -> Event:
+def _event(
+    kind: EventKind, pod: proto.nri_pb2.PodSandbox, container: proto.nri_pb2.Container
+) -> Event:
     of = pod_of(pod)
     if kind.of_pod:
         return Event(kind, of)
@@ -206,7 +209,7 @@ def _event(kind: EventKind, pod: nri_pb2.PodSandbox, container: nri_pb2.Containe
     return Event(kind, of, found)
 
 
-def pod_of(message: nri_pb2.PodSandbox) -> Pod:
+def pod_of(message: proto.nri_pb2.PodSandbox) -> Pod:
     """Return a pod; ParseError for an id that is none, or a text that is too long."""
     return Pod(
         id=check_id(message.id, source="NRI pod"),
@@ -225,13 +228,13 @@ def pod_of(message: nri_pb2.PodSandbox) -> Pod:
     )
 
 
-def container_of(message: nri_pb2.Container) -> PodContainer:
+def container_of(message: proto.nri_pb2.Container) -> PodContainer:
     """Return a container; ParseError for an id that is none, or a text that is too long."""
     return PodContainer(
         id=check_id(message.id, source="NRI container"),
         pod_id=check_id(message.pod_sandbox_id, source="NRI container's pod"),
         name=_text(message.name, "name"),
-        state=_STATES.get(message.state, ContainerState.CREATED),
+        state=_state(message.state),
         cgroups_path=_text(message.linux.cgroups_path, "cgroups_path", _MAX_PATH),
         cpu=_cpu(message.linux.resources.cpu),
         memory=_memory(message.linux.resources.memory),
@@ -239,11 +242,11 @@ def container_of(message: nri_pb2.Container) -> PodContainer:
     )
 
 
-_STATES: Final = {
-    nri_pb2.CONTAINER_RUNNING: ContainerState.RUNNING,
-    nri_pb2.CONTAINER_PAUSED: ContainerState.RUNNING,
-    nri_pb2.CONTAINER_STOPPED: ContainerState.STOPPED,
-}
+def _state(state: proto.nri_pb2.ContainerState) -> ContainerState:
+    if state in {proto.nri_pb2.CONTAINER_RUNNING, proto.nri_pb2.CONTAINER_PAUSED}:
+        return ContainerState.RUNNING
+    stopped = state == proto.nri_pb2.CONTAINER_STOPPED
+    return ContainerState.STOPPED if stopped else ContainerState.CREATED
 
 
 def _text(text: str, name: str, limit: int = _MAX_NAME) -> str:
@@ -252,7 +255,7 @@ def _text(text: str, name: str, limit: int = _MAX_NAME) -> str:
     return text
 
 
-def _cpu(message: nri_pb2.LinuxCPU) -> CpuResources:
+def _cpu(message: proto.nri_pb2.LinuxCPU) -> CpuResources:
     return CpuResources(
         cpus=message.cpus[: MAX_TEXT + 1],  # one more than a cpu list may have, so it is refused
         mems=message.mems[: MAX_TEXT + 1],
@@ -262,7 +265,7 @@ def _cpu(message: nri_pb2.LinuxCPU) -> CpuResources:
     )
 
 
-def _memory(message: nri_pb2.LinuxMemory) -> int | None:
+def _memory(message: proto.nri_pb2.LinuxMemory) -> int | None:
     """Return the limit in bytes; None where there is none (containerd sends 0 for "unchanged")."""
     return message.limit.value if message.limit.value > 0 else None
 

@@ -17,8 +17,8 @@ from typing import Final
 
 from kata_pin.model.adjustment import NO_LIMITS, NOTHING_MORE, AtCreation, Limits
 from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.wire import proto
 from kata_pin.wire.nri.messages import OBSERVED, EventKind
-from kata_pin.wire.proto import nri_pb2
 from kata_pin.wire.ttrpc import parsed
 
 VERSION: Final = "v0.12.0"
@@ -72,7 +72,9 @@ class Answer:
 
 def register_request(name: str, index: str) -> bytes:
     """Return a RegisterPluginRequest; `index` has two digits."""
-    message = nri_pb2.RegisterPluginRequest(plugin_name=name, plugin_idx=index, NRI_version=VERSION)
+    message = proto.nri_pb2.RegisterPluginRequest(
+        plugin_name=name, plugin_idx=index, NRI_version=VERSION
+    )
     return bytes(message.SerializeToString())
 
 
@@ -82,12 +84,12 @@ def configure_reply(kinds: Iterable[EventKind] = OBSERVED) -> bytes:
     All versions since 0.2 know them; a runtime refuses a plugin that subscribes to an unknown one.
     """
     events = sum(1 << (kind - 1) for kind in kinds)
-    return bytes(nri_pb2.ConfigureResponse(events=events).SerializeToString())
+    return bytes(proto.nri_pb2.ConfigureResponse(events=events).SerializeToString())
 
 
 def create_reply(answer: Answer) -> bytes:
     """Return a CreateContainerResponse, empty for an answer that changes nothing."""
-    message = nri_pb2.CreateContainerResponse(update=_updates(answer.updates))
+    message = proto.nri_pb2.CreateContainerResponse(update=_updates(answer.updates))
     if answer.adjust:
         _fill(message.adjust.linux.resources, answer.adjust)
     if answer.creation:
@@ -97,18 +99,20 @@ def create_reply(answer: Answer) -> bytes:
 
 def update_reply(answer: Answer) -> bytes:
     """Return an UpdateContainerResponse or StopContainerResponse, which look the same."""
-    return bytes(nri_pb2.UpdateResponse(update=_updates(answer.updates)).SerializeToString())
+    return bytes(proto.nri_pb2.UpdateResponse(update=_updates(answer.updates)).SerializeToString())
 
 
 def synchronize_reply(updates: Iterable[Update] = (), *, more: bool = False) -> bytes:
     """Return a SynchronizeResponse; to a part with `more` to follow, one with `more` as well."""
-    message = nri_pb2.SynchronizeResponse(update=_updates(updates), more=more)
+    message = proto.nri_pb2.SynchronizeResponse(update=_updates(updates), more=more)
     return bytes(message.SerializeToString())
 
 
 def update_request(updates: Iterable[Update]) -> bytes:
     """Return an UpdateContainersRequest, which the plugin sends at a time of its choice."""
-    return bytes(nri_pb2.UpdateContainersRequest(update=_updates(updates)).SerializeToString())
+    return bytes(
+        proto.nri_pb2.UpdateContainersRequest(update=_updates(updates)).SerializeToString()
+    )
 
 
 def parse_update_response(data: bytes) -> frozenset[str]:
@@ -116,24 +120,24 @@ def parse_update_response(data: bytes) -> frozenset[str]:
 
     containerd reports a failure in the call's status instead.
     """
-    response = nri_pb2.UpdateContainersResponse()
+    response = proto.nri_pb2.UpdateContainersResponse()
     message = parsed(response, data, "NRI UpdateContainersResponse")
     return frozenset(one.container_id for one in message.failed)
 
 
-def _updates(updates: Iterable[Update]) -> list[nri_pb2.ContainerUpdate]:
+def _updates(updates: Iterable[Update]) -> list[proto.nri_pb2.ContainerUpdate]:
     return [_update(one) for one in updates if one.cpuset]
 
 
-def _update(update: Update) -> nri_pb2.ContainerUpdate:
-    message = nri_pb2.ContainerUpdate(
+def _update(update: Update) -> proto.nri_pb2.ContainerUpdate:
+    message = proto.nri_pb2.ContainerUpdate(
         container_id=update.container_id, ignore_failure=not update.must
     )
     _fill(message.linux.resources, update.cpuset)
     return message
 
 
-def _fill(resources: nri_pb2.LinuxResources, cpuset: Cpuset) -> None:
+def _fill(resources: proto.nri_pb2.LinuxResources, cpuset: Cpuset) -> None:
     cpu, limits = resources.cpu, cpuset.limits
     cpu.cpus, cpu.mems = str(cpuset.cpus), str(cpuset.mems)
     if limits.shares is not None:
@@ -146,7 +150,7 @@ def _fill(resources: nri_pb2.LinuxResources, cpuset: Cpuset) -> None:
         resources.memory.limit.value = limits.memory
 
 
-def _create(adjust: nri_pb2.ContainerAdjustment, creation: AtCreation) -> None:
+def _create(adjust: proto.nri_pb2.ContainerAdjustment, creation: AtCreation) -> None:
     resources = adjust.linux.resources
     for size, limit in creation.hugepages:
         resources.hugepage_limits.add(page_size=size, limit=limit)

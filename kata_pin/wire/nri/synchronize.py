@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from kata_pin.errors import ParseError
+from kata_pin.wire import proto
 from kata_pin.wire.nri.messages import (
     MAX_CONTAINERS,
     MAX_PODS,
@@ -23,7 +24,6 @@ from kata_pin.wire.nri.messages import (
     container_of,
     pod_of,
 )
-from kata_pin.wire.proto import nri_pb2
 from kata_pin.wire.ttrpc import parsed
 
 MAX_PARTS: Final = 256
@@ -68,7 +68,7 @@ class SnapshotParts:
         if self._bytes > MAX_BYTES:
             raise ParseError(f"more than {MAX_BYTES} bytes", source=_SOURCE)
         self._check_counts(data)
-        message = parsed(nri_pb2.SynchronizeRequest(), data, _SOURCE)
+        message = parsed(proto.nri_pb2.SynchronizeRequest(), data, _SOURCE)
         for pod in message.pods:
             self._pods.append(self._kept(pod_of(pod)))
         for container in message.containers:

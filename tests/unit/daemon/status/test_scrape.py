@@ -58,7 +58,7 @@ async def _serving(server: MetricsServer) -> AsyncIterator[None]:
 async def path(source: Source, tmp_path: Path) -> AsyncIterator[str]:
     """Yield a unix socket that is served."""
     path = str(tmp_path / "m.sock")
-    async with _serving(MetricsServer(Endpoint(), path=path, text=source)):
+    async with _serving(MetricsServer(Endpoint(), path=path, make=lambda: source)):
         yield path
     assert not os.path.exists(path)
 
@@ -67,7 +67,9 @@ async def path(source: Source, tmp_path: Path) -> AsyncIterator[str]:
 async def test_an_end_while_it_starts(source: Source, tmp_path: Path, turns: int) -> None:
     """However early it is cancelled, no socket stays behind."""
     path = tmp_path / "m.sock"
-    task = asyncio.create_task(MetricsServer(Endpoint(), path=str(path), text=source).serve())
+    task = asyncio.create_task(
+        MetricsServer(Endpoint(), path=str(path), make=lambda: source).serve()
+    )
     for _ in range(turns):
         await asyncio.sleep(0)
     task.cancel()
@@ -173,7 +175,7 @@ async def test_a_port_of_the_loopback_device(source: Source) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     endpoint = Endpoint(EndpointKind.TCP, "127.0.0.1", port)
-    server = MetricsServer(endpoint, path="/nonexistent", text=source)
+    server = MetricsServer(endpoint, path="/nonexistent", make=lambda: source)
     async with _serving(server):
         assert server.address == f"http://127.0.0.1:{port}/metrics"
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -194,7 +196,7 @@ async def test_a_port_that_is_taken_is_tried_again(
         taken.listen()
         port = taken.getsockname()[1]
         endpoint = Endpoint(EndpointKind.TCP, "127.0.0.1", port)
-        server = MetricsServer(endpoint, path="/nonexistent", text=source)
+        server = MetricsServer(endpoint, path="/nonexistent", make=lambda: source)
         serving = _serving(server)
         await serving.__aenter__()
         assert "in use" in server.problem
