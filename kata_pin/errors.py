@@ -11,6 +11,7 @@
      |   +- QmpUnavailable         QMP cannot be used now
      +- GuestError                 the kata-agent of a guest did not do what was requested
      |   +- AgentUnavailable       no connection, a lost one, or no answer in time
+     |   |   +- AgentUnknown       no address of it is known
      |   +- AgentDenied            the guest's policy denies the request: an ordinary state
      |   +- AgentUnsupported       the agent does not know the request
      |   +- AgentFailed            any other refusal, or an invalid answer
@@ -143,6 +144,10 @@ class GuestError(KataPinError):
 
 class AgentUnavailable(GuestError):  # noqa: N818 - an ordinary state
     """No connection to the agent, a lost one, or no answer in time."""
+
+
+class AgentUnknown(AgentUnavailable):
+    """Nothing says where the agent listens: asking again is useless until something does."""
 
 
 class AgentDenied(GuestError):  # noqa: N818 - an ordinary state

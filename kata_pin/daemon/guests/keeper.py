@@ -16,14 +16,20 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from typing import Final
 
 from kata_pin.config.guest import Guest
 from kata_pin.daemon.guests.probe import GuestProbe
-from kata_pin.daemon.guests.status import GuestPlan, GuestState, GuestView, Proof, Sent
+from kata_pin.daemon.guests.status import Goal, GuestPlan, GuestState, GuestView, Proof, Sent
 from kata_pin.daemon.store.guests import GuestCpusets
-from kata_pin.errors import AgentDenied, AgentFailed, AgentUnsupported, GuestError, reason_of
+from kata_pin.errors import (
+    AgentDenied,
+    AgentFailed,
+    AgentUnknown,
+    AgentUnsupported,
+    GuestError,
+    reason_of,
+)
 from kata_pin.guest.agent import AgentClient
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.guest_map import GuestFacts
@@ -63,20 +69,12 @@ BAD: Final = frozenset({Proof.BROKEN, Proof.REFUSED})
 """What shows that a cpuset that was sent is not in force."""
 
 
-class Goal(Enum):
-    """What is wanted of a guest."""
-
-    KEEP = auto()  # containers on their own vCPUs
-    GIVE_BACK = auto()  # on all guest CPUs, if they were confined
-    LEAVE = auto()  # nothing is sent
-
-
 @dataclass(frozen=True)
 class Shared:
     """What a keeper shares with the others.
 
     `connect` returns a client of the sandbox's agent, not connected yet, with the deadlines of the
-    settings times a factor; AgentUnavailable when no address is known. `turns` bounds how many
+    settings times a factor; AgentUnknown when no address is known. `turns` bounds how many
     guests are talked to at once.
     """
 
@@ -116,6 +114,7 @@ class Keeper:
         self._failures = 0
         self._patience = 1
         self._rest_until = 0.0
+        self._nowhere = False
         self._asked_at: float | None = None
 
     # ---- what passes and audits ask for ---------------------------------------------------
@@ -139,8 +138,8 @@ class Keeper:
         self._vcpus = vcpus
         if first or again or insist or changed:
             self._again = frozenset(self._sent)
-            perhaps = again and self._trouble is not None and self._trouble[0] is GuestState.FAILED
-            if insist or perhaps:  # the container may be there now
+            failed = self._trouble is not None and self._trouble[0] is GuestState.FAILED
+            if insist or (again and (failed or self._nowhere)):  # it may be there now
                 self._rest_until = 0.0
         self._nudge()
 
@@ -246,6 +245,9 @@ class Keeper:
                 await self._in_turn(self._vmm)
         except AgentDenied as error:
             self._failed(GuestState.DENIED, str(error), DENIED_S)
+        except AgentUnknown as error:
+            self._failed(GuestState.UNREACHABLE, str(error), RETRY_S[-1])
+            self._nowhere = True
         except AgentUnsupported as error:
             self._failed(GuestState.FAILED, str(error), DENIED_S)
         except GuestError as error:
@@ -344,7 +346,7 @@ class Keeper:
             level = logging.INFO if state is GuestState.PENDING else logging.WARNING
             log.log(level, "sandbox %s: guest %s: %s", self._id, state.value, text)
         self._trouble = (state, text)
-        self._prompt = False
+        self._prompt = self._nowhere = False
         self._failures += 1
         self._rest_until = time.monotonic() + rest_s
 

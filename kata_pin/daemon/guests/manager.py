@@ -14,9 +14,9 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from kata_pin.config.guest import Guest
-from kata_pin.daemon.guests.keeper import BAD, Goal, Keeper, Shared
+from kata_pin.daemon.guests.keeper import BAD, Keeper, Shared
 from kata_pin.daemon.guests.probe import GuestProbe
-from kata_pin.daemon.guests.status import GuestPlan, GuestState, GuestView, plan_guest
+from kata_pin.daemon.guests.status import Goal, GuestPlan, GuestState, GuestView, plan_guest
 from kata_pin.daemon.live_config import LiveConfig
 from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.ports import Observer
@@ -26,6 +26,7 @@ from kata_pin.daemon.store.guests import GuestCpusets
 from kata_pin.daemon.store.pins import Pins
 from kata_pin.errors import (
     AgentUnavailable,
+    AgentUnknown,
     HostError,
     KataPinError,
     ParseError,
@@ -273,7 +274,7 @@ class Agents:
 
         A QEMU that names another guest's cid only has that guest asked about containers that it
         does not know: what changes something names a container of this sandbox. Raises
-        AgentUnavailable when neither has it.
+        AgentUnknown when neither has it, AgentUnavailable when it makes no sense.
         """
         try:
             if vmm.guest_cid:
@@ -283,7 +284,7 @@ class Agents:
                 return parse_address(persisted.agent_url)
         except (HostError, ParseError, ValueError) as error:
             raise AgentUnavailable(f"kata-agent address not usable: {error}") from error
-        raise AgentUnavailable(
+        raise AgentUnknown(
             "kata-agent address unknown (neither in the VMM's arguments nor in Kata's state)"
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from typing import Final
 
 from kata_pin.model.cpuset import EMPTY, CpuSet
@@ -18,6 +18,14 @@ from kata_pin.policy.guest.map import NOTHING_KNOWN, guest_map
 from kata_pin.wire.qemu import apic
 
 _X86: Final = frozenset({"x86_64", "i686"})
+
+
+class Goal(Enum):
+    """What is wanted of a guest."""
+
+    KEEP = auto()  # containers on their own vCPUs
+    GIVE_BACK = auto()  # on all guest CPUs, if they were confined
+    LEAVE = auto()  # nothing is sent
 
 
 class GuestState(StrEnum):

@@ -19,15 +19,14 @@ from kata_pin.daemon.guests.keeper import (
     RETRY_S,
     WIDEN_S,
     Decide,
-    Goal,
     Keeper,
     Shared,
 )
 from kata_pin.daemon.guests.probe import GuestProbe
-from kata_pin.daemon.guests.status import GuestPlan, GuestState, Proof, plan_guest
+from kata_pin.daemon.guests.status import Goal, GuestPlan, GuestState, Proof, plan_guest
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.guests import GuestCpusets
-from kata_pin.errors import AgentUnavailable
+from kata_pin.errors import AgentUnavailable, AgentUnknown
 from kata_pin.guest.address import parse_address
 from kata_pin.guest.agent import AgentClient
 from kata_pin.host.root import HOST
@@ -62,6 +61,7 @@ class Case:
         self.registry.adopt(Container("own", "pod"))
         self.book = GuestCpusets(self.registry)
         self.guest = guest
+        self.nowhere: type[AgentUnavailable] = AgentUnavailable
         self.topology = TWO
         self.threads = [vcpu(0), vcpu(1, on="4")]  # the pair stands, and is kept
         shared = Shared(
@@ -71,7 +71,7 @@ class Case:
 
     def _connect(self, _sandbox_id: str, _vmm: Vmm, patience: int) -> AgentClient:
         if self.guest is None:
-            raise AgentUnavailable("nobody knows where")
+            raise self.nowhere("nobody knows where")
         deadline_s = 0.2 * patience
         return AgentClient(parse_address(self.guest.url), connect_s=deadline_s, call_s=deadline_s)
 
@@ -247,6 +247,31 @@ async def test_rests_grow(new_case: NewCase) -> None:
     finally:
         case.keeper.stop()
         await asyncio.wait_for(task, 5)
+
+
+async def test_an_unknown_address_is_not_retried(new_case: NewCase, guest: PlayedGuest) -> None:
+    """Nobody is asked again and again where the agent is; Kata's next event may say so."""
+    case = new_case(None)
+    case.nowhere = AgentUnknown
+    case.take()
+    began = time.monotonic()
+    task = asyncio.create_task(case.keeper.run())
+    try:
+        async with asyncio.timeout(10):
+            await case.keeper.settled()
+        assert case.state() is GuestState.UNREACHABLE
+        assert case.keeper._rest_until > began + RETRY_S[-1]
+        case.guest = guest
+        case.take()  # a pass without an event of Kata's
+        await asyncio.sleep(0.05)
+        assert case.state() is GuestState.UNREACHABLE
+        case.take(again=True)
+        async with asyncio.timeout(10):
+            while case.state() is not GuestState.APPLIED:
+                await asyncio.sleep(0.01)
+    finally:
+        case.keeper.stop()
+        await task
 
 
 async def test_stopped_while_it_rests(new_case: NewCase) -> None:

@@ -23,7 +23,7 @@ from kata_pin.daemon.guests.status import GuestState
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.service.compose import Components, compose
 from kata_pin.daemon.store.containers import Registry
-from kata_pin.errors import AgentUnavailable
+from kata_pin.errors import AgentUnavailable, AgentUnknown
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.pass_outcome import Cause, PassOutcome
 from kata_pin.model.placement import Action, ActionResult, Outcome, Report
@@ -257,7 +257,7 @@ def test_address(case: Case) -> None:
     vmm: Vmm | None = case.pod.vmm
     assert vmm is not None
     kata = KataSandbox(case.dirs, "pod")
-    with pytest.raises(AgentUnavailable, match="neither"):
+    with pytest.raises(AgentUnknown, match="neither"):
         case.parts.agents.address("pod", vmm)
     for url, expected in (
         ("vsock://77:1024", "vsock://77:1024"),
