@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
 from kata_pin.host.files import read_once
 from kata_pin.host.process import translated
 from kata_pin.host.root import HostRoot
+from kata_pin.host.tasks import list_inodes
 from kata_pin.model.steps import STEP, Steps, at_once
 from kata_pin.wire.proc import parse_starttime
 
@@ -68,23 +70,33 @@ def audit_affinity_in_steps(
 
 
 def audit_deep_in_steps(
-    root: HostRoot, tgid: int, expected: Mapping[int, Expected]
+    root: HostRoot,
+    tgid: int,
+    expected: Mapping[int, Expected],
+    inodes: Mapping[int, int] = MappingProxyType({}),
 ) -> Steps[Finding]:
     """Compare start times too: another start time means that the thread exited and a new one came.
 
-    One stat file a thread on top of audit_affinity; raises HostError likewise.
+    `inodes` are those of the threads' folders in /proc when their start times were read. The kernel
+    gives each task another one (host.tasks.TaskReader), so a thread that still has its own is the
+    expected one; of any other the stat file is read. Raises HostError as audit_affinity does.
     """
     get_affinity = root.calls.get_affinity
     base = f"{root.proc()}/{tgid}/task"
+    same = inodes.items() & list_inodes(root, tgid).items() if inodes else frozenset()
+    starts = {tid: expected[tid].starttime for tid, _ in same if tid in expected}
 
     def look(tid: int) -> tuple[int, AbstractSet[int]]:
-        return parse_starttime(read_once(f"{base}/{tid}/stat")), get_affinity(tid)
+        start = starts.get(tid)
+        if start is None:
+            start = parse_starttime(read_once(f"{base}/{tid}/stat"))
+        return start, get_affinity(tid)
 
     observed = yield from _observe(root, tgid, look)
     if observed == expected:
         return NOTHING
-    same = {tid for tid, e in expected.items() if tid in observed and observed[tid][0] == e[0]}
-    return _compare(observed, expected, same)
+    still = {tid for tid, e in expected.items() if tid in observed and observed[tid][0] == e[0]}
+    return _compare(observed, expected, still)
 
 
 audit_affinity = at_once(audit_affinity_in_steps)

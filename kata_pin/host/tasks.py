@@ -140,6 +140,11 @@ class TaskReader:
         known = self._known.get(key.tgid, {}).get(key.tid)
         return known.inode if known is not None and known.task.key == key else 0
 
+    def inodes(self, keys: Iterable[ThreadKey]) -> dict[int, int]:
+        """Return the inodes that prove something, by tid, of threads of one process."""
+        found = ((key.tid, self.inode(key)) for key in keys)
+        return {tid: inode for tid, inode in found if inode}
+
     def expire(self, tgids: frozenset[int]) -> None:
         """Forget all processes but these; forget all where names and times are too old."""
         now = time.monotonic()

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from kata_pin.daemon.journal import DRIFT_FOUND, about
 from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
@@ -77,7 +78,7 @@ class Auditor:
     async def deep(self) -> int:
         """Run a deep audit; return how many sandboxes were marked."""
         cpusets = CpusetReader(self._root)
-        return await self._round(lambda expected: self._check_deep(expected, cpusets))
+        return await self._round(partial(self._check_deep, cpusets))
 
     async def _round(self, check: Check) -> int:
         """Check every sandbox, in slices; a pass that runs meanwhile has looked itself."""
@@ -92,7 +93,7 @@ class Auditor:
             expected = self._expected.get(sandbox_id)
             if expected is None or expected.report is not report:
                 expected = self._expected[sandbox_id] = Expectation.of(report)
-            findings, shrunk = await slices.run(check(expected))
+            findings, shrunk = await slices.run(check(expected, cache))
             await slices.breathe()
             if cache.report is report and not cache.passing:
                 marked += self._judge(sandbox_id, cache, expected, findings, shrunk=shrunk)
@@ -157,7 +158,7 @@ class Auditor:
         except HostError:  # TaskGone is one
             return False
 
-    def _check_affinities(self, expected: Expectation) -> Steps[Found]:
+    def _check_affinities(self, expected: Expectation, _cache: SandboxCache) -> Steps[Found]:
         findings = {}
         for tgid, affinities in expected.affinities.items():
             found = yield from audit_affinity_in_steps(self._root, tgid, affinities)
@@ -166,10 +167,14 @@ class Auditor:
         moved = any(found.moved for found in findings.values())
         return findings, moved and _cpuset_changed(expected, CpusetReader(self._root))
 
-    def _check_deep(self, expected: Expectation, cpusets: CpusetReader) -> Steps[Found]:
+    def _check_deep(
+        self, cpusets: CpusetReader, expected: Expectation, cache: SandboxCache
+    ) -> Steps[Found]:
         findings = {}
         for tgid, threads in expected.threads.items():
-            found = yield from audit_deep_in_steps(self._root, tgid, threads)
+            keys = (ThreadKey(tgid, tid, one.starttime) for tid, one in threads.items())
+            inodes = cache.tasks.inodes(keys)
+            found = yield from audit_deep_in_steps(self._root, tgid, threads, inodes)
             if found:
                 findings[tgid] = found
         return findings, _cpuset_changed(expected, cpusets)
@@ -178,7 +183,7 @@ class Auditor:
 Found = tuple[dict[int, Finding], bool]
 """What was found of one sandbox, by process, and whether a cpuset changed."""
 
-Check = Callable[[Expectation], Steps[Found]]
+Check = Callable[[Expectation, SandboxCache], Steps[Found]]
 
 
 def _cpuset_changed(expected: Expectation, cpusets: CpusetReader) -> bool:

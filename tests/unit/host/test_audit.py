@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.errors import HostError
+from kata_pin.errors import HostError, ParseError
 from kata_pin.host.audit import NOTHING, Expected, Finding, audit_affinity, audit_deep
+from kata_pin.host.tasks import list_inodes
 from tests.support.hosttree import FakeCalls, FakeHost
 
 ALL = frozenset(range(4))
@@ -56,6 +57,20 @@ def test_deep_sees_a_reused_tid(host: FakeHost) -> None:
     host.calls.affinities[12] = frozenset({1})
     finding = audit_deep(host.root, 10, expected)
     assert finding == Finding(moved=(12,), born=(11,), gone=(11,))
+
+
+def test_deep_reads_only_what_may_be_another_thread(host: FakeHost) -> None:
+    """A folder with its inode is the thread that was read; of another one the stat file counts."""
+    expected = {tid: Expected(100, ALL) for tid in (10, 11, 12)}
+    inodes = list_inodes(host.root, 10)
+    for tid in (10, 11):
+        (host.folder / f"proc/10/task/{tid}/stat").write_text("")
+    with pytest.raises(ParseError):
+        audit_deep(host.root, 10, expected, {10: inodes[10], 12: inodes[12]})
+    assert audit_deep(host.root, 10, expected, inodes) is NOTHING
+    (host.folder / "proc/10/task/11").rename(host.folder / "kept")  # keeps the number taken
+    host.thread(10, 11, starttime=200)
+    assert audit_deep(host.root, 10, expected, inodes) == Finding(born=(11,), gone=(11,))
 
 
 def test_other_errors_are_raised(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
