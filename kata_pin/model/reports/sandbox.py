@@ -102,7 +102,8 @@ class Thread:
     run_delay_s: float | None = None
     #: times since its birth that it lost its pCPU although it was ready; as `run_delay_s`
     preemptions: int | None = None
-    #: times since its birth that it was moved to another pCPU; as `run_delay_s`
+    #: times since its birth that it was moved to another pCPU; as `run_delay_s`. No time is kept
+    #: of the last one: `top` shows moves per second
     migrations: int | None = None
 
 
