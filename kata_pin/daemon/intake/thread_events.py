@@ -129,6 +129,7 @@ class ThreadEvents:
                 self._mark_started(pid)
             case Overrun():
                 self._counters.overrun()
+                self._look()  # a VMM's start may be among them
                 self._sandboxes.mark_all("process events were lost")
 
     def _is_wanted(self, pid: int) -> bool:
