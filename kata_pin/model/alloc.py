@@ -239,7 +239,9 @@ class AllocState:
     exclusive to containers that others gave them (D28): no grant gets one. A grant that has one
     already keeps it, which is a conflict for the operator. They are not stored.
 
-    `grants` are by container id, in the order in which they were made.
+    `grants` are by container id, in the order in which they were made. `memory` has, by
+    `PodRequest.sandbox_id`, the CPUs of the NUMA node that holds most of a running VM's memory, as
+    far as it was looked at; it is not stored.
     """
 
     cpus: CpuSet = EMPTY
@@ -247,6 +249,7 @@ class AllocState:
     housekeeping: CpuSet = EMPTY
     grants: Mapping[str, Grant] = field(default_factory=dict, hash=False)
     taken: CpuSet = EMPTY
+    memory: Mapping[str, CpuSet] = field(default_factory=dict, hash=False, compare=False)
 
     @property
     def exclusive(self) -> CpuSet:

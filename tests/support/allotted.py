@@ -12,6 +12,7 @@ from kata_pin.config.tree import Config
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.checked_policy import make_policy
 from kata_pin.daemon.allocation.holders import Holders
+from kata_pin.daemon.allocation.memory_home import MemoryHomes
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.allocation.placement_files import PlacementFiles
 from kata_pin.daemon.reconcile.node import NodeWatch
@@ -86,6 +87,7 @@ def allocator(
     host: Host,
     passes: PendingPasses | None = None,
     placements: PlacementFiles | None = None,
+    memory: MemoryHomes | None = None,
     **fields: Any,
 ) -> Allocator:
     """Return an allocator at work, in line with its host."""
@@ -101,6 +103,7 @@ def allocator(
         events=NodeEvents(registry),
         passes=passes or Moves(),
         placements=placements,
+        memory=memory,
     )
     one.follow_host()
     return one

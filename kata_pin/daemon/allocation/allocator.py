@@ -21,6 +21,7 @@ from kata_pin.daemon.allocation.checked_policy import CheckedPolicy
 from kata_pin.daemon.allocation.grants import Grants
 from kata_pin.daemon.allocation.holders import Holders
 from kata_pin.daemon.allocation.ledger import Ledger
+from kata_pin.daemon.allocation.memory_home import MemoryHomes
 from kata_pin.daemon.allocation.notices import LEFT_BEHIND, AllocNews
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
 from kata_pin.daemon.allocation.placement_files import PlacementFiles
@@ -71,11 +72,13 @@ class Allocator:
         events: NodeEvents,
         passes: PendingPasses | None = None,
         placements: PlacementFiles | None = None,
+        memory: MemoryHomes | None = None,
     ) -> None:
         """`passes` gives a pass to sandboxes that move; without it nothing is decided (offline).
 
         `holders` knows the containers that others gave exclusive CPUs; `events` takes what is about
-        the whole node; `placements` tells containers where they are, None: nothing does.
+        the whole node; `placements` tells containers where they are, None: nothing does; `memory`
+        knows where that of VMs is.
         """
         self.problem = ""
         self.news = AllocNews(events)
@@ -88,6 +91,7 @@ class Allocator:
         self._holders = holders
         self._passes = passes
         self.placements = placements
+        self._memory = memory
         self._policy: CheckedPolicy | None = None
         self._topology: HostTopology | None = None
         self._decided = False
@@ -316,8 +320,10 @@ class Allocator:
         """Give a running container what it requests now."""
         if self._policy is None or not self.decides:
             return Decision(self.state)
-        decision = self._policy.change(inherited(self.state, request), request)
-        return self._take(decision, why, request)
+        state = inherited(self.state, request)
+        if self._memory is not None:
+            state = self._memory.seen(state, request)
+        return self._take(self._policy.change(state, request), why, request)
 
     def stop(self, why: str) -> None:
         """Decide nothing more while the daemon runs, for this reason."""

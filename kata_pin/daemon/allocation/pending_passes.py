@@ -11,6 +11,7 @@ from typing import Final
 
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.model.pass_outcome import NO_VMM, RELEASED, PassOutcome
+from kata_pin.model.sandbox import Vmm
 
 PATIENCE_S: Final = 30.0
 """How long CPUs are held back for a sandbox whose threads cannot be moved."""
@@ -35,6 +36,10 @@ class PendingPasses:
         for sandbox_id in here:
             self._tickets[sandbox_id] = self._passes.mark(sandbox_id, f"allocator: {why}")
         return frozenset(sandbox_ids) - here
+
+    def vmm(self, sandbox_id: str) -> Vmm | None:
+        """Return the VMM that the last pass over a sandbox found."""
+        return self._passes.known_vmm(sandbox_id)
 
     def passed(self, outcome: PassOutcome) -> bool:
         """Record a pass; return whether the threads are off their former CPUs, or never will be.

@@ -10,6 +10,7 @@ from kata_pin.config.tree import Config, NriEnabled
 from kata_pin.daemon.allocation.allocator import Allocator
 from kata_pin.daemon.allocation.checked_policy import make_policy
 from kata_pin.daemon.allocation.holders import Holders
+from kata_pin.daemon.allocation.memory_home import MemoryHomes
 from kata_pin.daemon.allocation.nri_decider import nri_decider, plugin_index
 from kata_pin.daemon.allocation.pass_view import granted, view
 from kata_pin.daemon.allocation.pending_passes import PendingPasses
@@ -107,9 +108,10 @@ def compose(
     store, holders = AllocStore(registry), Holders(registry)
     events = NodeEvents(registry)
     placements = PlacementFiles(config.runtime_dir, config.alloc)
+    memory = None if passes is None else MemoryHomes(root, node, passes.vmm)
     allocator = Allocator(
         config.alloc, node, store, make, holders=holders, events=events, passes=passes,
-        placements=placements,
+        placements=placements, memory=memory,
     )  # fmt: skip
     kata_pinning = KataPinningReader(root, kata, bundles, files)
     threads = ThreadFinder(root, node, index, host, kata, finder.shims)

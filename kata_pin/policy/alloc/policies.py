@@ -21,18 +21,22 @@ from kata_pin.policy.alloc.zones import ZoneChoice
 def static(topology: HostTopology, settings: AllocSettings) -> Policy:
     """Return the policy `static`: eligible containers get exclusive CPUs, as in the kubelet."""
     choice = partial(_kubelet_choice, settings.manager)
-    return PooledPolicy("static", topology, settings, static_demand, choice)
+    return PooledPolicy("static", topology, settings, static_demand, choice, follows_memory=False)
 
 
 def annotation(topology: HostTopology, settings: AllocSettings) -> Policy:
     """Return the policy `annotation`: pods choose none, share or exclusive if allowed."""
     choice = partial(_kubelet_choice, settings.manager)
-    return PooledPolicy("annotation", topology, settings, annotated_demand, choice)
+    return PooledPolicy(
+        "annotation", topology, settings, annotated_demand, choice, follows_memory=True
+    )
 
 
 def topology_aware(topology: HostTopology, settings: AllocSettings) -> Policy:
     """Return the policy `topology`: narrow zones, whole cores, pods close together, fractions."""
-    return PooledPolicy("topology", topology, settings, topology_demand, _zone_choice)
+    return PooledPolicy(
+        "topology", topology, settings, topology_demand, _zone_choice, follows_memory=True
+    )
 
 
 BUILTIN: Final[Mapping[str, Factory]] = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from kata_pin.model.alloc import (
@@ -33,26 +33,13 @@ from kata_pin.policy.alloc.demand import Demand, asked, strict
 from kata_pin.policy.alloc.failure import AllocError, AllocFailure
 from kata_pin.policy.alloc.grow_shrink import grow, in_whole_cores, shrink, whole_cores
 from kata_pin.policy.alloc.options import StaticOptions
+from kata_pin.policy.alloc.pod_cpus import Use, at_home, cpus_beside, memory_home, own_cpus
 from kata_pin.policy.alloc.reconciling import Claims, differing
 from kata_pin.policy.alloc.shared_pool import bound, changes, free_cpus, initial_state, settled
 from kata_pin.policy.alloc.topology import Machine
 from kata_pin.policy.alloc.vm import overhead_millis, shared_floor, vm_grant
 
 Rule: TypeAlias = Callable[[ContainerRequest, AllocSettings], Demand]
-
-
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """Which CPUs a container is to keep, and which are another's.
-
-    `prefer`: keep these, the VM as well; `home`: its zone of the pool so far; `avoid`: claimed by
-    others; `own_cpus`: of its VM, None for as many as the setting says.
-    """
-
-    prefer: CpuSet = EMPTY
-    home: CpuSet = EMPTY
-    avoid: CpuSet = EMPTY
-    own_cpus: int | None = None
 
 
 class PooledPolicy:
@@ -65,12 +52,16 @@ class PooledPolicy:
         settings: AllocSettings,
         rule: Rule,
         make_choice: Callable[[HostTopology, Machine, StaticOptions], Choice],
+        *,
+        follows_memory: bool,
     ) -> None:
+        """`follows_memory`: prefer the NUMA node of a running VM's memory; the kubelet does not."""
         self.name = name
         self._topology = topology
         self._machine = Machine.of(topology)
         self._settings = settings
         self._rule = rule
+        self._follows_memory = follows_memory
         self._options = StaticOptions.parse({"true-unit-sizes": "true", **settings.options})
         single = settings.manager is ManagerPolicy.SINGLE_NUMA_NODE
         self._options.check_against(self._machine, single_numa_node=single)
@@ -94,7 +85,7 @@ class PooledPolicy:
         """
         ended = [one for one in state.of_pod(request.pod.pod_uid) if one.request.init]
         kept = state.without(*(one.container_id for one in ended))
-        use = _Use(_own(ended) - state.taken)
+        use = Use(own_cpus(ended) - state.taken)
         demand = self._rule(request, self._settings)
         try:
             after = self._served(kept, request, demand, use, floor_from=state)
@@ -113,7 +104,7 @@ class PooledPolicy:
             return Decision(state)
         gone = state.of_pod(grant.pod_uid) if grant.kind is GrantKind.SANDBOX else (grant,)
         after = state.without(*(one.container_id for one in gone))
-        after = settled(self._retried(self._with_vm(after, grant, _Use())))
+        after = settled(self._retried(self._with_vm(after, grant, Use())))
         return Decision(after, changes(state, after))
 
     def change(self, state: AllocState, request: ContainerRequest) -> Decision:
@@ -131,7 +122,7 @@ class PooledPolicy:
         if request == old.request and served and pinned:  # its zone stays as it is, too
             return Decision(state, notes=demand.notes)
         try:
-            after = self._served(state, request, demand, _Use(old.own, old.zone), floor_from=state)
+            after = self._served(state, request, demand, Use(old.own, old.zone), floor_from=state)
         except AllocError as error:
             return Decision(state, refused=error.refusal(strict=False), notes=demand.notes)
         return self._decided(state, after, demand)
@@ -145,7 +136,7 @@ class PooledPolicy:
         """
         vm_cpus = self._settings.vm.own_cpus
         claims = Claims(state, running, lambda one: self._rule(one, self._settings), vm_cpus)
-        after = replace(self.start(), taken=state.taken)
+        after = replace(self.start(), taken=state.taken, memory=state.memory)
         for vm in claims.vms(after.cpus - after.reserved):
             after = after.with_grant(vm)
         had = {name for name, grant in state.grants.items() if grant.exclusive}
@@ -156,18 +147,18 @@ class PooledPolicy:
             notes += demand.notes
             if not demand.pooled:
                 known = one.request.pod.sandbox_id in had or len(prefer) > demand.whole
-                use = _Use(prefer, EMPTY, claims.pending, None if known else 0)
+                use = Use(prefer, EMPTY, claims.pending, None if known else 0)
                 with suppress(AllocError):
                     after = self._resumed(after, one.request, demand, use)
                     continue
             later.append((one.request, demand))
         for grant in tuple(after.grants.values()):
             if grant.kind is GrantKind.SANDBOX and not grant.exclusive:
-                after = self._with_vm(after, grant, _Use())
+                after = self._with_vm(after, grant, Use())
         for request, demand in later:  # only now: the pool is what the others leave of it
             reasons = demand.reasons if demand.pooled else (*demand.reasons, "not enough free CPUs")
             old = state.get(request.container_id)
-            use = _Use(home=old.zone & self._machine.cpus if old else EMPTY)
+            use = Use(home=old.zone & self._machine.cpus if old else EMPTY)
             after = self._in_pool(after, request, reasons, use)
         after = settled(self._retried(after))
         return Decision(after, differing(state, after, running), notes=tuple(notes))
@@ -187,7 +178,8 @@ class PooledPolicy:
         if demand.pooled:
             return (Candidate("pool", 0, rest.shared, taken=rest.shared),)
         free = self._free(rest, demand)
-        wanted, beside = demand.whole, _beside(rest, request)
+        wanted, beside = demand.whole, cpus_beside(rest, request)
+        free = (self._follows_memory and at_home(rest, request, free, wanted)) or free
         if self._options.full_pcpus_only:
             try:
                 free = self._in_whole_cores(free, wanted, EMPTY, beside)[1]
@@ -198,7 +190,7 @@ class PooledPolicy:
     # ---- states after an event -----------------------------------------------------------
 
     def _resumed(
-        self, state: AllocState, request: ContainerRequest, demand: Demand, use: _Use
+        self, state: AllocState, request: ContainerRequest, demand: Demand, use: Use
     ) -> AllocState:
         """Return the state in which a running container has its CPUs; AllocError if not possible.
 
@@ -217,7 +209,7 @@ class PooledPolicy:
             demand = self._rule(grant.request, self._settings)
             if not demand.pooled:
                 with suppress(AllocError):
-                    state = self._served(state, grant.request, demand, _Use(), floor_from=state)
+                    state = self._served(state, grant.request, demand, Use(), floor_from=state)
         return state
 
     def _served(
@@ -225,7 +217,7 @@ class PooledPolicy:
         state: AllocState,
         request: ContainerRequest,
         demand: Demand,
-        use: _Use,
+        use: Use,
         *,
         floor_from: AllocState,
     ) -> AllocState:
@@ -249,13 +241,13 @@ class PooledPolicy:
         state: AllocState,
         request: ContainerRequest,
         demand: Demand,
-        use: _Use,
+        use: Use,
         floor_from: AllocState,
     ) -> AllocState:
         rest = state.without(request.container_id)
         avoid = use.avoid - use.prefer
         free = self._free(rest, demand, use.prefer) - avoid
-        own = self._nearest(free, demand.whole, use.prefer, _beside(rest, request))
+        own = self._chosen(rest, request, free, demand.whole, use.prefer)
         grant = self._grant(rest, request, demand, own)
         spare = replace(use, prefer=use.prefer - own, avoid=avoid)
         after = self._with_vm(state.with_grant(grant), grant, spare)
@@ -266,13 +258,13 @@ class PooledPolicy:
         return after
 
     def _in_pool(
-        self, state: AllocState, request: ContainerRequest, reasons: tuple[str, ...], use: _Use
+        self, state: AllocState, request: ContainerRequest, reasons: tuple[str, ...], use: Use
     ) -> AllocState:
         """Return the state in which the container follows the shared pool."""
         rest = state.without(request.container_id)
-        zone = self._choice.zone(rest, request.cpu_millis, use.home or _beside(rest, request))
+        zone = self._choice.zone(rest, request.cpu_millis, use.home or cpus_beside(rest, request))
         grant = Grant(request, self.name, shared=EMPTY, zone=zone, reasons=reasons)
-        return self._with_vm(state.with_grant(grant), grant, _Use(own_cpus=use.own_cpus))
+        return self._with_vm(state.with_grant(grant), grant, Use(own_cpus=use.own_cpus))
 
     def _grant(
         self, rest: AllocState, request: ContainerRequest, demand: Demand, own: CpuSet
@@ -280,7 +272,10 @@ class PooledPolicy:
         mems = EMPTY
         if self._settings.pin_memory:
             mems = CpuSet(node for node, cpus in self._topology.nodes.items() if cpus & own)
-        grant = Grant(request, self.name, demand.cpu_class, mems=mems, reasons=demand.reasons)
+        reasons = demand.reasons
+        if self._follows_memory and own and own <= memory_home(rest, request):
+            reasons = (*reasons, "on the NUMA node of its VM's memory")
+        grant = Grant(request, self.name, demand.cpu_class, mems=mems, reasons=reasons)
         if demand.cpu_class is CpuClass.SHARE:
             return replace(grant, shared=own)
         if not demand.fraction_millis:
@@ -288,7 +283,7 @@ class PooledPolicy:
         zone = self._choice.zone(rest, demand.fraction_millis, own)
         return replace(grant, exclusive=own, shared=EMPTY, zone=zone)
 
-    def _with_vm(self, state: AllocState, grant: Grant, use: _Use) -> AllocState:
+    def _with_vm(self, state: AllocState, grant: Grant, use: Use) -> AllocState:
         """Return the state in which the VM of the grant's pod has what it needs now."""
         pod = grant.request.pod
         if not (pod.kata and pod.sandbox_id):
@@ -309,7 +304,7 @@ class PooledPolicy:
             free = free_cpus(rest, held) - bound(rest) - (use.avoid - held)
             kept = held <= free and len(held) == wanted
             own = held if kept else self._vm_cpus(rest, members, free, held or use.prefer)
-        near = _own(members) or union(one.zone for one in members)
+        near = own_cpus(members) or union(one.zone for one in members)
         zone = self._choice.zone(rest, overhead_millis(pod, self._settings), near)
         vm = vm_grant(members, self._settings, own=own, zone=zone, old=old)
         return state if vm is old else state.with_grant(vm)
@@ -326,7 +321,7 @@ class PooledPolicy:
         if len(free) < wanted or len(rest.shared) - wanted < floor:
             return EMPTY
         try:
-            return self._nearest(free, wanted, prefer, _own(members))
+            return self._nearest(free, wanted, prefer, own_cpus(members))
         except AllocError:  # whole cores only, and none is free
             return EMPTY
 
@@ -353,6 +348,16 @@ class PooledPolicy:
             if len(free) >= demand.whole:
                 return free | ((prefer & pool) - bound(rest, most))
         return pool - bound(rest, most)
+
+    def _chosen(
+        self, rest: AllocState, request: ContainerRequest, free: CpuSet, wanted: int, prefer: CpuSet
+    ) -> CpuSet:
+        """Return a container's CPUs: kept and near ones, else on the node of its VM's memory."""
+        if self._follows_memory and not prefer & free:
+            with suppress(AllocError):
+                if home := at_home(rest, request, free, wanted):
+                    return self._nearest(home, wanted, EMPTY, EMPTY)
+        return self._nearest(free, wanted, prefer, cpus_beside(rest, request))
 
     def _nearest(self, free: CpuSet, wanted: int, prefer: CpuSet, beside: CpuSet) -> CpuSet:
         """Return `wanted` free CPUs: all preferred ones that are free, then the nearest."""
@@ -388,13 +393,3 @@ class PooledPolicy:
         if self._settings.shared_min is not None:
             return max(1, self._settings.shared_min)
         return max(core.bit_count() for core in self._machine.cores.values())
-
-
-def _beside(state: AllocState, request: ContainerRequest) -> CpuSet:
-    """Return the own CPUs of the pod's other containers, else their zones."""
-    pod = [one for one in state.of_pod(request.pod.pod_uid) if one.kind is GrantKind.CONTAINER]
-    return _own(pod) or union(one.zone for one in pod)
-
-
-def _own(grants: Sequence[Grant]) -> CpuSet:
-    return union(one.own for one in grants)
