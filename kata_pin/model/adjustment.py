@@ -9,6 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+_DEFAULT_SHARES: Final = 1024
+_DEFAULT_PERIOD_US: Final = 100_000
+"""What a cgroup has that nobody set (sched-bwc.rst)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -33,6 +37,28 @@ class Limits:
             before.quota_us if self.quota_us is None else self.quota_us,
             before.period_us if self.period_us is None else self.period_us,
             before.memory if self.memory is None else self.memory,
+        )
+
+    def where_set(self, ours: Limits) -> Limits:
+        """Return these limits where others are set; a limit that a container lacks is lifted."""
+        return Limits(
+            None if ours.shares is None else self.shares or _DEFAULT_SHARES,
+            None if ours.quota_us is None else self.quota_us or -1,
+            None if ours.period_us is None else self.period_us or _DEFAULT_PERIOD_US,
+            None if ours.memory is None else self.memory or -1,
+        )
+
+    def but(self, ours: Limits, before: Limits) -> Limits:
+        """Return these limits, but those of `before` where they are the same as ours."""
+
+        def one(now: int | None, set_by_us: int | None, first: int | None) -> int | None:
+            return first if set_by_us is not None and now == set_by_us else now
+
+        return Limits(
+            one(self.shares, ours.shares, before.shares),
+            one(self.quota_us, ours.quota_us, before.quota_us),
+            one(self.period_us, ours.period_us, before.period_us),
+            one(self.memory, ours.memory, before.memory),
         )
 
 

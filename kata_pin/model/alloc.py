@@ -125,7 +125,7 @@ class ContainerRequest:
     `quota_us` and `period_us` are those of the OCI runtime spec; no quota, or none above 0: no CPU
     limit. `init`: an init container that has ended, so that the pod's next container gets its CPUs;
     never a sidecar. `ended_in` is the id of its pod's sandbox once it has ended, if its CPUs are
-    kept for its next instance.
+    kept for its next instance. `limits` are those of its own, without what a policy set.
     """
 
     container_id: str
@@ -136,6 +136,7 @@ class ContainerRequest:
     period_us: int = PERIOD_US
     init: bool = False
     ended_in: str = ""
+    limits: Limits = NO_LIMITS
 
     @property
     def limit_millis(self) -> int:

@@ -137,6 +137,19 @@ def test_a_limit_that_another_sets_is_put_right(generous: Allotted) -> None:
     assert generous.grant(app)["millis"] == 976  # that is what the pod requests now
 
 
+def test_limits_are_given_back(generous: Allotted) -> None:
+    """Switched off, a container has its own limits again, and one that it lacked is lifted."""
+    _, app = run(generous, "r0", **ONE_CPU, memory_limit_in_bytes=128 * MIB)
+    assert limits(generous, app) == ["512", "50000", "50000", str(64 * MIB)]
+    _, free = run(generous, "r1", cpu_shares=1024)
+    assert limits(generous, free) == ["512", "50000", "50000", str(64 * MIB)]
+    generous.node.ask("release")
+    wait_for(lambda: limits(generous, app)[3] == str(128 * MIB), "its own memory limit")
+    assert limits(generous, app) == ["1024", "100000", "100000", str(128 * MIB)]
+    wait_for(lambda: int(limits(generous, free)[3]) > 1 << 60, "no memory limit")
+    assert limits(generous, free)[:3] == ["1024", "-1", "100000"]
+
+
 def test_hugepages_are_in_the_spec(generous: Allotted) -> None:
     """containerd passes it on, unless its `disable_hugetlb_controller` is true (the default)."""
     pod = generous.cri.run_pod("huge")

@@ -55,7 +55,8 @@ def request_of(pod: Pod, container: PodContainer, *, kata: bool) -> ContainerReq
         kata=kata,
         sandbox_id=vm_of(pod.id) if kata else "",
     )
-    return _request(container.id, container.name, container.cpu, of)
+    limits = cpuset_of(container.cpu, container.memory).limits
+    return replace(_request(container.id, container.name, container.cpu, of), limits=limits)
 
 
 def request_of_record(record: Container) -> ContainerRequest:
@@ -104,6 +105,7 @@ def as_requested(request: ContainerRequest, grant: Grant | None) -> ContainerReq
     if grant is None or not grant.limits:
         return request
     ours, before = grant.limits, grant.request
+    request = replace(request, limits=request.limits.but(ours, before.limits))
     if ours.shares is not None and millis_of_shares(ours.shares) == request.cpu_millis:
         request = replace(request, cpu_millis=before.cpu_millis)
     if ours.quota_us is not None and ours.quota_us == request.quota_us:

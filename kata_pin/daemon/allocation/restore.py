@@ -1,8 +1,8 @@
-"""Containers with a cpuset of kata-pin's get all CPUs again when the allocator is switched off.
+"""Containers get all CPUs and their own limits again when the allocator is switched off.
 
 NRI cannot remove a cpuset, only replace it by a longer list. A cpuset is ours if this daemon set it
 or, if an earlier one did, if it is the one stored in the grant. Any other was set by another
-program.
+program. The same holds for limits: CFS values and the memory limit.
 
 Pure but for the ledger's last cpusets. Out of scope: sending, and the pins of Kata's threads.
 """
@@ -10,9 +10,10 @@ Pure but for the ledger's last cpusets. Out of scope: sending, and the pins of K
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from kata_pin.daemon.allocation.allocator import Allocator
-from kata_pin.daemon.allocation.ledger import cpuset_for
+from kata_pin.daemon.allocation.ledger import NOTHING, cpuset_for
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.model.alloc import AllocState, Grant
 from kata_pin.model.cpuset import EMPTY, CpuSet
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def restore_cpusets(allocator: Allocator, *, sure: bool = False) -> None:
-    """Send all CPUs to containers whose cpuset kata-pin set, as soon as the runtime can be asked.
+    """Send all CPUs and first limits to containers, as soon as the runtime can be asked.
 
     `sure`: this daemon has decided until now, so every container with a grant has one. Not under
     the kubelet's static policy: it sets every cpuset of the node itself.
@@ -36,14 +37,17 @@ def restore_cpusets(allocator: Allocator, *, sure: bool = False) -> None:
     count = 0
     for grant in allocator.grants.containers():
         ours, entry = cpuset_for(grant, state), ledger.get(grant.container_id)
-        has = EMPTY if entry is None or entry.confirmed is None else entry.confirmed.cpus
-        if ours.confines and has and (sure or has == ours.cpus):
-            ledger.restore(
-                grant.container_id, unconfined(state, node.topology, mems=bool(ours.mems))
-            )
+        has = NOTHING if entry is None or entry.confirmed is None else entry.confirmed
+        final = NOTHING
+        if ours.confines and has.cpus and (sure or has.cpus == ours.cpus):
+            final = unconfined(state, node.topology, mems=bool(ours.mems))
+        if ours.limits and (sure or ours.limits.over(has.limits) == has.limits):
+            final = replace(final, limits=grant.request.limits.where_set(ours.limits))
+        if final:
+            ledger.restore(grant.container_id, final)
             count += 1
     if count:
-        log.info("allocator: switched off: restoring all CPUs of %d containers", count)
+        log.info("allocator: switched off: restoring CPUs and limits of %d containers", count)
 
 
 def unconfined(state: AllocState, topology: HostTopology, *, mems: bool = False) -> Cpuset:

@@ -178,7 +178,7 @@ def test_members_are_those_of_this_version() -> None:
         "request policy cpu_class exclusive shared zone mems kind reasons limits creation"
     )
     assert " ".join(grant["request"]) == (
-        "container_id pod name cpu_millis quota_us period_us init ended_in"
+        "container_id pod name cpu_millis quota_us period_us init ended_in limits"
     )
     assert " ".join(grant["request"]["pod"]) == (
         "pod_uid namespace name handler annotations qos kata sandbox_id overhead_millis ordered"

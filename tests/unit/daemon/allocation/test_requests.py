@@ -129,7 +129,8 @@ def test_limits_of_ours_are_not_the_pods_request() -> None:
     assert as_requested(reported, replace(grant, limits=Limits())) == reported
     assert as_requested(reported, None) == reported
     resized = request_of(POD, replace(_app(), cpu=replace(cpu, shares=3072)), kata=False)
-    assert as_requested(resized, grant) == replace(request, cpu_millis=3000)
+    own = replace(request.limits, shares=3072)
+    assert as_requested(resized, grant) == replace(request, cpu_millis=3000, limits=own)
 
 
 def test_limits_that_are_none() -> None:

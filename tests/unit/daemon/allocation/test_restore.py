@@ -21,6 +21,7 @@ from kata_pin.daemon.allocation.restore import kept_cpusets, unconfined
 from kata_pin.daemon.service.compose import compose
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.grants import AllocStore
+from kata_pin.model.adjustment import Limits
 from kata_pin.model.alloc import AllocState, ContainerRequest
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.node import KubeletState
@@ -134,6 +135,50 @@ def test_the_kubelet_takes_over(registry: Registry, host: Host) -> None:
     state = decided(registry, host)
     host.kubelet = KubeletState("static", cpus("0-1"))
     assert adopted(registry, host, "none", web=str(state.shared)) == {}
+
+
+LIMITS = Limits(shares=512, quota_us=50_000, period_us=50_000, memory=1 << 30)
+OWN = Limits(shares=2048, quota_us=200_000)
+"""What a policy of another package set, and what the container had by its own spec."""
+
+REPORTED = CpuResources(shares=512, quota_us=50_000, period_us=50_000)
+
+
+def limited(registry: Registry, host: Host) -> AllocState:
+    """Have a daemon store limits beside the CPUs of a container."""
+    state = decided(registry, host, replace(WEB, limits=OWN), DB)
+    grant = replace(state.grants["c-web"], limits=LIMITS)
+    AllocStore(registry).write(replace(state, grants={**state.grants, "c-web": grant}))
+    return state
+
+
+def restored(registry: Registry, host: Host, cpu: CpuResources, memory: int) -> list[Cpuset]:
+    """Have a container reported to the next daemon, which is off; return what it gets."""
+    seen = snapshot(web=cpu.cpus)
+    (container,) = seen.containers
+    seen = replace(seen, containers=(replace(container, cpu=cpu, memory=memory),))
+    answers = decider(next_daemon(registry, host, "none"), registry)
+    return [one.cpuset for one in answers.adopt(seen)]
+
+
+def test_limits_are_given_back(registry: Registry, host: Host) -> None:
+    """The container's own ones; what it did not have is lifted."""
+    pool = str(limited(registry, host).shared)
+    cpu = replace(REPORTED, cpus=pool)
+    (found,) = restored(registry, host, cpu, 1 << 30)
+    first = Limits(shares=2048, quota_us=200_000, period_us=100_000, memory=-1)
+    assert found == Cpuset(cpus(ALL), limits=first)
+    assert restored(registry, host, cpu, 1 << 30) == [], "once"
+
+
+def test_limits_of_others_stay(registry: Registry, host: Host) -> None:
+    """Something else changed one meanwhile, or the cpuset: each is judged for itself."""
+    pool = str(limited(registry, host).shared)
+    (found,) = restored(registry, host, replace(REPORTED, cpus=pool), 2 << 30)
+    assert found == Cpuset(cpus(ALL))
+    limited(registry, host)
+    (found,) = restored(registry, host, replace(REPORTED, cpus="1"), 1 << 30)
+    assert found == Cpuset(limits=Limits(2048, 200_000, 100_000, -1))
 
 
 def test_until_nri_is_there_it_is_said(registry: Registry, host: Host) -> None:
