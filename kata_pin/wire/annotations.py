@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from kata_pin.model.alloc import RDT_KEY
 from kata_pin.wire.json_text import Fields
 
 
@@ -72,7 +73,7 @@ READ: Final = (
     *(key for dialect in DIALECTS for key in (dialect.type_key, dialect.sandbox_key)),
     *(CRIO_CONTAINER_ID, KATA_TYPE, KATA_BUNDLE, KATA_CONFIG, *KATA_PINNING),
     *(*NAME_KEYS, *POD_KEYS, *NAMESPACE_KEYS, *UID_KEYS, *HANDLER_KEYS),
-    *QUIET_KEYS,
+    *(*QUIET_KEYS, RDT_KEY),
 )
 """All keys that are looked up anywhere; a new one must be added here."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from errno import EACCES, EBUSY, EINVAL, ENOENT, ENOSPC, EPERM, EROFS, ESRCH, ESTALE
 from typing import Final
@@ -23,6 +23,7 @@ from kata_pin.daemon.store.cache_groups import CacheGroupTable
 from kata_pin.errors import HostError, ParseError, StateError, reason_of
 from kata_pin.host.measure import resctrl
 from kata_pin.host.root import HostRoot
+from kata_pin.model.alloc import RDT_KEY
 from kata_pin.model.count_noun import count
 from kata_pin.model.measured.cache import CacheUse
 from kata_pin.model.pass_outcome import RELEASED, PassOutcome
@@ -30,6 +31,7 @@ from kata_pin.model.placement import Note, NoteLevel
 from kata_pin.model.reports.sandbox import Cache
 from kata_pin.model.sandbox import Container, Sandbox
 from kata_pin.model.thread import Thread, ThreadRole
+from kata_pin.policy.isolation.cache_class import cache_class
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +57,15 @@ _WHY_OUTSIDE: Final = _WHY | {
 
 @dataclass
 class _Held:
-    """What is known of one sandbox; `rests_until` is CLOCK_MONOTONIC in seconds."""
+    """What is known of one sandbox; `rests_until` is CLOCK_MONOTONIC in seconds.
+
+    `not_chosen`: why it does not have the class that its pod chose.
+    """
 
     class_name: str
     made: bool = False
     problem: str = ""
+    not_chosen: str = ""
     rests_until: float = 0.0
     moved: set[int] = field(default_factory=set)
     returns: int = 0
@@ -74,6 +80,7 @@ class CacheGroups:
     _table: CacheGroupTable
     _sandboxes: Sandboxes
     _containers: Callable[[str], tuple[Container, ...]]
+    _annotations: Callable[[str, Iterable[Container]], Mapping[str, str]]
 
     def __post_init__(self) -> None:
         self.held: dict[str, _Held] = {}
@@ -123,8 +130,10 @@ class CacheGroups:
         return Cache(group=group, class_name=held.class_name, problem=held.problem)
 
     def notes(self, sandbox_id: str) -> Iterator[Note]:
-        """Yield why a sandbox is not counted in full."""
+        """Yield why a sandbox is not counted in full, or not in the class that its pod chose."""
         held = self.held.get(sandbox_id)
+        if held is not None and held.not_chosen:
+            yield Note("cache-class", held.not_chosen, NoteLevel.WARNING)
         if held is not None and held.problem:
             yield Note("caches", f"caches not counted in full: {held.problem}", NoteLevel.WARNING)
 
@@ -144,11 +153,21 @@ class CacheGroups:
             return
         of = Sandbox(sandbox_id, self._containers(sandbox_id))
         namespace = next((one.pod_namespace for one in of.containers if one.pod_namespace), "")
-        class_name = self.settings.class_of(namespace, of.handler)
+        class_name, problem = cache_class(
+            self._annotations(sandbox_id, of.containers).get(RDT_KEY),
+            self.settings.class_of(namespace, of.handler),
+            self.settings.classes,
+            self._live.now.alloc.allow,
+            namespace=namespace,
+            handler=of.handler,
+        )
         held = self.held.get(sandbox_id)
         if held is None or held.class_name != class_name:
             self._drop(sandbox_id)
             held = self.held[sandbox_id] = _Held(class_name)
+        if problem and problem != held.not_chosen:
+            log.warning("sandbox %s: %s", sandbox_id, problem)
+        held.not_chosen = problem
         if time.monotonic() < held.rests_until:
             return
         try:

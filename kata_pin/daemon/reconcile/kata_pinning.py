@@ -24,6 +24,7 @@ from typing import Final, TypeVar
 
 from kata_pin.errors import KataPinError
 from kata_pin.host.root import HostRoot
+from kata_pin.model.alloc import RDT_KEY
 from kata_pin.model.sandbox import Container, Vmm
 from kata_pin.policy.placement.writers import NO_KATA_PINNING, KataPinning, KataPinningMode
 from kata_pin.sources.bundles import BundleReader
@@ -141,7 +142,7 @@ class KataPinningReader:
 
 def _ours(annotations: Mapping[str, str]) -> Mapping[str, str]:
     """Return those that matter here: others may be long."""
-    kept = (*KATA_PINNING, KATA_CONFIG, *quiet_keys(annotations))
+    kept = (*KATA_PINNING, KATA_CONFIG, RDT_KEY, *quiet_keys(annotations))
     return {key: annotations[key] for key in kept if key in annotations}
 
 

@@ -116,8 +116,9 @@ class Assembly:
         self._coordinator.catch_up()
         cgroups = CgroupWatch(node, self._watch)
         self._cache_groups = cache_groups = CacheGroups(
-            one.root, live, CacheGroupTable(registry), sandboxes, registry.containers
-        )
+            one.root, live, CacheGroupTable(registry), sandboxes, registry.containers,
+            one.kata_pinning.annotations,
+        )  # fmt: skip
         self._realtime = RealtimeVcpus(one.root, live, RtThreads(registry), sandboxes, one.index)
         self._memory = memory = MemoryMover(
             one.root, live, node, sandboxes, registry.containers, one.events

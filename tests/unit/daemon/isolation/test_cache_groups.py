@@ -22,10 +22,11 @@ from kata_pin.daemon.status.cache_metrics import cache_metrics
 from kata_pin.daemon.store.cache_groups import CacheGroupTable
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.host.root import HostRoot
+from kata_pin.model.alloc import RDT_KEY
 from kata_pin.model.pass_outcome import Cause, PassOutcome
 from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import Container
-from kata_pin.model.settings import ClassRule
+from kata_pin.model.settings import AllowRule, ClassRule
 from kata_pin.model.thread import Thread, ThreadRole
 from tests.support import world
 from tests.support.resctrl_tree import ResctrlCalls, ResctrlTree
@@ -49,6 +50,7 @@ class World:
         OPEN.append(self.registry)
         self.table = CacheGroupTable(self.registry)
         self.cache = SandboxCache()
+        self.annotations: dict[str, str] = {}
         self.live = LiveConfig(replace(Config(), resctrl=settings))
         self.groups = self.restarted()
         self.state = "ok"
@@ -56,7 +58,12 @@ class World:
     def restarted(self) -> CacheGroups:
         sandboxes = SimpleNamespace(ids=["pod"], cache=lambda _: self.cache)
         self.groups = CacheGroups(
-            self.root, self.live, self.table, cast("Sandboxes", sandboxes), self.containers
+            self.root,
+            self.live,
+            self.table,
+            cast("Sandboxes", sandboxes),
+            self.containers,
+            lambda *_: self.annotations,
         )
         return self.groups
 
@@ -203,6 +210,44 @@ def test_a_class_by_rule(tmp_path: Path) -> None:
     one.groups.ended(one.outcome())
     assert not (one.tree.top / "kata-pin-fast").exists()
     assert one.tree.home == dict.fromkeys(TIDS, one.tree.top)
+
+
+def chosen(one: World, value: str, *allow: AllowRule) -> str:
+    """Return the class of a sandbox whose pod chose one."""
+    one.annotations = {RDT_KEY: value}
+    one.live.replace(replace(one.live.now, alloc=replace(one.live.now.alloc, allow=allow)))
+    one.groups.passed(one.outcome())
+    seen = one.groups.seen("pod")
+    assert seen is not None
+    return seen.class_name
+
+
+def test_a_class_by_annotation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where a rule names it for the pod; it wins over the administrator's default."""
+    rules = (ClassRule("fast"),)
+    classes = {**CLASSES, "slow": "L3:0=00f;1=00f"}
+    one = World(tmp_path, Resctrl(enabled=True, classes=classes, rules=rules))
+    one.groups.passed(one.outcome())
+    allow = AllowRule(namespace="shop", handler="kata", rdt=frozenset({"slow", "gone"}))
+    assert chosen(one, "slow", allow) == "slow"
+    assert one.tree.members(f"kata-pin-slow/{POD}") == set(TIDS)
+    assert not (one.tree.top / "kata-pin-fast").exists(), "the former class's last sandbox"
+    assert not list(one.groups.notes("pod"))
+    with caplog.at_level(logging.WARNING):
+        assert chosen(one, "slow", AllowRule(namespace="other", rdt=frozenset({"slow"}))) == "fast"
+        one.groups.look()
+    (note,) = one.groups.notes("pod")
+    assert note.text == f"annotation {RDT_KEY}: 'slow' ignored: no rule of alloc.allow names it"
+    assert len(caplog.records) == 1, "said once"
+    assert chosen(one, "gone", allow) == "fast"
+    (note,) = one.groups.notes("pod")
+    assert note.text.endswith("'gone' ignored: no class of resctrl.classes")
+    for value in ("fast", ""):
+        assert chosen(one, value) == "fast"
+        assert not list(one.groups.notes("pod"))
+    assert chosen(one, "../../x" * 99, allow) == "fast"
+    (note,) = one.groups.notes("pod")
+    assert len(note.text) < 150, "users write it"
 
 
 def test_schemata_that_the_kernel_refuses(tmp_path: Path) -> None:
