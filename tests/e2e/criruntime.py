@@ -35,12 +35,12 @@ SETTINGS: Final = Path("/etc/minikata.json")
 HOLD: Final = Path("/run/kata-pin-e2e-hold")
 """While this is there, createRuntime of containers does not end: the workload does not run yet."""
 _CONFIG: Final = Path("/etc/containerd/config.toml")
+_BASE: Final = f'  base_runtime_spec = "{BASE_SPEC}"\n'
 _HANDLER: Final = f"""
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{HANDLER}]
   runtime_type = "io.containerd.runc.v2"
   pod_annotations = ["io.katacontainers.*", "minikata.*"]
-  base_runtime_spec = "{BASE_SPEC}"
-  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{HANDLER}.options]
+{_BASE}  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{HANDLER}.options]
     BinaryName = "{PROGRAM}"
     Root = "{ROOT}"
 """
@@ -105,13 +105,15 @@ def qemu_pid(sandbox: str) -> int:
 
 @contextlib.contextmanager
 def kata_handler(
-    node: Node, folder: Path, *, default: bool = False, **settings: Any
+    node: Node, folder: Path, *, default: bool = False, hooks: bool = True, **settings: Any
 ) -> Iterator[CriNode]:
-    """Give containerd the handler; `settings` are minikata's.
+    """Give containerd the handler, without `hooks` no base spec; `settings` are minikata's.
 
     With `default` it is used for pods that name none, as those of a kubelet without an API server.
     """
+    plain = _HANDLER.replace(_BASE, "")
     before = _CONFIG.read_text().replace(_HANDLER, "")  # of a run that was broken off
+    before = before.replace(plain, "")
     before = before.replace(_name(HANDLER), _name("runc"))
     named = HANDLER if default else "runc"
     Path("/etc/resolv.conf").touch()  # the CRI plugin copies it into each pod
@@ -121,7 +123,7 @@ def kata_handler(
     )
     spec = json.loads(node.run(["ctr", "oci", "spec"], seconds=60))
     BASE_SPEC.write_text(json.dumps({**spec, "hooks": _hooks()}))
-    _CONFIG.write_text(before.replace(_name("runc"), _name(named)) + _HANDLER)
+    _CONFIG.write_text(before.replace(_name("runc"), _name(named)) + (_HANDLER if hooks else plain))
     made = CriNode(node, Cri(SOCKET, IMAGE, CGROUP))
     try:
         made.restart()
