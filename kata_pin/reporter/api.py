@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import http.client
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
 from kata_pin.errors import KataPinError, ParseError
 from kata_pin.model.node_placement import NodeStatus, PodEvent
+from kata_pin.model.node_topology import Zone
 from kata_pin.owned_file import FileRefused, read_projected
 from kata_pin.sources.http_client import MAX_TOKEN, Answer, HttpClient
 from kata_pin.wire.kube import objects
@@ -29,12 +31,15 @@ FIRST_S: Final = 1.0
 LONGEST_S: Final = 300.0
 """Waits after failures: doubled each time from the first to the longest."""
 
+JSON_PATCH: Final = "application/json-patch+json"
+
+_TOPOLOGIES: Final = f"/apis/{objects.TOPOLOGY_GROUP}/noderesourcetopologies"
 _OBJECTS: Final = f"/apis/{objects.GROUP}/nodeplacements"
 
 _HINTS: Final = {
     401: "its token is not accepted, or has expired",
     403: "the role and the admission policy of hooks/charts/kata-pin allow this node's object only",
-    404: "is the CustomResourceDefinition nodeplacements.kata-pin.io installed?",
+    404: "is its CustomResourceDefinition installed?",
     410: "the API server no longer serves this version",
 }
 
@@ -92,6 +97,43 @@ class ApiServer:
             empty = objects.encode_placement(node, node_uid, None)
             await self._write("PATCH", path + query, empty, APPLY)
             await self._write("PATCH", f"{path}/status{query}", body, APPLY)
+
+    async def remove_taint(self, node: str, key: str) -> bool:
+        """Remove the taints with a key from a node; return whether there was one.
+
+        An empty patch returns the Node, so that the token needs no right to read Nodes. Raises
+        ApiRefused (422: the taints changed meanwhile), StateError.
+        """
+        path = f"/api/v1/nodes/{quote(node)}"
+        known = await self._write("PATCH", path, b"{}", MERGE)
+        try:
+            patch = objects.encode_taint_removal(bytes(known.body), key)
+        except ParseError as error:
+            raise ApiRefused(f"PATCH {path}", known.status, str(error), 0.0) from error
+        if not patch:
+            return False
+        await self._write("PATCH", path, patch, JSON_PATCH)
+        return True
+
+    async def topology_writer(self, node: str) -> str:
+        """Return who else writes the zones of a node's NodeResourceTopology, or nothing."""
+        path = f"{_TOPOLOGIES}/{quote(node)}"
+        try:
+            known = await self._write("PATCH", f"{path}?fieldManager={MANAGER}", b"{}", MERGE)
+        except ApiRefused as error:
+            if error.status == http.client.NOT_FOUND:
+                return ""
+            raise
+        try:
+            writers = objects.parse_writers(bytes(known.body), "f:zones") - {MANAGER}
+        except ParseError as error:
+            raise ApiRefused(f"PATCH {path}", known.status, str(error), 0.0) from error
+        return ", ".join(sorted(writers))
+
+    async def apply_topology(self, node: str, node_uid: str, zones: Sequence[Zone]) -> None:
+        """Write a node's NodeResourceTopology; raises ApiRefused (409: it is another's)."""
+        path = f"{_TOPOLOGIES}/{quote(node)}?fieldManager={MANAGER}"
+        await self._write("PATCH", path, objects.encode_topology(node, node_uid, zones), APPLY)
 
     async def report(self, event: PodEvent, *, name: str, node: str, when: str) -> None:
         """Create an Event; raises ApiRefused (409: it exists), StateError."""

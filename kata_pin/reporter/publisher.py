@@ -15,6 +15,7 @@ from kata_pin.errors import KataPinError
 from kata_pin.model.node_placement import Condition, NodeStatus, PodEvent
 from kata_pin.policy.node_placement import NOTHING_KNOWN, clip, node_status, pod_events
 from kata_pin.reporter.api import ApiRefused, ApiServer, Backoff
+from kata_pin.reporter.duties import StartupTaint, Topology
 from kata_pin.reporter.node import NodeDaemon
 from kata_pin.reporter.series import Series
 
@@ -42,6 +43,8 @@ class Publisher:
     node: str
     node_uid: str
     period_s: float = PERIOD_S
+    taint: StartupTaint | None = None
+    topology: Topology | None = None
     problem: str = "the daemon was not asked yet"
     """Why the daemon does not answer; empty: it does."""
     api_problem: str = ""
@@ -91,6 +94,8 @@ class Publisher:
         if self.problem:
             log.info("kata-pin %s serves this node", state.daemon.version)
         self.problem = ""
+        if self.topology is not None:
+            self.topology.look(state)
         status = node_status(state, watch)
         self.status = replace(status, conditions=tuple(map(self._dated, status.conditions)))
         return pod_events(state, watch, since=since)
@@ -103,6 +108,10 @@ class Publisher:
                 self._written, self._written_at = self.status, time.monotonic()
                 self.requests["ok"] += 1
             await self._series.report(events)
+            if self.topology is not None:
+                await self.topology.run()
+            if self.taint is not None:
+                await self.taint.run(ready=self.is_ready)
         except ApiRefused as error:
             self._failed(str(error.status), error, error.after_s)
         except KataPinError as error:

@@ -191,6 +191,35 @@ def test_what_values_add() -> None:
 
 
 @NEEDS_HELM
+def test_duties_of_the_reporter() -> None:
+    """Each takes its value; only then the token has the right, and the policy bounds it."""
+
+    def of(*settings: str) -> tuple[set[str], list[str], set[str]]:
+        objects = rendered(*settings)
+        (role,) = (one for one in objects if one["metadata"]["name"].endswith("-reporter")
+                   and one["kind"] == "ClusterRole")  # fmt: skip
+        policy = one_of(objects, "ValidatingAdmissionPolicy")["spec"]
+        pod = one_of(objects, "DaemonSet")["spec"]["template"]["spec"]
+        return (
+            {resource for rule in role["rules"] for resource in rule["resources"]},
+            pod["containers"][1]["args"][2:],
+            {r for rule in policy["matchConstraints"]["resourceRules"] for r in rule["resources"]},
+        )
+
+    assert of()[1] == []
+    assert "nodes" not in of()[0] | of()[2]
+    rights, args, bounded = of("reporter.startupTaint=kata-pin.io/starting")
+    assert (args, "nodes" in rights & bounded) == (["--startup-taint=kata-pin.io/starting"], True)
+    rights, args, bounded = of("reporter.nodeResourceTopology=true")
+    assert args == ["--node-resource-topology"]
+    assert "noderesourcetopologies" in rights & bounded
+    assert "nodes" not in rights
+    done = helm("template", "x", str(CHART), "--kube-version", "1.34.1", "--set",
+                "reporter.startupTaint=a/b,reporter.admissionPolicy=false")  # fmt: skip
+    assert "needs reporter.admissionPolicy" in done.stderr
+
+
+@NEEDS_HELM
 def test_without_a_reporter() -> None:
     """No token, no rights, no probe that nobody would answer."""
     objects = rendered("reporter.enabled=false")

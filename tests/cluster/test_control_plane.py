@@ -20,12 +20,15 @@ from typing import Any
 
 import pytest
 
+from kata_pin.model.node_topology import Zone
 from kata_pin.policy.node_placement import NOTHING_KNOWN
-from kata_pin.reporter.api import ApiServer
+from kata_pin.reporter.api import MERGE, ApiRefused, ApiServer
+from kata_pin.reporter.duties import StartupTaint, Topology
 from kata_pin.reporter.node import NodeDaemon
 from kata_pin.reporter.publisher import Publisher
 from kata_pin.sources.http_client import HttpClient
 from kata_pin.wire.kube.objects import encode_placement
+from kata_pin.wire.reports import encode
 from tests.support.controlplane import NEEDS_CLUSTER, ControlPlane, control_plane, programs
 from tests.support.daemon import PROGRAM, Node, Pod, private_node
 from tests.support.katalike import KataSandbox
@@ -148,6 +151,137 @@ def test_a_token_writes_its_own_nodes_object_only(cluster: ControlPlane, tmp_pat
     for what in (("delete", "npl", "own"), ("get", "nodes"), ("get", "secrets", "-A"),
                  ("get", "pods", "-n", SPACE), ("get", "npl")):  # fmt: skip
         assert "orbidden" in intruder.tries(*what), what
+
+
+# ---- what the reporter may do beside its own object ---------------------------------------------
+
+TAINT = "kata-pin.io/starting"
+TOPOLOGIES = "noderesourcetopologies.topology.node.k8s.io"
+
+
+@pytest.fixture
+def duties(cluster: ControlPlane) -> Iterator[ControlPlane]:
+    """The chart with both values; afterwards with its own again."""
+    chart = str(CHARTS / "kata-pin")
+    cluster.apply(topology_crd())
+    cluster.kubectl("wait", "--for=condition=Established", f"crd/{TOPOLOGIES}")
+    values = f"reporter.startupTaint={TAINT},reporter.nodeResourceTopology=true"
+    cluster.run("helm", "upgrade", SPACE, chart, "-n", SPACE, "--set", values)
+    yield cluster
+    cluster.run("helm", "upgrade", SPACE, chart, "-n", SPACE, "--reset-values")
+
+
+def topology_crd() -> dict[str, Any]:
+    """Return the part of NodeResourceTopology's definition that matters, written by hand."""
+    open_object = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    schema = {"type": "object", "properties": {"zones": {"type": "array", "items": open_object}}}
+    version = {
+        "name": "v1alpha2", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema},
+    }  # fmt: skip
+    names = {
+        "kind": "NodeResourceTopology", "plural": "noderesourcetopologies",
+        "singular": "noderesourcetopology", "listKind": "NodeResourceTopologyList",
+    }  # fmt: skip
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": TOPOLOGIES,
+            "annotations": {"api-approved.kubernetes.io": "unapproved, a test's"},
+        },
+        "spec": {
+            "group": "topology.node.k8s.io", "scope": "Cluster", "names": names,
+            "versions": [version],
+        },
+    }  # fmt: skip
+
+
+def api_of(cluster: ControlPlane, token: Path) -> ApiServer:
+    """Return a client with a reporter's token."""
+    return ApiServer(HttpClient(cluster.url, token=str(token), ca=str(cluster.ca)))
+
+
+async def test_the_startup_taint(duties: ControlPlane, tmp_path: Path) -> None:
+    """The token removes this taint from its own node, and changes nothing else of any node."""
+    token = node_pod(duties, "fresh", tmp_path)
+    duties.node("later")
+    for name in ("fresh", "later"):
+        taints = (f"{TAINT}=:NoSchedule", "other=x:NoExecute")
+        duties.kubectl("taint", "node", name, *taints, "--overwrite")
+    api = api_of(duties, token)
+
+    async def patch(name: str, change: dict[str, Any], path: str = "") -> str:
+        """Return how a change is refused; kubectl would read the object first."""
+        try:
+            await api._write("PATCH", f"/api/v1/nodes/{name}{path}", encode(change), MERGE)
+        except ApiRefused as error:
+            return error.message
+        return ""
+
+    said = ""
+    for _ in range(60):  # the new right and policy are in force after a moment
+        said = await patch("later", {"spec": {"taints": []}})
+        if "may not write the object of later" in said:
+            break
+        await asyncio.sleep(1)
+    assert "may not write the object of later" in said
+    refused = "changes nothing of a node but its startup taint"
+    assert refused in await patch("fresh", {"spec": {"taints": []}})
+    assert refused in await patch("fresh", {"metadata": {"labels": {"a": "b"}}})
+    assert refused in await patch("fresh", {"metadata": {"annotations": {"a": "b"}}})
+    assert refused in await patch("fresh", {"spec": {"unschedulable": True}})
+    assert "HTTP 403" in await patch("fresh", {"status": {"phase": "x"}}, "/status")
+    assert "orbidden" in Intruder(duties, token).tries("get", "node", "fresh")
+    await StartupTaint(api, "fresh", TAINT).run(ready=True)
+
+    def keys(name: str) -> set[str]:  # Kubernetes itself adds one to a new node
+        return {one["key"] for one in duties.get("node", name)["spec"]["taints"]}
+
+    assert keys("later") - keys("fresh") == {TAINT}
+    assert "other" in keys("fresh")
+    assert not await api.remove_taint("fresh", TAINT)
+
+
+async def test_the_node_resource_topology(duties: ControlPlane, tmp_path: Path) -> None:
+    """Written for its own node; whoever else writes the zones is left alone, early or late."""
+    token = node_pod(duties, "zoned", tmp_path)
+    node_pod(duties, "exported", tmp_path)
+    theirs = {
+        "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
+        "metadata": {"name": "exported"}, "zones": [{"name": "theirs", "type": "Node"}],
+    }  # fmt: skip
+    apply = ("apply", "--server-side", "--field-manager=nfd", "--force-conflicts", "-f", "-")
+    duties.kubectl(*apply, given=json.dumps(theirs))
+    api = api_of(duties, token)
+    ours = Topology(api, "zoned", "", _zones=(Zone(0, 4, 4, 2), Zone(1, 4, 4, 4)))
+
+    async def written() -> bool:
+        with contextlib.suppress(ApiRefused):
+            await ours.run()
+        return bool(ours._written)
+
+    for _ in range(30):  # the new right and policy are in force after a moment
+        if await written():
+            break
+        await asyncio.sleep(1)
+    zones = duties.get(TOPOLOGIES, "zoned")["zones"]
+    assert [(one["name"], one["resources"][0]["available"]) for one in zones] == [
+        ("node-0", "2"), ("node-1", "4"),
+    ]  # fmt: skip
+    with pytest.raises(ApiRefused, match="may not write the object of later"):
+        await api.apply_topology("later", "", ours._zones)
+    other = Topology(
+        api_of(duties, tmp_path / "exported.token"), "exported", "", _zones=ours._zones
+    )
+    await other.run()
+    assert other.other_writer == "nfd"
+    taken = {**theirs, "metadata": {"name": "zoned"}}
+    duties.kubectl(*apply, given=json.dumps(taken))
+    ours._zones = (Zone(0, 4, 4, 1),)
+    await ours.run()
+    assert ours.other_writer
+    for name in ("zoned", "exported"):
+        assert duties.get(TOPOLOGIES, name)["zones"][0]["name"] == "theirs"
 
 
 # ---- a real daemon, its reporter, and the plugin ---------------------------------------------

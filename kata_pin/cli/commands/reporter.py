@@ -85,11 +85,30 @@ def _address(ctx: click.Context, param: click.Parameter, text: str) -> Address:
     envvar="NODE_NAME",
     help="Name of this node in the cluster.  [default: $NODE_NAME, else the token's]",
 )
+@click.option(
+    "--startup-taint",
+    metavar="KEY",
+    help="Taint of the node to remove once the daemon serves.  [default: none]",
+)
+@click.option(
+    "--node-resource-topology",
+    "topology",
+    is_flag=True,
+    help="Also publish the free pCPUs of kata-pin's allocator as a NodeResourceTopology.",
+)
 @api_options(also="; `none` writes nothing")
 @global_options
 @click.pass_obj
 def reporter(
-    session: Session, *, listen: Address, node: str | None, api: str | None, token: str, ca: str
+    session: Session,
+    *,
+    listen: Address,
+    node: str | None,
+    startup_taint: str | None,
+    topology: bool,
+    api: str | None,
+    token: str,
+    ca: str,
 ) -> None:
     """Show this node to its cluster, and serve probes and metrics.
 
@@ -100,6 +119,7 @@ def reporter(
     """
     from kata_pin.errors import KataPinError
     from kata_pin.reporter.api import ApiServer
+    from kata_pin.reporter.duties import StartupTaint, Topology
     from kata_pin.reporter.node import NodeDaemon
     from kata_pin.reporter.publisher import Publisher
     from kata_pin.reporter.service import Reporter, serve
@@ -121,6 +141,10 @@ def reporter(
         )
     daemon = NodeDaemon(session.runtime_dir)
     publisher = Publisher(daemon, server, name, claims.node_uid)
+    if startup_taint:
+        publisher.taint = StartupTaint(server, name, startup_taint)
+    if topology:
+        publisher.topology = Topology(server, name, claims.node_uid)
     writes = url not in {"", "none"}
     serve(Reporter(daemon, publisher, listen, writes=writes), debug=session.debug)
 

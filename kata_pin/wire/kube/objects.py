@@ -1,9 +1,10 @@
 """Objects of the API server: what the reporter writes, and the little that it reads.
 
-Written: NodePlacement (kata-pin.io/v1alpha1) and Event (events.k8s.io/v1). Read: the claims of our
-own service account's token (JWT, RFC 7519; the claim `kubernetes.io` names the node since
-Kubernetes 1.30), Status (the body of a refusal) and an Event's series. Source: Kubernetes API
-reference.
+Written: NodePlacement (kata-pin.io/v1alpha1), Event (events.k8s.io/v1), a Node without a taint, and
+NodeResourceTopology (topology.node.k8s.io/v1alpha2). Read: the claims of our own service account's
+token (JWT, RFC 7519; the claim `kubernetes.io` names the node since Kubernetes 1.30), Status (the
+body of a refusal), an Event's series, a Node's taints and the managers of fields. Source:
+Kubernetes API reference.
 """
 
 from __future__ import annotations
@@ -11,17 +12,20 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kata_pin.errors import ParseError
 from kata_pin.model.node_placement import NodeStatus, PodEvent
-from kata_pin.wire.json_text import load_fields
+from kata_pin.model.node_topology import Zone
+from kata_pin.wire.json_text import Fields, load_fields
 from kata_pin.wire.reports import as_data, encode
 
 GROUP: Final = "kata-pin.io/v1alpha1"
 KIND: Final = "NodePlacement"
+TOPOLOGY_GROUP: Final = "topology.node.k8s.io/v1alpha2"
+MAX_TAINTS: Final = 256
 
 CONTROLLER: Final = "kata-pin.io/reporter"
 """`reportingController` of our Events."""
@@ -32,7 +36,8 @@ MAX_ANSWER: Final = 512 * 1024
 
 MAX_COUNT: Final = 2**31 - 1
 MAX_GENERATION: Final = 2**63 - 1
-_TEXT: Final = 200
+_TEXT: Final = 300
+"""Longest text of a refusal that is kept: an admission policy names itself twice at first."""
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 """A DNS subdomain (RFC 1123), as names of nodes and pods are."""
@@ -155,6 +160,63 @@ def encode_event(event: PodEvent, *, name: str, node: str, when: str) -> bytes:
             },
         }
     )
+
+
+def encode_taint_removal(node: bytes, key: str) -> bytes:
+    """Return the JSON patch that removes a Node's taints with a key, empty where it has none.
+
+    It fails where somebody changed the taints meanwhile (RFC 6902, `test`). Raises ParseError.
+    """
+    taints = (
+        load_fields(node, source="node", limit=MAX_ANSWER)
+        .fields("spec")
+        .items("taints", limit=MAX_TAINTS)
+    )
+    patch: list[dict[str, object]] = []
+    for position in reversed(range(len(taints))):
+        if Fields(taints[position], source="node: taint").text("key") == key:
+            path = f"/spec/taints/{position}"
+            patch.append({"op": "test", "path": path, "value": taints[position]})
+            patch.append({"op": "remove", "path": path})
+    return encode(patch) if patch else b""
+
+
+def parse_writers(body: bytes, field: str) -> frozenset[str]:
+    """Return the managers of a field of an object, written as in fieldsV1; raises ParseError."""
+    metadata = load_fields(body, source="object", limit=MAX_ANSWER).fields("metadata")
+    return frozenset(
+        one.text("manager")
+        for one in metadata.objects("managedFields")
+        if field in one.fields("fieldsV1")
+    )
+
+
+def encode_topology(node: str, node_uid: str, zones: Sequence[Zone]) -> bytes:
+    """Return a NodeResourceTopology to be applied."""
+    metadata: dict[str, object] = {
+        "name": node,
+        "labels": {"app.kubernetes.io/managed-by": "kata-pin"},
+    }
+    if node_uid:
+        owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid}
+        metadata["ownerReferences"] = [owner]
+    listed = [
+        {
+            "name": f"node-{zone.node}",
+            "type": "Node",
+            "resources": [
+                {
+                    "name": "cpu",
+                    "capacity": str(zone.capacity),
+                    "allocatable": str(zone.allocatable),
+                    "available": str(zone.available),
+                }
+            ],
+        }
+        for zone in zones
+    ]
+    kind = {"apiVersion": TOPOLOGY_GROUP, "kind": "NodeResourceTopology"}
+    return encode({**kind, "metadata": metadata, "zones": listed})
 
 
 def encode_series(count: int, when: str) -> bytes:
