@@ -289,6 +289,14 @@ def run_api_answer(data: bytes) -> None:
     objects.parse_rollout(data)
 
 
+def run_node_object(data: bytes) -> None:
+    """Who writes an object, and a patch that removes one taint and nothing else."""
+    objects.parse_writers(data, "f:zones")
+    patch = objects.encode_taint_removal(data, "ours")
+    for step in json_text.load(patch, source="patch") if patch else ():  # type: ignore[attr-defined]
+        assert step["path"].startswith("/spec/taints/")
+
+
 def run_checkpoint(data: bytes) -> None:
     state = checkpoint.parse_checkpoint(data)
     checkpoint.dump_checkpoint(state)

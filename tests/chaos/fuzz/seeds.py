@@ -80,6 +80,10 @@ BASE_SPEC = (
     b'{"ociVersion": "1.2.0", "process": {"rlimits": [{"type": "RLIMIT_NOFILE"}]}, "linux": {},'
     b' "hooks": {"poststop": [{"path": "/hook"}, {"path": "/other"}], "prestart": null}}'
 )
+API_NODE = (
+    b'{"spec": {"taints": [{"key": "ours", "effect": "NoSchedule"}, {"key": "x"}]},'
+    b' "metadata": {"managedFields": [{"manager": "nfd", "fieldsV1": {"f:zones": {}}}]}}'
+)
 KUBELET_PODS = kubelet_pb2.ListPodsResponse(
     pods=[
         kubelet_pb2.Pod(

@@ -252,6 +252,12 @@ TARGETS: Final[dict[str, Target]] = {
         lambda: [s.POD_RESOURCES],
         (b"\x0a", b"\x12", b"\x18", b"\x10\xff\xff\xff\xff\x0f"),
     ),
+    "node-object": Target(
+        runs.run_node_object,
+        _named("wire.kube.objects", "parse_writers", "encode_taint_removal"),
+        lambda: [s.API_NODE],
+        _json_words("spec", "taints", "key", "metadata", "managedFields", "fieldsV1", "f:zones"),
+    ),
     "pod-list": Target(
         runs.run_pods,
         _named("wire.kube.pod_list", "parse_pods", "about_cpus"),
