@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kata_pin.cli.node.changes import MANIFEST, Node
+from kata_pin.cli.node.containerd import named_specs
 from kata_pin.cli.node.files import CONTAINERD_FRAGMENT, HOOK_PATH, SPECS
 from kata_pin.cli.reports import remedies
 from kata_pin.config import Config
@@ -86,8 +87,12 @@ def hooks(
     patterns: tuple[str, ...] = HOOK_FILES,
     program: str = HOOK_PATH,
     fragment: str = CONTAINERD_FRAGMENT,
+    specs: str = SPECS,
 ) -> Row:
-    """Return the files that name the hook, and whether the hook is executable."""
+    """Return the files that name the hook, and whether the hook is executable.
+
+    `specs` is the folder of specs that do nothing until containerd's configuration names them.
+    """
     found = [
         path
         for pattern in patterns
@@ -97,6 +102,14 @@ def hooks(
     if found and not os.access(program, os.X_OK):
         text = f"{', '.join(found)} name the hook, but {program} is not executable"
         return Row("hooks", "fail", text, "kata-pin install")
+    idle = [path for path in found if path.startswith(specs)]
+    if idle:
+        named = named_specs(lambda path: _text(path).encode())
+        idle = [path for path in idle if path not in named and "" not in named]
+    if idle:
+        text = f"containerd's configuration does not name {', '.join(idle)}"
+        remedy = "kata-pin install --containerd says which line is missing"
+        return Row("hooks", "warn", text, remedy)
     if found:
         return Row("hooks", "ok", f"installed: {', '.join(found)}")
     text = f"no runtime runs the hook: no file names {HOOK_NAME} in {', '.join(patterns)}"

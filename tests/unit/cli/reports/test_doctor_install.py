@@ -74,3 +74,22 @@ def test_the_step_that_is_left_with_containerd_is_named(tmp_path: Path) -> None:
     row = hooks((pattern,), "/bin/true", str(fragment))
     assert row.status == "warn"
     assert row.remedy.startswith("kata-pin install --containerd")
+
+
+def test_a_spec_that_containerd_does_not_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does nothing until its line is in the configuration, which may be unreadable."""
+    config, specs = tmp_path / "config.toml", f"{tmp_path}/"
+    monkeypatch.setattr("kata_pin.cli.node.containerd.CONFIG", str(config))
+    spec = tmp_path / "kata.json"
+    spec.write_text('{"hooks": {"poststop": [{"path": "/x/kata-pin-hook"}]}}')
+
+    def row() -> Row:
+        return hooks((str(spec),), "/bin/true", "/nowhere", specs)
+
+    config.write_text(f'# base_runtime_spec = "{spec}"')
+    assert (row().status, "which line is missing" in row().remedy) == ("warn", True)
+    for text in (f'base_runtime_spec = "{spec}"', "= broken"):
+        config.write_text(text)
+        assert row().status == "ok"
