@@ -41,7 +41,8 @@ class InterruptTable:
     """Reads the node's interrupts again and again; what did not change is not parsed again.
 
     `version` grows with each change but of counters. `fired` are the interrupts whose counters
-    changed since the read before, with their rows then. Whoever has one closes it.
+    changed since the read before, with their rows then; `born` are those that were set up since
+    then, all of them after the first read. Whoever has one closes it.
     """
 
     def __init__(self, root: HostRoot) -> None:
@@ -52,6 +53,7 @@ class InterruptTable:
         self._columns: Mapping[int, int] = {}
         self.version = 0
         self.fired: list[tuple[InterruptRow, Interrupt]] = []
+        self.born: list[Interrupt] = []
 
     def close(self) -> None:
         """Close the files that are read."""
@@ -73,8 +75,9 @@ class InterruptTable:
             self._head, self._known = head, {}
             self.version += 1
         before, found = self._known, {}
-        self.fired = []
+        self.fired, self.born = [], []
         for line in lines:
+            opened = self._files.opened
             label = line[: line.find(b":")]
             known = before.get(label)
             if known is None and not is_numbered(line):
@@ -84,6 +87,8 @@ class InterruptTable:
                 now = self._new(line)
             if now is not None:
                 found[label] = now
+                if self._files.opened != opened:  # one that is set up again has other files
+                    self.born.append(now.interrupt)
         if found.keys() != before.keys():
             self.version += 1
             self._files.keep_only({one.path for one in found.values()})
@@ -107,8 +112,11 @@ class InterruptTable:
     def _again(self, line: bytes, known: _Known) -> _Known | None:
         """Return an interrupt that is known; None if it is another one, or gone."""
         path, before, mask_text, one = known
+        opened = self._files.opened
         try:
             text = self._files.read(path)
+            if self._files.opened != opened:
+                return None
             if text == mask_text:
                 if line == before:
                     return known

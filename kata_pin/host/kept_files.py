@@ -22,6 +22,8 @@ class KeptFiles:
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}
+        self.opened = 0
+        """How often a file was opened: a file that is kept is opened again if it is another one."""
 
     def read(self, path: str, size: int = STAT_BYTES) -> bytes:
         """Return what one read of a file gives; raises OSError."""
@@ -34,6 +36,7 @@ class KeptFiles:
             if data:
                 return data
             os.close(self._open.pop(path))
+        self.opened += 1
         if len(self._open) >= MOST:
             return read_once(path, size)
         fd = self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

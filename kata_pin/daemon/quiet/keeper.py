@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from kata_pin.config.tree import Config
@@ -35,16 +35,19 @@ from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.pass_outcome import PassOutcome
 from kata_pin.model.quiet.interrupts import Interrupt
 from kata_pin.model.quiet.tunables import (
+    LASTING,
     Goal,
     Observed,
     QuietClaim,
     QuietState,
     TunableKey,
     TunableKind,
+    TunableRecord,
 )
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.quiet.state import (
     default_mask_goal,
+    first_mask,
     interrupt_goals,
     irqbalance_goal,
     quiet_state,
@@ -199,7 +202,7 @@ class QuietKeeper(Observer):
         if not self._tuner.records:
             return []
         topology = self._node.current().topology
-        outcome = await self._apply(topology, QuietState(), (), self._read())
+        outcome = await self._apply(topology, QuietState(), (), self._read(topology))
         return [f"{what}: {why}" for what, why in sorted(outcome.problems.items())]
 
     def close(self) -> None:
@@ -218,7 +221,7 @@ class QuietKeeper(Observer):
         if topology.online != self._online:
             self._tuner.forgive()
             self._online = topology.online
-        lines = self._read()
+        lines = self._read(topology)
         claims = self._claims.all(topology, vfio=lines.vfio)
         claims = self._coalesced(topology, claims, lines.nodes)
         state = quiet_state(topology, claims, lines.nodes)
@@ -226,9 +229,15 @@ class QuietKeeper(Observer):
         if self._live.acts:  # it was not uninstalled meanwhile
             await self._note(state, claims, lines.interrupts, outcome)
 
-    def _read(self) -> _Lines:
+    def _read(self, topology: HostTopology) -> _Lines:
         """Return the interrupts; what is made of them stays until more than counters changes."""
         interrupts = self._table.read()
+        if self._lines.version >= 0:  # at first nobody knows what is new
+            born = [_observed(one) for one in self._table.born]
+            self._tuner.forget([one.key for one in born])
+            default = self._tuner.records.get(_DEFAULT)
+            if default is not None:
+                self._tuner.adopt([*_born_of(default, topology, self._table.born)])
         if self._lines.version != self._table.version:
             observed = tuple(map(_observed, interrupts))
             self._tuner.drop_gone([one.key for one in observed], [TunableKind.INTERRUPT])
@@ -277,7 +286,7 @@ class QuietKeeper(Observer):
             more = await source.observe(fresh=fresh)
             found.append(more)
             if fresh:
-                self._tuner.drop_gone([one.key for one in more], source.kinds)
+                self._tuner.drop_gone([one.key for one in more], source.kinds.keys() - LASTING)
                 for sandbox_id, why in source.problems(state, claims, more):
                     self._refused.setdefault(sandbox_id, []).append(why)
         return found
@@ -364,6 +373,17 @@ class QuietKeeper(Observer):
         self._notices.changed(before.state, now)
         self._notices.problems(problems)
         await self._notices.overridden(outcome.overridden, self._irqbalance.running)
+
+
+def _born_of(
+    default: TunableRecord, topology: HostTopology, born: Iterable[Interrupt]
+) -> Iterator[TunableRecord]:
+    """Yield records of new interrupts that have their masks from the narrowed default mask."""
+    for one in born:
+        first = first_mask(topology, default, one)
+        if first:
+            seen = _observed(one)
+            yield TunableRecord(seen.key, seen.identity, first, seen.value)
 
 
 def _observed(one: Interrupt) -> Observed:

@@ -135,15 +135,22 @@ class Tuner:
         for one in seen:
             self._decide(one, goals.get(one.key), outcome, due, forget)
         await self._write(due, goals, outcome, forget)
-        self._forget(forget)
+        self.forget(forget)
         if not (due or forget or outcome.left or outcome.problems):
             self._calm = seen, goals, outcome
         return outcome
 
+    def adopt(self, records: Sequence[TunableRecord]) -> None:
+        """Take values for ours that others made of ours, such as masks of new interrupts."""
+        if records:
+            self._calm = None
+            self._store.keep(records)
+            self._records |= {one.key: one for one in records}
+
     def drop_gone(self, seen: Iterable[TunableKey], kinds: Iterable[TunableKind]) -> None:
         """Forget what was changed of these kinds and is no longer there; raises StateError."""
         there, of = set(seen), set(kinds)
-        self._forget([key for key in self._records if key.kind in of and key not in there])
+        self.forget([key for key in self._records if key.kind in of and key not in there])
 
     def _decide(
         self,
@@ -280,7 +287,8 @@ class Tuner:
             self._records[record.key] = before
             self._store.keep([before])
 
-    def _forget(self, keys: Iterable[TunableKey]) -> None:
+    def forget(self, keys: Iterable[TunableKey]) -> None:
+        """Drop what is remembered of these; raises StateError."""
         gone = [key for key in keys if self._records.pop(key, None) is not None]
         if gone:
             self._calm = None

@@ -25,6 +25,15 @@ class TunableKind(StrEnum):
     GOVERNOR = "governor"  # a word; its name is the frequency policy's number
 
 
+LASTING: Final = frozenset(
+    {
+        *(TunableKind.WORKQUEUES, TunableKind.WATCHDOG),
+        *(TunableKind.IDLE_LIMIT, TunableKind.GOVERNOR),
+    }
+)
+"""Kinds of which none ends: that of an offline pCPU comes back with its value."""
+
+
 class TunableKey(NamedTuple):
     """Which one; `name` is empty where a kind has only one."""
 

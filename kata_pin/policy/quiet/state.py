@@ -18,6 +18,7 @@ from kata_pin.model.quiet.tunables import (
     Spared,
     TunableKey,
     TunableKind,
+    TunableRecord,
 )
 from kata_pin.model.settings import VfioInterrupts
 from kata_pin.model.topology import HostTopology
@@ -83,6 +84,22 @@ def interrupt_goals(
                 goal = made[off.bits, one.node] = KeepOff(off, topology.online, homes)
             goals[TunableKey(TunableKind.INTERRUPT, str(one.number))] = goal
     return goals
+
+
+def first_mask(topology: HostTopology, default: TunableRecord, born: Interrupt) -> str:
+    """Return the mask that a new interrupt would have, had the default mask not been narrowed.
+
+    Empty if it did not get its mask from the narrowed default mask. The kernel takes what is online
+    of that, on the interrupt's NUMA node if there is any (kernel/irq/manage.c, irq_setup_affinity).
+    """
+    near = topology.nodes.get(born.node, EMPTY) if born.node != NO_NODE else EMPTY
+
+    def initial(mask: str) -> CpuSet:
+        there = CpuSet.parse(mask) & topology.online
+        return there & near or there
+
+    narrowed, first = initial(default.written), initial(default.first)
+    return str(first) if born.mask == narrowed != first and not born.managed else ""
 
 
 def default_mask_goal(topology: HostTopology, state: QuietState) -> Goal | None:

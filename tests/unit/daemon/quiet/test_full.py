@@ -327,3 +327,22 @@ def test_a_device_that_comes_is_looked_at(node: FullNode, clock: Clock) -> None:
     node.round()
     assert node.tree.get("sys/class/net/veth1/queues/rx-0/rps_cpus") == "0"
     assert node.tree.get(DOG) == "0-3,6-15", "all is read then"
+
+
+def test_a_pcpu_that_is_offline_when_its_pod_ends(node: FullNode, clock: Clock) -> None:
+    """Its idle limit comes back with it, and is restored then."""
+    node.run_pod("p", "4-5")
+    node.settle(clock)
+    node.round()
+    online = "sys/devices/system/cpu/online"
+    node.tree.offline.add(4)
+    node.tree.put(online, "0-3,5-15")
+    node.tree.render()
+    node.end_pod("p")
+    node.look(clock)
+    node.tree.offline.clear()
+    node.tree.put(online, "0-15")
+    node.tree.render()
+    node.look(clock)
+    assert node.tree.get(IDLE) == "0"
+    assert not node.records

@@ -328,3 +328,36 @@ def test_what_fires_on_quiet_pcpus(node: QuietNode, clock: Clock) -> None:
     found = {(one.interrupt.number, str(one.cpus), one.times) for one in node.keeper.status.fired}
     assert found == {(MANAGED, "4", 7), (ETH, "5", 1)}
     assert (node.keeper.status.managed_fired, node.keeper.status.movable_fired) == (7, 1)
+
+
+@pytest.mark.parametrize(
+    ("near", "born", "first"), [(-1, "0-3,6-15", "0-15"), (1, "6-7,12-15", "4-7,12-15")]
+)
+def test_an_interrupt_that_is_set_up_while_pcpus_are_quiet(
+    node: QuietNode, clock: Clock, near: int, born: str, first: str
+) -> None:
+    """Its mask is made of the narrowed default mask: later it gets what it would have had."""
+    node.run_pod("p", "4-5")
+    node.settle(clock)
+    text = "PCI-MSIX-0000:00:09.0   1-edge      eth9"
+    node.tree.add(50, Line(text, born, near))
+    node.tree.add(51, Line(text.replace("eth9", "eth10"), "1", near))
+    node.round()
+    assert node.tree.masks[50] == born
+    node.end_pod("p")
+    node.round()
+    assert (node.tree.masks[50], node.tree.masks[51]) == (first, "1")
+
+
+def test_a_device_that_is_bound_again_at_once(node: QuietNode, clock: Clock) -> None:
+    """Between two audits, with its old number and text: the old mask is not given to it."""
+    node.run_pod("p", "4-5")
+    node.settle(clock)
+    old = node.tree.lines[DISK]
+    node.tree.remove(DISK)
+    node.tree.add(DISK, Line(old.text, "0-15"))
+    node.round()
+    assert node.tree.masks[DISK] == "0-3,6-15"
+    node.end_pod("p")
+    node.round()
+    assert node.tree.masks[DISK] == "0-15", "it was 4"
