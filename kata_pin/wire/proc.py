@@ -8,6 +8,7 @@ the hot path: no check there may cost more than the split.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from kata_pin.errors import ParseError
@@ -60,7 +61,7 @@ def parse_stat(data: bytes) -> Stat:
     try:
         return Stat(
             int(number),
-            _decode(comm),
+            _name(comm),
             _decode(field[0]),
             int(field[1]),
             int(field[6]),
@@ -285,6 +286,12 @@ def status_field(data: bytes, name: str) -> str | None:
         if line.startswith(key):
             return _decode(line[len(key) :]).strip()
     return None
+
+
+@lru_cache(maxsize=256)
+def _name(comm: bytes) -> str:
+    """Return a thread's name: the same object for the thousands that share it."""
+    return _decode(comm)
 
 
 def _decode(data: bytes) -> str:
