@@ -72,11 +72,12 @@ def read_task(root: HostRoot, tgid: int, tid: int, cpusets: CpusetReader) -> Tas
 class _Known(NamedTuple):
     """A thread as last read, and the inode of its folder in /proc.
 
-    The inode is 0 while the thread is young, and in a captured tree: there it proves nothing.
+    The inode is 0 in a captured tree, where it proves nothing; a young thread is read again.
     """
 
     inode: int
     task: Task
+    young: bool
 
 
 class TaskReader:
@@ -120,15 +121,16 @@ class TaskReader:
                 yield
             inode, old = inodes[tid], known.get(tid)
             try:
-                if old is not None and old.inode and old.inode == inode:
+                young = old is None or old.young
+                if old is not None and not young and old.inode == inode:
                     task = _again(root, old.task, *cgroups.of(old.task))
                 else:
                     task = read_task(root, tgid, tid, cpusets)
-                    if task.key.starttime / _TICKS > young_after or not root.live:
-                        inode = 0
+                    young = task.key.starttime / _TICKS > young_after or not root.live
+                    inode = inode if root.live else 0
             except TaskGone:
                 continue
-            seen[tid] = old if old is not None and old.task is task else _Known(inode, task)
+            seen[tid] = old if old and old.task is task else _Known(inode, task, young)
         if not seen:
             self._known.pop(tgid, None)
             raise TaskGone("list threads of", f"process {tgid}")
@@ -136,14 +138,17 @@ class TaskReader:
         return [one.task for one in seen.values()]
 
     def inode(self, key: ThreadKey) -> int:
-        """Return the inode that a thread was read with, 0 where it proves nothing."""
+        """Return the inode that a thread was read with, 0 where it proves nothing or is young."""
         known = self._known.get(key.tgid, {}).get(key.tid)
-        return known.inode if known is not None and known.task.key == key else 0
+        same = known is not None and known.task.key == key and not known.young
+        return known.inode if known and same else 0
 
     def inodes(self, keys: Iterable[ThreadKey]) -> dict[int, int]:
-        """Return the inodes that prove something, by tid, of threads of one process."""
-        found = ((key.tid, self.inode(key)) for key in keys)
-        return {tid: inode for tid, inode in found if inode}
+        """Return the inodes that threads were read with, by tid, where they prove something."""
+        found = ((key, self._known.get(key.tgid, {}).get(key.tid)) for key in keys)
+        return {
+            key.tid: one.inode for key, one in found if one and one.inode and one.task.key == key
+        }
 
     def expire(self, tgids: frozenset[int]) -> None:
         """Forget all processes but these; forget all where names and times are too old."""

@@ -131,11 +131,11 @@ class LocalService(Daemon):
         await super().serve(parts, background)
 
     async def settle(self, ids: Collection[str], timeout_s: float = 120.0) -> None:
-        """Wait until each of these sandboxes has been seen, and no thread of it is young."""
+        """Wait until each of these sandboxes had a pass, and no thread of it is young."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             caches = [self.parts.sandboxes.cache(one) for one in ids]
-            if all(one is not None and one.vmm is not None for one in caches):
+            if all(one is not None and one.vmm and one.report for one in caches):
                 await asyncio.sleep(YOUNG_S * 1.25)  # until then they are looked at again
                 return
             await asyncio.sleep(0.02)
