@@ -22,6 +22,7 @@ from kata_pin.model.cpuset import CpuSet
 from kata_pin.wire.guest.cpus import parse_cpuinfo
 from tests.e2e.idlevm import vcpu_tids
 from tests.e2e.node import Node
+from tests.support.hooks import COMMAND, PATIENT
 
 GUEST: Final = Path(__file__).resolve().parents[2] / ".cache/guest"
 ASK_PORT: Final = 1025
@@ -33,6 +34,16 @@ def linux(node: Node, **settings: Any) -> dict[str, Any]:
     """Return minikata's settings for sandboxes with this guest."""
     files = {"kernel": str(GUEST / "vmlinuz"), "initrd": str(GUEST / "initrd.img")}
     return {"guest": "linux", "accel": "kvm", "scale": node.scale, **files, **settings}
+
+
+def hooks(runtime_dir: Path) -> dict[str, Any]:
+    """Return the `hooks` of config.json for a daemon on directories of its own."""
+    arguments = [*COMMAND, *PATIENT]
+    where = f"--runtime-dir={runtime_dir}"
+    return {
+        phase: [{"path": COMMAND[0], "args": [*arguments, phase, where], "env": []}]
+        for phase in ("createRuntime", "poststart", "poststop")
+    }
 
 
 @dataclass(frozen=True)

@@ -23,16 +23,14 @@ import pytest
 from kata_pin.model.cpuset import CpuSet
 from tests.e2e import linuxguest
 from tests.e2e.katapods import private_daemon
-from tests.e2e.linuxguest import BUSY, Guest, Ran, linux, vcpus
+from tests.e2e.linuxguest import BUSY, Guest, Ran, hooks, linux, vcpus
 from tests.e2e.node import Node
 from tests.support.daemon import Node as PrivateNode
-from tests.support.hooks import COMMAND, PATIENT
 from tests.support.minikata import Minikata, MinikataContainer, minikata_node
 
 pytestmark = pytest.mark.usefixtures("kvm", "untouched")
 
 ONE: Final = {"quota": 100_000, "period": 100_000}
-PHASES: Final = ("createRuntime", "poststart", "poststop")
 MAXIMUM: Final = 6
 WATCH_S: Final = 3.0
 """How long run times are measured."""
@@ -72,12 +70,8 @@ class GuestPod:
     def _container(
         self, name: str, cpu: Mapping[str, Any], annotations: Mapping[str, str] | None = None
     ) -> MinikataContainer:
-        runtime = f"--runtime-dir={self.daemon.runtime_dir}"
-        hooks = {
-            phase: [{"path": COMMAND[0], "args": [*COMMAND, *PATIENT, phase, runtime], "env": []}]
-            for phase in PHASES
-        }
-        return self.kata.container(name, self.id, hooks=hooks, annotations=annotations, **cpu)
+        made = hooks(self.daemon.runtime_dir)
+        return self.kata.container(name, self.id, hooks=made, annotations=annotations, **cpu)
 
     @property
     def pid(self) -> int:

@@ -184,7 +184,7 @@ def perf_for_the_broker() -> Iterator[None]:
 def test_commands_and_watch_over_a_pod(
     pinner: PrivateNode, start_pod: Pods, configure: Callable[..., None]
 ) -> None:
-    """A VM alone on its CPUs is proved; an intruder is named by prove, check and the watch.
+    """A VM alone on its CPUs is proved; an intruder is seen by prove, top, check and the watch.
 
     The guest halts: its vCPU makes nobody wait, so the watch goes by the counters of the pCPU. What
     others had is counted by the first audit of which the interval lies after the intruder's start.
@@ -210,6 +210,9 @@ def test_commands_and_watch_over_a_pod(
         (task,) = [one for one in row["tasks"] if one["tid"] == intruder.tid]
         assert task["total_ms"] == pytest.approx(row["foreign_ms"], rel=WITHIN)
         assert task["command"]
+        seen_by_top = _top(pinner, pod.id)
+        assert seen_by_top[CPU] == pytest.approx(100, abs=5), "it never rests"
+        assert seen_by_top[OTHER] < 5
         disturbed = pinner.cli("check", pod.id)
         assert disturbed.returncode == 3, disturbed.stdout
         missed: list[Any] = []
@@ -228,6 +231,14 @@ def test_commands_and_watch_over_a_pod(
         assert missed == [], "an audit after the intruder's start"
     events = pinner.ask("history")["events"]
     assert any(one["kind"] == "foreign-tasks" and pod.id in one["text"] for one in events)
+
+
+def _top(pinner: PrivateNode, sandbox_id: str) -> dict[int, float]:
+    """Return what one sample of `top` says that others had of each exclusive pCPU, in percent."""
+    done = pinner.cli("top", sandbox_id, "--once", "--json", "--interval", "5")
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    return {row["cpu"]: row["foreign_percent"] for row in json.loads(line)["pcpus"]}
 
 
 def _prove(pinner: PrivateNode, sandbox_id: str, span: str) -> tuple[dict[str, Any], int]:

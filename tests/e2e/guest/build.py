@@ -30,6 +30,10 @@ sys.path.insert(0, str(HERE.parents[2]))
 from tests.lab.ramdisk import Archive  # noqa: E402 - the path comes first
 
 MODULES: Final = ("virtio_pci", "virtio_console", "vmw_vsock_virtio_transport")
+LOAD_MODULES: Final = ("virtio_net", "virtiofs")
+"""What a container loads that works on the network and on its shared folder; in load order in
+/load, without those of MODULES."""
+
 PYTHON: Final = "usr/bin/python3"
 LOADER: Final = "lib64/ld-linux-x86-64.so.2"
 LIBRARIES: Final = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu")
@@ -66,15 +70,19 @@ def build(tree: Path, out: Path) -> Path:
 def ramdisk(tree: Path, release: str) -> bytes:
     """Return the initial ramdisk for a kernel release."""
     archive = Archive()
-    for name in ("bin", "dev", "lib", "lib64", "modules", "proc", "sys", "usr", "usr/lib"):
+    folders = ("bin", "dev", "lib", "lib64", "load", "modules", "proc", "sys", "usr", "usr/lib")
+    for name in folders:
         archive.add(name, FOLDER)
     archive.add("bin/busybox", PROGRAM, _busybox(tree).read_bytes())
     archive.add("agent.py", PROGRAM, (HERE / "agent.py").read_bytes())
     archive.add("init", PROGRAM, (HERE / "init").read_bytes())
     for name, mode, data in python(tree if (tree / PYTHON).exists() else Path("/")):
         archive.add(name, mode, data)
-    for number, (name, data) in enumerate(modules(tree, release, MODULES)):
-        archive.add(f"modules/{number:02}-{name}.ko", FILE, data)
+    own = dict(modules(tree, release, MODULES))
+    more = dict(modules(tree, release, MODULES + LOAD_MODULES))
+    for number, (name, data) in enumerate(more.items()):
+        folder = "modules" if name in own else "load"
+        archive.add(f"{folder}/{number:02}-{name}.ko", FILE, data)
     return archive.finish()
 
 
