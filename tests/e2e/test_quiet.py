@@ -7,11 +7,14 @@ the end every mask is as it was first.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -233,6 +236,119 @@ def test_hotplug_and_another_writer(
         Path(f"/proc/irq/{victim.number}/smp_affinity_list").write_text("4")
         wait_quiet(4)
     wait_first(first)
+
+
+SEND: Final = """
+import socket, sys, time
+end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+end.bind((sys.argv[1], 0))
+frame = b"\\xff" * 6 + bytes(6) + b"\\x88\\xb5" + bytes(1000)
+while True:
+    try:
+        end.send(frame)
+    except OSError:
+        pass
+    time.sleep(0.001)
+"""
+"""Sends frames until it is killed; nobody receives them, and the card interrupts for each ring."""
+
+LOADED: Final = r"virtio\d+-(?:input|output)|nvme0q0"
+LOAD_CPUS: Final = "0-3"
+LOAD_S: Final = 6
+
+
+@contextlib.contextmanager
+def load() -> Iterator[None]:
+    """Load on the network card and on both disks, submitted from housekeeping pCPUs."""
+    card = next(path.name for path in next(NET.glob("virtio*")).glob("net/*"))
+    subprocess.run(["ip", "link", "set", card, "up"], check=True, timeout=20)
+    read = "while :; do dd if={} of=/dev/null bs=4k count=2000 iflag=direct 2>/dev/null; done"
+    works = (
+        [sys.executable, "-c", SEND, card],
+        *(["sh", "-c", read.format(disk)] for disk in ("/dev/nvme0n1", "/dev/vda")),
+    )
+    running = [
+        subprocess.Popen(["taskset", "-c", LOAD_CPUS, *one], start_new_session=True)
+        for one in works
+    ]
+    try:
+        yield
+    finally:
+        for one in running:
+            os.killpg(one.pid, signal.SIGKILL)
+            one.wait()
+
+
+def rates(cpu: int, seconds: float) -> dict[str, float]:
+    """Return interrupts of devices per second on a pCPU: those that can be moved, and managed."""
+
+    def counts() -> dict[tuple[int, str, bool], int]:
+        return {
+            (one.number, one.row.text, one.managed): one.row.counts[cpu]
+            for one in read_interrupts(HOST)
+        }
+
+    began, before = time.monotonic(), counts()
+    time.sleep(seconds)
+    after, took = counts(), time.monotonic() - began
+    found = {"movable": 0.0, "managed": 0.0}
+    for key, times in after.items():
+        found["managed" if key[2] else "movable"] += (times - before.get(key, times)) / took
+    return found
+
+
+def in_interrupts(cpu: int) -> float:
+    """Return the milliseconds that a pCPU has been in interrupts (proc_stat(5): irq, softirq)."""
+    line = next(one for one in Path("/proc/stat").read_text().splitlines()
+                if one.startswith(f"cpu{cpu} "))  # fmt: skip
+    return sum(map(int, line.split()[6:8])) * 1000 / os.sysconf("SC_CLK_TCK")
+
+
+def measured(node: Node) -> tuple[dict[str, float], float]:
+    """Return the rates on pCPU 4 under load, and its milliseconds in interrupts per second."""
+    with load():
+        time.sleep(2 * node.scale)  # an idle interrupt moves when it fires the next time
+        began, before = time.monotonic(), in_interrupts(4)
+        found = rates(4, LOAD_S * node.scale)
+        return found, (in_interrupts(4) - before) / (time.monotonic() - began)
+
+
+@pytest.mark.usefixtures("unit")
+def test_load_before_and_after(node: Node, kata: Minikata, wait_quiet: Callable[..., None]) -> None:
+    """Under network and disk load: what fires on a pod's pCPU without and with `quiet: irq`."""
+    first = {one.number: str(one.mask) for one in movable()}
+    of_devices = [one.number for one in movable() if re.search(LOADED, one.row.text)]
+    try:
+        with pod(kata, "quiet-l", 4):
+            wait_quiet(4)
+            _set_level(node, "report")
+            node.wait(lambda: bool(loud(CpuSet({4}))), "the first masks", seconds=30)
+            for number in of_devices:  # as irqbalance may have left them
+                Path(f"/proc/irq/{number}/smp_affinity_list").write_text("4")
+            before, before_ms = measured(node)
+            _set_level(node, "irq")
+            wait_quiet(4)
+            after, after_ms = measured(node)
+            for level, times, spent in (("report", before, before_ms), ("irq", after, after_ms)):
+                node.tell(f"quiet: {level}, load: {_said(times)}, {spent:.1f} ms/s in interrupts")
+            assert before["movable"] > 20, "the load reaches the pCPU"
+            assert after["movable"] < 1
+        _set_level(node, "irq")
+    finally:
+        for number, mask in first.items():
+            with contextlib.suppress(OSError):
+                Path(f"/proc/irq/{number}/smp_affinity_list").write_text(mask)
+
+
+def _set_level(node: Node, level: str) -> None:
+    """Change the setting while the daemon runs."""
+    settings = {"version": 1, "quiet": level, "audit": {"affinity_s": 2}}
+    CONFIG.write_text(json.dumps(settings))
+    node.run(["kata-pin", "reload"], seconds=60)
+
+
+def _said(found: dict[str, float]) -> str:
+    return ", ".join(f"{times:.1f} {kind} interrupts/s" for kind, times in found.items())
 
 
 def _setup() -> tuple[int, CpuSet] | None:
