@@ -78,9 +78,12 @@ def test_the_daemon_has_its_rights_and_no_more() -> None:
             *("SETUID", "SETGID", "CHOWN"),
         ],
     }
-    for one in (check, reporter):
-        context = one["securityContext"]
-        assert (context["runAsNonRoot"], context["capabilities"]) == (True, {"drop": ["ALL"]})
+    context = reporter["securityContext"]
+    assert (context["runAsNonRoot"], context["capabilities"]) == (True, {"drop": ["ALL"]})
+    capabilities = check["securityContext"]["capabilities"]
+    assert capabilities == {"drop": ["ALL"], "add": ["DAC_READ_SEARCH"]}
+    seen = [one for one in daemon["volumeMounts"] if one["name"] not in {"runtime-dir", "nri"}]
+    assert check["volumeMounts"] == seen
     assert [one["name"] for one in reporter["volumeMounts"]] == ["config", "runtime-dir", "token"]
     assert "token" not in [one["name"] for one in daemon["volumeMounts"] + check["volumeMounts"]]
     assert all(

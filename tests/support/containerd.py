@@ -93,6 +93,9 @@ state = "/run/containerd"
   restrict_oom_score_adj = true
   disable_apparmor = true
   disable_hugetlb_controller = false
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{folder}/cni"
+    conf_dir = "{folder}/cni/conf"
   [plugins."io.containerd.grpc.v1.cri".containerd]
     snapshotter = "native"
     default_runtime_name = "runc"
@@ -250,7 +253,7 @@ class Containerd:
 
     def has(self, path: str) -> bool:
         """Whether a file is in the place."""
-        done = subprocess.run(self._inside("test", "-e", f"/{path}"), check=False, timeout=60)
+        done = subprocess.run(self.inside("test", "-e", f"/{path}"), check=False, timeout=60)
         return done.returncode == 0
 
     def dump(self) -> str:
@@ -261,7 +264,7 @@ class Containerd:
         """Start containerd and wait until it serves."""
         with (self._folder / "containerd.log").open("ab") as log:
             self._process = subprocess.Popen(
-                self._inside(*self._program(), "-c", str(self.shared / "config.toml")),
+                self.inside(*self._program(), "-c", str(self.shared / "config.toml")),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -270,11 +273,11 @@ class Containerd:
         self._cri = Cri(socket, IMAGE, self.cgroup)
         wait_for(lambda: socket.exists() and self.cri.answers(), "containerd to serve", seconds)
 
-    def import_image(self) -> None:
-        """Import the pause image, once."""
+    def import_image(self, archive: str = "pause.tar") -> None:
+        """Import an image of the shared folder, once."""
         self.run(
             *("ctr", "--address", str(self.shared / "c.sock"), "--namespace", "k8s.io"),
-            *("images", "import", "--snapshotter", "native", str(self.shared / "pause.tar")),
+            *("images", "import", "--snapshotter", "native", str(self.shared / archive)),
         )
 
     def stop(self) -> None:
@@ -292,7 +295,7 @@ class Containerd:
     def run(self, *argv: str) -> str:
         """Run a command in the place; return its output."""
         done = subprocess.run(
-            self._inside(*argv), capture_output=True, text=True, check=False, timeout=60
+            self.inside(*argv), capture_output=True, text=True, check=False, timeout=60
         )
         assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
         return done.stdout
@@ -334,7 +337,7 @@ class Containerd:
         path = f"{self.shared}/bin:{os.environ['PATH']}"
         return ["/usr/bin/env", f"PATH={path}", f"{self.shared}/bin/containerd"]
 
-    def _inside(self, *argv: str) -> list[str]:
+    def inside(self, *argv: str) -> list[str]:
         return [*self.entered(), "chroot", self.place, *argv]
 
     def _processes(self) -> set[int]:

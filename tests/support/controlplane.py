@@ -3,8 +3,9 @@
     with control_plane(folder) as cluster:
         cluster.kubectl("get", "nodes")
 
-No controllers, no scheduler and no kubelet: nothing runs in it, and nothing but the API server
-changes an object. Programs are ended by pid.
+Without `controllers(cluster)` nothing but the API server changes an object. Pods in the host's
+network reach the API server where Kubernetes tells them, because the addresses of services are
+loopback's. Programs are ended by pid.
 """
 
 from __future__ import annotations
@@ -24,10 +25,20 @@ from typing import Any
 
 import pytest
 
+from tests.support.certificates import certificate
 from tests.support.waiting import SCALE, wait_for
 
 PROJECT = Path(__file__).resolve().parents[2]
 START_S = 120.0
+_CONTROLLERS = (
+    "daemonset-controller",
+    "garbage-collector-controller",
+    "job-controller",
+    "root-ca-certificate-publisher-controller",
+    "serviceaccount-controller",
+    "taint-eviction-controller",
+    "node-lifecycle-controller",
+)
 
 
 def programs() -> Path:
@@ -44,11 +55,13 @@ NEEDS_CLUSTER = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class ControlPlane:
-    """A running API server; `folder` has its files, `url` its address."""
+    """A running API server: the folder of its files, its address, its own certificate, and the
+    certificate by which kubelets know it."""
 
     folder: Path
     url: str
     ca: Path
+    kubelet_client: Path
 
     def run(
         self, program: str, *arguments: str, check: bool = True, given: str | None = None
@@ -106,14 +119,19 @@ class ControlPlane:
 @contextlib.contextmanager
 def control_plane(folder: Path) -> Iterator[ControlPlane]:
     """Run etcd and the API server for the block."""
-    client, peer, secure = _free_ports(3)
+    client, peer = _free_ports(2)
+    services = f"127.{64 + os.getpid() % 128}"  # the API server's own service has the first one
     key = folder / "service-accounts.key"
     subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
+    told, secret = certificate(
+        folder, "DNS:apiserver", "-subj", "/O=system:masters/CN=apiserver",
+        "-addext", "extendedKeyUsage=clientAuth",
+    )  # fmt: skip
     admin = secrets.token_hex(16)
     tokens = folder / "tokens.csv"
     tokens.write_text(f'{admin},admin,admin,"system:masters"\n')
     tokens.chmod(0o600)
-    url, store = f"https://127.0.0.1:{secure}", f"http://127.0.0.1:{client}"
+    url, store = f"https://{services}.0.1:443", f"http://127.0.0.1:{client}"
     etcd = [
         *(str(programs() / "etcd"), "--data-dir", str(folder / "etcd"), "--unsafe-no-fsync"),
         *("--listen-client-urls", store, "--advertise-client-urls", store),
@@ -121,20 +139,40 @@ def control_plane(folder: Path) -> Iterator[ControlPlane]:
     ]
     apiserver = [
         *(str(programs() / "kube-apiserver"), "--etcd-servers", store),
-        *("--secure-port", str(secure), "--bind-address", "127.0.0.1"),
+        *("--secure-port", "443", "--bind-address", f"{services}.0.1"),
         *("--cert-dir", str(folder / "certificates"), "--authorization-mode", "RBAC"),
-        *("--token-auth-file", str(tokens), "--service-cluster-ip-range", "10.96.0.0/16"),
+        *("--token-auth-file", str(tokens), "--service-cluster-ip-range", f"{services}.0.0/16"),
         *("--service-account-issuer", url, "--service-account-key-file", str(key)),
         *("--service-account-signing-key-file", str(key), "--allow-privileged=true"),
         *("--endpoint-reconciler-type", "none"),
+        *("--kubelet-client-certificate", str(told), "--kubelet-client-key", str(secret)),
     ]
     ca = folder / "certificates" / "apiserver.crt"
     with _running(etcd, folder / "etcd.log"), _running(apiserver, folder / "apiserver.log") as api:
         wait_for(lambda: _ready(url, admin, api, folder), "the API server to be ready", START_S)
-        cluster = ControlPlane(folder, url, ca)
+        cluster = ControlPlane(folder, url, ca, told)
         _write_kubeconfig(folder / "kubeconfig", url, ca, admin)
         _wait_for_admission(cluster)
         yield cluster
+
+
+@contextlib.contextmanager
+def controllers(cluster: ControlPlane) -> Iterator[None]:
+    """Run the scheduler and the controllers that DaemonSets and their pods need."""
+    folder = cluster.folder
+    common = [
+        *("--kubeconfig", str(folder / "kubeconfig"), "--leader-elect=false"),
+        *("--bind-address", "127.0.0.1", "--cert-dir", str(folder / "certificates")),
+    ]
+    first, second = _free_ports(2)
+    manager = [
+        *(str(programs() / "kube-controller-manager"), *common, "--secure-port", str(first)),
+        *("--service-account-private-key-file", str(folder / "service-accounts.key")),
+        *("--root-ca-file", str(cluster.ca), "--controllers", ",".join(_CONTROLLERS)),
+    ]
+    scheduler = [str(programs() / "kube-scheduler"), *common, "--secure-port", str(second)]
+    with _running(manager, folder / "manager.log"), _running(scheduler, folder / "scheduler.log"):
+        yield
 
 
 def _wait_for_admission(cluster: ControlPlane) -> None:

@@ -7,6 +7,7 @@ the file alone: config/file.py.
 
 from __future__ import annotations
 
+import glob
 import grp
 import os
 import stat
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
+from kata_pin.cli.reports.remedies import NOT_MOUNTED
 from kata_pin.config.file import FileReading, read, read_text
 from kata_pin.config.tree import Config
 from kata_pin.daemon.allocation.checked_policy import make_policy
@@ -25,6 +27,7 @@ from kata_pin.model.reports.settings import ConfigProblem
 from kata_pin.model.topology import HostTopology
 from kata_pin.policy.alloc.options import StaticOptions
 from kata_pin.policy.alloc.policies import BUILTIN
+from kata_pin.remedy import here
 
 CPU_LISTS: Final = ("housekeeping", "alloc.cpus", "alloc.reserved", "alloc.housekeeping")
 PROGRAMS: Final = ("hypervisors", "shims")
@@ -84,8 +87,10 @@ class NodeCheck:
             )
         for key in PROGRAMS:
             for number, path in enumerate(attrgetter(key)(config) if key in given else ()):
-                if not os.access(path, os.X_OK) or os.path.isdir(path):
-                    yield ConfigError(f"not an executable file: {path}", key=f"{key}.{number}")
+                if not any(map(_is_program, glob.glob(path))):
+                    hint = here(NOT_MOUNTED)
+                    error = f"not an executable file: {path}"
+                    yield ConfigError(error, key=f"{key}.{number}", hint=hint)
         for key in (*FILES, *FOLDERS):
             if key in given:
                 yield from _paths(key, attrgetter(key)(config))
@@ -134,6 +139,10 @@ def _alloc_key(key: str) -> str:
     if key in StaticOptions.names():
         return f"alloc.options.{key}"
     return f"alloc.{key}" if key else "alloc.policy"
+
+
+def _is_program(path: str) -> bool:
+    return os.access(path, os.X_OK) and not os.path.isdir(path)
 
 
 def _is_group(name: str) -> bool:

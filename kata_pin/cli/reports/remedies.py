@@ -58,3 +58,6 @@ DROP_IN_UNUSED: Final = Remedy(
 HOOKS: Final = Remedy(
     "kata-pin install --containerd, --crio or --podman", "none where NRI is connected"
 )
+NOT_MOUNTED: Final = Remedy(
+    "", "add its folder on the node to the chart's value paths.more", value="paths.more"
+)

@@ -144,6 +144,10 @@ def test_without_the_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         pytest.param(
             "hypervisors: [/run/qemu-not-yet]", [(2, "hypervisors.0", "not an exec")], id="vmm"
         ),
+        pytest.param("hypervisors: ['/usr/bin/env*']", [], id="a pattern"),
+        pytest.param(
+            "shims: ['/usr/bin/no-such-shim*']", [(2, "shims.0", "not an exec")], id="no match"
+        ),
         pytest.param("paths: {bundle_roots: [/run/not-yet]}", [], id="made at run time"),
         pytest.param("group: root\nhypervisors: [/usr/bin/env]\nhousekeeping: 0", [], id="good"),
         pytest.param("alloc: {policy: static, reserved: 0}", [], id="good policy"),

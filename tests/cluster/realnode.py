@@ -1,0 +1,232 @@
+"""A real kubelet on this machine: it joins a control plane and runs pods in a private containerd.
+
+    with real_kubelet(cluster, containerd, "node1") as kubelet:
+        cluster.apply(pod("web", kubelet.node, "1"))
+
+It runs in containerd's place (mount namespace and root), so that nothing of this machine is
+touched; pods are below the place's own cgroup. Those that are not in the host's network reach the
+API server and nothing else. Its CPU manager is off unless a test wants it. The API server may run
+commands in its containers. Programs: scripts/kubelet and scripts/cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.kubelet.recording import programs as kubelet_programs
+from tests.kubelet.recording import why_not as why_no_kubelet
+from tests.support.containerd import Containerd
+from tests.support.containerd import why_not as why_no_containerd
+from tests.support.controlplane import ControlPlane
+from tests.support.pauseimage import IMAGE
+from tests.support.waiting import SCALE, wait_for
+
+START_S = 120.0
+
+_KERNEL = {
+    "vm/overcommit_memory": 1,
+    "vm/panic_on_oom": 0,
+    "kernel/panic": 10,
+    "kernel/panic_on_oops": 1,
+}
+"""What a kubelet writes below /proc/sys when it starts: files stand in for them."""
+
+
+def why_not() -> str:
+    """Return why no node can be run here, empty if one can."""
+    return why_no_kubelet() or why_no_containerd()
+
+
+@dataclass(frozen=True)
+class RealKubelet:
+    """A kubelet that runs: its node's name, its address, and its certificate."""
+
+    node: str
+    url: str
+    certificate: Path
+    log: Path
+
+    def said(self) -> str:
+        """Return the end of its log."""
+        return self.log.read_text(errors="replace")[-4000:]
+
+
+@contextlib.contextmanager
+def real_kubelet(
+    cluster: ControlPlane, containerd: Containerd, node: str, **settings: object
+) -> Iterator[RealKubelet]:
+    """Run a kubelet for the block; `settings` are fields of its configuration."""
+    folder = containerd.shared / "kubelet"
+    for name in ("root", "logs", "plugins", "certificates", "manifests", "kernel"):
+        (folder / name).mkdir(parents=True)
+    shutil.copy(kubelet_programs() / "kubelet", folder / "kubelet")
+    install_network(cluster, containerd.shared / "cni")
+    make_cgroups(containerd.cgroup)
+    flat = cluster.kubectl("config", "view", "--raw", "--flatten")
+    (folder / "kubeconfig").write_text(flat)
+    (folder / "kubeconfig").chmod(0o600)
+    for name, value in _KERNEL.items():
+        file = folder / "kernel" / name.replace("/", "-")
+        file.write_text(f"{value}\n")
+        containerd.run("mount", "--bind", str(file), f"/proc/sys/{name}")
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    shutil.copy(cluster.kubelet_client, folder / "client.crt")
+    configuration = _configuration(folder, containerd, port) | settings
+    (folder / "config.json").write_text(json.dumps(configuration))
+    log = folder / "kubelet.log"
+    command = containerd.inside(
+        *(str(folder / "kubelet"), "--config", str(folder / "config.json")),
+        *("--kubeconfig", str(folder / "kubeconfig"), "--root-dir", str(folder / "root")),
+        *("--cert-dir", str(folder / "certificates"), "--hostname-override", node),
+        *("--cloud-provider", "external", "--v", "2"),  # so that it keeps its address of loopback
+    )
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    kubelet = RealKubelet(
+        node, f"https://127.0.0.1:{port}", folder / "certificates" / "kubelet.crt", log
+    )
+
+    def ready() -> bool:
+        assert process.poll() is None, kubelet.said()
+        found = cluster.run("kubectl", "get", "node", node, "-o", "json", check=False)
+        if found.returncode:
+            return False
+        conditions = json.loads(found.stdout)["status"].get("conditions", [])
+        return {"Ready": "True"} in [{one["type"]: one["status"]} for one in conditions]
+
+    try:
+        try:
+            wait_for(ready, f"the kubelet of {node} to be ready", START_S)
+        except TimeoutError as error:
+            error.add_note(kubelet.said())
+            raise
+        address = {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]}
+        patch = ("patch", "node", node, "--type=merge", "-p")
+        cluster.kubectl(*patch, json.dumps({"status": address}), "--subresource=status")
+        cluster.kubectl(*patch, json.dumps({"spec": {"taints": []}}))
+        yield kubelet
+    finally:
+        process.kill()
+        process.wait(20 * SCALE)
+
+
+def pod(name: str, node: str, cpus: str, **fields: Any) -> dict[str, Any]:
+    """Return a Guaranteed pod of namespace shop with one container; `fields` are of its spec."""
+    annotations = fields.pop("annotations", {})
+    amount = {"cpu": cpus, "memory": "32Mi"}
+    container = {
+        "name": "app", "image": IMAGE, "imagePullPolicy": "Never",
+        "resources": {"requests": amount, "limits": amount},
+    }  # fmt: skip
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "shop", "annotations": annotations},
+        "spec": {
+            "nodeName": node,
+            "hostNetwork": True,
+            "terminationGracePeriodSeconds": 0,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "containers": [container],
+            **fields,
+        },
+    }
+
+
+def run_pod(
+    kubelet: RealKubelet, cluster: ControlPlane, containerd: Containerd, wanted: dict[str, Any]
+) -> tuple[str, str]:
+    """Create a pod and wait until it runs; return the ids of its sandbox and its container."""
+    name = wanted["metadata"]["name"]
+    runtime = {"kind": "RuntimeClass", "metadata": {"name": "kata"}, "handler": "kata"}
+    account = {"kind": "ServiceAccount", "metadata": {"name": "default", "namespace": "shop"}}
+    cluster.apply(
+        {"apiVersion": "node.k8s.io/v1", **runtime}, {"apiVersion": "v1", **account}, wanted
+    )
+
+    def running() -> str:
+        status = cluster.get("pod", name, "-n", "shop")["status"]
+        (container,) = status.get("containerStatuses") or [{}]
+        is_running = "running" in container.get("state", {})
+        return str(container["containerID"]).rpartition("/")[2] if is_running else ""
+
+    try:
+        container = wait_for(running, f"pod {name} to run", 60)
+    except TimeoutError as error:
+        error.add_note(cluster.kubectl("describe", "pod", name, "-n", "shop"))
+        error.add_note(kubelet.said())
+        raise
+    return containerd.spec(container)["annotations"]["io.kubernetes.cri.sandbox-id"], container
+
+
+def make_cgroups(name: str) -> None:
+    """Make the cgroup above all pods in each hierarchy: a kubelet wants it to be there."""
+    for hierarchy in Path("/sys/fs/cgroup").iterdir():
+        if hierarchy.is_symlink() or not hierarchy.is_dir():
+            continue
+        made = Path(f"{hierarchy}{name}")
+        made.mkdir()
+        for file in ("cpuset.cpus", "cpuset.mems"):
+            if (made / file).exists() and not (made / file).read_text().strip():
+                (made / file).write_text((hierarchy / file).read_text())
+
+
+def install_network(cluster: ControlPlane, folder: Path) -> None:
+    """Give containerd the network of cni.py."""
+    (folder / "conf").mkdir(parents=True, exist_ok=True)
+    for name in ("loopback", "apiserver"):
+        shutil.copy(Path(__file__).with_name("cni.py"), folder / name)
+        (folder / name).chmod(0o755)
+    network = {"type": "apiserver", "address": cluster.url.removeprefix("https://")}
+    listed = {"cniVersion": "1.0.0", "name": "test", "plugins": [network]}
+    (folder / "conf" / "10-test.conflist").write_text(json.dumps(listed))
+
+
+def _configuration(folder: Path, containerd: Containerd, port: int) -> dict[str, object]:
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "containerRuntimeEndpoint": f"unix://{containerd.cri_socket}",
+        "staticPodPath": str(folder / "manifests"),
+        "podLogsDir": str(folder / "logs"),
+        "volumePluginDir": str(folder / "plugins"),
+        "address": "127.0.0.1",
+        "port": port,
+        "healthzPort": 0,
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": str(folder / "client.crt")},
+        },
+        "authorization": {"mode": "Webhook"},
+        "cgroupRoot": containerd.cgroup,
+        "cgroupsPerQOS": True,
+        "enforceNodeAllocatable": [],
+        "cgroupDriver": "cgroupfs",
+        "failSwapOn": False,
+        "failCgroupV1": False,
+        "localStorageCapacityIsolation": False,
+        "protectKernelDefaults": True,
+        "makeIPTablesUtilChains": False,
+        "imageGCHighThresholdPercent": 100,
+        "evictionHard": dict.fromkeys(
+            (
+                *("memory.available", "nodefs.available", "nodefs.inodesFree"),
+                *("imagefs.available", "imagefs.inodesFree"),
+            ),
+            "0%",
+        ),
+        "syncFrequency": "2s",
+        "cpuManagerPolicy": "none",
+    }
