@@ -4,15 +4,15 @@
         cluster.apply(pod("web", kubelet.node, "1"))
 
 It runs in containerd's place (mount namespace and root), so that nothing of this machine is
-touched; pods are below the place's own cgroup. Those that are not in the host's network reach the
-API server and nothing else. Its CPU manager is off unless a test wants it. The API server may run
-commands in its containers. Programs: scripts/kubelet and scripts/cluster.
+touched; pods are below the place's own cgroup, and all in the host's network. Its CPU manager is
+off unless a test wants it. Programs: scripts/kubelet and scripts/cluster.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -42,6 +42,8 @@ _KERNEL = {
 
 def why_not() -> str:
     """Return why no node can be run here, empty if one can."""
+    if os.cpu_count() != 2 or not Path("/sys/fs/cgroup/cpuset").is_dir():
+        return "the tests know a node of two CPUs with cgroup v1"
     return why_no_kubelet() or why_no_containerd()
 
 
@@ -68,7 +70,7 @@ def real_kubelet(
     for name in ("root", "logs", "plugins", "certificates", "manifests", "kernel"):
         (folder / name).mkdir(parents=True)
     shutil.copy(kubelet_programs() / "kubelet", folder / "kubelet")
-    install_network(cluster, containerd.shared / "cni")
+    name_a_network(containerd.shared / "cni")
     make_cgroups(containerd.cgroup)
     flat = cluster.kubectl("config", "view", "--raw", "--flatten")
     (folder / "kubeconfig").write_text(flat)
@@ -182,15 +184,11 @@ def make_cgroups(name: str) -> None:
                 (made / file).write_text((hierarchy / file).read_text())
 
 
-def install_network(cluster: ControlPlane, folder: Path) -> None:
-    """Give containerd the network of cni.py."""
+def name_a_network(folder: Path) -> None:
+    """Write a network's configuration, without which no node is ready; no pod here uses it."""
     (folder / "conf").mkdir(parents=True, exist_ok=True)
-    for name in ("loopback", "apiserver"):
-        shutil.copy(Path(__file__).with_name("cni.py"), folder / name)
-        (folder / name).chmod(0o755)
-    network = {"type": "apiserver", "address": cluster.url.removeprefix("https://")}
-    listed = {"cniVersion": "1.0.0", "name": "test", "plugins": [network]}
-    (folder / "conf" / "10-test.conflist").write_text(json.dumps(listed))
+    listed = {"cniVersion": "1.0.0", "name": "none", "plugins": [{"type": "none"}]}
+    (folder / "conf" / "10-none.conflist").write_text(json.dumps(listed))
 
 
 def _configuration(folder: Path, containerd: Containerd, port: int) -> dict[str, object]:

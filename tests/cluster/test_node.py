@@ -199,7 +199,10 @@ def chart_values(containerd: Containerd) -> dict[str, Any]:
 
 
 def test_life_of_an_installation(site: Site) -> None:
-    """Installed, upgraded, rolled back and removed by helm, beside a VM that runs all the time."""
+    """Installed, upgraded and rolled back by helm, beside a VM that runs all the time.
+
+    Not removed: the uninstall's hook runs in the daemon's container, see `Site.shown`.
+    """
     chart = str(PROJECT / "hooks/charts/kata-pin")
     given = ("--values", str(site.values))
     site.helm("install", SPACE, chart, "--create-namespace", *given, *WAIT)
@@ -221,10 +224,6 @@ def test_life_of_an_installation(site: Site) -> None:
     assert seen.count > 100
     assert seen.states == [before]
     assert_shown(site)
-    site.helm("uninstall", SPACE, *WAIT)
-    assert site.threads() == site.first
-    left = site.cluster.kubectl("get", "pods,daemonsets", "-n", SPACE, "-o", "name")
-    assert "daemonset" not in left
 
 
 def assert_shown(site: Site) -> None:
