@@ -94,12 +94,13 @@ def parse_window(data: bytes) -> PageWindow:
     """Return the window of a request; raises ValueError or struct.error for none of sense."""
     pid, starttime, address, size, pages, most, node, shared = _HEAD.unpack_from(data)
     mask = data[_HEAD.size :]
+    if len(mask) * 8 > MAX_NODES:
+        raise ValueError("no such nodes")
     bits = int.from_bytes(mask, "little")
     near = frozenset(one for one in range(bits.bit_length()) if bits >> one & 1)
     window = PageWindow(pid, starttime, address, size, pages, most, near, node, bool(shared))
     if (
-        len(mask) * 8 > MAX_NODES
-        or not 0 < pid < 1 << 31
+        not 0 < pid < 1 << 31
         or not 0 < most <= pages <= MAX_PAGES
         or not _SMALLEST <= size <= _LARGEST
         or size & (size - 1)
