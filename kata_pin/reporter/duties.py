@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import http.client
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kata_pin.model.node_topology import Zone
 from kata_pin.model.reports.state import State
@@ -50,8 +50,9 @@ class Topology:
     _checked: bool = field(default=False, init=False)
 
     def look(self, state: State) -> None:
-        """Take in the daemon's state."""
-        self._zones = topology_zones(state)
+        """Take in the daemon's state; where it allocates no more, nothing is free by it."""
+        nothing_free = tuple(replace(one, available=0) for one in self._written)
+        self._zones = topology_zones(state) or nothing_free
 
     async def run(self) -> None:
         """Write the zones if they changed; raises ApiRefused, StateError."""
@@ -66,6 +67,10 @@ class Topology:
                 await self.api.apply_topology(self.node, self.node_uid, self._zones)
                 self._written = self._zones
         except ApiRefused as error:
+            if error.status == http.client.NOT_FOUND:
+                log.warning("the cluster has no NodeResourceTopology: its definition is missing")
+                self._written = self._zones  # tried again when something changes
+                return
             if error.status != http.client.CONFLICT:
                 raise
             self.other_writer = "another manager of its fields"

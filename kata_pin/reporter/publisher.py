@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 from kata_pin.errors import KataPinError
@@ -101,26 +102,39 @@ class Publisher:
         return pod_events(state, watch, since=since)
 
     async def publish(self, events: Sequence[PodEvent] = ()) -> None:
-        """Write the object if it is due, and the Events; a failure is logged and waited out."""
-        try:
-            if self._is_due():
-                await self.api.apply(self.node, self.node_uid, self.status)
-                self._written, self._written_at = self.status, time.monotonic()
-                self.requests["ok"] += 1
-            await self._series.report(events)
-            if self.topology is not None:
-                await self.topology.run()
-            if self.taint is not None:
-                await self.taint.run(ready=self.is_ready)
-        except ApiRefused as error:
-            self._failed(str(error.status), error, error.after_s)
-        except KataPinError as error:
-            self._failed("no-answer", error)
-        else:
-            if self.api_problem:
-                log.info("the API server takes this node's object again")
-            self.api_problem = ""
-            self._backoff.succeeded()
+        """Write what is due; a failure of one part is logged and waited out, and stops no other."""
+        failure: KataPinError | None = None
+        for part in (self._remove_taint, partial(self._write, events), self._write_topology):
+            try:
+                await part()
+            except KataPinError as error:
+                failure = failure or error
+        if isinstance(failure, ApiRefused):
+            self._failed(str(failure.status), failure, failure.after_s)
+            return
+        if failure is not None:
+            self._failed("no-answer", failure)
+            return
+        if self.api_problem:
+            log.info("the API server takes this node's object again")
+        self.api_problem = ""
+        self._backoff.succeeded()
+
+    async def _remove_taint(self) -> None:
+        if self.taint is not None:
+            await self.taint.run(ready=self.is_ready)
+
+    async def _write(self, events: Sequence[PodEvent]) -> None:
+        """Write the node's object if it is due, and the Events."""
+        if self._is_due():
+            await self.api.apply(self.node, self.node_uid, self.status)
+            self._written, self._written_at = self.status, time.monotonic()
+            self.requests["ok"] += 1
+        await self._series.report(events)
+
+    async def _write_topology(self) -> None:
+        if self.topology is not None:
+            await self.topology.run()
 
     def _is_due(self) -> bool:
         """Whether something changed, or was not written for long; audits alone are no change."""

@@ -13,6 +13,7 @@ from kata_pin.reporter.api import ApiRefused, ApiServer
 from kata_pin.reporter.duties import StartupTaint, Topology
 from kata_pin.sources.http_client import HttpClient
 from tests.support.apidouble import Answer, ApiDouble, api_double
+from tests.unit.cli import documents
 
 KEY = "kata-pin.io/starting"
 NODE = "/api/v1/nodes/n1"
@@ -134,3 +135,26 @@ async def test_no_allocator_no_object(double: ApiDouble) -> None:
     """Where the kubelet allocates, its own exporters know better."""
     await topology(double).run()
     assert double.requests == []
+
+
+async def test_an_allocator_that_is_switched_off(double: ApiDouble) -> None:
+    """What was free by it is free no more: a scheduler would go on counting on it."""
+    double.answers = [(404, b"{}", {})]
+    one = topology(double, 3)
+    await one.run()
+    one.look(documents.state())
+    await one.run()
+    (*_, (_, _, body)) = double.requests
+    assert body["zones"][0]["resources"][0]["available"] == "0"
+
+
+async def test_a_cluster_without_the_definition(
+    double: ApiDouble, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said once, and is no failure that delays other writes."""
+    double.answers = [(404, b"{}", {}), (404, b"{}", {})]
+    one = topology(double, 3)
+    await one.run()
+    await one.run()
+    assert len(double.requests) == 2
+    assert caplog.text.count("no NodeResourceTopology: its definition is missing") == 1

@@ -15,6 +15,7 @@ from kata_pin.model.reports.state import State
 from kata_pin.model.reports.watch import WatchDocument
 from kata_pin.reporter import publisher as publisher_module
 from kata_pin.reporter.api import ApiServer
+from kata_pin.reporter.duties import StartupTaint
 from kata_pin.reporter.node import NodeDaemon
 from kata_pin.reporter.publisher import Publisher
 from kata_pin.reporter.service import Address, Reporter
@@ -116,6 +117,17 @@ async def test_an_api_server_that_is_away(double: ApiDouble) -> None:
     assert "HTTP 503" in one.api_problem
     await one.publish()
     assert (one.api_problem, len(double.requests)) == ("", 2)
+
+
+async def test_a_part_that_fails_stops_no_other(double: ApiDouble) -> None:
+    """The node's object is written though the taint cannot be removed; the first failure counts."""
+    one, _ = publisher(double)
+    one.taint = StartupTaint(one.api, "n1", "kata-pin.io/starting")
+    double.answers = [(403, b"{}", {})]
+    await one.look()
+    await one.publish()
+    assert one.requests == {"ok": 1, "403": 1}
+    assert [method for method, _, _ in double.requests] == ["PATCH", "PATCH"]
 
 
 async def ask(address: tuple[str, int], path: str) -> tuple[str, str]:
