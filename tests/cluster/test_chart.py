@@ -217,9 +217,10 @@ def test_duties_of_the_reporter() -> None:
     assert args == ["--node-resource-topology"]
     assert "noderesourcetopologies" in rights & bounded
     assert "nodes" not in rights
-    done = helm("template", "x", str(CHART), "--kube-version", "1.34.1", "--set",
-                "reporter.startupTaint=a/b,reporter.admissionPolicy=false")  # fmt: skip
-    assert "needs reporter.admissionPolicy" in done.stderr
+    for value in ("startupTaint=a/b", "nodeResourceTopology=true"):
+        done = helm("template", "x", str(CHART), "--kube-version", "1.34.1", "--set",
+                    f"reporter.{value},reporter.admissionPolicy=false")  # fmt: skip
+        assert "needs reporter.admissionPolicy" in done.stderr
 
 
 @NEEDS_HELM

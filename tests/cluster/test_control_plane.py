@@ -230,6 +230,7 @@ async def test_the_startup_taint(duties: ControlPlane, tmp_path: Path) -> None:
     assert refused in await patch("fresh", {"metadata": {"labels": {"a": "b"}}})
     assert refused in await patch("fresh", {"metadata": {"annotations": {"a": "b"}}})
     assert refused in await patch("fresh", {"spec": {"unschedulable": True}})
+    assert refused in await patch("fresh", {"spec": {"providerID": "x://y"}})
     assert "HTTP 403" in await patch("fresh", {"status": {"phase": "x"}}, "/status")
     assert "orbidden" in Intruder(duties, token).tries("get", "node", "fresh")
     await StartupTaint(api, "fresh", TAINT).run(ready=True)
