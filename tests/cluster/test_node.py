@@ -84,25 +84,6 @@ class Site:
         assert done.stdout, done.stderr
         return json.loads(done.stdout)
 
-    def shown(self, *words: str) -> Any:
-        """Return the document of a command of kata-pin that runs in the daemon's container.
-
-        `kubectl exec` would do, but runc's exec does not find the container's root in a place that
-        is a chroot: it enters the mount namespace, whose own root is this machine's.
-        """
-        statuses = self.cluster.get("pod", self.daemons_pod(), "-n", SPACE)["status"]
-        (one,) = (one for one in statuses["containerStatuses"] if one["name"] == "daemon")
-        name = one["containerID"].rpartition("/")[2]
-        above = Path(f"/sys/fs/cgroup/pids{self.containerd.cgroup}")
-        (procs,) = above.glob(f"**/{name}/cgroup.procs")
-        entered = ("nsenter", "--target", procs.read_text().split()[0], "--mount", "--root")
-        done = subprocess.run(
-            [*entered, "/usr/bin/kata-pin", *words, "--json"], capture_output=True, text=True,
-            check=False, timeout=60 * SCALE,
-        )  # fmt: skip
-        assert done.stdout, done.stderr
-        return json.loads(done.stdout)
-
     def daemons_pod(self) -> str:
         """Return the name of the pod that DaemonSet's controller made."""
         (one,) = self.cluster.get("pods", "-n", SPACE, "-l", "app.kubernetes.io/component=node")[
@@ -123,10 +104,11 @@ def site() -> Iterator[Site]:
         cluster = stack.enter_context(control_plane(folder / "cp"))
         stack.enter_context(controllers(cluster))
         node = stack.enter_context(private_node())
-        containerd = stack.enter_context(private_containerd(folder / "place", node.dirs))
+        containerd = stack.enter_context(
+            private_containerd(folder / "place", node.dirs, pivot=True)
+        )
         shutil.copy(archive, containerd.shared / "kata-pin.tar")
         containerd.import_image("kata-pin.tar")
-        mirror_hypervisor(containerd)
         kubelet = stack.enter_context(
             real_kubelet(
                 cluster, containerd, NODE,
@@ -157,19 +139,6 @@ def image(folder: Path) -> Path:
     return Path(done.stdout.split()[1])
 
 
-def mirror_hypervisor(containerd: Containerd) -> None:
-    """Show QEMU inside the place where the kernel shows it to everybody else.
-
-    The kernel names a program by the path in its own mount namespace, of which the place is a part.
-    Mounts become shared, as they are on nodes: those of the chart follow later ones.
-    """
-    shown = Path(containerd.qemu)
-    containerd.run("mkdir", "-p", str(shown.parent))
-    containerd.run("touch", str(shown))
-    containerd.run("mount", "--bind", "/usr/bin/qemu-system-x86_64", str(shown))
-    containerd.run("mount", "--make-rshared", "/")
-
-
 def chart_values(containerd: Containerd) -> dict[str, Any]:
     """Return what is elsewhere on this node than on others."""
     state = containerd.shared / "kubelet" / "root"
@@ -178,7 +147,6 @@ def chart_values(containerd: Containerd) -> dict[str, Any]:
         "config": {
             "version": 1,
             "nri": {"enabled": "yes"},
-            "hypervisors": [containerd.qemu],
             "audit": {"affinity_s": 1, "deep_s": 5},
             "isolation": {"watch": False},  # other programs of this machine use the CPU too
             "paths": {"kubelet_state": str(state / "cpu_manager_state")},
@@ -187,8 +155,7 @@ def chart_values(containerd: Containerd) -> dict[str, Any]:
             "nri": str(containerd.shared),
             "kubelet": str(state),
             "cdi": "",
-            "kataConfigs": [],
-            "more": [str(Path(containerd.qemu).parent)],
+            "kataConfigs": ["/opt/kata"],
         },
         # the VM has the one CPU that is left to pods
         "resources": {
@@ -199,9 +166,9 @@ def chart_values(containerd: Containerd) -> dict[str, Any]:
 
 
 def test_life_of_an_installation(site: Site) -> None:
-    """Installed, upgraded and rolled back by helm, beside a VM that runs all the time.
+    """Installed, upgraded, rolled back and removed by helm, beside a VM that runs all the time.
 
-    Not removed: the uninstall's hook runs in the daemon's container, see `Site.shown`.
+    The Job of the uninstall does its work from the host's network here, see `in_host_network`.
     """
     chart = str(PROJECT / "hooks/charts/kata-pin")
     given = ("--values", str(site.values))
@@ -224,6 +191,47 @@ def test_life_of_an_installation(site: Site) -> None:
     assert seen.count > 100
     assert seen.states == [before]
     assert_shown(site)
+    with in_host_network(site):
+        site.helm("uninstall", SPACE, *WAIT)
+    assert site.threads() == site.first
+    left = site.cluster.kubectl("get", "pods,daemonsets", "-n", SPACE, "-o", "name")
+    assert "daemonset" not in left
+
+
+@contextmanager
+def in_host_network(site: Site) -> Iterator[None]:
+    """Put the Job's pods into the host's network: this node has no other.
+
+    A mutating policy of the API server does it, so the chart's own objects stay what they are.
+    """
+    group = {"apiVersion": "admissionregistration.k8s.io/v1beta1"}
+    matched = {"apiGroups": ["batch"], "apiVersions": ["v1"], "operations": ["CREATE"]}
+    spec = {
+        "matchConstraints": {"resourceRules": [{**matched, "resources": ["jobs"]}]},
+        "failurePolicy": "Fail",
+        "reinvocationPolicy": "Never",
+        "mutations": [
+            {
+                "patchType": "ApplyConfiguration",
+                "applyConfiguration": {
+                    "expression": "Object{spec: Object.spec{template: Object.spec.template{"
+                    "spec: Object.spec.template.spec{hostNetwork: true}}}}"
+                },
+            }
+        ],
+    }
+    name = {"metadata": {"name": "host-network"}}
+    site.cluster.apply(
+        {**group, "kind": "MutatingAdmissionPolicy", **name, "spec": spec},
+        {
+            **group,
+            "kind": "MutatingAdmissionPolicyBinding",
+            **name,
+            "spec": {"policyName": "host-network"},
+        },
+    )
+    time.sleep(3)  # the API server looks for new policies each second
+    yield
 
 
 def assert_shown(site: Site) -> None:
@@ -232,7 +240,7 @@ def assert_shown(site: Site) -> None:
     assert (status["exclusive"], status["violations"]) == ("1", 0)
     (row,) = site.plugin("pods", "-n", "shop")["pods"]
     assert row["name"] == "web"
-    (shown,) = site.shown("show", "web")["sandboxes"]
+    (shown,) = site.plugin("show", "web", "-n", "shop")["sandboxes"]
     assert (shown["state"], shown["exclusive"]) == ("ok", "1")
     known = site.threads()
     of_vmm = [one for one in shown["threads"] if one["tid"] in known]

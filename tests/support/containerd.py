@@ -109,6 +109,9 @@ state = "/run/containerd"
       Root = "{folder}/mk"
 """
 
+KATAS_QEMU: Final = "/opt/kata/bin/qemu-system-x86_64"
+"""Where kata-deploy puts it; in a place that is pivoted."""
+
 _BLOCKIO = """
 Classes:
   slow:
@@ -128,6 +131,13 @@ while [ $# -gt 0 ]; do
     mount --bind "$1" "$mnt$2"
     shift 2
 done
+if [ "$PIVOT" ]; then
+    cd "$mnt"
+    mkdir -p former
+    pivot_root . former
+    umount -l /former
+    mount --make-rshared /
+fi
 echo ready
 exec sleep infinity
 """
@@ -152,8 +162,10 @@ class Containerd:
         *,
         release: Release = CHOSEN,
         request_timeout: str = "2s",
+        pivot: bool = False,
     ) -> None:
         self._release = release
+        self._pivot = pivot
         self._folder = folder
         self._dirs = dirs
         self.shared = folder / "shared"
@@ -178,6 +190,8 @@ class Containerd:
     @property
     def qemu(self) -> str:
         """QEMU's path as this machine sees it, for the daemon's list of hypervisors."""
+        if self._pivot:
+            return KATAS_QEMU
         return f"{self._folder}/mnt/usr/bin/qemu-system-x86_64"
 
     @property
@@ -192,8 +206,9 @@ class Containerd:
         for name in ("upper/etc", "work", "mnt", "shared/mk"):
             (self._folder / name).mkdir(parents=True)
         (self._folder / "upper/etc/resolv.conf").touch()
+        hypervisor = {"hypervisor": KATAS_QEMU} if self._pivot else {}
         (self._folder / "upper/etc/minikata.json").write_text(
-            json.dumps(_minikata_settings() | dict(minikata))
+            json.dumps(_minikata_settings() | hypervisor | dict(minikata))
         )
         (self.shared / "pause.tar").write_bytes(pause_archive(tree / "bin/busybox"))
         (self.shared / "config.toml").write_text(
@@ -209,10 +224,16 @@ class Containerd:
             shutil.copytree(self._release.programs, self.shared / "bin")
         # The daemon compares a VMM's executable with this machine's file of the same path.
         qemu_file = tree / "usr/bin/qemu-system-x86_64"
-        Path(self.qemu).parent.mkdir(parents=True)
-        Path(self.qemu).symlink_to(qemu_file)
+        if self._pivot:
+            made = self._folder / "upper" / KATAS_QEMU.lstrip("/")
+            made.parent.mkdir(parents=True)
+            made.touch()
+        else:
+            Path(self.qemu).parent.mkdir(parents=True)
+            Path(self.qemu).symlink_to(qemu_file)
         binds = {
-            qemu_file: "/usr/bin/qemu-system-x86_64",
+            qemu_file: KATAS_QEMU if self._pivot else "/usr/bin/qemu-system-x86_64",
+            tree / "usr/share/qemu": "/opt/kata/share/qemu",
             self.shared: str(self.shared),
             PROJECT: str(PROJECT),
             Path(sysconfig.get_path("stdlib")): sysconfig.get_path("stdlib"),
@@ -228,6 +249,7 @@ class Containerd:
             ],
             stdout=subprocess.PIPE,
             text=True,
+            env={**os.environ, "PIVOT": "yes" if self._pivot else ""},
         )
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == "ready\n", "the place could not be mounted"
@@ -239,7 +261,7 @@ class Containerd:
     @property
     def place(self) -> str:
         """Its root file system, in the mount namespace of `entered`."""
-        return str(self._folder / "mnt")
+        return "/" if self._pivot else str(self._folder / "mnt")
 
     @property
     def path(self) -> str:
@@ -408,10 +430,17 @@ def private_containerd(
     *,
     release: Release = CHOSEN,
     request_timeout: str = "2s",
+    pivot: bool = False,
     **minikata: Any,
 ) -> Iterator[Containerd]:
-    """Make a place below `folder`, start containerd in it, and remove it all at the end."""
-    containerd = Containerd(folder, dirs, release=release, request_timeout=request_timeout)
+    """Make a place below `folder`, start containerd in it, and remove it all at the end.
+
+    With `pivot` the place is the root of its mount namespace, as on a node, and not a chroot: so
+    runc's exec works, and Kata's QEMU is where kata-deploy puts it.
+    """
+    containerd = Containerd(
+        folder, dirs, release=release, request_timeout=request_timeout, pivot=pivot
+    )
     try:
         containerd.prepare(minikata)
         containerd.start()

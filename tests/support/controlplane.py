@@ -144,7 +144,8 @@ def control_plane(folder: Path) -> Iterator[ControlPlane]:
         *("--token-auth-file", str(tokens), "--service-cluster-ip-range", f"{services}.0.0/16"),
         *("--service-account-issuer", url, "--service-account-key-file", str(key)),
         *("--service-account-signing-key-file", str(key), "--allow-privileged=true"),
-        *("--endpoint-reconciler-type", "none"),
+        *("--endpoint-reconciler-type", "none", "--feature-gates", "MutatingAdmissionPolicy=true"),
+        *("--runtime-config", "admissionregistration.k8s.io/v1beta1=true"),
         *("--kubelet-client-certificate", str(told), "--kubelet-client-key", str(secret)),
     ]
     ca = folder / "certificates" / "apiserver.crt"
