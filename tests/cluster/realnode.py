@@ -23,6 +23,7 @@ from typing import Any
 
 from tests.kubelet.recording import programs as kubelet_programs
 from tests.kubelet.recording import why_not as why_no_kubelet
+from tests.kubelet.stage import KERNEL, configuration
 from tests.support.containerd import Containerd
 from tests.support.containerd import why_not as why_no_containerd
 from tests.support.controlplane import ControlPlane
@@ -30,14 +31,6 @@ from tests.support.pauseimage import IMAGE
 from tests.support.waiting import SCALE, wait_for
 
 START_S = 120.0
-
-_KERNEL = {
-    "vm/overcommit_memory": 1,
-    "vm/panic_on_oom": 0,
-    "kernel/panic": 10,
-    "kernel/panic_on_oops": 1,
-}
-"""What a kubelet writes below /proc/sys when it starts: files stand in for them."""
 
 
 def why_not() -> str:
@@ -75,7 +68,7 @@ def real_kubelet(
     flat = cluster.kubectl("config", "view", "--raw", "--flatten")
     (folder / "kubeconfig").write_text(flat)
     (folder / "kubeconfig").chmod(0o600)
-    for name, value in _KERNEL.items():
+    for name, value in KERNEL.items():
         file = folder / "kernel" / name.replace("/", "-")
         file.write_text(f"{value}\n")
         containerd.run("mount", "--bind", str(file), f"/proc/sys/{name}")
@@ -192,16 +185,13 @@ def name_a_network(folder: Path) -> None:
 
 
 def _configuration(folder: Path, containerd: Containerd, port: int) -> dict[str, object]:
+    """Return what differs from a kubelet that has no API server, no cgroups and nothing to run."""
+    order = {"options": {}, "reserved": "", "topology_manager": "none", "scope": "container"}
     return {
-        "apiVersion": "kubelet.config.k8s.io/v1beta1",
-        "kind": "KubeletConfiguration",
+        **configuration(folder, order),
         "containerRuntimeEndpoint": f"unix://{containerd.cri_socket}",
-        "staticPodPath": str(folder / "manifests"),
-        "podLogsDir": str(folder / "logs"),
-        "volumePluginDir": str(folder / "plugins"),
-        "address": "127.0.0.1",
         "port": port,
-        "healthzPort": 0,
+        "readOnlyPort": 0,
         "authentication": {
             "anonymous": {"enabled": False},
             "webhook": {"enabled": True},
@@ -210,21 +200,6 @@ def _configuration(folder: Path, containerd: Containerd, port: int) -> dict[str,
         "authorization": {"mode": "Webhook"},
         "cgroupRoot": containerd.cgroup,
         "cgroupsPerQOS": True,
-        "enforceNodeAllocatable": [],
-        "cgroupDriver": "cgroupfs",
-        "failSwapOn": False,
-        "failCgroupV1": False,
-        "localStorageCapacityIsolation": False,
-        "protectKernelDefaults": True,
-        "makeIPTablesUtilChains": False,
-        "imageGCHighThresholdPercent": 100,
-        "evictionHard": dict.fromkeys(
-            (
-                *("memory.available", "nodefs.available", "nodefs.inodesFree"),
-                *("imagefs.available", "imagefs.inodesFree"),
-            ),
-            "0%",
-        ),
         "syncFrequency": "2s",
         "cpuManagerPolicy": "none",
     }
