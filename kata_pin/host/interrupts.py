@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kata_pin.errors import HostError, ParseError
 from kata_pin.host.files import read_bytes, read_once
-from kata_pin.host.kept_files import KeptFiles
+from kata_pin.host.kept_files import NO_ROOM, KeptFiles
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import EMPTY, CpuSet
 from kata_pin.model.quiet.interrupts import NO_NODE, Interrupt, InterruptRow
@@ -62,8 +62,8 @@ class InterruptTable:
     def read(self) -> tuple[Interrupt, ...]:
         """Return every interrupt that has files of its own, `effective` as it was first read.
 
-        Raises HostError where /proc/interrupts cannot be read, ParseError for one that makes no
-        sense.
+        Raises HostError where /proc/interrupts cannot be read or no descriptor is left, ParseError
+        for one that makes no sense.
         """
         path = self._root.proc("interrupts")
         try:
@@ -77,7 +77,6 @@ class InterruptTable:
         before, found = self._known, {}
         self.fired, self.born = [], []
         for line in lines:
-            opened = self._files.opened
             label = line[: line.find(b":")]
             known = before.get(label)
             if known is None and not is_numbered(line):
@@ -87,12 +86,13 @@ class InterruptTable:
                 now = self._new(line)
             if now is not None:
                 found[label] = now
-                if self._files.opened != opened:  # one that is set up again has other files
+                if now.path in self._files.opened:  # one that is set up again has other files
                     self.born.append(now.interrupt)
         if found.keys() != before.keys():
             self.version += 1
             self._files.keep_only({one.path for one in found.values()})
         self._known = found
+        self._files.opened.clear()  # only now: what a read that failed opened is born in the next
         return tuple(one.interrupt for one in found.values())
 
     def _new(self, line: bytes) -> _Known | None:
@@ -102,7 +102,8 @@ class InterruptTable:
         try:
             text = self._files.read(path)
             mask = CpuSet.parse(text.decode("ascii", "replace"))
-        except (OSError, ParseError):
+        except (OSError, ParseError) as error:
+            _raise_for_room(error, path)
             return None
         self.version += 1
         where = _cpus(self._root, row.number, "effective_affinity_list")
@@ -112,10 +113,9 @@ class InterruptTable:
     def _again(self, line: bytes, known: _Known) -> _Known | None:
         """Return an interrupt that is known; None if it is another one, or gone."""
         path, before, mask_text, one = known
-        opened = self._files.opened
         try:
             text = self._files.read(path)
-            if self._files.opened != opened:
+            if path in self._files.opened:
                 return None
             if text == mask_text:
                 if line == before:
@@ -123,7 +123,8 @@ class InterruptTable:
                 mask = one.mask
             else:
                 mask = CpuSet.parse(text.decode("ascii", "replace"))
-        except (OSError, ParseError):
+        except (OSError, ParseError) as error:
+            _raise_for_room(error, path)
             return None
         row = one.row if line == before else recounted(one.row, before, line)
         if row is None:
@@ -164,14 +165,24 @@ def is_managed(root: HostRoot, number: int) -> bool:
 
 
 def _cpus(root: HostRoot, number: int, file: str) -> CpuSet:
+    path = root.proc("irq", number, file)
     try:
-        return CpuSet.parse(read_once(root.proc("irq", number, file)).decode("ascii", "replace"))
-    except (OSError, ParseError):
+        return CpuSet.parse(read_once(path).decode("ascii", "replace"))
+    except (OSError, ParseError) as error:
+        _raise_for_room(error, path)
         return EMPTY
 
 
 def _node(root: HostRoot, number: int) -> int:
+    path = root.proc("irq", number, "node")
     try:
-        return int(read_once(root.proc("irq", number, "node")))
-    except (OSError, ValueError):
+        return int(read_once(path))
+    except (OSError, ValueError) as error:
+        _raise_for_room(error, path)
         return NO_NODE
+
+
+def _raise_for_room(error: Exception, path: str) -> None:
+    """Raise HostError where a file may be there: no descriptor was left to open it."""
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        raise HostError("read", path, error.errno or 0) from error

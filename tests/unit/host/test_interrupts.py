@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from contextlib import closing
+from errno import EMFILE, ENFILE
 from pathlib import Path
 
 import pytest
 
 from kata_pin.errors import HostError
+from kata_pin.host import kept_files
 from kata_pin.host.interrupts import InterruptTable, default_mask, read_interrupts
 from kata_pin.host.root import HOST, HostRoot
 from kata_pin.model.cpuset import EMPTY, CpuSet
@@ -107,6 +111,66 @@ def test_a_device_that_is_bound_again(tmp_path: Path) -> None:
         file.write_text("")
         file.unlink()
         assert [one.number for one in table.read()] == [25]
+
+
+def test_more_interrupts_than_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose file is opened for each read is born once."""
+    monkeypatch.setattr(kept_files, "MOST", 1)
+    with closing(InterruptTable(_tree(tmp_path))) as table:
+        _count(tmp_path, 5, 6)
+        first = table.read()
+        assert [one.number for one in table.born] == [24, 25]
+        version = table.version
+        assert all(now is then for now, then in zip(table.read(), first, strict=True))
+        text = (tmp_path / "proc/interrupts").read_text().replace("CPU1", "CPU3")
+        (tmp_path / "proc/interrupts").write_text(text)
+        table.read()
+        assert not table.born, "other pCPUs, the same interrupts"
+        assert table.version > version
+
+
+@pytest.mark.parametrize("errno", [EMFILE, ENFILE])
+@pytest.mark.parametrize("file", ["smp_affinity_list", "effective_affinity_list", "node"])
+def test_no_descriptor_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, errno: int
+) -> None:
+    """Nothing is taken for gone; what was born before that is born in the next read."""
+    with closing(InterruptTable(_tree(tmp_path))) as table:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", _failing(f"irq/25/{file}", errno))
+            with pytest.raises(HostError, match=f"irq/25/{file}"):
+                table.read()
+        assert [one.number for one in table.read()] == [24, 25]
+        assert [one.number for one in table.born] == [24, 25]
+        table.read()
+        assert not table.born
+
+
+def test_no_descriptor_is_left_for_a_known_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither is one gone whose file is opened for each read."""
+    monkeypatch.setattr(kept_files, "MOST", 0)
+    with closing(InterruptTable(_tree(tmp_path))) as table:
+        first = table.read()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", _failing("irq/25/smp_affinity_list", EMFILE))
+            with pytest.raises(HostError, match="irq/25"):
+                table.read()
+        assert table.read()[1] is first[1]
+        assert not table.born
+
+
+def _failing(file: str, errno: int) -> Callable[..., int]:
+    """Return os.open with an error for one file."""
+    real = os.open
+
+    def fail(path: str, *rest: int) -> int:
+        if str(path).endswith(file):
+            raise OSError(errno, os.strerror(errno), path)
+        return real(path, *rest)
+
+    return fail
 
 
 def test_no_interrupts(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from errno import EMFILE
 from pathlib import Path
 
 import pytest
@@ -45,16 +47,77 @@ def test_what_is_gone(files: KeptFiles) -> None:
         files.read(path)
 
 
-def test_descriptors_have_a_limit(
-    files: KeptFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def paths(tmp_path: Path) -> list[str]:
+    """Three files, each with its name."""
+    for name in "abc":
+        (tmp_path / name).write_text(name)
+    return [str(tmp_path / name) for name in "abc"]
+
+
+def test_descriptors_have_a_limit(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond it files are opened for each read; those that are not needed are closed."""
     monkeypatch.setattr(kept_files, "MOST", 2)
     before = len(os.listdir("/proc/self/fd"))
-    paths = [tmp_path / name for name in "abc"]
-    for path in paths:
-        path.write_text(path.name)
-        assert files.read(str(path)) == path.name.encode()
-    assert len(os.listdir("/proc/self/fd")) == before + 2
-    files.keep_only({str(paths[1])})
-    assert len(os.listdir("/proc/self/fd")) == before + 1
+    with closing(KeptFiles()) as files:
+        assert [files.read(path) for path in paths] == [b"a", b"b", b"c"]
+        assert len(os.listdir("/proc/self/fd")) == before + 2
+        files.keep_only({paths[1]})
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+
+
+@pytest.mark.parametrize(("soft", "kept"), [(8, 2), (1 << 16, 3), (resource.RLIM_INFINITY, 3)])
+def test_others_need_descriptors_too(
+    paths: list[str], monkeypatch: pytest.MonkeyPatch, soft: int, kept: int
+) -> None:
+    """A quarter of the process's are kept at most."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
+    monkeypatch.setattr(kept_files, "MOST", 3)
+    before = len(os.listdir("/proc/self/fd"))
+    with closing(KeptFiles()) as files:
+        for path in (*paths, "/proc/self/stat"):
+            files.read(path)
+        assert len(os.listdir("/proc/self/fd")) == before + kept
+
+
+def test_what_is_new_beyond_the_limit(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is opened for each read is new once, and again after it was gone."""
+    monkeypatch.setattr(kept_files, "MOST", 1)
+    with closing(KeptFiles()) as files:
+        for path in paths:
+            files.read(path)
+        assert files.opened == {*paths}
+        files.opened.clear()
+        for path in paths:
+            files.read(path)
+        assert not files.opened
+        Path(paths[1]).unlink()
+        with pytest.raises(FileNotFoundError):
+            files.read(paths[1])
+        Path(paths[1]).write_text("b")
+        files.read(paths[1])
+        assert files.opened == {paths[1]}
+        files.opened.clear()
+        files.keep_only({paths[2]})
+        files.read(paths[2])
+        assert not files.opened, "it is kept now, and the same as before"
+        files.read(paths[1])
+        assert files.opened == {paths[1]}
+
+
+def test_no_descriptor_is_left(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """That says nothing of the file."""
+    monkeypatch.setattr(kept_files, "MOST", 0)
+    with closing(KeptFiles()) as files:
+        files.read(paths[0])
+        files.opened.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", _none_left)
+            with pytest.raises(OSError, match="Too many open files"):
+                files.read(paths[0])
+        files.read(paths[0])
+        assert not files.opened
+
+
+def _none_left(path: str, flags: int) -> int:
+    raise OSError(EMFILE, os.strerror(EMFILE), path)

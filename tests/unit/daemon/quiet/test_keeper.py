@@ -12,6 +12,7 @@ import pytest
 
 from kata_pin.daemon.quiet.keeper import NARROW_S
 from kata_pin.daemon.quiet.tuner import LEFT_S, RETURNS
+from kata_pin.host import kept_files
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.reports.history import NodeEventKind
 from kata_pin.model.settings import QuietLevel, VfioInterrupts
@@ -347,6 +348,22 @@ def test_an_interrupt_that_is_set_up_while_pcpus_are_quiet(
     node.end_pod("p")
     node.round()
     assert (node.tree.masks[50], node.tree.masks[51]) == (first, "1")
+
+
+def test_more_interrupts_than_descriptors(
+    node: QuietNode, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those whose files are not kept have their first masks back as well."""
+    monkeypatch.setattr(kept_files, "MOST", 1)
+    node.start()
+    first = node.tree.masks
+    node.run_pod("p", "4-5")
+    node.settle(clock)
+    node.round()
+    assert node.tree.masks[DISK] == "0-3,6-15"
+    node.end_pod("p")
+    node.round()
+    assert node.tree.masks == first
 
 
 def test_a_device_that_is_bound_again_at_once(node: QuietNode, clock: Clock) -> None:
