@@ -5,6 +5,7 @@ Facts: Documentation/ABI/stable/sysfs-devices-node, proc_pid_numa_maps(5), proc_
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from typing import Final
@@ -87,4 +88,5 @@ async def mappings(
         if isinstance(data, OSError):
             raise data
         found.append(data[: data.rfind(b"\n") + 1] if len(data) >= MAX_MAPS else data)
-    return parse_placed(found[0]), parse_extents(found[1])
+    # 65,530 mappings take 0.4 s
+    return await asyncio.to_thread(lambda: (parse_placed(found[0]), parse_extents(found[1])))

@@ -222,7 +222,7 @@ class MemoryMover:
         began, before, plan = time.monotonic(), held.view.moved_bytes, MovePlan()
         problem, rest_s = "", AGAIN_S
         try:
-            plan = await self._plan(held)
+            plan = await self._plan(sandbox_id, held)
             if plan.worthwhile:
                 self._begin(sandbox_id, held, plan)
                 problem, rest_s = await self._move(sandbox_id, held, plan)
@@ -280,7 +280,7 @@ class MemoryMover:
             sandbox=sandbox_id,
         )
 
-    async def _plan(self, held: _Held) -> MovePlan:
+    async def _plan(self, sandbox_id: str, held: _Held) -> MovePlan:
         """Examine what a VMM has mapped; raises OSError, KataPinError, or _Stop."""
         goal, pid = held.goal, held.goal.process.pid
         allowed = allowed_nodes(self._root, pid) & nodes_with_memory(self._root)
@@ -296,7 +296,8 @@ class MemoryMover:
             )
         allowed &= goal.mems or allowed
         placed, extents = await mappings(self._root, pid, MAPS_S)
-        plan = plan_moves(placed, extents, goal.near, allowed)
+        plan = await asyncio.to_thread(plan_moves, placed, extents, goal.near, allowed)
+        self._require_held(sandbox_id, held)
         held.view = replace(held.view, remote_bytes=plan.remote + plan.bound)
         return plan
 
@@ -309,7 +310,7 @@ class MemoryMover:
             short = ""
             for region in plan.regions:
                 short = await self._move_region(sandbox_id, held, region, refused) or short
-            plan = await self._plan(held)
+            plan = await self._plan(sandbox_id, held)
             if short:
                 return short, AGAIN_S
             if plan.negligible:
@@ -325,8 +326,7 @@ class MemoryMover:
         address, in_vain = region.start, 0
         while address < region.end and in_vain < REFUSALS:
             await self._let_others()
-            if self._held.get(sandbox_id) is not held or not self.migrates:
-                raise _Stop
+            self._require_held(sandbox_id, held)
             rate = self._live.now.memory_rate_mib * MIB
             pages = min(MAX_PAGES, (region.end - address) // region.page_size)
             most = pages_in(region.page_size, rate, pages)
@@ -351,6 +351,11 @@ class MemoryMover:
             touched = done.moved or done.refused
             await self._sleep(max(PAUSE_S, moved / rate) if touched else 0)
         return ""
+
+    def _require_held(self, sandbox_id: str, held: _Held) -> None:
+        """Raise _Stop if a sandbox ended or has another goal by now, or nothing is moved at all."""
+        if self._held.get(sandbox_id) is not held or not self.migrates:
+            raise _Stop
 
     async def _let_others(self) -> None:
         """Wait until no hook waits for a pass, and for passes a while."""

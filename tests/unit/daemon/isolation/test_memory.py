@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from errno import EACCES, EBUSY, EFAULT, ENOENT, EPERM, ESRCH
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import cast
 
 import pytest
@@ -24,6 +25,7 @@ from kata_pin.daemon.reconcile.node import NodeWatch
 from kata_pin.daemon.reconcile.sandboxes import Sandboxes
 from kata_pin.daemon.status.cache_metrics import memory_metrics
 from kata_pin.daemon.store.node_events import NodeEvents
+from kata_pin.host import memory as host_memory
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.pass_outcome import RELEASED, Cause, PassOutcome
@@ -166,6 +168,30 @@ async def test_all_memory_moves_in_windows(made: World) -> None:
         "kata_pin_memory_moved_bytes": 10.0 * RATE_MIB * MIB,
         "kata_pin_memory_remote_bytes": 0,
     }
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [(host_memory, "parse_placed"), (host_memory, "parse_extents"), (module, "plan_moves")],
+)
+async def test_many_mappings(
+    made: World, monkeypatch: pytest.MonkeyPatch, where: ModuleType, name: str
+) -> None:
+    """The event loop serves others meanwhile; a sandbox that ends then is not moved."""
+    loop, real = asyncio.get_running_loop(), getattr(where, name)
+    served, gone = threading.Event(), PassOutcome("pod", "", "gone", Report("pod"), Cause())
+
+    def work(*args: object) -> object:
+        loop.call_soon_threadsafe(made.mover.ended, gone)
+        loop.call_soon_threadsafe(served.set)
+        assert served.wait(10), "the event loop waits for this"
+        return real(*args)
+
+    monkeypatch.setattr(where, name, work)
+    made.passed()
+    await made.mover.round()
+    assert served.is_set()
+    assert (made.vmm.windows, made.events.counts) == ([], {})
 
 
 async def test_progress_is_shown(made: World) -> None:
