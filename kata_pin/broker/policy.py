@@ -23,7 +23,9 @@ _DELETED: Final = " (deleted)"
 _FILES: Final = frozenset({"config.json", "persist.json", "state.json", "pid"})
 _SYSTEM: Final = ("/", "/usr", "/usr/libexec", "/usr/local", "/opt", "/opt/kata")
 _FILE_SERVERS: Final = ("virtiofsd*", "nydusd*")
-_MAX_JAILS: Final = 4096  # processes whose jails are remembered
+
+MAX_JAILS: Final = 4096
+"""Processes whose jails are remembered."""
 
 
 class Policy:
@@ -85,7 +87,7 @@ class Policy:
         if os.readlink(f"/proc/{pid}/exe") != f"/{program}" or not _is_hosts(pid):
             raise OSError(ESTALE, "the process runs another program, or in another namespace")
         check_jailed(pid, jail, self._owners)
-        if len(self._jails) >= _MAX_JAILS:
+        if len(self._jails) >= MAX_JAILS:
             del self._jails[next(iter(self._jails))]
         self._jails[pid] = jail
 

@@ -21,6 +21,7 @@ from typing import Final
 
 from kata_pin.broker import tunables
 from kata_pin.broker.pages import PagesMoved, PageWindow, parse_moved, render_window
+from kata_pin.broker.policy import MAX_JAILS
 from kata_pin.broker.protocol import NUMBER, REQUEST, STATUS, FileStatus
 from kata_pin.broker.tunables import TunableWrite, TunableWritten
 from kata_pin.calls import DIRECT
@@ -74,13 +75,12 @@ class BrokerCalls(ThreadCalls):
         self._for_syscalls: Child | None = None
         self._mover: Child | None = None
         self._hung: dict[int, float] = {}
+        self._jails: dict[int, str] = {}
+        """The verified jails by pid, as the broker remembers them."""
 
     def close(self) -> None:
         """Close the sockets: the broker and its children end."""
-        for child in (*self._idle, self._for_syscalls, self._mover):
-            if child is not None:
-                child.channel.close()
-        self._idle, self._for_syscalls, self._mover = [], None, None
+        self._end_children()
         self._channel.close()
 
     def get_affinity(self, tid: int) -> set[int]:
@@ -147,7 +147,13 @@ class BrokerCalls(ThreadCalls):
 
     def verify_jail(self, pid: int, jail: str) -> None:
         """See Calls."""
+        self._jails.pop(pid, None)
         self._ask(b"j", NUMBER.pack(pid) + os.fsencode(jail))
+        if len(self._jails) >= MAX_JAILS:
+            del self._jails[next(iter(self._jails))]
+        self._jails[pid] = jail
+        if not all(map(self._is_informed, self._waiting())):
+            self._end_children()
 
     def process_events(self, first: bytes) -> socket.socket:
         """See Calls."""
@@ -187,7 +193,7 @@ class BrokerCalls(ThreadCalls):
                 try:
                     sound = await read_all(reader, left, found, deadline_s)
                 finally:
-                    if sound:
+                    if sound and self._is_informed(reader):
                         self._idle.append(reader)
                     else:
                         self._kill(reader)
@@ -206,7 +212,7 @@ class BrokerCalls(ThreadCalls):
             sound = True  # the answer to this window
             raise
         finally:
-            if sound:
+            if sound and self._is_informed(child):
                 self._mover = child
             else:
                 self._kill(child)
@@ -248,7 +254,21 @@ class BrokerCalls(ThreadCalls):
         answer, (fd,) = self._exchange(b"n", kind, ())
         channel = socket.socket(fileno=fd)
         channel.settimeout(0)
-        return Child(NUMBER.unpack(answer)[0], channel)
+        return Child(NUMBER.unpack(answer)[0], channel, dict(self._jails))
+
+    def _end_children(self) -> None:
+        """End the children that wait for requests."""
+        for child in self._waiting():
+            child.channel.close()
+        self._idle, self._for_syscalls, self._mover = [], None, None
+
+    def _waiting(self) -> list[Child]:
+        found = (*self._idle, self._for_syscalls, self._mover)
+        return [one for one in found if one is not None]
+
+    def _is_informed(self, child: Child) -> bool:
+        """Whether a child knows every jail: to one that does not, its VMM is a stranger."""
+        return self._jails.items() <= child.jails.items()
 
     def _kill(self, reader: Child) -> None:
         reader.channel.close()

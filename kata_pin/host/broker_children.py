@@ -8,7 +8,7 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from errno import ETIMEDOUT
 from typing import Final, NamedTuple
 
@@ -25,10 +25,14 @@ SlowFile = tuple[int, str]
 
 
 class Child(NamedTuple):
-    """A child of the broker: its pid and our end of its socket."""
+    """A child of the broker: its pid and our end of its socket.
+
+    `jails` are those that the broker had verified when it began, by pid: it knows no others.
+    """
 
     pid: int
     channel: socket.socket
+    jails: Mapping[int, str]
 
 
 async def read_all(
