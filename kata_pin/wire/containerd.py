@@ -96,7 +96,10 @@ def parse_imports(text: str) -> tuple[str, ...]:
 
 
 def base_specs(text: str) -> frozenset[str]:
-    """Return the base runtime specs that a configuration file names; raises ParseError."""
+    """Return the base runtime specs that a configuration file names; raises ParseError.
+
+    An empty one names none: `containerd config default` writes it for every handler.
+    """
     return frozenset(_named(load(text, source="containerd's configuration")))
 
 
@@ -104,7 +107,7 @@ def _named(table: Mapping[str, object]) -> Iterator[str]:
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _named(value)
-        elif key == BASE_SPEC and isinstance(value, str):
+        elif key == BASE_SPEC and isinstance(value, str) and value:
             yield value
 
 

@@ -78,10 +78,11 @@ def test_a_drop_in_says_one_thing_per_handler() -> None:
 
 
 def test_what_a_file_names() -> None:
-    """Inline tables count, comments do not; imports that are no texts are left out."""
+    """Inline tables count, comments and empty texts do not; nor imports that are no texts."""
     text = (
         'imports = ["a", 3, "/b/*.toml"]\n# base_runtime_spec = "/no"\n'
         'x = { kata = { base_runtime_spec = "/yes" } }\nbase_runtime_spec = 4\n'
+        'y = { base_runtime_spec = "" }\n'
     )
     assert wire.base_specs(text) == {"/yes"}
     assert wire.parse_imports(text) == ("a", "/b/*.toml")

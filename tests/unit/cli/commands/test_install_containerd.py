@@ -165,7 +165,7 @@ def test_nothing_that_a_file_names_is_removed(tmp_path: Path, config: str) -> No
         file.write_text(text)
         kept = {one.path for one in node.uninstall() if one.verb == "kept"}
         assert kept == {SPEC, HOOK_PATH}, text
-    file.write_text(f'# base_runtime_spec = "{SPEC}"\n')
+    file.write_text(f'# base_runtime_spec = "{SPEC}"\nbase_runtime_spec = ""\n')
     assert [one.verb for one in node.uninstall()] == ["removed", "removed"]
     assert not (tmp_path / MANIFEST[1:]).exists()
 
