@@ -200,7 +200,11 @@ class Node:
                 return None
 
     def _replace(self, path: str, content: bytes, mode: int) -> None:
-        """Put a file in place at once: a runtime may be about to run the old one."""
+        """Put a file in place at once: a runtime may be about to run the old one.
+
+        It is on the disk afterwards: after a power failure an empty spec, or a drop-in without its
+        spec, would keep containerd's CRI plugin from starting.
+        """
         real = self._real(path)
         fresh = f"{real}.new"
         with self._meaning("write", path):
@@ -208,7 +212,10 @@ class Node:
             with open(fresh, "wb") as file:
                 file.write(content)
                 os.fchmod(file.fileno(), mode)
+                file.flush()
+                os.fsync(file.fileno())
             os.rename(fresh, real)
+            _sync_folder(real)
 
     def _replace_by_link(self, link: NodeLink) -> None:
         real = self._real(link.path)
@@ -219,6 +226,7 @@ class Node:
                 os.unlink(fresh)
             os.symlink(link.target, fresh)
             os.rename(fresh, real)
+            _sync_folder(real)
 
     def _real(self, path: str) -> str:
         """Return where `path` of the node lies; HostError if a link leads out of the root."""
@@ -234,6 +242,14 @@ class Node:
             yield
         except OSError as error:
             raise HostError(operation, self._root + path, error.errno or 0) from error
+
+
+def _sync_folder(path: str) -> None:
+    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _mark(file: NodeFile | NodeLink) -> str:

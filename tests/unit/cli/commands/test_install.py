@@ -402,6 +402,28 @@ def test_no_link_to_itself() -> None:
     assert not [file for file in installed if isinstance(file, NodeLink)]
 
 
+def test_what_is_written_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file's content before its name, and the name before the next file."""
+    done: list[str] = []
+    rename = os.rename
+
+    def fsync(descriptor: int) -> None:
+        done.append(f"sync {os.path.relpath(os.readlink(f'/proc/self/fd/{descriptor}'), tmp_path)}")
+        if not os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            assert os.fstat(descriptor).st_size, "still in a buffer"
+
+    def renamed(source: str, target: str) -> None:
+        done.append(f"rename {os.path.relpath(target, tmp_path)}")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", renamed)
+    Node(str(tmp_path)).install([NodeFile("/a/b", b"text"), NodeLink("/c/d", "/a/b")])
+    file, link = ["sync a/b.new", "rename a/b", "sync a"], ["rename c/d", "sync c"]
+    assert done[:5] == [*file, *link]
+    assert done[-1] == f"sync {os.path.dirname(MANIFEST[1:])}"
+
+
 def test_install_is_idempotent(tmp_path: Path) -> None:
     """A second install changes nothing, and a fresh one writes everything and no more."""
     files = node_files(choose(*ALL))
