@@ -111,6 +111,15 @@ def _named(table: Mapping[str, object]) -> Iterator[str]:
             yield value
 
 
+def parse_version(text: str) -> int:
+    """Return the version that a configuration file says; without one it is 1. Raises ParseError."""
+    source = "containerd's configuration"
+    version = load(text, source=source).get("version", 1)
+    if not isinstance(version, int):
+        raise ParseError("a version that is no number", source=source)
+    return version
+
+
 def drop_in(config: RuntimeConfig, specs: Mapping[str, str]) -> str:
     """Return a configuration file that gives handlers base runtime specs, and says nothing else."""
     lines = [
@@ -118,13 +127,21 @@ def drop_in(config: RuntimeConfig, specs: Mapping[str, str]) -> str:
         f"version = {config.version}",
     ]
     for name, path in specs.items():
-        lines += ["", table_of(config, name), f'  {BASE_SPEC} = "{path}"']
+        lines += ["", table_of(config.plugin, name), f'  {BASE_SPEC} = "{path}"']
     return "\n".join(lines) + "\n"
 
 
-def table_of(config: RuntimeConfig, handler: str) -> str:
+def table_of(plugin: str, handler: str) -> str:
     """Return the header of a handler's table."""
-    return f'[plugins."{config.plugin}".containerd.runtimes."{handler}"]'
+    return f'[plugins."{plugin}".containerd.runtimes."{handler}"]'
+
+
+def plugin_of(config: RuntimeConfig, version: int) -> str:
+    """Return how a file of a version names the plugin with the handlers (containerd's migrations).
+
+    containerd migrates older files as it reads them; what it dumps has the newest names.
+    """
+    return config.plugin if version > 2 else RUNTIME_PLUGINS[1] if version == 2 else "cri"
 
 
 def parse_spec(data: bytes, source: str) -> Spec:

@@ -53,6 +53,9 @@ class Plan:
     drop_in: str
     """The path of the drop-in, empty where it cannot work."""
 
+    version: int
+    """Of CONFIG itself, which the lines to add are written for."""
+
 
 def plan(hooks: Mapping[str, list[wire.Spec]], handlers: Iterable[str], run: Run) -> Plan | None:
     """Return what `handlers` (none: those of Kata) need; None where containerd has none of Kata.
@@ -74,11 +77,12 @@ def plan(hooks: Mapping[str, list[wire.Spec]], handlers: Iterable[str], run: Run
         NodeFile(path, wire.encode_spec(_merged(config.handlers[name].base_spec, hooks, run)))
         for name, path in specs.items()
     ]
+    version = _own_version(config)
     drop_in = wire.drop_in(config, specs)
-    if not _merges(config, specs, drop_in, run):
-        return Plan(config, specs, tuple(files), "")
+    if version < config.version or not _merges(config, specs, drop_in, version, run):
+        return Plan(config, specs, tuple(files), "", version)
     path = f"{_imported_folder() or FOLDER}/{DROP_IN}"
-    return Plan(config, specs, (*files, NodeFile(path, drop_in.encode())), path)
+    return Plan(config, specs, (*files, NodeFile(path, drop_in.encode())), path, version)
 
 
 def next_steps(done: Plan, run: Run) -> list[str]:
@@ -98,13 +102,17 @@ def next_steps(done: Plan, run: Run) -> list[str]:
     if done.drop_in:
         step = f'add "{os.path.dirname(done.drop_in)}/*.toml" to the top-level list imports'
         return [f"containerd: in {CONFIG} {step}, then restart it:\n  {RESTART}"]
+    reason = "this release replaces tables by those of imported files"
+    if done.version < done.config.version:
+        reason = f"a drop-in may not be newer than the file, whose version is {done.version}"
+    plugin = wire.plugin_of(done.config, done.version)
     lines = [
-        f"containerd: this release replaces tables by those of imported files. In {CONFIG} set",
+        f"containerd: {reason}. In {CONFIG} set",
         *(
             line
             for name in left
             for line in (
-                f"  {wire.table_of(done.config, name)}",
+                f"  {wire.table_of(plugin, name)}",
                 f'  {wire.BASE_SPEC} = "{done.specs[name]}"',
             )
         ),
@@ -197,17 +205,33 @@ def _imported_folder() -> str:
     return ""
 
 
-def _merges(config: wire.RuntimeConfig, specs: Mapping[str, str], drop_in: str, run: Run) -> bool:
-    """Whether a drop-in changes nothing but the base runtime specs, as containerd reads both."""
+def _own_version(config: wire.RuntimeConfig) -> int:
+    """Return the version of CONFIG itself, which containerd may have migrated for its dump.
+
+    containerd 2.3 does not start with a drop-in of a newer version than that of the file that
+    imports it, and earlier ones then do not migrate that file (its pull request 12891).
+    """
+    if not os.path.exists(CONFIG):  # containerd's defaults are of its newest version
+        return config.version
+    return wire.parse_version(_read(CONFIG).decode("utf-8", "replace"))
+
+
+def _merges(
+    config: wire.RuntimeConfig, specs: Mapping[str, str], drop_in: str, version: int, run: Run
+) -> bool:
+    """Whether a drop-in changes nothing but the base runtime specs, as containerd reads both.
+
+    `version` is that of CONFIG, in whose place a file is that imports it and the drop-in.
+    """
     with tempfile.TemporaryDirectory(prefix="kata-pin-") as folder:
         added, main = os.path.join(folder, DROP_IN), os.path.join(folder, "config.toml")
         _write(added, drop_in)
         files = [path for path in (CONFIG, added) if os.path.exists(path)]
         listed = ", ".join(f'"{path}"' for path in files)
-        _write(main, f"version = {config.version}\nimports = [{listed}]\n")
+        _write(main, f"version = {version}\nimports = [{listed}]\n")
         try:
             merged = dump(run, main)
-        except ParseError:  # not even the table of handlers is left
+        except KataPinError:  # it refuses both, or not even the table of handlers is left
             return False
     return merged.plugins == config.with_base_specs(specs)
 

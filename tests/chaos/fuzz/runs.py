@@ -89,7 +89,9 @@ def run_containerd_config(data: bytes) -> object:
     text = data.decode("utf-8", "replace")
     containerd.base_specs(text)
     containerd.parse_imports(text)
+    version = containerd.parse_version(text)
     config = containerd.parse_dump(text)
+    assert containerd.plugin_of(config, version)
     specs = {name: f"/specs/{name}.json" for name in config.handlers}
     assert containerd.base_specs(containerd.drop_in(config, specs)) == set(specs.values())
     return config.with_base_specs(specs)

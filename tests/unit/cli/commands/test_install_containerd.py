@@ -29,9 +29,10 @@ DROP_IN = "/etc/containerd/conf.d/kata-pin.toml"
 class Fake:
     """containerd and ctr: one handler `kata`, and files that are merged or replaced."""
 
-    def __init__(self, *, merges: bool = True, base: str = "") -> None:
+    def __init__(self, *, merges: bool = True, base: str = "", refuses: bool = False) -> None:
         self.merges = merges
         self.base = base
+        self.refuses = refuses
         self.asked: list[str] = []
 
     def __call__(self, command: Sequence[str]) -> str:
@@ -41,6 +42,8 @@ class Fake:
         added = Path(command[2]).with_name("kata-pin.toml")  # of the trial
         base, image = self.base, "pause:1"
         if added.exists():
+            if self.refuses:
+                raise KataPinError("containerd failed")
             (base,) = base_specs(added.read_text())
             image = image if self.merges else "default"
         return (
@@ -61,7 +64,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_drop_in_where_files_are_merged(place: Path) -> None:
     """The spec comes before what names it; with the import a restart is all that is left."""
-    (place / "config.toml").write_text('imports = ["/etc/other.d/*.toml"]\n')
+    (place / "config.toml").write_text('version = 3\nimports = ["/etc/other.d/*.toml"]\n')
     fake = Fake()
     plan = containerd.plan(HOOKS, (), fake)
     assert plan is not None
@@ -87,6 +90,46 @@ def test_a_line_where_tables_are_replaced(place: Path) -> None:
     (said,) = containerd.next_steps(plan, fake)
     assert f'base_runtime_spec = "{place}/kata.json"' in said
     assert '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes."kata"]' in said
+
+
+@pytest.mark.parametrize(
+    ("text", "plugin", "version"),
+    [("version = 2\n", "io.containerd.grpc.v1.cri", 2), ("", "cri", 1)],
+)
+def test_no_drop_in_newer_than_the_file(place: Path, text: str, plugin: str, version: int) -> None:
+    """containerd 2.3 would not start; the lines are those that a file of its version has."""
+    (place / "config.toml").write_text(text)
+    fake = Fake()
+    plan = containerd.plan(HOOKS, ("kata",), fake)
+    assert plan is not None
+    assert [one.path for one in plan.files] == [f"{place}/kata.json"]
+    (place / "kata.json").write_bytes(plan.files[0].content)
+    (said,) = containerd.next_steps(plan, fake)
+    assert f'[plugins."{plugin}".containerd.runtimes."kata"]' in said
+    assert f"may not be newer than the file, whose version is {version}" in said
+
+
+def test_a_version_that_nobody_can_read_is_an_error(place: Path) -> None:
+    """A drop-in may be newer then; nothing was written yet."""
+    (place / "config.toml").write_text('version = "3"\n')
+    with pytest.raises(ParseError, match="a version that is no number"):
+        containerd.plan(HOOKS, (), Fake())
+
+
+def test_no_drop_in_that_containerd_refuses(place: Path) -> None:
+    """The trial's root has the version of the file; a refusal there would be one at a restart."""
+    (place / "config.toml").write_text("version = 5\n")
+    roots: list[str] = []
+
+    def run(command: Sequence[str]) -> str:
+        if Path(str(command[2])).with_name("kata-pin.toml").exists():
+            roots.append(Path(command[2]).read_text().splitlines()[0])
+        return Fake(refuses=True)(command)
+
+    plan = containerd.plan(HOOKS, (), run)
+    assert plan is not None
+    assert not plan.drop_in
+    assert roots == ["version = 5"]
 
 
 def test_the_handlers_own_spec_is_the_base(place: Path) -> None:
