@@ -282,6 +282,12 @@ class Containerd:
         """Return the configuration as containerd reads it."""
         return self.run(*self._program(), "-c", str(self.shared / "config.toml"), "config", "dump")
 
+    def migrate(self) -> None:
+        """Make its configuration file one of its newest version, whole."""
+        config = self.shared / "config.toml"
+        text = self.run(*self._program(), "-c", str(config), "config", "migrate")
+        config.write_text(text)
+
     def start(self, seconds: float = START_S) -> None:
         """Start containerd and wait until it serves."""
         with (self._folder / "containerd.log").open("ab") as log:

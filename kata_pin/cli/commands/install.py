@@ -12,18 +12,20 @@ import os
 import re
 import shutil
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import click
 
 from kata_pin.cli.client import WRITE_S, probe
 from kata_pin.cli.node import containerd as containerd_files
-from kata_pin.cli.node.changes import Node, line, registers_hook
+from kata_pin.cli.node.changes import Node, line, registers_hook, serves_containerd
 from kata_pin.cli.node.files import (
     CONTAINERD_FRAGMENT,
     PROGRAM_LINK,
     Choices,
+    NodeFile,
+    NodeLink,
     Runtime,
     containerd_hooks,
     node_files,
@@ -92,6 +94,29 @@ def uninstall_node(root: str, release: Callable[[], str]) -> tuple[list[FileChan
     changes = node.uninstall(registers_hook)
     released = release()
     return changes + node.uninstall(), released
+
+
+def install_plan(
+    node: Node,
+    files: Sequence[NodeFile | NodeLink],
+    plan: containerd_files.Plan,
+    run: containerd_files.Run,
+) -> tuple[list[FileChange], list[str]]:
+    """Install `files` and those of the plan; return the changes, and what is left to do.
+
+    At an error the drop-in is removed: the next restart of containerd would have read it. Raises
+    KataPinError, which says so.
+    """
+    try:
+        containerd_files.check_specs(node.would_keep(plan.spec_files))
+        changes = node.install([*files, *plan.files])
+        return changes, containerd_files.next_steps(plan, run)
+    except (KataPinError, KeyboardInterrupt) as error:
+        removed = node.uninstall(lambda path: os.path.basename(path) == containerd_files.DROP_IN)
+        if not removed or isinstance(error, KeyboardInterrupt):
+            raise
+        said = "; ".join(map(line, removed))
+        raise KataPinError(f"{error.message}; {said}", hint=error.hint) from error
 
 
 def check_programs(choices: Choices) -> None:
@@ -208,16 +233,19 @@ def install(
         if containerd and shutil.which("containerd"):
             hooks, run = containerd_hooks(choices), containerd_files.run_program
             plan = containerd_files.plan(hooks, handlers, run)
-    more = () if plan is None else plan.files
-    changes = Node(root).install([*node_files(choices), *more])
+    node, files = Node(root), node_files(choices)
+    steps: list[str] = []
+    if plan is None:
+        changes = node.install(files, serves_containerd if containerd else lambda _: False)
+    else:
+        changes, steps = install_plan(node, files, plan, containerd_files.run_program)
     remarks = []
     if not choices.runtimes:
         remarks.append("no hooks installed: use --crio, --podman or --containerd")
     if root == "/":
         remarks.append(NEXT_STEPS)
-    if plan is not None:
-        remarks += containerd_files.next_steps(plan, containerd_files.run_program)
-    elif containerd:
+    remarks += steps
+    if containerd and plan is None:
         asked = root == "/" and shutil.which("containerd")
         remarks.append(NO_KATA if asked else BY_HAND)
     report(session, "install", changes, remarks)

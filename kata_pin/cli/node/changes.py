@@ -33,6 +33,11 @@ def registers_hook(path: str) -> bool:
     return path.startswith(HOOKS_DIR) or os.path.basename(path) == DROP_IN
 
 
+def serves_containerd(path: str) -> bool:
+    """Whether a file of ours is one that `install --containerd` makes."""
+    return path.startswith(SPECS) or os.path.basename(path) == DROP_IN
+
+
 def line(change: FileChange) -> str:
     """Return a change as a line of text."""
     return f"{change.verb:<9} {change.path}" + (f" ({change.reason})" if change.reason else "")
@@ -44,10 +49,15 @@ class Node:
     def __init__(self, root: str = "/") -> None:
         self._root = os.path.realpath(root)
 
-    def install(self, wanted: Iterable[NodeFile | NodeLink]) -> list[FileChange]:
+    def install(
+        self,
+        wanted: Iterable[NodeFile | NodeLink],
+        keep: Callable[[str], bool] = lambda _: False,
+    ) -> list[FileChange]:
         """Write the files that are missing or outdated, remove those no longer wanted.
 
-        A file that somebody changed is kept. Raises HostError, ParseError for a bad manifest.
+        A file that somebody changed is kept, so are earlier ones that `keep` says and those that
+        containerd names or runs. Raises HostError, ParseError for a bad manifest.
         """
         known = self._manifest()
         changes = []
@@ -57,7 +67,12 @@ class Node:
             left.pop(file.path, None)
             if change.verb != "kept":
                 known[file.path] = _mark(file)
+            if change.verb == "wrote" and registers_hook(file.path):
+                self._save(known)
             changes.append(change)
+        for path in filter(keep, tuple(left)):
+            del left[path]
+            changes.append(FileChange("kept", path, "from an earlier install --containerd"))
         changes += self._remove_all(dict(reversed(left.items())), known)
         self._save(known)
         return changes
@@ -72,6 +87,12 @@ class Node:
         changes = self._remove_all(dict(reversed(wanted.items())), known)
         self._save(known)
         return changes
+
+    def would_keep(self, wanted: Iterable[NodeFile | NodeLink]) -> list[str]:
+        """Return the paths that `install` would not write because somebody changed them."""
+        known = self._manifest()
+        changes = [self._change(file, known.get(file.path)) for file in wanted]
+        return [change.path for change in changes if change.verb == "kept"]
 
     def altered(self) -> tuple[list[str], list[str]]:
         """Return the installed files that are missing, and those that were modified since.
@@ -91,6 +112,16 @@ class Node:
         return os.path.exists(self._real(MANIFEST))
 
     def _write(self, file: NodeFile | NodeLink, known: str | None) -> FileChange:
+        change = self._change(file, known)
+        if change.verb != "wrote":
+            return change
+        if isinstance(file, NodeLink):
+            self._replace_by_link(file)
+        else:
+            self._replace(file.path, file.content, file.mode)
+        return change
+
+    def _change(self, file: NodeFile | NodeLink, known: str | None) -> FileChange:
         present = self._present(file.path, link=isinstance(file, NodeLink))
         if present == _mark(file):
             return FileChange("unchanged", file.path)
@@ -98,20 +129,22 @@ class Node:
             return FileChange("kept", file.path, "settings are never overwritten")
         if present is not None and present != known:
             return FileChange("kept", file.path, "modified since it was installed")
-        if isinstance(file, NodeLink):
-            self._replace_by_link(file)
-        else:
-            self._replace(file.path, file.content, file.mode)
         return FileChange("wrote", file.path)
 
     def _remove_all(self, wanted: dict[str, str], known: dict[str, str]) -> list[FileChange]:
-        """Remove files; what is gone afterwards leaves `known`."""
+        """Remove files; what is gone afterwards leaves `known`.
+
+        What made a runtime run the hook leaves the manifest at once: its time says from when on
+        containerd must have been started (`_not_restarted`).
+        """
         changes = []
         for path, mark in wanted.items():
             change = self._remove(path, mark)
             changes.append(change)
             if change.verb == "removed":
                 del known[path]
+                if registers_hook(path):
+                    self._save(known)
         return changes
 
     def _remove(self, path: str, mark: str) -> FileChange:
@@ -157,7 +190,7 @@ class Node:
         changed = [os.stat(file).st_mtime for file in (MANIFEST, CONFIG) if os.path.exists(file)]
         if not running_since(max(changed, default=0.0)):
             return ""
-        return f"containerd runs with it: {RESTART}, then run uninstall again"
+        return f"containerd runs with it: {RESTART}, then run this again"
 
     def _manifest(self) -> dict[str, str]:
         """Return path -> mark of what was installed, in the order of installation."""

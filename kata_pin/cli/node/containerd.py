@@ -56,6 +56,11 @@ class Plan:
     version: int
     """Of CONFIG itself, which the lines to add are written for."""
 
+    @property
+    def spec_files(self) -> tuple[NodeFile, ...]:
+        """The files but the drop-in."""
+        return tuple(file for file in self.files if file.path != self.drop_in)
+
 
 def plan(hooks: Mapping[str, list[wire.Spec]], handlers: Iterable[str], run: Run) -> Plan | None:
     """Return what `handlers` (none: those of Kata) need; None where containerd has none of Kata.
@@ -85,18 +90,28 @@ def plan(hooks: Mapping[str, list[wire.Spec]], handlers: Iterable[str], run: Run
     return Plan(config, specs, (*files, NodeFile(path, drop_in.encode())), path, version)
 
 
-def next_steps(done: Plan, run: Run) -> list[str]:
-    """Return what is left to do after the files are installed.
+def check_specs(paths: Iterable[str]) -> None:
+    """Raise KataPinError for a spec without our hook, and for one that containerd could not load.
 
-    Raises KataPinError for a spec that containerd could not load: its CRI plugin would not start.
+    Its CRI plugin would not start.
     """
-    for path in done.specs.values():
+    for path in paths:
         data = _read(path)
         wire.parse_spec(data, path)
         if not wire.runs_program(data, HOOK_PATH):
             raise KataPinError(f"{path} has no hook of kata-pin", hint="remove it, install again")
+
+
+def next_steps(done: Plan, run: Run) -> list[str]:
+    """Return what is left to do after the files are installed.
+
+    Raises KataPinError where containerd does not make of the drop-in what was meant.
+    """
     now = dump(run, CONFIG)
-    left = [name for name, path in done.specs.items() if now.handlers[name].base_spec != path]
+    expected = (done.config.plugins, done.config.with_base_specs(done.specs))  # not imported yet
+    if done.drop_in and now.plugins not in expected:
+        raise KataPinError(f"containerd makes something else of its settings and {done.drop_in}")
+    left = [name for name, path in done.specs.items() if _base_spec(now, name) != path]
     if not left:
         return [f"containerd: restart it, so that new Kata pods run the hooks:\n  {RESTART}"]
     if done.drop_in:
@@ -119,6 +134,11 @@ def next_steps(done: Plan, run: Run) -> list[str]:
         f"then restart it:\n  {RESTART}",
     ]
     return ["\n".join(lines)]
+
+
+def _base_spec(config: wire.RuntimeConfig, name: str) -> str:
+    handler = config.handlers.get(name)
+    return handler.base_spec if handler else ""
 
 
 def dump(run: Run, config: str) -> wire.RuntimeConfig:

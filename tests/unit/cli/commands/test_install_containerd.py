@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from kata_pin.cli.commands.install import install_plan
+from kata_pin.cli.main import run as run_command
+from kata_pin.cli.node import changes as changes_module
 from kata_pin.cli.node import containerd
 from kata_pin.cli.node.changes import MANIFEST, Node
 from kata_pin.cli.node.files import HOOK_PATH, SPECS, NodeFile
@@ -148,13 +151,46 @@ def test_the_handlers_own_spec_is_the_base(place: Path) -> None:
     assert "ctr oci spec" not in fake.asked
 
 
-def test_a_spec_that_lost_its_hooks_is_an_error(place: Path) -> None:
-    """Somebody edited it, so it was kept: containerd would run no hook."""
+@pytest.mark.parametrize("text", ["{}", "{"])
+def test_a_kept_spec_without_hooks_is_an_error(place: Path, tmp_path: Path, text: str) -> None:
+    """Somebody wrote it, so it is kept: no drop-in may name it, not even for a moment."""
+    root = tmp_path / "root"
     plan = containerd.plan(HOOKS, (), Fake())
     assert plan is not None
-    (place / "kata.json").write_text("{}")
-    with pytest.raises(KataPinError, match="has no hook of kata-pin"):
-        containerd.next_steps(plan, Fake())
+    assert plan.drop_in == DROP_IN
+    for folder in (place, root / str(place)[1:]):  # of the check, and of the node
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "kata.json").write_text(text)
+    with pytest.raises(KataPinError, match=r"has no hook of kata-pin|kata\.json"):
+        install_plan(Node(str(root)), (), plan, Fake())
+    assert not (root / DROP_IN[1:]).exists()
+    assert not (root / MANIFEST[1:]).exists(), "something was written before the check"
+
+
+@pytest.mark.parametrize("broken", ["fails", "differs", "no handler"])
+@pytest.mark.usefixtures("place")
+def test_a_drop_in_that_has_another_effect_is_removed(tmp_path: Path, broken: str) -> None:
+    """containerd's next restart would read it; the error says that it is gone."""
+    root, fake = tmp_path / "root", Fake()
+    plan = containerd.plan(HOOKS, (), fake)
+    assert plan is not None
+
+    def run(command: Sequence[str]) -> str:
+        assert (root / DROP_IN[1:]).exists()
+        if broken == "fails":
+            raise KataPinError("containerd failed", hint="look there")
+        if broken == "differs":
+            return fake(command).replace("pause:1", "pause:2")
+        return fake(command).replace("runtimes.kata]", "runtimes.other]")
+
+    with pytest.raises(KataPinError, match=f"removed   {DROP_IN}") as caught:
+        install_plan(Node(str(root)), (), plan, run)
+    assert caught.value.hint == ("look there" if broken == "fails" else "")
+    assert not (root / DROP_IN[1:]).exists()
+    assert DROP_IN not in (root / MANIFEST[1:]).read_text()
+    changes, (said,) = install_plan(Node(str(root)), (), plan, fake)  # another attempt
+    assert [one.verb for one in changes] == ["unchanged", "wrote"]
+    assert "imports" in said
 
 
 @pytest.mark.usefixtures("place")
@@ -177,6 +213,17 @@ def test_a_program_that_fails_is_quoted() -> None:
         containerd.run_program(("/nonexistent",))
 
 
+class AsRoot(Node):
+    """The node below a folder, which takes itself for `/`: containerd's start counts there."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__("/")
+        self._place = place
+
+    def _real(self, path: str) -> str:
+        return path if path.startswith(str(self._place)) else f"{self._place}{path}"
+
+
 # ---- removing them ---------------------------------------------------------------------------
 
 
@@ -195,6 +242,39 @@ def test_what_names_goes_before_what_is_named(tmp_path: Path) -> None:
     assert [one.path for one in changes] == [DROP_IN, SPEC, HOOK_PATH]
     changes = installed(tmp_path).install([NodeFile(HOOK_PATH, b"")])
     assert [one.path for one in changes if one.verb == "removed"] == [DROP_IN, SPEC]
+
+
+def test_a_later_install_without_specs_waits_for_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """containerd has specs in memory that name the hook: what goes is judged by its start."""
+    installed(tmp_path)
+    started = time.time() - 30
+    os.utime(tmp_path / MANIFEST[1:], (started - 30, started - 30))
+    monkeypatch.setattr(changes_module, "MANIFEST", str(tmp_path / MANIFEST[1:]))
+    monkeypatch.setattr(changes_module, "CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.setattr(changes_module, "running_since", lambda when: started < when)
+    node = AsRoot(tmp_path)
+    changes = {one.path: one.verb for one in node.install([NodeFile(HOOK_PATH, b"")])}
+    assert changes == {HOOK_PATH: "unchanged", DROP_IN: "removed", SPEC: "kept"}
+    assert {one.path: one.verb for one in node.uninstall()} == {SPEC: "kept", HOOK_PATH: "kept"}
+    started = time.time() + 60  # the restart
+    changes = {one.path: one.verb for one in node.install([NodeFile(HOOK_PATH, b"")])}
+    assert changes == {HOOK_PATH: "unchanged", SPEC: "removed"}
+    assert {one.path: one.verb for one in node.uninstall()} == {HOOK_PATH: "removed"}
+
+
+def test_without_a_plan_nothing_of_containerd_goes(tmp_path: Path) -> None:
+    """`--containerd` where nobody answers: what an earlier one installed is still wanted."""
+    installed(tmp_path)
+    done = run_command(["install", "--root", str(tmp_path), "--containerd"])
+    assert done == 0
+    assert (tmp_path / DROP_IN[1:]).exists()
+    assert (tmp_path / SPEC[1:]).exists()
+    assert {DROP_IN, SPEC} <= set((tmp_path / MANIFEST[1:]).read_text().split())
+    assert run_command(["install", "--root", str(tmp_path), "--podman"]) == 0
+    assert not (tmp_path / DROP_IN[1:]).exists()
+    assert not (tmp_path / SPEC[1:]).exists()
 
 
 @pytest.mark.parametrize("config", ["config.toml", "conf.d/admin.toml", "other/x.toml"])
