@@ -130,7 +130,7 @@ def test_pages_follow_the_vcpus(
     assert "of memory moved to NUMA node 0" in pinner.log
     document = json.loads(pinner.cli("show", pod.id, "--memory", "--json").stdout)
     (shown,) = document["sandboxes"]
-    assert shown["remote_percent"] < 10, shown
+    assert shown["remote_percent"] < 20, shown  # QEMU's libraries stay where they are
     took = seen[-1][0] - seen[0][0]
     node.tell(f"memory {request.node.callspec.id}: {SIZE_MIB} MiB in {took:.1f} s")
 
