@@ -73,7 +73,7 @@ class MovePlan:
 
     @property
     def negligible(self) -> bool:
-        """Whether so little is left that nobody need know why."""
+        """Whether so little is left that no reason has to be given."""
         return self.remote * 100 <= self.total * NEGLIGIBLE_PERCENT
 
 

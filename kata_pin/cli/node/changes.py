@@ -78,7 +78,7 @@ class Node:
         return changes
 
     def uninstall(self, which: Callable[[str], bool] = bool) -> list[FileChange]:
-        """Remove the installed files that nobody changed, the last written first.
+        """Remove the installed files that are still as written, the last written first.
 
         `which` says of which paths; all without it. What containerd still names or runs is kept.
         """
