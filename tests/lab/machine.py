@@ -19,11 +19,14 @@ from typing import Any, Final
 from tests.lab import accel, process
 from tests.lab.channel import PORTS, Channel, socket_name
 from tests.lab.errors import DeadlineError, LabError, NotUpError
-from tests.lab.flavours import FLAVOURS, Accel, Flavour
+from tests.lab.flavours import FLAVOURS, SUITES, Accel, Flavour
 from tests.lab.image import Image, Tell
 from tests.lab.needs import missing_to_boot, missing_to_build, missing_to_test, require
+from tests.lab.rootfs import RootBuilder
 from tests.lab.settings import Settings
 
+QEMU: Final = "qemu-system-x86_64"
+FIRMWARE: Final = ("usr/share/qemu", "usr/share/seabios")
 BOOT_S: Final = 60
 """Deadline of a boot under KVM; multiplied by the scale."""
 ANSWER_S: Final = 6
@@ -167,7 +170,8 @@ class Machine:
 
     def arguments(self, image: Image, chosen: Accel) -> list[str]:
         """Return QEMU's command line; sockets and logs are relative to the machine's folder."""
-        argv = ["qemu-system-x86_64", "-name", f"kata-pin-lab-{self.flavour.name},debug-threads=on"]
+        argv = self._qemu() if chosen == "tcg" else [QEMU]
+        argv += ["-name", f"kata-pin-lab-{self.flavour.name},debug-threads=on"]
         argv += [
             "-nodefaults",
             "-no-user-config",
@@ -198,6 +202,20 @@ class Machine:
         ]
         argv += ["-serial", "chardev:tty", "-qmp", "unix:qmp.sock,server=on,wait=off"]
         return argv
+
+    def _qemu(self) -> list[str]:
+        """Return the words that start QEMU: Debian 13's, from its lab root, once that is built.
+
+        Before 8.1, QEMU emulating several CPUs may run what a CPU has just overwritten, and a
+        kernel that changes its own code (tracepoints, static keys) panics on int3.
+        """
+        root = RootBuilder(self._settings, SUITES["trixie"], self._tell).find_root()
+        if root is None:
+            return [QEMU]
+        words = [str(root / "lib64/ld-linux-x86-64.so.2")]
+        words += ["--library-path", str(root / "usr/lib/x86_64-linux-gnu")]
+        words += [str(root / "usr/bin" / QEMU)]
+        return [*words, *(word for one in FIRMWARE for word in ("-L", str(root / one)))]
 
     def _wait_until_up(self, child: subprocess.Popen[bytes], running: Running) -> None:
         limit = time.monotonic() + BOOT_S * running.scale

@@ -64,6 +64,18 @@ def test_machines_have_no_network_and_listen_on_files_only(machine: Machine) -> 
     assert all("path=" in word or word.startswith("unix:") for word in listeners)
 
 
+def test_debian_13s_qemu_emulates_once_it_is_there(settings: Settings, machine: Machine) -> None:
+    """Without its root this machine's QEMU does; KVM never needs another one."""
+    image = Image(Path("/image"))
+    assert machine.arguments(image, "tcg")[0] == "qemu-system-x86_64"
+    root = settings.cache / f"base/trixie-{Builder(settings, SUITES['trixie'], print).base_key()}"
+    (root / "tree").mkdir(parents=True)
+    words = machine.arguments(image, "tcg")
+    assert words[3] == str(root / "tree/usr/bin/qemu-system-x86_64")
+    assert words[words.index("-L") + 1].startswith(str(root))
+    assert machine.arguments(image, "kvm")[0] == "qemu-system-x86_64"
+
+
 def test_a_process_that_took_the_number_is_not_our_machine(machine: Machine) -> None:
     """A pid file with another start time means stopped, and stop ends nobody."""
     child = subprocess.Popen(["sleep", "300"])
