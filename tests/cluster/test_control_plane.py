@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from kata_pin.model.node_topology import Zone
 from kata_pin.policy.node_placement import NOTHING_KNOWN
@@ -29,8 +30,10 @@ from kata_pin.reporter.publisher import Publisher
 from kata_pin.sources.http_client import HttpClient
 from kata_pin.wire.kube.objects import encode_placement
 from kata_pin.wire.reports import encode
+from tests.cluster.test_chart import EVERYTHING, rendered
 from tests.support.controlplane import NEEDS_CLUSTER, ControlPlane, control_plane, programs
 from tests.support.daemon import PROGRAM, Node, Pod, private_node
+from tests.support.definitions import DEFINITIONS, definition
 from tests.support.katalike import KataSandbox
 from tests.support.waiting import wait_for
 from tests.unit.cli import documents
@@ -84,6 +87,27 @@ def test_every_manifest_is_accepted(cluster: ControlPlane, name: str) -> None:
         "-f", str(CHARTS / name),
     )  # fmt: skip
     assert said.count("serverside-applied") == (CHARTS / name).read_text().count("\nkind: ")
+
+
+def define(cluster: ControlPlane, *names: str) -> None:
+    """Add others' definitions to the cluster."""
+    for name in names:
+        file = str(definition(name))
+        cluster.kubectl("apply", "--server-side", "-f", file)
+        cluster.kubectl("wait", "--for=condition=Established", "-f", file)
+
+
+def test_what_values_add_is_accepted(cluster: ControlPlane) -> None:
+    """By the definitions of Prometheus' operator and of OpenShift: no field is unknown or lacks."""
+    define(cluster, *DEFINITIONS)
+    objects = rendered(EVERYTHING, "reporter.nodeResourceTopology=true")
+    said = cluster.kubectl(
+        "apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict",
+        "-f", "-", given=yaml.safe_dump_all(objects),
+    )  # fmt: skip
+    assert said.count("serverside-applied") == len(objects), said
+    for kind in ("podmonitor", "prometheusrule", "securitycontextconstraints"):
+        assert f"{kind}." in said
 
 
 # ---- the reporter's rights -------------------------------------------------------------------
@@ -163,37 +187,11 @@ TOPOLOGIES = "noderesourcetopologies.topology.node.k8s.io"
 def duties(cluster: ControlPlane) -> Iterator[ControlPlane]:
     """The chart with both values; afterwards with its own again."""
     chart = str(CHARTS / "kata-pin")
-    cluster.apply(topology_crd())
-    cluster.kubectl("wait", "--for=condition=Established", f"crd/{TOPOLOGIES}")
+    define(cluster, "noderesourcetopologies")
     values = f"reporter.startupTaint={TAINT},reporter.nodeResourceTopology=true"
     cluster.run("helm", "upgrade", SPACE, chart, "-n", SPACE, "--set", values)
     yield cluster
     cluster.run("helm", "upgrade", SPACE, chart, "-n", SPACE, "--reset-values")
-
-
-def topology_crd() -> dict[str, Any]:
-    """Return the part of NodeResourceTopology's definition that matters, written by hand."""
-    open_object = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    schema = {"type": "object", "properties": {"zones": {"type": "array", "items": open_object}}}
-    version = {
-        "name": "v1alpha2", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema},
-    }  # fmt: skip
-    names = {
-        "kind": "NodeResourceTopology", "plural": "noderesourcetopologies",
-        "singular": "noderesourcetopology", "listKind": "NodeResourceTopologyList",
-    }  # fmt: skip
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {
-            "name": TOPOLOGIES,
-            "annotations": {"api-approved.kubernetes.io": "unapproved, a test's"},
-        },
-        "spec": {
-            "group": "topology.node.k8s.io", "scope": "Cluster", "names": names,
-            "versions": [version],
-        },
-    }  # fmt: skip
 
 
 def api_of(cluster: ControlPlane, token: Path) -> ApiServer:
