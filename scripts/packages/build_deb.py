@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import argparse
 import email.utils
-import gzip
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from kata_pin import __version__
-from kata_pin.cli.node.files import Choices, NodeFile, node_files
-from scripts.packages import parts, rootfs
+from scripts.packages import parts, stage
+from scripts.packages.parts import Component
 
 PYTHONS: Final = {"bookworm": "3.11", "trixie": "3.13"}
 NUMBERS: Final = {"bookworm": "12", "trixie": "13"}
 
-PROGRAM: Final = "/usr/bin/kata-pin"
 SCRIPTS: Final = Path(__file__).parent / "debian"
 MAINTAINER: Final = "kata-pin maintainers <kata-pin@packages.invalid>"
 
@@ -108,14 +106,14 @@ def build(folder: Path, release: str) -> Path:
     with tempfile.TemporaryDirectory() as text:
         work = Path(text)
         root = work / "root"
-        names = _libraries(root / rootfs.LIBRARIES, work, release, commit)
-        for path, (content, mode) in _files(release, version, names, commit):
-            target = root / path.lstrip("/")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
-            target.chmod(mode)
-        for folder_below in (one for one in parts.files_of(root) if one.is_dir()):
-            folder_below.chmod(0o755)
+        libraries = stage.stage(
+            *(root, work),
+            python=PYTHONS[release],
+            interpreter="/usr/bin/python3",
+            old_kernel=release == "bookworm",
+            commit=commit,
+        )
+        _documents(root, version, libraries, commit)
         _control(root, version, PYTHONS[release])
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"kata-pin_{version}_amd64.deb"
@@ -126,46 +124,21 @@ def build(folder: Path, release: str) -> Path:
     return target
 
 
-def _libraries(folder: Path, work: Path, release: str, commit: str) -> list[str]:
-    """Unpack the wheels; return a line about each."""
-    found = parts.wheels(
-        work / "wheels", PYTHONS[release], "amd64", parts.ROOT / "requirements.lock"
+def _documents(root: Path, version: str, libraries: Sequence[Component], commit: str) -> None:
+    """Write what Debian's policy asks for."""
+    names = "\n".join(
+        f" {one.name} {one.version} {one.licence.partition(chr(10))[0]}".rstrip()
+        for one in libraries
     )
-    kept = [one for one in found if parts.wheel_component(one).name not in parts.UNUSED]
-    for wheel in [*kept, parts.own_wheel(work, commit)]:
-        parts.unpack_wheel(wheel, folder)
-    for path in parts.files_of(folder):
-        if path.is_file():
-            path.chmod(0o755 if path.read_bytes().startswith(b"#!") else 0o644)
-    said = [parts.wheel_component(wheel) for wheel in kept]
-    return [
-        f" {one.name} {one.version} {one.licence.partition(chr(10))[0]}".rstrip() for one in said
-    ]
-
-
-def _files(
-    release: str, version: str, names: list[str], commit: str
-) -> Iterator[tuple[str, tuple[bytes, int]]]:
-    """Yield path, content and mode of all other files."""
-    choices = Choices(program=PROGRAM, old_kernel=release == "bookworm")
-    for one in node_files(choices):
-        assert isinstance(one, NodeFile), "the program is in its place: no link"
-        if "/man/" in one.path:
-            yield f"{one.path}.gz", (gzip.compress(one.content, 9, mtime=0), 0o644)
-        else:
-            yield one.path, (one.content, one.mode)
-    yield PROGRAM, (rootfs.ENTRY.encode(), 0o755)
-    docs = "/usr/share/doc/kata-pin"
-    yield f"{docs}/copyright", (_COPYRIGHT.format(libraries="\n".join(names)).encode(), 0o644)
+    copyright_text = _COPYRIGHT.format(libraries=names)
+    stage.write(root, f"{stage.DOCS}/copyright", copyright_text.encode())
     date = email.utils.formatdate(parts.commit_time(commit))
     log = (
         f"kata-pin ({version}) unstable; urgency=medium\n\n  * See NEWS.md.gz.\n\n"
         f" -- {MAINTAINER}  {date}\n"
     )
-    yield f"{docs}/changelog.gz", (gzip.compress(log.encode(), 9, mtime=0), 0o644)
-    news = (parts.ROOT / "CHANGELOG.md").read_bytes()
-    yield f"{docs}/NEWS.md.gz", (gzip.compress(news, 9, mtime=0), 0o644)
-    yield "/usr/share/lintian/overrides/kata-pin", (_OVERRIDES.encode(), 0o644)
+    stage.write(root, f"{stage.DOCS}/changelog.gz", stage.packed(log.encode()))
+    stage.write(root, "/usr/share/lintian/overrides/kata-pin", _OVERRIDES.encode())
 
 
 def _control(root: Path, version: str, python: str) -> None:

@@ -37,10 +37,13 @@ PACKAGES: Final = (
 TRIPLETS: Final = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
 
 LIBRARIES: Final = "usr/lib/kata-pin"
-"""Our code and the wheels; nothing else of Python's path is used (see ENTRY)."""
+"""Our code and the wheels; nothing else of Python's path is used (see entry())."""
 
-ENTRY: Final = f"""\
-#!/usr/bin/python3 -IS
+
+def entry(python: str = "/usr/bin/python3") -> str:
+    """Return the program /usr/bin/kata-pin for an interpreter, given by its absolute path."""
+    return f"""\
+#!{python} -IS
 import sys
 
 sys.path.append("/{LIBRARIES}")
@@ -48,6 +51,7 @@ from kata_pin.cli.main import main
 
 sys.exit(main())
 """
+
 
 UID: Final = 65531
 REPORTER: Final = 65532
@@ -58,7 +62,7 @@ _FILES: Final = {
     f"reporter:x:{REPORTER}:{UID}::/:/none\nnobody:x:65534:65534::/:/none\n",
     "etc/group": f"root:x:0:\nkata-pin:x:{UID}:\nnogroup:x:65534:\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
-    "usr/bin/kata-pin": ENTRY,
+    "usr/bin/kata-pin": entry(),
 }
 
 _FOLDERS: Final = ("dev", "proc", "run", "sys", "tmp")
