@@ -93,7 +93,7 @@ def disturbed(work: Callable[[], Measured], *, slice_s: float) -> tuple[Measured
     with Busy.started(CPU, "kp-intruder") as intruder:
 
         def intrude() -> None:
-            time.sleep(1.0)
+            time.sleep(2.0)  # after the method is set up, also on a slow machine
             counted.append(intruder.run(0.5, slice_s))
 
         other = threading.Thread(target=intrude)
