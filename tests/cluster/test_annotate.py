@@ -6,6 +6,7 @@ by the commands that docs/allocation.md prints. Pods of handler `kata` are minik
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.realnode import RealKubelet, pod, real_kubelet, run_pod, why_not
+from tests.cluster.realnode import CGROUPS, RealKubelet, pod, real_kubelet, run_pod, why_not
 from tests.support.allotcluster import KEY, Allotted
 from tests.support.containerd import private_containerd
 from tests.support.controlplane import NEEDS_CLUSTER, ControlPlane, control_plane
@@ -31,6 +32,10 @@ CRANES_KEY = "qos.gocrane.io/cpu-manager"
 pytestmark = [
     NEEDS_CLUSTER,
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
+    pytest.mark.skipif(
+        os.cpu_count() != 2 or not (CGROUPS / "cpuset").is_dir(),
+        reason="the tests know a node of two CPUs with cgroup v1",
+    ),
     pytest.mark.root,
     pytest.mark.qemu,
     pytest.mark.timeout(400),

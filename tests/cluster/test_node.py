@@ -25,21 +25,22 @@ import pytest
 from kata_pin.model.cpuset import CpuSet
 from scripts.packages.parts import NOT_HERE
 from tests.cluster.realnode import RealKubelet, pod, real_kubelet, run_pod, why_not
-from tests.support.containerd import Containerd, private_containerd
+from tests.support.containerd import RELEASES, Containerd, Release, private_containerd
 from tests.support.controlplane import NEEDS_CLUSTER, ControlPlane, control_plane, controllers
 from tests.support.daemon import Node, private_node
 from tests.support.waiting import SCALE, wait_for
 
 PROJECT = Path(__file__).resolve().parents[2]
 NODE, SPACE = "node-8", "kata-pin"
-WAIT = ("--wait", "--timeout", "100s")
+IMAGE = "KATA_PIN_IMAGE"
+WAIT = ("--wait", "--timeout", f"{100 * SCALE:g}s")
 
 pytestmark = [
     NEEDS_CLUSTER,
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
     pytest.mark.root,
     pytest.mark.qemu,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(900 * SCALE),
 ]
 
 
@@ -92,10 +93,11 @@ class Site:
         return str(one["metadata"]["name"])
 
 
-@pytest.fixture
-def site() -> Iterator[Site]:
+@pytest.fixture(params=RELEASES)
+def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     """A node with a running VM, into which the chart is to be installed."""
-    folder = Path(tempfile.mkdtemp(prefix="kn"))
+    folder, release = Path(tempfile.mkdtemp(prefix="kn")), request.param
+    assert isinstance(release, Release)
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder)
         for name in ("cp", "image", "place"):
@@ -105,7 +107,7 @@ def site() -> Iterator[Site]:
         stack.enter_context(controllers(cluster))
         node = stack.enter_context(private_node())
         containerd = stack.enter_context(
-            private_containerd(folder / "place", node.dirs, pivot=True)
+            private_containerd(folder / "place", node.dirs, release=release, pivot=True)
         )
         shutil.copy(archive, containerd.shared / "kata-pin.tar")
         containerd.import_image("kata-pin.tar")
@@ -128,7 +130,9 @@ def site() -> Iterator[Site]:
 
 
 def image(folder: Path) -> Path:
-    """Build the image of the files as they are."""
+    """Build the image of the files as they are; in a lab machine it is there."""
+    if built := os.environ.get(IMAGE):
+        return Path(built)
     done = subprocess.run(
         [str(PROJECT / "scripts/image"), "--work-tree", "--folder", str(folder)],
         capture_output=True, text=True, check=False, env={**os.environ, "VENV": sys.prefix},
@@ -173,7 +177,7 @@ def test_life_of_an_installation(site: Site) -> None:
     chart = str(PROJECT / "hooks/charts/kata-pin")
     given = ("--values", str(site.values))
     site.helm("install", SPACE, chart, "--create-namespace", *given, *WAIT)
-    rollout = ("rollout", "status", f"daemonset/{SPACE}", "-n", SPACE, "--timeout=90s")
+    rollout = ("rollout", "status", f"daemonset/{SPACE}", "-n", SPACE, f"--timeout={90 * SCALE:g}s")
     with described(site):
         site.cluster.kubectl(*rollout)
         wait_for(lambda: placement(site).get("sandboxes") == 1, "the node's object", 30)
@@ -230,7 +234,7 @@ def in_host_network(site: Site) -> Iterator[None]:
             "spec": {"policyName": "host-network"},
         },
     )
-    time.sleep(3)  # the API server looks for new policies each second
+    time.sleep(3 * SCALE)  # the API server looks for new policies each second
     yield
 
 

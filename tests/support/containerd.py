@@ -7,7 +7,8 @@ A process of its own holds a mount namespace in which the root is overlaid; cont
 it starts are chrooted there. Pids, /sys and /dev are this machine's. `folder` has the same path
 inside and outside. At the end every process in the namespace is ended, by pid, then the cgroups
 are removed. Runtime handlers: the default is runc; `kata` is minikata (tests/e2e/minikata).
-There are two releases: Debian 13's, and the newer one that scripts/containerd builds.
+There are two releases: Debian 13's, and the newer one that scripts/containerd builds. A lab machine
+(Debian 13) is such a root itself.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from typing import Any, Final
 
 import pytest
 
+from tests.e2e.node import VARIABLE as LAB
 from tests.lab.rootfs import root_builder
 from tests.support import qemu
 from tests.support.cri import Cri
 from tests.support.katalike import KataDirs
 from tests.support.pauseimage import IMAGE, pause_archive
-from tests.support.waiting import wait_for
+from tests.support.waiting import SCALE, wait_for
 
 PROJECT = Path(__file__).resolve().parents[2]
 START_S = 30.0
@@ -79,12 +81,19 @@ _CONFIG = """
 version = 2
 root = "{folder}/root"
 state = "/run/containerd"
+[timeouts]
+  # a shim that answers late is taken for dead
+  "io.containerd.timeout.shim.load" = "{shim_s:g}s"
+  "io.containerd.timeout.shim.cleanup" = "{shim_s:g}s"
+  "io.containerd.timeout.shim.shutdown" = "{shim_s:g}s"
+  "io.containerd.timeout.task.state" = "{shim_s:g}s"
 [grpc]
   address = "{folder}/c.sock"
 [plugins."io.containerd.nri.v1.nri"]
   disable = false
   socket_path = "{folder}/nri.sock"
   plugin_path = "{folder}/no-plugins"
+  plugin_registration_timeout = "{registration_s:g}s"
   plugin_request_timeout = "{request_timeout}"
 [plugins."io.containerd.service.v1.tasks-service"]
   blockio_config_file = "{folder}/blockio.yaml"
@@ -122,7 +131,10 @@ Classes:
 
 _MOUNTS = """
 set -e
-mount -t overlay overlay -o lowerdir="$1",upperdir="$2/upper",workdir="$2/work" "$2/mnt"
+mount -t tmpfs tmpfs "$2/layer"  # not on the disk of the root, which a lab machine's is
+cp -a "$2/upper" "$2/layer"
+mkdir "$2/layer/work"
+mount -t overlay overlay -o lowerdir="$1",upperdir="$2/layer/upper",workdir="$2/layer/work" "$2/mnt"
 for one in proc sys dev; do mount --rbind "/$one" "$2/mnt/$one"; done
 mount -t tmpfs tmpfs "$2/mnt/run"
 mnt="$2/mnt"; shift 2
@@ -143,11 +155,16 @@ exec sleep infinity
 """
 
 
+def debian_root() -> Path | None:
+    """Return the Debian 13 root, None where there is none."""
+    return Path("/") if LAB in os.environ else root_builder(lambda _: None).find_root()
+
+
 def why_not() -> str:
     """Return why containerd cannot be had here, empty if it can."""
     if os.geteuid() != 0:
         return "needs root: mounts and containers"
-    if root_builder(lambda _: None).find_root() is None:
+    if debian_root() is None:
         return "no Debian 13 root: scripts/debian-root builds one (once, some minutes)"
     return ""
 
@@ -161,7 +178,7 @@ class Containerd:
         dirs: KataDirs,
         *,
         release: Release = CHOSEN,
-        request_timeout: str = "2s",
+        request_timeout: str = f"{2 * SCALE:g}s",
         pivot: bool = False,
     ) -> None:
         self._release = release
@@ -201,9 +218,9 @@ class Containerd:
 
     def prepare(self, minikata: Mapping[str, Any]) -> None:
         """Make the place: mounts, configuration, image; `minikata` differs from its defaults."""
-        tree = root_builder(lambda _: None).find_root()
+        tree = debian_root()
         assert tree is not None, why_not()
-        for name in ("upper/etc", "work", "mnt", "shared/mk"):
+        for name in ("upper/etc", "layer", "mnt", "shared/mk"):
             (self._folder / name).mkdir(parents=True)
         (self._folder / "upper/etc/resolv.conf").touch()
         hypervisor = {"hypervisor": KATAS_QEMU} if self._pivot else {}
@@ -217,6 +234,8 @@ class Containerd:
                 image=IMAGE,
                 project=PROJECT,
                 request_timeout=self._request_timeout,
+                registration_s=5 * SCALE,
+                shim_s=10 * SCALE,
             )
         )
         (self.shared / "blockio.yaml").write_text(_BLOCKIO)
@@ -275,7 +294,9 @@ class Containerd:
 
     def has(self, path: str) -> bool:
         """Whether a file is in the place."""
-        done = subprocess.run(self.inside("test", "-e", f"/{path}"), check=False, timeout=60)
+        done = subprocess.run(
+            self.inside("test", "-e", f"/{path}"), check=False, timeout=60 * SCALE
+        )
         return done.returncode == 0
 
     def dump(self) -> str:
@@ -313,7 +334,7 @@ class Containerd:
         assert self._process is not None, "not started"
         self.cri.close()
         self._process.terminate()
-        self._process.wait(20)
+        self._process.wait(20 * SCALE)
 
     def restart(self) -> None:
         """End containerd and start it again, as an upgrade does."""
@@ -323,7 +344,7 @@ class Containerd:
     def run(self, *argv: str) -> str:
         """Run a command in the place; return its output."""
         done = subprocess.run(
-            self.inside(*argv), capture_output=True, text=True, check=False, timeout=60
+            self.inside(*argv), capture_output=True, text=True, check=False, timeout=60 * SCALE
         )
         assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
         return done.stdout
@@ -342,7 +363,7 @@ class Containerd:
             self._cri.close()
         if self._holder is None:
             return
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 20 * SCALE
         while others := self._processes():
             for pid in others:
                 with contextlib.suppress(ProcessLookupError):
@@ -386,8 +407,9 @@ class Containerd:
         return found - {self._holder.pid}
 
     def _cgroups(self) -> list[Path]:
-        """Return our cgroup in every hierarchy."""
-        return list(Path("/sys/fs/cgroup").glob(f"*{self.cgroup}"))
+        """Return our cgroup in every hierarchy; version 2 has one."""
+        mount, name = Path("/sys/fs/cgroup"), self.cgroup.lstrip("/")
+        return [*mount.glob(f"*/{name}"), *mount.glob(name)]
 
     def _remove_cgroups(self) -> None:
         for tree in self._cgroups():
@@ -416,6 +438,7 @@ def _minikata_settings() -> dict[str, Any]:
         "network": False,
         "vsock": False,
         "default_memory": 64,
+        "scale": SCALE,
     }
 
 
@@ -435,7 +458,7 @@ def private_containerd(
     dirs: KataDirs,
     *,
     release: Release = CHOSEN,
-    request_timeout: str = "2s",
+    request_timeout: str = f"{2 * SCALE:g}s",
     pivot: bool = False,
     **minikata: Any,
 ) -> Iterator[Containerd]:

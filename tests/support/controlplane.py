@@ -140,6 +140,7 @@ def control_plane(folder: Path) -> Iterator[ControlPlane]:
     apiserver = [
         *(str(programs() / "kube-apiserver"), "--etcd-servers", store),
         *("--secure-port", "443", "--bind-address", f"{services}.0.1"),
+        *("--advertise-address", f"{services}.0.1"),  # else it looks for a default route
         *("--cert-dir", str(folder / "certificates"), "--authorization-mode", "RBAC"),
         *("--token-auth-file", str(tokens), "--service-cluster-ip-range", f"{services}.0.0/16"),
         *("--service-account-issuer", url, "--service-account-key-file", str(key)),
@@ -221,7 +222,7 @@ def _ready(url: str, token: str, process: subprocess.Popen[bytes], folder: Path)
     asked = urllib.request.Request(f"{url}/readyz", headers={"Authorization": f"Bearer {token}"})
     try:
         context = ssl.create_default_context(cafile=str(folder / "certificates/apiserver.crt"))
-        with urllib.request.urlopen(asked, timeout=5, context=context) as answer:
+        with urllib.request.urlopen(asked, timeout=5 * SCALE, context=context) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False
