@@ -27,9 +27,10 @@ from typing import Any, Final, Self
 from kata_pin.model.cpuset import CpuSet
 from tests.e2e.criruntime import SOCKET
 from tests.e2e.node import Node
+from tests.kubelet.recording import programs
 from tests.support.pauseimage import IMAGE
 
-PROGRAM: Final = Path(__file__).resolve().parents[2] / ".cache/kubelet/kubelet"
+PROGRAM: Final = programs() / "kubelet"
 ROOT: Final = Path("/var/lib/kubelet")
 CHECKPOINT: Final = ROOT / "cpu_manager_state"
 NAMESPACE: Final = "shop"

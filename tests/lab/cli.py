@@ -108,9 +108,14 @@ def _parser() -> argparse.ArgumentParser:
     test.add_argument("--flavour", default=DEFAULT, help=argparse.SUPPRESS)
     test.add_argument("--keep", action="store_true", help="leave the machine running afterwards")
     test.add_argument("--reuse", action="store_true", help="use a running machine as it is")
-    test.add_argument(
-        "--with-kubelet", action="store_true", help="put the real kubelet in (scripts/kubelet)"
-    )
+    for peers, text in (
+        (trial.KUBELET, "put the real kubelet in (scripts/kubelet)"),
+        (trial.CLUSTER, "put a whole cluster in (scripts/cluster, containerd, kubelet, image)"),
+    ):
+        name = f"--with-{peers[-1]}"
+        test.add_argument(
+            name, dest="peers", action="store_const", const=peers, default=(), help=text
+        )
     test.add_argument("--results", metavar="FOLDER", help="default: build/lab/FLAVOUR")
     test.add_argument("pytest", nargs="*", metavar="-- PYTEST ARGUMENT")
     test.set_defaults(handler=_test)
@@ -213,5 +218,5 @@ def _test(settings: Settings, args: argparse.Namespace) -> int:
         # A machine that ran before is not ended by a test that only borrowed it.
         keep=args.keep or args.reuse,
         reuse=args.reuse,
-        kubelet=args.with_kubelet,
+        peers=args.peers,
     )

@@ -23,7 +23,7 @@ def test_a_kubelet_that_cannot_be_built(tmp_path: Path, monkeypatch: pytest.Monk
         (programs / name).symlink_to(found)
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    trial = Trial(Settings.read(), flavour(DEFAULT), lambda _: None, tmp_path, kubelet=True)
-    with pytest.raises(NotBuiltError, match="no Go that can build it") as raised:
-        trial._build_kubelet()
+    trial = Trial(Settings.read(), flavour(DEFAULT), lambda _: None, tmp_path)
+    with pytest.raises(NotBuiltError, match="scripts/kubelet cannot build") as raised:
+        trial._script("kubelet")
     assert raised.value.exit_code == EX_NOT_BUILT

@@ -14,12 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from tests.lab import install, process, transfer
+from tests.lab import install, process, transfer, wheels
 from tests.lab.channel import Channel
 from tests.lab.errors import EX_NOT_BUILT, LabError, NotBuiltError, NotUpError
 from tests.lab.flavours import CPUS, NODES, Flavour
@@ -42,8 +42,23 @@ TEST_S: Final = 90
 LOG_S: Final = 30
 STAGE_S: Final = 60
 
-_TREES: Final = ("tests/e2e", "tests/support", "tests/data", "hooks", "scripts")
+_TREES: Final = (
+    *("tests/e2e", "tests/support", "tests/data", "tests/lab", "hooks", "scripts"),
+    *("tests/cluster", "tests/containerd", "tests/kubelet"),
+)
 _NOT_INSIDE: Final = shutil.ignore_patterns("__pycache__", "*.pyc")
+_CACHE: Final = ".cache"
+_ARCHIVE: Final = f"{_CACHE}/kata-pin.tar"
+
+_CLUSTER_ENVIRONMENT: Final = {
+    "KATA_PIN_IMAGE": f"{INSIDE}/{_ARCHIVE}",  # tests/cluster/test_node.py
+    "GOMAXPROCS": "4",  # one thread for each emulated CPU is no gain
+    "TMPDIR": "/var/tmp",  # on the disk: the image's root file systems are too much for memory
+}
+
+KUBELET: Final = ("kubelet",)
+CLUSTER: Final = ("kubelet", "containerd", "cluster")
+"""Scripts that build programs which a machine can be given; a cluster's has our image too."""
 
 
 class Trial:
@@ -56,10 +71,10 @@ class Trial:
         tell: Tell,
         results: Path,
         *,
-        kubelet: bool = False,
+        peers: Sequence[str] = (),
     ) -> None:
-        """`kubelet`: whether the machine gets the real one."""
-        self._kubelet = kubelet
+        """`peers`: what the machine gets of KUBELET or CLUSTER."""
+        self._peers = peers
         self._settings = settings
         self._flavour = flavour
         self._tell = tell
@@ -79,9 +94,9 @@ class Trial:
             try:
                 with self._timed("build"):
                     image = builder.build()
-                    kubelet = self._build_kubelet() if self._kubelet else None
+                    programs = {peer: Path(self._script(peer)) for peer in self._peers}
                     project = install.prepare(Path(folder), self._results / "install.txt")
-                    tests = self._stage(Path(folder), kubelet)
+                    tests = self._stage(Path(folder), programs)
                 with self._timed("boot"):
                     running = self._boot(image, keep=keep, reuse=reuse)
                 code = self._test(running, project, tests, pytest_arguments)
@@ -140,23 +155,29 @@ class Trial:
                         channel, project, self._flavour.suite, scale=running.scale
                     )
                 self._tell(f"  {done.text}")
+                if "cluster" in self._peers:  # there kata-pin is a pod's
+                    stop = ["systemctl", "stop", "kata-pin"]
+                    channel.run(stop, deadline_s=PUT_S * running.scale)
                 with self._timed("tests"):
                     return self._pytest(channel, running, pytest_arguments, installed=done.ok)
         finally:
             self._bring_results(running)
 
-    def _build_kubelet(self) -> Path:
-        """Return the real kubelet, built if it is not there; NotBuiltError where it cannot be."""
+    @staticmethod
+    def _script(name: str, *arguments: str) -> str:
+        """Return what a script that builds something prints; NotBuiltError where it cannot."""
+        environment = {**os.environ, "VENV": str(Path(wheels.python_with_pip()).parents[1])}
         done = subprocess.run(
-            [PROJECT / "scripts/kubelet"], stdout=subprocess.PIPE, text=True, check=False
-        )
+            [str(PROJECT / "scripts" / name), *arguments],
+            stdout=subprocess.PIPE, text=True, check=False, env=environment,
+        )  # fmt: skip
         if done.returncode == EX_NOT_BUILT:
-            raise NotBuiltError("no real kubelet: this machine has no Go that can build it")
+            raise NotBuiltError(f"scripts/{name} cannot build here what the tests need")
         if done.returncode:
-            raise LabError(f"scripts/kubelet ended with {done.returncode}")
-        return Path(done.stdout.strip()) / "kubelet"
+            raise LabError(f"scripts/{name} ended with {done.returncode}")
+        return done.stdout.strip()
 
-    def _stage(self, folder: Path, kubelet: Path | None) -> Path:
+    def _stage(self, folder: Path, programs: Mapping[str, Path]) -> Path:
         """Lay out what the machine gets besides the installed project."""
         stage = folder / "inside" / Path(INSIDE).name
         for name in _TREES:
@@ -172,9 +193,11 @@ class Trial:
             process.run(
                 argv, deadline_s=STAGE_S, log=self._results / "install.txt", env=dict(os.environ)
             )
-        if kubelet is not None:  # where tests/e2e/realkubelet.py looks for it
-            (stage / ".cache/kubelet").mkdir()
-            shutil.copy2(kubelet, stage / ".cache/kubelet")
+        for peer, built in programs.items():  # see _pytest
+            shutil.copytree(built, stage / _CACHE / "kata-pin" / peer / built.name, symlinks=True)
+        if "cluster" in programs:
+            built_image = self._script("image", "--work-tree", "--folder", str(folder / "image"))
+            shutil.copy2(built_image.split()[1], stage / _ARCHIVE)
         return stage
 
     def _pytest(
@@ -198,6 +221,8 @@ class Trial:
                 env={
                     "KATA_PIN_LAB": json.dumps(self._promises(running, installed=installed)),
                     "KATA_PIN_WAIT_SCALE": str(running.scale),  # tests/support/waiting.py
+                    "XDG_CACHE_HOME": f"{INSIDE}/{_CACHE}",  # where scripts look for programs
+                    **(_CLUSTER_ENVIRONMENT if "cluster" in self._peers else {}),
                 },
                 cwd=INSIDE,
             )
@@ -273,9 +298,9 @@ def run(
     pytest_arguments: Sequence[str],
     keep: bool,
     reuse: bool,
-    kubelet: bool,
+    peers: Sequence[str],
 ) -> int:
     """Run the tests in a fresh machine of `flavour`; return the exit code of the command."""
     folder = Path(results) if results else PROJECT / "build" / "lab" / flavour.name
-    trial = Trial(settings, flavour, tell, folder, kubelet=kubelet)
+    trial = Trial(settings, flavour, tell, folder, peers=peers)
     return trial.run(pytest_arguments, keep=keep, reuse=reuse)
