@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
@@ -28,6 +29,9 @@ Document = TypeVar("Document")
 READ_S: Final = 2.0
 """Longest wait for an answer to a reading verb; the daemon answers in milliseconds."""
 
+AGAIN_S: Final = 30.0
+"""How long a daemon that hangs is not asked again: `top` would wait READ_S for each sample."""
+
 WRITE_S: Final = 35.0
 """Longest wait for affinities to be set; a little longer than the daemon's own deadline."""
 
@@ -47,12 +51,12 @@ class Settings(Protocol):
 
 
 class Provider:
-    """Gets documents for one command; a daemon that did not answer is not asked again."""
+    """Gets documents for one command; a daemon that hangs is asked, and reported, once."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._offline: State | None = None
-        self._problem: DaemonAway | DaemonSilent | None = None
+        self._silent: tuple[DaemonSilent, float] | None = None
 
     def chosen(self, name: str | None, namespace: str | None = None) -> str:
         """Return the id of the sandbox that a name means, nothing for None; raises KataPinError."""
@@ -69,7 +73,7 @@ class Provider:
         try:
             return self._ask(Names, "names", reading=True).sandboxes
         except (DaemonAway, DaemonSilent) as error:
-            state = self._without_daemon(error)
+            self._offline = state = self._without_daemon(error)
             return tuple(SandboxName(one.id, one.pod) for one in state.sandboxes)
 
     def state(self, sandbox_id: str = "") -> State:
@@ -144,24 +148,25 @@ class Provider:
             return act(self._settings.config, self.chosen(name) or None)
 
     def _without_daemon(self, error: DaemonAway | DaemonSilent) -> State:
-        if self._offline is None:
-            from kata_pin.daemon.service import offline
-            from kata_pin.model.reports.daemon import Daemon
+        """Return the state as of now, or as of `names`, once."""
+        found, self._offline = self._offline, None
+        if found is not None:
+            return found
+        from kata_pin.daemon.service import offline
+        from kata_pin.model.reports.daemon import Daemon
 
-            _log_nowhere()
-            found = offline.state(self._settings.config)
-            silent = isinstance(error, DaemonSilent)
-            daemon = Daemon(running=False, reason=error.message, silent=silent)
-            self._offline = replace(found, daemon=daemon)
-        return self._offline
+        _log_nowhere()
+        silent = isinstance(error, DaemonSilent)
+        daemon = Daemon(running=False, reason=error.message, silent=silent)
+        return replace(offline.state(self._settings.config), daemon=daemon)
 
     def _ask(
         self, kind: type[Document], verb: str, *, reading: bool, **given: str | int | None
     ) -> Document:
         from kata_pin.wire import reports
 
-        if self._problem is not None:
-            raise self._problem
+        if self._silent is not None and time.monotonic() < self._silent[1]:
+            raise self._silent[0]
         arguments = {name: value for name, value in given.items() if value is not None}
         deadline_s = READ_S if reading else WRITE_S
         away: DaemonAway | None = None
@@ -173,12 +178,11 @@ class Provider:
             except DaemonAway as error:
                 away = away or error
             except DaemonSilent as error:
-                self._problem = error
+                self._silent = error, time.monotonic() + AGAIN_S
                 if reading:
                     _tell(f"{error.message}; continuing without it\n  hint: {error.hint}")
                 raise
         assert away is not None
-        self._problem = away
         raise away
 
 

@@ -36,6 +36,7 @@ class Session:
         self.config_file = config_file
         self.debug = False
         self.json = False
+        self._provider: Provider | None = None
 
     @cached_property
     def runtime_dir(self) -> str:
@@ -72,7 +73,9 @@ class Session:
         from kata_pin.hook import leave_exclusive_cpus
 
         leave_exclusive_cpus(self.runtime_dir)
-        return Provider(self)
+        if self._provider is None:
+            self._provider = Provider(self)
+        return self._provider
 
 
 class Commands(click.Group):

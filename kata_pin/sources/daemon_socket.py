@@ -65,6 +65,13 @@ def ask(
             f"no permission to connect to {path}",
             hint=here(NO_PERMISSION),
         ) from error
+    except (
+        BrokenPipeError,
+        ConnectionResetError,
+    ) as error:  # as it does to those it does not serve
+        raise DaemonError(
+            f"the daemon closed the connection on {path}", hint=here(NO_PERMISSION)
+        ) from error
     except (TimeoutError, BlockingIOError) as error:  # the latter: its queue is full
         raise DaemonSilent(
             f"the daemon did not answer on {path} within {deadline_s:g} s",
