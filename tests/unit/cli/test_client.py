@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kata_pin.cli.client import Provider
+from kata_pin.cli.options import Session
 from kata_pin.config import Config
 from kata_pin.errors import DaemonError, RemoteProtocolError
 from kata_pin.model.reports.daemon import Daemon
@@ -153,17 +154,58 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_waiting_for_a_daemon_that_hangs_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """First that it waits, then that it goes on without the daemon; it is asked once."""
+    """First that it waits, then that it goes on without the daemon; it is asked once.
+
+    The state is read again all the same: `prove` compares it before and after.
+    """
     _impatient(monkeypatch)
-    provider = Provider(Given(Config(runtime_dir=str(tmp_path))))
+    session = Session(str(tmp_path / "config.yaml"))
+    (tmp_path / "config.yaml").write_text(f"version: 1\nruntime_dir: {tmp_path}\n")
     with listener(tmp_path / "status.sock", None):
-        provider.names()
-        state = provider.state()
+        session.provider.names()
+        state, again = session.provider.state(), session.provider.state()
     assert (state.daemon.running, state.daemon.silent) == (False, True)
+    assert again is not state
+    assert again.node is not state.node
     waiting, silent, hint = capsys.readouterr().err.splitlines()
     assert waiting == "kata-pin: waiting for the daemon's answer, up to 0.3 s"
     assert silent.endswith("status.sock within 0.3 s; continuing without it")
     assert "systemctl restart kata-pin" in hint
+
+
+def test_a_daemon_that_hung_is_asked_again_later(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`top` runs for long: a daemon that was restarted meanwhile is used again."""
+    _impatient(monkeypatch)
+    monkeypatch.setattr("kata_pin.cli.client.AGAIN_S", 0.0)
+    provider = Provider(Given(Config(runtime_dir=str(tmp_path))))
+    path = tmp_path / "status.sock"
+    with listener(path, None):
+        assert not provider.state().daemon.running
+    path.unlink()
+    serve({"state": lambda _: docs.state()})
+    assert provider.state().daemon.running
+
+
+def test_a_user_whom_the_daemon_does_not_serve_learns_who_may(tmp_path: Path) -> None:
+    """It closes such a connection at once, which is no answer and no absence."""
+    path = tmp_path / "status.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(path))
+        server.listen(1)
+
+        def refuse() -> None:
+            peer, _ = server.accept()
+            peer.recv(1)  # the rest is unread: closing resets the connection
+            peer.close()
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        with pytest.raises(DaemonError, match="closed the connection") as caught:
+            ask(str(path), "state", {}, 5)
+        thread.join(5)
+    assert "run as root, or join group" in caught.value.hint
 
 
 def test_a_daemon_that_answers_is_not_waited_for_in_words(
