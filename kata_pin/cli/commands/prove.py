@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
@@ -17,9 +17,6 @@ from kata_pin.cli.options import (
     time_span,
 )
 from kata_pin.cli.render import screen
-
-if TYPE_CHECKING:
-    from kata_pin.model.reports.state import State
 
 EXIT_STATUSES: Final = {"proved": 0, "violated": 3, "unproved": 4}
 
@@ -78,7 +75,7 @@ def prove(
 
     Where perf is not to be had, the kernel's histograms (tracefs) name tasks too; counters
     (/proc/schedstat, schedstat) only tell how long others had a pCPU. Exit status: 0 proved, 3
-    violated, 4 unproved.
+    violated, 4 unproved or not measured.
     """
     from kata_pin.cli.reports import prove as proving
     from kata_pin.cli.reports.selection import choose, within
@@ -86,27 +83,36 @@ def prove(
 
     if not 1 <= seconds <= MOST_S:
         raise click.BadParameter("expected 1s to 1d", param_hint="--for")
-    about = None
+    provider, about = session.provider, None
     if sandbox is not None or namespace is not None:
-        names = within(session.provider.names(), namespace)
+        with _not_measured():
+            names = within(provider.names(), namespace)
         about = {one.id for one in ([choose(names, sandbox)] if sandbox else names)}
-
-    def state_now() -> State:
-        return session.provider.state()
-
     if html is not None and html != "-":
         screen.write(html, "")  # a place that cannot be written to fails now, not after a minute
     methods = (Method(method),) if method else tuple(Method)
     wanted = proving.Wanted(about, seconds, max_foreign, irq, methods)
-    with _progress(seconds) as progress:
-        document = proving.prove(state_now, wanted, progress=progress)
+    with _not_measured(), _progress(seconds) as progress:
+        document = proving.prove(provider.state, wanted, progress=progress)
     if html is not None:
         from kata_pin.cli.render.drawing import proof
 
-        screen.write(html, proof.document(document, state_now()))
+        screen.write(html, proof.document(document, provider.state()))
     if html != "-":
         screen.report(document, json=session.json, by="prove:prove")
     return EXIT_STATUSES[document.verdict]
+
+
+@contextmanager
+def _not_measured() -> Iterator[None]:
+    """Make what could not be measured exit as unproved: monitoring goes by the exit status."""
+    from kata_pin.errors import DaemonError, HostError, RemoteProtocolError
+
+    try:
+        yield
+    except (DaemonError, HostError, RemoteProtocolError) as error:
+        error.exit_code = EXIT_STATUSES["unproved"]
+        raise
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kata_pin.cli.client import Provider
+from kata_pin.cli.main import run
 from kata_pin.cli.options import Session
 from kata_pin.config import Config
 from kata_pin.errors import DaemonError, RemoteProtocolError
@@ -206,6 +207,15 @@ def test_a_user_whom_the_daemon_does_not_serve_learns_who_may(tmp_path: Path) ->
             ask(str(path), "state", {}, 5)
         thread.join(5)
     assert "run as root, or join group" in caught.value.hint
+
+
+@pytest.mark.parametrize("arguments", [["prove"], ["prove", "web"]])
+def test_what_prove_cannot_measure_is_unproved(tmp_path: Path, arguments: list[str]) -> None:
+    """The exit status is 4, as of a measurement that is not whole, not that of any error."""
+    (tmp_path / "config.yaml").write_text(f"version: 1\nruntime_dir: {tmp_path}\n")
+    reply = b'{"version":1,"ok":false,"error":"no","hint":"try"}\n'
+    with listener(tmp_path / "status.sock", reply):
+        assert run([*arguments, "--for", "1s", "--config", str(tmp_path / "config.yaml")]) == 4
 
 
 def test_a_daemon_that_answers_is_not_waited_for_in_words(
