@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from rich.text import Text
@@ -19,6 +19,7 @@ from kata_pin.model.reports.prove import (
     RanInterrupt,
     RanTask,
 )
+from kata_pin.policy.isolation.tables import by_process
 
 STYLES: Final = {"proved": phrases.GOOD, "violated": phrases.BAD, "unproved": phrases.ODD}
 
@@ -42,7 +43,7 @@ METHODS: Final = {
 BAR: Final = 20
 
 SHOWN: Final = 12
-"""Tasks that are listed of each pCPU, and commands of each remedy: what an operator acts on."""
+"""Processes that are listed of each pCPU, and commands of each remedy: what an operator acts on."""
 
 
 def prove(document: ProveDocument, output: Output) -> list[Text]:
@@ -103,18 +104,20 @@ def _pcpu(pcpu: ProvedPcpu, output: Output) -> Iterator[Text]:
     yield from (Text(), *paragraph(head, output, indent=2))
     for own in pcpu.own:
         yield from paragraph(styled(_own(own, pcpu.window_s)), output, indent=2)
-    if pcpu.tasks:
+    programs = _worst_first(pcpu.tasks)
+    if programs:
         columns = [
             Column("CLASS", fold=12),
             Column("NAME", NAMES, fold=12),
             Column("PID", breaks="", right=True),
+            Column("THREADS", right=True, optional=1),
             Column("WHERE", NAMES, fold=20, comfort=24),
             Column("SLICES", breaks="", right=True),
             Column("TOTAL", breaks="", right=True),
             Column("LONGEST", breaks="", right=True),
         ]
-        yield from table(columns, [_task(one) for one in pcpu.tasks[:SHOWN]], output)
-    more = len(pcpu.tasks[SHOWN:]) + pcpu.tasks_left_out
+        yield from table(columns, [_task(*one) for one in programs[:SHOWN]], output)
+    more = sum(threads for _, threads in programs[SHOWN:]) + pcpu.tasks_left_out
     if more:
         listed = "--json lists them" if not pcpu.tasks_left_out else "--json lists more"
         yield Text(f"{count(more, 'more task')} with less time; {listed}")
@@ -128,7 +131,13 @@ def _pcpu(pcpu: ProvedPcpu, output: Output) -> Iterator[Text]:
         ]
         yield from table(columns, [_interrupt(one) for one in pcpu.interrupts], output)
     yield from _histogram(pcpu.histogram, output)
-    yield from _remedies(pcpu.tasks[:SHOWN], pcpu.interrupts, output)
+    yield from _remedies([one for one, _ in programs[:SHOWN]], pcpu.interrupts, output)
+
+
+def _worst_first(tasks: Sequence[RanTask]) -> list[tuple[RanTask, int]]:
+    """Return tasks by process, in the order of their classes."""
+    order = list(dict.fromkeys(one.task_class for one in tasks))
+    return sorted(by_process(tasks), key=lambda one: order.index(one[0].task_class))
 
 
 def _own(thread: OwnThread, window_s: float) -> str:
@@ -137,7 +146,7 @@ def _own(thread: OwnThread, window_s: float) -> str:
     return f"{thread.label} (tid {thread.tid}): ran {ran}, waited {waited} of the time"
 
 
-def _task(task: RanTask) -> list[Text]:
+def _task(task: RanTask, threads: int) -> list[Text]:
     bad = task.task_class not in {"same-pod", "per-cpu-kernel"}
     name = task.comm or (f"gone, made by {task.parent}" if task.parent else "gone")
     where = task.pod or task.unit or task.cgroup
@@ -145,6 +154,7 @@ def _task(task: RanTask) -> list[Text]:
         styled(CLASSES.get(task.task_class, task.task_class), phrases.BAD if bad else phrases.DIM),
         styled(name),
         Text(str(task.pid) if task.pid else NOTHING),
+        Text(str(threads)),
         styled(where or NOTHING),
         Text(str(task.slices)),
         Text(milliseconds(task.total_ms)),

@@ -134,6 +134,9 @@ def _verdict(document: CheckDocument, word: str) -> str:
 
 def _counted(kind: str, found: Sequence[Finding]) -> str:
     """Return how many there are of one kind."""
+    if kind == "foreign" and not found[0].fails:
+        pcpus = count(len(found), "exclusive pCPU")
+        return f"{pcpus} that kernel threads or unknown tasks ran on"
     groups = [one.group for one in found if one.group is not None]
     if not groups:
         return count(len(found), *_KINDS[kind])

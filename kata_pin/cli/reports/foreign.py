@@ -23,12 +23,13 @@ from kata_pin.model.reports.prove import ProveDocument, ProvedPcpu, RanTask
 from kata_pin.model.reports.state import State
 from kata_pin.model.reports.watch import WatchDocument, WatchedPcpu
 from kata_pin.policy.isolation.classes import Owner
+from kata_pin.policy.isolation.tables import by_process
 
 _METHODS: Final = (Method.PERF, Method.HIST)
 """Counters alone tell less than the daemon's watch has seen."""
 
 NAMED: Final = 3
-"""Most tasks of one pCPU that a finding names."""
+"""Most processes of one pCPU that a finding names."""
 
 MayRun = Callable[[RanTask, int], bool]
 
@@ -164,14 +165,16 @@ def _percent(tasks: Iterable[RanTask], row: ProvedPcpu) -> float:
 
 def _finding(row: ProvedPcpu, percent: float, tasks: list[RanTask], *, fails: bool) -> Finding:
     tasks.sort(key=lambda one: -(one.total_ms or 0.0))
-    named = [_named(one) for one in tasks[:NAMED]]
-    if len(tasks) > NAMED:
-        named.append(f"{len(tasks) - NAMED} more")
+    programs = by_process(tasks)
+    named = [_named(one) for one, _ in programs[:NAMED]]
+    if len(programs) > NAMED:
+        named.append(f"{len(programs) - NAMED} more")
     text = f"pCPU {row.cpu} of {row.pod}: others had it {percent:.3g} % of {row.window_s:.1f} s"
     text += f": {', '.join(named)}" if named else f" ({row.reason})"
-    if tasks:
-        text += f"; {tasks[0].remedy}"
-        text += f"; run: {tasks[0].command}" if tasks[0].command else ""
+    if programs:
+        most = programs[0][0]
+        text += f"; {most.remedy}"
+        text += f"; run: {most.command}" if most.command else ""
     return Finding(
         "foreign",
         fails,

@@ -34,7 +34,7 @@ from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.measured.windows import Measured, TaskClass, Verdict
 from kata_pin.model.reports.history import NodeEventKind
-from kata_pin.model.reports.prove import ProvedPcpu
+from kata_pin.model.reports.prove import ProvedPcpu, RanTask
 from kata_pin.model.steps import STEP, Steps
 from kata_pin.model.thread import ThreadKey
 from kata_pin.policy.isolation import tables, verdicts
@@ -298,9 +298,8 @@ _NOTHING: Final = Growth(0, 0, 0, None)
 
 def _intruders(row: ProvedPcpu) -> Iterator[str]:
     """Yield who had the pCPU longest, with their shares of the window."""
-    foreign = [task for task in row.tasks if task.task_class in FOREIGN]
-    foreign.sort(key=lambda task: -(task.total_ms or 0.0))
-    for task in foreign[:NAMED]:
+    foreign = _foreign(row)
+    for task, _ in foreign[:NAMED]:
         where = task.pod or task.unit or task.cgroup
         share = (task.total_ms or 0.0) / 10 / row.window_s
         about = f"pid {task.pid}" + (f", {where}" if where else "")
@@ -310,8 +309,9 @@ def _intruders(row: ProvedPcpu) -> Iterator[str]:
 
 
 def _remedy(row: ProvedPcpu) -> str:
-    worst = max(
-        (task for task in row.tasks if task.task_class in FOREIGN),
-        key=lambda task: task.total_ms or 0.0,
-    )
-    return worst.command or worst.remedy
+    worst, _ = _foreign(row)[0]
+    return f"run: {worst.command}" if worst.command else worst.remedy
+
+
+def _foreign(row: ProvedPcpu) -> list[tuple[RanTask, int]]:
+    return tables.by_process(task for task in row.tasks if task.task_class in FOREIGN)

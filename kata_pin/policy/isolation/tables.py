@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from kata_pin.model.measured.counters import TaskRun
@@ -119,6 +120,32 @@ def counted(judged: Counted, owner: Owner, measured: Measured) -> ProvedPcpu:
         histogram=(),
         idle_timeline=(),
     )
+
+
+def by_process(tasks: Iterable[RanTask]) -> list[tuple[RanTask, int]]:
+    """Return tasks with those of one process summed, and how many each is; longest first.
+
+    Name and thread id are those of the one that had the pCPU longest.
+    """
+    found: dict[tuple[int, int, str], tuple[RanTask, int]] = {}
+    for task in sorted(tasks, key=lambda one: -(one.total_ms or 0.0)):
+        key = (task.pid, 0 if task.pid else task.tid, task.task_class)
+        most, threads = found.get(key, (task, 0))
+        if threads:
+            most = replace(
+                most,
+                slices=most.slices + task.slices,
+                total_ms=_joined(sum, most.total_ms, task.total_ms),
+                longest_ms=_joined(max, most.longest_ms, task.longest_ms),
+            )
+        found[key] = most, threads + 1
+    return sorted(found.values(), key=lambda one: -(one[0].total_ms or 0.0))
+
+
+def _joined(how: Callable[[Sequence[float]], float], *times: float | None) -> float | None:
+    """Return the sum or the longest of two times, None if one was not measured."""
+    known = [one for one in times if one is not None]
+    return how(known) if len(known) == len(times) else None
 
 
 def own_thread(

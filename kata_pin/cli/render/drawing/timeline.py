@@ -16,6 +16,7 @@ from kata_pin.cli.render.layout import Output
 from kata_pin.cli.render.prove import microseconds, milliseconds
 from kata_pin.cli.reports.words import safe
 from kata_pin.model.reports.prove import ProveDocument, ProvedPcpu, RanTask, TimelinePart
+from kata_pin.policy.isolation.tables import by_process
 
 LABEL: Final = 14
 """Columns left of the bars."""
@@ -30,7 +31,7 @@ ROWS: Final = 3
 """Rows of a pCPU: two for the bar, one for the names of the foreign tasks."""
 
 NAMED: Final = 3
-"""Foreign tasks that are named below a bar."""
+"""Foreign processes that are named below a bar."""
 
 RUN_OF_CLASS: Final = {"same-pod": "pod", "per-cpu-kernel": "unavoidable"}
 """Every other class is foreign."""
@@ -122,9 +123,8 @@ def _add(times: list[float], timeline: Iterable[TimelinePart]) -> None:
 
 def _foreign(pcpu: ProvedPcpu) -> str:
     """Return the foreign tasks that ran longest, in words."""
-    found = [one for one in pcpu.tasks if one.task_class not in RUN_OF_CLASS]
-    found.sort(key=lambda one: -(one.total_ms or 0))
-    told = ", ".join(named(one) for one in found[:NAMED])
+    found = by_process(one for one in pcpu.tasks if one.task_class not in RUN_OF_CLASS)
+    told = ", ".join(named(one) for one, _ in found[:NAMED])
     return told + (f", {len(found) - NAMED} more" if found[NAMED:] else "")
 
 

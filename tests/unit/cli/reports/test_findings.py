@@ -165,8 +165,9 @@ def test_what_was_measured_decides() -> None:
     )
     last = reports.check(document, Output(NO_LIMIT))[-1].plain
     assert last == (
-        "FAIL: 1 exclusive pCPU that others ran on; 1 exclusive pCPU that others ran on (report "
-        "only); 2 sandboxes, 4 threads checked, 3 exclusive pCPUs measured for 10 s by perf records"
+        "FAIL: 1 exclusive pCPU that others ran on; 1 exclusive pCPU that kernel threads or "
+        "unknown tasks ran on (report only); 2 sandboxes, 4 threads checked, 3 exclusive pCPUs "
+        "measured for 10 s by perf records"
     )
 
 
