@@ -102,6 +102,23 @@ def test_check_is_ok_where_nobody_else_runs(
             os.sched_setaffinity(0, home)  # commands leave exclusive pCPUs
 
 
+def test_since_when_a_vcpu_was_not_moved(node: Node, tmp_path: Path) -> None:
+    """What moves it away, and kata-pin back, shows once the watch has looked again."""
+    node.configure(audit={"affinity_s": 0.5, "deep_s": 60})
+    with exclusive_pod(node, busy_machine(tmp_path)) as pod:
+        vcpu = pod.kata.vcpus()[0]
+
+        def unmoved_s() -> float:
+            (sandbox,) = node.ask("state", sandbox=pod.id)["sandboxes"]
+            (found,) = (one["unmoved_s"] for one in sandbox["threads"] if one["tid"] == vcpu)
+            return found or 0.0
+
+        wait_for(lambda: unmoved_s() > 5, "a vCPU that stays where it is", 60)
+        os.sched_setaffinity(vcpu, {0})
+        wait_for(lambda: 0 < unmoved_s() < 5, "the move to be seen", 60)
+        pod.wait_placed({1})
+
+
 def as_member(node: Node, path: Path) -> int:
     """Run a check as a user of group nogroup; return its status, and leave its output in a file.
 

@@ -230,7 +230,8 @@ def _threads(threads: Sequence[Thread], vcpus: dict[int, GuestVcpu], output: Out
         Column("CPU-TIME", breaks="", right=True, optional=3),
         Column("RUN-DELAY", breaks="", right=True, optional=5),
         Column("PREEMPTED", right=True, optional=6),
-        Column("MIGRATED", right=True, optional=7),
+        Column("MIGRATED", right=True, optional=8),
+        Column("LAST-MOVE", breaks="", right=True, optional=7),
         Column("STATE"),
         Column("WHY", fold=14, comfort=24),
     ]
@@ -280,6 +281,7 @@ def _thread(thread: Thread, vcpu: GuestVcpu | None) -> list[Text]:
         _known(None if thread.run_delay_s is None else f"{thread.run_delay_s:.1f} s"),
         _known(thread.preemptions),
         _known(thread.migrations),
+        Text(words.NOTHING if thread.unmoved_s is None else f">{words.age(thread.unmoved_s)}"),
         phrases.condition(thread.state),
     ]
 

@@ -18,9 +18,9 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from kata_pin.daemon.isolation.claims import Claims, Watched
 from kata_pin.daemon.live_config import LiveConfig
@@ -29,9 +29,10 @@ from kata_pin.daemon.store.node_events import NodeEvents
 from kata_pin.errors import HostError
 from kata_pin.host.measure.cpus import cpu_samples
 from kata_pin.host.measure.rings import DRAIN_S, SwitchRecorder, refused
-from kata_pin.host.measure.taskruns import over, task_runs
+from kata_pin.host.measure.taskruns import migrations, over, task_runs
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.measured.counters import TaskRun
 from kata_pin.model.measured.windows import Measured, TaskClass, Verdict
 from kata_pin.model.reports.history import NodeEventKind
 from kata_pin.model.reports.prove import ProvedPcpu, RanTask
@@ -82,6 +83,13 @@ class Sight:
     """Audits that it is still left alone."""
 
 
+class Moves(NamedTuple):
+    """How often a thread was moved to another CPU, and since when it was not (CLOCK_MONOTONIC)."""
+
+    times: int
+    since: float
+
+
 @dataclass
 class Watch:
     """Looks at exclusive pCPUs after each audit; `start` runs a task of the daemon's.
@@ -96,6 +104,8 @@ class Watch:
     _start: Callable[[Coroutine[object, object, None]], None]
     _online: Callable[[], CpuSet]
     sights: dict[Key, Sight] = field(default_factory=dict)
+    moves: dict[ThreadKey, Moves] = field(default_factory=dict)
+    """Of watched vCPUs, as far as the kernel tells."""
     problem: str = ""
     """Why who runs cannot be recorded; empty if it can, or nothing was watched yet."""
     waited_ns: Counter[int] = field(default_factory=Counter)
@@ -116,6 +126,7 @@ class Watch:
         """Look at the counters; record who runs where they grew too much."""
         if not self._live.now.isolation.watch:
             self.sights.clear()
+            self.moves.clear()
             return
         suspects = await Slices().run(self._compare())
         self._try_once()
@@ -146,6 +157,8 @@ class Watch:
         """
         watched = {(one.sandbox, one.cpu): one for one in self._claims.watched()}
         self.sights = {key: one for key, one in self.sights.items() if key in watched}
+        vcpus = {thread for one in watched.values() for thread in one.vcpus}
+        self.moves = {thread: one for thread, one in self.moves.items() if thread in vcpus}
         cpus = {cpu for _, cpu in watched}
         left, self._left = self._left, {}
         now = self._look_at(cpus)
@@ -174,9 +187,11 @@ class Watch:
         """
         sight = self.sights.get(key)
         if sight is None or sight.watched != one:
-            self.sights[key] = Sight(one, self._read(one.vcpus))
+            sight = self.sights[key] = Sight(one, self._read(one.vcpus))
+            self._count_moves(one.vcpus, {}, sight.look.own)
             return False
         before, sight.look = sight.look, self._read(one.vcpus)
+        self._count_moves(one.vcpus, before.own, sight.look.own)
         grown = growth(before, sight.look, [thread.tid for thread in one.vcpus], cpu)
         sight.growth, sight.exact = grown, not one.others
         if grown is None:
@@ -199,6 +214,22 @@ class Watch:
             sight.episode_at, sight.fruitless, sight.rests = None, 0, 0
             return False
         return sight.episode_at is None or time.monotonic() - sight.window_at > AGAIN_S
+
+    def _count_moves(
+        self, vcpus: Iterable[ThreadKey], before: Mapping[int, TaskRun], now: Mapping[int, TaskRun]
+    ) -> None:
+        """Note which vCPUs were moved since the last look; one that did not run was not."""
+        ran = [one for one in vcpus if before.get(one.tid) != now.get(one.tid)]
+        found = migrations(self._root, ((one.tgid, one.tid) for one in ran))
+        for thread in ran:
+            known, times = self.moves.get(thread), found.get(thread.tid)
+            if times is not None and (known is None or known.times != times):
+                self.moves[thread] = Moves(times, time.monotonic())
+
+    def unmoved_s(self, thread: ThreadKey) -> float | None:
+        """Return for how many seconds, at least, a watched vCPU was not moved; None: unknown."""
+        moves = self.moves.get(thread)
+        return None if moves is None else time.monotonic() - moves.since
 
     def _read(self, threads: Iterable[ThreadKey]) -> Look:
         runs = task_runs(self._root, ((thread.tgid, thread.tid) for thread in threads))

@@ -198,6 +198,7 @@ class Assembly:
             memory.seen,
             self._notes,
             lambda one: quiet_sandbox(self.quiet.status, one, self.quiet.exclusive(one)),
+            self.watch.unmoved_s,
         )
         commands = Commands(
             sandboxes=sandboxes,

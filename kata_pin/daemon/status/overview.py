@@ -31,6 +31,7 @@ from kata_pin.model.placement import Note, Report
 from kata_pin.model.reports.names import Names, SandboxName
 from kata_pin.model.reports.quiet import QuietSandbox
 from kata_pin.model.reports.sandbox import Cache, Memory
+from kata_pin.model.reports.sandbox import Thread as ThreadRow
 from kata_pin.model.sandbox import Sandbox
 from kata_pin.model.steps import Steps, finish
 from kata_pin.model.thread import Thread, ThreadKey
@@ -99,6 +100,7 @@ class Overview:
     _memory: Callable[[str], Memory | None]
     _notes: Callable[[str], Iterable[Note]]
     _quiet: Callable[[str], QuietSandbox | None]
+    _unmoved_s: Callable[[ThreadKey], float | None]
     _seen: Memo[_Seen] = field(default_factory=Memo)
     _plans: Memo[tuple[GuestPlan, bytes] | None] = field(default_factory=Memo)
 
@@ -114,16 +116,20 @@ class Overview:
             yield self._encoded(facts, conflicts, self._seen.value(facts.sandbox.id).threads)
 
     def encoded_now(self, sandbox_id: str) -> Iterator[bytes | None]:
-        """Yield the report of one sandbox, with last CPUs and CPU times as of now; or None."""
+        """Yield the report of one sandbox, with last CPUs, times and moves as of now; or None."""
         for steps in self._all_facts([sandbox_id]):
             facts = yield from steps
             rows = []
             for part in _parts(facts.report):
                 fresh = with_usage(self._root, part)
                 found = thread_reports(fresh, released=facts.released, backed_off=facts.backed_off)
-                rows.append(reports.encode_items(found))
+                rows.append(reports.encode_items(map(self._with_moves, found)))
                 yield None
             yield self._encoded(facts, self.conflicts(), b",".join(rows))
+
+    def _with_moves(self, row: ThreadRow) -> ThreadRow:
+        unmoved_s = self._unmoved_s(ThreadKey(row.tgid, row.tid, row.starttime))
+        return row if unmoved_s is None else replace(row, unmoved_s=round(unmoved_s, 3))
 
     def facts(self, ids: Iterable[str]) -> Iterator[SandboxFacts]:
         """Yield what is known of these sandboxes, without rows of threads and vCPUs."""

@@ -1,4 +1,4 @@
-"""The running counters of threads: how long each ran and waited, in how many slices."""
+"""The running counters of threads: how long each ran and waited, how often it was moved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kata_pin.errors import ParseError
 from kata_pin.host.files import read_once
 from kata_pin.host.root import HostRoot
 from kata_pin.model.measured.counters import TaskRun
-from kata_pin.wire.kernel.sched import parse_task_run
+from kata_pin.wire.kernel.sched import MAX_TASK, parse_sched, parse_task_run
 
 
 def task_runs(root: HostRoot, threads: Iterable[tuple[int, int]]) -> dict[int, TaskRun]:
@@ -23,6 +23,22 @@ def task_runs(root: HostRoot, threads: Iterable[tuple[int, int]]) -> dict[int, T
             found[tid] = parse_task_run(read_once(root.proc(tgid, "task", tid, "schedstat")))
         except (OSError, ParseError):
             continue
+    return found
+
+
+def migrations(root: HostRoot, threads: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Return by tid how often threads were moved to another CPU; the others as in `task_runs`.
+
+    Kernels before 6.15 have it with CONFIG_SCHED_DEBUG alone.
+    """
+    found = {}
+    for tgid, tid in threads:
+        try:
+            moves = parse_sched(read_once(root.proc(tgid, "task", tid, "sched"), MAX_TASK))
+        except (OSError, ParseError):
+            continue
+        if moves.migrations is not None:
+            found[tid] = moves.migrations
     return found
 
 

@@ -102,9 +102,11 @@ class Thread:
     run_delay_s: float | None = None
     #: times since its birth that it lost its pCPU although it was ready; as `run_delay_s`
     preemptions: int | None = None
-    #: times since its birth that it was moved to another pCPU; as `run_delay_s`. No time is kept
-    #: of the last one: `top` shows moves per second
+    #: times since its birth that it was moved to another pCPU; as `run_delay_s`
     migrations: int | None = None
+    #: seconds for which it was not moved, at least: since the audit that found `migrations` grown,
+    #: or read it first; of paired vCPUs with `isolation.watch`, where one sandbox is asked for
+    unmoved_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -357,7 +357,10 @@ def database() -> Sandbox:
         thread(4100, "emulator", "6-7"),
         thread(4101, "vcpu", "6-7", vcpu=0, paired=False,
                reason="unpaired vCPU: shared CPUs (overhead: auto)"),
-        thread(4102, "vcpu", "4", vcpu=1, run_delay_s=0.25, preemptions=12345, migrations=1),
+        thread(
+            4102, "vcpu", "4", vcpu=1,
+            run_delay_s=0.25, preemptions=12345, migrations=1, unmoved_s=93_600.0,
+        ),
         thread(4103, "vcpu", "5", vcpu=2),
         thread(4104, "iothread", "6-7", iothread="iothread-0123456789abcdef", source="qmp",
                last_cpu=0),

@@ -96,6 +96,12 @@ class World:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "schedstat").write_text(f"{ran} {waited} {slices}\n")
 
+    def moved(self, times: int) -> None:
+        """Have the kernel say how often the vCPU was moved."""
+        folder = self.root / "proc" / str(VCPU.key.tgid) / "task" / str(VCPU.key.tid)
+        text = f"CPU 0/KVM (1100, #threads: 3)\nse.nr_migrations : {times}\n"
+        (folder / "sched").write_text(f"{text}nr_involuntary_switches : 0\n")
+
     def node_counters(self, ran: int, slices: int) -> None:
         text = f"version 16\ntimestamp 1\ncpu4 0 0 0 0 0 0 {ran} 0 {slices}\n"
         (self.root / "proc" / "schedstat").write_text(text)
@@ -319,6 +325,33 @@ async def test_an_intruder_is_named(
     world_.counters(waited=180 * MS)
     await world_.look()
     assert world_.started == [], "who it is was recorded a moment ago"
+
+
+async def test_since_when_a_vcpu_was_not_moved(
+    world_: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since the look that found more moves, or the first; one that did not run is not read."""
+    now, found = 1000.0, []
+    clock = SimpleNamespace(monotonic=lambda: now, monotonic_ns=lambda: int(now * 1e9))
+    monkeypatch.setattr(module, "time", clock)
+    for ran, moves in ((1, 7), (2, 7), (3, 8), (3, 9), (4, 9)):
+        world_.counters(ran=ran * MS)
+        world_.moved(moves)
+        await world_.look()
+        now += 10
+        found.append(world_.watch.unmoved_s(VCPU.key))
+    assert found == [10, 20, 10, 20, 10]
+    assert world_.watch.unmoved_s(EMULATOR.key) is None, "it may move as the scheduler likes"
+    world_.cache.report = None
+    await world_.look()
+    assert world_.watch.moves == {}
+
+
+async def test_moves_that_a_kernel_does_not_tell_are_unknown(world_: World) -> None:
+    """No /proc/PID/sched: no time, rather than one since the start."""
+    await world_.look()
+    await world_.look()
+    assert world_.watch.unmoved_s(VCPU.key) is None
 
 
 async def test_after_windows_that_found_nobody_it_rests(
