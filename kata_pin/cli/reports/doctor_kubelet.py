@@ -1,4 +1,4 @@
-"""`doctor` on the kubelet: its checkpoint, and whether its own list says the same."""
+"""`doctor` on the kubelet: its checkpoint, its own list, and CPUs of DRA claims beside it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import asyncio
 import os
 from collections.abc import Iterator
 
-from kata_pin.cli.reports import words
+from kata_pin.cli.reports import pcpus, words
 from kata_pin.config import Config
 from kata_pin.errors import KataPinError
 from kata_pin.model.count_noun import count
 from kata_pin.model.cpuset import union
 from kata_pin.model.reports.doctor import Row
+from kata_pin.sources.claims import read_claims
 from kata_pin.sources.kubelet import read_kubelet
 
 
@@ -67,3 +68,34 @@ def pod_resources(config: Config) -> Iterator[Row]:
     free = len(listed.allocatable - held)
     text = f"as the checkpoint; {free} of {len(listed.allocatable)} allocatable pCPUs are free"
     yield Row("pod resources", "ok", text)
+
+
+def claims(config: Config) -> Iterator[Row]:
+    """Yield what DRA claims give, and whether the kubelet gives CPUs beside them.
+
+    Nothing where there are none: the driver for CPUs runs on few nodes.
+    """
+    folder = config.paths.cdi
+    try:
+        found, problem = read_claims(folder)
+    except KataPinError as error:
+        yield Row("DRA claims", "warn", f"not read: {error.message}", error.hint)
+        return
+    if problem:
+        yield Row("DRA claims", "warn", f"not all read: {problem}")
+    if not found:
+        return
+    cpus = union(found.values())
+    text = f"{count(len(found), 'claim')} of {pcpus.named(cpus)}"
+    try:
+        kubelet_state = read_kubelet(config.paths.kubelet_state)
+    except KataPinError:  # has a row of its own
+        kubelet_state = None
+    if kubelet_state is None or not kubelet_state.static:
+        yield Row("DRA claims", "ok", text)
+        return
+    held = union(one for entries in kubelet_state.entries.values() for one in entries.values())
+    both = f"; {pcpus.named(cpus & held)} given by both" if cpus & held else ""
+    text += f", beside the kubelet's static policy, which knows nothing of them{both}"
+    remedy = "cpuManagerPolicy: none in the kubelet's configuration, or no DRA driver for CPUs here"
+    yield Row("DRA claims", "warn", text, remedy)

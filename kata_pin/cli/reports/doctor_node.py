@@ -88,6 +88,7 @@ def examine(
         doctor_install.hooks,
         lambda: doctor_kubelet.kubelet(config),
         lambda: doctor_kubelet.pod_resources(config),
+        lambda: doctor_kubelet.claims(config),
         lambda: kata(config),
         lambda: spool(config),
         lambda: doctor_programs.programs(state),

@@ -18,6 +18,7 @@ from kata_pin.cli.reports.memory import by_cgroup, far_from_vcpus, remedy
 from kata_pin.cli.reports.network import read_network
 from kata_pin.cli.reports.pcpus import parse
 from kata_pin.config import Config
+from kata_pin.model.count_noun import count
 from kata_pin.model.cpuset import CpuSet, union
 from kata_pin.model.reports.doctor import Row
 from kata_pin.model.reports.memory import SandboxMemory
@@ -59,6 +60,7 @@ def sandboxes(state: State, config: Config) -> Iterator[Row]:
         yield identified(sandbox, name)
         if kind_named(sandbox.vmm.kind).qmp:
             yield monitor(sandbox, config, name)
+        yield from claimed(sandbox, name)
         yield from writers(sandbox, name)
         if sandbox.mask:
             yield overhead(sandbox, state, config, name)
@@ -93,6 +95,20 @@ def doubles(sandbox: Sandbox, name: str) -> Iterator[Row]:
             which = f"{pcpus.named(both)} {'is' if len(both) == 1 else 'are'}"
             text = f"{which} assigned to {first} and {second}"
             yield Row("kubelet", "warn", text, words.DOUBLE_REMEDY, name)
+
+
+def claimed(sandbox: Sandbox, name: str) -> Iterator[Row]:
+    """Yield CPUs of DRA claims for which the VM has no vCPUs: Kata sizes VMs by limits alone."""
+    held = union(
+        parse(container.exclusive)
+        for container in sandbox.containers
+        if container.provenance == "claim" and container.state not in words.OVER
+    )
+    vcpus = sum(thread.role == "vcpu" for thread in sandbox.threads)
+    if vcpus < len(held):
+        text = f"{pcpus.named(held)} by DRA claim, and the VM has {count(vcpus, 'vCPU')}"
+        remedy = "Kata sizes VMs by CPU limits: set those of the containers to their claims' CPUs"
+        yield Row("DRA claims", "warn", text, remedy, name)
 
 
 def identified(sandbox: Sandbox, name: str) -> Row:

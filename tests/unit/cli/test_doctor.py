@@ -1,5 +1,6 @@
 """`doctor`: each check on this host or on a prepared folder, and what it says of sandboxes."""
 
+import json
 import os
 import socket
 from dataclasses import replace
@@ -138,6 +139,40 @@ def test_kubelet_states(tmp_path: Path) -> None:
     )
     assert row.text.endswith("and pod b")
     assert "cores of different sizes" in row.remedy
+
+
+def test_claims_beside_the_kubelet(tmp_path: Path) -> None:
+    """Both give CPUs away: the static policy beside the DRA driver is a warning, none is not."""
+    state, specs = tmp_path / "cpu_manager_state", tmp_path / "cdi"
+    config = Config(paths=Paths(kubelet_state=str(state), cdi=str(specs)))
+    assert list(doctor_kubelet.claims(config)) == []
+    specs.mkdir()
+    uid = "0f8f5e2a-6b1c-4a55-9a51-0d1a6a1e7c11"
+    edits = {"env": [f"DRA_CPUSET_{uid}=2-3"]}
+    devices = [{"name": f"claim-{uid}", "containerEdits": edits}]
+    spec = {"cdiVersion": "0.8.0", "kind": "dra.k8s.io/cpu", "devices": devices}
+    (specs / "claim.json").write_text(json.dumps(spec))
+    (row,) = doctor_kubelet.claims(config)
+    assert (row.status, row.text) == ("ok", "1 claim of pCPUs 2-3")
+    state.write_text(checkpoint("0-1", {"a": {"c": "3-4"}}))
+    (row,) = doctor_kubelet.claims(config)
+    assert row.status == "warn"
+    assert row.text.endswith("static policy, which knows nothing of them; pCPU 3 given by both")
+    assert "cpuManagerPolicy: none" in row.remedy
+    (specs / "claim.json").write_text("{")
+    (row,) = doctor_kubelet.claims(config)
+    assert (row.status, row.text[:14]) == ("warn", "not all read: ")
+
+
+def test_a_vm_smaller_than_its_claims() -> None:
+    """Kata does not count claims: without limits the VM has vCPUs for some of the CPUs only."""
+    container = docs.container("app", "4-6", "4-6", provenance="claim")
+    threads = [docs.thread(4100 + n, "vcpu", str(n), vcpu=n - 4) for n in (4, 5, 6)]
+    sandbox = docs.sandbox("shop/web", "4-6", *threads[:2], containers=(container,))
+    (row,) = doctor_sandbox.claimed(sandbox, "shop/web")
+    assert (row.status, row.text) == ("warn", "pCPUs 4-6 by DRA claim, and the VM has 2 vCPUs")
+    sandbox = docs.sandbox("shop/web", "4-6", *threads, containers=(container,))
+    assert not list(doctor_sandbox.claimed(sandbox, "shop/web"))
 
 
 def test_cpus_of_two_running_containers_of_a_pod() -> None:
