@@ -120,14 +120,15 @@ def parse_version(text: str) -> int:
     return version
 
 
-def drop_in(config: RuntimeConfig, specs: Mapping[str, str]) -> str:
-    """Return a configuration file that gives handlers base runtime specs, and says nothing else."""
+def drop_in(config: RuntimeConfig, version: int, specs: Mapping[str, str]) -> str:
+    """Return a file of a version that gives handlers base runtime specs, and says nothing else."""
+    plugin = plugin_of(config, version)
     lines = [
         "# Written by kata-pin install: Kata's runtime handlers get the hooks of kata-pin.",
-        f"version = {config.version}",
+        f"version = {version}",
     ]
     for name, path in specs.items():
-        lines += ["", table_of(config.plugin, name), f'  {BASE_SPEC} = "{path}"']
+        lines += ["", table_of(plugin, name), f'  {BASE_SPEC} = "{path}"']
     return "\n".join(lines) + "\n"
 
 

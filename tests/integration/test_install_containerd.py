@@ -135,11 +135,14 @@ def uninstall_completely(containerd: Containerd) -> None:
 
 
 @only_built
-def test_a_drop_in_where_files_are_merged(containerd: Containerd) -> None:
-    """One import, one drop-in: the handler keeps its options, and uninstall leaves no byte."""
+@pytest.mark.parametrize("migrated", [True, False], ids=["newest", "version-2"])
+def test_a_drop_in_where_files_are_merged(containerd: Containerd, migrated: bool) -> None:
+    """One import, one drop-in of the file's version: the handler keeps its options, and uninstall
+    leaves no byte."""
     config = containerd.shared / "config.toml"
     config.write_text(f'imports = ["/etc/containerd/conf.d/*.toml"]\n{config.read_text()}')
-    containerd.migrate()
+    if migrated:
+        containerd.migrate()
     containerd.restart()
     before, (plugins, handler) = etc(containerd), dumped(containerd)
     said = kata_pin(containerd, "install", "--containerd", "--handler", "kata")
@@ -167,23 +170,6 @@ def test_an_import_that_is_missing_is_named(containerd: Containerd) -> None:
     said = kata_pin(containerd, "install", "--containerd", "--handler", "kata")
     assert f'in {CONFIG} add "/etc/containerd/conf.d/*.toml" to the top-level list imports' in said
     assert dumped(containerd)[1]["base_runtime_spec"] == ""
-
-
-@only_built
-def test_lines_where_the_file_is_older(containerd: Containerd) -> None:
-    """A file of version 2: containerd 2.3 would refuse a newer drop-in; the line to set works."""
-    config = containerd.shared / "config.toml"
-    plugins, handler = dumped(containerd)
-    said = kata_pin(containerd, "install", "--containerd", "--handler", "kata")
-    assert "may not be newer than the file, whose version is 2" in said
-    assert not containerd.has("/etc/containerd/conf.d/kata-pin.toml"), said
-    assert dumped(containerd) == (plugins, handler)
-    line = next(one.strip() for one in said.splitlines() if "base_runtime_spec" in one)
-    assert RUNTIMES.strip() in said.replace('"kata"]', "kata]")
-    config.write_text(config.read_text().replace(RUNTIMES, f"{RUNTIMES}{line}\n"))
-    assert dumped(containerd)[1] == {**handler, "base_runtime_spec": SPEC}
-    said = kata_pin(containerd, "install", "--containerd", "--handler", "kata")
-    assert said.endswith("systemctl restart containerd\n"), said
 
 
 @only_debians

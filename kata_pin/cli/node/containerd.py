@@ -54,7 +54,7 @@ class Plan:
     """The path of the drop-in, empty where it cannot work."""
 
     version: int
-    """Of CONFIG itself, which the lines to add are written for."""
+    """Of CONFIG itself, which the drop-in and the lines to add are written for."""
 
     @property
     def spec_files(self) -> tuple[NodeFile, ...]:
@@ -83,8 +83,8 @@ def plan(hooks: Mapping[str, list[wire.Spec]], handlers: Iterable[str], run: Run
         for name, path in specs.items()
     ]
     version = _own_version(config)
-    drop_in = wire.drop_in(config, specs)
-    if version < config.version or not _merges(config, specs, drop_in, version, run):
+    drop_in = wire.drop_in(config, version, specs)
+    if not _merges(config, specs, drop_in, version, run):
         return Plan(config, specs, tuple(files), "", version)
     path = f"{_imported_folder() or FOLDER}/{DROP_IN}"
     return Plan(config, specs, (*files, NodeFile(path, drop_in.encode())), path, version)
@@ -117,12 +117,9 @@ def next_steps(done: Plan, run: Run) -> list[str]:
     if done.drop_in:
         step = f'add "{os.path.dirname(done.drop_in)}/*.toml" to the top-level list imports'
         return [f"containerd: in {CONFIG} {step}, then restart it:\n  {RESTART}"]
-    reason = "this release replaces tables by those of imported files"
-    if done.version < done.config.version:
-        reason = f"a drop-in may not be newer than the file, whose version is {done.version}"
     plugin = wire.plugin_of(done.config, done.version)
     lines = [
-        f"containerd: {reason}. In {CONFIG} set",
+        f"containerd: a drop-in would change other settings than ours. In {CONFIG} set",
         *(
             line
             for name in left
@@ -228,7 +225,7 @@ def _imported_folder() -> str:
 def _own_version(config: wire.RuntimeConfig) -> int:
     """Return the version of CONFIG itself, which containerd may have migrated for its dump.
 
-    containerd 2.3 does not start with a drop-in of a newer version than that of the file that
+    A drop-in has the same: containerd 2.3 does not start with one that is newer than the file that
     imports it, and earlier ones then do not migrate that file (its pull request 12891).
     """
     if not os.path.exists(CONFIG):  # containerd's defaults are of its newest version

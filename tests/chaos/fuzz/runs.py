@@ -93,7 +93,9 @@ def run_containerd_config(data: bytes) -> object:
     config = containerd.parse_dump(text)
     assert containerd.plugin_of(config, version)
     specs = {name: f"/specs/{name}.json" for name in config.handlers}
-    assert containerd.base_specs(containerd.drop_in(config, specs)) == set(specs.values())
+    assert containerd.base_specs(containerd.drop_in(config, config.version, specs)) == set(
+        specs.values()
+    )
     return config.with_base_specs(specs)
 
 

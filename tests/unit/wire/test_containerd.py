@@ -65,7 +65,7 @@ def test_names_that_are_no_handlers_are_left_out() -> None:
 def test_a_drop_in_says_one_thing_per_handler() -> None:
     """The version and table of the dump, the path, and nothing that could replace a setting."""
     config = wire.parse_dump(DUMP.format(version=3, plugin=wire.RUNTIME_PLUGINS[0]))
-    text = wire.drop_in(config, {"kata-qemu": "/a.json", "third": "/b.json"})
+    text = wire.drop_in(config, 3, {"kata-qemu": "/a.json", "third": "/b.json"})
     lines = [line.strip() for line in text.splitlines() if line and not line.startswith("#")]
     assert lines == [
         "version = 3",

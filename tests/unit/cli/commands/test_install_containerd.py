@@ -99,17 +99,23 @@ def test_a_line_where_tables_are_replaced(place: Path) -> None:
     ("text", "plugin", "version"),
     [("version = 2\n", "io.containerd.grpc.v1.cri", 2), ("", "cri", 1)],
 )
-def test_no_drop_in_newer_than_the_file(place: Path, text: str, plugin: str, version: int) -> None:
-    """containerd 2.3 would not start; the lines are those that a file of its version has."""
+def test_a_drop_in_of_the_files_version(place: Path, text: str, plugin: str, version: int) -> None:
+    """A newer one keeps containerd 2.3 from starting; lines to add are of the same version."""
     (place / "config.toml").write_text(text)
-    fake = Fake()
+    plan = containerd.plan(HOOKS, ("kata",), Fake())
+    assert plan is not None
+    written = plan.files[1].content.decode().splitlines()[1:]
+    table = f'[plugins."{plugin}".containerd.runtimes."kata"]'
+    assert written == [
+        f"version = {version}",
+        "",
+        table,
+        f'  base_runtime_spec = "{place}/kata.json"',
+    ]
+    fake = Fake(merges=False)
     plan = containerd.plan(HOOKS, ("kata",), fake)
     assert plan is not None
-    assert [one.path for one in plan.files] == [f"{place}/kata.json"]
-    (place / "kata.json").write_bytes(plan.files[0].content)
-    (said,) = containerd.next_steps(plan, fake)
-    assert f'[plugins."{plugin}".containerd.runtimes."kata"]' in said
-    assert f"may not be newer than the file, whose version is {version}" in said
+    assert table in containerd.next_steps(plan, fake)[0]
 
 
 def test_a_version_that_nobody_can_read_is_an_error(place: Path) -> None:
