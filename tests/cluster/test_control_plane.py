@@ -12,9 +12,7 @@ import json
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +23,6 @@ from kata_pin.model.node_topology import Zone
 from kata_pin.policy.node_placement import NOTHING_KNOWN
 from kata_pin.reporter.api import MERGE, ApiRefused, ApiServer
 from kata_pin.reporter.duties import StartupTaint, Topology
-from kata_pin.reporter.node import NodeDaemon
-from kata_pin.reporter.publisher import Publisher
 from kata_pin.sources.http_client import HttpClient
 from kata_pin.wire.kube.objects import encode_placement
 from kata_pin.wire.reports import encode
@@ -36,14 +32,10 @@ from tests.support.daemon import PROGRAM, Node, Pod, private_node
 from tests.support.definitions import DEFINITIONS, definition
 from tests.support.katalike import KataSandbox
 from tests.support.waiting import wait_for
-from tests.unit.cli import documents
 
 PROJECT = Path(__file__).resolve().parents[2]
 CHARTS = PROJECT / "hooks" / "charts"
 SPACE = "kata-pin"
-NODES = int(os.environ.get("KATA_PIN_CLUSTER_NODES", "50"))
-"""Simulated nodes; docs/verification.md has a run with 500."""
-
 pytestmark = [NEEDS_CLUSTER, pytest.mark.root, pytest.mark.timeout(300)]
 
 
@@ -412,64 +404,6 @@ def check_plugin(cluster: ControlPlane) -> None:
     assert "no pod of kata-pin runs on node worker-7" in done.stderr
     assert f"shop/{name}" in plugin(cluster, "__complete", "show", "").stdout
     assert plugin(cluster, "nodes", "nope").returncode == 1
-
-
-# ---- many nodes ------------------------------------------------------------------------------
-
-
-class Simulated(NodeDaemon):
-    """A daemon that answers with a document of 20 sandboxes; `turn` changes it."""
-
-    def __init__(self) -> None:
-        super().__init__("/nowhere")
-        self.__dict__["turn"] = 0
-
-    async def state(self) -> Any:
-        turn = self.__dict__["turn"]
-        pods = [documents.sandbox(f"shop/pod-{number}", "4-7") for number in range(20)]
-        first = replace(pods[0], state="drift" if turn % 2 else "ok")
-        return documents.state(first, *pods[1:], cpus=16)
-
-    async def watch(self) -> None:
-        return None
-
-
-async def test_many_nodes(cluster: ControlPlane, capsys: pytest.CaptureFixture[str]) -> None:
-    """So many objects, then a change of each, then quiet: two requests, one, none per node."""
-    admin = json.loads((cluster.folder / "kubeconfig").read_text())["users"][0]["user"]["token"]
-    token = cluster.folder / "admin.token"
-    token.write_text(admin)
-    nodes = []
-    for number in range(NODES):
-        client = HttpClient(cluster.url, token=str(token), ca=str(cluster.ca), deadline_s=30.0)
-        nodes.append(Publisher(Simulated(), ApiServer(client), f"sim-{number}", ""))
-    limit = asyncio.Semaphore(8)
-
-    async def one_round(one: Publisher) -> None:
-        async with limit:
-            await one.look()
-            await one.publish()
-
-    figures = []
-    for turn, writes in enumerate((1, 2, 2)):
-        began = time.monotonic()
-        for one in nodes:
-            one.daemon.__dict__["turn"] = min(turn, 1)
-        await asyncio.gather(*map(one_round, nodes))
-        figures.append(time.monotonic() - began)
-        assert [one.api_problem for one in nodes if one.api_problem] == []
-        assert {one.requests["ok"] for one in nodes} == {writes}
-    listed = cluster.get("npl", "sim-0")
-    size = len(json.dumps(listed["status"]))
-    began = time.monotonic()
-    found = cluster.kubectl("get", "npl", "-o", "name")
-    with capsys.disabled():
-        print(
-            f"\n{NODES} nodes: created in {figures[0]:.1f} s, changed in {figures[1]:.1f} s, "
-            f"quiet {figures[2]:.1f} s; {size} bytes each; "
-            f"listed in {time.monotonic() - began:.1f} s"
-        )
-    assert found.count("/sim-") == NODES
 
 
 # ---- helm's life cycle -----------------------------------------------------------------------

@@ -150,7 +150,7 @@ def control_plane(folder: Path) -> Iterator[ControlPlane]:
         *("--kubelet-client-certificate", str(told), "--kubelet-client-key", str(secret)),
     ]
     ca = folder / "certificates" / "apiserver.crt"
-    with _running(etcd, folder / "etcd.log"), _running(apiserver, folder / "apiserver.log") as api:
+    with running(etcd, folder / "etcd.log"), running(apiserver, folder / "apiserver.log") as api:
         wait_for(lambda: _ready(url, admin, api, folder), "the API server to be ready", START_S)
         cluster = ControlPlane(folder, url, ca, told)
         _write_kubeconfig(folder / "kubeconfig", url, ca, admin)
@@ -173,7 +173,7 @@ def controllers(cluster: ControlPlane) -> Iterator[None]:
         *("--root-ca-file", str(cluster.ca), "--controllers", ",".join(_CONTROLLERS)),
     ]
     scheduler = [str(programs() / "kube-scheduler"), *common, "--secure-port", str(second)]
-    with _running(manager, folder / "manager.log"), _running(scheduler, folder / "scheduler.log"):
+    with running(manager, folder / "manager.log"), running(scheduler, folder / "scheduler.log"):
         yield
 
 
@@ -201,7 +201,8 @@ def _write_kubeconfig(path: Path, url: str, ca: Path, token: str) -> None:
 
 
 @contextlib.contextmanager
-def _running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program for the block; it is ended by its pid."""
     with log.open("wb") as file:
         process = subprocess.Popen(
             ["nice", "-n", "5", *command], stdin=subprocess.DEVNULL, stdout=file, stderr=file
