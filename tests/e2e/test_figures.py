@@ -97,9 +97,9 @@ class Way:
 
 
 WAYS: Final = {
+    "katapin": Way(own_rule=False, mode="act"),
     "default": Way(own_rule=False, mode="observe"),
     "rule": Way(own_rule=True, mode="observe"),
-    "katapin": Way(own_rule=False, mode="act"),
 }
 
 
