@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Iterator
 
 from kata_pin.cli.reports import pcpus
 from kata_pin.model.cpuset import CpuSet, union
-from kata_pin.model.reports.sandbox import Sandbox
+from kata_pin.model.reports.sandbox import Sandbox, Thread
 from kata_pin.model.reports.state import State
 from kata_pin.policy.isolation.classes import Known, Owner
 
@@ -30,18 +30,21 @@ def owners(state: State, about: Container[str] | None = None) -> list[Owner]:
 
 def _placed(sandbox: Sandbox, cpu: int) -> dict[int, str]:
     """Return the threads that are placed on a pCPU, with their labels."""
-    return {
-        thread.tid: thread.label
-        for thread in sandbox.threads
-        if cpu in pcpus.parse(thread.expected)
-    }
+    return {thread.tid: thread.label for thread in sandbox.threads if cpu in _place(thread)}
 
 
 def _alone(sandbox: Sandbox, cpu: int) -> Iterator[int]:
     """Yield the threads that may run on this pCPU only."""
     for thread in sandbox.threads:
-        if thread.expected and pcpus.parse(thread.expected) == CpuSet([cpu]):
+        if _place(thread) == CpuSet([cpu]):
             yield thread.tid
+
+
+def _place(thread: Thread) -> CpuSet:
+    """Return a thread's pCPUs; of a vCPU that others pin, as Kata can, where it may run."""
+    if thread.expected is None and thread.role == "vcpu":
+        return pcpus.parse(thread.affinity)
+    return pcpus.parse(thread.expected)
 
 
 def known(state: State) -> Known:

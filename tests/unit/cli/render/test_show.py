@@ -51,8 +51,10 @@ def test_at_80_columns_each_thread_is_one_line() -> None:
     lines = _lines(docs.database())
     head = next(n for n, line in enumerate(lines) if line.lstrip().startswith("TID"))
     assert "LAST-CPU" in lines[head]
-    left_out = "not shown at this width: SOURCE, CPU-TIME, RUN-DELAY, PREEMPTED, MIGRATED"
-    body = lines[head + 1 : lines.index(left_out)]
+    left_out = "not shown at this width: SOURCE, CPU-TIME, RUN-DELAY, PREEMPTED, MIGRATED,"
+    end = lines.index(left_out)
+    assert lines[end + 1].strip() == "LAST-MOVE"
+    body = lines[head + 1 : end]
     broken = [line for line in body if not re.match(r" *\d+ ", line)]
     assert broken == [" " * 6 + "0123456789abcdef"]  # the id of an iothread
 

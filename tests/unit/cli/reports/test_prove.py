@@ -65,6 +65,21 @@ def run(states: Iterable[State], *, wanted: Wanted | None = None) -> ProveDocume
     return prove.prove(lambda: next(given), wanted or Wanted(), meter=lambda *_: measured())
 
 
+def test_a_vcpu_that_kata_pins_owns_its_pcpu() -> None:
+    """Kata's own rule places it, kata-pin does not; its other unmanaged threads own nothing."""
+    state = owned()
+    threads = [
+        replace(one, expected=None, desired=None, affinity="4", state="unmanaged")
+        for one in state.sandboxes[0].threads
+    ]
+    first = replace(state.sandboxes[0], threads=tuple(threads))
+    owner = owners.owners(replace(state, sandboxes=(first,)))[0]
+    vcpus = {one.tid for one in threads if one.role == "vcpu"}
+    assert owner.cpu == 4
+    assert owner.own.keys() == owner.alone == vcpus
+    assert len(vcpus) < len(threads)
+
+
 def test_an_owner_that_changed_proves_nothing() -> None:
     """A pCPU that was not exclusive to its sandbox all the time is unproved."""
     before = owned()
