@@ -97,10 +97,11 @@ class Way:
 
 
 WAYS: Final = {
-    "katapin": Way(own_rule=False, mode="act"),
     "default": Way(own_rule=False, mode="observe"),
     "rule": Way(own_rule=True, mode="observe"),
+    "katapin": Way(own_rule=False, mode="act"),
 }
+"""The last is the one after which threads stay where they were put."""
 
 
 @dataclass(frozen=True)
