@@ -7,7 +7,8 @@ Whatever else runs on the node is kept off them, so that what is left are the po
 
 All three are measured with the same guests, load and code; while Kata is on its own the daemon only
 observes. Everything is emulated: shares of time say which thread ran where, not how fast a real
-node is. docs/performance.md says what was seen. Run by hand: it takes minutes.
+node is. docs/performance.md says what was seen. Run by hand: it takes minutes, and an emulated
+machine needs KATA_PIN_LAB_QEMU=trixie.
 """
 
 from __future__ import annotations

@@ -204,14 +204,16 @@ class Machine:
         return argv
 
     def _qemu(self) -> list[str]:
-        """Return the words that start QEMU: Debian 13's, from its lab root, once that is built.
+        """Return the words that start QEMU: of Debian 13's, those of its lab root's own loader.
 
         Before 8.1, QEMU emulating several CPUs may run what a CPU has just overwritten, and a
         kernel that changes its own code (tracepoints, static keys) panics on int3.
         """
+        if self._settings.qemu == "host":
+            return [QEMU]
         root = RootBuilder(self._settings, SUITES["trixie"], self._tell).find_root()
         if root is None:
-            return [QEMU]
+            raise LabError("Debian 13's QEMU is not there: `scripts/lab build trixie-kvm` first")
         words = [str(root / "lib64/ld-linux-x86-64.so.2")]
         words += ["--library-path", str(root / "usr/lib/x86_64-linux-gnu")]
         words += [str(root / "usr/bin" / QEMU)]

@@ -3,6 +3,7 @@
 KATA_PIN_LAB_CACHE   everything that is kept (default: kata-pin/lab in the user's cache folder)
 KATA_PIN_LAB_MIRROR  the Debian mirror (default: the one that apt is configured with)
 KATA_PIN_LAB_ACCEL   auto (default), tcg or kvm
+KATA_PIN_LAB_QEMU    who emulates: host (default), this machine's, or trixie, Debian 13's
 KATA_PIN_LAB_SCALE   multiplies every deadline (default: 1, on top of what emulation needs)
 """
 
@@ -30,6 +31,7 @@ class Settings:
     mirror: str
     accel: str
     scale: float
+    qemu: str = "host"
 
     @classmethod
     def read(cls) -> Settings:
@@ -38,6 +40,9 @@ class Settings:
         accel = os.environ.get("KATA_PIN_LAB_ACCEL", "auto")
         if accel not in ("auto", "tcg", "kvm"):
             raise LabError(f"KATA_PIN_LAB_ACCEL is {accel!r}, not auto, tcg or kvm")
+        qemu = os.environ.get("KATA_PIN_LAB_QEMU", "host")
+        if qemu not in ("host", "trixie"):
+            raise LabError(f"KATA_PIN_LAB_QEMU is {qemu!r}, not host or trixie")
         try:
             scale = float(os.environ.get("KATA_PIN_LAB_SCALE", "1"))
         except ValueError:
@@ -47,6 +52,7 @@ class Settings:
             mirror=os.environ.get("KATA_PIN_LAB_MIRROR", ""),
             accel=accel,
             scale=scale,
+            qemu=qemu,
         )
 
     def find_mirror(self) -> str:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,11 +65,15 @@ def test_machines_have_no_network_and_listen_on_files_only(machine: Machine) -> 
     assert all("path=" in word or word.startswith("unix:") for word in listeners)
 
 
-def test_debian_13s_qemu_emulates_once_it_is_there(settings: Settings, machine: Machine) -> None:
-    """Without its root this machine's QEMU does; KVM never needs another one."""
+def test_debian_13s_qemu_emulates_where_it_is_chosen(settings: Settings, machine: Machine) -> None:
+    """It must have been built; KVM never needs another one."""
     image = Image(Path("/image"))
     assert machine.arguments(image, "tcg")[0] == "qemu-system-x86_64"
-    root = settings.cache / f"base/trixie-{Builder(settings, SUITES['trixie'], print).base_key()}"
+    chosen = replace(settings, qemu="trixie")
+    machine = Machine(chosen, machine.flavour, print)
+    with pytest.raises(LabError, match="Debian 13's QEMU"):
+        machine.arguments(image, "tcg")
+    root = settings.cache / f"base/trixie-{Builder(chosen, SUITES['trixie'], print).base_key()}"
     (root / "tree").mkdir(parents=True)
     words = machine.arguments(image, "tcg")
     assert words[3] == str(root / "tree/usr/bin/qemu-system-x86_64")
