@@ -8,7 +8,6 @@ what `kata-pin install` writes, but for hooks: that command registers them.
 
 from __future__ import annotations
 
-import argparse
 import email.utils
 import shutil
 import sys
@@ -79,24 +78,9 @@ kata-pin: unusual-interpreter python [usr/lib/kata-pin/*]
 
 def main() -> int:
     """Build what the arguments say; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/deb",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    return stage.command(
+        "deb", __doc__, tool="dpkg-deb", releases=PYTHONS, default="trixie", build=build
     )
-    parser.add_argument("--folder", type=Path, default=Path("dist"), help="where it goes")
-    parser.add_argument("--release", choices=PYTHONS, default="trixie", help="of Debian")
-    options = parser.parse_args()
-    try:
-        parts.need("dpkg-deb")
-        print(build(options.folder, options.release))
-    except parts.NotHereError as error:
-        print(f"deb: {error}", file=sys.stderr)
-        return parts.NOT_HERE
-    except parts.BuildError as error:
-        print(f"deb: {error}", file=sys.stderr)
-        return 1
-    return 0
 
 
 def build(folder: Path, release: str) -> Path:

@@ -8,7 +8,6 @@ which has an older python3 beside it in release 9. docs/upgrade.md says what was
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import tempfile
@@ -80,24 +79,9 @@ cp -a {root}/. %{{buildroot}}/
 
 def main() -> int:
     """Build what the arguments say; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/rpm",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    return stage.command(
+        "rpm", __doc__, tool="rpmbuild", releases=TARGETS, default="el10", build=build
     )
-    parser.add_argument("--folder", type=Path, default=Path("dist"), help="where it goes")
-    parser.add_argument("--release", choices=TARGETS, default="el10", help="of the distribution")
-    options = parser.parse_args()
-    try:
-        parts.need("rpmbuild")
-        print(build(options.folder, options.release))
-    except parts.NotHereError as error:
-        print(f"rpm: {error}", file=sys.stderr)
-        return parts.NOT_HERE
-    except parts.BuildError as error:
-        print(f"rpm: {error}", file=sys.stderr)
-        return 1
-    return 0
 
 
 def build(folder: Path, release: str) -> Path:

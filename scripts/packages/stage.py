@@ -1,11 +1,15 @@
-"""The files of a .deb and of an .rpm: what `kata-pin install` writes, and the locked libraries.
+"""What a .deb and an .rpm share: their command line, and their files.
 
-Hooks are not among them: that command registers them.
+The files are those that `kata-pin install` writes, but for hooks, which that command registers, and
+the locked libraries.
 """
 
 from __future__ import annotations
 
+import argparse
 import gzip
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +19,39 @@ from scripts.packages.parts import Component
 
 PROGRAM: Final = "/usr/bin/kata-pin"
 DOCS: Final = "/usr/share/doc/kata-pin"
+
+
+def command(
+    name: str,
+    about: str | None,
+    *,
+    tool: str,
+    releases: Iterable[str],
+    default: str,
+    build: Callable[[Path, str], Path],
+) -> int:
+    """Run `scripts/NAME`: build for the release that its arguments say; return the exit status.
+
+    `tool` is the program that it needs, `build` takes the folder and the release.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"scripts/{name}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--folder", type=Path, default=Path("dist"), help="where it goes")
+    parser.add_argument("--release", choices=releases, default=default, help="of the distribution")
+    options = parser.parse_args()
+    try:
+        parts.need(tool)
+        print(build(options.folder, options.release))
+    except parts.NotHereError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return parts.NOT_HERE
+    except parts.BuildError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def stage(
