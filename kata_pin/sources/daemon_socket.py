@@ -65,10 +65,7 @@ def ask(
             f"no permission to connect to {path}",
             hint=here(NO_PERMISSION),
         ) from error
-    except (
-        BrokenPipeError,
-        ConnectionResetError,
-    ) as error:  # as it does to those it does not serve
+    except (BrokenPipeError, ConnectionResetError) as error:  # whom it does not serve
         raise DaemonError(
             f"the daemon closed the connection on {path}", hint=here(NO_PERMISSION)
         ) from error

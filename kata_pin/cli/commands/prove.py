@@ -73,7 +73,7 @@ def prove(
     pCPU are unavoidable: they are listed, and are no violation. A measurement that is not whole
     (lost records, a pCPU that went offline) proves nothing. Needs root.
 
-    Where perf is not to be had, the kernel's histograms (tracefs) name tasks too; counters
+    Without perf, the kernel's histograms (tracefs) still name the tasks; its counters
     (/proc/schedstat, schedstat) only tell how long others had a pCPU. Exit status: 0 proved, 3
     violated, 4 unproved or not measured.
     """

@@ -359,7 +359,7 @@ def database() -> Sandbox:
                reason="unpaired vCPU: shared CPUs (overhead: auto)"),
         thread(
             4102, "vcpu", "4", vcpu=1,
-            run_delay_s=0.25, preemptions=12345, migrations=1, unmoved_s=93_600.0,
+            run_delay_s=0.25, preemptions=12345, migrations=1, unmoved_s=41.0,
         ),
         thread(4103, "vcpu", "5", vcpu=2),
         thread(4104, "iothread", "6-7", iothread="iothread-0123456789abcdef", source="qmp",
