@@ -117,10 +117,8 @@ def _pcpu(pcpu: ProvedPcpu, output: Output) -> Iterator[Text]:
             Column("LONGEST", breaks="", right=True),
         ]
         yield from table(columns, [_task(*one) for one in programs[:SHOWN]], output)
-    more = sum(threads for _, threads in programs[SHOWN:]) + pcpu.tasks_left_out
-    if more:
-        listed = "--json lists them" if not pcpu.tasks_left_out else "--json lists more"
-        yield Text(f"{count(more, 'more task')} with less time; {listed}")
+    if more := sum(threads for _, threads in programs[SHOWN:]):
+        yield Text(f"{count(more, 'more task')} with less time; --json lists them")
     if pcpu.interrupts:
         columns = [
             Column("INTERRUPT", fold=12),

@@ -188,5 +188,6 @@ def _finding(row: ProvedPcpu, percent: float, tasks: list[RanTask], *, fails: bo
 def _named(task: RanTask) -> str:
     owner = task.pod or task.unit
     whose = f" of {owner}" if owner else ""
+    who = f" (pid {task.pid}{whose})" if task.pid else ""
     time = "" if task.total_ms is None else f" {task.total_ms:.1f} ms"
-    return f"{task.comm} (pid {task.pid}{whose}){time}"
+    return f"{task.comm}{who}{time}"

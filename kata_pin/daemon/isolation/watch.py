@@ -333,8 +333,9 @@ def _intruders(row: ProvedPcpu) -> Iterator[str]:
     for task, _ in foreign[:NAMED]:
         where = task.pod or task.unit or task.cgroup
         share = (task.total_ms or 0.0) / 10 / row.window_s
-        about = f"pid {task.pid}" + (f", {where}" if where else "")
-        yield f"{task.comm or 'a task that ended'} ({about}) {share:.2f} %"
+        about = [f"pid {task.pid}"] * bool(task.pid) + [where] * bool(where)
+        who = f" ({', '.join(about)})" if about else ""
+        yield f"{task.comm or 'a task that ended'}{who} {share:.2f} %"
     if len(foreign) > NAMED:
         yield f"{len(foreign) - NAMED} more"
 

@@ -45,7 +45,7 @@ class RanTask:
     #: `unbound-kernel` (a kernel thread that may run elsewhere), `per-cpu-kernel` (unavoidable, no
     #: violation), `unknown` (gone before it was looked at)
     task_class: str
-    tid: int  #: thread id; -1: all tasks beyond the most that are told apart
+    tid: int  #: thread id; -1: a row of several tasks, as there are too many
     pid: int  #: process id; 0: unknown
     comm: str  #: thread name; empty: unknown
     parent: str  #: the process that made it, where it is gone; else empty
@@ -60,6 +60,7 @@ class RanTask:
     timeline: tuple[TimelinePart, ...]  #: when; parts in which it did not run are left out
     remedy: str  #: what would keep it off the pCPU
     command: str  #: a command that does; empty: there is none
+    tasks: int = 1  #: how many tasks the row is of
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class ProvedPcpu:
     interrupt_ms: float | None  #: time in interrupts, which is part of the others; null: not asked
     own: tuple[OwnThread, ...]  #: the threads placed here
     tasks: tuple[RanTask, ...]  #: other tasks that had it, worst class first, longest first
-    tasks_left_out: int  #: so many more tasks are not listed
+    tasks_left_out: int  #: so many tasks are summed up in rows of their classes, whose tid is -1
     interrupts: tuple[RanInterrupt, ...]  #: interrupts, longest first
     histogram: tuple[HistogramBar, ...]  #: foreign slices by length
     idle_timeline: tuple[TimelinePart, ...]  #: when no task had it

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Final
 
+from kata_pin.model.count_noun import count
 from kata_pin.model.measured.counters import TaskRun
 from kata_pin.model.measured.windows import (
     BUCKETS,
@@ -35,7 +38,7 @@ from kata_pin.policy.isolation.remedies import Node
 from kata_pin.policy.isolation.verdicts import Judged
 
 MOST_TASKS: Final = 50
-"""Tasks of one pCPU that are listed."""
+"""Tasks of one pCPU that are listed each by itself."""
 
 ORDER: Final = (
     TaskClass.OTHER_SANDBOX,
@@ -54,9 +57,15 @@ def pcpu(judged: Judged, owner: Owner, measured: Measured, known: Known, node: N
     own = {one.tid: one for one in window.tasks if one.tid in owner.own}
     others = [one for one in window.tasks if one.tid != IDLE and one.tid not in owner.own]
     others.sort(key=lambda one: (ORDER.index(judged.classes[one.tid]), -one.ran_ns, one.tid))
+    listed, rest = others[:MOST_TASKS], others[MOST_TASKS:]
     idle = next((one for one in window.tasks if one.tid == IDLE), None)
     interrupts = _interrupts(measured, owner.cpu, node)
     ran = judged.ran_ns
+
+    def row(one: Totals) -> RanTask:
+        kind = judged.classes[one.tid]
+        return _task(one, measured.tasks.get(one.tid), kind, known, node, timed=timed)
+
     return ProvedPcpu(
         cpu=owner.cpu,
         sandbox=owner.sandbox,
@@ -79,13 +88,8 @@ def pcpu(judged: Judged, owner: Owner, measured: Measured, known: Known, node: N
             own_thread(tid, label, measured.times.get(tid), own.get(tid, Totals(tid, 0, 0, 0)))
             for tid, label in owner.own.items()
         ),
-        tasks=tuple(
-            _task(
-                one, measured.tasks.get(one.tid), judged.classes[one.tid], known, node, timed=timed
-            )
-            for one in others[:MOST_TASKS]
-        ),
-        tasks_left_out=max(0, len(others) - MOST_TASKS),
+        tasks=(*map(row, listed), *_crowds(rest, judged.classes, row)),
+        tasks_left_out=len(rest),
         interrupts=interrupts or (),
         histogram=tuple(_histogram(one for one in others if judged.classes[one.tid] in FOREIGN)),
         idle_timeline=_timeline(idle),
@@ -138,7 +142,7 @@ def by_process(tasks: Iterable[RanTask]) -> list[tuple[RanTask, int]]:
                 total_ms=_joined(sum, most.total_ms, task.total_ms),
                 longest_ms=_joined(max, most.longest_ms, task.longest_ms),
             )
-        found[key] = most, threads + 1
+        found[key] = most, threads + task.tasks
     return sorted(found.values(), key=lambda one: -(one[0].total_ms or 0.0))
 
 
@@ -192,6 +196,39 @@ def _task(
         remedy=remedy.text,
         command=remedy.command,
     )
+
+
+def _crowds(
+    tasks: Iterable[Totals], classes: Mapping[int, TaskClass], row: Callable[[Totals], RanTask]
+) -> Iterator[RanTask]:
+    """Yield one row for all tasks of a class: their sums, and the remedy of the first one.
+
+    So that shares and pictures are true however many short-lived tasks somebody starts.
+    """
+    for _, same in groupby(tasks, key=lambda one: classes[one.tid]):
+        group = list(same)
+        parts = Counter[int]()
+        for one in group:
+            parts.update(dict(one.parts))
+        total = group[0]._replace(
+            slices=sum(one.slices for one in group),
+            ran_ns=sum(one.ran_ns for one in group),
+            longest_ns=max(one.longest_ns for one in group),
+            parts=tuple(parts.items()),
+        )
+        yield replace(
+            row(total),
+            tid=CROWD,
+            pid=0,
+            comm=count(len(group), "more task"),
+            parent="",
+            sandbox="",
+            pod="",
+            unit="",
+            cgroup="",
+            affinity="",
+            tasks=len(group),
+        )
 
 
 def _interrupts(measured: Measured, cpu: int, node: Node) -> tuple[RanInterrupt, ...] | None:

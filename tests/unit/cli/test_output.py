@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -87,18 +86,12 @@ def test_an_output_that_fails_is_told(serve: Serve, redirection: str) -> None:
     assert (done.returncode, done.stderr) == expected
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Have programs that are started heed SIGINT: a shell's background jobs inherit it ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("watch", [["--watch", "0.2"], ["--watch"], ["-n", "default", "--watch"]])
 def test_watch_goes_on_until_it_is_interrupted(serve: Serve, watch: list[str]) -> None:
-    """The state is shown again and again; Ctrl-C ends it with 130 and no word."""
+    """The state is shown again and again; Ctrl-C ends it with 130 and no word.
+
+    On a busy machine there may be the line that says that it waits.
+    """
     state = docs.state(docs.database())
     config = str(serve(_state(state)))
     command = [sys.executable, "-m", "kata_pin.cli.main", "show", *watch, "--json"]
@@ -110,7 +103,8 @@ def test_watch_goes_on_until_it_is_interrupted(serve: Serve, watch: list[str]) -
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=20)
     assert documents == [plain(state), plain(state)]
-    assert (process.returncode, error) == (130, "")
+    waited = "kata-pin: waiting for the daemon's answer, up to 2 s\n"
+    assert (process.returncode, error.removeprefix(waited)) == (130, "")
 
 
 def test_watch_without_a_number_may_stand_before_a_sandbox(

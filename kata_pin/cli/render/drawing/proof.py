@@ -94,8 +94,6 @@ def _tasks(pcpus: Iterable[ProvedPcpu]) -> Iterator[Sequence[str]]:
                 *(str(one.slices), milliseconds(one.total_ms), milliseconds(one.longest_ms)),
                 *(one.remedy, one.command),
             )
-        if pcpu.tasks_left_out:
-            yield (str(pcpu.cpu), f"{pcpu.tasks_left_out} more", *[""] * (len(_TASKS) - 2))
 
 
 def _interrupts(pcpus: Iterable[ProvedPcpu]) -> Iterator[str]:

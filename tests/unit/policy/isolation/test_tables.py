@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
-from kata_pin.policy.isolation.tables import by_process
+import pytest
+
+from kata_pin.cli.reports.foreign import judged
+from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.measured.windows import CpuWindow, Measured, Method, SeenTask
+from kata_pin.model.measured.windows import RanTask as Totals
+from kata_pin.model.reports.prove import ProvedPcpu
+from kata_pin.model.thread import PF_KTHREAD
+from kata_pin.policy.isolation.classes import Known, Owner
+from kata_pin.policy.isolation.remedies import Node
+from kata_pin.policy.isolation.tables import by_process, pcpu
+from kata_pin.policy.isolation.verdicts import judge
 from tests.unit.cli.proved import proved
 
+ALL: Final = CpuSet.parse("0-7")
 TASK = proved().pcpus[0].tasks[0]
 
 
@@ -33,3 +47,54 @@ def test_a_time_that_was_not_measured_stays_unknown() -> None:
     tasks = [replace(TASK, pid=7, tid=tid, total_ms=1.0, longest_ms=None) for tid in (7, 8)]
     ((both, threads),) = by_process(tasks)
     assert (both.total_ms, both.longest_ms, threads) == (2.0, None, 2)
+
+
+SHORT_LIVED: Final = 3000
+"""Tasks with 0.3 ms of a second each: 90 % in all, while the 50 that are listed had 1.5 %."""
+
+
+def test_no_time_is_lost_however_many_tasks_had_it() -> None:
+    """A shell that starts one program after another: sums and pictures have all of them."""
+    row = _row([SeenTask(tid, tid, "true", affinity=ALL) for tid in range(100, 100 + SHORT_LIVED)])
+    crowd = row.tasks[-1]
+    assert (len(row.tasks), crowd.tasks, crowd.comm) == (51, 2950, "2950 more tasks")
+    assert sum(one.tasks for one in row.tasks) == SHORT_LIVED
+    assert row.tasks_left_out == crowd.tasks
+    assert (crowd.tid, crowd.pid, crowd.slices) == (-1, 0, 2950)
+    assert crowd.longest_ms == 0.3
+    assert sum(one.total_ms or 0.0 for one in row.tasks) == pytest.approx(row.foreign_ms)
+    assert sum(one.ran_ms for one in crowd.timeline) == pytest.approx(crowd.total_ms)
+    assert crowd.remedy == row.tasks[0].remedy
+
+
+def test_each_class_has_a_row_of_its_own() -> None:
+    """Tasks of the kernel are not hidden by a crowd of users' tasks."""
+    kernel = SeenTask(99, 99, "kworker/u8:1", PF_KTHREAD, ALL)
+    users = [SeenTask(tid, tid, "true", affinity=ALL) for tid in range(100, 160)]
+    row = _row([kernel, *users])
+    assert [(one.task_class, one.tasks) for one in row.tasks[-2:]] == [
+        ("user", 10),
+        ("unbound-kernel", 1),
+    ]
+
+
+def test_check_counts_them_too() -> None:
+    """By its fifty longest tasks alone this pCPU would be within a limit of 5 %."""
+    row = _row([SeenTask(tid, tid, "true", affinity=ALL) for tid in range(100, 100 + SHORT_LIVED)])
+    (finding,) = judged(replace(proved(), pcpus=(row,), max_foreign_percent=5.0)).findings
+    assert finding.fails
+    assert finding.text.startswith(
+        "pCPU 4 of shop/web: others had it 90 % of 1.0 s: 2950 more tasks 885.0 ms, true (pid 100)"
+    )
+
+
+def _row(tasks: Sequence[SeenTask]) -> ProvedPcpu:
+    """Return the object of a pCPU that each of some tasks had for 0.3 ms of a second."""
+    owner = Owner(4, "p1", "shop/web")
+    ran = tuple(
+        Totals(one.tid, 1, 300_000, 300_000, parts=((one.tid % 60, 300_000),)) for one in tasks
+    )
+    window = CpuWindow(4, 0, 1_000_000_000, ran)
+    measured = Measured(Method.PERF, {4: window}, {one.tid: one for one in tasks})
+    node = Node(CpuSet([0]), cgroup_v2=True)
+    return pcpu(judge(measured, owner, Known(), 0.0), owner, measured, Known(), node)
