@@ -165,7 +165,8 @@ def test_two_daemons_do_not_serve_one_directory(node: Node) -> None:
     sockets = {path.name: path.stat().st_ino for path in node.runtime_dir.glob("*.sock")}
     second = node.cli("run")
     assert second.returncode == 1
-    assert f"another kata-pin serves {node.runtime_dir}" in second.stderr
+    said = f"another kata-pin serves {node.runtime_dir} (process {first.pid}"
+    assert said in second.stderr
     assert "Traceback" not in second.stderr
     assert {p.name: p.stat().st_ino for p in node.runtime_dir.glob("*.sock")} == sockets
     assert node.ask("state")["daemon"]["pid"] == first.pid

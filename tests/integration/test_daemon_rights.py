@@ -101,6 +101,25 @@ def test_what_root_left_is_mended(node: Node) -> None:
     node.start()
 
 
+def test_another_installation_takes_over(node: Node) -> None:
+    """A package's user left the directory, as a pod's does: its registry stays in use."""
+    with node.pod("p1") as pod:
+        first = node.start()
+        pod.create("c1", "1")
+        wait_for(lambda: pod.id in node.registered(), "the sandbox recorded")
+        first.terminate()
+        other = 4242
+        for path in (node.runtime_dir, *node.runtime_dir.rglob("*")):
+            if path.lstat().st_uid == NOBODY:
+                os.chown(path, other, other, follow_symlinks=False)
+        os.chmod(node.runtime_dir, 0o750)
+        node.start()
+        assert pod.id in node.registered()
+    for path in (node.runtime_dir, node.runtime_dir / "registry.db", node.runtime_dir / "spool"):
+        found = path.stat()
+        assert (found.st_uid, found.st_gid) == (NOBODY, NOBODY), path
+
+
 def test_nothing_else_is_given_away(node: Node) -> None:
     """A directory that the unprivileged user filled makes root touch no file of others."""
     node.runtime_dir.mkdir()

@@ -15,6 +15,7 @@ import logging
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from kata_pin.config.paths import Paths
@@ -22,6 +23,7 @@ from kata_pin.config.tree import Config
 from kata_pin.daemon.service.compose import boot_id
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import DaemonError
+from kata_pin.host.flock_holder import flock_holder
 from kata_pin.host.root import HOST
 from kata_pin.owned_file import OUR_UID
 from kata_pin.remedy import Remedy, here
@@ -33,6 +35,10 @@ NODE_LOCK: Final = "/run/kata-pin/lock"
 """The lock of the node; also that of the default runtime directory."""
 
 _OTHER: Final = Remedy("systemctl status kata-pin", "on the node: systemctl disable --now kata-pin")
+_OTHER_POD: Final = Remedy(
+    "systemctl disable --now kata-pin, or exclude this node from the pod's DaemonSet",
+    "exclude this node from one of the two DaemonSets",
+)
 
 _FILE: Final = "registry.db"
 _OURS: Final = (_FILE, f"{_FILE}-wal", f"{_FILE}-shm", "lock")
@@ -47,63 +53,76 @@ MAX_SPOOLED: Final = 16_384
 def hand_over(runtime_dir: str, uid: int, gid: int) -> None:
     """Make the directory, and let a user without rights own it and what kata-pin keeps in it.
 
-    Commands that root runs without a daemon leave files of root behind. The directory may belong to
-    that user already, so nothing else is touched, whatever it has put there: only known names, no
-    link, no file with another name elsewhere (another link), and none of a third user. Raises
-    OSError.
+    Commands that root runs without a daemon leave files of root behind, and another installation
+    (a package, a pod) those of its own user, whom the directory belongs to. It may belong to our
+    user already, so nothing else is touched, whatever it has put there: only known names, no link,
+    no file with another name elsewhere (another link), and none of a third user. Raises OSError.
     """
     os.makedirs(runtime_dir, mode=0o750, exist_ok=True)
     home = os.open(runtime_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        former = os.fstat(home).st_uid
+        heir = _Heir(uid, gid, frozenset({OUR_UID, former}))
         with contextlib.suppress(FileExistsError):
             os.mkdir(_SPOOL, mode=0o700, dir_fd=home)
         for name in (_SPOOL, _BAD):
-            _give_folder(name, home, uid, gid)
+            heir.take_folder(name, home)
         for name in _OURS:
-            _give_file(name, home, uid, gid)
-        _give(home, uid, -1)
+            heir.take_file(name, home)
+        # the group of another installation has other members
+        heir.take(home, gid=-1 if former in {OUR_UID, uid} else gid)
     finally:
         os.close(home)
 
 
-def _give_folder(name: str, home: int, uid: int, gid: int) -> None:
-    """Hand over a folder of the spool with the messages in it."""
-    with contextlib.suppress(FileNotFoundError):
-        folder = os.open(name, _FOLDER_FLAGS, dir_fd=home)
+@dataclass(frozen=True)
+class _Heir:
+    """The user who gets files of the users `of`."""
+
+    uid: int
+    gid: int
+    of: frozenset[int]
+
+    def take_folder(self, name: str, home: int) -> None:
+        """Take a folder of the spool; the messages in it stay root's."""
+        with contextlib.suppress(FileNotFoundError):
+            folder = os.open(name, _FOLDER_FLAGS, dir_fd=home)
+            try:
+                messages = _Heir(-1, self.gid, frozenset({OUR_UID}))
+                for one in itertools.islice(os.listdir(folder), MAX_SPOOLED):
+                    if parse_spool_name(one) is not None:
+                        messages.take_file(one, folder, mode=0o640)
+                self.take(folder, gid=self.gid)
+            finally:
+                os.close(folder)
+
+    def take_file(self, name: str, folder: int, mode: int = 0o600) -> None:
+        """Take a regular file; anything else of that name is left alone."""
         try:
-            for one in itertools.islice(os.listdir(folder), MAX_SPOOLED):
-                if parse_spool_name(one) is not None:
-                    _give_file(one, folder, -1, gid, mode=0o640)
-            _give(folder, uid, gid)
+            file = os.open(name, _FILE_FLAGS, dir_fd=folder)
+        except FileNotFoundError:
+            return
+        except OSError as error:  # a link, a socket
+            log.warning("%s in the runtime directory is left alone: %s", name, error.strerror)
+            return
+        try:
+            found = os.fstat(file)
+            known = found.st_uid in {*self.of, self.uid}
+            if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and known:
+                self.take(file, gid=self.gid, mode=mode)
+            else:
+                log.warning("%s in the runtime directory is left alone: it is not our own", name)
         finally:
-            os.close(folder)
+            os.close(file)
 
-
-def _give_file(name: str, folder: int, uid: int, gid: int, mode: int = 0o600) -> None:
-    """Hand over a regular file; anything else of that name is left alone."""
-    try:
-        file = os.open(name, _FILE_FLAGS, dir_fd=folder)
-    except FileNotFoundError:
-        return
-    except OSError as error:  # a link, a socket
-        log.warning("%s in the runtime directory is left alone: %s", name, error.strerror)
-        return
-    try:
-        found = os.fstat(file)
-        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid in {OUR_UID, uid}:
-            _give(file, uid, gid, mode=mode)
-        else:
-            log.warning("%s in the runtime directory is left alone: it is not our own", name)
-    finally:
-        os.close(file)
-
-
-def _give(descriptor: int, uid: int, gid: int, mode: int = 0) -> None:
-    """Change mode and owner of what is ours; what the user owns already is as it made it."""
-    if os.fstat(descriptor).st_uid == OUR_UID:
-        if mode:  # before the owner: changing another user's mode takes CAP_FOWNER
+    def take(self, descriptor: int, *, gid: int, mode: int = 0) -> None:
+        """Change mode and owner; what the user owns already is as it made it."""
+        owner = os.fstat(descriptor).st_uid
+        if owner not in self.of or owner == self.uid:
+            return
+        if mode and owner == OUR_UID:  # that of another user's file takes CAP_FOWNER
             os.fchmod(descriptor, mode)
-        os.fchown(descriptor, uid, gid)
+        os.fchown(descriptor, self.uid, gid)
 
 
 @contextlib.contextmanager
@@ -172,8 +191,7 @@ def node_locked(config: Config, *, lock: str = NODE_LOCK) -> Iterator[None]:
             yield
             return
         path, flags = lock, os.O_RDWR | os.O_NOFOLLOW
-    taken = DaemonError(f"another kata-pin runs on this node: it holds {path}", hint=here(_OTHER))
-    with _flocked(path, flags, taken):
+    with _flocked(path, flags, f"another kata-pin runs on this node: it holds {path}"):
         yield
 
 
@@ -197,20 +215,25 @@ def locked(runtime_dir: str) -> Iterator[None]:
 
     Raises DaemonError when another process holds it, OSError when it cannot be created.
     """
-    taken = DaemonError(f"another kata-pin serves {runtime_dir}", hint="kata-pin show asks it")
-    with _flocked(os.path.join(runtime_dir, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, taken):
+    path, flags = os.path.join(runtime_dir, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    with _flocked(path, flags, f"another kata-pin serves {runtime_dir}"):
         yield
 
 
 @contextlib.contextmanager
-def _flocked(path: str, flags: int, taken: DaemonError) -> Iterator[None]:
-    """Hold flock(2), so that a killed holder leaves nothing locked; raises `taken` or OSError."""
+def _flocked(path: str, flags: int, taken: str) -> Iterator[None]:
+    """Hold flock(2), so that a killed holder leaves nothing locked.
+
+    Raises OSError, and DaemonError with the text `taken` and the process that holds it.
+    """
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise taken from error
+            holder = flock_holder(descriptor)
+            hint = here(_OTHER_POD if holder.pod else _OTHER)
+            raise DaemonError(f"{taken}{holder}", hint=hint) from error
         yield
     finally:
         os.close(descriptor)
