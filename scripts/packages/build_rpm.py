@@ -60,6 +60,7 @@ Requires: findutils
 Requires: glibc >= 2.28
 Requires: libstdc++
 Requires: systemd
+Requires: /usr/bin/flock
 {bundled}
 
 %description

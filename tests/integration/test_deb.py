@@ -28,12 +28,22 @@ test -x /usr/libexec/kata-pin/kata-pin-hook
 test -e /etc/systemd/system/multi-user.target.wants/kata-pin.service
 test "$(find /usr/lib/kata-pin -name __pycache__ | wc -l)" -gt 20
 echo "user: $(getent passwd kata-pin | cut -d: -f1,7)"
+mkdir -p /usr/share/man/man8  # of an excluded man page, as is what dpkg -V finds missing
+state() ( list; dpkg -V kata-pin || true )
+state > /tmp/alone
+kata-pin install --podman >&2
+test -e /usr/share/containers/oci/hooks.d/90-kata-pin-poststop.json
+kata-pin uninstall | grep -o '^affinities are kept'
+rmdir -p --ignore-fail-on-non-empty /usr/share/containers/oci/hooks.d
+state | diff /tmp/alone -
 echo '# mine' >> /etc/kata-pin/config.yaml
 {debianroot.DOUBLES}
 dpkg -i /tmp/one.deb >&2
 tail -n 1 /etc/kata-pin/config.yaml
 sed 's/^/upgrade: /' /tmp/calls; rm /tmp/calls
+mkdir /run/kata-pin
 dpkg -r kata-pin >&2
+test ! -e /run/kata-pin
 sed 's/^/remove: /' /tmp/calls
 rmdir /run/systemd/system
 dpkg -P kata-pin >&2
@@ -60,10 +70,16 @@ def test_lintian_finds_nothing(deb: Path) -> None:
 
 
 def test_life_of_the_package(deb: Path, tmp_path: Path) -> None:
-    """Affinities are restored by its removal and not by an upgrade, and nothing is left behind."""
+    """Affinities are restored by its removal and not by an upgrade, and nothing is left behind.
+
+    Beside it `kata-pin install` and `uninstall` register hooks, and change none of its files.
+    """
     script = f'exec chroot "$root" /bin/sh -c {shlex.quote(_LIFE)}'
     lines = debianroot.run(script, deb, folder=tmp_path)
-    assert lines[:3] == ["version: kata-pin 0.1.0", "user: kata-pin:/usr/sbin/nologin", "# mine"]
+    assert lines[:4] == [
+        *("version: kata-pin 0.1.0", "user: kata-pin:/usr/sbin/nologin"),
+        *("affinities are kept", "# mine"),
+    ]
     calls = {word: [one for one in lines if one.startswith(word)] for word in ("upgrade", "remove")}
     assert "upgrade: deb-systemd-invoke restart kata-pin.service" in calls["upgrade"]
     assert not [one for one in calls["upgrade"] if "unpin" in one or " stop " in one]

@@ -62,7 +62,13 @@ kata-pin --version
 getent passwd kata-pin | cut -d: -f1,7
 END
 rpm_in_root --verify kata-pin | grep -v ' c /etc/kata-pin/config.yaml' || true
+mkdir "$root/run/kata-pin"
+exec 8>"$root/run/kata-pin/lock"  # as a daemon that took over when the service stopped
+flock 8
 change -e kata-pin
+test -e "$root/run/kata-pin/lock"
+exec 8>&-
+rm -r "$root/run/kata-pin"
 inside <<'END'
 sed 's/^/remove: /' /tmp/calls
 rmdir /run/systemd/system
