@@ -23,6 +23,7 @@ from kata_pin.cli.node.changes import Node, line, registers_hook, serves_contain
 from kata_pin.cli.node.files import (
     CONTAINERD_FRAGMENT,
     PROGRAM_LINK,
+    UNIT,
     Choices,
     NodeFile,
     NodeLink,
@@ -93,7 +94,7 @@ def uninstall_node(root: str, release: Callable[[], str]) -> tuple[list[FileChan
     node = Node(root)
     changes = node.uninstall(registers_hook)
     released = release()
-    return changes + node.uninstall(), released
+    return list(dict.fromkeys([*changes, *node.uninstall()])), released
 
 
 def install_plan(
@@ -145,7 +146,8 @@ def program_file(given: str | None) -> str:
     Raises KataPinError for a relative path: the service runs in another folder.
     """
     if given is None:
-        return os.path.join(sysconfig.get_path("scripts"), "kata-pin")
+        found = os.path.join(sysconfig.get_path("scripts"), "kata-pin")
+        given = found if os.path.exists(found) else PROGRAM_LINK  # a package's
     if not os.path.isabs(given):
         raise KataPinError(
             f"--program {given} is not an absolute path", hint="give it as on the node"
@@ -258,11 +260,17 @@ def install(
 @global_options
 @click.pass_obj
 def uninstall(session: Session, *, root: str) -> None:
-    """Restore all affinities and remove the files of install that were not modified."""
+    """Restore all affinities and remove the files of install that were not modified.
+
+    Beside a package, whose files install left alone, the service and its affinities stay.
+    """
+    others_service = Node(root).has_others_service
 
     def release() -> str:
         if root != "/":
             return "affinities are kept (--root)"
+        if others_service:
+            return f"affinities are kept: {UNIT} is not from kata-pin install"
         from kata_pin.daemon.service.offline import release_all
         from kata_pin.sources.spool import Spool
 
@@ -274,7 +282,8 @@ def uninstall(session: Session, *, root: str) -> None:
     changes, released = uninstall_node(root, release)
     remarks = [released]
     if root == "/":
-        remarks.append("next: systemctl disable --now kata-pin; systemctl daemon-reload")
+        disable = "" if others_service else "systemctl disable --now kata-pin; "
+        remarks.append(f"next: {disable}systemctl daemon-reload")
     report(session, "uninstall", changes, remarks)
 
 

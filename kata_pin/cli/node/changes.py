@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from kata_pin.cli.node.containerd import CONFIG, DROP_IN, RESTART, named_specs, running_since
-from kata_pin.cli.node.files import HOOK_PATH, HOOKS_DIR, SPECS, NodeFile, NodeLink
+from kata_pin.cli.node.files import HOOK_PATH, HOOKS_DIR, SPECS, UNIT, NodeFile, NodeLink
 from kata_pin.errors import HostError, ParseError
 from kata_pin.model.reports.settings import FileChange
 from kata_pin.wire.containerd import runs_program
@@ -57,19 +57,31 @@ class Node:
         """Write the files that are missing or outdated, remove those no longer wanted.
 
         A file that somebody changed is kept, so are earlier ones that `keep` says and those that
-        containerd names or runs. Raises HostError, ParseError for a bad manifest.
+        containerd names or runs. One that was there before, as a package's, is not in the
+        manifest. Raises HostError, ParseError for a bad manifest.
         """
-        known = self._manifest()
-        changes = []
-        left = dict(known)
-        for file in wanted:
-            change = self._write(file, known.get(file.path))
-            left.pop(file.path, None)
-            if change.verb != "kept":
-                known[file.path] = _mark(file)
-            if change.verb == "wrote" and registers_hook(file.path):
-                self._save(known)
-            changes.append(change)
+        known, files = self._manifest(), list(wanted)
+        changes = [self._change(file, known.get(file.path)) for file in files]
+        planned = list(zip(files, changes, strict=True))
+        new = {
+            file.path: _mark(file)
+            for file, change in planned
+            if change.verb == "wrote" and file.path not in known
+        }
+        paths = {file.path for file in files}
+        left = {path: mark for path, mark in known.items() if path not in paths}
+        self._save(known | new)  # before they are there: ours, should this be killed
+        try:
+            for file, change in planned:
+                if change.verb == "wrote":
+                    self._put(file)
+                if change.verb != "kept":
+                    known[file.path] = _mark(file)
+                if change.verb == "wrote" and registers_hook(file.path):
+                    self._save(known | new)
+        except (HostError, KeyboardInterrupt):
+            self._save(known)  # uninstall removes what was written
+            raise
         for path in filter(keep, tuple(left)):
             del left[path]
             changes.append(FileChange("kept", path, "from an earlier install --containerd"))
@@ -111,24 +123,29 @@ class Node:
         """Whether `install` was run."""
         return os.path.exists(self._real(MANIFEST))
 
-    def _write(self, file: NodeFile | NodeLink, known: str | None) -> FileChange:
-        change = self._change(file, known)
-        if change.verb != "wrote":
-            return change
+    @property
+    def has_others_service(self) -> bool:
+        """Whether the service is there, but not from `install`: a package's."""
+        return os.path.exists(self._real(UNIT)) and UNIT not in self._manifest()
+
+    def _put(self, file: NodeFile | NodeLink) -> None:
         if isinstance(file, NodeLink):
             self._replace_by_link(file)
         else:
             self._replace(file.path, file.content, file.mode)
-        return change
 
     def _change(self, file: NodeFile | NodeLink, known: str | None) -> FileChange:
         present = self._present(file.path, link=isinstance(file, NodeLink))
-        if present == _mark(file):
+        # a file that makes a runtime run the hook is recorded whoever wrote it, because uninstall
+        # has to remove it before the hook
+        others = known is None and not (registers_hook(file.path) or serves_containerd(file.path))
+        if present == _mark(file) and not others:
             return FileChange("unchanged", file.path)
         if present is not None and isinstance(file, NodeFile) and file.settings:
             return FileChange("kept", file.path, "settings are never overwritten")
         if present is not None and present != known:
-            return FileChange("kept", file.path, "modified since it was installed")
+            reason = "not from kata-pin install" if others else "modified since it was installed"
+            return FileChange("kept", file.path, reason)
         return FileChange("wrote", file.path)
 
     def _remove_all(self, wanted: dict[str, str], known: dict[str, str]) -> list[FileChange]:
@@ -274,7 +291,7 @@ class Node:
         try:
             yield
         except OSError as error:
-            raise HostError(operation, self._root + path, error.errno or 0) from error
+            raise HostError(operation, self._root.rstrip("/") + path, error.errno or 0) from error
 
 
 def _sync_folder(path: str) -> None:

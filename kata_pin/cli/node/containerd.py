@@ -16,7 +16,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -79,7 +79,7 @@ def plan(hooks: Mapping[str, list[wire.Spec]], handlers: Iterable[str], run: Run
             )
     specs = {name: f"{SPECS}{name}.json" for name in names}
     files = [
-        NodeFile(path, wire.encode_spec(_merged(config.handlers[name].base_spec, hooks, run)))
+        NodeFile(path, wire.encode_spec(_merged(config.handlers[name], hooks, run)))
         for name, path in specs.items()
     ]
     version = _own_version(config)
@@ -165,17 +165,20 @@ def run_program(command: Sequence[str]) -> str:
 def named_specs(read: Callable[[str], bytes], root: str = "/") -> dict[str, str]:
     """Return the base runtime specs that containerd's files name, each with the file.
 
-    A file that cannot be read as TOML may name any: it stands for `""`. Only the files that CONFIG
-    itself imports are looked at.
+    A file that cannot be read as TOML may name any: it stands for `""`. Imports of imported files
+    count, as containerd follows them.
     """
     found: dict[str, str] = {}
-    paths = [CONFIG, *_imported(read, root)]
-    for path in paths:
+    paths, patterns = [CONFIG], [f"{FOLDER}/*.toml"]
+    for path in paths:  # grows
         text = read(path).decode("utf-8", "replace")
         try:
-            specs = wire.base_specs(text)
+            specs, imports = wire.base_specs(text), wire.parse_imports(text)
         except ParseError:
-            specs = frozenset({""})
+            specs, imports = frozenset({""}), ()
+        patterns += (os.path.join(os.path.dirname(path), one) for one in imports)
+        while patterns:
+            paths += (one for one in _files(patterns.pop(), root) if one not in paths)
         for spec in specs:
             found.setdefault(spec, path)
     return found
@@ -198,26 +201,25 @@ def running_since(when: float, proc: HostRoot = HostRoot()) -> bool:  # noqa: B0
     return False
 
 
-def _imported(read: Callable[[str], bytes], root: str) -> Iterator[str]:
-    """Yield the existing files that CONFIG imports, or that it does by default."""
-    patterns: tuple[str, ...] = (f"{FOLDER}/*.toml",)
-    with contextlib.suppress(ParseError):
-        patterns = (*wire.parse_imports(read(CONFIG).decode("utf-8", "replace")), *patterns)
-    for pattern in dict.fromkeys(patterns):
-        whole = os.path.join(os.path.dirname(CONFIG), pattern)
-        for path in sorted(glob.glob(os.path.join(root, whole.lstrip("/")))):
-            yield f"/{os.path.relpath(path, root)}"
+def _files(pattern: str, root: str) -> list[str]:
+    """Return the existing files below a root that fit a pattern, as paths on the node."""
+    found = glob.glob(glob.escape(root.rstrip("/")) + os.path.normpath(pattern))
+    return sorted(f"/{os.path.relpath(path, root)}" for path in found if os.path.isfile(path))
 
 
 def _imported_folder() -> str:
-    """Return the folder of a pattern in CONFIG's imports that fits our drop-in, or nothing."""
+    """Return the folder of a pattern in CONFIG's imports that fits our drop-in, or nothing.
+
+    A folder that is a pattern itself, or has `..`, is not ours to choose from.
+    """
     try:
         imports = wire.parse_imports(read_text(CONFIG, wire.MAX_SPEC))
     except (OSError, ParseError):  # containerd itself reads it; its own default remains
         return ""
     for pattern in imports:
         folder, name = os.path.split(pattern)
-        if os.path.isabs(folder) and "*" not in folder and fnmatch.fnmatchcase(DROP_IN, name):
+        plain = folder == os.path.normpath(folder) == glob.escape(folder)
+        if os.path.isabs(folder) and plain and fnmatch.fnmatchcase(DROP_IN, name):
             return folder
     return ""
 
@@ -258,8 +260,16 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-def _merged(base: str, hooks: Mapping[str, list[wire.Spec]], run: Run) -> wire.Spec:
+def _merged(handler: wire.Handler, hooks: Mapping[str, list[wire.Spec]], run: Run) -> wire.Spec:
+    base = handler.base_spec
     if base:
+        if not os.path.exists(base):
+            hint = "correct the line that names it, or make the file: its CRI plugin needs it"
+            if base.startswith(SPECS):
+                hint = "kata-pin uninstall, and remove a line of yours that names it; install again"
+            raise KataPinError(
+                f"containerd's handler {handler.name} names {base}, which does not exist", hint=hint
+            )
         spec = wire.parse_spec(_read(base), base)
     else:
         command = ("ctr", "oci", "spec")

@@ -28,6 +28,7 @@ CONTAINERD_FRAGMENT: Final = "/etc/kata-pin/containerd-hooks.json"
 SPECS: Final = "/etc/kata-pin/containerd/"
 """The folder of the base runtime specs that containerd gets."""
 
+UNIT: Final = "/usr/lib/systemd/system/kata-pin.service"
 PROGRAM_LINK: Final = "/usr/bin/kata-pin"
 """In every user's PATH, also in that of sudo."""
 
@@ -103,13 +104,12 @@ def node_files(choices: Choices) -> tuple[NodeFile | NodeLink, ...]:
 
     The hook comes before what names it. Raises KataPinError where a choice cannot work.
     """
-    unit = "/usr/lib/systemd/system/kata-pin.service"
     return (
         NodeFile(HOOK_PATH, _hook_program(choices.python), 0o755),
         NodeFile(choices.config_file, sample().encode(), settings=True),
         NodeFile("/usr/lib/sysusers.d/kata-pin.conf", _filled("systemd/sysusers.conf", choices)),
         NodeFile("/usr/lib/tmpfiles.d/kata-pin.conf", _filled("systemd/tmpfiles.conf", choices)),
-        NodeFile(unit, _filled("systemd/kata-pin.service", choices)),
+        NodeFile(UNIT, _filled("systemd/kata-pin.service", choices)),
         *_drop_ins(choices),
         *_hooks_dir(choices),
         *_containerd(choices),
@@ -129,8 +129,7 @@ def _drop_ins(choices: Choices) -> Iterable[NodeFile]:
         "quiet-full.conf": choices.config.quiet is QuietLevel.FULL,
     }
     for name in (name for name, is_wanted in wanted.items() if is_wanted):
-        folder = "/usr/lib/systemd/system/kata-pin.service.d"
-        yield NodeFile(f"{folder}/{name}", _asset(f"systemd/{name}").encode())
+        yield NodeFile(f"{UNIT}.d/{name}", _asset(f"systemd/{name}").encode())
 
 
 def _documents() -> Iterable[NodeFile]:

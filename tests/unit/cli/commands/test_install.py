@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import configparser
+import errno
 import json
 import os
 import re
@@ -32,6 +33,7 @@ from kata_pin.cli.node.files import (
     HOOK_PATH,
     HOOKS_DIR,
     PROGRAM_LINK,
+    UNIT,
     Choices,
     NodeFile,
     NodeLink,
@@ -53,7 +55,6 @@ Capture = pytest.CaptureFixture[str]
 ALL = frozenset(Runtime)
 NOTHING = Applied(kind="unpin", sandboxes=())
 PROGRAM = "/opt/kata-pin/bin/kata-pin"
-UNIT = "/usr/lib/systemd/system/kata-pin.service"
 
 
 def choose(*runtimes: Runtime, config: str = "version: 1\n", prestart: bool = False) -> Choices:
@@ -403,7 +404,7 @@ def test_no_link_to_itself() -> None:
 
 
 def test_what_is_written_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file's content before its name, and the name before the next file."""
+    """The manifest first; a file's content before its name, and the name before the next file."""
     done: list[str] = []
     rename = os.rename
 
@@ -419,9 +420,12 @@ def test_what_is_written_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", renamed)
     Node(str(tmp_path)).install([NodeFile("/a/b", b"text"), NodeLink("/c/d", "/a/b")])
-    file, link = ["sync a/b.new", "rename a/b", "sync a"], ["rename c/d", "sync c"]
-    assert done[:5] == [*file, *link]
-    assert done[-1] == f"sync {os.path.dirname(MANIFEST[1:])}"
+    manifest = MANIFEST[1:]
+    assert done == [
+        *(f"sync {manifest}.new", f"rename {manifest}", f"sync {os.path.dirname(manifest)}"),
+        *("sync a/b.new", "rename a/b", "sync a"),
+        *("rename c/d", "sync c"),
+    ]
 
 
 def test_install_is_idempotent(tmp_path: Path) -> None:
@@ -484,6 +488,35 @@ def test_file_of_somebody_else_is_kept(tmp_path: Path) -> None:
     assert tree(tmp_path) == {UNIT: b"from a package"}
 
 
+def test_beside_a_package_only_the_hooks_come_and_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """What a package wrote is not recorded; its service goes on, and so do its affinities."""
+    package = plain_files(Choices(program=PROGRAM_LINK))
+    for file in package:
+        target = tmp_path / file.path[1:]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.content)
+    before, node = tree(tmp_path), Node(str(tmp_path))
+    files = plain_files(Choices(program=PROGRAM_LINK, runtimes=frozenset({Runtime.CRIO})))
+    hooks = {file.path for file in files} - set(before)
+    assert all(path.startswith(HOOKS_DIR) for path in hooks)
+    for verb in ("wrote", "unchanged"):
+        changes = {change.path: change for change in node.install(files)}
+        assert {path for path, change in changes.items() if change.verb == verb} == hooks
+        assert changes[HOOK_PATH].reason == changes[UNIT].reason == "not from kata-pin install"
+    (tmp_path / MANIFEST[1:]).unlink()  # hooks are ours all the same: they name a program
+    node.install(files)
+    assert node.altered() == ([], [])
+    monkeypatch.setattr("kata_pin.cli.commands.install.Node", lambda _: node)
+    monkeypatch.setattr("kata_pin.cli.commands.install.release_pins", None)
+    assert run(["uninstall"]) == 0
+    said = capsys.readouterr().out
+    assert f"affinities are kept: {UNIT} is not from kata-pin install" in said
+    assert "disable" not in said
+    assert tree(tmp_path) == before
+
+
 def test_new_choices_replace_old_ones(tmp_path: Path) -> None:
     """Files of an earlier choice that is no longer wanted go; those of another version change."""
     node = Node(str(tmp_path))
@@ -532,6 +565,56 @@ def test_bad_manifest(tmp_path: Path, line: str) -> None:
     manifest.write_text(line + "\n")
     with pytest.raises(ParseError, match="sha256sum"):
         Node(str(tmp_path)).uninstall()
+
+
+def test_what_a_failing_install_wrote_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of the node that is read-only: the error names it, and uninstall removes the rest."""
+    stop_writing(monkeypatch, OSError(errno.EROFS, "Read-only file system"))
+    with pytest.raises(HostError, match=f"{tmp_path}/etc/kata-pin"):
+        Node(str(tmp_path)).install(node_files(choose()))
+    monkeypatch.undo()
+    assert (tmp_path / HOOK_PATH[1:]).exists()
+    changes, _ = uninstall_node(str(tmp_path), lambda: "")
+    assert [(one.verb, one.path) for one in changes] == [("removed", HOOK_PATH)]
+    assert not [one for one in tree(tmp_path) if "kata-pin" in one and not one.endswith(".new")]
+
+
+def test_what_a_killed_install_wrote_is_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is taken for a package's that was written just before the power failed."""
+    files = node_files(choose(*ALL))
+    stop_writing(monkeypatch, SystemExit())  # as good as a SIGKILL: nobody cleans up after it
+    with pytest.raises(SystemExit):
+        Node(str(tmp_path)).install(files)
+    monkeypatch.undo()
+    assert (tmp_path / HOOK_PATH[1:]).exists()
+    assert "kept" not in {change.verb for change in Node(str(tmp_path)).install(files)}
+    uninstall_node(str(tmp_path), lambda: "")
+    assert not [one for one in tree(tmp_path) if "kata-pin" in one and not one.endswith(".new")]
+
+
+def stop_writing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Have the first file below /etc/kata-pin not be put in place."""
+    rename = os.rename
+
+    def stop(source: str, target: str) -> None:
+        if "/etc/kata-pin/" in target:
+            raise error
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", stop)
+
+
+def test_what_is_kept_is_said_once(tmp_path: Path) -> None:
+    """Uninstalling has two rounds, before and after the affinities."""
+    Node(str(tmp_path)).install(node_files(choose(*ALL)))
+    for path in (tmp_path / HOOKS_DIR[1:]).iterdir():
+        path.write_text("mine")
+    changes, _ = uninstall_node(str(tmp_path), lambda: "")
+    assert len({one.path for one in changes}) == len(changes)
 
 
 def test_uninstall_order(tmp_path: Path) -> None:
@@ -671,6 +754,8 @@ def test_the_link_of_an_earlier_install_means_its_program(
     monkeypatch.setattr("kata_pin.cli.commands.install.PROGRAM_LINK", str(link))
     assert program_file(str(link)) == PROGRAM
     assert program_file("/usr/local/bin/kata-pin") == "/usr/local/bin/kata-pin"
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path / "absent"))
+    assert program_file(None) == PROGRAM, "a package's program is in no folder of Python's"
 
 
 def test_programs_must_exist(capsys: Capture, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from kata_pin.cli.node import changes as changes_module
 from kata_pin.cli.node import containerd
 from kata_pin.cli.node.changes import MANIFEST, Node
 from kata_pin.cli.node.files import HOOK_PATH, SPECS, NodeFile
-from kata_pin.errors import HostError, KataPinError, ParseError
+from kata_pin.errors import KataPinError, ParseError
 from kata_pin.wire.containerd import base_specs
 
 HOOKS = {"poststop": [{"path": HOOK_PATH}]}
@@ -118,6 +118,26 @@ def test_a_drop_in_of_the_files_version(place: Path, text: str, plugin: str, ver
     assert table in containerd.next_steps(plan, fake)[0]
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    ["/etc/conf[.]d/*.toml", "/etc/x/../conf.d/*.toml", "/etc/*/*.toml", "conf.d/*.toml", "/etc/a"],
+)
+def test_a_folder_that_is_no_plain_path(place: Path, pattern: str) -> None:
+    """containerd's own default is taken, and whether that is imported is asked afterwards."""
+    (place / "config.toml").write_text(f'version = 3\nimports = ["{pattern}"]\n')
+    plan = containerd.plan(HOOKS, (), Fake())
+    assert plan is not None
+    assert plan.drop_in == DROP_IN
+
+
+def test_a_spec_of_ours_that_is_missing(place: Path) -> None:
+    """What the handler had before is known without our drop-in only, so it goes first."""
+    for base, said in ((f"{place}/kata.json", "kata-pin uninstall"), ("/nowhere/x", "correct")):
+        with pytest.raises(KataPinError, match=f"handler kata names {base}") as caught:
+            containerd.plan(HOOKS, (), Fake(base=base))
+        assert said in caught.value.hint
+
+
 def test_a_version_that_nobody_can_read_is_an_error(place: Path) -> None:
     """A drop-in may be newer then; nothing was written yet."""
     (place / "config.toml").write_text('version = "3"\n')
@@ -145,7 +165,7 @@ def test_the_handlers_own_spec_is_the_base(place: Path) -> None:
     """Its limits are an administrator's; one that is missing or none is an error, not replaced."""
     own = place / "own.json"
     fake = Fake(base=str(own))
-    with pytest.raises(HostError, match=r"own\.json"):
+    with pytest.raises(KataPinError, match=r"own\.json"):
         containerd.plan(HOOKS, (), fake)
     own.write_text("[]")
     with pytest.raises(ParseError):
@@ -283,12 +303,16 @@ def test_without_a_plan_nothing_of_containerd_goes(tmp_path: Path) -> None:
     assert not (tmp_path / SPEC[1:]).exists()
 
 
-@pytest.mark.parametrize("config", ["config.toml", "conf.d/admin.toml", "other/x.toml"])
+@pytest.mark.parametrize(
+    "config", ["config.toml", "conf.d/admin.toml", "other/x.toml", "other/deep/x.toml"]
+)
 def test_nothing_that_a_file_names_is_removed(tmp_path: Path, config: str) -> None:
     """Neither the spec nor the hook that it runs; one that nobody can read may name them."""
     node = installed(tmp_path)
     file = tmp_path / "etc/containerd" / config
-    file.parent.mkdir(exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "etc/containerd/other").mkdir(exist_ok=True)
+    (tmp_path / "etc/containerd/other/more.toml").write_text('imports = ["deep/*.toml", "*"]\n')
     (tmp_path / "etc/containerd/config.toml").write_text('imports = ["other/*.toml"]\n')
     for text in (f'x = {{base_runtime_spec = "{SPEC}"}}\n', "= broken"):
         file.write_text(text)
