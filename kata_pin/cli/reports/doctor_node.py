@@ -28,7 +28,7 @@ from kata_pin.cli.reports import (
 )
 from kata_pin.cli.reports.selection import within
 from kata_pin.config import DEFAULT_FILE, Config
-from kata_pin.config.tree import NewThreads
+from kata_pin.config.tree import NewThreads, NriEnabled
 from kata_pin.errors import ConfigError, HostError, KataPinError, reason_of
 from kata_pin.host.files import read_text
 from kata_pin.host.root import HOST, HostRoot
@@ -85,7 +85,7 @@ def examine(
         lambda: doctor_isolation.task_switches(host),
         lambda: doctor_isolation.watch(provider.watch),
         lambda: doctor_isolation.memory_moves(config, host),
-        doctor_install.hooks,
+        lambda: doctor_install.hooks(by_nri=_by_nri(state)),
         lambda: doctor_kubelet.kubelet(config),
         lambda: doctor_kubelet.pod_resources(config),
         lambda: doctor_kubelet.claims(config),
@@ -96,7 +96,7 @@ def examine(
     if state is not None:
         checks += [
             lambda: reload(state),
-            lambda: connections(state),
+            lambda: connections(state, config),
             lambda: cpusets(state),
             lambda: isolation(state),
             lambda: quiet.rows(state, config.quiet, host),
@@ -307,7 +307,12 @@ def spool(config: Config) -> Row:
     return Row("spool", "ok", f"{path} is empty")
 
 
-def connections(state: State) -> Iterator[Row]:
+def _by_nri(state: State | None) -> bool:
+    nri = state.daemon.nri if state else None
+    return nri is not None and nri.connected_s is not None
+
+
+def connections(state: State, config: Config) -> Iterator[Row]:
     """Yield the NRI connection and the metrics endpoint; nothing without a daemon."""
     daemon = state.daemon
     if not daemon.running:
@@ -319,7 +324,8 @@ def connections(state: State) -> Iterator[Row]:
         )
     elif nri.connected_s is None:
         text = f"{nri.socket}: {nri.problem}; updates of cpusets are read from persist.json"
-        yield Row("NRI", "info", text, "enable NRI in containerd or CRI-O")
+        status = "warn" if config.nri.enabled is NriEnabled.YES else "info"
+        yield Row("NRI", status, text, here(remedies.NRI))
     else:
         since = words.age(nri.connected_s)
         yield Row("NRI", "ok", f"{nri.runtime} on {nri.socket}, connected for {since}")

@@ -58,6 +58,11 @@ DROP_IN_UNUSED: Final = Remedy(
 HOOKS: Final = Remedy(
     "kata-pin install --containerd, --crio or --podman", "none where NRI is connected"
 )
+NRI: Final = Remedy(
+    "enable NRI in containerd or CRI-O",
+    "enable NRI in containerd or CRI-O; its socket's folder is the chart's value paths.nri",
+    value="paths.nri",
+)
 NOT_MOUNTED: Final = Remedy(
     "", "add its folder on the node to the chart's value paths.more", value="paths.more"
 )

@@ -13,7 +13,8 @@ from kata_pin.cli.main import run
 from kata_pin.cli.reports import doctor_install, doctor_kubelet, doctor_node, doctor_sandbox
 from kata_pin.config import Config
 from kata_pin.config.paths import Paths
-from kata_pin.config.tree import NewThreads, Qmp
+from kata_pin.config.tree import NewThreads, NriEnabled, Qmp
+from kata_pin.config.tree import Nri as NriSettings
 from kata_pin.host.root import HOST, HostRoot
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.reports.daemon import Daemon, Metrics, Nri
@@ -329,6 +330,7 @@ def test_doctor_exits_1_when_a_row_fails(
     status = run(["doctor", "--config", str(config)])
     out = capsys.readouterr().out
     assert "running, version 0.1.0, pid 812" in out
+    assert "no runtime runs the hook" not in out, "NRI is connected"
     assert (status == 1) is (" fail " in out)
     assert HOST.live
 
@@ -344,24 +346,36 @@ def test_doctor_exits_1_when_a_row_fails(
 def test_the_connection_to_nri_is_told(nri: Nri | None, status: str, text: str) -> None:
     """Connected since when and to what, or why not."""
     state = replace(docs.state(), daemon=replace(docs.RUNNING, nri=nri))
-    row = next(row for row in doctor_node.connections(state) if row.check == "NRI")
+    row = next(row for row in doctor_node.connections(state, Config()) if row.check == "NRI")
     assert row.status == status
     assert text in row.text
+
+
+def test_without_hooks_nri_is_what_counts(tmp_path: Path) -> None:
+    """Connected, no hook is missing; where the settings say yes, its absence is a warning."""
+    nowhere = (f"{tmp_path}/*.json",)
+    assert doctor_install.hooks(nowhere, by_nri=True).status == "ok"
+    assert doctor_install.hooks(nowhere).status == "warn"
+    required = replace(Config(), nri=NriSettings(enabled=NriEnabled.YES))
+    nri = replace(docs.NRI, connected_s=None)
+    away = replace(docs.state(), daemon=replace(docs.RUNNING, nri=nri))
+    row = next(row for row in doctor_node.connections(away, required) if row.check == "NRI")
+    assert row.status == "warn"
 
 
 def test_where_metrics_are_served_is_told() -> None:
     """The address, or what is in the way; nothing of both without the daemon."""
     state = docs.state()
-    rows = {row.check: row for row in doctor_node.connections(state)}
+    rows = {row.check: row for row in doctor_node.connections(state, Config())}
     assert (rows["metrics"].status, rows["metrics"].text) == ("ok", docs.METRICS.address)
     taken = Metrics("http://x", "http://x: in use")
     state = replace(state, daemon=replace(docs.RUNNING, metrics=taken))
-    rows = {row.check: row for row in doctor_node.connections(state)}
+    rows = {row.check: row for row in doctor_node.connections(state, Config())}
     assert rows["metrics"].status == "warn"
     state = replace(state, daemon=replace(docs.RUNNING, metrics=None))
-    rows = {row.check: row for row in doctor_node.connections(state)}
+    rows = {row.check: row for row in doctor_node.connections(state, Config())}
     assert rows["metrics"].status == "info"
-    assert list(doctor_node.connections(docs.without_daemon(state))) == []
+    assert list(doctor_node.connections(docs.without_daemon(state), Config())) == []
 
 
 @pytest.mark.parametrize(
