@@ -30,7 +30,7 @@ _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 """Times of documents."""
 
 NOTE: Final = 1024
-"""Longest note of an Event (events.k8s.io/v1)."""
+"""Longest note of an Event (events.k8s.io/v1), in bytes."""
 
 BROKEN: Final = {"conflict": 0, "drift": 1, "no-vmm": 2, "unpinned": 3, "released": 4}
 """States of sandboxes, worst first; others are ok."""
@@ -219,7 +219,10 @@ def _names_a_pod(event: PodEvent) -> bool:
 
 
 def _note(text: str, remedy: str) -> str:
-    return clip(text, NOTE - len(remedy) - 2) + f"; {remedy}"
+    said, most = clip(text, NOTE).encode(), NOTE - len(remedy) - 2
+    if len(said) > most:
+        said = said[: most - 3].rstrip(b".") + b"..."
+    return f"{said.decode(errors='ignore')}; {remedy}"
 
 
 # ---- texts -----------------------------------------------------------------------------------

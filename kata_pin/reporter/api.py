@@ -42,6 +42,11 @@ _HINTS: Final = {
     404: "is its CustomResourceDefinition installed?",
     410: "the API server no longer serves this version",
 }
+_OTHER_SCHEMA: Final = "field not declared in schema"
+_SCHEMA_HINT: Final = (
+    "the cluster's CustomResourceDefinition is of another version of kata-pin: apply this one's, "
+    "hooks/charts/kata-pin/files/nodeplacements.yaml"
+)
 
 
 class ApiRefused(KataPinError):  # noqa: N818 - an ordinary state
@@ -49,7 +54,8 @@ class ApiRefused(KataPinError):  # noqa: N818 - an ordinary state
 
     def __init__(self, what: str, status: int, message: str, after_s: float) -> None:
         text = f"{what}: the API server answered HTTP {status}"
-        super().__init__(f"{text}: {message}" if message else text, hint=_HINTS.get(status, ""))
+        hint = _SCHEMA_HINT if _OTHER_SCHEMA in message else _HINTS.get(status, "")
+        super().__init__(f"{text}: {message}" if message else text, hint=hint)
         self.status = status
         self.after_s = after_s
 

@@ -31,8 +31,9 @@ CONTROLLER: Final = "kata-pin.io/reporter"
 """`reportingController` of our Events."""
 
 MAX_TOKEN: Final = 16 * 1024
-MAX_ANSWER: Final = 512 * 1024
-"""Longest answer of the API server that is read: our own objects are shorter."""
+MAX_ANSWER: Final = 2 * 1024 * 1024
+"""Longest answer of the API server that is read: our own objects, of 640 KiB at most, are shorter,
+also as Go writes them (it escapes `<`), with their managers."""
 
 MAX_COUNT: Final = 2**31 - 1
 MAX_GENERATION: Final = 2**63 - 1

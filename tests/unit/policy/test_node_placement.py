@@ -14,7 +14,7 @@ from kata_pin.model.reports.sandbox import Sandbox
 from kata_pin.model.reports.state import State
 from kata_pin.model.reports.watch import WatchDocument, WatchedPcpu
 from kata_pin.policy.node_placement import NOTE, node_status, pod_events, ready
-from kata_pin.wire.kube.objects import encode_placement
+from kata_pin.wire.kube.objects import MAX_ANSWER, encode_placement
 from tests.support.crd import definition
 from tests.support.json_schema import violations as schema_violations
 from tests.unit.cli import documents
@@ -84,7 +84,7 @@ def _hostile(count: int, name: str) -> State:
     return documents.state(*pods, cpus=16)
 
 
-@pytest.mark.parametrize("name", ["n\udc80", "\0", "\U0001f600"])
+@pytest.mark.parametrize("name", ["n\udc80", "\0", "\U0001f600", "<"])
 def test_an_object_is_bounded(name: str) -> None:
     """With 300 sandboxes, endless names and cpu lists: clipped, and still what the CRD allows."""
     found = node_status(_hostile(300, name), None)
@@ -96,6 +96,7 @@ def test_an_object_is_bounded(name: str) -> None:
     assert found.pods[0].exclusive.split(",")[-1].isdigit()
     encoded = encode_placement("n1", "u1", found)
     assert len(encoded) <= 640 * 1024
+    assert len(encoded) <= MAX_ANSWER // 2, "the API server answers with the object and its own"
     check(json.loads(encoded))
 
 
@@ -123,10 +124,12 @@ def test_refused_allocations() -> None:
     assert (event.kind, event.pod, event.sandbox) == ("CPUAllocationRefused", "shop/web", "c9")
     assert event.note == "shop/web main: wants 8, free 2; the container was not created"
     assert pod_events(state, None, since=2e9) == ()
-    long = replace(
-        state, allocation=replace(allocation, refused=(replace(REFUSED, message="x" * 5000),))
-    )
-    assert len(pod_events(long, None, since=0)[0].note) <= NOTE
+    for one in ("x", "\U0001f600", "\udc80"):
+        refused = replace(REFUSED, message=one * 5000)
+        long = replace(state, allocation=replace(allocation, refused=(refused,)))
+        note = pod_events(long, None, since=0)[0].note
+        assert NOTE - 4 < len(note.encode()) <= NOTE, "the API server counts bytes"
+        assert note.endswith("...; the container was not created")
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,15 @@ async def test_refusals(double: ApiDouble, status: int, said: str) -> None:
     assert len(caught.value.message) < 500
 
 
+async def test_a_definition_of_another_version(double: ApiDouble) -> None:
+    """kube-apiserver 1.34 answers so to a field that the installed one does not have."""
+    said = "failed to create typed patch object: .status.free: field not declared in schema"
+    double.answers = [(500, json.dumps({"kind": "Status", "message": said}).encode(), {})]
+    with pytest.raises(ApiRefused) as caught:
+        await server(double).apply("n1", "u1", NOTHING_KNOWN)
+    assert "CustomResourceDefinition is of another version" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("asked", "wait"), [("7", 7.0), ("99999", 300.0), ("-1", 0.0), ("x", 0.0), ("1e9", 0.0)]
 )
