@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from kata_pin.config import load
+from kata_pin.daemon.service.runtime_dir import NODE_LOCK
 from tests.support.controlplane import programs
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -89,7 +90,10 @@ def test_the_daemon_has_its_rights_and_no_more() -> None:
     assert all(
         one["securityContext"]["readOnlyRootFilesystem"] for one in (daemon, check, reporter)
     )
+    (here,) = (one["mountPath"] for one in daemon["volumeMounts"] if one["name"] == "runtime-dir")
+    assert here == os.path.dirname(NODE_LOCK)
     for mount in daemon["volumeMounts"]:
+        assert not mount["mountPath"].startswith("/usr"), "read-only on some nodes"
         if mount["name"] not in {"config", "runtime-dir"}:
             assert mount["mountPropagation"] == "HostToContainer"
         assert mount["name"] in {"runtime-dir", "nri"} or mount["readOnly"] is True
@@ -166,7 +170,9 @@ def test_lint() -> None:
 @pytest.mark.parametrize(
     "setting",
     ["hostNetwrk=true", "paths.kublet=/x", "reporter.port=0", "image.pullPolicy=Never2",
-     "monitoring.podMonitor.enable=true", "maxUnavailable=0", "config=3"],
+     "monitoring.podMonitor.enable=true", "maxUnavailable=0", "config=3",
+     "config.runtime_dir=/run/other", "resources.daemon.limits.cpu=2000m", "paths.vc=/",
+     "paths.more={/}", "paths.nri=//run"],
 )  # fmt: skip
 def test_wrong_values_are_refused(setting: str) -> None:
     """Unknown keys and impossible values end the installation before it begins."""
@@ -225,7 +231,10 @@ def test_duties_of_the_reporter() -> None:
 
 @NEEDS_HELM
 def test_without_a_reporter() -> None:
-    """No token, no rights, no probe that nobody would answer."""
+    """No token, no rights, no probe that nobody would answer, and no PodMonitor without a port."""
+    wrong = "reporter.enabled=false,monitoring.podMonitor.enabled=true"
+    done = helm("template", "x", str(CHART), "--kube-version", "1.34.1", "--set", wrong)
+    assert "monitoring.podMonitor needs reporter.enabled" in done.stderr
     objects = rendered("reporter.enabled=false")
     assert not [one for one in objects if one["kind"].startswith("ValidatingAdmission")]
     pod = one_of(objects, "DaemonSet")["spec"]["template"]["spec"]
