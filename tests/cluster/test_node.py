@@ -1,7 +1,7 @@
 """The chart on a real node: helm, controllers, scheduler, kubelet, containerd, and the image.
 
 The kubelet has the static policy, so it gives the first pod, a VM of minikata, this machine's
-second CPU.
+second CPU, and its third one where there is one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from tests.support.waiting import SCALE, wait_for
 
 PROJECT = Path(__file__).resolve().parents[2]
 NODE, SPACE = "node-8", "kata-pin"
+GIVEN = CpuSet([1, 2][: (os.cpu_count() or 1) - 1])
+"""Two, if possible: with cgroup v2 a VM with one CPU has nothing left to place."""
 IMAGE = "KATA_PIN_IMAGE"
-WAIT = ("--wait", "--timeout", f"{100 * SCALE:g}s")
+WAIT = ("--wait", "--timeout", f"{200 * SCALE:g}s")
 
 pytestmark = [
     NEEDS_CLUSTER,
@@ -120,7 +122,7 @@ def site(request: pytest.FixtureRequest) -> Iterator[Site]:
         cluster.kubectl("label", "node", NODE, "katacontainers.io/kata-runtime=true")
         cluster.kubectl("create", "namespace", "shop")
         sandbox, _ = run_pod(
-            kubelet, cluster, containerd, pod("web", NODE, "1", runtimeClassName="kata")
+            kubelet, cluster, containerd, pod("web", NODE, str(len(GIVEN)), runtimeClassName="kata")
         )
         values = folder / "values.json"
         values.write_text(json.dumps(chart_values(containerd)))
@@ -148,6 +150,7 @@ def chart_values(containerd: Containerd) -> dict[str, Any]:
     state = containerd.shared / "kubelet" / "root"
     return {
         "image": {"pullPolicy": "Never"},
+        "undo": {"timeoutSeconds": int(150 * SCALE)},
         "config": {
             "version": 1,
             "nri": {"enabled": "yes"},
@@ -161,7 +164,7 @@ def chart_values(containerd: Containerd) -> dict[str, Any]:
             "cdi": "",
             "kataConfigs": ["/opt/kata"],
         },
-        # the VM has the one CPU that is left to pods
+        # with two CPUs the VM has the one that is left to pods
         "resources": {
             "daemon": {"requests": {"cpu": "0"}},
             "reporter": {"requests": {"cpu": "0"}},
@@ -241,11 +244,11 @@ def in_host_network(site: Site) -> Iterator[None]:
 def assert_shown(site: Site) -> None:
     """Assert that the object, and `kata-pin show` in the daemon's pod, say what the kernel says."""
     status = placement(site)
-    assert (status["exclusive"], status["violations"]) == ("1", 0)
+    assert (status["exclusive"], status["violations"]) == (str(GIVEN), 0)
     (row,) = site.plugin("pods", "-n", "shop")["pods"]
     assert row["name"] == "web"
     (shown,) = site.plugin("show", "web", "-n", "shop")["sandboxes"]
-    assert (shown["state"], shown["exclusive"]) == ("ok", "1")
+    assert (shown["state"], shown["exclusive"]) == ("ok", str(GIVEN))
     known = site.threads()
     of_vmm = [one for one in shown["threads"] if one["tid"] in known]
     assert {one["role"] for one in of_vmm} >= {"vcpu", "emulator"}

@@ -53,7 +53,8 @@ _ARCHIVE: Final = f"{_CACHE}/kata-pin.tar"
 _CLUSTER_ENVIRONMENT: Final = {
     "KATA_PIN_IMAGE": f"{INSIDE}/{_ARCHIVE}",  # tests/cluster/test_node.py
     "GOMAXPROCS": "4",  # one thread for each emulated CPU is no gain
-    "TMPDIR": "/var/tmp",  # on the disk: the image's root file systems are too much for memory
+    # On the disk, as root file systems are too much for memory, and short, as sockets are below it.
+    "TMPDIR": "/srv",
 }
 
 KUBELET: Final = ("kubelet",)

@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> int:
         _complain(call, str(failure))
         return 1
     except OSError as error:
-        _complain(call, f"{error.strerror}: {error.filename or call.words[1:]}")
+        _complain(call, f"{error.strerror or error}: {error.filename or call.words[1:]}")
         return 1
     if output:
         posix.write(1, output.encode() + b"\n")
@@ -355,7 +355,6 @@ def _ask(call: Call, verb: str, *arguments: str, lifeline: int = -1) -> str:
 
 
 def _complain(call: Call, text: str) -> None:
-    posix.write(2, text.encode() + b"\n")
     if "log" in call.options:
         quoted = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         line = f'{{"level":"error","msg":"{quoted}","time":"2026-01-01T00:00:00Z"}}\n'
@@ -364,6 +363,7 @@ def _complain(call: Call, text: str) -> None:
         )
         posix.write(log, line.encode())
         posix.close(log)
+    posix.write(2, text.encode() + b"\n")  # last: containerd's stderr may be one that is only read
 
 
 def _remove(home: str) -> None:

@@ -37,7 +37,7 @@ def sample() -> list[str]:
         _thread(18687, "vcpu", "debugfs", vcpu=0, cpu_ticks=61,
                 reason="unpaired vCPU: shared CPUs (overhead: auto)"),
         _thread(18688, "vcpu", "debugfs", vcpu=1, desired="0", expected="0", affinity="0",
-                last_cpu=0, cpu_ticks=204, unmoved_s=93_600.0,
+                last_cpu=0, cpu_ticks=204, unmoved_s=41.0,
                 reason="paired with exclusive CPUs of container app"),
         _thread(18682, "emulator", "order", cpu_ticks=12),
         _thread(18683, "emulator", "order"),
