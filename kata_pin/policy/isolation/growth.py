@@ -92,13 +92,14 @@ def _counted(
 ) -> tuple[int | None, int]:
     """Return the slices and the time of others by the pCPU's own counters.
 
-    The run time of a pCPU grows when a task leaves it. So it may have grown by more than passed,
-    which is why time in which the pCPU was idle is none of it, and not at all if nobody left.
+    The run time of a pCPU grows when a task leaves it: by more than passed if the task came before
+    the first look, and not at all if nobody left. Hence no more than what passed is counted, and of
+    that no time in which the pCPU was idle.
     """
     slices, taken = None, 0
     if before.run is not None and after.run is not None:
         slices = max(0, after.run.slices - before.run.slices - mine)
-        taken = after.run.ran_ns - before.run.ran_ns - ran_ns if slices else 0
+        taken = min(after.run.ran_ns - before.run.ran_ns, length_ns) - ran_ns if slices else 0
     if before.times is not None and after.times is not None:
         idle_ns = (after.times.idle - before.times.idle - SLACK_TICKS) * TICK_NS
         unused_ns = (sum(after.times) - sum(before.times) + SLACK_TICKS) * TICK_NS
