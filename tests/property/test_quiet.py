@@ -93,6 +93,8 @@ class Node(RuleBasedStateMachine):
         """Devices that were bound after the last round."""
         self.former: dict[int, set[str]] = {n: set() for n in LINES}
         """What masks of devices might have been before they were bound again."""
+        self.looked = False
+        """Whether this daemon, since its start, has seen which devices there are."""
 
     @rule(name=st.sampled_from("abc"), cpus=masks)
     def pod(self, name: str, cpus: CpuSet) -> None:
@@ -157,7 +159,7 @@ class Node(RuleBasedStateMachine):
     def kill(self) -> None:
         """kill -9, and the next daemon."""
         self._lose_births()
-        self.node.start()
+        self._start()
 
     @rule(made=st.booleans(), left=st.integers(0, 3))
     def kill_in_a_write(self, made: bool, left: int) -> None:
@@ -179,7 +181,11 @@ class Node(RuleBasedStateMachine):
             pass
         finally:
             self.tree.write_tunables = write  # type: ignore[method-assign]
+        self._start()
+
+    def _start(self) -> None:
         self.node.start()
+        self.looked = False
 
     def _lose_births(self) -> None:
         """Nobody knows any more what masks of new devices were made of.
@@ -187,15 +193,23 @@ class Node(RuleBasedStateMachine):
         After a kill number and text are those of the old device, and what was online counts too.
         """
         for number in self.unseen:
+            near = LINES[number][2]
+            self.first[number] |= {str(self._initial(one, near)) for one in self.first[DEFAULT]}
             self.first[number] |= {self.tree.lines[number].mask, *self.former[number]}
-        self._see_births()
+        self.unseen.clear()
 
     def _see_births(self) -> None:
-        """New devices are seen now: what is online now counts, not what was at their birth."""
+        """New devices are seen now: what is online now counts, not what was at their birth.
+
+        A daemon's first look cannot tell them from the old ones.
+        """
+        if not self.looked:
+            self._lose_births()
         for number in self.unseen:
             near = LINES[number][2]
             self.first[number] |= {str(self._initial(one, near)) for one in self.first[DEFAULT]}
         self.unseen.clear()
+        self.looked = True
 
     @rule()
     def round(self) -> None:
