@@ -129,6 +129,7 @@ class Node(RuleBasedStateMachine):
         """A device is bound again: its mask is made of the default mask (irq_setup_affinity)."""
         text, _, near = LINES[number]
         self.tree.remove(number)
+        self.unseen.discard(number)
         if seen:
             self.round()
         made = self._initial(self.tree.default, near) or EVERY - CpuSet(self.tree.offline)
@@ -196,7 +197,6 @@ class Node(RuleBasedStateMachine):
             near = LINES[number][2]
             self.first[number] |= {str(self._initial(one, near)) for one in self.first[DEFAULT]}
             self.first[number] |= {self.tree.lines[number].mask, *self.former[number]}
-        self.unseen.clear()
 
     def _see_births(self) -> None:
         """New devices are seen now: what is online now counts, not what was at their birth.
