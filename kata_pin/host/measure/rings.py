@@ -39,12 +39,16 @@ PARTS: Final = 60
 
 
 class _Recorded:
-    """A ring of switches; `records` counts those that were read, `torn` says what was not whole."""
+    """A ring of switches; `records` counts those that were read, `torn` says what was not whole.
+
+    `pending`: records may be lost of which the kernel tells with the next one, if there is any.
+    """
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
         self.records = 0
         self.torn = ""
+        self.pending = False
 
     def events(self) -> tuple[Event, ...]:
         """Return what was recorded since the last call."""
@@ -54,6 +58,7 @@ class _Recorded:
             self.torn = error.message
             return ()
         self.records += found.records
+        self.pending = self.ring.full or (self.pending and not found.events)
         return found.events
 
 
@@ -179,6 +184,6 @@ def refused(cpus: str, error: OSError) -> HostError:
 
 def _problem(one: _Recorded, *, is_online: bool) -> str:
     """Return why a ring does not have everything, empty where nothing shows."""
-    if one.ring.full:
+    if one.pending:
         return "records were lost at its end"
     return one.torn or ("" if is_online else "it is offline")
