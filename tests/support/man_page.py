@@ -77,8 +77,8 @@ _EXIT: Final = (
     ("0", "success"),
     ("1", "failure; for doctor: a check failed; for pin and unpin: the kernel refused an affinity"),
     ("2", "wrong usage"),
-    ("3", "check found drift, a conflict or, with intruders: fail, an intruder"),
-    ("4", "check could not tell: no permission, or the daemon is not running or does not answer"),
+    ("3", "check: drift, conflict, foreign time, or an intruder that shall fail; prove: violated"),
+    ("4", "check or prove could not tell: no permission, records lost, no daemon that answers"),
     ("78", "wrong configuration"),
 )
 
