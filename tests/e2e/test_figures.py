@@ -31,6 +31,7 @@ import pytest
 from kata_pin.host.root import HOST
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.policy.isolation.remedies import WORKQUEUES, mask
+from kata_pin.wire.proc import kernel_worker
 from tests.e2e import linuxguest
 from tests.e2e.idlevm import idle_vm
 from tests.e2e.katapods import private_daemon
@@ -169,11 +170,15 @@ class PodsOfNode:
     def keep_rest_off(self) -> None:
         """Keep all tasks but the pods' off the exclusive pCPUs, as an administrator would."""
         pods = self._processes()
+        threads: set[int] = set()
+        for pid in pods:
+            with suppress(OSError):  # it ended
+                threads.update(_threads(pid))
         for path in Path("/proc").glob("[0-9]*/task/[0-9]*"):
             with suppress(OSError):  # it ended, or is a kernel thread of one CPU
-                name = (path / "comm").read_text()
+                worker = kernel_worker((path / "comm").read_text().rstrip("\n"))
                 tid = int(path.name)
-                own = int(path.parts[2]) in pods or name.startswith(("vhost-", "kvm-"))
+                own = int(path.parts[2]) in pods or (worker and worker.owner in threads)
                 if not own and os.sched_getaffinity(tid) & EXCLUSIVE:
                     os.sched_setaffinity(tid, SHARED)
                     self._stack.callback(_let_go, tid)
@@ -252,7 +257,7 @@ def load(node: Node, pods: PodsOfNode) -> str:
 def test_foreign_time_under_load(
     node: Node, daemon: PrivateNode, pods: PodsOfNode, load: str, way: str
 ) -> None:
-    """With kata-pin other sandboxes' threads have next to nothing of the exclusive pCPUs.
+    """With kata-pin nobody else has the exclusive pCPUs, at the default limit of 0.1 %.
 
     How much they have by Kata's ways depends on the kernel: which of their threads are in a cpuset,
     and where its scheduler puts the rest.
@@ -282,7 +287,7 @@ def test_foreign_time_under_load(
     _tell(node, f"{way}: others had {', '.join(f'{one.others:.2f} %' for one in windows)}")
     assert min(min(one.vhost, one.virtiofsd) for one in windows) > 100 * LEAST_SHARE, "no load"
     if chosen.mode == "act":
-        assert max(one.others for one in windows) < 0.1
+        assert {one.verdict for one in windows} == {"proved"}
 
 
 def _tell(node: Node, text: str) -> None:
