@@ -86,6 +86,11 @@ class Claims:
                 claim = self._known[sandbox_id] = _Claim.of(sandbox_id, cache.report)
             yield from claim.watched
 
+    def is_passing(self, sandbox_id: str) -> bool:
+        """Whether a pass over a sandbox is under way, so that `watched` leaves it out."""
+        cache = self._sandboxes.cache(sandbox_id)
+        return cache is not None and cache.passing
+
     def owner(self, sandbox_id: str, cpu: int) -> Owner:
         """Return the owner of a pCPU with all threads that are placed there."""
         own: dict[int, str] = {}

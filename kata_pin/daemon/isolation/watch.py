@@ -18,7 +18,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -156,7 +156,11 @@ class Watch:
         Worst first; of a pCPU that several sandboxes claim, one, and none while an episode lasts.
         """
         watched = {(one.sandbox, one.cpu): one for one in self._claims.watched()}
-        self.sights = {key: one for key, one in self.sights.items() if key in watched}
+        self.sights = {
+            key: one
+            for key, one in self.sights.items()
+            if key in watched or self._claims.is_passing(key[0])
+        }
         vcpus = {thread for one in watched.values() for thread in one.vcpus}
         self.moves = {thread: one for thread, one in self.moves.items() if thread in vcpus}
         cpus = {cpu for _, cpu in watched}
@@ -186,14 +190,15 @@ class Watch:
         `known` are pCPUs with an episode, of this or another sandbox.
         """
         sight = self.sights.get(key)
-        if sight is None or sight.watched != one:
+        if sight is None or sight.watched.vcpus != one.vcpus:
             sight = self.sights[key] = Sight(one, self._read(one.vcpus))
             self._count_moves(one.vcpus, {}, sight.look.own)
             return False
+        same, sight.watched = sight.watched == one, one
         before, sight.look = sight.look, self._read(one.vcpus)
         self._count_moves(one.vcpus, before.own, sight.look.own)
         grown = growth(before, sight.look, [thread.tid for thread in one.vcpus], cpu)
-        sight.growth, sight.exact = grown, not one.others
+        sight.growth, sight.exact = grown, same and not one.others
         if grown is None:
             return False
         self.waited_ns[one.cpu] += grown.waited_ns
@@ -209,7 +214,7 @@ class Watch:
                 sight.look = self._read(one.threads)
                 every = growth(before, sight.look, [thread.tid for thread in one.threads], cpu)
                 if every is not None:
-                    sight.growth, sight.exact, grown = every, True, every
+                    sight.growth, sight.exact, grown = every, same, every
         if grown.percent <= limit:
             sight.episode_at, sight.fruitless, sight.rests = None, 0, 0
             return False
@@ -244,30 +249,26 @@ class Watch:
     # ---- who it is -----------------------------------------------------------------------
 
     async def _examine(self, keys: Iterable[Key]) -> None:
-        """Record who runs on some pCPUs."""
-        keys = list(keys)
+        """Record who runs on some pCPUs; of one that changes hands meanwhile nothing is said."""
+        before = {key: self.sights[key].watched for key in keys if key in self.sights}
         try:
-            measured = await self._record(keys)
+            measured = await self._record(before.values())
             self.problem = ""
             known = self._claims.known()
             free = self._online() - self._claims.exclusive()
             node = Node(free, os.path.exists(self._root.sys(_V2)))
-            for key in keys:
-                if key in self.sights:
+            vcpus = {(one.sandbox, one.cpu): one.vcpus for one in self._claims.watched()}
+            for key, one in before.items():
+                if key in self.sights and vcpus.get(key) == one.vcpus:
                     self._judge(key, measured, known, node)
         except HostError as error:
-            self._cannot_record(keys, error)
+            self._cannot_record(before, error)
         finally:
             self._recording = False
 
-    async def _record(self, keys: Iterable[Key]) -> Measured:
-        cpus = CpuSet(cpu for _, cpu in keys)
-        threads = [
-            (thread.tgid, thread.tid)
-            for key in keys
-            if key in self.sights
-            for thread in self.sights[key].watched.threads
-        ]
+    async def _record(self, watched: Collection[Watched]) -> Measured:
+        cpus = CpuSet(one.cpu for one in watched)
+        threads = [(thread.tgid, thread.tid) for one in watched for thread in one.threads]
         with SwitchRecorder(self._root, cpus, WINDOW_S) as recorder:
             before = task_runs(self._root, threads)
             while recorder.left_s > 0:
@@ -317,7 +318,7 @@ class Watch:
             sandbox_id,
             cpu,
             self._claims.pod(sandbox_id),
-            100 * grown.waited_ns / max(1, grown.length_ns),
+            grown.waited_percent,
             grown.length_ns / 1e9,
             who,
             cpus=str(cpu),

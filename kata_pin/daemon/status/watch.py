@@ -29,7 +29,7 @@ def _pcpu(sight: Sight, pod: str, now: float) -> WatchedPcpu:
         pod=pod,
         age_s=round(now - sight.look.at_ns / 1e9, 3),
         over_s=None if grown is None else round(grown.length_ns / 1e9, 3),
-        waited_percent=None if grown is None else 100 * grown.waited_ns / grown.length_ns,
+        waited_percent=None if grown is None else grown.waited_percent,
         others_percent=None if grown is None else grown.percent,
         others_slices=None if grown is None else grown.slices,
         episode_s=None if sight.episode_at is None else round(now - sight.episode_at, 3),

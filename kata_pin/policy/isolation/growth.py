@@ -57,7 +57,18 @@ class Growth(NamedTuple):
     @property
     def percent(self) -> float:
         """The same as a share."""
-        return 100 * self.others_ns / self.length_ns if self.length_ns > 0 else 0.0
+        return self._share(self.others_ns)
+
+    @property
+    def waited_percent(self) -> float:
+        """How much of the time the own threads waited; not more than all of it.
+
+        A wait is counted when it ends, and may have begun before the first look.
+        """
+        return self._share(self.waited_ns)
+
+    def _share(self, ns: int) -> float:
+        return min(100.0, 100 * ns / self.length_ns) if self.length_ns > 0 else 0.0
 
 
 def growth(

@@ -165,8 +165,79 @@ async def test_only_paired_vcpus_are_looked_at(world_: World) -> None:
     await world_.look()
     assert [one.cpu for one in world_.claims.watched()] == [4]
     world_.cache.passing = True
+    looked_at = world_.watch.sights["pod", 4].look
+    world_.counters(waited=90 * MS)
+    await world_.look()
+    assert world_.started == []
+    assert world_.watch.sights["pod", 4].look is looked_at
+    world_.cache.report = None
+    world_.cache.passing = False
     await world_.look()
     assert world_.watch.sights == {}
+
+
+async def test_a_pass_under_way_ends_no_episode(world_: World) -> None:
+    """It is still reported, and not begun again after the pass."""
+    for waited in (0, 90):
+        world_.counters(waited=waited * MS)
+        await world_.look()
+        await world_.finish()
+    for passing in (True, False):
+        world_.cache.passing = passing
+        world_.counters(waited=180 * MS)
+        await world_.look()
+        await world_.finish()
+        (row,) = watch_report(world_.watch, world_.claims, 0.1).pcpus
+        assert row.episode_s is not None
+        assert row.waited_percent == 100, "it waited for longer than between these looks"
+    assert world_.events.counts == {NodeEventKind.FOREIGN_TASKS: 1}
+
+
+async def test_threads_that_come_and_go_hide_nobody(
+    world_: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vCPU's pCPU is watched although QEMU's other threads there are others at each audit."""
+    monkeypatch.setattr(module, "SwitchRecorder", recorder(RanTask(900, 2, 100 * MS, MS)))
+    for step, cpus in enumerate(("0-3", "4", "0-3", "4")):
+        world_.place(cpus)
+        world_.counters(waited=step * 90 * MS)
+        world_.counters(thread=EMULATOR)
+        await world_.look()
+        await world_.finish()
+    assert world_.events.counts == {NodeEventKind.FOREIGN_TASKS: 1}
+
+
+async def test_threads_that_went_are_nobody_without_a_name(world_: World) -> None:
+    """Where nothing can be recorded, time of the owner's ended threads begins no episode."""
+    world_.place("4")
+    world_.node_counters(0, 0)
+    world_.counters(thread=EMULATOR)
+    await world_.look()
+    world_.place("0-3")
+    world_.node_counters(90 * MS, 90)
+    await world_.look()
+    await world_.finish()
+    assert world_.events.counts == {}
+
+
+@pytest.mark.parametrize("gone", [True, False])
+async def test_a_pcpu_that_changes_hands_in_a_window(
+    world_: World, monkeypatch: pytest.MonkeyPatch, *, gone: bool
+) -> None:
+    """Whoever ran there then may have been allowed to: there is no verdict."""
+    tasks = (RanTask(1100, 3, 900 * MS, MS), RanTask(900, 2, 100 * MS, MS))
+    monkeypatch.setattr(module, "SwitchRecorder", recorder(*tasks))
+    for waited in (0, 90):
+        world_.counters(waited=waited * MS)
+        await world_.look()
+    before = report()
+    assert before.placement is not None
+    world_.cache.report = (
+        None if gone else replace(before, placement=replace(before.placement, desired={}))
+    )
+    await world_.finish()
+    assert world_.watch.windows == {}
+    assert world_.events.counts == {}
 
 
 async def test_who_cannot_be_recorded_is_reported_without_a_name(
