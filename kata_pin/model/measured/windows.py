@@ -99,7 +99,7 @@ class SeenTask:
     """A task as it was seen while or after it ran.
 
     `affinity` is None and `cgroup` empty where it was gone before it was looked at; then `parent`
-    names the process that made it, if that is known.
+    names the process that made it, if that is known. `by_root`: all its user ids are root's.
     """
 
     tid: int
@@ -109,6 +109,7 @@ class SeenTask:
     affinity: CpuSet | None = None
     cgroup: str = ""
     parent: str = ""
+    by_root: bool = False
 
     @property
     def kernel(self) -> bool:

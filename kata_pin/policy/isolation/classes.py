@@ -46,9 +46,13 @@ class Known:
     pods: Mapping[str, str] = field(default_factory=dict)
 
     def sandbox_of(self, task: SeenTask) -> str:
-        """Return the id of the sandbox that a task works for, empty if it is none's."""
+        """Return the id of the sandbox that a task works for, empty if it is none's.
+
+        A cgroup counts for tasks of root alone: others may have made it themselves, with any name
+        (D24).
+        """
         found = self.threads.get(task.tid) or self.processes.get(task.pid)
-        if found or task.kernel:
+        if found or task.kernel or not task.by_root:
             return found or ""
         parts = (container_of(part) for part in task.cgroup.split("/") if part)
         return next((self.containers[one] for one in parts if one in self.containers), "")
