@@ -44,7 +44,11 @@ def placement(node: str, *pods: tuple[str, str], **status: Any) -> dict[str, Any
     }
 
 
-DAEMON = {"metadata": {"name": "kp-1", "namespace": "kata-pin"}, "status": {"phase": "Running"}}
+DAEMON = {
+    "metadata": {"name": "kp-1", "namespace": "kata-pin"},
+    "spec": {"hostPID": True},
+    "status": {"phase": "Running"},
+}
 TWO = [
     placement("n1", ("shop/web", "abc"), ("shop/db", "def")),
     placement("n2", ("lab/web", "ghi"), podsOmitted=3),
@@ -120,6 +124,17 @@ def test_details(plugin: Plugin, arguments: tuple[str, ...], command: str) -> No
     """kata-pin runs in the daemon's pod of the node, with the sandbox's id."""
     done = plugin.run(*arguments)
     assert done.stdout == f"CALLED exec -n kata-pin kp-1 -c daemon -- {command}\n", done.stderr
+
+
+def test_a_pod_with_the_labels_alone_is_not_the_daemons(plugin: Plugin) -> None:
+    """A tenant's answers would go to an administrator's terminal."""
+    other = DAEMON | {"metadata": {"name": "x", "namespace": "tenant"}, "spec": {"hostPID": False}}
+    plugin.listed("get pods", [other, DAEMON])
+    assert "exec -n kata-pin kp-1" in plugin.run("show", "web").stdout
+    plugin.listed("get pods", [other])
+    done = plugin.run("show", "web")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no pod of kata-pin runs on node n1" in done.stderr
 
 
 @pytest.mark.parametrize(
