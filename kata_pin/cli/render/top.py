@@ -172,13 +172,20 @@ def _verdict(document: TopDocument) -> list[Text]:
         calm = percent < _LIMITS["foreign"][0]
         if not calm:
             lines.append(_bad(text))
-        elif any(one.foreign_switches is None for one in document.pcpus):  # ticks and waits only
-            lines.append(
-                Text("no long use of exclusive pCPUs by others seen; kata-pin prove sees all")
-            )
         else:
-            lines.append(styled("nobody else seen on exclusive pCPUs", phrases.GOOD))
+            lines.append(_brief(document.pcpus))
     return lines
+
+
+def _brief(pcpus: Sequence[TopPcpu]) -> Text:
+    """Return the line for exclusive pCPUs on which nobody else was seen for long."""
+    switches = [one.foreign_switches for one in pcpus if one.foreign_switches is not None]
+    if len(switches) < len(pcpus):  # only ticks and waits are known, or not even those
+        return Text("no long use of exclusive pCPUs by others seen; kata-pin prove sees all")
+    if most := max(switches):
+        often = f"up to {count(max(1, round(most)), 'time')} per second"
+        return Text(f"others come to exclusive pCPUs, {often}; kata-pin prove names them")
+    return styled("nobody else seen on exclusive pCPUs", phrases.GOOD)
 
 
 def _bad(text: str) -> Text:

@@ -15,6 +15,10 @@ from tests.unit.cli.documents import top
     ("switches", "line"),
     [
         (0.0, "nobody else seen on exclusive pCPUs"),
+        (
+            5.0,
+            "others come to exclusive pCPUs, up to 5 times per second; kata-pin prove names them",
+        ),
         (None, "no long use of exclusive pCPUs by others seen; kata-pin prove sees all"),
     ],
 )
