@@ -1,4 +1,4 @@
-"""What a cgroup's path says of a task: its systemd unit, pod and container. Pure."""
+"""What a cgroup's path says of a task: its systemd unit, its pod, its container. Pure."""
 
 from __future__ import annotations
 
@@ -10,30 +10,37 @@ _POD: Final = re.compile(
     r"|[0-9a-f]{32})(?:\.slice)?\Z"
 )
 _UNIT: Final = re.compile(r"[^/]+\.(?:service|scope|slice)\Z")
+_USER_MANAGER: Final = re.compile(r"user@[0-9]+\.service\Z")
+"""The one unit of the system below which there are others, of the user's own."""
 
 
 class Place(NamedTuple):
     """Where a task belongs; each is empty where the path does not say.
 
-    `unit` is the innermost systemd unit whose CPUs can be set, `pod_uid` a Kubernetes pod's,
-    `container` the last part without what runtimes put around an id.
+    `unit` is the innermost systemd unit whose CPUs can be set, `pod_uid` a Kubernetes pod's.
     """
 
     unit: str = ""
     pod_uid: str = ""
-    container: str = ""
 
 
 def place_of(cgroup: str) -> Place:
     """Return what the path of a cgroup says."""
     parts = [part for part in cgroup.split("/") if part]
-    units = [part for part in parts if _UNIT.match(part)]
     pods = [found[1].replace("_", "-") for part in parts if (found := _POD.search(part))]
-    return Place(
-        units[-1] if units else "",
-        pods[-1] if pods else "",
-        container_of(parts[-1]) if parts else "",
-    )
+    return Place(_unit(parts), pods[-1] if pods else "")
+
+
+def _unit(parts: list[str]) -> str:
+    """Return the innermost unit of the node's systemd: one in a container has units of its own."""
+    unit = ""
+    for part in parts:
+        if not _UNIT.match(part):
+            break
+        unit = part
+        if not part.endswith(".slice") and not _USER_MANAGER.match(part):
+            break
+    return unit
 
 
 def container_of(part: str) -> str:

@@ -10,7 +10,7 @@ from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.measured.windows import PF_NO_SETAFFINITY, SeenTask, TaskClass
 from kata_pin.model.thread import PF_KTHREAD
 from kata_pin.policy.isolation.classes import KTHREADD, Known, Owner, class_of
-from kata_pin.policy.isolation.places import place_of
+from kata_pin.policy.isolation.places import container_of, place_of
 
 OWNER = Owner(4, "p1", "shop/web", own={101: "vcpu 0"})
 KNOWN = Known(
@@ -56,29 +56,35 @@ def test_class(seen: SeenTask | None, expected: TaskClass) -> None:
     assert class_of(seen, OWNER, KNOWN) is expected
 
 
+UID = "0b7f0e2c-1a2b-4c3d-8e4f-5a6b7c8d9e0f"
+SLICE = f"/kubepods.slice/pod{UID.replace('-', '_')}.slice"
+
+
 @pytest.mark.parametrize(
-    ("cgroup", "unit", "pod", "container"),
+    ("cgroup", "unit", "pod"),
     [
-        ("/system.slice/cron.service", "cron.service", "", "cron.service"),
-        ("/system.slice/docker.service/x", "docker.service", "", "x"),
-        (
-            "/kubepods.slice/pod0b7f0e2c_1a2b_4c3d_8e4f_5a6b7c8d9e0f.slice/cri-containerd-abc.scope",
-            "cri-containerd-abc.scope",
-            "0b7f0e2c-1a2b-4c3d-8e4f-5a6b7c8d9e0f",
-            "abc",
-        ),
-        (
-            "/kubepods/besteffort/pod0b7f0e2c-1a2b-4c3d-8e4f-5a6b7c8d9e0f/abc",
-            "",
-            "0b7f0e2c-1a2b-4c3d-8e4f-5a6b7c8d9e0f",
-            "abc",
-        ),
-        ("/a/system.slice:cri-containerd:abc", "", "", "abc"),
-        ("/", "", "", ""),
-        ("", "", "", ""),
-        ("/podcast/x", "", "", "x"),
+        ("/system.slice/cron.service", "cron.service", ""),
+        ("/system.slice/docker.service/x", "docker.service", ""),
+        ("/user.slice/user-1.slice/user@1.service/app.slice/x.service", "x.service", ""),
+        ("/system.slice/docker-abc.scope/system.slice/cron.service", "docker-abc.scope", ""),
+        ("/docker/abc/system.slice/cron.service", "", ""),
+        (f"{SLICE}/cri-containerd-abc.scope", "cri-containerd-abc.scope", UID),
+        (f"{SLICE}/cri-containerd-abc.scope/init.scope", "cri-containerd-abc.scope", UID),
+        (f"/kubepods/besteffort/pod{UID}/abc", "", UID),
+        ("/a/system.slice:cri-containerd:abc", "", ""),
+        ("/", "", ""),
+        ("", "", ""),
+        ("/podcast/x", "", ""),
     ],
 )
-def test_place(cgroup: str, unit: str, pod: str, container: str) -> None:
-    """Units and pods in the forms of both cgroup drivers."""
-    assert place_of(cgroup) == (unit, pod, container)
+def test_place(cgroup: str, unit: str, pod: str) -> None:
+    """Units and pods in the forms of both cgroup drivers; units inside containers are not ours."""
+    assert place_of(cgroup) == (unit, pod)
+
+
+@pytest.mark.parametrize(
+    "part", ["abc", "kata_abc", "cri-containerd-abc.scope", "system.slice:cri-containerd:abc"]
+)
+def test_container(part: str) -> None:
+    """An id in what runtimes put around it."""
+    assert container_of(part) == "abc"
