@@ -36,8 +36,10 @@ def count_others(
     """
     began, threads = time.thread_time_ns(), list(threads)
     start = time.monotonic_ns()
-    before = task_runs(root, threads)
+    # first and last the pCPUs: a slice of a thread between two readings may look like somebody
+    # else's, and never hides one
     runs_before = cpu_runs(root, cpus) if by_cpu else {}
+    before = task_runs(root, threads)
     while (left := seconds - (time.monotonic_ns() - start) / 1e9) > 0:
         time.sleep(min(STEP_S, left))
         progress(1 - max(0.0, left - STEP_S) / seconds)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kata_pin.errors import HostError
-from kata_pin.host.measure import hists
+from kata_pin.host.measure import counted, hists
 from kata_pin.host.measure.counted import count_others
 from kata_pin.host.measure.hists import record_hists
 from kata_pin.host.measure.methods import Asked, measure
@@ -18,6 +18,8 @@ from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.measured.counters import CpuRun, TaskRun
 from kata_pin.model.measured.windows import Method, RanTask
+from kata_pin.policy.isolation.classes import Owner
+from kata_pin.policy.isolation.counted import judge_counts
 from tests.support.hosttree import FakeCalls, grow
 
 TOTALS = "\nTotals:\n    Hits: 9\n    Entries: 2\n    Dropped: {dropped}\n"
@@ -113,6 +115,37 @@ def test_counters_before_and_after(tmp_path: Path) -> None:
     assert found.cpu_runs == {2: (CpuRun(777, 5, 12), CpuRun(777, 5, 12))}
     waits = count_others(root, CpuSet([2]), 0.01, [(7, 7)], lambda _: None, by_cpu=False)
     assert (waits.method, waits.cpu_runs) == (Method.WAIT, {})
+
+
+def test_a_slice_between_two_readings_hides_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vCPU runs once while the counters are read first; somebody else once after that."""
+    own, others, readings = 0, 0, 0
+
+    def read() -> None:
+        nonlocal own, readings
+        readings += 1
+        own += readings == 2
+
+    def cpu_runs(*_: object) -> dict[int, CpuRun]:
+        read()
+        return {2: CpuRun(1000 * (own + others), 0, own + others)}
+
+    def task_runs(*_: object) -> dict[int, TaskRun]:
+        read()
+        return {7: TaskRun(1000 * own, 0, own)}
+
+    def slept(_: float) -> None:
+        nonlocal others
+        others = 1
+
+    monkeypatch.setattr(counted, "cpu_runs", cpu_runs)
+    monkeypatch.setattr(counted, "task_runs", task_runs)
+    root = tree(tmp_path)
+    found = count_others(root, CpuSet([2]), 0.01, [(7, 7)], slept, by_cpu=True)
+    owner = Owner(2, "p1", "shop/web", own={7: "vcpu 0"}, alone=frozenset({7}))
+    assert judge_counts(found, owner, 0.0).slices
 
 
 def test_the_first_method_that_works(tmp_path: Path) -> None:
