@@ -90,10 +90,14 @@ def _document(name: str, around: Path) -> Path | None:
     return None
 
 
+@cache
+def _known_decisions() -> set[str]:
+    return {text.split()[0] for text in headings(DOCS / "design.md").values()}
+
+
 def _decisions(path: Path, line: str) -> Iterator[str]:
-    known = {text.split()[0] for text in headings(DOCS / "design.md").values()}
     for match in DECISION.finditer(line):
-        if f"D{match[1]}" not in known:
+        if f"D{match[1]}" not in _known_decisions():
             yield f"no decision {match[0]} in docs/design.md"
     for match in ADR.finditer(line):
         if not list(DOCS.glob(f"adr/{int(match[1]):04}-*.md")):
@@ -146,13 +150,15 @@ def _checks(path: Path) -> Iterator[Callable[[Path, str], Iterator[str]]]:
 
 def test_references_resolve() -> None:
     """Decisions, ADRs, documents, headings and modules that a text names exist."""
-    problems = [
-        f"{path.relative_to(ROOT)}:{number}: {problem}"
-        for path in _texts()
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        for check in _checks(path)
-        for problem in check(path, line)
-    ]
+    problems = []
+    for path in _texts():
+        checks = tuple(_checks(path))
+        problems += [
+            f"{path.relative_to(ROOT)}:{number}: {problem}"
+            for number, line in enumerate(path.read_text().splitlines(), 1)
+            for check in checks
+            for problem in check(path, line)
+        ]
     assert not problems, "\n" + "\n".join(problems)
 
 

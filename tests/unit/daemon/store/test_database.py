@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.daemon.store.containers import DELETED_KEPT, TOMBSTONES, Registry
+from kata_pin.daemon.store import containers
+from kata_pin.daemon.store.containers import DELETED_KEPT, Registry
 from kata_pin.daemon.store.pins import Pins
 from kata_pin.errors import StateError
 from kata_pin.model.cpuset import CpuSet
@@ -117,13 +118,14 @@ def test_deleted_containers_are_bounded(registry: Registry) -> None:
     assert not registry.record(replace(APP, id="c2"), stamp_ns=2, pid=1)
 
 
-def test_tombstones_are_bounded(registry: Registry) -> None:
+def test_tombstones_are_bounded(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the newest stamps of finished containers are kept."""
-    for n in range(TOMBSTONES + 50):
+    monkeypatch.setattr(containers, "TOMBSTONES", 40)
+    for n in range(90):
         registry.record(replace(APP, id=f"c{n}"), stamp_ns=n, pid=1)
     registry.forget("pod")
     with contextlib.closing(sqlite3.connect(registry.path)) as db:
-        assert db.execute("SELECT count(*) FROM seen").fetchone() == (TOMBSTONES,)
+        assert db.execute("SELECT count(*) FROM seen").fetchone() == (40,)
 
 
 def test_a_message_without_facts_keeps_the_earlier_ones(registry: Registry) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from kata_pin.daemon.store import vmms
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.daemon.store.vmms import AcceptedVmms
@@ -37,8 +39,9 @@ def test_the_strongest_evidence_of_one_process_is_kept(tmp_path: Path) -> None:
     db.close()
 
 
-def test_an_ended_sandbox_leaves_its_pid(tmp_path: Path) -> None:
+def test_an_ended_sandbox_leaves_its_pid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its name may come again with other evidence, its pid may not; the newest are remembered."""
+    monkeypatch.setattr(vmms, "KEPT", 40)
     db = Registry(str(tmp_path / "registry.db"), boot_id="b")
     known = AcceptedVmms(db)
     known.keep("p1", _vmm(Strength.SHIM))
