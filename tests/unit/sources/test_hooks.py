@@ -270,4 +270,4 @@ async def test_stop_in_the_middle_of_a_burst(path: str) -> None:
                 while client.recv(100):
                     pass
             client.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # one of an earlier test may be collected
