@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.model.cpuset import EMPTY, CpuSet, union
 from kata_pin.model.settings import PlacementSettings
 from kata_pin.model.topology import HostTopology
 
@@ -63,3 +63,12 @@ class Node:
     claims: Mapping[str, CpuSet] = field(default_factory=dict, hash=False)
     release_mask: CpuSet = EMPTY
     live_threads: bool = True
+
+    @property
+    def assigned(self) -> CpuSet:
+        """What DRA claims and the kubelet's checkpoint give, also to pods without a VM."""
+        claimed, kubelet = union(self.claims.values()), self.kubelet
+        if kubelet is None or not kubelet.static:
+            return claimed
+        entries = (cpus for of in kubelet.entries.values() for cpus in of.values())
+        return union((claimed, *entries, *kubelet.pod_entries.values()))

@@ -105,6 +105,7 @@ def _cpus(state: State) -> tuple[CpuSet, CpuSet, str]:
     """Return the node's exclusive pCPUs, its free ones, and what these are."""
     online = CpuSet.parse(state.node.online)
     exclusive = union(CpuSet.parse(one.exclusive) for one in state.sandboxes)
+    exclusive = exclusive | CpuSet.parse(state.node.assigned)
     kubelet, allocation = state.node.kubelet, state.allocation
     if allocation is not None and not allocation.suspended:
         pools = allocation.pools
@@ -112,7 +113,7 @@ def _cpus(state: State) -> tuple[CpuSet, CpuSet, str]:
         return exclusive, (CpuSet.parse(pools.shared) & online) - exclusive, "allocator"
     if kubelet is not None and kubelet.policy == _STATIC:
         default = CpuSet.parse(kubelet.default)
-        return exclusive | (online - default), (default & online) - exclusive, "kubelet"
+        return exclusive, (default & online) - exclusive, "kubelet"
     return exclusive, online - exclusive, "unclaimed"
 
 

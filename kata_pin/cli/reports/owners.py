@@ -60,8 +60,8 @@ def known(state: State) -> Known:
 
 
 def free(state: State) -> CpuSet:
-    """Return the online pCPUs that no container has exclusively."""
-    taken: Iterable[str] = (one.exclusive for one in state.sandboxes)
+    """Return the online pCPUs that no container has exclusively, with a VM or without."""
+    taken: Iterable[str] = (state.node.assigned, *(one.exclusive for one in state.sandboxes))
     if state.allocation is not None:
         taken = (*taken, *(one.cpus for one in state.allocation.holders))
     return pcpus.parse(state.node.online) - union(map(pcpus.parse, taken))

@@ -94,7 +94,7 @@ class Moves(NamedTuple):
 class Watch:
     """Looks at exclusive pCPUs after each audit; `start` runs a task of the daemon's.
 
-    `online` returns the node's pCPUs.
+    `usable` returns the online pCPUs that were given to no container outside of sandboxes.
     """
 
     _root: HostRoot
@@ -102,7 +102,7 @@ class Watch:
     _live: LiveConfig
     _events: NodeEvents
     _start: Callable[[Coroutine[object, object, None]], None]
-    _online: Callable[[], CpuSet]
+    _usable: Callable[[], CpuSet]
     sights: dict[Key, Sight] = field(default_factory=dict)
     moves: dict[ThreadKey, Moves] = field(default_factory=dict)
     """Of watched vCPUs, as far as the kernel tells."""
@@ -255,7 +255,7 @@ class Watch:
             measured = await self._record(before.values())
             self.problem = ""
             known = self._claims.known()
-            free = self._online() - self._claims.exclusive()
+            free = self._usable() - self._claims.exclusive()
             node = Node(free, os.path.exists(self._root.sys(_V2)))
             vcpus = {(one.sandbox, one.cpu): one.vcpus for one in self._claims.watched()}
             for key, one in before.items():

@@ -166,7 +166,7 @@ class Assembly:
         self._claims = Claims(sandboxes, registry.containers)
         self.watch = Watch(
             one.root, self._claims, live, one.events, background.start,
-            lambda: node.last.topology.online,
+            lambda: node.last.topology.online - node.last.assigned - _granted(one),
         )  # fmt: skip
         self.audits = AuditLoop(
             live,

@@ -21,7 +21,6 @@ from kata_pin.host.files import read_text
 from kata_pin.host.root import HOST
 from kata_pin.host.tasks import list_tids, starttime
 from kata_pin.model.cpuset import EMPTY, CpuSet, union
-from kata_pin.model.node import Node
 from kata_pin.model.pass_outcome import RELEASED, PassOutcome
 
 log = logging.getLogger(__name__)
@@ -73,7 +72,7 @@ class OwnCpus:
         node = self._node.last
         online = node.topology.online
         ours = self._first & online if self._confined else online
-        taken = union((*self._exclusive.values(), self._granted(), _assigned(node)))
+        taken = union((*self._exclusive.values(), self._granted(), node.assigned))
         free = ours - taken or ours
         if free == self._kept:
             return
@@ -111,12 +110,3 @@ def _children(pid: int) -> Iterator[int]:
     """Yield the children of a process, none without CONFIG_PROC_CHILDREN."""
     with suppress(OSError):
         yield from map(int, read_text(HOST.proc(pid, "task", pid, "children")).split())
-
-
-def _assigned(node: Node) -> CpuSet:
-    """Return what DRA claims and the kubelet's checkpoint give, also to pods without a VM."""
-    claimed, kubelet = union(node.claims.values()), node.kubelet
-    if kubelet is None or not kubelet.static:
-        return claimed
-    entries = (cpus for of in kubelet.entries.values() for cpus in of.values())
-    return union((claimed, *entries, *kubelet.pod_entries.values()))

@@ -105,6 +105,7 @@ def _node(known: node.Node, mode: str) -> Node:
         kubelet=None if kubelet is None else Kubelet(kubelet.policy, str(kubelet.default)),
         thread_events=known.live_threads,
         mode=mode,
+        assigned=str(known.assigned),
     )
 
 

@@ -46,6 +46,7 @@ class Node:
     kubelet: Kubelet | None  #: the kubelet's checkpoint; null: there is none
     thread_events: bool  #: whether new threads are reported at once; false: audits find them
     mode: str  #: One of `act`, `observe`
+    assigned: Cpus = ""  #: pCPUs that the kubelet and DRA claims gave, also to pods without a VM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

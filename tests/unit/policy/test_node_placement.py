@@ -43,10 +43,10 @@ def watch(*pcpus: WatchedPcpu) -> WatchDocument:
 
 
 def test_a_quiet_node() -> None:
-    """CPUs by NUMA node, as the kubelet gave them."""
-    state = documents.state(sandbox(exclusive="4-5", shared="6"), cpus=16)
+    """CPUs by NUMA node, as the kubelet gave them; those that it reserves strictly are nobody's."""
+    state = documents.state(sandbox(exclusive="4-5", shared="6"), cpus=16, assigned="4-5,12-13")
     found = node_status(state, None)
-    assert (found.exclusive, found.exclusive_count) == ("4-7,12-15", 8)
+    assert (found.exclusive, found.exclusive_count) == ("4-5,12-13", 4)
     assert (found.free_by_node, found.free_source) == ("0:8 1:0", "kubelet")
     assert (found.sandboxes, found.sandboxes_ok, found.violations) == (1, 1, 0)
     assert found.conditions[0].status == "True"

@@ -117,6 +117,9 @@ def test_nothing_to_measure_is_no_proof() -> None:
 def test_free_pcpus_are_nobodys() -> None:
     """Remedies move tasks to pCPUs that neither a sandbox nor another holder has."""
     assert str(owners.free(owned())) == "0-3,7-15"
+    given = owned()
+    given = replace(given, node=replace(given.node, assigned="4-5,12-15"))
+    assert str(owners.free(given)) == "0-3,7-11", "a pod without a VM has 12 to 15"
     allotted = docs.allotted()
     assert allotted.allocation is not None
     held = [one.cpus for one in allotted.allocation.holders if one.cpus]
