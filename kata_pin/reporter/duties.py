@@ -76,7 +76,7 @@ class Topology:
             self.other_writer = "another manager of its fields"
         if self.other_writer:
             log.warning(
-                "NodeResourceTopology of %s is written by %s: not by us",
+                "NodeResourceTopology of %s is written by %s: kata-pin leaves it alone",
                 self.node,
                 self.other_writer,
             )

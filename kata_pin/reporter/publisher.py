@@ -87,7 +87,7 @@ class Publisher:
             watch = await self.daemon.watch()
         except KataPinError as error:
             if error.message != self.problem:
-                log.warning("no state of this node: %s", error)
+                log.warning("cannot read this node's state: %s", error)
             self.problem = error.message
             away = Condition("Ready", "False", "DaemonAway", clip(error.message), "")
             self.status = replace(self.status, conditions=(self._dated(away),))
@@ -116,7 +116,7 @@ class Publisher:
             self._failed("no-answer", failure)
             return
         if self.api_problem:
-            log.info("the API server takes this node's object again")
+            log.info("the API server accepts this node's object again")
         self.api_problem = ""
         self._backoff.succeeded()
 
@@ -147,7 +147,7 @@ class Publisher:
         self._not_before = time.monotonic() + wait_s
         self.requests[outcome] += 1
         if error.message != self.api_problem:
-            log.warning("not written: %s; trying again in %.0f s", error, wait_s)
+            log.warning("reporting to the cluster failed: %s; trying again in %.0f s", error, wait_s)
         self.api_problem = error.message
 
     def _dated(self, condition: Condition) -> Condition:
