@@ -33,9 +33,10 @@ FLAGS = {
 }
 """Options without a value; all others have one, behind `=` or as the next word."""
 
-FEATURES = (
+FEATURES = (  # containerd 2.0 to 2.3 panic where `linux` is missing (supportsCRIUserns)
     '{"ociVersionMin":"1.0.0","ociVersionMax":"1.2.0",'
-    '"hooks":["prestart","createRuntime","createContainer","poststart","poststop"]}'
+    '"hooks":["prestart","createRuntime","createContainer","poststart","poststop"],'
+    '"linux":{"namespaces":["cgroup","ipc","mount","network","pid","uts"]}}'
 )
 VERSION = "runc version 1.1.5-minikata\nspec: 1.0.2-dev"  # go-runc reads runc's own form
 SHIM = "/usr/bin/containerd-shim-kata-v2"
