@@ -9,7 +9,6 @@ folder instead: so tests and benchmarks can run several, each with a Kata of its
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import logging
 import os
@@ -23,7 +22,7 @@ from kata_pin.config.tree import Config
 from kata_pin.daemon.service.compose import boot_id
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import DaemonError
-from kata_pin.host.flock_holder import flock_holder
+from kata_pin.host.flock_holder import Holder, open_locked
 from kata_pin.host.root import HOST
 from kata_pin.owned_file import OUR_UID
 from kata_pin.remedy import Remedy, here
@@ -222,18 +221,14 @@ def locked(runtime_dir: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _flocked(path: str, flags: int, taken: str) -> Iterator[None]:
-    """Hold flock(2), so that a killed holder leaves nothing locked.
+    """Hold flock(2). Raises OSError, and DaemonError with the text `taken` and who holds it."""
 
-    Raises OSError, and DaemonError with the text `taken` and the process that holds it.
-    """
-    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    def error(holder: Holder) -> DaemonError:
+        hint = here(_OTHER_POD if holder.pod else _OTHER)
+        return DaemonError(f"{taken}{holder}", hint=hint)
+
+    descriptor = open_locked(path, flags, error)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = flock_holder(descriptor)
-            hint = here(_OTHER_POD if holder.pod else _OTHER)
-            raise DaemonError(f"{taken}{holder}", hint=hint) from error
         yield
     finally:
         os.close(descriptor)

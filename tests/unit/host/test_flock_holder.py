@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kata_pin.host.flock_holder import flock_holder
@@ -26,7 +28,11 @@ def test_a_lock_of_ours(descriptor: int) -> None:
     """The running kernel's own list."""
     assert str(flock_holder(descriptor)) == ""
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    assert flock_holder(descriptor).pid == os.getpid()
+    holder = flock_holder(descriptor)
+    assert holder.pid == os.getpid()
+    started = datetime.fromisoformat(holder.since).timestamp()
+    assert abs(started - psutil.Process().create_time()) < 3
+    assert str(holder).endswith(f", since {holder.since})")
 
 
 @pytest.mark.parametrize(
