@@ -43,6 +43,7 @@ def load(text: str, *, source: str) -> dict[str, object]:
     """Return the document's values; ParseError names `source` and what is wrong."""
     if len(text) > MAX_CHARACTERS:
         raise ParseError(f"longer than {MAX_CHARACTERS} characters", source=source)
+    text = text.removeprefix("\ufeff")  # a byte order mark, which other parsers skip
     _check_structure(text, source)
     try:
         return tomllib.loads(text)

@@ -82,3 +82,10 @@ def test_errors(text: str, said: str) -> None:
         toml_text.load(text, source="configuration.toml")
     assert str(caught.value).startswith("configuration.toml: ")
     assert len(str(caught.value)) < 400
+
+
+def test_a_byte_order_mark_is_skipped() -> None:
+    """containerd and Kata read files that begin with one; a second one is no TOML."""
+    assert toml_text.load("\ufeffversion = 2\r\n", source="x") == {"version": 2}
+    with pytest.raises(ParseError, match="not TOML"):
+        toml_text.load("\ufeff\ufeffversion = 2", source="x")
