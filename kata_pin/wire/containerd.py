@@ -69,10 +69,8 @@ def parse_dump(text: str) -> RuntimeConfig:
     if not isinstance(version, int) or not isinstance(plugins, dict):
         raise ParseError("no version or no plugins", source=source)
     for plugin in RUNTIME_PLUGINS:
-        runtimes: object = plugins
-        for key in (plugin, "containerd", "runtimes"):
-            runtimes = runtimes.get(key) if isinstance(runtimes, dict) else None
-        if isinstance(runtimes, dict):
+        runtimes = _runtimes(plugins, plugin)
+        if runtimes is not None:
             found = {
                 name: _handler(name, table)
                 for name, table in runtimes.items()
@@ -80,6 +78,25 @@ def parse_dump(text: str) -> RuntimeConfig:
             }
             return RuntimeConfig(version, plugin, found, plugins)
     raise ParseError("no CRI plugin with runtime handlers", source=source)
+
+
+def _runtimes(plugins: object, plugin: str) -> dict[str, object] | None:
+    for key in (plugin, "containerd", "runtimes"):
+        plugins = plugins.get(key) if isinstance(plugins, dict) else None
+    return plugins if isinstance(plugins, dict) else None
+
+
+def handler_plugins(text: str) -> Mapping[str, str]:
+    """Return the handlers that a configuration file has a table of, each with its plugin's name.
+
+    Raises ParseError.
+    """
+    plugins = load(text, source="containerd's configuration").get("plugins")
+    return {
+        name: plugin
+        for plugin in ("cri", *RUNTIME_PLUGINS)
+        for name in _runtimes(plugins, plugin) or ()
+    }
 
 
 def _handler(name: str, table: Mapping[str, object]) -> Handler:
@@ -111,9 +128,8 @@ def _named(table: Mapping[str, object]) -> Iterator[str]:
             yield value
 
 
-def parse_version(text: str) -> int:
+def parse_version(text: str, source: str) -> int:
     """Return the version that a configuration file says; without one it is 1. Raises ParseError."""
-    source = "containerd's configuration"
     version = load(text, source=source).get("version", 1)
     if not isinstance(version, int):
         raise ParseError("a version that is no number", source=source)

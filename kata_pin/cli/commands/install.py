@@ -54,6 +54,10 @@ BY_HAND: Final = (
     f"containerd: merge the hooks of {CONTAINERD_FRAGMENT} into the base runtime spec of each\n"
     "handler of Kata, as HOOKS in kata-pin(8) says"
 )
+NO_HOOKS: Final = (
+    "no hooks installed: a runtime with NRI needs none; for others use --crio, --podman or\n"
+    "--containerd"
+)
 NO_KATA: Final = "containerd has no runtime handler of Kata: name one with --handler"
 
 Release = Callable[[Config], Applied]
@@ -229,21 +233,21 @@ def install(
         config=settings_below(root, config_file),
         old_kernel=root != "/" or is_before(os.uname().release, (6, 6)),
     )
-    plan = None
+    node, files = Node(root), node_files(choices)
+    run = containerd_files.run_program
+    plan, steps = None, list[str]()
     if root == "/":
         check_programs(choices)
-        if containerd and shutil.which("containerd"):
-            hooks, run = containerd_hooks(choices), containerd_files.run_program
-            plan = containerd_files.plan(hooks, handlers, run)
-    node, files = Node(root), node_files(choices)
-    steps: list[str] = []
-    if plan is None:
-        changes = node.install(files, serves_containerd if containerd else lambda _: False)
-    else:
-        changes, steps = install_plan(node, files, plan, containerd_files.run_program)
+    with node.locked():
+        if root == "/" and containerd and shutil.which("containerd"):
+            plan = containerd_files.plan(containerd_hooks(choices), handlers, run)
+        if plan is None:
+            changes = node.install(files, serves_containerd if containerd else lambda _: False)
+        else:
+            changes, steps = install_plan(node, files, plan, run)
     remarks = []
     if not choices.runtimes:
-        remarks.append("no hooks installed: use --crio, --podman or --containerd")
+        remarks.append(NO_HOOKS)
     if root == "/":
         remarks.append(NEXT_STEPS)
     remarks += steps
@@ -264,7 +268,8 @@ def uninstall(session: Session, *, root: str) -> None:
 
     Beside a package, whose files install left alone, the service and its affinities stay.
     """
-    others_service = Node(root).has_others_service
+    node = Node(root)
+    others_service = node.has_others_service
 
     def release() -> str:
         if root != "/":
@@ -279,7 +284,8 @@ def uninstall(session: Session, *, root: str) -> None:
         Spool(os.path.join(config.runtime_dir, "spool")).retire()
         return released
 
-    changes, released = uninstall_node(root, release)
+    with node.locked():
+        changes, released = uninstall_node(root, release)
     remarks = [released]
     if root == "/":
         disable = "" if others_service else "systemctl disable --now kata-pin; "

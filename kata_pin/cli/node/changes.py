@@ -15,13 +15,24 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from kata_pin.cli.node.containerd import CONFIG, DROP_IN, RESTART, named_specs, running_since
+from kata_pin.cli.node.containerd import (
+    CONFIG,
+    DROP_IN,
+    RESTART,
+    importer,
+    named_specs,
+    running_since,
+)
 from kata_pin.cli.node.files import HOOK_PATH, HOOKS_DIR, SPECS, UNIT, NodeFile, NodeLink
-from kata_pin.errors import HostError, ParseError
+from kata_pin.errors import HostError, KataPinError, ParseError
+from kata_pin.host.flock_holder import Holder, open_locked
 from kata_pin.model.reports.settings import FileChange
 from kata_pin.wire.containerd import runs_program
 
 MANIFEST: Final = "/var/lib/kata-pin/installed"
+
+LOCK: Final = "/run/kata-pin-install.lock"
+"""Held while install and uninstall run on this node: two would each save half a manifest."""
 
 _FILE: Final = re.compile(r"(?P<mark>[0-9a-f]{64})  (?P<path>/.+)")
 _LINK: Final = re.compile(r"# (?P<path>/.+?) (?P<mark>-> /.+)")
@@ -58,7 +69,7 @@ class Node:
 
         A file that somebody changed is kept, so are earlier ones that `keep` says and those that
         containerd names or runs. One that was there before, as a package's, is not in the
-        manifest. Raises HostError, ParseError for a bad manifest.
+        manifest. Raises KataPinError.
         """
         known, files = self._manifest(), list(wanted)
         changes = [self._change(file, known.get(file.path)) for file in files]
@@ -79,7 +90,7 @@ class Node:
                     known[file.path] = _mark(file)
                 if change.verb == "wrote" and registers_hook(file.path):
                     self._save(known | new)
-        except (HostError, KeyboardInterrupt):
+        except (KataPinError, KeyboardInterrupt):
             self._save(known)  # uninstall removes what was written
             raise
         for path in filter(keep, tuple(left)):
@@ -109,7 +120,7 @@ class Node:
     def altered(self) -> tuple[list[str], list[str]]:
         """Return the installed files that are missing, and those that were modified since.
 
-        Both empty if nothing was installed. Raises HostError, ParseError for a bad manifest.
+        Both empty if nothing was installed. Raises KataPinError.
         """
         marks = {
             path: (self._present(path, link=_leads(mark)), mark)
@@ -117,6 +128,29 @@ class Node:
         }
         missing = [path for path, (now, _) in marks.items() if now is None]
         return missing, [path for path, (now, mark) in marks.items() if now not in {None, mark}]
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other runs of install and uninstall away; below another root nothing is locked.
+
+        Raises KataPinError while another one runs, HostError if the lock cannot be opened.
+        """
+        if self._root != "/":
+            yield
+            return
+
+        def taken(holder: Holder) -> KataPinError:
+            return KataPinError(
+                f"another kata-pin install or uninstall is running{holder}",
+                hint="run this again when it has ended",
+            )
+
+        with self._meaning("open", LOCK):
+            descriptor = open_locked(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, taken)
+        try:
+            yield
+        finally:
+            os.close(descriptor)
 
     @property
     def installed(self) -> bool:
@@ -129,10 +163,20 @@ class Node:
         return os.path.exists(self._real(UNIT)) and UNIT not in self._manifest()
 
     def _put(self, file: NodeFile | NodeLink) -> None:
-        if isinstance(file, NodeLink):
-            self._replace_by_link(file)
-        else:
-            self._replace(file.path, file.content, file.mode)
+        """Put a file in place at once: a runtime may be about to run the old one.
+
+        It is on the disk afterwards: after a power failure an empty spec, or a drop-in without its
+        spec, would keep containerd's CRI plugin from starting.
+        """
+        with self._replacing(file.path) as fresh:
+            if isinstance(file, NodeLink):
+                os.symlink(file.target, fresh)
+                return
+            with open(fresh, "xb") as opened:  # a new file: through no link
+                opened.write(file.content)
+                os.fchmod(opened.fileno(), file.mode)
+                opened.flush()
+                os.fsync(opened.fileno())
 
     def _change(self, file: NodeFile | NodeLink, known: str | None) -> FileChange:
         present = self._present(file.path, link=isinstance(file, NodeLink))
@@ -182,9 +226,14 @@ class Node:
     def used_by_containerd(self, path: str) -> str:
         """Return why containerd still needs one of our files, or nothing.
 
-        Without a base runtime spec that it names its CRI plugin does not start, and without a hook
-        that a spec names containers do not.
+        Without a file that its configuration imports by name it does not start, without a base
+        runtime spec that it names its CRI plugin does not, and without a hook that a spec names
+        containers do not.
         """
+        if os.path.basename(path) == DROP_IN:
+            file = importer(path, lambda one: self._read(one) or b"", self._root)
+            advice = "remove that import, then run this again"
+            return f"imported by name in {file}: {advice}" if file else ""
         if path != HOOK_PATH and not path.startswith(SPECS):
             return ""
         for spec, file in named_specs(lambda one: self._read(one) or b"", self._root).items():
@@ -227,17 +276,21 @@ class Node:
                 for path, mark in known.items()
             )
             if lines.encode() != self._read(MANIFEST):  # its time says when something changed
-                self._replace(MANIFEST, lines.encode(), 0o644)
+                self._put(NodeFile(MANIFEST, lines.encode()))
             return
         with self._meaning("remove", MANIFEST), contextlib.suppress(FileNotFoundError):
             os.unlink(self._real(MANIFEST))
             os.rmdir(os.path.dirname(self._real(MANIFEST)))
 
     def _present(self, path: str, *, link: bool) -> str | None:
-        """Return the mark of what is there, None for nothing; a file in a link's place has one."""
+        """Return the mark of what is there, None for nothing; a file in a link's place has one.
+
+        So has a link in a file's place that leads out of the root, where nothing is read.
+        """
+        real = self._real(path)
         with self._meaning("read", path):
-            if link and os.path.islink(self._real(path)):
-                return f"-> {os.readlink(self._real(path))}"
+            if os.path.islink(real) and (link or not self._holds(os.path.realpath(real))):
+                return f"-> {os.readlink(real)}"
         content = self._read(path)
         return None if content is None else _digest(content)
 
@@ -249,49 +302,51 @@ class Node:
             except FileNotFoundError:
                 return None
 
-    def _replace(self, path: str, content: bytes, mode: int) -> None:
-        """Put a file in place at once: a runtime may be about to run the old one.
-
-        It is on the disk afterwards: after a power failure an empty spec, or a drop-in without its
-        spec, would keep containerd's CRI plugin from starting.
-        """
+    @contextlib.contextmanager
+    def _replacing(self, path: str) -> Iterator[str]:
+        """Yield an unused path beside `path`, which takes its place afterwards."""
         real = self._real(path)
         fresh = f"{real}.new"
         with self._meaning("write", path):
-            os.makedirs(os.path.dirname(real), exist_ok=True)
-            with open(fresh, "wb") as file:
-                file.write(content)
-                os.fchmod(file.fileno(), mode)
-                file.flush()
-                os.fsync(file.fileno())
-            os.rename(fresh, real)
-            _sync_folder(real)
-
-    def _replace_by_link(self, link: NodeLink) -> None:
-        real = self._real(link.path)
-        fresh = f"{real}.new"
-        with self._meaning("write", link.path):
-            os.makedirs(os.path.dirname(real), exist_ok=True)
+            _make_folder(os.path.dirname(real))
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(fresh)
-            os.symlink(link.target, fresh)
-            os.rename(fresh, real)
+            try:
+                yield fresh
+                os.rename(fresh, real)
+            except (OSError, KeyboardInterrupt):
+                with contextlib.suppress(OSError):
+                    os.unlink(fresh)
+                raise
             _sync_folder(real)
 
     def _real(self, path: str) -> str:
-        """Return where `path` of the node lies; HostError if a link leads out of the root."""
+        """Return where `path` of the node lies; KataPinError if a link leads out of the root."""
         real = os.path.join(self._root, path.lstrip("/"))
         folder = os.path.realpath(os.path.dirname(real))
-        if os.path.commonpath([folder, self._root]) != self._root:
-            raise HostError("reach", f"{path}: a link leads out of {self._root}")
+        if not self._holds(folder):
+            raise KataPinError(f"cannot use {path}: a link leads out of {self._root}")
         return os.path.join(folder, os.path.basename(real))
+
+    def _holds(self, real: str) -> bool:
+        """Whether a path without links lies below the root."""
+        return os.path.commonpath([real, self._root]) == self._root
 
     @contextlib.contextmanager
     def _meaning(self, operation: str, path: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise HostError(operation, self._root.rstrip("/") + path, error.errno or 0) from error
+            real = self._root.rstrip("/") + path
+            raise HostError(f"cannot {operation}", real, error.errno or 0) from error
+
+
+def _make_folder(path: str) -> None:
+    """Make a folder and those above it, open to users whatever the umask: hooks of theirs run."""
+    if not os.path.isdir(path):
+        _make_folder(os.path.dirname(path))
+        os.mkdir(path)
+        os.chmod(path, 0o755)  # noqa: S103 - as a package would make it
 
 
 def _sync_folder(path: str) -> None:

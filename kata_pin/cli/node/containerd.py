@@ -16,7 +16,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -114,23 +114,33 @@ def next_steps(done: Plan, run: Run) -> list[str]:
     left = [name for name, path in done.specs.items() if _base_spec(now, name) != path]
     if not left:
         return [f"containerd: restart it, so that new Kata pods run the hooks:\n  {RESTART}"]
-    if done.drop_in:
+    files = list(_loaded(_text, [CONFIG]))
+    if done.drop_in and done.drop_in not in dict(files):
         step = f'add "{os.path.dirname(done.drop_in)}/*.toml" to the top-level list imports'
         return [f"containerd: in {CONFIG} {step}, then restart it:\n  {RESTART}"]
-    plugin = wire.plugin_of(done.config, done.version)
-    lines = [
-        f"containerd: a drop-in would change other settings than ours. In {CONFIG} set",
-        *(
-            line
-            for name in left
-            for line in (
-                f"  {wire.table_of(plugin, name)}",
-                f'  {wire.BASE_SPEC} = "{done.specs[name]}"',
-            )
-        ),
-        f"then restart it:\n  {RESTART}",
-    ]
-    return ["\n".join(lines)]
+    places: dict[str, list[str]] = {}
+    for name in left:
+        path, plugin = _place(done, name, files)
+        lines = [wire.table_of(plugin, name), f'{wire.BASE_SPEC} = "{done.specs[name]}"']
+        places.setdefault(path, []).extend(f"  {line}" for line in lines)
+    why = (
+        f"{done.drop_in} has no effect: a file that is read later says otherwise"
+        if done.drop_in
+        else "a drop-in would change other settings than ours"
+    )
+    steps = [part for path, lines in places.items() for part in (f"in {path} set", *lines)]
+    return ["\n".join([f"containerd: {why};", *steps, f"then restart it:\n  {RESTART}"])]
+
+
+def _place(done: Plan, name: str, files: Iterable[tuple[str, str]]) -> tuple[str, str]:
+    """Return the file whose table of a handler is read last, and how it names the plugin."""
+    found = CONFIG, wire.plugin_of(done.config, done.version)
+    for path, text in files:
+        with contextlib.suppress(ParseError):
+            plugin = wire.handler_plugins(text).get(name)
+            if plugin and path != done.drop_in:
+                found = path, plugin
+    return found
 
 
 def _base_spec(config: wire.RuntimeConfig, name: str) -> str:
@@ -139,7 +149,12 @@ def _base_spec(config: wire.RuntimeConfig, name: str) -> str:
 
 
 def dump(run: Run, config: str) -> wire.RuntimeConfig:
-    """Return what containerd makes of a configuration file; raises KataPinError."""
+    """Return what containerd makes of a configuration file; raises KataPinError.
+
+    On a node without CONFIG these are its defaults, which 1.7 does not dump.
+    """
+    if config == CONFIG and not os.path.exists(config):
+        return wire.parse_dump(run(("containerd", "config", "default")))
     return wire.parse_dump(run(("containerd", "--config", config, "config", "dump")))
 
 
@@ -169,19 +184,44 @@ def named_specs(read: Callable[[str], bytes], root: str = "/") -> dict[str, str]
     count, as containerd follows them.
     """
     found: dict[str, str] = {}
-    paths, patterns = [CONFIG], [f"{FOLDER}/*.toml"]
-    for path in paths:  # grows
-        text = read(path).decode("utf-8", "replace")
+    for path, text in _loaded(read, [CONFIG, *_files(f"{FOLDER}/*.toml", root)], root):
         try:
-            specs, imports = wire.base_specs(text), wire.parse_imports(text)
+            specs = wire.base_specs(text)
         except ParseError:
-            specs, imports = frozenset({""}), ()
-        patterns += (os.path.join(os.path.dirname(path), one) for one in imports)
-        while patterns:
-            paths += (one for one in _files(patterns.pop(), root) if one not in paths)
+            specs = frozenset({""})
         for spec in specs:
             found.setdefault(spec, path)
     return found
+
+
+def importer(path: str, read: Callable[[str], bytes], root: str = "/") -> str:
+    """Return the file whose imports name a path itself, or nothing.
+
+    containerd does not start without that file; what a pattern matched may go.
+    """
+    for file, text in _loaded(read, [CONFIG], root):
+        with contextlib.suppress(ParseError):
+            for one in wire.parse_imports(text):
+                if "*" not in one and _beside(file, one) == path:
+                    return file
+    return ""
+
+
+def _beside(file: str, imported: str) -> str:
+    return os.path.normpath(os.path.join(os.path.dirname(file), imported))
+
+
+def _loaded(
+    read: Callable[[str], bytes], paths: list[str], root: str = "/"
+) -> Iterator[tuple[str, str]]:
+    """Yield configuration files and their text, in containerd's order: imports after the others."""
+    for path in paths:  # grows
+        text = read(path).decode("utf-8", "replace")
+        yield path, text
+        with contextlib.suppress(ParseError):
+            for one in wire.parse_imports(text):
+                more = _files(_beside(path, one), root)
+                paths += (file for file in more if file not in paths)
 
 
 def running_since(when: float, proc: HostRoot = HostRoot()) -> bool:  # noqa: B008 - frozen
@@ -203,7 +243,7 @@ def running_since(when: float, proc: HostRoot = HostRoot()) -> bool:  # noqa: B0
 
 def _files(pattern: str, root: str) -> list[str]:
     """Return the existing files below a root that fit a pattern, as paths on the node."""
-    found = glob.glob(glob.escape(root.rstrip("/")) + os.path.normpath(pattern))
+    found = glob.glob(glob.escape(root.rstrip("/")) + pattern)
     return sorted(f"/{os.path.relpath(path, root)}" for path in found if os.path.isfile(path))
 
 
@@ -232,7 +272,7 @@ def _own_version(config: wire.RuntimeConfig) -> int:
     """
     if not os.path.exists(CONFIG):  # containerd's defaults are of its newest version
         return config.version
-    return wire.parse_version(_read(CONFIG).decode("utf-8", "replace"))
+    return wire.parse_version(_read(CONFIG).decode("utf-8", "replace"), CONFIG)
 
 
 def _merges(
@@ -240,12 +280,14 @@ def _merges(
 ) -> bool:
     """Whether a drop-in changes nothing but the base runtime specs, as containerd reads both.
 
-    `version` is that of CONFIG, in whose place a file is that imports it and the drop-in.
+    `version` is that of CONFIG, in whose place a file is that imports it, and by way of another one
+    the drop-in: containerd reads what CONFIG itself imports, then the drop-in, as it will be.
     """
     with tempfile.TemporaryDirectory(prefix="kata-pin-") as folder:
-        added, main = os.path.join(folder, DROP_IN), os.path.join(folder, "config.toml")
+        added, last, main = (os.path.join(folder, one) for one in (DROP_IN, "last", "config.toml"))
         _write(added, drop_in)
-        files = [path for path in (CONFIG, added) if os.path.exists(path)]
+        _write(last, f'version = {version}\nimports = ["{added}"]\n')
+        files = [path for path in (CONFIG, last) if os.path.exists(path)]
         listed = ", ".join(f'"{path}"' for path in files)
         _write(main, f"version = {version}\nimports = [{listed}]\n")
         try:
@@ -275,6 +317,10 @@ def _merged(handler: wire.Handler, hooks: Mapping[str, list[wire.Spec]], run: Ru
         command = ("ctr", "oci", "spec")
         spec = wire.without_defaults(wire.parse_spec(run(command).encode(), " ".join(command)))
     return wire.with_hooks(spec, hooks, HOOK_PATH)
+
+
+def _text(path: str) -> bytes:
+    return _read(path) if os.path.exists(path) else b""
 
 
 def _read(path: str) -> bytes:

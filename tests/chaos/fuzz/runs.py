@@ -89,8 +89,10 @@ def run_containerd_config(data: bytes) -> object:
     text = data.decode("utf-8", "replace")
     containerd.base_specs(text)
     containerd.parse_imports(text)
-    version = containerd.parse_version(text)
+    version = containerd.parse_version(text, "file")
+    plugins = containerd.handler_plugins(text)
     config = containerd.parse_dump(text)
+    assert set(config.handlers) <= set(plugins)
     assert containerd.plugin_of(config, version)
     specs = {name: f"/specs/{name}.json" for name in config.handlers}
     assert containerd.base_specs(containerd.drop_in(config, config.version, specs)) == set(

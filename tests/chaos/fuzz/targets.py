@@ -197,7 +197,7 @@ TARGETS: Final[dict[str, Target]] = {
     "containerd-config": Target(
         runs.run_containerd_config,
         _named("wire.containerd", "parse_dump", "parse_imports", "base_specs", "drop_in")
-        + _named("wire.containerd", "table_of", "plugin_of", "parse_version"),
+        + _named("wire.containerd", "table_of", "plugin_of", "parse_version", "handler_plugins"),
         lambda: [s.CONTAINERD_TOML],
         (b"[plugins.", b'"', b"runtimes", b"base_runtime_spec", b"imports", b"version", b"[", b"{"),
     ),

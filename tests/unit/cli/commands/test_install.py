@@ -18,6 +18,7 @@ import pytest
 
 from kata_pin import hook
 from kata_pin.cli.commands.install import (
+    NO_HOOKS,
     is_before,
     kept_cpusets,
     program_file,
@@ -26,6 +27,7 @@ from kata_pin.cli.commands.install import (
     uninstall_node,
 )
 from kata_pin.cli.main import COMPLETE, run
+from kata_pin.cli.node import changes as changes_module
 from kata_pin.cli.node.changes import MANIFEST, Node
 from kata_pin.cli.node.completions import PLACES
 from kata_pin.cli.node.files import (
@@ -552,9 +554,51 @@ def test_links_do_not_lead_out_of_the_root(tmp_path: Path) -> None:
     root.mkdir()
     outside.mkdir()
     (root / "etc").symlink_to(outside)
-    with pytest.raises(HostError, match="out of"):
+    with pytest.raises(KataPinError, match="out of"):
         Node(str(root)).install([NodeFile("/etc/x/y", b"")])
     assert list(outside.iterdir()) == []
+
+
+def test_a_file_that_is_a_link_out_of_the_root(tmp_path: Path) -> None:
+    """Neither what it names nor what a new file's name leads to is read or written."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    (root / "etc").mkdir(parents=True)
+    outside.write_text("text")
+    (root / "etc/file").symlink_to(outside)
+    (root / "etc/other.new").symlink_to(outside)
+    files = [NodeFile("/etc/file", b"text"), NodeFile("/etc/other", b"more")]
+    changes = Node(str(root)).install(files)
+    assert [one.verb for one in changes] == ["kept", "wrote"]
+    assert outside.read_text() == "text"
+    assert (root / "etc/other").read_text() == "more"
+    assert not (root / "etc/other").is_symlink()
+
+
+def test_folders_are_open_to_users_whatever_the_umask(tmp_path: Path) -> None:
+    """Their containers run the hook, their commands read the settings."""
+    before = os.umask(0o077)
+    try:
+        Node(str(tmp_path)).install(node_files(choose(*ALL)))
+    finally:
+        os.umask(before)
+    made = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o755}
+
+
+def test_two_runs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is refused: both would change one manifest. Below another root nobody waits."""
+    monkeypatch.setattr(changes_module, "LOCK", f"{tmp_path}/lock")
+    with Node().locked():
+        said = rf"install or uninstall is running \(process {os.getpid()}.*, since 2"
+        with pytest.raises(KataPinError, match=said), Node().locked():
+            pass
+        with Node(str(tmp_path)).locked():
+            pass
+    with Node().locked():
+        pass
+    monkeypatch.setattr(changes_module, "LOCK", f"{tmp_path}/none/lock")
+    with pytest.raises(HostError, match=r"cannot open .*lock: No such file"), Node().locked():
+        pass
 
 
 @pytest.mark.parametrize("line", ["garbage", f"{'0' * 64}  /etc/../../outside"])
@@ -578,7 +622,7 @@ def test_what_a_failing_install_wrote_is_known(
     assert (tmp_path / HOOK_PATH[1:]).exists()
     changes, _ = uninstall_node(str(tmp_path), lambda: "")
     assert [(one.verb, one.path) for one in changes] == [("removed", HOOK_PATH)]
-    assert not [one for one in tree(tmp_path) if "kata-pin" in one and not one.endswith(".new")]
+    assert not [one for one in tree(tmp_path) if "kata-pin" in one]
 
 
 def test_what_a_killed_install_wrote_is_ours(
@@ -714,7 +758,7 @@ def test_document(tmp_path: Path, capsys: Capture) -> None:
     document = json.loads(capsys.readouterr().out)
     assert (document["version"], document["kind"]) == (2, "install")
     assert {"verb": "wrote", "path": HOOK_PATH, "reason": ""} in document["changes"]
-    assert document["remarks"] == ["no hooks installed: use --crio, --podman or --containerd"]
+    assert document["remarks"] == [NO_HOOKS]
 
 
 def test_settings_are_those_below_the_root(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from kata_pin.cli.node import containerd
 from kata_pin.cli.node.changes import MANIFEST, Node
 from kata_pin.cli.node.files import HOOK_PATH, SPECS, NodeFile
 from kata_pin.errors import KataPinError, ParseError
-from kata_pin.wire.containerd import base_specs
+from kata_pin.wire.containerd import base_specs, parse_imports
 
 HOOKS = {"poststop": [{"path": HOOK_PATH}]}
 DEFAULT = {"ociVersion": "1.2.0", "process": {"cwd": "/", "rlimits": [{"soft": 1024}]}, "linux": {}}
@@ -141,8 +141,71 @@ def test_a_spec_of_ours_that_is_missing(place: Path) -> None:
 def test_a_version_that_nobody_can_read_is_an_error(place: Path) -> None:
     """A drop-in may be newer then; nothing was written yet."""
     (place / "config.toml").write_text('version = "3"\n')
-    with pytest.raises(ParseError, match="a version that is no number"):
+    with pytest.raises(ParseError, match=r"config\.toml: a version that is no number"):
         containerd.plan(HOOKS, (), Fake())
+
+
+def test_a_node_without_a_configuration(place: Path) -> None:
+    """containerd 1.7 cannot dump a file that is missing; what it runs with are its defaults."""
+    fake = Fake()
+    plan = containerd.plan(HOOKS, (), fake)
+    assert plan is not None
+    assert fake.asked[0] == "containerd config default"
+    (place / "config.toml").write_text("")
+    containerd.plan(HOOKS, (), fake)
+    assert f"containerd --config {place}/config.toml config dump" in fake.asked
+
+
+def test_the_drop_in_is_tried_behind_all_imports(place: Path) -> None:
+    """containerd reads imports level by level; CONFIG's own could hide what the drop-in drops."""
+    (place / "config.toml").write_text("version = 2\n")
+    levels: list[list[str]] = []
+
+    def run(command: Sequence[str]) -> str:
+        file = Path(command[2])
+        if file.with_name("kata-pin.toml").exists():
+            while file.name != "kata-pin.toml":
+                levels.append(list(parse_imports(file.read_text())))
+                file = Path(levels[-1][-1])
+        return Fake()(command)
+
+    containerd.plan(HOOKS, (), run)
+    assert [len(one) for one in levels] == [2, 1]
+    assert levels[0][0] == f"{place}/config.toml"
+
+
+def test_the_file_whose_table_counts_is_named(place: Path) -> None:
+    """kata-deploy's table is in a file that is imported, and which replaces that of config.toml."""
+    table = '[plugins."{}".containerd.runtimes.kata]\n'
+    (place / "config.toml").write_text(
+        'version = 2\nimports = ["kata.d/*.toml"]\n' + table.format("io.containerd.grpc.v1.cri")
+    )
+    (place / "kata.d").mkdir()
+    (place / "kata.d/a.toml").write_text(table.format("cri"))
+    (place / "kata.d/b.toml").write_text("broken")
+    plan = containerd.plan(HOOKS, (), Fake(merges=False))
+    assert plan is not None
+    (said,) = containerd.next_steps(plan, Fake())
+    assert (
+        f"in {place}/kata.d/a.toml set\n  {table.format('cri')}".replace("kata]", '"kata"]') in said
+    )
+
+
+def test_a_drop_in_that_a_later_file_overrides(place: Path) -> None:
+    """It is imported, so nothing is to be added there."""
+    folder = place / "conf.d"
+    folder.mkdir()
+    (place / "config.toml").write_text(f'version = 3\nimports = ["{folder}/*.toml"]\n')
+    plan = containerd.plan(HOOKS, (), Fake())
+    assert plan is not None
+    (folder / "kata-pin.toml").write_bytes(plan.files[1].content)
+    (folder / "z.toml").write_text(
+        '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.kata]'
+    )
+    (said,) = containerd.next_steps(plan, Fake())
+    assert f"{folder}/kata-pin.toml has no effect: a file that is read later" in said
+    assert f"in {folder}/z.toml set" in said
+    assert "imports" not in said
 
 
 def test_no_drop_in_that_containerd_refuses(place: Path) -> None:
@@ -321,6 +384,19 @@ def test_nothing_that_a_file_names_is_removed(tmp_path: Path, config: str) -> No
     file.write_text(f'# base_runtime_spec = "{SPEC}"\nbase_runtime_spec = ""\n')
     assert [one.verb for one in node.uninstall()] == ["removed", "removed"]
     assert not (tmp_path / MANIFEST[1:]).exists()
+
+
+@pytest.mark.parametrize("imported", [DROP_IN, "conf.d/../conf.d/kata-pin.toml"])
+def test_a_drop_in_that_is_imported_by_name_stays(tmp_path: Path, imported: str) -> None:
+    """containerd does not start without it, as it does without what a pattern matched."""
+    node = installed(tmp_path)
+    config = tmp_path / "etc/containerd/config.toml"
+    config.write_text(f'imports = ["{imported}"]\n')
+    changes = node.uninstall()
+    assert {one.verb for one in changes} == {"kept"}
+    assert "imported by name in /etc/containerd/config.toml" in changes[0].reason
+    config.write_text('imports = ["/etc/containerd/conf.d/*.toml"]\n')
+    assert {one.verb for one in node.uninstall()} == {"removed"}
 
 
 def test_a_containerd_that_was_not_restarted(tmp_path: Path) -> None:
