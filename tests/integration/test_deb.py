@@ -33,6 +33,9 @@ state() ( list; dpkg -V kata-pin || true )
 state > /tmp/alone
 kata-pin install --podman >&2
 test -e /usr/share/containers/oci/hooks.d/90-kata-pin-poststop.json
+! dpkg -r kata-pin 2>/tmp/refused >&2
+grep -o 'run kata-pin uninstall before' /tmp/refused && rm /tmp/refused
+test -x /usr/libexec/kata-pin/kata-pin-hook
 kata-pin uninstall | grep -o '^affinities are kept'
 rmdir -p --ignore-fail-on-non-empty /usr/share/containers/oci/hooks.d
 state | diff /tmp/alone -
@@ -76,9 +79,9 @@ def test_life_of_the_package(deb: Path, tmp_path: Path) -> None:
     """
     script = f'exec chroot "$root" /bin/sh -c {shlex.quote(_LIFE)}'
     lines = debianroot.run(script, deb, folder=tmp_path)
-    assert lines[:4] == [
+    assert lines[:5] == [
         *("version: kata-pin 0.1.0", "user: kata-pin:/usr/sbin/nologin"),
-        *("affinities are kept", "# mine"),
+        *("run kata-pin uninstall before", "affinities are kept", "# mine"),
     ]
     calls = {word: [one for one in lines if one.startswith(word)] for word in ("upgrade", "remove")}
     assert "upgrade: deb-systemd-invoke restart kata-pin.service" in calls["upgrade"]

@@ -62,7 +62,11 @@ kata-pin --version
 getent passwd kata-pin | cut -d: -f1,7
 END
 rpm_in_root --verify kata-pin | grep -v ' c /etc/kata-pin/config.yaml' || true
-mkdir "$root/run/kata-pin"
+mkdir "$root/var/lib/kata-pin" "$root/run/kata-pin"
+touch "$root/var/lib/kata-pin/installed"  # by kata-pin install, which gave a runtime the hook
+! change -e kata-pin
+test -x "$root/usr/libexec/kata-pin/kata-pin-hook"
+rm -r "$root/var/lib/kata-pin"
 exec 8>"$root/run/kata-pin/lock"  # as a daemon that took over when the service stopped
 flock 8
 change -e kata-pin
