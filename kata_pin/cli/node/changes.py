@@ -34,6 +34,8 @@ MANIFEST: Final = "/var/lib/kata-pin/installed"
 LOCK: Final = "/run/kata-pin-install.lock"
 """Held while install and uninstall run on this node: two would each save half a manifest."""
 
+_LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+
 _FILE: Final = re.compile(r"(?P<mark>[0-9a-f]{64})  (?P<path>/.+)")
 _LINK: Final = re.compile(r"# (?P<path>/.+?) (?P<mark>-> /.+)")
 """Lines of the manifest. The mark of a file is its digest, that of a link where it leads."""
@@ -146,10 +148,14 @@ class Node:
             )
 
         with self._meaning("open", LOCK):
-            descriptor = open_locked(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, taken)
+            descriptor = open_locked(LOCK, _LOCK_FLAGS, taken)
+            while not os.fstat(descriptor).st_nlink:  # its holder removed it in between
+                os.close(descriptor)
+                descriptor = open_locked(LOCK, _LOCK_FLAGS, taken)
         try:
             yield
         finally:
+            os.unlink(LOCK)
             os.close(descriptor)
 
     @property

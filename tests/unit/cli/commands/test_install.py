@@ -594,6 +594,7 @@ def test_two_runs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             pass
         with Node(str(tmp_path)).locked():
             pass
+    assert list(tmp_path.iterdir()) == []
     with Node().locked():
         pass
     monkeypatch.setattr(changes_module, "LOCK", f"{tmp_path}/none/lock")
