@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -112,10 +113,12 @@ def _effective(mount: CgroupMount, what: str) -> str:
 
 @contextmanager
 def _bystander() -> Iterator[int]:
-    """Run a process that ends when its input does, so also when we are killed."""
-    with subprocess.Popen(
-        ["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, close_fds=True
-    ) as child:
+    """Run a process that ends when its input does, so also when we are killed.
+
+    It is our interpreter: the container image has no other program.
+    """
+    command = [sys.executable, "-ISc", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, close_fds=True) as child:
         try:
             yield child.pid
         finally:

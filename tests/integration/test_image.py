@@ -174,6 +174,8 @@ def test_isolation_with_a_pods_rights(podman: Podman, node: Node, tmp_path: Path
             assert (cgroups["status"], "/sys/fs/cgroup" in cgroups["text"]) == ("ok", True)
             assert rows(report, "task switches")[0]["status"] == "ok"
             assert rows(report, "process events")[0]["status"] == "ok"
+            (affinities,) = rows(report, "affinities")  # tried with a program that the image has
+            assert "No such file" not in affinities["text"]
             verdict = isolated(one, pod)
             assert (verdict["verdict"], verdict["measured"]["method"]) == ("ok", "perf"), verdict
             shown = {thread["cgroup"] for thread in node.sandboxes()["p1"]["threads"]}
@@ -209,6 +211,19 @@ def test_without_the_hosts_cgroups_doctor_fails(podman: Podman, node: Node) -> N
         assert row["status"] == "fail"
         assert "process 1 is not visible" in row["text"]
         assert remedy in row["remedy"]
+
+
+def test_the_default_seccomp_profile_is_named(podman: Podman, node: Node) -> None:
+    """What it refuses is a row of doctor, with the value of the chart."""
+    at = podrights.OPTIONS.index("seccomp=unconfined")
+    options = [*podrights.OPTIONS[: at - 1], *podrights.OPTIONS[at + 1 :]]
+    done = podman.tried(
+        *("run", "--rm", *options, *podrights.volumes({node.config: "ro"}), *IN_POD),
+        *(podman.image, "doctor", "--json", "--config", str(node.config)),
+    )
+    (row,) = rows(json.loads(done.stdout), "task switches")
+    assert row["status"] == "warn"
+    assert "the chart's value seccompProfile" in row["remedy"]
 
 
 def test_every_module_is_there(podman: Podman) -> None:

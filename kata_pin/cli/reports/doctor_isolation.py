@@ -44,8 +44,7 @@ def task_switches(root: HostRoot) -> Row:
         return Row("task switches", "warn", text, here(remedies.RECORDS))
     if _perf_restriction(root) > PERFMON_SUFFICES:
         text = "can be recorded by root (perf), not by the daemon, which has CAP_PERFMON alone"
-        remedy = "sysctl kernel.perf_event_paranoid=2 (in /etc/sysctl.d: for good)"
-        return Row("task switches", "warn", text, remedy)
+        return Row("task switches", "warn", text, here(remedies.PARANOID))
     return Row("task switches", "ok", "can be recorded (perf)")
 
 

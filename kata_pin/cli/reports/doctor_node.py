@@ -263,7 +263,7 @@ def kata(config: Config) -> Iterator[Row]:
     files = read_kata_configs(config.paths.kata_configs)
     if not files:
         looked = ", ".join(config.paths.kata_configs)
-        remedy = "name its folder in paths.kata_configs"
+        remedy = here(remedies.KATA_CONFIGS)
         yield Row("kata", "warn", f"no configuration found in {looked}", remedy)
     for file in files:
         if file.problem:

@@ -63,6 +63,16 @@ NRI: Final = Remedy(
     "enable NRI in containerd or CRI-O; its socket's folder is the chart's value paths.nri",
     value="paths.nri",
 )
+KATA_CONFIGS: Final = Remedy(
+    "name its folder in paths.kata_configs",
+    "name its folder in paths.kata_configs of the chart's value config, and add it to the chart's "
+    "value paths.kataConfigs",
+    value="paths.kataConfigs",
+)
+PARANOID: Final = Remedy(
+    "sysctl kernel.perf_event_paranoid=2 (in /etc/sysctl.d: for good)",
+    "on the node: sysctl kernel.perf_event_paranoid=2 (in /etc/sysctl.d: for good)",
+)
 NOT_MOUNTED: Final = Remedy(
     "", "add its folder on the node to the chart's value paths.more", value="paths.more"
 )
