@@ -159,6 +159,9 @@ def test_errors_of_kubectl(plugin: Plugin, tmp_path: Path) -> None:
         plugin.answers["nodeplacements"] = 1, text
         done = plugin.run("nodes")
         assert (done.returncode, text in done.stderr, hint in done.stderr) == (1, True, True)
+    refused = "The connection to the server localhost:8080 was refused"
+    plugin.answers["nodeplacements"] = 1, f"E1124 11:27:53.2737 1 memcache.go:265] ...\n{refused}"
+    assert plugin.run("nodes").stderr.startswith(f"kubectl kata-pin: {refused}")
     plugin.answers["nodeplacements"] = 0, "no json"
     assert "no list came back" in plugin.run("nodes").stderr
     plugin.listed("nodeplacements", TWO)
