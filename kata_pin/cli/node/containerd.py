@@ -13,6 +13,7 @@ import contextlib
 import fnmatch
 import glob
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -36,6 +37,8 @@ PROGRAM_S: Final = 30.0
 """Longest run of `containerd config dump` and `ctr oci spec`, in seconds."""
 
 MAX_OUTPUT: Final = 1 << 20
+
+_LOGGED_FILE: Final = re.compile(r"level=error .*\bfile=(/[^\s\"]{1,200})")
 
 RESTART: Final = "systemctl restart containerd"
 
@@ -114,28 +117,28 @@ def next_steps(done: Plan, run: Run) -> list[str]:
     left = [name for name, path in done.specs.items() if _base_spec(now, name) != path]
     if not left:
         return [f"containerd: restart it, so that new Kata pods run the hooks:\n  {RESTART}"]
-    files = list(_loaded(_text, [CONFIG]))
-    if done.drop_in and done.drop_in not in dict(files):
-        step = f'add "{os.path.dirname(done.drop_in)}/*.toml" to the top-level list imports'
-        return [f"containerd: in {CONFIG} {step}, then restart it:\n  {RESTART}"]
+    files = dict(_loaded(_text, [CONFIG]))
+    why = "a drop-in would change other settings than ours"
+    if done.drop_in:
+        if done.drop_in not in files:
+            step = f'add "{os.path.dirname(done.drop_in)}/*.toml" to the top-level list imports'
+            return [f"containerd: in {CONFIG} {step}, then restart it:\n  {RESTART}"]
+        if files[done.drop_in].encode() not in {file.content for file in done.files}:
+            return [f"containerd: {done.drop_in} was modified: remove it, then run this again"]
+        why = f"{done.drop_in} has no effect: a file that is read later names another spec"
     places: dict[str, list[str]] = {}
     for name in left:
         path, plugin = _place(done, name, files)
-        lines = [wire.table_of(plugin, name), f'{wire.BASE_SPEC} = "{done.specs[name]}"']
-        places.setdefault(path, []).extend(f"  {line}" for line in lines)
-    why = (
-        f"{done.drop_in} has no effect: a file that is read later says otherwise"
-        if done.drop_in
-        else "a drop-in would change other settings than ours"
-    )
-    steps = [part for path, lines in places.items() for part in (f"in {path} set", *lines)]
-    return ["\n".join([f"containerd: {why};", *steps, f"then restart it:\n  {RESTART}"])]
+        table, line = wire.table_of(plugin, name), f'{wire.BASE_SPEC} = "{done.specs[name]}"'
+        places.setdefault(path, [f"In {path} set"]).extend((f"  {table}", f"  {line}"))
+    steps = [line for lines in places.values() for line in lines]
+    return ["\n".join([f"containerd: {why}.", *steps, f"then restart it:\n  {RESTART}"])]
 
 
-def _place(done: Plan, name: str, files: Iterable[tuple[str, str]]) -> tuple[str, str]:
+def _place(done: Plan, name: str, files: Mapping[str, str]) -> tuple[str, str]:
     """Return the file whose table of a handler is read last, and how it names the plugin."""
     found = CONFIG, wire.plugin_of(done.config, done.version)
-    for path, text in files:
+    for path, text in files.items():
         with contextlib.suppress(ParseError):
             plugin = wire.handler_plugins(text).get(name)
             if plugin and path != done.drop_in:
@@ -173,7 +176,9 @@ def run_program(command: Sequence[str]) -> str:
         raise KataPinError(f"{' '.join(command)}: {reason_of(error)}") from error
     if done.returncode or len(done.stdout) > MAX_OUTPUT:
         last = done.stderr.strip().splitlines()[-1:] or ["no output that can be used"]
-        raise KataPinError(f"{' '.join(command)} failed: {last[0][:500]}")
+        file = _LOGGED_FILE.search(done.stderr)  # containerd 2 names it there alone
+        where = f" ({file[1]})" if file else ""
+        raise KataPinError(f"{' '.join(command)} failed: {last[0][:500]}{where}")
     return done.stdout
 
 

@@ -186,9 +186,8 @@ def test_the_file_whose_table_counts_is_named(place: Path) -> None:
     plan = containerd.plan(HOOKS, (), Fake(merges=False))
     assert plan is not None
     (said,) = containerd.next_steps(plan, Fake())
-    assert (
-        f"in {place}/kata.d/a.toml set\n  {table.format('cri')}".replace("kata]", '"kata"]') in said
-    )
+    header = '[plugins."cri".containerd.runtimes."kata"]'
+    assert f"In {place}/kata.d/a.toml set\n  {header}\n" in said
 
 
 def test_a_drop_in_that_a_later_file_overrides(place: Path) -> None:
@@ -204,8 +203,11 @@ def test_a_drop_in_that_a_later_file_overrides(place: Path) -> None:
     )
     (said,) = containerd.next_steps(plan, Fake())
     assert f"{folder}/kata-pin.toml has no effect: a file that is read later" in said
-    assert f"in {folder}/z.toml set" in said
+    assert f"In {folder}/z.toml set" in said
     assert "imports" not in said
+    (folder / "kata-pin.toml").write_text("# half of it")
+    (said,) = containerd.next_steps(plan, Fake())
+    assert said.endswith("kata-pin.toml was modified: remove it, then run this again")
 
 
 def test_no_drop_in_that_containerd_refuses(place: Path) -> None:
@@ -298,6 +300,9 @@ def test_a_program_that_fails_is_quoted() -> None:
     """Its last line, and which program it was."""
     with pytest.raises(KataPinError, match=r"sh -c .* failed: broken config"):
         containerd.run_program(("sh", "-c", "echo x >&2; echo broken config >&2; exit 1"))
+    logged = 'echo level=error msg=\\"x y\\" file=/etc/a.toml row=2 >&2; echo broken >&2; exit 1'
+    with pytest.raises(KataPinError, match=r"broken \(/etc/a\.toml\)"):
+        containerd.run_program(("sh", "-c", logged))
     with pytest.raises(KataPinError, match="/nonexistent: No such file"):
         containerd.run_program(("/nonexistent",))
 
