@@ -183,6 +183,24 @@ def test_isolation_with_a_pods_rights(podman: Podman, node: Node, tmp_path: Path
     os.sched_setaffinity(0, home)
 
 
+@pytest.mark.qemu
+def test_beside_a_daemon_of_the_node(podman: Podman, node: Node) -> None:
+    """Whichever starts second says who holds the lock and since when, and ends with status 1."""
+    said = re.compile(
+        r"another kata-pin .* \(process [1-9]\d*.*, since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\)"
+    )
+    with running(podman, node) as one:
+        second = node.cli("run")
+        assert (second.returncode, said.search(second.stderr) is None) == (1, False), second.stderr
+        assert one.exec("--version").returncode == 0
+    first = node.start()
+    options = [*podrights.OPTIONS, "--rm", *podrights.volumes(mounts(node))]
+    command = (podman.image, "--config", str(node.config), "run")
+    done = podman.tried("run", *options, *command)
+    assert (done.returncode, said.search(done.stderr) is None) == (1, False), done.stderr
+    assert f"process {first.pid}" in done.stderr
+
+
 RAW = "print(open('/proc/1/cgroup').read())"
 
 
