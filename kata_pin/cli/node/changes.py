@@ -9,6 +9,7 @@ kept in memory. Out of scope: what the files hold (files.py) and what a release 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -33,6 +34,8 @@ MANIFEST: Final = "/var/lib/kata-pin/installed"
 
 LOCK: Final = "/run/kata-pin-install.lock"
 """Held while install and uninstall run on this node: two would each save half a manifest."""
+
+_IMAGE: Final = "where /usr is read-only, kata-pin runs from its image (docs/cluster.md)"
 
 _LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
 
@@ -344,7 +347,8 @@ class Node:
             yield
         except OSError as error:
             real = self._root.rstrip("/") + path
-            raise HostError(f"cannot {operation}", real, error.errno or 0) from error
+            hint = _IMAGE if error.errno == errno.EROFS and path.startswith("/usr/") else ""
+            raise HostError(f"cannot {operation}", real, error.errno or 0, hint=hint) from error
 
 
 def _make_folder(path: str) -> None:

@@ -641,12 +641,22 @@ def test_what_a_killed_install_wrote_is_ours(
     assert not [one for one in tree(tmp_path) if "kata-pin" in one and not one.endswith(".new")]
 
 
-def stop_writing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Have the first file below /etc/kata-pin not be put in place."""
+def test_a_read_only_usr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Systems that are made so have another way to run kata-pin."""
+    stop_writing(monkeypatch, OSError(errno.EROFS, "Read-only file system"), "/usr/libexec/")
+    with pytest.raises(HostError, match=r"cannot write .*kata-pin-hook: Read-only") as caught:
+        Node(str(tmp_path)).install(node_files(choose()))
+    assert "docs/cluster.md" in caught.value.hint
+
+
+def stop_writing(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, where: str = "/etc/kata-pin/"
+) -> None:
+    """Have the first file below a folder not be put in place."""
     rename = os.rename
 
     def stop(source: str, target: str) -> None:
-        if "/etc/kata-pin/" in target:
+        if where in target:
             raise error
         rename(source, target)
 
