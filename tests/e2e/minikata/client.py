@@ -33,7 +33,7 @@ FLAGS = {
 }
 """Options without a value; all others have one, behind `=` or as the next word."""
 
-FEATURES = (  # containerd 2.0 to 2.3 panic where `linux` is missing (supportsCRIUserns)
+FEATURES = (  # containerd 2.0, 2.1 and early 2.2 and 2.3 panic without `linux` (supportsCRIUserns)
     '{"ociVersionMin":"1.0.0","ociVersionMax":"1.2.0",'
     '"hooks":["prestart","createRuntime","createContainer","poststart","poststop"],'
     '"linux":{"namespaces":["cgroup","ipc","mount","network","pid","uts"]}}'
