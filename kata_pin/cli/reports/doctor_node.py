@@ -296,8 +296,7 @@ def spool(config: Config) -> Row:
         return Row("spool", "warn", f"cannot read {path}: {error.strerror}")
     if UNINSTALLED in names:
         text = f"kata-pin was uninstalled, and no daemon has run since: hooks do not use {path}"
-        remedy = "kata-pin install, or remove the hook from the runtimes that still name it"
-        return Row("spool", "warn", text, remedy)
+        return Row("spool", "warn", text, here(remedies.HOOKS_LEFT))
     left = [name for name in names if name.endswith(".msg")]
     if left:
         text = f"{count(len(left), 'pending message')} in {path}"

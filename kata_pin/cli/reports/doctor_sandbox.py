@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Final
 
-from kata_pin.cli.reports import pcpus, words
+from kata_pin.cli.reports import pcpus, remedies, words
 from kata_pin.cli.reports.memory import by_cgroup, far_from_vcpus, remedy
 from kata_pin.cli.reports.network import read_network
 from kata_pin.cli.reports.pcpus import parse
@@ -26,6 +26,7 @@ from kata_pin.model.reports.network import Network
 from kata_pin.model.reports.sandbox import Sandbox, Thread
 from kata_pin.model.reports.state import State
 from kata_pin.policy.memory import REMOTE_PERCENT
+from kata_pin.remedy import here
 from kata_pin.vmm.kinds import kind_named
 
 CERTAIN: Final = frozenset({"debugfs", "qmp", "kvm-fd", "name"})
@@ -124,7 +125,7 @@ def identified(sandbox: Sandbox, name: str) -> Row:
         return Row("vCPUs", "warn", f"{text}; sources disagree", "kata-pin explain", name)
     if not counts.keys() <= CERTAIN:
         kvm = sandbox.vmm is not None and sandbox.vmm.kvm
-        remedy = "mount debugfs, or grant CAP_SYS_PTRACE" if kvm else ""
+        remedy = here(remedies.ROLES) if kvm else ""
         why = "their order is inferred" + ("" if kvm else ", as always without KVM")
         return Row("vCPUs", "warn", f"{text}: {why}", remedy, name)
     return Row("vCPUs", "ok", text, "", name)

@@ -28,6 +28,11 @@ CGROUPS: Final = Remedy(
 DEBUGFS: Final = Remedy(
     "mount -t debugfs none {mount}", "see the chart's value paths.debugfs", value="paths.debugfs"
 )
+ROLES: Final = Remedy(
+    "mount debugfs, or grant CAP_SYS_PTRACE",
+    "see the chart's value paths.debugfs; give the container the capabilities that the chart has",
+    value="paths.debugfs",
+)
 EVENTS: Final = Remedy("{hint}", "{hint}: see the chart's value hostNetwork", value="hostNetwork")
 VSOCK: Final = Remedy(
     "modprobe vhost_vsock",
@@ -56,7 +61,12 @@ DROP_IN_UNUSED: Final = Remedy(
     value="config",
 )
 HOOKS: Final = Remedy(
-    "kata-pin install --containerd, --crio or --podman", "none where NRI is connected"
+    "kata-pin install --containerd, --crio or --podman",
+    "not needed where NRI is connected: see the row NRI",
+)
+HOOKS_LEFT: Final = Remedy(
+    "kata-pin install, or remove the hook from the runtimes that still name it",
+    "on the node, remove the hook from the runtimes that still name it",
 )
 NRI: Final = Remedy(
     "enable NRI in containerd or CRI-O",
