@@ -302,11 +302,15 @@ class Watch:
     def _cannot_record(self, keys: Iterable[Key], error: HostError) -> None:
         """Begin episodes without names: the counters alone say that somebody was there."""
         self._lacks(error)
+        limit = self._live.now.isolation.max_foreign
         for key in keys:
             sight = self.sights.get(key)
-            if sight is not None and sight.episode_at is None and sight.exact and sight.growth:
+            if sight is None or sight.episode_at is not None or not sight.exact:
+                continue
+            percent = (sight.growth or _NOTHING).of_tasks.percent
+            if percent > limit:
                 sight.episode_at = sight.window_at = time.monotonic()
-                self._report(sight, f"others for {sight.growth.percent:.2f} %, without a name")
+                self._report(sight, f"others for {percent:.2f} %, without a name")
 
     def _report(self, sight: Sight, who: str) -> None:
         sandbox_id, cpu = sight.watched.sandbox, sight.watched.cpu

@@ -54,8 +54,6 @@ def judge_counts(measured: Measured, owner: Owner, most_percent: float) -> Count
     if grown is None:
         return Counted(window, Verdict.UNPROVED, "its counters say nothing")
     ran = sum(after.ran_ns - before.ran_ns for before, after in own.values())
-    if len(own) > 1:  # they wait for each other
-        grown = grown._replace(waited_ns=0)
     verdict, reason = _verdict(grown, ran, most_percent, by_cpu=cpu is not None)
     if verdict is Verdict.PROVED and cpu is not None:
         ahead = cpu[1].ran_ns - cpu[0].ran_ns - ran
@@ -79,7 +77,7 @@ def _verdict(
     found = f"others had it{how_often}, {grown.percent:.3f} % of the time at most"
     if grown.percent > limit:
         return Verdict.VIOLATED, f"{found}; who they are, this method cannot tell"
-    if grown.slices or grown.waited_ns:
+    if grown.slices or grown.others_ns:
         return Verdict.UNPROVED, f"{found}; who they are, this method cannot tell"
     if by_cpu:
         return Verdict.PROVED, "no other task had it"

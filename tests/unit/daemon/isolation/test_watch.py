@@ -305,6 +305,32 @@ async def test_who_came_before_the_first_look_and_never_leaves(tmp_path: Path) -
     assert world.watch.sights["pod", 4].episode_at is None
 
 
+async def test_interrupts_of_an_idle_pcpu_are_no_episode(tmp_path: Path) -> None:
+    """They may be worth a window; where perf is refused nobody says that they are tasks."""
+    world = World(tmp_path)
+    for idle in (0, 4):  # of 10 ticks
+        world.node_counters(0, 0)
+        world.node_times(idle)
+        await world.look()
+        await asyncio.sleep(0.1)
+    assert len(world.started) == 1
+    await world.finish()
+    assert world.events.counts == {}
+
+
+async def test_own_threads_that_wait_for_each_other_are_no_episode(tmp_path: Path) -> None:
+    """As in a pod without shared CPUs, whose vCPU and emulator have one pCPU."""
+    world = World(tmp_path)
+    world.place("4")
+    for number in range(6):
+        world.counters(ran=3 * number * MS, waited=number * MS, slices=number)
+        world.counters(number * MS, 3 * number * MS, number, thread=EMULATOR)
+        world.node_counters(ran=4 * number * MS, slices=2 * number)
+        await world.look()
+        await world.finish()
+    assert world.events.counts == {}
+
+
 async def test_threads_confined_there_are_read_only_while_that_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

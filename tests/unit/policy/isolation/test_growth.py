@@ -52,7 +52,9 @@ def test_who_came_before_and_never_left() -> None:
     """The pCPU was not idle and its thread did not run: by ticks of 10 ms, of which two may lie."""
     same = Look(5 * S, {7: NONE})
     gone = growth(Look(0, {7: NONE}), same, {7}, counted(CpuRun(0, 0, 0), CpuTimes(100, 0, 0)))
-    assert gone == Growth(5 * S, 0, 3_980_000_000, 0)
+    assert gone == Growth(5 * S, 0, 3_980_000_000, 0, doubtful_ns=3_980_000_000)
+    busy = growth(Look(0, {7: NONE}), same, {7}, counted(CpuRun(0, 0, 0), CpuTimes(2, 0, 0)))
+    assert busy == Growth(5 * S, 0, 4_960_000_000, 0)
     quiet = CpuTimes(idle=450, interrupts=30, steal=18)
     assert growth(Look(0, {7: NONE}), same, {7}, counted(None, quiet)) == Growth(5 * S, 0, 0, None)
 
@@ -94,12 +96,32 @@ def test_only_the_threads_that_are_asked_for_are_own() -> None:
 
 
 def test_never_more_than_the_time_that_passed() -> None:
-    """Two threads that wait for the same time count once."""
-    before = Look(0, {7: NONE, 8: NONE})
-    after = Look(S, {7: TaskRun(0, S, 1), 8: TaskRun(0, S, 1)})
-    found = growth(before, after, {7, 8})
+    """A wait that began before the first look is added only when it ends."""
+    found = growth(Look(0, {7: NONE}), Look(S, {7: TaskRun(0, 2 * S, 1)}), {7})
     assert found is not None
     assert (found.others_ns, found.percent) == (S, 100.0)
+
+
+def test_several_threads_wait_for_each_other() -> None:
+    """Their waits are theirs; what the pCPU counts beyond them still is others'."""
+    before = Look(0, {7: NONE, 8: NONE})
+    after = Look(5 * S, {7: TaskRun(3 * S, S, 10), 8: TaskRun(S, 3 * S, 10)})
+    found = growth(before, after, {7, 8}, counted(CpuRun(4 * S, 0, 20)))
+    assert found is not None
+    assert (found.waited_ns, found.others_ns) == (4 * S, 0)
+    found = growth(before, after, {7, 8}, counted(CpuRun(5 * S, 0, 25)))
+    assert found is not None
+    assert (found.slices, found.others_ns) == (5, S)
+
+
+def test_time_of_an_idle_pcpu_that_may_be_that_of_interrupts() -> None:
+    """It is neither idle nor a task's; a kernel that does not count slices leaves it open."""
+    idle, same = CpuTimes(idle=400, interrupts=0, steal=0), Look(5 * S, {7: NONE})
+    found = growth(Look(0, {7: NONE}), same, {7}, counted(CpuRun(2_000_000, 0, 9), idle))
+    assert found == Growth(5 * S, 0, 980_000_000, 9, doubtful_ns=978_000_000)
+    assert found.of_tasks == Growth(5 * S, 0, 2_000_000, 9)
+    found = growth(Look(0, {7: NONE}), same, {7}, counted(None, idle))
+    assert found == Growth(5 * S, 0, 980_000_000, None)
 
 
 @pytest.mark.parametrize(
