@@ -11,14 +11,15 @@ from kata_pin.model.cpuset import CpuSet, union
 from kata_pin.model.placement import Report
 from kata_pin.model.sandbox import Container
 from kata_pin.model.sandbox import Sandbox as SandboxFacts
-from kata_pin.model.thread import ThreadKey
+from kata_pin.model.thread import ThreadKey, ThreadRole
 from kata_pin.policy.isolation.classes import Known, Owner
 
 
 class Watched(NamedTuple):
     """A pCPU of a sandbox: its paired vCPU, and the other threads that may run there only.
 
-    `shared`: further threads of the sandbox may run there too.
+    Paired by kata-pin, or by Kata itself (D13). `shared`: further threads of the sandbox may run
+    there too.
     """
 
     sandbox: str
@@ -45,15 +46,12 @@ class _Claim:
         paired: dict[int, list[ThreadKey]] = {}
         alone: dict[int, list[ThreadKey]] = {}
         shared = 0
-        placement = report.placement
-        for key, desired in placement.desired.items() if placement is not None else ():
-            if desired.release:
-                continue
-            if len(desired.applied) == 1:
-                kind = paired if desired.paired else alone
-                kind.setdefault(desired.applied.first, []).append(key)
+        for key, (cpus, is_paired) in _places(report).items():
+            if len(cpus) == 1:
+                kind = paired if is_paired else alone
+                kind.setdefault(cpus.first, []).append(key)
             else:
-                shared |= desired.applied.bits
+                shared |= cpus.bits
         watched = (
             Watched(
                 sandbox_id, cpu, tuple(keys), tuple(alone.get(cpu, ())), bool(shared >> cpu & 1)
@@ -95,10 +93,10 @@ class Claims:
         """Return the owner of a pCPU with all threads that are placed there."""
         own: dict[int, str] = {}
         report = self._report(sandbox_id)
-        if report is not None and report.placement is not None:
+        if report is not None:
             labels = {thread.key: thread.label for thread in report.threads}
-            for key, desired in report.placement.desired.items():
-                if cpu in desired.applied and not desired.release:
+            for key, (cpus, _) in _places(report).items():
+                if cpu in cpus:
                     own[key.tid] = labels.get(key, "")
         return Owner(cpu, sandbox_id, self.pod(sandbox_id), self._container(sandbox_id, cpu), own)
 
@@ -135,3 +133,19 @@ class Claims:
     def _report(self, sandbox_id: str) -> Report | None:
         cache = self._sandboxes.cache(sandbox_id)
         return None if cache is None else cache.report
+
+
+def _places(report: Report) -> dict[ThreadKey, tuple[CpuSet, bool]]:
+    """Return where each thread was placed, and whether it is a vCPU with that place for itself.
+
+    A vCPU that others pin, as Kata can, is where it may run.
+    """
+    if report.placement is None:
+        return {}
+    desired, exclusive = report.placement.desired, report.placement.mask.exclusive
+    places = {key: (one.applied, one.paired) for key, one in desired.items() if not one.release}
+    for thread in report.threads:
+        if thread.role.role is ThreadRole.VCPU and thread.key not in desired:
+            cpus = thread.task.affinity
+            places[thread.key] = cpus, cpus <= exclusive
+    return places

@@ -232,12 +232,30 @@ async def test_a_pcpu_that_changes_hands_in_a_window(
         await world_.look()
     before = report()
     assert before.placement is not None
-    world_.cache.report = (
-        None if gone else replace(before, placement=replace(before.placement, desired={}))
-    )
+    nobody = replace(before, threads=(), placement=replace(before.placement, desired={}))
+    world_.cache.report = None if gone else nobody
     await world_.finish()
     assert world_.watch.windows == {}
     assert world_.events.counts == {}
+
+
+async def test_a_vcpu_that_kata_pins_is_looked_at(tmp_path: Path) -> None:
+    """It owns its pCPU as in `prove`; not before Kata's rule has put it there."""
+    world, base = World(tmp_path), report()
+    assert base.placement is not None
+    desired = {EMULATOR.key: base.placement.desired[EMULATOR.key]}
+    placement = replace(base.placement, desired=desired)
+    world.cache.report = replace(base, placement=placement)
+    await world.look()
+    assert [(one.cpu, one.vcpus) for one in world.claims.watched()] == [(4, (VCPU.key,))]
+    assert world.claims.owner("pod", 4).own == {VCPU.key.tid: VCPU.label}
+    world.counters(waited=90 * MS)
+    await world.look()
+    assert len(world.started) == 1
+    await world.finish()
+    wide = VCPU._replace(task=VCPU.task.moved(CpuSet.parse("0-7"), VCPU.task.cpuset, ""))
+    world.cache.report = replace(base, threads=(wide, EMULATOR), placement=placement)
+    assert list(world.claims.watched()) == []
 
 
 async def test_who_cannot_be_recorded_is_reported_without_a_name(
