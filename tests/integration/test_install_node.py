@@ -109,7 +109,7 @@ def test_after_readmes_steps_there_is_nothing_to_fix(tmp_path: Path) -> None:
     )  # fmt: skip
     for step in ("systemd-sysusers && systemd-tmpfiles --create", "kata-pin doctor"):
         assert step in said[install]
-    assert said[before].splitlines()[-1].startswith("2 to fix, ")
+    assert said[before].splitlines()[-1].startswith("3 to fix, ")  # the daemon too
     assert said[after].splitlines()[-1].startswith("0 to fix, ")
     assert "all installed files are in place" in said[after]
     assert said["readlink /usr/bin/kata-pin"].strip() == str(PROGRAM)

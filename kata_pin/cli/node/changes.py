@@ -167,9 +167,14 @@ class Node:
         return os.path.exists(self._real(MANIFEST))
 
     @property
+    def has_service(self) -> bool:
+        """Whether the service is there, from `install` or a package."""
+        return os.path.exists(self._real(UNIT))
+
+    @property
     def has_others_service(self) -> bool:
         """Whether the service is there, but not from `install`: a package's."""
-        return os.path.exists(self._real(UNIT)) and UNIT not in self._manifest()
+        return self.has_service and UNIT not in self._manifest()
 
     def _put(self, file: NodeFile | NodeLink) -> None:
         """Put a file in place at once: a runtime may be about to run the old one.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final, Protocol
 
+from kata_pin.cli.node.changes import Node
 from kata_pin.cli.reports import (
     doctor_cgroups,
     doctor_guest,
@@ -37,7 +38,7 @@ from kata_pin.model.reports.daemon import Daemon
 from kata_pin.model.reports.doctor import DoctorDocument, Row
 from kata_pin.model.reports.state import State
 from kata_pin.model.reports.watch import WatchDocument
-from kata_pin.remedy import here
+from kata_pin.remedy import here, in_pod
 from kata_pin.wire.hook_message import MAX_SPOOLED, UNINSTALLED
 
 CAPABILITIES: Final = {
@@ -151,17 +152,18 @@ def _state(provider: StateSource, rows: list[Row], sandbox_id: str = "") -> Stat
     except KataPinError as error:
         rows.append(Row("daemon", "fail", error.message, error.hint))
         return None
-    rows.append(daemon_row(state.daemon))
+    rows.append(daemon_row(state.daemon, wanted=in_pod() or Node().has_service))
     return state
 
 
-def daemon_row(daemon: Daemon) -> Row:
-    """Return whether the daemon runs and answers."""
+def daemon_row(daemon: Daemon, *, wanted: bool) -> Row:
+    """Return whether the daemon runs and answers; where it is not `wanted`, it need not (D19)."""
     if daemon.running:
         return Row("daemon", "ok", f"running, version {daemon.version}, pid {daemon.pid}")
     if daemon.silent:
         return Row("daemon", "fail", f"hangs: {daemon.reason}", here(remedies.RESTART))
-    return Row("daemon", "warn", f"not running: {daemon.reason}", here(remedies.START))
+    status = "fail" if wanted else "warn"
+    return Row("daemon", status, f"not running: {daemon.reason}", here(remedies.START))
 
 
 def configuration(file: str, wrong: ConfigError | None = None) -> Row:

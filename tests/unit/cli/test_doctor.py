@@ -10,6 +10,7 @@ import pytest
 
 from kata_pin.cli.client import Provider
 from kata_pin.cli.main import run
+from kata_pin.cli.node.changes import Node
 from kata_pin.cli.reports import doctor_install, doctor_kubelet, doctor_node, doctor_sandbox
 from kata_pin.config import Config
 from kata_pin.config.paths import Paths
@@ -320,6 +321,18 @@ def test_a_check_that_breaks_is_a_row(tmp_path: Path) -> None:
     assert any(row.check == "kubelet" for row in document.rows)
 
 
+@pytest.mark.parametrize(("service", "status"), [(True, "fail"), (False, "warn")])
+def test_a_service_wants_its_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, *, service: bool
+) -> None:
+    """Where it is installed nobody is satisfied with the command line alone."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setattr(Node, "has_service", service)
+    config = Config(runtime_dir=str(tmp_path))
+    document = doctor_node.examine(config, Provider(Given(config)), root=HostRoot(str(tmp_path)))
+    assert [row.status for row in document.rows if row.check == "daemon"] == [status]
+
+
 def test_doctor_exits_1_when_a_row_fails(
     serve: Serve, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -417,15 +430,21 @@ def test_other_writers_are_named() -> None:
     assert (row.status, row.text) == ("warn", "Kata pins the vCPUs (e)")
 
 
+DEAD = Daemon(running=False, reason="no daemon is listening")
+
+
 @pytest.mark.parametrize(
-    ("daemon", "status", "remedy"),
+    ("daemon", "wanted", "status", "remedy"),
     [
-        (docs.RUNNING, "ok", ""),
-        (Daemon(running=False, reason="no daemon is listening"), "warn", "start"),
-        (Daemon(running=False, reason="no answer", silent=True), "fail", "restart"),
+        (docs.RUNNING, True, "ok", ""),
+        (DEAD, True, "fail", "start"),
+        (DEAD, False, "warn", "start"),
+        (Daemon(running=False, reason="no answer", silent=True), False, "fail", "restart"),
     ],
 )
-def test_the_remedy_of_a_daemon_fits_its_state(daemon: Daemon, status: str, remedy: str) -> None:
+def test_the_remedy_of_a_daemon_fits_its_state(
+    daemon: Daemon, status: str, remedy: str, *, wanted: bool
+) -> None:
     """One that is down is started; starting one that hangs would do nothing."""
-    row = doctor_node.daemon_row(daemon)
+    row = doctor_node.daemon_row(daemon, wanted=wanted)
     assert (row.status, row.remedy) == (status, f"systemctl {remedy} kata-pin" if remedy else "")

@@ -37,7 +37,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_node_and_a_pod(pod: None) -> None:
     """One row, two remedies."""
-    row = doctor_node.daemon_row(Daemon(running=False, reason="hangs", silent=True))
+    row = doctor_node.daemon_row(Daemon(running=False, reason="hangs", silent=True), wanted=True)
     assert row.remedy == "delete this pod: its DaemonSet starts another"
 
 
