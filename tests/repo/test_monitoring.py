@@ -24,6 +24,13 @@ RULES = [rule for group in GROUPS for rule in group["rules"]]
 ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
 RECORDED = {rule["record"] for rule in RULES if "record" in rule}
 DASHBOARD = json.loads((MONITORING / "kata-pin.dashboard.json").read_text())
+ROWS = {
+    name
+    for file in (ROOT / "kata_pin/cli/reports").glob("doctor*.py")
+    for name in re.findall(r'\bRow\(\s*"([^"]+)"', file.read_text())
+}
+"""The checks of `doctor`."""
+
 SCRAPE = {"up", "job", "instance"}
 """What Prometheus adds itself."""
 
@@ -94,10 +101,12 @@ def test_every_alert_has_a_runbook_and_a_test() -> None:
 
 @pytest.mark.parametrize("page", sorted(RUNBOOKS.glob("*.md")), ids=lambda page: page.stem)
 def test_a_runbook_names_what_exists(page: Path) -> None:
-    """Commands, settings, and message ids."""
+    """Commands, rows of `doctor`, settings, and message ids."""
     text = page.read_text()
     for command in re.findall(r"(?:^    |`)kata-pin ([a-z-]+)", text, re.MULTILINE):
         assert command in COMMANDS, command
+    for rows in re.findall(r"\brows? ((?:`[\w ]+`(?: and )?)+)", text):
+        assert set(re.findall(r"`([\w ]+)`", rows)) <= ROWS, rows
     logs = (ROOT / "docs/logs.md").read_text()
     for identity in re.findall(r"MESSAGE_ID=(\w+)", text):
         assert identity in logs
