@@ -38,7 +38,12 @@ def is_name(text: str) -> bool:
 
 def printable(text: str) -> str:
     """Return a foreign text fit for a log: at most MAX_SHOWN characters, all of them printable."""
-    clipped = " ".join(text[:MAX_SHOWN].splitlines())
-    if not clipped.isprintable():
-        clipped = "".join(char if char.isprintable() else "?" for char in clipped)
-    return clipped + ("..." if len(text) > MAX_SHOWN else "")
+    return one_line(text[:MAX_SHOWN]) + ("..." if len(text) > MAX_SHOWN else "")
+
+
+def one_line(text: str) -> str:
+    """Return a foreign text of any length, all of its characters printable."""
+    line = " ".join(text.splitlines())
+    if not line.isprintable():
+        line = "".join(char if char.isprintable() else "?" for char in line)
+    return line

@@ -8,9 +8,18 @@ import sys
 from collections.abc import Mapping
 
 from kata_pin.daemon.journal import PRIORITIES, SOCKET, JournalHandler, reads_stderr
+from kata_pin.wire.ids import one_line
 
 
-class JournalFormatter(logging.Formatter):
+class OneLineFormatter(logging.Formatter):
+    """Makes one line of each message: names in it may come from anybody, with any characters."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """Return the record's line; a traceback has its own."""
+        return one_line(super().formatMessage(record))
+
+
+class JournalFormatter(OneLineFormatter):
     """Puts sd-daemon(3)'s priority before each line, also of a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -26,8 +35,9 @@ def set_up(level: str, environ: Mapping[str, str], *, journal: str = SOCKET) -> 
         handler.setFormatter(JournalFormatter("%(message)s"))
         if os.path.exists(journal):
             handler = JournalHandler(journal, fallback=handler)
+            handler.setFormatter(OneLineFormatter("%(message)s"))
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(message)s"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)

@@ -188,24 +188,41 @@ from kata_pin.daemon.service.logging_setup import set_up
 status = os.fstat(2)
 stream = {"no": "", "ours": f"{status.st_dev}:{status.st_ino}", "other": "1:2"}[sys.argv[1]]
 set_up("info", {"JOURNAL_STREAM": stream}, journal=sys.argv[2])
-logging.getLogger("kata_pin.x").info("sandbox %s: line\\nline", "abc")
+log = logging.getLogger("kata_pin.x")
+try:
+    raise OSError("gone")
+except OSError:
+    log.info("sandbox %s: x\\n\\x1b[2Kline", "abc", exc_info=len(sys.argv) > 3)
 """
 
 
 @pytest.mark.parametrize(
     ("stream", "lines"),
     [
-        ("no", " INFO sandbox abc: line\nline\n"),
-        ("other", " INFO sandbox abc: line\nline\n"),
-        ("ours", "<6>sandbox abc: line\n<6>line\n"),
+        ("no", " INFO sandbox abc: x ?[2Kline\n"),
+        ("other", " INFO sandbox abc: x ?[2Kline\n"),
+        ("ours", "<6>sandbox abc: x ?[2Kline\n"),
     ],
 )
 def test_what_stderr_is_decides_the_form(tmp_path: Path, stream: str, lines: str) -> None:
-    """A terminal has times, the journal's stream priorities where its socket is not to be had."""
+    """A terminal has times, the journal's stream priorities where its socket is not to be had.
+
+    Names of others cannot begin a line of their own, nor change what a terminal shows.
+    """
     command = [sys.executable, "-c", _PROGRAM, stream, str(tmp_path / "none")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
     assert done.stderr.endswith(lines)
     assert (done.stderr == lines) is (stream == "ours")
+
+
+def test_each_line_of_a_traceback_has_the_priority(tmp_path: Path) -> None:
+    """The journal would take a line without one for another entry."""
+    command = [sys.executable, "-c", _PROGRAM, "ours", str(tmp_path / "none"), "traceback"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    lines = done.stderr.splitlines()
+    assert len(lines) > 3
+    assert all(one.startswith("<6>") for one in lines)
+    assert lines[-1] == "<6>OSError: gone"
 
 
 def test_the_journals_own_stream_gets_entries(listening: Listening) -> None:
@@ -214,7 +231,7 @@ def test_the_journals_own_stream_gets_entries(listening: Listening) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
     assert done.stderr == ""
     entry = listening.entry()
-    assert (entry["SANDBOX"], entry["MESSAGE"]) == ("abc", "sandbox abc: line\nline")
+    assert (entry["SANDBOX"], entry["MESSAGE"]) == ("abc", "sandbox abc: x ?[2Kline")
 
 
 def test_message_ids_are_ids() -> None:
