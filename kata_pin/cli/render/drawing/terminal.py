@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
 from rich.cells import cell_len
@@ -62,8 +64,8 @@ def drawn(box: Box, output: Output) -> list[Text]:
     lines = []
     for row in grid:
         line = Text()
-        for character, style in row:
-            line.append(character, style or None)
+        for style, cells in groupby(row, itemgetter(1)):  # a style is switched on once
+            line.append("".join(character for character, _ in cells), style or None)
         line.rstrip()
         lines.append(line)
     return lines

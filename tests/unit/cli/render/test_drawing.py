@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -386,3 +387,11 @@ def test_a_pipe_gets_a_picture_of_bounded_width() -> None:
     """An output without a width is drawn as a wide terminal."""
     lines = terminal.draw(docs.large(), Output(10**6))
     assert max(line.cell_len for line in lines if re.search("[│┌└]", line.plain)) <= 200
+
+
+def test_a_style_is_switched_on_once() -> None:
+    """Not for each character: a picture of 256 pCPUs is seen over slow lines too."""
+    output = Output(200)
+    for line in terminal.drawn(fitted(picture(docs.large(), output), output), output):
+        for one, following in pairwise(line.spans):
+            assert one.end < following.start or one.style != following.style
