@@ -84,15 +84,19 @@ def _pcpus(pcpus: Iterable[ProvedPcpu], output: Output) -> list[Text]:
 def _row(pcpu: ProvedPcpu) -> list[Text]:
     owner = f"{pcpu.pod} ({pcpu.container})" if pcpu.container else pcpu.pod
     style = STYLES.get(pcpu.verdict, "")
-    waits = [one.waited_ms for one in pcpu.own if one.waited_ms is not None]
-    waited = sum(waits) if waits else None
-    times = (waited, pcpu.pod_ms, pcpu.foreign_ms, pcpu.unavoidable_ms, pcpu.idle_ms)
+    times = (waited_ms(pcpu), pcpu.pod_ms, pcpu.foreign_ms, pcpu.unavoidable_ms, pcpu.idle_ms)
     return [
         styled(str(pcpu.cpu), phrases.NAME),
         styled(owner),
         styled(pcpu.verdict, style),
         *(Text(_share(one, pcpu.window_s)) for one in (pcpu.own_ms, *times)),
     ]
+
+
+def waited_ms(pcpu: ProvedPcpu) -> float | None:
+    """Return how long the owner's threads waited, None where that is not known of any."""
+    waits = [one.waited_ms for one in pcpu.own if one.waited_ms is not None]
+    return sum(waits) if waits else None
 
 
 def _pcpu(pcpu: ProvedPcpu, output: Output) -> Iterator[Text]:

@@ -9,7 +9,7 @@ from kata_pin.cli.render.drawing import svg
 from kata_pin.cli.render.drawing.page import OUTPUT, figure, node, page, paragraph, table
 from kata_pin.cli.render.drawing.picture import picture
 from kata_pin.cli.render.drawing.timeline import histogram, timelines
-from kata_pin.cli.render.prove import CLASSES, METHODS, milliseconds
+from kata_pin.cli.render.prove import CLASSES, METHODS, milliseconds, waited_ms
 from kata_pin.model.reports.prove import ProveDocument, ProvedPcpu
 from kata_pin.model.reports.state import State
 
@@ -61,17 +61,17 @@ def _pictures(proof: ProveDocument) -> Iterator[str]:
 
 
 _VERDICTS = (
-    *("pCPU", "owner", "verdict", "why", "own", "pod", "foreign", "unavoidable", "idle"),
-    *("interrupts", "foreign slices", "records", "lost"),
+    *("pCPU", "owner", "verdict", "why", "own", "waited", "pod", "foreign"),
+    *("unavoidable", "idle", "interrupts", "foreign slices", "records", "lost"),
 )
 
 
 def _verdict(pcpu: ProvedPcpu) -> Sequence[str]:
     owner = f"{pcpu.pod} ({pcpu.container})" if pcpu.container else pcpu.pod
-    times = (pcpu.own_ms, pcpu.pod_ms, pcpu.foreign_ms, pcpu.unavoidable_ms, pcpu.idle_ms)
+    times = (pcpu.own_ms, waited_ms(pcpu), pcpu.pod_ms, pcpu.foreign_ms)
     return (
         *(str(pcpu.cpu), owner, pcpu.verdict, pcpu.reason),
-        *map(milliseconds, (*times, pcpu.interrupt_ms)),
+        *map(milliseconds, (*times, pcpu.unavoidable_ms, pcpu.idle_ms, pcpu.interrupt_ms)),
         "n/a" if pcpu.foreign_slices is None else str(pcpu.foreign_slices),
         *(str(pcpu.records), str(pcpu.lost)),
     )

@@ -84,7 +84,7 @@ def test_the_page_says_what_the_document_says() -> None:
     for told in (
         *("violated: 1 pCPU violated (4)", "shop/database (postgres)", "sh \\x1b[31m"),
         *("systemctl set-property cron.service AllowedCPUs=0-3,7-15", "local_timer"),
-        *("pCPU 4: foreign tasks ran 15% of the time", "nvme0q5 (36)"),
+        *("pCPU 4: foreign tasks ran 15% of the time", "nvme0q5 (36)", "waited\n", "1546.000 ms"),
     ):
         assert told in words
 
