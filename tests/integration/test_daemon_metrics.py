@@ -136,8 +136,9 @@ def test_what_is_scraped_is_what_there_is() -> None:
 
 
 def test_sandboxes_have_series_only_where_a_setting_wants_them() -> None:
-    """At most so many; a pod's name cannot break the text."""
-    with private_node(metrics={"sandboxes": 1, "listen": "unix"}) as node:
+    """At most so many; a pod's name cannot break the text. What nobody watches is not 0."""
+    metrics = {"sandboxes": 1, "listen": "unix"}
+    with private_node(metrics=metrics, isolation={"watch": False}) as node:
         node.start()
         with node.pod("p1") as pod:
             hostile = 'a"} 1\nkata_pin_sandboxes 99\\'
@@ -150,6 +151,10 @@ def test_sandboxes_have_series_only_where_a_setting_wants_them() -> None:
             single = [s for s in _scrape(node) if s.name == "kata_pin_sandbox_threads"]
             assert len({one.labels["sandbox"] for one in single}) == 1
             assert _value(_scrape(node), "kata_pin_sandboxes") < 99
+            kinds = {one.labels.get("kind") for one in _scrape(node)}
+            assert "drift" in kinds
+            assert "foreign" not in kinds
+            assert "kata_pin_windows_total" not in {one.name for one in _scrape(node)}
 
 
 def test_who_may_ask() -> None:

@@ -122,9 +122,14 @@ class Watch:
     _left: dict[int, CpuLook] = field(default_factory=dict)
     """The pCPUs at the end of the last look."""
 
+    @property
+    def is_on(self) -> bool:
+        """Whether the setting is on."""
+        return self._live.now.isolation.watch
+
     async def look(self) -> None:
         """Look at the counters; record who runs where they grew too much."""
-        if not self._live.now.isolation.watch:
+        if not self.is_on:
             self.sights.clear()
             self.moves.clear()
             return

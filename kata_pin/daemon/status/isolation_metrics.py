@@ -55,7 +55,14 @@ class IsolationMetrics:
                 "Whether the container runtime's NRI is connected.",
                 int(self.nri.connected_at is not None),
             )
-        watch, cpus = self.watch, self.claims.exclusive()
+        cpus = self.claims.exclusive()
+        if self.watch.is_on:  # else nobody knows: 0 would say that nobody ran there
+            yield from self._watched(cpus)
+        yield partial(self._interrupts, cpus)
+
+    def _watched(self, cpus: CpuSet) -> Iterator[Metric]:
+        """Yield what the watch counted."""
+        watch = self.watch
         yield _by_cpu(
             "kata_pin_vcpu_run_seconds",
             "Time that vCPUs with an exclusive pCPU ran, by pCPU.",
@@ -89,14 +96,14 @@ class IsolationMetrics:
         for verdict in Verdict:
             windows.add_metric((verdict.value,), watch.windows[verdict])
         yield windows
-        yield partial(self._interrupts, cpus)
 
     async def violations(self) -> dict[str, int]:
-        """Return how many pCPUs others run on, and how many processes of others may."""
+        """Return how many pCPUs others run on, if watched, and how many processes of others may."""
         lasting = {
             one.watched.cpu for one in self.watch.sights.values() if one.episode_at is not None
         }
-        return {"foreign": len(lasting), "intruder": await self._intruders()}
+        foreign = {"foreign": len(lasting)} if self.watch.is_on else {}
+        return {**foreign, "intruder": await self._intruders()}
 
     async def _intruders(self) -> int:
         """Count the processes of no sandbox whose main thread may run on an exclusive pCPU."""

@@ -192,8 +192,10 @@ class Metrics:
             "What is not as it should be, by the kind of finding in check.",
             labels=("kind",),
         )
+        unknown = {"foreign"} - others.keys()
         for kind in VIOLATIONS:
-            family.add_metric((kind,), found[kind])
+            if kind not in unknown:
+                family.add_metric((kind,), found[kind])
         return family
 
     def _deeds(self) -> Iterator[Metric]:

@@ -71,11 +71,11 @@ def report() -> Report:
 class World:
     """A watch over one sandbox, with counters in files."""
 
-    def __init__(self, root: Path, *, limit: float = 0.1) -> None:
+    def __init__(self, root: Path, *, limit: float = 0.1, watch: bool = True) -> None:
         self.root = root
         self.cache = SandboxCache(report=report())
         sandboxes = SimpleNamespace(ids=["pod"], cache=lambda _: self.cache)
-        self.config = replace(Config(), isolation=Isolation(max_foreign=limit))
+        self.config = replace(Config(), isolation=Isolation(watch=watch, max_foreign=limit))
         self.events = NodeEvents()
         self.started: list[Coroutine[object, object, None]] = []
         self.claims = Claims(cast("Sandboxes", sandboxes), lambda _: ())
