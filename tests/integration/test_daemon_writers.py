@@ -21,7 +21,8 @@ def node() -> Iterator[Node]:
 
 
 def test_vcpus_are_katas_while_its_rule_holds(node: Node) -> None:
-    """As many vCPUs as CPUs: they are left to enable_vcpus_pinning, and said so."""
+    """As many vCPUs as CPUs: they are left to enable_vcpus_pinning, said so, and watched there."""
+    node.configure(audit={"affinity_s": 0.2, "deep_s": 3600})
     node.start()
     with node.pod("p1", vcpu_pinning=True) as pod:
         pod.announce()
@@ -31,10 +32,19 @@ def test_vcpus_are_katas_while_its_rule_holds(node: Node) -> None:
         assert "kata-pins-vcpus" in [note["code"] for note in shown["notes"]]
         states = {t["state"] for t in shown["threads"] if t["role"] == "vcpu"}
         assert states == {"unmanaged"}
+        assert _watched(node, pod.id) == set()
+        for index, tid in pod.kata.vcpus().items():
+            os.sched_setaffinity(tid, {index})
+        wait_for(lambda: _watched(node, pod.id) == {0, 1}, "the watch to see Kata's pairs")
         pod.stop("c1")
         pod.create("c2", "1", exclusive=True)
         pod.wait_placed({1})
         assert "kata-pins-vcpus" not in str(node.sandboxes()["p1"]["notes"])
+
+
+def _watched(node: Node, sandbox_id: str) -> set[int]:
+    rows = node.ask("watch")["pcpus"]
+    return {one["cpu"] for one in rows if one["sandbox"] == sandbox_id}
 
 
 def test_pins_that_were_there_before_are_given_back_together(node: Node) -> None:
