@@ -8,7 +8,8 @@ task begins an episode, which is logged, counted and kept once; it lasts until t
 quiet again.
 
 Kernel threads that belong to the pCPU, and the pod's own, are no intruders: after a window that
-found nobody else the next one has to wait, each time twice as long.
+found nobody else the next one has to wait, each time twice as long; not for long where they had the
+pCPU less than the counters say, as beside somebody who comes and goes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from kata_pin.host.measure.taskruns import migrations, over, task_runs
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import CpuSet
 from kata_pin.model.measured.counters import TaskRun
-from kata_pin.model.measured.windows import Measured, TaskClass, Verdict
+from kata_pin.model.measured.windows import IDLE, Measured, TaskClass, Verdict
 from kata_pin.model.reports.history import NodeEventKind
 from kata_pin.model.reports.prove import ProvedPcpu, RanTask
 from kata_pin.model.steps import STEP, Steps
@@ -42,6 +43,7 @@ from kata_pin.policy.isolation import tables, verdicts
 from kata_pin.policy.isolation.classes import FOREIGN, Known
 from kata_pin.policy.isolation.growth import CpuLook, Growth, Look, growth
 from kata_pin.policy.isolation.remedies import Node
+from kata_pin.policy.isolation.verdicts import Judged
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,10 @@ MOST_PCPUS: Final = 8
 """Most pCPUs that are recorded at the same time: 2 MiB of rings, and some 50 ms of CPU time."""
 
 MOST_RESTS: Final = 60
-"""Most audits that a pCPU is left alone after windows that found nobody."""
+"""Most audits that a pCPU is left alone after windows in which only those ran who belong there."""
+
+FEW_RESTS: Final = 3
+"""The same where they did not run long enough to be those who were noticed: they may come again."""
 
 AGAIN_S: Final = 300.0
 """How often who runs there is recorded again while an episode lasts."""
@@ -299,7 +304,8 @@ class Watch:
                 self.foreign_slices[owner.cpu, TaskClass(task.task_class)] += task.slices
         if judged.verdict is not Verdict.VIOLATED:
             sight.fruitless += 1
-            sight.rests = min(MOST_RESTS, 2**sight.fruitless - 1)
+            most = MOST_RESTS if _explains(judged, sight) else FEW_RESTS
+            sight.rests = min(most, 2**sight.fruitless - 1)
         elif sight.episode_at is None:
             sight.fruitless, sight.episode_at = 0, time.monotonic()
             self._report(sight, f"{', '.join(_intruders(row))}; {_remedy(row)}")
@@ -335,6 +341,13 @@ class Watch:
 
 
 _NOTHING: Final = Growth(0, 0, 0, None)
+
+
+def _explains(judged: Judged, sight: Sight) -> bool:
+    """Whether others than the vCPUs ran in a window half as long as the counters had said."""
+    own = {IDLE, *(thread.tid for thread in sight.watched.vcpus)}
+    ran_ns = sum(one.ran_ns for one in judged.window.tasks if one.tid not in own)
+    return 2 * 100 * ran_ns >= (sight.growth or _NOTHING).percent * judged.window.length_ns
 
 
 def _intruders(row: ProvedPcpu) -> Iterator[str]:
