@@ -255,6 +255,7 @@ def run_ids(data: bytes) -> None:
     word = text(data)
     shown = ids.printable(word)
     assert shown.isprintable(), "not printable"
+    assert ids.one_line(word).isprintable(), "a log line that a terminal would obey"
     shown.encode()
     ids.is_name(word)
     if ids.is_id(word):

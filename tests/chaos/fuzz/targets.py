@@ -138,7 +138,7 @@ TARGETS: Final[dict[str, Target]] = {
     ),
     "ids": Target(
         runs.run_ids,
-        _named("wire.ids", "is_id", "check_id", "is_name", "printable"),
+        _named("wire.ids", "is_id", "check_id", "is_name", "printable", "one_line"),
         lambda: [b"p1", b"a/b"],
     ),
     "json": Target(
