@@ -40,7 +40,7 @@ def memory(document: MemoryDocument, output: Output) -> list[Text]:
         if one.problem:
             remarks.append(styled(f"! {words.owner(one)}: {one.problem}", phrases.ODD))
         if one.move is not None and one.move.state in _MOVED:
-            remarks.append(Text(f"- {words.owner(one)}: ") + phrases.memory_move(one.move))
+            remarks.append(styled(f"- {words.owner(one)}: ") + phrases.memory_move(one.move))
         elif (one.remote_percent or 0) >= REMOTE_PERCENT:
             text = f"! {words.owner(one)}: {far_from_vcpus(one)}; {remedy(one)}"
             remarks.append(styled(text, phrases.ODD))
