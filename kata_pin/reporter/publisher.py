@@ -147,7 +147,9 @@ class Publisher:
         self._not_before = time.monotonic() + wait_s
         self.requests[outcome] += 1
         if error.message != self.api_problem:
-            log.warning("reporting to the cluster failed: %s; trying again in %.0f s", error, wait_s)
+            log.warning(
+                "reporting to the cluster failed: %s; trying again in %.0f s", error, wait_s
+            )
         self.api_problem = error.message
 
     def _dated(self, condition: Condition) -> Condition:

@@ -21,7 +21,7 @@ from kata_pin.cli.reports.foreign import NOTHING, Looked
 from kata_pin.cli.reports.pcpus import Pcpu, parse
 from kata_pin.cli.reports.words import safe
 from kata_pin.model.count_noun import count
-from kata_pin.model.cpuset import CpuSet
+from kata_pin.model.cpuset import CpuSet, union
 from kata_pin.model.reports.check import Finding
 from kata_pin.model.reports.state import CpuPlace, State
 
@@ -201,6 +201,8 @@ def _owners(state: State) -> tuple[Owner, ...]:
     for identity, name, cpus in _others(state):
         if identity not in inside:
             found.append((name, cpus, CpuSet()))
+    if rest := parse(state.node.assigned) - union(exclusive for _, exclusive, _ in found):
+        found.append(("pods without a VM", rest, CpuSet()))
     ordered = sorted((one for one in found if one[1] or one[2]), key=_by_first_pcpu)
     return tuple(
         Owner(_key(n), n, safe(name[:MAX_NAME]), exclusive, shared)

@@ -123,6 +123,14 @@ def titles(state: State) -> list[str]:
     ]
 
 
+def test_pcpus_of_pods_without_a_vm_are_not_free() -> None:
+    """The kubelet gave them away; those of a sandbox stay the sandbox's."""
+    exclusive = docs.sandbox("p1", exclusive="4-5", mask="4-5")
+    found = tiles(docs.state(exclusive, assigned="4-5,12", kubelet=None))
+    assert [found[cpu].use for cpu in (4, 12, 13)] == [Use.EXCLUSIVE, Use.EXCLUSIVE, Use.FREE]
+    assert found[12].owner == "pods without a VM"
+
+
 def test_levels_nest_as_the_machine_does(tmp_path: Path) -> None:
     """A level with one member is named in the title around it; caches are boxes where several."""
     caches = titles(host("several-llcs", tmp_path / "a"))
