@@ -89,10 +89,21 @@ def with_watch(
         cpus = CpuSet(cpu for cpu, _ in pairs)
         over_s = min(one.over_s or 0.0 for one in seen)
         measured = Measurement(str(cpus), over_s, "watch", watch.max_foreign_percent)
-        unknown = ()
+        unknown = tuple(_unseen(seen, watch.max_foreign_percent))
     return replace(
         looked, findings=(*looked.findings, *findings), unknown=unknown, measured=measured
     )
+
+
+def _unseen(seen: Iterable[WatchedPcpu], most_percent: float) -> Iterator[str]:
+    """Yield the pCPUs of which the daemon cannot tell whether others had them for too long."""
+    for one in seen:
+        others = one.others_percent or 0.0
+        if one.episode_s is None and one.window is None and others > most_percent:
+            yield (
+                f"pCPU {one.cpu} of {one.pod}: others had it {others:.3g} % of "
+                f"{one.over_s or 0.0:.1f} s at most; the daemon has not recorded who"
+            )
 
 
 def may_still_run(task: RanTask, cpu: int) -> bool:

@@ -253,6 +253,18 @@ def test_the_daemons_watch_is_used_where_this_user_may_not_measure() -> None:
     assert watch_found(foreign.Looked(measured=document.measured), window=None).verdict == "ok"
 
 
+def test_what_the_watch_cannot_tell_is_not_ok() -> None:
+    """Counters grew and who it was is not recorded: perhaps the pod's own threads, perhaps not."""
+    refused = foreign.Looked(unknown=("exclusive pCPUs were not measured: not permitted",))
+    facts: dict[str, Any] = {"episode_s": None, "window": None, "others_percent": 3.2}
+    document = watch_found(refused, **facts)
+    assert document.verdict == "unknown"
+    (why,) = document.unknown
+    assert why.endswith("had it 3.2 % of 10.0 s at most; the daemon has not recorded who")
+    measured = foreign.Looked(measured=Measurement("4-6", 2.0, "perf", 0.1))
+    assert watch_found(measured, **facts).verdict == "ok", "this command saw that nobody was there"
+
+
 def test_a_task_may_still_run_where_it_ran() -> None:
     """It lives under the same name and its affinity has the pCPU."""
     cpu = min(os.sched_getaffinity(0))
