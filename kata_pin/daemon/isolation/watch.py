@@ -52,6 +52,9 @@ WINDOW_S: Final = 1.0
 MOST_PCPUS: Final = 8
 """Most pCPUs that are recorded at the same time: 2 MiB of rings, and some 50 ms of CPU time."""
 
+LOOKED_AT: Final = 256
+"""Most tasks that are looked at before the event loop serves others, 70 us each."""
+
 MOST_RESTS: Final = 60
 """Most audits that a pCPU is left alone after windows in which only those ran who belong there."""
 
@@ -281,9 +284,10 @@ class Watch:
         threads = [(thread.tgid, thread.tid) for one in watched for thread in one.threads]
         with SwitchRecorder(self._root, cpus, WINDOW_S) as recorder:
             before = task_runs(self._root, threads)
-            while recorder.left_s > 0:
+            more = True
+            while more or recorder.left_s > 0:
                 await asyncio.sleep(max(0.0, min(DRAIN_S, recorder.left_s)))
-                recorder.drain()
+                more = recorder.drain(LOOKED_AT)
             measured = recorder.end()
         return replace(measured, times=over(before, task_runs(self._root, threads)))
 

@@ -20,7 +20,7 @@ from typing import Final, Self
 
 from kata_pin.errors import HostError, ParseError
 from kata_pin.host.measure.ring import Ring
-from kata_pin.host.measure.seen import TasksSeen
+from kata_pin.host.measure.seen import MOST_LOOKED_AT, TasksSeen
 from kata_pin.host.measure.slices import Slices
 from kata_pin.host.root import HostRoot
 from kata_pin.host.topology import online
@@ -125,15 +125,16 @@ class SwitchRecorder:
         """Sleep until it is time to drain, or a ring is a quarter full."""
         self._poll.poll(max(0.0, min(DRAIN_S, self.left_s)) * 1000)
 
-    def drain(self) -> None:
-        """Read every ring, and look at the tasks that are new."""
+    def drain(self, most: int = MOST_LOOKED_AT) -> bool:
+        """Read every ring, and look at so many new tasks; return whether there are more."""
         began = time.thread_time_ns()
         for cpu, one in self._rings.items():
             events = one.events()
             self._slices[cpu].take(events)
             self._seen.note(events)
-        self._seen.look()
+        more = self._seen.look(most)
         self._reader_ns += time.thread_time_ns() - began
+        return more
 
     def end(self) -> Measured:
         """Stop recording, and return what was recorded."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import Final
 
 from kata_pin.errors import HostError, ParseError
@@ -56,12 +57,13 @@ class TasksSeen:
             if tid not in self._found:
                 self._new.setdefault(tid, 0)
 
-    def look(self) -> None:
-        """Look at the tasks that are new."""
-        for tid, pid in self._new.items():
+    def look(self, most: int = MOST_LOOKED_AT) -> bool:
+        """Look at so many of the tasks that are new; return whether there are more."""
+        for tid in list(islice(self._new, most)):
+            pid = self._new.pop(tid)
             if tid not in {IDLE, DEAD} and len(self._found) < MOST_LOOKED_AT:
                 self._found[tid] = self._task(tid, pid)
-        self._new = {}
+        return bool(self._new)
 
     def tasks(self, tids: Collection[int]) -> Mapping[int, SeenTask]:
         """Return what is known of these tasks."""

@@ -409,6 +409,9 @@ def recorder(*tasks: RanTask) -> type:
 
         def __exit__(self, *_: object) -> None: ...
 
+        def drain(self, most: int) -> bool:
+            return False
+
         def end(self) -> Measured:
             window = CpuWindow(4, 0, 1000 * MS, tasks)
             seen = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.host.measure.seen import look_at
+from kata_pin.host.measure.seen import TasksSeen, look_at
 from kata_pin.host.root import HostRoot
 from kata_pin.model.cpuset import CpuSet
 from tests.support.hosttree import FakeCalls, grow
@@ -41,3 +41,12 @@ def test_without_a_status(tmp_path: Path) -> None:
     task = look_at(root, 9)
     assert task is not None
     assert (task.pid, task.by_root) == (9, False)
+
+
+def test_tasks_are_looked_at_in_portions(tmp_path: Path) -> None:
+    """Who has an event loop to serve looks at a few at a time; none is forgotten."""
+    root = looked_at(tmp_path, "Name:\tsh\nTgid:\t8")
+    seen = TasksSeen(root)
+    seen.note_tids([7, 9, 11])
+    assert [seen.look(2), seen.look(2)] == [True, False]
+    assert {tid: task.pid for tid, task in seen.tasks([7, 9, 11]).items()} == {7: 0, 9: 8, 11: 0}
