@@ -19,6 +19,12 @@ export PATH=/tmp/double:/usr/sbin:/usr/bin LC_ALL=C
 mv /tmp/*.deb /tmp/one.deb
 {debianroot.LIST}
 list > /tmp/before
+mkdir -p /var/lib/kata-pin
+echo "$(printf %064d 0)  /usr/libexec/kata-pin/kata-pin-hook" > /var/lib/kata-pin/installed
+! dpkg -i /tmp/one.deb 2>/tmp/refused >&2
+grep -o 'kata-pin install was run on this node' /tmp/refused && rm /tmp/refused
+test ! -e /usr/bin/kata-pin
+rm -r /var/lib/kata-pin
 dpkg -i /tmp/one.deb >&2
 echo "version: $(kata-pin --version)"
 kata-pin config sample | diff -B - /etc/kata-pin/config.yaml
@@ -79,7 +85,8 @@ def test_life_of_the_package(deb: Path, tmp_path: Path) -> None:
     """
     script = f'exec chroot "$root" /bin/sh -c {shlex.quote(_LIFE)}'
     lines = debianroot.run(script, deb, folder=tmp_path)
-    assert lines[:5] == [
+    assert lines[:6] == [
+        "kata-pin install was run on this node",
         *("version: kata-pin 0.1.0", "user: kata-pin:/usr/sbin/nologin"),
         *("run kata-pin uninstall before", "affinities are kept", "# mine"),
     ]

@@ -41,7 +41,12 @@ inside <<'END'
 mkdir -p /usr/share/licenses  # rpm distributions have it
 {debianroot.LIST}
 list > /tmp/before
+mkdir -p /var/lib/kata-pin
+echo "$(printf %064d 0)  /usr/libexec/kata-pin/kata-pin-hook" > /var/lib/kata-pin/installed
 END
+! change -i "$top"/kata-pin-0.0.1-*.rpm
+test ! -e "$root/usr/bin/kata-pin"
+rm -r "$root/var/lib/kata-pin"
 change -i "$top"/kata-pin-0.0.1-*.rpm
 inside <<'END'
 test -e /usr/lib/kata-pin/gone/__pycache__
