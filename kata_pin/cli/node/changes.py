@@ -279,7 +279,8 @@ class Node:
         for line in content.splitlines():
             match = _FILE.fullmatch(line) or _LINK.fullmatch(line)
             if match is None or ".." in match["path"].split("/"):
-                raise ParseError("not a sha256sum line", source=MANIFEST, text=line)
+                hint = "correct that line, or remove it and the file that it is about"
+                raise ParseError("not a sha256sum line", source=MANIFEST, text=line, hint=hint)
             known[match["path"]] = match["mark"]
         return known
 

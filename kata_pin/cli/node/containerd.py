@@ -102,7 +102,9 @@ def check_specs(paths: Iterable[str]) -> None:
         data = _read(path)
         wire.parse_spec(data, path)
         if not wire.runs_program(data, HOOK_PATH):
-            raise KataPinError(f"{path} has no hook of kata-pin", hint="remove it, install again")
+            raise KataPinError(
+                f"{path} has no hook of kata-pin", hint="remove it, then install again"
+            )
 
 
 def next_steps(done: Plan, run: Run) -> list[str]:
@@ -113,7 +115,7 @@ def next_steps(done: Plan, run: Run) -> list[str]:
     now = dump(run, CONFIG)
     expected = (done.config.plugins, done.config.with_base_specs(done.specs))  # not imported yet
     if done.drop_in and now.plugins not in expected:
-        raise KataPinError(f"containerd makes something else of its settings and {done.drop_in}")
+        raise KataPinError(f"{done.drop_in} would change other settings of containerd too")
     left = [name for name, path in done.specs.items() if _base_spec(now, name) != path]
     if not left:
         return [f"containerd: restart it, so that new Kata pods run the hooks:\n  {RESTART}"]
@@ -175,7 +177,7 @@ def run_program(command: Sequence[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KataPinError(f"{' '.join(command)}: {reason_of(error)}") from error
     if done.returncode or len(done.stdout) > MAX_OUTPUT:
-        last = done.stderr.strip().splitlines()[-1:] or ["no output that can be used"]
+        last = done.stderr.strip().splitlines()[-1:] or ["no usable output"]
         file = _LOGGED_FILE.search(done.stderr)  # containerd 2 names it there alone
         where = f" ({file[1]})" if file else ""
         raise KataPinError(f"{' '.join(command)} failed: {last[0][:500]}{where}")
@@ -311,9 +313,11 @@ def _merged(handler: wire.Handler, hooks: Mapping[str, list[wire.Spec]], run: Ru
     base = handler.base_spec
     if base:
         if not os.path.exists(base):
-            hint = "correct the line that names it, or make the file: its CRI plugin needs it"
+            hint = (
+                "correct the line that names it, or create the file: CRI does not start without it"
+            )
             if base.startswith(SPECS):
-                hint = "kata-pin uninstall, and remove a line of yours that names it; install again"
+                hint = "run kata-pin uninstall, remove any line that names it, and install again"
             raise KataPinError(
                 f"containerd's handler {handler.name} names {base}, which does not exist", hint=hint
             )
