@@ -200,6 +200,24 @@ def test_lines_where_tables_are_replaced(containerd: Containerd) -> None:
     assert etc(containerd) == before
 
 
+@only_debians
+def test_the_line_goes_where_the_table_is(containerd: Containerd) -> None:
+    """kata-deploy's table is in a file that is imported, which replaces the one of config.toml."""
+    config, added = containerd.shared / "config.toml", containerd.shared / "kata.d/kata-deploy.toml"
+    added.parent.mkdir()
+    added.write_text(config.read_text())
+    config.write_text(f'version = 2\nimports = ["{added.parent}/*.toml"]\n')
+    said = kata_pin(containerd, "install", "--containerd", "--handler", "kata")
+    assert f"In {added} set\n" in said
+    line = f'base_runtime_spec = "{SPEC}"\n'
+    assert line in said
+    added.write_text(added.read_text().replace(RUNTIMES, RUNTIMES + line))
+    said = kata_pin(containerd, "install", "--containerd", "--handler", "kata")
+    assert said.endswith("hooks:\n  systemctl restart containerd\n"), said
+    containerd.restart()
+    check_a_container(containerd)
+
+
 def test_a_handlers_own_spec_is_the_base(containerd: Containerd) -> None:
     """What an administrator put into it stays, limits and hooks too."""
     own: dict[str, Any] = json.loads(containerd.run("ctr", "oci", "spec"))
