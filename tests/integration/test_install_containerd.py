@@ -216,6 +216,8 @@ def test_the_line_goes_where_the_table_is(containerd: Containerd) -> None:
     assert said.endswith("hooks:\n  systemctl restart containerd\n"), said
     containerd.restart()
     check_a_container(containerd)
+    added.write_text(added.read_text().replace(line, ""))  # config.toml does not change
+    uninstall_completely(containerd)
 
 
 def test_a_handlers_own_spec_is_the_base(containerd: Containerd) -> None:

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from kata_pin.cli.node.containerd import (
-    CONFIG,
     DROP_IN,
     RESTART,
     importer,
     named_specs,
+    places,
     running_since,
 )
 from kata_pin.cli.node.files import HOOK_PATH, HOOKS_DIR, SPECS, UNIT, NodeFile, NodeLink
@@ -263,12 +263,15 @@ class Node:
         """Return why containerd still has hooks that its files no longer name, or nothing.
 
         It has the specs in memory from its start on. They stopped being named when a drop-in was
-        removed, which the manifest's time says, or when somebody edited the configuration.
+        removed, which the manifest's time says, or when somebody edited or removed a file.
         """
         if self._root != "/" or not any(path.startswith(SPECS) for path in self._manifest()):
             return ""
-        changed = [os.stat(file).st_mtime for file in (MANIFEST, CONFIG) if os.path.exists(file)]
-        if not running_since(max(changed, default=0.0)):
+        changed = 0.0
+        for path in (MANIFEST, *places(lambda one: self._read(one) or b"")):
+            with contextlib.suppress(FileNotFoundError):
+                changed = max(changed, os.stat(self._real(path)).st_mtime)
+        if not running_since(changed):
             return ""
         return f"containerd runs with it: {RESTART}, then run this again"
 

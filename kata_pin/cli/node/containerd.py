@@ -214,6 +214,14 @@ def importer(path: str, read: Callable[[str], bytes], root: str = "/") -> str:
     return ""
 
 
+def places(read: Callable[[str], bytes], root: str = "/") -> Iterator[str]:
+    """Yield the files of containerd's configuration, and folders in which others may have been."""
+    for file, text in _loaded(read, [CONFIG, *_files(f"{FOLDER}/*.toml", root)], root):
+        yield file
+        with contextlib.suppress(ParseError):
+            yield from (os.path.dirname(_beside(file, one)) for one in wire.parse_imports(text))
+
+
 def _beside(file: str, imported: str) -> str:
     return os.path.normpath(os.path.join(os.path.dirname(file), imported))
 

@@ -346,13 +346,22 @@ def test_a_later_install_without_specs_waits_for_a_restart(
     started = time.time() - 30
     os.utime(tmp_path / MANIFEST[1:], (started - 30, started - 30))
     monkeypatch.setattr(changes_module, "MANIFEST", str(tmp_path / MANIFEST[1:]))
-    monkeypatch.setattr(changes_module, "CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.setattr(containerd, "CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.setattr(containerd, "FOLDER", str(tmp_path / "conf.d"))
     monkeypatch.setattr(changes_module, "running_since", lambda when: started < when)
     node = AsRoot(tmp_path)
     changes = {one.path: one.verb for one in node.install([NodeFile(HOOK_PATH, b"")])}
     assert changes == {HOOK_PATH: "unchanged", DROP_IN: "removed", SPEC: "kept"}
     assert {one.path: one.verb for one in node.uninstall()} == {SPEC: "kept", HOOK_PATH: "kept"}
     started = time.time() + 60  # the restart
+    (tmp_path / "config.toml").write_text('imports = ["other.d/*.toml", "more.d/*.toml"]')
+    for name in ("other.d/kata.toml", "more.d"):  # one was edited, in the other one was removed
+        place = tmp_path / name
+        place.parent.mkdir(exist_ok=True)
+        place.touch() if place.suffix else place.mkdir()
+        os.utime(place, (started + 60, started + 60))
+        assert {one.verb for one in node.uninstall(lambda path: path == SPEC)} == {"kept"}
+        os.utime(place, (started - 60, started - 60))
     changes = {one.path: one.verb for one in node.install([NodeFile(HOOK_PATH, b"")])}
     assert changes == {HOOK_PATH: "unchanged", SPEC: "removed"}
     assert {one.path: one.verb for one in node.uninstall()} == {HOOK_PATH: "removed"}
