@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -94,6 +97,34 @@ def test_a_known_intruder_ran_as_long_as_the_scheduler_counted(slice_s: float) -
     )  # two are one where nobody else wanted the CPU between
     task = measured.tasks[tid]
     assert (task.comm, str(task.affinity)) == ("kp-intruder", str(CPU))
+
+
+EXECUTES = """
+import os, sys, threading, time
+def again():
+    end = time.monotonic() + 0.01
+    while time.monotonic() < end: pass
+    os.execv(sys.executable, [sys.executable, "-IS", "-c", sys.argv[1], sys.argv[1]])
+threading.Thread(target=again).start()
+time.sleep(60)
+"""
+"""Runs, and starts itself again in another thread than its first one."""
+
+
+def test_a_thread_that_executes_a_program_is_known() -> None:
+    """It takes its process' id while it runs: nobody escapes under two names."""
+
+    def attempt() -> tuple[Measured, int, int]:
+        words = ["taskset", "-c", str(CPU), sys.executable, "-IS", "-c", EXECUTES, EXECUTES]
+        with subprocess.Popen(words) as program:
+            try:
+                wait_for(lambda: os.sched_getaffinity(program.pid) == {CPU}, "the program there")
+                return record_switches(HOST, CpuSet([CPU]), 1.0), program.pid, 0
+            finally:
+                program.kill()
+
+    measured, pid, _ = undisturbed(attempt)
+    assert ran(whole(measured), pid).slices > 5
 
 
 def test_what_the_owner_waited_is_what_others_ran() -> None:

@@ -47,6 +47,8 @@ class Slices:
         """Since when one task has the CPU; None after a loss."""
         self._current: int | None = None
         """That task, where it is known."""
+        self._process = 0
+        """Its process."""
         self._last = start_ns
         self._silent_ns = 0
         self._unknown_ns = 0
@@ -58,13 +60,13 @@ class Slices:
         """Add events, in the order of the ring."""
         for event in events:
             if type(event) is Left:
-                self._leave(event.time_ns, event.tid, event.next_tid)
+                self._leave(event)
             elif type(event) is Came:
-                self._come(event.time_ns, event.tid, event.from_tid)
+                self._come(event)
             elif type(event) is Ran:
                 self._note(event.time_ns)
                 if self._current is None and self._since is not None:
-                    self._current = event.tid
+                    self._current, self._process = event.tid, event.pid
             elif type(event) is Lost:
                 self.lost += event.records
                 if self._since is not None:
@@ -109,23 +111,28 @@ class Slices:
         self._silent_ns = max(self._silent_ns, time_ns - self._last)
         self._last = max(self._last, time_ns)
 
-    def _leave(self, time_ns: int, tid: int, next_tid: int) -> None:
-        self._close(time_ns, tid)
-        self._since, self._current = max(time_ns, self._start), next_tid
+    def _leave(self, event: Left) -> None:
+        self._close(event.time_ns, event.tid, event.pid)
+        self._since = max(event.time_ns, self._start)
+        self._current, self._process = event.next_tid, event.next_pid
 
-    def _come(self, time_ns: int, tid: int, from_tid: int) -> None:
-        if self._current != tid:
-            self._close(time_ns, from_tid)
-            self._since, self._current = max(time_ns, self._start), tid
+    def _come(self, event: Came) -> None:
+        if self._current != event.tid:
+            self._close(event.time_ns, event.from_tid, event.from_pid)
+            self._since = max(event.time_ns, self._start)
+            self._current, self._process = event.tid, event.pid
 
-    def _close(self, time_ns: int, tid: int) -> None:
-        """End the slice of the task that had the CPU; it is unknown if two are named for it."""
+    def _close(self, time_ns: int, tid: int, pid: int) -> None:
+        """End the slice of the task that had the CPU; it is unknown if two are named for it.
+
+        A thread that executes a program becomes the first of its process, under that one's tid.
+        """
         self._note(time_ns)
         if tid == DEAD:
             tid = DEAD if self._current is None else self._current
         if self._since is None:
             self._unknown_ns += max(0, time_ns - self._hole)
-        elif self._current not in {None, tid}:
+        elif self._current not in {None, tid} and not tid == pid == self._process:
             self._unknown_ns += max(0, time_ns - self._since)
         else:
             self._add(tid, self._since, time_ns)

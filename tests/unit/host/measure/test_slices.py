@@ -52,6 +52,20 @@ def test_a_task_that_died_and_one_without_records() -> None:
     assert (died.problem, silent.problem) == ("", "")
 
 
+def test_a_thread_that_executes_a_program_changes_its_tid() -> None:
+    """It leaves as the first thread of its process; one of another process contradicts."""
+    events = (left(100, 7, 20)._replace(next_pid=9), left(300, 9, 7))
+    found = window(*events)
+    assert totals(found) == {7: (2, 800, 700), 9: (1, 200, 200)}
+    assert (found.problem, found.unknown_ns) == ("", 0)
+    found = window(Came(100, 20, 9, 7, 7), events[1])
+    assert found.unknown_ns == 0
+    found = window(Ran(50, 20, 9), left(100, 9, 7))
+    assert totals(found) == {9: (1, 100, 100), 7: (1, 900, 900)}
+    found = window(left(100, 7, 20)._replace(next_pid=9), left(300, 21, 7)._replace(pid=9))
+    assert found.unknown_ns == 200, "two threads of a process, of which neither is the first"
+
+
 def test_records_that_contradict_each_other() -> None:
     """Time for which two tasks are named is nobody's, and the window is not whole."""
     for event in (left(300, 9, 7), Came(300, 7, 7, 9, 9)):
