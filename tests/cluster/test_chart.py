@@ -25,7 +25,8 @@ NEEDS_HELM = pytest.mark.skipif(
 
 EVERYTHING = (
     "monitoring.podMonitor.enabled=true,monitoring.prometheusRule.enabled=true,"
-    "monitoring.dashboard.enabled=true,openshift.scc=true,createNamespace=true,oldKernels=true"
+    "monitoring.dashboard.enabled=true,openshift.scc=true,createNamespace=true,oldKernels=true,"
+    "reporter.address=$(HOST_IP)"
 )
 
 
@@ -172,13 +173,66 @@ def test_lint() -> None:
     ["hostNetwrk=true", "paths.kublet=/x", "reporter.port=0", "image.pullPolicy=Never2",
      "monitoring.podMonitor.enable=true", "maxUnavailable=0", "config=3",
      "config.runtime_dir=/run/other", "resources.daemon.limits.cpu=2000m", "paths.vc=/",
-     "paths.more={/}", "paths.nri=//run"],
+     "paths.more={/}", "paths.nri=//run", "paths.vc=/run/../etc", "paths.more={/etc/kata-pin}",
+     "paths.kubelet=/run/kata-pin/", "paths=null", "image=null", "image.repository=null",
+     "config=null", "reporter=null", "monitoring=null", "undo=null", "resources.daemon=null",
+     "maxUnavailable=0%", "maxUnavailable=200%", "seccompProfile.type=Localhost",
+     "appArmorProfile.localhostProfile=x", "reporter.address=localhost", "reporter.address=",
+     "reporter.startupTaint=-", "reporter.startupTaint=kata-pin.io/",
+     "monitoring.podMonitor.interval=soon"],
 )  # fmt: skip
 def test_wrong_values_are_refused(setting: str) -> None:
     """Unknown keys and impossible values end the installation before it begins."""
     done = helm("template", "x", str(CHART), "--kube-version", "1.34.1", "--set", setting)
     assert done.returncode != 0
     assert "values don't meet the specifications" in done.stderr, done.stderr
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("hostNetwork=false", "hostNetwork=false needs reporter.address=0.0.0.0"),
+        ("hostNetwork=false,reporter.address=::1", "hostNetwork=false needs reporter.address"),
+        ("hostNetwork=false,reporter.address=$(HOST_IP)", "hostNetwork=false needs"),
+        ("monitoring.podMonitor.enabled=true", "needs a reporter.address that Prometheus reaches"),
+        ("monitoring.podMonitor.enabled=true,reporter.enabled=false", "needs reporter.enabled"),
+        ("reporter.startupTaint=a/b,reporter.enabled=false", "startupTaint needs reporter.enabled"),
+        ("reporter.nodeResourceTopology=true,reporter.enabled=false", "needs reporter.enabled"),
+        ("reporter.startupTaint=a/b,reporter.admissionPolicy=false", "needs reporter.admission"),
+        ("reporter.nodeResourceTopology=true,reporter.admissionPolicy=false", "needs reporter.adm"),
+    ],
+)
+def test_values_that_do_not_work_together_are_refused(settings: str, said: str) -> None:
+    """Each alone is possible."""
+    done = helm("template", "x", str(CHART), "--kube-version", "1.34.1", "--set", settings)
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize(
+    ("settings", "host"),
+    [
+        ("reporter.port=9110", "127.0.0.1"),
+        ("reporter.address=::1", "::1"),
+        ("reporter.address=$(HOST_IP)", None),  # the kubelet expands no variable in a probe
+        ("reporter.address=0.0.0.0", None),
+        ("hostNetwork=false,reporter.address=0.0.0.0", None),
+    ],
+)
+def test_probes_reach_the_reporter(settings: str, host: str | None) -> None:
+    """Loopback by its address, everything else by the pod's, which is the kubelet's default."""
+    pod = one_of(rendered(settings), "DaemonSet")["spec"]["template"]["spec"]
+    probes = [
+        probe["httpGet"]
+        for one in pod["containers"]
+        for name, probe in one.items()
+        if name.endswith("Probe")
+    ]
+    assert [(one["path"], one["port"], one.get("host")) for one in probes] == [
+        (path, 9110, host) for path in ("/livez", "/healthz", "/readyz")
+    ]
 
 
 @NEEDS_HELM
@@ -223,18 +277,11 @@ def test_duties_of_the_reporter() -> None:
     assert args == ["--node-resource-topology"]
     assert "noderesourcetopologies" in rights & bounded
     assert "nodes" not in rights
-    for value in ("startupTaint=a/b", "nodeResourceTopology=true"):
-        done = helm("template", "x", str(CHART), "--kube-version", "1.34.1", "--set",
-                    f"reporter.{value},reporter.admissionPolicy=false")  # fmt: skip
-        assert "needs reporter.admissionPolicy" in done.stderr
 
 
 @NEEDS_HELM
 def test_without_a_reporter() -> None:
-    """No token, no rights, no probe that nobody would answer, and no PodMonitor without a port."""
-    wrong = "reporter.enabled=false,monitoring.podMonitor.enabled=true"
-    done = helm("template", "x", str(CHART), "--kube-version", "1.34.1", "--set", wrong)
-    assert "monitoring.podMonitor needs reporter.enabled" in done.stderr
+    """No token, no rights, and no probe that nobody would answer."""
     objects = rendered("reporter.enabled=false")
     assert not [one for one in objects if one["kind"].startswith("ValidatingAdmission")]
     pod = one_of(objects, "DaemonSet")["spec"]["template"]["spec"]

@@ -27,3 +27,15 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
+
+{{- /* whether the reporter's address is one that only its own network namespace reaches */ -}}
+{{- define "kata-pin.loopback" -}}
+{{- if or (hasPrefix "127." .Values.reporter.address) (eq "::1" .Values.reporter.address) }}yes{{ end -}}
+{{- end }}
+
+{{- /* Where the kubelet asks: without a host at the pod's address, which with hostNetwork is the node's. It
+expands no variable there. */ -}}
+{{- define "kata-pin.probed" -}}
+port: {{ .Values.reporter.port }}
+{{- if include "kata-pin.loopback" . }}, host: {{ .Values.reporter.address | quote }}{{ end }}
+{{- end }}
