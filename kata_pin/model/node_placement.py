@@ -98,6 +98,8 @@ class NodeStatus:
     #: when every sandbox had been checked; written with other changes, else every five minutes
     last_audit: str | None
     conditions: tuple[Condition, ...]  #: `Ready`
+    #: `namespace/name` of the pod with the node's daemon, where `kubectl kata-pin` asks for details
+    daemon_pod: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,13 +36,15 @@ REFUSED_S: Final = 600.0
 class Publisher:
     """Shows one node to the cluster; `run` ends when it is cancelled.
 
-    `node` is the node's name, and `node_uid` its object's uid, empty where that is not known.
+    `node` is the node's name, `node_uid` its object's uid, and `pod` the pod of daemon and
+    reporter; the last two are empty where they are not known.
     """
 
     daemon: NodeDaemon
     api: ApiServer
     node: str
     node_uid: str
+    pod: str = ""
     period_s: float = PERIOD_S
     taint: StartupTaint | None = None
     topology: Topology | None = None
@@ -127,7 +129,8 @@ class Publisher:
     async def _write(self, events: Sequence[PodEvent]) -> None:
         """Write the node's object if it is due, and the Events."""
         if self._is_due():
-            await self.api.apply(self.node, self.node_uid, self.status)
+            status = replace(self.status, daemon_pod=self.pod or None)
+            await self.api.apply(self.node, self.node_uid, status)
             self._written, self._written_at = self.status, time.monotonic()
             self.requests["ok"] += 1
         await self._series.report(events)

@@ -140,7 +140,7 @@ def reporter(
             hint="set --node or NODE_NAME to the name of the node that the pod runs on",
         )
     daemon = NodeDaemon(session.runtime_dir)
-    publisher = Publisher(daemon, server, name, claims.node_uid)
+    publisher = Publisher(daemon, server, name, claims.node_uid, claims.pod)
     if startup_taint:
         publisher.taint = StartupTaint(server, name, startup_taint)
     if topology:

@@ -51,6 +51,7 @@ class TokenClaims:
     node: str = ""
     node_uid: str = ""
     pod: str = ""
+    """`namespace/name`"""
 
 
 def is_object_name(text: str) -> bool:
@@ -73,11 +74,12 @@ def parse_token(token: bytes) -> TokenClaims:
     except (binascii.Error, ValueError) as error:
         raise ParseError("not a JWT: not base64", source="token") from error
     about = load_fields(payload, source="token", limit=MAX_TOKEN).fields("kubernetes.io")
-    node, pod = about.fields("node"), about.fields("pod")
+    node, pod = about.fields("node"), about.fields("pod").text("name", limit=253)
+    namespace = about.text("namespace", limit=63)
     return TokenClaims(
         node=node.text("name", limit=253),
         node_uid=node.text("uid", limit=64),
-        pod=pod.text("name", limit=253),
+        pod=f"{namespace}/{pod}" if pod and namespace else "",
     )
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +42,18 @@ def placement(node: str, *pods: tuple[str, str], **status: Any) -> dict[str, Any
     facts = {"exclusiveCount": 2, "freeByNode": "0:6", "sandboxes": len(pods), "violations": 0}
     return {
         "metadata": {"name": node},
-        "status": {"pods": listed, "conditions": ready, "version": "0.1.0", **facts, **status},
-    }
+        "status": {
+            "pods": listed, "conditions": ready, "version": "0.1.0",
+            "daemonPod": f"kata-pin/kp-{node}", "lastAudit": time(0), **facts, **status,
+        },
+    }  # fmt: skip
 
 
-DAEMON = {
-    "metadata": {"name": "kp-1", "namespace": "kata-pin"},
-    "spec": {"hostPID": True},
-    "status": {"phase": "Running"},
-}
+def time(age_s: float) -> str:
+    """Return when that was."""
+    return f"{datetime.now(tz=UTC) - timedelta(seconds=age_s):%Y-%m-%dT%H:%M:%SZ}"
+
+
 TWO = [
     placement("n1", ("shop/web", "abc"), ("shop/db", "def")),
     placement("n2", ("lab/web", "ghi"), podsOmitted=3),
@@ -65,19 +70,20 @@ class Plugin:
         program.chmod(0o755)
         self.answers: dict[str, tuple[int, str]] = {"config view": (0, "shop")}
         self.listed("nodeplacements", TWO)
-        self.listed("get pods", [DAEMON])
 
     def listed(self, what: str, items: list[dict[str, Any]]) -> None:
         """Answer with a list."""
         self.answers[what] = 0, json.dumps({"items": items})
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run it."""
+    def run(self, *arguments: str, terminal: int | None = None) -> subprocess.CompletedProcess[str]:
+        """Run it, on a terminal if one is given."""
         answers = self._folder / "answers.json"
         answers.write_text(json.dumps(self.answers))
         return subprocess.run(
             [sys.executable, "-IS", str(PLUGIN), *arguments],
-            capture_output=True, text=True, check=False, timeout=30,
+            stdin=subprocess.DEVNULL if terminal is None else terminal,
+            stdout=subprocess.PIPE if terminal is None else terminal,
+            stderr=subprocess.PIPE, text=True, check=False, timeout=30,
             env={"PATH": f"{self._folder}", "ANSWERS": str(answers)},
         )  # fmt: skip
 
@@ -96,7 +102,27 @@ def test_nodes(plugin: Plugin) -> None:
     assert first.split() == ["n1", "True", "2", "0:6", "2", "0", "0.1.0"]
     assert len(json.loads(plugin.run("nodes", "n2", "-o", "json").stdout)["items"]) == 1
     done = plugin.run("nodes", "n9")
-    assert (done.returncode, "no placement of node n9" in done.stderr) == (1, True)
+    assert (done.returncode, "no NodePlacement of node n9" in done.stderr) == (1, True)
+
+
+def test_nodes_that_report_no_more(plugin: Plugin) -> None:
+    """What a reporter wrote last is no word of today; its pods are shown with a warning."""
+    away = [{"type": "Ready", "status": "False", "reason": "DaemonAway", "message": "no answer"}]
+    plugin.listed(
+        "nodeplacements",
+        [
+            placement("dead", ("shop/web", "abc"), lastAudit=time(1000)),
+            placement("away", ("shop/db", "def"), conditions=away, lastAudit=time(1000)),
+            placement("well", ("shop/app", "ghi"), lastAudit=time(400)),
+            {"metadata": {"name": "young"}},
+        ],
+    )
+    ready = [row.split()[:2] for row in plugin.run("nodes").stdout.splitlines()[1:]]
+    assert ready == [["away", "False"], ["dead", "Unknown"], ["well", "True"], ["young", "Unknown"]]
+    assert "ReporterAway" in plugin.run("nodes", "dead", "-o", "wide").stdout
+    first, second = plugin.run("pods").stderr.splitlines()
+    assert first == "node away is not ready: DaemonAway: no answer; its pods as last reported"
+    assert second.startswith("node dead is not ready: ReporterAway: nothing was reported since 20")
 
 
 def test_pods(plugin: Plugin) -> None:
@@ -118,30 +144,53 @@ def test_pods(plugin: Plugin) -> None:
         (("show", "lab/web", "-o", "json"), "/usr/bin/kata-pin --json show ghi"),
         (("prove", "web", "-n", "lab", "--for", "5s"), "/usr/bin/kata-pin prove --for 5s ghi"),
         (("top", "db"), "/usr/bin/kata-pin top def"),
+        (("map", "web", "-n", "shop", "-A", "--node", "n2"), "/usr/bin/kata-pin map ghi"),
+        (("show", "ghi"), "/usr/bin/kata-pin show ghi"),
     ],
 )
 def test_details(plugin: Plugin, arguments: tuple[str, ...], command: str) -> None:
     """kata-pin runs in the daemon's pod of the node, with the sandbox's id."""
     done = plugin.run(*arguments)
-    assert done.stdout == f"CALLED exec -n kata-pin kp-1 -c daemon -- {command}\n", done.stderr
+    node = "n2" if "ghi" in command else "n1"
+    assert done.stdout == f"CALLED exec -n kata-pin kp-{node} -c daemon -- {command}\n", done.stderr
 
 
-def test_a_pod_with_the_labels_alone_is_not_the_daemons(plugin: Plugin) -> None:
-    """A tenant's answers would go to an administrator's terminal."""
-    other = DAEMON | {"metadata": {"name": "x", "namespace": "tenant"}, "spec": {"hostPID": False}}
-    plugin.listed("get pods", [other, DAEMON])
-    assert "exec -n kata-pin kp-1" in plugin.run("show", "web").stdout
-    plugin.listed("get pods", [other])
+@pytest.mark.parametrize(
+    ("arguments", "flags"),
+    [(("show", "web"), "-it "), (("top", "web"), "-it "), (("show", "web", "-o", "json"), "")],
+)
+def test_on_a_terminal(plugin: Plugin, arguments: tuple[str, ...], flags: str) -> None:
+    """The node's command gets it, so that it knows the width; a document needs none."""
+    ours, theirs = pty.openpty()
+    try:
+        plugin.run(*arguments, terminal=theirs)
+        assert f"CALLED exec {flags}-n kata-pin" in os.read(ours, 4096).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_a_pod_of_several_sandboxes(plugin: Plugin) -> None:
+    """The object of a node that is away may still have it; a node or a sandbox id chooses."""
+    plugin.listed(
+        "nodeplacements",
+        [placement("n1", ("shop/web", "abc")), placement("n2", ("shop/web", "xyz"))],
+    )
     done = plugin.run("show", "web")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "no pod of kata-pin runs on node n1" in done.stderr
+    assert "shop/web on n1 (sandbox abc), shop/web on n2 (sandbox xyz)" in done.stderr
+    assert "--node" in done.stderr
+    for choice in (("web", "--node", "n2"), ("xyz",)):
+        assert "kp-n2 -c daemon -- /usr/bin/kata-pin show xyz" in plugin.run("show", *choice).stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("show", "nothing"), "no sandbox of pod shop/nothing"),
-        (("show", "web", "-A"), "pod web is not unique: lab/web on n2, shop/web on n1"),
+        (
+            ("show", "web", "-A"),
+            "pod web is not unique: lab/web on n2 (sandbox ghi), shop/web on n1",
+        ),
     ],
 )
 def test_pods_that_are_none(plugin: Plugin, arguments: tuple[str, ...], said: str) -> None:
@@ -164,9 +213,11 @@ def test_errors_of_kubectl(plugin: Plugin, tmp_path: Path) -> None:
     assert plugin.run("nodes").stderr.startswith(f"kubectl kata-pin: {refused}")
     plugin.answers["nodeplacements"] = 0, "no json"
     assert "no list came back" in plugin.run("nodes").stderr
+    plugin.listed("nodeplacements", [placement("n1", ("shop/web", "abc"), daemonPod="-n x/y")])
+    assert "does not name the daemon's pod" in plugin.run("show", "web").stderr
     plugin.listed("nodeplacements", TWO)
-    plugin.listed("get pods", [])
-    assert "no pod of kata-pin runs on node n1" in plugin.run("show", "web").stderr
+    plugin.answers["config view"] = 1, "error: current-context must exist in order to minify"
+    assert "in namespace default" in plugin.run("pods").stderr
     (tmp_path / "kubectl").unlink()
     assert "kubectl was not found" in plugin.run("nodes").stderr
 
@@ -181,14 +232,29 @@ def test_hostile_objects(plugin: Plugin) -> None:
     assert "\\x1b[31mred" in done.stdout
     assert "impossible sandbox id" in plugin.run("show", "web").stderr
     assert "\x1b" not in plugin.run("__complete", "show", "").stdout
-    plugin.listed("nodeplacements", [{}, {"status": None, "metadata": None}])
-    assert plugin.run("nodes").returncode == 0
+    foreign: tuple[object, ...] = (
+        None, 3, [],
+        {"pods": 3, "conditions": [3], "podsOmitted": "x"},
+        {"pods": [3, {"pod": 3}], "conditions": {}, "lastAudit": 3, "version": "\udc80é"},
+    )  # fmt: skip
+    for status in foreign:
+        plugin.listed("nodeplacements", [{}, {"status": status, "metadata": None}])
+        for command in (("nodes", "-o", "wide"), ("pods", "-A"), ("__complete", "show", "")):
+            done = plugin.run(*command)
+            assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
+        assert "no sandbox of pod" in plugin.run("show", "web").stderr
 
 
 def test_completion(plugin: Plugin) -> None:
     """Commands, then pods; the script is what kubectl looks for."""
     assert plugin.run("__complete", "sh").stdout == "show\n:4\n"
     assert plugin.run("__complete", "show", "shop/").stdout == "shop/db\nshop/web\n:4\n"
+    assert plugin.run("__complete", "show", "-n", "shop", "w").stdout == "web\n:4\n"
+    assert plugin.run("__complete", "nodes", "").stdout == "n1\nn2\n:4\n"
+    assert plugin.run("__complete", "pods", "--node", "n1").stdout == "n1\n:4\n"
+    assert plugin.run("__complete", "pods", "-n", "").stdout == "lab\nshop\n:4\n"
+    assert plugin.run("__complete", "pods", "-o", "").stdout == "json\nwide\n:4\n"
+    assert plugin.run("__complete", "show", "--n").stdout == "--namespace\n--node\n:4\n"
     assert "__complete" in plugin.run("completion").stdout
     plugin.answers["nodeplacements"] = 1, "no"
     assert plugin.run("__complete", "show", "").stdout == ":4\n"

@@ -65,6 +65,17 @@ def publisher(double: ApiDouble) -> tuple[Publisher, Played]:
     return Publisher(daemon, ApiServer(HttpClient(double.url)), "n1", "u1"), daemon
 
 
+async def test_the_daemons_pod_is_named(double: ApiDouble) -> None:
+    """For `kubectl kata-pin`; also while the daemon is away."""
+    one, daemon = publisher(double)
+    one.pod = "kata-pin/kp-1"
+    for answer in (documents.state(), DaemonError("no daemon")):
+        daemon.play(answer)
+        await one.look()
+        await one.publish()
+    assert [body["status"]["daemonPod"] for _, _, body in double.requests] == [one.pod] * 2
+
+
 async def test_writes_on_change_only(double: ApiDouble, monkeypatch: pytest.MonkeyPatch) -> None:
     """An audit alone is no change; what lasts is written at the heartbeat."""
     one, daemon = publisher(double)
@@ -77,6 +88,7 @@ async def test_writes_on_change_only(double: ApiDouble, monkeypatch: pytest.Monk
     await one.look()
     await one.publish()
     assert len(double.requests) == 2
+    assert "daemonPod" not in double.requests[1][2]["status"]
     monkeypatch.setattr(publisher_module, "HEARTBEAT_S", 0.0)
     await one.publish()
     assert len(double.requests) == 3

@@ -24,12 +24,16 @@ def token(payload: object) -> bytes:
     return b"e30." + part + b".c2ln\n"
 
 
-BOUND = {"kubernetes.io": {"node": {"name": "n1", "uid": "u~?>"}, "pod": {"name": "p"}}}
+BOUND = {
+    "kubernetes.io": {
+        "namespace": "kp", "node": {"name": "n1", "uid": "u~?>"}, "pod": {"name": "p"},
+    }
+}  # fmt: skip
 
 
 def test_a_bound_token() -> None:
     """Node and pod are known; a token that is bound to nothing says nothing."""
-    assert parse_token(token(BOUND)) == TokenClaims("n1", "u~?>", "p")
+    assert parse_token(token(BOUND)) == TokenClaims("n1", "u~?>", "kp/p")
     assert parse_token(token({"sub": "x"})) == TokenClaims()
     assert parse_token(token({"kubernetes.io": {"node": None}})) == TokenClaims()
 
