@@ -135,8 +135,9 @@ def event(node: str, controller: str = "kata-pin.io/reporter", kind: str = "Pod"
     return {
         "apiVersion": "events.k8s.io/v1", "kind": "Event", "type": "Warning",
         "metadata": {"name": f"e-{node}-{kind.lower()}-{len(controller)}", "namespace": "shop"},
-        "eventTime": "2026-11-23T04:00:00.000000Z", "reason": "Test", "action": "Testing",
-        "reportingController": controller, "reportingInstance": node, "note": "x",
+        "eventTime": "2026-11-23T04:00:00.000000Z", "reason": "CPUIsolationBroken",
+        "action": "Testing", "note": "x",
+        "reportingController": controller, "reportingInstance": node,
         "regarding": {"apiVersion": "v1", "kind": kind, "name": "web", "namespace": "shop"},
     }  # fmt: skip
 
@@ -164,9 +165,37 @@ def test_a_token_writes_its_own_nodes_object_only(cluster: ControlPlane, tmp_pat
     assert "only Events of its own" in intruder.tries(*create, given=event("other"))
     assert "only Events of its own" in intruder.tries(*create, given=event("own", "kubelet"))
     assert "only Events of its own" in intruder.tries(*create, given=event("own", kind="Node"))
+    killing = event("own") | {"reason": "Killing"}
+    related = event("own") | {"related": {"kind": "Node", "name": "own"}}
+    for given in (killing, related):
+        assert "only Events of its own" in intruder.tries(*create, given=given)
+    kept = event("own")
+    kept["metadata"] = kept["metadata"] | {"name": "kept", "finalizers": ["x.example/y"]}
+    assert "sets no finalizer" in intruder.tries(*create, given=kept)
     for what in (("delete", "npl", "own"), ("get", "nodes"), ("get", "secrets", "-A"),
                  ("get", "pods", "-n", SPACE), ("get", "npl")):  # fmt: skip
         assert "orbidden" in intruder.tries(*what), what
+
+
+async def test_a_token_leaves_its_objects_metadata_alone(
+    cluster: ControlPlane, tmp_path: Path
+) -> None:
+    """A finalizer would keep the object, and the definition with it, when the chart is removed."""
+    api = api_of(cluster, node_pod(cluster, "meta", tmp_path))
+    await api.apply("meta", "uid-1", NOTHING_KNOWN)
+    cluster.kubectl("label", "npl", "meta", "team=x")
+    await api.apply("meta", "uid-1", NOTHING_KNOWN)  # others' labels are in nobody's way
+    node = {"apiVersion": "v1", "kind": "Node", "uid": "x"}
+    for change, said in (
+        ({"finalizers": ["x.example/y"]}, "no finalizer"),
+        ({"ownerReferences": [node | {"name": "other"}]}, "no owner but its node"),
+        ({"ownerReferences": [node | {"name": "meta", "kind": "Pod"}]}, "no owner but its node"),
+        ({"labels": {"team": "y"}}, "neither labels nor annotations"),
+        ({"annotations": {"a": "b"}}, "neither labels nor annotations"),
+    ):
+        path = "/apis/kata-pin.io/v1alpha1/nodeplacements/meta"
+        with pytest.raises(ApiRefused, match=said):
+            await api._write("PATCH", path, encode({"metadata": change}), MERGE)
 
 
 # ---- what the reporter may do beside its own object ---------------------------------------------
@@ -221,6 +250,8 @@ async def test_the_startup_taint(duties: ControlPlane, tmp_path: Path) -> None:
     assert refused in await patch("fresh", {"metadata": {"annotations": {"a": "b"}}})
     assert refused in await patch("fresh", {"spec": {"unschedulable": True}})
     assert refused in await patch("fresh", {"spec": {"providerID": "x://y"}})
+    network = {"podCIDR": "10.0.0.0/8", "podCIDRs": ["10.0.0.0/8"]}
+    assert refused in await patch("fresh", {"spec": network})
     assert "HTTP 403" in await patch("fresh", {"status": {"phase": "x"}}, "/status")
     assert "orbidden" in Intruder(duties, token).tries("get", "node", "fresh")
     await StartupTaint(api, "fresh", TAINT).run(ready=True)
@@ -400,9 +431,10 @@ def check_plugin(cluster: ControlPlane) -> None:
     assert "no pod of a sandbox in namespace nowhere" in done.stderr
     done = plugin(cluster, "show", "-n", "shop", "nothing")
     assert (done.returncode, "no sandbox of pod shop/nothing" in done.stderr) == (1, True)
-    done = plugin(cluster, "show", "-n", "shop", name)  # no kubelet: its pod runs nowhere
-    assert "kata-pin-worker-7" in done.stderr
-    assert done.returncode != 0
+    named = cluster.get("npl", "worker-7")["status"]["daemonPod"]
+    assert named == f"{SPACE}/{SPACE}-worker-7"
+    done = plugin(cluster, "show", "-n", "shop", name)  # no kubelet: the pod's node has no address
+    assert (done.returncode, "no preferred addresses" in done.stderr) == (1, True), done.stderr
     assert f"shop/{name}" in plugin(cluster, "__complete", "show", "").stdout
     assert plugin(cluster, "nodes", "nope").returncode == 1
 
