@@ -47,6 +47,8 @@ from tests.support.hosttree import FakeCalls
 VCPU = world.thread(ThreadRole.VCPU, 1100, on="4")
 EMULATOR = world.thread(ThreadRole.EMULATOR, 1001, on="0-3")
 MS = 1_000_000
+S = 1000 * MS
+"""Waits are longer than any time between two looks, also on a busy machine: a share is 100 %."""
 BOUND = PF_KTHREAD | PF_NO_SETAFFINITY
 
 
@@ -181,12 +183,12 @@ async def test_only_paired_vcpus_are_looked_at(world_: World) -> None:
 async def test_a_pass_under_way_ends_no_episode(world_: World) -> None:
     """It is still reported, and not begun again after the pass."""
     for waited in (0, 90):
-        world_.counters(waited=waited * MS)
+        world_.counters(waited=waited * S)
         await world_.look()
         await world_.finish()
     for passing in (True, False):
         world_.cache.passing = passing
-        world_.counters(waited=180 * MS)
+        world_.counters(waited=180 * S)
         await world_.look()
         await world_.finish()
         (row,) = watch_report(world_.watch, world_.claims, 0.1).pcpus
@@ -266,7 +268,7 @@ async def test_who_cannot_be_recorded_is_reported_without_a_name(
     """Once per episode, and again after it was quiet in between."""
     caplog.set_level(logging.WARNING)
     for waited in (0, 90, 180):
-        world_.counters(waited=waited * MS)
+        world_.counters(waited=waited * S)
         await world_.look()
         await world_.finish()
     assert world_.events.counts == {NodeEventKind.FOREIGN_TASKS: 1}
@@ -275,11 +277,11 @@ async def test_who_cannot_be_recorded_is_reported_without_a_name(
     assert "Permission denied" in watch_report(world_.watch, world_.claims, 0.1).problem
     await world_.look()  # quiet
     assert world_.watch.sights["pod", 4].episode_at is None
-    world_.counters(waited=900 * MS)
+    world_.counters(waited=900 * S)
     await world_.look()
     await world_.finish()
     assert world_.events.counts == {NodeEventKind.FOREIGN_TASKS: 2}
-    assert world_.watch.waited_ns[4] == 900 * MS
+    assert world_.watch.waited_ns[4] == 900 * S
 
 
 async def test_what_ran_while_the_vcpu_slept(tmp_path: Path) -> None:
