@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
@@ -76,6 +77,19 @@ class Session:
         if self._provider is None:
             self._provider = Provider(self)
         return self._provider
+
+
+class Number(click.FloatRange):
+    """A number within bounds, which `nan` would pass."""
+
+    def convert(
+        self, value: float, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number; raises BadParameter."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
 
 
 class Commands(click.Group):

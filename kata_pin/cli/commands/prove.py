@@ -10,6 +10,7 @@ from typing import Final
 import click
 
 from kata_pin.cli.options import (
+    Number,
     Session,
     complete_sandbox,
     global_options,
@@ -39,7 +40,7 @@ MOST_S: Final = 86400
     "--max-foreign",
     "max_foreign",
     metavar="PCT",
-    type=click.FloatRange(0, 100),
+    type=Number(0, 100),
     default=0.0,
     show_default=True,
     help="Share of a pCPU's time, in percent, that foreign tasks may have.",

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kata_pin.cli.options import Session, complete_sandbox, global_options, in_namespace
+from kata_pin.cli.options import (
+    Number,
+    Session,
+    complete_sandbox,
+    global_options,
+    in_namespace,
+)
 from kata_pin.cli.render import screen
 from kata_pin.cli.reports.words import safe
 from kata_pin.model.count_noun import count
@@ -45,7 +51,7 @@ class Watching(click.Command):
 @click.option(
     "--watch",
     metavar="[SECONDS]",
-    type=click.FloatRange(0.2, 3600),
+    type=Number(0.2, 3600),
     help=f"Refresh every SECONDS seconds ({REFRESH_S} if not given) until Ctrl-C.",
 )
 @global_options

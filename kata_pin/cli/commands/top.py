@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kata_pin.cli.options import Session, complete_sandbox, global_options, in_namespace
+from kata_pin.cli.options import (
+    Number,
+    Session,
+    complete_sandbox,
+    global_options,
+    in_namespace,
+)
 from kata_pin.cli.render import screen
 
 if TYPE_CHECKING:
@@ -33,7 +39,7 @@ SPARE: Final = 128
 @click.option(
     "--interval",
     metavar="SECONDS",
-    type=click.FloatRange(0.5, 3600),
+    type=Number(0.5, 3600),
     default=INTERVAL_S,
     help=f"Seconds between two samples.  [default: {INTERVAL_S:g}]",
 )

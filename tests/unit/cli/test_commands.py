@@ -304,6 +304,11 @@ def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFix
         (["who", "x"], "not a CPU number or range"),
         (["show", "web", "--problems"], "give neither SANDBOX nor --cpus"),
         (["show", "--cpus", "-n", "shop"], "-n cannot limit it"),
+        (["show", "--watch=nan"], "'nan' is not a number"),
+        (["top", "--interval", "nan"], "'nan' is not a number"),
+        (["prove", "--max-foreign", "nan"], "'nan' is not a number"),
+        (["prove", "--max-foreign", "101"], "not in the range"),
+        (["prove", "--for", "0s"], "expected 1s to 1d"),
     ],
 )
 def test_wrong_usage_is_explained_as_json_too(
