@@ -266,6 +266,8 @@ def _thread(thread: Thread, window: Window) -> TopThread:
 
 def _pcpu(one: _Owned, window: Window, throttled: float | None) -> TopPcpu:
     rates = window.cpu(one.cpu, alone=one.alone, roaming=one.roaming, throttled=throttled or 0)
+    if not one.owner.threads:  # those not known cannot be told from others
+        rates = rates._replace(own_percent=None, foreign_percent=None, foreign_switches=None)
     counts = rates.interrupts
     return TopPcpu(
         cpu=one.cpu,

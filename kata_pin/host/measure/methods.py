@@ -47,21 +47,21 @@ class Asked:
 
 
 def measure(root: HostRoot, asked: Asked, progress: Progress = lambda _: None) -> Measured:
-    """Measure by the first method that works; raises HostError where none does."""
+    """Measure by the first method that works; raises the first one's HostError where none does."""
     with suppress(OSError):  # none of them is free, or our cgroup allows none of them
         os.sched_setaffinity(0, asked.free)
     refused: list[tuple[str, str]] = []
-    last: HostError | None = None
+    first: HostError | None = None
     for method in asked.methods:
         try:
             found = _BY_METHOD[method](root, asked, progress)
         except HostError as error:
-            last = error
+            first = first or error
             refused.append((method.value, str(error)))
         else:
             return replace(found, refused=tuple(refused))
-    assert last is not None, "some method is asked for"
-    raise last
+    assert first is not None, "some method is asked for"
+    raise first
 
 
 def _by_perf(root: HostRoot, asked: Asked, progress: Progress) -> Measured:

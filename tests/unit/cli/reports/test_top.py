@@ -140,6 +140,16 @@ def test_a_node_that_hides_processes_says_so(tmp_path: Path) -> None:
     assert document.pcpus[0].own_percent is None
 
 
+def test_threads_that_are_not_known_are_not_others(tmp_path: Path) -> None:
+    """Without a VMM that may be verified, who runs on the pCPU can be its owner."""
+    state = one()
+    state = replace(state, sandboxes=(replace(state.sandboxes[0], threads=(), state="no-vmm"),))
+    with meter(state, tree(tmp_path, {})) as found:
+        (pcpu,) = found.document().pcpus
+    assert (pcpu.own_percent, pcpu.foreign_percent, pcpu.foreign_switches) == (None, None, None)
+    assert pcpu.steal_percent is not None
+
+
 def test_overhead_is_summed_by_role_and_opened() -> None:
     """Real threads: three roles, of which one has two threads."""
     with played("sleeps", "sleeps", "sleeps") as process:

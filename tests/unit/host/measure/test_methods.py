@@ -149,7 +149,7 @@ def test_a_slice_between_two_readings_hides_nobody(
 
 
 def test_the_first_method_that_works(tmp_path: Path) -> None:
-    """Each refusal is told; if none works, the last one is raised."""
+    """Each refusal is told; if none works, the first one is raised: it is the best method's."""
     mine = os.sched_getaffinity(0)
     root = tree(tmp_path)
     asked = Asked(CpuSet([2]), 0.02, ((7, 7),), free=CpuSet(mine))
@@ -165,3 +165,7 @@ def test_the_first_method_that_works(tmp_path: Path) -> None:
     assert measure(root, asked).method is Method.WAIT
     with pytest.raises(HostError, match="CONFIG_SCHEDSTATS"):
         measure(root, Asked(CpuSet([2]), 0.02, methods=(Method.SCHEDSTAT,), free=CpuSet(mine)))
+    with pytest.raises(HostError, match="CAP_PERFMON"):
+        measure(
+            root, Asked(CpuSet([2]), 0.02, methods=(Method.PERF, Method.HIST), free=CpuSet(mine))
+        )
