@@ -75,7 +75,7 @@ def prove(
     (lost records, a pCPU that went offline) proves nothing. Needs root.
 
     Without perf, the kernel's histograms (tracefs) still name the tasks; its counters
-    (/proc/schedstat, schedstat) only tell how long others had a pCPU. Exit status: 0 proved, 3
+    (/proc/schedstat, schedstat) only tell how long others ran on a pCPU. Exit status: 0 proved, 3
     violated, 4 unproved or not measured.
     """
     from kata_pin.cli.reports import prove as proving
@@ -90,7 +90,7 @@ def prove(
             names = within(provider.names(), namespace)
         about = {one.id for one in ([choose(names, sandbox)] if sandbox else names)}
     if html is not None and html != "-":
-        screen.write(html, "")  # a place that cannot be written to fails now, not after a minute
+        screen.expect_writable(html)  # so that it does not fail after a minute
     methods = (Method(method),) if method else tuple(Method)
     wanted = proving.Wanted(about, seconds, max_foreign, irq, methods)
     with _not_measured(), _progress(seconds) as progress:

@@ -99,6 +99,16 @@ def write(file: str, text: str) -> None:
         raise KataPinError(f"cannot write {reason_of(error)}") from error
 
 
+def expect_writable(file: str) -> None:
+    """Raise KataPinError unless a text can be written to a file; what it contains stays."""
+    from kata_pin.errors import KataPinError, reason_of
+
+    try:
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
+    except OSError as error:
+        raise KataPinError(f"cannot write {reason_of(error)}") from error
+
+
 def failure(error: KataPinError) -> None:
     """Print an error on stderr: one line, and a hint."""
     from kata_pin.cli.reports.words import safe

@@ -447,3 +447,29 @@ def test_exit_statuses_are_those_of_the_error_tree() -> None:
     """Documented statuses and classes agree."""
     assert KataPinError("x").exit_code == 1
     assert DaemonError("x").exit_code == 1
+
+
+def test_a_page_is_only_replaced_by_a_whole_one(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the middle of `prove --html` keeps the former page."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kata_pin.cli.reports.prove.prove", interrupted)
+    page = tmp_path / "page.html"
+    page.write_text("the former one")
+    config = str(serve(_state()))
+    assert run(["prove", "--html", str(page), "--config", config]) == 130
+    assert page.read_text() == "the former one"
+
+
+def test_a_page_that_cannot_be_written_fails_before_the_measurement(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not after a minute."""
+    page = tmp_path / "absent" / "page.html"
+    config = str(serve(_state()))
+    assert run(["prove", "--for", "1d", "--html", str(page), "--config", config]) == 1
+    assert capsys.readouterr().err == f"kata-pin: cannot write {page}: No such file or directory\n"
