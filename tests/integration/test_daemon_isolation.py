@@ -190,7 +190,7 @@ def test_check_names_who_runs_on_an_exclusive_pcpu(node: Node) -> None:
             assert (mine["comm"], mine["task_class"]) == ("sh", "user")
             assert mine["total_ms"] > 100
             assert found["foreign"]["percent"] > 5
-            assert "others had it" in found["text"]
+            assert "others ran on pCPU" in found["text"]
             (group,) = (
                 finding["group"]
                 for finding in document["findings"]

@@ -101,8 +101,8 @@ def _unseen(seen: Iterable[WatchedPcpu], most_percent: float) -> Iterator[str]:
         others = one.others_percent or 0.0
         if one.episode_s is None and one.window is None and others > most_percent:
             yield (
-                f"pCPU {one.cpu} of {one.pod}: others had it {others:.3g} % of "
-                f"{one.over_s or 0.0:.1f} s at most; the daemon has not recorded who"
+                f"others ran on pCPU {one.cpu} of {one.pod} for at most {others:.3g} % of "
+                f"{one.over_s or 0.0:.1f} s; the daemon has not recorded who"
             )
 
 
@@ -120,8 +120,8 @@ def _episode(
     row = one.window
     if row is None:
         text = (
-            f"pCPU {one.cpu} of {one.pod}: others had it {one.others_percent or 0.0:.3g} % of "
-            f"{one.over_s or 0.0:.1f} s, nobody recorded who{since}"
+            f"others ran on pCPU {one.cpu} of {one.pod} for {one.others_percent or 0.0:.3g} % of "
+            f"{one.over_s or 0.0:.1f} s; who it was is not recorded{since}"
         )
         seen = Foreign(one.cpu, one.others_percent or 0.0, (), one.age_s)
         fails = looked.measured is None
@@ -164,8 +164,8 @@ def _unknown(row: ProvedPcpu, most_percent: float) -> Iterator[str]:
     unseen = _percent([one for one in row.tasks if one.task_class in _UNSEEN], row)
     if unseen > most_percent:
         yield (
-            f"pCPU {row.cpu} of {row.pod}: tasks that ended too early to be identified had "
-            f"{unseen:.3g} % of it"
+            f"tasks that ended before they could be identified ran on pCPU {row.cpu} of {row.pod} "
+            f"for {unseen:.3g} % of the time"
         )
 
 
@@ -180,7 +180,7 @@ def _finding(row: ProvedPcpu, percent: float, tasks: list[RanTask], *, fails: bo
     named = [_named(one) for one, _ in programs[:NAMED]]
     if len(programs) > NAMED:
         named.append(f"{len(programs) - NAMED} more")
-    text = f"pCPU {row.cpu} of {row.pod}: others had it {percent:.3g} % of {row.window_s:.1f} s"
+    text = f"others ran on pCPU {row.cpu} of {row.pod} for {percent:.3g} % of {row.window_s:.1f} s"
     text += f": {', '.join(named)}" if named else f" ({row.reason})"
     if programs:
         most = programs[0][0]

@@ -82,7 +82,7 @@ def prove(
         hostname=after.node.hostname,
         kernel=after.node.kernel,
         verdict=verdict.value,
-        reason=_reason(rows),
+        reason=_reason(rows) or _nothing(before, wanted),
         method=measured.method.value,
         refused=tuple(Refused(method, reason) for method, reason in measured.refused),
         asked_s=wanted.seconds,
@@ -123,6 +123,14 @@ def _rows(
     return rows
 
 
+def _nothing(state: State, wanted: Wanted) -> str:
+    """Return why there is nothing to prove."""
+    about = wanted.about
+    pods = [one.pod for one in state.sandboxes if about is None or one.id in about]
+    where = pods[0] if len(pods) == 1 else count(len(pods), "sandbox", "sandboxes")
+    return f"no exclusive pCPUs in {where}"
+
+
 def _unproved(row: ProvedPcpu, reason: str) -> ProvedPcpu:
     return replace(row, verdict=Verdict.UNPROVED.value, reason=reason)
 
@@ -142,12 +150,10 @@ def _together(first: Known, second: Known) -> Known:
 
 
 def _reason(rows: Iterable[ProvedPcpu]) -> str:
-    """Return the overall verdict in words: how many pCPUs have which."""
+    """Return the overall verdict in words: how many pCPUs have which; empty without any."""
     numbers: dict[str, list[int]] = {}
     for row in rows:
         numbers.setdefault(row.verdict, []).append(row.cpu)
-    if not numbers:
-        return "no sandbox has exclusive pCPUs"
     parts = []
     for verdict in (Verdict.VIOLATED, Verdict.UNPROVED, Verdict.PROVED):
         cpus = numbers.get(verdict.value, [])

@@ -21,7 +21,7 @@ class TimelinePart:
     """One of the equal parts that the window is divided into."""
 
     part: int  #: its number, from 0
-    ran_ms: float  #: how long the task had the pCPU in it
+    ran_ms: float  #: how long the task ran on the pCPU in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class OwnThread:
 
 @dataclass(frozen=True, slots=True)
 class RanTask:
-    """Another task that had the pCPU."""
+    """Another task that ran on the pCPU."""
 
     #: One of `same-pod` (of the owner's pod), `other-sandbox`, `user` (any other process),
     #: `unbound-kernel` (a kernel thread that may run elsewhere), `per-cpu-kernel` (unavoidable, no
@@ -54,7 +54,7 @@ class RanTask:
     unit: str  #: systemd unit that it belongs to; empty: none
     cgroup: str  #: its cgroup
     affinity: Cpus  #: pCPUs that it may use; empty: unknown
-    slices: int  #: how often it had the pCPU
+    slices: int  #: how often it came onto the pCPU
     total_ms: float | None  #: how long in all; null: not measured
     longest_ms: float | None  #: its longest slice; null: not measured
     timeline: tuple[TimelinePart, ...]  #: when; parts in which it did not run are left out
@@ -106,14 +106,14 @@ class ProvedPcpu:
     unavoidable_ms: float | None  #: time of kernel threads that belong to this pCPU
     idle_ms: float | None  #: time without a task
     foreign_percent: float | None  #: `foreign_ms` as a share of the window
-    foreign_slices: int | None  #: how often foreign tasks had it
+    foreign_slices: int | None  #: how often foreign tasks came onto it
     interrupt_ms: float | None  #: time in interrupts, which is part of the others; null: not asked
     own: tuple[OwnThread, ...]  #: the threads placed here
-    tasks: tuple[RanTask, ...]  #: other tasks that had it, worst class first, longest first
+    tasks: tuple[RanTask, ...]  #: other tasks that ran there, worst class first, longest first
     tasks_left_out: int  #: so many tasks are summed up in rows of their classes, whose tid is -1
     interrupts: tuple[RanInterrupt, ...]  #: interrupts, longest first
     histogram: tuple[HistogramBar, ...]  #: foreign slices by length
-    idle_timeline: tuple[TimelinePart, ...]  #: when no task had it
+    idle_timeline: tuple[TimelinePart, ...]  #: when no task ran there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

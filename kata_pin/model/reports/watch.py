@@ -18,9 +18,9 @@ class WatchedPcpu:
     age_s: float  #: age of the last look at its counters
     over_s: float | None  #: time between the last two looks; null: there was only one
     waited_percent: float | None  #: share of that time in which its threads waited for it
-    #: share of that time that others had it at most, kernel threads that belong there included
+    #: greatest possible share of others in that time, kernel threads that belong there included
     others_percent: float | None
-    #: how often others had it; null: not known (the kernel has no /proc/schedstat)
+    #: how often others came onto it; null: not known (the kernel has no /proc/schedstat)
     others_slices: int | None
     episode_s: float | None  #: age of the episode of foreign tasks that lasts; null: none
     window_age_s: float | None  #: age of the last recording of who ran there; null: none

@@ -74,13 +74,13 @@ def _verdict(
 ) -> tuple[Verdict, str]:
     limit = max(most_percent, NAMELESS_PERCENT)
     how_often = "" if grown.slices is None else f" {count(grown.slices, 'time')}"
-    found = f"others had it{how_often}, {grown.percent:.3f} % of the time at most"
+    found = f"others ran there{how_often}, for {grown.percent:.3f} % of the time at most"
     if grown.percent > limit:
-        return Verdict.VIOLATED, f"{found}; who they are, this method cannot tell"
+        return Verdict.VIOLATED, f"{found}; this method cannot name them"
     if grown.slices or grown.others_ns:
-        return Verdict.UNPROVED, f"{found}; who they are, this method cannot tell"
+        return Verdict.UNPROVED, f"{found}; this method cannot name them"
     if by_cpu:
-        return Verdict.PROVED, "no other task had it"
+        return Verdict.PROVED, "no other task ran there"
     if ran_ns >= ALWAYS * grown.length_ns:
         return Verdict.PROVED, "its thread ran all the time"
     return Verdict.UNPROVED, "its thread never waited, but others may have run while it slept"

@@ -43,7 +43,9 @@ NONE_FREE: Final = Remedy("every pCPU is exclusive: leave one to the node (reser
 def of_task(task: SeenTask | None, kind: TaskClass, node: Node, sandbox: str = "") -> Remedy:
     """Return the remedy for a task that ran on an exclusive pCPU; `sandbox` is its sandbox's id."""
     if task is None or kind is TaskClass.UNKNOWN:
-        return Remedy("it ended too early to be identified: look for programs started there")
+        return Remedy(
+            "ended before it could be identified: look for programs that are started there"
+        )
     if kind is TaskClass.SAME_POD:
         return Remedy(
             "set `overhead` to housekeeping to keep a pod's own threads off its exclusive pCPUs",

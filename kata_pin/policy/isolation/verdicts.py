@@ -60,7 +60,8 @@ def judge(measured: Measured, owner: Owner, known: Known, max_foreign_percent: f
 
 
 def _verdict(judged: Judged, most_percent: float) -> tuple[Verdict, str]:
-    found = f"foreign tasks had it {count(judged.foreign_slices, 'time')}, {milliseconds(judged)}"
+    how_often = count(judged.foreign_slices, "time")
+    found = f"foreign tasks ran there {how_often}, for {milliseconds(judged)}"
     excess = judged.foreign_percent > most_percent or (judged.foreign_slices and not most_percent)
     if excess:
         return Verdict.VIOLATED, found
@@ -69,13 +70,13 @@ def _verdict(judged: Judged, most_percent: float) -> tuple[Verdict, str]:
     if judged.window.unknown_ns or not judged.window.length_ns:
         return Verdict.UNPROVED, "who ran is not known for a part of the window"
     if judged.foreign_slices:
-        return Verdict.PROVED, f"{found}, not more than {most_percent:g} %"
-    return Verdict.PROVED, "no foreign task had it"
+        return Verdict.PROVED, f"{found}, within the limit of {most_percent:g} %"
+    return Verdict.PROVED, "no foreign task ran there"
 
 
 def milliseconds(judged: Judged) -> str:
     """Return the foreign time in words."""
-    return f"{judged.foreign_ns / 1e6:.3f} ms, {judged.foreign_percent:.3f} % of the time"
+    return f"{judged.foreign_ns / 1e6:.3f} ms ({judged.foreign_percent:.3f} % of the time)"
 
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:

@@ -152,7 +152,7 @@ def test_what_was_measured_decides() -> None:
     )
     culprit, kernel = document.findings
     assert culprit.text == (
-        "pCPU 4 of shop/database: others had it 15.1 % of 10.0 s: sh \\x1b[31m (pid 900 of "
+        "others ran on pCPU 4 of shop/database for 15.1 % of 10.0 s: sh \\x1b[31m (pid 900 of "
         "cron.service) 1506.0 ms, cc1 (pid 901) 0.3 ms; restrict the unit; for the whole system "
         "also system.slice and user.slice; run: systemctl set-property cron.service "
         "AllowedCPUs=0-3,7-15"
@@ -226,7 +226,7 @@ def test_what_the_daemon_saw_counts_while_it_goes_on() -> None:
     document = watch_found(calm)
     (finding,) = document.findings
     assert (finding.kind, finding.fails, finding.cpus) == ("foreign", True, "4")
-    assert "others had it 15.1 % of 10.0 s: sh " in finding.text
+    assert "for 15.1 % of 10.0 s: sh " in finding.text
     assert finding.text.endswith("; the daemon has seen this for 35 s")
     assert finding.foreign is not None
     assert (finding.foreign.seen_s, [one.pid for one in finding.foreign.tasks]) == (33.0, [900])
@@ -247,8 +247,8 @@ def test_the_daemons_watch_is_used_where_this_user_may_not_measure() -> None:
     nameless = watch_found(refused, window=None, others_percent=3.2)
     assert nameless.verdict == "findings"
     assert nameless.findings[0].text == (
-        "pCPU 4 of shop/database: others had it 3.2 % of 10.0 s, nobody recorded who; the daemon "
-        "has seen this for 35 s"
+        "others ran on pCPU 4 of shop/database for 3.2 % of 10.0 s; who it was is not "
+        "recorded; the daemon has seen this for 35 s"
     )
     assert watch_found(foreign.Looked(measured=document.measured), window=None).verdict == "ok"
 
@@ -260,7 +260,7 @@ def test_what_the_watch_cannot_tell_is_not_ok() -> None:
     document = watch_found(refused, **facts)
     assert document.verdict == "unknown"
     (why,) = document.unknown
-    assert why.endswith("had it 3.2 % of 10.0 s at most; the daemon has not recorded who")
+    assert why.endswith("for at most 3.2 % of 10.0 s; the daemon has not recorded who")
     measured = foreign.Looked(measured=Measurement("4-6", 2.0, "perf", 0.1))
     assert watch_found(measured, **facts).verdict == "ok", "this command saw that nobody was there"
 

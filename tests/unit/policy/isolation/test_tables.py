@@ -84,7 +84,8 @@ def test_check_counts_them_too() -> None:
     (finding,) = judged(replace(proved(), pcpus=(row,), max_foreign_percent=5.0)).findings
     assert finding.fails
     assert finding.text.startswith(
-        "pCPU 4 of shop/web: others had it 90 % of 1.0 s: 2950 more tasks 885.0 ms, true (pid 100)"
+        "others ran on pCPU 4 of shop/web for 90 % of 1.0 s: 2950 more tasks 885.0 ms, true "
+        "(pid 100)"
     )
 
 

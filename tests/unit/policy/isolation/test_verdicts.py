@@ -46,7 +46,7 @@ SHELL = RanTask(30, 2, 5 * MS, 4 * MS)
 def test_proved() -> None:
     """The owner, an idle CPU and kernel threads of this CPU prove it."""
     found = judged(VCPU, IDLE, MIGRATION)
-    assert (found.verdict, found.reason) == (Verdict.PROVED, "no foreign task had it")
+    assert (found.verdict, found.reason) == (Verdict.PROVED, "no foreign task ran there")
     assert found.ran_ns == {TaskClass.OWN: 900 * MS, TaskClass.PER_CPU_KERNEL: MS}
     assert found.idle_ns == 99 * MS
 
@@ -55,11 +55,11 @@ def test_violated() -> None:
     """One foreign slice is enough, unless a share is accepted."""
     found = judged(VCPU, SHELL)
     assert found.verdict is Verdict.VIOLATED
-    assert found.reason == "foreign tasks had it 2 times, 5.000 ms, 0.500 % of the time"
+    assert found.reason == "foreign tasks ran there 2 times, for 5.000 ms (0.500 % of the time)"
     assert judged(VCPU, SHELL, most=0.4).verdict is Verdict.VIOLATED
     accepted = judged(VCPU, SHELL, most=0.5)
     assert accepted.verdict is Verdict.PROVED
-    assert accepted.reason == f"{found.reason}, not more than 0.5 %"
+    assert accepted.reason == f"{found.reason}, within the limit of 0.5 %"
 
 
 @pytest.mark.parametrize(
