@@ -266,7 +266,8 @@ def install(
 def uninstall(session: Session, *, root: str) -> None:
     """Restore all affinities and remove the files of install that were not modified.
 
-    Beside a package, whose files install left alone, the service and its affinities stay.
+    Beside a package, whose files install left alone, the service and its affinities stay; beside
+    the daemon of a pod, affinities stay.
     """
     node = Node(root)
     others_service = node.has_others_service
@@ -277,9 +278,12 @@ def uninstall(session: Session, *, root: str) -> None:
         if others_service:
             return f"affinities are kept: {UNIT} is not from kata-pin install"
         from kata_pin.daemon.service.offline import release_all
+        from kata_pin.daemon.service.runtime_dir import holder
         from kata_pin.sources.spool import Spool
 
         config = settings_below(root, settings_file(root, session.config_file))
+        if pod := holder(config.runtime_dir).pod:
+            return f"affinities are kept: the daemon of pod {pod} serves this node"
         released = release_pins(config, release_all)
         Spool(os.path.join(config.runtime_dir, "spool")).retire()
         return released

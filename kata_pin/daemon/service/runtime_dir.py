@@ -22,8 +22,8 @@ from kata_pin.config.tree import Config
 from kata_pin.daemon.service.compose import boot_id
 from kata_pin.daemon.store.containers import Registry
 from kata_pin.errors import DaemonError
-from kata_pin.host.flock_holder import Holder, open_locked
-from kata_pin.host.root import HOST
+from kata_pin.host.flock_holder import Holder, flock_holder, open_locked
+from kata_pin.host.root import HOST, HostRoot
 from kata_pin.owned_file import OUR_UID
 from kata_pin.remedy import Remedy, here
 from kata_pin.wire.hook_message import parse_spool_name
@@ -217,6 +217,18 @@ def locked(runtime_dir: str) -> Iterator[None]:
     path, flags = os.path.join(runtime_dir, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     with _flocked(path, flags, f"another kata-pin serves {runtime_dir}"):
         yield
+
+
+def holder(runtime_dir: str, root: HostRoot = HOST) -> Holder:
+    """Return who serves a runtime directory; nobody where its lock is missing or free."""
+    try:
+        descriptor = os.open(os.path.join(runtime_dir, "lock"), os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return Holder()
+    try:
+        return flock_holder(descriptor, root)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -14,8 +14,9 @@ import pytest
 
 from kata_pin.config.paths import Paths
 from kata_pin.config.tree import Config
-from kata_pin.daemon.service.runtime_dir import locked, node_locked
+from kata_pin.daemon.service.runtime_dir import holder, locked, node_locked
 from kata_pin.errors import DaemonError
+from kata_pin.host.root import HostRoot
 
 
 def _config(folder: Path, name: str = "kp", vc: str = "") -> Config:
@@ -122,3 +123,17 @@ def test_the_services_user_holds_the_nodes_lock() -> None:
                 with refused, node_locked(_config(Path(top)), lock=lock):
                     pass
                 other.communicate("")
+
+
+def test_who_serves_a_directory(tmp_path: Path) -> None:
+    """Nobody, this process, or a pod whose cgroup says so."""
+    assert str(holder(str(tmp_path))) == ""
+    with locked(str(tmp_path)):
+        assert holder(str(tmp_path)).pid == os.getpid()
+    found = (tmp_path / "lock").stat()
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    pod = "1f3c9a52-77aa-4b1e-9d34-0123456789ab"
+    (tmp_path / "proc/812").mkdir(parents=True)
+    (tmp_path / "proc/locks").write_text(f"1: FLOCK  ADVISORY  WRITE 812 {place} 0 EOF\n")
+    (tmp_path / "proc/812/cgroup").write_text(f"0::/kubepods/pod{pod}/f00\n")
+    assert holder(str(tmp_path), HostRoot(str(tmp_path))).pod == pod
