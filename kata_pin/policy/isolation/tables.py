@@ -38,7 +38,7 @@ from kata_pin.policy.isolation.remedies import Node
 from kata_pin.policy.isolation.verdicts import Judged
 
 MOST_TASKS: Final = 50
-"""Tasks of one pCPU that are listed each by itself."""
+"""Tasks of one pCPU and class that are listed each by itself."""
 
 ORDER: Final = (
     TaskClass.OTHER_SANDBOX,
@@ -57,7 +57,7 @@ def pcpu(judged: Judged, owner: Owner, measured: Measured, known: Known, node: N
     own = {one.tid: one for one in window.tasks if one.tid in owner.own}
     others = [one for one in window.tasks if one.tid != IDLE and one.tid not in owner.own]
     others.sort(key=lambda one: (ORDER.index(judged.classes[one.tid]), -one.ran_ns, one.tid))
-    listed, rest = others[:MOST_TASKS], others[MOST_TASKS:]
+    numbers = Counter(judged.classes[one.tid] for one in others)
     idle = next((one for one in window.tasks if one.tid == IDLE), None)
     interrupts = _interrupts(measured, owner.cpu, node)
     ran = judged.ran_ns
@@ -88,8 +88,8 @@ def pcpu(judged: Judged, owner: Owner, measured: Measured, known: Known, node: N
             own_thread(tid, label, measured.times.get(tid), own.get(tid, Totals(tid, 0, 0, 0)))
             for tid, label in owner.own.items()
         ),
-        tasks=(*map(row, listed), *_crowds(rest, judged.classes, row)),
-        tasks_left_out=len(rest),
+        tasks=tuple(_listed(others, judged.classes, row)),
+        tasks_left_out=sum(max(0, number - MOST_TASKS) for number in numbers.values()),
         interrupts=interrupts or (),
         histogram=tuple(_histogram(one for one in others if judged.classes[one.tid] in FOREIGN)),
         idle_timeline=_timeline(idle),
@@ -198,37 +198,45 @@ def _task(
     )
 
 
-def _crowds(
+def _listed(
     tasks: Iterable[Totals], classes: Mapping[int, TaskClass], row: Callable[[Totals], RanTask]
 ) -> Iterator[RanTask]:
-    """Yield one row for all tasks of a class: their sums, and the remedy of the first one.
+    """Yield a row for each task, of many of a class the first ones and one for the others.
 
-    So that shares and pictures are true however many short-lived tasks somebody starts.
+    So no class hides another, and shares and pictures are true however many short-lived tasks
+    somebody starts.
     """
     for _, same in groupby(tasks, key=lambda one: classes[one.tid]):
         group = list(same)
-        parts = Counter[int]()
-        for one in group:
-            parts.update(dict(one.parts))
-        total = group[0]._replace(
-            slices=sum(one.slices for one in group),
-            ran_ns=sum(one.ran_ns for one in group),
-            longest_ns=max(one.longest_ns for one in group),
-            parts=tuple(parts.items()),
-        )
-        yield replace(
-            row(total),
-            tid=CROWD,
-            pid=0,
-            comm=count(len(group), "more task"),
-            parent="",
-            sandbox="",
-            pod="",
-            unit="",
-            cgroup="",
-            affinity="",
-            tasks=len(group),
-        )
+        yield from map(row, group[:MOST_TASKS])
+        if group[MOST_TASKS:]:
+            yield _crowd(group[MOST_TASKS:], row)
+
+
+def _crowd(tasks: Sequence[Totals], row: Callable[[Totals], RanTask]) -> RanTask:
+    """Return one row for tasks of a class: their sums, and the remedy of the first one."""
+    parts = Counter[int]()
+    for one in tasks:
+        parts.update(dict(one.parts))
+    total = tasks[0]._replace(
+        slices=sum(one.slices for one in tasks),
+        ran_ns=sum(one.ran_ns for one in tasks),
+        longest_ns=max(one.longest_ns for one in tasks),
+        parts=tuple(parts.items()),
+    )
+    return replace(
+        row(total),
+        tid=CROWD,
+        pid=0,
+        comm=count(len(tasks), "more task"),
+        parent="",
+        sandbox="",
+        pod="",
+        unit="",
+        cgroup="",
+        affinity="",
+        tasks=len(tasks),
+    )
 
 
 def _interrupts(measured: Measured, cpu: int, node: Node) -> tuple[RanInterrupt, ...] | None:

@@ -67,15 +67,16 @@ def test_no_time_is_lost_however_many_tasks_had_it() -> None:
     assert crowd.remedy == row.tasks[0].remedy
 
 
-def test_each_class_has_a_row_of_its_own() -> None:
-    """Tasks of the kernel are not hidden by a crowd of users' tasks."""
+def test_no_class_hides_another() -> None:
+    """Tasks of the kernel keep their names beside a crowd of users' tasks."""
     kernel = SeenTask(99, 99, "kworker/u8:1", PF_KTHREAD, ALL)
     users = [SeenTask(tid, tid, "true", affinity=ALL) for tid in range(100, 160)]
     row = _row([kernel, *users])
-    assert [(one.task_class, one.tasks) for one in row.tasks[-2:]] == [
-        ("user", 10),
-        ("unbound-kernel", 1),
+    assert [(one.task_class, one.comm, one.tasks) for one in row.tasks[-2:]] == [
+        ("user", "10 more tasks", 10),
+        ("unbound-kernel", "kworker/u8:1", 1),
     ]
+    assert row.tasks_left_out == 10
 
 
 def test_check_counts_them_too() -> None:
