@@ -127,6 +127,8 @@ def _nothing(state: State, wanted: Wanted) -> str:
     """Return why there is nothing to prove."""
     about = wanted.about
     pods = [one.pod for one in state.sandboxes if about is None or one.id in about]
+    if not pods:
+        return "no sandboxes"
     where = pods[0] if len(pods) == 1 else count(len(pods), "sandbox", "sandboxes")
     return f"no exclusive pCPUs in {where}"
 

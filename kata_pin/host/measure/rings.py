@@ -103,7 +103,7 @@ class SwitchRecorder:
             self._rings[cpu] = _Recorded(ring)
             self._poll.register(ring.fd, select.POLLIN)
         if refusal is not None and not self._rings:
-            raise refused(f"pCPUs {cpus}", refusal) from refusal
+            raise refused(f"pCPU{'s' * (len(cpus) > 1)} {cpus}", refusal) from refusal
 
     def __enter__(self) -> Self:
         return self

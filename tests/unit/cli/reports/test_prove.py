@@ -110,7 +110,7 @@ def test_nothing_to_measure_is_no_proof() -> None:
         raise AssertionError("nothing is to be measured")
 
     document = prove.prove(docs.state, Wanted(), meter=never)
-    assert (document.verdict, document.reason) == ("unproved", "no exclusive pCPUs in 0 sandboxes")
+    assert (document.verdict, document.reason) == ("unproved", "no sandboxes")
     assert document.method == Method.PERF.value
     state = docs.state(docs.database(), docs.sandbox("shop/log", "1"))
     chosen = Wanted({state.sandboxes[1].id})
