@@ -459,7 +459,7 @@ def test_upgrade_and_uninstall(cluster: ControlPlane, tmp_path: Path) -> None:
         controller.join(120)
     assert done.returncode == 0, (done.stderr, said)
     assert said[-2:] == ["2 of 2 nodes released", "exit 0"], said
-    for kind in ("daemonset", "clusterrole", "validatingadmissionpolicy", "crd"):
+    for kind in ("daemonset", "clusterrole", "validatingadmissionpolicy", "crd", "sa", "role"):
         listed = (kind, "-A", "-o", "name")
         wait_for(lambda: SPACE not in cluster.kubectl("get", *listed), f"no {kind}", 60)  # noqa: B023
     install(cluster)  # for the other tests, whatever their order
