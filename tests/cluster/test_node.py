@@ -6,12 +6,16 @@ second CPU, and its third one where there is one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -35,6 +39,9 @@ NODE, SPACE = "node-8", "kata-pin"
 GIVEN = CpuSet([1, 2][: (os.cpu_count() or 1) - 1])
 """Two, if possible: with cgroup v2 a VM with one CPU has nothing left to place."""
 IMAGE = "KATA_PIN_IMAGE"
+PLUGIN = PROJECT / "hooks/kubectl/kubectl-kata_pin"
+WIDTH = 72
+"""Columns of a narrow terminal."""
 WAIT = ("--wait", "--timeout", f"{200 * SCALE:g}s")
 
 pytestmark = [
@@ -80,7 +87,7 @@ class Site:
     def plugin(self, *arguments: str) -> Any:
         """Return the document of a command of `kubectl kata-pin`."""
         done = subprocess.run(
-            [str(PROJECT / "hooks/kubectl/kubectl-kata_pin"), *arguments, "-o", "json"],
+            [str(PLUGIN), *arguments, "-o", "json"],
             env=self.cluster.environment, capture_output=True, text=True, check=False,
             timeout=60 * SCALE,
         )  # fmt: skip
@@ -186,9 +193,12 @@ def test_life_of_an_installation(site: Site) -> None:
         wait_for(lambda: placement(site).get("sandboxes") == 1, "the node's object", 30)
         wait_for(lambda: site.threads() != site.first, "the VM to be placed", 30)
         assert_shown(site)
+        assert_fits_a_terminal(site)
+        assert_not_resized(site)
     before, old = site.threads(), site.daemons_pod()
     with sampled(site) as seen:
-        site.helm("upgrade", SPACE, chart, *given, "--set", "podAnnotations.again=yes", *WAIT)
+        # the probes go to another address then
+        site.helm("upgrade", SPACE, chart, *given, "--set", "reporter.address=$(HOST_IP)", *WAIT)
         site.cluster.kubectl(*rollout)
         assert (new := site.daemons_pod()) != old
         site.helm("rollback", SPACE, *WAIT)
@@ -254,6 +264,43 @@ def assert_shown(site: Site) -> None:
     assert {one["role"] for one in of_vmm} >= {"vcpu", "emulator"}
     for one in of_vmm:
         assert one["expected"] == str(CpuSet(known[one["tid"]]))
+
+
+def assert_fits_a_terminal(site: Site) -> None:
+    """Assert that the node's command knows the width of the terminal of `kubectl kata-pin`."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, WIDTH))
+    process = subprocess.Popen(
+        [str(PLUGIN), "show", "web", "-n", "shop"],
+        env=site.cluster.environment, stdin=theirs, stdout=theirs, stderr=theirs,
+        start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    said = b""
+    with open(ours, "rb", buffering=0) as file, contextlib.suppress(OSError):  # the end of it
+        while data := file.read(4096):
+            said += data
+    assert process.wait(30 * SCALE) == 0, said
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", said.decode())
+    assert "shop/web" in plain
+    assert max(map(len, plain.splitlines())) <= WIDTH, plain
+
+
+def assert_not_resized(site: Site) -> None:
+    """Assert that this kubelet resizes no pod with exclusive CPUs, and that all stays as it is."""
+    amount = {"cpu": "500m", "memory": "300Mi"}  # less: not refused for want of room
+    container = {"name": "app", "resources": {"requests": amount, "limits": amount}}
+    change = json.dumps({"spec": {"containers": [container]}})
+    site.cluster.kubectl("patch", "pod", "web", "-n", "shop", "--subresource=resize", "-p", change)
+
+    def refusal() -> dict[str, str]:
+        conditions = site.cluster.get("pod", "web", "-n", "shop")["status"]["conditions"]
+        return next((one for one in conditions if one["type"] == "PodResizePending"), {})
+
+    refused = wait_for(refusal, "the kubelet's answer to the resize", 60)
+    assert refused["reason"] == "Infeasible", refused
+    print(refused["message"])
+    assert_shown(site)
 
 
 def placement(site: Site) -> dict[str, Any]:
