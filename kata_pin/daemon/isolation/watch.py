@@ -115,7 +115,7 @@ class Watch:
     moves: dict[ThreadKey, Moves] = field(default_factory=dict)
     """Of watched vCPUs, as far as the kernel tells."""
     problem: str = ""
-    """Why who runs cannot be recorded; empty if it can, or nothing was watched yet."""
+    """Why who runs cannot be recorded; empty if it can."""
     waited_ns: Counter[int] = field(default_factory=Counter)
     """How long the threads of each exclusive pCPU waited for it, since the daemon's start."""
     ran_ns: Counter[int] = field(default_factory=Counter)
@@ -148,11 +148,11 @@ class Watch:
             self._start(self._examine(suspects[:MOST_PCPUS]))
 
     def _try_once(self) -> None:
-        """Open an event once something is watched: what is missing is known before it is needed."""
-        if self._tried or not self.sights:
+        """Open an event at the first look: what is missing is known before it is needed."""
+        usable = self._usable()
+        if self._tried or not usable:
             return
-        self._tried = True
-        cpu = next(iter(self.sights.values())).watched.cpu
+        self._tried, cpu = True, usable.first
         try:
             os.close(self._root.calls.switches(cpu))
         except OSError as error:

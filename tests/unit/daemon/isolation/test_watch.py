@@ -150,14 +150,14 @@ async def test_a_quiet_pcpu_is_only_looked_at(world_: World) -> None:
 async def test_what_is_missing_is_known_before_it_is_needed(
     world_: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the first pCPU that is watched an event is opened, once."""
+    """An event is opened at the first look, also while there is nothing to watch, once."""
     world_.cache.passing = True
     await world_.look()
-    assert world_.watch.problem == ""
+    assert world_.watch.sights == {}
+    assert "Permission denied" in world_.watch.problem
     world_.cache.passing = False
     for _ in range(3):
         await world_.look()
-    assert "Permission denied" in world_.watch.problem
     assert caplog.text.count("cannot be recorded") == 1
     calls = world_.watch._root.calls
     assert isinstance(calls, Denied)
