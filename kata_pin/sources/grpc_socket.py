@@ -22,11 +22,13 @@ from typing import Final, Protocol
 from kata_pin.calls import DIRECT, Calls
 from kata_pin.errors import KataPinError, reason_of
 from kata_pin.owned_file import OUR_UID
+from kata_pin.remedy import Remedy, here
 from kata_pin.sources.relay import relayed
 from kata_pin.wire.ids import printable
 
 LIBRARY: Final = "grpc"
-MISSING: Final = "the library grpcio is not installed: pip install 'kata-pin[cri]'"
+
+_INSTALL: Final = Remedy("pip install 'kata-pin[cri]'", "use the image of scripts/image --cri")
 
 MAX_ANSWER: Final = 16 * 1024 * 1024
 """Longest answer: containerd sends no longer message either."""
@@ -62,7 +64,7 @@ class GrpcSocket:
     @property
     def problem(self) -> str:
         """Why no call can be made at all, empty if calls are possible."""
-        return "" if importlib.util.find_spec(LIBRARY) is not None else MISSING
+        return "" if importlib.util.find_spec(LIBRARY) is not None else _missing()
 
     async def call(self, name: str, request: bytes) -> bytes:
         """Make a call and return its answer; raises SocketUnusable, CallRefused."""
@@ -124,7 +126,11 @@ def _library() -> ModuleType:
     try:
         return importlib.import_module(LIBRARY)
     except ImportError as error:
-        raise SocketUnusable(MISSING) from error
+        raise SocketUnusable(_missing()) from error
+
+
+def _missing() -> str:
+    return f"the library grpcio is not installed: {here(_INSTALL)}"
 
 
 class _Call(Protocol):

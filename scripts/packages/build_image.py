@@ -1,6 +1,6 @@
 """`scripts/image`: the image of a commit as an OCI archive, with its bill of materials beside it.
 
-scripts/image [--folder DIST] [--commit HEAD | --work-tree] [--arch amd64] [--refresh]
+scripts/image [--folder DIST] [--commit HEAD | --work-tree] [--arch amd64] [--refresh] [--cri]
 scripts/image --root FOLDER    the file system only, as docs/image/Containerfile copies it
 """
 
@@ -33,11 +33,12 @@ def main() -> int:
     parser.add_argument("--work-tree", action="store_true", help="build the files as they are")
     parser.add_argument("--arch", choices=rootfs.TRIPLETS, default="amd64", help="the processor")
     parser.add_argument("--refresh", action="store_true", help="take newer packages of Debian")
+    parser.add_argument("--cri", action="store_true", help="add grpcio: see docs/image/README.md")
     parser.add_argument("--root", type=Path, help="write the file system here, and no archive")
     parser.add_argument("--base", action="store_true", help="build what all commits share, only")
     options = parser.parse_args()
     try:
-        base = rootfs.base(options.arch, refresh=options.refresh)
+        base = rootfs.base(options.arch, refresh=options.refresh, cri=options.cri)
         if options.base:
             return 0
         commit = parts.work_tree() if options.work_tree else parts.commit(options.commit)
@@ -48,7 +49,8 @@ def main() -> int:
                 shutil.copytree(base.root, options.root, symlinks=True)
                 shutil.copytree(added, options.root, dirs_exist_ok=True)
             else:
-                _archive(base, added, own, folder=options.folder, arch=options.arch, commit=commit)
+                tag = f"{__version__}-cri" if options.cri else __version__
+                _archive(base, added, own, options.folder, tag, arch=options.arch, commit=commit)
     except parts.NotHereError as error:
         print(f"image: {error}", file=sys.stderr)
         return parts.NOT_HERE
@@ -76,7 +78,14 @@ def config(commit: str) -> dict[str, Any]:
 
 
 def _archive(
-    base: rootfs.Base, added: Path, own: parts.Component, *, folder: Path, arch: str, commit: str
+    base: rootfs.Base,
+    added: Path,
+    own: parts.Component,
+    folder: Path,
+    tag: str,
+    *,
+    arch: str,
+    commit: str,
 ) -> None:
     """Write archive and bill of materials; print the image's digest and the archive's name."""
     files = [*parts.files_of(added)]
@@ -86,7 +95,7 @@ def _archive(
     created = f"{made_at:%Y-%m-%dT%H:%M:%SZ}"
     made = oci.image(
         (base.layer, oci.layer(added, files, "kata-pin")),
-        name=f"{REPOSITORY}:{__version__}",
+        name=f"{REPOSITORY}:{tag}",
         arch=arch,
         created=created,
         config=config(commit),
@@ -100,7 +109,7 @@ def _archive(
         created=created,
     )
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"kata-pin-{__version__}-{arch}.oci.tar"
+    path = folder / f"kata-pin-{tag}-{arch}.oci.tar"
     path.write_bytes(oci.archive(made))
     path.with_suffix("").with_suffix(".cdx.json").write_text(bill)
     print(f"{made.digest}  {path}")

@@ -81,7 +81,8 @@ _STDLIB_WITHOUT: Final = re.compile(
 )
 """Parts of the standard library that no program of the image uses."""
 
-_LOCK: Final = parts.ROOT / "requirements.lock"
+_LOCKS: Final = (parts.ROOT / "requirements.lock",)
+_CRI_LOCK: Final = parts.ROOT / "requirements-cri.lock"
 
 _BASE_TEXT: Final = "Debian's Python and locked libraries"
 
@@ -95,17 +96,19 @@ class Base:
     components: tuple[Component, ...]
 
 
-def base(arch: str, *, refresh: bool = False) -> Base:
-    """Return the base, from the cache if it was built of the same lock file by the same code.
+def base(arch: str, *, refresh: bool = False, cri: bool = False) -> Base:
+    """Return the base, from the cache if it was built of the same lock files by the same code.
 
-    `refresh` asks Debian's mirror for newer packages. Raises NotHereError and BuildError.
+    `refresh` asks Debian's mirror for newer packages, `cri` adds the extra's libraries. Raises
+    NotHereError and BuildError.
     """
-    sources = [*sorted(Path(__file__).parent.glob("*.py")), _LOCK]
+    locks = (*_LOCKS, _CRI_LOCK) if cri else _LOCKS
+    sources = [*sorted(Path(__file__).parent.glob("*.py")), *locks]
     key = hashlib.sha256(b"\0".join(one.read_bytes() for one in sources)).hexdigest()[:16]
     folder = parts.cache_folder() / f"base-{SUITE}-{arch}-{key}"
     with _locked(folder.with_suffix(".lock")):
         if refresh or not (folder / "base.json").exists():
-            _build(folder, arch)
+            _build(folder, arch, locks)
         found = json.loads((folder / "base.json").read_text())
         layer = Layer((folder / "layer.tar.gz").read_bytes(), found["diff_id"], _BASE_TEXT)
     components = tuple(Component(**one) for one in found["components"])
@@ -120,7 +123,7 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _build(folder: Path, arch: str) -> None:
+def _build(folder: Path, arch: str, locks: Iterable[Path]) -> None:
     parts.need("apt-get", "dpkg-deb", "readelf")
     shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as text:
@@ -138,7 +141,8 @@ def _build(folder: Path, arch: str) -> None:
         used = _python(tree, root, arch)
         wheels = [
             wheel
-            for wheel in parts.wheels(work / "wheels", PYTHON, arch, _LOCK)
+            for lock in locks
+            for wheel in parts.wheels(work / lock.stem, PYTHON, arch, lock)
             if parts.wheel_component(wheel).name not in parts.UNUSED
         ]
         for wheel in wheels:

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from kata_pin import __version__
 from kata_pin.host import process
 from kata_pin.host.root import HOST
 from scripts.packages.parts import NOT_HERE, UNUSED
@@ -32,6 +33,7 @@ from tests.support.waiting import SCALE, wait_for
 ROOT = Path(__file__).resolve().parents[2]
 QEMU = Path(shutil.which("qemu-system-x86_64") or "/nonexistent")
 MOST_BYTES = 24_000_000
+NO_RIGHTS = ("--read-only", "--cap-drop", "all", "--network", "none", *podrights.OPTIONS[-4:])
 IN_POD = ("--env", "KUBERNETES_SERVICE_HOST=10.0.0.1")
 
 pytestmark = [
@@ -256,11 +258,28 @@ def test_every_module_is_there(podman: Podman) -> None:
         "import google.protobuf.internal.api_implementation as used\n"
         "print(used.Type(), len(sys.modules))\n"
     )
-    limits = ("--read-only", "--cap-drop", "all", "--network", "none", *podrights.OPTIONS[-4:])
     words = ("--entrypoint", "/usr/bin/python3", podman.image, "-ISBc", code)
-    kind, modules = podman.run("run", "--rm", *limits, *words).split()
+    kind, modules = podman.run("run", "--rm", *NO_RIGHTS, *words).split()
     assert kind == "upb"
     assert int(modules) > 500
+
+
+def test_the_kubelets_apis_can_be_asked(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With --cri the image has grpcio, which those are asked with."""
+    folder = tmp_path_factory.mktemp("cri")  # podman takes short paths only
+    _, archive = build(folder, "--cri")
+    assert archive.name == f"kata-pin-{__version__}-cri-amd64.oci.tar"
+    assert "grpcio" in {one["name"] for one in bill(archive)["components"]}
+    one = Podman(folder, archive)
+    locked = (ROOT / "requirements-cri.lock").read_text().split("grpcio==")[1].split()[0]
+    code = (
+        "import sys; sys.path.append('/usr/lib/kata-pin')\n"
+        "from kata_pin.sources.grpc_socket import GrpcSocket\n"
+        "import grpc\n"
+        "print(grpc.__version__, GrpcSocket('/run/none', 1.0).problem)\n"
+    )
+    words = ("--entrypoint", "/usr/bin/python3", one.image, "-ISBc", code)
+    assert one.run("run", "--rm", *NO_RIGHTS, *words).split() == [locked]
 
 
 def test_the_same_twice(archive: tuple[str, Path], tmp_path: Path) -> None:

@@ -87,8 +87,11 @@ async def test_no_kubelet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
         await PodsApi(str(folder / "s")).read()
     (folder / "s").unlink()
     monkeypatch.setattr(grpc_socket, "LIBRARY", "grpc_is_not_here")
-    with GrpcServer(folder / "s", {}), pytest.raises(StateError, match="grpcio is not installed"):
-        await PodsApi(str(folder / "s")).read()
+    for remedy in ("pip install", "scripts/image --cri"):
+        missing = pytest.raises(StateError, match=f"grpcio is not installed: .*{remedy}")
+        with GrpcServer(folder / "s", {}), missing:
+            await PodsApi(str(folder / "s")).read()
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
 
 
 def resources(*cpus: int, pods: int = 1) -> bytes:
