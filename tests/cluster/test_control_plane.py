@@ -238,12 +238,13 @@ async def test_the_startup_taint(duties: ControlPlane, tmp_path: Path) -> None:
         return ""
 
     said = ""
-    for _ in range(60):  # the new right and policy are in force after a moment
-        said = await patch("later", {"spec": {"taints": []}})
+    for _ in range(60):  # the new right is in force after a moment, the policy perhaps after it
+        said = await patch("later", {"metadata": {"annotations": {"a": "b"}}})
         if "may not write the object of later" in said:
             break
         await asyncio.sleep(1)
     assert "may not write the object of later" in said
+    assert "may not write the object of later" in await patch("later", {"spec": {"taints": []}})
     refused = "changes nothing of a node but its startup taint"
     assert refused in await patch("fresh", {"spec": {"taints": []}})
     assert refused in await patch("fresh", {"metadata": {"labels": {"a": "b"}}})
