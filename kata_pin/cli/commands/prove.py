@@ -75,7 +75,7 @@ def prove(
     (lost records, a pCPU that went offline) proves nothing. Needs root.
 
     Without perf, the kernel's histograms (tracefs) still name the tasks; its counters
-    (/proc/schedstat, schedstat) only tell how long others ran on a pCPU. Exit status: 0 proved, 3
+    (/proc/schedstat, schedstat) only show how long others ran on a pCPU. Exit status: 0 proved, 3
     violated, 4 unproved or not measured.
     """
     from kata_pin.cli.reports import prove as proving

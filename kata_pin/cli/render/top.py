@@ -178,14 +178,14 @@ def _verdict(document: TopDocument) -> list[Text]:
 
 
 def _brief(pcpus: Sequence[TopPcpu]) -> Text:
-    """Return the line for exclusive pCPUs on which nobody else was seen for long."""
+    """Return the line for exclusive pCPUs on which no other task was seen for long."""
     switches = [one.foreign_switches for one in pcpus if one.foreign_switches is not None]
     if len(switches) < len(pcpus):  # only ticks and waits are known, or not even those
         return Text("no long use of exclusive pCPUs by others seen; kata-pin prove sees all")
     if most := max(switches):
         often = f"up to {count(max(1, round(most)), 'time')} per second"
         return Text(f"others come to exclusive pCPUs, {often}; kata-pin prove names them")
-    return styled("nobody else seen on exclusive pCPUs", phrases.GOOD)
+    return styled("no other tasks seen on exclusive pCPUs", phrases.GOOD)
 
 
 def _bad(text: str) -> Text:

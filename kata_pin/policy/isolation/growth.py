@@ -90,9 +90,9 @@ def growth(
     """Return what grew, with these threads as the only own ones; None where nothing can be said.
 
     `cpu` are looks at the pCPU: the first one after `before`, the second before `after`, so that
-    all that the threads did between them is counted as theirs; the other way round where nobody
-    may be missed. None where threads of the owner come and go that may run elsewhere too: then they
-    cannot be told from others.
+    all that the threads did between them is counted as theirs; the other way round where no other
+    task may be missed. None where threads of the owner come and go that may run elsewhere too: then
+    they cannot be told from others.
     """
     length = after.at_ns - before.at_ns
     if length <= 0 or not tids or not (before.own.keys() & after.own.keys()).issuperset(tids):

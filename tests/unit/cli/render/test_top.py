@@ -14,7 +14,7 @@ from tests.unit.cli.documents import top
 @pytest.mark.parametrize(
     ("switches", "line"),
     [
-        (0.0, "nobody else seen on exclusive pCPUs"),
+        (0.0, "no other tasks seen on exclusive pCPUs"),
         (
             5.0,
             "others come to exclusive pCPUs, up to 5 times per second; kata-pin prove names them",
