@@ -38,7 +38,7 @@ class Problem(Exception):  # noqa: N818 - not all are errors: `unpinned` can be 
     """Why the message was not handed over, or the pins are not applied: one line of text."""
 
 
-class Options:
+class Arguments:
     """The command line, taken apart by hand: argparse would cost more than all the rest."""
 
     def __init__(self, arguments: list[str]) -> None:
@@ -79,7 +79,7 @@ class Deadline:
         return left
 
 
-class Daemon:
+class DaemonConnection:
     """The connection to the daemon; every method raises OSError."""
 
     def __init__(self, path: str, deadline: Deadline) -> None:
@@ -154,34 +154,57 @@ def spool(folder: str, name: str, request: bytes) -> None:
     A daemon that is down for days must not fill /run, which the node needs: it finds the containers
     without messages too.
     """
-    names = posix.listdir(folder)
-    if UNINSTALLED in names:
-        raise OSError("kata-pin is uninstalled, but this hook is still configured")
-    stamps = [int(stamp) for stamp in (one.partition("-")[0] for one in names) if stamp.isdecimal()]
-    if len(stamps) >= MAX_SPOOLED:
-        raise OSError(f"{len(stamps)} messages are waiting")
-    if stamps and int(name.partition("-")[0]) - min(stamps) > MAX_SPOOLED_NS:
-        raise OSError("messages have been waiting for more than a day")
-    disk = posix.statvfs(folder)
-    if disk.f_bavail * 10 < disk.f_blocks:
-        raise OSError("less than 10 % of its file system is free")
-    unfinished = f"{folder}/{name}.tmp"
-    file = posix.open(
-        unfinished, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC, 0o600
+    # the folder is the daemon's, so what is in it, or in its place, may be a trap for root
+    here = posix.open(
+        folder, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW | posix.O_CLOEXEC
     )
     try:
-        posix.fchown(file, -1, posix.stat(folder).st_gid)  # the daemon is not root
+        refuse_full(here, int(name.partition("-")[0]))
+        leave(here, name, request)
+    finally:
+        posix.close(here)
+
+
+def leave(folder: int, name: str, request: bytes) -> None:
+    """Write the request to a new file in an open folder."""
+    unfinished = f"{name}.tmp"
+    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC
+    file = posix.open(unfinished, flags, 0o600, dir_fd=folder)
+    try:
+        posix.fchown(file, -1, posix.fstat(folder).st_gid)  # the daemon is not root
         posix.fchmod(file, 0o640)
         while request:
             request = request[posix.write(file, request) :]
         posix.fsync(file)
-        posix.rename(unfinished, f"{folder}/{name}.msg")
+        posix.rename(unfinished, f"{name}.msg", src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:
-        posix.unlink(unfinished)
+        posix.unlink(unfinished, dir_fd=folder)
         raise
+    finally:
+        posix.close(file)
 
 
-def hand_over(options: Options) -> None:
+def refuse_full(folder: int, stamp_ns: int) -> None:
+    """Raise OSError where no message should be added to an open folder."""
+    names, oldest_ns = 0, stamp_ns
+    with posix.scandir(folder) as entries:  # of a million names no more than these are read
+        for entry in entries:
+            stamp = entry.name.partition("-")[0]
+            if entry.name == UNINSTALLED:
+                raise OSError("kata-pin is uninstalled, but this hook is still configured")
+            if stamp.isdecimal():
+                oldest_ns = min(oldest_ns, int(stamp))
+            names += 1
+            if names >= MAX_SPOOLED:
+                raise OSError(f"{names} messages are waiting")
+    if stamp_ns - oldest_ns > MAX_SPOOLED_NS:
+        raise OSError("messages have been waiting for more than a day")
+    disk = posix.statvfs(folder)
+    if disk.f_bavail * 10 < disk.f_blocks:
+        raise OSError("less than 10 % of its file system is free")
+
+
+def hand_over(options: Arguments) -> None:
     """Do the hook's work; raises Problem if the message or the pins are not confirmed."""
     stamp = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     leave_exclusive_cpus(options.runtime_dir)
@@ -190,7 +213,7 @@ def hand_over(options: Options) -> None:
     request = header.encode() + state
     deadline = Deadline(options.record_s)
     try:
-        daemon = Daemon(f"{options.runtime_dir}/hook.sock", deadline)
+        daemon = DaemonConnection(f"{options.runtime_dir}/hook.sock", deadline)
         daemon.send(request, deadline)
         expect("recorded", daemon.answer(deadline))
     except OSError as error:
@@ -236,7 +259,7 @@ def main(arguments: list[str]) -> int:
     """Return the exit status."""
     strict = "--strict" in arguments and any(phase in arguments for phase in PINNED_PHASES)
     try:
-        hand_over(Options(arguments))
+        hand_over(Arguments(arguments))
     except Exception as problem:  # noqa: BLE001 - a fault here must not fail a container
         complain(str(problem) or repr(problem))
         return 1 if strict else 0

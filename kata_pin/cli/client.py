@@ -9,20 +9,28 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
-from kata_pin.sources.daemon_socket import DaemonAway, DaemonSilent, ask
+from msgspec.structs import replace
+
+from kata_pin.service.exchange import DaemonAway, DaemonSilent
+from kata_pin.service.protocol import ask
 
 if TYPE_CHECKING:
-    from kata_pin.config import Config
-    from kata_pin.model.reports.applied import Applied
-    from kata_pin.model.reports.explain import Explanation
-    from kata_pin.model.reports.history import HistoryDocument
-    from kata_pin.model.reports.names import SandboxName
-    from kata_pin.model.reports.settings import ConfigDocument
-    from kata_pin.model.reports.state import State
-    from kata_pin.model.reports.watch import WatchDocument
+    from collections.abc import Mapping
+
+    from kata_pin.base.config.tree import Config
+    from kata_pin.base.documents.answers import (
+        Applied,
+        BindDocument,
+        ConfigDocument,
+        Explanation,
+        HistoryDocument,
+        SandboxName,
+    )
+    from kata_pin.base.documents.check import Finding
+    from kata_pin.base.documents.measured import WatchDocument
+    from kata_pin.base.documents.state import State
 
 Document = TypeVar("Document")
 
@@ -38,7 +46,7 @@ WRITE_S: Final = 35.0
 _SOCKETS: Final = {True: ("status.sock", "control.sock"), False: ("control.sock",)}
 
 
-class Settings(Protocol):
+class ClientSettings(Protocol):
     """What a Provider needs to know; the configuration only without a daemon."""
 
     @property
@@ -53,7 +61,7 @@ class Settings(Protocol):
 class Provider:
     """Gets documents for one command; a daemon that hangs is asked, and reported, once."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
         self._offline: State | None = None
         self._silent: tuple[DaemonSilent, float] | None = None
@@ -62,13 +70,13 @@ class Provider:
         """Return the id of the sandbox that a name means, nothing for None; raises KataPinError."""
         if name is None:
             return ""
-        from kata_pin.cli.reports.selection import choose, within
+        from kata_pin.cli.reports.words import choose, within
 
         return choose(within(self.names(), namespace), name).id
 
     def names(self) -> tuple[SandboxName, ...]:
         """Return the names of all sandboxes; raises KataPinError."""
-        from kata_pin.model.reports.names import Names, SandboxName
+        from kata_pin.base.documents.answers import Names, SandboxName
 
         try:
             return self._ask(Names, "names", reading=True).sandboxes
@@ -78,7 +86,7 @@ class Provider:
 
     def state(self, sandbox_id: str = "") -> State:
         """Return the state document, of one sandbox if one is named; raises KataPinError."""
-        from kata_pin.model.reports.state import State
+        from kata_pin.base.documents.state import State
 
         try:
             return self._ask(State, "state", reading=True, sandbox=sandbox_id or None)
@@ -89,39 +97,49 @@ class Provider:
 
     def explain(self, sandbox_id: str) -> Explanation:
         """Return the `explain` document of one sandbox; raises KataPinError."""
-        from kata_pin.model.reports.explain import Explanation
+        from kata_pin.base.documents.answers import Explanation
 
         try:
             return self._ask(Explanation, "explain", reading=True, sandbox=sandbox_id)
         except (DaemonAway, DaemonSilent):
-            from kata_pin.daemon.service import offline
+            from kata_pin.service import offline
 
             _log_nowhere()
             return offline.explain(self._settings.config, sandbox_id)
 
     def history(self, name: str, *, since_s: int | None, limit: int) -> HistoryDocument:
         """Return the `history` document: of all, or of the sandboxes that a name means."""
-        from kata_pin.model.reports.history import HistoryDocument
+        from kata_pin.base.documents.answers import HistoryDocument
 
         asked = {"sandbox": name, "since_s": since_s, "limit": limit}
         try:
             return self._ask(HistoryDocument, "history", reading=True, **asked)
         except (DaemonAway, DaemonSilent):
-            from kata_pin.daemon.service import offline
+            from kata_pin.service import offline
 
             return offline.history(self._settings.config, name, since_s=since_s, limit=limit)
 
     def running_config(self) -> ConfigDocument:
         """Return the settings that the daemon has; raises DaemonError, also without a daemon."""
-        from kata_pin.model.reports.settings import ConfigDocument
+        from kata_pin.base.documents.answers import ConfigDocument
 
         return self._ask(ConfigDocument, "config", reading=True)
 
     def watch(self) -> WatchDocument:
         """Return what the daemon saw of exclusive pCPUs; raises DaemonError, also without it."""
-        from kata_pin.model.reports.watch import WatchDocument
+        from kata_pin.base.documents.measured import WatchDocument
 
         return self._ask(WatchDocument, "watch", reading=True)
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return what options of other packages found; raises DaemonError, also without it."""
+        from kata_pin.base.documents.check import Findings
+
+        return self._ask(Findings, "findings", reading=True).findings
+
+    def option(self, kind: type[Document], verb: str) -> Document:
+        """Return the document of an option of another package; raises DaemonError."""
+        return self._ask(kind, "option", reading=True, name=verb)
 
     def reload(self) -> None:
         """Have the daemon read its configuration again; raises DaemonError if it refuses it."""
@@ -134,26 +152,34 @@ class Provider:
 
         A daemon that hangs is found before anything else: nothing is set beside it.
         """
-        from kata_pin.model.reports.applied import Applied
+        from kata_pin.base.documents.answers import Applied
 
         try:
             probe(os.path.join(self._settings.runtime_dir, "control.sock"))
             chosen = self.chosen(name)
             return self._ask(Applied, verb, reading=False, sandbox=chosen or None)
         except DaemonAway:
-            from kata_pin.daemon.service import offline
+            from kata_pin.service import offline
 
             _log_nowhere()
             act = offline.pin if verb == "pin" else offline.unpin
             return act(self._settings.config, self.chosen(name) or None)
+
+    def bind(self, name: str | None, given: Mapping[str, str | int | None]) -> BindDocument:
+        """Bind, try or clear what `given` says; only a daemon ends it in time."""
+        from kata_pin.base.documents.answers import BindDocument
+
+        probe(os.path.join(self._settings.runtime_dir, "control.sock"))
+        chosen = self.chosen(name)
+        return self._ask(BindDocument, "bind", reading=False, sandbox=chosen or None, **given)
 
     def _without_daemon(self, error: DaemonAway | DaemonSilent) -> State:
         """Return the state as of now, or as of `names`, once."""
         found, self._offline = self._offline, None
         if found is not None:
             return found
-        from kata_pin.daemon.service import offline
-        from kata_pin.model.reports.daemon import Daemon
+        from kata_pin.base.documents.document import Daemon
+        from kata_pin.service import offline
 
         _log_nowhere()
         silent = isinstance(error, DaemonSilent)
@@ -163,7 +189,7 @@ class Provider:
     def _ask(
         self, kind: type[Document], verb: str, *, reading: bool, **given: str | int | None
     ) -> Document:
-        from kata_pin.wire import reports
+        from kata_pin.service import protocol
 
         if self._silent is not None and time.monotonic() < self._silent[1]:
             raise self._silent[0]
@@ -174,7 +200,7 @@ class Provider:
             try:
                 path = os.path.join(self._settings.runtime_dir, name)
                 answer = ask(path, verb, arguments, deadline_s, waiting=_tell_waiting)
-                return reports.decode(answer, kind)
+                return protocol.decode(answer, kind)
             except DaemonAway as error:
                 away = away or error
             except DaemonSilent as error:

@@ -1,7 +1,8 @@
 """The entry of `kata-pin`: the group of commands, and how errors are reported.
 
 Commands are imported when they run: `kata-pin --help` imports click only. Expected failures are one
-line and a hint on stderr, never a traceback. Exit statuses are those of errors.py, 2 for usage, 130
+line and a hint on stderr, never a traceback. Exit statuses are those of base/errors.py, 2 for
+usage, 130
 after Ctrl-C, 141 if the reader of the output went away.
 """
 
@@ -10,67 +11,17 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
-from typing import Final
 
 import click
 
 from kata_pin import __version__
-from kata_pin.cli.options import Commands, Session, global_options
+from kata_pin.base.errors import KataPinError, reason_of
+from kata_pin.cli.options import CommandGroup, Session, global_options
+from kata_pin.cli.quick import COMMANDS, COMPLETE
 from kata_pin.cli.render import screen
-from kata_pin.errors import KataPinError, reason_of
-
-COMPLETE: Final = "_KATA_PIN_COMPLETE"
-"""The environment variable by which a shell asks for completions (click's protocol)."""
-
-_POLICY: Final = "Override the CPU class of a pod (takes precedence over annotations)."
-_UNINSTALL: Final = "Restore all affinities and remove the files of install that were not modified."
-
-COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "show": ("show:show", "Show the sandboxes of this node, one of them, or its pCPUs."),
-    "top": ("top:top", "Show live what sandboxes and their exclusive pCPUs do."),
-    "who": ("inspect:who", "Show every host thread that may run on a pCPU."),
-    "map": ("inspect:guest_map", "Show which vCPU, guest CPU and container each pCPU serves."),
-    "explain": ("inspect:explain", "Explain where the threads of a sandbox run and why."),
-    "history": ("inspect:history", "Show how sandboxes changed, when and why."),
-    "check": ("check:check", "Check affinities, and who runs on exclusive pCPUs."),
-    "prove": (
-        "prove:prove",
-        "Measure whether exclusive pCPUs run nothing but their owner's threads.",
-    ),
-    "metrics": ("metrics:metrics", "Print the daemon's metrics in Prometheus' text format."),
-    "doctor": ("inspect:doctor", "Check this node's prerequisites and report what is missing."),
-    "draw": ("draw:draw", "Draw this node: each pCPU with its owner and what runs there."),
-    "pools": ("alloc:pools", "Show the allocator's pools of pCPUs and their owners."),
-    "alloc": ("alloc:alloc", "Inspect what the allocator did or would do."),
-    "policy": (
-        "policy:policy",
-        "Override the CPU class of a pod (takes precedence over annotations).",
-    ),
-    "pin": ("pin:pin", "Set the affinities of one sandbox, or of all, now."),
-    "unpin": ("pin:unpin", "Restore the original affinities of one sandbox, or of all."),
-    "run": ("run:run", "Run the daemon in the foreground."),
-    "release": (
-        "release:release",
-        "Have the daemon restore all affinities, and set none until it is restarted.",
-    ),
-    "release-nodes": ("release:release_nodes", "Restore affinities on every node of a cluster."),
-    "reporter": (
-        "reporter:reporter",
-        "Show this node to its cluster, and serve probes and metrics.",
-    ),
-    "reload": ("reload:reload", "Have the daemon read its configuration again."),
-    "config": ("config:config", "Show or check a configuration, or print a sample file."),
-    "install": (
-        "install:install",
-        "Install the hook, the service and sample settings on this node.",
-    ),
-    "uninstall": ("install:uninstall", _UNINSTALL),
-    "completion": ("completion:completion", "Print a shell's completion script."),
-}
-"""Every command in the order of the help: module and name below cli.commands, and its summary."""
 
 
-class LazyGroup(Commands):
+class LazyGroup(CommandGroup):
     """A group whose commands are imported when they are named."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -78,11 +29,15 @@ class LazyGroup(Commands):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command."""
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, name = COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(import_module(f"kata_pin.cli.commands.{module}"), name)
+        """Import one command, also one of an option of another package."""
+        if cmd_name in COMMANDS:
+            place = f"kata_pin.{COMMANDS[cmd_name][0]}"
+        else:
+            from kata_pin.base.config.options import command_of
+
+            place = command_of(cmd_name)
+        module, _, name = place.partition(":")
+        command: click.Command | None = getattr(import_module(module), name) if name else None
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -176,7 +131,7 @@ def _failed(session: Session, error: KataPinError, status: int) -> int:
 
 def _print_error(message: str, hint: str, status: int) -> None:
     """Print an error as a JSON document."""
-    from kata_pin.model.reports.settings import ErrorDocument
+    from kata_pin.base.documents.answers import ErrorDocument
 
     screen.document(ErrorDocument(error=message, hint=hint, exit_status=status))
 

@@ -5,29 +5,24 @@ from __future__ import annotations
 import math
 import os
 import re
-import stat
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from kata_pin.cli.runtime_dir import DEFAULT_FILE, plain_runtime_dir
+
 if TYPE_CHECKING:
+    from kata_pin.base.config.tree import Config
+    from kata_pin.base.cpuset import CpuSet
     from kata_pin.cli.client import Provider
-    from kata_pin.config import Config
-    from kata_pin.model.cpuset import CpuSet
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-DEFAULT_FILE: Final = "/etc/kata-pin/config.yaml"
-RUNTIME_DIR: Final = "/run/kata-pin"
-"""Both as in kata_pin.config, whose import costs more than a question to the daemon."""
-
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _SPAN: Final = re.compile(r"([0-9]{1,6})([smhd])\Z")
-
-_KEY: Final = re.compile(r"^runtime_dir:[ \t]+(/[^\s'\"#]+)(?:[ \t]+#.*)?[ \t]*$", re.MULTILINE)
 
 
 class Session:
@@ -45,31 +40,19 @@ class Session:
 
         So people can ask a daemon that runs although its file has been damaged since.
         """
-        path = self.config_file or DEFAULT_FILE
-        try:
-            if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO would hang
-                return self.config.runtime_dir
-            with open(path, encoding="utf-8") as file:
-                text = "".join(line for line in file if not line.lstrip().startswith("#"))
-        except FileNotFoundError:
-            return self.config.runtime_dir if self.config_file else RUNTIME_DIR
-        except (OSError, UnicodeDecodeError):
-            return self.config.runtime_dir
-        found = _KEY.findall(text)
-        if len(found) == text.count("runtime_dir") == 1:
-            return str(found[0])
-        return self.config.runtime_dir if "runtime_dir" in text else RUNTIME_DIR
+        if self.config_file and not os.path.lexists(self.config_file):
+            return self.config.runtime_dir  # which raises what is wrong
+        return plain_runtime_dir(self.config_file or DEFAULT_FILE) or self.config.runtime_dir
 
     @cached_property
     def config(self) -> Config:
         """The configuration; raises ConfigError."""
-        from kata_pin.config import load
+        from kata_pin.service.configuration import load
 
         return load(self.config_file)
 
-    @property
-    def provider(self) -> Provider:
-        """Where documents come from; the command moves off exclusive pCPUs before it asks."""
+    def connect(self) -> Provider:
+        """Move this process off exclusive pCPUs; return where documents come from."""
         from kata_pin.cli.client import Provider
         from kata_pin.hook import leave_exclusive_cpus
 
@@ -79,7 +62,7 @@ class Session:
         return self._provider
 
 
-class Number(click.FloatRange):
+class FiniteNumber(click.FloatRange):
     """A number within bounds, which `nan` would pass."""
 
     def convert(
@@ -92,18 +75,19 @@ class Number(click.FloatRange):
         return number
 
 
-class Commands(click.Group):
+class CommandGroup(click.Group):
     """A group that names the nearest command where one is mistyped."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command; raises UsageError with a suggestion if there is none."""
-        from difflib import get_close_matches
-
         known = self.list_commands(ctx)
-        mistyped = bool(args) and args[0] not in known and not args[0].startswith("-")
-        if mistyped and not ctx.resilient_parsing:  # a shell that completes wants no error
+        unknown = bool(args) and args[0] not in known and not args[0].startswith("-")
+        completing = ctx.resilient_parsing  # a shell wants no error
+        if unknown and not completing and self.get_command(ctx, args[0]) is None:
+            from difflib import get_close_matches
+
             near = get_close_matches(args[0], known, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"Commands: {', '.join(known)}."
             ctx.fail(f"No such command {args[0]!r}. {hint}")
@@ -164,10 +148,12 @@ _JSON = click.option(
 )
 
 
-def cpu_list(ctx: click.Context, param: click.Parameter, text: str) -> CpuSet:
-    """Return the CPU set that an argument or option names, such as `0-3,8`."""
-    from kata_pin.errors import KataPinError
-    from kata_pin.model.cpuset import CpuSet
+def cpu_list(ctx: click.Context, param: click.Parameter, text: str | None) -> CpuSet | None:
+    """Return the CPU set that an argument or option names, such as `0-3,8`; None if not given."""
+    if text is None:
+        return None
+    from kata_pin.base.cpuset import CpuSet
+    from kata_pin.base.errors import KataPinError
 
     try:
         return CpuSet.parse(text)
@@ -206,15 +192,6 @@ def measured_for(command: F) -> F:
 
 def complete_sandbox(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """Return the pods and ids that start with `incomplete`; none if no daemon answers quickly."""
-    from kata_pin.errors import KataPinError
-    from kata_pin.model.reports.names import Names
-    from kata_pin.sources.daemon_socket import ask
-    from kata_pin.wire.reports import decode
+    from kata_pin.cli.quick import sandbox_names
 
-    try:
-        path = f"{session_of(ctx).runtime_dir}/status.sock"
-        sandboxes = decode(ask(path, "names", {}, 0.5), Names).sandboxes
-    except KataPinError:
-        return []
-    names = [name for one in sandboxes for name in (one.pod, one.id)]
-    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+    return sandbox_names(session_of(ctx).runtime_dir, incomplete)

@@ -1,35 +1,54 @@
 """Finds the VMM process of a sandbox, and decides whether to believe it (D5, D24).
 
-A candidate pid comes from a hook, from Kata's files or from the claims of command lines, and proves
-nothing. It is accepted when it is in the host's namespaces, its command line names the sandbox, one
-witness that it cannot have made agrees (witnesses.py), and its executable is an allowed file of the
-host. Of several, the one with the strongest witness wins; where two are equal, neither is believed.
-A refused candidate is reported with its reason.
+Processes outside the VMM that work for one sandbox only are found here too (D11).
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from kata_pin.errors import HostError, NotRead, ParseError, VmmError
-from kata_pin.model.sandbox import Vmm
-from kata_pin.model.steps import finish
-from kata_pin.model.thread import ProcessKey
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kata_pin.base.errors import HostError, NotRead, ParseError, VmmError
+from kata_pin.base.sandbox import Process, ProcessKey, ThreadKey, Vmm
+from kata_pin.base.steps import Steps, finish
+from kata_pin.base.values import KataRuntime, RoleSource, ThreadRole
+from kata_pin.linux.proc import kernel_worker
+from kata_pin.peers.vmm_cmdline import names_sandbox
 from kata_pin.vmm import checks
-from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES, DEFAULT_SHIMS, VmmAllowlist
-from kata_pin.vmm.checks import Refused
-from kata_pin.vmm.claims import Claim, Claims
-from kata_pin.vmm.host_access import HostAccess
-from kata_pin.vmm.jails import jail_of
-from kata_pin.vmm.kinds import KvmIds
-from kata_pin.vmm.shims import Shims
-from kata_pin.vmm.state_files import KataPaths, ids_of, state_stamp
-from kata_pin.vmm.witnesses import NO_HINTS, Accepted, Witnesses
+from kata_pin.vmm.checks import DEFAULT_EXECUTABLES, DEFAULT_SHIMS, VmmAllowlist, VmmRefused
+from kata_pin.vmm.claims import (
+    NO_HINTS,
+    Accepted,
+    Shims,
+    VmmClaim,
+    VmmClaims,
+    Witnesses,
+    is_file_server,
+    jail_of,
+)
+from kata_pin.vmm.kinds import KvmIds, VmmKind
+from kata_pin.vmm.state_files import (
+    HostAccess,
+    HostPaths,
+    KataPaths,
+    ids_of,
+    state_stamp,
+    virtiofsd_pid,
+)
+
+# Finds the VMM process of a sandbox, and decides whether to believe it (D5, D24).
+#
+# A candidate pid comes from a hook, from Kata's files or from the claims of command lines, and
+# proves nothing. It is accepted when it is in the host's namespaces, its command line names the
+# sandbox, one witness that it cannot have made agrees (claims.py), and its executable is an
+# allowed file of the host. Of several, the one with the strongest witness wins; where two are
+# equal, neither is believed. A refused candidate is reported with its reason.
 
 _KATA_PROGRAMS: Final = ("containerd-shim-kata", "kata-runtime", "kata-shim")
 
@@ -47,8 +66,7 @@ REFUSED_S: Final = 30.0
 MAX_REASONS: Final = 8  # refused candidates that an error lists: enough to see what is wrong
 
 
-@dataclass(frozen=True)
-class Executables:
+class Executables(Struct, frozen=True):
     """Paths of the executables that are believed; the last part may be a pattern (fnmatch)."""
 
     vmms: tuple[str, ...] = DEFAULT_EXECUTABLES
@@ -74,7 +92,7 @@ class VmmFinder:
         self._refused: dict[str, tuple[float, object]] = {}
         self._allowed = VmmAllowlist(host.root, allowed.vmms)
         self.shims = Shims(host, allowed.shims)
-        self.claims = Claims(host, self._allowed, self.shims.allowed)
+        self.claims = VmmClaims(host, self._allowed, self.shims.allowed)
 
     def find(self, sandbox_id: str, hints: Mapping[int, int] = NO_HINTS) -> Vmm:
         """Return the sandbox's VMM.
@@ -97,7 +115,7 @@ class VmmFinder:
             return None
         try:
             vmm = self._accept(witnesses, before.process.pid)
-        except Refused:
+        except VmmRefused:
             return None
         same = vmm.process == before.process and vmm.strength >= before.strength
         return vmm if same else None
@@ -117,7 +135,7 @@ class VmmFinder:
         for pid, origin in self._candidates(witnesses).items():
             try:
                 accepted.append(self._accept(witnesses, pid))
-            except Refused as reason:
+            except VmmRefused as reason:
                 refused[pid] = f"pid {pid} ({origin}): {reason}"
         for one in accepted:
             if not one.orphan:  # its shim, which Kata's poststart hook reports, claims nothing
@@ -129,44 +147,63 @@ class VmmFinder:
 
         `known` are VMMs that were accepted before, by sandbox: they are not checked again.
         """
-        return dict(one for one in self.scan(known) if one is not None)
+        return finish(self.sandboxes_in_steps(known))
 
-    def scan(
+    def sandboxes_in_steps(
         self, known: Mapping[str, ProcessKey] = NONE_KNOWN
-    ) -> Iterator[tuple[str, int] | None]:
-        """Yield the same one by one, and None after each process that took a call."""
-        for _ in self.claims.look():
-            yield None
+    ) -> Steps[dict[str, int]]:
+        """Return the same; yields after each process and each sandbox that took a call."""
+        yield from self.claims.look()
         alive = {claim.process.key: claim for claim in self.claims.all()}
-        for sandbox_id, key in known.items():
-            if key in alive:
-                yield sandbox_id, key.pid
+        running = {one: key.pid for one, key in known.items() if key in alive}
         accepted = set(known.values())
         new = [claim for key, claim in alive.items() if key not in accepted]
         by_sandbox = self._by_sandbox(new)
         self._refused = {one: old for one, old in self._refused.items() if one in by_sandbox}
+        due = yield from self._due(by_sandbox, known)
         left = MAX_REFUSALS
-        for sandbox_id in by_sandbox.keys() - known.keys():
+        for sandbox_id, stamp in due:
+            if left <= 0:
+                break
             claims = by_sandbox[sandbox_id]
-            stamp = state_stamp(self._host.root, self._paths, sandbox_id), len(claims)
-            until, before = self._refused.get(sandbox_id, (0.0, None))
-            if left <= 0 or (stamp == before and time.monotonic() < until):
-                continue
             try:
-                yield sandbox_id, self._find(sandbox_id).process.pid
+                running[sandbox_id] = self._find(sandbox_id).process.pid
             except VmmError:
                 left -= len(claims)
                 if not any(checks.is_young(claim.process) for claim in claims):
                     self._refused[sandbox_id] = time.monotonic() + REFUSED_S, stamp
-                yield None
+            yield
+        return running
 
-    def _by_sandbox(self, claims: Iterable[Claim]) -> dict[str, list[Claim]]:
+    def _due(
+        self, by_sandbox: Mapping[str, Sequence[VmmClaim]], known: Container[str]
+    ) -> Steps[list[tuple[str, object]]]:
+        """Return the sandboxes whose claims are to be checked, each with what a refusal goes by.
+
+        Those that Kata's files name come first. Claims without any, which use up what a scan may
+        refuse, have their turn in the order of their last refusal, then of their age: new ones
+        keep no older one waiting.
+        """
+        due: list[tuple[tuple[bool, float, int], str, object]] = []
+        for sandbox_id, claims in by_sandbox.items():
+            if sandbox_id in known:
+                continue
+            files = state_stamp(self._host.root, self._paths, sandbox_id)
+            yield
+            stamp = files, len(claims)
+            until, before = self._refused.get(sandbox_id, (0.0, None))
+            if stamp != before or time.monotonic() >= until:
+                oldest = min(claim.process.key.starttime for claim in claims)
+                due.append(((not any(files), until, oldest), sandbox_id, stamp))
+        return [(sandbox_id, stamp) for _, sandbox_id, stamp in sorted(due, key=lambda one: one[0])]
+
+    def _by_sandbox(self, claims: Iterable[VmmClaim]) -> dict[str, list[VmmClaim]]:
         """Return claims by the sandbox that they name.
 
         Where a command line has only the start of an id, the whole one is among those of the living
         shims and of Kata's files; without it the claim counts for none.
         """
-        found: dict[str, list[Claim]] = {}
+        found: dict[str, list[VmmClaim]] = {}
         whole: set[str] | None = None
         for claim in claims:
             named = claim.named
@@ -178,6 +215,11 @@ class VmmFinder:
             for one in filter(named.names, whole):
                 found.setdefault(one, []).append(claim)
         return found
+
+    def is_named(self, sandbox_id: str) -> bool:
+        """Whether Kata's files name a process of a sandbox, or a process seen so far claims it."""
+        witnesses = self._witnesses(sandbox_id, NO_HINTS)
+        return bool(self.claims.of(sandbox_id) or witnesses.recorded or witnesses.jailed)
 
     def is_claimed(self, sandbox_id: str, hints: Mapping[int, int] = NO_HINTS) -> bool:
         """Whether a process that a hook or Kata named claims to be the VMM, accepted or not.
@@ -248,13 +290,13 @@ class VmmFinder:
         return found
 
     def _accept(self, witnesses: Witnesses, pid: int) -> Vmm:
-        """Return the VMM that a process is; raises Refused. Cheap checks come first."""
+        """Return the VMM that a process is; raises VmmRefused. Cheap checks come first."""
         try:
             return self._checked(witnesses, pid)
         except HostError as error:
-            raise Refused(str(error)) from error
+            raise VmmRefused(str(error)) from error
         except ParseError as error:
-            raise Refused(f"cannot read its command line: {error}") from error
+            raise VmmRefused(f"cannot read its command line: {error}") from error
 
     def _checked(self, witnesses: Witnesses, pid: int) -> Vmm:
         host, sandbox_id = self._host, witnesses.sandbox_id
@@ -263,7 +305,7 @@ class VmmFinder:
         kind = self._allowed.kind_of(path)
         if kind is None:
             shown = path or "(none)"
-            raise Refused(f"its executable {shown} is not on the allow-list (`hypervisors`)")
+            raise VmmRefused(f"its executable {shown} is not on the allow-list (`hypervisors`)")
         status = checks.read_status(host.root, pid)
         checks.check_namespaces(host.root, pid, status)
         jailed = self._allowed.may_be_jailed(path)
@@ -272,18 +314,18 @@ class VmmFinder:
         argv = host.cmdline(pid)
         named = kind.read_name(argv)
         if not named.names(sandbox_id):
-            raise Refused(f"its command line names {named.sandbox_id or 'no sandbox'}")
+            raise VmmRefused(f"its command line names {named.sandbox_id or 'no sandbox'}")
         if kind.in_shim:
             checks.check_runs_vm(host.root, pid, kind)
         exe = host.exe_file(pid)
         if (exe.path, exe.deleted) != (path, deleted):
-            raise Refused("its executable changed during the check")
+            raise VmmRefused("its executable changed during the check")
         if not jail:
             self._allowed.check(exe)
         command = kind.read(argv)
         shim = pid if kind.in_shim else self.shims.of(process, sandbox_id)
         if host.read_process(pid).key != process.key:
-            raise Refused("it exited during the check")
+            raise VmmRefused("it exited during the check")
         return Vmm(
             kind=kind.name,
             process=process.key,
@@ -298,9 +340,19 @@ class VmmFinder:
             guest_cid=command.guest_cid,
             kernel=command.kernel,
             monitor=command.monitor,
+            runtime=self._runtime(kind, sandbox_id, (*argv, f"{jail}/")),
             orphan=shim is None,
             exe_deleted=deleted,
         )
+
+    def _runtime(self, kind: VmmKind, sandbox_id: str, paths: Iterable[str]) -> KataRuntime:
+        """Return runtime-rs where one of the VMM's paths is in its directory of the sandbox.
+
+        Only runtime-rs runs a VMM inside its shim.
+        """
+        folder = f"{self._paths.kata}/{sandbox_id}/"
+        is_rust = kind.in_shim or any(folder in path for path in paths)
+        return KataRuntime.RUST if is_rust else KataRuntime.GO
 
 
 def _strongest(
@@ -338,3 +390,115 @@ def _listed(reasons: Iterable[str]) -> str:
         return ""
     more = f"; and {len(texts) - MAX_REASONS} more" if len(texts) > MAX_REASONS else ""
     return f": {'; '.join(texts[:MAX_REASONS])}{more}"
+
+
+# Processes outside the VMM that work for one sandbox only (D11).
+#
+# virtiofsd or nydusd with its children, the kernel's vhost workers and KVM helpers (kernel threads
+# before Linux 6.4), and the shim. A process that merely looks alike is never included: a kernel
+# thread must have the flag and be named after one of the VMM's threads, a user process must be
+# named in root's persist.json or be a child of the sandbox's own shim; a child of another parent
+# must name the sandbox. Nothing is kept between calls.
+
+KTHREADD: Final = 2  # the parent of every kernel thread
+
+MAX_DEPTH: Final = 4
+"""Generations of virtiofsd's children that are followed: it has one (its sandboxed half)."""
+
+
+class Helper(Struct, frozen=True):
+    """A process all of whose threads have one role for the sandbox."""
+
+    process: ProcessKey
+    role: ThreadRole
+    source: RoleSource
+
+
+def find_helpers(
+    host: HostAccess,
+    vmm: Vmm,
+    sandbox_id: str,
+    threads: Iterable[ThreadKey],
+    shims: Shims,
+    *,
+    paths: KataPaths | None = None,
+) -> tuple[Helper, ...]:
+    """Return the helpers of a sandbox, by pid; `threads` are all of the VMM's own.
+
+    Those that vanish meanwhile are left out.
+    """
+    found = {helper.process: helper for helper in _kernel_workers(host, threads)}
+    process = host.processes.get(vmm.process.pid)
+    shim = shims.of(process, sandbox_id) if process is not None else None
+    servers = _file_servers(host, vmm, sandbox_id, shim, paths or KataPaths())
+    for server in _with_children(host, servers):
+        found[server.key] = Helper(server.key, ThreadRole.VIRTIOFSD, RoleSource.PROCESS)
+    known = host.processes.get(shim) if shim is not None else None
+    if known is not None:
+        found[known.key] = Helper(known.key, ThreadRole.SHIM, RoleSource.PROCESS)
+    found.pop(vmm.process, None)  # a VMM inside the shim
+    return tuple(found[key] for key in sorted(found))
+
+
+def served_by(root: HostPaths, comm: str) -> int | None:
+    """Return the process that a kernel thread of this name works for, None for other names."""
+    worker = kernel_worker(comm)
+    return None if worker is None else checks.thread_group(root, worker.owner)
+
+
+def _kernel_workers(host: HostAccess, threads: Iterable[ThreadKey]) -> Iterator[Helper]:
+    """Yield the kernel threads that were made for these threads.
+
+    One that is older than the thread it is named after was made for an earlier thread of that tid.
+    """
+    named_after = host.processes.kernel_workers
+    for thread in threads:
+        for process in named_after.get(thread.tid, ()):
+            worker = kernel_worker(process.comm)
+            if worker and process.ppid == KTHREADD and process.key.starttime >= thread.starttime:
+                yield Helper(process.key, worker.role, RoleSource.FLAGS)
+
+
+def _file_servers(
+    host: HostAccess, vmm: Vmm, sandbox_id: str, shim: int | None, paths: KataPaths
+) -> Iterator[Process]:
+    """Yield virtiofsd or nydusd: the pid in persist.json, or the shim's child.
+
+    A shim has one sandbox, so nothing that takes long need be read of its children. Where the VMM
+    has another parent, or its shim is not known yet, the arguments have to name the sandbox.
+    """
+    recorded = virtiofsd_pid(host.root, paths, sandbox_id)
+    parents = {shim, vmm.parent if vmm.parent > 1 else None} - {None}
+    if recorded:
+        process = host.processes.get(recorded)
+        if process is not None and _is_file_server(host, process):
+            yield process
+    for parent in parents:
+        for child in host.processes.children(parent or 0):
+            if _is_file_server(host, child) and (parent == shim or _names(host, child, sandbox_id)):
+                yield child
+
+
+def _with_children(host: HostAccess, servers: Iterable[Process]) -> Iterator[Process]:
+    generation = list(servers)
+    for _ in range(MAX_DEPTH):
+        yield from generation
+        generation = [c for server in generation for c in host.processes.children(server.key.pid)]
+
+
+def _is_file_server(host: HostAccess, process: Process) -> bool:
+    """Whether its executable is a file server's; exec names the process after it."""
+    if not is_file_server(process.comm):
+        return False
+    try:
+        path, _ = host.exe(process.key.pid)
+    except HostError:
+        return False
+    return is_file_server(path)
+
+
+def _names(host: HostAccess, process: Process, sandbox_id: str) -> bool:
+    try:
+        return names_sandbox(host.cmdline(process.key.pid), sandbox_id)
+    except HostError:
+        return False

@@ -6,7 +6,7 @@ configuration) that no row here fits.
 
 vhost workers need no column: the kernel names them after the thread that called
 VHOST_SET_OWNER. That is QEMU's main thread but a vCPU thread of Dragonball's, so any thread of the
-VMM's process is accepted (roles.py, overhead.py).
+VMM's process is accepted (roles.py, find.py).
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
-from kata_pin.errors import reason_of
-from kata_pin.model.thread import ThreadRole
-from kata_pin.wire.qemu.cmdline import parse_qemu, parse_qemu_name
-from kata_pin.wire.vmm_cmdline import (
+from msgspec import Struct
+
+from kata_pin.base.errors import reason_of
+from kata_pin.base.values import ThreadRole
+from kata_pin.peers.qemu import parse_qemu, parse_qemu_name
+from kata_pin.peers.vmm_cmdline import (
     VmmCommand,
     parse_cloud_hypervisor,
     parse_firecracker,
+    parse_openvmm,
     parse_shim,
 )
 
@@ -72,7 +74,7 @@ class VmmKind(Protocol):
 
     @property
     def jailed(self) -> bool:
-        """Whether Kata may run it in a jail (jails.py)."""
+        """Whether Kata may run it in a jail (claims.py)."""
 
     @property
     def kvm_ids(self) -> KvmIds:
@@ -84,7 +86,7 @@ class VmmKind(Protocol):
 
     @property
     def in_order(self) -> bool:
-        """Whether it creates its threads in the order that order.py knows."""
+        """Whether it creates its threads in the order that roles.py knows."""
 
     def read(self, argv: Sequence[str], /) -> VmmCommand:
         """Return what the command line contains; ParseError for an absurd one."""
@@ -103,8 +105,7 @@ class ThreadName(NamedTuple):
     role: ThreadRole
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Struct, frozen=True):
     """A VmmKind as plain data; the first of `threads` that matches a name counts.
 
     `name_reader` is there where `read` costs more than finding the name.
@@ -194,8 +195,16 @@ DRAGONBALL: Final = Row(
     ),
     in_shim=True,
 )
+# From the sources of Kata 4.1 and OpenVMM, not from a running one; it has no vCPU hotplug.
+OPENVMM: Final = Row(
+    "openvmm",
+    ("openvmm",),
+    parse_openvmm,
+    (_named("vp-([0-9]{1,4})", ThreadRole.VCPU),),
+    kvm_ids=KvmIds.OTHER,
+)
 
-BUILTIN: Final[tuple[VmmKind, ...]] = (QEMU, CLOUD_HYPERVISOR, FIRECRACKER, DRAGONBALL)
+BUILTIN: Final[tuple[VmmKind, ...]] = (QEMU, CLOUD_HYPERVISOR, FIRECRACKER, DRAGONBALL, OPENVMM)
 
 OTHERWISE: Final = QEMU  # what an allowed executable is that no row fits: a QEMU under another name
 

@@ -11,20 +11,30 @@ import math
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
-from kata_pin.model.thread import Role, RoleSource, Task, ThreadKey, ThreadRole
-from kata_pin.wire.qemu.qmp import QmpAnswers
+from msgspec.structs import replace
+
+from kata_pin.base.sandbox import Role, Task, ThreadKey
+from kata_pin.base.values import RoleSource, ThreadRole
+from kata_pin.peers.qemu import QmpAnswers
 
 YOUNG_S: Final = 2.0
 """A thread younger than this may not yet do what it was made for: a vCPU enters KVM later."""
 
 RELOOK_S: Final = 60.0  # how often threads that no source named are examined again
 
+LIST_S: Final = 10.0
+"""How often a VMM's descriptors may be listed: it can have thousands, and ever new threads."""
+
+_NONE: Final[frozenset[ThreadKey]] = frozenset()
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
-_RANK: Final = {source: rank for rank, source in enumerate(RoleSource)}
+RANK: Final = {source: rank for rank, source in enumerate(RoleSource)}
+"""The better a source, the lower."""
+
 _UNNAMED: Final = frozenset({RoleSource.ORDER, RoleSource.REST})
+_GUESSED: Final = _UNNAMED | {RoleSource.NAME}  # by the VMM's word, or by none
 
 
 class RoleCache:
@@ -35,19 +45,58 @@ class RoleCache:
         """The cpu-index that QMP reported, by thread."""
         self.qmp_iothreads: dict[ThreadKey, str] = {}
         """The iothread id that QMP reported, by thread."""
-        self.qmp_others: set[ThreadKey] = set()
+        self.qmp_others: frozenset[ThreadKey] = _NONE
         """Threads that QMP did not report although they lived when it was asked: neither."""
         self._roles: dict[ThreadKey, Role] = {}
+        self._asked_s: dict[ThreadKey, float] = {}
+        """When the kernel was last asked about a thread, in seconds of CLOCK_BOOTTIME."""
         self._answers: QmpAnswers | None = None
-        self._keys: list[ThreadKey] = []
-        self._pruned: list[ThreadKey] = self._keys
-        self._recalled: Mapping[ThreadKey, Role] = {}
+        self.keys: list[ThreadKey] = []
+        """The threads that roles were last asked for."""
+        self._pruned: list[ThreadKey] = self.keys
         self._due_s = 0.0
         self._young_until_s = 0.0
+        self._list_s = 0.0
+        self._look_s = 0.0
+        """When the sources began to be asked, in seconds of CLOCK_BOOTTIME: recall had nothing."""
 
     def get(self, key: ThreadKey) -> Role | None:
         """Return a thread's role, None when it is not known."""
         return self._roles.get(key)
+
+    def to_ask(self, tasks: Iterable[Task], *, missing: bool) -> list[Task]:
+        """Return the threads about which the kernel may report something new; count them as asked.
+
+        A thread that it named stays what it is. Others are asked about while they are young or boot
+        vCPUs are missing, and where no source named them once more then, and now and then.
+        """
+        found = [task for task in tasks if self._is_open(task.key, self._look_s, missing=missing)]
+        self._asked_s |= {task.key: self._look_s for task in found}
+        return found
+
+    def may_list(self) -> bool:
+        """Whether it is time to list the VMM's descriptors; the next time is LIST_S later."""
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if now_s < self._list_s:
+            return False
+        self._list_s = now_s + LIST_S
+        return True
+
+    def are_newborn(self, tasks: Iterable[Task]) -> bool:
+        """Whether these are all young, in a process that was examined before."""
+        since_s = time.clock_gettime(time.CLOCK_BOOTTIME) - YOUNG_S
+        return bool(self._roles) and all(t.key.starttime / _TICKS > since_s for t in tasks)
+
+    def _is_open(self, key: ThreadKey, now_s: float, *, missing: bool) -> bool:
+        role, asked_s = self._roles.get(key), self._asked_s.get(key)
+        if role is None or asked_s is None or role.conflict:
+            return True
+        if role.source not in _GUESSED:
+            return False
+        grown_s = key.starttime / _TICKS + YOUNG_S
+        if missing or now_s < grown_s:
+            return True
+        return role.source in _UNNAMED and (asked_s < grown_s or now_s - asked_s >= RELOOK_S)
 
     def vcpus(self, tasks: Iterable[Task]) -> dict[ThreadKey, int]:
         """Return the cpu-index of those threads that are known to be vCPUs, by whatever source."""
@@ -87,16 +136,15 @@ class RoleCache:
 
         That is where a thread is new, or one that no source named may have shown what it is.
         """
-        if time.clock_gettime(time.CLOCK_BOOTTIME) >= self._due_s:
+        self._look_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if self._look_s >= self._due_s:
             return None
         keys = [task.key for task in tasks]
-        if keys != self._keys:
-            try:
-                self._recalled = {key: self._roles[key] for key in keys}
-            except KeyError:
+        if keys != self.keys:
+            if not all(key in self._roles for key in keys):
                 return None
-            self._keys = keys
-        return self._recalled
+            self.keys = keys
+        return self._asked_for()
 
     def learn(
         self, found: Mapping[ThreadKey, Role], tasks: Sequence[Task], boot: int
@@ -107,26 +155,33 @@ class RoleCache:
         """
         for key, new in found.items():
             old = self._roles.get(key)
-            self._roles[key] = new if old is None else better(old, new)
-        self._keys = [task.key for task in tasks]
-        self._recalled = roles = {key: self._roles[key] for key in self._keys}
+            self._roles[key] = shared(new if old is None else better(old, new))
+        self.keys = [task.key for task in tasks]
+        roles = {key: self._roles[key] for key in self.keys}
         born = [key.starttime for key, role in roles.items() if role.source in _UNNAMED]
         self._young_until_s = max(born, default=-math.inf) / _TICKS + YOUNG_S
-        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        now_s = self._look_s  # a thread that grew up during the look was asked while it was young
         vcpus = sum(role.role is ThreadRole.VCPU for role in roles.values())
         settled = now_s >= self._young_until_s and vcpus >= boot
         self._due_s = math.inf if not born else now_s + RELOOK_S if settled else 0.0
-        return roles
+        return self._asked_for()
+
+    def _asked_for(self) -> Mapping[ThreadKey, Role]:
+        """The table itself, if it has no thread that ended since it was pruned."""
+        if len(self._roles) == len(self.keys):
+            return self._roles
+        return {key: self._roles[key] for key in self.keys}
 
     def prune(self) -> None:
         """Forget the threads that were not among the last ones asked for."""
-        if self._keys is not self._pruned:
-            self._pruned = self._keys
-            alive = set(self._keys)
-            for kept in (self._roles, self.qmp_vcpus, self.qmp_iothreads):
+        if self.keys is not self._pruned:
+            self._pruned = self.keys
+            alive = set(self.keys)
+            for kept in (self._roles, self._asked_s, self.qmp_vcpus, self.qmp_iothreads):
                 for key in [key for key in kept if key not in alive]:
                     del kept[key]
-            self.qmp_others &= alive
+            if self.qmp_others:
+                self.qmp_others &= alive
 
     def unsure(self, boot: int, maximum: int) -> bool:
         """Whether a young thread may yet show that it is a vCPU: of `maximum`, 0 for any number.
@@ -149,9 +204,15 @@ class RoleCache:
         )
 
 
+@lru_cache(maxsize=4096)
+def shared(role: Role) -> Role:
+    """Return one object for equal roles: many threads of many sandboxes have the same."""
+    return role
+
+
 def better(old: Role, new: Role) -> Role:
     """Return what is known of a thread after a second examination."""
-    if _RANK[new.source] < _RANK[old.source]:
+    if RANK[new.source] < RANK[old.source]:
         return new
     if new.source is not old.source:
         return old

@@ -1,43 +1,257 @@
-"""Roles of a VMM's threads, from the first source that answers (D6).
-
-KVM debugfs, QMP answers that came in time, KVM's file descriptors, thread names, creation
-order. debugfs and descriptors give KVM's vCPU id, which is converted to the cpu-index before
-anything is compared. Where sources contradict each other, or a thread may be one of the vCPUs that
-are missing, the role carries a conflict: such a thread belongs on the whole mask.
-
-No thread outside `tasks` ever gets a role, whatever a source reports: the caller listed them from
-/proc. Out of scope: helpers outside the VMM (overhead.py), asking QMP (qmp.py).
-"""
+"""Roles of a VMM's threads, from the first source that answers (D6)."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as dataclasses_field
+from itertools import pairwise
 from typing import Final
 
-from kata_pin.model.sandbox import Vmm
-from kata_pin.model.steps import Steps, at_once
-from kata_pin.model.thread import Role, RoleSource, Task, ThreadKey, ThreadRole
-from kata_pin.vmm import debugfs, kvm_fd, order
-from kata_pin.vmm.host_access import HostAccess
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from kata_pin.base.errors import ParseError
+from kata_pin.base.sandbox import Role, Task, ThreadKey, Vmm
+from kata_pin.base.steps import STEP, Steps, at_once
+from kata_pin.base.values import RoleSource, ThreadRole
+from kata_pin.linux.proc import kernel_worker, parse_syscall, vcpu_of_link
+from kata_pin.peers import qemu
+from kata_pin.peers.qemu import QmpAnswers
+from kata_pin.rights.broker.threads import ThreadCall
 from kata_pin.vmm.kinds import KvmIds, NamedRole, VmmKind, kind_named
-from kata_pin.vmm.role_cache import RoleCache, born
-from kata_pin.wire.proc import kernel_worker
-from kata_pin.wire.qemu import apic
-from kata_pin.wire.qemu.qmp import QmpAnswers
+from kata_pin.vmm.role_cache import RANK, RoleCache, born
+from kata_pin.vmm.state_files import HostAccess, HostPaths
+
+# Roles inferred from the order in which QEMU creates its threads.
+#
+# Seen with QEMU 7.2, KVM and TCG alike (system/vl.c: objects before the machine, monitors before
+# vCPUs):
+#
+# > main loop, call_rcu, one thread for each -object iothread in command line order,
+# > the monitor's thread (with -qmp), boot vCPUs in index order, then whatever comes later:
+# > hotplugged vCPUs, workers
+#
+# Short-lived threads leave no trace; one that is still alive shifts everything after it. So there
+# is no guess unless the numbers fit exactly, and none about threads after the boot vCPUs. Kernel
+# workers (vhost, KVM) can be anywhere and are left out.
+
+HEAD: Final = 2  # the main loop and call_rcu
+
+MAX_TID_STEP: Final = 8192
+"""Within one clock tick tids ascend by less than this, unless they wrapped around."""
+
+
+def guess(
+    vmm: Vmm, tasks: Sequence[Task], known: Mapping[ThreadKey, int], *, monitor: bool
+) -> dict[ThreadKey, NamedRole]:
+    """Return what follows from creation order; `known` are vCPU threads with their cpu-index.
+
+    `monitor` says whether QEMU has a QMP monitor, which has a thread of its own.
+    """
+    line = creation_order(tasks) if vmm.guest.boot else None
+    if line is None or not line or line[0].tid != line[0].tgid:
+        return {}
+    first = HEAD + len(vmm.iothreads) + monitor
+    boot = line[first : first + vmm.guest.boot]
+    if len(boot) < vmm.guest.boot or not _fits(line, boot, known, vmm.guest.boot):
+        return {}
+    guesses = {key: NamedRole(ThreadRole.VCPU, vcpu=n) for n, key in enumerate(boot)}
+    named = zip(line[HEAD:], vmm.iothreads, strict=False)
+    guesses |= {key: NamedRole(ThreadRole.IOTHREAD, iothread=name) for key, name in named}
+    others = (*line[:HEAD], *line[first - monitor : first])
+    return guesses | dict.fromkeys(others, NamedRole(ThreadRole.EMULATOR))
+
+
+def creation_order(tasks: Sequence[Task]) -> list[ThreadKey] | None:
+    """Return user threads as they were created, None when tids wrapped around within a tick."""
+    keys = sorted(
+        (task.key for task in tasks if not task.user_worker and not task.kernel),
+        key=lambda key: (key.starttime, key.tid),
+    )
+    for before, after in pairwise(keys):
+        if before.starttime == after.starttime and after.tid - before.tid > MAX_TID_STEP:
+            return None
+    return keys
+
+
+def _fits(
+    line: Sequence[ThreadKey],
+    boot: Sequence[ThreadKey],
+    known: Mapping[ThreadKey, int],
+    count: int,
+) -> bool:
+    """Whether known boot vCPUs are in their places; with none known, no thread may be extra."""
+    places = {index: key for key, index in known.items() if index < count}
+    if not places:
+        return len(line) == line.index(boot[0]) + count
+    return all(boot[index] == key for index, key in places.items())
+
+
+# vCPU threads from KVM's debugfs: `kvm/<tid>-<vm fd>/vcpu<N>/pid` (virt/kvm/kvm_main.c).
+#
+# The best source: right also for a busy vCPU, and no user process can write it. The folder is named
+# after the thread that made the VM: QEMU's main thread, but not cloud-hypervisor's or Dragonball's.
+# N is KVM's vCPU id (the APIC id on x86). The file names the thread that last entered KVM_RUN: 0
+# before the first time, and still the dead one after an unplug. A thread that is younger than the
+# vCPU may therefore be a later thread with a reused tid, or the new thread of a vCPU plugged again:
+# it is called doubtful, and needs a second source. Needs root and a mounted debugfs; absent files
+# are simply no answer.
+
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_SLACK_TICKS: Final = 2
+"""A thread creates its vCPU at once, but starttime is cut to a tick and clocks are read apart."""
+
+
+class VcpuThreads(Struct, frozen=True):
+    """KVM's vCPU id by thread; `doubtful` are those that need a second source."""
+
+    ids: Mapping[ThreadKey, int] = field(default_factory=dict)
+    doubtful: frozenset[ThreadKey] = frozenset()
+
+
+NOTHING: Final = VcpuThreads()
+
+
+def read_vcpus(root: HostPaths, tasks: Mapping[int, ThreadKey], pid: int) -> VcpuThreads:
+    """Return which of a VMM's threads (by tid) KVM knows as vCPUs."""
+    ids: dict[ThreadKey, int] = {}
+    doubtful: set[ThreadKey] = set()
+    known = {*tasks, pid}
+    try:
+        vcpus = root.calls.kvm_vcpus(root.debug("kvm"), pid, known)
+    except OSError:
+        return NOTHING
+    for vcpu in vcpus:
+        key = tasks.get(vcpu.tid)
+        if key is None:
+            continue
+        if key in ids:  # two vCPUs cannot share a thread: one of them is unplugged
+            doubtful.add(key)
+        ids[key] = vcpu.number
+        if _is_younger(key, vcpu.created_ns / 1e9):
+            doubtful.add(key)
+    return VcpuThreads(ids, frozenset(doubtful))
+
+
+def _is_younger(key: ThreadKey, created: float) -> bool:
+    """Whether the thread started after the vCPU was created."""
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return key.starttime > (created - booted) * _TICKS + _SLACK_TICKS
+
+
+# vCPU threads by the system call they wait in: ioctl(KVM_RUN) on a descriptor `kvm-vcpu:N`.
+#
+# /proc/<pid>/task/<tid>/syscall shows a sleeping thread's system call and its arguments, and
+# /proc/<pid>/fd what the descriptor is; both come from the kernel and need CAP_SYS_PTRACE. N is
+# KVM's vCPU id (the APIC id on x86). A busy vCPU reads `running`, so it is tried again shortly.
+# Kernel workers inside the VMM show the call that created them, so they are never asked. The
+# descriptor of an unplugged vCPU stays open, so an unused one proves something only for boot vCPUs,
+# which cannot be unplugged. Under TCG there are no such descriptors.
+
+TRIES: Final = 3
+
+
+class Waiting(Struct, frozen=True):
+    """KVM's vCPU id by thread, the threads that were running at each try, and those not shown."""
+
+    ids: Mapping[ThreadKey, int]
+    running: frozenset[ThreadKey]
+    hidden: frozenset[ThreadKey]
+
+
+def read_waiting_in_steps(
+    root: HostPaths, tasks: Iterable[Task], machine: str, *, tries: int = TRIES
+) -> Steps[Waiting]:
+    """Return what the threads wait in; `machine` is uname's, for the number of ioctl."""
+    ids: dict[ThreadKey, int] = {}
+    hidden: set[ThreadKey] = set()
+    left = [task.key for task in tasks if not task.user_worker and not task.kernel]
+    for again in range(tries):
+        if again:
+            os.sched_yield()
+        running = []
+        for at in range(0, len(left), STEP):
+            if at:
+                yield
+            keys = left[at : at + STEP]
+            for key, call in zip(keys, _calls_of(root, keys), strict=True):
+                number = _vcpu_of(call, machine)
+                if number is None:
+                    running.append(key)
+                elif number >= 0:
+                    ids[key] = number
+                elif not call.text:
+                    hidden.add(key)
+        left = running
+        if not left:
+            break
+    return Waiting(ids, frozenset(left), frozenset(hidden))
+
+
+read_waiting = at_once(read_waiting_in_steps)
+
+
+def open_vcpus(root: HostPaths, pid: int) -> frozenset[int]:
+    """Return the KVM ids of the vCPU descriptors, those of unplugged vCPUs included.
+
+    A VMM may have any number of descriptors: the first 2,048 are looked at.
+    """
+    try:
+        links = root.calls.descriptors(root.proc(pid))
+    except OSError:  # gone, or no right to look: nothing is known
+        return frozenset()
+    return frozenset(number for number in map(vcpu_of_link, links) if number is not None)
+
+
+def _calls_of(root: HostPaths, keys: Sequence[ThreadKey]) -> list[ThreadCall]:
+    """Return what threads of one process or of several wait in, empty where nothing is shown."""
+    found: dict[ThreadKey, ThreadCall] = {}
+    for tgid in {key.tgid for key in keys}:
+        mine = [key for key in keys if key.tgid == tgid]
+        try:
+            calls = root.calls.system_calls(root.proc(tgid), [key.tid for key in mine])
+        except OSError:
+            continue
+        found |= dict(zip(mine, calls, strict=True))
+    return [found.get(key, ThreadCall("")) for key in keys]
+
+
+def _vcpu_of(call: ThreadCall, machine: str) -> int | None:
+    """Return which vCPU a thread runs, -1 when it does something else, None: running."""
+    try:
+        parsed = parse_syscall(call.text.encode())
+    except ParseError:
+        return -1
+    if parsed is None:
+        return None
+    number = vcpu_of_link(call.link)
+    return -1 if number is None or parsed.kvm_run_fd(machine) is None else number
+
+
+# Roles of a VMM's threads, from the first source that answers (D6).
+#
+# KVM debugfs, QMP answers that came in time, KVM's file descriptors, thread names, creation order.
+# debugfs and descriptors give KVM's vCPU id, which is converted to the cpu-index before anything is
+# compared. Where sources contradict each other, or a thread may be one of the vCPUs that are
+# missing, the role carries a conflict: such a thread belongs on the whole mask.
+#
+# No thread outside `tasks` ever gets a role, whatever a source reports: the caller listed them from
+# /proc.
 
 MAX_THREADS: Final = 4096
 """A VMM with more is not examined: all of its threads go to the whole mask."""
 
 _X86: Final = frozenset({"x86_64", "i686"})
+_KNOWN: Final = frozenset({RoleSource.DEBUGFS, RoleSource.QMP, RoleSource.KVM_FD})
 _LASTING: Final = frozenset({RoleSource.DEBUGFS, RoleSource.KVM_FD, RoleSource.NAME})
 """Sources that name a vCPU that is hotplugged later, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Claim:
+class _Claim(Struct, frozen=True):
     """What one source reports about one thread."""
 
     source: RoleSource
@@ -62,7 +276,7 @@ class _Claim:
 
 @dataclass
 class _Evidence:
-    """What all sources report: claims by thread, best source first.
+    """What all sources report: claims by thread, best source first, in whichever order they come.
 
     `known` are the vCPU threads, from now or an earlier examination, with their cpu-index.
     """
@@ -73,12 +287,13 @@ class _Evidence:
     tasks: Sequence[Task]
     machine: str
     known: dict[ThreadKey, int]
-    claims: dict[ThreadKey, list[_Claim]] = field(default_factory=dict)
+    claims: dict[ThreadKey, list[_Claim]] = dataclasses_field(default_factory=dict)
 
     def add(self, key: ThreadKey, claim: _Claim) -> None:
         claims = self.claims.setdefault(key, [])
         claims.append(claim)
-        if len(claims) == 1 and claim.vcpu is not None:
+        claims.sort(key=lambda one: RANK[one.source])
+        if claims[0] is claim and claim.vcpu is not None:
             self.known[key] = claim.vcpu
 
     def add_named(self, key: ThreadKey, source: RoleSource, named: NamedRole) -> None:
@@ -90,7 +305,7 @@ class _Evidence:
         index: int | None = kvm_id
         if x86 and self.kind.kvm_ids is not KvmIds.INDEX:
             by_smp = self.kind.kvm_ids is KvmIds.SMP
-            index = apic.cpu_index(self.vmm.guest, kvm_id) if by_smp else None
+            index = qemu.cpu_index(self.vmm.guest, kvm_id) if by_smp else None
         claim = _Claim(source, ThreadRole.VCPU, vcpu=index, apic_id=kvm_id if x86 else None)
         self.add(key, claim)
 
@@ -148,32 +363,69 @@ def _examine(evidence: _Evidence, cache: RoleCache) -> Steps[dict[ThreadKey, Rol
 
 
 def _ask_kernel(evidence: _Evidence, cache: RoleCache) -> Steps[None]:
-    """Ask debugfs, QMP's answers, and descriptors where they are still needed."""
-    keys = {task.key.tid: task.key for task in evidence.tasks if not task.user_worker}
-    from_debugfs = debugfs.NOTHING
-    if evidence.vmm.kvm:
+    """Ask debugfs, QMP's answers, and descriptors, each where it is still needed.
+
+    Of threads born in a VMM that is known the descriptors are asked first: one call for them alone,
+    however many vCPUs the VM has.
+    """
+    own = [task for task in evidence.tasks if not task.user_worker]
+    missing = bool(evidence.missing)
+    asked = cache.to_ask(own, missing=missing) if evidence.vmm.kvm else []
+    _recall(evidence, cache, asked)
+    _ask_qmp(evidence, cache, {task.key for task in own})
+    from_debugfs, left = NOTHING, frozenset(task.key for task in asked)
+    if asked and not missing and cache.are_newborn(asked):
+        # one that is being born runs: the next look is in a moment
+        unclear = yield from _ask_descriptors(evidence, cache, asked, from_debugfs, tries=1)
+        left = frozenset(key for key in unclear if cache.get(key) is not None)
+    if left:
+        keys = {task.key.tid: task.key for task in own}
         pid = evidence.vmm.process.pid
-        from_debugfs = debugfs.read_vcpus(evidence.host.root, keys, pid)
+        from_debugfs = read_vcpus(evidence.host.root, keys, pid)
     for key, kvm_id in from_debugfs.ids.items():
         if key not in from_debugfs.doubtful:
             evidence.add_vcpu(key, RoleSource.DEBUGFS, kvm_id)
-    alive = set(keys.values())
+    if left:
+        yield from _ask_descriptors(evidence, cache, asked, from_debugfs)
+
+
+def _recall(evidence: _Evidence, cache: RoleCache, asked: Collection[Task]) -> None:
+    """Add what was reported before of the threads that the kernel is not asked about now."""
+    again = {task.key for task in asked}
+    for task in evidence.tasks:
+        role = cache.get(task.key)
+        if role is not None and role.source in _KNOWN and task.key not in again:
+            known = _Claim(role.source, role.role, role.vcpu, role.apic_id, role.iothread)
+            evidence.add(task.key, known)
+
+
+def _ask_qmp(evidence: _Evidence, cache: RoleCache, alive: Collection[ThreadKey]) -> None:
     for key, index in cache.qmp_vcpus.items():
         if key in alive:
             evidence.add(key, _Claim(RoleSource.QMP, ThreadRole.VCPU, vcpu=index))
     for key, name in cache.qmp_iothreads.items():
         if key in alive:
             evidence.add(key, _Claim(RoleSource.QMP, ThreadRole.IOTHREAD, iothread=name))
-    for key in cache.qmp_others & alive:
+    for key in cache.qmp_others.intersection(alive):
         evidence.add(key, _Claim(RoleSource.QMP, ThreadRole.EMULATOR))
-    if evidence.vmm.kvm:
-        yield from _ask_descriptors(evidence, from_debugfs)
 
 
-def _ask_descriptors(evidence: _Evidence, from_debugfs: debugfs.VcpuThreads) -> Steps[None]:
-    """Ask what the unnamed threads wait in, and settle what debugfs left in doubt."""
-    unnamed = [task for task in evidence.tasks if task.key not in evidence.claims]
-    waiting = yield from kvm_fd.read_waiting_in_steps(evidence.host.root, unnamed, evidence.machine)
+def _ask_descriptors(
+    evidence: _Evidence,
+    cache: RoleCache,
+    asked: Sequence[Task],
+    from_debugfs: VcpuThreads,
+    *,
+    tries: int = TRIES,
+) -> Steps[frozenset[ThreadKey]]:
+    """Ask what the unnamed threads wait in, and settle what debugfs left in doubt.
+
+    Returns the threads of which that could not be seen.
+    """
+    unnamed = [task for task in asked if task.key not in evidence.claims]
+    waiting = yield from read_waiting_in_steps(
+        evidence.host.root, unnamed, evidence.machine, tries=tries
+    )
     for key, kvm_id in waiting.ids.items():
         source = RoleSource.KVM_FD
         if from_debugfs.ids.get(key) == kvm_id:
@@ -183,19 +435,22 @@ def _ask_descriptors(evidence: _Evidence, from_debugfs: debugfs.VcpuThreads) -> 
     running = [key for key in waiting.running if key.tid != main]
     missing = evidence.missing
     if len(running) == 1 and len(missing) == 1:
-        _eliminate(evidence, running[0], missing.pop())
+        _eliminate(evidence, cache, running[0], missing.pop())
+    return waiting.running | waiting.hidden
 
 
-def _eliminate(evidence: _Evidence, key: ThreadKey, index: int) -> None:
+def _eliminate(evidence: _Evidence, cache: RoleCache, key: ThreadKey, index: int) -> None:
     """Name the one running thread as the one missing boot vCPU, if its descriptor is there.
 
     A busy iothread would look the same, so creation order must not contradict it.
     """
     guess = _guesses(evidence).get(key)
     by_smp = evidence.machine in _X86 and evidence.kind.kvm_ids is KvmIds.SMP
-    kvm_id = apic.apic_id(evidence.vmm.guest, index) if by_smp else index
+    kvm_id = qemu.apic_id(evidence.vmm.guest, index) if by_smp else index
     agrees = guess is not None and guess.vcpu == index
-    if agrees and kvm_id in kvm_fd.open_vcpus(evidence.host.root, evidence.vmm.process.pid):
+    if not agrees or not cache.may_list():
+        return
+    if kvm_id in open_vcpus(evidence.host.root, evidence.vmm.process.pid):
         evidence.add_vcpu(key, RoleSource.KVM_FD, kvm_id)
 
 
@@ -218,7 +473,7 @@ def _guesses(evidence: _Evidence) -> Mapping[ThreadKey, NamedRole]:
     if not evidence.kind.in_order:
         return {}
     vmm = evidence.vmm
-    return order.guess(vmm, evidence.tasks, evidence.known, monitor=vmm.monitor)
+    return guess(vmm, evidence.tasks, evidence.known, monitor=vmm.monitor)
 
 
 def _ask_flags(evidence: _Evidence, cache: RoleCache) -> None:

@@ -1,42 +1,110 @@
-"""What Kata left on disk about a sandbox: the pid file, persist.json, state.json.
-
-Only files of root (or of our own uid) are believed, and no symlink below Kata's directories is
-followed, so a pid from here is a witness in the sense of D5. Kata rewrites persist.json in place: a
-half-written one counts as absent and is read next time. A file that cannot be read for a passing
-reason (too many open files) is a HostError: nothing follows from it. Paths: Go runtime
-virtcontainers/persist/fs and qemu.go (-pidfile); runtime-rs crates/persist.
-"""
+"""What Kata left on disk about a sandbox, and how the vmm package reads the host."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
-from kata_pin.errors import HostError, ParseError, is_transient
-from kata_pin.model.sandbox import ContainerState
-from kata_pin.owned_file import FileRefused, read_below
-from kata_pin.vmm.host_access import HostPaths
-from kata_pin.wire.ids import is_id
-from kata_pin.wire.kata.persist import (
-    PersistedSandbox,
-    container_state,
-    parse_persist,
-    parse_rs_state,
-)
-from kata_pin.wire.vmm_cmdline import FIRECRACKER_ID
+from msgspec import Struct
+
+from kata_pin.base.errors import HostError, ParseError, is_transient
+from kata_pin.base.json_text import is_id
+from kata_pin.base.sandbox import Process
+from kata_pin.base.values import ContainerState
+from kata_pin.linux.owned_files import FileRefused, read_below
+from kata_pin.linux.proc import CgroupEntry, Cgroups, ExeFile
+from kata_pin.peers.kata import PersistedSandbox, container_state, parse_persist, parse_rs_state
+from kata_pin.peers.vmm_cmdline import FIRECRACKER_ID
+from kata_pin.rights.calls import Calls
+
+# How the vmm package reads the host, as Protocols: host/ is not imported here.
+#
+# The daemon composes a HostAccess from kata_pin.linux; it lives as long as the daemon, or one
+# command. Every reader raises TaskGone when the process is gone.
+
+
+class HostPaths(Protocol):
+    """Where the host's files hang (host.root.HostRoot)."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def live(self) -> bool:
+        """Whether this is the running system and not a captured tree."""
+
+    @property
+    def calls(self) -> Calls:
+        """The system calls that may need rights."""
+
+    def path(self, absolute: str) -> str:
+        """Return where an absolute path of the host is found."""
+
+    def proc(self, *parts: str | int) -> str:
+        """Return a path below /proc."""
+
+    def debug(self, *parts: str | int) -> str:
+        """Return a path below debugfs."""
+
+
+class ProcessTable(Protocol):
+    """All processes as of the last refresh (host.process.ProcessIndex)."""
+
+    def get(self, pid: int) -> Process | None:
+        """Return the process with this pid."""
+
+    def all(self) -> Sequence[Process]:
+        """Return all processes."""
+
+    def children(self, ppid: int) -> Sequence[Process]:
+        """Return the children of a process."""
+
+    @property
+    def kernel_workers(self) -> Mapping[int, Sequence[Process]]:
+        """The kernel threads that wire.proc.kernel_worker knows, by the tid in their names."""
+
+
+class HostAccess(Struct, frozen=True):
+    """The host's readers. The caller refreshes `processes`; the others read afresh each time.
+
+    `cmdline` and `exe_file` may be answered from what was read before, because
+    reading them can take for ever; they raise NotRead where that is not there. `why_not_roots`
+    returns why somebody else than root may have put a process into a cgroup, empty for nobody.
+    """
+
+    root: HostPaths
+    processes: ProcessTable
+    read_process: Callable[[int], Process]
+    cmdline: Callable[[int], Sequence[str]]
+    exe: Callable[[int], tuple[str, bool]]
+    exe_file: Callable[[int], ExeFile]
+    cgroups: Callable[[int], Cgroups]
+    why_not_roots: Callable[[CgroupEntry], str]
+
+
+# What Kata left on disk about a sandbox: the pid file, persist.json, state.json.
+#
+# Only files of root (or of our own uid) are believed, and no symlink below Kata's directories is
+# followed, so a pid from here is a witness in the sense of D5. Kata rewrites persist.json in place:
+# a half-written one counts as absent and is read next time. A file that cannot be read for a
+# passing reason (too many open files) is a HostError: nothing follows from it. Paths: Go runtime
+# virtcontainers/persist/fs and qemu.go (-pidfile); runtime-rs crates/persist.
 
 MAX_PERSIST: Final = 4 * 1024 * 1024
 MAX_PID_FILE: Final = 32
+MAX_DIGESTS: Final = 1024
+
+_Digest = tuple[int, tuple[bool, str] | None]
+"""virtiofsd's pid; whether Kata pins the vCPUs too and the file's name, None without a file."""
+
+_DIGESTS: Final[dict[tuple[HostPaths, KataPaths, str], tuple[tuple[int, int], _Digest]]] = {}
+"""By sandbox: the file's stamp and what it said then."""
 
 _PID: Final = re.compile(rb"[0-9]{1,10}\n?\Z")
 
 
-@dataclass(frozen=True)
-class KataPaths:
+class KataPaths(Struct, frozen=True):
     """Where Kata keeps its state: the Go runtime below `vc`, runtime-rs below `kata`."""
 
     vc: str = "/run/vc"
@@ -130,13 +198,13 @@ def ids_of(root: HostPaths, paths: KataPaths) -> set[str]:
     found: set[str] = set()
     for folder in (f"{paths.vc}/sbs", paths.kata):
         with suppress(OSError):
-            found.update(filter(is_id, root.calls.listdir(root.path(folder))))
+            found.update(filter(is_id, root.calls.folders(root.path(folder))))
     return found
 
 
 def virtiofsd_pid(root: HostPaths, paths: KataPaths, sandbox_id: str) -> int:
     """Return virtiofsd's pid in Kata's files, 0 for none; reads them only when they changed."""
-    return _digest(root, paths, sandbox_id, state_stamp(root, paths, sandbox_id))[0]
+    return _digest(root, paths, sandbox_id)[0]
 
 
 def persisted_pinning(
@@ -147,14 +215,26 @@ def persisted_pinning(
     None without a file that can be believed, or while it is being written; reads it only when it
     changed.
     """
-    return _digest(root, paths, sandbox_id, state_stamp(root, paths, sandbox_id))[1]
+    return _digest(root, paths, sandbox_id)[1]
 
 
-@lru_cache(maxsize=1024)
-def _digest(
-    root: HostPaths, paths: KataPaths, sandbox_id: str, _stamp: tuple[int, int]
-) -> tuple[int, tuple[bool, str] | None]:
+def forget_state(root: HostPaths, paths: KataPaths, sandbox_id: str) -> None:
+    """Drop what was kept of a sandbox that ended."""
+    _DIGESTS.pop((root, paths, sandbox_id), None)
+
+
+def _digest(root: HostPaths, paths: KataPaths, sandbox_id: str) -> _Digest:
     """Return what every pass over a sandbox asks for: persist.json of a pod can be long."""
+    key, stamp = (root, paths, sandbox_id), state_stamp(root, paths, sandbox_id)
+    kept = _DIGESTS.get(key)
+    if kept is None or kept[0] != stamp:
+        if len(_DIGESTS) >= MAX_DIGESTS:
+            del _DIGESTS[next(iter(_DIGESTS))]
+        kept = _DIGESTS[key] = stamp, _read_digest(root, paths, sandbox_id)
+    return kept[1]
+
+
+def _read_digest(root: HostPaths, paths: KataPaths, sandbox_id: str) -> _Digest:
     for name, state in _states(root, paths, sandbox_id):
         return state.virtiofsd_pid, (state.vcpu_pinning, name)
     return 0, None
@@ -181,7 +261,7 @@ def state_stamp(root: HostPaths, paths: KataPaths, sandbox_id: str) -> tuple[int
     """Return modification time and size of what read_state reads; zeros where there is none."""
     for file in _files(paths, sandbox_id):
         try:
-            status = root.calls.lstat(root.path("/".join((file.base, *file.parts))))
+            status = root.calls.file(root.path(file.base), file.parts, 0).status
         except OSError as error:
             if is_transient(error):
                 raise HostError("look at", "/".join(file.parts), error.errno or 0) from error

@@ -1,1 +1,1 @@
-"""One module per command: options in, a rendered report out."""
+"""One module per command or family: options in, a rendered report out."""

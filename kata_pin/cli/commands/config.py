@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from kata_pin.cli.options import Commands, Session, global_options
+from kata_pin.base.documents.answers import ConfigCheckDocument, ConfigDocument
+from kata_pin.cli.options import CommandGroup, Session, global_options
 from kata_pin.cli.render import screen
 from kata_pin.cli.reports.words import safe
-from kata_pin.model.reports.settings import ConfigCheckDocument, ConfigDocument
 
 
-@click.group(cls=Commands)
+@click.group(cls=CommandGroup)
 def config() -> None:
     """Show or check a configuration, or print a sample file."""
 
@@ -25,11 +25,11 @@ def show(session: Session, changed: bool, running: bool) -> None:
 
     With --running those that the daemon has in force; a reload that it refused is named first.
     """
-    from kata_pin.config.file import from_data
-    from kata_pin.config.table import as_data, as_yaml
+    from kata_pin.base.config.table import as_data, as_yaml
+    from kata_pin.service.configuration import from_data
 
     if running:
-        document = session.provider.running_config()
+        document = session.connect().running_config()
         config = from_data(document.settings)
     else:
         config = session.config
@@ -54,9 +54,9 @@ def check(session: Session, file: str | None, file_only: bool) -> int:
     FILE defaults to the file of --config, else to /etc/kata-pin/config.yaml. Reports all errors: of
     the file, and CPUs, policies, groups and paths that this node does not have.
     """
+    from kata_pin.base.errors import ConfigError
     from kata_pin.cli.reports.config_check import problems_of
-    from kata_pin.config import DEFAULT_FILE
-    from kata_pin.errors import ConfigError
+    from kata_pin.service.configuration import DEFAULT_FILE
 
     name = file or session.config_file or DEFAULT_FILE
     needed = bool(file or session.config_file)
@@ -74,6 +74,6 @@ def check(session: Session, file: str | None, file_only: bool) -> int:
 @config.command()
 def sample() -> None:
     """Print a sample file: every setting, explained and commented out."""
-    from kata_pin.config.table import sample as text
+    from kata_pin.base.config.table import sample as text
 
     click.echo(text(), nl=False)

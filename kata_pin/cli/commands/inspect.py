@@ -1,46 +1,56 @@
-"""`kata-pin who`, `map`, `explain`, `doctor` and `history`: read-only."""
+"""`kata-pin who`, `map`, `explain`, `doctor`, `history` and `check`: read-only."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.documents.answers import MapDocument, MapSandbox
+from kata_pin.base.documents.state import State
 from kata_pin.cli.options import (
     Session,
     complete_sandbox,
     cpu_list,
     global_options,
     in_namespace,
+    measured_for,
     time_span,
 )
 from kata_pin.cli.render import screen
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.reports.map import MapDocument, MapSandbox
-from kata_pin.model.reports.state import State
 
 if TYPE_CHECKING:
-    from kata_pin.config import Config
-    from kata_pin.errors import ConfigError
+    from collections.abc import Container
+
+    from kata_pin.base.config.tree import Config
+    from kata_pin.base.documents.check import CheckDocument, Finding
+    from kata_pin.base.errors import ConfigError
+    from kata_pin.cli.reports.findings import Looked
+
+
+# `kata-pin who`, `map`, `explain`, `doctor` and `history`: read-only.
 
 
 @click.command()
-@click.argument("cpus", callback=cpu_list)
+@click.argument("cpus", required=False, callback=cpu_list)
 @global_options
 @click.pass_obj
-def who(session: Session, cpus: CpuSet) -> None:
+def who(session: Session, cpus: CpuSet | None) -> None:
     """Show every host thread that may run on a pCPU.
 
     Grouped by process, with owners. CPUS is a number or a list such as 0-3,8: who may run on any of
-    them. On an exclusive pCPU, processes that do not belong to the owner's sandbox are marked as
-    intruders. Kernel threads are summarised.
+    them; without it, on any exclusive pCPU. On an exclusive pCPU, processes that do not belong to
+    the owner's sandbox are marked as intruders. Kernel threads are summarised.
     """
     from kata_pin.cli.reports import who as who_report
 
-    if not cpus:
+    if cpus is not None and not cpus:
         raise click.UsageError("CPUS is empty: give a pCPU or a list such as 0-3,8")
-    document = who_report.who(session.provider.state(), cpus)
-    screen.report(document, json=session.json, by="who:who")
+    state = session.connect().state()
+    document = who_report.who(state, who_report.exclusive(state) if cpus is None else cpus)
+    screen.report(document, json=session.json, by="cli.render.who:who")
 
 
 @click.command()
@@ -53,9 +63,9 @@ def explain(session: Session, sandbox: str) -> None:
     Which containers count, which CPUs are exclusive and how that is known, which vCPU is paired
     with which pCPU, and what prevents a better placement.
     """
-    provider = session.provider
+    provider = session.connect()
     document = provider.explain(provider.chosen(sandbox))
-    screen.report(document, json=session.json, by="reports:explain")
+    screen.report(document, json=session.json, by="cli.render.reports:explain")
 
 
 @click.command()
@@ -71,30 +81,30 @@ def doctor(session: Session, sandbox: str | None, namespace: str | None) -> int:
     overhead modes are usable and which vhost workers serve its interfaces. With SANDBOX or -n only
     the daemon and these sandboxes. Exit status 1 if a check fails.
     """
-    from kata_pin.cli.reports import doctor_node
+    from kata_pin.cli.doctor import node
 
-    provider = session.provider
+    provider = session.connect()
     if sandbox is not None or namespace is not None:
-        document = doctor_node.examine_sandboxes(
+        document = node.examine_sandboxes(
             session.config, provider, provider.chosen(sandbox, namespace), namespace
         )
     else:
         config, wrong = _settings(session)
-        document = doctor_node.examine(config, provider, file=session.config_file, wrong=wrong)
-    screen.report(document, json=session.json, by="reports:doctor")
+        document = node.examine(config, provider, file=session.config_file, wrong=wrong)
+    screen.report(document, json=session.json, by="cli.render.reports:doctor")
     return 0 if document.ok else 1
 
 
 def _settings(session: Session) -> tuple[Config, ConfigError | None]:
     """Return the settings; those of the running daemon where the file is wrong, with its error."""
-    from kata_pin.config.file import from_data
-    from kata_pin.errors import ConfigError, DaemonError
+    from kata_pin.base.errors import ConfigError, DaemonError
+    from kata_pin.service.configuration import from_data
 
     try:
         return session.config, None
     except ConfigError as error:
         try:
-            return from_data(session.provider.running_config().settings), error
+            return from_data(session.connect().running_config().settings), error
         except DaemonError:
             raise error from None
 
@@ -111,9 +121,9 @@ def guest_map(session: Session, sandbox: str | None) -> None:
     unknown (cross). Inferred guest CPUs are used only with the setting guest.act_on_inferred,
     unknown ones never. Below: the guest CPUs that each container should use and those applied.
     """
-    provider = session.provider
+    provider = session.connect()
     document = map_document(provider.state(provider.chosen(sandbox)))
-    screen.report(document, json=session.json, by="map:guest_map")
+    screen.report(document, json=session.json, by="cli.render.who:guest_map")
 
 
 def map_document(state: State) -> MapDocument:
@@ -151,7 +161,106 @@ def history(session: Session, sandbox: str, since: int | None, limit: int) -> No
     One line per change, newest last: state, sandbox mask, threads moved, the events that triggered
     the pass, and the latency from the first event until every affinity was read back. SANDBOX is an
     id or its start, or a pod; all sandboxes of a recreated pod are shown. Ended sandboxes are kept
-    until the limits in `history:` remove them.
+    until the limits in `history:` remove them. Events of the node follow; with SANDBOX, those that
+    name it.
     """
-    document = session.provider.history(sandbox, since_s=since, limit=limit)
-    screen.report(document, json=session.json, by="reports:history")
+    document = session.connect().history(sandbox, since_s=since, limit=limit)
+    screen.report(document, json=session.json, by="cli.render.reports:history")
+
+
+# `kata-pin check`: read-only; for people and for monitoring, which goes by its exit status.
+
+STATUSES: Final = {"ok": 0, "findings": 3, "unknown": 4}
+"""Exit status by verdict."""
+
+
+@click.command()
+@click.argument("sandbox", required=False, shell_complete=complete_sandbox)
+@in_namespace
+@measured_for
+@click.option("--all", "everything", is_flag=True, help="List findings that are report-only too.")
+@global_options
+@click.pass_obj
+def check(
+    session: Session,
+    sandbox: str | None,
+    namespace: str | None,
+    seconds: int | None,
+    *,
+    everything: bool,
+) -> int:
+    """Check affinities, and who runs on exclusive pCPUs.
+
+    Without SANDBOX: of all sandboxes. Exit status 3 on drift, on an exclusive pCPU of two
+    sandboxes, if user processes or other sandboxes ran on one longer than `isolation.max_foreign`
+    allows and, with `intruders: fail`, if they may run on one. Exit status 4 if nothing was found
+    but not everything could be checked: no permission, or the daemon is dead or does not answer.
+    `kata-pin prove` measures longer and shows everything that ran.
+    """
+    document = _checked(session, sandbox, namespace, seconds)
+    screen.report(document, json=session.json, by="cli.render.reports:check", everything=everything)
+    return STATUSES[document.verdict]
+
+
+def _measured(
+    session: Session, state: State, about: Container[str] | None, seconds: int | None
+) -> Looked:
+    """Return who ran on exclusive pCPUs, measured now and as the daemon saw it."""
+    from kata_pin.base.errors import DaemonError
+    from kata_pin.cli.reports import owners
+    from kata_pin.options.isolation import prove
+
+    limits, provider = session.config.isolation, session.connect()
+    asked_s = limits.check_s if seconds is None else seconds
+    wanted = prove.ProofRequest(about, asked_s, limits.max_foreign)
+    looked = prove.look(state, provider.state, wanted)
+    if state.daemon.running:
+        with suppress(DaemonError):  # it ended, or is older than the watch
+            owned = owners.owners(state, about)
+            looked = prove.with_watch(looked, provider.watch(), owned, prove.may_still_run)
+    return looked
+
+
+def _checked(
+    session: Session, sandbox: str | None, namespace: str | None, seconds: int | None
+) -> CheckDocument:
+    """Return the document; raises KataPinError for a name that fits nothing, ConfigError."""
+    from kata_pin.base.config.tree import Intruders
+    from kata_pin.base.documents.answers import SandboxName
+    from kata_pin.base.errors import ConfigError, DaemonError, KataPinError
+    from kata_pin.cli.reports import findings
+    from kata_pin.cli.reports import who as reports_who
+    from kata_pin.cli.reports.words import choose, within
+
+    settings, provider = session.config, session.connect()
+    try:
+        state = provider.state()
+    except ConfigError:
+        raise
+    except KataPinError as error:
+        return findings.could_not_tell(str(error))
+    about = None
+    if sandbox is not None or namespace is not None:
+        names = within((SandboxName(one.id, one.pod) for one in state.sandboxes), namespace)
+        about = {one.id for one in ([choose(names, sandbox)] if sandbox else names)}
+    unknown = []
+    if not state.daemon.running:
+        how = "hangs" if state.daemon.silent else "is not running"
+        unknown.append(f"the daemon {how}, state read from /proc ({state.daemon.reason})")
+    hidden = reports_who.why_hidden()
+    looked = findings.NOTHING
+    if (settings.isolation.check_s if seconds is None else seconds) > 0:
+        looked = _measured(session, state, about, seconds)
+    added: tuple[Finding, ...] = ()
+    if state.daemon.running:
+        with suppress(DaemonError):
+            added = provider.findings()
+    return findings.check(
+        state,
+        () if hidden else reports_who.groups(state, about, looked.ran_ms),
+        intruders_fail=settings.intruders is Intruders.FAIL,
+        about=about,
+        looked=looked,
+        unknown=[*unknown, *([hidden] if hidden else [])],
+        added=added,
+    )

@@ -1,10 +1,4 @@
-"""`kata-pin install` and `kata-pin uninstall`.
-
-Install writes the hook, its hooks.d files, the service, sample settings, the man page, the JSON
-documents' description, completions and a link in PATH. Uninstall first keeps
-new containers from running the hook, then restores all affinities (D18), then removes the
-rest. With --root, for packagers, nothing outside it is read, written or asked.
-"""
+"""`kata-pin install`, `uninstall` and `release`."""
 
 from __future__ import annotations
 
@@ -12,17 +6,24 @@ import os
 import re
 import shutil
 import sysconfig
+import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Literal
 
 import click
 
+from kata_pin.base.config.tree import Config
+from kata_pin.base.documents.answers import Applied, FileChange, FilesDocument
+from kata_pin.base.errors import KataPinError
 from kata_pin.cli.client import WRITE_S, probe
 from kata_pin.cli.node import containerd as containerd_files
-from kata_pin.cli.node.changes import Node, line, registers_hook, serves_containerd
+from kata_pin.cli.node.changes import MODIFIED, NAMED_BY, NodeFiles, line
 from kata_pin.cli.node.files import (
     CONTAINERD_FRAGMENT,
+    DROP_IN,
+    HOOK_PATH,
     PROGRAM_LINK,
+    SPECS,
     UNIT,
     Choices,
     NodeFile,
@@ -30,16 +31,22 @@ from kata_pin.cli.node.files import (
     Runtime,
     containerd_hooks,
     node_files,
+    registers_hook,
+    serves_containerd,
 )
-from kata_pin.cli.options import Session, global_options
+from kata_pin.cli.options import Session, global_options, time_span
 from kata_pin.cli.render import screen
 from kata_pin.cli.reports.words import safe
-from kata_pin.config import DEFAULT_FILE, Config, load
-from kata_pin.errors import KataPinError
-from kata_pin.model.reports.applied import Applied
-from kata_pin.model.reports.settings import FileChange, FilesDocument
-from kata_pin.sources.daemon_socket import DaemonAway, ask
-from kata_pin.wire.reports import decode
+from kata_pin.service.configuration import DEFAULT_FILE, load
+from kata_pin.service.exchange import DaemonAway
+from kata_pin.service.protocol import ask, decode
+
+# `kata-pin install` and `kata-pin uninstall`.
+#
+# Install writes the hook, its hooks.d files, the service, sample settings, the man page, the JSON
+# documents' description, completions and a link in PATH. Uninstall first keeps new containers from
+# running the hook, then restores all affinities (D18), then removes the rest. With --root, for
+# packagers, nothing outside it is read, written or asked.
 
 HOMES: Final = ("/home/", "/root/")
 """Where the service sees nothing: ProtectHome= of its unit."""
@@ -77,7 +84,19 @@ def release_pins(config: Config, release_all: Release) -> str:
     except DaemonAway:
         document, by = release_all(config), "no daemon is running"
     kept = [safe(f"not restored: {one}") for one in document.quiet_kept]
-    return "\n".join([f"restored all affinities ({by})", *kept_cpusets(document), *kept])
+    return "\n".join([*restored(document, by), *kept_cpusets(document), *kept])
+
+
+def restored(document: Applied, by: str) -> list[str]:
+    """Return the lines about affinities: that all were restored, or what was not and why."""
+    left = [
+        safe(f"  {sandbox.pod}: {note.text}")
+        for sandbox in document.sandboxes
+        for note in sandbox.notes
+    ]
+    if not left:
+        return [f"restored all affinities ({by})"]
+    return [f"restored affinities ({by}), except:", *left]
 
 
 def kept_cpusets(document: Applied) -> list[str]:
@@ -95,14 +114,45 @@ def uninstall_node(root: str, release: Callable[[], str]) -> tuple[list[FileChan
     First what makes runtimes run the hook, then the affinities, then all else: if the release
     fails, the service and its settings are still there for another attempt.
     """
-    node = Node(root)
+    node = NodeFiles(root)
     changes = node.uninstall(registers_hook)
     released = release()
     return list(dict.fromkeys([*changes, *node.uninstall()])), released
 
 
+def last_steps(changes: Sequence[FileChange], program: str) -> list[str]:
+    """Return what is left to do after the files are gone, in its order, and what will be seen."""
+    removed = {change.path for change in changes if change.verb == "removed"}
+    kept = [change for change in changes if change.verb == "kept" and change.reason != MODIFIED]
+    steps = []
+    if UNIT in removed:
+        steps.append("systemctl disable --now kata-pin; systemctl daemon-reload")
+    named = {one.reason.removeprefix(NAMED_BY) for one in kept if one.reason.startswith(NAMED_BY)}
+    if named:
+        where = ", ".join(sorted(named))
+        steps.append(f"remove the lines base_runtime_spec = {SPECS}... from {where}")
+    if any(serves_containerd(one.path) or one.path == HOOK_PATH for one in kept):
+        steps += [containerd_files.RESTART, f"{program} uninstall, which removes the files kept"]
+    lines = [f"  {number}. {step}" for number, step in enumerate(steps, 1)]
+    said = ["\n".join(["next:", *lines])] if lines else []
+    if HOOK_PATH in removed:
+        said.append(
+            "containers that started before log `hook error ... no such file or directory` when\n"
+            "they end, which does no harm"
+        )
+    return said
+
+
+def left_for_good(config: Config) -> str:
+    """Return what an uninstall leaves on the node on purpose."""
+    return (
+        f"left: user and group {config.user} (userdel {config.user}), and until the next boot"
+        f" {config.runtime_dir} with the registry"
+    )
+
+
 def install_plan(
-    node: Node,
+    node: NodeFiles,
     files: Sequence[NodeFile | NodeLink],
     plan: containerd_files.Plan,
     run: containerd_files.Run,
@@ -117,7 +167,7 @@ def install_plan(
         changes = node.install([*files, *plan.files])
         return changes, containerd_files.next_steps(plan, run)
     except (KataPinError, KeyboardInterrupt) as error:
-        removed = node.uninstall(lambda path: os.path.basename(path) == containerd_files.DROP_IN)
+        removed = node.uninstall(lambda path: os.path.basename(path) == DROP_IN)
         if not removed or isinstance(error, KeyboardInterrupt):
             raise
         said = "; ".join(map(line, removed))
@@ -219,8 +269,8 @@ def install(
 
     Also the man page, the description of the JSON documents, completions for bash, zsh and fish,
     and a link /usr/bin/kata-pin. Can be repeated: writes missing and outdated files and keeps
-    modified ones. With --containerd also base runtime specs, each the handler's present one with
-    the hooks, and a drop-in that names them; containerd is not restarted.
+    modified ones. With --containerd also base runtime specs, each a copy of the handler's current
+    one with the hooks added, and a drop-in that names them; containerd is not restarted.
     """
     chosen = {Runtime.CRIO: crio, Runtime.PODMAN: podman, Runtime.CONTAINERD: containerd}
     config_file = settings_file(root, session.config_file)
@@ -233,12 +283,12 @@ def install(
         config=settings_below(root, config_file),
         old_kernel=root != "/" or is_before(os.uname().release, (6, 6)),
     )
-    node, files = Node(root), node_files(choices)
+    node, files = NodeFiles(root), node_files(choices)
     run = containerd_files.run_program
     plan, steps = None, list[str]()
     if root == "/":
         check_programs(choices)
-    with node.locked():
+    with node.locked(), screen.progress("installing"):
         if root == "/" and containerd and shutil.which("containerd"):
             plan = containerd_files.plan(containerd_hooks(choices), handlers, run)
         if plan is None:
@@ -269,7 +319,7 @@ def uninstall(session: Session, *, root: str) -> None:
     Beside a package, whose files install left alone, the service and its affinities stay; beside
     the daemon of a pod, affinities stay.
     """
-    node = Node(root)
+    node = NodeFiles(root)
     others_service = node.has_others_service
 
     def release() -> str:
@@ -277,30 +327,79 @@ def uninstall(session: Session, *, root: str) -> None:
             return "affinities are kept (--root)"
         if others_service:
             return f"affinities are kept: {UNIT} is not from kata-pin install"
-        from kata_pin.daemon.service.offline import release_all
-        from kata_pin.daemon.service.runtime_dir import holder
-        from kata_pin.sources.spool import Spool
+        from kata_pin.records.hooks import Spool
+        from kata_pin.service.offline import release_all
+        from kata_pin.service.runtime_dir import holder
 
         config = settings_below(root, settings_file(root, session.config_file))
         if pod := holder(config.runtime_dir).pod:
             return f"affinities are kept: the daemon of pod {pod} serves this node"
         released = release_pins(config, release_all)
         Spool(os.path.join(config.runtime_dir, "spool")).retire()
-        return released
+        return f"{released}\n{left_for_good(config)}"
 
-    with node.locked():
+    with node.locked(), screen.progress("restoring affinities, removing files"):
         changes, released = uninstall_node(root, release)
     remarks = [released]
     if root == "/":
-        disable = "" if others_service else "systemctl disable --now kata-pin; "
-        remarks.append(f"next: {disable}systemctl daemon-reload")
+        remarks += last_steps(changes, program_file(None))
     report(session, "uninstall", changes, remarks)
 
 
-def report(session: Session, kind: str, changes: list[FileChange], remarks: list[str]) -> None:
+def report(
+    session: Session,
+    kind: Literal["install", "uninstall", "kata-class"],
+    changes: list[FileChange],
+    remarks: list[str],
+) -> None:
     """Print the change of each file, and the remaining steps."""
     if session.json:
         screen.document(FilesDocument(kind=kind, changes=tuple(changes), remarks=tuple(remarks)))
         return
     for text in (*map(line, changes), *remarks):
         click.echo(text)
+
+
+# `kata-pin release` and `release-nodes`: restore affinities before kata-pin is removed.
+
+AGAIN_S: Final = 1.0
+"""Wait between two attempts to ask a daemon that only starts."""
+
+
+@click.command()
+@click.option(
+    "--wait",
+    "wait_s",
+    metavar="SPAN",
+    callback=time_span,
+    default="30s",
+    show_default=True,
+    help="Longest wait for a daemon that is still starting.",
+)
+@global_options
+@click.pass_obj
+def release(session: Session, wait_s: int) -> None:
+    """Have the daemon restore all affinities, and set none until it is restarted.
+
+    What `uninstall` does on a node, without removing a file: for pods, whose files go with the
+    image. Needs root. Unlike `unpin` it is not remembered.
+    """
+    from kata_pin.service.exchange import DaemonAway, DaemonSilent
+
+    def nobody(_config: object) -> Applied:
+        raise DaemonAway("no daemon is running", hint="without one: kata-pin unpin")
+
+    deadline = time.monotonic() + wait_s
+
+    def insist() -> str:
+        while True:
+            try:
+                return release_pins(session.config, nobody)
+            except (DaemonAway, DaemonSilent):
+                if time.monotonic() + AGAIN_S > deadline:
+                    raise
+                time.sleep(AGAIN_S)
+
+    with screen.progress("restoring affinities"):
+        remark = insist()
+    click.echo(remark)

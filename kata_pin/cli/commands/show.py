@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 import click
+from msgspec.structs import replace
 
+from kata_pin.base.values import count
 from kata_pin.cli.options import (
-    Number,
+    FiniteNumber,
     Session,
     complete_sandbox,
     global_options,
@@ -19,11 +20,10 @@ from kata_pin.cli.options import (
 )
 from kata_pin.cli.render import screen
 from kata_pin.cli.reports.words import safe
-from kata_pin.model.count_noun import count
 
 if TYPE_CHECKING:
-    from kata_pin.model.reports.memory import MemoryDocument
-    from kata_pin.model.reports.state import State
+    from kata_pin.base.documents.measured import MemoryDocument
+    from kata_pin.base.documents.state import State
 
 
 REFRESH_S: Final = "2"
@@ -51,7 +51,7 @@ class Watching(click.Command):
 @click.option(
     "--watch",
     metavar="[SECONDS]",
-    type=Number(0.2, 3600),
+    type=FiniteNumber(0.2, 3600),
     help=f"Refresh every SECONDS seconds ({REFRESH_S} if not given) until Ctrl-C.",
 )
 @global_options
@@ -71,8 +71,8 @@ def show(
     Without SANDBOX: one line per sandbox with its mask, the affinities of its vCPUs and of its
     overhead threads, its state and the age of the last check. `!` marks drift. With SANDBOX (an id
     or its start, a pod's name, or namespace/name): its containers, threads and network interfaces.
-    With --cpus interrupts and other work of the kernel on exclusive pCPUs are counted for 1 s. With
-    --memory and SANDBOX what its VMM has mapped is read, which takes 12 ms per GiB.
+    With --cpus interrupts and other kernel work on exclusive pCPUs are counted for 1 s. With
+    --memory and SANDBOX the memory map of its VMM is read, which takes 12 ms per GiB.
     """
     if problems and (sandbox is not None or cpus):
         raise click.UsageError("--problems chooses sandboxes: give neither SANDBOX nor --cpus")
@@ -82,8 +82,14 @@ def show(
         raise click.UsageError("--cpus shows all pCPUs of the node: -n cannot limit it")
     while True:
         state, remark = _found(session, sandbox, namespace, problems=problems)
-        by = "show:overview" if sandbox is None else "show:single"
-        by = "memory:memory" if memory else "cpus:cpus" if cpus else by
+        by = "cli.render.show:overview" if sandbox is None else "cli.render.show:single"
+        by = (
+            "options.memory.report:memory_memory"
+            if memory
+            else "cli.render.cpus:cpus"
+            if cpus
+            else by
+        )
         found = _read(state, by, exact=sandbox is not None)
         if watch is not None:
             click.clear()
@@ -96,18 +102,17 @@ def show(
 
 def _read(state: State, by: str, *, exact: bool) -> State | MemoryDocument:
     """Return the state with what the command line reads itself, or the memory document."""
-    if by == "memory:memory":
-        from kata_pin.cli.reports.memory import memory
+    if by == "options.memory.report:memory_memory":
+        from kata_pin.options.memory.report import memory
 
         return memory(state, exact=exact)
-    if by == "cpus:cpus":
-        from kata_pin.cli.reports.quiet import with_quiet
+    if by == "cli.render.cpus:cpus":
+        from kata_pin.options.quiet.disturbance import with_quiet
 
         return with_quiet(state)
-    if by != "show:single":
+    if by != "cli.render.show:single":
         return state
-    from kata_pin.cli.reports.activity import with_activity
-    from kata_pin.cli.reports.network import with_network
+    from kata_pin.cli.reports.activity import with_activity, with_network
 
     return with_activity(with_network(state))
 
@@ -116,11 +121,11 @@ def _found(
     session: Session, name: str | None, namespace: str | None, *, problems: bool
 ) -> tuple[State, str]:
     """Return the state of the sandboxes asked for, and what to say of the choice."""
-    provider = session.provider
+    provider = session.connect()
     state = provider.state(provider.chosen(name, namespace))
     if name is not None or not (problems or namespace):
         return state, ""
-    from kata_pin.cli.reports.selection import has_problem, within
+    from kata_pin.cli.reports.words import has_problem, within
 
     inside = within(state.sandboxes, namespace)
     chosen = [one for one in inside if has_problem(one)] if problems else inside

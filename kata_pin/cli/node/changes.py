@@ -2,8 +2,7 @@
 
 What was written is kept with its digest in a manifest, in the format of sha256sum(1), below the
 same root; `sha256sum -c` on it tells what somebody changed. Links are comments there. Nothing is
-kept in memory. Out of scope: what the files hold (files.py) and what a release of the pins means
-(the daemon).
+kept in memory.
 """
 
 from __future__ import annotations
@@ -13,29 +12,52 @@ import errno
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+from kata_pin.base.documents.answers import FileChange
+from kata_pin.base.errors import HostError, KataPinError, ParseError
 from kata_pin.cli.node.containerd import (
-    DROP_IN,
     RESTART,
+    changed_at,
     importer,
     named_specs,
     places,
     running_since,
 )
-from kata_pin.cli.node.files import HOOK_PATH, HOOKS_DIR, SPECS, UNIT, NodeFile, NodeLink
-from kata_pin.errors import HostError, KataPinError, ParseError
-from kata_pin.host.flock_holder import Holder, open_locked
-from kata_pin.model.reports.settings import FileChange
-from kata_pin.wire.containerd import runs_program
+from kata_pin.cli.node.files import (
+    HOOK_PATH,
+    SPECS,
+    UNIT,
+    NodeFile,
+    NodeLink,
+    is_drop_in,
+    registers_hook,
+    serves_class,
+    serves_containerd,
+)
+from kata_pin.linux.process import LockHolder, open_locked
+from kata_pin.peers.containerd import runs_program
 
 MANIFEST: Final = "/var/lib/kata-pin/installed"
 
 LOCK: Final = "/run/kata-pin-install.lock"
 """Held while install and uninstall run on this node: two would each save half a manifest."""
 
+MODIFIED: Final = "modified since it was installed"
+"""Why a file is kept that somebody changed."""
+
+NAMED_BY: Final = "named by "
+"""Why a base runtime spec is kept: what follows is the file of containerd's configuration."""
+
 _IMAGE: Final = "where /usr is read-only, kata-pin runs from its image (docs/cluster.md)"
+
+NEW: Final = ".new"
+"""What the name of a file ends with until it is complete."""
+
+_NO_FILE: Final = b"\0not a regular file"
+"""What a FIFO, a socket or a device is taken to hold: nothing that was installed."""
 
 _LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
 
@@ -44,22 +66,12 @@ _LINK: Final = re.compile(r"# (?P<path>/.+?) (?P<mark>-> /.+)")
 """Lines of the manifest. The mark of a file is its digest, that of a link where it leads."""
 
 
-def registers_hook(path: str) -> bool:
-    """Whether a file of ours makes a runtime run the hook."""
-    return path.startswith(HOOKS_DIR) or os.path.basename(path) == DROP_IN
-
-
-def serves_containerd(path: str) -> bool:
-    """Whether a file of ours is one that `install --containerd` makes."""
-    return path.startswith(SPECS) or os.path.basename(path) == DROP_IN
-
-
 def line(change: FileChange) -> str:
     """Return a change as a line of text."""
     return f"{change.verb:<9} {change.path}" + (f" ({change.reason})" if change.reason else "")
 
 
-class Node:
+class NodeFiles:
     """The file system below `root`; paths given to it are those on the node."""
 
     def __init__(self, root: str = "/") -> None:
@@ -85,7 +97,11 @@ class Node:
             if change.verb == "wrote" and file.path not in known
         }
         paths = {file.path for file in files}
-        left = {path: mark for path, mark in known.items() if path not in paths}
+        left = {
+            path: mark
+            for path, mark in known.items()
+            if path not in paths and not serves_class(path)
+        }
         self._save(known | new)  # before they are there: ours, should this be killed
         try:
             for file, change in planned:
@@ -116,11 +132,24 @@ class Node:
         self._save(known)
         return changes
 
-    def would_keep(self, wanted: Iterable[NodeFile | NodeLink]) -> list[str]:
-        """Return the paths that `install` would not write because somebody changed them."""
+    def add(self, wanted: Iterable[NodeFile]) -> list[FileChange]:
+        """Write files beside those of `install`; one that somebody changed is kept."""
+        files = {file.path: file for file in wanted}
+        changes = self.install(files.values(), lambda _: True)
+        return [change for change in changes if change.path in files]
+
+    def preview(self, wanted: Iterable[NodeFile | NodeLink]) -> list[FileChange]:
+        """Return what `install` and `add` would do to these files."""
         known = self._manifest()
         changes = [self._change(file, known.get(file.path)) for file in wanted]
-        return [change.path for change in changes if change.verb == "kept"]
+        return [
+            FileChange("would write", change.path) if change.verb == "wrote" else change
+            for change in changes
+        ]
+
+    def would_keep(self, wanted: Iterable[NodeFile | NodeLink]) -> list[str]:
+        """Return the paths that `install` would not write because somebody changed them."""
+        return [change.path for change in self.preview(wanted) if change.verb == "kept"]
 
     def altered(self) -> tuple[list[str], list[str]]:
         """Return the installed files that are missing, and those that were modified since.
@@ -144,7 +173,7 @@ class Node:
             yield
             return
 
-        def taken(holder: Holder) -> KataPinError:
+        def taken(holder: LockHolder) -> KataPinError:
             return KataPinError(
                 f"another kata-pin install or uninstall is running{holder}",
                 hint="run this again when it has ended",
@@ -202,7 +231,7 @@ class Node:
         if present is not None and isinstance(file, NodeFile) and file.settings:
             return FileChange("kept", file.path, "settings are never overwritten")
         if present is not None and present != known:
-            reason = "not from kata-pin install" if others else "modified since it was installed"
+            reason = "not from kata-pin install" if others else MODIFIED
             return FileChange("kept", file.path, reason)
         return FileChange("wrote", file.path)
 
@@ -224,12 +253,13 @@ class Node:
 
     def _remove(self, path: str, mark: str) -> FileChange:
         if self._present(path, link=_leads(mark)) not in {None, mark}:
-            return FileChange("kept", path, "modified since it was installed")
+            return FileChange("kept", path, MODIFIED)
         user = self.used_by_containerd(path)
         if user:
             return FileChange("kept", path, user)
-        with self._meaning("remove", path), contextlib.suppress(FileNotFoundError):
-            os.unlink(self._real(path))
+        for name in (path, f"{path}{NEW}"):  # a killed install left the second
+            with self._meaning("remove", path), contextlib.suppress(FileNotFoundError):
+                os.unlink(self._real(name))
         folder = os.path.dirname(path)
         with contextlib.suppress(OSError):  # only folders of our own that are empty now
             while "kata-pin" in folder.split("/"):
@@ -244,7 +274,7 @@ class Node:
         runtime spec that it names its CRI plugin does not, and without a hook that a spec names
         containers do not.
         """
-        if os.path.basename(path) == DROP_IN:
+        if is_drop_in(path):
             file = importer(path, lambda one: self._read(one) or b"", self._root)
             advice = "remove that import, then run this again"
             return f"imported by name in {file}: {advice}" if file else ""
@@ -254,7 +284,7 @@ class Node:
             if not spec:
                 return f"{file} cannot be read, and may name it"
             if path == spec:
-                return f"named by {file}"
+                return f"{NAMED_BY}{file}"
             if path == HOOK_PATH and runs_program(self._read(spec) or b"", HOOK_PATH):
                 return f"used by containerd's {spec}"
         return self._not_restarted()
@@ -267,10 +297,8 @@ class Node:
         """
         if self._root != "/" or not any(path.startswith(SPECS) for path in self._manifest()):
             return ""
-        changed = 0.0
-        for path in (MANIFEST, *places(lambda one: self._read(one) or b"")):
-            with contextlib.suppress(FileNotFoundError):
-                changed = max(changed, os.stat(self._real(path)).st_mtime)
+        paths = (MANIFEST, *places(lambda one: self._read(one) or b""))
+        changed = changed_at(map(self._real, paths))
         if not running_since(changed):
             return ""
         return f"containerd runs with it: {RESTART}, then run this again"
@@ -298,6 +326,7 @@ class Node:
             return
         with self._meaning("remove", MANIFEST), contextlib.suppress(FileNotFoundError):
             os.unlink(self._real(MANIFEST))
+        with contextlib.suppress(OSError):  # a pod has it mounted
             os.rmdir(os.path.dirname(self._real(MANIFEST)))
 
     def _present(self, path: str, *, link: bool) -> str | None:
@@ -315,16 +344,19 @@ class Node:
     def _read(self, path: str) -> bytes | None:
         with self._meaning("read", path):
             try:
-                with open(self._real(path), "rb") as file:
-                    return file.read()
+                descriptor = os.open(self._real(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             except FileNotFoundError:
                 return None
+            with open(descriptor, "rb") as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # reading a FIFO may never end
+                    return _NO_FILE
+                return file.read()
 
     @contextlib.contextmanager
     def _replacing(self, path: str) -> Iterator[str]:
         """Yield an unused path beside `path`, which takes its place afterwards."""
         real = self._real(path)
-        fresh = f"{real}.new"
+        fresh = f"{real}{NEW}"
         with self._meaning("write", path):
             _make_folder(os.path.dirname(real))
             with contextlib.suppress(FileNotFoundError):

@@ -8,7 +8,7 @@ import click
 from click.shell_completion import ShellComplete, get_completion_class
 
 COMPLETE: Final = "_KATA_PIN_COMPLETE"
-"""As in cli.main, which reads this variable."""
+"""As in cli.table, by which a shell is answered."""
 
 PLACES: Final = {
     "bash": "/usr/share/bash-completion/completions/kata-pin",

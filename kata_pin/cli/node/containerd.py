@@ -4,7 +4,7 @@ Two kinds of files: for each handler the spec that it has now (or containerd's o
 and one drop-in that names them. Whether a drop-in can do that is tried with `containerd config
 dump` before it is written: containerd 2 merges configuration files key by key, 1.7 replaces the
 whole table of a plugin, so there a drop-in would drop the plugin's other settings. containerd is
-never restarted from here. Out of scope: removing the files (changes.py).
+never restarted from here.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from kata_pin.cli.node.files import HOOK_PATH, SPECS, NodeFile
-from kata_pin.errors import HostError, KataPinError, ParseError, reason_of
-from kata_pin.host.files import read_text
-from kata_pin.host.process import read_process
-from kata_pin.host.root import HostRoot
-from kata_pin.wire import containerd as wire
+from msgspec import Struct
+
+from kata_pin.base.errors import HostError, KataPinError, ParseError, reason_of
+from kata_pin.cli.node.files import CLASS_DROP_IN, DROP_IN, HOOK_PATH, SPECS, NodeFile
+from kata_pin.linux.files import HostRoot, read_text
+from kata_pin.linux.process import read_process
+from kata_pin.peers import containerd as wire
 
 CONFIG: Final = "/etc/containerd/config.toml"
-DROP_IN: Final = "kata-pin.toml"
 FOLDER: Final = "/etc/containerd/conf.d"
 """What containerd 2.2 and later imports by default."""
 
@@ -46,8 +45,7 @@ Run = Callable[[Sequence[str]], str]
 """Runs a program and returns its output; raises KataPinError."""
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """The files to install, specs first; `specs` are the paths by handler."""
 
     config: wire.RuntimeConfig
@@ -85,11 +83,11 @@ def plan(hooks: Mapping[str, list[wire.Spec]], handlers: Iterable[str], run: Run
         NodeFile(path, wire.encode_spec(_merged(config.handlers[name], hooks, run)))
         for name, path in specs.items()
     ]
-    version = _own_version(config)
+    version = own_version(config)
     drop_in = wire.drop_in(config, version, specs)
-    if not _merges(config, specs, drop_in, version, run):
+    if not merges(config.with_base_specs(specs), drop_in, version, run):
         return Plan(config, specs, tuple(files), "", version)
-    path = f"{_imported_folder() or FOLDER}/{DROP_IN}"
+    path = f"{imported_folder() or FOLDER}/{DROP_IN}"
     return Plan(config, specs, (*files, NodeFile(path, drop_in.encode())), path, version)
 
 
@@ -118,6 +116,9 @@ def next_steps(done: Plan, run: Run) -> list[str]:
         raise KataPinError(f"{done.drop_in} would change other settings of containerd too")
     left = [name for name, path in done.specs.items() if _base_spec(now, name) != path]
     if not left:
+        changed = changed_at([*(file.path for file in done.files), *places(_text)])
+        if not running_since(changed):
+            return ["containerd: new Kata pods run the hooks, nothing is left to do"]
         return [f"containerd: restart it, so that new Kata pods run the hooks:\n  {RESTART}"]
     files = dict(_loaded(_text, [CONFIG]))
     why = "a drop-in would change other settings than ours"
@@ -128,12 +129,12 @@ def next_steps(done: Plan, run: Run) -> list[str]:
         if files[done.drop_in].encode() not in {file.content for file in done.files}:
             return [f"containerd: {done.drop_in} was modified: remove it, then run this again"]
         why = f"{done.drop_in} has no effect: a file that is read later names another spec"
-    places: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = {}
     for name in left:
         path, plugin = _place(done, name, files)
         table, line = wire.table_of(plugin, name), f'{wire.BASE_SPEC} = "{done.specs[name]}"'
-        places.setdefault(path, [f"In {path} set"]).extend((f"  {table}", f"  {line}"))
-    steps = [line for lines in places.values() for line in lines]
+        missing.setdefault(path, [f"In {path} set"]).extend((f"  {table}", f"  {line}"))
+    steps = [line for lines in missing.values() for line in lines]
     return ["\n".join([f"containerd: {why}.", *steps, f"then restart it:\n  {RESTART}"])]
 
 
@@ -239,6 +240,15 @@ def _loaded(
                 paths += (file for file in more if file not in paths)
 
 
+def changed_at(paths: Iterable[str]) -> float:
+    """Return the latest Unix time at which one of these files or folders was changed; 0 if none."""
+    latest = 0.0
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            latest = max(latest, os.stat(path).st_mtime)
+    return latest
+
+
 def running_since(when: float, proc: HostRoot = HostRoot()) -> bool:  # noqa: B008 - frozen
     """Whether a containerd of this root file system started before a Unix time."""
     uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -262,8 +272,8 @@ def _files(pattern: str, root: str) -> list[str]:
     return sorted(f"/{os.path.relpath(path, root)}" for path in found if os.path.isfile(path))
 
 
-def _imported_folder() -> str:
-    """Return the folder of a pattern in CONFIG's imports that fits our drop-in, or nothing.
+def imported_folder() -> str:
+    """Return the folder of a pattern in CONFIG's imports that fits our drop-ins, or nothing.
 
     A folder that is a pattern itself, or has `..`, is not ours to choose from.
     """
@@ -274,12 +284,13 @@ def _imported_folder() -> str:
     for pattern in imports:
         folder, name = os.path.split(pattern)
         plain = folder == os.path.normpath(folder) == glob.escape(folder)
-        if os.path.isabs(folder) and plain and fnmatch.fnmatchcase(DROP_IN, name):
+        fits = all(fnmatch.fnmatchcase(ours, name) for ours in (DROP_IN, f"{CLASS_DROP_IN}x.toml"))
+        if os.path.isabs(folder) and plain and fits:
             return folder
     return ""
 
 
-def _own_version(config: wire.RuntimeConfig) -> int:
+def own_version(config: wire.RuntimeConfig) -> int:
     """Return the version of CONFIG itself, which containerd may have migrated for its dump.
 
     A drop-in has the same: containerd 2.3 does not start with one that is newer than the file that
@@ -290,10 +301,8 @@ def _own_version(config: wire.RuntimeConfig) -> int:
     return wire.parse_version(_read(CONFIG).decode("utf-8", "replace"), CONFIG)
 
 
-def _merges(
-    config: wire.RuntimeConfig, specs: Mapping[str, str], drop_in: str, version: int, run: Run
-) -> bool:
-    """Whether a drop-in changes nothing but the base runtime specs, as containerd reads both.
+def merges(expected: Mapping[str, object], drop_in: str, version: int, run: Run) -> bool:
+    """Whether containerd makes the expected settings of its plugins of CONFIG and a drop-in.
 
     `version` is that of CONFIG, in whose place a file is that imports it, and by way of another one
     the drop-in: containerd reads what CONFIG itself imports, then the drop-in, as it will be.
@@ -309,7 +318,7 @@ def _merges(
             merged = dump(run, main)
         except KataPinError:  # it refuses both, or not even the table of handlers is left
             return False
-    return merged.plugins == config.with_base_specs(specs)
+    return merged.plugins == expected
 
 
 def _write(path: str, text: str) -> None:

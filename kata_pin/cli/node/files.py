@@ -1,7 +1,6 @@
 """The files that `kata-pin install` puts on a node, made from hooks/ and the configuration.
 
-Pure but for reading the package's own data; nothing here writes. Out of scope: putting the files
-there and taking them away (changes.py).
+Pure but for reading the package's own data; nothing here writes.
 """
 
 from __future__ import annotations
@@ -9,24 +8,33 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct, field
+
+from kata_pin.base.config.table import sample
+from kata_pin.base.config.tree import Config, Hook
+from kata_pin.base.errors import KataPinError
+from kata_pin.base.values import QuietLevel
 from kata_pin.cli.node.completions import PLACES, script
-from kata_pin.config import DEFAULT_FILE, Config
-from kata_pin.config.table import sample
-from kata_pin.config.tree import Hook
-from kata_pin.errors import KataPinError
-from kata_pin.model.settings import QuietLevel
+from kata_pin.service.configuration import DEFAULT_FILE
 
 HOOK_PATH: Final = "/usr/libexec/kata-pin/kata-pin-hook"
 HOOKS_DIR: Final = "/usr/share/containers/oci/hooks.d"  # read by CRI-O and by podman
 CONTAINERD_FRAGMENT: Final = "/etc/kata-pin/containerd-hooks.json"
 SPECS: Final = "/etc/kata-pin/containerd/"
 """The folder of the base runtime specs that containerd gets."""
+
+CLASSES: Final = "/etc/kata-containers/kata-pin/"
+"""The folder of configurations that kata_class.py makes, where Kata's are looked for by default."""
+
+DROP_IN: Final = "kata-pin.toml"
+CLASS_DROP_IN: Final = "kata-pin-class-"
+"""How drop-ins of containerd are called: that of `install`, and the starts of those of classes,
+which containerd reads before it."""
 
 UNIT: Final = "/usr/lib/systemd/system/kata-pin.service"
 PROGRAM_LINK: Final = "/usr/bin/kata-pin"
@@ -61,8 +69,7 @@ class Runtime(StrEnum):
     CONTAINERD = "containerd"
 
 
-@dataclass(frozen=True)
-class NodeFile:
+class NodeFile(Struct, frozen=True):
     """One file: its absolute path on the node, content and mode.
 
     A settings file is the administrator's once it is there: it is never overwritten.
@@ -74,16 +81,14 @@ class NodeFile:
     settings: bool = False
 
 
-@dataclass(frozen=True)
-class NodeLink:
+class NodeLink(Struct, frozen=True):
     """A symbolic link: its absolute path on the node, and the absolute path that it names."""
 
     path: str
     target: str
 
 
-@dataclass(frozen=True)
-class Choices:
+class Choices(Struct, frozen=True):
     """What the files depend on beside the configuration's content.
 
     `program` is the installed kata-pin, `python` the interpreter of the hook, `config_file` where
@@ -97,6 +102,27 @@ class Choices:
     config_file: str = DEFAULT_FILE
     config: Config = field(default_factory=Config)
     old_kernel: bool = False
+
+
+def registers_hook(path: str) -> bool:
+    """Whether a file of ours makes a runtime run the hook."""
+    return path.startswith(HOOKS_DIR) or is_drop_in(path)
+
+
+def is_drop_in(path: str) -> bool:
+    """Whether a file of ours is a drop-in of containerd's configuration."""
+    name = path.rpartition("/")[2]
+    return name == DROP_IN or name.startswith(CLASS_DROP_IN)
+
+
+def serves_class(path: str) -> bool:
+    """Whether a file of ours is one that `kata-class` makes."""
+    return path.startswith(CLASSES) or f"/{CLASS_DROP_IN}" in path
+
+
+def serves_containerd(path: str) -> bool:
+    """Whether a file of ours is one that `install --containerd` makes."""
+    return path.startswith(SPECS) or path.endswith(f"/{DROP_IN}")
 
 
 def node_files(choices: Choices) -> tuple[NodeFile | NodeLink, ...]:
@@ -170,7 +196,8 @@ def _filled(asset: str, choices: Choices) -> bytes:
     name = runtime_dir.removeprefix("/run/")
     values = {
         "PROGRAM": choices.program,
-        "CONFIG": choices.config_file,
+        # named, a missing file is an error; without it the daemon takes the defaults
+        "CONFIG": "" if choices.config_file == DEFAULT_FILE else f" --config {choices.config_file}",
         "USER": choices.config.user,
         "GROUP": choices.config.group,
         "RUNTIME_DIR": runtime_dir,

@@ -1,1 +1,1 @@
-"""Reports as lines of text."""
+"""Documents as lines of text; no I/O but screen.py's."""

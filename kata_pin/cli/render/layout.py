@@ -1,22 +1,121 @@
 """Lines and tables of text that fit a width without hiding anything.
 
-A cell that is too wide is wrapped where its column allows (a cpu list only after a comma, so that
-`12-15` never becomes `1` and `2-15`); if even that does not fit, each row becomes a block of lines.
-Nothing is cut. rich.table does neither: it wraps at spaces, folds or crops what is longer, and its
-import adds 15 ms to a command. Pure: a table becomes a list of lines.
+They need no import of rich until they are printed in colour.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from rich.cells import cell_len
-from rich.text import Text
+from msgspec import Struct
 
 from kata_pin.cli.reports.words import safe
+
+if TYPE_CHECKING:
+    from rich.text import Text as RichText
+
+
+# A line of text whose parts have styles, without what rich needs to be imported.
+#
+# rich draws colours on terminals, and only there it is imported: it would double the time of a
+# command whose output is a pipe. Styles are those of rich, such as `bold red`.
+
+_SIGNS: Final = str.maketrans("→×·─╳", "-----")  # noqa: RUF001 - what we print
+"""Signs of our own that fill one column."""
+
+
+class Span(NamedTuple):
+    """A part of a text, from `start` up to and without `end`, that has a style."""
+
+    start: int
+    end: int
+    style: str
+
+
+class Text:
+    """One line of text; `style` is that of all of it, and spans have more. It can be changed.
+
+    What is added to a text, padding for instance, takes its style too, as in rich.
+    """
+
+    __slots__ = ("plain", "spans", "style")
+
+    def __init__(self, plain: str = "", style: str = "", spans: Iterable[Span] = ()) -> None:
+        self.plain = plain
+        self.style = style
+        self.spans = list(spans)
+
+    def __add__(self, other: Text) -> Text:
+        """Return both, one after the other."""
+        return Text(self.plain, self.style, self.spans).append_text(other)
+
+    def __getitem__(self, part: slice) -> Text:
+        """Return the part of a slice without a step."""
+        start, end, _ = part.indices(len(self.plain))
+        spans = (
+            Span(max(span.start, start) - start, min(span.end, end) - start, span.style)
+            for span in self.spans
+            if span.start < end and span.end > start
+        )
+        return Text(self.plain[start:end], self.style, spans)
+
+    @property
+    def cell_len(self) -> int:
+        """How many columns of a terminal it fills."""
+        return cell_len(self.plain)
+
+    def append(self, plain: str, style: str = "") -> Self:
+        """Add a text in one style to the end."""
+        return self.append_text(Text(plain, style))
+
+    def append_text(self, other: Text) -> Self:
+        """Add another text to the end."""
+        start = len(self.plain)
+        self.plain += other.plain
+        if other.style:
+            self.spans.append(Span(start, len(self.plain), other.style))
+        self.spans += [Span(s + start, e + start, style) for s, e, style in other.spans]
+        return self
+
+    def rstrip(self) -> None:
+        """Remove white space from the end."""
+        kept = self[: len(self.plain.rstrip())]
+        self.plain, self.spans = kept.plain, kept.spans
+
+    def join(self, parts: Iterable[Text]) -> Text:
+        """Return the parts with this text between them."""
+        joined = Text(style=self.style)
+        for number, part in enumerate(parts):
+            if number:
+                joined.append_text(self)
+            joined.append_text(part)
+        return joined
+
+    def for_rich(self) -> RichText:
+        """Return it as rich prints it."""
+        from rich.text import Span as RichSpan
+        from rich.text import Text as RichText
+
+        return RichText(self.plain, self.style, spans=[RichSpan(*span) for span in self.spans])
+
+
+def cell_len(text: str) -> int:
+    """Return how many columns of a terminal a text fills: an East Asian character fills two."""
+    if (text if text.isascii() else text.translate(_SIGNS)).isascii() and text.isprintable():
+        return len(text)
+    from rich.cells import cell_len as measured
+
+    return measured(text)
+
+
+# Lines and tables of text that fit a width without hiding anything.
+#
+# A cell that is too wide is wrapped where its column allows (a cpu list only after a comma, so that
+# `12-15` never becomes `1` and `2-15`); if even that does not fit, each row becomes a block of
+# lines. Nothing is cut. rich.table does neither: it wraps at spaces, folds or crops what is longer,
+# and its import adds 15 ms to a command. Pure: a table becomes a list of lines.
 
 GAP: Final = 2
 """Columns between two columns of a table."""
@@ -29,8 +128,7 @@ NAMES: Final = " -/._"
 CPUS: Final = ", "
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(Struct, frozen=True):
     """What the output can show: its width, and whether it can encode more than ASCII."""
 
     width: int = 80
@@ -52,8 +150,7 @@ class Output:
         return "×" if self.unicode else "x"  # noqa: RUF001 - the sign is meant
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(Struct, frozen=True):
     """A column: its title, after which characters a cell may be broken, its side.
 
     A piece between two breaks that is longer than `fold` is cut at that width all the same; 0

@@ -1,21 +1,16 @@
-"""Short texts for single facts of a state document: ages, pairs, masks, states. Pure."""
+"""Short texts for single facts of a state document: ages, pairs, masks, states."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
-from rich.text import Text
-
-from kata_pin.cli.render.layout import Output, paragraph, styled
-from kata_pin.cli.reports.words import GUEST_STATES, NOTHING, age, safe
-from kata_pin.model.count_noun import count
-from kata_pin.model.reports import Note
-from kata_pin.model.reports.daemon import Daemon
-from kata_pin.model.reports.guest import Guest, GuestVcpu
-from kata_pin.model.reports.sandbox import Memory, Thread
-from kata_pin.model.reports.state import State
+from kata_pin.base.documents.document import Daemon, Note
+from kata_pin.base.documents.state import Guest, GuestVcpu, Memory, State, Thread
+from kata_pin.base.values import count
+from kata_pin.cli.render.layout import Output, Text, paragraph, styled
+from kata_pin.cli.reports.words import GUEST_STATES, NOTHING, age, guest_cost, safe
 
 _UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -119,6 +114,26 @@ def notes(found: Iterable[Note], prefix: str = "", *, warnings_only: bool = Fals
     return lines
 
 
+def remedies(
+    rows: Iterable[tuple[str, str, str]], output: Output, *, most: int = 12
+) -> Iterator[Text]:
+    """Yield each remedy once, after the names that it is for; rows are (name, remedy, command).
+
+    At most `most` commands follow, on lines of their own, as they are typed.
+    """
+    named: dict[str, dict[str, str]] = {}  # remedy -> command or name -> name
+    for name, remedy, command in rows:
+        named.setdefault(remedy, {}).setdefault(command or name, name)
+    for remedy, by_command in named.items():
+        names = ", ".join(dict.fromkeys(by_command.values()))
+        yield from paragraph(styled(f"{names}: {remedy}"), output, indent=2)
+        commands = [command for command, name in by_command.items() if command != name]
+        for command in commands[:most]:
+            yield from paragraph(Text("    ") + styled(command), output, indent=6)
+        if len(commands) > most:
+            yield Text(f"    and {len(commands) - most} more; --json lists them")
+
+
 def drifting(threads: Iterable[Thread]) -> int:
     """Return how many threads are not where they should be."""
     return sum(1 for thread in threads if thread.state == "drift")
@@ -206,6 +221,8 @@ def guest(known: Guest) -> Text:
         text += f", last answer {age(known.answered_s)} ago"
     if known.detail:
         text += f": {known.detail}"
+    if cost := guest_cost(known):
+        text += f"; {cost}"
     return styled(text, GUEST_STYLES.get(known.state, DIM))
 
 

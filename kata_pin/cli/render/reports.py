@@ -1,22 +1,24 @@
-"""`explain`, `check`, `doctor`, `history`, `pin` and `unpin` as lines of text."""
+"""`explain`, `check`, `doctor`, `history`, `pin`, `unpin` and `bind` as lines of text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-from rich.text import Text
-
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.documents.answers import (
+    Applied,
+    BindDocument,
+    Change,
+    Explanation,
+    HistoryDocument,
+)
+from kata_pin.base.documents.check import CheckDocument, Finding
+from kata_pin.base.documents.state import DoctorDocument
+from kata_pin.base.values import count
 from kata_pin.cli.render import phrases
-from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, paragraph, styled, table
+from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, Text, paragraph, styled, table
 from kata_pin.cli.reports.words import NOTHING, age
-from kata_pin.model.count_noun import count
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.reports.applied import Applied
-from kata_pin.model.reports.check import CheckDocument, Finding
-from kata_pin.model.reports.doctor import DoctorDocument
-from kata_pin.model.reports.explain import Explanation
-from kata_pin.model.reports.history import Change, HistoryDocument
 
 _STATUS_STYLES: Final = {
     "ok": phrases.GOOD,
@@ -25,7 +27,7 @@ _STATUS_STYLES: Final = {
     "fail": phrases.BAD,
 }
 _OUTCOMES: Final = {
-    "refused": "refused: no pCPU of it is in the thread's cpuset (EINVAL)",
+    "refused": "refused: the thread's cpuset has none of these pCPUs (EINVAL)",
     "denied": "denied: CAP_SYS_NICE is missing (EPERM)",
     "unverified": "denied: the broker accepts no such executable (EACCES); see hypervisors",
     "reused": "not set: the tid belongs to another thread now",
@@ -48,6 +50,7 @@ _KINDS: Final = {
     "foreign": ("exclusive pCPU that others ran on", "exclusive pCPUs that others ran on"),
     "conflict": ("conflict", "conflicts"),
     "intruder": ("host process", "host processes"),
+    "other-writer": ("sandbox whose affinities change", "sandboxes whose affinities change"),
     "orphan": ("VMM without its shim", "VMMs without their shims"),
     "no-vmm": ("sandbox without VMM", "sandboxes without VMM"),
     "unpinned": ("unpinned sandbox", "unpinned sandboxes"),
@@ -55,8 +58,8 @@ _KINDS: Final = {
 }
 """Kinds of findings, worst first: one and many."""
 
-INTRUDERS_SHOWN: Final = 10
-"""Groups of host processes that `check` names where they are no failure."""
+COMMANDS: Final = 5
+"""Commands of one remedy that `check` prints."""
 
 _ORDINARY_OUTCOMES: Final = {"done", "gone", "clipped"}
 
@@ -72,64 +75,88 @@ def explain(document: Explanation, output: Output) -> list[Text]:
     return lines
 
 
-def check(document: CheckDocument, output: Output) -> list[Text]:
-    """Return the findings, then one line that sums them up."""
-    lines: list[Text] = []
-    shown, left_out = _shown(document.findings)
-    for finding in shown:
-        style = phrases.BAD if finding.fails else phrases.ODD
-        head = f"{'FAIL' if finding.fails else 'note'} {finding.kind}: "
-        lines += paragraph(styled(head, style) + styled(finding.text), output, indent=2)
-    if left_out:
-        told = f"note intruder: {count(left_out, 'more unit or cgroup', 'more units or cgroups')}"
-        told += " with less CPU time; --json lists all"
-        lines += paragraph(styled(told, phrases.ODD), output, indent=2)
-    if any(one.group is not None and not one.group.sandbox for one in document.findings):
-        lines += paragraph(styled(_keep_all_off(document.free), phrases.ODD), output, indent=2)
+def check(document: CheckDocument, output: Output, *, everything: bool = False) -> list[Text]:
+    """Return the verdict, the findings that fail, and what helps; `everything`: also the others."""
+    word, style = _VERDICTS[document.verdict]
+    failing = [one for one in document.findings if one.fails]
+    others = [one for one in document.findings if not one.fails]
+    verdict = f"{word}: " + "; ".join([*_counts(failing), _checked(document)])
+    lines = paragraph(styled(verdict, style), output)
     for why in document.unknown:
         lines += paragraph(styled("unknown: ", phrases.ODD) + styled(why), output, indent=2)
-    word, style = _VERDICTS[document.verdict]
-    return [*lines, *paragraph(styled(_verdict(document, word), style), output)]
+    lines += _findings(document, failing, output)
+    for counts in _counts(others):
+        told = f"report only: {counts}" + ("" if everything else "; --all lists them")
+        lines += [Text(), *paragraph(styled(told, phrases.ODD), output, indent=2)]
+    return lines + (_findings(document, others, output) if everything else [])
+
+
+def _findings(document: CheckDocument, findings: Sequence[Finding], output: Output) -> list[Text]:
+    """Return a table of findings, worst kind first, and each remedy once."""
+    if not findings:
+        return []
+    order = list(_KINDS)
+    findings = sorted(findings, key=lambda one: order.index(one.kind))
+    columns = [
+        Column("pCPU", CPUS),
+        Column("OWNER", NAMES + ",", fold=16, comfort=16),
+        Column("FINDING", breaks=""),
+        Column("WHO", NAMES, fold=16, comfort=24),
+        Column("SHARE", breaks="", right=True),
+        Column("SINCE", breaks="", right=True),
+    ]
+    rows = [_finding(one, document) for one in findings]
+    remedies = [(one.kind, one.remedy, one.command) for one in findings if one.remedy]
+    if any(one.group is not None and not one.group.sandbox for one in findings):
+        remedies.append(("intruder", _keep_all_off(document.free), ""))
+    return [
+        *(Text(), *table(columns, rows, output)),
+        *(Text(), *phrases.remedies(remedies, output, most=COMMANDS)),
+    ][: None if remedies else -1]
+
+
+def _finding(finding: Finding, document: CheckDocument) -> list[Text]:
+    share = None
+    if finding.foreign is not None:
+        share = finding.foreign.percent
+    elif finding.group is not None and finding.group.measured_ms and document.measured is not None:
+        share = finding.group.measured_ms / 10 / document.measured.seconds
+    return [
+        phrases.cpus(finding.cpus),
+        styled(finding.owner or NOTHING, phrases.NAME),
+        styled(finding.kind, phrases.BAD if finding.fails else phrases.ODD),
+        styled(finding.who or NOTHING),
+        Text(NOTHING if share is None else f"{share:.3g} %"),
+        Text(age(finding.since_s)),
+    ]
 
 
 def _keep_all_off(free: str) -> str:
     """Return the remedy for all programs of the node at once."""
     if not free:
-        return "note: every pCPU is exclusive: leave some to the node (reservedSystemCPUs)"
+        return "every pCPU is exclusive: leave some to the node (reservedSystemCPUs)"
     return (
-        f"note: CPUAffinity={free} in /etc/systemd/system.conf keeps every service off exclusive "
-        f"pCPUs (after a reboot); reservedSystemCPUs: {free} in the kubelet's configuration keeps "
-        f"pods from owning theirs"
+        f"reservedSystemCPUs: {free} in the kubelet's configuration keeps pods from owning these "
+        "pCPUs; do not set CPUAffinity= in /etc/systemd/system.conf: VMs inherit it"
     )
 
 
-def _shown(findings: Sequence[Finding]) -> tuple[list[Finding], int]:
-    """Return the findings that are shown, failures first, and how many are left out.
-
-    Only intruders that are no failure are left out: the last, which used the least CPU time there.
-    """
-    noted = [one for one in findings if one.group is not None and not one.fails]
-    less = {id(one) for one in noted[INTRUDERS_SHOWN:]}
-    shown = [one for one in findings if id(one) not in less]
-    return sorted(shown, key=lambda one: not one.fails), len(less)
-
-
-def _verdict(document: CheckDocument, word: str) -> str:
-    """Return the counts by kind, the failures first."""
+def _checked(document: CheckDocument) -> str:
+    """Return what was checked and measured."""
     sandboxes = count(document.sandboxes, "sandbox", "sandboxes")
     checked = f"{sandboxes}, {count(document.threads, 'thread')} checked"
     if document.measured is not None:
         cpus = count(len(CpuSet.parse(document.measured.cpus)), "exclusive pCPU")
         checked += f", {cpus} measured for {document.measured.seconds:g} s"
         checked += f" by {_METHODS[document.measured.method]}"
-    parts = []
-    for fails, remark in ((True, ""), (False, " (report only)")):
-        found = [one for one in document.findings if one.fails is fails]
-        kinds = sorted({one.kind for one in found}, key=list(_KINDS).index)
-        counts = [_counted(kind, [one for one in found if one.kind == kind]) for kind in kinds]
-        if counts:
-            parts.append(", ".join(counts) + remark)
-    return f"{word}: " + "; ".join([*parts, checked])
+    return checked
+
+
+def _counts(findings: Sequence[Finding]) -> list[str]:
+    """Return one text with the counts by kind, worst first; none without findings."""
+    kinds = sorted({one.kind for one in findings}, key=list(_KINDS).index)
+    counts = [_counted(kind, [one for one in findings if one.kind == kind]) for kind in kinds]
+    return [", ".join(counts)] if counts else []
 
 
 def _counted(kind: str, found: Sequence[Finding]) -> str:
@@ -187,6 +214,39 @@ def applied(document: Applied, output: Output) -> list[Text]:
     return lines or [Text("no sandboxes")]
 
 
+def bind(document: BindDocument, output: Output) -> list[Text]:
+    """Return what is bound, and where each thread is or would be."""
+    lines: list[Text] = []
+    for sandbox in document.sandboxes:
+        name = sandbox.id[:12] if sandbox.pod == sandbox.id else sandbox.pod
+        told = "not bound: placed by policy"
+        if sandbox.vcpus:
+            told = f"vCPUs {sandbox.vcpus} on pCPUs {sandbox.cpus}"
+            told += f", overhead on {sandbox.overhead}" if sandbox.overhead else ""
+            told += f", until {sandbox.until}" if sandbox.until else ""
+            told = f"{'would be bound' if document.dry_run else 'bound'}: {told}"
+        lines += paragraph(styled(f"{name}: ", phrases.NAME) + styled(told), output, indent=2)
+        columns = [
+            Column("TID", right=True),
+            Column("ROLE"),
+            Column("AFFINITY", CPUS),
+            Column("EXPECTED", CPUS),
+            Column("WHY", fold=16, comfort=24),
+        ]
+        rows = [
+            [
+                Text(str(one.tid)),
+                styled(one.label),
+                phrases.cpus(one.affinity),
+                phrases.cpus(one.expected),
+                styled(one.reason),
+            ]
+            for one in sandbox.threads
+        ]
+        lines += table(columns, rows, output) if rows else []
+    return lines or [Text("no sandbox is bound by hand")]
+
+
 def history(document: HistoryDocument, output: Output) -> list[Text]:
     """Return one row per change of a sandbox, then one per event of the node."""
     events = _events(document, output)
@@ -209,19 +269,19 @@ def _events(document: HistoryDocument, output: Output) -> list[Text]:
     if not document.events:
         return []
     columns = [Column("TIME"), Column("EVENT"), Column("DETAIL", " ", fold=24, comfort=60)]
-    rows = [[Text(_moment(one.time)), Text(one.kind), styled(one.text)] for one in document.events]
+    rows = [[_moment(one.time), styled(one.kind), styled(one.text)] for one in document.events]
     return [Text(""), *table(columns, rows, output)]
 
 
-def _moment(time: str) -> str:
-    return time.replace("T", " ").removesuffix("Z")
+def _moment(time: str) -> Text:
+    return styled(time.replace("T", " ").removesuffix("Z"))
 
 
 def _change(change: Change, output: Output) -> list[Text]:
     name = change.sandbox[:12] if change.pod == change.sandbox else change.pod
     moved = f"{change.moved} of {change.threads}" if change.threads else NOTHING
     return [
-        Text(_moment(change.time)),
+        _moment(change.time),
         styled(name, phrases.NAME),
         styled(
             _turned(change.previous_state, change.state, output),

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
-    from kata_pin.cli.render.layout import Output
-    from kata_pin.errors import KataPinError
+    from kata_pin.base.errors import KataPinError
+    from kata_pin.cli.render.layout import Output, Text
 
 
 def output() -> Output:
@@ -34,7 +33,7 @@ def _width() -> int:
         return 80
 
 
-def report(found: object, *, json: bool, by: str, **given: str) -> None:
+def report(found: object, *, json: bool, by: str, **given: str | bool) -> None:
     """Print a document as JSON, or as the lines of the function `by` below cli.render.
 
     The function is given the document, the output and `given`. Its module is imported only when it
@@ -44,7 +43,7 @@ def report(found: object, *, json: bool, by: str, **given: str) -> None:
         document(found)
         return
     module, _, name = by.partition(":")
-    render = getattr(import_module(f"kata_pin.cli.render.{module}"), name)
+    render = getattr(import_module(f"kata_pin.{module}"), name)
     show(render(found, output(), **given))
 
 
@@ -66,7 +65,7 @@ def show(lines: Iterable[Text]) -> None:
         force_terminal=True,
     )
     for line in lines:
-        console.print(line)
+        console.print(line.for_rich())
 
 
 def colours() -> bool:
@@ -79,15 +78,47 @@ def document(report: object) -> None:
     """Print a document as JSON, indented on a terminal, on one line elsewhere; ASCII throughout."""
     import json
 
-    from kata_pin.wire.reports import as_data
+    from kata_pin.service.protocol import as_data
 
     text = json.dumps(as_data(report), indent=2 if sys.stdout.isatty() else None, ensure_ascii=True)
     sys.stdout.write(text.replace("\x7f", "\\u007f") + "\n")
 
 
+@contextmanager
+def progress(title: str, total: float | None = None) -> Iterator[Callable[[float, str], None]]:
+    """Show on a terminal that long work goes on, until it ends; nothing in a pipe.
+
+    The function that it gives takes how much of `total` is done, and the title from now on. Without
+    a total only the time is shown. stderr is used alone: what the command prints stays as it is.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _done, _title: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeRemainingColumn() if total else TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True,
+        redirect_stdout=False, redirect_stderr=False,
+    ) as bar:  # fmt: skip
+        task = bar.add_task(title, total=total)
+        yield lambda done, title: bar.update(task, completed=done, description=title)
+
+
 def write(file: str, text: str) -> None:
     """Write a text to a file, or to stdout for `-`; raises KataPinError."""
-    from kata_pin.errors import KataPinError, reason_of
+    from kata_pin.base.errors import KataPinError, reason_of
 
     if file == "-":
         sys.stdout.write(text)
@@ -101,7 +132,7 @@ def write(file: str, text: str) -> None:
 
 def expect_writable(file: str) -> None:
     """Raise KataPinError unless a text can be written to a file; what it contains stays."""
-    from kata_pin.errors import KataPinError, reason_of
+    from kata_pin.base.errors import KataPinError, reason_of
 
     try:
         os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))

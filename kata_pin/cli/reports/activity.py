@@ -1,19 +1,25 @@
-"""What one sandbox's threads have been through (run delay, preemptions, migrations) and use.
+"""What one sandbox's threads have been through.
 
-Read by the command line where one sandbox is looked at, from files that anybody may read.
+The interfaces of its VMM with their vhost workers are read here too.
 """
 
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
+from errno import EACCES, EPERM
 
-from kata_pin.host.measure.resctrl import cache_use
-from kata_pin.host.measure.tasks import TaskSampler
-from kata_pin.host.root import HOST, HostRoot
-from kata_pin.model.reports.sandbox import Cache, Thread
-from kata_pin.model.reports.state import State
-from kata_pin.model.thread import ThreadKey
+from msgspec.structs import replace
+
+from kata_pin.base.documents.state import Cache, Network, Sandbox, State, Thread
+from kata_pin.base.errors import HostError, TaskGone
+from kata_pin.base.sandbox import ProcessKey, ThreadKey
+from kata_pin.linux.counters import TaskSampler
+from kata_pin.linux.files import HOST, HostRoot
+from kata_pin.linux.process import is_alive
+
+# What one sandbox's threads have been through (run delay, preemptions, migrations) and use.
+#
+# Read by the command line where one sandbox is looked at, from files that anybody may read.
 
 
 def with_activity(state: State, root: HostRoot = HOST) -> State:
@@ -42,7 +48,11 @@ def with_activity(state: State, root: HostRoot = HOST) -> State:
 
 def _used(cache: Cache, root: HostRoot) -> Cache:
     """Return what is known of a sandbox's caches with what it uses."""
-    use = cache_use(root, cache.group) if cache.group else None
+    if not cache.group:
+        return cache
+    from kata_pin.options.caches.read import cache_use  # only the option makes groups
+
+    use = cache_use(root, cache.group)
     if use is None:
         return cache
     return replace(
@@ -51,3 +61,41 @@ def _used(cache: Cache, root: HostRoot) -> Cache:
         total_bytes=use.total,
         local_bytes=use.local,
     )
+
+
+# The network side of one sandbox: the interfaces of its VMM and their vhost workers.
+#
+# Read by the command line where one sandbox is looked at, so that the daemon neither grows by
+# pyroute2 nor waits for netlink.
+
+
+def with_network(state: State) -> State:
+    """Return the state with the network of its only sandbox."""
+    (sandbox,) = state.sandboxes
+    return replace(state, sandboxes=(replace(sandbox, network=read_network(sandbox)),))
+
+
+def read_network(sandbox: Sandbox) -> Network | None:
+    """Return the interfaces of a sandbox's VMM; None if it has neither a tap nor a vhost worker.
+
+    Only a VMM that has one is worth 0.1 s of CPU time, which the import of pyroute2 takes.
+    """
+    vmm = sandbox.vmm
+    if vmm is None:
+        return None
+    from kata_pin.linux.network import interfaces, read_descriptors
+
+    workers = any(thread.role == "vhost" for thread in sandbox.threads)
+    try:
+        if not workers and not read_descriptors(HOST, vmm.pid).queues:
+            return None
+        found = interfaces(HOST, vmm.pid)
+    except TaskGone:
+        return Network(problem=f"VMM process {vmm.pid} has exited")
+    except HostError as error:
+        denied = "run as root" if error.errno in {EACCES, EPERM} else ""
+        hint = error.hint or denied
+        return Network(problem=f"cannot {error.message}" + (f"; {hint}" if hint else ""))
+    if not is_alive(HOST, ProcessKey(vmm.pid, vmm.starttime)):  # another process by now
+        return Network(problem=f"VMM process {vmm.pid} has exited")
+    return Network(found)

@@ -2,7 +2,7 @@
 
 Only settings that the file sets are checked against the node, except the policy, which needs all of
 `alloc`. Paths below /run are made by their owners at run time, so they may be missing. Errors of
-the file alone: config/file.py.
+the file alone: service/configuration.py.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ import grp
 import os
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
-from kata_pin.cli.reports.remedies import NOT_MOUNTED
-from kata_pin.config.file import FileReading, read, read_text
-from kata_pin.config.tree import Config
-from kata_pin.daemon.allocation.checked_policy import make_policy
-from kata_pin.errors import ConfigError, KataPinError, reason_of
-from kata_pin.host.root import HostRoot
-from kata_pin.host.topology import read_topology
-from kata_pin.model.reports.settings import ConfigProblem
-from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.options import StaticOptions
-from kata_pin.policy.alloc.policies import BUILTIN
-from kata_pin.remedy import here
+from msgspec import Struct
+
+from kata_pin.base.config.tree import Config
+from kata_pin.base.cpuset import HostTopology
+from kata_pin.base.documents.answers import ConfigProblem
+from kata_pin.base.errors import ConfigError, KataPinError, reason_of
+from kata_pin.base.values import here
+from kata_pin.cli.reports.words import NOT_MOUNTED
+from kata_pin.linux.files import HostRoot
+from kata_pin.linux.topology import read_topology
+from kata_pin.options.allocation.checked_policy import make_policy
+from kata_pin.options.allocation.demand import StaticOptions
+from kata_pin.options.allocation.policies import BUILTIN
+from kata_pin.service.configuration import FileReading, read, read_text
 
 CPU_LISTS: Final = ("housekeeping", "alloc.cpus", "alloc.reserved", "alloc.housekeeping")
 PROGRAMS: Final = ("hypervisors", "shims")
@@ -65,8 +66,7 @@ def _problem(error: ConfigError, reading: FileReading) -> ConfigProblem:
     return ConfigProblem(error.key, reading.line_of(error.key) or None, message, error.hint)
 
 
-@dataclass(frozen=True)
-class NodeCheck:
+class NodeCheck(Struct, frozen=True):
     """The errors that a configuration has on one node."""
 
     topology: HostTopology

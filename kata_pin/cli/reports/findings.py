@@ -1,24 +1,88 @@
-"""`check`: what is not as it should be in a state document, and what was measured. Pure."""
+"""`check`: what differs from the decision in a state document.
+
+Each VMM is also judged by what keeps it on its pCPUs (D5).
+"""
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Final
 
-from kata_pin.cli.reports import owners, pcpus, words
-from kata_pin.cli.reports.foreign import NOTHING, Looked
-from kata_pin.model.count_noun import count
-from kata_pin.model.cpuset import CpuSet, union
-from kata_pin.model.placement import NoteLevel
-from kata_pin.model.reports.check import CheckDocument, Finding, IntruderGroup
-from kata_pin.model.reports.daemon import Daemon
-from kata_pin.model.reports.sandbox import Sandbox
-from kata_pin.model.reports.state import State
-from kata_pin.policy.placement.notes import RUNS_ON_OTHERS
+from msgspec import Struct, field
 
-_ELSEWHERE: Final = frozenset({"conflict-exclusive"})
+from kata_pin.base.cpuset import CpuSet, union
+from kata_pin.base.documents.check import (
+    CONFLICT,
+    DRIFT,
+    INTRUDER,
+    NO_VMM,
+    ORPHAN,
+    OTHER_WRITER,
+    UNPINNED,
+    WARNING,
+    CheckDocument,
+    Finding,
+    IntruderGroup,
+    Measurement,
+)
+from kata_pin.base.documents.document import UNWRITTEN, Daemon
+from kata_pin.base.documents.state import Sandbox, State
+from kata_pin.base.values import CheckVerdict, NoteLevel, count
+from kata_pin.cli.reports import owners, pcpus, words
+from kata_pin.cli.reports.pcpus import parse
+from kata_pin.placement.notes import RUNS_ON_OTHERS
+
+# What keeps a VMM on its sandbox's pCPUs: its cgroup's cpuset, or affinity alone (D5).
+#
+# A process may set its own affinity, and what it forks inherits it; none leaves its cgroup's
+# cpuset.
+
+
+def reachable(sandbox: Sandbox, online: CpuSet) -> CpuSet:
+    """Return the online pCPUs outside the sandbox's mask that the cgroups of its VMM allow."""
+    vmm = sandbox.vmm
+    threads = [one for one in sandbox.threads if vmm is not None and one.tgid == vmm.pid]
+    return (union(parse(one.cpuset) or online for one in threads) & online) - parse(sandbox.mask)
+
+
+def in_words(sandbox: Sandbox, online: CpuSet) -> str:
+    """Return what keeps the VMM on its pCPUs."""
+    others = reachable(sandbox, online)
+    if not others:
+        return "the cpuset of its cgroup keeps the VMM on them, whatever the VMM does"
+    return (
+        f"only affinity keeps the VMM off {words.named(others)}, which its cgroup allows: a hostile"
+        " VMM can change its own affinity"
+    )
+
+
+# `check`: what is not as it should be in a state document, and what was measured.
+
+_ELSEWHERE: Final = frozenset({"conflict-exclusive", "other-writer"})
 """Codes of notes that are findings of their own."""
+
+_SHARED: Final = (
+    "give one of the pods other CPUs; explain says where each container's CPUs come from"
+)
+
+
+class Looked(Struct, frozen=True):
+    """What was measured. `unknown` is what could not be, and why; `ran_ms` are times by pid."""
+
+    findings: tuple[Finding, ...] = ()
+    unknown: tuple[str, ...] = ()
+    ran_ms: Mapping[int, float] = field(default_factory=dict)
+    measured: Measurement | None = None
+
+
+NOTHING: Final = Looked()
+"""What was measured where nothing was."""
+
+
+WRITER_S: Final = 600.0
+"""How long affinities must have stayed unchanged before another writer is no finding any more."""
 
 
 def check(
@@ -29,26 +93,31 @@ def check(
     about: Container[str] | None = None,
     looked: Looked = NOTHING,
     unknown: Sequence[str] = (),
+    added: Sequence[Finding] = (),
 ) -> CheckDocument:
     """Return the `check` document.
 
     `about` are the ids of the sandboxes to check, against every other one; None: all. `looked` is
-    what was measured, `unknown` what else could not be checked, and why.
+    what was measured, `unknown` what else could not be checked, and why; `added` are findings of
+    options of other packages.
     """
-    unknown = (*unknown, *looked.unknown)
+    unwritten = (note.text for note in state.notes if note.code == UNWRITTEN)
+    unknown = (*unknown, *looked.unknown, *unwritten)
     chosen = [one for one in state.sandboxes if about is None or one.id in about]
     found = [
         *_drift(chosen),
+        *_writers(chosen, pcpus.parse(state.node.online)),
         *looked.findings,
         *_conflicts(state.sandboxes, {one.id for one in chosen}),
         *_double_grants(state, about),
         *_orphans(chosen),
         *_unplaced(chosen),
         *_warnings(chosen),
-        *_intruders(intruders, fails=intruders_fail),
+        *_intruders(intruders, _owners(state), fails=intruders_fail),
+        *(one for one in added if about is None or one.sandbox in about),
     ]
     fails = any(finding.fails for finding in found)
-    verdict = "findings" if fails else "unknown" if unknown else "ok"
+    verdict: CheckVerdict = "findings" if fails else "unknown" if unknown else "ok"
     return CheckDocument(
         time=state.time,
         daemon=state.daemon,
@@ -86,7 +155,30 @@ def _drift(sandboxes: Sequence[Sandbox]) -> Iterator[Finding]:
                     f"{words.owner(sandbox)}: {thread.label} (tid {thread.tid}): "
                     f"affinity {thread.affinity}, expected {thread.expected}"
                 )
-                yield Finding("drift", True, sandbox.id, thread.affinity, text)
+                yield DRIFT.found(
+                    *(sandbox.id, thread.affinity, text),
+                    owner=words.owner(sandbox),
+                    who=f"{thread.label} (tid {thread.tid}), expected on {thread.expected}",
+                    command=_command("pin", sandbox),
+                )
+
+
+def _writers(sandboxes: Sequence[Sandbox], online: CpuSet) -> Iterator[Finding]:
+    """Yield sandboxes whose affinities something else changes: the VMM itself may (D5)."""
+    for sandbox in sandboxes:
+        for writer in sandbox.writers:
+            recent = writer.active or (writer.last_s is not None and writer.last_s < WRITER_S)
+            if writer.name == "other" and recent:
+                text = (
+                    f"{words.owner(sandbox)}: {words.writer(writer)}; {in_words(sandbox, online)}"
+                )
+                yield OTHER_WRITER.found(
+                    *(sandbox.id, "", text),
+                    owner=words.owner(sandbox),
+                    who=words.changes(writer),
+                    since_s=writer.since_s,
+                    remedy=f"find what changes affinities; {in_words(sandbox, online)}",
+                )
 
 
 def _conflicts(sandboxes: Sequence[Sandbox], chosen: Container[str]) -> Iterator[Finding]:
@@ -106,12 +198,18 @@ def _conflicts(sandboxes: Sequence[Sandbox], chosen: Container[str]) -> Iterator
 
 def _conflict(sandbox: Sandbox, other: Sandbox, cpus: CpuSet) -> Finding:
     first, second = words.owner(sandbox), words.owner(other)
-    which = f"{pcpus.named(cpus)} {'is' if len(cpus) == 1 else 'are'}"
+    which = f"{words.named(cpus)} {'is' if len(cpus) == 1 else 'are'}"
     if cpus <= pcpus.parse(other.exclusive):
         text = f"{which} exclusive to both {first} and {second}"
     else:
         text = f"{which} exclusive to {first} and in the mask of {second}"
-    return Finding("conflict", True, sandbox.id, str(cpus), text)
+    return CONFLICT.found(
+        *(sandbox.id, str(cpus), text),
+        owner=first,
+        who=second,
+        remedy=_SHARED,
+        command=_command("explain", other),
+    )
 
 
 def _double_grants(state: State, about: Container[str] | None) -> Iterator[Finding]:
@@ -124,12 +222,17 @@ def _double_grants(state: State, about: Container[str] | None) -> Iterator[Findi
         for grant in allocation.grants:
             both = pcpus.parse(holder.cpus) & pcpus.parse(grant.exclusive)
             if both and holder.id not in known and (about is None or grant.sandbox in about):
-                which = f"{pcpus.named(both)} {'is' if len(both) == 1 else 'are'}"
+                which = f"{words.named(both)} {'is' if len(both) == 1 else 'are'}"
                 text = (
                     f"{which} exclusive to both {grant.pod} (granted by kata-pin) and "
                     f"{holder.pod} ({words.holder_source(holder)})"
                 )
-                yield Finding("conflict", True, grant.sandbox, str(both), text)
+                yield CONFLICT.found(
+                    *(grant.sandbox, str(both), text),
+                    owner=grant.pod,
+                    who=f"{holder.pod} ({words.holder_source(holder)})",
+                    remedy=_SHARED,
+                )
 
 
 def _orphans(sandboxes: Sequence[Sandbox]) -> Iterator[Finding]:
@@ -140,9 +243,14 @@ def _orphans(sandboxes: Sequence[Sandbox]) -> Iterator[Finding]:
             cpus = union(pcpus.parse(thread.affinity) for thread in sandbox.threads)
             text = (
                 f"{words.owner(sandbox)}: its shim has exited, and {vmm.kind} (pid {vmm.pid}) still"
-                f" runs on {pcpus.named(cpus)}: end it once its pod is gone"
+                f" runs on {words.named(cpus)}: end it once its pod is gone"
             )
-            yield Finding("orphan", True, sandbox.id, str(cpus), text)
+            yield ORPHAN.found(
+                *(sandbox.id, str(cpus), text),
+                owner=words.owner(sandbox),
+                who=f"{vmm.kind} (pid {vmm.pid}), its shim has exited",
+                command=f"kill {vmm.pid}",
+            )
 
 
 def _unplaced(sandboxes: Sequence[Sandbox]) -> Iterator[Finding]:
@@ -150,10 +258,11 @@ def _unplaced(sandboxes: Sequence[Sandbox]) -> Iterator[Finding]:
         name = words.owner(sandbox)
         if sandbox.state == "no-vmm":
             why = sandbox.vmm_problem or "none found"
-            yield Finding("no-vmm", False, sandbox.id, "", f"{name}: no VMM: {why}")
+            text = f"{name}: no VMM: {why}"
+            yield NO_VMM.found(sandbox.id, "", text, owner=name, who=why)
         elif sandbox.state == "unpinned":
             text = f"{name}: no container has a cpuset; its threads are not confined"
-            yield Finding("unpinned", False, sandbox.id, "", text)
+            yield UNPINNED.found(sandbox.id, "", text, owner=name, who="no container has a cpuset")
 
 
 def _warnings(sandboxes: Sequence[Sandbox]) -> Iterator[Finding]:
@@ -162,11 +271,26 @@ def _warnings(sandboxes: Sequence[Sandbox]) -> Iterator[Finding]:
         for note in sandbox.notes:
             if note.level == NoteLevel.WARNING and note.code not in _ELSEWHERE:
                 text = f"{words.owner(sandbox)}: {note.text}"
-                fails = note.code == RUNS_ON_OTHERS
-                yield Finding("conflict" if fails else "warning", fails, sandbox.id, "", text)
+                row = CONFLICT if note.code == RUNS_ON_OTHERS else WARNING
+                yield row.found(sandbox.id, "", text, owner=words.owner(sandbox), who=note.text)
 
 
-def _intruders(groups: Sequence[IntruderGroup], *, fails: bool) -> Iterator[Finding]:
+def _command(name: str, sandbox: Sandbox) -> str:
+    return f"kata-pin {name} {shlex.quote(words.owner(sandbox))}"
+
+
+def _owners(state: State) -> dict[int, str]:
+    """Return the pod that owns each exclusive pCPU; of several, one."""
+    return {
+        cpu: words.owner(sandbox)
+        for sandbox in state.sandboxes
+        for cpu in pcpus.parse(sandbox.exclusive)
+    }
+
+
+def _intruders(
+    groups: Sequence[IntruderGroup], owned: Mapping[int, str], *, fails: bool
+) -> Iterator[Finding]:
     for group in groups:
         most = group.processes[0]
         facts = [f"pid {most.pid}", most.user and f"user {most.user}"]
@@ -180,8 +304,17 @@ def _intruders(groups: Sequence[IntruderGroup], *, fails: bool) -> Iterator[Find
             threads = count(group.last_there, "thread")
             used.append(f"{threads} with {group.there_s:.1f} s ran there last")
         text = (
-            f"{group.name}: {who} may run on exclusive {pcpus.named(pcpus.parse(group.cpus))} "
+            f"{group.name}: {who} may run on exclusive {words.named(pcpus.parse(group.cpus))} "
             f"({count(group.threads, 'thread')}; {', '.join(used)}); {group.remedy}"
         )
         text += f"; run: {group.command}" if group.command else ""
-        yield Finding("intruder", fails, group.sandbox, group.cpus, text, group)
+        pods = dict.fromkeys(owned[cpu] for cpu in pcpus.parse(group.cpus) if cpu in owned)
+        yield INTRUDER.found(
+            *(group.sandbox, group.cpus, text),
+            fails=fails,
+            group=group,
+            owner=", ".join(pods),
+            who=f"{group.name}: {who}",
+            remedy=group.remedy,
+            command=group.command,
+        )

@@ -1,14 +1,13 @@
-"""Who owns each exclusive pCPU, and whose every thread is, by the state document. Pure."""
+"""Who owns each exclusive pCPU, and whose every thread is, by the state document."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 
+from kata_pin.base.cpuset import CpuSet, union
+from kata_pin.base.documents.state import Sandbox, State, Thread
 from kata_pin.cli.reports import pcpus
-from kata_pin.model.cpuset import CpuSet, union
-from kata_pin.model.reports.sandbox import Sandbox, Thread
-from kata_pin.model.reports.state import State
-from kata_pin.policy.isolation.classes import Known, Owner
+from kata_pin.placement.owners import Known, Owner
 
 
 def owners(state: State, about: Container[str] | None = None) -> list[Owner]:
@@ -56,6 +55,7 @@ def known(state: State) -> Known:
         processes={thread.tgid: sandbox for thread, sandbox in threads},
         containers=containers | {one.id: one.id for one in state.sandboxes},
         pods={one.id: one.pod for one in state.sandboxes},
+        masks={one.id: pcpus.parse(one.mask) for one in state.sandboxes},
     )
 
 

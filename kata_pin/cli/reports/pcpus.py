@@ -1,17 +1,16 @@
-"""The state document seen from the pCPUs: who claims each, which threads may run on it. Pure."""
+"""The state document seen from the pCPUs: who claims each, which threads may run on it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.reports.sandbox import Sandbox, Thread
-from kata_pin.model.reports.state import CpuPlace, State
+from msgspec import Struct, field
+
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.documents.state import CpuPlace, Sandbox, State, Thread
 
 
-@dataclass
-class Pcpu:
+class Pcpu(Struct):
     """One online pCPU: the sandboxes that claim it, and the placed threads allowed on it."""
 
     place: CpuPlace
@@ -111,8 +110,3 @@ def by_core(pcpus: Iterable[Pcpu]) -> list[list[Pcpu]]:
 def numbers(pcpus: Sequence[Pcpu]) -> str:
     """Return the pCPUs' numbers as a cpu list."""
     return str(CpuSet(pcpu.number for pcpu in pcpus))
-
-
-def named(cpus: CpuSet) -> str:
-    """Return pCPUs in words, such as `pCPU 4` or `pCPUs 4-7`."""
-    return f"pCPU {cpus}" if len(cpus) == 1 else f"pCPUs {cpus}"

@@ -1,26 +1,24 @@
-"""`who`: every host thread that may run on some pCPUs, and its owner.
+"""`who`: every host thread that may run on some pCPUs.
 
-Read here, because the daemon knows threads of sandboxes only; the state document says which threads
-belong to which sandbox and which pCPUs are exclusive. Threads that exit meanwhile are left out. An
-intruder is a user process allowed on an exclusive pCPU of a sandbox that it does not work for.
+`check` counts the processes that may run on exclusive pCPUs of others.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from typing import Final, Literal
 
-from kata_pin.cli.reports import pcpus, processes, words
-from kata_pin.cli.reports.pcpus import Pcpu
-from kata_pin.errors import KataPinError, TaskGone
-from kata_pin.host.files import read_text
-from kata_pin.host.root import HOST
-from kata_pin.host.tasks import get_affinity, list_tids
-from kata_pin.model.cpuset import CpuSet, union
-from kata_pin.model.reports.sandbox import Sandbox, Thread
-from kata_pin.model.reports.state import State
-from kata_pin.model.reports.who import (
+import psutil
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from kata_pin.base.counters import SeenTask
+from kata_pin.base.cpuset import EMPTY, CpuSet, union
+from kata_pin.base.documents.check import IntruderGroup
+from kata_pin.base.documents.measured import (
     CpuClaim,
     HostProcess,
     KernelThread,
@@ -30,7 +28,100 @@ from kata_pin.model.reports.who import (
     WhoDocument,
     WhoPcpu,
 )
-from kata_pin.model.thread import Process
+from kata_pin.base.documents.state import Sandbox, State, Thread
+from kata_pin.base.errors import HostError, KataPinError, ParseError, TaskGone
+from kata_pin.base.sandbox import Process
+from kata_pin.base.values import TaskClass
+from kata_pin.cli.reports import owners, pcpus, words
+from kata_pin.cli.reports.pcpus import Pcpu
+from kata_pin.linux.files import HOST, read_once, read_text
+from kata_pin.linux.proc import parse_stat
+from kata_pin.linux.process import cmdline, read_process
+from kata_pin.linux.switches import look_at
+from kata_pin.linux.tasks import get_affinity, list_tids
+from kata_pin.placement import remedies
+from kata_pin.placement.owners import place_of
+
+# Processes of the host and the load of its pCPUs, by psutil; threads are host/'s (ADR 4).
+#
+# Names and command lines are read here: psutil reads /proc/PID/cmdline whole, even for a name, and
+# any user can make that file as long as the address space (PR_SET_MM_MAP).
+
+MAX_COMMAND: Final = 200
+"""Characters of a command line that are reported."""
+
+
+def why_hidden() -> str:
+    """Return why other users' processes cannot be seen from here, empty where they can be.
+
+    proc_pid(5): with hidepid=1 their files cannot be read, with hidepid=2 they are not listed.
+    """
+    try:
+        read_process(HOST, 1)
+    except HostError:
+        return "this user cannot see the processes of others (/proc is mounted with hidepid)"
+    return ""
+
+
+def every_process() -> Iterator[Process]:
+    """Yield the processes of this host; those that exit meanwhile are left out."""
+    for pid in psutil.pids():
+        with suppress(TaskGone):
+            yield read_process(HOST, pid)
+
+
+def described(
+    process: Process,
+    threads: tuple[ProcessThread, ...] = (),
+    *,
+    sandbox: str = "",
+    pod: str = "",
+    intruder: bool = False,
+) -> HostProcess:
+    """Return a process with its user, command line, age and CPU time.
+
+    What cannot be read, or no longer can, is empty or None.
+    """
+    facts = {}
+    with suppress(psutil.NoSuchProcess):
+        facts = psutil.Process(process.pid).as_dict(("username", "create_time", "cpu_times"))
+    born, times = facts.get("create_time"), facts.get("cpu_times")
+    return HostProcess(
+        pid=process.pid,
+        comm=process.comm,
+        user=facts.get("username") or "",
+        command=command(process.pid),
+        age_s=None if born is None else max(0.0, time.time() - born),
+        cpu_s=None if times is None else times.user + times.system,
+        sandbox=sandbox,
+        pod=pod,
+        intruder=intruder,
+        threads=threads,
+    )
+
+
+def command(pid: int) -> str:
+    """Return the start of a process's command line, empty if there is none to read."""
+    try:
+        words = " ".join(cmdline(HOST, pid)).strip()
+    except HostError:
+        return ""
+    return words if len(words) <= MAX_COMMAND else f"{words[: MAX_COMMAND - 3]}..."
+
+
+def busy_percents(online: CpuSet, *, interval_s: float = 0.2) -> dict[int, float]:
+    """Return how busy each pCPU is during the interval, in percent; empty if that is unknown."""
+    loads = psutil.cpu_percent(interval_s, percpu=True)
+    # psutil lists online pCPUs in order, without their numbers
+    return dict(zip(online, loads, strict=True)) if len(loads) == len(online) else {}
+
+
+# `who`: every host thread that may run on some pCPUs, and its owner.
+#
+# Read here, because the daemon knows threads of sandboxes only; the state document says which
+# threads belong to which sandbox and which pCPUs are exclusive. Threads that exit meanwhile are
+# left out. An intruder is a user process allowed on an exclusive pCPU of a sandbox that it does not
+# work for.
 
 Known = Mapping[int, tuple[Sandbox, Thread]]
 """The threads of the state document, by tid."""
@@ -38,6 +129,15 @@ Known = Mapping[int, tuple[Sandbox, Thread]]
 
 Found = tuple[Process, tuple[ProcessThread, ...]]
 """A process of the host, with its threads that may run on the pCPUs asked for."""
+
+
+def exclusive(state: State) -> CpuSet:
+    """Return the exclusive pCPUs of every sandbox; raises KataPinError if there are none."""
+    cpus = union(pcpus.parse(sandbox.exclusive) for sandbox in state.sandboxes)
+    if not cpus:
+        hint = "name pCPUs, such as kata-pin who 0-3"
+        raise KataPinError("no sandbox of this node has exclusive pCPUs", hint=hint)
+    return cpus
 
 
 def who(state: State, cpus: CpuSet) -> WhoDocument:
@@ -49,9 +149,9 @@ def who(state: State, cpus: CpuSet) -> WhoDocument:
     absent = cpus - pcpus.parse(state.node.present) - online
     if absent:
         hint = f"present pCPUs: {state.node.present}"
-        raise KataPinError(f"no {pcpus.named(absent)} on this node", hint=hint)
+        raise KataPinError(f"no {words.named(absent)} on this node", hint=hint)
     here = {pcpu.number: pcpu for pcpu in pcpus.view(state) if pcpu.number in cpus}
-    busy = processes.busy_percents(online) if here else {}
+    busy = busy_percents(online) if here else {}
     known = _known_threads(state)
     found = list(threads_on(cpus, known)) if here else []
     return WhoDocument(
@@ -113,7 +213,7 @@ def _entered(thread: ProcessThread, sandbox_id: str, view: Mapping[int, Pcpu]) -
 
 def threads_on(cpus: CpuSet, known: Known) -> Iterator[Found]:
     """Yield the host's processes that may run on one of the pCPUs, with their threads there."""
-    for process in processes.every_process():
+    for process in every_process():
         with suppress(TaskGone):
             threads = tuple(
                 ProcessThread(
@@ -156,12 +256,12 @@ def _place(pcpu: Pcpu, state: State) -> Place:
 
 
 def _claims(pcpu: Pcpu) -> tuple[CpuClaim, ...]:
-    exclusive = [(sandbox, "exclusive") for sandbox in pcpu.exclusive]
-    shared = [(sandbox, "shared") for sandbox in pcpu.shared]
-    return tuple(
-        CpuClaim(sandbox.id, sandbox.pod, claim, pcpus.owning_container(sandbox, pcpu.number))
-        for sandbox, claim in (*exclusive, *shared)
-    )
+    def claim(sandbox: Sandbox, kind: Literal["exclusive", "shared"]) -> CpuClaim:
+        container = pcpus.owning_container(sandbox, pcpu.number)
+        return CpuClaim(sandbox.id, sandbox.pod, kind, container)
+
+    exclusive = [claim(sandbox, "exclusive") for sandbox in pcpu.exclusive]
+    return (*exclusive, *(claim(sandbox, "shared") for sandbox in pcpu.shared))
 
 
 def _processes(
@@ -186,7 +286,7 @@ def _process(
     process: Process, threads: tuple[ProcessThread, ...], known: Known, *, intruder: bool
 ) -> HostProcess:
     owned = _owned(threads, known)
-    return processes.described(
+    return described(
         process,
         threads,
         sandbox=owned.id if owned else "",
@@ -207,3 +307,125 @@ def _kernel(found: Sequence[Found], cpus: CpuSet) -> KernelThreads:
         for wanted in (True, False)
     )
     return KernelThreads(bound, roaming)
+
+
+# Processes that may run on exclusive pCPUs of others, by systemd unit, pod or cgroup.
+#
+# Read here as `who` does. How long a process used one pCPU is not recorded by Linux, so what ran
+# there last counts first.
+
+MOST_PIDS: Final = 20
+"""Most processes that a command names one by one."""
+
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+_V2: Final = "/sys/fs/cgroup/cgroup.controllers"
+
+
+class Intruder(Struct, frozen=True):
+    """A process with threads allowed on exclusive pCPUs of others.
+
+    `last_there` are those that ran there last, which used `there_s` seconds of CPU time, wherever.
+    """
+
+    process: HostProcess
+    cpus: CpuSet
+    task: SeenTask
+    last_there: int
+    there_s: float
+
+
+def node_of(state: State) -> remedies.NodeConditions:
+    """Return what remedies depend on."""
+    return remedies.NodeConditions(owners.free(state), os.path.exists(_V2))
+
+
+def groups(
+    state: State, about: Container[str] | None, ran_ms: Mapping[int, float]
+) -> tuple[IntruderGroup, ...]:
+    """Return them; those that used most time there first, as far as that can be known.
+
+    `about` are the ids of the sandboxes whose pCPUs matter; None: of all. `ran_ms` is how long each
+    process, by pid, ran there while that was measured.
+    """
+    found = (_looked_at(process, cpus) for process, cpus in intruders(state, about))
+    masks = owners.known(state).masks
+    return grouped([one for one in found if one is not None], node_of(state), ran_ms, masks)
+
+
+def _looked_at(process: HostProcess, cpus: CpuSet) -> Intruder | None:
+    """Return a process as it is now, None if it is gone."""
+    task = look_at(HOST, process.pid)
+    if task is None:
+        return None
+    there = []
+    for thread in process.threads:
+        with suppress(OSError, ParseError):  # it ended
+            stat = parse_stat(read_once(HOST.proc(process.pid, "task", thread.tid, "stat")))
+            if stat.processor in cpus:
+                there.append(stat.utime + stat.stime)
+    return Intruder(process, cpus, task, len(there), sum(there) / _TICKS)
+
+
+def grouped(
+    intruders: Sequence[Intruder],
+    node: remedies.NodeConditions,
+    ran_ms: Mapping[int, float],
+    masks: Mapping[str, CpuSet],
+) -> tuple[IntruderGroup, ...]:
+    """Return the processes by sandbox, pod, systemd unit or cgroup.
+
+    `masks` are the sandboxes' by id.
+    """
+    members: dict[str, list[Intruder]] = {}
+    for one in intruders:
+        members.setdefault(_name(one), []).append(one)
+    every = (_group(name, several, node, ran_ms, masks) for name, several in members.items())
+    return tuple(
+        sorted(every, key=lambda one: (-one.measured_ms, -one.there_s, -one.cpu_s, one.name))
+    )
+
+
+def _name(one: Intruder) -> str:
+    place = place_of(one.task.cgroup)
+    pod = one.process.pod or (f"pod {place.pod_uid}" if place.pod_uid else "")
+    return pod or place.unit or f"cgroup {one.task.cgroup or 'unknown'}"
+
+
+def _group(
+    name: str,
+    members: Sequence[Intruder],
+    node: remedies.NodeConditions,
+    ran_ms: Mapping[int, float],
+    masks: Mapping[str, CpuSet],
+) -> IntruderGroup:
+    def used(one: Intruder) -> tuple[float, float, float]:
+        return ran_ms.get(one.process.pid, 0.0), one.there_s, one.process.cpu_s or 0.0
+
+    members = sorted(members, key=used, reverse=True)
+    most = members[0]
+    sandbox = most.process.sandbox
+    kind = TaskClass.OTHER_SANDBOX if sandbox else TaskClass.USER
+    is_theirs = most.cpus <= masks.get(sandbox, EMPTY)
+    remedy = remedies.of_task(most.task, kind, node, sandbox, is_theirs=is_theirs)
+    movable = (one for one in members if remedies.of_task(one.task, kind, node, sandbox).command)
+    pids = [str(one.process.pid) for one in movable]
+    command = remedy.command
+    if len(pids) > 1 and command.startswith("taskset "):
+        loop = f"for pid in {' '.join(pids)}; do {command.removesuffix(pids[0])}$pid; done"
+        command = loop if len(pids) <= MOST_PIDS else ""
+    return IntruderGroup(
+        name=name,
+        unit=place_of(most.task.cgroup).unit,
+        cgroup=most.task.cgroup,
+        sandbox=sandbox,
+        cpus=str(union(one.cpus for one in members)),
+        threads=sum(len(one.process.threads) for one in members),
+        measured_ms=round(sum(ran_ms.get(one.process.pid, 0.0) for one in members), 3),
+        last_there=sum(one.last_there for one in members),
+        there_s=round(sum(one.there_s for one in members), 2),
+        cpu_s=round(sum(one.process.cpu_s or 0.0 for one in members), 2),
+        processes=tuple(one.process for one in members),
+        remedy=remedy.text,
+        command=command,
+    )

@@ -1,16 +1,26 @@
-"""Plain words for single facts: ages, owners of sandboxes, other writers, guests. Pure."""
+"""Plain words for single facts of a state document.
+
+A command's choice of sandboxes, and remedies, are here too.
+"""
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from kata_pin.cli.reports import pcpus
-from kata_pin.model.alloc import HolderSource
-from kata_pin.model.count_noun import count
-from kata_pin.model.node import DoubleAssignment
-from kata_pin.model.reports.network import Interface
-from kata_pin.model.reports.pools import Holder, Push
-from kata_pin.model.reports.sandbox import Writer
+from kata_pin.base.documents.answers import SandboxName
+from kata_pin.base.documents.state import Sandbox
+from kata_pin.base.errors import KataPinError
+from kata_pin.base.values import HolderSource, Remedy, count
+
+if TYPE_CHECKING:
+    from kata_pin.base.cpuset import CpuSet
+    from kata_pin.base.documents.pools import Holder, Push
+    from kata_pin.base.documents.state import Guest, Interface, Writer
+    from kata_pin.base.placement import DoubleAssignment
+
+
+# Plain words for single facts: ages, owners of sandboxes, other writers, guests.
 
 OVER = frozenset({"stopped", "deleted"})
 """States of containers that have ended."""
@@ -91,22 +101,47 @@ def holder_source(found: Holder) -> str:
     return known.get(found.source, safe(found.source))
 
 
+def changes(found: Writer) -> str:
+    """Return what another process than Kata does to affinities."""
+    left = "; backing off" if found.active else ""
+    changed = count(found.count, "change")
+    return f"the VMM or another process: {changed} ({_tids(found)}){left}"
+
+
+def _tids(found: Writer) -> str:
+    tids = ", ".join(str(tid) for tid in found.tids[:SHOWN])
+    more = f" and {len(found.tids) - SHOWN} more" if len(found.tids) > SHOWN else ""
+    return f"tid {tids}{more}"
+
+
 def writer(found: Writer) -> str:
     """Return who else sets affinities, and how that is known."""
     if found.name == "kata":
         does = "pins the vCPUs" if found.active else "can pin the vCPUs but does not now"
         return f"Kata {does} ({found.evidence})"
-    tids = ", ".join(str(tid) for tid in found.tids[:SHOWN])
-    more = f" and {len(found.tids) - SHOWN} more" if len(found.tids) > SHOWN else ""
     left = "; backing off" if found.active else ""
-    since = age(found.since_s)
-    seen = count(found.count, "time")
-    return f"another process changed affinities {seen} since {since} ago (tid {tids}{more}){left}"
+    seen = f"{count(found.count, 'time')} since {age(found.since_s)} ago"
+    return f"the VMM or another process changed affinities {seen} ({_tids(found)}){left}"
 
 
 def owner(sandbox: Named) -> str:
     """Return the name people know a sandbox by; the start of its id where no pod is known."""
     return sandbox.id[:12] if sandbox.pod == sandbox.id else sandbox.pod
+
+
+def guest_cost(guest: Guest) -> str:
+    """Return what it costs that cpusets are not applied in a guest; empty where they can be."""
+    if guest.state not in {"unreachable", "denied"}:
+        return ""
+    own = [one for one in guest.containers if one.cpus is not None]
+    if not own:
+        return "host pinning is unaffected, and no container needs guest CPUs of its own"
+    named = ", ".join(f"{one.name} on {one.cpus}" for one in own[:SHOWN])
+    more = f" and {len(own) - SHOWN} more" if len(own) > SHOWN else ""
+    return (
+        "host pinning is unaffected, but in the guest every process may use every vCPU, and so "
+        f"every pCPU of the pod; expected guest CPUs: {named}{more}"
+    )
 
 
 def interface(found: Interface) -> str:
@@ -127,10 +162,169 @@ def served_by(found: Interface) -> str:
     return f"vhost {tids}" + (" (inferred)" if inferred else "")
 
 
+def named(cpus: CpuSet) -> str:
+    """Return pCPUs in words, such as `pCPU 4` or `pCPUs 4-7`."""
+    return f"pCPU {cpus}" if len(cpus) == 1 else f"pCPUs {cpus}"
+
+
 def double_assignment(found: DoubleAssignment) -> str:
     """Return which CPUs the kubelet assigned twice, and to whom."""
-    which = f"{pcpus.named(found.cpus)} {'is' if len(found.cpus) == 1 else 'are'}"
+    which = f"{named(found.cpus)} {'is' if len(found.cpus) == 1 else 'are'}"
     owners = [f"pod {pod}" for pod in found.pods]
     if found.in_default:
         owners.append("the default set")
     return f"{which} assigned to {', '.join(owners[:-1])} and {owners[-1]}"
+
+
+# Which sandboxes are meant: by an id or its start, a pod, a namespace, or by their problems.
+
+SELECTION_SHOWN: Final = 5
+"""Candidates named in an error."""
+
+One = TypeVar("One", bound=Named)
+
+
+def within(sandboxes: Iterable[One], namespace: str | None) -> list[One]:
+    """Return the sandboxes whose pod is of a namespace; None: all."""
+    return [one for one in sandboxes if namespace in {None, namespace_of(one)}]
+
+
+def namespace_of(sandbox: Named) -> str | None:
+    """Return the namespace of a sandbox's pod, None if its pod is unknown."""
+    namespace, slash, _ = sandbox.pod.partition("/")
+    return namespace if slash else None
+
+
+def has_problem(sandbox: Sandbox) -> bool:
+    """Return whether a sandbox needs attention.
+
+    It is neither ok nor released on purpose, or it has a warning, or cpusets that were set in its
+    guest are not in force.
+    """
+    if sandbox.state not in {"ok", "released"} or sandbox.vmm_problem:
+        return True
+    failed = sandbox.guest is not None and sandbox.guest.state == "failed"
+    return failed or any(note.level == "warning" for note in sandbox.notes)
+
+
+def choose(every: Sequence[SandboxName], text: str) -> SandboxName:
+    """Return the one sandbox that `text` names: id, namespace/name, name, or start of an id.
+
+    An exact match wins over a prefix. Raises KataPinError when there is none or more than one.
+    """
+    for matches in (
+        [s for s in every if text in {s.id, s.pod}],
+        [s for s in every if s.pod.partition("/")[2] == text],
+        [s for s in every if text and s.id.startswith(text)],
+    ):
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise KataPinError(
+                f"{safe(text)!r} matches {len(matches)} sandboxes: {_named(matches)}",
+                hint="give more of the id, or namespace/name",
+            )
+    from difflib import get_close_matches
+
+    names = [name for s in every for name in (s.pod, s.pod.partition("/")[2], s.id)]
+    near = get_close_matches(text, names, n=1)
+    hint = f"did you mean {safe(near[0])}?" if near else "kata-pin show lists the sandboxes"
+    raise KataPinError(f"no sandbox {safe(text)!r}", hint=hint)
+
+
+def _named(sandboxes: list[SandboxName]) -> str:
+    names = [f"{safe(owner(s))} ({s.id[:12]})" for s in sandboxes[:SELECTION_SHOWN]]
+    more = len(sandboxes) - SELECTION_SHOWN
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
+
+
+# What helps against what `doctor` finds: on a node, and in a pod (base/values.py).
+
+_NEW_POD: Final = "delete this pod: its DaemonSet starts another"
+_CONFIG: Final = "correct the chart's value config, then helm upgrade"
+
+START: Final = Remedy(
+    "systemctl start kata-pin; if it stops again, journalctl -u kata-pin says why",
+    "kubectl logs -c daemon of this pod says why",
+)
+STATUS: Final = Remedy("systemctl status kata-pin", "kubectl logs -c daemon of this pod says which")
+RESTART: Final = Remedy("systemctl restart kata-pin", _NEW_POD)
+OTHER_DAEMON: Final = Remedy(
+    "stop all but one: systemctl status kata-pin",
+    "stop all but one: on the node systemctl disable --now kata-pin",
+)
+RELOAD: Final = Remedy(
+    "kata-pin config check; then systemctl reload kata-pin", _CONFIG, value="config"
+)
+NEW_CONFIG: Final = Remedy("kata-pin config check {file}", _CONFIG, value="config")
+CAPABILITY: Final = Remedy("run as root", "give the container the capabilities that the chart has")
+CGROUPS: Final = Remedy(
+    "in a container: --pid host and --volume /sys/fs/cgroup:/sys/fs/cgroup:ro",
+    "the pod needs hostPID, and the host's cgroups: see the chart's value paths.cgroup",
+    value="paths.cgroup",
+)
+DEBUGFS: Final = Remedy(
+    "mount -t debugfs none {mount}", "see the chart's value paths.debugfs", value="paths.debugfs"
+)
+ROLES: Final = Remedy(
+    "mount debugfs, or grant CAP_SYS_PTRACE",
+    "see the chart's value paths.debugfs; give the container the capabilities that the chart has",
+    value="paths.debugfs",
+)
+EVENTS: Final = Remedy("{hint}", "{hint}: see the chart's value hostNetwork", value="hostNetwork")
+VSOCK: Final = Remedy(
+    "modprobe vhost_vsock",
+    "modprobe vhost_vsock on the node; the chart's value seccompProfile must allow AF_VSOCK",
+    value="seccompProfile",
+)
+RECORDS: Final = Remedy(
+    "run as root, or with CAP_PERFMON and a seccomp filter that allows perf_event_open",
+    "the chart's value seccompProfile must allow perf_event_open",
+    value="seccompProfile",
+)
+_UNPRIVILEGED: Final = (
+    "containers see /proc and /sys read-only unless they are privileged, which the chart's is not: "
+    "set quiet: report in the chart's value config, or run kata-pin as a service of the node"
+)
+DROP_IN: Final = Remedy(
+    "run kata-pin install again, which adds the drop-in {file}; then systemctl daemon-reload and "
+    "systemctl restart kata-pin",
+    _UNPRIVILEGED,
+    value="config",
+)
+DROP_IN_UNUSED: Final = Remedy(
+    "the drop-in {file} is installed and not in force: systemctl daemon-reload; systemctl restart "
+    "kata-pin",
+    _UNPRIVILEGED,
+    value="config",
+)
+HOOKS: Final = Remedy(
+    "kata-pin install --containerd, --crio or --podman",
+    "not needed where NRI is connected: see the row NRI",
+)
+REGISTRY: Final = Remedy(
+    "free space in the file system of runtime_dir (df -h; df -i)",
+    "free space in the file system of /run/kata-pin on the node (df -h; df -i)",
+)
+HOOKS_LEFT: Final = Remedy(
+    "kata-pin install, or remove the hook from the runtimes that still name it",
+    "on the node, remove the hook from the runtimes that still name it",
+)
+NRI: Final = Remedy(
+    "enable NRI in containerd or CRI-O",
+    "enable NRI in containerd or CRI-O; its socket's folder is the chart's value paths.nri",
+    value="paths.nri",
+)
+KATA_CONFIGS: Final = Remedy(
+    "name its folder in paths.kata_configs",
+    "name its folder in paths.kata_configs of the chart's value config, and add it to the chart's "
+    "value paths.kataConfigs",
+    value="paths.kataConfigs",
+)
+PARANOID: Final = Remedy(
+    "sysctl kernel.perf_event_paranoid=2 (in /etc/sysctl.d: for good)",
+    "on the node: sysctl kernel.perf_event_paranoid=2 (in /etc/sysctl.d: for good)",
+)
+NOT_MOUNTED: Final = Remedy(
+    "", "add its folder on the node to the chart's value paths.more", value="paths.more"
+)

@@ -1,0 +1,81 @@
+"""Options: what a node may want beside pins; a row each, and the rows of other packages.
+
+A row is text and types: nothing of an option is imported to know it. Another package announces its
+row as an entry point of GROUP that has the option's name. The name is a section of the
+configuration, and only where the file has that section is the row looked for: without it no daemon
+and no command scans entry points at its start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
+
+from kata_pin.base.errors import ConfigError, reason_of
+
+if TYPE_CHECKING:
+    from kata_pin.base.config.tree import Config
+    from kata_pin.base.documents.check import FindingRow
+
+GROUP: Final = "kata_pin.options"
+"""The entry points by which other packages announce options."""
+
+
+class Option(Struct, frozen=True):
+    """A row of the table.
+
+    `module` has `start(core) -> Running` (service/options.py); `wanted` says whether settings
+    switch it on; `table` is where it keeps what is to be restored, empty if it restores nothing;
+    `places`: it has a say in where threads belong, also for commands without a daemon.
+
+    The rest is for options of other packages, since ours are in the tables of the core: the class
+    of its section, whose fields are made by `setting`, its kinds of findings of `check`, and its
+    commands: a name, the module and the click command in it ("package.module:command").
+    """
+
+    name: str
+    module: str
+    wanted: Callable[[Config], bool]
+    table: str = ""
+    places: bool = False
+    settings: type[Struct] = Struct
+    findings: tuple[FindingRow, ...] = ()
+    commands: Mapping[str, str] = field(default_factory=dict)
+
+
+def announced(name: str) -> Option | None:
+    """Return the option that another package announces by this name, None if none does.
+
+    Raises ConfigError if it cannot be loaded.
+    """
+    from importlib.metadata import entry_points  # noqa: PLC0415 - 20 ms that few need
+
+    for entry in entry_points(group=GROUP, name=name):
+        try:
+            option: object = entry.load()
+        except Exception as error:
+            raise ConfigError(
+                f"the option cannot be loaded from {entry.value}: {reason_of(error)}", key=name
+            ) from error
+        if not isinstance(option, Option) or option.name != name:
+            raise ConfigError(f"{entry.value} is no option of this name", key=name)
+        return option
+    return None
+
+
+def command_of(name: str) -> str:
+    """Return the module and the click command of another package's command; empty: there is none.
+
+    An option that cannot be loaded has no commands.
+    """
+    from importlib.metadata import entry_points  # noqa: PLC0415 - 20 ms that few need
+
+    for option_name in sorted(entry_points(group=GROUP).names):
+        with suppress(ConfigError):
+            option = announced(option_name)
+            if option is not None and name in option.commands:
+                return option.commands[name]
+    return ""

@@ -1,0 +1,201 @@
+"""What the administrator chooses for placement and allocation; config/ makes these values.
+
+Apart from the rest of the model, so that reading the configuration loads little else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+from msgspec import Struct, field
+
+from kata_pin.base.cpuset import EMPTY, CpuSet
+from kata_pin.base.values import CpuClass, ThreadRole
+
+
+class VcpuMode(StrEnum):
+    """How vCPU threads are placed (D10)."""
+
+    PAIR = "pair"
+    FLOAT = "float"
+    LEAVE = "leave"
+
+
+class ExclusiveMode(StrEnum):
+    """What the administrator says about exclusive cpusets (D9)."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class OverheadKind(StrEnum):
+    """Where threads that are not vCPUs go (D11). LEAVE: they are not touched."""
+
+    AUTO = "auto"
+    SANDBOX = "sandbox"
+    HOUSEKEEPING = "housekeeping"
+    RESERVE = "reserve"
+    CPUS = "cpus"
+    LEAVE = "leave"
+
+
+class Overhead(Struct, frozen=True):
+    """One overhead setting: `reserve` carries k, `cpus` the list."""
+
+    kind: OverheadKind = OverheadKind.AUTO
+    reserve: int = 0
+    cpus: CpuSet = EMPTY
+
+    def __str__(self) -> str:
+        if self.kind is OverheadKind.RESERVE:
+            return f"reserve:{self.reserve}"
+        return str(self.cpus) if self.kind is OverheadKind.CPUS else self.kind.value
+
+
+class MemoryMode(StrEnum):
+    """What is done about memory on other NUMA nodes than a sandbox's vCPUs."""
+
+    REPORT = "report"
+    MIGRATE = "migrate"
+
+
+class QuietPods(StrEnum):
+    """Whose exclusive pCPUs are kept quiet: every pod's, or only those of pods that ask for it."""
+
+    ALL = "all"
+    ANNOTATED = "annotated"
+
+
+class VfioInterrupts(StrEnum):
+    """Where interrupts of devices that VFIO gave to a pod go: its own pCPUs too, or not."""
+
+    OWN = "own"
+    HOUSEKEEPING = "housekeeping"
+
+
+class PlacementSettings(Struct, frozen=True):
+    """The settings that placement depends on (config/ has the table).
+
+    `overhead_roles` overrides `overhead` for a role. `exclusive_handlers` overrides `exclusive`
+    for a runtime handler. `stopped_counts` is the setting `kata` of D8: a container counts
+    until it is deleted.
+    """
+
+    vcpus: VcpuMode = VcpuMode.PAIR
+    overhead: Overhead = field(default_factory=Overhead)
+    overhead_roles: Mapping[ThreadRole, Overhead] = field(default_factory=dict)
+    exclusive: ExclusiveMode = ExclusiveMode.AUTO
+    exclusive_handlers: Mapping[str, ExclusiveMode] = field(default_factory=dict)
+    housekeeping: CpuSet = EMPTY
+    stopped_counts: bool = False
+
+
+class Eligibility(StrEnum):
+    """Who can have CPUs of its own; all need a whole number of CPUs.
+
+    KUBELET: containers of Guaranteed pods. RELAXED (Crane): a container whose CPU limit equals its
+    CPU request, whatever the other containers of its pod have.
+    """
+
+    KUBELET = "kubelet"
+    RELAXED = "relaxed"
+
+
+class ManagerPolicy(StrEnum):
+    """The policies of the kubelet's topology manager, with CPUs as its only resource."""
+
+    NONE = "none"
+    BEST_EFFORT = "best-effort"
+    RESTRICTED = "restricted"
+    SINGLE_NUMA_NODE = "single-numa-node"
+
+
+class PodPattern(Struct, frozen=True):
+    """Pods by namespace and runtime handler; the patterns know `*` and `?` (shell style)."""
+
+    namespace: str = "*"
+    handler: str = "*"
+
+    def matches(self, namespace: str, handler: str) -> bool:
+        """Return whether a pod of this namespace and runtime handler is meant."""
+        return fnmatchcase(namespace, self.namespace) and fnmatchcase(handler, self.handler)
+
+
+class AllowRule(PodPattern, frozen=True):
+    """Pods that may choose by annotation: CPU classes, RDT classes and block-I/O classes."""
+
+    classes: frozenset[CpuClass] = frozenset({CpuClass.SHARE, CpuClass.EXCLUSIVE})
+    rdt: frozenset[str] = frozenset()
+    blockio: frozenset[str] = frozenset()
+
+    def allows(self, namespace: str, handler: str, cpu_class: CpuClass) -> bool:
+        """Return whether a pod of this namespace and runtime handler may choose this class."""
+        return cpu_class in self.classes and self.matches(namespace, handler)
+
+
+class AssignRule(PodPattern, frozen=True):
+    """Pods whose containers get these classes when they are created; empty: none."""
+
+    rdt: str = ""
+    blockio: str = ""
+
+
+class ClassRule(Struct, frozen=True):
+    """Sandboxes that get a class of resctrl; the patterns are those of AllowRule."""
+
+    class_name: str
+    namespace: str = "*"
+    handler: str = "*"
+
+    def fits(self, namespace: str, handler: str) -> bool:
+        """Return whether a pod of this namespace and runtime handler gets the class."""
+        return fnmatchcase(namespace, self.namespace) and fnmatchcase(handler, self.handler)
+
+
+class VmSettings(Struct, frozen=True):
+    """What stands behind a Kata pod beside its containers' vCPUs.
+
+    `default_vcpus` is Kata's setting: a VM has so many vCPUs more than its containers' limits.
+    `overhead_millis` is counted for a pod that tells no overhead. `own_cpus` above 0 gives each VM
+    with exclusive CPUs so many more for its overhead threads and surplus vCPUs; else they run in
+    the housekeeping pool, or in the shared pool if there is none.
+    """
+
+    default_vcpus: int = 1
+    overhead_millis: int = 250
+    own_cpus: int = 0
+
+
+class AllocSettings(Struct, frozen=True):
+    """The administrator's settings.
+
+    `cpus` are those that may be used at all, None: those online and not isolated by the kernel.
+    `reserved` are never given to one container; `strict_reserved` keeps them out of the shared pool
+    too. `shared_min` is the least the shared pool may have, None: one core. `options` are those of
+    the kubelet's static policy by their names (options/allocation/demand), and `manager` stands for
+    the
+    topology manager beside it. `allow` are the rules for annotations. `strict`: who cannot be
+    served is refused. `pin_memory`: grants name memory nodes. `max_sharers`: how many SHARE
+    containers may choose the same CPU.
+    """
+
+    cpus: CpuSet | None = None
+    reserved: CpuSet = EMPTY
+    strict_reserved: bool = False
+    housekeeping: CpuSet = EMPTY
+    shared_min: int | None = None
+    eligibility: Eligibility = Eligibility.KUBELET
+    options: Mapping[str, str] = field(default_factory=dict)
+    manager: ManagerPolicy = ManagerPolicy.NONE
+    allow: tuple[AllowRule, ...] = ()
+    strict: bool = False
+    vm: VmSettings = VmSettings()
+    pin_memory: bool = False
+    max_sharers: int = 1
+    assign: tuple[AssignRule, ...] = ()
+    mount_sources: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    annotation_keys: tuple[str, ...] = ()

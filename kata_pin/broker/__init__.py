@@ -1,1 +1,0 @@
-"""The broker: the only process of kata-pin that keeps rights while it runs (D23)."""

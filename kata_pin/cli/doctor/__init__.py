@@ -1,0 +1,1 @@
+"""`doctor`: the prerequisites of this node and of its sandboxes, one row per check."""

@@ -1,0 +1,73 @@
+"""The program `kata-pin`: leaves exclusive pCPUs, and imports the command line only then."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from kata_pin.cli.runtime_dir import DEFAULT_FILE, plain_runtime_dir
+from kata_pin.hook import leave_exclusive_cpus
+
+# The program `kata-pin`: leaves exclusive pCPUs, and imports the command line only then.
+#
+# Importing takes most of the time of a command, so it must not happen on a pod's exclusive pCPU.
+# What is imported here, and what these import, is built into the interpreter or loaded by it
+# anyway.
+
+_STAY = frozenset({"run", "reporter"})
+"""Commands that do not end: the daemon moves itself, and a reporter is confined by its pod."""
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    arguments = sys.argv[1:]
+    if _STAY.isdisjoint(arguments):  # a sandbox of that name: the command leaves when it asks
+        runtime_dir = plain_runtime_dir(_config_file(arguments))
+        if runtime_dir is not None:
+            leave_exclusive_cpus(runtime_dir)
+    from kata_pin.cli.quick import answered
+
+    bound()  # before logging is imported, which asks for the time
+    if answered(arguments):
+        return
+    from kata_pin.cli import main as command_line
+
+    command_line.main()
+
+
+def _config_file(arguments: list[str]) -> str:
+    """Return the configuration's path as the command line will read it."""
+    path = DEFAULT_FILE
+    for number, argument in enumerate(arguments):
+        name, is_joined, value = argument.partition("=")
+        if name == "--config":
+            path = value if is_joined else "".join(arguments[number + 1 : number + 2])
+    return path
+
+
+# A wall clock beyond what Python can tell: from 2262-04-11 on time.time() raises OverflowError.
+#
+# Then importing `logging` fails, and every log record ends the daemon. What kata-pin decides by is
+# CLOCK_BOOTTIME and CLOCK_MONOTONIC, which such a clock does not touch.
+
+_LATEST_NS = 2**63 - 1
+_time, _time_ns = time.time, time.time_ns
+
+
+def bound() -> None:
+    """Have time.time and time.time_ns return the latest time that there is, where they raise."""
+    time.time, time.time_ns = _bounded, _bounded_ns
+
+
+def _bounded() -> float:
+    try:
+        return _time()
+    except OverflowError:
+        return _LATEST_NS / 1e9
+
+
+def _bounded_ns() -> int:
+    try:
+        return _time_ns()
+    except OverflowError:
+        return _LATEST_NS

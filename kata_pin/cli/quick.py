@@ -1,0 +1,221 @@
+"""The commands, and answers without click: the help of `kata-pin`, and a shell that completes."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from kata_pin.cli.runtime_dir import DEFAULT_FILE, plain_runtime_dir
+
+# The commands, for help and completion: what is here is known without importing click.
+
+COMPLETE = "_KATA_PIN_COMPLETE"
+"""The environment variable by which a shell asks for completions (click's protocol)."""
+
+_POLICY = "Override the CPU class of a pod (takes precedence over annotations)."
+_UNINSTALL = "Restore all affinities and remove the files of install that were not modified."
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "show": (
+        "cli.commands.show:show",
+        "Show the sandboxes of this node, one of them, or its pCPUs.",
+    ),
+    "top": (
+        "options.isolation.top_command:top",
+        "Show live what sandboxes and their exclusive pCPUs do.",
+    ),
+    "who": ("cli.commands.inspect:who", "Show every host thread that may run on a pCPU."),
+    "map": (
+        "cli.commands.inspect:guest_map",
+        "Show which vCPU, guest CPU and container each pCPU serves.",
+    ),
+    "explain": (
+        "cli.commands.inspect:explain",
+        "Explain where the threads of a sandbox run and why.",
+    ),
+    "history": ("cli.commands.inspect:history", "Show how sandboxes changed, when and why."),
+    "check": ("cli.commands.inspect:check", "Check affinities, and who runs on exclusive pCPUs."),
+    "prove": (
+        "options.isolation.prove_command:prove",
+        "Measure whether exclusive pCPUs run nothing but their owner's threads.",
+    ),
+    "metrics": (
+        "cli.commands.metrics:metrics",
+        "Print the daemon's metrics in Prometheus' text format.",
+    ),
+    "doctor": (
+        "cli.commands.inspect:doctor",
+        "Check this node's prerequisites and report what is missing.",
+    ),
+    "draw": (
+        "options.pictures.command:draw",
+        "Draw this node: each pCPU with its owner and what runs there.",
+    ),
+    "pools": (
+        "options.allocation.command:pools",
+        "Show the allocator's pools of pCPUs and their owners.",
+    ),
+    "alloc": ("options.allocation.command:alloc", "Inspect what the allocator did or would do."),
+    "policy": (
+        "options.allocation.command:policy",
+        "Override the CPU class of a pod (takes precedence over annotations).",
+    ),
+    "pin": ("cli.commands.daemon:pin", "Set the affinities of one sandbox, or of all, now."),
+    "unpin": (
+        "cli.commands.daemon:unpin",
+        "Restore the original affinities of one sandbox, or of all.",
+    ),
+    "bind": ("cli.commands.daemon:bind", "Bind vCPUs of a running VM to pCPUs that you name."),
+    "run": ("cli.commands.daemon:run", "Run the daemon in the foreground."),
+    "release": (
+        "cli.commands.install:release",
+        "Have the daemon restore all affinities, and set none until it is restarted.",
+    ),
+    "release-nodes": (
+        "options.cluster.command:release_nodes",
+        "Restore affinities on every node of a cluster.",
+    ),
+    "reporter": (
+        "options.cluster.command:reporter",
+        "Show this node to its cluster, and serve probes and metrics.",
+    ),
+    "reload": ("cli.commands.daemon:reload", "Have the daemon read its configuration again."),
+    "config": (
+        "cli.commands.config:config",
+        "Show or check a configuration, or print a sample file.",
+    ),
+    "install": (
+        "cli.commands.install:install",
+        "Install the hook, the service and sample settings on this node.",
+    ),
+    "uninstall": ("cli.commands.install:uninstall", _UNINSTALL),
+    "kata-class": (
+        "cli.commands.kata_class:kata_class",
+        "Print a RuntimeClass for pods with N exclusive CPUs, and the node's files that it needs.",
+    ),
+    "completion": ("cli.commands.daemon:completion", "Print a shell's completion script."),
+}
+"""Every command in the order of the help: module and name below kata_pin, and its summary."""
+
+OF_SANDBOXES = frozenset(
+    {
+        *("show", "top", "map", "explain", "history"),
+        *("check", "prove", "doctor", "pin", "unpin", "bind"),
+    }
+)
+"""Commands whose first argument is a sandbox."""
+
+
+# Answers without click: the help of `kata-pin`, and a shell that completes.
+#
+# Importing click takes as long as starting Python. What is not answered here, click answers, in the
+# same words (tests/unit/cli/test_quick.py).
+
+HELP = os.path.join(os.path.dirname(__file__), "help.txt")
+"""What click prints for `kata-pin --help` on a terminal of HELP_COLUMNS or more."""
+
+HELP_COLUMNS = 80
+_SPECIAL = frozenset("'\"\\=#")
+"""What a shell or click gives a meaning beyond being part of a word."""
+
+
+def answered(arguments: list[str]) -> bool:
+    """Answer on stdout if that needs no click; return whether it was done.
+
+    An output that fails is left to the command line, which fails again and says why.
+    """
+    try:
+        text = _answer(arguments)
+        if text is None or sys.stdout is None:
+            return False
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except (OSError, UnicodeError):
+        return False
+    return True
+
+
+def _answer(arguments: list[str]) -> str | None:
+    shell = os.environ.get(COMPLETE)
+    if shell:
+        words = _completions(shell)
+        return None if words is None else "\n".join(words) + "\n"
+    if arguments in (["--help"], ["-h"]) and _columns() >= HELP_COLUMNS:
+        with open(HELP, encoding="utf-8") as file:
+            return file.read()
+    return None
+
+
+def sandbox_names(runtime_dir: str, incomplete: str) -> list[str]:
+    """Return the pods and ids that start with `incomplete`; none if no daemon answers quickly."""
+    import json
+
+    from kata_pin.base.errors import KataPinError
+    from kata_pin.service.exchange import exchange
+
+    try:
+        line = exchange(f"{runtime_dir}/status.sock", b'{"version":1,"verb":"names"}\n', 0.5)
+        sandboxes = json.loads(line)["document"]["sandboxes"]
+        names = [str(name) for one in sandboxes for name in (one["pod"], one["id"])]
+    except (KataPinError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+
+
+def _completions(shell: str) -> list[str] | None:
+    """Return the words as bash or zsh reads them; None if it takes click to know them."""
+    words = os.environ.get("COMP_WORDS", "")
+    number = os.environ.get("COMP_CWORD", "")
+    if not number.isdecimal() or not _SPECIAL.isdisjoint(words):
+        return None
+    given = words.split()
+    incomplete = "".join(given[int(number) : int(number) + 1])
+    command, config = _command(given[1 : int(number)])
+    if command is None or incomplete.startswith("-"):
+        return None
+    if not command:
+        if shell != "bash_complete":  # the others show summaries too
+            return None
+        return [f"plain,{name}" for name in COMMANDS if name.startswith(incomplete)]
+    runtime_dir = plain_runtime_dir(config)
+    if shell not in _FORMS or command not in OF_SANDBOXES or runtime_dir is None:
+        return None
+    return [_FORMS[shell].format(name) for name in sandbox_names(runtime_dir, incomplete)]
+
+
+_FORMS = {"bash_complete": "plain,{}", "zsh_complete": "plain\n{}\n_"}
+"""A word as the shell's script reads it."""
+
+
+def _command(given: list[str]) -> tuple[str | None, str]:
+    """Return the command and the configuration that complete words name.
+
+    The command is empty if there is none yet, and None if there are other words.
+    """
+    command, config = "", DEFAULT_FILE
+    words = iter(given)
+    for word in words:
+        if word == "--config":
+            config = next(words, "")
+            if not os.path.exists(config):
+                return None, config
+        elif word != "--json":
+            if command or word not in COMMANDS:
+                return None, config
+            command = word
+    return command, config
+
+
+def _columns() -> int:
+    """Return the terminal's width as click finds it (shutil.get_terminal_size)."""
+    try:
+        return int(os.environ["COLUMNS"]) or _size()
+    except (KeyError, ValueError):
+        return _size()
+
+
+def _size() -> int:
+    try:
+        return os.get_terminal_size(1).columns or HELP_COLUMNS
+    except OSError:
+        return HELP_COLUMNS

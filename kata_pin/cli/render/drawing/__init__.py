@@ -1,1 +1,0 @@
-"""The node drawn: what each pCPU is, where its box goes; and as characters, SVG and HTML."""

@@ -1,1 +1,0 @@
-"""The service: it composes sources, vmm, host and policy, and keeps sandboxes pinned."""

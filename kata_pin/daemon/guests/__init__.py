@@ -1,1 +1,0 @@
-"""The containers' cpusets inside the guests, through Kata's agent."""

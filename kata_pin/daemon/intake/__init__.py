@@ -1,1 +1,0 @@
-"""Where events become records and requests for passes."""

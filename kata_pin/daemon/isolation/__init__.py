@@ -1,1 +1,0 @@
-"""Watching that exclusive pCPUs run nothing but their owner's threads."""

@@ -1,1 +1,0 @@
-"""Keeping exclusive pCPUs quiet: what is due after passes and in audits (D22)."""

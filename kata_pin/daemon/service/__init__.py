@@ -1,1 +1,0 @@
-"""The daemon as a process: composition, control socket, start and stop."""

@@ -1,1 +1,0 @@
-"""What the daemon reports: documents and metrics."""

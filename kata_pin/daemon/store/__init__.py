@@ -1,1 +1,0 @@
-"""What survives a restart: one SQLite file, one transaction per event."""

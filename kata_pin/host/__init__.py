@@ -1,1 +1,0 @@
-"""Linux as observed and acted on: processes, threads, affinity, topology, cpusets."""

@@ -1,1 +1,0 @@
-"""Measuring: reads the kernel's accounts of tasks, CPUs, interrupts and memory."""

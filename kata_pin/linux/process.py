@@ -1,0 +1,378 @@
+"""Processes as /proc shows them: the locks that one holds, and the devices that VFIO gave it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from errno import ENOENT, ESRCH
+from typing import Final, TypeVar
+
+from msgspec import Struct
+
+from kata_pin.base.errors import HostError, KataPinError, TaskGone
+from kata_pin.base.sandbox import Process, ProcessKey
+from kata_pin.base.steps import STEP, Steps, finish
+from kata_pin.linux.files import HOST, HostRoot, read_bytes, read_cgroups, read_once, read_text
+from kata_pin.linux.proc import (
+    DELETED,
+    MAX_CGROUP,
+    MAX_CMDLINE,
+    Cgroups,
+    ExeFile,
+    kernel_worker,
+    parse_cmdline,
+    parse_stat,
+)
+from kata_pin.rights.broker.protocol import FileStatus
+from kata_pin.rights.broker.threads import executable_of, folder_of, living
+
+# Processes as /proc shows them: one at a time, or the table of all.
+#
+# The functions read at every call; a ProcessIndex lives as long as the daemon, or one command.
+# Nothing is kept open, and threads are tasks.py's business. A process may vanish between two calls:
+# that is TaskGone, an ordinary event. What a process says of itself (name, arguments) is its own to
+# change; `exe`, `ppid`, flags and cgroup are the kernel's. Facts are in proc_pid_stat(5),
+# proc_pid_exe(5).
+
+GONE_ERRNOS: Final = frozenset({ENOENT, ESRCH})
+"""What opening (ENOENT) or reading (ESRCH) a file of a vanished process gives."""
+
+YOUNG_TICKS: Final = os.sysconf("SC_CLK_TCK")
+"""For a second after its birth a process is read again: an exec or a kernel thread's naming may
+still change its name and flags."""
+
+
+ZOMBIE: Final = frozenset({"Z", "X"})
+"""The states of a first thread that has exited; others may run (rights/broker/threads.py)."""
+
+NO_FILE: Final = FileStatus(0, 0, 0, 0, 0, 0, 0)
+
+K = TypeVar("K")
+
+
+def read_process(root: HostRoot, pid: int) -> Process:
+    """Return the process; raises TaskGone when there is none."""
+    stat = parse_stat(_read(root.proc(pid), pid, "stat", read_once))
+    key = ProcessKey(stat.pid, stat.starttime)
+    return Process(key, stat.ppid, stat.comm, stat.flags, stat.state)
+
+
+def is_alive(root: HostRoot, key: ProcessKey) -> bool:
+    """Return whether this very process still runs: not a later one with its pid, not a zombie.
+
+    It runs while any of its threads does: a VMM whose first thread has exited is no zombie.
+    """
+    try:
+        process = read_process(root, key.pid)
+    except TaskGone:
+        return False
+    return process.key == key and (
+        process.state not in ZOMBIE or living(key.pid, root.proc()) is not None
+    )
+
+
+def cmdline(root: HostRoot, pid: int) -> list[str]:
+    """Return the arguments, cut after 128 KiB; empty for a kernel thread or a zombie.
+
+    Raises TaskGone.
+    """
+    folder = folder_of(pid, root.proc())
+    data = _read(folder, pid, "cmdline", lambda path: read_bytes(path, MAX_CMDLINE))
+    return list(parse_cmdline(data))
+
+
+def exe(root: HostRoot, pid: int) -> tuple[str, bool]:
+    """Return the path of the executable and whether that file was deleted or replaced since.
+
+    The path is empty for a kernel thread or a zombie. Raises TaskGone, and HostError without
+    CAP_SYS_PTRACE for another user's process.
+    """
+    found = exe_file(root, pid)
+    return found.path, found.deleted
+
+
+def exe_file(root: HostRoot, pid: int) -> ExeFile:
+    """Return the file that a process executes; raises as `exe` does."""
+    status = NO_FILE
+    try:
+        if root.live:
+            status, target = root.calls.executable(pid)
+        else:  # a captured tree has the links only
+            _, target = executable_of(pid, root.proc())
+    except OSError as error:
+        if error.errno not in GONE_ERRNOS:
+            hint = "needs CAP_SYS_PTRACE"
+            raise HostError("read", root.proc(pid, "exe"), error.errno or 0, hint=hint) from error
+        read_process(root, pid)
+        target = ""
+    name, deleted = target.removesuffix(DELETED), target.endswith(DELETED)
+    return ExeFile(name, deleted, status.device, status.inode, status.uid, status.mode)
+
+
+def cgroups(root: HostRoot, pid: int) -> Cgroups:
+    """Return the cgroups of a process; raises TaskGone."""
+    folder = folder_of(pid, root.proc())
+    data = _read(folder, pid, "cgroup", lambda path: read_bytes(path, MAX_CGROUP))
+    return read_cgroups(root, data)
+
+
+def task_names(root: HostRoot, pid: int) -> list[str]:
+    """Return the entries of the process's task folder; raises TaskGone."""
+    path = root.proc(pid, "task")
+    try:
+        return os.listdir(path)
+    except OSError as error:
+        raise translated(error, "list threads of", f"process {pid}") from error
+
+
+def translated(error: OSError, operation: str, subject: str) -> HostError:
+    """Return the HostError for a system call's error: TaskGone when the task vanished."""
+    kind = TaskGone if error.errno in GONE_ERRNOS else HostError
+    return kind(operation, subject, error.errno or 0)
+
+
+def _grouped(entries: Iterable[tuple[K, Process]]) -> dict[K, list[Process]]:
+    """Return the processes by key, each group by pid."""
+    groups: dict[K, list[Process]] = {}
+    for key, process in entries:
+        groups.setdefault(key, []).append(process)
+    for group in groups.values():
+        group.sort(key=lambda process: process.pid)
+    return groups
+
+
+def _read(folder: str, pid: int, where: str, read: Callable[[str], bytes]) -> bytes:
+    try:
+        return read(f"{folder}/{where}")
+    except OSError as error:
+        raise translated(error, f"read {where} of", f"process {pid}") from error
+
+
+class ProcessIndex:
+    """All processes by pid, as of the last refresh; a new index is empty.
+
+    A refresh lists /proc and reads the stat file of those it does not know. The inode of
+    /proc/<pid> distinguishes a reused pid: the kernel drops the entry when a process ends and gives
+    the next one another number. A living process whose entry was dropped to save memory gets
+    another number too, which costs one needless read. A later exec or rename of a known process is
+    only seen after `note_exec` or by refresh(full=True): read what matters (`exe`, `cmdline`) from
+    the process itself.
+    """
+
+    def __init__(self, root: HostRoot) -> None:
+        self._root = root
+        self._inodes: dict[int, int] = {}
+        self._processes: dict[int, Process] = {}
+        self._young: set[int] = set()
+        self.version = 0
+        """Another one whenever a refresh found anything else than before."""
+        self._by_parent: dict[int, list[Process]] | None = None
+        self._workers: dict[int, list[Process]] | None = None
+
+    def refresh(self, *, full: bool = False) -> None:
+        """Look again: at new processes, or at all; raises HostError without /proc.
+
+        A process whose parent exited is read again too, because it has a new parent.
+        """
+        finish(self.refresh_in_steps(full=full))
+
+    def refresh_in_steps(self, *, full: bool = False) -> Steps[None]:
+        """Look again, in steps: a full look at thousands of processes takes long."""
+        path = self._root.proc()
+        try:
+            with os.scandir(path) as entries:
+                inodes = {int(e.name): e.inode() for e in entries if e.name.isdecimal()}
+        except OSError as error:
+            raise HostError("list", path, error.errno or 0) from error
+        known = {} if full else self._inodes
+        gone = self._processes.keys() - inodes.keys()
+        unread = {pid for pid, inode in inodes.items() if known.get(pid) != inode}
+        unread |= self._young & inodes.keys()
+        if gone:
+            unread |= {
+                p.pid for p in self._processes.values() if p.ppid in gone and p.pid in inodes
+            }
+        for pid in gone:
+            del self._processes[pid]
+        # what is not read yet is unknown to a refresh between two of these steps
+        self._inodes = {pid: inode for pid, inode in inodes.items() if pid not in unread}
+        self._young &= inodes.keys()
+        changed = yield from self._read({pid: inodes[pid] for pid in unread})
+        if changed or gone:
+            self._by_parent = self._workers = None
+            self.version += 1
+
+    def note_exec(self, pid: int) -> None:
+        """Read a known process again at the next refresh: it runs another program now.
+
+        Between its fork and its exec it has its parent's name, on a busy machine for seconds.
+        """
+        if pid in self._processes:
+            self._young.add(pid)
+
+    def note_change(self) -> None:
+        """Count what else was read of processes as a change: `version` is another one."""
+        self.version += 1
+
+    def get(self, pid: int) -> Process | None:
+        """Return the process with this pid."""
+        return self._processes.get(pid)
+
+    def all(self) -> list[Process]:
+        """Return all processes, kernel threads included, in no order."""
+        return list(self._processes.values())
+
+    def children(self, ppid: int) -> list[Process]:
+        """Return the children of a process, by pid."""
+        if self._by_parent is None:
+            self._by_parent = _grouped((p.ppid, p) for p in self._processes.values())
+        return list(self._by_parent.get(ppid, ()))
+
+    @property
+    def kernel_workers(self) -> Mapping[int, list[Process]]:
+        """The kernel threads that were made for a process, by the tid they are named after.
+
+        By flag, never by name alone: a process can name itself `vhost-123`, but cannot get the flag
+        of a kernel thread.
+        """
+        if self._workers is None:
+            named = ((kernel_worker(p.comm), p) for p in self._processes.values() if p.kernel)
+            self._workers = _grouped((worker.owner, p) for worker, p in named if worker)
+        return self._workers
+
+    def _read(self, inodes: Mapping[int, int]) -> Steps[bool]:
+        """Read these processes; return whether any is other than was known."""
+        changed = False
+        young_after = time.clock_gettime(time.CLOCK_BOOTTIME) * YOUNG_TICKS - YOUNG_TICKS
+        for number, (pid, inode) in enumerate(inodes.items(), start=1):
+            if number % STEP == 0:
+                yield
+            try:
+                process = read_process(self._root, pid)
+            except TaskGone:
+                changed |= self._processes.pop(pid, None) is not None
+                self._inodes.pop(pid, None)  # another look may have noticed first
+                continue
+            self._inodes[pid] = inode
+            self._young.discard(pid)
+            if self._processes.get(pid) != process:
+                self._processes[pid] = process
+                changed = True
+            if process.key.starttime > young_after:
+                self._young.add(pid)
+        return changed
+
+
+# Taking a lock of flock(2), and who holds it: for the message of a process that did not get it.
+#
+# The kernel names the process in /proc/locks (proc_locks(5)); its cgroup says whether it is a
+# service of the node or a pod's. Nothing is decided by it: the process may have ended meanwhile.
+
+_POD: Final = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})\b")
+"""A pod's uid in a cgroup's name; systemd's names have `_` in place of `-`."""
+
+_UNIT: Final = re.compile(r"([^/\s]+\.(?:service|scope))\b")
+
+
+class LockHolder(Struct, frozen=True):
+    """A process, and the pod or the unit that it belongs to; `pid` is 0 where nobody is known.
+
+    `since` is when the process started, in local time; locks are taken at the start.
+    """
+
+    pid: int = 0
+    pod: str = ""
+    unit: str = ""
+    since: str = ""
+
+    def __str__(self) -> str:
+        """Return ` (process 812 of kata-pin.service, since 2026-11-24 09:06:14)` or nothing."""
+        owner = f" of pod {self.pod}" if self.pod else f" of {self.unit}" if self.unit else ""
+        since = f", since {self.since}" if self.since else ""
+        return f" (process {self.pid}{owner}{since})" if self.pid else ""
+
+
+def open_locked(path: str, flags: int, taken: Callable[[LockHolder], KataPinError]) -> int:
+    """Return the descriptor of a locked file, which a killed holder leaves unlocked.
+
+    Raises what `taken` makes of its holder when another process has locked it, else OSError.
+    """
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise taken(flock_holder(descriptor)) from error
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def flock_holder(descriptor: int, root: HostRoot = HOST) -> LockHolder:
+    """Return who has locked an open file."""
+    found = os.fstat(descriptor)
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    try:
+        for line in read_text(root.proc("locks")).splitlines():
+            fields = line.split()  # 1: FLOCK ADVISORY WRITE 812 00:19:1234 0 EOF
+            if len(fields) > 5 and fields[1] == "FLOCK" and fields[5] == place:
+                return _member(int(fields[4]), root)
+    except (OSError, ValueError):
+        pass
+    return LockHolder()
+
+
+def _member(pid: int, root: HostRoot) -> LockHolder:
+    try:
+        cgroups = read_text(root.proc(pid, "cgroup"))
+    except OSError:
+        cgroups = ""
+    pod, units = _POD.search(cgroups), _UNIT.findall(cgroups)
+    owner = pod[1].replace("_", "-") if pod else ""
+    return LockHolder(max(0, pid), owner, units[-1] if units else "", _start(pid, root))
+
+
+def _start(pid: int, root: HostRoot) -> str:
+    """Return when a process started, in local time; empty if that cannot be read."""
+    try:
+        ticks = read_process(root, pid).key.starttime
+    except KataPinError:
+        return ""
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - age))
+
+
+# Which PCI devices VFIO gave to a process, by the groups and devices that it has open.
+#
+# Facts are in drivers/vfio: /dev/vfio/<group> stands for the devices in
+# /sys/kernel/iommu_groups/<group>;
+# /dev/vfio/devices/vfio<n> (Linux 6.6) for one, /sys/class/vfio-dev/vfio<n>/device.
+
+_GROUP: Final = re.compile(r"/dev/vfio/(?:noiommu-)?([0-9]{1,9})\Z")
+_DEVICE: Final = re.compile(r"/dev/vfio/devices/(vfio[0-9]{1,9})\Z")
+
+
+def vfio_devices(root: HostRoot, pid: int) -> frozenset[str]:
+    """Return the PCI addresses of a process's devices; none where that cannot be read.
+
+    A process may have any number of descriptors: the first 2,048 are looked at.
+    """
+    found: set[str] = set()
+    with suppress(OSError):
+        for target in root.calls.descriptors(root.proc(pid)):
+            with suppress(OSError):
+                found.update(_addresses(root, target))
+    return frozenset(found)
+
+
+def _addresses(root: HostRoot, target: str) -> Iterator[str]:
+    group, device = _GROUP.match(target), _DEVICE.match(target)
+    if group is not None:
+        yield from os.listdir(root.sys("kernel/iommu_groups", group[1], "devices"))
+    elif device is not None:
+        yield os.path.basename(os.readlink(root.sys("class/vfio-dev", device[1], "device")))

@@ -1,1 +1,0 @@
-"""The vocabulary: frozen values, no I/O."""

@@ -1,1 +1,0 @@
-"""What was measured: counters as the kernel keeps them, and what follows from two of them."""

@@ -1,0 +1,435 @@
+"""The policy that the configuration names, of whichever package, with every decision checked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kata_pin.base.allocation import (
+    AllocState,
+    AtCreation,
+    ContainerRequest,
+    Decision,
+    Device,
+    Grant,
+    Limits,
+    Mount,
+    Refusal,
+    RunningContainer,
+)
+from kata_pin.base.config.alloc import Alloc
+from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology
+from kata_pin.base.errors import ConfigError, KataPinError, reason_of
+from kata_pin.base.placement import Note
+from kata_pin.base.settings import AllocSettings
+from kata_pin.base.values import CpuClass, GrantKind, NoteLevel, RefusalKind
+from kata_pin.options.allocation.adjustments import HostDevices, wrong_adjustment
+from kata_pin.options.allocation.demand import kept_creation
+from kata_pin.options.allocation.policies import BUILTIN, create
+from kata_pin.options.allocation.policy import GROUP, Factory, Policy
+from kata_pin.options.allocation.shared_pool import initial_state
+
+log = logging.getLogger(__name__)
+
+
+# What must hold of a policy's decision, whichever package the policy is from.
+#
+# A decision is stored and applied to other people's containers, so it is checked first: no CPU is
+# exclusive twice, no container uses a CPU outside its pools, no grant is lost or invented. Pure,
+# and cheap enough for every event.
+
+
+class ExpectedGrants(Struct, frozen=True):
+    """What a decision is about: the state before, and which grants there are after it.
+
+    Containers of `requests` must have one, those of `gone` must not. `refusable`: it may be a
+    strict refusal, which leaves the state as it was.
+    """
+
+    before: AllocState
+    requests: Collection[ContainerRequest] = ()
+    replaceable: Collection[str] = ()
+    gone: Collection[str] = ()
+    refusable: bool = False
+
+
+class Invariants:
+    """The invariants for one host and one set of settings."""
+
+    def __init__(self, topology: HostTopology, settings: AllocSettings) -> None:
+        self._initial = initial_state(topology, settings)
+        self._nodes = CpuSet(topology.nodes)
+        self._never = settings.reserved | settings.housekeeping
+        self._settings = settings
+
+    def violation(self, decision: Decision, expected: ExpectedGrants) -> str:
+        """Return what is wrong with a decision, empty if nothing is."""
+        if not _is_decision(decision):
+            return "its decision has values of wrong types"
+        after, refused = decision.state, decision.refused
+        if refused is not None and refused.strict:
+            same = after == expected.before and not decision.changed
+            return "" if expected.refusable and same else "it refuses what it cannot refuse"
+        for grant in decision.changed:
+            there = after.grants.get(grant.container_id)
+            if grant is not there and grant != there:
+                return f"a change of {grant.container_id} is not in its state"
+        return (
+            _missing(after, expected)
+            or self._wrong_grant(after, expected)
+            or self._wrong_pool(after, expected.before)
+        )
+
+    def _wrong_grant(self, after: AllocState, expected: ExpectedGrants) -> str:
+        """Return what is wrong with a grant that is new or has changed."""
+        before = expected.before.grants
+        asked = {one.container_id: one for one in expected.requests}
+        for name, grant in after.grants.items():
+            old, request = before.get(name), grant.request
+            if grant is old or (old is not None and _follows_pool(grant, old)):
+                continue
+            if not _is_grant(grant):
+                return f"the grant of {name} has values of wrong types"
+            why = ""
+            if request.container_id != name:
+                why = f"another container's id, {request.container_id}"
+            elif grant.kind is GrantKind.SANDBOX:
+                why = "" if _has_vm(request, after) else "no VM"
+            elif request != asked.get(name, old and old.request):
+                why = "another request than was made"
+            if not grant.exclusive and not grant.shared:
+                why = why or "no CPUs at all"
+            if not grant.mems <= self._nodes:
+                why = why or f"memory nodes that there are not: {grant.mems - self._nodes}"
+            if grant.own & self._never and (old is None or old.own != grant.own):
+                why = why or "CPUs that are reserved or for housekeeping"
+            if grant.own & after.taken - (EMPTY if old is None else old.own):
+                why = why or "CPUs that are exclusive to containers of others"
+            if old is None or (old.limits, old.creation) != (grant.limits, grant.creation):
+                why = why or wrong_adjustment(grant, self._settings)
+            if why:
+                return f"the grant of {name} has {why}"
+        return ""
+
+    def _wrong_pool(self, after: AllocState, before: AllocState) -> str:
+        """Return which CPU is in a pool where it cannot be."""
+        for name in ("cpus", "reserved", "housekeeping"):
+            wrong = getattr(after, name) - getattr(self._initial, name) - getattr(before, name)
+            if wrong:
+                return f"its {name} are more than the settings allow: {wrong}"
+        if after.taken != before.taken:
+            return "it changes which CPUs others hold"
+        free, pool = after.cpus.bits, after.shared.bits
+        for name, grant in after.grants.items():
+            if grant.exclusive.bits & ~free:
+                return f"exclusive CPUs of {name} are another's too, or not to be given out"
+            free &= ~grant.exclusive.bits
+        for name, grant in after.grants.items():
+            overhead = after.housekeeping.bits if grant.kind is GrantKind.SANDBOX else 0
+            allowed = free if grant.cpu_class is CpuClass.SHARE else pool | overhead
+            if grant.shared is not None and grant.shared.bits & ~allowed:
+                return f"shared CPUs of {name} are not in the shared pool"
+        return ""
+
+
+def in_pool(state: AllocState, request: ContainerRequest, policy: str, why: str) -> Decision:
+    """Return the decision for a container that its policy failed on: it has the shared pool.
+
+    A container with a grant keeps it. An empty state, of a policy that never decided, stays empty.
+    """
+    if state.get(request.container_id) is not None or not state.shared:
+        return Decision(state)
+    grant = Grant(request, policy, shared=state.shared, reasons=(why,))
+    return Decision(state.with_grant(grant), (grant,))
+
+
+def over(state: AllocState, container_id: str) -> frozenset[str]:
+    """Return whose grants end with a container's: its own, and its VM's with the last one.
+
+    A sandbox's id stands for all of its pod.
+    """
+    grant = state.get(container_id)
+    if grant is None:
+        return frozenset()
+    pod = state.of_pod(grant.pod_uid)
+    if grant.kind is GrantKind.SANDBOX:
+        return frozenset(one.container_id for one in pod)
+    vm = grant.request.pod.sandbox_id
+    mates = [one for one in pod if one.request.pod.sandbox_id == vm and one.container_id != vm]
+    return frozenset({container_id, vm} if vm and len(mates) == 1 else {container_id})
+
+
+def ended(state: AllocState, running: Iterable[ContainerRequest]) -> frozenset[str]:
+    """Return whose grants end when only these containers run: VMs without any too."""
+    runs = {name for one in running for name in (one.container_id, one.pod.sandbox_id)}
+    return frozenset(state.grants.keys() - runs)
+
+
+def _missing(after: AllocState, expected: ExpectedGrants) -> str:
+    """Return which container has lost its grant, has none, or still has one."""
+    before = expected.before.grants
+    for name in before.keys() - after.grants.keys() - {*expected.gone, *expected.replaceable}:
+        if before[name].kind is GrantKind.CONTAINER:
+            return f"container {name} has lost its grant"
+    for name in expected.gone:
+        if name in after.grants:
+            return f"{name} has ended and still has its grant"
+    for request in expected.requests:
+        if request.container_id not in after.grants:
+            return f"container {request.container_id} has no grant"
+    return ""
+
+
+def _has_vm(request: ContainerRequest, state: AllocState) -> bool:
+    """Whether a VM is that of a container with a grant: the policy makes its request."""
+    return any(
+        one.kind is GrantKind.CONTAINER
+        and one.request.pod.sandbox_id == request.container_id
+        and one.request.pod == request.pod
+        for one in state.grants.values()
+    )
+
+
+def _follows_pool(grant: Grant, old: Grant) -> bool:
+    """Whether only the shared CPUs have changed, as for most grants when the pool changes."""
+    return (
+        grant.request is old.request
+        and grant.exclusive is old.exclusive
+        and grant.cpu_class is old.cpu_class is CpuClass.NONE
+        and grant.kind is old.kind
+        and grant.zone is old.zone
+        and grant.mems is old.mems
+        and grant.policy is old.policy
+        and grant.reasons is old.reasons
+        and grant.limits is old.limits
+        and grant.creation is old.creation
+        and isinstance(grant.shared, CpuSet)
+        and bool(grant.shared)
+    )
+
+
+def _is_decision(value: object) -> bool:
+    """Whether every value is of the type of its annotation: other packages' code may err."""
+    match value:
+        case Decision(
+            state=AllocState(
+                cpus=CpuSet(),
+                reserved=CpuSet(),
+                housekeeping=CpuSet(),
+                grants=Mapping(),
+                taken=CpuSet(),
+            ),
+            changed=tuple(),
+            refused=None | Refusal(kind=RefusalKind(), message=str(), strict=bool()),
+            notes=tuple(notes),
+        ):
+            return all(map(_is_note, notes))
+    return False
+
+
+def _is_grant(value: object) -> bool:
+    match value:
+        case Grant(
+            request=ContainerRequest(cpu_millis=int()),
+            policy=str(),
+            cpu_class=CpuClass(),
+            exclusive=CpuSet(),
+            shared=None | CpuSet(),
+            zone=CpuSet(),
+            mems=CpuSet(),
+            kind=GrantKind(),
+            reasons=tuple(reasons),
+            limits=Limits(),
+            creation=AtCreation(),
+        ):
+            return (
+                all(isinstance(reason, str) for reason in reasons)
+                and _are_limits(value.limits)
+                and _is_creation(value.creation)
+            )
+    return False
+
+
+def _are_limits(value: Limits) -> bool:
+    numbers: tuple[object, ...] = (value.shares, value.quota_us, value.period_us, value.memory)
+    return {type(one) for one in numbers} <= {int, type(None)}
+
+
+def _is_creation(value: object) -> bool:
+    match value:
+        case AtCreation(
+            hugepages=tuple(hugepages),
+            rdt_class=str(),
+            blockio_class=str(),
+            env=tuple(env),
+            mounts=tuple(mounts),
+            devices=tuple(devices),
+            annotations=tuple(annotations),
+        ):
+            return (
+                all(_are(one, str, int) for one in hugepages)
+                and all(_are(one, str, str) for one in env)
+                and all(map(_is_mount, mounts))
+                and all(map(_is_device, devices))
+                and all(_are(one, str, str) for one in annotations)
+            )
+    return False
+
+
+def _is_mount(value: object) -> bool:
+    match value:
+        case Mount(destination=str(), source=str()):
+            return True
+    return False
+
+
+def _is_device(value: object) -> bool:
+    match value:
+        case Device(path=str(), kind=str(), major=int(), minor=int(), mode=int(), access=str()) if (
+            bool not in map(type, (value.major, value.minor, value.mode))
+        ):
+            return True
+    return False
+
+
+def _are(values: object, *kinds: type) -> bool:
+    """Whether it is a tuple of values of exactly these types."""
+    return isinstance(values, tuple) and tuple(map(type, values)) == kinds
+
+
+def _is_note(value: object) -> bool:
+    match value:
+        case Note(code=str(), text=str(), level=NoteLevel()):
+            return True
+    return False
+
+
+# The policy that the configuration names, of whichever package, with every decision checked.
+#
+# Where the policy behind it fails, a new container gets the shared pool, a running one keeps its
+# CPUs, and an ended one releases them. The failure is a note of the decision. Lifetime: the
+# policy's.
+
+MAX_SHOWN: Final = 200
+"""Longest part of another package's error that is shown."""
+
+
+class CheckedPolicy:
+    """Asks a policy; the methods are those of Policy that decide."""
+
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        topology: HostTopology,
+        settings: AllocSettings,
+        devices: HostDevices,
+    ) -> None:
+        self._name = name
+        self._policy = policy
+        self._invariants = Invariants(topology, settings)
+        self._devices = devices
+
+    def allocate(self, state: AllocState, request: ContainerRequest) -> Decision:
+        """Give a new container its CPUs."""
+        return self._asked(
+            lambda: self._policy.allocate(state, request),
+            ExpectedGrants(state, (request,), _replaced(state, request), refusable=True),
+            admitted=request,
+            new=request.container_id,
+        )
+
+    def change(self, state: AllocState, request: ContainerRequest) -> Decision:
+        """Give a running container what it requests now."""
+        return self._asked(
+            lambda: self._policy.change(state, request),
+            ExpectedGrants(state, (request,), _replaced(state, request)),
+            admitted=request,
+        )
+
+    def release(self, state: AllocState, container_id: str) -> Decision:
+        """Release a container's CPUs."""
+        expected = ExpectedGrants(state, gone=over(state, container_id))
+        return self._asked(lambda: self._policy.release(state, container_id), expected)
+
+    def reconcile(self, state: AllocState, running: Sequence[RunningContainer]) -> Decision:
+        """Bring a state in line with what runs."""
+        requests = [one.request for one in running]
+        expected = ExpectedGrants(state, requests, gone=ended(state, requests))
+        return self._asked(lambda: self._policy.reconcile(state, running), expected)
+
+    def decline(self, state: AllocState, request: ContainerRequest, refusal: Refusal) -> Decision:
+        """Answer while the kubelet or another plugin decides."""
+        expected = ExpectedGrants(state, refusable=True)
+        return self._asked(lambda: self._policy.decline(state, request, refusal), expected)
+
+    def _asked(
+        self,
+        ask: Callable[[], Decision],
+        expected: ExpectedGrants,
+        admitted: ContainerRequest | None = None,
+        new: str = "",
+    ) -> Decision:
+        """Return the policy's decision; if it fails `admitted` gets the shared pool.
+
+        Only the container `new` is being created.
+        """
+        try:
+            decision = ask()
+            why = self._invariants.violation(decision, expected)
+            if not why and (wrong := self._devices.wrong(decision.state.get(new))):
+                why = f"the grant of {new} has {wrong}"
+        except BaseException as error:
+            log.debug("allocator: policy %s", self._name, exc_info=True)
+            why = f"{type(error).__name__}: {reason_of(error)}"
+        else:
+            if not why:
+                return kept_creation(expected.before, decision, new)
+        text = f"policy {self._name!r} fails: {why}"[:MAX_SHOWN]
+        note = Note("alloc-policy", text, NoteLevel.WARNING)
+        state = expected.before.without(*expected.gone)
+        fallback = Decision(state)
+        if admitted is not None:
+            fallback = in_pool(state, admitted, self._name, text)
+        return replace(fallback, notes=(note,))
+
+
+def _replaced(state: AllocState, request: ContainerRequest) -> list[str]:
+    """Return the init containers that a new one of their pod replaces."""
+    return [one.container_id for one in state.of_pod(request.pod.pod_uid) if one.request.init]
+
+
+def make_policy(settings: Alloc, topology: HostTopology) -> Policy:
+    """Return the policy for a host; raises ConfigError that names what is wrong.
+
+    Other packages provide policies by entry points; only the named one is loaded. Its errors count
+    as a wrong setting and never end the daemon.
+    """
+    name = settings.policy
+    third = {} if name in BUILTIN else _third(name)
+    try:
+        return create(name, topology, settings.settings, third)
+    except KataPinError:
+        raise
+    except Exception as error:
+        if name in BUILTIN:
+            raise
+        raise ConfigError(
+            f"policy {name!r} cannot be made: {reason_of(error)}", key="alloc.policy"
+        ) from error
+
+
+def _third(name: str) -> dict[str, Factory]:
+    from importlib.metadata import entry_points  # noqa: PLC0415 - costs time that few need
+
+    found = entry_points(group=GROUP, name=name)
+    try:
+        return {entry.name: entry.load() for entry in found}
+    except Exception as error:
+        raise ConfigError(
+            f"policy {name!r} cannot be loaded: {reason_of(error)}", key="alloc.policy"
+        ) from error

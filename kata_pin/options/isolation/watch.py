@@ -1,0 +1,473 @@
+"""The watch: after each audit, did any other task have an exclusive pCPU? And its document."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from kata_pin.base.config.tree import LiveConfig
+from kata_pin.base.counters import IDLE_TASK, Measured, TaskRun
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.documents.answers import NodeEventKind
+from kata_pin.base.documents.measured import ProvedPcpu, RanTask, WatchDocument, WatchedPcpu
+from kata_pin.base.errors import HostError
+from kata_pin.base.sandbox import ThreadKey
+from kata_pin.base.steps import STEP, Steps
+from kata_pin.base.values import TaskClass, Verdict
+from kata_pin.engine.counters import Slices
+from kata_pin.engine.node import PcpuOwners, Watched
+from kata_pin.linux.counters import cpu_samples, migrations, over, task_runs
+from kata_pin.linux.files import HostRoot
+from kata_pin.linux.switches import DRAIN_S, SwitchRecorder, refused
+from kata_pin.options.isolation import decide, tables
+from kata_pin.options.isolation.decide import CpuLook, Growth, Judged, Look, growth
+from kata_pin.options.isolation.episodes import NOTHING, Episode, WatchedCpu
+from kata_pin.placement.owners import FOREIGN, Known
+from kata_pin.placement.remedies import NodeConditions
+from kata_pin.records.history import NodeEvents
+
+log = logging.getLogger(__name__)
+
+
+# Who had an exclusive pCPU in a window, in words.
+
+NAMED: Final = 3
+"""Most intruders that a log message names."""
+
+MOST_THREADS: Final = 16
+"""Most threads of intruders whose counters are worth following."""
+
+
+def text(row: ProvedPcpu) -> str:
+    """Return who had the pCPU longest, with their shares of the window and the worst's remedy."""
+    worst, _ = _foreign(row)[0]
+    remedy = f"run: {worst.command}" if worst.command else worst.remedy
+    return f"{', '.join(_shares(row))}; {remedy}"
+
+
+def names(row: ProvedPcpu) -> frozenset[str]:
+    """Return the names and places of those that matter: who began a new process is no newcomer."""
+    foreign = _foreign(row)
+    least = (foreign[0][0].total_ms or 0.0) / 4 if foreign else 0.0
+    return frozenset(
+        f"{task.comm} {_place(task)}"
+        for task, _ in foreign[:NAMED]
+        if (task.total_ms or 0.0) >= least
+    )
+
+
+def threads(row: ProvedPcpu) -> frozenset[tuple[int, int]]:
+    """Return the processes and threads that had the pCPU longest."""
+    foreign = [one for one in row.tasks if one.task_class in FOREIGN and one.pid]
+    foreign.sort(key=lambda one: -(one.total_ms or 0.0))
+    return frozenset((one.pid, one.tid) for one in foreign[:MOST_THREADS])
+
+
+def _shares(row: ProvedPcpu) -> Iterator[str]:
+    foreign = _foreign(row)
+    for task, _ in foreign[:NAMED]:
+        where = _place(task)
+        share = (task.total_ms or 0.0) / 10 / row.window_s
+        about = [f"pid {task.pid}"] * bool(task.pid) + [where] * bool(where)
+        who = f" ({', '.join(about)})" if about else ""
+        yield f"{task.comm or 'a task that ended'}{who} {share:.2f} %"
+    if len(foreign) > NAMED:
+        yield f"{len(foreign) - NAMED} more"
+
+
+def _place(task: RanTask) -> str:
+    return task.pod or task.unit or task.cgroup
+
+
+def _foreign(row: ProvedPcpu) -> list[tuple[RanTask, int]]:
+    return tables.by_process(task for task in row.tasks if task.task_class in FOREIGN)
+
+
+# The watch: after each audit, did anybody else have an exclusive pCPU?
+#
+# Cheap and always on: the counters of paired vCPUs and of their pCPUs
+# (options/isolation/decide.py). Those of a sandbox's other threads that are confined to the pCPU
+# are read only while that alone does not say that it is quiet. Where others had a pCPU for more
+# than the setting
+# `isolation.max_foreign` allows, who it is takes a window: a second in which every task switch
+# there is recorded. A foreign task begins an episode, which lasts until the counters are quiet
+# again; episodes.py says what of it is recorded and logged.
+#
+# Kernel threads that belong to the pCPU, and the pod's own, are no intruders: after a window that
+# found nobody else the next one has to wait, each time twice as long; not for long where they had
+# the pCPU less than the counters say, as beside somebody who comes and goes.
+
+WINDOW_S: Final = 1.0
+
+MOST_PCPUS: Final = 8
+"""Most pCPUs that are recorded at the same time: 2 MiB of rings, and some 50 ms of CPU time."""
+
+LOOKED_AT: Final = 256
+"""Most tasks that are looked at before the event loop serves others, 70 us each."""
+
+MOST_SKIPPED: Final = 60
+"""Most audits that a pCPU is left alone after windows in which only those ran who belong there."""
+
+FEW_SKIPPED: Final = 3
+"""The same where they did not run long enough to be those who were noticed: they may come again."""
+
+GONE: Final = (
+    "sandbox %s: foreign tasks no longer run on exclusive pCPU %d of %s; they did for %.0f s"
+)
+UNWATCHED: Final = (
+    "sandbox %s: exclusive pCPU %d of %s is no longer watched; foreign tasks ran there for %.0f s"
+)
+
+_V2: Final = "fs/cgroup/cgroup.controllers"
+
+Key = tuple[str, int]
+"""A sandbox and one of its pCPUs."""
+
+
+class Moves(NamedTuple):
+    """How often a thread was moved to another CPU, and since when it was not (CLOCK_MONOTONIC)."""
+
+    times: int
+    since: float
+
+
+@dataclass
+class Watch:
+    """Looks at exclusive pCPUs after each audit; `start` runs a task of the daemon's.
+
+    `usable` returns the online pCPUs that were given to no container outside of sandboxes.
+    """
+
+    _root: HostRoot
+    owners: PcpuOwners
+    _live: LiveConfig
+    _events: NodeEvents
+    _start: Callable[[Coroutine[object, object, None]], None]
+    _usable: Callable[[], CpuSet]
+    sights: dict[Key, WatchedCpu] = field(default_factory=dict)
+    moves: dict[ThreadKey, Moves] = field(default_factory=dict)
+    """Of watched vCPUs, as far as the kernel tells."""
+    problem: str = ""
+    """Why who runs cannot be recorded; empty if it can."""
+    waited_ns: Counter[int] = field(default_factory=Counter)
+    """How long the threads of each exclusive pCPU waited for it, since the daemon's start."""
+    ran_ns: Counter[int] = field(default_factory=Counter)
+    """How long they ran."""
+    foreign_ns: Counter[tuple[int, TaskClass]] = field(default_factory=Counter)
+    """Time of other tasks in windows, by pCPU and class."""
+    foreign_slices: Counter[tuple[int, TaskClass]] = field(default_factory=Counter)
+    windows: Counter[Verdict] = field(default_factory=Counter)
+    """Windows by what they found of each pCPU."""
+    _recording: bool = False
+    _tried: bool = False
+    _left: dict[int, CpuLook] = field(default_factory=dict)
+    """The pCPUs at the end of the last look."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the setting is on."""
+        return self._live.now.isolation.watch
+
+    def report(self) -> WatchDocument:
+        """Return the document as of now."""
+        now = time.monotonic()
+        sights = sorted(
+            self.sights.values(), key=lambda one: (one.watched.cpu, one.watched.sandbox)
+        )
+        return WatchDocument(
+            time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time())),
+            max_foreign_percent=self._live.now.isolation.max_foreign,
+            problem=self.problem,
+            pcpus=tuple(_pcpu(one, self.owners.pod(one.watched.sandbox), now) for one in sights),
+        )
+
+    async def look(self) -> None:
+        """Look at the counters; record who runs where they grew too much."""
+        if not self.is_on:
+            while self.sights:
+                self._end(self.sights.popitem()[1], UNWATCHED)
+            self.moves.clear()
+            return
+        suspects = await Slices().run(self._compare())
+        self._try()
+        if suspects and not self._recording:
+            self._recording = True
+            self._start(self._examine(suspects[:MOST_PCPUS]))
+
+    def _try(self) -> None:
+        """Open an event: what is missing is known before it is needed, and a remedy at once."""
+        usable = self._usable()
+        if not usable or (self._tried and not self.problem):
+            return
+        self._tried, cpu = True, usable.first
+        try:
+            os.close(self._root.calls.switches(cpu))
+            self.problem = ""
+        except OSError as error:
+            self._lacks(refused(f"pCPU {cpu}", error))
+
+    def _lacks(self, error: HostError) -> None:
+        if not self.problem:
+            log.warning("who runs on exclusive pCPUs cannot be recorded: %s", error)
+        self.problem = error.message
+
+    def _compare(self) -> Steps[list[Key]]:
+        """Compare the counters with those of the last time; return which grew too much.
+
+        Worst first; of a pCPU that several sandboxes claim, one, and none while an episode lasts.
+        """
+        watched = {(one.sandbox, one.cpu): one for one in self.owners.watched()}
+        for key in [*self.sights]:
+            if key not in watched and not self.owners.is_passing(key[0]):
+                self._end(self.sights.pop(key), UNWATCHED)
+        vcpus = {thread for one in watched.values() for thread in one.vcpus}
+        self.moves = {thread: one for thread, one in self.moves.items() if thread in vcpus}
+        cpus = {cpu for _, cpu in watched}
+        left, self._left = self._left, {}
+        now = self._look_at(cpus)
+        known = {cpu for (_, cpu), one in self.sights.items() if one.episode is not None}
+        suspects: list[Key] = []
+        for number, (key, one) in enumerate(watched.items(), start=1):
+            if number % STEP == 0:
+                yield
+            cpu = one.cpu
+            looks = (left[cpu], now[cpu]) if cpu in left and cpu in now and not one.shared else None
+            if self._has_grown(key, one, looks, known):
+                suspects.append(key)
+        self._left = self._look_at(cpus)
+        suspects.sort(key=lambda key: -(self.sights[key].growth or NOTHING).percent)
+        worst: dict[int, Key] = {}
+        for key in suspects:
+            worst.setdefault(key[1], key)
+        return list(worst.values())
+
+    def _has_grown(
+        self, key: Key, one: Watched, cpu: tuple[CpuLook, CpuLook] | None, known: set[int]
+    ) -> bool:
+        """Whether others had a pCPU for too long, and it is time to see who.
+
+        `known` are pCPUs with an episode, of this or another sandbox.
+        """
+        sight = self.sights.get(key)
+        if sight is None or sight.watched.vcpus != one.vcpus:
+            if sight is not None:
+                self._end(sight, UNWATCHED)
+            sight = self.sights[key] = WatchedCpu(one, self._read(one.vcpus))
+            self._count_moves(one.vcpus, {}, sight.look.own)
+            return False
+        same, sight.watched = sight.watched == one, one
+        before, sight.look = sight.look, self._read(one.vcpus)
+        self._count_moves(one.vcpus, before.own, sight.look.own)
+        grown = growth(before, sight.look, [thread.tid for thread in one.vcpus], cpu)
+        sight.growth, sight.exact = grown, same and not one.others
+        if grown is None:
+            return False
+        self.waited_ns[one.cpu] += grown.waited_ns
+        self.ran_ns[one.cpu] += grown.ran_ns
+        limit = self._live.now.isolation.max_foreign
+        sight.percent = grown.percent
+        if grown.percent > limit:
+            if sight.is_left_alone:
+                sight.skipped_audits -= 1
+                return False
+            if sight.episode is None and one.cpu in known:
+                return False
+            if one.others:
+                sight.look = self._read(one.threads)
+                every = growth(before, sight.look, [thread.tid for thread in one.threads], cpu)
+                if every is not None:
+                    sight.growth, sight.exact, grown = every, same, every
+        if grown.percent <= limit:
+            self._end(sight, GONE)
+            sight.empty_windows = sight.skipped_audits = 0
+            return False
+        return self._is_due(sight, grown)
+
+    def _is_due(self, sight: WatchedCpu, grown: Growth) -> bool:
+        """Whether it is time to see who runs there, in an episode again."""
+        episode = sight.episode
+        if episode is None:
+            return True
+        new = episode.took(grown.percent, task_runs(self._root, episode.tids), grown.length_ns)
+        now = time.monotonic()
+        return episode.is_due(grown.percent, sight.pace, sight.window_at, now, new=new)
+
+    def _count_moves(
+        self, vcpus: Iterable[ThreadKey], before: Mapping[int, TaskRun], now: Mapping[int, TaskRun]
+    ) -> None:
+        """Note which vCPUs were moved since the last look; one that did not run was not."""
+        ran = [one for one in vcpus if before.get(one.tid) != now.get(one.tid)]
+        found = migrations(self._root, ((one.tgid, one.tid) for one in ran))
+        for thread in ran:
+            known, times = self.moves.get(thread), found.get(thread.tid)
+            if times is not None and (known is None or known.times != times):
+                self.moves[thread] = Moves(times, time.monotonic())
+
+    def unmoved_s(self, thread: ThreadKey) -> float | None:
+        """Return for how many seconds, at least, a watched vCPU was not moved; None: unknown."""
+        moves = self.moves.get(thread)
+        return None if moves is None else time.monotonic() - moves.since
+
+    def _read(self, threads: Iterable[ThreadKey]) -> Look:
+        runs = task_runs(self._root, ((thread.tgid, thread.tid) for thread in threads))
+        return Look(time.monotonic_ns(), runs)
+
+    def _look_at(self, cpus: set[int]) -> dict[int, CpuLook]:
+        """Return the counters of pCPUs."""
+        found = cpu_samples(self._root, cpus, {}, irq=False)
+        now = time.monotonic_ns()
+        return {cpu: CpuLook(now, one.run, one.times) for cpu, one in found.items()}
+
+    # ---- who it is -----------------------------------------------------------------------
+
+    async def _examine(self, keys: Iterable[Key]) -> None:
+        """Record who runs on some pCPUs; of one that changes hands meanwhile nothing is said."""
+        before = {key: self.sights[key].watched for key in keys if key in self.sights}
+        try:
+            measured = await self._record(before.values())
+            self.problem = ""
+            known = self.owners.known()
+            free = self._usable() - self.owners.exclusive()
+            node = NodeConditions(free, os.path.exists(self._root.sys(_V2)))
+            vcpus = {(one.sandbox, one.cpu): one.vcpus for one in self.owners.watched()}
+            for key, one in before.items():
+                if key in self.sights and vcpus.get(key) == one.vcpus:
+                    self._judge(key, measured, known, node)
+        except HostError as error:
+            self._cannot_record(before, error)
+        finally:
+            self._recording = False
+
+    async def _record(self, watched: Collection[Watched]) -> Measured:
+        cpus = CpuSet(one.cpu for one in watched)
+        threads = [(thread.tgid, thread.tid) for one in watched for thread in one.threads]
+        with SwitchRecorder(self._root, cpus, WINDOW_S) as recorder:
+            before = task_runs(self._root, threads)
+            more = True
+            while more or recorder.left_s > 0:
+                await asyncio.sleep(max(0.0, min(DRAIN_S, recorder.left_s)))
+                more = recorder.drain(LOOKED_AT)
+            measured = recorder.end()
+        return replace(measured, times=over(before, task_runs(self._root, threads)))
+
+    def _judge(self, key: Key, measured: Measured, known: Known, node: NodeConditions) -> None:
+        """See whether foreign tasks had a pCPU; begin an episode if so."""
+        sight = self.sights[key]
+        limit = self._live.now.isolation.max_foreign
+        owner = self.owners.owner(*key)
+        judged = decide.judge(measured, owner, known, limit)
+        row = tables.pcpu(judged, owner, measured, known, node)
+        sight.window, sight.window_at, sight.recorded = row, time.monotonic(), sight.percent
+        self.windows[judged.verdict] += 1
+        for kind, ran_ns in judged.ran_ns.items():
+            if kind in FOREIGN:
+                self.foreign_ns[owner.cpu, kind] += ran_ns
+        for task in row.tasks:
+            if task.task_class in FOREIGN:
+                self.foreign_slices[owner.cpu, TaskClass(task.task_class)] += task.slices
+        if judged.verdict is not Verdict.VIOLATED:
+            sight.empty_windows += 1
+            most = MOST_SKIPPED if _explains(judged, sight) else FEW_SKIPPED
+            sight.skipped_audits = min(most, 2**sight.empty_windows - 1)
+            return
+        sight.empty_windows = sight.skipped_audits = 0
+        episode = self._episode(sight)
+        grown = sight.growth or NOTHING
+        episode.found_by_window(judged.foreign_percent, names(row), grown.percent)
+        episode.tids = threads(row)
+        episode.runs = task_runs(self._root, episode.tids)
+        self._report(sight, judged.foreign_percent, text(row))
+
+    def _cannot_record(self, keys: Iterable[Key], error: HostError) -> None:
+        """Have episodes without names: the counters alone say that somebody was there."""
+        self._lacks(error)
+        limit = self._live.now.isolation.max_foreign
+        for key in keys:
+            sight = self.sights.get(key)
+            if sight is None or not sight.exact:
+                continue
+            grown = sight.growth or NOTHING
+            percent = grown.of_tasks.percent
+            if percent > limit:
+                sight.window_at = time.monotonic()
+                self._episode(sight).found_by_window(percent, (), grown.percent)
+                self._report(sight, percent, f"others for {percent:.2f} %, without a name")
+
+    def _episode(self, sight: WatchedCpu) -> Episode:
+        """Return the episode of a pCPU, begun now if there is none."""
+        if sight.episode is None:
+            sight.episode = Episode(time.monotonic())
+        return sight.episode
+
+    def _report(self, sight: WatchedCpu, percent: float, who: str) -> None:
+        """Report who runs there if that is news, unless there was too much of it lately."""
+        episode = self._episode(sight)
+        if not episode.is_owed or not sight.pace.allows(percent, time.monotonic()):
+            return
+        sight.pace.reported(percent)
+        episode.is_owed, episode.is_reported = False, True
+        sandbox_id, cpu = sight.watched.sandbox, sight.watched.cpu
+        grown = sight.growth or NOTHING
+        self._events.report(
+            NodeEventKind.FOREIGN_TASKS,
+            "sandbox %s: foreign tasks ran on exclusive pCPU %d of %s, whose threads waited %.2f %%"
+            " of the last %.1f s: %s",
+            sandbox_id,
+            cpu,
+            self.owners.pod(sandbox_id),
+            grown.waited_percent,
+            grown.length_ns / 1e9,
+            who,
+            cpus=str(cpu),
+        )
+
+    def _end(self, sight: WatchedCpu, why: str) -> None:
+        """End the episode of a pCPU, if it has one; report that if the log has its beginning."""
+        episode, sight.episode = sight.episode, None
+        if episode is None or not episode.is_reported:
+            return
+        sandbox_id, cpu = sight.watched.sandbox, sight.watched.cpu
+        about = (sandbox_id, cpu, self.owners.pod(sandbox_id), time.monotonic() - episode.since)
+        self._events.report(
+            NodeEventKind.FOREIGN_TASKS,
+            why,
+            *about,
+            level=logging.INFO,
+            counts=False,
+            cpus=str(cpu),
+        )
+
+
+def _explains(judged: Judged, sight: WatchedCpu) -> bool:
+    """Whether others than the vCPUs ran in a window half as long as the counters had said."""
+    own = {IDLE_TASK, *(thread.tid for thread in sight.watched.vcpus)}
+    ran_ns = sum(one.ran_ns for one in judged.window.tasks if one.tid not in own)
+    return 2 * 100 * ran_ns >= (sight.growth or NOTHING).percent * judged.window.length_ns
+
+
+# The watch document: what the daemon saw of exclusive pCPUs lately.
+
+
+def _pcpu(sight: WatchedCpu, pod: str, now: float) -> WatchedPcpu:
+    grown, window = sight.growth, sight.window
+    return WatchedPcpu(
+        cpu=sight.watched.cpu,
+        sandbox=sight.watched.sandbox,
+        pod=pod,
+        age_s=round(now - sight.look.at_ns / 1e9, 3),
+        over_s=None if grown is None else round(grown.length_ns / 1e9, 3),
+        waited_percent=None if grown is None else grown.waited_percent,
+        others_percent=None if grown is None else grown.percent,
+        others_slices=None if grown is None else grown.slices,
+        episode_s=None if sight.episode is None else round(now - sight.episode.since, 3),
+        window_age_s=None if window is None else round(now - sight.window_at, 3),
+        window=window,
+    )

@@ -1,0 +1,286 @@
+"""`show --memory`: on which NUMA nodes sandboxes have their memory, and where their vCPUs are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from kata_pin.base.counters import NodeBytes
+from kata_pin.base.cpuset import CpuSet, union
+from kata_pin.base.documents.measured import MemoryDocument, MemorySource, NodeMemory, SandboxMemory
+from kata_pin.base.documents.state import Sandbox, State
+from kata_pin.base.errors import ParseError, reason_of
+from kata_pin.cli.render import phrases
+from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, Text, paragraph, styled, table
+from kata_pin.cli.reports import words
+from kata_pin.cli.reports.pcpus import parse
+from kata_pin.linux.cgroups import CgroupFiles
+from kata_pin.linux.files import HOST, HostRoot
+from kata_pin.linux.memory import MAX_MAPS, parse_numa_maps
+from kata_pin.options.memory.keeper import REMOTE_PERCENT
+
+# `show --memory`: on which NUMA nodes sandboxes have their memory, and where their vCPUs are.
+#
+# A cgroup's counters cost nothing. numa_maps of the VMM is more exact and takes the lock of the
+# process's memory map, about 12 ms per GiB of small pages: only for one sandbox that is asked for,
+# by the reads that may hang (Calls.read_slow).
+
+MAPS_S: Final = 10.0
+"""Longest wait for numa_maps: some 500 GiB of small pages."""
+
+_Memory = Mapping[int, NodeBytes]
+
+
+def memory(state: State, *, exact: bool, root: HostRoot = HOST) -> MemoryDocument:
+    """Return the document; `exact`: read what the VMM of the only sandbox has mapped."""
+    found = list(_by_cgroup(state, root))
+    if exact:
+        found = [_by_process(one, root) for one in found]
+    return MemoryDocument(
+        time=state.time,
+        daemon=state.daemon,
+        node_count=len({one.node for one in state.node.cpus}),
+        sandboxes=tuple(found),
+    )
+
+
+def by_cgroup(state: State, root: HostRoot = HOST) -> dict[str, SandboxMemory]:
+    """Return what cgroups tell, by sandbox id."""
+    return {one.id: one for one in _by_cgroup(state, root)}
+
+
+def _far(found: SandboxMemory) -> CpuSet:
+    return CpuSet(one.node for one in found.nodes) - parse(found.vcpu_nodes)
+
+
+def far_from_vcpus(found: SandboxMemory) -> str:
+    """Return how much memory is where, and where the vCPUs are."""
+    share = f"{found.remote_percent or 0:.0f} % of its memory is on NUMA node {_far(found)}"
+    return f"{share}, its vCPUs run on node {found.vcpu_nodes}"
+
+
+def remedy(found: SandboxMemory) -> str:
+    """Return what to do about remote memory."""
+    now = (
+        f"memory: migrate in kata-pin's settings moves it, and so does migratepages {found.pid} "
+        f"{_far(found)} {found.vcpu_nodes} (package numactl)"
+    )
+    new = (
+        "for new pods: the kubelet's memoryManagerPolicy Static and topologyManagerPolicy "
+        "single-numa-node, and Kata's sandbox_cgroup_only = true"
+    )
+    return new if found.move is not None else f"{now}; {new}"
+
+
+def vcpu_nodes(sandbox: Sandbox, state: State) -> CpuSet:
+    """Return the NUMA nodes that a sandbox's vCPUs may run on, empty if no vCPU is known."""
+    node_of = {place.cpu: place.node for place in state.node.cpus}
+    affinities = {one.affinity for one in sandbox.threads if one.role == "vcpu"}
+    cpus = union(map(parse, affinities))
+    return CpuSet(node_of[cpu] for cpu in cpus if cpu in node_of)
+
+
+def _by_cgroup(state: State, root: HostRoot) -> Iterable[SandboxMemory]:
+    files, huge = CgroupFiles(root, "memory"), CgroupFiles(root, "hugetlb")
+    folders = {
+        one.id: files.folders(one.vmm.pid, one.vmm.pid) or []
+        for one in state.sandboxes
+        if one.vmm is not None
+    }
+    users: dict[str, int] = {}
+    for own in folders.values():
+        for folder in own:
+            users[folder] = users.get(folder, 0) + 1
+    for sandbox in state.sandboxes:
+        own = [one for one in folders.get(sandbox.id, []) if users[one] == 1]
+        nodes = vcpu_nodes(sandbox, state)
+        if sandbox.vmm is None:
+            yield _document(sandbox, nodes, {}, problem=sandbox.vmm_problem or "no VMM was found")
+            continue
+        folder, counted, problem = _counted(files, own)
+        mapped = huge.huge_pages(huge.folders(sandbox.vmm.pid, sandbox.vmm.pid) or [], folder)
+        yield _document(
+            sandbox, nodes, _sum(counted, mapped), source="cgroup", cgroup=folder, problem=problem
+        )
+
+
+def _counted(files: CgroupFiles, folders: Sequence[str]) -> tuple[str, _Memory, str]:
+    """Return the folder of the sandbox alone that has counters, what it counts, and a problem.
+
+    The innermost has all; on version 2 a folder for threads has none.
+    """
+    problem = (
+        "its VMM is in no memory cgroup of its own; name the sandbox to read what it has mapped"
+    )
+    for folder in folders:
+        try:
+            return folder, files.memory(folder, os.sysconf("SC_PAGE_SIZE")), ""
+        except FileNotFoundError:
+            problem = f"{folder} has no memory.numa_stat"
+        except OSError as error:
+            problem = f"cannot read {folder}/memory.numa_stat: {error.strerror}"
+        except ParseError as error:
+            problem = error.message
+    return "", {}, problem
+
+
+def _by_process(found: SandboxMemory, root: HostRoot) -> SandboxMemory:
+    """Return the same from numa_maps of the VMM; the cgroup's if that cannot be read."""
+    if found.pid is None:
+        return found
+    file = "numa_maps"
+    answers = asyncio.run(root.calls.read_slow([(found.pid, file, MAX_MAPS)], MAPS_S))
+    data = answers[found.pid, file]
+    problem = found.problem
+    if isinstance(data, TimeoutError):
+        problem = f"numa_maps of process {found.pid} was not read within {MAPS_S:g} s"
+    elif isinstance(data, OSError):
+        hint = "; run as root" if isinstance(data, PermissionError) else ""
+        problem = f"cannot read numa_maps of process {found.pid}: {reason_of(data)}{hint}"
+    else:
+        cut = len(data) >= MAX_MAPS
+        try:
+            mapped = parse_numa_maps(data[: data.rfind(b"\n") + 1])
+        except ParseError as error:
+            problem = error.message
+        else:
+            problem = f"only the first {MAX_MAPS} bytes of numa_maps were read" if cut else ""
+            return _filled(found, mapped, source="process", cgroup="", problem=problem)
+    return _filled(
+        found, {one.node: NodeBytes(one.bytes, one.huge_bytes) for one in found.nodes},
+        source=found.source, cgroup=found.cgroup, problem=problem,
+    )  # fmt: skip
+
+
+def _document(
+    sandbox: Sandbox,
+    nodes: CpuSet,
+    counted: _Memory,
+    *,
+    source: MemorySource = "none",
+    cgroup: str = "",
+    problem: str = "",
+) -> SandboxMemory:
+    empty = SandboxMemory(
+        id=sandbox.id,
+        pod=sandbox.pod,
+        pid=sandbox.vmm.pid if sandbox.vmm else None,
+        vcpu_nodes=str(nodes),
+        source="none",
+        cgroup="",
+        nodes=(),
+        total_bytes=None,
+        remote_bytes=None,
+        remote_percent=None,
+        problem="",
+        move=sandbox.memory,
+    )
+    return _filled(empty, counted, source=source, cgroup=cgroup, problem=problem)
+
+
+def _filled(
+    found: SandboxMemory, counted: _Memory, *, source: MemorySource, cgroup: str, problem: str
+) -> SandboxMemory:
+    near = parse(found.vcpu_nodes)
+    total = sum(one.total for one in counted.values())
+    remote = sum(one.total for node, one in counted.items() if node not in near)
+    known = bool(counted)
+    compared = known and bool(near)
+    return SandboxMemory(
+        id=found.id,
+        pod=found.pod,
+        pid=found.pid,
+        vcpu_nodes=found.vcpu_nodes,
+        source=source if known else "none",
+        cgroup=cgroup if known else "",
+        nodes=tuple(
+            NodeMemory(node, one.total, one.huge)
+            for node, one in sorted(counted.items())
+            if one.total
+        ),
+        total_bytes=total if known else None,
+        remote_bytes=remote if compared else None,
+        remote_percent=round(100 * remote / max(total, 1), 2) if compared else None,
+        problem=problem,
+        move=found.move,
+    )
+
+
+def _sum(first: _Memory, second: _Memory) -> _Memory:
+    nothing = NodeBytes(0, 0)
+    return {
+        node: NodeBytes(
+            *map(sum, zip(first.get(node, nothing), second.get(node, nothing), strict=True))
+        )
+        for node in sorted({*first, *second})
+    }
+
+
+# `show --memory`: memory by NUMA node as lines of text.
+
+_MOVED: Final = frozenset({"moving", "stopped"})
+"""States of moves that are worth a line."""
+
+
+def memory_memory(document: MemoryDocument, output: Output) -> list[Text]:
+    """Return one row per sandbox with a column per node, and what to do about remote memory."""
+    lines = paragraph(phrases.daemon(document.daemon), output)
+    if not document.sandboxes:
+        return [*lines, Text(), Text("no sandboxes")]
+    nodes = sorted({node.node for one in document.sandboxes for node in one.nodes})
+    columns = [
+        Column("SANDBOX", NAMES, fold=18),
+        Column("vCPU-NODES", CPUS),
+        *(Column(f"NODE-{node}", breaks="", right=True) for node in nodes),
+        Column("HUGE", breaks="", right=True, optional=1),
+        Column("REMOTE", breaks="", right=True),
+        Column("SOURCE", optional=2),
+    ]
+    lines += [Text(), *table(columns, [_row(one, nodes) for one in document.sandboxes], output)]
+    remarks = []
+    if document.node_count == 1:
+        remarks.append(Text("- this node has one NUMA node: no memory is remote"))
+    for one in document.sandboxes:
+        if one.problem:
+            remarks.append(styled(f"! {words.owner(one)}: {one.problem}", phrases.ODD))
+        if one.move is not None and one.move.state in _MOVED:
+            remarks.append(styled(f"- {words.owner(one)}: ") + phrases.memory_move(one.move))
+        elif (one.remote_percent or 0) >= REMOTE_PERCENT:
+            text = f"! {words.owner(one)}: {far_from_vcpus(one)}; {remedy(one)}"
+            remarks.append(styled(text, phrases.ODD))
+    if remarks:
+        lines += [Text(), *(part for one in remarks for part in paragraph(one, output, indent=2))]
+    return lines
+
+
+def _row(one: SandboxMemory, nodes: list[int]) -> list[Text]:
+    by_node = {found.node: found for found in one.nodes}
+    near = parse(one.vcpu_nodes)
+    known = one.total_bytes is not None
+    huge = sum(found.huge_bytes for found in one.nodes)
+    return [
+        styled(words.owner(one), phrases.NAME),
+        styled(one.vcpu_nodes or words.NOTHING),
+        *(
+            _on_node(by_node.get(node), near=node in near or not near, known=known)
+            for node in nodes
+        ),
+        Text(phrases.size(huge) if known else "n/a"),
+        _remote(one),
+        styled(one.source),
+    ]
+
+
+def _on_node(found: NodeMemory | None, *, near: bool, known: bool) -> Text:
+    if found is None:
+        return Text("0" if known else "n/a")
+    return Text(phrases.size(found.bytes), style="" if near else phrases.ODD)
+
+
+def _remote(one: SandboxMemory) -> Text:
+    if one.remote_percent is None:
+        return Text("n/a")
+    style = phrases.BAD if one.remote_percent >= REMOTE_PERCENT else ""
+    return Text(f"{one.remote_percent:.1f} %", style=style)

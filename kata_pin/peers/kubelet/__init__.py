@@ -1,0 +1,1 @@
+"""The kubelet: its CPU manager checkpoint, its pods, and the CPUs of DRA claims (D15)."""

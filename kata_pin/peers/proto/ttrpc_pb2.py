@@ -1,0 +1,10 @@
+"""Messages of ttrpc.proto: written by scripts/proto, do not edit."""
+
+from kata_pin.peers.proto.runtime import define
+
+define(
+    __name__,
+    b'\n\x0bttrpc.proto\x12\x05ttrpc"Q\n\x07Request\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07payl'
+    b'oad\x18\x03 \x01(\x0c\x12\x14\n\x0ctimeout_nano\x18\x04 \x01(\x03"\'\n\x06Status\x12\x0c\n\x04code\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t'
+    b'":\n\x08Response\x12\x1d\n\x06status\x18\x01 \x01(\x0b2\r.ttrpc.Status\x12\x0f\n\x07payload\x18\x02 \x01(\x0cb\x06proto3',
+)

@@ -1,0 +1,6 @@
+"""Where each thread of a sandbox belongs. Pure: values in, a decision out (D7 to D11).
+
+    cpusets -> masks -> exclusive -> pairing -> place -> drift (what differs, and the actions)
+
+Public: place.py, drift.py, notes.py. No clocks, no files, no state between two calls.
+"""

@@ -1,1 +1,0 @@
-"""Decisions: pure functions over the model."""

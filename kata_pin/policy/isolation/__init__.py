@@ -1,1 +1,0 @@
-"""What ran on exclusive pCPUs, judged: classes of tasks, verdicts, remedies."""

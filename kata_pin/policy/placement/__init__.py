@@ -1,1 +1,0 @@
-"""Where each thread of a sandbox should run."""

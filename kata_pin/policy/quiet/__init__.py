@@ -1,1 +1,0 @@
-"""Which pCPUs should be quiet, and what that takes: pure."""

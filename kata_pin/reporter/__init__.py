@@ -1,1 +1,0 @@
-"""The reporter: shows one node to the cluster. It has no rights on the node, and the only token."""

@@ -1,0 +1,138 @@
+"""Sends a line to the daemon's control or status socket: one request per connection, in time."""
+
+from __future__ import annotations
+
+import select
+import time
+from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM, socket
+from collections.abc import Callable
+from typing import Final
+
+from kata_pin.base.errors import DaemonError, RemoteProtocolError, reason_of
+from kata_pin.base.values import Remedy, here
+
+# Framing of the control protocol: lines of bounded length. Imports nothing, for completion waits.
+#
+# Violations are RemoteProtocolError.
+
+MAX_REQUEST: Final = 64 * 1024  # longest request line, newline included
+
+MAX_REPLY: Final = 64 * 1024 * 1024
+"""Longest reply line a client takes: a node with 250 sandboxes fills about 3 MiB."""
+
+
+class LineDecoder:
+    """Cuts a stream of bytes into lines of bounded length."""
+
+    def __init__(self, limit: int = MAX_REQUEST) -> None:
+        self._limit = limit
+        self._buffer = bytearray()
+        self._searched = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take more bytes; return the lines completed by them, without their newlines."""
+        self._buffer += data
+        lines: list[bytes] = []
+        start = 0
+        while (end := self._buffer.find(b"\n", max(start, self._searched))) >= 0:
+            self._check(end + 1 - start)
+            lines.append(bytes(self._buffer[start:end]))
+            start = end + 1
+        del self._buffer[:start]
+        self._searched = len(self._buffer)
+        self._check(self._searched)
+        return lines
+
+    def _check(self, length: int) -> None:
+        if length > self._limit:
+            raise RemoteProtocolError(f"line longer than {self._limit} bytes")
+
+
+# Sends a line to the daemon's control or status socket: one request per connection, in time.
+#
+# Built on `_socket`: `socket` makes enums, and that takes longer than the daemon's answer.
+
+PATIENCE_S: Final = 0.5
+"""Wait after which the user is told what the command waits for."""
+
+CHUNK: Final = 256 * 1024
+
+SILENT: Final = Remedy(
+    "systemctl restart kata-pin; its log: journalctl -u kata-pin",
+    "its log: kubectl logs -c daemon of this pod; if the pod is deleted, its DaemonSet starts "
+    "another",
+)
+NO_PERMISSION: Final = Remedy(
+    "run as root, or join group kata-pin for read-only access",
+    "kubectl exec into the container daemon, whose user may",
+)
+
+
+class DaemonAway(DaemonError):  # noqa: N818 - a state of the world
+    """No daemon is listening."""
+
+
+class DaemonSilent(DaemonError):  # noqa: N818 - as above
+    """A daemon is listening but does not answer in time."""
+
+
+def exchange(
+    path: str, request: bytes, deadline_s: float, *, waiting: Callable[[float], None] | None = None
+) -> bytes:
+    """Send the line of a request; return the line of the reply.
+
+    `waiting` is called with the deadline in seconds once PATIENCE_S passed without a reply. Raises
+    DaemonAway, DaemonSilent, DaemonError (no right to connect) and RemoteProtocolError.
+    """
+    deadline = time.monotonic() + deadline_s
+    try:
+        peer = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
+        try:
+            peer.settimeout(deadline_s)
+            peer.connect(path)
+            peer.sendall(request)
+            if waiting is not None and not _readable(peer, PATIENCE_S):
+                waiting(deadline_s)
+            return _line(peer, deadline)
+        finally:
+            peer.close()
+    except (FileNotFoundError, ConnectionRefusedError) as error:
+        raise DaemonAway(f"no daemon is listening on {path}") from error
+    except PermissionError as error:
+        raise DaemonError(
+            f"no permission to connect to {path}",
+            hint=here(NO_PERMISSION),
+        ) from error
+    except (BrokenPipeError, ConnectionResetError) as error:  # whom it does not serve
+        raise DaemonError(
+            f"the daemon closed the connection on {path}", hint=here(NO_PERMISSION)
+        ) from error
+    except (TimeoutError, BlockingIOError) as error:  # the latter: its queue is full
+        raise DaemonSilent(
+            f"the daemon did not answer on {path} within {deadline_s:g} s",
+            hint=here(SILENT),
+        ) from error
+    except OSError as error:
+        raise DaemonError(f"cannot talk to {path}: {error.strerror or reason_of(error)}") from error
+
+
+def _readable(peer: socket, seconds: float) -> bool:
+    """Return whether there is something to read, or the other side ended, within the time."""
+    waiting = select.poll()
+    waiting.register(peer, select.POLLIN)
+    return bool(waiting.poll(seconds * 1000))
+
+
+def _line(peer: socket, deadline: float) -> bytes:
+    decoder = LineDecoder(MAX_REPLY)
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        peer.settimeout(left)
+        data = peer.recv(CHUNK)
+        if not data:
+            raise RemoteProtocolError("the daemon closed the connection before it answered")
+        lines = decoder.feed(data)
+        if lines:
+            return lines[0]

@@ -1,0 +1,342 @@
+"""Options: what a node may want beside pins. One that is switched off is not imported.
+
+Each is a row of `OPTIONS`, or of another package, with the name of its module, whose `start`
+returns what runs. An option that is off is started all the same while the registry has rows of it:
+a former daemon changed something that is to be restored.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+from msgspec import Struct
+
+from kata_pin.base.config.options import Option, announced
+from kata_pin.base.config.tree import Config, LiveConfig
+from kata_pin.base.cpuset import EMPTY, CpuSet, union
+from kata_pin.base.documents.check import Finding
+from kata_pin.base.errors import ConfigError, KataPinError, reason_of
+from kata_pin.base.placement import Note, PassOutcome
+from kata_pin.base.sandbox import Container, ThreadKey
+from kata_pin.base.settings import MemoryMode
+from kata_pin.engine.counters import Observer, Shown
+from kata_pin.engine.node import NodeWatch, PcpuOwners
+from kata_pin.engine.observe import Survey
+from kata_pin.engine.passes import Engine
+from kata_pin.engine.sandbox_cache import KataPinningReader
+from kata_pin.engine.sandboxes import Neighbours, Sandboxes
+from kata_pin.follow.reports import Adoption, NriIntake
+from kata_pin.guest.manager import Agents, Guests
+from kata_pin.linux.files import HostRoot
+from kata_pin.linux.process import ProcessIndex
+from kata_pin.peers.nri.plugin import NriPlugin
+from kata_pin.placement.masks import Allotment, nothing_allotted
+from kata_pin.records.bundles import BundleReader
+from kata_pin.records.containers import Registry
+from kata_pin.records.history import NodeEvents
+from kata_pin.records.pins import Pins
+from kata_pin.vmm.find import VmmFinder
+from kata_pin.vmm.state_files import KataPaths
+
+log = logging.getLogger(__name__)
+
+
+class Serving(NamedTuple):
+    """What a daemon has and a command does not; `start` runs a task until the daemon ends."""
+
+    guests: Guests
+    nri: NriPlugin | None
+    nri_intake: NriIntake
+    start: Callable[[Coroutine[object, object, None]], None]
+
+
+@dataclass
+class Core:
+    """The objects of one configuration, for the daemon, for commands without one, and for options.
+
+    `sandboxes` and `serving` are a daemon's: empty and None without one.
+    """
+
+    live: LiveConfig
+    root: HostRoot
+    registry: Registry
+    pins: Pins
+    bundles: BundleReader
+    node: NodeWatch
+    index: ProcessIndex
+    finder: VmmFinder
+    engine: Engine
+    kata: KataPaths
+    agents: Agents
+    adoption: Adoption
+    events: NodeEvents
+    kata_pinning: KataPinningReader
+    survey: Survey
+    neighbours: Neighbours
+    owners: PcpuOwners
+    sandboxes: Sandboxes
+    options: Options
+    serving: Serving | None = None
+
+
+class Running(Observer):
+    """An option at work; by default each method does nothing."""
+
+    def passed(self, outcome: PassOutcome) -> None:
+        """See Observer."""
+
+    def ended(self, outcome: PassOutcome) -> None:
+        """See Observer."""
+
+    def catch_up(self, recorded: Collection[str]) -> None:
+        """Take in what happened without a daemon; `recorded` are the sandboxes that are known."""
+
+    def before_deep_audit(self) -> object:
+        """Look at what deep audits should know; what can be awaited is awaited."""
+
+    def after_deep_audit(self) -> object:
+        """Look at what no event may have told; in the same way."""
+
+    def look(self) -> object:
+        """Look at what no pass shows; after each audit, which awaits what can be awaited."""
+
+    def tasks(self) -> Iterable[Coroutine[object, object, None]]:
+        """Return what runs until the daemon ends."""
+        return ()
+
+    def allot(self, _containers: Sequence[Container]) -> Allotment | None:
+        """Return a sandbox's containers with the CPUs that are now decided, None: not my business.
+
+        Called by each pass.
+        """
+        return None
+
+    def granted(self, _containers: Sequence[Container]) -> Allotment | None:
+        """Return the same as decided so far; decides nothing."""
+        return None
+
+    def exclusive(self) -> CpuSet:
+        """Return the pCPUs that it gave to containers exclusively."""
+        return EMPTY
+
+    def notes(self, sandbox_id: str) -> Iterable[Note]:
+        """Return what an operator should know of a sandbox."""
+        return ()
+
+    def node_notes(self) -> Iterable[Note]:
+        """Return what an operator should know of the node."""
+        return ()
+
+    def facts(self, sandbox_id: str) -> Mapping[str, Any]:
+        """Return what a sandbox's document has of the option, by fields of KnownSandbox."""
+        return {}
+
+    def state(self) -> Mapping[str, Any]:
+        """Return what the state document has of it, by arguments of state_report."""
+        return {}
+
+    def thread(self, _key: ThreadKey) -> Mapping[str, Any]:
+        """Return what a thread's row has of it now, by fields of Thread; for one sandbox alone."""
+        return {}
+
+    def verbs(self) -> Mapping[str, Callable[[], Struct]]:
+        """Return its documents, each by the verb of the control socket that asks for it."""
+        return {}
+
+    def findings(self) -> Iterable[Finding]:
+        """Return what `check` reports that the state document does not show."""
+        return ()
+
+    def violations(self) -> Mapping[str, int]:
+        """Return how much is not as it should be now, by kinds of findings of `check`."""
+        return Counter(finding.kind for finding in self.findings())
+
+    def metrics(self) -> Iterable[Shown]:
+        """Return what is counted, as `readings` does of rows."""
+        return ()
+
+    async def give_back(self, ids: Collection[str] | None) -> Mapping[str, Any]:
+        """Restore what was changed for these sandboxes, for all and for the node if None.
+
+        Returns what could not be restored, by fields of Applied. Raises KataPinError.
+        """
+        return {}
+
+
+OPTIONS: Final = (
+    Option(
+        "allocation",
+        "kata_pin.options.allocation.option",
+        lambda config: config.alloc.on,
+        "alloc",
+        places=True,
+    ),
+    Option(
+        "caches",
+        "kata_pin.options.caches.option",
+        lambda config: config.resctrl.enabled,
+        "cache_groups",
+    ),
+    Option(
+        "realtime",
+        "kata_pin.options.realtime.keeper",
+        lambda config: config.rt.priority > 0,
+        "rt_threads",
+    ),
+    Option(
+        "memory",
+        "kata_pin.options.memory.option",
+        lambda config: config.memory is MemoryMode.MIGRATE,
+    ),
+    Option(
+        "quiet",
+        "kata_pin.options.quiet.option",
+        lambda config: config.quiet.acts,
+        "tunables",
+    ),
+    Option(
+        "isolation",
+        "kata_pin.options.isolation.option",
+        lambda config: config.isolation.watch,
+    ),
+)
+
+
+def known(config: Config) -> Iterator[Option]:
+    """Yield our options, and those of other packages whose section the configuration has.
+
+    Raises ConfigError.
+    """
+    yield from OPTIONS
+    yield from filter(None, map(announced, config.added))
+
+
+def is_due(option: Option, config: Config, registry: Registry) -> bool:
+    """Whether it is switched on, or has something to restore; raises StateError."""
+    return option.wanted(config) or has_rows(option, registry)
+
+
+def has_rows(option: Option, registry: Registry) -> bool:
+    """Whether it has something to restore; raises StateError."""
+    return bool(option.table) and registry.has_rows(option.table)
+
+
+def preload(config: Config) -> None:
+    """Import the options that settings switch on: what a start needs is loaded before it begins."""
+    for option in known(config):
+        if option.wanted(config):
+            import_module(option.module)
+
+
+def _started(option: Option, core: Core) -> Running:
+    """Import an option, and return it at work; raises KataPinError."""
+    try:
+        running: Running = import_module(option.module).start(core)
+    except Exception as error:
+        if option in OPTIONS or isinstance(error, KataPinError):
+            raise
+        raise ConfigError(
+            f"the option cannot be started: {reason_of(error)}", key=option.name
+        ) from error
+    return running
+
+
+async def guarded(task: Coroutine[object, object, None]) -> None:
+    """Run an option's task; one that fails ends alone, and the daemon goes on."""
+    try:
+        await task
+    except Exception as error:  # a fault barrier: an option may be of another package
+        log.error("a task of an option has failed: %s", reason_of(error))
+        log.debug("a task of an option has failed", exc_info=True)
+
+
+class Options:
+    """The options that run, in the order of the table."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, Running] = {}
+        self._kinds: list[str] = []
+
+    def start(self, core: Core, due: Callable[[Option], bool]) -> list[Running]:
+        """Start each option that is due and does not run yet; return these. Raises KataPinError."""
+        new = [row for row in known(core.live.now) if row.name not in self._running and due(row)]
+        started = {row.name: _started(row, core) for row in new}
+        self._running |= started
+        self._kinds += [finding.kind for row in new for finding in row.findings]
+        return [*started.values()]
+
+    def __iter__(self) -> Iterator[Running]:
+        """Yield those that run."""
+        return iter(self._running.values())
+
+    def allot(self, containers: Sequence[Container]) -> Allotment:
+        """Return a sandbox's containers with the CPUs that an option decides now to give them."""
+        decided = (option.allot(containers) for option in self)
+        return next(filter(None, decided), None) or nothing_allotted(containers)
+
+    def granted(self, containers: Sequence[Container]) -> Allotment:
+        """Return the same as decided so far; decides nothing."""
+        decided = (option.granted(containers) for option in self)
+        return next(filter(None, decided), None) or nothing_allotted(containers)
+
+    def exclusive(self) -> CpuSet:
+        """Return the pCPUs that options gave to containers exclusively."""
+        return union(option.exclusive() for option in self)
+
+    def notes(self, sandbox_id: str) -> Iterator[Note]:
+        """Yield what an operator should know of a sandbox."""
+        for option in self:
+            yield from option.notes(sandbox_id)
+
+    def node_notes(self) -> Iterator[Note]:
+        """Yield what an operator should know of the node."""
+        for option in self:
+            yield from option.node_notes()
+
+    def facts(self, sandbox_id: str) -> dict[str, Any]:
+        """Return what a sandbox's document has of options, by fields of KnownSandbox."""
+        return {key: value for one in self for key, value in one.facts(sandbox_id).items()}
+
+    def state(self) -> dict[str, Any]:
+        """Return what the state document has of them, by arguments of state_report."""
+        return {key: value for one in self for key, value in one.state().items()}
+
+    def thread(self, key: ThreadKey) -> dict[str, Any]:
+        """Return what a thread's row has of them now, by fields of Thread."""
+        return {name: value for one in self for name, value in one.thread(key).items()}
+
+    def verbs(self) -> dict[str, Callable[[], Struct]]:
+        """Return their documents by verb."""
+        return {verb: make for one in self for verb, make in one.verbs().items()}
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what `check` reports of them."""
+        for option in self:
+            yield from option.findings()
+
+    def violations(self) -> dict[str, int]:
+        """Return how much is not as it should be now, by kinds of findings of `check`."""
+        counts = dict.fromkeys(self._kinds, 0)
+        for option in self:
+            counts |= option.violations()
+        return counts
+
+    def metrics(self) -> Iterator[Shown]:
+        """Yield what they count."""
+        for option in self:
+            yield from option.metrics()
+
+    async def give_back(self, ids: Collection[str] | None = None) -> dict[str, Any]:
+        """Restore what was changed for these sandboxes, all of it if None.
+
+        Returns what could not be restored, by fields of Applied.
+        """
+        kept: dict[str, Any] = {}
+        for option in self:
+            kept |= await option.give_back(ids)
+        return kept

@@ -1,1 +1,0 @@
-"""Sources of facts about containers, threads and CPUs."""

@@ -1,1 +1,0 @@
-"""Codecs between bytes and values: no sockets, no files, no clocks."""

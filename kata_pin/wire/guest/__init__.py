@@ -1,1 +1,0 @@
-"""Messages of the kata-agent, and texts from the guest."""

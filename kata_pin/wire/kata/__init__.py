@@ -1,1 +1,0 @@
-"""Kata's files."""

@@ -1,1 +1,0 @@
-"""The kubelet's files, and CRI."""

@@ -1,1 +1,0 @@
-"""NRI's messages and framing."""

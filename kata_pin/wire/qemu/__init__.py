@@ -1,1 +1,0 @@
-"""QEMU's command line and QMP answers."""
