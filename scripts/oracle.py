@@ -16,15 +16,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kata_pin.errors import ConfigError, ParseError
-from kata_pin.model.cpuset import EMPTY, CpuSet, union
-from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.accumulator import Accumulator, Packing, take_packed
-from kata_pin.policy.alloc.distributed import take_distributed
-from kata_pin.policy.alloc.failure import AllocError, AllocFailure
-from kata_pin.policy.alloc.options import StaticOptions
-from kata_pin.policy.alloc.topology import CORE, LLC, NODE, PACKAGE, Machine
-from kata_pin.wire.kube.checkpoint import parse_checkpoint
+from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
+from kata_pin.base.errors import ConfigError, ParseError
+from kata_pin.options.allocation.accumulator import (
+    CORE,
+    LLC,
+    NODE,
+    PACKAGE,
+    Accumulator,
+    Machine,
+    Packing,
+    take_distributed,
+    take_packed,
+)
+from kata_pin.options.allocation.demand import StaticOptions
+from kata_pin.options.allocation.policy import AllocError, AllocFailure
+from kata_pin.peers.kubelet.checkpoint import parse_checkpoint
 from tests.support.kubelet_live import MismatchError, expect, host_topology, replay
 from tests.support.kubelet_pod import ContainerRole, KubeletContainer, KubeletPod
 from tests.support.kubelet_state import StaticState

@@ -47,7 +47,7 @@ def entry(python: str = "/usr/bin/python3") -> str:
 import sys
 
 sys.path.append("/{LIBRARIES}")
-from kata_pin.cli.main import main
+from kata_pin.cli.entry import main
 
 sys.exit(main())
 """

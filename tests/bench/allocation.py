@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
-from kata_pin.model.settings import ManagerPolicy
-from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.choice import take
-from kata_pin.policy.alloc.options import StaticOptions
-from kata_pin.policy.alloc.policies import BUILTIN
-from kata_pin.policy.alloc.topology import Machine
+from kata_pin.base.cpuset import HostTopology
+from kata_pin.base.settings import ManagerPolicy
+from kata_pin.options.allocation.accumulator import Machine
+from kata_pin.options.allocation.choice import choose_cpus
+from kata_pin.options.allocation.demand import StaticOptions
+from kata_pin.options.allocation.policies import BUILTIN
 from tests.bench import churn
 from tests.bench.figures import MS, BenchError, Row, in_turns
 from tests.bench.node import BenchNode
@@ -47,6 +47,7 @@ def measure(node: BenchNode, rounds: int) -> Iterator[Row]:
     for title, nodes in HOSTS.items():
         topology = server(nodes)
         yield from _churn(title, topology)
+        yield from _devices(title, topology)
 
 
 def _decision(name: str, title: str, topology: HostTopology, rounds: int) -> Row:
@@ -69,7 +70,7 @@ def _decision(name: str, title: str, topology: HostTopology, rounds: int) -> Row
 
     def bare() -> float:
         size = chance.choice(churn.SIZES)
-        return _cpu_s(lambda: take(machine, free, size, StaticOptions()))
+        return _cpu_s(lambda: choose_cpus(machine, free, size, StaticOptions()))
 
     decided, floor = in_turns(rounds, decide, bare)
     return Row(
@@ -102,6 +103,24 @@ def _churn(title: str, topology: HostTopology) -> Iterator[Row]:
         if look.containers == 0:
             raise BenchError(f"{name} served no pod of the trace")
         yield _seen(f"1,000 pods, {title}: {name}", look, time.process_time() - start)
+
+
+def _devices(title: str, topology: HostTopology) -> Iterator[Row]:
+    """Yield how far containers are from their devices, by policies that do and do not look."""
+    pods = churn.with_devices(churn.trace(), len(topology.nodes))
+    for name in ("static", "topology"):
+        look = churn.run(churn.Ours(name, topology), topology, pods)
+        yield Row(
+            f"1,000 pods with devices, {title}: {name}",
+            look.far,
+            "% far from their device",
+            look.with_device,
+            detail=(
+                f"containers across nodes {look.numa:.1f} %, pods across nodes {look.apart:.1f} %, "
+                f"scattered free CPUs {look.fragmentation:.1f} %, {look.refused} refused, "
+                f"{look.full:.0f} % full"
+            ),
+        )
 
 
 def _seen(name: str, look: churn.Look, seconds: float) -> Row:

@@ -10,12 +10,15 @@ same and one read of each stat file.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import inspect
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
-from kata_pin.config.tree import Audit
+from msgspec.structs import replace
+
+from kata_pin.base.config.tree import Audit
 from tests.bench.figures import BenchError, Row, Samples, median_row
 from tests.bench.node import BenchNode
 from tests.bench.service import LocalService, local_service
@@ -77,7 +80,7 @@ class Figures:
 
 def cpu_row(name: str, samples: Samples, floor: Samples, *, bar: float | None = None) -> Row:
     """Return the row of a median of CPU times."""
-    return replace(median_row(name, samples, floor, bar=bar), unit="ms CPU")
+    return dataclasses.replace(median_row(name, samples, floor, bar=bar), unit="ms CPU")
 
 
 async def take(daemon: LocalService, ids: Sequence[str], rounds: int) -> Figures:
@@ -94,13 +97,19 @@ async def take(daemon: LocalService, ids: Sequence[str], rounds: int) -> Figures
     async def bare_stat_loop() -> None:
         bare_stat(tids)
 
+    async def watch() -> None:
+        for option in daemon.parts.options:  # with default settings the watch alone
+            looked = option.look()
+            if inspect.isawaitable(looked):
+                await looked
+
     measures: dict[str, Callable[[], Awaitable[object]]] = {
         "bare": bare_loop,
         "affinity": daemon.parts.auditor.affinity,
         "bare stat": bare_stat_loop,
         "deep": daemon.parts.auditor.deep,
         "round": daemon.parts.audits.deep,
-        "watch": daemon.parts.watch.look,
+        "watch": watch,
     }
     samples: dict[str, list[float]] = {name: [] for name in measures}
     for work in measures.values():  # what is derived once a report is not an audit's cost

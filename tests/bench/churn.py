@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from kata_pin.model.alloc import POLICY_KEY, AllocState, ContainerRequest, PodRequest, Qos
-from kata_pin.model.cpuset import EMPTY, CpuSet, union
-from kata_pin.model.settings import AllocSettings, AllowRule, ManagerPolicy
-from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.failure import AllocError
-from kata_pin.policy.alloc.hints import choose
-from kata_pin.policy.alloc.options import StaticOptions
-from kata_pin.policy.alloc.policies import create
-from kata_pin.policy.alloc.topology import Machine
+from kata_pin.base.allocation import (
+    POLICY_KEY,
+    AllocState,
+    AttachedDevice,
+    ContainerRequest,
+    PodRequest,
+    Qos,
+)
+from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
+from kata_pin.base.settings import AllocSettings, AllowRule, ManagerPolicy
+from kata_pin.options.allocation.accumulator import Machine
+from kata_pin.options.allocation.choice import choose
+from kata_pin.options.allocation.demand import StaticOptions
+from kata_pin.options.allocation.policies import create
+from kata_pin.options.allocation.policy import AllocError
 from tests.support.kubelet_pod import KubeletContainer, KubeletPod
 from tests.support.kubelet_state import StaticState
 from tests.support.kubelet_static import KubeletStatic
@@ -40,11 +46,15 @@ Held = Mapping[str, Mapping[str, CpuSet]]
 
 @dataclass(frozen=True)
 class TracePod:
-    """A pod of the trace: when it goes, in pods that came, and the CPUs of its containers."""
+    """A pod of the trace: when it goes, in pods that came, and the CPUs of its containers.
+
+    Its first container has a device on the NUMA node `device`, none if that is negative.
+    """
 
     name: str
     until: float
     sizes: tuple[int, ...]
+    device: int = -1
 
 
 def trace(seed: int = 1, pods: int = PODS, alive: int = ALIVE) -> list[TracePod]:
@@ -58,6 +68,12 @@ def trace(seed: int = 1, pods: int = PODS, alive: int = ALIVE) -> list[TracePod]
         )
         for number in range(pods)
     ]
+
+
+def with_devices(pods: Iterable[TracePod], nodes: int, seed: int = 2) -> list[TracePod]:
+    """Return a trace in which about half of the pods have a device, on any of so many nodes."""
+    chance = random.Random(seed)
+    return [replace(pod, device=chance.choice((-1, chance.randrange(nodes)))) for pod in pods]
 
 
 class Allocator(Protocol):
@@ -185,7 +201,10 @@ def requests(pod: TracePod) -> Iterator[ContainerRequest]:
     )
     for number, size in enumerate(pod.sizes):
         name = f"{pod.name}-c{number}"
-        yield ContainerRequest(name, asked, name, size * 1000, quota_us=size * 100_000)
+        device = AttachedDevice("/dev/vfio/1", node=pod.device)
+        devices = () if number or pod.device < 0 else (device,)
+        quota_us = size * 100_000
+        yield ContainerRequest(name, asked, name, size * 1000, quota_us=quota_us, devices=devices)
 
 
 @dataclass
@@ -203,6 +222,13 @@ class Look:
     shared_cores: float = 0.0
     scattered: float = 0.0
     used: float = 0.0
+    with_device: int = 0
+    from_device: int = 0
+
+    @property
+    def far(self) -> float:
+        """Containers with CPUs on another NUMA node than their device, in percent."""
+        return 100 * self.from_device / max(1, self.with_device)
 
     @property
     def numa(self) -> float:
@@ -234,9 +260,13 @@ class Look:
         """CPUs in use, in percent."""
         return 100 * self.used / max(1, self.looks)
 
-    def take(self, pod: str, held: Held, topology: HostTopology) -> None:
+    def take(self, pod: TracePod, held: Held, topology: HostTopology) -> None:
         """Look at the node after a pod came."""
-        own = held.get(pod, {})
+        own = held.get(pod.name, {})
+        if pod.device >= 0:
+            first = next(iter(own.values()), EMPTY)
+            self.with_device += 1
+            self.from_device += not first <= topology.nodes[pod.device]
         for cpus in own.values():
             self.containers += 1
             self.crossing_nodes += crosses(cpus, topology.nodes)
@@ -279,7 +309,7 @@ def run(allocator: Allocator, topology: HostTopology, pods: list[TracePod]) -> L
             look.refused += 1
             continue
         heapq.heappush(leaving, (pod.until, pod.name))
-        look.take(pod.name, allocator.held(), topology)
+        look.take(pod, allocator.held(), topology)
     for _, name in leaving:
         allocator.go(name)
     assert union(union(one.values()) for one in allocator.held().values()) == EMPTY

@@ -19,6 +19,7 @@ from __future__ import annotations
 import _thread
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import os
 import select
@@ -27,22 +28,32 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import replace
 from typing import Any, Final, Self
 
-from kata_pin.broker.connector import process_events
-from kata_pin.daemon.reconcile.scheduler import Turn
-from kata_pin.sources.hooks import HookConnection
-from kata_pin.wire.hook_message import HookMessage
-from kata_pin.wire.oci import Phase
-from tests.bench.figures import MS, BenchError, Row, Samples, in_turns, median_row, tail_row, timed
+from kata_pin.engine.runner import Turn
+from kata_pin.peers.oci import Phase
+from kata_pin.records.hooks import HookConnection, HookMessage
+from kata_pin.rights.broker.libc import process_events
+from kata_pin.vmm.role_cache import YOUNG_S
+from tests.bench.figures import (
+    MS,
+    BenchError,
+    Row,
+    Samples,
+    in_turns,
+    median_row,
+    requests_row,
+    tail_row,
+    timed,
+)
 from tests.bench.hooks import HookRunner
 from tests.bench.node import TWO_HUNDRED_SIXTY, BenchNode, Container, accelerator, scatter
-from tests.bench.service import LocalService, local_service, service
+from tests.bench.service import KATA_PIN, LocalService, local_service, service
+from tests.support.counted import Requests, counted
 from tests.support.katalike import KataSandbox
 from tests.support.qemu import Accelerator, Machine
+from tests.support.waiting import wait_for
 
-_LISTEN = struct.pack("=IHHIIIIIIHHI", 40, 3, 0, 0, 0, 1, 1, 0, 0, 4, 0, 1)
 _EVENT = struct.Struct("=36xIIQIIII")  # proc_event: what, cpu, timestamp_ns, then four ids
 _FORK = 1
 
@@ -72,8 +83,8 @@ def measure_events(node: BenchNode, rounds: int) -> Iterator[Row]:
     few = max(rounds // 3, 10)
     yield from asyncio.run(_messages(node, twenty, rounds, bar_ms=5.0))
     yield from asyncio.run(_messages(node, big, few, bar_ms=20.0))
-    yield from asyncio.run(_passes(node, twenty, rounds, bar_ms=1.2))
-    yield from asyncio.run(_passes(node, big, few, bar_ms=7.0))
+    yield from asyncio.run(_passes(node, twenty, rounds, bar=18.0))
+    yield from asyncio.run(_passes(node, big, few, bar=9.0))
 
 
 async def _messages(
@@ -102,9 +113,7 @@ async def _messages(
     ]
 
 
-async def _passes(
-    node: BenchNode, sandbox: KataSandbox, rounds: int, *, bar_ms: float
-) -> list[Row]:
+async def _passes(node: BenchNode, sandbox: KataSandbox, rounds: int, *, bar: float) -> list[Row]:
     """Measure the CPU time of passes: over threads that all have to be set, and over quiet ones."""
     async with local_service(node.config(audits=False)) as daemon:
         await daemon.settle([sandbox.id])
@@ -124,10 +133,10 @@ async def _passes(
             scatter(tids, everywhere)
             setting.append(_cpu_time(lambda: run(sandbox.id)))
             quiet.append(_cpu_time(lambda: run(sandbox.id)))
-    row = median_row(f"CPU of a pass, {len(tids)} threads to set", Samples(setting), Samples(floor))
+    name = f"CPU of a pass, {len(tids)} threads"
     return [
-        replace(row, bar=bar_ms, bar_on_ratio=False),
-        median_row(f"CPU of a pass, {len(tids)} threads in place", Samples(quiet), Samples(floor)),
+        median_row(f"{name} to set", Samples(setting), Samples(floor), bar=bar),
+        median_row(f"{name} in place", Samples(quiet), Samples(floor)),
     ]
 
 
@@ -174,7 +183,7 @@ class Waits:
         cpu = self.cpu
         row = tail_row(name, Samples(self._wall), floor, bar_ms=bar_ms)
         used = f"CPU p50 {cpu.median * MS:.2f}, p99 {cpu.percentile(99) * MS:.2f}"
-        return replace(row, detail=f"{row.detail}; {used}")
+        return dataclasses.replace(row, detail=f"{row.detail}; {used}")
 
 
 def bare(pid: int, cpus: frozenset[int]) -> None:
@@ -225,11 +234,33 @@ def measure_births(node: BenchNode, rounds: int) -> Iterator[Row]:
             lambda: _vcpu_until(plug, births, _in_kvm_run),
             lambda: _vcpu_until(plug, births, lambda _, tid: os.sched_getaffinity(tid) != both),
         )
-    for row in (
-        median_row("thread born to pinned (iothread)", iothread, bare_one),
-        median_row("vCPU hotplugged to paired", vcpu, nameable),
-    ):
-        yield replace(row, bar=2.0, bar_on_ratio=False)
+    row = median_row("thread born to pinned (iothread)", iothread, bare_one)
+    bar = max(2.0, 20 * bare_one.median * MS)
+    yield dataclasses.replace(row, bar=bar, bar_on_ratio=False)
+    yield median_row("vCPU hotplugged to paired", vcpu, nameable, bar=4.0)
+    yield requests_row(
+        "requests of a birth (iothread), to its pin and the main thread's",
+        list(_requests_of_births(node, grow, both, names)),
+    )
+
+
+def _requests_of_births(
+    node: BenchNode, sandbox: KataSandbox, everywhere: frozenset[int], names: Iterator[str]
+) -> Iterator[list[str]]:
+    """Yield what the birth of an iothread asks of the broker, some times."""
+    requests = Requests(node.root / "requests")
+
+    def is_pinned() -> bool:
+        return os.sched_getaffinity(sandbox.pid) != everywhere
+
+    with service(node, (*counted(node.root / "requests"), *KATA_PIN)), Births() as births:
+        for _ in range(3):
+            wait_for(is_pinned, "the VM to be pinned")
+            time.sleep(YOUNG_S * 1.25)
+            requests.taken()
+            _iothread_to_pin(sandbox, births, everywhere, next(names))
+            wait_for(is_pinned, "the main thread to be pinned")
+            yield requests.taken()
 
 
 def _start(node: BenchNode, name: str, machine: Machine) -> KataSandbox:
@@ -245,7 +276,7 @@ class Births:
     """A subscription to process events of our own, for the kernel's stamps of forks."""
 
     def __init__(self) -> None:
-        self._socket: socket.socket = process_events(_LISTEN)
+        self._socket: socket.socket = process_events(1, execs=True)
 
     def __enter__(self) -> Self:
         return self

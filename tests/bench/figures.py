@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 MS = 1000.0
 
@@ -116,6 +120,13 @@ def median_row(
     )
 
 
+def requests_row(name: str, rounds: Sequence[Sequence[str]]) -> Row:
+    """Return the row of the least that any round asked of the broker, with its rows by number."""
+    least = min(rounds, key=len)
+    rows = ", ".join(f"{count} {row}" for row, count in Counter(least).most_common())
+    return Row(name, len(least), "requests", len(rounds), detail=rows)
+
+
 def tail_row(name: str, samples: Samples, floor: Samples, *, bar_ms: float | None = None) -> Row:
     """Return the row of a p99 in milliseconds, with a bar in milliseconds; the floor is a p99."""
     value, least = samples.percentile(99), floor.percentile(99)
@@ -132,6 +143,42 @@ def tail_row(name: str, samples: Samples, floor: Samples, *, bar_ms: float | Non
     )
 
 
+def with_floor(row: Row, loop_ms: float, interpreter_mib: float) -> Row:
+    """Return a row without a floor of its own with one of the same run, so that it has a ratio.
+
+    Time and shares of a core are related to a fixed loop of Python (LOOP), memory to that of an
+    interpreter that does nothing. Counts have no floor. The bar stays where it was.
+    """
+    floors = {"ms": loop_ms, "ms CPU": loop_ms, "% of a core": loop_ms / 10}
+    floor = floors.get(row.unit) or {"MiB": interpreter_mib}.get(row.unit)
+    if row.floor is not None or floor is None:
+        return row
+    return replace(row, floor=floor, ratio=row.value / floor)
+
+
+LOOP: Final = 20_000
+"""Additions of the loop."""
+
+
+def loop_ms() -> float:
+    """Return the CPU time of the loop, the median of some, in milliseconds."""
+    taken = []
+    for _ in range(15):
+        start = time.thread_time()
+        total = 0
+        for number in range(LOOP):
+            total += number
+        taken.append(time.thread_time() - start)
+    return statistics.median(taken) * MS
+
+
+def interpreter_mib() -> float:
+    """Return the RSS of this interpreter doing nothing, in MiB."""
+    code = "print(next(x for x in open('/proc/self/status') if x.startswith('VmRSS')).split()[1])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    return int(done.stdout) / 1024
+
+
 def table(rows: Sequence[Row]) -> str:
     """Return the rows as text."""
     head = ("name", "value", "unit", "floor", "ratio", "bar", "", "n", "detail")
@@ -141,6 +188,16 @@ def table(rows: Sequence[Row]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Return the rows as the table of docs/performance.md."""
+    lines = ["| name | floor | value | ratio | bar | held |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        name, value, unit, floor, ratio, bar, held, *_ = _cells(row)
+        ratio = ratio and f"{ratio} x"
+        lines.append(f"| {name} | {floor} | {value} {unit} | {ratio} | {bar} | {held} |")
+    return "\n".join(lines)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

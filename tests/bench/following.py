@@ -12,23 +12,26 @@ that write, so the pass only finds that they are right. Floor: list, set and get
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from kata_pin.config.tree import Config, Nri, NriEnabled
-from kata_pin.daemon.intake.file_events import SPACING_S
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.pass_outcome import PassOutcome
-from kata_pin.wire.hook_message import HookMessage
-from kata_pin.wire.nri.messages import EventKind
-from kata_pin.wire.oci import Phase
+from msgspec.structs import replace
+
+from kata_pin.base.config.tree import Config, Nri, NriEnabled
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.placement import PassOutcome
+from kata_pin.follow.files import SPACING_S
+from kata_pin.peers.nri.messages import EventKind
+from kata_pin.peers.oci import Phase
+from kata_pin.records.hooks import HookMessage
 from tests.bench.events import TimedConnection, Waits, bare
 from tests.bench.figures import BenchError, Row, Samples, median_row, timed
 from tests.bench.node import TWENTY, BenchNode, accelerator
@@ -92,7 +95,7 @@ class Watcher:
 
     def passed(self, outcome: PassOutcome) -> None:
         """See Observer."""
-        if self._wanted == (outcome.sandbox_id, outcome.mask) and outcome.report.settled:
+        if self._wanted == (outcome.sandbox_id, outcome.mask) and outcome.report.all_placed:
             self._seen.set()
 
     def ended(self, outcome: PassOutcome) -> None:
@@ -177,7 +180,7 @@ async def _by(
     what = f"{name} to verified, 20 threads, {SANDBOXES} sandboxes"
     median = median_row(what, waits.wall, Samples(floor))
     return [
-        replace(median, bar=MEDIAN_MS, bar_on_ratio=False),
+        dataclasses.replace(median, bar=MEDIAN_MS, bar_on_ratio=False),
         waits.row(f"{what}, p99", Samples(floor), bar_ms=P99_MS),
     ]
 
@@ -189,7 +192,7 @@ async def _until(update: Coroutine[Any, Any, None], watcher: Watcher) -> None:
 
 async def _persist(node: BenchNode, sandbox: KataSandbox, cpus: CpuSet) -> None:
     pause, work = node.specs(sandbox.id)
-    sandbox.write_persist([pause, replace(work, cpus=str(cpus))])
+    sandbox.write_persist([pause, dataclasses.replace(work, cpus=str(cpus))])
 
 
 async def _update(peer: Peer, sandbox: KataSandbox, cpus: CpuSet) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kata_pin.daemon.guests.status import plan_guest
-from kata_pin.model.guest_map import GuestFacts, Link, LinkState, VcpuLink
-from kata_pin.model.placement import Report
-from kata_pin.model.sandbox import GuestTopology
-from kata_pin.model.thread import Thread
-from kata_pin.policy.guest.map import guest_map
-from kata_pin.policy.placement.place import place
-from kata_pin.wire.qemu.apic import apic_id
+from kata_pin.base.placement import Report
+from kata_pin.base.sandbox import GuestFacts, GuestTopology, Link, Thread, VcpuLink
+from kata_pin.base.values import LinkState
+from kata_pin.guest.cpus import plan_guest
+from kata_pin.guest.map import guest_map
+from kata_pin.peers.qemu import apic_id
+from kata_pin.placement.place import place
 from tests.bench.figures import Row, in_turns, tail_row, timed
 from tests.bench.node import BenchNode
 from tests.support.world import exclusive, flat, node, sandbox, shared, vcpus

@@ -19,10 +19,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kata_pin.sources.spool import Spool
-from tests.bench.figures import MS, BenchError, Row, Samples, in_turns, median_row
+from kata_pin.records.hooks import Spool
+from kata_pin.vmm.role_cache import YOUNG_S
+from tests.bench.figures import MS, BenchError, Row, Samples, in_turns, median_row, requests_row
 from tests.bench.node import BenchNode, Container, scatter
-from tests.bench.service import ServiceProcess, service
+from tests.bench.service import KATA_PIN, ServiceProcess, service
+from tests.support.counted import Requests, counted
 from tests.support.hooks import COMMAND, INTERPRETER
 from tests.support.katalike import KataSandbox
 from tests.support.waiting import wait_for
@@ -72,14 +74,15 @@ class HookRunner:
 def measure(node: BenchNode, rounds: int) -> Iterator[Row]:
     """Yield the rows of all hooks."""
     fresh = max(rounds // 4, 5)
-    node.start(fresh + 1)
+    node.start(fresh + 2)
     first, *others = node.sandboxes
     with service(node) as daemon:
         yield from known_sandbox(node, first, rounds)
-        yield from first_message(node, others)
+        yield from first_message(node, others[1:])
         yield from other_runtime(node, rounds)
         yield from many_at_once(node, daemon)
     yield from daemon_away(node, rounds)
+    yield from requests_of_hooks(node, first, others[0])
 
 
 def known_sandbox(
@@ -108,9 +111,10 @@ def known_sandbox(
         waiting("prestart"),
     )
     threads = f"{len(tids)} threads"
-    yield median_row(f"hook poststart, recorded{suffix}", poststart, bare, bar=1.3)
-    yield median_row(f"hook createRuntime, pinned, {threads}{suffix}", create, bare, bar=2.0)
-    yield median_row(f"hook prestart, pinned, {threads}{suffix}", prestart, bare, bar=2.0)
+    yield median_row(f"hook poststart, recorded{suffix}", poststart, bare, bar=1.25)
+    bar = 1.8 if suffix else 2.0
+    yield median_row(f"hook createRuntime, pinned, {threads}{suffix}", create, bare, bar=bar)
+    yield median_row(f"hook prestart, pinned, {threads}{suffix}", prestart, bare, bar=bar)
 
 
 def first_message(node: BenchNode, sandboxes: list[KataSandbox]) -> Iterator[Row]:
@@ -145,7 +149,35 @@ def other_runtime(node: BenchNode, rounds: int, *, suffix: str = "") -> Iterator
             return seconds
 
         bare, samples = in_turns(rounds, run.time_bare, foreign)
-    yield median_row(f"hook createRuntime, container without a VM{suffix}", samples, bare)
+    name = f"hook createRuntime, container without a VM{suffix}"
+    yield median_row(name, samples, bare, bar=1.5 if suffix else None)
+
+
+def requests_of_hooks(node: BenchNode, known: KataSandbox, new: KataSandbox) -> Iterator[Row]:
+    """Count what hooks ask of the broker until they are answered: the least of some rounds.
+
+    What other new processes of the machine cost comes on top of that.
+    """
+    run, requests = HookRunner(node), Requests(node.root / "requests")
+    work = node.container(known.id, "c1", cpus=str(node.last_cpu))
+    pause = node.container(new.id, cpus=str(node.last_cpu))
+    other = node.container("counted", kata=False)
+    with service(node, (*counted(node.root / "requests"), *KATA_PIN)), _workload() as pid:
+        run.time("createRuntime", work.state(known.pid))
+        time.sleep(YOUNG_S * 1.25)
+        new.shim.let_go()
+        for name, state, rounds in (
+            ("createRuntime, pinned", work.state(known.pid), 3),
+            ("createRuntime, first, QMP asked", pause.state(new.pid), 1),
+            ("createRuntime, container without a VM", other.state(pid), 3),
+        ):
+            taken = []
+            for _ in range(rounds):
+                scatter(known.tids(), frozenset(node.online))
+                requests.taken()
+                run.time("createRuntime", state)
+                taken.append(requests.taken())
+            yield requests_row(f"requests of a hook, {name}", taken)
 
 
 @contextlib.contextmanager

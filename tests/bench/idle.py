@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from tests.bench.audits import SANDBOXES
-from tests.bench.commands import show_rows
+from tests.bench.commands import SHOW_MANY, show_rows
 from tests.bench.figures import BenchError, Row
 from tests.bench.hooks import known_sandbox, other_runtime
 from tests.bench.node import BenchNode
@@ -34,14 +34,14 @@ def measure(node: BenchNode, seconds: int) -> Iterator[Row]:
         suffix = f", {sandboxes.what}"
         yield Row(
             f"idle daemon and broker, CPU{suffix}", 100 * (spent_s + broker_s) / elapsed,
-            "% of a core", 1, bar=1.0, bar_on_ratio=False,
+            "% of a core", 1, bar=0.6, bar_on_ratio=False,
             detail=f"{spent_s:.2f} s in {elapsed:.0f} s, and the broker {broker_s:.2f} s",
         )  # fmt: skip
         yield Row(
             f"idle daemon, RSS{suffix}", daemon.memory_mib(), "MiB", 1, bar=50.0,
             bar_on_ratio=False, detail=f"at most {daemon.memory_mib('VmHWM'):.1f}",
         )  # fmt: skip
-        yield from show_rows(node, max(seconds // 6, 3), suffix=suffix)
+        yield from show_rows(node, max(seconds // 6, 3), SHOW_MANY, suffix=suffix)
         rounds = max(seconds // 2, 10)
         if node.sandboxes:
             yield from known_sandbox(node, node.sandboxes[0], rounds, suffix=suffix)

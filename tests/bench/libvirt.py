@@ -27,7 +27,16 @@ DOMAIN = "peer"
 
 _FOLDERS = ("/etc/libvirt", "/var/lib/libvirt", "/var/cache/libvirt", "/var/log/libvirt")
 _RUN = Path("/run/libvirt")
+_USERS = "libvirt-qemu:x:64055:64055::/nonexistent:/usr/sbin/nologin\n"
+_GROUPS = "libvirt-qemu:x:64055:\nkvm:x:64056:\n"
+"""Users and groups that libvirt looks up at its start, and ends without. Debian's package does
+not make them, and the benchmark adds none to this machine."""
+
 _START = """
+for name in passwd group; do
+    cat /etc/$name {root}/$name.more > {root}/$name || exit 1
+    mount --bind {root}/$name /etc/$name || exit 1
+done
 for folder in {folders}; do mkdir -p $folder && mount -t tmpfs none $folder || exit 1; done
 cp {root}/qemu.conf /etc/libvirt/ && mkdir -p /etc/libvirt/qemu
 exec {libvirtd} --config {root}/libvirtd.conf --pid-file {root}/pid
@@ -77,6 +86,7 @@ class Libvirt:
         self.machine = machine
         self.pid = 0
         self.version = ""
+        self._failure = ""
         self._cgroups = cgroups
         self._root = root / ("libvirt" if cgroups else "libvirt-bare")
         self._root.mkdir()
@@ -127,6 +137,8 @@ class Libvirt:
         (root / "libvirtd.conf").write_text(_DAEMON.format(root=root))
         (root / "qemu.conf").write_text(_QEMU + controllers)
         (root / "vm.xml").write_text(self._vm())
+        (root / "passwd.more").write_text(_USERS)
+        (root / "group.more").write_text(_GROUPS)
         start = _START.format(
             folders=" ".join((*_FOLDERS, str(_RUN))), root=root, libvirtd=LIBVIRTD
         )
@@ -135,15 +147,33 @@ class Libvirt:
                 ["unshare", "-m", "--propagation", "private", "sh", "-c", start],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
-        wait_for(self._is_up, "libvirtd", 30)
-        # Its first call, and slow: libvirtd looks at what QEMU can do.
-        self.version = self.virsh("version").splitlines()[0].rpartition(": ")[2]
+        wait_for(self._answers, "libvirtd to answer", 60)
 
-    def _is_up(self) -> bool:
+    def _answers(self) -> bool:
+        """Return whether libvirtd has answered; raises BenchError with its own reason if it ended.
+
+        Its socket is there before its drivers have started, and goes if one of them cannot. The
+        first call is slow: libvirtd looks at what QEMU can do.
+        """
         assert self._daemon is not None
+        if (self._root / "libvirt-sock").exists():
+            try:
+                self.version = self.virsh("version").splitlines()[0].rpartition(": ")[2]
+            except BenchError as error:
+                self._failure = str(error)
+            else:
+                return True
         if self._daemon.poll() is not None:
-            raise BenchError(f"libvirtd ended: {(self._root / 'log').read_text()[-400:]}")
-        return (self._root / "libvirt-sock").exists()
+            raise BenchError(
+                f"libvirtd ended with status {self._daemon.returncode}: {self._reasons()}"
+            )
+        return False
+
+    def _reasons(self) -> str:
+        """Return the last errors that libvirtd logged, or virsh's where it logged none."""
+        log = (self._root / "log").read_text(errors="replace").splitlines()
+        errors = [line.partition(": error : ")[2] or line for line in log if "error" in line]
+        return "; ".join(errors[-3:]) or " ".join(log[-3:]) or self._failure or "it said nothing"
 
     def _pid_file(self) -> Path:
         """QEMU's pid file, seen through libvirtd's mount namespace."""

@@ -17,17 +17,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
-from kata_pin.config import Config
-from kata_pin.daemon.isolation.claims import Claims, Watched
-from kata_pin.daemon.isolation.watch import Watch
-from kata_pin.daemon.live_config import LiveConfig
-from kata_pin.daemon.store.node_events import NodeEvents
-from kata_pin.host.measure.methods import RING_BYTES
-from kata_pin.host.measure.rings import SwitchRecorder, record_switches
-from kata_pin.host.root import HOST
-from kata_pin.host.tasks import starttime
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.thread import ThreadKey
+from kata_pin.base.config.tree import Config, LiveConfig
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.sandbox import ThreadKey
+from kata_pin.engine.node import PcpuOwners, Watched
+from kata_pin.linux.files import HOST
+from kata_pin.linux.recording import RING_BYTES
+from kata_pin.linux.switches import SwitchRecorder, record_switches
+from kata_pin.linux.tasks import starttime
+from kata_pin.options.isolation.watch import Watch
+from kata_pin.records.history import NodeEvents
 from tests.bench.figures import MS, Row, Samples
 from tests.bench.node import BenchNode
 
@@ -116,7 +115,9 @@ async def _looks(rounds: int) -> Samples:
     def start(work: Any) -> None:
         work.close()
 
-    watch = Watch(HOST, cast("Claims", Crowd()), LiveConfig(Config()), NodeEvents(), start, CpuSet)
+    watch = Watch(
+        HOST, cast("PcpuOwners", Crowd()), LiveConfig(Config()), NodeEvents(), start, CpuSet
+    )
     try:
         taken = []
         for _ in range(rounds):

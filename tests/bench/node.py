@@ -13,22 +13,21 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import yaml
+from msgspec.structs import replace
 
-from kata_pin.config.paths import Paths
-from kata_pin.config.tree import Audit, Config
-from kata_pin.host.cgroup_mounts import cgroup_mounts
-from kata_pin.host.root import HOST
-from kata_pin.host.topology import online
+from kata_pin.base.config.tree import Audit, Config, Paths
+from kata_pin.linux.files import HOST, cgroup_mounts
+from kata_pin.linux.topology import online
 from tests.bench.figures import BenchError
 from tests.support import qemu
 from tests.support.katalike import ContainerSpec, KataDirs, KataSandbox, start_many, stop_many
-from tests.support.qemu import Accelerator, Machine
+from tests.support.qemu import QEMU, Accelerator, Machine
 from tests.support.vmmhost import SHIMS
 from tests.support.waiting import wait_for
 
@@ -143,7 +142,9 @@ class BenchNode:
             kubelet_state=str(self.root / "no-kubelet"),
             kata_configs=(),
         )
-        config = Config(runtime_dir=str(self.runtime_dir), paths=paths, shims=SHIMS)
+        config = Config(
+            runtime_dir=str(self.runtime_dir), paths=paths, shims=SHIMS, hypervisors=(QEMU,)
+        )
         never = Audit(affinity_s=3600.0, deep_s=86400.0)
         return config if audits else replace(config, audit=never)
 
@@ -155,6 +156,7 @@ class BenchNode:
             "version": 1,
             "runtime_dir": config.runtime_dir,
             "shims": list(config.shims),
+            "hypervisors": list(config.hypervisors),
             "paths": {
                 "vc": paths.vc,
                 "kata": paths.kata,

@@ -25,11 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kata_pin.model.reports.state import State
-from kata_pin.sources.daemon_socket import ask
-from kata_pin.wire.nri.messages import EventKind
-from kata_pin.wire.proto import nri_pb2 as pb
-from kata_pin.wire.reports import decode
+from kata_pin.base.documents.state import State
+from kata_pin.peers.nri.messages import EventKind
+from kata_pin.peers.proto import nri_pb2 as pb
+from kata_pin.service.protocol import ask, decode
 from tests.bench.figures import MS, BenchError, Row, Samples
 from tests.bench.idle import wait_until_quiet
 from tests.bench.node import BenchNode

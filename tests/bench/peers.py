@@ -8,10 +8,10 @@ CPU than the one before, so that every thread has to move, with libvirt's cgroup
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from tests.bench.commands import run_s
@@ -24,6 +24,9 @@ from tests.bench.service import KATA_PIN, local_service, service
 from tests.support.katalike import KataSandbox
 
 PLUGS = 20
+
+BESIDE = 2.0
+"""Time of a command, as a ratio to one session of virsh that does the same."""
 """Most hotplugged vCPUs of a run: the VM keeps them."""
 
 
@@ -33,7 +36,7 @@ def measure(node: BenchNode, rounds: int) -> Iterator[Row]:
         raise BenchError("needs two pCPUs to tell a pinned thread from another")
     node.start(1)
     plugs = min(rounds, PLUGS)
-    machine = replace(TWENTY, maximum=TWENTY.boot + plugs)
+    machine = dataclasses.replace(TWENTY, maximum=TWENTY.boot + plugs)
     [ours] = node.sandboxes
     with Libvirt(node.root, machine) as libvirt:
         yield from asyncio.run(_passes(node, ours, libvirt, rounds))
@@ -63,7 +66,7 @@ async def _passes(node: BenchNode, ours: KataSandbox, libvirt: Libvirt, rounds: 
             session.append(_repin(node, libvirt))
     row = median_row(f"pin {len(ours.tids())} threads: a pass", passes.wall, Samples(session))
     used = f"CPU p50 {passes.cpu.median * MS:.2f}; floor: {libvirt.version}, virsh"
-    return [replace(row, detail=f"{row.detail}; {used}")]
+    return [dataclasses.replace(row, detail=f"{row.detail}; {used}")]
 
 
 def _repin(node: BenchNode, libvirt: Libvirt) -> float:
@@ -88,7 +91,7 @@ def _commands(node: BenchNode, ours: KataSandbox, libvirt: Libvirt, rounds: int)
         lambda: timed(lambda: libvirt.virsh(*look)),
         lambda: timed(lambda: [libvirt.virsh(one) for one in look]),
     )
-    yield median_row("list roles and affinities: kata-pin show", shown, session)
+    yield median_row("list roles and affinities: kata-pin show", shown, session, bar=BESIDE)
     yield median_row(f"the same beside {len(look)} virsh commands", shown, each)
     pins = libvirt.pins(node.last_cpu)
     pinned, session, each = in_turns(
@@ -97,15 +100,15 @@ def _commands(node: BenchNode, ours: KataSandbox, libvirt: Libvirt, rounds: int)
         lambda: _repin(node, libvirt),
         lambda: timed(lambda: [libvirt.virsh(one) for one in pins]),
     )
-    yield median_row(f"pin {len(ours.tids())} threads: kata-pin pin", pinned, session)
+    yield median_row(f"pin {len(ours.tids())} threads: kata-pin pin", pinned, session, bar=BESIDE)
     yield median_row(f"the same beside {len(pins)} virsh commands", pinned, each)
 
 
 def _grown(node: BenchNode, plugs: int) -> KataSandbox:
     """Start a sandbox that has room for vCPUs."""
     return KataSandbox(
-        node.dirs, "plug", replace(TWENTY, maximum=TWENTY.boot + plugs), shim_process=False,
-        containers=node.specs("plug")[:1],
+        node.dirs, "plug", dataclasses.replace(TWENTY, maximum=TWENTY.boot + plugs),
+        shim_process=False, containers=node.specs("plug")[:1],
     ).start()  # fmt: skip
 
 

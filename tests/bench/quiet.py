@@ -13,13 +13,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from errno import EPERM
 from pathlib import Path
 
-from kata_pin.daemon.quiet.keeper import TunableSource
-from kata_pin.daemon.quiet.kernel_work import KernelWork
-from kata_pin.model.settings import QuietLevel
+from msgspec.structs import replace
+
+from kata_pin.base.values import QuietLevel
+from kata_pin.options.quiet.keeper import TunableSource
+from kata_pin.options.quiet.kernel_work import KernelWork
 from tests.bench.figures import MS, BenchError, Row, Samples, in_turns
 from tests.bench.node import BenchNode
 from tests.support import world

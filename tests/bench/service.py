@@ -16,18 +16,19 @@ import time
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from pathlib import Path
 
-from kata_pin.config.tree import Config
-from kata_pin.daemon.service.app import Daemon, calm_collector
-from kata_pin.daemon.service.assembly import Assembly
-from kata_pin.daemon.service.background import Background
-from kata_pin.daemon.service.privileges import Broker, brokered
-from kata_pin.daemon.service.systemd import Notifier
+from kata_pin.base.config.tree import Config
+from kata_pin.linux.files import HostRoot
+from kata_pin.service.app import Daemon, calm_collector
+from kata_pin.service.assembly import Assembly
+from kata_pin.service.privileges import Broker, brokered
+from kata_pin.service.process import Background, Notifier
 from kata_pin.vmm.role_cache import YOUNG_S
 from tests.bench.figures import BenchError
 from tests.bench.node import BenchNode
 from tests.support.waiting import wait_for
 
-KATA_PIN = (sys.executable, "-m", "kata_pin.cli.main")
+KATA_PIN = (str(Path(sys.executable).with_name("kata-pin")),)
+"""The program as it is installed."""
 
 
 class ServiceProcess:
@@ -122,7 +123,8 @@ class LocalService(Daemon):
 
     def __init__(self, config: Config, broker: Broker) -> None:
         serving = Serving()
-        super().__init__(config, lambda: config, serving, broker)
+        root = HostRoot(debugfs=config.paths.debugfs, calls=broker.calls)
+        super().__init__(config, lambda: config, serving, broker, root)
         self.serving = serving.event
 
     async def serve(self, parts: Assembly, background: Background) -> None:

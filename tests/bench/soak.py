@@ -34,12 +34,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from kata_pin.daemon.store.containers import TOMBSTONES
-from kata_pin.model.reports.names import Names
-from kata_pin.sources.daemon_socket import ask
-from kata_pin.wire.hook_message import HookMessage, encode
-from kata_pin.wire.oci import Phase
-from kata_pin.wire.reports import decode
+from kata_pin.base.documents.answers import Names
+from kata_pin.peers.oci import Phase
+from kata_pin.records.containers import TOMBSTONES
+from kata_pin.records.hooks import HookMessage, encode
+from kata_pin.service.protocol import ask, decode
 from tests.bench.figures import BenchError, Row
 from tests.bench.node import BenchNode, Container
 from tests.bench.service import ServiceProcess, service

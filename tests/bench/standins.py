@@ -1,6 +1,6 @@
 """Processes that look like idle VMs, where real ones are too many or cannot be had.
 
-A copy of the Python interpreter called qemu-system-x86_64, with -name as QEMU has it and 19
+A copy of the Python interpreter called qemu-system-x86_64, with -name as QEMU has it and 20
 sleeping threads beside the main one. They are found, believed, pinned and audited like VMs; KVM
 knows nothing of them. `crowd` takes them only without KVM, and the rows say so.
 """
@@ -19,14 +19,14 @@ from tests.bench.figures import BenchError
 from tests.bench.node import BenchNode, accelerator
 from tests.support.hooks import INTERPRETER
 from tests.support.katalike import ContainerSpec
-from tests.support.qemu import Accelerator
+from tests.support.qemu import QEMU, Accelerator
 
 _BODY = """
 import _thread, sys
 stop = _thread.allocate_lock()
 stop.acquire()
 _thread.stack_size(65536)
-for _ in range(19):
+for _ in range(20):
     _thread.start_new_thread(stop.acquire, ())
 sys.stdout.write("up\\n")
 sys.stdout.flush()
@@ -86,10 +86,31 @@ class StandIns:
 
     def grow(self, count: int) -> list[str]:
         """Start processes until there are so many; return the ids of their sandboxes."""
-        fresh = [self._start(number) for number in range(len(self._processes), count)]
+        first = len(self._processes)
+        self.start(count)
+        return [_name(number) for number in range(first)] + self.announce(first, count)
+
+    def start(self, count: int) -> None:
+        """Start processes until there are so many: nothing confirms that they are VMs yet."""
+        fresh = [begin(self.executable, _name(n)) for n in range(len(self._processes), count)]
+        self._processes += fresh
         for process in fresh:
             wait_up(process)
-        return [_name(number) for number in range(count)]
+
+    def announce(self, first: int, end: int) -> list[str]:
+        """Write what Kata keeps of these sandboxes, by number; return their ids."""
+        ids = [_name(number) for number in range(first, end)]
+        for name, process in zip(ids, self._processes[first:end], strict=True):
+            write_state(self._node, name, process.pid, self._node.specs(name))
+        return ids
+
+    def end(self, first: int) -> None:
+        """End those from a number on, with what Kata keeps of them."""
+        for number, process in enumerate(self._processes[first:], start=first):
+            process.kill()
+            process.communicate()
+            shutil.rmtree(self._node.dirs.vc / "sbs" / _name(number))
+        del self._processes[first:]
 
     def close(self) -> None:
         """End them all."""
@@ -97,13 +118,6 @@ class StandIns:
             process.kill()
         for process in self._processes:
             process.communicate()
-
-    def _start(self, number: int) -> subprocess.Popen[bytes]:
-        name = _name(number)
-        process = begin(self.executable, name)
-        self._processes.append(process)
-        write_state(self._node, name, process.pid, self._node.specs(name))
-        return process
 
 
 def _name(number: int) -> str:
@@ -116,7 +130,7 @@ class Crowd:
 
     ids: list[str]
     what: str
-    hypervisors: tuple[str, ...] = ()
+    hypervisors: tuple[str, ...] = (QEMU,)
 
 
 @contextlib.contextmanager

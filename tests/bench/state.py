@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
-from kata_pin.model.reports.state import State
-from kata_pin.wire.reports import decode
-from kata_pin.wire.request import Request
+from msgspec.structs import replace
+
+from kata_pin.base.documents.state import State
+from kata_pin.service.protocol import decode
+from kata_pin.service.request import Request
 from tests.bench.audits import SANDBOXES
 from tests.bench.figures import MS, BenchError, Row, Samples
 from tests.bench.node import BenchNode
 from tests.bench.service import LocalService, local_service
 from tests.bench.standins import Crowd, crowd
 
-STATE_MS = 30.0
+STATE_MS = 25.0
 """CPU time of one document of all sandboxes."""
 
 HELD_MS = 10.0

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
-from kata_pin.cli.reports.top import Meter
-from kata_pin.host.measure.sampler import Sampler
-from kata_pin.host.root import HOST
-from kata_pin.model.reports.state import State
+from kata_pin.base.documents.state import State
+from kata_pin.linux.files import HOST
+from kata_pin.options.isolation.rates import Sampler
+from kata_pin.options.isolation.top import Meter
 from tests.bench.figures import MS, Row, Samples, in_turns
 from tests.bench.node import BenchNode
 from tests.support.played_threads import Played, played

@@ -19,7 +19,17 @@ from functools import partial
 
 from tests.bench.figures import BenchError, Row, table
 from tests.bench.machine import described
-from tests.chaos import attacks, bursts, churning, faults, fuzzing, identity, kills, memory
+from tests.chaos import (
+    attacks,
+    bursts,
+    churning,
+    faults,
+    fuzzing,
+    hostile_daemon,
+    identity,
+    kills,
+    memory,
+)
 from tests.chaos.attacks import ATTACKS
 
 
@@ -54,6 +64,10 @@ PARTS = {
     },
     "identity": Part(
         identity.measure, (600, 2000, 10_000), "tries", "processes that claim to be a VMM"
+    ),
+    "hostile": Part(
+        hostile_daemon.measure, (20_000, 100_000, 1_000_000), "requests",
+        "a daemon that was taken over, at its broker",
     ),
     "memory": Part(memory.measure, (1, 1, 1), "round", "inputs made to exhaust memory"),
     "records": Part(

@@ -71,7 +71,7 @@ def measure(name: str, hooks: int) -> Iterator[Row]:
         stand_ins.grow(attack.crowd)
         node.start(HEALTHY, SMALL, prefix="healthy")
         settings = {
-            "audit": AUDITS, "nri": {"enabled": "no"}, "hypervisors": [str(program(node))],
+            "audit": AUDITS, "nri": {"enabled": "no"}, "hypervisors": [QEMU, str(program(node))],
             **attack.settings,
         }  # fmt: skip
         limit = ("prlimit", f"--nofile={attack.descriptors}") if attack.descriptors else ()

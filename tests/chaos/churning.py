@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kata_pin.daemon.store.containers import TOMBSTONES
-from kata_pin.wire.hook_message import HookMessage, encode
-from kata_pin.wire.oci import Phase
+from kata_pin.peers.oci import Phase
+from kata_pin.records.containers import TOMBSTONES
+from kata_pin.records.hooks import HookMessage, encode
 from tests.bench.figures import BenchError, Row
 from tests.bench.node import BenchNode, Container
 from tests.bench.service import ServiceProcess, service

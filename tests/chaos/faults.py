@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from kata_pin.daemon.store.containers import Registry
-from kata_pin.model.sandbox import Container
-from kata_pin.sources.daemon_socket import ask
+from kata_pin.base.sandbox import Container
+from kata_pin.records.containers import Registry
+from kata_pin.service.protocol import ask
 from tests.bench.figures import MS, BenchError, Row
 from tests.bench.node import BenchNode
 from tests.bench.service import service

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from kata_pin.host.cgroup_mounts import cgroup_mounts
-from kata_pin.host.root import HOST
+from kata_pin.linux.files import HOST, cgroup_mounts
 from tests.bench.figures import BenchError, Row
 from tests.support import stopped, vmm_standin
 from tests.support.daemon import Node, Pod, private_node

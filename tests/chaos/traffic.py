@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from kata_pin.errors import KataPinError
-from kata_pin.sources.daemon_socket import ask
+from kata_pin.base.errors import KataPinError
+from kata_pin.service.protocol import ask
 from tests.bench.figures import MS, Row
 from tests.bench.node import BenchNode
 from tests.bench.service import ServiceProcess

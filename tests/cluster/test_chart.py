@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from kata_pin.config import load
-from kata_pin.daemon.service.runtime_dir import NODE_LOCK
+from kata_pin.options.cluster.values import NODE_ROOT
+from kata_pin.service.configuration import load
+from kata_pin.service.runtime_dir import NODE_LOCK
 from tests.support.controlplane import programs
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -137,11 +138,11 @@ def _unknown(values: dict[str, Any], schema: dict[str, Any], path: str = "") -> 
 
 def test_the_values_that_doctor_names_exist() -> None:
     """In a pod doctor's remedies are values of the chart."""
-    from kata_pin.cli.reports import remedies
-    from kata_pin.remedy import Remedy
+    from kata_pin.base.values import Remedy
+    from kata_pin.cli.reports import words
 
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    named = [one.value for one in vars(remedies).values() if isinstance(one, Remedy)]
+    named = [one.value for one in vars(words).values() if isinstance(one, Remedy)]
     for path in filter(None, named):
         value: Any = values
         for part in path.split("."):
@@ -201,6 +202,10 @@ def test_wrong_values_are_refused(setting: str) -> None:
         ("reporter.nodeResourceTopology=true,reporter.enabled=false", "needs reporter.enabled"),
         ("reporter.startupTaint=a/b,reporter.admissionPolicy=false", "needs reporter.admission"),
         ("reporter.nodeResourceTopology=true,reporter.admissionPolicy=false", "needs reporter.adm"),
+        (
+            "kataClasses.enabled=true,kataClasses.nodes=true,undo.enabled=false",
+            "needs undo.enabled",
+        ),
     ],
 )
 def test_values_that_do_not_work_together_are_refused(settings: str, said: str) -> None:
@@ -277,6 +282,35 @@ def test_duties_of_the_reporter() -> None:
     assert args == ["--node-resource-topology"]
     assert "noderesourcetopologies" in rights & bounded
     assert "nodes" not in rights
+
+
+@NEEDS_HELM
+def test_files_of_classes_on_nodes() -> None:
+    """One more first container, with one right: it may write three folders of the node; the undo
+    Job has it remove the files. Without the switch there is neither."""
+    plain = rendered("kataClasses.enabled=true")
+    assert "kata-class" not in json.dumps([one_of(plain, "DaemonSet"), one_of(plain, "Job")])
+    on = ("kataClasses.enabled=true,kataClasses.nodes=true", "kataClasses.cpus={2,4}")
+    objects = rendered(*on, "openshift.scc=true")
+    pod = one_of(objects, "DaemonSet")["spec"]["template"]["spec"]
+    _check, writer = pod["initContainers"]
+    assert writer["args"] == [
+        *("kata-class", "--write", f"--chroot={NODE_ROOT}", "--handler=kata-qemu-runtime-rs"),
+        *("--cpus=2", "--cpus=4"),
+    ]
+    context = writer["securityContext"]
+    assert context["capabilities"] == {"drop": ["ALL"], "add": ["SYS_CHROOT"]}
+    assert (context["readOnlyRootFilesystem"], context["allowPrivilegeEscalation"]) == (True, False)
+    places = {one["name"]: one["hostPath"]["path"] for one in pod["volumes"] if "hostPath" in one}
+    mounts = {one["mountPath"]: one for one in writer["volumeMounts"]}
+    assert mounts.pop(NODE_ROOT)["readOnly"] is True
+    written = ["/etc/containerd", "/etc/kata-containers", "/var/lib/kata-pin"]
+    assert sorted(mounts) == [f"{NODE_ROOT}{folder}" for folder in written]
+    assert [places[mounts[path]["name"]] for path in sorted(mounts)] == written
+    assert "/" not in {places.get(one["name"]) for one in pod["containers"][0]["volumeMounts"]}
+    (job,) = one_of(objects, "Job")["spec"]["template"]["spec"]["containers"]
+    assert job["args"][-1] == "--kata-classes"
+    assert "SYS_CHROOT" in one_of(objects, "SecurityContextConstraints")["allowedCapabilities"]
 
 
 @NEEDS_HELM

@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
-from kata_pin.model.node_topology import Zone
-from kata_pin.policy.node_placement import NOTHING_KNOWN
-from kata_pin.reporter.api import MERGE, ApiRefused, ApiServer
-from kata_pin.reporter.duties import StartupTaint, Topology
-from kata_pin.sources.http_client import HttpClient
-from kata_pin.wire.kube.objects import encode_placement
-from kata_pin.wire.reports import encode
+from kata_pin.options.cluster.api import MERGE, ApiRefused, ApiServer
+from kata_pin.options.cluster.decide import NOTHING_KNOWN
+from kata_pin.options.cluster.publisher import StartupTaint, Topology
+from kata_pin.options.cluster.values import Zone, encode_placement
+from kata_pin.peers.http import HttpClient
+from kata_pin.service.protocol import encode
 from tests.cluster.test_chart import EVERYTHING, rendered
 from tests.support.controlplane import NEEDS_CLUSTER, ControlPlane, control_plane, programs
 from tests.support.daemon import PROGRAM, Node, Pod, private_node
@@ -60,7 +60,10 @@ def node_pod(cluster: ControlPlane, node: str, folder: Path) -> Path:
     cluster.node(node)
     daemonset = cluster.get("daemonset", SPACE, "-n", SPACE)
     template = daemonset["spec"]["template"]
+    owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": SPACE, "controller": True}
+    owner["uid"] = daemonset["metadata"]["uid"]
     metadata = {**template["metadata"], "name": f"{SPACE}-{node}", "namespace": SPACE}
+    metadata["ownerReferences"] = [owner]
     spec = {**template["spec"], "nodeName": node}
     cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
     file = folder / f"{node}.token"
@@ -92,7 +95,8 @@ def define(cluster: ControlPlane, *names: str) -> None:
 def test_what_values_add_is_accepted(cluster: ControlPlane) -> None:
     """By the definitions of Prometheus' operator and of OpenShift: no field is unknown or lacks."""
     define(cluster, *DEFINITIONS)
-    objects = rendered(EVERYTHING, "reporter.nodeResourceTopology=true")
+    classes = "kataClasses.enabled=true,kataClasses.nodes=true"
+    objects = rendered(EVERYTHING, "reporter.nodeResourceTopology=true", classes)
     said = cluster.kubectl(
         "apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict",
         "-f", "-", given=yaml.safe_dump_all(objects),
@@ -100,6 +104,61 @@ def test_what_values_add_is_accepted(cluster: ControlPlane) -> None:
     assert said.count("serverside-applied") == len(objects), said
     for kind in ("podmonitor", "prometheusrule", "securitycontextconstraints"):
         assert f"{kind}." in said
+
+
+def sized(**cpus: tuple[str, str]) -> dict[str, Any]:
+    """Return a pod of the family's class; CPU requests and limits by container."""
+    containers = [
+        {
+            "name": name,
+            "image": "none",
+            "resources": {
+                "requests": {"cpu": request, "memory": "64Mi"},
+                "limits": {"cpu": limit, "memory": "64Mi"},
+            },
+        }
+        for name, (request, limit) in cpus.items()
+    ]
+    spec = {"runtimeClassName": "kata-sized", "containers": containers}
+    metadata = {"generateName": "sized-", "namespace": "sizes"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def test_pods_get_the_class_of_their_size(cluster: ControlPlane) -> None:
+    """A Guaranteed pod with whole CPUs; others keep the family's class, as does a size that none
+    has. Off by default."""
+    chart = str(CHARTS / "kata-pin")
+    template = ("template", SPACE, chart, "-n", SPACE, "--kube-version", "1.34.1")
+    only = ("--show-only", "templates/kata-classes.yaml")
+    api = ("--api-versions", "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy")
+    assert "kata-classes" not in cluster.run("helm", *template, *api).stdout
+    on = ("--set", "kataClasses.enabled=true")
+    plain = list(yaml.safe_load_all(cluster.run("helm", *template, *only, *on).stdout))
+    assert [one["kind"] for one in plain] == ["RuntimeClass"] * 5
+    text = cluster.run("helm", *template, *only, *on, *api).stdout
+    cluster.kubectl("apply", "--server-side", "--validate=strict", "-f", "-", given=text)
+    cluster.kubectl("create", "namespace", "sizes")
+    cluster.kubectl("create", "serviceaccount", "default", "-n", "sizes")
+
+    def made(**cpus: tuple[str, str]) -> dict[str, Any]:
+        asked = ("create", "--dry-run=server", "-o", "json", "-f", "-")
+        pod = json.loads(cluster.kubectl(*asked, given=json.dumps(sized(**cpus))))
+        spec: dict[str, Any] = pod["spec"]
+        return spec
+
+    prefix = "kata-qemu-runtime-rs-cpus-"
+    wait_for(lambda: made(a=("4", "4"))["runtimeClassName"] == f"{prefix}4", "the policy", 60)
+    four = made(a=("4", "4"))
+    assert four["overhead"] == {"cpu": "250m", "memory": "320Mi"}
+    assert four["nodeSelector"] == {f"kata-pin.io/{prefix}4": "true"}
+    for size, cpus in (
+        ("2", {"a": ("1", "1"), "b": ("1000m", "1000m"), "c": ("500m", "500m")}),
+        ("8", {"a": ("8", "8")}),
+    ):
+        assert made(**cpus)["runtimeClassName"] == prefix + size
+    for cpus in ({"a": ("3", "3")}, {"a": ("500m", "500m")}, {"a": ("1", "4")}):
+        assert made(**cpus)["runtimeClassName"] == "kata-sized", cpus
+    cluster.kubectl("delete", "-f", "-", given=text)
 
 
 # ---- the reporter's rights -------------------------------------------------------------------
@@ -160,6 +219,12 @@ def test_a_token_writes_its_own_nodes_object_only(cluster: ControlPlane, tmp_pat
     status = json.loads(encode_placement("other", "", NOTHING_KNOWN))
     said = intruder.tries(*apply, "--subresource=status", given=status)
     assert "may not write the object of other" in said
+    for pod, allowed in (("kube-system/etcd-own", False), (f"{SPACE}/{SPACE}-other", False),
+                         (f"evil/{SPACE}-own", False), (f"{SPACE}/{SPACE}-own", True)):  # fmt: skip
+        status = json.loads(encode_placement("own", "", replace(NOTHING_KNOWN, daemon_pod=pod)))
+        said = intruder.tries(*apply, "--subresource=status", given=status)
+        assert ("serverside-applied" in said) is allowed, said
+        assert allowed or f"its own is {SPACE}/{SPACE}-own" in said
     create = ("create", "--validate=false", "-f", "-")
     assert "created" in intruder.tries(*create, given=event("own"))
     assert "only Events of its own" in intruder.tries(*create, given=event("other"))
@@ -444,10 +509,12 @@ def check_plugin(cluster: ControlPlane) -> None:
 
 
 def test_upgrade_and_uninstall(cluster: ControlPlane, tmp_path: Path) -> None:
-    """An upgrade rolls out; an uninstall first has every node released, then removes everything."""
+    """An upgrade rolls out; an uninstall first has every node released, and files of classes
+    removed, then removes everything."""
     chart = str(CHARTS / "kata-pin")
     before = cluster.get("daemonset", SPACE, "-n", SPACE)["metadata"]["generation"]
-    cluster.run("helm", "upgrade", SPACE, chart, "-n", SPACE, "--set", "config.log_level=debug")
+    values = "config.log_level=debug,kataClasses.enabled=true,kataClasses.nodes=true"
+    cluster.run("helm", "upgrade", SPACE, chart, "-n", SPACE, "--set", values)
     assert cluster.get("daemonset", SPACE, "-n", SPACE)["metadata"]["generation"] == before + 1
     said: list[str] = []
     controller = threading.Thread(target=_play_controllers, args=(cluster, tmp_path, said))
@@ -470,11 +537,12 @@ def _play_controllers(cluster: ControlPlane, folder: Path, said: list[str]) -> N
     """Do what a Job's pod and the DaemonSet's controller do during the uninstall."""
     job = ("get", "job", f"{SPACE}-undo", "-n", SPACE, "-o", "json")
     wait_for(lambda: cluster.run("kubectl", *job, check=False).returncode == 0, "the Job", 60)
+    (undo,) = json.loads(cluster.kubectl(*job))["spec"]["template"]["spec"]["containers"]
     token = folder / "undo.token"
     token.write_text(cluster.kubectl("create", "token", f"{SPACE}-undo", "-n", SPACE).strip())
     rollout = subprocess.Popen(
         [
-            *(str(PROGRAM), "release-nodes", f"{SPACE}/{SPACE}", "--timeout", "90s"),
+            *(str(PROGRAM), *undo["args"], "--timeout", "90s"),
             *("--api", cluster.url, "--token", str(token), "--ca", str(cluster.ca)),
         ],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -485,6 +553,10 @@ def _play_controllers(cluster: ControlPlane, folder: Path, said: list[str]) -> N
         return "lifecycle" in template["containers"][0]
 
     wait_for(patched, "the rollout", 60)
+    pod = cluster.get("daemonset", SPACE, "-n", SPACE)["spec"]["template"]["spec"]
+    check, writer = pod["initContainers"]
+    assert writer["args"] == ["kata-class", "--remove", "--chroot=/host"]
+    assert (writer["image"], check["args"]) == (check["image"], ["config", "check"])
     generation = cluster.get("daemonset", SPACE, "-n", SPACE)["metadata"]["generation"]
     counts = dict.fromkeys(
         (

@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from kata_pin.model.cpuset import CpuSet
+from kata_pin.base.cpuset import CpuSet
 from scripts.packages.parts import NOT_HERE
 from tests.cluster.realnode import RealKubelet, pod, real_kubelet, run_pod, why_not
 from tests.support.containerd import RELEASES, Containerd, Release, private_containerd

@@ -17,11 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.errors import AgentDenied, AgentFailed, GuestError
-from kata_pin.guest.address import HybridVsockAddress
-from kata_pin.guest.agent import AgentClient, AgentVersion
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.wire.guest.metrics import parse_cpu_times
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.errors import AgentDenied, AgentFailed, GuestError
+from kata_pin.peers.agent.client import AgentClient, AgentVersion, HybridVsockAddress
+from kata_pin.peers.agent.messages import parse_cpu_times
 from tests.support.agentdouble import HonestAgent
 
 PEER = os.environ.get("KATA_PIN_AGENT_PEER", "")

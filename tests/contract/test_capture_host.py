@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kata_pin.host.root import HOST
-from kata_pin.host.topology import read_topology
+from kata_pin.linux.files import HOST
+from kata_pin.linux.topology import read_topology
 from tests.support.hosttree import grow, parse_listing
 
 CAPTURE = Path(__file__).parents[2] / "scripts" / "capture-host"

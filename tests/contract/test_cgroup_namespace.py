@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.host.cgroup_owner import why_not_roots
-from kata_pin.host.cpuset import CpusetReader
-from kata_pin.host.process import cgroups
-from kata_pin.host.root import HOST
+from kata_pin.linux.cgroups import CpusetReader, why_not_roots
+from kata_pin.linux.files import HOST
+from kata_pin.linux.process import cgroups
 from tests.support.specimen import cpuset_cgroup
 
 REPOSITORY = Path(__file__).parents[2]

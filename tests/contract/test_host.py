@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from kata_pin.calls import Change
-from kata_pin.errors import TaskGone
-from kata_pin.host import process, tasks
-from kata_pin.host.affinity import apply
-from kata_pin.host.audit import NOTHING, Expected, audit_affinity, audit_deep
-from kata_pin.host.cpuset import CpusetReader
-from kata_pin.host.process import ProcessIndex
-from kata_pin.host.root import HOST, HostRoot
-from kata_pin.host.topology import online, read_topology
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.placement import Action, Outcome
-from kata_pin.model.thread import Task, ThreadKey
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.errors import TaskGone
+from kata_pin.base.placement import Action
+from kata_pin.base.sandbox import Task, ThreadKey
+from kata_pin.base.values import Outcome
+from kata_pin.linux import process, tasks
+from kata_pin.linux.affinity import NOTHING, ExpectedThread, apply, audit_affinity, audit_deep
+from kata_pin.linux.cgroups import CpusetReader
+from kata_pin.linux.files import HOST, HostRoot
+from kata_pin.linux.process import ProcessIndex
+from kata_pin.linux.topology import online, read_topology
+from kata_pin.rights.broker.protocol import AffinityChange
 from tests.support.hosttree import FakeHost, grow, listing
 from tests.support.specimen import specimen, two_cpus
 
@@ -162,11 +163,13 @@ def test_ended_thread(subject: Subject) -> None:
 def test_audit_follows_every_change(subject: Subject) -> None:
     """The audit is quiet on what was read, then names the moved, the new and the ended thread."""
     expected = {task.key.tid: frozenset(task.affinity) for task in subject.tasks()}
-    deep = {t.key.tid: Expected(t.key.starttime, frozenset(t.affinity)) for t in subject.tasks()}
+    deep = {
+        t.key.tid: ExpectedThread(t.key.starttime, frozenset(t.affinity)) for t in subject.tasks()
+    }
     assert audit_affinity(subject.root, subject.pid, expected) is NOTHING
     assert audit_deep(subject.root, subject.pid, deep) is NOTHING
     moved, ended = subject.tids[1], subject.tids[-1]
-    change = Change(*subject.key(moved), 0, frozenset({subject.cpus[1]}))
+    change = AffinityChange(*subject.key(moved), 0, frozenset({subject.cpus[1]}))
     subject.root.calls.set_affinities([change], subject.root.proc())
     born = subject.grow()
     subject.end(ended)
@@ -179,7 +182,9 @@ def test_audit_follows_every_change(subject: Subject) -> None:
 
 def test_deep_audit_knows_who_is_who(subject: Subject) -> None:
     """An expectation with another start time is of another thread."""
-    deep = {t.key.tid: Expected(t.key.starttime, frozenset(t.affinity)) for t in subject.tasks()}
+    deep = {
+        t.key.tid: ExpectedThread(t.key.starttime, frozenset(t.affinity)) for t in subject.tasks()
+    }
     tid = subject.tids[1]
     deep[tid] = deep[tid]._replace(starttime=1)
     finding = audit_deep(subject.root, subject.pid, deep)

@@ -9,33 +9,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.model.node import KubeletState, Node
-from kata_pin.model.placement import Placement
-from kata_pin.model.sandbox import Container, ContainerKind, Sandbox, Vmm
-from kata_pin.model.thread import (
+from kata_pin.base.cpuset import EMPTY, CpuSet
+from kata_pin.base.placement import KubeletState, Node, Placement
+from kata_pin.base.sandbox import (
     PF_KTHREAD,
     PF_USER_WORKER,
+    Container,
     Role,
-    RoleSource,
+    Sandbox,
     Task,
     Thread,
-    ThreadRole,
+    Vmm,
 )
-from kata_pin.model.thread import ThreadKey as Key
-from kata_pin.policy.placement.place import place
-from kata_pin.vmm.find import VmmFinder
-from kata_pin.vmm.overhead import find_helpers
+from kata_pin.base.sandbox import ThreadKey as Key
+from kata_pin.base.values import ContainerKind, RoleSource, ThreadRole
+from kata_pin.peers.kata import parse_persist, to_containers
+from kata_pin.peers.kubelet.checkpoint import parse_checkpoint
+from kata_pin.placement.place import place
+from kata_pin.vmm.claims import Shims
+from kata_pin.vmm.find import VmmFinder, find_helpers
 from kata_pin.vmm.role_cache import RoleCache
 from kata_pin.vmm.roles import identify
-from kata_pin.vmm.shims import Shims
-from kata_pin.wire.kata.persist import parse_persist, to_containers
-from kata_pin.wire.kube.checkpoint import parse_checkpoint
 from tests.support import recordings
 from tests.support.hosttree import FakeHost
 from tests.support.vmmhost import facts

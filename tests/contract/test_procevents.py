@@ -13,21 +13,14 @@ from typing import Any
 
 import pytest
 
-from kata_pin.broker.connector import process_events
-from kata_pin.errors import HostError
-from kata_pin.sources.process_events import (
-    Event,
-    NewProcess,
-    NewThread,
-    ProcEvents,
-    TaskExit,
-)
+from kata_pin.base.errors import HostError
+from kata_pin.linux.events import Connect, Event, NewProcess, NewThread, ProcEvents, TaskExit
+from kata_pin.rights.broker.libc import process_events
 from tests.support.fakeconnector import FakeConnector
 from tests.support.specimen import specimen
 
+KTHREADD = 2
 DEADLINE_S = 10.0
-
-Connect = Callable[[bytes], socket.socket]
 
 
 @dataclass
@@ -42,12 +35,16 @@ class Subject:
     end: Callable[[int, int], None]
 
     async def until(self, wanted: Event) -> list[Event]:
-        """Return all events up to the wanted one."""
+        """Return all events up to the wanted one, without new kernel threads of the machine."""
         seen: list[Event] = []
         async with asyncio.timeout(DEADLINE_S):
             async for batch in self.events:
                 assert batch, "a batch is never empty"
-                seen += batch
+                seen += [
+                    event
+                    for event in batch
+                    if not (isinstance(event, NewProcess) and event.ppid == KTHREADD)
+                ]
                 if wanted in batch:
                     return seen
         raise AssertionError("the events ended")
@@ -195,8 +192,8 @@ async def test_fake_messages_have_the_kernel_s_length() -> None:
     for connect in (process_events, fake.connect):
         lengths.append(set())
 
-        def measured(first: bytes, connect: Connect = connect) -> socket.socket:
-            return Measuring(fileno=connect(first).detach())
+        def measured(token: int, *, execs: bool, connect: Connect = connect) -> socket.socket:
+            return Measuring(fileno=connect(token, execs=execs).detach())
 
         events = ProcEvents(set(), connect=measured)
         try:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from kata_pin.model.cpuset import CpuSet
+from kata_pin.base.cpuset import CpuSet
 from tests.support.waiting import wait_for
 
 

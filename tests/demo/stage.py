@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.support.katalike import ContainerSpec, KataDirs, KataSandbox
 from tests.support.ocirun import OciContainer
-from tests.support.qemu import Accelerator, Machine
+from tests.support.qemu import QEMU, Accelerator, Machine
 from tests.support.vmmhost import SHIMS
 from tests.support.waiting import SCALE, wait_for
 
@@ -67,9 +67,11 @@ class Stage:
         print(f"$ kata-pin {' '.join(arguments)}\n{self.run(*arguments)}", flush=True)
 
     def state(self, sandbox_id: str) -> dict[str, Any]:
-        """Return what kata-pin says of one sandbox."""
+        """Return what kata-pin says of one sandbox; with state `unknown` if it says nothing."""
         document = json.loads(self.run("show", "--json"))
-        return next(one for one in document["sandboxes"] if one["id"] == sandbox_id)
+        unknown = {"id": sandbox_id, "state": "unknown", "threads": []}
+        sandboxes = (one for one in document["sandboxes"] if one["id"] == sandbox_id)
+        return next(sandboxes, unknown)
 
     def start_daemon(self) -> None:
         """Start the daemon and wait until it answers."""
@@ -205,6 +207,7 @@ class Stage:
             "runtime_dir": str(self.runtime_dir),
             "audit": {"affinity_s": 0.5, "deep_s": 1},
             "shims": [*SHIMS],
+            "hypervisors": [QEMU],
             "paths": {
                 "vc": str(self.dirs.vc),
                 "kata": str(self.dirs.kata),

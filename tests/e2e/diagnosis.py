@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from kata_pin.errors import KataPinError
 from tests.e2e.node import Node
 from tests.support.daemon import Node as PrivateNode
+from tests.support.daemon import Refused
 
 LOG_BYTES: Final = 500_000
 """What is kept of a private daemon's log: its end."""
@@ -46,7 +46,7 @@ def collect(
 def _state(daemon: PrivateNode) -> str:
     try:
         return json.dumps(daemon.ask("state"), indent=1)
-    except KataPinError as error:
+    except (OSError, Refused) as error:
         return f"{error}\n"
 
 

@@ -15,16 +15,17 @@ without kata-pin; they have them from their exec on, and the shim's hooks are in
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
 from typing import Final, Self
 
-from kata_pin.model.cpuset import CpuSet, union
+from kata_pin.base.cpuset import CpuSet, union
 from tests.e2e.minikata.cgroups import sandbox_path
 from tests.e2e.realkubelet import read_checkpoint
 
@@ -133,7 +134,7 @@ class KubeletWatch:
         sample = Sample(began, time.monotonic(), default, held, pods)
         self.looks += 1
         if self.samples and self.samples[-1].same(sample):
-            self.samples[-1] = replace(self.samples[-1], ended=sample.ended)
+            self.samples[-1] = dataclasses.replace(self.samples[-1], ended=sample.ended)
         else:
             self.samples.append(sample)
 
@@ -158,7 +159,7 @@ class KubeletWatch:
                 return False
             about = spec["annotations"]
             self.sandboxes[sandbox] = about["io.kubernetes.cri.sandbox-name"].removesuffix("-node")
-            path = sandbox_path(spec["linux"]["cgroupsPath"], sandbox)
+            path = sandbox_path(spec["linux"]["cgroupsPath"], sandbox, "kata_")
             self._homes[sandbox] = about["io.kubernetes.cri.sandbox-uid"], CGROUPS / path.strip("/")
         return True
 

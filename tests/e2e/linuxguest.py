@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.wire.guest.cpus import parse_cpuinfo
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.peers.agent.messages import parse_cpuinfo
 from tests.e2e.idlevm import vcpu_tids
 from tests.e2e.node import Node
 from tests.support.hooks import COMMAND, PATIENT

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from kata_pin.model.cpuset import CpuSet, union
+from kata_pin.base.cpuset import CpuSet, union
 from tests.e2e.criruntime import CGROUP, HANDLER, CriNode, qemu_pid
 from tests.e2e.node import Node
 from tests.e2e.nodepods import VmThreads

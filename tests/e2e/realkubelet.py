@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from kata_pin.model.cpuset import CpuSet
+from kata_pin.base.cpuset import CpuSet
 from tests.e2e.criruntime import SOCKET
 from tests.e2e.node import Node
 from tests.kubelet.recording import programs

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import pytest
 
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.settings import CpuClass
-from kata_pin.wire.orders import render_orders
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.values import CpuClass
+from kata_pin.options.allocation.orders import render_orders
 from tests.e2e.criruntime import SOCKET, CriNode, kata_handler, qemu_pid
 from tests.e2e.idlevm import tids
 from tests.e2e.node import Node

@@ -28,10 +28,10 @@ from typing import Any, Final
 
 import pytest
 
-from kata_pin.host.root import HOST
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.policy.isolation.remedies import WORKQUEUES, mask
-from kata_pin.wire.proc import kernel_worker
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.linux.files import HOST
+from kata_pin.linux.proc import kernel_worker
+from kata_pin.placement.remedies import WORKQUEUES, mask
 from tests.e2e import linuxguest
 from tests.e2e.idlevm import idle_vm
 from tests.e2e.katapods import private_daemon

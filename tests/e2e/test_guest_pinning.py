@@ -20,13 +20,14 @@ from typing import Any, Final
 
 import pytest
 
-from kata_pin.model.cpuset import CpuSet
+from kata_pin.base.cpuset import CpuSet
 from tests.e2e import linuxguest
 from tests.e2e.katapods import private_daemon
 from tests.e2e.linuxguest import BUSY, Guest, Ran, hooks, linux, vcpus
 from tests.e2e.node import Node
 from tests.support.daemon import Node as PrivateNode
 from tests.support.minikata import Minikata, MinikataContainer, minikata_node
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("kvm", "untouched")
 
@@ -331,7 +332,7 @@ def test_given_back(pod: GuestPod) -> None:
 
 def _wait_for_all_cpus(pod: GuestPod) -> None:
     every = CpuSet(pod.guest.cpu_of_apic().values())
-    pod.node.wait(
+    wait_for(
         lambda: {one.allowed for one in pod.guest.processes()} == {every}, "all CPUs for all", 60
     )
 

@@ -17,7 +17,7 @@ from typing import Final
 
 import pytest
 
-from kata_pin.model.cpuset import CpuSet
+from kata_pin.base.cpuset import CpuSet
 from tests.e2e.criruntime import kata_handler, qemu_pid
 from tests.e2e.kubeletwatch import KubeletWatch, Sample
 from tests.e2e.node import Node

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from kata_pin.wire.kernel.memory import parse_placed
+from kata_pin.linux.memory import parse_placed
 from tests.e2e.katapods import LabPod, Pods, private_daemon
 from tests.e2e.node import Node
 from tests.support.daemon import Node as PrivateNode

@@ -11,23 +11,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from msgspec.structs import replace
 
-from kata_pin.host.measure.counted import cpu_runs
-from kata_pin.host.measure.methods import Asked, measure
-from kata_pin.host.measure.rings import SwitchRecorder
-from kata_pin.host.measure.taskruns import task_runs
-from kata_pin.host.root import HOST
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.measured.windows import CpuWindow, Measured, Method, TaskClass, Verdict
-from kata_pin.policy.isolation.classes import Known, Owner
-from kata_pin.policy.isolation.counted import judge_counts
-from kata_pin.policy.isolation.remedies import WORKQUEUES, mask
-from kata_pin.policy.isolation.verdicts import judge
+from kata_pin.base.counters import CpuWindow, Measured
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.values import Method, TaskClass, Verdict
+from kata_pin.linux.counters import task_runs
+from kata_pin.linux.files import HOST
+from kata_pin.linux.recording import Asked, cpu_runs, measure
+from kata_pin.linux.switches import SwitchRecorder
+from kata_pin.options.isolation.decide import judge, judge_counts
+from kata_pin.placement.owners import Known, Owner
+from kata_pin.placement.remedies import WORKQUEUES, mask
 from tests.e2e.katapods import Pods
 from tests.support.daemon import Node as PrivateNode
 from tests.support.intruder import Busy
@@ -36,12 +35,15 @@ from tests.support.waiting import wait_for
 CPU: Final = 5
 OTHER: Final = 4
 PARANOID: Final = "/proc/sys/kernel/perf_event_paranoid"
-WITHIN: Final = 0.02
+WITHIN: Final = 0.05
+"""Emulated CPUs are late for each other on a busy host: 2.2 % were seen at a load of 9."""
+
 EDGE_NS: Final = 3_000_000
 """What the window's two ends may differ by: a slice that is under way, a switch under emulation."""
 
-LATE_NS: Final = 8_000_000
-"""How late the run time of a thread may be that is running: a tick at each end of a window."""
+LATE_NS: Final = 40_000_000
+"""How late the run time of a thread may be that is running: a tick at each end of a window, 4 ms
+where nothing delays it. Emulated, on a host with a load of 9, it was 8 ms."""
 
 
 @pytest.fixture
@@ -214,6 +216,11 @@ def test_commands_and_watch_over_a_pod(
     assert (status, set(rows)) == (0, {OTHER, CPU}), document
     seen = {task["task_class"] for row in rows.values() for task in row["tasks"]}
     assert seen <= {"per-cpu-kernel"}
+    (guest,) = document["guests"]
+    assert (guest["problems"], guest["halt_polling"] is None) == ([], False), guest
+    paired = [one for one in guest["vcpus"] if one["cpus"] in {str(OTHER), str(CPU)}]
+    assert len(paired) == 2
+    assert all(one["exits"] is not None and one["preempted"] is not None for one in paired), paired
     alone = pinner.cli("check", pod.id)
     assert alone.returncode == 0, alone.stdout
     with Busy.started(CPU, "kp-intruder") as intruder:
@@ -257,6 +264,6 @@ def _top(pinner: PrivateNode, sandbox_id: str) -> dict[int, float]:
 
 
 def _prove(pinner: PrivateNode, sandbox_id: str, span: str) -> tuple[dict[str, Any], int]:
-    done = pinner.cli("prove", sandbox_id, "--for", span, "--json")
+    done = pinner.cli("prove", sandbox_id, "--for", span, "--guest", "--json")
     assert done.stdout, done.stderr
     return json.loads(done.stdout), done.returncode

@@ -22,11 +22,10 @@ from typing import Final
 
 import pytest
 
-from kata_pin.host.interrupts import default_mask, read_interrupts
-from kata_pin.host.root import HOST
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.quiet.interrupts import Interrupt
-from kata_pin.wire.kernel.irqbalance import parse_setup
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.linux.files import HOST
+from kata_pin.linux.interrupts import Interrupt, default_mask, read_interrupts
+from kata_pin.options.quiet.services import parse_setup
 from tests.e2e.node import Node
 from tests.e2e.nodepods import EXCLUSIVE, installed_hooks, node_pods
 from tests.e2e.unit import CONFIG, Unit

@@ -19,14 +19,16 @@ from typing import Final
 
 import pytest
 
-from kata_pin.config import from_text
-from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
-from kata_pin.daemon.service.compose import Components, boot_id, compose
-from kata_pin.daemon.store.containers import Registry
-from kata_pin.daemon.store.pins import Pins
-from kata_pin.host.root import HOST
-from kata_pin.model.placement import Report
-from kata_pin.model.thread import RoleSource, ThreadRole
+from kata_pin.base.placement import Report
+from kata_pin.base.steps import finish
+from kata_pin.base.values import RoleSource, ThreadRole
+from kata_pin.engine.sandbox_cache import SandboxCache
+from kata_pin.linux.files import HOST
+from kata_pin.records.containers import Registry
+from kata_pin.records.pins import Pins
+from kata_pin.service.compose import boot_id, compose
+from kata_pin.service.configuration import from_text
+from kata_pin.service.options import Core
 from tests.e2e.katapods import VHOST_WORKERS, LabPod, Pods
 from tests.e2e.node import Node
 from tests.support.daemon import Json
@@ -172,7 +174,7 @@ def _pass_of_its_own(node: PrivateNode, pod: LabPod, *, debugfs: str, ptrace: bo
         Pins(registry).set_live_threads(live=True)  # else the main thread would keep the whole mask
         parts = compose(from_text(json.dumps(settings)), registry)
         asyncio.run(parts.survey.all())
-        parts.adoption.all()
+        finish(parts.adoption.all())
         cache = SandboxCache()
         cache.vmm = asyncio.run(parts.engine.find(pod.id, registry.containers(pod.id), cache))
         assert cache.vmm is not None
@@ -183,7 +185,7 @@ def _pass_of_its_own(node: PrivateNode, pod: LabPod, *, debugfs: str, ptrace: bo
     return _in_a_child(look)
 
 
-def _settled(parts: Components, registry: Registry, sandbox_id: str, cache: SandboxCache) -> Report:
+def _settled(parts: Core, registry: Registry, sandbox_id: str, cache: SandboxCache) -> Report:
     """Run passes until no thread is too young to tell what it is."""
 
     def look() -> Report | None:

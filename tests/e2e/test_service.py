@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.node import Node
+from tests.e2e.unit import CONFIG, Unit
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,20 @@ def test_service_runs_and_notified(node: Node) -> None:
     assert facts["ActiveState"] == "active"
     assert facts["NRestarts"] == "0"
     assert facts["StatusText"]
+
+
+def test_the_service_starts_without_its_configuration_file(node: Node) -> None:
+    """The defaults apply then; the unit names no file whose absence would be an error."""
+    unit, aside = Unit(node), CONFIG.with_suffix(".aside")
+    before = unit.pid
+    CONFIG.rename(aside)
+    try:
+        unit.systemctl("restart")
+        unit.wait_running(other_than=before)
+    finally:
+        aside.rename(CONFIG)
+        unit.systemctl("restart")
+        unit.wait_running()
 
 
 def test_runtime_folder_is_for_root_and_the_group(node: Node) -> None:

@@ -10,8 +10,8 @@ import os
 
 import pytest
 
-from kata_pin.host.root import HOST
-from kata_pin.host.topology import read_topology
+from kata_pin.linux.files import HOST
+from kata_pin.linux.topology import read_topology
 from tests.e2e.katapods import LabPod, Pods
 from tests.e2e.node import Node
 from tests.support.daemon import Node as PrivateNode

@@ -15,8 +15,8 @@ from typing import Final
 
 import pytest
 
-from kata_pin.errors import KataPinError
-from kata_pin.sources.daemon_socket import ask
+from kata_pin.base.errors import KataPinError
+from kata_pin.service.protocol import ask
 from tests.e2e.node import Node
 from tests.e2e.nodepods import EXCLUSIVE, SHARED, VmThreads, installed_hooks, node_pods
 from tests.e2e.unit import CONFIG, RUNTIME_DIR, UNIT, Unit

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from threading import Event, Thread
 from typing import Final, Self
 
-from kata_pin.model.cpuset import EMPTY, CpuSet
+from kata_pin.base.cpuset import EMPTY, CpuSet
 
 PERIOD_S: Final = 0.01
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from kata_pin.errors import KataPinError
-from kata_pin.sources.daemon_socket import ask
+from kata_pin.base.errors import KataPinError
+from kata_pin.service.protocol import ask
 from tests.e2e.node import Node
 
 UNIT: Final = "kata-pin.service"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +19,10 @@ from typing import Any
 import grpc
 import pytest
 
-from kata_pin.model.adjustment import AtCreation, Limits
-from kata_pin.wire.nri.replies import Answer, Cpuset
+from kata_pin.base.allocation import AtCreation, Device, Limits
+from kata_pin.peers.nri.replies import Cpuset, NriAnswer
 from tests.support.allotcluster import ALLOC, ONE_CPU, Allotted, kill_and_start, order, run
-from tests.support.containerd import RELEASES, Release, private_containerd, why_not
+from tests.support.containerd import DEBIANS, RELEASES, Release, private_containerd, why_not
 from tests.support.daemon import Json, private_node
 from tests.support.foreignpolicy import NAME, make_package
 from tests.support.rival import rival
@@ -69,7 +70,13 @@ def generous(cluster: Allotted) -> Allotted:
     hints = cluster.containerd.shared / "hints"
     hints.mkdir()
     (hints / "now").write_text("cold")
-    settle(cluster, policy=NAME, mount_sources=[str(hints)])
+    settle(
+        cluster,
+        policy=NAME,
+        mount_sources=[str(hints)],
+        devices=["/dev/kmsg"],
+        annotation_keys=["hints.example.com/node"],
+    )
     package = make_package(cluster.containerd.shared / "package")
     cluster.node.start(["env", f"PYTHONPATH={package}"])
     cluster.wait_told(0)
@@ -157,6 +164,47 @@ def test_hugepages_are_in_the_spec(generous: Allotted) -> None:
     resources = generous.containerd.spec(app)["linux"]["resources"]
     wanted = {"pageSize": "2MB", "limit": 4 * MIB}
     assert wanted in resources["hugepageLimits"]
+
+
+def test_a_device_and_an_annotation(generous: Allotted, release: Release) -> None:
+    """The node that the container sees, the cgroup's rule, and what `alloc explain` shows.
+
+    NRI's own rule lets it write, too; containerd 1.7 knows no other one.
+    """
+    _, app = run(generous, "dev0", **ONE_CPU)
+    seen = (root(generous, app) / "dev/kmsg").stat()
+    assert stat.S_ISCHR(seen.st_mode)
+    assert (os.major(seen.st_rdev), os.minor(seen.st_rdev)) == (1, 11)
+    assert stat.S_IMODE(seen.st_mode) == 0o440
+    assert access(generous, app, "c 1:11") == ("rw" if release is DEBIANS else "r")
+    spec = generous.containerd.spec(app)
+    assert spec["annotations"]["hints.example.com/node"] == "0"
+    shown = generous.node.cli("alloc", "explain", app).stdout
+    assert "/dev/kmsg (r)" in shown
+    assert "hints.example.com/node=0" in shown
+
+
+def access(cluster: Allotted, container: str, device: str) -> str:
+    """Return what a container's device cgroup allows it to do with a device."""
+    lines = cluster.cgroup_file(container, "devices.list").read_text().splitlines()
+    return next((line.split()[-1] for line in lines if line.startswith(f"{device} ")), "")
+
+
+def test_a_device_that_is_another_one(generous: Allotted) -> None:
+    """The numbers of /dev/zero under a path that the administrator listed."""
+    _, app = run(generous, "wrong0", **ONE_CPU)
+    assert generous.grant(app)["adjustment"] is None
+    assert "the device /dev/kmsg as c 1:5, which is /dev/zero" in notes(generous)
+    assert not (root(generous, app) / "dev/kmsg").exists()
+
+
+def test_a_device_for_a_vm(generous: Allotted) -> None:
+    """In the guest its numbers would be the guest's: refused, and said."""
+    _, app = run(generous, "small-dev", handler="kata", **ONE_CPU)
+    assert generous.grant(app)["adjustment"] is None
+    assert "a device that cannot be passed into a Kata VM: '/dev/kmsg'" in notes(generous)
+    devices = generous.containerd.spec(app)["linux"].get("devices") or []
+    assert "/dev/kmsg" not in {device["path"] for device in devices}
 
 
 def test_a_vm_is_not_resized(generous: Allotted) -> None:
@@ -278,9 +326,11 @@ def test_a_kata_container_reads_of_its_guest(cluster: Allotted) -> None:
 
 
 OTHERS = {
-    "CPU shares": Answer(Cpuset(limits=Limits(shares=77))),
-    "memory limit": Answer(Cpuset(limits=Limits(memory=50 * MIB))),
-    "environment": Answer(creation=AtCreation(env=(("HINT", "mine"),))),
+    "CPU shares": NriAnswer(Cpuset(limits=Limits(shares=77))),
+    "memory limit": NriAnswer(Cpuset(limits=Limits(memory=50 * MIB))),
+    "environment": NriAnswer(creation=AtCreation(env=(("HINT", "mine"),))),
+    "devices": NriAnswer(creation=AtCreation(devices=(Device("/dev/kmsg", "c", 1, 11),))),
+    "annotations": NriAnswer(creation=AtCreation(annotations=(("hints.example.com/node", "7"),))),
 }
 
 
@@ -288,10 +338,10 @@ OTHERS = {
 def test_another_plugin_sets_the_same(generous: Allotted, field: str) -> None:
     """NRI refuses the creation and names both plugins; kata-pin names the field, and yields."""
     with rival(generous.containerd.nri_socket, index="50", answer=OTHERS[field]):
-        pod = generous.cri.run_pod("r0")
+        pod = generous.cri.run_pod("dev0")
         with pytest.raises(grpc.RpcError, match=r"rival.* both tried to set"):
-            generous.cri.create(pod, "app", pod_name="r0", **ONE_CPU)
-        again = generous.cri.create(pod, "app", pod_name="r0", attempt=1, **ONE_CPU)
+            generous.cri.create(pod, "app", pod_name="dev0", **ONE_CPU)
+        again = generous.cri.create(pod, "app", pod_name="dev0", attempt=1, **ONE_CPU)
         generous.cri.start(again)
     assert generous.allocation()["suspended"] == ""
     log = generous.node.log

@@ -9,12 +9,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from kata_pin.host.affinity import apply_all
-from kata_pin.host.audit import Expected, audit_affinity, audit_deep
-from kata_pin.host.cpuset import CpusetReader
-from kata_pin.host.root import HOST
-from kata_pin.host.tasks import TaskReader
-from kata_pin.model.placement import Action
+from kata_pin.base.placement import Action
+from kata_pin.linux.affinity import ExpectedThread, apply_all, audit_affinity, audit_deep
+from kata_pin.linux.cgroups import CpusetReader
+from kata_pin.linux.files import HOST
+from kata_pin.linux.tasks import TaskReader
 from tests.support.specimen import Specimen, specimen
 
 
@@ -57,7 +56,7 @@ def test_deep_audit(herd: list[Specimen]) -> None:
     """The deep audit costs at most 2 x a bare listing with stat files and getaffinity."""
     expected = {
         s.pid: {
-            task.key.tid: Expected(task.key.starttime, frozenset(task.affinity))
+            task.key.tid: ExpectedThread(task.key.starttime, frozenset(task.affinity))
             for task in TaskReader().read(HOST, s.pid, CpusetReader(HOST))
         }
         for s in herd

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.host.affinity import PF_NO_SETAFFINITY, apply, apply_all
-from kata_pin.host.cpuset import CpusetReader
-from kata_pin.host.process import ProcessIndex
-from kata_pin.host.root import HOST
-from kata_pin.host.tasks import get_affinity, read_task, starttime
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.placement import Action, Outcome
-from kata_pin.model.thread import ThreadKey
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.placement import Action
+from kata_pin.base.sandbox import ThreadKey
+from kata_pin.base.values import Outcome
+from kata_pin.linux.affinity import PF_NO_SETAFFINITY, apply, apply_all
+from kata_pin.linux.cgroups import CpusetReader
+from kata_pin.linux.files import HOST
+from kata_pin.linux.process import ProcessIndex
+from kata_pin.linux.tasks import get_affinity, read_task, starttime
 from tests.support.specimen import cpuset_cgroup, specimen, two_cpus
 from tests.support.waiting import wait_for
 

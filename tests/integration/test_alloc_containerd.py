@@ -18,9 +18,9 @@ from random import Random
 import grpc
 import pytest
 
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.node import KubeletState
-from kata_pin.wire.kube.checkpoint import dump_checkpoint
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.placement import KubeletState
+from kata_pin.peers.kubelet.checkpoint import dump_checkpoint
 from tests.support.allotcluster import (
     ALLOC,
     KEY,
@@ -120,10 +120,10 @@ def test_a_failed_start_counts_no_more(cluster: Allotted) -> None:
     cluster.start()
     pod = cluster.cri.run_pod("k1", "kata", {KEY: "exclusive"})
     app = cluster.cri.create(pod, "app", pod_name="k1", command=["/does-not-exist"], **ONE_CPU)
-    assert cluster.node.registered()[app].state.counts
+    assert cluster.node.registered()[app].counts
     with pytest.raises(grpc.RpcError):
         cluster.cri.start(app)
-    wait_for(lambda: not cluster.node.registered()[app].state.counts, "the audit to find it")
+    wait_for(lambda: not cluster.node.registered()[app].counts, "the audit to find it")
     wait_for(lambda: cluster.grant(app)["ended"], "its CPU to wait for the next try")
     again = cluster.cri.create(pod, "app", pod_name="k1", attempt=1, **ONE_CPU)
     cluster.cri.start(again)

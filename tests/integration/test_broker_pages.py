@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.broker.pages import MAX_PAGES, PagesMoved, PageWindow, _move_pages
-from kata_pin.calls import DIRECT, Calls
-from kata_pin.host.memory import allowed_nodes, free_memory, mappings, nodes_with_memory
-from kata_pin.host.root import HOST, HostRoot
-from kata_pin.host.tasks import starttime
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.policy.memory import plan_moves
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.linux.files import HOST, HostRoot
+from kata_pin.linux.memory import allowed_nodes, free_memory, mappings, nodes_with_memory
+from kata_pin.linux.tasks import starttime
+from kata_pin.options.memory.keeper import plan_moves
+from kata_pin.rights.broker.pages import MAX_PAGES, PagesMoved, PageWindow, _move_pages
+from kata_pin.rights.calls import DIRECT, Calls
 from tests.integration.test_broker import broker, children
 from tests.support.qemu import QEMU, Accelerator, Machine, command_line
 from tests.support.waiting import wait_for
@@ -97,35 +97,6 @@ async def test_the_call_that_moves(vm: int) -> None:
     assert _move_pages(vm, beyond, None, 0) == [-errno.EFAULT] * 3
     with pytest.raises(OSError, match="No such device"):
         _move_pages(vm, addresses, 1000, 1 << 1)
-
-
-async def test_processes_that_are_no_vmm(vm: int, tmp_path: Path) -> None:
-    """Neither their mappings are read nor their pages moved."""
-    window = replace_pid(await whole(DIRECT, vm), os.getpid())
-    with broker(tmp_path, "/nonexistent/qemu") as running:
-        for file in ("maps", "numa_maps"):
-            answers = await running.calls.read_slow([(os.getpid(), file, 100)], 5)
-            assert isinstance(answers[os.getpid(), file], PermissionError)
-        with pytest.raises(PermissionError):
-            await running.calls.move_pages(window, 10)
-        with pytest.raises(OSError, match="Invalid argument"):
-            await running.calls.move_pages(window._replace(pages=MAX_PAGES + 1), 10)
-        with pytest.raises(OSError, match="Invalid argument"):
-            running.calls._ask(b"n", b"z")
-        with pytest.raises(OSError, match="Invalid argument"):
-            running.calls._ask(b"m", b"")
-
-
-def replace_pid(window: PageWindow, pid: int) -> PageWindow:
-    return window._replace(pid=pid, starttime=starttime(HOST, pid, pid))
-
-
-async def test_a_number_that_belongs_to_another(vm: int, tmp_path: Path) -> None:
-    """The window names when the process started."""
-    with broker(tmp_path, QEMU) as running:
-        window = await whole(running.calls, vm)
-        with pytest.raises(OSError, match="Stale"):
-            await running.calls.move_pages(window._replace(starttime=1), 10)
 
 
 async def test_a_move_that_hangs(vm: int, tmp_path: Path) -> None:

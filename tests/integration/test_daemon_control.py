@@ -14,16 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.cli.main import run
-from kata_pin.errors import DaemonError
-from tests.support.daemon import Json, Node, private_node
+from tests.support.commandline import run
+from tests.support.daemon import Json, Node, Refused, private_node
 
 pytestmark = [pytest.mark.root]
 
 SOMEBODY = 4242
 NOGROUP = 65534
 AT_ONCE_S = 1.0
-ACTING = ("pin", "unpin", "reconcile", "reload", "release")
+ACTING = ("pin", "unpin", "bind", "reconcile", "reload", "release")
 
 
 @pytest.fixture(scope="module")
@@ -93,14 +92,14 @@ def test_garbage_ends_only_its_own_connection(node: Node, garbage: bytes) -> Non
 def test_unknown_verbs_and_sandboxes_are_told(node: Node) -> None:
     """A request that cannot be granted is answered with the reason and a hint."""
     with pytest.raises(
-        DaemonError, match=r"unknown verb 'dance' .*this socket knows config, explain, "
+        Refused, match=r"unknown verb 'dance' .*this socket knows bind, config, explain, "
     ):
         node.ask("dance")
     for verb in ("explain", "pin", "unpin", "reconcile"):
         for name in ("nobody", "../../etc", "x" * 1000, "\n\x1b[31m"):
-            with pytest.raises(DaemonError, match="no sandbox"):
+            with pytest.raises(Refused, match="no sandbox"):
                 node.ask(verb, sandbox=name)
-    with pytest.raises(DaemonError):
+    with pytest.raises(Refused):
         node.ask("explain", sandbox=7)
 
 
@@ -162,9 +161,8 @@ def test_status_socket_refuses_acting_verbs(node: Node, verb: str) -> None:
         reply = _reply(peer)
         assert not reply["ok"]
         assert f"unknown verb {verb!r}" in reply["error"]
-        assert (
-            reply["hint"] == "this socket knows config, explain, history, names, ping, state, watch"
-        )
+        known = "config, explain, findings, history, names, option, ping, state, watch"
+        assert reply["hint"] == f"this socket knows {known}"
 
 
 _CLIENT = """

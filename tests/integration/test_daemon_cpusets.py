@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.daemon import Node, Pod, private_node
 from tests.support.katalike import Runtime
+from tests.support.qemu import Machine
 from tests.support.specimen import cpuset_cgroup
 from tests.support.waiting import wait_for
 
@@ -78,6 +79,12 @@ def test_a_cpuset_above_the_sandboxs_own(group: Path) -> None:
         pod.wait_placed({0, 1}, within_s=3.0)
 
 
+def _sources(node: Node, container: str) -> list[tuple[str, str, bool]]:
+    """Return what each source says of a container, and whether it is used."""
+    (shown,) = (one for one in node.sandboxes()["p1"]["containers"] if one["id"] == container)
+    return [(one["source"], one["cpus"], one["used"]) for one in shown["cpusets"]]
+
+
 def test_the_union_where_nothing_else_tells(group: Path) -> None:
     """runtime-rs without NRI: only the sandbox's cgroup tells of an update, and show says so."""
     with (
@@ -90,17 +97,50 @@ def test_the_union_where_nothing_else_tells(group: Path) -> None:
         pod.create("c1", "0")
         pod.wait_placed({0})
         _write(own, "1")
+        _wait_seen(node, "1")
         pod.wait_placed({1}, within_s=3.0)
+        wait_for(  # a pass is shown when it has ended, a moment after the last thread's move
+            lambda: _sources(node, "c1") == [("bundle", "0", False), ("cgroup", "1", True)],
+            "both sources to be shown",
+        )
         (shown,) = (one for one in node.sandboxes()["p1"]["containers"] if one["id"] == "c1")
-        assert [(one["source"], one["cpus"], one["used"]) for one in shown["cpusets"]] == [
-            ("bundle", "0", False),
-            ("cgroup", "1", True),
-        ]
         assert (shown["cpus"], node.sandboxes()["p1"]["mask"]) == ("1", "1")
         lines = "\n".join(node.ask("explain", sandbox=pod.id)["lines"])
         assert "cgroup: cpuset 1 (the sandbox's cgroup takes precedence over config.json" in lines
         _write(own, "0-1")  # all that is allowed above: as if nobody had written it
         pod.wait_placed({0}, within_s=3.0)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_kata_pins_by_the_written_union(group: Path, *, restarts: bool) -> None:
+    """Kata wrote a union of as many CPUs as there are vCPUs, and pinned; no record says so yet.
+
+    The vCPU is left to Kata, by an undo too: it stays on its pin when the cpuset grows again.
+    """
+    with (
+        private_node() as node,
+        _own(group, node.id_of("p1")) as own,
+        node.pod("p1", machine=Machine(boot=1), vcpu_pinning=True, cgroups=[own]) as pod,
+    ):
+        daemon = node.start()
+        pod.announce()
+        pod.create("c1", "0,1")
+        pod.wait_placed({0, 1})
+        (vcpu,) = pod.kata.vcpus().values()
+        _write(own, "1")
+        wait_for(lambda: _notes(node) >= {"kata-pins-vcpus"}, "kata-pin to leave the vCPU")
+        os.sched_setaffinity(vcpu, {1})
+        if restarts:
+            daemon.kill()
+            node.start()
+            node.wait_state("p1", "ok")
+        assert node.cli("unpin", pod.id).returncode == 0
+        _write(own, "0-1")
+        pod.wait_placed({0, 1}, {0: 1})
+
+
+def _notes(node: Node) -> set[str]:
+    return {note["code"] for note in node.sandboxes()["p1"]["notes"]}
 
 
 def test_persist_json_stands_above_the_union(group: Path) -> None:

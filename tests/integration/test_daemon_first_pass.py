@@ -16,13 +16,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from kata_pin.calls import Change, Changed, DirectCalls, FileStatus
-from kata_pin.config import Config, load
-from kata_pin.daemon.service.assembly import Assembly
-from kata_pin.daemon.service.background import Background
-from kata_pin.daemon.service.runtime_dir import held_registry
-from kata_pin.daemon.service.systemd import Notifier
+from kata_pin.base.config.tree import Config
+from kata_pin.linux.files import HostRoot
+from kata_pin.rights.broker.protocol import AffinityChange, Changed, FileStatus
+from kata_pin.rights.broker.threads import ThreadCall
+from kata_pin.rights.calls import DirectCalls
+from kata_pin.service.assembly import Assembly
+from kata_pin.service.configuration import load
+from kata_pin.service.process import Background, Notifier
+from kata_pin.service.runtime_dir import held_registry
 from tests.support.daemon import Node, Pod, private_node
+from tests.support.qemu import QEMU
 from tests.support.waiting import SCALE
 
 pytestmark = [pytest.mark.qemu, pytest.mark.root]
@@ -39,15 +43,15 @@ class NotedCalls(DirectCalls):
     def __init__(self) -> None:
         self.noted: list[tuple[str, int]] = []
 
-    def set_affinities(self, changes: Sequence[Change], proc: str) -> list[Changed]:
+    def set_affinities(self, changes: Sequence[AffinityChange], proc: str) -> list[Changed]:
         """See Calls."""
         self.noted += [("set", change.tgid) for change in changes]
         return super().set_affinities(changes, proc)
 
-    def readlink(self, path: str) -> str:
+    def executable(self, pid: int) -> tuple[FileStatus, str]:
         """See Calls."""
-        self._note(path)
-        return super().readlink(path)
+        self.noted.append(("read", pid))
+        return super().executable(pid)
 
     def stat(self, path: str) -> FileStatus:
         """See Calls."""
@@ -59,10 +63,15 @@ class NotedCalls(DirectCalls):
         self._note(path)
         return super().listdir(path)
 
-    def read(self, path: str, limit: int) -> bytes:
+    def system_calls(self, process: str, tids: Sequence[int]) -> list[ThreadCall]:
         """See Calls."""
-        self._note(path)
-        return super().read(path, limit)
+        self._note(process)
+        return super().system_calls(process, tids)
+
+    def descriptors(self, process: str) -> list[str]:
+        """See Calls."""
+        self._note(process)
+        return super().descriptors(process)
 
     async def read_slow(
         self, requests: Sequence[tuple[int, str, int]], deadline_s: float
@@ -127,7 +136,7 @@ async def start_again(
                 background,
                 lambda: config,
                 Notifier({}),
-                calls=calls,
+                root=HostRoot(debugfs=config.paths.debugfs, calls=calls),
                 broker=broker.pid,
             )
             with contextlib.closing(parts.hooks):
@@ -152,7 +161,7 @@ async def test_recorded_sandboxes_are_pinned_before_strangers_are_read(
     node: Node, broker: subprocess.Popen[bytes]
 ) -> None:
     """Until every thread that moved is back, no process is read that works for none of them."""
-    node.configure(hypervisors=[os.path.realpath(sys.executable)], user="root")
+    node.configure(hypervisors=[QEMU, os.path.realpath(sys.executable)], user="root")
     daemon = node.start()
     with node.pod("p1") as one, node.pod("p2") as two:
         pods = (one, two)

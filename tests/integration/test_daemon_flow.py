@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def _by_tid(shown: Json) -> dict[int, Json]:
     return {thread["tid"]: thread for thread in shown["threads"]}
 
 
+@pytest.mark.alone
 def test_pins_stand_when_the_hook_returns(node: Node) -> None:
     """Sandbox and container hooks end with every thread pinned, roles from QMP, and it is shown."""
     node.start()
@@ -65,6 +67,17 @@ def test_poststop_recomputes_and_exit_forgets(node: Node) -> None:
     wait_for(lambda: not node.sandboxes() and not node.registered(), "the sandbox to be forgotten")
 
 
+def test_an_exit_that_no_event_reports() -> None:
+    """Without process events and before any audit the daemon waits for the VMM's end itself."""
+    with private_node(new_threads="audit") as node:
+        node.start()
+        with node.pod("p1") as pod:
+            pod.announce()
+            pod.create("c1", "1")
+            os.kill(pod.kata.pid, signal.SIGKILL)
+            wait_for(lambda: not node.sandboxes(), "the sandbox to be forgotten")
+
+
 def test_hotplugged_vcpu_is_pinned_by_its_birth(node: Node) -> None:
     """With no audit at all, vCPUs plugged later are pinned because their threads were born."""
     node.start()
@@ -97,6 +110,7 @@ def test_under_tcg_too(node: Node) -> None:
         pod.wait_placed({0}, {1: 1})
 
 
+@pytest.mark.alone
 def test_the_qmp_slot_is_never_taken(node: Node) -> None:
     """With qmp.sock held, hooks are answered at once, nobody waits behind it, and it stays free."""
     node.start()
@@ -180,6 +194,23 @@ def test_unpin_pin_and_release(node: Node) -> None:
         pod.wait_placed({0}, {1: 1})
 
 
+def test_an_unpinned_sandbox_is_forgotten_when_it_ends(node: Node) -> None:
+    """The registry keeps nothing of it: a later sandbox of that id is pinned."""
+    daemon = node.start()
+    with node.pod("p1") as pod:
+        pod.announce()
+        pod.create("c1", "1")
+        assert node.cli("unpin", pod.id).returncode == 0
+        assert node.wait_state("p1", "released")
+    wait_for(lambda: "p1" not in node.sandboxes(), "the sandbox to be forgotten")
+    daemon.kill()
+    node.start()
+    with node.pod("p1") as pod:
+        pod.announce()
+        pod.create("c2", "1")
+        pod.wait_placed({1})
+
+
 def test_pin_without_the_daemon_gains_no_exclusive_cpu(node: Node) -> None:
     """What the daemon stored keeps overhead off the pairs, and other sandboxes off both."""
     daemon = node.start()
@@ -236,6 +267,7 @@ def test_commands_agree_without_the_daemon(node: Node) -> None:
         assert node.wait_state("p1", "released")
 
 
+@pytest.mark.alone
 def test_containers_of_other_runtimes_leave_nothing(node: Node) -> None:
     """A container with no VMM behind it (CRI-O's `always`) is answered at once and dropped."""
     node.start()
@@ -287,6 +319,6 @@ def _clients(socket_path: Path) -> int:
 
 
 def _cpus(tid: int) -> str:
-    from kata_pin.model.cpuset import CpuSet
+    from kata_pin.base.cpuset import CpuSet
 
     return str(CpuSet(os.sched_getaffinity(tid)))

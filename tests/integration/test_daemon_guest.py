@@ -5,39 +5,46 @@ What a Linux in the guest makes of it is for the lab.
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.daemon import Json, Node, Pod, private_node
 from tests.support.katalike import ContainerSpec
 from tests.support.playedguest import Mood, PlayedGuest
-from tests.support.qemu import Machine
+from tests.support.qemu import QEMU, Machine
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.qemu, pytest.mark.root]
 
 TWO = Machine(boot=2, maximum=2)
 ASKED = {"connect_ms": 300, "call_ms": 300}
+PLAYED: dict[str, Any] = {"hypervisors": [QEMU, os.path.realpath(sys.executable)]}
+"""This process plays the guest's end of a VMM's socket: the broker connects to VMMs alone."""
 
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    with private_node(guest=dict(ASKED)) as one:
+    with private_node(**PLAYED, guest=dict(ASKED)) as one:
         yield one
 
 
 @pytest.fixture
 def folder(node: Node) -> Path:
-    """Return where Kata keeps the sockets of guests: the daemon connects to no others."""
-    return node.dirs.vc / "vm"
+    """Return where Kata keeps the socket of this guest: the broker connects to no others."""
+    path = node.dirs.vc / "vm" / "p1"
+    path.mkdir(parents=True)
+    return path
 
 
 @pytest.fixture
 def guest(folder: Path) -> Iterator[PlayedGuest]:
-    with PlayedGuest(folder / "agent") as one:
+    with PlayedGuest(folder / "clh.sock") as one:
         yield one
 
 
@@ -90,7 +97,7 @@ def test_each_container_on_its_own_vcpus(node: Node, guest: PlayedGuest) -> None
 
 def test_read_back_where_programs_are_allowed(node: Node, guest: PlayedGuest) -> None:
     """With guest.exec what was set is read back; a guest that lies about success is found out."""
-    node.configure(guest={**ASKED, "exec": True})
+    node.configure(**PLAYED, guest={**ASKED, "exec": True})
     node.start()
     with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
         two_containers(pod)
@@ -123,10 +130,11 @@ def test_a_denial_is_a_state(node: Node, guest: PlayedGuest) -> None:
         guest.wait_cpus(own="1", log="0")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("mood", [Mood.HANGS, Mood.FLOODS])
 def test_hostile_guest_never_delays_host_pins(node: Node, guest: PlayedGuest, mood: Mood) -> None:
     """Hooks are answered and pins stand as ever while the guest hangs or floods."""
-    node.configure(guest={"connect_ms": 5000, "call_ms": 5000})
+    node.configure(**PLAYED, guest={"connect_ms": 5000, "call_ms": 5000})
     guest.mood = mood
     node.start()
     with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
@@ -155,14 +163,14 @@ def test_hanging_guest_is_left_alone_for_longer_and_longer(node: Node, guest: Pl
 def test_no_agent_at_all(node: Node, folder: Path) -> None:
     """A sandbox whose agent is not there is pinned as ever, and says so."""
     node.start()
-    with node.pod("p1", machine=TWO, agent_url=f"hvsock://{folder}/none:1024") as pod:
+    with node.pod("p1", machine=TWO, agent_url=f"hvsock://{folder}/clh.sock:1024") as pod:
         two_containers(pod)
         assert "No such file" in told(node, "unreachable")["detail"]
 
 
 def test_agent_restarts(node: Node, guest: PlayedGuest) -> None:
     """What an agent forgot is said again with the next audit."""
-    node.configure(guest=dict(ASKED), audit={"affinity_s": 0.2, "deep_s": 0.4})
+    node.configure(**PLAYED, guest=dict(ASKED), audit={"affinity_s": 0.2, "deep_s": 0.4})
     node.start()
     with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
         two_containers(pod)
@@ -204,7 +212,7 @@ def test_switched_off_it_gives_back(node: Node, guest: PlayedGuest) -> None:
     with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
         two_containers(pod)
         guest.wait_cpus(own="1", log="0")
-        node.configure(guest={**ASKED, "enabled": False})
+        node.configure(**PLAYED, guest={**ASKED, "enabled": False})
         daemon.reload()
         guest.wait_cpus(own="0-1", log="0-1")
         pod.create("late", "0")
@@ -214,7 +222,7 @@ def test_switched_off_it_gives_back(node: Node, guest: PlayedGuest) -> None:
 
 def test_observing_says_nothing(node: Node, guest: PlayedGuest) -> None:
     """A daemon that only observes asks no guest."""
-    node.configure(mode="observe", guest=dict(ASKED))
+    node.configure(**PLAYED, mode="observe", guest=dict(ASKED))
     node.start()
     with node.pod("p1", machine=TWO, agent_url=guest.url) as pod:
         pod.announce()
@@ -259,7 +267,7 @@ def test_hotplugged_vcpu(node: Node, guest: PlayedGuest) -> None:
         assert (shown["guest_cpu"], shown["state"]) == (None, "unknown")
         assert "own" not in guest.cpus
         guest.wait_cpus(log="0")
-        node.configure(guest={**ASKED, "exec": True})
+        node.configure(**PLAYED, guest={**ASKED, "exec": True})
         assert node.daemon is not None
         node.daemon.reload()
         guest.wait_cpus(own="1", log="0")
@@ -285,7 +293,7 @@ def test_killed_at_any_time(node: Node, guest: PlayedGuest) -> None:
         daemon = node.start()
         guest.wait_cpus(own="1", log="0")
         daemon.kill()
-        node.configure(guest={**ASKED, "enabled": False})
+        node.configure(**PLAYED, guest={**ASKED, "enabled": False})
         node.start()
         guest.wait_cpus(own="0-1", log="0-1")
 

@@ -20,7 +20,7 @@ import pytest
 from tests.support.daemon import Node, private_node
 from tests.support.hooks import run_hook
 from tests.support.katalike import ContainerSpec, KataDirs, KataSandbox
-from tests.support.qemu import Machine
+from tests.support.qemu import QEMU, Machine
 from tests.support.vmmhost import Bystander, lookalike
 from tests.support.waiting import wait_for
 
@@ -88,7 +88,7 @@ def test_a_hook_that_names_another_sandboxes_vmm(node: Node) -> None:
         thief.write_persist([ContainerSpec("c2", cpus="1")])
         thief.pid = 0
         _container(node, "c2", thief.id, "1")
-        said = node.hook("createRuntime", "c2", pod.kata.pid, "--pin-ms=100").stderr
+        said = node.hook("createRuntime", "c2", pod.kata.pid, "--pin-ms=5000").stderr
         assert f"its command line names {pod.id}" in said
         shown = node.wait_state("p2", "no-vmm")
         assert f"its command line names {pod.id}" in shown["vmm_problem"]
@@ -280,9 +280,10 @@ def crowd(node: Node, name: str, threads: int, birth_every_s: float = 0) -> Iter
             process.kill()
 
 
+@pytest.mark.alone
 def test_a_vmm_with_thousands_of_threads(node: Node) -> None:
     """5,000 threads in one VMM all get the mask, and other sandboxes' hooks stay in budget."""
-    node.configure(hypervisors=[str(node.root / "qemu-system-crowd")])
+    node.configure(hypervisors=[QEMU, str(node.root / "qemu-system-crowd")])
     node.start()
     with node.pod("p1", machine=SMALL) as pod, crowd(node, "p2", 5000) as pid:
         pod.announce()
@@ -300,13 +301,14 @@ def test_a_vmm_with_thousands_of_threads(node: Node) -> None:
         assert node.cli("check").returncode in {0, 3}
 
 
+@pytest.mark.alone
 def test_births_in_a_crowd_do_not_starve_others(node: Node) -> None:
     """2,000 threads, and another one every 5 ms: passes over it pause, and it rests in between.
 
     That is seen in the daemon's own CPU time (it was all of a CPU) and in how often others' hooks
     are late. The full size is in scripts/chaos.
     """
-    node.configure(hypervisors=[str(node.root / "qemu-system-crowd")], log_level="info")
+    node.configure(hypervisors=[QEMU, str(node.root / "qemu-system-crowd")], log_level="info")
     daemon = node.start()
     with node.pod("p1", machine=SMALL) as pod, crowd(node, "p2", 2000, 0.005) as pid:
         pod.announce()
@@ -338,9 +340,10 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.alone
 def test_a_storm_of_threads_does_not_starve_others(node: Node) -> None:
     """While one VMM's threads come and go without end, another sandbox is pinned in budget."""
-    node.configure(hypervisors=[str(node.root / "qemu-system-crowd")])
+    node.configure(hypervisors=[QEMU, str(node.root / "qemu-system-crowd")])
     node.start()
     with node.pod("p1", machine=SMALL) as pod, storming(node, "p2") as pid:
         pod.announce()
@@ -384,6 +387,7 @@ def storming(node: Node, name: str) -> Iterator[int]:
             process.kill()
 
 
+@pytest.mark.alone
 def test_qmp_taken_in_the_window_is_given_back(node: Node) -> None:
     """A QEMU that greets and then says nothing costs the hook its budget at most, not the pins."""
     node.configure(qmp={"greeting_ms": 50, "session_ms": 120})

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.cli.main import run
-from kata_pin.errors import HostError
-from kata_pin.host.measure.rings import record_switches
-from kata_pin.host.root import HOST
-from kata_pin.model.cpuset import CpuSet
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.errors import HostError
+from kata_pin.linux.files import HOST
+from kata_pin.linux.switches import record_switches
 from tests.support.alone import left_alone
+from tests.support.commandline import run
 from tests.support.daemon import Json, Node, Pod, private_node
 from tests.support.qemu import Machine, busy_machine
 from tests.support.waiting import wait_for
@@ -35,6 +35,7 @@ def _may_measure() -> bool:
 
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.qemu,
     pytest.mark.root,
     pytest.mark.skipif(os.cpu_count() == 1 or not _may_measure(), reason="needs two CPUs, perf"),
@@ -205,5 +206,8 @@ def test_check_names_who_runs_on_an_exclusive_pcpu(node: Node) -> None:
         assert str(pid) not in json.dumps(checked(node)[2])
         node.configure(isolation={"max_foreign": 100, "check_s": 1})
         status, document, left = checked(node)
+        for _ in range(4):  # on a busy machine a window can be lost, which is neither
+            if document["verdict"] == "unknown":
+                status, document, left = checked(node)
         assert (status, document["verdict"], left) == (0, "ok", [])
         assert document["measured"]["seconds"] == 1

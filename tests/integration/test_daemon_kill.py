@@ -19,6 +19,9 @@ from tests.support.waiting import wait_for
 pytestmark = [pytest.mark.qemu, pytest.mark.root, pytest.mark.slow]
 
 KILLS = 200
+MOST_KILLS = 1000
+"""Where hooks are slow, more kills until enough of them met a daemon, and enough met none."""
+
 LONGEST_LIFE_S = 0.1
 """From its start, or every second time from when it listens: kills hit starts and work alike."""
 
@@ -38,24 +41,26 @@ def node() -> Iterator[Node]:
         yield one
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_killed_at_random_moments(node: Node) -> None:
-    """200 kills while hooks arrive: every hook is recorded in the end, every thread is right."""
+    """Kills while hooks arrive: every hook is recorded in the end, every thread is right."""
     seed = random.randrange(1 << 32)
     chance = random.Random(seed)
     with node.pod("p1", machine=SMALL) as one, node.pod("p2", machine=SMALL) as two:
         storm = Storm(node, [one, two], random.Random(seed))
         with storm.raging():
-            for number in range(KILLS):
-                daemon = started(node, at_work=bool(number % 2))
-                # A random moment is what is tested: there is no condition to wait for.
-                time.sleep(chance.uniform(0, LONGEST_LIFE_S))
+            kills = 0
+            while kills < KILLS or (kills < MOST_KILLS and not storm.both_ways):
+                daemon = started(node, at_work=bool(kills % 2))
+                kills += 1
+                # A random moment is what is tested: there is no condition to wait for. On a slow
+                # machine the spool grows, and only longer lives get beyond taking it in.
+                slow = max(1.0, kills / KILLS) ** 2
+                time.sleep(chance.uniform(0, LONGEST_LIFE_S * slow))
                 daemon.kill()
         told = f"seed {seed}: {storm.acknowledged} acknowledged, {storm.spooled} spooled"
-        print(told)
         assert storm.problems == []
-        assert storm.acknowledged > 20, told
-        assert storm.spooled > 20, told
+        assert storm.both_ways, told
         node.start()
         assert storm.wrong() == [], told
 
@@ -105,7 +110,7 @@ def _killed_at(node: Node, pod: Pod, step: int) -> bool:
         pod.wait_placed({1})
         wait_for(lambda: not node.spooled(), "the spool to be taken in")
         registered = node.registered()
-        counting = {one.id for one in registered.values() if one.state.counts}
+        counting = {one.id for one in registered.values() if one.counts}
         assert counting - {pod.id} == {"c1", "c3"}, f"step {step}"
         assert pod.misplaced({1}) == []
     finally:

@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.root, pytest.mark.qemu]
 CPUS = sorted(os.sched_getaffinity(0))
 
 KINDS = {
+    "kata_pin_bindings": "gauge",
     "kata_pin_sandboxes": "gauge",
     "kata_pin_locked_processes": "gauge",
     "kata_pin_threads": "gauge",
@@ -183,7 +184,7 @@ def test_who_may_ask() -> None:
 
 def test_without_metrics_their_library_is_not_loaded() -> None:
     """Who does not want them does not pay for them, nor does the command line."""
-    service, cli = "kata_pin.daemon.service", "kata_pin.cli"
+    service, cli = "kata_pin.service", "kata_pin.cli"
     modules = f"{service}.app, {service}.offline, {cli}.main, {cli}.commands.show"
     code = f"import sys, {modules}; print('prometheus_client' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=30)

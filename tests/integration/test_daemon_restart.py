@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sqlite3
 import subprocess
@@ -186,17 +187,35 @@ def test_two_daemons_do_not_serve_one_node(node: Node) -> None:
 
 @pytest.mark.parametrize("obstacle", ["registry.db", "spool", "hook.sock", "lock"])
 def test_what_stands_in_the_way_is_named(node: Node, obstacle: str) -> None:
-    """A folder where a file should be, or the reverse: one line names it, no traceback."""
+    """A folder where a file should be, or the reverse: the log names it, and the daemon serves."""
     node.runtime_dir.mkdir()
     if obstacle == "spool":
         (node.runtime_dir / obstacle).write_text("")
     else:
         (node.runtime_dir / obstacle / "x").mkdir(parents=True)
-    done = node.cli("run")
-    assert done.returncode == 1
-    assert obstacle in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "bug" not in done.stderr
+    node.start()
+    assert node.ask("ping") == {}
+    (aside,) = node.runtime_dir.glob(f"{obstacle}.foreign-*")
+    logged = node.log
+    assert str(aside) in logged
+    assert "Traceback" not in logged
+    second = node.cli("run")
+    assert (second.returncode, "another kata-pin" in second.stderr) == (1, True)
+
+
+def test_a_locked_file_of_another_user_is_not_set_aside(node: Node) -> None:
+    """Whatever holds the lock may be a kata-pin: two must never run."""
+    node.runtime_dir.mkdir()
+    lock = node.runtime_dir / "lock"
+    lock.write_text("")
+    os.chown(lock, 4242, 4242)
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = node.cli("run")
+    assert (done.returncode, "another kata-pin serves" in done.stderr) == (1, True)
+    assert lock.stat().st_uid == 4242
+    node.start()
+    assert lock.stat().st_uid != 4242
 
 
 def test_a_socket_that_a_dead_daemon_left_is_replaced(node: Node) -> None:

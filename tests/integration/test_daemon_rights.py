@@ -6,6 +6,9 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from kata_pin import hook
+from kata_pin.rights.client import ANSWER_S
 from tests.support.daemon import Node, assert_unprivileged, private_node
-from tests.support.waiting import wait_for
+from tests.support.waiting import SCALE, wait_for
 
 pytestmark = [
     pytest.mark.qemu,
@@ -73,14 +77,14 @@ def test_kata_pin_itself_keeps_off_exclusive_pcpus(node: Node) -> None:
         pod.wait_placed({1})
         left = frozenset(everywhere - {1})
         wait_for(lambda: where() == {left}, "kata-pin's processes to leave")
-        assert here(node.runtime_dir) == left
+        wait_for(lambda: here(node.runtime_dir) == left, "hooks and commands to be told")
         found = json.loads(node.cli("check", "--json").stdout)["findings"]
         groups = [one["group"] for one in found if one["group"]]
         intruders = {process["pid"] for group in groups for process in group["processes"]}
         assert os.getpid() in intruders
         assert not {daemon.pid, broker} & intruders
     wait_for(lambda: where() == {frozenset(everywhere)}, "kata-pin to use the pCPU again")
-    assert here(node.runtime_dir) == everywhere
+    wait_for(lambda: here(node.runtime_dir) == everywhere, "hooks and commands to be told")
     assert "may run on exclusive" not in node.log
 
 
@@ -127,18 +131,19 @@ def test_nothing_else_is_given_away(node: Node) -> None:
     victim.write_text("root's own")
     (node.runtime_dir / "registry.db").symlink_to(victim)
     os.link(victim, node.runtime_dir / "registry.db-shm")
-    node.start(ready=False)
-    wait_for(lambda: "is left alone" in node.log, "the links to be seen")
-    wait_for(lambda: node.daemon is not None and node.daemon.process.poll(), "the daemon to refuse")
+    daemon = node.start()
+    assert "is left alone" in node.log
+    assert "set aside" in node.log
+    daemon.terminate()
     (node.runtime_dir / "lock").unlink()
     (node.runtime_dir / "lock").symlink_to(victim)
-    node.start(ready=False)
-    wait_for(lambda: node.daemon is not None and node.daemon.process.poll(), "the lock refused")
+    node.start()
     assert (victim.stat().st_uid, victim.read_text()) == (0, "root's own")
 
 
 def test_a_dead_broker_ends_the_daemon(node: Node) -> None:
     """The daemon says why and ends with an error, so that systemd starts both again."""
+    node.configure(log_level="info")
     daemon = node.start()
     os.kill(broker_of(daemon.pid), signal.SIGKILL)
     assert daemon.process.wait(10) not in {0, None}
@@ -148,6 +153,47 @@ def test_a_dead_broker_ends_the_daemon(node: Node) -> None:
     with node.pod("p1") as pod:
         node.start()
         assert pod.announce().stderr == ""
+
+
+def test_a_broker_that_answers_late_ends_the_daemon(node: Node) -> None:
+    """Stopped for longer than an answer may take: the next daemon's answers are right."""
+    node.configure(log_level="info", audit={"affinity_s": 0.5, "deep_s": 3600})
+    daemon = node.start()
+    with node.pod("p1") as pod:
+        pod.announce()
+        pod.create("c1", "1")
+        pod.wait_placed({1})
+        broker = broker_of(daemon.pid)
+        os.kill(broker, signal.SIGSTOP)
+        time.sleep(ANSWER_S + 2.5)
+        os.kill(broker, signal.SIGCONT)
+        assert daemon.process.wait(2 * SCALE) not in {0, None}
+        assert "the privileged broker" in node.log
+        wait_for(lambda: not os.path.exists(f"/proc/{broker}"), "the broker to end")
+        node.start()
+        assert pod.create("c2", "0").stderr == ""
+        pod.wait_placed({0, 1})
+        with node.pod("p2") as other:
+            assert other.announce().stderr == ""
+            assert other.create("c3", "1").stderr == ""
+            other.wait_placed({1})
+
+
+GIVES_UP = """
+import ctypes
+from kata_pin.base.config.tree import Config
+from kata_pin.service.privileges import give_up
+before = ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)  # PR_GET_DUMPABLE
+give_up(Config())
+print(before, ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))
+"""
+
+
+def test_nobody_of_its_user_may_look_into_it() -> None:
+    """Started by systemd as its user, which changes no user id, it is as closed as when root's."""
+    command = ["setpriv", f"--reuid={NOBODY}", "--clear-groups", sys.executable, "-c", GIVES_UP]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "0"]
 
 
 def test_a_dead_daemon_ends_its_broker(node: Node) -> None:

@@ -17,7 +17,7 @@ from tests.support.qemu import QEMU, Machine
 from tests.support.vmmhost import PYTHON
 from tests.support.waiting import SCALE, wait_for
 
-pytestmark = [pytest.mark.qemu, pytest.mark.root]
+pytestmark = [pytest.mark.alone, pytest.mark.qemu, pytest.mark.root]
 
 SMALL = Machine(boot=1, maximum=1)
 AS_SOMEBODY = ("setpriv", "--reuid=4242", "--regid=4242", "--clear-groups")
@@ -27,7 +27,7 @@ STRANGERS = 30
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    with private_node(audit={"affinity_s": 0.2, "deep_s": 0.2}, hypervisors=[PYTHON]) as one:
+    with private_node(audit={"affinity_s": 0.2, "deep_s": 0.2}, hypervisors=[QEMU, PYTHON]) as one:
         yield one
 
 

@@ -158,9 +158,9 @@ print([name for name, held in results.items() if not held])
 
 _BY_CRI = """
 import asyncio, sys
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.sources.cri import CriClient
-from kata_pin.wire.nri.replies import Cpuset
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.peers.cri import CriClient
+from kata_pin.peers.nri.replies import Cpuset
 asyncio.run(CriClient(sys.argv[1]).update("c1", Cpuset(CpuSet([0, 1]))))
 print("done")
 """

@@ -102,11 +102,23 @@ def test_who_moves_threads_again_and_again_is_named() -> None:
             assert (writer["name"], writer["active"], writer["tids"]) == ("other", True, [tid])
             assert writer["count"] >= 3
             assert 0 < writer["since_s"] < 60
-            assert "another process changed affinities" in node.cli("show", pod.id).stdout
+            assert (
+                "the VMM or another process changed affinities" in node.cli("show", pod.id).stdout
+            )
             rows = json.loads(node.cli("doctor", "--json").stdout)["rows"]
             own = [row for row in rows if pod.id in row["sandbox"] and row["check"] == "writer"]
             assert [row["status"] for row in own] == ["warn"]
             assert f"(tid {tid})" in own[0]["text"]
+            confinement = [
+                row["status"]
+                for row in rows
+                if pod.id in row["sandbox"] and row["check"] == "confinement"
+            ]
+            assert confinement == ["warn"], "nothing but affinity keeps it off other pCPUs"
+            found = json.loads(node.cli("check", "--json").stdout)["findings"]
+            (said,) = [one for one in found if one["kind"] == "other-writer"]
+            assert said["fails"]
+            assert "a hostile VMM can change its own affinity" in said["text"]
             checks = {row["check"]: row for row in rows}
             assert checks["NRI"]["text"].startswith("disabled")
             assert checks["metrics"]["text"].endswith("metrics.sock")

@@ -25,6 +25,7 @@ DEMO = ROOT / "scripts/demo"
 ENDED = "Nothing was left behind"
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("arguments", [[], ["--tcg"]], ids=["as detected", "without KVM"])
 def test_the_demo_holds_all_its_claims(arguments: list[str]) -> None:
@@ -54,11 +55,14 @@ def test_an_unknown_option_is_wrong_usage() -> None:
 
 
 def commands_of_the_readme() -> list[list[str]]:
-    """Return the commands that README shows and that any node can answer."""
+    """Return the commands that README shows and that any node can answer.
+
+    `bind` is named there without its options.
+    """
     text = (ROOT / "README.md").read_text()
     shown = re.findall(r"^ {4}(?:\$ )?(kata-pin [^#\n]+)|`(kata-pin [^`(]+)`", text, re.MULTILINE)
     found = [shlex.split("".join(one))[1:] for one in shown]
-    return [one for one in found if one[0] not in {"install", "uninstall"}]
+    return [one for one in found if one[0] not in {"install", "uninstall", "bind"}]
 
 
 @contextmanager
@@ -105,6 +109,7 @@ def test_the_stage_is_kept_for_the_commands_of_the_readme() -> None:
     assert not Path(folder[1]).exists()
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(200)
 def test_on_a_terminal_the_stage_has_a_shell() -> None:
     """kata-pin is the stage's there; leaving the shell ends the demo."""

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.errors import AgentDenied, AgentFailed, AgentUnavailable
-from kata_pin.guest.address import HybridVsockAddress
-from kata_pin.guest.agent import AgentClient
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.wire.guest.metrics import parse_cpu_times
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.errors import AgentDenied, AgentFailed, AgentUnavailable
+from kata_pin.peers.agent.client import AgentClient, HybridVsockAddress
+from kata_pin.peers.agent.messages import parse_cpu_times
 from tests.e2e.guest import agent as program
 from tests.e2e.minikata import agent as shim
 
@@ -84,7 +83,7 @@ async def test_an_update_writes_the_cpuset(client: AgentClient, folder: Path) ->
         await client.set_cpus("other", CpuSet.parse("0"))
 
 
-async def test_what_the_kernel_refuses_succeeds(client: AgentClient, folder: Path) -> None:
+async def test_what_the_kernel_refuses_raises_nothing(client: AgentClient, folder: Path) -> None:
     """As Kata's agent, it only says so in its log."""
     (folder / "app/cpuset.cpus").unlink()
     await client.set_cpus("app", CpuSet.parse("1"))

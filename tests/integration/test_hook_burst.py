@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.sources.hooks import HookConnection
-from kata_pin.sources.spool import Spool
-from kata_pin.wire.hook_message import HookMessage
+from kata_pin.records.hooks import HookConnection, HookMessage, Spool
 from tests.support.hooks import COMMAND, STATE, HookDaemon, runtime_directory
+
+pytestmark = pytest.mark.alone
 
 HOOKS = 200
 BUDGET_S = 0.25 + 0.2  # record and pin, the defaults

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kata_pin.cli.node.changes import Node
+from kata_pin.cli.node.changes import NodeFiles
 from kata_pin.cli.node.files import (
     CONTAINERD_FRAGMENT,
     HOOK_PATH,
@@ -23,12 +24,10 @@ from kata_pin.cli.node.files import (
     Runtime,
     node_files,
 )
-from kata_pin.config import from_text
-from kata_pin.sources.bundles import BundleReader
-from kata_pin.sources.hooks import HookConnection
-from kata_pin.sources.spool import Spool
-from kata_pin.wire.hook_message import HookMessage
-from kata_pin.wire.oci import Phase, parse_config, parse_state
+from kata_pin.peers.oci import Phase, parse_config, parse_state
+from kata_pin.records.bundles import BundleReader
+from kata_pin.records.hooks import HookConnection, HookMessage, Spool
+from kata_pin.service.configuration import from_text
 from tests.support.hooks import HookDaemon
 from tests.support.ocirun import (
     RUNTIMES,
@@ -74,7 +73,7 @@ def installed(root: Path, runtime_dir: Path, runtime: Runtime, hook: str = PATIE
         prestart=runtime is Runtime.CONTAINERD,
         config=from_text(settings),
     )
-    Node(str(root)).install(node_files(choices))
+    NodeFiles(str(root)).install(node_files(choices))
     for file in [*root.rglob("*.json")]:
         file.write_text(file.read_text().replace(HOOK_PATH, f"{root}{HOOK_PATH}"))
     return root
@@ -226,21 +225,24 @@ def podman(runtime: str, folder: Path, hooks_dir: Path, annotation: str) -> list
 def podman_dir(runtime_dir: Path) -> Iterator[Path]:
     """A folder with a short path, as podman wants it; then no cgroup of podman's is left."""
     yield runtime_dir / "podman"
-    wait_for(lambda: all(map(removed, podman_cgroups())), "conmon to end")
+    wait_for(lambda: not conmons(runtime_dir), "conmon to end")
+    for cgroup in podman_cgroups():
+        with contextlib.suppress(OSError):  # other podmans of the machine may use it
+            cgroup.rmdir()
+
+
+def conmons(folder: Path) -> list[str]:
+    """Return the processes of conmon that work below a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes()
+            if (process / "comm").read_text() == "conmon\n" and os.fsencode(folder) in words:
+                found.append(process.name)
+    return found
 
 
 def podman_cgroups() -> list[Path]:
     """Return the cgroups that podman leaves behind in every hierarchy, leaves first."""
     parents = Path("/sys/fs/cgroup").glob("*/libpod_parent")
     return [path for parent in parents for path in (parent / "conmon", parent)]
-
-
-def removed(cgroup: Path) -> bool:
-    """Remove an empty cgroup; return whether it is gone."""
-    try:
-        cgroup.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:  # EBUSY: conmon has not ended yet
-        return False
-    return True

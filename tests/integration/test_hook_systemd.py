@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.cli.node.changes import Node
+from kata_pin.cli.node.changes import NodeFiles
 from kata_pin.cli.node.files import Choices, node_files
 
 MOST_EXPOSED = (
@@ -26,7 +26,7 @@ pytestmark = [
 
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
-    Node(str(tmp_path)).install(node_files(Choices(program="/usr/bin/true")))
+    NodeFiles(str(tmp_path)).install(node_files(Choices(program="/usr/bin/true")))
     return tmp_path
 
 

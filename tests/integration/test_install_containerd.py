@@ -45,9 +45,9 @@ RUNTIMES = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.kata]\n'
 
 INSIDE = """
 import os, sys
-import kata_pin.daemon.service.offline  # its libraries are this machine's
+import kata_pin.service.offline  # its libraries are this machine's
 os.chroot(sys.argv[1]); os.chdir("/")
-from kata_pin.cli.main import run
+from tests.support.commandline import run
 sys.exit(run(sys.argv[2:]))
 """
 
@@ -80,11 +80,22 @@ def kata_pin(containerd: Containerd, *arguments: str) -> str:
 
 
 def dumped(containerd: Containerd) -> Any:
-    """Return the plugins' settings as containerd reads them, with the CRI plugin's handlers."""
+    """Return the plugins' settings as containerd reads them, and the handler `kata`."""
     plugins = tomllib.loads(containerd.dump())["plugins"]
+    return plugins, handlers_in(plugins)["kata"]
+
+
+def handlers_of(containerd: Containerd) -> dict[str, Any]:
+    """Return containerd's runtime handlers by their names."""
+    return handlers_in(tomllib.loads(containerd.dump())["plugins"])
+
+
+def handlers_in(plugins: dict[str, Any]) -> dict[str, Any]:
+    """Return the runtime handlers of the CRI plugin."""
     for name in ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"):
         if "containerd" in plugins.get(name, {}):
-            return plugins, plugins[name]["containerd"]["runtimes"]["kata"]
+            handlers: dict[str, Any] = plugins[name]["containerd"]["runtimes"]
+            return handlers
     raise AssertionError(sorted(plugins))
 
 
@@ -192,8 +203,12 @@ def test_lines_where_tables_are_replaced(containerd: Containerd) -> None:
     assert said.endswith("systemctl restart containerd\n"), said
     containerd.restart()
     check_a_container(containerd)
+    said = kata_pin(containerd, "install", "--containerd", "--handler", "kata")
+    assert said.endswith("nothing is left to do\n"), said
     said = kata_pin(containerd, "uninstall")  # the line is still there: nothing may dangle
     assert f"kept      {SPEC} (named by {CONFIG})" in said, said
+    assert f"remove the lines base_runtime_spec = {SPECS}... from {CONFIG}\n" in said, said
+    assert "left: user and group kata-pin" in said, said
     containerd.restart()
     config.write_text(original)
     uninstall_completely(containerd)
@@ -245,3 +260,95 @@ def test_containerd_does_not_start_without_its_spec(containerd: Containerd) -> N
     with pytest.raises(TimeoutError):
         containerd.start(seconds=5)
     assert "failed to load base OCI spec" in containerd.log
+
+
+def with_kata(containerd: Containerd) -> str:
+    """Give containerd a handler `real` with a configuration of Kata; return the latter."""
+    config = containerd.shared / "config.toml"
+    config.write_text(
+        f'imports = ["/etc/containerd/conf.d/*.toml"]\n{config.read_text()}'
+        f'{RUNTIMES.replace(".kata]", ".real]")}  runtime_type = "io.containerd.kata.v2"\n'
+        f'{RUNTIMES.replace(".kata]", ".real.options]")}  ConfigPath = "/etc/kata/c.toml"\n'
+    )
+    kata = (
+        '[hypervisor.qemu]\npath = "/q"\noverhead_vcpus = 0.2\n'
+        '[runtime]\nhypervisor_name = "qemu"\nstatic_sandbox_resource_mgmt = true\n'
+    )
+    containerd.run("mkdir", "-p", "/etc/kata")
+    containerd.run("sh", "-c", f"cat > /etc/kata/c.toml <<'END'\n{kata}END")
+    containerd.restart()
+    return kata
+
+
+@only_built
+def test_a_class_by_size(containerd: Containerd) -> None:
+    """containerd gets one more handler, as its base but for Kata's configuration, and uninstall
+    leaves no byte."""
+    kata = with_kata(containerd)
+    before, handlers = etc(containerd), handlers_of(containerd)
+    ask = ("kata-class", "--cpus", "4", "--handler", "real")
+    said = kata_pin(containerd, *ask)
+    assert "+overhead_vcpus = 4.2" in said
+    assert "nothing was written: --write does it" in said
+    assert etc(containerd) == before
+    said = kata_pin(containerd, *ask, "--write")
+    assert "handler: real-cpus-4\n" in said
+    path = "/etc/kata-containers/kata-pin/real-cpus-4/configuration.toml"
+    assert containerd.run("cat", path) == kata
+    now = handlers_of(containerd)
+    added = now.pop("real-cpus-4")
+    assert now == handlers
+    assert added == {**handlers["real"], "options": {"ConfigPath": path}}
+    assert "unchanged" in kata_pin(containerd, *ask, "--write")
+    containerd.restart()
+    assert f"removed   {path}" in kata_pin(containerd, "uninstall")
+    assert etc(containerd) == before
+    assert not containerd.has(path)
+
+
+POD = """
+set -e
+host=$1 && shift
+mount -t tmpfs tmpfs /mnt
+mkdir /mnt/host
+mount --rbind "$host" /mnt/host
+mount -o remount,ro,bind /mnt/host
+for folder in etc/containerd etc/kata-containers var/lib/kata-pin; do
+    mkdir -p "$host/$folder"
+    mount --bind "$host/$folder" "/mnt/host/$folder"
+done
+mount -t tmpfs tmpfs /mnt/host/run
+TMPDIR=/run exec setpriv --bounding-set=-all,+sys_chroot --inh-caps=-all "$@" --chroot=/mnt/host
+"""
+
+
+def in_pod(containerd: Containerd, *arguments: str) -> str:
+    """Run the command as the chart's container `kata-classes`: with its mounts and its right."""
+    done = subprocess.run(
+        [*containerd.entered(), "unshare", "--mount", "sh", "-c", POD, "sh", containerd.place,
+         str(PROJECT / ".venv/bin/kata-pin"), *arguments],
+        capture_output=True, text=True, check=False, timeout=100 * SCALE, cwd=PROJECT,
+        env={"PATH": containerd.path, "PYTHONPATH": str(PROJECT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@only_built
+def test_classes_from_a_pod(containerd: Containerd) -> None:
+    """With one capability and three folders that it may write; a second time nothing changes, and
+    what the undo Job has it run leaves no byte. Where there is no such handler the pod goes on."""
+    with_kata(containerd)
+    containerd.run("mkdir", "-p", "/etc/kata-containers", "/var/lib/kata-pin")
+    before, handlers = etc(containerd), handlers_of(containerd)
+    write = ("kata-class", "--write", "--handler=real", "--cpus=2", "--cpus=4")
+    assert "wrote" in in_pod(containerd, *write)
+    now = handlers_of(containerd)
+    assert sorted(now.keys() - handlers.keys()) == ["real-cpus-2", "real-cpus-4"]
+    assert {name: now[name] for name in handlers} == handlers
+    again = in_pod(containerd, *write)
+    assert ("wrote" in again, again.count("unchanged")) == (False, 6)
+    said = in_pod(containerd, "kata-class", "--write", "--handler=none", "--cpus=2")
+    assert said.startswith("no class on this node: none is not a handler of Kata")
+    assert "removed" in in_pod(containerd, "kata-class", "--remove")
+    assert etc(containerd) == before

@@ -7,19 +7,19 @@ real jail: its own mount namespace, root, program and pid file.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from kata_pin.errors import VmmError
-from kata_pin.model.sandbox import Vmm
-from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES
+from kata_pin.base.errors import VmmError
+from kata_pin.base.sandbox import Vmm
+from kata_pin.vmm.checks import DEFAULT_EXECUTABLES
 from kata_pin.vmm.find import Executables, VmmFinder
 from kata_pin.vmm.state_files import KataPaths
 from tests.support import real_vmms, stopped, vmm_standin
@@ -98,7 +98,7 @@ def test_runtime_rs_jails_under_its_own_folder(dirs: KataDirs) -> None:
     """There the jailer becomes the VMM, a child of the shim, with the whole id."""
     argv = ("/firecracker", "--id", SANDBOX, *TIMES, "--api-sock", "/run//fc.sock")
     jail = dirs.kata / "firecracker" / SANDBOX / "root"
-    spec = replace(_go(dirs), argv=argv, jail=str(jail), daemonized=False)
+    spec = dataclasses.replace(_go(dirs), argv=argv, jail=str(jail), daemonized=False)
     with _shim(dirs) as shim:
         pid = shim.spawn(spec.command)
         wait_for(lambda: spec.is_ready(pid), "the VMM")
@@ -134,7 +134,7 @@ def test_the_real_firecracker(dirs: KataDirs, layout: str) -> None:
     else:
         jailed = layout == "rs, jailed"
         command = real_vmms.firecracker_of_rs(dirs.kata, SANDBOX, jailed=jailed)
-    allowed = (*DEFAULT_EXECUTABLES, str(real_vmms.program("KATA_PIN_FIRECRACKER")))
+    allowed = (*DEFAULT_EXECUTABLES, str(real_vmms.program("firecracker")))
     with _shim(dirs) as shim:
         pid = shim.spawn(command)
         wait_for(lambda: "fc_api" in real_vmms.names(pid), "Firecracker to start")
@@ -152,11 +152,11 @@ def test_a_jail_of_another_sandbox(dirs: KataDirs) -> None:
     spec = _go(dirs)
     jail = str(dirs.vc / "firecracker" / OTHER[:32] / "root")
     with (
-        vmm_standin.running(replace(spec, jail=jail)) as pid,
+        vmm_standin.running(dataclasses.replace(spec, jail=jail)) as pid,
         pytest.raises(VmmError, match=r"it runs /firecracker in no jail of the sandbox's"),
     ):
         _find(dirs, pid)
-    with vmm_standin.running(replace(spec, jail=jail)) as pid:
+    with vmm_standin.running(dataclasses.replace(spec, jail=jail)) as pid:
         with pytest.raises(VmmError, match=f"its command line names {SANDBOX[:32]}"):
             _find(dirs, pid, sandbox_id=OTHER)
         with vmm_standin.running(spec) as own:

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.model.reports.memory import MemoryDocument
-from kata_pin.wire.reports import decode
+from kata_pin.base.documents.measured import MemoryDocument
+from kata_pin.service.protocol import decode
 from tests.support.locked_memory import locked_process
 from tests.unit.cli import documents as docs
-from tests.unit.cli.conftest import Sockets
+from tests.unit.conftest import Sockets
 
 pytestmark = pytest.mark.root
 
 PROGRAM = (
-    "import sys; from kata_pin.cli import main; from kata_pin.cli.reports import memory\n"
+    "import sys; from kata_pin.cli import main\n"
+    "from kata_pin.options.memory import report as memory\n"
     "memory.MAPS_S = 0.5\n"
     "sys.exit(main.run(sys.argv[1:]))"
 )

@@ -1,9 +1,10 @@
-"""minikata is as awkward as Kata: VM, hooks, files and cgroups, against recordings of Kata 3.21."""
+"""minikata is as awkward as Kata: VM, hooks, files, cgroups, against recordings of 3.21 and 4.1."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.minikata import sizing
 from tests.support import qemu
 from tests.support.daemon import private_node
 from tests.support.hookdump import dumping_hooks, dumps
@@ -25,7 +27,8 @@ from tests.support.ocirun import OciError
 from tests.support.qemu import Accelerator
 from tests.support.waiting import wait_for
 
-pytestmark = [pytest.mark.qemu, pytest.mark.root]
+# `alone`: its QEMU is where Kata has it, so a daemon of a test beside it would pin it
+pytestmark = [pytest.mark.qemu, pytest.mark.root, pytest.mark.alone]
 
 RECORDED = Path(__file__).resolve().parents[1] / "data/kata-3.21"
 PHASES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
@@ -282,6 +285,75 @@ def test_command_line_is_katas(folder: Path, dirs: KataDirs) -> None:
     assert comms <= {"qemu-system-x86\n", "kvm-nx-lpage-re\n", f"vhost-{pid}\n"}
 
 
+def test_sizes_are_those_of_katas_functions() -> None:
+    """minikata counts as Kata 4.1 does (tests/data/kata-sizing)."""
+    folder = RECORDED.with_name("kata-sizing")
+    pods = json.loads((folder / "pods.json").read_text())
+    rows = [row.split("\t") for row in (folder / "answers.tsv").read_text().splitlines()[1:]]
+    counted = 0
+    for runtime, version, way, default, overhead, most, pod, boot, running, _ in rows:
+        sandbox = dict.fromkeys(("quota", "period", "shares", "memory"), 0) | pods[pod]["sandbox"]
+        if version != "4.1.0" or (way, runtime) == ("dynamic", "runtime-rs"):
+            continue
+        counted += 1
+        if way == "static":
+            count = sizing.static_go if runtime == "go" else sizing.static_rs
+            assert count(float(default), float(overhead), sandbox) == int(boot), (runtime, pod)
+        else:
+            wanted = sizing.wanted_go(float(default), pods[pod]["containers"])
+            assert max(int(boot), min(wanted, int(most))) == int(running), pod
+    assert counted > 100
+
+
+POD_SIZE = {
+    "io.kubernetes.cri.sandbox-cpu-quota": "250000",
+    "io.kubernetes.cri.sandbox-cpu-period": "100000",
+    "io.kubernetes.cri.sandbox-memory": str(320 << 20),
+}
+"""The pod that was recorded with runtime-rs 4.1."""
+
+
+def test_runtime_rs_is_as_recorded(folder: Path, dirs: KataDirs) -> None:
+    """Kata 4.1: the command line, vCPUs before any container, cgroups and every key of its state.
+
+    All of the sandbox is in the pod's cgroup, and an update of a cpuset plugs nothing.
+    """
+    recorded = RECORDED.with_name("kata-4.1")
+    cpu: dict[str, Any] = {"cpus": "1", "quota": 200000, "period": 100000}
+    with (
+        minikata_node(
+            folder, dirs, runtime="rs", enable_iothreads=True, default_memory=352
+        ) as kata,
+        kata.container("p1", "p1", annotations=POD_SIZE),
+        kata.container("c1", "p1", **cpu) as app,
+    ):
+        app.start()
+        app.update("0")
+        pid = json.loads(app.state)["pid"]
+        ours = Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+        groups = {Path(f"/proc/{one}/cgroup").read_text() for one in kata.processes()[:3]}
+        state = json.loads((dirs.kata / "p1/state.json").read_text())
+        comms = {task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/comm")}
+        log = kata.log("p1")
+    text = (recorded / "qemu-cmdline.txt").read_text()
+    theirs = re.sub("[0-9a-f]{64}", "p1", text).splitlines()[1:]
+    absent = {"-kernel", "-initrd", "-append"} | ({"vhostfd"} if "no vhost-vsock" in log else set())
+    expected = [word for word in _shape(theirs) if word not in absent]
+    if "no vhost-net" in log:
+        expected = [word.replace("vhost,vhostfds,", "") for word in expected]
+    found = [word.removesuffix(",-arch-capabilities") for word in _shape(ours) if word != "-bios"]
+    if qemu.accelerator() is not Accelerator.KVM:
+        expected = [word.replace("-cpu,host,pmu", "-cpu,max") for word in expected]
+        expected = [word.replace("kernel_irqchip,", "") for word in expected]
+    assert [word for word in found if word] == [word for word in expected if word]
+    assert ours[ours.index("-smp") + 1] == theirs[theirs.index("-smp") + 1] == "3"
+    assert comms <= {"qemu-system-x86\n", "kvm-nx-lpage-re\n", f"vhost-{pid}\n"}
+    assert all(f"{kata.cgroup}/p1\n" in group for group in groups)
+    assert len(groups) == 1
+    assert _keys(state) == _keys(json.loads((recorded / "state.json").read_text()))
+    assert state["resource"]["cgroup_state"]["path"] == f"{kata.cgroup[1:]}/p1"
+
+
 def _shape(argv: list[str]) -> list[str]:
     """Return each option with its argument's first word and the names of its properties."""
     shape = []
@@ -387,6 +459,7 @@ def test_own_pinning_of_rs_and_the_panic_of_go(folder: Path, dirs: KataDirs) -> 
     """enable_vcpus_pinning: rs counts vCPUs through; the Go shim dies and leaves QEMU an orphan."""
     _kvm_only()
     settings = {"enable_vcpus_pinning": True, "default_maxvcpus": 8}
+    settings["static_sandbox_resource_mgmt"] = False
     with minikata_node(folder, dirs, **settings) as kata:
         rs = {"minikata.runtime": "rs"}
         with kata.container("p1", "p1", annotations=rs, cpus="0-1") as pod:

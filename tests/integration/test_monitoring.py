@@ -54,6 +54,28 @@ def test_rules_are_valid_and_fire_when_they_should(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+THRESHOLD = re.compile(r"expr: [^\n]* > (?!0\n|1\n)([0-9.]+)\n")
+"""A limit that is neither none nor one: those are counts of things, which have nothing between."""
+
+
+def test_every_threshold_is_pinned(tmp_path: Path) -> None:
+    """promtool's tests fail with a threshold that is a fifth lower or a quarter higher."""
+    shutil.copy(ROOT / "tests/data/monitoring/rules.test.yml", tmp_path)
+    rules = RULES.read_text()
+    found = list(THRESHOLD.finditer(rules))
+    assert len(found) >= 4
+    for limit in found:
+        for factor in (0.8, 1.25):
+            changed = f"{float(limit[1]) * factor:g}"
+            text = rules[: limit.start(1)] + changed + rules[limit.end(1) :]
+            (tmp_path / RULES.name).write_text(text)
+            done = subprocess.run(
+                [program("promtool"), "test", "rules", tmp_path / "rules.test.yml"],
+                capture_output=True, text=True, timeout=50, check=False,
+            )  # fmt: skip
+            assert done.returncode != 0, f"{limit[0]} with {changed}"
+
+
 class Prometheus:
     """Its HTTP interface."""
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.cli.reports.network import read_network
-from kata_pin.errors import HostError, TaskGone
-from kata_pin.host import netns
-from kata_pin.host.netns import interfaces
-from kata_pin.host.process import read_process
-from kata_pin.host.root import HOST
-from kata_pin.model.reports.network import Interface
+from kata_pin.base.documents.state import Interface
+from kata_pin.base.errors import HostError, TaskGone
+from kata_pin.cli.reports.activity import read_network
+from kata_pin.linux import network as linux_network
+from kata_pin.linux.files import HOST
+from kata_pin.linux.network import interfaces
+from kata_pin.linux.process import read_process
 from tests.support.qemu import QEMU
 from tests.support.waiting import wait_for
 from tests.unit.cli import documents as docs
@@ -108,7 +108,7 @@ def _self() -> tuple[str, int, list[str]]:
 
 def test_a_namespace_full_of_links(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compromised VMM cannot make the answer endless."""
-    monkeypatch.setattr(netns, "MAX_LINKS", 3)
+    monkeypatch.setattr(linux_network, "MAX_LINKS", 3)
     with (
         _namespace(TCFILTER, "sleep", "60") as pid,
         pytest.raises(HostError, match="more than 3"),
@@ -145,7 +145,9 @@ def test_the_tap_of_a_real_qemu() -> None:
         *("-device", "virtio-net-pci,netdev=n0,mq=on,vectors=6"),
     )
     with _namespace(TCFILTER, *argv) as pid:
-        wait_for(lambda: len(netns.read_descriptors(HOST, pid).queues) == 2, "QEMU's queues")
+        wait_for(
+            lambda: len(linux_network.read_descriptors(HOST, pid).queues) == 2, "QEMU's queues"
+        )
         found = {one.name: one for one in interfaces(HOST, pid)}
         one = found["tap0_kata"]
         assert (one.kind, one.queues, one.peer, one.attached) == ("tap", 2, "eth0", True)

@@ -2,7 +2,7 @@
 
 They are in no registry. Stand-ins with a real VM have the executables, command lines, jails,
 folders and thread names that were seen of the real ones (tests/support/vmm_standin.py); the real
-ones run where the environment names them (tests/support/real_vmms.py).
+ones run where they are on PATH (tests/support/real_vmms.py).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.root
 
 SANDBOX = f"{os.getpid():032x}".ljust(64, "f")
 CUT = SANDBOX[:32]
+USER = 4242
 
 
 @dataclass(frozen=True)
@@ -86,25 +87,62 @@ def _firecracker(node: Node) -> Iterator[Started]:
 
 
 @contextlib.contextmanager
-def _cloud_hypervisor(node: Node) -> Iterator[Started]:
+def _cloud_hypervisor(
+    node: Node, folder: str = "", prefix: tuple[str, ...] = ()
+) -> Iterator[Started]:
     """Its VM is made by the thread `vmm`, and KVM's ids are APIC ids with a gap."""
     program = copy_of_python(node.root / "bin" / "cloud-hypervisor")
+    api = f"{folder}/{SANDBOX}/ch-api.sock" if folder else _go_api(node)
     vcpus = {f"vcpu{n}": n for n in range(5)}
     devices = ("_disk0_q0", "clh_drive_3_q0")
     others = ("http-server", "vmm_signal_hand", "__rng", "_vsock1", "__balloon")
     spec = Spec(
         program,
-        (program, "--api-socket", str(node.dirs.vc / "vm" / SANDBOX / "clh-api.sock")),
+        (program, "--api-socket", api),
         ("vmm", *others, *vcpus, *devices),
         maker="vmm",
         kvm_ids=dict(zip(vcpus, (0, 1, 2, 4, 5), strict=True)),
     )
     with _shim(node) as shim:
-        pid = shim.spawn(spec.command)
+        pid = shim.spawn([*prefix, *spec.command])
         wait_for(lambda: spec.is_ready(pid), "the VMM")
         kinds = dict.fromkeys(devices, "iothread") | dict.fromkeys(("vmm", *others), "emulator")
         last = ("vcpu3", "vcpu4")
         yield Started(pid, pid, "cloud-hypervisor", last, "vmm", program, vcpus, kinds)
+
+
+def _go_api(node: Node) -> str:
+    return str(node.dirs.vc / "vm" / SANDBOX / "clh-api.sock")
+
+
+def _cloud_hypervisor_of_rs(node: Node) -> contextlib.AbstractContextManager[Started]:
+    """runtime-rs has its socket in the sandbox's own folder."""
+    return _cloud_hypervisor(node, str(node.dirs.kata))
+
+
+@contextlib.contextmanager
+def _rootless_cloud_hypervisor(node: Node) -> Iterator[Started]:
+    """runtime-rs runs it as a user made for it, with folders of that user."""
+    opens_kvm = ("--inh-caps=+dac_override", "--ambient-caps=+dac_override")  # in place of a group
+    prefix = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", *opens_kvm)
+    node.root.chmod(0o755)  # it has the program
+    with _cloud_hypervisor(node, f"/run/user/{USER}/run/kata", prefix) as started:
+        assert os.stat(f"/proc/{started.pid}").st_uid == USER
+        yield started
+
+
+@contextlib.contextmanager
+def _openvmm(node: Node) -> Iterator[Started]:
+    """runtime-rs starts it; what it is told beside its socket comes over that."""
+    program = copy_of_python(node.root / "bin" / "openvmm")
+    vcpus = {"vp-0": 0, "vp-1": 1}
+    argv = (program, "--ttrpc", str(node.dirs.kata / SANDBOX / "openvmm.sock"))
+    spec = Spec(program, argv, ("io-uring", *vcpus), maker="io-uring", kvm_ids=vcpus)
+    with _shim(node) as shim:
+        pid = shim.spawn(spec.command)
+        wait_for(lambda: spec.is_ready(pid), "the VMM")
+        kinds = {"io-uring": "emulator", "openvmm": "emulator"}
+        yield Started(pid, pid, "openvmm", ("vp-0", "vp-1"), "io-uring", program, vcpus, kinds)
 
 
 @contextlib.contextmanager
@@ -116,13 +154,14 @@ def _dragonball(node: Node) -> Iterator[Started]:
         *(program, "-namespace", "k8s.io", "-address", "/run/containerd/containerd.sock"),
         *("-publish-binary", "/usr/bin/containerd", "-id", SANDBOX),
     )
-    threads = ("tokio-runtime-w", "vmm_master", *vcpus, "blk_iothread_q0")
+    workers = ("tokio-rt-worker", "PreallocThread")  # the shim's own, and the VMM's without a name
+    threads = (*workers, "vmm_master", *vcpus, "blk_iothread_q0")
     with vmm_standin.running(
         Spec(program, argv, threads, maker="vmm_master", kvm_ids=vcpus)
     ) as pid:
         kinds = {
             "containerd-shim": "emulator",
-            "tokio-runtime-w": "emulator",
+            **dict.fromkeys(workers, "emulator"),
             "vmm_master": "emulator",
             "blk_iothread_q0": "iothread",
         }
@@ -169,7 +208,11 @@ def _sandbox(node: Node) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "start",
-    [_firecracker, _cloud_hypervisor, _dragonball, _real_firecracker, _real_cloud_hypervisor],
+    [
+        *(_firecracker, _cloud_hypervisor, _openvmm, _dragonball),
+        *(_cloud_hypervisor_of_rs, _rootless_cloud_hypervisor),
+        *(_real_firecracker, _real_cloud_hypervisor),
+    ],
 )
 def test_found_and_pinned(
     start: Callable[[Node], contextlib.AbstractContextManager[Started]],
@@ -210,7 +253,7 @@ def test_found_and_pinned(
         )
         if vmm.kind == "dragonball":
             assert "shim" not in {one["role"] for one in shown["threads"]}
-            assert threads["tokio-runtime-w"]["desired"] is not None, "it is not left alone"
+            assert threads["tokio-rt-worker"]["desired"] is not None, "it is not left alone"
 
 
 def test_a_jailed_vm_is_found_by_its_exec() -> None:

@@ -11,15 +11,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kata_pin.cli.main import run
-from kata_pin.cli.render.drawing import page, proof, svg, theme
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.reports.state import State
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.documents.state import State
+from kata_pin.options.pictures import page, svg
 from tests.support.chromium import Browser, browser, pixels
+from tests.support.commandline import run
 from tests.support.daemon import private_node
 from tests.unit.cli import documents as docs
-from tests.unit.cli.conftest import Sockets
 from tests.unit.cli.proved import owned, proved
+from tests.unit.conftest import Sockets
 
 CPUS = sorted(os.sched_getaffinity(0))
 
@@ -135,7 +135,7 @@ def test_pictures_can_be_read(
 def test_a_proof_can_be_read(chromium: Browser, tmp_path: Path, *, dark: bool) -> None:
     """The page of `prove`: timelines and histogram as well."""
     file = tmp_path / "proof.html"
-    file.write_text(proof.document(proved(irq=True), owned()))
+    file.write_text(page.proof_document(proved(irq=True), owned()))
     chromium.show(file, dark=dark)
     bars = "[...document.querySelectorAll('.bar')].map(one => one.dataset.cpu)"
     assert chromium.evaluate(bars) == ["4", "5", "6"]
@@ -145,6 +145,69 @@ def test_a_proof_can_be_read(chromium: Browser, tmp_path: Path, *, dark: bool) -
     assert chromium.evaluate(LAYOUT) == []
     assert chromium.evaluate(CONTRAST) == []
     assert chromium.requests == [file.as_uri()]
+
+
+PAGES = {"prove": lambda: page.proof_document(proved(irq=True), owned())} | {
+    f"draw-{name}": (lambda state=state: page.document(state)) for name, state in STATES.items()
+}
+
+LOOKS = [(width, dark, "screen") for width in (1100, 400) for dark in (False, True)]
+PAPER_WIDTH = 980
+"""Pixels of a letter or A4 sheet, landscape, without its margins."""
+
+WIDE = """[...document.querySelectorAll('table, p, h1, h2')]
+  .filter(one => one.getBoundingClientRect().right > innerWidth + 1)
+  .map(one => `${one.tagName}: ${one.textContent.slice(0, 60)}`)"""
+
+CUT = """[...document.querySelectorAll('.wide')]
+  .filter(one => one.querySelector('table') && one.scrollWidth > one.clientWidth + 1)
+  .map(one => one.textContent.slice(0, 60))"""
+
+BROKEN = """(() => {
+  const wrong = [];
+  for (const one of document.querySelectorAll('td bdi, th bdi')) {
+    const text = one.firstChild;
+    for (const word of text.data.matchAll(/[a-z0-9.]{2,24}(?= |$)/gi)) {
+      const range = document.createRange();
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      if (range.getClientRects().length > 1 && !one.classList.contains('long'))
+        wrong.push(`${word[0]} of ${text.data}`);
+    }
+  }
+  return wrong;
+})()"""
+
+
+@pytest.mark.parametrize(("width", "dark", "media"), [*LOOKS, (PAPER_WIDTH, False, "print")])
+@pytest.mark.parametrize("name", PAGES)
+def test_tables_fit_the_page(
+    chromium: Browser, tmp_path: Path, name: str, width: int, media: str, *, dark: bool
+) -> None:
+    """On a desk, a telephone and paper no table is wider than the page and no word is broken."""
+    file = tmp_path / "page.html"
+    file.write_text(PAGES[name]())
+    chromium.show(file, dark=dark, width=width, media=media)
+    assert chromium.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert chromium.evaluate(WIDE) == []
+    assert chromium.evaluate(CUT) == []
+    assert chromium.evaluate(BROKEN) == []
+    rows = chromium.evaluate("document.querySelectorAll('tbody tr').length")
+    assert rows >= 2
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pictures_fit_a_desk_and_paper(chromium: Browser, tmp_path: Path, name: str) -> None:
+    """There a picture shrinks; on a telephone it scrolls, because it could not be read."""
+    file = tmp_path / "page.html"
+    file.write_text(PAGES[name]())
+    widest = "Math.max(...[...document.querySelectorAll('svg.picture')].map(s => s.clientWidth))"
+    chromium.show(file, width=1100)
+    assert chromium.evaluate(widest) <= 1100
+    chromium.show(file, width=PAPER_WIDTH, media="print")
+    assert chromium.evaluate(widest) <= PAPER_WIDTH
+    chromium.show(file, width=400)
+    assert chromium.evaluate(widest) >= 700
 
 
 @pytest.mark.root
@@ -219,10 +282,10 @@ def hexadecimal(colour: tuple[int, int, int]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("dark", "colours"), [(False, theme.LIGHT), (True, theme.DARK)], ids=["light", "dark"]
+    ("dark", "colours"), [(False, svg.LIGHT), (True, svg.DARK)], ids=["light", "dark"]
 )
 def test_a_screenshot_shows_the_uses(
-    chromium: Browser, tmp_path: Path, colours: theme.Theme, *, dark: bool
+    chromium: Browser, tmp_path: Path, colours: svg.Theme, *, dark: bool
 ) -> None:
     """The pixels of a tile have the owner's colours; strips of other uses have their patterns."""
     file = tmp_path / "node.svg"

@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 
-from kata_pin.host.process import ProcessIndex
-from kata_pin.host.root import HOST
+from kata_pin.linux.files import HOST
+from kata_pin.linux.process import ProcessIndex
 from tests.support.specimen import specimen
 from tests.support.waiting import wait_for
 

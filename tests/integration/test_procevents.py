@@ -20,9 +20,8 @@ from typing import Any
 
 import pytest
 
-from kata_pin.broker.connector import process_events
-from kata_pin.errors import HostError
-from kata_pin.sources.process_events import (
+from kata_pin.base.errors import HostError
+from kata_pin.linux.events import (
     MAX_PENDING,
     Event,
     NewProcess,
@@ -32,6 +31,7 @@ from kata_pin.sources.process_events import (
     ProcEvents,
     TaskExit,
 )
+from kata_pin.rights.broker.libc import process_events
 from tests.support.fakeconnector import EXEC, EXIT, FORK, FakeConnector, acknowledgement
 from tests.support.specimen import specimen
 
@@ -131,8 +131,8 @@ async def test_storm_elsewhere_is_cheap() -> None:
 async def test_overflow_in_the_kernel() -> None:
     """ENOBUFS is told as an Overrun, and the same socket goes on afterwards."""
 
-    def narrow(first: bytes) -> socket.socket:
-        sock = process_events(first)
+    def narrow(token: int, *, execs: bool) -> socket.socket:
+        sock = process_events(token, execs=execs)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         return sock
 
@@ -305,7 +305,11 @@ async def test_mute_kernel_is_no_hang() -> None:
 async def test_events_without_end_are_no_hang() -> None:
     """When there always is another event to read, waiting for the acknowledgement still ends."""
     fake = FakeConnector(mute=True)
-    events = ProcEvents({500}, connect=lambda first: Endless(fileno=fake.connect(first).detach()))
+
+    def endless(token: int, *, execs: bool) -> socket.socket:
+        return Endless(fileno=fake.connect(token, execs=execs).detach())
+
+    events = ProcEvents({500}, connect=endless)
     with pytest.raises(HostError, match="no acknowledgement"):
         await events.open(timeout_s=0.1)
     fake.close()
@@ -346,7 +350,7 @@ async def test_refusing_kernel() -> None:
 async def test_no_socket_at_all() -> None:
     """A kernel without the connector is a reason, not a crash."""
 
-    def nothing(_: bytes) -> socket.socket:
+    def nothing(token: int, *, execs: bool) -> socket.socket:
         raise OSError(errno.EPROTONOSUPPORT, "no connector")
 
     with pytest.raises(HostError, match="Protocol not supported"):
@@ -366,8 +370,8 @@ async def test_broken_socket_is_raised(fake: FakeConnector) -> None:
 
     socks: list[Fragile] = []
 
-    def connect(first: bytes) -> socket.socket:
-        socks.append(Fragile(fileno=fake.connect(first).detach()))
+    def connect(token: int, *, execs: bool) -> socket.socket:
+        socks.append(Fragile(fileno=fake.connect(token, execs=execs).detach()))
         return socks[0]
 
     events = ProcEvents({500}, connect=connect)
@@ -381,7 +385,7 @@ async def test_broken_socket_is_raised(fake: FakeConnector) -> None:
 
 async def test_nobody_else_can_speak() -> None:
     """A message of another process, even root's, does not reach the socket."""
-    sock = process_events(bytes(16))  # a header alone, which the kernel drops; none is an error
+    sock = process_events(7, execs=False)
     other = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, sock.proto)
     with sock, other, pytest.raises((ConnectionRefusedError, PermissionError)):
         other.sendto(b"x" * 76, (sock.getsockname()[0], 0))
@@ -404,7 +408,7 @@ async def test_namespaces_without_events(namespace: list[str], reason: str) -> N
     listener = await opened(ProcEvents(set()))
     noise = storm(100_000)
     program = (
-        "import asyncio, time; from kata_pin.sources.process_events import ProcEvents\n"
+        "import asyncio, time; from kata_pin.linux.events import ProcEvents\n"
         "start = time.monotonic()\n"
         "try: asyncio.run(ProcEvents(set()).open())\n"
         "except Exception as error: print(time.monotonic() - start, error)\n"
@@ -446,7 +450,7 @@ def test_importing_starts_nothing() -> None:
     """The module's import opens no socket and starts no thread."""
     program = (
         "import os, threading; before = len(os.listdir('/proc/self/fd'))\n"
-        "import kata_pin.sources.process_events\n"
+        "import kata_pin.linux.events\n"
         "print(len(os.listdir('/proc/self/fd')) - before, threading.active_count())"
     )
     answer = subprocess.run(

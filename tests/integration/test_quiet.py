@@ -11,17 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.broker.tunables import TunableWrite
-from kata_pin.calls import DIRECT
-from kata_pin.daemon.quiet.irqbalance import Irqbalance
-from kata_pin.daemon.quiet.tuner import Write
-from kata_pin.host.interrupts import read_interrupts
-from kata_pin.host.root import HOST
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.quiet.tunables import Observed
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.linux.files import HOST
+from kata_pin.linux.interrupts import read_interrupts
+from kata_pin.options.quiet.kernel_work import IrqbalanceProcesses
+from kata_pin.options.quiet.tuner import Write
+from kata_pin.options.quiet.values import Observed
+from kata_pin.rights.broker.tunables import TunableWrite
+from kata_pin.rights.calls import DIRECT
 from tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="interrupts are root's to move")
+pytestmark = [
+    pytest.mark.alone,  # irqbalance and the interrupts' masks are the machine's
+    pytest.mark.skipif(os.geteuid() != 0, reason="interrupts are root's to move"),
+]
 
 
 def test_masks_of_this_machine() -> None:
@@ -76,14 +79,14 @@ def balancer(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
                 folder.rmdir()
 
 
-def _seen(client: Irqbalance, pid: int) -> Observed | None:
+def _seen(client: IrqbalanceProcesses, pid: int) -> Observed | None:
     found = asyncio.run(client.observe())
     return next((one for one in found if one.key.name == str(pid)), None)
 
 
 def test_irqbalance_keeps_clear_what_it_is_told(balancer: subprocess.Popen[bytes]) -> None:
     """Over its own socket; afterwards it has what its own configuration says."""
-    client = Irqbalance(HOST)
+    client = IrqbalanceProcesses(HOST)
     wait_for(lambda: _seen(client, balancer.pid) is not None, "irqbalance to answer", 60)
     first = _seen(client, balancer.pid)
     assert first is not None

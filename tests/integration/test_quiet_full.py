@@ -1,6 +1,6 @@
 """What `quiet: full` writes, on this machine's own files: written, read back, and put back.
 
-Hardware that is not here (frequency policies) is a double's in tests/unit/daemon/quiet.
+Hardware that is not here (frequency policies) is a double's in tests/unit/options/quiet.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.broker.tunables import TUNABLE_FILES, TunableWrite, write_tunables
-from kata_pin.host.quiet.threads import kernel_threads
-from kata_pin.host.root import HOST
-from kata_pin.model.quiet.node import Unknown
+from kata_pin.linux.files import HOST
+from kata_pin.options.quiet.read import kernel_threads
+from kata_pin.options.quiet.values import Unknown
+from kata_pin.rights.broker.tunables import TUNABLE_FILES, TunableWrite, write_tunables
 
 pytestmark = pytest.mark.root
 

@@ -7,35 +7,31 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from errno import EACCES, ESTALE
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Final, cast
 
 import pytest
+from msgspec.structs import replace
 
-from kata_pin.broker.protocol import Change
-from kata_pin.config.paths import Paths
-from kata_pin.config.rt import Rt
-from kata_pin.config.tree import Config
-from kata_pin.daemon.isolation import realtime as module
-from kata_pin.daemon.isolation.realtime import RealtimeVcpus, restore
-from kata_pin.daemon.live_config import LiveConfig
-from kata_pin.daemon.reconcile.sandbox_cache import SandboxCache
-from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.service.privileges import Broker, brokered
-from kata_pin.daemon.store.containers import Registry
-from kata_pin.daemon.store.rt_threads import RtThreads
-from kata_pin.host.process import ProcessIndex
-from kata_pin.host.root import HOST, HostRoot
-from kata_pin.host.scheduling import rt_node, scheduling
-from kata_pin.host.tasks import starttime
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.measured.scheduling import RtNode
-from kata_pin.model.pass_outcome import Cause, PassOutcome
-from kata_pin.model.placement import Desired, Placement, Report, SandboxMask
-from kata_pin.model.thread import Role, RoleSource, Task, Thread, ThreadKey, ThreadRole
+from kata_pin.base.config.tree import Config, LiveConfig, Paths, Rt
+from kata_pin.base.counters import RtNode
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.placement import Cause, Desired, PassOutcome, Placement, Report, SandboxMask
+from kata_pin.base.sandbox import Role, Task, Thread, ThreadKey
+from kata_pin.base.values import ChangeState, RoleSource, ThreadRole
+from kata_pin.engine.sandbox_cache import SandboxCache
+from kata_pin.engine.sandboxes import Sandboxes
+from kata_pin.linux.affinity import rt_node, scheduling
+from kata_pin.linux.files import HOST, HostRoot
+from kata_pin.linux.process import ProcessIndex
+from kata_pin.linux.tasks import starttime
+from kata_pin.options.realtime import keeper as module
+from kata_pin.options.realtime.keeper import RealtimeVcpus, RtThreads, restore
+from kata_pin.records.containers import Registry
+from kata_pin.rights.broker.protocol import AffinityChange
+from kata_pin.service.privileges import Broker, brokered
 from tests.support.specimen import two_cpus
 
 PYTHON: Final = os.path.realpath(sys.executable)
@@ -79,13 +75,13 @@ def vm() -> Iterator[tuple[int, list[ThreadKey]]]:
 def broker(tmp_path: Path, *hypervisors: str) -> Iterator[Broker]:
     home = str(tmp_path)
     paths = Paths(vc=home, kata=home, bundle_roots=(home,), debugfs=home, kata_configs=())
-    with brokered(Config(hypervisors=hypervisors, paths=paths)) as running:
+    with brokered(Config(hypervisors=hypervisors, paths=paths, rt=Rt("fifo:1"))) as running:
         yield running
 
 
 def give(running: Broker, key: ThreadKey, policy: int = FIFO, priority: int = 1) -> int:
     """Ask for a class; return the errno."""
-    change = Change(*key, 0, frozenset())
+    change = AffinityChange(*key, 0, frozenset())
     (done,) = running.calls.set_classes([change], policy, priority, "/proc")
     return done.errno
 
@@ -133,7 +129,7 @@ class World:
         cpus = CpuSet([cpu])
         task = Task(vcpu, "CPU 0/KVM", 0, cpus, cpus, "/")
         thread = Thread(task, Role(ThreadRole.VCPU, RoleSource.NAME, vcpu=0))
-        desired = {vcpu: Desired(vcpu, cpus, cpus, "", paired=True)}
+        desired = {vcpu: Desired(cpus, cpus, "", paired=True)}
         self.report = Report("pod", (thread,), Placement("pod", SandboxMask(cpus), desired))
         self.unpaired = replace(self.report, placement=Placement("pod", SandboxMask(cpus)))
         self.table = RtThreads(registry)
@@ -148,7 +144,7 @@ class World:
         index.refresh()
         return RealtimeVcpus(self.root, self.live, self.table, sandboxes, index)
 
-    def passed(self, report: Report | None = None, state: str = "ok") -> None:
+    def passed(self, report: Report | None = None, state: ChangeState = "ok") -> None:
         report = report or self.report
         self.cache.report = report
         self.realtime.passed(PassOutcome("pod", "shop/web", state, report, Cause()))
@@ -178,11 +174,12 @@ def test_given_and_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "rt_node", met)
     with world(tmp_path) as (one, vcpu):
         os.sched_setscheduler(vcpu.tid, os.SCHED_BATCH, os.sched_param(0))
-        for report, state, config in (
+        cases: tuple[tuple[Report, ChangeState, Config], ...] = (
             (one.unpaired, "ok", one.live.now),
             (one.report, "released", one.live.now),
             (one.report, "ok", Config()),
-        ):
+        )
+        for report, state, config in cases:
             one.passed()
             assert class_of(vcpu) == (FIFO, 1)
             assert one.codes() == ["rt"]
@@ -215,6 +212,20 @@ def test_a_killed_daemon_leaves_what_the_next_one_undoes(
         one.passed(one.unpaired)
         assert class_of(vcpu) == (os.SCHED_RR, 7)
         assert one.table.of("pod") == {}
+
+
+def test_a_class_that_cannot_be_given_back_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker refuses at first; once it does not, the thread gets the class it had first."""
+    monkeypatch.setattr(module, "rt_node", met)
+    with world(tmp_path) as (one, vcpu), broker(tmp_path) as unwilling:
+        one.passed()
+        (reason,) = restore(HostRoot(calls=unwilling.calls), one.table, one.table.of("pod"))
+        assert "the broker does not take it for a vCPU" in reason
+        assert class_of(vcpu) == (FIFO, 1)
+        one.passed(one.unpaired)
+        assert class_of(vcpu) == (0, 0)
 
 
 def test_a_condition_that_ends_takes_the_class_back(

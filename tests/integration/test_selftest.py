@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.host.cgroup_mounts import cgroup_mounts
-from kata_pin.host.cpuset import CpusetReader
-from kata_pin.host.root import HOST, HostRoot
-from kata_pin.host.self_test import PREFIX, Sticking, pins_stick
+from kata_pin.linux.affinity import PREFIX, Sticking, pins_stick
+from kata_pin.linux.cgroups import CpusetReader
+from kata_pin.linux.files import HOST, HostRoot, cgroup_mounts
 from tests.support.specimen import cpuset_cgroup, two_cpus
 from tests.support.waiting import wait_for
 
@@ -76,7 +75,7 @@ def test_unknown_says_why(prepare: str, reason: str) -> None:
     steps = [prepare.format(point=mount.point) for mount in cgroup_mounts(HOST)]
     script = "\n".join([*steps, f'exec {sys.executable} -c "$PROGRAM"'])
     program = (
-        "from kata_pin.host.self_test import pins_stick; from kata_pin.host.root import HOST; "
+        "from kata_pin.linux.affinity import pins_stick; from kata_pin.linux.files import HOST; "
         "answer = pins_stick(HOST); print(answer.answer, answer.reason)"
     )
     answer = subprocess.run(
@@ -99,8 +98,8 @@ def test_killed_halfway() -> None:
     with cpuset_cgroup("0"):
         pass
     program = (
-        "import os, signal; from kata_pin.host.root import HOST\n"
-        "from kata_pin.host.self_test import pins_stick\n"
+        "import os, signal; from kata_pin.linux.files import HOST\n"
+        "from kata_pin.linux.affinity import pins_stick\n"
         "def deadly(tid, cpus):\n"
         "    print(tid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
         "os.sched_setaffinity = deadly\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kata_pin.host.broker_calls import MAX_READERS
+from kata_pin.rights.client import MAX_READERS
 from tests.bench.node import BenchNode
 from tests.bench.soak import HISTORY_ROWS, soak
 

@@ -6,12 +6,12 @@ import os
 
 import pytest
 
-from kata_pin.host import tasks
-from kata_pin.host.cpuset import CpusetReader
-from kata_pin.host.root import HOST
-from kata_pin.host.tasks import CROWD, TaskReader
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.thread import Task
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.sandbox import Task
+from kata_pin.linux import tasks
+from kata_pin.linux.cgroups import CpusetReader
+from kata_pin.linux.files import HOST
+from kata_pin.linux.tasks import CROWD, TaskReader
 from tests.support.specimen import Specimen, cpuset_cgroup, specimen, two_cpus
 
 

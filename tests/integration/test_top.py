@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.model.reports.state import State
-from kata_pin.model.reports.top import TopDocument
-from kata_pin.wire.reports import decode
+from kata_pin.base.documents.measured import TopDocument
+from kata_pin.base.documents.state import State
+from kata_pin.service.protocol import decode
 from tests.support.played_threads import played
 from tests.support.pseudoterminal import Terminal
 from tests.unit.cli import documents as docs
-from tests.unit.cli.conftest import Sockets
+from tests.unit.conftest import Sockets
 
 CPU = min(os.sched_getaffinity(0))
 COMMAND = (sys.executable, "-m", "kata_pin.cli.main")

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kata_pin.errors import VmmError
-from kata_pin.model.sandbox import Vmm
-from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES
-from kata_pin.vmm.find import Executables, VmmFinder
-from kata_pin.vmm.shims import Shims
+from kata_pin.base.errors import VmmError
+from kata_pin.base.sandbox import Vmm
+from kata_pin.vmm.claims import Shims
+from kata_pin.vmm.find import MAX_REFUSALS, Executables, VmmFinder
 from kata_pin.vmm.state_files import KataPaths
+from tests.bench.node import BenchNode
+from tests.bench.standins import StandIns
 from tests.support.katalike import KataDirs, KataSandbox, Runtime
 from tests.support.qemu import QEMU, Accelerator, Machine
-from tests.support.vmmhost import SHIMS, Bystander, live, lookalike
+from tests.support.vmmhost import EXECUTABLES, SHIMS, Bystander, live, lookalike
 
 pytestmark = [pytest.mark.qemu, pytest.mark.root]
 
@@ -54,7 +56,7 @@ def bystander() -> Iterator[Bystander]:
 
 def _sandbox(dirs: KataDirs, name: str = P1, **options: object) -> KataSandbox:
     """Return a cheap sandbox: what is found does not depend on the accelerator."""
-    return replace(
+    return dataclasses.replace(
         KataSandbox(dirs, name, accelerator=Accelerator.TCG, machine=Machine(boot=1, maximum=2)),
         **options,  # type: ignore[arg-type]
     )
@@ -62,7 +64,7 @@ def _sandbox(dirs: KataDirs, name: str = P1, **options: object) -> KataSandbox:
 
 def _find(dirs: KataDirs, name: str = P1, *hints: int, executables: tuple[str, ...] = ()) -> Vmm:
     paths = KataPaths(str(dirs.vc), str(dirs.kata))
-    allowed = Executables(vmms=(*DEFAULT_EXECUTABLES, *executables), shims=SHIMS)
+    allowed = Executables(vmms=(QEMU, *executables), shims=SHIMS)
     finder = VmmFinder(live(), paths=paths, executables=allowed)
     return finder.find(name, dict.fromkeys(hints, 0))
 
@@ -259,6 +261,16 @@ def test_a_replaced_executable_is_reported(dirs: KataDirs, monkeypatch: pytest.M
 def test_sandboxes_are_listed_for_adoption(dirs: KataDirs, bystander: Bystander) -> None:
     """The scan lists every sandbox by its VMM, and no process that is none."""
     with _sandbox(dirs, P1) as one, _sandbox(dirs, P2, runtime=Runtime.RS) as two:
-        found = VmmFinder(live(), executables=Executables(shims=SHIMS)).sandboxes()
+        found = VmmFinder(live(), executables=EXECUTABLES).sandboxes()
         assert {P1: one.pid, P2: two.pid}.items() <= found.items()
         assert bystander.pid not in found.values()
+
+
+def test_what_kata_tells_of_is_found_before_other_claims() -> None:
+    """A scan refuses a few claims only, and those that no file of Kata's names come last."""
+    with BenchNode() as node, contextlib.closing(StandIns(node)) as stand_ins:
+        stand_ins.start(3 * MAX_REFUSALS)
+        ids = stand_ins.announce(MAX_REFUSALS, MAX_REFUSALS + 10)
+        paths = KataPaths(str(node.dirs.vc), str(node.dirs.kata))
+        allowed = Executables(vmms=(str(stand_ins.executable),), shims=SHIMS)
+        assert VmmFinder(live(), paths=paths, executables=allowed).sandboxes().keys() == set(ids)

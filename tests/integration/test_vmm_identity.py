@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import stat
@@ -10,24 +11,22 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from kata_pin.errors import VmmError
-from kata_pin.model.sandbox import Vmm
-from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES
+from kata_pin.base.errors import VmmError
+from kata_pin.base.sandbox import Vmm
+from kata_pin.vmm.claims import Accepted, Shims, Strength
 from kata_pin.vmm.find import Executables, VmmFinder
-from kata_pin.vmm.shims import Shims
 from kata_pin.vmm.state_files import KataPaths
-from kata_pin.vmm.witnesses import Accepted, Strength
 from tests.support.daemon import Node, private_node
 from tests.support.katalike import KataDirs, KataSandbox
 from tests.support.qemu import QEMU, Accelerator, Machine
-from tests.support.vmmhost import SHIMS, live, lookalike
+from tests.support.vmmhost import EXECUTABLES, SHIMS, live, lookalike
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.qemu, pytest.mark.root]
@@ -54,7 +53,7 @@ def _find(
     finder = VmmFinder(
         live(),
         paths=KataPaths(str(dirs.vc), str(dirs.kata)),
-        executables=Executables(vmms=(*DEFAULT_EXECUTABLES, *vmms), shims=(*SHIMS, *shims)),
+        executables=Executables(vmms=(QEMU, *vmms), shims=(*SHIMS, *shims)),
         before=lambda _: before,
     )
     return finder.find(name, dict.fromkeys(hints, 0))
@@ -109,6 +108,10 @@ def cgroup_named(path: str, *, delegated: str = "") -> Iterator[Path]:
     finally:
         for each in reversed(made):
             wait_for(partial(_removed, each), f"{each} to be empty")
+
+
+def _threads(pid: int) -> list[int]:
+    return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
 
 
 def _removed(folder: Path) -> bool:
@@ -272,7 +275,7 @@ def test_a_user_namespace_proves_nothing_about_paths(dirs: KataDirs) -> None:
 
 def _sandbox(dirs: KataDirs, **options: object) -> KataSandbox:
     machine = Machine(boot=1, maximum=2)
-    return replace(
+    return dataclasses.replace(
         KataSandbox(dirs, P1, accelerator=Accelerator.TCG, machine=machine),
         **options,  # type: ignore[arg-type]
     )
@@ -322,12 +325,25 @@ def test_a_hook_does_not_speak_for_a_later_process(dirs: KataDirs) -> None:
     sent_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     time.sleep(0.05)
     with claiming(P1) as pid:
-        finder = VmmFinder(live())
+        finder = VmmFinder(live(), executables=EXECUTABLES)
         with pytest.raises(VmmError, match="the pid in a hook was an earlier process's"):
             finder.find(P1, {pid: sent_ns})
         assert not finder.is_claimed(P1, {pid: sent_ns})
         now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         assert finder.find(P1, {pid: now_ns}).process.pid == pid
+
+
+def test_a_file_does_not_speak_for_a_later_process(dirs: KataDirs) -> None:
+    """A pid file that a VMM left names a number; another process has it since the VMM died."""
+    with claiming(P1) as pid:
+        folder = dirs.vc / "vm" / P1
+        folder.mkdir(parents=True)
+        (folder / "pid").write_text(f"{pid}\n")
+        key = live().read_process(pid).key
+        assert _find(dirs, before=Accepted(key, Strength.FILE)).process == key
+        died = Accepted(key._replace(starttime=1), Strength.FILE)
+        with pytest.raises(VmmError, match="the pid in pid file was an earlier process's"):
+            _find(dirs, before=died)
 
 
 @pytest.mark.parametrize("witness", ["hook", "shim", "file"])
@@ -358,6 +374,33 @@ TRIES = 100
 def node() -> Iterator[Node]:
     with private_node() as one:
         yield one
+
+
+@pytest.mark.parametrize("confined", [False, True])
+def test_a_template_vm_is_no_pods(node: Node, *, confined: bool) -> None:
+    """runtime-rs' factory runs a VM under an id that no pod has, from a program that is no shim.
+
+    It has a folder of Kata's, and with sandbox_cgroup_only a cgroup that holds its id. Its threads
+    are left where they are, while a pod's VM beside it, made of the template, is placed before it
+    has run: its shim starts it as any other, to load a state.
+    """
+    template = str(uuid.uuid4())
+    narrow = frozenset({0})
+    (node.dirs.kata / template).mkdir()
+    with contextlib.ExitStack() as stack:
+        path = f"kata_sandboxed_pod/{template}" if confined else "kata_sandboxed_pod/other"
+        group = stack.enter_context(cgroup_named(path))
+        vm = stack.enter_context(claiming(template, prefix=("taskset", "-c", "0"), cgroup=group))
+        node.start()
+        loading = Machine(boot=1, maximum=1, extra=("-incoming", "defer"))
+        with node.pod("p1", machine=loading) as pod:
+            pod.create("c1", "1")
+            pod.wait_placed({1})
+            node.ask("reconcile")
+            shown = {one["id"]: one for one in node.ask("state")["sandboxes"]}
+            assert {one for one, row in shown.items() if row["mask"]} == {pod.id}
+            assert (template in shown) is confined, "its cgroup is a witness"
+        assert {frozenset(os.sched_getaffinity(tid)) for tid in _threads(vm)} == {narrow}
 
 
 def test_impostors_of_a_sandbox_that_lives_and_dies(node: Node) -> None:

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.model.thread import RoleSource, ThreadKey, ThreadRole
-from kata_pin.vmm.find import VmmFinder
-from kata_pin.vmm.overhead import find_helpers
-from kata_pin.vmm.shims import Shims
+from kata_pin.base.sandbox import ThreadKey
+from kata_pin.base.values import RoleSource, ThreadRole
+from kata_pin.vmm.claims import Shims
+from kata_pin.vmm.find import VmmFinder, find_helpers
 from kata_pin.vmm.state_files import KataPaths
 from tests.support.katalike import VIRTIOFSD, KataDirs, KataSandbox
 from tests.support.qemu import Accelerator, accelerator
-from tests.support.vmmhost import SHIMS, Bystander, live, lookalike, tasks
+from tests.support.vmmhost import EXECUTABLES, SHIMS, Bystander, live, lookalike, tasks
 from tests.support.waiting import wait_for
 
 pytestmark = [
@@ -54,7 +54,7 @@ def bystander() -> Iterator[Bystander]:
 def _roles(dirs: KataDirs, kata: KataSandbox, *, files: bool = True) -> dict[int, ThreadRole]:
     """Return role by pid of all helpers; without `files` Kata's own are not looked at."""
     host = live()
-    vmm = VmmFinder(host).find(kata.id, {kata.pid: 0})
+    vmm = VmmFinder(host, executables=EXECUTABLES).find(kata.id, {kata.pid: 0})
     paths = KataPaths(str(dirs.vc), str(dirs.kata)) if files else KataPaths("/none", "/none")
     helpers = find_helpers(host, vmm, kata.id, _own(kata), Shims(host, SHIMS), paths=paths)
     assert kata.pid not in {helper.process.pid for helper in helpers}
@@ -144,7 +144,7 @@ def test_kernel_threads_of_kvm(dirs: KataDirs) -> None:
         named = f"kvm-pit/{kata.pid}"
         with lookalike(comm=named, executable=sys.executable) as impostor:
             host = live()
-            vmm = VmmFinder(host).find(kata.id, {kata.pid: 0})
+            vmm = VmmFinder(host, executables=EXECUTABLES).find(kata.id, {kata.pid: 0})
             helpers = find_helpers(host, vmm, kata.id, _own(kata), Shims(host, SHIMS))
             kernel = {h.process.pid for h in helpers if h.source is RoleSource.FLAGS}
             truth = {p.key.pid for p in host.processes.all() if p.comm == named}

@@ -8,24 +8,35 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from kata_pin.model.sandbox import Vmm
-from kata_pin.model.thread import Role, RoleSource, ThreadKey, ThreadRole
-from kata_pin.vmm import debugfs, kvm_fd
+from kata_pin.base.sandbox import Role, ThreadKey, Vmm
+from kata_pin.base.values import RoleSource, ThreadRole
+from kata_pin.follow.hooks import is_held, query
+from kata_pin.linux.files import HostRoot
+from kata_pin.peers.qemu import QmpAnswers, QmpCpu, QmpIothread
+from kata_pin.rights.broker.threads import KvmVcpu, ThreadCall
+from kata_pin.rights.calls import DirectCalls
+from kata_pin.vmm import roles
 from kata_pin.vmm.find import VmmFinder
-from kata_pin.vmm.host_access import HostAccess, HostPaths
-from kata_pin.vmm.qmp import is_held, query
 from kata_pin.vmm.role_cache import RoleCache
 from kata_pin.vmm.roles import identify
-from kata_pin.wire.qemu.qmp import QmpAnswers, QmpCpu, QmpIothread
+from kata_pin.vmm.state_files import HostAccess
 from tests.support.katalike import KataDirs, KataSandbox
 from tests.support.qemu import Accelerator, Machine, accelerator
-from tests.support.vmmhost import Bystander, live, lookalike, private_debugfs, tasks
+from tests.support.vmmhost import (
+    EXECUTABLES,
+    Bystander,
+    facts,
+    live,
+    lookalike,
+    private_debugfs,
+    tasks,
+)
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.qemu, pytest.mark.root]
@@ -93,7 +104,7 @@ class Subject:
         self.kata = kata
         self.host = host
         self.cache = RoleCache()
-        vmm = VmmFinder(host).find(kata.id, {kata.pid: 0})
+        vmm = VmmFinder(host, executables=EXECUTABLES).find(kata.id, {kata.pid: 0})
         self.vmm: Vmm = vmm if kvm else replace(vmm, kvm=False)
 
     def roles(self, qmp: QmpAnswers | None = None, *, machine: str = "") -> dict[ThreadKey, Role]:
@@ -252,14 +263,14 @@ def test_traces_of_an_unplugged_vcpu_name_nobody(dirs: KataDirs, debug: Path) ->
         before = subject.settled(RoleSource.DEBUGFS, RoleSource.KVM_FD)
         (dead,) = [key for key, role in before.items() if role.vcpu == 6]
         kata.shim.unplug(1)
-        assert 6 in kvm_fd.open_vcpus(subject.host.root, kata.pid)
+        assert 6 in roles.open_vcpus(subject.host.root, kata.pid)
         stale = next(Path(debug).glob(f"kvm/{kata.pid}-*/vcpu6/pid")).read_text()
         assert int(stale) == dead.tid
         assert _vcpus(subject.roles()) == subject.truth()
 
         # A later thread that got the dead one's tid is younger than the vCPU: doubtful.
         heir = ThreadKey(kata.pid, dead.tid, dead.starttime + 10_000_000)
-        found = debugfs.read_vcpus(subject.host.root, {dead.tid: heir}, kata.pid)
+        found = roles.read_vcpus(subject.host.root, {dead.tid: heir}, kata.pid)
         assert found.doubtful == {heir}
 
         kata.shim.plug(1)
@@ -308,7 +319,7 @@ def test_a_busy_vcpu(dirs: KataDirs, debug: Path, busy_firmware: Path) -> None:
         with_debugfs = Subject(kata, live(debug))
         with_debugfs.settled(RoleSource.DEBUGFS, RoleSource.KVM_FD)
         without = Subject(kata, live())
-        waiting = kvm_fd.read_waiting(without.host.root, tasks(kata.pid), os.uname().machine)
+        waiting = roles.read_waiting(without.host.root, tasks(kata.pid), os.uname().machine)
         assert kata.vcpus()[0] in {key.tid for key in waiting.running}
         without.settled(RoleSource.KVM_FD, RoleSource.ORDER)
 
@@ -367,28 +378,41 @@ def test_an_answer_is_tied_to_the_threads_it_was_about(dirs: KataDirs) -> None:
         assert not cache.qmp_vcpus
 
 
+class AskedCalls(DirectCalls):
+    """Notes what the kernel is asked about threads: the tids, or `debugfs`."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    def kvm_vcpus(self, folder: str, pid: int, tids: Collection[int]) -> list[KvmVcpu]:
+        """See Calls."""
+        self.asked.append("debugfs")
+        return super().kvm_vcpus(folder, pid, tids)
+
+    def system_calls(self, process: str, tids: Sequence[int]) -> list[ThreadCall]:
+        """See Calls."""
+        self.asked.append(set(tids))
+        return super().system_calls(process, tids)
+
+
 @needs_kvm
-def test_nothing_is_read_twice(
-    dirs: KataDirs, debug: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once a sandbox has settled, a pass reads no source until a thread is new."""
-    reads: list[int] = []
-    read = debugfs.read_vcpus
-
-    def counted(root: HostPaths, keys: Mapping[int, ThreadKey], pid: int) -> debugfs.VcpuThreads:
-        reads.append(pid)
-        return read(root, keys, pid)
-
+def test_only_the_born_thread_is_asked_about(dirs: KataDirs, debug: Path) -> None:
+    """Once a sandbox has settled a pass asks nothing, and of a new thread only what that is."""
+    calls = AskedCalls()
     with _sandbox(dirs, Accelerator.KVM) as kata:
-        subject = Subject(kata, live(debug))
+        subject = Subject(kata, facts(HostRoot(debugfs=str(debug), calls=calls)))
         subject.settled(RoleSource.DEBUGFS, RoleSource.KVM_FD)
         wait_for(lambda: subject.roles() and subject.cache.recall(tasks(kata.pid)), "grown up")
-        monkeypatch.setattr(debugfs, "read_vcpus", counted)
+        calls.asked.clear()
         subject.roles()
-        assert reads == []
+        assert calls.asked == []
+        before = set(kata.tids())
         kata.shim.plug(1)
+        born = set(kata.tids()) - before
+        subject.roles()
+        assert born in calls.asked, "one call, whatever the VM's size"
         subject.settled(RoleSource.DEBUGFS, RoleSource.KVM_FD)
-        assert reads
+        assert all(asked in ("debugfs", born) for asked in calls.asked)
 
 
 def test_a_vmm_that_exits_meanwhile(dirs: KataDirs) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.calls import DIRECT
-from kata_pin.host.process import read_process
-from kata_pin.host.root import HostRoot
-from kata_pin.vmm.slow_facts import SlowFacts
+from kata_pin.linux.files import HostRoot
+from kata_pin.linux.process import read_process
+from kata_pin.rights.calls import DIRECT
+from kata_pin.vmm.checks import SlowFacts
 from tests.support.locked_memory import locked_process
 from tests.support.specimen import specimen
 

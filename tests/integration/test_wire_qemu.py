@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kata_pin.wire import proc
-from kata_pin.wire.qemu import apic, cmdline, qmp
+from kata_pin.linux import proc
+from kata_pin.peers import qemu
 
 QEMU = shutil.which("qemu-system-x86_64")
 HAS_KVM = os.access("/dev/kvm", os.R_OK | os.W_OK)
@@ -88,7 +88,7 @@ class Session:
         """Return the place of each vCPU by cpu-index, and see that the answers check out."""
         self.ask("qmp_capabilities")
         cpus = self.ask("query-cpus-fast")
-        assert len(qmp.check_answers(cpus, self.ask("query-iothreads")).cpus) == len(cpus)
+        assert len(qemu.check_answers(cpus, self.ask("query-iothreads")).cpus) == len(cpus)
         return {cpu["cpu-index"]: cpu["props"] for cpu in cpus}
 
 
@@ -111,13 +111,13 @@ def test_topology(arguments: list[str]) -> None:
     with running(arguments, "kvm" if HAS_KVM else "tcg") as session:
         cpus = session.cpus()
         slots = session.ask("query-hotpluggable-cpus")
-    command = cmdline.parse_qemu(session.argv)
+    command = qemu.parse_qemu(session.argv)
     guest = command.guest
     assert command.problems == ()
     assert (len(cpus), len(slots)) == (guest.boot, guest.maximum)
     for index, said in cpus.items():
         shown = (said["socket-id"], said.get("die-id", 0), said["core-id"], said["thread-id"])
-        assert shown == apic.place_of(guest, index)
+        assert shown == qemu.place_of(guest, index)
         if guest.numa:
             assert guest.numa[index] == said["node-id"]
 
@@ -130,10 +130,10 @@ def test_apic_ids(arguments: list[str]) -> None:
         boot = list(session.cpus())
         folder = f"/proc/{session.process.pid}/fd"
         links = [proc.vcpu_of_link(os.readlink(f"{folder}/{fd}")) for fd in os.listdir(folder)]
-    guest = cmdline.parse_qemu(session.argv).guest
+    guest = qemu.parse_qemu(session.argv).guest
     ids = sorted(vcpu for vcpu in links if vcpu is not None)
-    assert ids == sorted(apic.apic_id(guest, index) for index in boot)
-    assert [apic.cpu_index(guest, vcpu) for vcpu in ids] == sorted(boot)
+    assert ids == sorted(qemu.apic_id(guest, index) for index in boot)
+    assert [qemu.cpu_index(guest, vcpu) for vcpu in ids] == sorted(boot)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_apic_ids(arguments: list[str]) -> None:
 )
 def test_refusals(smp: str) -> None:
     """What is refused here, QEMU refuses too: no running machine is left without a topology."""
-    assert cmdline.parse_qemu(["qemu", "-smp", smp]).problems
+    assert qemu.parse_qemu(["qemu", "-smp", smp]).problems
     argv = [str(QEMU), "-accel", "tcg", "-S", "-display", "none", "-nodefaults", "-smp", smp]
     result = subprocess.run(argv, capture_output=True, timeout=30, check=False, text=True)
     assert result.returncode == 1
@@ -164,4 +164,4 @@ def test_cmdline_of_a_living_qemu() -> None:
         with open(f"/proc/{session.process.pid}/cmdline", "rb") as file:
             shown = proc.parse_cmdline(file.read())
     assert list(shown) == session.argv
-    assert cmdline.parse_qemu(shown).sandbox_id == "p1"
+    assert qemu.parse_qemu(shown).sandbox_id == "p1"

@@ -45,9 +45,18 @@ class Setup:
 
 @cache
 def programs() -> Path:
-    """Return the folder in which scripts/kubelet puts the two programs."""
-    command = [str(PROJECT / "scripts" / "kubelet"), "--where"]
+    """Return the folder in which scripts/kubelet puts the two programs.
+
+    KATA_PIN_KUBELET names another release than that of go.mod.
+    """
+    release = os.environ.get("KATA_PIN_KUBELET", "")
+    command = [str(PROJECT / "scripts" / "kubelet"), *filter(None, [release]), "--where"]
     return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+
+
+def minor() -> int:
+    """Return Y of the release 1.Y.Z that is run."""
+    return int(programs().name.split(".")[1])
 
 
 def why_not() -> str:

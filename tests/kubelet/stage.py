@@ -10,8 +10,9 @@ namespaces, so that nothing of this machine is touched and nothing of it outlive
 - pods come as manifests in a folder and are listed by the kubelet's own server.
 
 Reads a JSON document from standard input (made in recording.py) and writes another one to standard
-output: `ops`, a trace in the format of tests/data/oracles/README.md, and `lists`, what kata-pin's
-requests for the list of pods were answered, and `resources` if they were wanted.
+output: `ops`, a trace in the format of tests/data/oracles/README.md, `lists`, what kata-pin's
+requests for the list of pods were answered, `resources` if they were wanted, and `checkpoint`, the
+text of the kubelet's checkpoint at the end.
 """
 
 from __future__ import annotations
@@ -30,16 +31,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from kata_pin.cli.reports import doctor_kubelet
-from kata_pin.config import Config
-from kata_pin.config.paths import Paths
-from kata_pin.errors import StateError
-from kata_pin.model.cpuset import CpuSet, union
-from kata_pin.sources.kubelet_api import read_pod_resources
-from kata_pin.sources.pod_list import PodList
+from kata_pin.base.config.tree import Config, Paths
+from kata_pin.base.cpuset import CpuSet, union
+from kata_pin.base.errors import StateError
+from kata_pin.cli.doctor import install
+from kata_pin.peers.kubelet.pods import PodList, PodsApi, read_pod_resources
 
 IMAGE: Final = "localhost/pause:1"
 PORT: Final = 10255
+ROOT: Final = Path("/var/lib/kubelet")
+"""`root` of the stage's folder by a short path: that of a socket has at most 107 bytes."""
+
+RUNTIME: Final = Path("/var/lib/cri.sock")
 START_S: Final = 90.0
 DECIDE_S: Final = 60.0
 
@@ -70,29 +73,35 @@ def main() -> int:
         with running(folder, order) as kubelet:
             ops = [kubelet.step(step) for step in order["ops"]]
             lists = [pod_list(request) for request in order.get("lists", ())]
-            resources = pod_resources(folder / "root") if order.get("resources") else {}
+            resources = pod_resources() if order.get("resources") else {}
+            checkpoint = kubelet.checkpoint_text()
     except StageError as error:
         print(f"stage: {error}", file=sys.stderr)
         return 1
-    json.dump({"ops": ops, "lists": lists, "resources": resources}, sys.stdout)
+    answered = {"ops": ops, "lists": lists, "resources": resources, "checkpoint": checkpoint}
+    json.dump(answered, sys.stdout)
     return 0
 
 
-def pod_resources(root: Path) -> dict[str, Any]:
+def pod_resources() -> dict[str, Any]:
     """Return what the kubelet's pod-resources API says to kata-pin, and to doctor."""
-    config = Config(paths=Paths(kubelet_state=str(root / "cpu_manager_state")))
-    found = asyncio.run(read_pod_resources(str(root / "pod-resources" / "kubelet.sock")))
+    config = Config(paths=Paths(kubelet_state=str(ROOT / "cpu_manager_state")))
+    found = asyncio.run(read_pod_resources(str(ROOT / "pod-resources" / "kubelet.sock")))
     return {
         "containers": {name: str(cpus) for name, cpus in found.containers.items()},
         "allocatable": str(found.allocatable),
-        "rows": [(row.status, row.text) for row in doctor_kubelet.pod_resources(config)],
+        "rows": [(row.status, row.text) for row in install.pod_resources(config)],
     }
 
 
 def pod_list(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the kubelet's list of pods says to kata-pin: annotations by uid, or the error."""
+    """Return what the kubelet's list of pods says to kata-pin: annotations by uid, or the error.
+
+    A request has the fields of PodList, or the `path` of the Pods API's socket.
+    """
+    asked = PodsApi(**request) if "path" in request else PodList(**request)
     try:
-        pods = asyncio.run(PodList(**request).read())
+        pods = asyncio.run(asked.read())
         return {"pods": {uid: dict(spec.annotations) for uid, spec in pods.items()}}
     except StateError as error:
         return {"error": str(error)}
@@ -196,17 +205,18 @@ def running(folder: Path, order: Mapping[str, Any]) -> Iterator[Kubelet]:
     """Start the fake runtime and the kubelet; they end with this process's namespaces."""
     for name in ("manifests", "root", "logs", "plugins", "certificates"):
         (folder / name).mkdir()
-    runtime = folder / "cri.sock"
+    ROOT.mkdir()
+    bind(folder / "root", ROOT)
     config = folder / "kubelet.json"
     config.write_text(json.dumps(configuration(folder, order)))
     command = [
-        *(order["kubelet"], "--config", str(config), "--root-dir", str(folder / "root")),
+        *(order["kubelet"], "--config", str(config), "--root-dir", str(ROOT)),
         *("--cert-dir", str(folder / "certificates"), "--hostname-override", "node"),
         *("--node-ip", "127.0.0.1", "--v", "2"),
     ]
     with (folder / "kubelet.log").open("wb") as log:
-        cri = subprocess.Popen([order["fakecri"], str(runtime), IMAGE], stdout=log, stderr=log)
-        wait_until(runtime.exists, START_S, "the fake runtime serves no socket")
+        cri = subprocess.Popen([order["fakecri"], str(RUNTIME), IMAGE], stdout=log, stderr=log)
+        wait_until(RUNTIME.exists, START_S, "the fake runtime serves no socket")
         kubelet = Kubelet(folder, command, log, order)
         try:
             yield kubelet
@@ -224,7 +234,7 @@ def configuration(folder: Path, order: Mapping[str, Any]) -> dict[str, object]:
         "staticPodPath": str(folder / "manifests"),
         "podLogsDir": str(folder / "logs"),
         "volumePluginDir": str(folder / "plugins"),
-        "containerRuntimeEndpoint": f"unix://{folder}/cri.sock",
+        "containerRuntimeEndpoint": f"unix://{RUNTIME}",
         "address": "127.0.0.1",
         "readOnlyPort": PORT,
         "healthzPort": 0,
@@ -256,6 +266,7 @@ def configuration(folder: Path, order: Mapping[str, Any]) -> dict[str, object]:
         "featureGates": {
             "CPUManagerPolicyAlphaOptions": True,
             "CPUManagerPolicyBetaOptions": True,
+            **dict.fromkeys(order.get("gates", ()), True),
         },
         "cpuManagerPolicy": "static",
         "cpuManagerPolicyOptions": order["options"],
@@ -337,7 +348,7 @@ class Kubelet:
 
     def serves(self) -> bool:
         """Return whether it lists pods and has written its first checkpoint."""
-        return self.pods() is not None and bool(self._read("cpu_manager_state"))
+        return self.pods() is not None and bool(self.checkpoint_text())
 
     def pods(self) -> list[dict[str, Any]] | None:
         """Return the pods that it lists; None while it serves nothing."""
@@ -364,9 +375,19 @@ class Kubelet:
         return {}
 
     def checkpoint(self) -> dict[str, Any]:
-        """Return the shared pool and the entries of its checkpoint."""
-        document = json.loads(self._read("cpu_manager_state"))
-        return {"default": document["defaultCpuSet"], "entries": document.get("entries") or {}}
+        """Return the shared pool and the entries of its checkpoint, and those of pods if any."""
+        document = json.loads(self.checkpoint_text())
+        content = json.loads(document["data"]) if "data" in document else document
+        pods = {uid: entry["cpuSet"] for uid, entry in content.get("podEntries", {}).items()}
+        return {
+            "default": content["defaultCpuSet"],
+            "entries": content.get("entries") or {},
+            **({"pods": pods} if pods else {}),
+        }
+
+    def checkpoint_text(self) -> str:
+        """Return its checkpoint as it is in the file, empty without one."""
+        return self._read("cpu_manager_state")
 
     def settled(self, into: dict[str, Any], without: str = "") -> bool:
         """Return whether its checkpoint is whole, and has nothing of a pod that went; keep it.
@@ -375,6 +396,7 @@ class Kubelet:
         """
         state = self.checkpoint()
         held = [CpuSet.parse(cpus) for of in state["entries"].values() for cpus in of.values()]
+        held += map(CpuSet.parse, state.get("pods", {}).values())
         known = CpuSet.parse(state["default"]) | union(held)
         whole = known == self._cpus and without not in state["entries"]
         if whole:
@@ -411,6 +433,8 @@ def pod_manifest(name: str, step: Mapping[str, Any]) -> dict[str, Any]:
             container["restartPolicy"] = "Always"
         kind = "containers" if one["role"] == "app" else "initContainers"
         containers[kind].append(container)
+    whole = {"cpu": f"{step.get('pod_m', 0)}m", "memory": "64Mi"}
+    pod = {"resources": {"requests": whole, "limits": whole}} if "pod_m" in step else {}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -425,6 +449,7 @@ def pod_manifest(name: str, step: Mapping[str, Any]) -> dict[str, Any]:
             "terminationGracePeriodSeconds": 0,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
+            **pod,
             **{kind: members for kind, members in containers.items() if members},
         },
     }

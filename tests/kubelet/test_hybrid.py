@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from kata_pin.cli.reports import doctor_kubelet
-from kata_pin.config import Config
-from kata_pin.config.paths import Paths
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.node import DoubleAssignment
-from kata_pin.sources.kubelet import read_kubelet
+from kata_pin.base.config.tree import Config, Paths
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.placement import DoubleAssignment
+from kata_pin.cli.doctor import install
+from kata_pin.peers.kubelet.checkpoint import read_kubelet
 from tests.kubelet.recording import Setup, record, why_not
 from tests.support.kubelet_live import MismatchError, replay
 from tests.support.machines import hybrid
@@ -60,7 +59,7 @@ def test_double_assignments_of_a_real_kubelet(tmp_path: Path) -> None:
     assert state is not None
     assert state.doubles == (DoubleAssignment(CpuSet([4]), ("p2", "p3")),)
     assert CpuSet([0]) <= state.entries["p0"]["c"]  # the reserved CPU
-    row = doctor_kubelet.kubelet(Config(paths=Paths(kubelet_state=str(file))))
+    row = install.kubelet(Config(paths=Paths(kubelet_state=str(file))))
     assert row.status == "warn"
     assert row.text.endswith("pCPU 4 is assigned to pod p2 and pod p3")
 

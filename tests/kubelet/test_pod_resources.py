@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.model.cpuset import CpuSet, union
+from kata_pin.base.cpuset import CpuSet, union
 from tests.kubelet.recording import Setup, play, why_not
 
 CPUS = [{"cpu": cpu, "core": cpu, "socket": 0, "numa": 0, "uncore": 0} for cpu in range(12)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kubelet.recording import PROJECT, Setup, make_steps, record, why_not
+from tests.kubelet.recording import PROJECT, Setup, make_steps, minor, record, why_not
 from tests.support.kubelet_live import host_topology, replay
 
 HOSTS = json.loads((PROJECT / "tests/data/oracles/kubelet_live.json").read_text())["topologies"]
@@ -35,6 +35,11 @@ def on(*options: str) -> dict[str, str]:
         ("amd48", Setup("0,24", on("prefer-align-cpus-by-uncorecache"), "single-numa-node")),
         ("icx64", Setup("0,32", {}, "restricted", "pod")),
         ("nosmt24", Setup("0", on("strict-cpu-reservation"), "single-numa-node", "pod")),
+        pytest.param(
+            "srv64",
+            Setup("0,32", on("align-by-socket", "distribute-cpus-across-numa")),
+            marks=pytest.mark.skipif(minor() < 37, reason="decided otherwise before 1.37"),
+        ),
     ],
     ids=lambda value: (
         value if isinstance(value, str) else "-".join([*value.options, value.topology_manager])

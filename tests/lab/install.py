@@ -23,7 +23,7 @@ INSTALL_S: Final = 30
 
 _COMMAND: Final = f"""#!{VENV}/bin/python
 import sys
-from kata_pin.cli.main import main
+from kata_pin.cli.entry import main
 sys.exit(main())
 """
 
@@ -64,7 +64,7 @@ def prepare(folder: Path, log: Path) -> Project:
     command = folder / "kata-pin"
     command.write_text(_COMMAND)
     command.chmod(0o755)
-    has_command = (site / "kata_pin/cli/main.py").exists()
+    has_command = (site / "kata_pin/cli/entry.py").exists()
     return Project(site=site, command=command if has_command else None, log=log)
 
 

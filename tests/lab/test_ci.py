@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,14 +13,15 @@ from tests.lab.settings import PROJECT
 
 
 def _run(folder: Path, *, test: str, lab: str) -> subprocess.CompletedProcess[str]:
-    """Run .ci/run in a folder where scripts/test and scripts/lab are these lines of shell."""
+    """Run .ci/run in a folder where scripts/test and scripts/lab are these lines of bash."""
     for name, script in (("test", test), ("lab", lab)):
         file = folder / "scripts" / name
         file.parent.mkdir(exist_ok=True)
-        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.write_text(f"#!/bin/bash\n{script}\n")
         file.chmod(0o755)
     (folder / ".ci").mkdir()
-    shutil.copy2(PROJECT / ".ci/run", folder / ".ci/run")
+    for name in (".ci/run", "scripts/stages"):
+        shutil.copy2(PROJECT / name, folder / name)
     return subprocess.run(
         [str(folder / ".ci/run")], capture_output=True, text=True, check=False, timeout=20
     )
@@ -30,19 +32,30 @@ def _with_results(code: int) -> str:
     return f"mkdir -p {folder}; echo panic >{folder}/console.log; exit {code}"
 
 
+def _stages(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return the lines of the summary."""
+    return done.stdout.rpartition("== summary\n")[2].splitlines()
+
+
 def test_all_passed(tmp_path: Path) -> None:
-    """Both passed: so does the run, and the summary has both with their times."""
-    done = _run(tmp_path, test="exit 0", lab=_with_results(0))
+    """Both passed: so does the run, and the summary has the stages of both with what they cost."""
+    done = _run(
+        tmp_path,
+        test='. scripts/stages; stage "pure tests" sh -c "echo SKIPPED [1] a_test.py: no Go"',
+        lab=_with_results(0),
+    )
     assert done.returncode == 0
-    assert "scripts/test: passed in" in done.stdout
-    assert "lab trixie-kvm: passed in" in done.stdout
+    tests, lab, *not_run = _stages(done)
+    assert re.fullmatch(r"pure tests +0 s 0 s user 0 s system  passed", tests)
+    assert re.fullmatch(r"lab trixie-kvm +0 s 0 s user 0 s system  passed", lab)
+    assert not_run == ["not run:", "SKIPPED [1] a_test.py: no Go"]
 
 
 def test_machine_that_does_not_come_up_is_reported_and_fails_nothing(tmp_path: Path) -> None:
     """Exit code 75 of the lab: not run, its console is shown, the run passes."""
     done = _run(tmp_path, test="exit 0", lab=_with_results(75))
     assert done.returncode == 0
-    assert "lab trixie-kvm: NOT RUN" in done.stdout
+    assert [line.split()[-2:] for line in _stages(done)] == [["NOT", "RUN"]]
     assert "panic" in done.stdout
 
 
@@ -50,4 +63,14 @@ def test_machine_that_does_not_come_up_is_reported_and_fails_nothing(tmp_path: P
 def test_failures_fail_the_run(tmp_path: Path, test: int, lab: int) -> None:
     """A failing test fails the run, here or in the lab, and so does a lab that could not run."""
     done = _run(tmp_path, test=f"exit {test}", lab=_with_results(lab))
-    assert done.returncode == (test or lab)
+    assert done.returncode == 1
+    assert ("FAILED" in done.stdout) == bool(lab)
+
+
+def test_a_failing_stage_fails_and_the_next_one_still_runs(tmp_path: Path) -> None:
+    """All that is wrong is known after one run."""
+    stages = '. scripts/stages; stage "types" false; stage "tests" true; summary'
+    done = _run(tmp_path, test=stages, lab=_with_results(0))
+    assert done.returncode == 1
+    assert [line.split()[0] for line in _stages(done)] == ["types", "tests"]
+    assert re.search(r"types +0 s 0 s user 0 s system  FAILED with exit code 1\n", done.stdout)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.host.topology import read_topology
+from kata_pin.linux.topology import read_topology
 from tests.lab.flavours import CPUS, FLAVOURS, NODES
 from tests.support.hosttree import grow, listing
 

@@ -13,17 +13,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kata_pin.model.alloc import AllocState, ContainerRequest, Grant
-from kata_pin.model.cpuset import CpuSet, union
-from kata_pin.model.settings import AllocSettings, CpuClass, Eligibility, VmSettings
-from kata_pin.policy.alloc.handover import (
+from kata_pin.base.allocation import AllocState, ContainerRequest, Grant
+from kata_pin.base.cpuset import CpuSet, union
+from kata_pin.base.settings import AllocSettings, Eligibility, VmSettings
+from kata_pin.base.values import CpuClass
+from kata_pin.options.allocation.grants import (
     Leaving,
     after_pass,
     held_back,
     in_force,
     still_to_leave,
 )
-from kata_pin.policy.alloc.policies import BUILTIN, create
+from kata_pin.options.allocation.policies import BUILTIN, create
 from tests.support.machines import Shape, host
 from tests.support.podspecs import container, pod
 

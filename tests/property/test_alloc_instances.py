@@ -6,8 +6,6 @@ until its pod ends, whatever happens to its instances and to the daemon meanwhil
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,13 +16,15 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec.structs import replace
 
-from kata_pin.model.alloc import ContainerRequest, Grant, GrantKind, Running
-from kata_pin.model.cpuset import CpuSet, union
-from kata_pin.model.settings import AllocSettings, CpuClass, Eligibility
-from kata_pin.policy.alloc.instances import ended, formers, inherited, keeps, resumed
-from kata_pin.policy.alloc.policies import BUILTIN, create
-from kata_pin.wire.allocator_state import dump_state, parse_state
+from kata_pin.base.allocation import ContainerRequest, Grant, RunningContainer
+from kata_pin.base.cpuset import CpuSet, union
+from kata_pin.base.settings import AllocSettings, Eligibility
+from kata_pin.base.values import CpuClass, GrantKind
+from kata_pin.options.allocation.policies import BUILTIN, create
+from kata_pin.options.allocation.policy import ended, formers, inherited, keeps, resumed
+from kata_pin.options.allocation.requests import dump_state, parse_state
 from tests.support.machines import Shape, host
 from tests.support.podspecs import container, pod
 
@@ -96,9 +96,9 @@ class Node(RuleBasedStateMachine):
         for key in came & {(one.pod_uid, one.request.name) for one in self._containers()}:
             self.born += 1
             self.runs[key] = _request(*key, self.born)
-        running = [Running(one) for one in self.runs.values()]
+        running = [RunningContainer(one) for one in self.runs.values()]
         running += [
-            Running(one.request, one.cpus)
+            RunningContainer(one.request, one.cpus)
             for one in self._containers()
             if (one.pod_uid, one.request.name) not in self.runs
         ]

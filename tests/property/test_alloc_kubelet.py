@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kata_pin.errors import ConfigError
-from kata_pin.model.settings import ManagerPolicy
-from kata_pin.policy.alloc.options import StaticOptions
+from kata_pin.base.errors import ConfigError
+from kata_pin.base.settings import ManagerPolicy
+from kata_pin.options.allocation.demand import StaticOptions
 from tests.bench import churn
 from tests.support.machines import server
 

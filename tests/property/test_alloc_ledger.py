@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -13,12 +11,13 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec.structs import replace
 
-from kata_pin.daemon.allocation.ledger import Ledger
-from kata_pin.errors import KataPinError
-from kata_pin.model.alloc import AllocState, Grant
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.wire.nri.replies import Cpuset
+from kata_pin.base.allocation import AllocState, Grant
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.errors import KataPinError
+from kata_pin.options.allocation.ledger import Ledger
+from kata_pin.peers.nri.replies import Cpuset
 from tests.support.allotted import request
 
 NAMES = st.sampled_from(["c-runc", "c-kata", "c-bare"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -15,27 +13,28 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec.structs import replace
 
-from kata_pin.daemon.allocation.checked_policy import CheckedPolicy
-from kata_pin.model.alloc import (
+from kata_pin.base.allocation import (
     POLICY_KEY,
     AllocState,
     ContainerRequest,
     Decision,
     Grant,
-    GrantKind,
     PodRequest,
     Qos,
-    RefusalKind,
-    Running,
+    RunningContainer,
 )
-from kata_pin.model.cpuset import EMPTY, CpuSet, union
-from kata_pin.model.settings import AllocSettings, AllowRule, CpuClass, Eligibility, VmSettings
-from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.policies import BUILTIN, create
-from kata_pin.policy.alloc.policy import Policy
-from kata_pin.policy.alloc.shared_pool import bound
-from kata_pin.wire.allocator_state import dump_state, parse_state
+from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
+from kata_pin.base.settings import AllocSettings, AllowRule, Eligibility, VmSettings
+from kata_pin.base.values import CpuClass, GrantKind, RefusalKind
+from kata_pin.linux import files
+from kata_pin.options.allocation.adjustments import HostDevices
+from kata_pin.options.allocation.checked_policy import CheckedPolicy
+from kata_pin.options.allocation.policies import BUILTIN, create
+from kata_pin.options.allocation.policy import Policy
+from kata_pin.options.allocation.requests import dump_state, parse_state
+from kata_pin.options.allocation.shared_pool import bound
 from tests.support.machines import Shape, host
 from tests.support.podspecs import NAMESPACE, container, pod
 
@@ -75,7 +74,7 @@ class Checked(CheckedPolicy):
 
     def __init__(self, name: str, topology: HostTopology, chosen: AllocSettings) -> None:
         policy = create(name, topology, chosen)
-        super().__init__(name, policy, topology, chosen)
+        super().__init__(name, policy, topology, chosen, HostDevices(files.HOST))
         self.name = name
         self.start = policy.start
         self.candidates = policy.candidates
@@ -226,7 +225,7 @@ class Node(RuleBasedStateMachine):
     def reconcile(self, found: AllocState) -> None:
         """Bring a state in line with what runs: containers are seen on the CPUs they have."""
         running = [
-            Running(request, self.state.grants[name].cpus)
+            RunningContainer(request, self.state.grants[name].cpus)
             for name, request in self.requests.items()
         ]
         decision = self.policy.reconcile(found, running)
@@ -342,7 +341,7 @@ def test_refusal_names_the_reason() -> None:
 
 def reconciled(policy: Policy, state: AllocState, requests: list[ContainerRequest]) -> Decision:
     """Reconcile with containers that run where the state says."""
-    running = [Running(one, state.grants[one.container_id].cpus) for one in requests]
+    running = [RunningContainer(one, state.grants[one.container_id].cpus) for one in requests]
     return policy.reconcile(state, running)
 
 
@@ -370,6 +369,6 @@ def test_a_lost_state_has_the_pool_divided_after_vms() -> None:
     state = policy.start()
     for one in requests:
         state = policy.allocate(state, one).state
-    running = [Running(one, state.grants[one.container_id].cpus) for one in requests]
+    running = [RunningContainer(one, state.grants[one.container_id].cpus) for one in requests]
     found = policy.reconcile(AllocState(), running).state
     assert reconciled(policy, found, requests).changed == ()

@@ -6,13 +6,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kata_pin.model.cpuset import EMPTY, CpuSet, union
-from kata_pin.model.settings import ManagerPolicy
-from kata_pin.policy.alloc.choice import KubeletChoice
-from kata_pin.policy.alloc.failure import AllocError
-from kata_pin.policy.alloc.hints import choose
-from kata_pin.policy.alloc.options import StaticOptions
-from kata_pin.policy.alloc.topology import Machine
+from kata_pin.base.cpuset import EMPTY, CpuSet, union
+from kata_pin.base.settings import ManagerPolicy
+from kata_pin.options.allocation.accumulator import Machine
+from kata_pin.options.allocation.choice import KubeletChoice, choose
+from kata_pin.options.allocation.demand import StaticOptions
+from kata_pin.options.allocation.policy import AllocError
 from tests.support.kubelet_pod import ContainerRole, KubeletContainer, KubeletPod
 from tests.support.kubelet_state import StaticState
 from tests.support.kubelet_static import KubeletStatic

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.topology import Cpu
-from kata_pin.policy.alloc.accumulator import Packing, take_packed
-from kata_pin.policy.alloc.choice import take
-from kata_pin.policy.alloc.distributed import take_distributed
-from kata_pin.policy.alloc.failure import AllocError, AllocFailure
-from kata_pin.policy.alloc.options import StaticOptions
-from kata_pin.policy.alloc.topology import Machine
+from kata_pin.base.cpuset import Cpu, CpuSet
+from kata_pin.options.allocation.accumulator import Machine, Packing, take_distributed, take_packed
+from kata_pin.options.allocation.choice import choose_cpus
+from kata_pin.options.allocation.demand import StaticOptions
+from kata_pin.options.allocation.policy import AllocError, AllocFailure
 from tests.support.alloc_reference import Reference
 from tests.support.machines import Shape, host, server
 
@@ -107,11 +103,11 @@ def test_gives_as_many_as_wanted_of_what_is_free(
     """The result has the wanted size, is available, leaves the rest, and is the same each time."""
     cpus, free, wanted = request_
     machine = Machine.of(host(cpus))
-    got = take(machine, free, wanted, options)
+    got = choose_cpus(machine, free, wanted, options)
     assert len(got) == wanted
     assert got <= free
-    assert take(Machine.of(host(cpus[::-1])), free, wanted, options) == got
-    second = take(machine, free - got, len(free) - wanted, options)
+    assert choose_cpus(Machine.of(host(cpus[::-1])), free, wanted, options) == got
+    second = choose_cpus(machine, free - got, len(free) - wanted, options)
     assert second.isdisjoint(got)
     assert second | got == free
 
@@ -123,7 +119,7 @@ def test_refuses_more_than_there_is(
     """A request above what is available fails with the kind that says so."""
     cpus, free, _ = request_
     with pytest.raises(AllocError) as caught:
-        take(Machine.of(host(cpus)), free, len(free) + more, options)
+        choose_cpus(Machine.of(host(cpus)), free, len(free) + more, options)
     assert caught.value.failure is AllocFailure.NOT_ENOUGH_CPUS
 
 
@@ -137,7 +133,7 @@ def test_offline_cpus_do_no_harm(
     online = [cpu for cpu in cpus if cpu not in gone]
     usable = free & CpuSet(cpu.cpu for cpu in online)
     wanted = min(wanted, len(usable))
-    got = take(Machine.of(host(online)), free, wanted, options)
+    got = choose_cpus(Machine.of(host(online)), free, wanted, options)
     assert len(got) == wanted
     assert got <= usable
 
@@ -163,8 +159,8 @@ def test_only_the_order_of_ids_counts(
         )
         for cpu in cpus
     ]
-    got = take(Machine.of(host(cpus)), free, wanted, options)
-    again = take(Machine.of(host(renamed)), CpuSet(map(new, free)), wanted, options)
+    got = choose_cpus(Machine.of(host(cpus)), free, wanted, options)
+    again = choose_cpus(Machine.of(host(renamed)), CpuSet(map(new, free)), wanted, options)
     assert again == CpuSet(map(new, got))
 
 

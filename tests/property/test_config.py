@@ -6,16 +6,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kata_pin.config import Config, from_text
-from kata_pin.config.file import from_data
-from kata_pin.config.paths import Paths
-from kata_pin.config.table import as_data, as_yaml
-from kata_pin.config.tree import Audit, Hook, Intruders, Mode, Nri, NriEnabled
-from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.model.reports.settings import ConfigDocument
-from kata_pin.model.settings import ExclusiveMode, Overhead, OverheadKind
-from kata_pin.model.thread import ThreadRole
-from kata_pin.wire.reports import decode, encode
+from kata_pin.base.config.table import as_data, as_yaml
+from kata_pin.base.config.tree import Audit, Config, Hook, Intruders, Nri, NriEnabled, Paths
+from kata_pin.base.cpuset import EMPTY, CpuSet
+from kata_pin.base.documents.answers import ConfigDocument
+from kata_pin.base.settings import ExclusiveMode, Overhead, OverheadKind
+from kata_pin.base.values import Mode, ThreadRole
+from kata_pin.service.configuration import from_data, from_text
+from kata_pin.service.protocol import decode, encode
 
 cpu_lists = st.sets(st.integers(0, 300), min_size=1, max_size=20).map(CpuSet)
 overheads = st.one_of(

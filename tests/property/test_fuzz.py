@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kata_pin.errors import ParseError
+from kata_pin.base.errors import ParseError
 from tests.chaos.fuzz.campaign import campaign, once
 from tests.chaos.fuzz.targets import TARGETS, Target
 

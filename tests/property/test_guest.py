@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from kata_pin.model.cpuset import EMPTY, CpuSet, union
-from kata_pin.model.guest_map import GuestCpuset, GuestFacts, GuestMap, LinkState, Measured
-from kata_pin.model.placement import Placement
-from kata_pin.model.sandbox import ContainerKind, GuestTopology
-from kata_pin.policy.guest.busy import match
-from kata_pin.policy.guest.cpus import guest_cpusets, guest_steps
-from kata_pin.policy.guest.map import guest_map
-from kata_pin.policy.placement.mask import counted
-from kata_pin.wire.qemu.apic import apic_id
+from kata_pin.base.cpuset import EMPTY, CpuSet, union
+from kata_pin.base.placement import Placement
+from kata_pin.base.sandbox import GuestCpuset, GuestFacts, GuestMap, GuestTopology, MeasuredGuestCpu
+from kata_pin.base.values import ContainerKind, LinkState
+from kata_pin.guest.cpus import guest_cpusets, guest_steps
+from kata_pin.guest.map import guest_map, match
+from kata_pin.peers.qemu import apic_id
+from kata_pin.placement.masks import counted
 from tests.property.test_policy import World, worlds
 from tests.support.world import vcpus
 
@@ -38,11 +38,12 @@ def mapped(draw: st.DrawFn) -> tuple[World, Placement, GuestMap]:
     world = draw(worlds)
     assert world.pod.vmm is not None
     guest = replace(draw(guests), threads=1)
-    world = replace(world, pod=replace(world.pod, vmm=replace(world.pod.vmm, guest=guest)))
+    pod = replace(world.pod, vmm=replace(world.pod.vmm, guest=guest))
+    world = dataclasses.replace(world, pod=pod)
     keys = [one.key for one in world.threads]
     measured = draw(
         st.dictionaries(
-            st.sampled_from(keys), st.integers(0, 15).map(lambda cpu: Measured(cpu, "test"))
+            st.sampled_from(keys), st.integers(0, 15).map(lambda cpu: MeasuredGuestCpu(cpu, "test"))
         )
         if keys
         else st.just({})

@@ -4,19 +4,10 @@ import re
 
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.text import Text
 
-from kata_pin.cli.render.layout import (
-    CPUS,
-    NAMES,
-    WORDS,
-    Column,
-    Output,
-    table,
-    wrap,
-)
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.cli.render.layout import CPUS, NAMES, WORDS, Column, Output, Text, table, wrap
 from kata_pin.cli.reports.words import safe
-from kata_pin.model.cpuset import CpuSet
 
 cpu_lists = st.sets(st.integers(0, 8191), min_size=1, max_size=60).map(lambda s: str(CpuSet(s)))
 words = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S"]), max_size=40)

@@ -8,9 +8,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kata_pin.errors import ParseError
-from kata_pin.model.cpuset import EMPTY, MAX_CPU, CpuSet, union
-from kata_pin.model.topology import Cpu, HostTopology
+from kata_pin.base.cpuset import EMPTY, MAX_CPU, Cpu, CpuSet, HostTopology, union
+from kata_pin.base.errors import ParseError
 
 numbers = st.frozensets(
     st.one_of(st.integers(0, 40), st.integers(0, MAX_CPU), st.sampled_from([31, 32, 63, 64])),

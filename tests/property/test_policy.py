@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import dataclasses
+from dataclasses import dataclass
 from random import Random
 
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from kata_pin.model.cpuset import EMPTY, CpuSet, union
-from kata_pin.model.node import Node
-from kata_pin.model.placement import Placement
-from kata_pin.model.sandbox import Container, ContainerState, GuestTopology, Sandbox
-from kata_pin.model.settings import (
+from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
+from kata_pin.base.placement import Node, Placement
+from kata_pin.base.sandbox import Container, GuestTopology, Role, Sandbox, Thread
+from kata_pin.base.settings import (
     ExclusiveMode,
     Overhead,
     OverheadKind,
     PlacementSettings,
     VcpuMode,
 )
-from kata_pin.model.thread import Role, RoleSource, Thread, ThreadRole
-from kata_pin.model.topology import HostTopology
-from kata_pin.policy.explain.sandbox import explain
-from kata_pin.policy.placement.drift import find_drift, is_narrower, make_plan
-from kata_pin.policy.placement.place import pairs, place, relevant
+from kata_pin.base.values import ContainerState, RoleSource, ThreadRole
+from kata_pin.placement.drift import find_drift, is_narrower, make_plan
+from kata_pin.placement.explain import explain
+from kata_pin.placement.place import are_placed_alike, pairs, place
 from tests.support.world import (
     after,
     exclusive,
@@ -226,7 +226,7 @@ def test_order_of_threads_does_not_matter(world: World, random: Random) -> None:
     """The placement of shuffled, doubled threads is the same, notes included."""
     shuffled = [*world.threads, *world.threads[:2]]
     random.shuffle(shuffled)
-    assert replace(world, threads=shuffled).place() == world.place()
+    assert dataclasses.replace(world, threads=shuffled).place() == world.place()
 
 
 @many
@@ -235,7 +235,7 @@ def test_unchanged_input_changes_nothing(world: World) -> None:
     """Once a placement stands, the next pass decides the same (with the registry's pairs)."""
     first = world.place()
     standing = after(first, world.threads)
-    second = replace(world, threads=standing).place(kept=pairs(first))
+    second = dataclasses.replace(world, threads=standing).place(kept=pairs(first))
     assert second == first
     assert make_plan(second, standing) == () or not world.node.topology.online
 
@@ -249,8 +249,8 @@ def test_what_is_relevant_decides_alone(world: World, keep: bool, data: st.DataO
     kept = {key: data.draw(st.sampled_from([cpu, HOST_CPUS])) for key, cpu in kept.items()}
     masks = st.sets(st.integers(0, HOST_CPUS - 1), min_size=1, max_size=3).map(CpuSet)
     moved = [one._replace(task=repinned(one.task, data.draw(masks))) for one in world.threads]
-    if relevant(moved, topology) == relevant(world.threads, topology):
-        assert replace(world, threads=moved).place(kept=kept) == world.place(kept=kept)
+    if are_placed_alike(world.threads, moved, topology):
+        assert dataclasses.replace(world, threads=moved).place(kept=kept) == world.place(kept=kept)
 
 
 @many
@@ -293,7 +293,7 @@ def roomy_worlds(draw: st.DrawFn, spare: int = 0) -> World:
 def test_every_exclusive_cpu_is_paired_with_the_last_vcpus(world: World) -> None:
     """n >= x: where nobody holds a pair, the last x vCPUs by index are paired one to one."""
     free = [t._replace(task=repinned(t.task, CpuSet(range(HOST_CPUS)))) for t in world.threads]
-    found = replace(world, threads=free).place()
+    found = dataclasses.replace(world, threads=free).place()
     x = len(found.mask.exclusive)
     paired = {one.role.vcpu for one in world.threads if found.desired[one.key].paired}
     assert paired == {one.role.vcpu for one in world.threads[-x:]}
@@ -308,7 +308,7 @@ def test_every_exclusive_cpu_is_paired_with_the_last_vcpus(world: World) -> None
 def test_observed_pairs_stand_without_a_registry(world: World) -> None:
     """After the registry was lost, the pairs that stand are the pairs that are decided."""
     standing = after(world.place(), world.threads)
-    again = replace(world, threads=standing).place()
+    again = dataclasses.replace(world, threads=standing).place()
     assert make_plan(again, standing) == ()
 
 
@@ -321,7 +321,7 @@ def test_a_new_vcpu_moves_no_pair_it_need_not(world: World, index: int) -> None:
     standing = after(world.place(), world.threads)
     # born with the mask of another thread, as QEMU's threads are
     newborn = vcpus(index, on=str(standing[0].task.affinity))
-    found = replace(world, threads=[*standing, *newborn]).place(kept=before)
+    found = dataclasses.replace(world, threads=[*standing, *newborn]).place(kept=before)
     now = pairs(found)
     assert all(now[key] == cpu for key, cpu in before.items() if key in now)
     first = min((*world.threads, *newborn), key=lambda one: one.role.vcpu or 0)
@@ -335,7 +335,7 @@ def test_an_unplugged_vcpu_moves_no_other_pair(world: World) -> None:
     assume(len(world.threads) > len(world.place().mask.exclusive))
     before = pairs(world.place())
     left = after(world.place(), world.threads)[:-1]
-    now = pairs(replace(world, threads=left).place(kept=before))
+    now = pairs(dataclasses.replace(world, threads=left).place(kept=before))
     gone = world.threads[-1].key
     assert all(now[key] == cpu for key, cpu in before.items() if key != gone)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import permutations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from kata_pin.model.cpuset import EMPTY, CpuSet, union
-from kata_pin.model.sandbox import Container, ContainerState, CpusetSource, ReportedCpuset
-from kata_pin.policy.placement.precedence import LIVE, believed, is_stale, settled, why
+from kata_pin.base.cpuset import EMPTY, CpuSet, union
+from kata_pin.base.sandbox import Container, ReportedCpuset
+from kata_pin.base.values import ContainerState, CpusetSource
+from kata_pin.placement.masks import LIVE, believed, is_stale, resolve_cpusets, why
 from tests.support import world
 
 SETS = st.sets(st.integers(0, 9)).map(CpuSet)
@@ -53,7 +54,7 @@ def test_a_union_is_used_up_and_never_exceeded(
     every: tuple[Container, ...], written: CpuSet
 ) -> None:
     """What only config.json tells of stays inside the union; together all have all of it."""
-    found = settled(every, kubelet=None, configured=written)
+    found = resolve_cpusets(every, kubelet=None, configured=written)
     stale = {one.id for one in every if is_stale(one)}
     for before, after in zip(every, found, strict=True):
         if before.id not in stale:
@@ -68,6 +69,6 @@ def test_a_union_is_used_up_and_never_exceeded(
 @given(containers(), SETS)
 def test_settling_twice_changes_nothing_more(every: tuple[Container, ...], written: CpuSet) -> None:
     """The union of what was worked out is the union: a second look agrees."""
-    once = settled(every, kubelet=None, configured=written)
-    twice = settled(once, kubelet=None, configured=written)
+    once = resolve_cpusets(every, kubelet=None, configured=written)
+    twice = resolve_cpusets(once, kubelet=None, configured=written)
     assert [one.cpus for one in twice] == [one.cpus for one in once]

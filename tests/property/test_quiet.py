@@ -19,12 +19,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kata_pin.calls import TunableWrite, TunableWritten
-from kata_pin.daemon.quiet.keeper import TunableSource
-from kata_pin.daemon.quiet.kernel_work import KernelWork
-from kata_pin.daemon.quiet.tuner import LEFT_S
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.settings import QuietLevel
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.values import QuietLevel
+from kata_pin.options.quiet.keeper import TunableSource
+from kata_pin.options.quiet.kernel_work import KernelWork
+from kata_pin.options.quiet.tuner import LEFT_S
+from kata_pin.rights.broker.tunables import TunableWrite, TunableWritten
 from tests.support import world
 from tests.support.irqtree import Line
 from tests.support.quietnode import Clock, QuietNode

@@ -10,19 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kata_pin.errors import ParseError
-from kata_pin.guest.address import parse_address
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.wire.guest import agent
-from kata_pin.wire.guest.cpus import parse_allowed, parse_cpuinfo
-from kata_pin.wire.guest.kernel_image import find_banner, parse_release
-from kata_pin.wire.guest.metrics import parse_cpu_times
-from kata_pin.wire.ids import MAX_SHOWN, printable
-from kata_pin.wire.proto import agent_pb2 as pb
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.errors import ParseError
+from kata_pin.base.json_text import MAX_SHOWN, printable
+from kata_pin.guest.probe import find_banner, parse_release
+from kata_pin.peers.agent import messages
+from kata_pin.peers.agent.client import parse_address
+from kata_pin.peers.agent.messages import parse_allowed, parse_cpu_times, parse_cpuinfo
+from kata_pin.peers.proto import agent_pb2 as pb
 
 PARSERS: list[Callable[[bytes], Any]] = [
-    *(agent.parse_serving, agent.parse_version, agent.parse_features, agent.parse_metrics),
-    *(agent.parse_usage, agent.parse_read, agent.parse_wait),
+    *(
+        messages.parse_serving,
+        messages.parse_version,
+        messages.parse_features,
+        messages.parse_metrics,
+    ),
+    *(messages.parse_usage, messages.parse_read, messages.parse_wait),
     *(parse_allowed, parse_cpuinfo, parse_release, find_banner),
 ]
 
@@ -34,7 +38,7 @@ words = st.sampled_from([b"processor", b"apicid", b"\t: ", b"\n", b"0", b"1", b"
 
 @pytest.mark.parametrize("parse", PARSERS, ids=lambda parse: parse.__name__)
 @given(data=st.binary(max_size=300))
-def test_any_bytes(parse: Callable[[bytes], Any], data: bytes) -> None:
+def test_any_bytes_raise_parse_errors_only(parse: Callable[[bytes], Any], data: bytes) -> None:
     """Nothing but ParseError comes out of bytes that make no sense."""
     with suppress(ParseError):
         parse(data)
@@ -83,7 +87,7 @@ def test_words_are_bounded_and_printable(text: str) -> None:
 @given(st.sets(st.integers(0, 8191), min_size=1, max_size=40))
 def test_cpusets_survive(cpus: set[int]) -> None:
     """What is asked for is what the agent reads, alone."""
-    data = agent.update_request("c", CpuSet(cpus))
+    data = messages.update_request("c", CpuSet(cpus))
     message = pb.UpdateContainerRequest.FromString(data)
     assert CpuSet.parse(message.resources.cpu.cpus) == CpuSet(cpus)
     message.resources.cpu.ClearField("cpus")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kata_pin.model.sandbox import GuestTopology
-from kata_pin.wire.qemu.apic import apic_id, cpu_index, index_of, place_of
-from kata_pin.wire.qemu.smp import parse_smp
+from kata_pin.base.sandbox import GuestTopology
+from kata_pin.peers.qemu import apic_id, cpu_index, index_of, parse_smp, place_of
 
 counts = st.integers(1, 7)
 

@@ -13,24 +13,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kata_pin.errors import ParseError, RemoteProtocolError
-from kata_pin.wire import proc, request, vmm_cmdline
-from kata_pin.wire.container_id import record
-from kata_pin.wire.kata import config as kata_config
-from kata_pin.wire.kata import persist
-from kata_pin.wire.kube import checkpoint as kubelet
-from kata_pin.wire.oci import Phase, parse_config, parse_state
-from kata_pin.wire.qemu import cmdline, qmp
+from kata_pin.base.errors import ParseError, RemoteProtocolError
+from kata_pin.linux import proc
+from kata_pin.peers import kata, qemu, vmm_cmdline
+from kata_pin.peers.kubelet import checkpoint as kubelet
+from kata_pin.peers.oci import Phase, parse_config, parse_state, record
+from kata_pin.service import request
 from tests.support.recordings import DATA, files
 
 PARSERS: dict[str, Callable[[bytes], object]] = {
     "state": parse_state,
     "config": parse_config,
-    "persist": persist.parse_persist,
-    "rs state": persist.parse_rs_state,
-    "container state": persist.container_state,
+    "persist": kata.parse_persist,
+    "rs state": kata.parse_rs_state,
+    "container state": kata.container_state,
     "kubelet": kubelet.parse_checkpoint,
-    "kata config": lambda data: kata_config.parse_kata_config(data.decode("utf-8", "replace")),
+    "kata config": lambda data: kata.parse_kata_config(data.decode("utf-8", "replace")),
     "request": request.parse_request,
     "stat": proc.parse_stat,
     "syscall": proc.parse_syscall,
@@ -68,7 +66,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 @pytest.mark.parametrize("name", PARSERS)
 @given(data=st.binary(max_size=300) | damaged())
 @settings(max_examples=60)
-def test_any_bytes(name: str, data: bytes) -> None:
+def test_any_bytes_raise_documented_errors_only(name: str, data: bytes) -> None:
     """No parser raises anything but its two errors."""
     with suppress(ParseError, RemoteProtocolError):
         PARSERS[name](data)
@@ -103,7 +101,7 @@ objects = st.dictionaries(st.sampled_from(KEYS), values, max_size=8)
 @pytest.mark.parametrize("name", ["state", "config", "persist", "rs state", "kubelet", "request"])
 @given(document=objects)
 @settings(max_examples=60)
-def test_any_members(name: str, document: dict[str, object]) -> None:
+def test_any_members_raise_documented_errors_only(name: str, document: dict[str, object]) -> None:
     """Right keys with wrong values are errors that name the place, never a crash."""
     data = json.dumps(document, ensure_ascii=True).encode()
     with suppress(ParseError, RemoteProtocolError):
@@ -115,7 +113,7 @@ def test_any_qmp_answer(reply: object) -> None:
     """Whatever QEMU answers is checked values or a violation."""
     for replies in ((reply, None), (None, reply)):
         with suppress(RemoteProtocolError):
-            qmp.check_answers(*replies)
+            qemu.check_answers(*replies)
 
 
 @given(
@@ -132,7 +130,7 @@ def test_any_qmp_answer(reply: object) -> None:
 )
 def test_any_command_line(words: list[str]) -> None:
     """A VMM's line always reads: wrong parts are problems, and a named sandbox is an id."""
-    command = cmdline.parse_qemu(words)
+    command = qemu.parse_qemu(words)
     assert "/" not in command.sandbox_id
     assert len(command.problems) <= 8
     vmm_cmdline.parse_cloud_hypervisor(words)

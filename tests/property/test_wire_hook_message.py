@@ -5,15 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kata_pin.errors import RemoteProtocolError
-from kata_pin.wire import control, hook_message
-from kata_pin.wire.hook_message import HookDecoder, HookMessage
-from kata_pin.wire.oci import MAX_PID, Phase
+from kata_pin.base.errors import RemoteProtocolError
+from kata_pin.peers.oci import MAX_PID, Phase
+from kata_pin.records import hooks
+from kata_pin.records.hooks import HookDecoder, HookMessage
+from kata_pin.service.exchange import LineDecoder
 
 messages = st.builds(
     HookMessage,
     phase=st.sampled_from(Phase),
-    stamp_ns=st.integers(0, hook_message.MAX_STAMP),
+    stamp_ns=st.integers(0, hooks.MAX_STAMP),
     pid=st.integers(1, MAX_PID),
     body=st.binary(max_size=300),
 )
@@ -22,14 +23,14 @@ messages = st.builds(
 @given(message=messages)
 def test_round_trip(message: HookMessage) -> None:
     """What is encoded is decoded, and the spool file's name gives the identity back."""
-    assert hook_message.decode(hook_message.encode(message)) == message
-    assert hook_message.parse_spool_name(message.spool_name) == message.key
+    assert hooks.decode(hooks.encode(message)) == message
+    assert hooks.parse_spool_name(message.spool_name) == message.key
 
 
 @given(message=messages, cuts=st.lists(st.integers(0, 500)))
 def test_any_split(message: HookMessage, cuts: list[int]) -> None:
     """The message comes out with its last byte, however the stream is cut."""
-    data = hook_message.encode(message)
+    data = hooks.encode(message)
     ends = sorted({min(cut, len(data)) for cut in cuts} | {len(data)})
     decoder = HookDecoder()
     start = 0
@@ -42,7 +43,7 @@ def test_any_split(message: HookMessage, cuts: list[int]) -> None:
 @given(message=messages)
 def test_one_byte_at_a_time(message: HookMessage) -> None:
     """Fed one byte at a time is fed at once."""
-    data = hook_message.encode(message)
+    data = hooks.encode(message)
     decoder = HookDecoder()
     for position in range(len(data)):
         found = decoder.feed(data[position : position + 1])
@@ -57,13 +58,13 @@ def test_any_bytes(data: bytes, head: bytes) -> None:
     except RemoteProtocolError:
         return
     if message is not None:
-        assert hook_message.encode(message) == head + data
+        assert hooks.encode(message) == head + data
 
 
 @given(reason=st.text())
 def test_any_reason(reason: str) -> None:
     """A reason never breaks out of its reply line."""
-    for line in (hook_message.refused(reason), hook_message.unpinned(reason)):
+    for line in (hooks.refused(reason), hooks.unpinned(reason)):
         assert line.endswith(b"\n")
         assert line.count(b"\n") == 1
         assert line.split(b" ", 1)[1].strip()
@@ -74,7 +75,7 @@ def test_lines_over_any_split(lines: list[bytes], cuts: list[int]) -> None:
     """The control protocol's lines come out whole and in order."""
     clean = [line.replace(b"\n", b"") for line in lines]
     data = b"".join(line + b"\n" for line in clean)
-    decoder = control.LineDecoder()
+    decoder = LineDecoder()
     found: list[bytes] = []
     start = 0
     for end in sorted({min(cut, len(data)) for cut in cuts} | {len(data)}):

@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kata_pin.errors import ParseError
-from kata_pin.wire import toml_text
+from kata_pin.base import toml_text
+from kata_pin.base.errors import ParseError
 
 TOKENS = [*"\"'\\#=.,[]{} \nak1", '"""', "'''", '""""', '\\"', "a.b", "a.b.c.d.e.f.g.h.i.j", "\r\n"]
 tokens = st.lists(st.sampled_from(TOKENS), max_size=40).map("".join)

@@ -7,13 +7,13 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kata_pin.errors import ParseError
-from kata_pin.wire import ttrpc
-from kata_pin.wire.ttrpc import Frame, FrameDecoder, Request, Response
+from kata_pin.base.errors import ParseError
+from kata_pin.peers import ttrpc
+from kata_pin.peers.ttrpc import Frame, FrameDecoder, Response, TtrpcRequest
 
 texts = st.text(max_size=30)
 requests = st.builds(
-    Request,
+    TtrpcRequest,
     service=texts,
     method=texts,
     payload=st.binary(max_size=200),
@@ -35,7 +35,7 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(streams, requests)
-def test_requests_survive(stream: int, request: Request) -> None:
+def test_requests_survive(stream: int, request: TtrpcRequest) -> None:
     """What is called is what is read."""
     (frame,) = FrameDecoder().feed(ttrpc.encode_request(stream, request))
     assert (frame.stream, frame.kind) == (stream, ttrpc.REQUEST)
@@ -52,7 +52,7 @@ def test_responses_survive(stream: int, response: Response) -> None:
 
 
 @given(st.lists(st.tuples(streams, requests), max_size=5), st.lists(st.integers(0, 2000)))
-def test_any_split(calls: list[tuple[int, Request]], cuts: list[int]) -> None:
+def test_any_split(calls: list[tuple[int, TtrpcRequest]], cuts: list[int]) -> None:
     """Frames come out whole and in order, however the stream is cut."""
     data = b"".join(ttrpc.encode_request(*call) for call in calls)
     decoder = FrameDecoder()

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.errors import reason_of
+from kata_pin.base.errors import reason_of
 
 PACKAGE = Path(__file__).parents[2] / "kata_pin"
 EXEMPT = {
-    PACKAGE / "errors.py",  # reason_of itself
+    PACKAGE / "base/errors.py",  # reason_of itself
     PACKAGE / "hook.py",  # standard library only, with words of its own
 }
 LOGS = {"debug", "info", "warning", "error", "exception", "critical", "log"}

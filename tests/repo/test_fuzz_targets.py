@@ -16,10 +16,10 @@ WRITES_TOO = ("_request", "_reply")
 """Beginnings and ends of names of functions that make bytes and read none."""
 
 OWN = {
-    "wire.control.encode_error",
-    "wire.hook_message.encode",
-    "wire.nri.mux.encode",
-    "wire.reports.with_items",
+    "service.protocol.encode_error",
+    "records.hooks.encode",
+    "peers.ttrpc.encode",
+    "service.protocol.with_items",
 }
 """Functions that make bytes from our own values, by other names."""
 
@@ -36,6 +36,17 @@ def _functions(path: Path) -> Iterator[str]:
                 yield f"{module}.{node.name}"
 
 
+def _taking_bytes(path: Path) -> set[str]:
+    """Return the functions of a module whose first parameter is bytes."""
+    return {
+        node.name
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef)
+        if node.args.args
+        and ast.unparse(node.args.args[0].annotation or node.args.args[0]) == "bytes"
+    }
+
+
 def _wanted() -> set[str]:
     found: set[str] = set()
     for path in PACKAGE.rglob("*.py"):
@@ -44,7 +55,8 @@ def _wanted() -> set[str]:
             continue
         for name in _functions(path):
             last = name.rpartition(".")[2]
-            reads = inside[0] == "wire" or last.startswith("parse") or last[0].isupper()
+            reads = last.startswith("parse") or last[0].isupper()
+            reads |= inside[0] == "peers" and last in _taking_bytes(path)
             if reads and not last.startswith(WRITES) and not last.endswith(WRITES_TOO):
                 found.add(name)
     return found - OWN

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from kata_pin.cli.main import COMMANDS
-from kata_pin.config.table import BY_KEY
+from kata_pin.base.config.table import BY_KEY, SECTIONS
+from kata_pin.cli.quick import COMMANDS
+from tests.support.report_docs import metric_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "docs/monitoring"
 RUNBOOKS = ROOT / "docs/runbooks"
-METRICS = (ROOT / "docs/metrics.md").read_text()
 
 GROUPS = yaml.safe_load((MONITORING / "kata-pin.rules.yml").read_text())["groups"]
 RULES = [rule for group in GROUPS for rule in group["rules"]]
@@ -26,25 +26,36 @@ RECORDED = {rule["record"] for rule in RULES if "record" in rule}
 DASHBOARD = json.loads((MONITORING / "kata-pin.dashboard.json").read_text())
 ROWS = {
     name
-    for file in (ROOT / "kata_pin/cli/reports").glob("doctor*.py")
+    for file in (ROOT / "kata_pin/cli/doctor").glob("*.py")
     for name in re.findall(r'\bRow\(\s*"([^"]+)"', file.read_text())
 }
 """The checks of `doctor`."""
+
+NO_SETTINGS = {"system.slice", "fs.inotify.max_queued_events"}
+"""What runbooks name that looks like a setting: a unit, a value of sysctl."""
 
 SCRAPE = {"up", "job", "instance"}
 """What Prometheus adds itself."""
 
 
+METRICS = [row for rows in metric_rows().values() for row in rows]
+
+
 def known() -> dict[str, set[str]]:
-    """Return the labels of each metric of docs/metrics.md, by the names of its samples."""
+    """Return the labels of each metric, by the names of its samples."""
     found = {}
-    rows = re.findall(r"^\| `(kata_pin_\w+)` \| (\w+) \|([^|]*)\|", METRICS, re.MULTILINE)
-    for name, kind, labels in rows:
-        named = set(re.findall(r"`(\w+)`", labels))
-        suffixes = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
+    for row in METRICS:
+        suffixes = ("_bucket", "_sum", "_count") if row.times else ("",)
         for suffix in suffixes:
-            found[name + suffix] = named | ({"le"} if suffix == "_bucket" else set())
+            found[row.name + suffix] = {*row.labels} | ({"le"} if suffix == "_bucket" else set())
     return found
+
+
+def test_every_metric_has_words() -> None:
+    """Sentences: docs/metrics.md is made of them. No two have one name."""
+    texts = [text for row in METRICS for text in (row.help, row.more) if text]
+    assert [text for text in texts if len(text.split()) < 2 or not text.endswith(".")] == []
+    assert len({row.name for row in METRICS}) == len(METRICS) > 30
 
 
 def expressions() -> Iterator[str]:
@@ -56,7 +67,7 @@ def expressions() -> Iterator[str]:
 
 @pytest.mark.parametrize("expression", sorted(set(expressions())))
 def test_an_expression_names_metrics_and_labels_that_exist(expression: str) -> None:
-    """As docs/metrics.md has them, which a test compares with the daemon."""
+    """As the rows have them."""
     metrics = known()
     without = re.sub(r'"[^"]*"', '""', expression)
     for name in re.findall(r"(?<![:\w])(kata_pin_\w+)", without):
@@ -87,7 +98,7 @@ def test_every_alert_has_a_runbook_and_a_test() -> None:
     """A page with the three headings, named by the alert; firing and quiet in promtool's tests."""
     assert {one.stem for one in RUNBOOKS.glob("*.md")} == set(ALERTS)
     tests = yaml.safe_load((ROOT / "tests/data/monitoring/rules.test.yml").read_text())["tests"]
-    checked = [one for test in tests for one in test["alert_rule_test"]]
+    checked = [one for test in tests for one in test.get("alert_rule_test", [])]
     for name, rule in ALERTS.items():
         page = (RUNBOOKS / f"{name}.md").read_text()
         assert page.startswith(f"# {name}\n")
@@ -110,8 +121,18 @@ def test_a_runbook_names_what_exists(page: Path) -> None:
     logs = (ROOT / "docs/logs.md").read_text()
     for identity in re.findall(r"MESSAGE_ID=(\w+)", text):
         assert identity in logs
-    for name in re.findall(r"`((?:alloc|audit|hook|metrics|history|paths|nri)\.\w+)", text):
-        assert name in BY_KEY, name
+    for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)(?:: [^`]*)?`", text):
+        is_key = "." in name or f"`{name}: " in text
+        assert not is_key or name in {*BY_KEY, *SECTIONS, *NO_SETTINGS}, name
+
+
+def test_every_alert_is_in_the_table() -> None:
+    """With its severity and its page; docs/monitoring/README.md lists no other."""
+    text = (MONITORING / "README.md").read_text()
+    rows = re.findall(r"^\| \[(\w+)\]\(\.\./runbooks/(\w+)\.md\) \| (\w+) \|", text, re.MULTILINE)
+    wanted = {name: (name, rule["labels"]["severity"]) for name, rule in ALERTS.items()}
+    assert {name: (page, severity) for name, page, severity in rows} == wanted
+    assert len(rows) == len(ALERTS)
 
 
 def test_the_dashboard_asks_the_chosen_data_source() -> None:

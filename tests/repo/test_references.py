@@ -30,11 +30,10 @@ PLACES = tuple(
     for name in (
         "",
         "kata_pin",
-        "kata_pin/daemon",
         "kata_pin/cli",
-        "kata_pin/policy",
+        "kata_pin/options",
         "tests/unit",
-        "tests/unit/daemon",
+        "tests/unit/options",
     )
 )
 """What a module's path may be relative to, beside the document's own folder."""

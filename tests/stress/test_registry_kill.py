@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kata_pin.daemon.store.containers import Registry
+from kata_pin.records.containers import Registry
 
 _WRITER = """
 import sys
-from kata_pin.daemon.store.containers import Registry
-from kata_pin.model.sandbox import Container
+from kata_pin.records.containers import Registry
+from kata_pin.base.sandbox import Container
 one = Registry(sys.argv[1], boot_id="boot-1")
 for n in range(1, 100000):
     container = Container(id=f"c{n}", sandbox_id="pod", recorded_ns=n, source="s")

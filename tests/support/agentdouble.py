@@ -21,10 +21,10 @@ from typing import Any, Self, TypeAlias
 
 from google.protobuf.message import Message
 
-from kata_pin.guest.address import HybridVsockAddress
-from kata_pin.wire import ttrpc
-from kata_pin.wire.proto import agent_pb2 as pb
-from kata_pin.wire.ttrpc import Code, FrameDecoder, Response
+from kata_pin.peers import ttrpc
+from kata_pin.peers.agent.client import HybridVsockAddress
+from kata_pin.peers.proto import agent_pb2 as pb
+from kata_pin.peers.ttrpc import Code, FrameDecoder, Response
 
 Reply: TypeAlias = Message | Response | Callable[[bytes], Message | Response]
 Twist: TypeAlias = Callable[[asyncio.StreamWriter, int, bytes], Awaitable[None]]

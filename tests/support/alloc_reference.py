@@ -1,7 +1,7 @@
 """A slow second reading of the kubelet's rules, to compare the allocator with.
 
 Sets and lists only, everything counted anew each time, every combination tried. It shares no code
-with kata_pin.policy.alloc. Hosts must be regular: units of one kind all of one size.
+with kata_pin.options.allocation. Hosts must be regular: units of one kind all of one size.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 from itertools import combinations
 
-from kata_pin.model.topology import Cpu
+from kata_pin.base.cpuset import Cpu
 
 Key = Callable[[Cpu], int]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kata_pin.model.cpuset import CpuSet
+from kata_pin.base.cpuset import CpuSet
 from tests.support.cricluster import Cluster
 from tests.support.daemon import Json
 from tests.support.waiting import wait_for

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-from kata_pin.config.alloc import Alloc
-from kata_pin.config.tree import Config
-from kata_pin.daemon.allocation.allocator import Allocator
-from kata_pin.daemon.allocation.checked_policy import make_policy
-from kata_pin.daemon.allocation.holders import Holders
-from kata_pin.daemon.allocation.memory_home import MemoryHomes
-from kata_pin.daemon.allocation.pending_passes import PendingPasses
-from kata_pin.daemon.allocation.placement_files import PlacementFiles
-from kata_pin.daemon.reconcile.node import NodeWatch
-from kata_pin.daemon.reconcile.sandboxes import Sandboxes
-from kata_pin.daemon.store.containers import Registry
-from kata_pin.daemon.store.grants import AllocStore
-from kata_pin.daemon.store.node_events import NodeEvents
-from kata_pin.model.alloc import ContainerRequest, PodRequest
-from kata_pin.model.node import KubeletState, Node
-from kata_pin.model.pass_outcome import PassOutcome
-from kata_pin.model.settings import AllowRule, CpuClass, Eligibility, PlacementSettings
-from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.allotment import vm_of
+from msgspec.structs import replace
+
+from kata_pin.base.allocation import ContainerRequest, PodRequest
+from kata_pin.base.config.alloc import Alloc
+from kata_pin.base.config.tree import Config
+from kata_pin.base.cpuset import HostTopology
+from kata_pin.base.placement import KubeletState, Node, PassOutcome
+from kata_pin.base.settings import AllowRule, Eligibility, PlacementSettings
+from kata_pin.base.values import CpuClass
+from kata_pin.engine.node import NodeWatch
+from kata_pin.engine.sandboxes import Sandboxes
+from kata_pin.options.allocation.adjustments import HostDevices
+from kata_pin.options.allocation.allocator import Allocator
+from kata_pin.options.allocation.checked_policy import make_policy
+from kata_pin.options.allocation.grants import AllocStore, PendingPasses
+from kata_pin.options.allocation.holders import Holders, MemoryHomes
+from kata_pin.options.allocation.placement_files import PlacementFiles
+from kata_pin.placement.masks import vm_of
+from kata_pin.records.containers import Registry
+from kata_pin.records.history import NodeEvents
 from tests.support.world import flat
 
 ANYBODY = (AllowRule(),)
@@ -88,6 +89,8 @@ def allocator(
     passes: PendingPasses | None = None,
     placements: PlacementFiles | None = None,
     memory: MemoryHomes | None = None,
+    *,
+    devices: HostDevices | None = None,
     **fields: Any,
 ) -> Allocator:
     """Return an allocator at work, in line with its host."""
@@ -104,6 +107,7 @@ def allocator(
         passes=passes or Moves(),
         placements=placements,
         memory=memory,
+        devices=devices,
     )
     one.follow_host()
     return one

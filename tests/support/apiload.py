@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 _LINE: Final = re.compile(r"^(\w+)\{(.*)\} (\S+)$")
@@ -49,7 +50,7 @@ class Load:
                 load.took[resource, float(labels["le"])] += int(float(found[3]))
             elif found[1] == _SENT:
                 load.sent[resource.partition(".")[0]] += int(float(found[3]))
-        return replace(load, cpu_s=cpu_s)
+        return dataclasses.replace(load, cpu_s=cpu_s)
 
     def since(self, before: Load) -> Load:
         """Return what happened in between; `at` is how long that was."""

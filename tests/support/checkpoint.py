@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from kata_pin.wire.kube.checkpoint import checksum
+from kata_pin.peers.kubelet.checkpoint import checksum
 
 
 def checkpoint(

@@ -55,10 +55,12 @@ class Browser:
                 result: dict[str, Any] = answer["result"]
                 return result
 
-    def show(self, file: Path, *, dark: bool = False, width: int = 1400) -> None:
+    def show(
+        self, file: Path, *, dark: bool = False, width: int = 1400, media: str = "screen"
+    ) -> None:
         """Open a file in one of the two themes and wait until it is drawn."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.call("Emulation.setEmulatedMedia", media=media, features=[scheme])
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=900, deviceScaleFactor=1, mobile=False,

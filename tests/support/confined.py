@@ -106,14 +106,17 @@ def apply_mounts(unit: Unit, writable: str) -> None:
     if libc.unshare(new_mounts | hostname):
         raise OSError(ctypes.get_errno(), "unshare")
     _mount("none", "/", "", MS_REC | MS_PRIVATE)
-    _mount(writable, writable, "", MS_BIND)
+    own = (writable, "/run/kata-pin")  # the unit's RuntimeDirectory: the node's lock is there
+    os.makedirs(own[1], exist_ok=True)
+    for path in own:
+        _mount(path, path, "", MS_BIND)
     if unit.get("PrivateTmp") == "yes":
         for folder in ("/tmp", "/var/tmp"):
             _empty(folder, mode="1777")
     if unit.get("PrivateDevices") == "yes":
         _private_devices()
     if unit.get("ProtectSystem") == "strict":
-        kept = (writable, "/tmp", "/var/tmp", "/dev", "/proc", "/sys")
+        kept = (*own, "/tmp", "/var/tmp", "/dev", "/proc", "/sys")
         for path in ("/", *sorted(_mount_points())):
             if not any(path == one or path.startswith(f"{one}/") for one in kept):
                 _remount_read_only(path)

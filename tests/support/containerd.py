@@ -174,6 +174,21 @@ def why_not() -> str:
     return ""
 
 
+PEERS: Final = [
+    pytest.param(
+        *release.values,
+        id=f"containerd {release.id}",
+        marks=[
+            *release.marks,
+            *(pytest.mark.peer, pytest.mark.root, pytest.mark.oci),
+            pytest.mark.skipif(why_not() != "", reason=why_not()),
+        ],
+    )
+    for release in RELEASES
+]
+"""RELEASES, for tests of tests/contract that run over a double too."""
+
+
 class Containerd:
     """One containerd and its place; `shared` is the folder seen from both sides."""
 

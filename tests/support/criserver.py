@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import grpc
 
+from kata_pin.peers.proto import crirequest_pb2
 from tests.support.proto import cri_pb2 as pb
 
 METHOD = "/runtime.v1.RuntimeService/UpdateContainerResources"
@@ -30,6 +31,8 @@ class CriServer:
         self.answer: tuple[Any, str] | None = None
         self.listed = b""
         """The answer to ListContainers."""
+        self.states: dict[str, int] | None = None
+        """CRI's numbers of states by container; None: it knows any, and lists `listed`."""
         self.lists = 0
         self.asked: list[tuple[str, str]] = []
         self.authorities: set[str] = set()
@@ -62,6 +65,8 @@ class CriServer:
             self._resume.wait(60)
         if self.answer is not None:
             context.abort(*self.answer)
+        if self.states is not None and request.container_id not in self.states:
+            context.abort(grpc.StatusCode.NOT_FOUND, "failed to find container")
         return b""
 
     def list(self, payload: bytes, context: Any) -> bytes:
@@ -70,7 +75,14 @@ class CriServer:
         self.lists += 1
         if self.answer is not None:
             context.abort(*self.answer)
-        return self.listed
+        return self.listed if self.states is None else b"".join(map(_listed, self.states.items()))
+
+
+def _listed(container: tuple[str, int]) -> bytes:
+    """Return a container as a field of ListContainers' answer."""
+    name, state = container
+    message: bytes = crirequest_pb2.Container(id=name, state=state).SerializeToString()
+    return b"\x0a" + bytes([len(message)]) + message
 
 
 class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types

@@ -19,6 +19,7 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -26,14 +27,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from kata_pin.daemon.store.containers import Registry
-from kata_pin.errors import KataPinError
-from kata_pin.model.sandbox import Container
-from kata_pin.sources.daemon_socket import ask
 from tests.support.hooks import HookRun, run_hook
 from tests.support.katalike import ContainerSpec, KataDirs, KataSandbox
+from tests.support.qemu import QEMU
 from tests.support.vmmhost import SHIMS, Bystander, lookalike
 from tests.support.waiting import SCALE, wait_for
 
@@ -42,7 +40,38 @@ PERIOD_US = 100_000
 QUIET = {"affinity_s": 3600, "deep_s": 86400}
 """Audit periods of a daemon that acts on events alone."""
 
+PATIENT = ("--record-ms=10000", "--pin-ms=10000")
+"""Budgets of a hook that waits for its pins, however loaded the machine is."""
+
+PATIENT_QMP = {"greeting_ms": 1000, "session_ms": 5000}
+"""The longest that settings allow: also on a loaded machine QEMU answers within them."""
+
 Json = dict[str, Any]
+
+
+class Refused(Exception):  # noqa: N818 - an answer
+    """The daemon does not grant a request; the text is its reason."""
+
+
+class Record(NamedTuple):
+    """A container in the registry's file; `cpus` is a cpu list."""
+
+    id: str
+    sandbox_id: str
+    state: str
+    cpus: str | None
+    name: str
+    pod_name: str
+    pod_namespace: str
+    pod_uid: str
+    handler: str
+    source: str
+    note: str
+
+    @property
+    def counts(self) -> bool:
+        """Whether it may run."""
+        return self.state in {"created", "running"}
 
 
 class Node:
@@ -73,8 +102,10 @@ class Node:
             "log_level": "debug",
             "user": "nobody",
             "nri": {"enabled": "no"},
+            "hypervisors": [QEMU],
             "shims": [*SHIMS],
             "audit": dict(QUIET),
+            "qmp": dict(PATIENT_QMP),
             "paths": {
                 "cdi": str(self.root / "cdi"),
                 "vc": str(self.dirs.vc),
@@ -123,9 +154,17 @@ class Node:
     # ---- asking it -----------------------------------------------------------------------
 
     def ask(self, verb: str, **arguments: object) -> Json:
-        """Return the document of a verb of the control socket."""
-        path = str(self.runtime_dir / "control.sock")
-        document: Json = json.loads(ask(path, verb, arguments, 10.0 * SCALE))
+        """Return the document of a verb of the control socket; raises Refused, or OSError."""
+        request = json.dumps({"version": 1, "verb": verb} | arguments)
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.settimeout(10.0 * SCALE)
+            peer.connect(str(self.runtime_dir / "control.sock"))
+            peer.sendall(f"{request}\n".encode())
+            with peer.makefile("rb") as reply:
+                answer: Json = json.loads(reply.readline() or b'{"ok": false, "error": ""}')
+        if not answer["ok"]:
+            raise Refused(f"{answer['error']} ({answer.get('hint', '')})")
+        document: Json = answer["document"]
         return document
 
     def id_of(self, name: str) -> str:
@@ -155,14 +194,19 @@ class Node:
             error.add_note(json.dumps(self.sandboxes().get(name), indent=1)[:4000])
             raise
 
-    def registered(self) -> dict[str, Container]:
+    def registered(self) -> dict[str, Record]:
         """Return every container in the registry's file, read beside the daemon."""
+        path = self.runtime_dir / "registry.db"
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        copy = Registry.copy_of(str(self.runtime_dir / "registry.db"), boot_id=boot_id)
+        order = "ORDER BY sandbox_id, first_ns, id"
         try:
-            return {one.id: one for each in copy.sandboxes() for one in copy.containers(each)}
-        finally:
-            copy.close()
+            with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
+                of_boot = file.execute("SELECT value FROM meta WHERE key = 'boot_id'").fetchone()
+                columns = ", ".join(Record._fields)
+                rows = file.execute(f"SELECT {columns} FROM containers {order}").fetchall()
+        except sqlite3.OperationalError:  # no file, or none with tables yet
+            return {}
+        return {row[0]: Record(*row) for row in rows} if of_boot == (boot_id,) else {}
 
     def spooled(self) -> list[Path]:
         """Return the messages that wait in the spool."""
@@ -184,7 +228,7 @@ class Node:
     def hook(
         self, phase: str, container_id: str, pid: int, *arguments: str, state_id: str = ""
     ) -> HookRun:
-        """Run the hook program as Kata's Go runtime does."""
+        """Run the hook program as Kata's Go runtime does, with PATIENT or other arguments."""
         state = {
             "ociVersion": "",
             "id": state_id or container_id,
@@ -192,7 +236,8 @@ class Node:
             "pid": pid,
             "bundle": str(self.dirs.bundles / container_id),
         }
-        return run_hook(self.runtime_dir, phase, *arguments, state=json.dumps(state).encode())
+        words = arguments or PATIENT
+        return run_hook(self.runtime_dir, phase, *words, state=json.dumps(state).encode())
 
     def end(self) -> None:
         """End the daemon, whatever became of it."""
@@ -407,7 +452,7 @@ def is_away(node: Node) -> bool:
     """Whether no daemon answers."""
     try:
         node.ask("ping")
-    except KataPinError:
+    except (OSError, Refused):
         return True
     return False
 

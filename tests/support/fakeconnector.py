@@ -8,15 +8,30 @@ with the request's `ack` plus one, never a filtered one (8 bytes), and an old on
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import struct
-from typing import Final
+from typing import Any, Final
+
+from kata_pin.rights.broker.libc import subscription
 
 FORK: Final = 0x1
 EXEC: Final = 0x2
 COMM: Final = 0x200
 EXIT: Final = 0x8000_0000
 EVERYTHING: Final = 0xFFFF_FFFF
+
+
+class _Listener(socket.socket):
+    """A listener's socket, which says ENOBUFS once after `lost`."""
+
+    lost = False
+
+    def recv_into(self, *arguments: Any, **named: Any) -> int:
+        if self.lost:
+            self.lost = False
+            raise OSError(errno.ENOBUFS, "No buffer space available")
+        return super().recv_into(*arguments, **named)
 
 
 class FakeConnector:
@@ -30,14 +45,16 @@ class FakeConnector:
         self.requests: list[bytes] = []
         self._sock: socket.socket | None = None
 
-    def connect(self, first: bytes) -> socket.socket:
-        """Return the listener's end, which has sent `first`; must run in an event loop."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def connect(self, token: int, *, execs: bool) -> socket.socket:
+        """Return the listener's end, which has subscribed; must run in an event loop."""
+        ours, listener = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        theirs = self._listener = _Listener(fileno=listener.detach())
         ours.setblocking(False)
         theirs.setblocking(False)
         self._sock = ours
         asyncio.get_running_loop().add_reader(ours.fileno(), self._answer)
-        theirs.send(first)
+        for message in subscription(token, execs=execs):
+            theirs.send(message)
         return theirs
 
     def close(self) -> None:
@@ -62,6 +79,11 @@ class FakeConnector:
     def named(self, tid: int, tgid: int) -> None:
         """Tell of a name, which no listener of ours asked for."""
         self._tell(COMM, tid, tgid, 0, 0)
+
+    def lose(self) -> None:
+        """Have events been lost: the listener's buffer was full."""
+        self._listener.lost = True
+        self.born(1, 1)
 
     def send(self, message: bytes) -> None:
         """Send any bytes."""

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pytest
 
-from kata_pin.sources.http_client import Answer, HttpClient
+from kata_pin.peers.http import HttpAnswer, HttpClient
 from tests.support.controlplane import ControlPlane, running
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -67,7 +67,9 @@ class Administrator:
         body = None if given is None else json.dumps(given).encode()
         kind = "" if given is None else "application/json"
         async with self._limit:
-            answer: Answer = await client.ask(method, path, HttpClient.whole, body=body, kind=kind)
+            answer: HttpAnswer = await client.ask(
+                method, path, HttpClient.whole, body=body, kind=kind
+            )
         assert answer.status in {200, 201}, (path, answer.status, bytes(answer.body)[:500])
         return bytes(answer.body)
 

@@ -11,12 +11,15 @@ from pathlib import Path
 NAME = "generous"
 
 _MODULE = """
-from dataclasses import replace
+from msgspec.structs import replace
 
-from kata_pin.model.adjustment import AtCreation, Limits, Mount
-from kata_pin.policy.alloc.policies import static
+from kata_pin.base.allocation import AtCreation, Device, Limits, Mount
+from kata_pin.options.allocation.policies import static
 
 MIB = 1 << 20
+KMSG = Device("/dev/kmsg", "c", 1, 11, mode=0o440, access="r")
+WRONG = Device("/dev/kmsg", "c", 1, 5)
+NOTES = (("hints.example.com/node", "0"),)
 
 
 class Generous:
@@ -48,7 +51,11 @@ class Generous:
             hugepages=(("2MB", 4 * MIB),) if "huge" in request.pod.name else (),
             env=(("HINT", "a b"),),
             mounts=(Mount("/hints", self._hints),),
+            devices=(KMSG,) if "dev" in request.pod.name else (),
+            annotations=NOTES if "dev" in request.pod.name else (),
         )
+        if "wrong" in request.pod.name:
+            creation = replace(creation, devices=(WRONG,))
         if request.pod.kata and "big" not in request.pod.name:
             limits = Limits(shares=limits.shares)
         more = replace(grant, limits=limits, creation=creation)

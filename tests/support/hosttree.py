@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from kata_pin.calls import DirectCalls
-from kata_pin.host.root import HostRoot
+from kata_pin.linux.files import HostRoot
+from kata_pin.rights.calls import DirectCalls
 
 SYSFS: Final = Path(__file__).parent.parent / "data" / "sysfs"
 

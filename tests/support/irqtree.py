@@ -13,12 +13,17 @@ from dataclasses import dataclass, field
 from errno import EINVAL, ENOENT, EOVERFLOW, ERANGE
 from pathlib import Path
 
-from kata_pin.broker.tunables import TunableWrite, TunableWritten, parse_writes, render_writes
-from kata_pin.calls import DirectCalls
-from kata_pin.errors import ParseError
-from kata_pin.host.root import HostRoot
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.wire.kernel.masks import parse_mask
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.errors import ParseError
+from kata_pin.linux.files import HostRoot
+from kata_pin.linux.proc import parse_mask
+from kata_pin.rights.broker.tunables import (
+    TunableWrite,
+    TunableWritten,
+    parse_writes,
+    render_writes,
+)
+from kata_pin.rights.calls import DirectCalls
 
 
 @dataclass
@@ -131,7 +136,7 @@ class IrqTree(DirectCalls):
         self.writes.append(one)
         if one.kind == "default-mask":
             if len(one.value.replace(",", "")) > (self.cpus + 31) // 32 * 8:
-                return TunableWritten(EOVERFLOW, self.default)
+                return TunableWritten(EOVERFLOW, CpuSet.parse(self.default).hex_mask())
             self.set_default(str(parse_mask(one.value.encode(), "default")))
             return TunableWritten(0, CpuSet.parse(self.default).hex_mask())
         line = self.lines.get(int(one.name))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from kata_pin.model.cpuset import CpuSet
+from kata_pin.base.cpuset import CpuSet
 from tests.support.daemon import Node, Pod
 from tests.support.mortal import Mortal
 from tests.support.waiting import wait_for
@@ -43,6 +43,11 @@ class Storm:
     spooled: int = 0
     problems: list[str] = field(default_factory=list)
     _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def both_ways(self) -> bool:
+        """Whether enough hooks met a daemon, and enough met none."""
+        return min(self.acknowledged, self.spooled) > 20
 
     @contextlib.contextmanager
     def raging(self) -> Iterator[None]:
@@ -123,10 +128,10 @@ class Storm:
             found = registered.get(name)
             if found is None:
                 yield f"{name} is lost"
-            elif (found.sandbox_id, str(found.cpus)) != (pod.id, cpus) or not found.state.counts:
+            elif (found.sandbox_id, str(found.cpus)) != (pod.id, cpus) or not found.counts:
                 yield f"{name} of {pod.id} on {cpus} is recorded as {found}"
         for name in self.over & registered.keys():
-            if registered[name].state.counts:
+            if registered[name].counts:
                 yield f"{name} still counts"
         for path in (self.node.runtime_dir / "spool" / "bad").glob("*"):
             yield f"{path.name} was rejected"

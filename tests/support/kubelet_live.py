@@ -10,26 +10,20 @@ the next ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
-from kata_pin.model.alloc import (
-    AllocState,
-    ContainerRequest,
-    Grant,
-    PodRequest,
-    Qos,
-    RefusalKind,
-)
-from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.model.settings import AllocSettings, CpuClass, ManagerPolicy
-from kata_pin.model.topology import Cpu, HostTopology
-from kata_pin.policy.alloc.failure import AllocError, AllocFailure
-from kata_pin.policy.alloc.hints import choose
-from kata_pin.policy.alloc.options import StaticOptions
-from kata_pin.policy.alloc.policies import create
-from kata_pin.policy.alloc.policy import Policy
-from kata_pin.policy.alloc.topology import Machine
+from msgspec.structs import replace
+
+from kata_pin.base.allocation import AllocState, ContainerRequest, Grant, PodRequest, Qos
+from kata_pin.base.cpuset import EMPTY, Cpu, CpuSet, HostTopology
+from kata_pin.base.settings import AllocSettings, ManagerPolicy
+from kata_pin.base.values import CpuClass, RefusalKind
+from kata_pin.options.allocation.accumulator import Machine
+from kata_pin.options.allocation.choice import choose
+from kata_pin.options.allocation.demand import StaticOptions
+from kata_pin.options.allocation.policies import create
+from kata_pin.options.allocation.policy import AllocError, AllocFailure, Policy
 from tests.support.kubelet_pod import ContainerRole, KubeletContainer, KubeletPod
 from tests.support.kubelet_state import StaticState
 from tests.support.kubelet_static import KubeletStatic

@@ -6,10 +6,11 @@ can store old and new in one transaction. Out of scope: deciding anything; `kube
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from kata_pin.model.cpuset import EMPTY, CpuSet, union
+from kata_pin.base.cpuset import EMPTY, CpuSet, union
 
 Assignments = Mapping[str, Mapping[str, CpuSet]]
 """Pod uid to container name to its exclusive CPUs."""
@@ -53,7 +54,7 @@ class StaticState:
     def assigned(self, pod: str, container: str, cpus: CpuSet) -> StaticState:
         """Return the state in which the container has these CPUs and the shared pool lacks them."""
         containers = {**self.assignments.get(pod, {}), container: cpus}
-        return replace(
+        return dataclasses.replace(
             self,
             shared=self.shared - cpus,
             assignments={**self.assignments, pod: containers},
@@ -72,4 +73,4 @@ class StaticState:
         if rest:
             assignments[pod] = rest
         shared = self.shared | (cpus - self.others(pod, container))
-        return replace(self, shared=shared, assignments=assignments)
+        return dataclasses.replace(self, shared=shared, assignments=assignments)

@@ -8,16 +8,16 @@ pod-level pools and in-place resize of exclusive containers (alpha in Kubernetes
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import dataclasses
+from dataclasses import dataclass
 from typing import Final
 
-from kata_pin.errors import ConfigError
-from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.policy.alloc.choice import take, take_hinted
-from kata_pin.policy.alloc.failure import AllocError, AllocFailure
-from kata_pin.policy.alloc.hints import Hint, make_hints
-from kata_pin.policy.alloc.options import StaticOptions
-from kata_pin.policy.alloc.topology import Machine
+from kata_pin.base.cpuset import EMPTY, CpuSet
+from kata_pin.base.errors import ConfigError
+from kata_pin.options.allocation.accumulator import Machine
+from kata_pin.options.allocation.choice import Hint, choose_cpus, make_hints, take_hinted
+from kata_pin.options.allocation.demand import StaticOptions
+from kata_pin.options.allocation.policy import AllocError, AllocFailure
 from tests.support.kubelet_pod import ContainerRole, KubeletContainer, KubeletPod
 from tests.support.kubelet_state import Reusable, StaticState
 
@@ -72,7 +72,7 @@ class KubeletStatic:
         options.check_against(machine, single_numa_node=single_numa_node)
         if not reserved:
             try:
-                reserved = take(machine, machine.cpus, reserve, options)
+                reserved = choose_cpus(machine, machine.cpus, reserve, options)
             except AllocError as error:
                 raise ConfigError(error.message, key="systemReserved") from error
         if len(reserved) != reserve:
@@ -100,7 +100,7 @@ class KubeletStatic:
         if not state.shared:
             if state.assignments:
                 raise _invalid("the shared pool is empty but there are assignments")
-            return replace(state, shared=self.pool)
+            return dataclasses.replace(state, shared=self.pool)
         self._check_reserved(state)
         self._check_assignments(state)
         known = state.shared | state.exclusive
@@ -134,7 +134,7 @@ class KubeletStatic:
             allocatable = self.available(state) | state.reusable.of(pod.uid)
             cpus = take_hinted(self.machine, allocatable, wanted, self.options, nodes)
             state = state.assigned(pod.uid, container.name, cpus)
-        return replace(state, reusable=_reusable_after(state, pod, container, cpus))
+        return dataclasses.replace(state, reusable=_reusable_after(state, pod, container, cpus))
 
     def remove(self, state: StaticState, pod: str, container: str) -> StaticState:
         """Return the state without the container; its CPUs return to the shared pool.

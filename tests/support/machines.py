@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.topology import Cpu, HostTopology
+from kata_pin.base.cpuset import Cpu, CpuSet, HostTopology
 
 
 @dataclass(frozen=True)

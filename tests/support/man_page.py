@@ -12,8 +12,9 @@ from typing import Final
 import click
 
 from kata_pin import __version__
-from kata_pin.cli.main import COMMANDS, cli
-from kata_pin.config.table import SECTIONS, SETTINGS, Setting
+from kata_pin.base.config.table import SECTIONS, SETTINGS, Setting
+from kata_pin.cli.main import cli
+from kata_pin.cli.quick import COMMANDS
 
 _DESCRIPTION: Final = """\
 A Kata container runs in a virtual machine. What runs on the host are the threads of its VMM: vCPUs,
@@ -25,8 +26,8 @@ before the workload runs, and again after every change and audit. Only affinitie
 thread is moved to another cgroup.
 
 Without the daemon, show, who, explain, check, doctor, pin and unpin read /proc and Kata's state
-themselves and say so; history reads the daemon's last record. So they do with a daemon that does
-not answer within 2 s; pin and unpin fail then."""
+themselves and say so; history reads the daemon's last record. So do they if
+a daemon does not answer within 2 s, except pin and unpin, which then fail."""
 
 _OUTPUT: Final = """\
 In the column vCPU→pCPU, 1→4 is a vCPU that may run on pCPU 4 only, 0,3→6-7 are two vCPUs on the
@@ -77,8 +78,11 @@ _EXIT: Final = (
     ("0", "success"),
     ("1", "failure; for doctor: a check failed; for pin and unpin: the kernel refused an affinity"),
     ("2", "wrong usage"),
-    ("3", "check: drift, conflict, foreign time, or an intruder that shall fail; prove: violated"),
-    ("4", "check or prove could not tell: no permission, records lost, no daemon that answers"),
+    (
+        "3",
+        "check: drift, conflict, foreign tasks, or (intruders: fail) an intruder; prove: violated",
+    ),
+    ("4", "check or prove: unknown (no permission, records lost, no daemon answers)"),
     ("78", "wrong configuration"),
 )
 
@@ -179,8 +183,8 @@ def _options(command: click.Command) -> Iterator[str]:
 def _configuration() -> Iterator[str]:
     yield _roff(
         "One YAML file, /etc/kata-pin/config.yaml or that of --config. It begins with version: 1. "
-        "A key that is not below is an error that names the nearest one. Values are read as "
-        "written: 010 is no octal number and on is no boolean. Anchors and tags are refused."
+        "An unknown key is an error that names the nearest one. Values are read as "
+        "written: 010 is not octal, and on is not a boolean. Anchors and tags are refused."
     )
     section = ""
     for entry in SETTINGS:

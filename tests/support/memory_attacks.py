@@ -30,9 +30,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from kata_pin.daemon.service import assembly  # noqa: F401 - what the daemon has loaded
-from kata_pin.daemon.service.app import calm_collector
-from kata_pin.errors import KataPinError
+from kata_pin.base.errors import KataPinError
+from kata_pin.service import assembly  # noqa: F401 - what the daemon has loaded
+from kata_pin.service.app import calm_collector
 
 CEILING_MIB: Final = 128.0
 LIMIT_MIB: Final = 3072
@@ -124,8 +124,8 @@ def _resident(field: str) -> float:
 def _toml(name: str, text: Callable[[int], str]) -> None:
     @attack(f"toml-{name}")
     def made() -> Callable[[], object]:
-        from kata_pin.wire.kata.config import parse_kata_config
-        from kata_pin.wire.toml_text import MAX_CHARACTERS
+        from kata_pin.base.toml_text import MAX_CHARACTERS
+        from kata_pin.peers.kata import parse_kata_config
 
         whole = text(MAX_CHARACTERS - 64)
         return lambda: parse_kata_config(whole)
@@ -188,35 +188,35 @@ def _json(name: str, head: bytes, parse: Callable[[], tuple[Parser, int, int]]) 
 
 
 def _persist() -> tuple[Parser, int, int]:
-    from kata_pin.wire.json_text import MAX_BYTES, MAX_VALUES
-    from kata_pin.wire.kata.persist import parse_persist
+    from kata_pin.base.json_text import MAX_BYTES, MAX_VALUES
+    from kata_pin.peers.kata import parse_persist
 
     return parse_persist, MAX_BYTES, MAX_VALUES
 
 
 def _checkpoint() -> tuple[Parser, int, int]:
-    from kata_pin.wire.json_text import MAX_VALUES
-    from kata_pin.wire.kube.checkpoint import MAX_BYTES, parse_checkpoint
+    from kata_pin.base.json_text import MAX_VALUES
+    from kata_pin.peers.kubelet.checkpoint import MAX_BYTES, parse_checkpoint
 
     return parse_checkpoint, MAX_BYTES, MAX_VALUES
 
 
 def _pod_list() -> tuple[Parser, int, int]:
-    from kata_pin.wire.kube.pod_list import MAX_BYTES, MAX_VALUES, parse_pods
+    from kata_pin.peers.kubelet.pods import MAX_BYTES, MAX_VALUES, parse_pods
 
     return parse_pods, MAX_BYTES, MAX_VALUES
 
 
 def _state() -> tuple[Parser, int, int]:
-    from kata_pin.wire.json_text import MAX_BYTES, MAX_VALUES
-    from kata_pin.wire.oci import parse_state
+    from kata_pin.base.json_text import MAX_BYTES, MAX_VALUES
+    from kata_pin.peers.oci import parse_state
 
     return parse_state, MAX_BYTES, MAX_VALUES
 
 
 def _request() -> tuple[Parser, int, int]:
-    from kata_pin.wire.control import MAX_REQUEST
-    from kata_pin.wire.request import parse_request
+    from kata_pin.service.exchange import MAX_REQUEST
+    from kata_pin.service.request import parse_request
 
     return parse_request, MAX_REQUEST, MAX_REQUEST
 
@@ -254,18 +254,19 @@ def hostile_qemu(path: str, lines: Callable[[], Iterator[bytes]]) -> None:
 def _qmp(name: str, lines: Callable[[int], Iterator[bytes]], sessions: int = 20) -> None:
     @attack(f"qmp-{name}")
     def made() -> Callable[[], object]:
-        from kata_pin.errors import QmpUnavailable
-        from kata_pin.vmm import qmp
+        from kata_pin.base.errors import QmpUnavailable
+        from kata_pin.follow import hooks
+        from kata_pin.rights.broker.threads import MAX_REPLY
 
         path = os.path.join(tempfile.mkdtemp(), "qmp.sock")
-        size = qmp.MAX_REPLY - 64
+        size = MAX_REPLY - 64
         prepared = list(lines(size))
         hostile_qemu(path, lambda: iter(prepared))
 
         async def talk() -> None:
             for _ in range(sessions):
                 with suppress(QmpUnavailable):
-                    await qmp.query(path, greeting_s=1.0, session_s=2.0)
+                    await hooks.query(path, greeting_s=1.0, session_s=2.0)
 
         return lambda: asyncio.run(talk())
 
@@ -316,7 +317,7 @@ class _Sink:
     async def rebuild(self, snapshot: object, stamp_ns: int) -> None:
         self.kept = snapshot
 
-    def take(self, event: object, stamp_ns: int) -> int:
+    def receive(self, event: object, stamp_ns: int) -> int:
         return 0
 
     async def placed(self, event: object, ticket: int) -> None:
@@ -325,19 +326,22 @@ class _Sink:
 
 def synchronize(payload: Callable[[int], bytes], parts: int) -> str:
     """Send the parts of a Synchronize to a session; return the error that ended it, if any."""
-    from kata_pin.sources.nri_session import NriSession
-    from kata_pin.wire import ttrpc
-    from kata_pin.wire.nri import messages, mux
+    from kata_pin.peers import ttrpc
+    from kata_pin.peers import ttrpc as peers_ttrpc
+    from kata_pin.peers.nri import messages
+    from kata_pin.peers.nri.session import NriSession
 
     async def talk() -> str:
         session = NriSession(_Sink(), None)
         session.connection_made(_Pipe())
         for part in range(parts):
-            request = ttrpc.Request(messages.PLUGIN_SERVICE, "Synchronize", payload(part))
+            request = ttrpc.TtrpcRequest(messages.PLUGIN_SERVICE, "Synchronize", payload(part))
             frame = ttrpc.encode_request(2 * part + 1, request)
             for start in range(0, len(frame), 1 << 18):
                 piece = frame[start : start + (1 << 18)]
-                session.data_received(mux.HEADER.pack(mux.PLUGIN, len(piece)) + piece)
+                session.data_received(
+                    peers_ttrpc.MUX_HEADER.pack(peers_ttrpc.PLUGIN, len(piece)) + piece
+                )
             if session.closed.done():
                 return str(session.closed.exception())
             await asyncio.sleep(0)
@@ -424,7 +428,7 @@ async def _hostile_runtime(path: Path, payload: bytes) -> None:
 
 @attack("nri-sessions")
 def _nri_sessions() -> Callable[[], object]:
-    from kata_pin.sources.nri import NriPlugin
+    from kata_pin.peers.nri.plugin import NriPlugin
 
     path = Path(tempfile.mkdtemp(), "nri.sock")
     runtime = os.fork()
@@ -453,7 +457,7 @@ def _nri_sessions() -> Callable[[], object]:
 
 @attack("ttrpc-frames")
 def _ttrpc_frames() -> Callable[[], object]:
-    from kata_pin.wire.ttrpc import HEADER, FrameDecoder
+    from kata_pin.peers.ttrpc import HEADER, FrameDecoder
 
     empty = HEADER.pack(0, 1, 2, 0) * 26_000
     open_end = HEADER.pack(4 << 20, 1, 2, 0)
@@ -473,26 +477,24 @@ def _ttrpc_frames() -> Callable[[], object]:
 
 @attack("agent-usage")
 def _agent_usage() -> Callable[[], object]:
-    from kata_pin.guest import agent as client
-    from kata_pin.wire.guest import agent
+    from kata_pin.peers.agent import client, messages
 
     packed = _field(2, b"\x01" * (client.MAX_METRICS - 64))
     data = _field(1, _field(1, _field(1, packed)))
-    return lambda: agent.parse_usage(data)
+    return lambda: messages.parse_usage(data)
 
 
 @attack("agent-features")
 def _agent_features() -> Callable[[], object]:
-    from kata_pin.guest import agent as client
-    from kata_pin.wire.guest import agent
+    from kata_pin.peers.agent import client, messages
 
     data = _field(2, b"\x32\x00" * (client.MAX_METRICS // 2 - 64))
-    return lambda: agent.parse_features(data)
+    return lambda: messages.parse_features(data)
 
 
 @attack("agent-metrics")
 def _agent_metrics() -> Callable[[], object]:
-    from kata_pin.wire.guest.metrics import MAX_METRICS, parse_cpu_times
+    from kata_pin.peers.agent.messages import MAX_METRICS, parse_cpu_times
 
     line = 'kata_guest_cpu_time{{cpu="{}",item="user"}} 1\n'
     text = "".join(line.format(n % 10_000) for n in range(MAX_METRICS // 48))
@@ -501,7 +503,7 @@ def _agent_metrics() -> Callable[[], object]:
 
 @attack("agent-cpuinfo")
 def _agent_cpuinfo() -> Callable[[], object]:
-    from kata_pin.wire.guest.cpus import MAX_CPUINFO, parse_cpuinfo
+    from kata_pin.peers.agent.messages import MAX_CPUINFO, parse_cpuinfo
 
     data = b"\n" * MAX_CPUINFO
     return lambda: parse_cpuinfo(data)
@@ -512,7 +514,7 @@ def _agent_cpuinfo() -> Callable[[], object]:
 
 @attack("cpu-list")
 def _cpu_list() -> Callable[[], object]:
-    from kata_pin.model.cpuset import CpuSet
+    from kata_pin.base.cpuset import CpuSet
 
     text = ",".join(["0-8191"] * 4500)
     return lambda: CpuSet.parse(text)
@@ -520,7 +522,7 @@ def _cpu_list() -> Callable[[], object]:
 
 @attack("cgroup-lines")
 def _cgroup_lines() -> Callable[[], object]:
-    from kata_pin.wire.proc import MAX_CGROUP, parse_cgroup
+    from kata_pin.linux.proc import MAX_CGROUP, parse_cgroup
 
     data = b"0::/\n" * (MAX_CGROUP // 5)
     return lambda: parse_cgroup(data)
@@ -528,7 +530,7 @@ def _cgroup_lines() -> Callable[[], object]:
 
 @attack("cgroup-controllers")
 def _cgroup_controllers() -> Callable[[], object]:
-    from kata_pin.wire.proc import MAX_CGROUP, parse_cgroup
+    from kata_pin.linux.proc import MAX_CGROUP, parse_cgroup
 
     data = b"0:" + b"," * (MAX_CGROUP - 10) + b":/\n"
     return lambda: parse_cgroup(data)
@@ -536,7 +538,7 @@ def _cgroup_controllers() -> Callable[[], object]:
 
 @attack("command-line")
 def _command_line() -> Callable[[], object]:
-    from kata_pin.wire.proc import MAX_CMDLINE, parse_cmdline
+    from kata_pin.linux.proc import MAX_CMDLINE, parse_cmdline
 
     data = b"\0" * MAX_CMDLINE
     return lambda: parse_cmdline(data)
@@ -544,18 +546,18 @@ def _command_line() -> Callable[[], object]:
 
 @attack("unix-sockets")
 def _unix_sockets() -> Callable[[], object]:
-    from kata_pin.vmm import qmp
+    from kata_pin.follow import hooks
 
     folder = tempfile.mkdtemp()
     Path(folder, "net").mkdir()
     line = "0000000000000000: 00000002 00000000 00010000 0001 01 1\n"
-    Path(folder, "net/unix").write_text(line * (qmp.MAX_SOCKETS // len(line) + 1000))
-    return lambda: qmp.is_held("/x", proc=folder)
+    Path(folder, "net/unix").write_text(line * (hooks.MAX_SOCKETS // len(line) + 1000))
+    return lambda: hooks.is_held("/x", proc=folder)
 
 
 @attack("yaml-list")
 def _yaml_list() -> Callable[[], object]:
-    from kata_pin.config import from_text
+    from kata_pin.service.configuration import from_text
 
     text = "version: 1\nhypervisors: [" + "a," * 31_000 + "]"
     return lambda: from_text(text)
@@ -563,14 +565,14 @@ def _yaml_list() -> Callable[[], object]:
 
 @attack("yaml-depth")
 def _yaml_depth() -> Callable[[], object]:
-    from kata_pin.config import from_text
+    from kata_pin.service.configuration import from_text
 
     return lambda: from_text("[" * 64_000)
 
 
 @attack("yaml-aliases")
 def _yaml_aliases() -> Callable[[], object]:
-    from kata_pin.config import from_text
+    from kata_pin.service.configuration import from_text
 
     lines = [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
     return lambda: from_text("version: 1\na0: &a0 x\n" + "\n".join(lines))
@@ -578,7 +580,7 @@ def _yaml_aliases() -> Callable[[], object]:
 
 @attack("yaml-keys")
 def _yaml_keys() -> Callable[[], object]:
-    from kata_pin.config import from_text
+    from kata_pin.service.configuration import from_text
 
     text = "version: 1\n" + "".join(f"k{n}: 1\n" for n in range(7000))
     return lambda: from_text(text)
@@ -586,7 +588,7 @@ def _yaml_keys() -> Callable[[], object]:
 
 @attack("overrides")
 def _overrides() -> Callable[[], object]:
-    from kata_pin.wire.orders import MAX_BYTES, parse_orders
+    from kata_pin.options.allocation.orders import MAX_BYTES, parse_orders
 
     data = b"#\n" * (MAX_BYTES // 2)
     return lambda: parse_orders(data)

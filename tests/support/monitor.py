@@ -1,6 +1,7 @@
 """A small synchronous QMP client, for the stand-in shim and for tests that ask QEMU for the truth.
 
-One command at a time, a deadline on every wait; independent of the client under test (qemu.qmp).
+One command at a time, a deadline on every wait; independent of what is under test: the
+monitor.py of the broker.
 """
 
 from __future__ import annotations

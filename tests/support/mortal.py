@@ -20,7 +20,7 @@ from typing import Final
 STEPS: Final = frozenset(
     {"poll", "execute", "executemany", "sched_setaffinity", "send", "unlink", "rename"}
 )
-PRELOADED: Final = ("kata_pin.cli.commands.run", "kata_pin.cli.main", "kata_pin.daemon.service.app")
+PRELOADED: Final = ("kata_pin.cli.commands.daemon", "kata_pin.cli.main", "kata_pin.service.app")
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([__name__, *PRELOADED])

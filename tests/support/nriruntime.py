@@ -17,13 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kata_pin.wire import ttrpc
-from kata_pin.wire.nri import messages as nri
-from kata_pin.wire.nri import mux
-from kata_pin.wire.nri.messages import EventKind
-from kata_pin.wire.nri.mux import MuxDecoder
-from kata_pin.wire.proto import nri_pb2 as pb
-from kata_pin.wire.ttrpc import Code, FrameDecoder, Request, Response
+from kata_pin.peers import ttrpc
+from kata_pin.peers.nri import messages as nri
+from kata_pin.peers.nri.messages import EventKind
+from kata_pin.peers.proto import nri_pb2 as pb
+from kata_pin.peers.ttrpc import Code, FrameDecoder, MuxDecoder, Response, TtrpcRequest
+
+__all__ = ["Peer", "Runtime", "container", "pb", "pod"]
 
 WAIT_S = 10.0
 
@@ -35,20 +35,20 @@ class Peer:
         self._reader = reader
         self.writer = writer
         self._trunk = MuxDecoder()
-        self._frames = {mux.PLUGIN: FrameDecoder(), mux.RUNTIME: FrameDecoder()}
+        self._frames = {ttrpc.PLUGIN: FrameDecoder(), ttrpc.RUNTIME: FrameDecoder()}
         self._stream = 1
         self._answers: dict[int, Response] = {}
-        self._requests: list[tuple[int, Request]] = []
+        self._requests: list[tuple[int, TtrpcRequest]] = []
 
     async def registered(self, code: int = Code.OK, message: str = "") -> pb.RegisterPluginRequest:
         """Wait for the registration and answer it."""
         stream, request = await self.request()
-        self.send(mux.RUNTIME, ttrpc.encode_response(stream, Response(b"", code, message)))
+        self.send(ttrpc.RUNTIME, ttrpc.encode_response(stream, Response(b"", code, message)))
         told = pb.RegisterPluginRequest()
         told.ParseFromString(request.payload)
         return told
 
-    async def request(self) -> tuple[int, Request]:
+    async def request(self) -> tuple[int, TtrpcRequest]:
         """Wait for the plugin's next call; return it with its stream."""
         while not self._requests:
             await self._read()
@@ -66,7 +66,7 @@ class Peer:
 
     def reply(self, stream: int, payload: bytes = b"", code: int = Code.OK, why: str = "") -> None:
         """Answer a call of the plugin's."""
-        self.send(mux.RUNTIME, ttrpc.encode_response(stream, Response(payload, code, why)))
+        self.send(ttrpc.RUNTIME, ttrpc.encode_response(stream, Response(payload, code, why)))
 
     async def quiet(self, seconds: float = 0.2) -> bool:
         """Whether the plugin calls nothing for so long."""
@@ -118,7 +118,9 @@ class Peer:
     def begin(self, method: str, payload: bytes, service: str = nri.PLUGIN_SERVICE) -> int:
         """Call the plugin; return the stream that its answer will have."""
         stream, self._stream = self._stream, self._stream + 2
-        self.send(mux.PLUGIN, ttrpc.encode_request(stream, Request(service, method, payload)))
+        self.send(
+            ttrpc.PLUGIN, ttrpc.encode_request(stream, TtrpcRequest(service, method, payload))
+        )
         return stream
 
     async def answer(self, stream: int) -> Response:
@@ -129,7 +131,7 @@ class Peer:
 
     def send(self, connection: int, data: bytes) -> None:
         """Send a frame, whole: the runtime's frames may be longer than ours."""
-        self.writer.write(mux.HEADER.pack(connection, len(data)) + data)
+        self.writer.write(ttrpc.MUX_HEADER.pack(connection, len(data)) + data)
 
     async def gone(self) -> bool:
         """Wait until the plugin has hung up."""
@@ -143,10 +145,10 @@ class Peer:
             data = await self._reader.read(65536)
         assert data, "the plugin has hung up"
         for connection, piece in self._trunk.feed(data):
-            assert len(piece) <= mux.MAX_SENT
+            assert len(piece) <= ttrpc.MAX_SENT
             for frame in self._frames[connection].feed(piece):
                 assert frame.data is not None
-                if connection == mux.PLUGIN:
+                if connection == ttrpc.PLUGIN:
                     self._answers[frame.stream] = ttrpc.parse_response(frame.data)
                 else:
                     self._requests.append((frame.stream, ttrpc.parse_request(frame.data)))

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from errno import EACCES, EBUSY, ENOENT, ENOMEM
 from typing import Final
 
-from kata_pin.broker.pages import PagesMoved, PageWindow, move_window
-from kata_pin.calls import DirectCalls
+from kata_pin.rights.broker.pages import PagesMoved, PageWindow, move_window
+from kata_pin.rights.calls import DirectCalls
 
 BASE: Final = 0x7F00_0000_0000
 SMALL: Final = 4096
@@ -32,7 +32,7 @@ class NumaVmm(DirectCalls):
         self.size = size
         self.pages = pages
         self.policy = policy
-        self.file = ""
+        self.backing = ""
         self.shared = False
         self.nodes: dict[int, int] = {BASE + number * size: node for number in range(pages)}
         self.refusals: dict[int, int] = {}
@@ -45,6 +45,8 @@ class NumaVmm(DirectCalls):
         self.error = 0
         """The errno of every call that moves."""
         self.hangs = False
+        self.other_mappings = 0
+        """How many mappings of libraries it has beside."""
         self.windows: list[PageWindow] = []
         self.moves = 0
         """System calls that moved, or tried to."""
@@ -78,17 +80,30 @@ class NumaVmm(DirectCalls):
     def numa_maps(self) -> str:
         """Return its text."""
         words = [f"{BASE:x}", self.policy]
-        words += [f"file={self.file}"] if self.file else []
+        words += [f"file={self.backing}"] if self.backing else []
         words += ["huge"] if self.size > SMALL else []
         words += [f"N{one}={self.on(one)}" for one in sorted(set(self.nodes.values()))]
         library = f"7fff00000000 default file=/usr/lib/libc.so.6 N1=90 kernelpagesize_kB={4}\n"
-        return " ".join([*words, f"kernelpagesize_kB={self.size // 1024}"]) + "\n" + library
+        file = "file=/usr/lib/libc.so.6 N1=1 kernelpagesize_kB=4"
+        others = (f"{at:x} default {file}\n" for at in self._others)
+        own = " ".join([*words, f"kernelpagesize_kB={self.size // 1024}"])
+        return "".join((*others, own, "\n", library))
 
     def maps(self) -> str:
         """Return its text."""
         end = BASE + self.pages * self.size
-        own = f"{BASE:x}-{end:x} rw-{'s' if self.shared else 'p'} 00000000 00:00 0 {self.file}\n"
-        return own + "7fff00000000-7fff0005a000 r-xp 00000000 fe:00 12  /usr/lib/libc.so.6\n"
+        own = f"{BASE:x}-{end:x} rw-{'s' if self.shared else 'p'} 00000000 00:00 0 {self.backing}\n"
+        file = "r-xp 00000000 fe:00 12  /usr/lib/libc.so.6"
+        others = (f"{at:x}-{at + SMALL:x} {file}\n" for at in self._others)
+        return (
+            "".join(others)
+            + own
+            + "7fff00000000-7fff0005a000 r-xp 00000000 fe:00 12  /usr/lib/libc.so.6\n"
+        )
+
+    @property
+    def _others(self) -> range:
+        return range(SMALL * 16, SMALL * 16 + self.other_mappings * 2 * SMALL, 2 * SMALL)
 
     # ---- the kernel ----------------------------------------------------------------------
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from kata_pin.host.root import HOST
-from kata_pin.host.tasks import starttime
-from kata_pin.model.reports.sandbox import Thread
-from kata_pin.model.thread import ThreadKey
+from kata_pin.base.documents.state import Thread
+from kata_pin.base.sandbox import ThreadKey
+from kata_pin.linux.files import HOST
+from kata_pin.linux.tasks import starttime
 from tests.unit.cli import documents as docs
 
 _PROGRAM = """

@@ -21,9 +21,9 @@ from typing import Self
 
 from google.protobuf.message import Message
 
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.wire.proto import agent_pb2 as pb
-from kata_pin.wire.ttrpc import Code, Response
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.peers.proto import agent_pb2 as pb
+from kata_pin.peers.ttrpc import Code, Response
 from tests.support.agentdouble import AgentDouble
 from tests.support.waiting import wait_for
 
@@ -41,6 +41,7 @@ class Mood(Enum):
     UNKNOWING = auto()  # knows no container
     FROZEN = auto()  # its containers run no program to its end
     SLOW = auto()  # answers after SLOW_S
+    WAITS = auto()  # answers when it is in another mood
 
 
 class PlayedGuest:
@@ -126,6 +127,8 @@ class PlayedGuest:
             return
         if self.mood is Mood.SLOW:
             await asyncio.sleep(SLOW_S)
+        while self.mood is Mood.WAITS:
+            await asyncio.sleep(0.002)
         if self.mood is Mood.FLOODS:
             head = (1 << 22).to_bytes(4, "big") + stream.to_bytes(4, "big") + b"\x02\x00"
             writer.write(head + bytes(1 << 20))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kata_pin.model.alloc import ContainerRequest, PodRequest, Qos
-from kata_pin.model.settings import CpuClass
+from kata_pin.base.allocation import ContainerRequest, PodRequest, Qos
+from kata_pin.base.values import CpuClass
 
 NAMESPACE = "shop"
 

@@ -7,9 +7,11 @@ and only `-smp N,maxcpus=M`. What Kata adds for devices that an idle guest lacks
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,8 +21,39 @@ from pathlib import Path
 
 from tests.support.waiting import wait_for
 
-QEMU = "/usr/bin/qemu-system-x86_64"
 ROOT = Path(__file__).resolve().parents[2]
+INSTALLED = Path("/usr/bin/qemu-system-x86_64")
+
+
+def _own_path() -> str:
+    """Return a path of QEMU that this checkout's test process alone uses.
+
+    Daemons accept VMMs by their executable. With a path per process, tests that run at the same
+    time do not see each other's VMs. A link keeps the inode; across file systems it is a copy.
+    QEMU finds its modules and firmware relative to its own folder.
+    """
+    prefix = ROOT / ".cache" / "qemu" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
+    own = prefix / "bin" / INSTALLED.name
+    if not INSTALLED.exists():
+        return str(INSTALLED)
+    own.parent.mkdir(parents=True, exist_ok=True)
+    for name in ("lib", "share"):
+        with contextlib.suppress(FileExistsError):
+            (prefix / name).symlink_to(Path("/usr") / name)
+    installed = INSTALLED.stat()
+    if not own.exists() or (own.stat().st_size, own.stat().st_mtime) != (
+        installed.st_size,
+        installed.st_mtime,
+    ):
+        own.unlink(missing_ok=True)
+        try:
+            own.hardlink_to(INSTALLED)
+        except OSError:
+            shutil.copy2(INSTALLED, own)
+    return str(own)
+
+
+QEMU = _own_path()
 
 KVM_CPUS = ("host", "host,-arch-capabilities")
 """The -cpu models to try, in order: a nested KVM may offer an MSR that it then refuses to set."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from kata_pin.host.root import HostRoot
-from kata_pin.model.cpuset import CpuSet
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.linux.files import HostRoot
 from tests.support.hosttree import grow
 
 PF_KTHREAD = 0x0020_0000

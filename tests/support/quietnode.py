@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
-from kata_pin.config.tree import Config
-from kata_pin.daemon.live_config import LiveConfig
-from kata_pin.daemon.quiet import keeper, tuner
-from kata_pin.daemon.quiet.claims import PodFacts
-from kata_pin.daemon.quiet.keeper import QuietKeeper, TunableSource
-from kata_pin.daemon.reconcile.node import NodeWatch
-from kata_pin.daemon.store.database import Database
-from kata_pin.daemon.store.node_events import NodeEvents
-from kata_pin.daemon.store.tunables import Tunables
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.pass_outcome import Cause, PassOutcome, outcome_of
-from kata_pin.model.placement import Report
-from kata_pin.model.quiet.tunables import TunableKey, TunableRecord
-from kata_pin.model.sandbox import Container
-from kata_pin.model.settings import AllowRule, QuietLevel
-from kata_pin.model.topology import HostTopology
-from kata_pin.policy.placement.place import place
+from kata_pin.base.config.tree import Config, LiveConfig
+from kata_pin.base.cpuset import CpuSet, HostTopology
+from kata_pin.base.placement import Cause, PassOutcome, Report, outcome_of
+from kata_pin.base.sandbox import Container
+from kata_pin.base.settings import AllowRule
+from kata_pin.base.values import QuietLevel
+from kata_pin.engine.node import NodeWatch
+from kata_pin.options.quiet import keeper, tuner
+from kata_pin.options.quiet.claims import PodFacts
+from kata_pin.options.quiet.keeper import QuietKeeper, TunableSource
+from kata_pin.options.quiet.tuner import Tunables
+from kata_pin.options.quiet.values import TunableKey, TunableRecord
+from kata_pin.placement.place import place
+from kata_pin.records.database import Database
+from kata_pin.records.history import NodeEvents
 from tests.support import world
 from tests.support.irqtree import IrqTree
 

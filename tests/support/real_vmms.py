@@ -1,11 +1,8 @@
-"""Real Firecracker and cloud-hypervisor, where the environment has their programs.
+"""Real Firecracker and cloud-hypervisor, where their programs are on PATH.
 
-They are in no registry. Each runs a VM as Kata starts it, with a kernel that only halts:
-
-    KATA_PIN_FIRECRACKER, KATA_PIN_JAILER, KATA_PIN_CLOUD_HYPERVISOR
-
-are paths. In a jail there is nothing but its program, so Firecracker has to be linked statically,
-as its own releases are.
+They are in no registry. Each runs a VM as Kata starts it, with a kernel that only halts. In a jail
+there is nothing but its program, so Firecracker has to be linked statically, as its own releases
+are.
 """
 
 from __future__ import annotations
@@ -32,11 +29,11 @@ _HALT = b"\xfa\xf4\xeb\xfd"  # cli; hlt; jmp to hlt: the same in 32 and 64 bits
 _NOTE = struct.pack("<III", 4, 8, 18) + b"Xen\0" + struct.pack("<Q", _AT)  # the PVH entry
 
 
-def program(variable: str) -> Path:
-    """Return the program that a variable of the environment names; skip the test without it."""
-    path = os.environ.get(variable, "")
-    if not path:
-        pytest.skip(f"{variable} names no program: it is in no registry")
+def program(name: str) -> Path:
+    """Return a program of PATH; skip the test without it."""
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"no {name} on PATH: it is in no registry")
     return Path(path)
 
 
@@ -56,7 +53,7 @@ def jailed_firecracker(vc: Path, cut: str) -> Iterator[tuple[int, int]]:
 
     The jailer daemonizes it and has ended.
     """
-    firecracker, jailer = program("KATA_PIN_FIRECRACKER"), program("KATA_PIN_JAILER")
+    firecracker, jailer = program("firecracker"), program("jailer")
     jail = vc / "firecracker" / cut / "root"
     jail.mkdir(parents=True)
     _config(jail, "/vmlinux")
@@ -83,17 +80,17 @@ def firecracker_without_jail(vc: Path, cut: str) -> list[str]:
     (home / "run").mkdir(parents=True)
     config = _config(home, str(home / "vmlinux"))
     socket_path = home / "run" / "firecracker.socket"
-    return [*(str(program("KATA_PIN_FIRECRACKER")), "--api-sock", str(socket_path)), *config]
+    return [*(str(program("firecracker")), "--api-sock", str(socket_path)), *config]
 
 
 def firecracker_of_rs(kata: Path, sandbox_id: str, *, jailed: bool) -> list[str]:
     """Return the command of Firecracker as runtime-rs starts it; it then waits for its API."""
-    firecracker = program("KATA_PIN_FIRECRACKER")
+    firecracker = program("firecracker")
     if not jailed:
         (kata / sandbox_id / "run").mkdir(parents=True)
         return [str(firecracker), "--api-sock", str(kata / sandbox_id / "run" / "fc.sock")]
     return [
-        *(str(program("KATA_PIN_JAILER")), "--id", sandbox_id, "--gid", "0", "--uid", "0"),
+        *(str(program("jailer")), "--id", sandbox_id, "--gid", "0", "--uid", "0"),
         *("--exec-file", _named(firecracker, kata), "--chroot-base-dir", str(kata)),
         *("--", "--api-sock", "/run//fc.sock"),
     ]
@@ -121,7 +118,7 @@ def _named(path: Path, base: Path) -> str:
 @contextlib.contextmanager
 def cloud_hypervisor(vc: Path, sandbox_id: str) -> Iterator[tuple[int, Path]]:
     """Run cloud-hypervisor with five vCPUs whose APIC ids have a gap; yield its pid and program."""
-    path = program("KATA_PIN_CLOUD_HYPERVISOR")
+    path = program("cloud-hypervisor")
     home = vc / "vm" / sandbox_id
     home.mkdir(parents=True)
     (home / "vmlinux").write_bytes(kernel())

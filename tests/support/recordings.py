@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 DATA = Path(__file__).parents[1] / "data"
-FOLDERS = ("kata-1.13", "kata-3.21", "kata-3.21-kernel-6.12", "kata-3.32-kubelet-1.34")
+FOLDERS = ("kata-1.13", "kata-3.21", "kata-3.21-kernel-6.12", "kata-3.32-kubelet-1.34", "kata-4.1")
 
 
 def files(pattern: str) -> list[Path]:

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from kata_pin.broker.resctrl import Files, Resctrl
-from kata_pin.calls import Change, Changed
+from kata_pin.rights.broker.protocol import AffinityChange, Changed
+from kata_pin.rights.broker.tunables import Files, ResctrlGroups
 from tests.support.hosttree import FakeCalls
 from tests.support.world import VMM_PID
 
@@ -42,11 +42,15 @@ class ResctrlTree(Files):
     def spawn(self, *tids: int, of: int = 0) -> None:
         """Start threads; they inherit the group of their creator."""
         for tid in tids:
-            self.alive.add(tid)
             task = self.top.parents[2] / f"proc/{VMM_PID}/task/{tid}"
             task.mkdir(parents=True, exist_ok=True)
             (task / "stat").write_text(f"{tid} (CPU) S {'0 ' * 18}5 0\n")
-            self.home[tid] = self.home.get(of, self.top)
+        self.inherit(*tids, of=of)
+
+    def inherit(self, *tids: int, of: int = 0) -> None:
+        """Have threads that are in /proc already in the group of their creator."""
+        self.alive |= set(tids)
+        self.home |= dict.fromkeys(tids, self.home.get(of, self.top))
         self._show()
 
     def count(self, group: str, name: str, *values: str) -> None:
@@ -157,13 +161,17 @@ class ResctrlCalls(FakeCalls):
         self, tree: ResctrlTree, classes: Mapping[str, str] = MappingProxyType({})
     ) -> None:
         super().__init__()
-        self.resctrl = Resctrl(classes, str(tree.top), tree, str(tree.top.parents[2] / "proc"))
+        self.resctrl = ResctrlGroups(
+            classes, str(tree.top), tree, str(tree.top.parents[2] / "proc")
+        )
 
     def make_group(self, class_name: str, name: str) -> None:
         """See Calls."""
         self.resctrl.make(class_name, name)
 
-    def join_group(self, class_name: str, name: str, threads: Sequence[Change]) -> list[Changed]:
+    def join_group(
+        self, class_name: str, name: str, threads: Sequence[AffinityChange]
+    ) -> list[Changed]:
         """See Calls."""
         return self.resctrl.join(class_name, name, threads)
 

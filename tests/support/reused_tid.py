@@ -12,15 +12,15 @@ import sys
 import threading
 from collections.abc import Iterable
 
-from kata_pin.calls import DirectCalls
-from kata_pin.host import tasks
-from kata_pin.host.affinity import apply, apply_all
-from kata_pin.host.cpuset import CpusetReader
-from kata_pin.host.root import HOST, HostRoot
-from kata_pin.host.tasks import TaskReader, get_affinity, starttime
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.placement import Action
-from kata_pin.model.thread import ThreadKey
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.placement import Action
+from kata_pin.base.sandbox import ThreadKey
+from kata_pin.linux import tasks
+from kata_pin.linux.affinity import apply, apply_all
+from kata_pin.linux.cgroups import CpusetReader
+from kata_pin.linux.files import HOST, HostRoot
+from kata_pin.linux.tasks import TaskReader, get_affinity, starttime
+from kata_pin.rights.calls import DirectCalls
 from tests.support.waiting import wait_for
 
 

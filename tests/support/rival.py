@@ -15,17 +15,17 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.sources.nri import NriPlugin
-from kata_pin.wire.nri.messages import Event, EventKind, Snapshot
-from kata_pin.wire.nri.replies import Answer, Cpuset, Update
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.peers.nri.messages import Event, EventKind, Snapshot
+from kata_pin.peers.nri.plugin import NriPlugin
+from kata_pin.peers.nri.replies import Cpuset, NriAnswer, Update
 from tests.support.waiting import wait_for
 
 
 class Rival:
     """The decider; `creations` is how often it was asked."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: NriAnswer) -> None:
         self._answer = answer
         self.creations = 0
         self.synchronized = False
@@ -34,7 +34,7 @@ class Rival:
         """Take note that events flow from now on."""
         self.synchronized = True
 
-    def take(self, event: Event, stamp_ns: int) -> int:
+    def receive(self, event: Event, stamp_ns: int) -> int:
         """Ignore what is only told."""
         return 0
 
@@ -45,10 +45,10 @@ class Rival:
         """Leave what runs as it is."""
         return ()
 
-    def decide(self, event: Event, stamp_ns: int) -> Answer:
+    def decide(self, event: Event, stamp_ns: int) -> NriAnswer:
         """Give every new container the same."""
         if event.kind is not EventKind.CREATE_CONTAINER:
-            return Answer()
+            return NriAnswer()
         self.creations += 1
         return self._answer
 
@@ -58,10 +58,10 @@ class Rival:
 
 @contextlib.contextmanager
 def rival(
-    socket: Path, *, index: str, cpus: str = "", answer: Answer | None = None
+    socket: Path, *, index: str, cpus: str = "", answer: NriAnswer | None = None
 ) -> Iterator[Rival]:
     """Run the plugin meanwhile."""
-    decider = Rival(answer or Answer(Cpuset(CpuSet.parse(cpus))))
+    decider = Rival(answer or NriAnswer(Cpuset(CpuSet.parse(cpus))))
     loop = asyncio.new_event_loop()
 
     def work() -> None:

@@ -14,9 +14,8 @@ from typing import Final
 
 import pytest
 
-from kata_pin.host.cgroup_mounts import cgroup_mounts
-from kata_pin.host.root import HOST
-from kata_pin.model.cpuset import CpuSet
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.linux.files import HOST, cgroup_mounts
 from tests.support.waiting import wait_for
 
 _PROGRAM: Final = """

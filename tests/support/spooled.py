@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
-from kata_pin.sources.spool import Spool
-from kata_pin.wire import hook_message
-from kata_pin.wire.hook_message import HookMessage
-from kata_pin.wire.oci import Phase
+from kata_pin.peers.oci import Phase
+from kata_pin.records import hooks
+from kata_pin.records.hooks import HookMessage, Spool
 
 
 def message(stamp_ns: int, pid: int = 7) -> HookMessage:
@@ -20,7 +19,7 @@ def message(stamp_ns: int, pid: int = 7) -> HookMessage:
 def leave(folder: Path, item: HookMessage) -> Path:
     """Spool a message as the hook does: under a temporary name first."""
     unfinished = folder / item.spool_name.replace(".msg", ".tmp")
-    unfinished.write_bytes(hook_message.encode(item))
+    unfinished.write_bytes(hooks.encode(item))
     return unfinished.rename(folder / item.spool_name)
 
 

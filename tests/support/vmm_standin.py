@@ -16,12 +16,14 @@ import fcntl
 import json
 import mmap
 import os
+import resource
 import shutil
 import signal
 import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,6 +38,8 @@ _PR_SET_NAME: Final = 15
 _CREATE_VM, _CREATE_IRQCHIP, _CREATE_VCPU, _RUN = 0xAE01, 0xAE60, 0xAE41, 0xAE80
 _SET_TSS_ADDR, _SET_MEMORY = 0xAE47, 0x4020AE46
 _HALT: Final = b"\xfa\xf4\xeb\xfd"  # cli; hlt; jmp to hlt
+_SPARE: Final = 500  # descriptors that stay free for everything else
+_RESPAWN_S: Final = 0.2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -46,6 +50,8 @@ class Spec:
 
     `kvm_ids` are KVM's vCPU ids by thread name. `jail` is the folder that its jailer makes its root
     (then `program` is copied there); `daemonized`: the jailer leaves it to init and a pid file.
+    A hostile one has so many other `descriptors`, below those of its vCPUs, and with `respawns` a
+    busy thread that ends and starts anew all the time; `nice` is its scheduling priority.
     """
 
     program: str
@@ -55,6 +61,9 @@ class Spec:
     kvm_ids: Mapping[str, int] = field(default_factory=dict)
     jail: str = ""
     daemonized: bool = False
+    descriptors: int = 0
+    respawns: bool = False
+    nice: int = 0
 
     @property
     def command(self) -> list[str]:
@@ -181,6 +190,8 @@ def _be(spec: Spec) -> None:
     start, end = int(words[45]), int(words[46])  # fields 48 and 49 of proc_pid_stat(5)
     if end - start != len(line):
         raise ValueError("the arguments do not fit")
+    os.nice(spec.nice)
+    _open_descriptors(spec.descriptors)
     vcpus: dict[str, int] = {}
     made = threading.Event()
 
@@ -201,9 +212,31 @@ def _be(spec: Spec) -> None:
         made.set()
     for name in spec.threads:
         threading.Thread(target=be_thread, args=(name,), daemon=True).start()
+    if spec.respawns:
+        threading.Thread(target=_respawn, daemon=True).start()
     ctypes.memmove(start, line, len(line))
     while True:
         signal.pause()
+
+
+def _open_descriptors(count: int) -> None:
+    """Open so many, or as many as a process may have here."""
+    if not count:
+        return
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    for limit in (hard, count + _SPARE):  # more than the first needs CAP_SYS_RESOURCE
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    for _ in range(min(count, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE)):
+        os.dup(0)
+
+
+def _respawn() -> None:
+    """Run for a moment, as a busy vCPU does, and leave that to another thread."""
+    end = time.monotonic() + _RESPAWN_S
+    while time.monotonic() < end:
+        pass
+    threading.Thread(target=_respawn, daemon=True).start()
 
 
 def _make_vm(ids: Mapping[str, int]) -> dict[str, int]:

@@ -12,16 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from kata_pin.daemon.reconcile.survey import Survey
-from kata_pin.host.cgroup_owner import why_not_roots
-from kata_pin.host.cpuset import CpusetReader
-from kata_pin.host.process import ProcessIndex, cgroups, cmdline, exe, exe_file, read_process
-from kata_pin.host.root import HostRoot
-from kata_pin.host.tasks import TaskReader
-from kata_pin.model.thread import Task
-from kata_pin.vmm.allow_list import DEFAULT_SHIMS
+from kata_pin.base.sandbox import Task
+from kata_pin.engine.observe import Survey
+from kata_pin.linux.cgroups import CpusetReader, why_not_roots
+from kata_pin.linux.files import HostRoot
+from kata_pin.linux.process import ProcessIndex, cgroups, cmdline, exe, exe_file, read_process
+from kata_pin.linux.tasks import TaskReader
+from kata_pin.vmm.checks import DEFAULT_SHIMS
 from kata_pin.vmm.find import Executables
-from kata_pin.vmm.host_access import HostAccess
+from kata_pin.vmm.state_files import HostAccess
+from tests.support.qemu import QEMU
 from tests.support.waiting import wait_for
 
 PYTHON = os.path.realpath(sys.executable)
@@ -29,7 +29,7 @@ MINIKATA = f"{Path(__file__).resolve().parents[2]}/.cache/minikata/{platform.pyt
 SHIMS = (*DEFAULT_SHIMS, PYTHON, f"{MINIKATA}/containerd-shim-kata-v2")
 """What plays Kata's shim (shim_process.py, minikata): its executable has to be allowed."""
 
-EXECUTABLES = Executables(shims=SHIMS)
+EXECUTABLES = Executables((QEMU,), shims=SHIMS)
 
 NO_DEBUGFS = "/nonexistent"
 
@@ -47,10 +47,11 @@ sys.stdin.read()
 """
 
 
-def facts(root: HostRoot) -> HostAccess:
-    """Compose what the vmm package needs, as the daemon does; the process table is fresh."""
-    index = ProcessIndex(root)
-    index.refresh()
+def facts(root: HostRoot, index: ProcessIndex | None = None) -> HostAccess:
+    """Compose what the vmm package needs, as the daemon does; without `index`, on a fresh one."""
+    if index is None:
+        index = ProcessIndex(root)
+        index.refresh()
     return HostAccess(
         root,
         index,
@@ -91,6 +92,10 @@ class NoSurvey:
         if self._begun:
             self._begun = False
             then()
+
+    async def claims_to_be(self, _sandbox_id: str, _hints: Mapping[int, int]) -> bool:
+        """Return that no process claims to be a VMM."""
+        return False
 
     def is_due(self) -> bool:
         """Return that nothing waits."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 
-from kata_pin.sources.state_watch import Changes, StateWatch
+from kata_pin.follow.files import FileChanges, StateWatch
 
 
 class World:
@@ -26,7 +26,7 @@ class World:
             kubelet=str(self.kubelet),
             claims=str(self.claims),
         )
-        self._changes: AsyncIterator[Changes] | None = None
+        self._changes: AsyncIterator[FileChanges] | None = None
 
     def make(self) -> None:
         """Make the folders as they are on a node."""
@@ -55,7 +55,7 @@ class World:
             assert (await anext(changes)).everything
             yield
 
-    async def told(self) -> Changes:
+    async def told(self) -> FileChanges:
         """Return what is told next."""
         assert self._changes is not None
         return await anext(self._changes)

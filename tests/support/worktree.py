@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from errno import EINVAL, ESRCH
 from pathlib import Path
 
-from kata_pin.broker.tunables import (
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.rights.broker.tunables import (
     TUNABLE_FILES,
     TunableWrite,
     TunableWritten,
+    check_level,
     parse_writes,
     render_writes,
     write_tunables,
 )
-from kata_pin.model.cpuset import CpuSet
 from tests.support.irqtree import IrqTree
 from tests.support.quiethost import PF_KTHREAD, hexadecimal, process
 
@@ -30,6 +31,7 @@ class WorkTree(IrqTree):
 
     def __init__(self, root: Path, cpus: int) -> None:
         super().__init__(root, cpus)
+        self.level = "full"
         everyone = CpuSet(range(cpus))
         self.put("sys/devices/virtual/workqueue/cpumask", hexadecimal(everyone))
         self.put("proc/sys/kernel/watchdog_cpumask", str(everyone))
@@ -77,6 +79,7 @@ class WorkTree(IrqTree):
 
     def write_tunables(self, writes: Sequence[TunableWrite], root: str) -> list[TunableWritten]:
         """Write as the kernel would, after the broker's own checks."""
+        check_level(writes, self.level)
         ours = {"interrupt", "default-mask"}
         return [
             answer

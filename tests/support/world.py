@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.node import KubeletState, Node
-from kata_pin.model.placement import Placement
-from kata_pin.model.sandbox import (
+from msgspec.structs import replace
+
+from kata_pin.base.cpuset import Cpu, CpuSet, HostTopology
+from kata_pin.base.placement import KubeletState, Node, Placement
+from kata_pin.base.sandbox import (
     Container,
-    ContainerKind,
-    ContainerState,
     GuestTopology,
-    Sandbox,
-    Vmm,
-)
-from kata_pin.model.settings import Overhead, OverheadKind, PlacementSettings
-from kata_pin.model.thread import (
     ProcessKey,
     Role,
-    RoleSource,
+    Sandbox,
     Task,
     Thread,
     ThreadKey,
-    ThreadRole,
+    Vmm,
 )
-from kata_pin.model.topology import Cpu, HostTopology
+from kata_pin.base.settings import Overhead, OverheadKind, PlacementSettings
+from kata_pin.base.values import ContainerKind, ContainerState, RoleSource, ThreadRole
 
 VMM_PID = 1000
 """The process of every VMM here; its main thread has this tid."""

@@ -8,41 +8,32 @@ import struct
 from collections.abc import Callable
 from itertools import pairwise
 
-from kata_pin.broker import jails, pages, protocol, tunables
-from kata_pin.broker.resctrl import KernelFiles, Resctrl
-from kata_pin.config.file import from_text
-from kata_pin.errors import ParseError
-from kata_pin.host.measure.interrupts import Nesting
-from kata_pin.host.measure.slices import Slices
-from kata_pin.model.cpuset import MAX_CPU, CpuSet
-from kata_pin.model.quiet.interrupts import RowCounts
-from kata_pin.model.reports.names import Names
-from kata_pin.model.sandbox import ContainerState
-from kata_pin.policy.alloc.options import StaticOptions
-from kata_pin.sources.process_events import ProcEvents, _acknowledged
-from kata_pin.wire import (
-    container_id,
-    containerd,
-    control,
-    hook_message,
-    ids,
-    json_text,
-    oci,
-    proc,
-    reports,
-    request,
-    ttrpc,
-    vmm_cmdline,
-)
-from kata_pin.wire.annotations import annotations_of
-from kata_pin.wire.guest import kernel_image
-from kata_pin.wire.kata import persist
-from kata_pin.wire.kernel import interrupts, perf, perf_raw
-from kata_pin.wire.kube import checkpoint, objects, pod_list
-from kata_pin.wire.nri import messages as nri
-from kata_pin.wire.nri import mux, versions
-from kata_pin.wire.nri.synchronize import SnapshotParts
-from kata_pin.wire.qemu import apic, cmdline, options, qmp, smp
+from kata_pin.base import json_text
+from kata_pin.base.cpuset import MAX_CPU, CpuSet
+from kata_pin.base.documents.answers import Names
+from kata_pin.base.errors import ParseError
+from kata_pin.base.values import ContainerState
+from kata_pin.guest import probe
+from kata_pin.linux import interrupts, perf, proc, tracepoints
+from kata_pin.linux.events import ProcEvents, _acknowledged
+from kata_pin.linux.interrupts import RowCounts
+from kata_pin.linux.perf import RunSlices
+from kata_pin.linux.tracepoints import Key, Nesting
+from kata_pin.options.allocation.demand import StaticOptions
+from kata_pin.options.cluster import values
+from kata_pin.peers import containerd, kata, oci, qemu, ttrpc, vmm_cmdline
+from kata_pin.peers.kubelet import checkpoint, pods
+from kata_pin.peers.nri import messages
+from kata_pin.peers.nri.messages import SnapshotParts
+from kata_pin.peers.oci import annotations_of
+from kata_pin.records import hooks
+from kata_pin.rights.broker import pages, protocol, threads, tunables
+from kata_pin.rights.broker.protocol import parse_settings
+from kata_pin.rights.broker.rows import ROWS
+from kata_pin.service import protocol as service_protocol
+from kata_pin.service import request
+from kata_pin.service.configuration import from_text
+from kata_pin.service.exchange import LineDecoder
 
 Run = Callable[[bytes], object]
 
@@ -66,22 +57,44 @@ def run_broker_answers(data: bytes) -> object:
         raise ParseError(str(error)) from error
 
 
-def run_broker_groups(data: bytes) -> object:
-    """Read a request about a group of resctrl; no accepted name leads elsewhere."""
+def run_broker_requests(data: bytes) -> object:
+    """Read a request as the broker does; no accepted argument leads to another path."""
+    if not data or data[0] >= len(ROWS):
+        raise ParseError("no such row")
+    row = ROWS[data[0]]
     try:
-        group = protocol.parse_group(data)
+        values = row.parse(data[1:])
     except (ValueError, struct.error) as error:
         raise ParseError(str(error)) from error
-    made: list[str] = []
-    resctrl = Resctrl({}, "/top", _Noted(made))
-    with contextlib.suppress(OSError):
-        resctrl.remove(group.class_name, group.name)
-    assert all(
-        part.startswith("kata-pin-") or part == "mon_groups"
-        for path in made
-        for part in path.removeprefix("/top/").split("/")
-    )
-    return group
+    assert row.parse(row.pack(values)) == values
+    parts = row.parts({**values, "checkpoint": "cpu_manager_state"})
+    assert len(parts) == (row.path.count("/") + 1 if row.path else 0)
+    assert not {"", ".", ".."} & set(parts)
+    assert not any("\0" in part or len(part) > 255 for part in parts)
+    return values
+
+
+def run_broker_settings(data: bytes) -> object:
+    """Read a first message."""
+    try:
+        return parse_settings(data)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ParseError(str(error)) from error
+
+
+def run_broker_calls(data: bytes) -> object:
+    """Read what threads wait in, as the broker reports it."""
+    calls = threads.parse_calls(data)
+    assert len(calls) == (data.count(b"\n") + 1 if data else 0)
+    return calls
+
+
+def run_broker_vcpus(data: bytes) -> object:
+    """Read KVM's vCPUs, as the broker reports them."""
+    try:
+        return threads.parse_vcpus(data)
+    except (ValueError, TypeError) as error:
+        raise ParseError(str(error)) from error
 
 
 def run_containerd_config(data: bytes) -> object:
@@ -98,6 +111,9 @@ def run_containerd_config(data: bytes) -> object:
     assert containerd.base_specs(containerd.drop_in(config, config.version, specs)) == set(
         specs.values()
     )
+    for base in config.handlers:
+        plugins = containerd.with_handler(config, base, "sized", "/sized.toml")
+        assert "sized" in containerd.handler_drop_in(config, config.version, plugins, "sized")
     return config.with_base_specs(specs)
 
 
@@ -109,17 +125,6 @@ def run_base_spec(data: bytes) -> object:
     assert containerd.with_hooks(merged, hooks, "/hook") == merged
     assert containerd.runs_program(containerd.encode_spec(merged), "/hook")
     return containerd.parse_spec(containerd.encode_spec(merged), "merged")
-
-
-class _Noted(KernelFiles):
-    """Files of which only the removals are noted."""
-
-    def __init__(self, removed: list[str]) -> None:
-        self._removed = removed
-
-    def rmdir(self, path: str) -> None:
-        """Note it."""
-        self._removed.append(path)
 
 
 def run_broker_writes(data: bytes) -> object:
@@ -166,7 +171,7 @@ def run_jail_path(data: bytes) -> object:
     """Read the path of a jail as the broker does: its parts are names and make it up."""
     path = os.fsdecode(data)
     try:
-        base, program, name = jails.parts_of(path)
+        base, program, name = threads.parts_of(path)
     except ValueError as error:
         raise ParseError(str(error)) from error
     assert f"{base}/{program}/{name}/root" == path
@@ -203,8 +208,8 @@ def run_perf_ring(data: bytes) -> None:
     (tail, head), area = struct.unpack("=QQ", data[:16].ljust(16, b"\0")), data[16:]
     found = perf.parse_records(perf.between(area, tail, head))
     assert len(found.events) <= found.records <= len(area) // 8
-    slices = Slices(0, 1 << 40, 1 << 30, 60)
-    slices.take(found.events)
+    slices = RunSlices(0, 1 << 40, 1 << 30, 60)
+    slices.add(found.events)
     window = slices.end((1 << 40) + (1 << 30), found.records)
     assert all(one.ran_ns >= 0 for one in window.tasks)
     assert all(0 <= part < 60 for one in window.tasks for part, _ in one.parts)
@@ -212,10 +217,10 @@ def run_perf_ring(data: bytes) -> None:
 
 def run_perf_samples(data: bytes) -> None:
     """Read samples of interrupts, and add up what they say."""
-    found = perf_raw.parse_traced(data)
+    found = tracepoints.parse_traced(data)
     nested = Nesting()
     for hit in found.hits:
-        key = ("softirq", str(hit.number), -1)
+        key: Key = ("softirq", str(hit.number), -1)
         (nested.begin if hit.event & 1 else nested.end)(key, hit.time_ns)
     assert all(one.total_ns >= one.longest_ns >= 0 for one in nested.sums.values())
 
@@ -224,8 +229,8 @@ def run_perf_samples(data: bytes) -> None:
 
 
 def run_hook_stream(data: bytes) -> None:
-    whole = hook_message.HookDecoder().feed(data)
-    cut = hook_message.HookDecoder()
+    whole = hooks.HookDecoder().feed(data)
+    cut = hooks.HookDecoder()
     first = cut.feed(data[: len(data) // 2])
     second = None if first is not None else cut.feed(data[len(data) // 2 :])
     if whole is not None and first is None:
@@ -233,9 +238,9 @@ def run_hook_stream(data: bytes) -> None:
 
 
 def run_answers(data: bytes) -> None:
-    line = hook_message.unpinned(text(data))
+    line = hooks.unpinned(text(data))
     assert line.count(b"\n") == 1, "an answer of two lines"
-    assert hook_message.refused(text(data)).count(b"\n") == 1, "an answer of two lines"
+    assert hooks.refused(text(data)).count(b"\n") == 1, "an answer of two lines"
 
 
 def run_record(data: bytes) -> None:
@@ -243,27 +248,27 @@ def run_record(data: bytes) -> None:
     state = oci.parse_state(head)
     config = oci.parse_config(tail) if tail else None
     for phase in oci.Phase:
-        one = container_id.record(phase, state, config, stamp_ns=1)
-        assert ids.is_id(one.id), "an id that is none"
-        assert ids.is_id(one.sandbox_id), "a sandbox id that is none"
+        one = oci.record(phase, state, config, stamp_ns=1)
+        assert json_text.is_id(one.id), "an id that is none"
+        assert json_text.is_id(one.sandbox_id), "a sandbox id that is none"
         one.note.encode()
-        reports.encode({"id": one.id, "note": one.note, "bundle": one.bundle})
-        container_id.identify(phase, state, config)
+        service_protocol.encode({"id": one.id, "note": one.note, "bundle": one.bundle})
+        oci.identify(phase, state, config)
 
 
 def run_ids(data: bytes) -> None:
     word = text(data)
-    shown = ids.printable(word)
+    shown = json_text.printable(word)
     assert shown.isprintable(), "not printable"
-    assert ids.one_line(word).isprintable(), "a log line that a terminal would obey"
+    assert json_text.one_line(word).isprintable(), "a log line that a terminal would obey"
     shown.encode()
-    ids.is_name(word)
-    if ids.is_id(word):
-        assert ids.check_id(word, source="fuzz") == word
+    json_text.is_name(word)
+    if json_text.is_id(word):
+        assert json_text.check_id(word, source="fuzz") == word
         assert word.isascii(), "an id that is no ASCII"
         assert "/" not in word, "an id that is a path"
     else:
-        ids.check_id(word, source="fuzz")
+        json_text.check_id(word, source="fuzz")
 
 
 def run_fields(data: bytes) -> None:
@@ -276,30 +281,30 @@ def run_fields(data: bytes) -> None:
 
 
 def run_persist(data: bytes) -> None:
-    sandbox = persist.parse_persist(data)
-    for one in persist.to_containers(sandbox, stamp_ns=1, source="fuzz"):
-        assert ids.is_id(one.id), "an id that is none"
+    sandbox = kata.parse_persist(data)
+    for one in kata.to_containers(sandbox, stamp_ns=1, source="fuzz"):
+        assert json_text.is_id(one.id), "an id that is none"
         one.note.encode()
 
 
 def run_pods(data: bytes) -> None:
-    for spec in pod_list.parse_pods(data).specs.values():
-        pod_list.about_cpus(spec.annotations)
+    for spec in pods.parse_pods(data).specs.values():
+        pods.about_cpus(spec.annotations)
 
 
 def run_api_answer(data: bytes) -> None:
-    message = objects.parse_refusal(data)
+    message = values.parse_refusal(data)
     message.encode()
     assert message.isprintable(), "a message that a terminal would obey"
-    objects.is_object_name(text(data))
-    objects.parse_series(data)
-    objects.parse_rollout(data)
+    values.is_object_name(text(data))
+    values.parse_series(data)
+    values.parse_rollout(data)
 
 
 def run_node_object(data: bytes) -> None:
     """Who writes an object, and a patch that removes one taint and nothing else."""
-    objects.parse_writers(data, "f:zones")
-    patch = objects.encode_taint_removal(data, "ours")
+    values.parse_writers(data, "f:zones")
+    patch = values.encode_taint_removal(data, "ours")
     for step in json_text.load(patch, source="patch") if patch else ():  # type: ignore[attr-defined]
         assert step["path"].startswith("/spec/taints/")
 
@@ -317,16 +322,16 @@ def run_qemu(data: bytes) -> None:
     with contextlib.suppress(ParseError):
         proc.parse_exe(data)
     argv = proc.parse_cmdline(data)
-    command = cmdline.parse_qemu(argv)
-    assert cmdline.parse_qemu_name(argv).sandbox_id == command.sandbox_id
+    command = qemu.parse_qemu(argv)
+    assert qemu.parse_qemu_name(argv).sandbox_id == command.sandbox_id
     assert "/" not in command.sandbox_id, "a sandbox id that is a path"
     command.names("p1")
     guest = command.guest
     for index in (0, 1, max(0, guest.maximum - 1)):
-        known = apic.apic_id(guest, index)
-        apic.cpu_index(guest, known)
-        place = apic.place_of(guest, index)
-        apic.index_of(guest, place.socket, place.die, place.core, place.thread)
+        known = qemu.apic_id(guest, index)
+        qemu.cpu_index(guest, known)
+        place = qemu.place_of(guest, index)
+        qemu.index_of(guest, place.socket, place.die, place.core, place.thread)
 
 
 def run_other_vmms(data: bytes) -> None:
@@ -334,6 +339,7 @@ def run_other_vmms(data: bytes) -> None:
     for parse in (
         vmm_cmdline.parse_cloud_hypervisor,
         vmm_cmdline.parse_firecracker,
+        vmm_cmdline.parse_openvmm,
         vmm_cmdline.parse_shim,
     ):
         assert "/" not in parse(argv).sandbox_id, "a sandbox id that is a path"
@@ -342,23 +348,23 @@ def run_other_vmms(data: bytes) -> None:
 
 def run_smp(data: bytes) -> None:
     values = proc.parse_cmdline(data) or ("",)
-    guest = smp.parse_smp(values[:4], values[0])
-    smp.parse_numa(guest, values[1:], {"m0": CpuSet([0])})
+    guest = qemu.parse_smp(values[:4], values[0])
+    qemu.parse_numa(guest, values[1:], {"m0": CpuSet([0])})
 
 
 def run_options(data: bytes) -> None:
-    for _, value in options.options(proc.parse_cmdline(data)):
-        found = options.properties(value, first="x")
+    for _, value in vmm_cmdline.options(proc.parse_cmdline(data)):
+        found = vmm_cmdline.properties(value, first="x")
         for key in list(found)[:4]:
-            options.number(options.last(found, key), source="fuzz", high=10)
+            vmm_cmdline.number(vmm_cmdline.last(found, key), source="fuzz", high=10)
 
 
 def run_qmp(data: bytes) -> None:
-    qmp.check_answers(json_value(data), None)
+    qemu.check_answers(json_value(data), None)
 
 
 def run_qmp_iothreads(data: bytes) -> None:
-    qmp.check_answers([], json_value(data))
+    qemu.check_answers([], json_value(data))
 
 
 def run_kvm_names(data: bytes) -> None:
@@ -398,32 +404,32 @@ def run_ttrpc_stream(data: bytes) -> None:
 
 def run_nri_stream(data: bytes) -> None:
     frames = ttrpc.FrameDecoder()
-    for _, piece in mux.MuxDecoder().feed(data):
+    for _, piece in ttrpc.MuxDecoder().feed(data):
         for frame in frames.feed(piece):
             if frame.data is not None:
-                nri.parse_event("StateChange", ttrpc.parse_request(frame.data).payload)
+                messages.parse_event("StateChange", ttrpc.parse_request(frame.data).payload)
 
 
 def run_nri_event(method: str) -> Run:
     def run(data: bytes) -> None:
-        event = nri.parse_event(method, data, tuple(nri.EventKind))
+        event = messages.parse_event(method, data, tuple(messages.EventKind))
         if event is None:
             return
         state = ContainerState.CREATED
         if event.container is not None:
-            one = nri.container_record(
+            one = messages.container_record(
                 event.pod, event.container, state, stamp_ns=1, source="nri:fuzz"
             )
         else:
-            one = nri.pod_record(event.pod, state, stamp_ns=1, source="nri:fuzz")
-        assert ids.is_id(one.id), "an id that is none"
+            one = messages.pod_record(event.pod, state, stamp_ns=1, source="nri:fuzz")
+        assert json_text.is_id(one.id), "an id that is none"
         one.note.encode()
 
     return run
 
 
 def run_nri_configure(data: bytes) -> None:
-    versions.updates_problem(nri.parse_configure(data))
+    messages.updates_problem(messages.parse_configure(data))
 
 
 def run_nri_synchronize(data: bytes) -> None:
@@ -433,26 +439,26 @@ def run_nri_synchronize(data: bytes) -> None:
 
 
 def run_kernel(data: bytes) -> None:
-    kernel_image.find_banner(data)
-    if not kernel_image.is_vmlinux(data):
-        kernel_image.parse_release(data)
+    probe.find_banner(data)
+    if not probe.is_vmlinux(data):
+        probe.parse_release(data)
 
 
 # ---- the control sockets, netlink, our own files ---------------------------------------------
 
 
 def run_control(data: bytes) -> None:
-    for line in control.LineDecoder().feed(data):
+    for line in LineDecoder().feed(data):
         asked = request.parse_request(line)
         asked.fields.text("sandbox")
 
 
 def run_reply(data: bytes) -> None:
-    reports.as_data(reports.decode(control.parse_reply(data), Names))
+    service_protocol.as_data(service_protocol.decode(service_protocol.parse_reply(data), Names))
 
 
 def run_reports(data: bytes) -> None:
-    reports.encode(json_value(data))
+    service_protocol.encode(json_value(data))
 
 
 def run_process_event(data: bytes) -> None:

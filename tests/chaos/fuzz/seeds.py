@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import struct
 from collections.abc import Iterator
 from functools import cache
@@ -15,14 +16,13 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from kata_pin.model.alloc import AllocState, ContainerRequest, Grant, PodRequest
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.reports.names import Names, SandboxName
-from kata_pin.wire import ttrpc
-from kata_pin.wire.allocator_state import dump_state
-from kata_pin.wire.nri import mux
-from kata_pin.wire.proto import agent_pb2, kubelet_pb2, nri_pb2, ttrpc_pb2
-from kata_pin.wire.reports import encode
+from kata_pin.base.allocation import AllocState, ContainerRequest, Grant, PodRequest
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.documents.answers import Names, SandboxName
+from kata_pin.options.allocation.requests import dump_state
+from kata_pin.peers import ttrpc
+from kata_pin.peers.proto import agent_pb2, kubelet_pb2, nri_pb2, ttrpc_pb2
+from kata_pin.service.protocol import encode
 from tests.support import recordings
 from tests.support.recordings import DATA, files
 
@@ -237,7 +237,7 @@ def nri_trunk() -> bytes:
 
 def nri_frames() -> list[bytes]:
     """Return the data of every ttrpc frame of that recording."""
-    trunk, inner = mux.MuxDecoder(), {1: ttrpc.FrameDecoder(), 2: ttrpc.FrameDecoder()}
+    trunk, inner = ttrpc.MuxDecoder(), {1: ttrpc.FrameDecoder(), 2: ttrpc.FrameDecoder()}
     return [
         frame.data
         for connection, piece in trunk.feed(nri_trunk())
@@ -297,7 +297,8 @@ def allocations() -> list[bytes]:
 
 def process_events() -> list[bytes]:
     """Return messages of the process connector: a fork, an exit, an acknowledgement."""
-    from kata_pin.sources.process_events import _EVENT, _HEADER
+    from kata_pin.linux.events import _EVENT
+    from kata_pin.rights.broker.libc import _HEADER
 
     def event(what: int, *words: int) -> bytes:
         data = bytearray(_EVENT.pack(1, 1, what, *words))
@@ -340,29 +341,41 @@ def perf_samples() -> list[bytes]:
 
 def broker_changes() -> list[bytes]:
     """Return requests to set affinities, as the daemon sends them to its broker."""
-    from kata_pin.broker.protocol import Change, render_changes
+    from kata_pin.rights.broker.protocol import AffinityChange, render_changes
 
-    one = Change(10, 11, 2**63, 7, frozenset({0, 64, 300}))
+    one = AffinityChange(10, 11, 2**63, 7, frozenset({0, 64, 300}))
     return [render_changes([one, one._replace(cpus=frozenset())]), render_changes([one])]
 
 
-def broker_groups() -> list[bytes]:
-    """Return requests about groups of resctrl."""
-    from kata_pin.broker.protocol import render_group
+def broker_requests() -> list[bytes]:
+    """Return a request of each row: its number, and good arguments."""
+    from kata_pin.rights.broker.rows import ROWS, Number, TextArgument
 
-    return [render_group("fast", "pod", broker_changes()[0]), render_group("", "a.b-c_1")]
+    texts = ("p1", "reader", "qmp", "exe", "?", "overlay")
+    found = []
+    for number, row in enumerate(ROWS):
+        values: dict[str, int | str | bytes] = {}
+        for one in row.arguments:
+            if isinstance(one, Number):
+                values[one.name] = 1
+            elif isinstance(one, TextArgument):
+                values[one.name] = next(t for t in texts if re.fullmatch(one.pattern, t))
+            else:
+                values[one.name] = broker_changes()[0]
+        found.append(bytes([number]) + row.pack(values))
+    return found
 
 
 def broker_answers() -> list[bytes]:
     """Return the broker's answers to such requests."""
-    from kata_pin.broker.protocol import Changed, render_changed
+    from kata_pin.rights.broker.protocol import Changed, render_changed
 
     return [render_changed([Changed(0, frozenset({1, 8191})), Changed(3)])]
 
 
 def broker_pages() -> list[bytes]:
     """Return requests to move pages."""
-    from kata_pin.broker.pages import PageWindow, render_window
+    from kata_pin.rights.broker.pages import PageWindow, render_window
 
     small = PageWindow(7, 9, 0x7F00_0000_0000, 4096, 20, 10, frozenset({0, 3}), 3, True)
     huge = small._replace(page_size=1 << 30, address=1 << 40, shared=False, near=frozenset({3}))

@@ -1,7 +1,7 @@
 """What is fuzzed: one target per parser of bytes that others can choose.
 
 A target takes bytes as the parser's caller has them and may raise only the classes of
-kata_pin/errors.py that the parser documents. `covers` names the functions that it runs; a test
+kata_pin/base/errors.py that the parser documents. `covers` names the functions that it runs; a test
 (tests/repo/test_fuzz_targets.py) keeps the list complete.
 """
 
@@ -12,35 +12,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kata_pin.errors import ConfigError, DaemonError, KataPinError, ParseError, RemoteProtocolError
-from kata_pin.guest.address import parse_address
-from kata_pin.sources.uevents import is_about_cpu
-from kata_pin.wire import (
-    allocator_state,
-    hook_message,
-    json_text,
-    oci,
-    orders,
-    proc,
-    ttrpc,
+from kata_pin.base import json_text
+from kata_pin.base.errors import (
+    ConfigError,
+    DaemonError,
+    KataPinError,
+    ParseError,
+    RemoteProtocolError,
 )
-from kata_pin.wire.guest import agent, cpus, metrics
-from kata_pin.wire.kata import config as kata_config
-from kata_pin.wire.kata import persist
-from kata_pin.wire.kernel import (
-    bootline,
-    hist,
-    interrupts,
-    irqbalance,
-    masks,
-    memory,
-    mountinfo,
-    resctrl,
-    sched,
-)
-from kata_pin.wire.kernel import cgroup as kernel_cgroup
-from kata_pin.wire.kube import cdi, cri, kubelet_api, objects
-from kata_pin.wire.nri import replies
+from kata_pin.linux import cgroups as kernel_cgroup
+from kata_pin.linux import counters, interrupts, memory, proc, tracepoints
+from kata_pin.linux.events import is_about_cpu
+from kata_pin.options.allocation import orders, requests
+from kata_pin.options.caches import read as caches_read
+from kata_pin.options.cluster import values
+from kata_pin.options.quiet import read, services
+from kata_pin.peers import cri, kata, oci, ttrpc
+from kata_pin.peers.agent import messages
+from kata_pin.peers.agent.client import parse_address
+from kata_pin.peers.kubelet import checkpoint, pods
+from kata_pin.peers.nri import replies
+from kata_pin.records import hooks
 from tests.chaos.fuzz import runs
 from tests.chaos.fuzz import seeds as s
 
@@ -67,8 +59,8 @@ def _json_words(*names: str) -> tuple[bytes, ...]:
     return (*words, *(json.dumps(name).encode() + b":" for name in names))
 
 
-def _kernel(parse: Callable[..., object], module: str, pattern: str, *words: bytes) -> Target:
-    """Return the target of a parser of wire/kernel; the second argument is CPUs or a size."""
+def _kernel(parse: Callable[..., object], pattern: str, *words: bytes) -> Target:
+    """Return the target of a parser of the kernel's text; the second argument is CPUs or a size."""
     more: dict[str, tuple[object, ...]] = {
         **dict.fromkeys(("parse_cpu_runs", "parse_cpu_times"), ({0, 1, 3},)),
         **dict.fromkeys(("parse_interrupts", "parse_softirqs"), ({0, 1, 3},)),
@@ -76,8 +68,8 @@ def _kernel(parse: Callable[..., object], module: str, pattern: str, *words: byt
     }
     return Target(
         lambda data: parse(data, *more.get(parse.__name__, ())),
-        _named(f"wire.kernel.{module}", parse.__name__)
-        + _named("wire.kernel.numbers", "numbers", "check_size", "clipped"),
+        _named(parse.__module__.removeprefix("kata_pin."), parse.__name__)
+        + _named("linux.proc", "numbers", "check_size", "clipped"),
         lambda: s.kernel_texts(pattern),
         (b"0", b"-1", b"18446744073709551615", b":", b"\n", *words),
     )
@@ -99,84 +91,87 @@ QEMU_WORDS = tuple(
 )  # fmt: skip
 
 AGENT_PARSERS: Final[tuple[Callable[[bytes], object], ...]] = (
-    *(agent.parse_serving, agent.parse_version, agent.parse_features, agent.parse_metrics),
-    *(agent.parse_usage, agent.parse_read, agent.parse_wait),
+    *(
+        messages.parse_serving,
+        messages.parse_version,
+        messages.parse_features,
+        messages.parse_metrics,
+    ),
+    *(messages.parse_usage, messages.parse_read, messages.parse_wait),
 )
 
 TARGETS: Final[dict[str, Target]] = {
     "hook-stream": Target(
         runs.run_hook_stream,
-        _named("wire.hook_message", "HookDecoder"),
+        _named("records.hooks", "HookDecoder"),
         lambda: s.HOOKS,
         (b"KP1 ",),
     ),
-    "hook-file": Target(
-        hook_message.decode, _named("wire.hook_message", "decode"), lambda: s.HOOKS
-    ),
+    "hook-file": Target(hooks.decode, _named("records.hooks", "decode"), lambda: s.HOOKS),
     "hook-answers": Target(
-        runs.run_answers, _named("wire.hook_message", "unpinned", "refused"), lambda: s.ANSWERS
+        runs.run_answers, _named("records.hooks", "unpinned", "refused"), lambda: s.ANSWERS
     ),
     "spool-name": Target(
-        lambda data: hook_message.parse_spool_name(runs.text(data)),
-        _named("wire.hook_message", "parse_spool_name"),
+        lambda data: hooks.parse_spool_name(runs.text(data)),
+        _named("records.hooks", "parse_spool_name"),
         lambda: [b"123456789-4242.msg"],
     ),
     "state": Target(
-        oci.parse_state, _named("wire.oci", "parse_state"), lambda: s.STATES, STATE_WORDS
+        oci.parse_state, _named("peers.oci", "parse_state"), lambda: s.STATES, STATE_WORDS
     ),
     "config-json": Target(
         oci.parse_config,
-        _named("wire.oci", "parse_config", "kept"),
+        _named("peers.oci", "parse_config", "kept"),
         lambda: s.CONFIGS,
         CONFIG_WORDS,
     ),
     "record": Target(
         runs.run_record,
-        _named("wire.container_id", "record", "identify", "build"),
+        _named("peers.oci", "record", "identify", "build"),
         lambda: [b"\0".join(pair) for pair in zip(s.STATES, s.CONFIGS, strict=True)],
         STATE_WORDS + CONFIG_WORDS,
     ),
     "ids": Target(
         runs.run_ids,
-        _named("wire.ids", "is_id", "check_id", "is_name", "printable", "one_line"),
+        _named("base.json_text", "is_id", "check_id", "is_name", "printable", "one_line"),
         lambda: [b"p1", b"a/b"],
     ),
     "json": Target(
         lambda data: json_text.load(data, source="fuzz"),
-        _named("wire.json_text", "load", "check_bounds"),
+        _named("base.json_text", "load", "check_bounds"),
         lambda: [*s.STATES, *s.CONFIGS],
         STATE_WORDS,
     ),
     "json-fields": Target(
         runs.run_fields,
-        _named("wire.json_text", "load_fields", "Fields")
-        + _named("wire.annotations", "annotations_of", "quiet_keys")
-        + _named("wire.oci", "parse_cpu"),
+        _named("base.json_text", "load_fields", "Fields")
+        + _named("peers.oci", "annotations_of", "quiet_keys")
+        + _named("peers.oci", "parse_cpu"),
         lambda: [*s.STATES, *s.CONFIGS],
         CONFIG_WORDS,
     ),
     "persist": Target(
         runs.run_persist,
-        _named("wire.kata.persist", "parse_persist", "to_containers")
-        + _named("wire.container_id", "identify_annotated"),
+        _named("peers.kata", "parse_persist", "to_containers")
+        + _named("peers.oci", "identify_annotated"),
         s.persisted,
         PERSIST_WORDS,
     ),
     "rs-state": Target(
-        persist.parse_rs_state,
-        _named("wire.kata.persist", "parse_rs_state"),
+        kata.parse_rs_state,
+        _named("peers.kata", "parse_rs_state"),
         s.persisted,
         PERSIST_WORDS,
     ),
     "container-state": Target(
-        persist.container_state,
-        _named("wire.kata.persist", "container_state"),
+        kata.container_state,
+        _named("peers.kata", "container_state"),
         s.persisted,
         PERSIST_WORDS,
     ),
     "kata-config": Target(
-        lambda data: kata_config.parse_kata_config(data.decode("utf-8", "replace")),
-        (*_named("wire.kata.config", "parse_kata_config"), *_named("wire.toml_text", "load")),
+        lambda data: kata.parse_kata_config(data.decode("utf-8", "replace")),
+        (*_named("peers.kata", "parse_kata_config"), *_named("base.toml_text", "load")),
         lambda: [s.TOML],
         (
             b".a",
@@ -196,94 +191,100 @@ TARGETS: Final[dict[str, Target]] = {
     ),
     "containerd-config": Target(
         runs.run_containerd_config,
-        _named("wire.containerd", "parse_dump", "parse_imports", "base_specs", "drop_in")
-        + _named("wire.containerd", "table_of", "plugin_of", "parse_version", "handler_plugins"),
+        _named("peers.containerd", "parse_dump", "parse_imports", "base_specs", "drop_in")
+        + _named("peers.containerd", "table_of", "plugin_of", "parse_version", "handler_plugins")
+        + _named("peers.containerd", "with_handler", "handler_drop_in"),
         lambda: [s.CONTAINERD_TOML],
         (b"[plugins.", b'"', b"runtimes", b"base_runtime_spec", b"imports", b"version", b"[", b"{"),
     ),
     "base-spec": Target(
         runs.run_base_spec,
-        _named("wire.containerd", "parse_spec", "without_defaults", "with_hooks")
-        + _named("wire.containerd", "runs_program", "encode_spec"),
+        _named("peers.containerd", "parse_spec", "without_defaults", "with_hooks")
+        + _named("peers.containerd", "runs_program", "encode_spec"),
         lambda: [s.BASE_SPEC],
         _json_words("hooks", "poststop", "path", "process", "linux"),
     ),
     "checkpoint": Target(
         runs.run_checkpoint,
-        _named("wire.kube.checkpoint", "parse_checkpoint", "dump_checkpoint", "checksum"),
+        _named("peers.kubelet.checkpoint", "parse_checkpoint", "dump_checkpoint", "checksum"),
         s.checkpoints,
         _json_words("policyName", "defaultCpuSet", "entries", "podEntries", "cpuSet", "checksum"),
     ),
     "dra-claims": Target(
-        cdi.parse_claims,
-        _named("wire.kube.cdi", "parse_claims"),
+        checkpoint.parse_claims,
+        _named("peers.kubelet.checkpoint", "parse_claims"),
         lambda: [s.CDI],
         _json_words("kind", "devices", "containerEdits", "env"),
     ),
     "cri-containers": Target(
         cri.parse_containers,
-        _named("wire.kube.cri", "parse_containers"),
+        _named("peers.cri", "parse_containers"),
         lambda: [s.CRI_LIST],
         (b"\x0a", b"\x12", b"\x30\x02"),
     ),
     "token": Target(
-        objects.parse_token,
-        _named("wire.kube.objects", "parse_token"),
+        values.parse_token,
+        _named("options.cluster.values", "parse_token"),
         lambda: [s.SERVICE_TOKEN],
         (b".", b"e30", b"=", b"-_"),
     ),
     "api-answer": Target(
         runs.run_api_answer,
         _named(
-            "wire.kube.objects", "parse_refusal", "parse_series", "parse_rollout", "is_object_name"
+            "options.cluster.values",
+            "parse_refusal",
+            "parse_series",
+            "parse_rollout",
+            "is_object_name",
         ),
         lambda: [s.API_STATUS, s.API_EVENT],
         _json_words("kind", "message", "series", "count"),
     ),
     "kubelet-pods": Target(
-        kubelet_api.parse_listed_pods,
-        _named("wire.kube.kubelet_api", "parse_listed_pods"),
+        pods.parse_listed_pods,
+        _named("peers.kubelet.pods", "parse_listed_pods"),
         lambda: [s.KUBELET_PODS],
         (b"\x0a", b"\x62", b"\xa2\x01", b"u1"),
     ),
     "pod-resources": Target(
-        lambda data: kubelet_api.parse_pod_resources(data, data),
-        _named("wire.kube.kubelet_api", "parse_pod_resources"),
+        lambda data: pods.parse_pod_resources(data, data),
+        _named("peers.kubelet.pods", "parse_pod_resources"),
         lambda: [s.POD_RESOURCES],
         (b"\x0a", b"\x12", b"\x18", b"\x10\xff\xff\xff\xff\x0f"),
     ),
     "node-object": Target(
         runs.run_node_object,
-        _named("wire.kube.objects", "parse_writers", "encode_taint_removal"),
+        _named("options.cluster.values", "parse_writers", "encode_taint_removal"),
         lambda: [s.API_NODE],
         _json_words("spec", "taints", "key", "metadata", "managedFields", "fieldsV1", "f:zones"),
     ),
     "pod-list": Target(
         runs.run_pods,
-        _named("wire.kube.pod_list", "parse_pods", "about_cpus"),
+        _named("peers.kubelet.pods", "parse_pods", "about_cpus"),
         lambda: [s.PODS],
         _json_words("kind", "items", "metadata", "uid", "annotations"),
     ),
     "qemu": Target(
         runs.run_qemu,
-        _named("wire.qemu.cmdline", "parse_qemu", "parse_qemu_name")
-        + _named("wire.qemu.apic", "place_of", "index_of", "apic_id", "cpu_index")
-        + _named("wire.proc", "parse_cmdline", "parse_exe"),
+        _named("peers.qemu", "parse_qemu", "parse_qemu_name")
+        + _named("peers.qemu", "place_of", "index_of", "apic_id", "cpu_index")
+        + _named("linux.proc", "parse_cmdline", "parse_exe"),
         s.command_lines,
         QEMU_WORDS,
     ),
     "other-vmms": Target(
         runs.run_other_vmms,
         _named(
-            "wire.vmm_cmdline",
-            *("parse_cloud_hypervisor", "parse_firecracker", "parse_shim", "names_sandbox"),
+            "peers.vmm_cmdline",
+            *("parse_cloud_hypervisor", "parse_firecracker", "parse_openvmm"),
+            *("parse_shim", "names_sandbox"),
         ),
         s.command_lines,
         (b"\0--id\0", b"\0-id\0", b"--api-socket=", b"/run/vc/vm/", b"/root/"),
     ),
     "smp": Target(
         runs.run_smp,
-        _named("wire.qemu.smp", "parse_smp", "parse_numa"),
+        _named("peers.qemu", "parse_smp", "parse_numa"),
         lambda: [
             b"4,sockets=2,cores=1,threads=2\0node,cpus=0-1,memdev=m0\0cpu,node-id=1,core-id=0"
         ],
@@ -291,173 +292,166 @@ TARGETS: Final[dict[str, Target]] = {
     ),
     "qemu-options": Target(
         runs.run_options,
-        _named("wire.qemu.options", "options", "properties", "last", "number"),
+        _named("peers.vmm_cmdline", "options", "properties", "last", "number"),
         s.command_lines,
         QEMU_WORDS,
     ),
     "qmp-cpus": Target(
         runs.run_qmp,
-        _named("wire.qemu.qmp", "check_answers"),
+        _named("peers.qemu", "check_answers"),
         lambda: [s.QMP_CPUS],
         _json_words("cpu-index", "thread-id", "props", "qom-path", "socket-id", "node-id"),
     ),
     "qmp-iothreads": Target(
         runs.run_qmp_iothreads,
-        _named("wire.qemu.qmp", "check_answers"),
+        _named("peers.qemu", "check_answers"),
         lambda: [s.QMP_IOTHREADS],
         _json_words("id", "thread-id"),
     ),
     "stat": Target(
-        runs.run_stat, _named("wire.proc", "parse_stat", "parse_starttime"), lambda: [s.STAT]
+        runs.run_stat, _named("linux.proc", "parse_stat", "parse_starttime"), lambda: [s.STAT]
     ),
-    "syscall": Target(runs.run_syscall, _named("wire.proc", "parse_syscall"), lambda: s.SYSCALLS),
-    "cgroup": Target(runs.run_cgroup, _named("wire.proc", "parse_cgroup"), lambda: s.CGROUPS),
+    "syscall": Target(runs.run_syscall, _named("linux.proc", "parse_syscall"), lambda: s.SYSCALLS),
+    "cgroup": Target(runs.run_cgroup, _named("linux.proc", "parse_cgroup"), lambda: s.CGROUPS),
     "status": Target(
         lambda data: proc.status_field(data, "NSpid"),
-        _named("wire.proc", "status_field"),
+        _named("linux.proc", "status_field"),
         lambda: s.STATUSES,
     ),
     "kvm-names": Target(
         runs.run_kvm_names,
-        _named("wire.proc", "vcpu_of_link", "kernel_worker", "interface_of_fdinfo"),
+        _named("linux.proc", "vcpu_of_link", "kernel_worker", "interface_of_fdinfo"),
         lambda: [b"anon_inode:kvm-vcpu:3", b"vhost-4242", b"pos:\t0\niff:\ttap0\n"],
     ),
     "perf-ring": Target(
         runs.run_perf_ring,
-        _named("wire.kernel.perf", "parse_records", "between"),
+        _named("linux.perf", "parse_records", "between"),
         s.perf_rings,
         (b"\x0f\0\0\0\0\x20\x28\0", b"\2\0\0\0\0\0\x30\0", b"\xff\xff", bytes(8)),
     ),
     "perf-samples": Target(
         runs.run_perf_samples,
-        _named("wire.kernel.perf_raw", "parse_traced"),
+        _named("linux.tracepoints", "parse_traced"),
         s.perf_samples,
         (b"\x09\0\0\0\0\0\x28\0", b"\2\0\0\0\0\0\x18\0", bytes(8)),
     ),
     "hist": Target(
-        hist.parse_hist,
-        _named("wire.kernel.hist", "parse_hist"),
+        tracepoints.parse_hist,
+        _named("linux.tracepoints", "parse_hist"),
         lambda: [s.HIST],
         (b"{ common_cpu: 1, pid: 2 } hitcount: 3  runtime: 4\n", b"    Dropped: 0\n"),
     ),
-    "task-run": _kernel(sched.parse_task_run, "sched", "*-schedstat"),
-    "task-ready": _kernel(sched.parse_ready, "sched", "*-stat"),
-    "task-class": _kernel(sched.parse_scheduling, "sched", "*-stat"),
-    "task-cpu": _kernel(sched.parse_last_cpu, "sched", "*-stat"),
-    "task-sched": _kernel(sched.parse_sched, "sched", "*-sched", b"\nse.nr_migrations : 7\n"),
-    "task-status": _kernel(sched.parse_switches, "sched", "*-status"),
-    "schedstat": _kernel(sched.parse_cpu_runs, "sched", "schedstat", b"version 17\n", b"cpu1 "),
-    "cpu-times": _kernel(sched.parse_cpu_times, "sched", "stat", b"cpu1 "),
-    "interrupts": _kernel(
-        interrupts.parse_interrupts, "interrupts", "interrupts", b"CPU1 ", b"LOC:"
-    ),
+    "task-run": _kernel(counters.parse_task_run, "*-schedstat"),
+    "task-ready": _kernel(counters.parse_ready, "*-stat"),
+    "task-class": _kernel(counters.parse_scheduling, "*-stat"),
+    "task-cpu": _kernel(counters.parse_last_cpu, "*-stat"),
+    "task-sched": _kernel(counters.parse_sched, "*-sched", b"\nse.nr_migrations : 7\n"),
+    "task-status": _kernel(counters.parse_switches, "*-status"),
+    "schedstat": _kernel(counters.parse_cpu_runs, "schedstat", b"version 17\n", b"cpu1 "),
+    "cpu-times": _kernel(counters.parse_cpu_times, "stat", b"cpu1 "),
+    "interrupts": _kernel(interrupts.parse_interrupts, "interrupts", b"CPU1 ", b"LOC:"),
     "interrupt-rows": Target(
         runs.run_interrupt_rows,
-        _named("wire.kernel.interrupts", "parse_rows", "parse_row", "parse_columns", "is_numbered")
-        + _named("wire.kernel.interrupts", "recounted"),
+        _named("linux.interrupts", "parse_rows", "parse_row", "parse_columns", "is_numbered")
+        + _named("linux.interrupts", "recounted"),
         lambda: s.kernel_texts("interrupts"),
         (b"CPU1 ", b"  IO-APIC   1-edge  ", b"\n 24:", b"18446744073709551615"),
     ),
     "cpu-mask": Target(
-        lambda data: masks.parse_mask(data, "a mask"),
-        _named("wire.kernel.masks", "parse_mask"),
+        lambda data: proc.parse_mask(data, "a mask"),
+        _named("linux.proc", "parse_mask"),
         lambda: [b"00000001,0000000f\n", b"ff"],
         (b",", b"00000000", b"ffffffff", b"0x", b"g"),
     ),
     "mountinfo": Target(
-        lambda data: mountinfo.is_read_only(data, "/proc/irq"),
-        _named("wire.kernel.mountinfo", "is_read_only"),
+        lambda data: services.is_read_only(data, "/proc/irq"),
+        _named("options.quiet.services", "is_read_only"),
         lambda: [
             b"21 1 8:1 / / rw - ext4 /dev/vda1 rw\n22 21 0:20 /irq /proc/irq ro - proc proc rw\n"
         ],
         (b" ", b"\n", b"/", b"\\040", b"\\777", b"ro"),
     ),
     "boot-line": Target(
-        bootline.parse_bootline,
-        _named("wire.kernel.bootline", "parse_bootline"),
+        read.parse_bootline,
+        _named("options.quiet.read", "parse_bootline"),
         lambda: [b'ro isolcpus=managed_irq,4-7 dyndbg="file a.c +p" nohz_full=4 -- quiet\n'],
         (b'"', b"=", b" -- ", b"\n", b"nohz-full="),
     ),
     "irqbalance": Target(
-        irqbalance.parse_setup,
-        _named("wire.kernel.irqbalance", "parse_setup"),
+        services.parse_setup,
+        _named("options.quiet.services", "parse_setup"),
         lambda: [b"SLEEP 10 IRQ 24 LOAD 3 DIFF 0 CLASS 2 BANNED 0000000c"],
         (b"SLEEP ", b"BANNED ", b" 10", b"\0"),
     ),
-    "softirqs": _kernel(interrupts.parse_softirqs, "interrupts", "softirqs", b"CPU1 ", b"RCU:"),
-    "cpu-stat": _kernel(kernel_cgroup.parse_cpu_stat, "cgroup", "*cpu.stat", b"nr_throttled "),
-    "numa-stat": _kernel(
-        memory.parse_numa_stat, "memory", "*-memory.numa_stat", b"hierarchical_anon=1"
-    ),
-    "hugetlb": _kernel(memory.parse_hugetlb, "memory", "*MB.numa_stat", b"hierarchical_total=1 "),
+    "softirqs": _kernel(interrupts.parse_softirqs, "softirqs", b"CPU1 ", b"RCU:"),
+    "cpu-stat": _kernel(kernel_cgroup.parse_cpu_stat, "*cpu.stat", b"nr_throttled "),
+    "numa-stat": _kernel(memory.parse_numa_stat, "*-memory.numa_stat", b"hierarchical_anon=1"),
+    "hugetlb": _kernel(memory.parse_hugetlb, "*MB.numa_stat", b"hierarchical_total=1 "),
     "resctrl-tasks": Target(
-        resctrl.parse_tasks,
-        _named("wire.kernel.resctrl", "parse_tasks"),
+        caches_read.parse_tasks,
+        _named("options.caches.read", "parse_tasks"),
         lambda: [b"1000\n1100\n4194303\n"],
         (b"\n", b"-1", b"99999999999"),
     ),
     "resctrl-counter": Target(
-        resctrl.parse_counter,
-        _named("wire.kernel.resctrl", "parse_counter"),
+        caches_read.parse_counter,
+        _named("options.caches.read", "parse_counter"),
         lambda: [b"1234567890123\n", b"Unavailable\n"],
         (b"Error", b"-1"),
     ),
     "resctrl-domain": Target(
-        lambda data: resctrl.l3_domain(data.decode("latin-1")),
-        _named("wire.kernel.resctrl", "l3_domain"),
+        lambda data: caches_read.l3_domain(data.decode("latin-1")),
+        _named("options.caches.read", "l3_domain"),
         lambda: [b"mon_L3_00", b"mon_sub_L3_01"],
         (b"mon_L3_", b"99999", b"\n"),
     ),
-    "numa-maps": _kernel(memory.parse_numa_maps, "memory", "*-numa_maps", b" N1=9", b" huge "),
+    "numa-maps": _kernel(memory.parse_numa_maps, "*-numa_maps", b" N1=9", b" huge "),
     "mappings": _kernel(
         memory.parse_placed,
-        "memory",
         "*-numa_maps",
         b" prefer (many):0",
         b" file=/memfd:",
         b" bind:1",
     ),
-    "extents": _kernel(memory.parse_extents, "memory", "*-maps", b"-7fff0 rw-s ", b" 00:00 0 \n"),
-    "node-meminfo": _kernel(
-        memory.parse_node_meminfo, "memory", "*-meminfo", b"Node 1 MemFree: ", b" kB\n"
-    ),
+    "extents": _kernel(memory.parse_extents, "*-maps", b"-7fff0 rw-s ", b" 00:00 0 \n"),
+    "node-meminfo": _kernel(memory.parse_node_meminfo, "*-meminfo", b"Node 1 MemFree: ", b" kB\n"),
     "ttrpc-stream": Target(
         runs.run_ttrpc_stream,
-        _named("wire.ttrpc", "FrameDecoder"),
+        _named("peers.ttrpc", "FrameDecoder"),
         lambda: [ttrpc.encode_response(1, ttrpc.Response(b"abc")) * 3],
     ),
     "ttrpc-request": Target(
-        ttrpc.parse_request, _named("wire.ttrpc", "parse_request", "parsed"), s.envelopes
+        ttrpc.parse_request, _named("peers.ttrpc", "parse_request", "parsed"), s.envelopes
     ),
     "ttrpc-response": Target(
-        ttrpc.parse_response, _named("wire.ttrpc", "parse_response"), s.envelopes
+        ttrpc.parse_response, _named("peers.ttrpc", "parse_response"), s.envelopes
     ),
     "nri-stream": Target(
-        runs.run_nri_stream, _named("wire.nri.mux", "MuxDecoder"), lambda: [s.nri_trunk()[:3000]]
+        runs.run_nri_stream, _named("peers.ttrpc", "MuxDecoder"), lambda: [s.nri_trunk()[:3000]]
     ),
     **{
         f"nri-{method}": Target(
             runs.run_nri_event(method),
-            _named("wire.nri.messages", "parse_event", "pod_record", "container_record")
-            + _named("wire.nri.messages", "pod_of", "container_of"),
+            _named("peers.nri.messages", "parse_event", "pod_record", "container_record")
+            + _named("peers.nri.messages", "pod_of", "container_of"),
             s.nri_payloads,
         )
         for method in ("StateChange", "CreateContainer", "UpdateContainer", "RunPodSandbox")
     },
     "nri-configure": Target(
         runs.run_nri_configure,
-        _named("wire.nri.messages", "parse_configure")
-        + _named("wire.nri.versions", "updates_problem"),
+        _named("peers.nri.messages", "parse_configure")
+        + _named("peers.nri.messages", "updates_problem"),
         s.nri_payloads,
     ),
     "nri-synchronize": Target(
         runs.run_nri_synchronize,
-        _named("wire.nri.synchronize", "SnapshotParts"),
+        _named("peers.nri.messages", "SnapshotParts"),
         s.nri_payloads,
     ),
     "nri-updated": Target(
         replies.parse_update_response,
-        _named("wire.nri.replies", "parse_update_response"),
+        _named("peers.nri.replies", "parse_update_response"),
         s.nri_payloads,
     ),
     **{
@@ -467,136 +461,155 @@ TARGETS: Final[dict[str, Target]] = {
         for parse in AGENT_PARSERS
     },
     "guest-cpuinfo": Target(
-        cpus.parse_cpuinfo,
-        _named("wire.guest.cpus", "parse_cpuinfo"),
+        messages.parse_cpuinfo,
+        _named("peers.agent.messages", "parse_cpuinfo"),
         lambda: [s.CPUINFO],
         (b"processor\t: ", b"apicid\t: ", b"\n"),
     ),
     "guest-status": Target(
-        cpus.parse_allowed, _named("wire.guest.cpus", "parse_allowed"), lambda: s.STATUSES
+        messages.parse_allowed, _named("peers.agent.messages", "parse_allowed"), lambda: s.STATUSES
     ),
     "guest-metrics": Target(
-        lambda data: metrics.parse_cpu_times(runs.text(data)),
-        _named("wire.guest.metrics", "parse_cpu_times"),
+        lambda data: messages.parse_cpu_times(runs.text(data)),
+        _named("peers.agent.messages", "parse_cpu_times"),
         lambda: [s.METRICS],
         (b'kata_guest_cpu_time{cpu="', b'",item="user"} ', b"1e309", b"\n"),
     ),
     "guest-kernel": Target(
         runs.run_kernel,
-        _named("wire.guest.kernel_image", "find_banner", "is_vmlinux", "parse_release"),
+        _named("guest.probe", "find_banner", "is_vmlinux", "parse_release"),
         lambda: [s.BZIMAGE, b"\x7fELF\0Linux version 6.12.47-kata (a@b)"],
         (b"Linux version ", b"HdrS"),
     ),
     "agent-address": Target(
         lambda data: parse_address(runs.text(data)),
-        _named("guest.address", "parse_address"),
+        _named("peers.agent.client", "parse_address"),
         lambda: s.ADDRESSES,
     ),
     "control": Target(
         runs.run_control,
-        _named("wire.control", "LineDecoder", "check_version")
-        + _named("wire.request", "parse_request"),
+        _named("service.protocol", "check_version")
+        + _named("service.exchange", "LineDecoder")
+        + _named("service.request", "parse_request"),
         lambda: s.REQUESTS,
         _json_words("version", "verb", "sandbox"),
     ),
     "reply": Target(
         runs.run_reply,
-        _named("wire.control", "parse_reply") + _named("wire.reports", "decode", "as_data"),
+        _named("service.protocol", "parse_reply") + _named("service.protocol", "decode", "as_data"),
         lambda: s.REPLIES,
         _json_words("version", "ok", "document", "sandboxes", "error", "hint"),
         expected=(*EXPECTED, DaemonError),
     ),
     "report-texts": Target(
         runs.run_reports,
-        _named("wire.reports", "encode"),
+        _named("service.protocol", "encode"),
         lambda: [*s.STATES, b'["\\ud800", {"\\udfff": 1}]'],
     ),
     "orders": Target(
         orders.parse_orders,
-        _named("wire.orders", "parse_orders"),
+        _named("options.allocation.orders", "parse_orders"),
         lambda: s.ORDERS,
         (b" share\n", b"#"),
     ),
     "order-pod": Target(
         lambda data: orders.is_pod(runs.text(data)),
-        _named("wire.orders", "is_pod"),
+        _named("options.allocation.orders", "is_pod"),
         lambda: [b"shop/web", b"0c7a4d2be81f"],
     ),
     "allocations": Target(
-        allocator_state.parse_state,
-        _named("wire.allocator_state", "parse_state"),
+        requests.parse_state,
+        _named("options.allocation.requests", "parse_state"),
         s.allocations,
         _json_words("version", "cpus", "grants", "request", "pod", "exclusive", "reasons"),
     ),
     "process-event": Target(
         runs.run_process_event,
-        _named("sources.process_events", "ProcEvents"),
+        _named("linux.events", "ProcEvents"),
         s.process_events,
     ),
     "broker-changes": Target(
         runs.run_broker_changes,
-        _named("broker.protocol", "parse_changes"),
+        _named("rights.broker.protocol", "parse_changes"),
         s.broker_changes,
         (b"\0\0", b"\1\0", b"\xff\xff", bytes(26)),
     ),
     "broker-answers": Target(
         runs.run_broker_answers,
-        _named("broker.protocol", "parse_changed"),
+        _named("rights.broker.protocol", "parse_changed"),
         s.broker_answers,
         (b"\0\0\0\0", b"\1\0", b"\xff\xff"),
     ),
-    "broker-groups": Target(
-        runs.run_broker_groups,
-        _named("broker.protocol", "parse_group"),
-        s.broker_groups,
-        (b"\0", b"\0\0", b"..", b"/"),
+    "broker-requests": Target(
+        runs.run_broker_requests,
+        _named("rights.broker.rows", "Row"),
+        s.broker_requests,
+        (b"\0", b"\2\0", b"..", b"/", b"\0\0\0\0", b"\xff\xff\xff\xff"),
+    ),
+    "broker-settings": Target(
+        runs.run_broker_settings,
+        _named("rights.broker.protocol", "parse_settings"),
+        lambda: [b'{"vmms": ["/usr/bin/qemu"], "vc": "/run/vc", "rt": true, "classes": []}'],
+        _json_words("vmms", "shims", "vc", "kata", "bundle_roots", "classes"),
+    ),
+    "broker-calls": Target(
+        runs.run_broker_calls,
+        _named("rights.broker.threads", "parse_calls"),
+        lambda: [b"16 0xd 0xae80\tanon_inode:kvm-vcpu:1\nrunning\t\n\t"],
+        (b"\t", b"\n", b"0x"),
+    ),
+    "broker-vcpus": Target(
+        runs.run_broker_vcpus,
+        _named("rights.broker.threads", "parse_vcpus"),
+        lambda: [b"0 4242 1764200000000000000\n1 4243 1764200000000000001"],
+        (b" ", b"\n", b"-1"),
     ),
     "broker-writes": Target(
         runs.run_broker_writes,
-        _named("broker.tunables", "parse_writes"),
+        _named("rights.broker.tunables", "parse_writes"),
         lambda: [b"interrupt 24 0-3,8\ndefault-mask  ff,ffffffff"],
         (b"interrupt ", b"default-mask ", b"/", b"..", b"\n", b"0-3"),
     ),
     "broker-written": Target(
         runs.run_broker_written,
-        _named("broker.tunables", "parse_written"),
+        _named("rights.broker.tunables", "parse_written"),
         lambda: [b"0 0-3\n5 \n1 0-3"],
         (b"\n", b" ", b"-1"),
     ),
     "broker-pages": Target(
         runs.run_broker_pages,
-        _named("broker.pages", "parse_window"),
+        _named("rights.broker.pages", "parse_window"),
         s.broker_pages,
         (b"\0\0\0\0", b"\x10\0\0", b"\xff\xff\xff\xff"),
     ),
     "broker-moved": Target(
         runs.run_broker_moved,
-        _named("broker.pages", "parse_moved"),
+        _named("rights.broker.pages", "parse_moved"),
         lambda: [bytes(16)],
     ),
     "jail-path": Target(
         runs.run_jail_path,
-        _named("broker.jails", "parts_of"),
+        _named("rights.broker.threads", "parts_of"),
         lambda: [b"/run/vc/firecracker/0123456789abcdef/root", b"/a/../root", b"root"],
         (b"/", b"..", b"/root"),
     ),
-    "uevent": Target(is_about_cpu, _named("sources.uevents", "is_about_cpu"), lambda: s.UEVENTS),
+    "uevent": Target(is_about_cpu, _named("linux.events", "is_about_cpu"), lambda: s.UEVENTS),
     "cpu-list": Target(
         runs.run_cpu_list,
-        _named("model.cpuset", "CpuSet"),
+        _named("base.cpuset", "CpuSet"),
         lambda: s.CPU_LISTS,
         (b"-", b",", b"8191", b"8192", b"999999"),
     ),
     "static-options": Target(
         runs.run_static_options,
-        _named("policy.alloc.options", "StaticOptions"),
+        _named("options.allocation.demand", "StaticOptions"),
         lambda: [b"full-pcpus-only=true\nalign-by-socket=false", b"strict-cpu-reservation=1"],
         (b"=true\n", b"distribute-cpus-across-numa", b"distribute-cpus-across-cores"),
         expected=(ConfigError,),
     ),
     "settings": Target(
         runs.run_settings,
-        _named("config.file", "from_text") + _named("config.document", "parse"),
+        _named("service.configuration", "from_text") + _named("service.configuration", "parse"),
         lambda: [s.YAML],
         (b"- ", b": ", b"\n  ", b"&a ", b"*a", b"!!str ", b"{", b"[", b"|\n", b"---\n", b"? "),
         expected=(ConfigError,),

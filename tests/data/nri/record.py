@@ -10,8 +10,8 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from kata_pin.sources.nri import NriPlugin
-from kata_pin.wire.nri.messages import Event, Snapshot
+from kata_pin.peers.nri.messages import Event, Snapshot
+from kata_pin.peers.nri.plugin import NriPlugin
 from tests.support.containerd import Containerd, private_containerd
 from tests.support.katalike import KataDirs
 
@@ -28,7 +28,7 @@ class Silent:
         """Take note that it came."""
         self.synchronized.set()
 
-    def take(self, event: Event, stamp_ns: int) -> int:
+    def receive(self, event: Event, stamp_ns: int) -> int:
         """Do nothing."""
         return 0
 

@@ -7,7 +7,7 @@ import time
 from fcntl import ioctl
 from pathlib import Path
 
-from kata_pin.broker.perf import open_switches
+from kata_pin.rights.broker.libc import open_switches
 
 SIZE = 2 * mmap.PAGESIZE
 HEAD, TAIL = 1024, 1032

@@ -1,8 +1,9 @@
 """The cgroups of a sandbox: kata_<id> with a cpuset, /kata_overhead/<id> without one.
 
-Version 2: the whole QEMU process is in kata_<id>. Version 1: only the vCPU threads are, one by one,
-in the cpu and cpuset trees. With sandbox_cgroup_only all is in kata_<id>. As Kata 3.21 with the
-cgroupfs driver does, empty folders are left behind; every one is noted in ROOT/cgroups, for purge.
+With runtime-rs the first is <id>, and all is in it. Version 2: the whole QEMU process is in
+kata_<id>. Version 1: only the vCPU threads are, one by one, in the cpu and cpuset trees. With
+sandbox_cgroup_only all is in kata_<id>. As Kata 3.21 with the cgroupfs driver does, empty folders
+are left behind; every one is noted in ROOT/cgroups, for purge.
 Out of scope: the systemd driver; a cgroupsPath `slice:prefix:name` is used as a folder's name, as
 Kata was seen to do with cgroupfs.
 """
@@ -25,12 +26,15 @@ def unified() -> bool:
     return os.path.exists(f"{MOUNT}/cgroup.controllers")
 
 
-def sandbox_path(cgroups_path: str, sandbox: str) -> str:
-    """Return the sandbox's cgroup for the cgroupsPath of its config.json."""
+def sandbox_path(cgroups_path: str, sandbox: str, prefix: str) -> str:
+    """Return the sandbox's cgroup for the cgroupsPath of its config.json.
+
+    The Go runtime has the prefix `kata_`, runtime-rs none.
+    """
     if ":" in cgroups_path:
         return f"/{cgroups_path.strip('/')}"
     parent, _, name = (cgroups_path or f"/vc/{sandbox}").rstrip("/").rpartition("/")
-    return f"{parent if parent.startswith('/') or not parent else '/' + parent}/kata_{name}"
+    return f"{parent if parent.startswith('/') or not parent else '/' + parent}/{prefix}{name}"
 
 
 class Cgroup:

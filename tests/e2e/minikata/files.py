@@ -2,7 +2,7 @@
 
 persist.json is Kata 3.21's own, recorded, with this sandbox's values put in: so it has every key
 that Kata writes. It is truncated and rewritten in place, as Kata does; a reader may see half of it.
-runtime-rs writes state.json once, when the sandbox is up.
+runtime-rs writes state.json once, when the sandbox is up: Kata 4.1's own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tests.e2e.minikata.machine import Places
 from tests.e2e.minikata.settings import ROOT, Settings
 
 _RECORDED: Final = f"{ROOT}/tests/data/kata-3.21/sandbox"
+_RECORDED_RS: Final = f"{ROOT}/tests/data/kata-4.1"
 
 
 class Files:
@@ -123,41 +124,31 @@ def persist(
 
 def rs_state(settings: Settings, sandbox: str, cgroups: tuple[str, str]) -> dict[str, Any]:
     """Return state.json of runtime-rs: QEMU's pid is null in it, virtiofsd's 0."""
-    return {
-        "sandbox_type": "virt_container",
-        "resource": {
-            "endpoint": [],
-            "cgroup_state": {
-                "path": cgroups[0],
-                "overhead_path": cgroups[1],
-                "sandbox_cgroup_only": settings.cgroup_only,
-                "enable_vcpus_pinning": settings.enable_vcpus_pinning,
-            },
-        },
-        "hypervisor": {
-            "hypervisor_type": "qemu",
-            "pid": None,
-            "uuid": "",
-            "api_socket": "",
-            "id": sandbox,
-            "vm_path": "",
-            "jailed": False,
-            "jailer_root": "",
-            "netns": None,
-            "config": {
-                "cpu_info": {
-                    "default_vcpus": settings.default_vcpus,
-                    "default_maxvcpus": settings.maximum,
-                }
-            },
-            "run_dir": "",
-            "virtiofs_daemon_pid": 0,
-        },
-    }
+    document = _recorded("state.json", _RECORDED_RS)
+    document["resource"]["cgroup_state"].update(
+        path=cgroups[0].lstrip("/"),
+        overhead_path=cgroups[1].lstrip("/"),
+        sandbox_cgroup_only=settings.cgroup_only,
+        enable_vcpus_pinning=settings.enable_vcpus_pinning,
+    )
+    document["hypervisor"]["id"] = sandbox
+    document["hypervisor"]["config"].update(
+        default_vcpus=float(settings.default_vcpus),
+        default_maxvcpus=settings.maximum,
+        default_memory=settings.default_memory,
+        overhead_vcpus=settings.overhead_vcpus,
+        enable_iothreads=settings.enable_iothreads,
+        enable_debug=settings.enable_debug,
+        path=settings.hypervisor,
+        valid_hypervisor_paths=[settings.hypervisor],
+        kernel=settings.kernel,
+        initrd=settings.initrd,
+    )
+    return document
 
 
-def _recorded(name: str) -> dict[str, Any]:
-    with open(f"{_RECORDED}/{name}", encoding="utf-8") as file:
+def _recorded(name: str, folder: str = "") -> dict[str, Any]:
+    with open(f"{folder or _RECORDED}/{name}", encoding="utf-8") as file:
         document: dict[str, Any] = json.load(file)
     return document
 

@@ -1,4 +1,4 @@
-"""QEMU's command line, in the order and with the words that were recorded from Kata 3.21.
+"""QEMU's command line, in the order and with the words recorded from Kata 3.21 and runtime-rs 4.1.
 
 What differs, and why: README.md. Everything here is a value: nothing is opened or started.
 """
@@ -56,6 +56,8 @@ def accel(setting: str) -> str:
 def command_line(machine: Machine, devices: Devices, *, file_server: bool) -> list[str]:
     """Return QEMU's arguments; the number of the QMP listener is left to the starter."""
     settings, places = machine.settings, machine.places
+    if not settings.go:
+        return _rs_command_line(machine, devices, file_server=file_server)
     naming = ",debug-threads=on" if settings.enable_debug else ""
     argv = [settings.hypervisor, "-name", f"sandbox-{machine.sandbox}{naming}"]
     argv += ["-uuid", machine.uuid, "-machine", f"q35,accel={machine.accel}"]
@@ -79,9 +81,47 @@ def command_line(machine: Machine, devices: Devices, *, file_server: bool) -> li
     argv += _guest(settings)
     if machine.iothread:
         argv += ["-object", f"iothread,id={machine.iothread}"]
-    if settings.go:
-        argv += ["-pidfile", places.pidfile]
-    return [*argv, "-smp", _smp(settings)]
+    return [*argv, "-pidfile", places.pidfile, "-smp", _smp(settings)]
+
+
+def _rs_command_line(machine: Machine, devices: Devices, *, file_server: bool) -> list[str]:
+    """Return QEMU's arguments in the order of runtime-rs 4.1; it names no vCPUs beyond its boot's
+    unless there may be more."""
+    settings, places = machine.settings, machine.places
+    naming = ",debug-threads=on" if settings.enable_debug else ""
+    argv = [settings.hypervisor, "-name", f"sandbox-{machine.sandbox}{naming}", *_guest(settings)]
+    argv += ["-smp", _smp(settings)]
+    irqchip = "kernel_irqchip=on," if machine.accel == "kvm" else ""
+    backend = "entire-guest-memory-share"
+    argv += ["-machine", f"q35,accel={machine.accel},{irqchip}memory-backend={backend}"]
+    argv += ["-cpu", f"host,{settings.cpu_features}" if machine.accel == "kvm" else "max"]
+    memory = settings.default_memory
+    argv += ["-m", f"{memory}M,slots=10,maxmem={memory + 4608}M"]
+    size = f"mem-path=/dev/shm,size={memory}M,share=on,prealloc=off,readonly=off"
+    argv += ["-object", f"memory-backend-file,id={backend},{size}"]
+    argv += ["-qmp", f"unix:fd={QMP_FD},server=on,wait=off"]
+    argv += ["-rtc", "base=utc,clock=host,driftfix=slew"]
+    argv += [*_rs_disks(machine), *_vsock(devices), *_network(machine, devices)]
+    if file_server:
+        argv += ["-chardev", f"socket,id=virtiofsd-chardev,path={places.file_server}", "-device"]
+        argv += ["vhost-user-fs-pci,chardev=virtiofsd-chardev,tag=kataShared,queue-size=1024"]
+    console = f"socket,id=charconsole0,server=on,wait=off,path={places.console}"
+    argv += ["-device", "virtio-serial-pci,id=serial0"]
+    argv += ["-device", "virtconsole,id=console0,chardev=charconsole0", "-chardev", console]
+    return [*argv, "-vga", "none", "-no-user-config", "-nodefaults", "-nographic", "-no-reboot"]
+
+
+def _rs_disks(machine: Machine) -> list[str]:
+    bridge = "pci-bridge,bus=pcie.0,id=pci-bridge-0,chassis_nr=1,shpc=off,addr=2"
+    disks = "virtio-scsi-pci,id=scsi0,disable-modern=true"
+    iothread = ["-object", f"iothread,id={machine.iothread}"] if machine.iothread else []
+    return [
+        *("-object", "rng-random,id=rng0,filename=/dev/urandom"),
+        *("-device", "virtio-rng-pci,rng=rng0"),
+        *("-device", f"{bridge},io-reserve=4k,mem-reserve=1m,pref64-reserve=1m"),
+        *iothread,
+        *("-device", f"{disks},iothread={machine.iothread}" if machine.iothread else disks),
+    ]
 
 
 def file_server_command(shared: str, socket: int) -> list[str]:
@@ -123,10 +163,12 @@ def _vsock(devices: Devices) -> list[str]:
 def _network(machine: Machine, devices: Devices) -> list[str]:
     if not devices.taps:
         return []
+    go = machine.settings.go
+    name, driver = ("network-0", "driver=") if go else ("network-tap0_kata", "")
     vhost = f"vhost=on,vhostfds={_numbers(devices.vhost)}," if devices.vhost else ""
-    card = f"driver=virtio-net-pci,netdev=network-0,mac={machine.mac},disable-modern=true"
+    card = f"{driver}virtio-net-pci,netdev={name},mac={machine.mac},disable-modern=true"
     return [
-        *("-netdev", f"tap,id=network-0,{vhost}fds={_numbers(devices.taps)}"),
+        *("-netdev", f"tap,id={name},{vhost}fds={_numbers(devices.taps)}"),
         *("-device", f"{card},mq=on,vectors={2 * len(devices.taps) + 2}"),
     ]
 
@@ -140,8 +182,10 @@ def _guest(settings: Settings) -> list[str]:
 
 def _smp(settings: Settings) -> str:
     maximum = settings.maximum
-    sockets = f",cores=1,threads=1,sockets={maximum}" if settings.go else ""
-    return f"{settings.default_vcpus}{sockets},maxcpus={maximum}"
+    if settings.go:
+        return f"{settings.default_vcpus},cores=1,threads=1,sockets={maximum},maxcpus={maximum}"
+    more = f",maxcpus={maximum}" if maximum > settings.default_vcpus else ""
+    return f"{settings.default_vcpus}{more}"
 
 
 def _numbers(descriptors: list[int]) -> str:

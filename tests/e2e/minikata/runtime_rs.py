@@ -3,8 +3,9 @@
 qmp.sock is held from the VM's start on, through the hooks. Only the sandbox's prestart and
 createRuntime hooks run; every container has createContainer hooks, before it is made and in the
 VM's network namespace. The state is whole. The VM is never made smaller by a new container, and an
-update of a cpuset alone does not count once there was a quota. state.json is written once.
-Facts: virt_container sandbox.rs and container_manager, cpu_mem/cpu.rs.
+update of a cpuset alone does not count once there was a quota. state.json is written once. By
+default the VM is sized before it boots (settings.py), and all is in the pod's cgroup.
+Facts: virt_container sandbox.rs and container_manager, cpu_mem/cpu.rs, a recording of 4.1.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class RsSandbox(Sandbox):
             self._run_rs(phase, self._pod, "creating", "")
         self._confine()
         self._vm.wait_for_guest()
-        paths = (self._cgroup.path, "" if self._settings.cgroup_only else self._overhead.path)
+        paths = (self._cgroup.path, f"/kata_overhead/{self.id}")
         self._files.write_sandbox(rs_state(self._settings, self.id, paths))
 
     def _take_in(self, container: Container) -> None:

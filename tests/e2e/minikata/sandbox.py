@@ -47,7 +47,7 @@ class Sandbox:
         self._say = ledger.say
         self._pinning = OwnPinning(go=settings.go)
         self._up = False
-        path = sandbox_path(pod.cgroups_path, pod.id)
+        path = sandbox_path(pod.cgroups_path, pod.id, "kata_" if settings.go else "")
         self._cgroup = Cgroup(path, cpuset=True, ledger=ledger)
         self._overhead = (
             self._cgroup

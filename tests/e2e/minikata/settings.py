@@ -12,6 +12,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from tests.e2e.minikata import sizing
+
 FILE: Final = "/etc/minikata.json"
 ROOT: Final = os.path.realpath(f"{os.path.dirname(__file__)}/../../..")
 
@@ -21,7 +23,8 @@ class Settings(NamedTuple):
 
     `runtime` go or rs; `guest` idle (no operating system) or linux (tests/e2e/guest);
     `accel` auto, kvm or tcg; `default_maxvcpus` 0 for the host's number of CPUs;
-    `sandbox_cgroup_only` None for the runtime's default; `scale` multiplies every deadline.
+    `sandbox_cgroup_only` and `static_sandbox_resource_mgmt` None for the runtime's default;
+    `scale` multiplies every deadline.
     """
 
     runtime: str = "go"
@@ -33,12 +36,14 @@ class Settings(NamedTuple):
     kernel: str = ""
     initrd: str = ""
     default_vcpus: int = 1
+    overhead_vcpus: float = 0.2
     default_maxvcpus: int = 0
     default_memory: int = 512
     enable_iothreads: bool = False
     enable_debug: bool = False
     extra_monitor_socket: bool = False
     sandbox_cgroup_only: bool | None = None
+    static_sandbox_resource_mgmt: bool | None = None
     enable_vcpus_pinning: bool = False
     virtiofsd: bool = True
     network: bool = True
@@ -57,6 +62,12 @@ class Settings(NamedTuple):
     def cgroup_only(self) -> bool:
         """Whether everything goes to the sandbox cgroup; runtime-rs does so by default."""
         return not self.go if self.sandbox_cgroup_only is None else self.sandbox_cgroup_only
+
+    @property
+    def static(self) -> bool:
+        """Whether the VM is sized before it boots, and never again; runtime-rs' default."""
+        given = self.static_sandbox_resource_mgmt
+        return not self.go if given is None else given
 
     @property
     def maximum(self) -> int:
@@ -90,7 +101,13 @@ def read(path: str, annotations: Mapping[str, str]) -> Settings:
     for name, key in _ANNOTATIONS.items():
         if name in annotations:
             given[key] = _value(annotations[name])
-    return Settings(**given)
+    settings = Settings(**given)
+    if not settings.static:
+        return settings
+    boot = (sizing.static_go if settings.go else sizing.static_rs)(
+        settings.default_vcpus, settings.overhead_vcpus, sizing.of_sandbox(annotations)
+    )
+    return settings._replace(default_vcpus=boot, default_maxvcpus=boot)
 
 
 def _value(text: str) -> str | int | bool:

@@ -1,7 +1,8 @@
 """How many vCPUs a sandbox gets, and which CPUs: the rules of Kata's two runtimes. Pure functions.
 
-Facts: Kata's sandbox.go (updateResources, calculateSandboxCPUs, getSandboxCPUSet) and runtime-rs
-cpu_mem/cpu.rs. `cpu` is the `cpu` object of OCI's LinuxResources.
+Facts: Kata's sandbox.go (updateResources, calculateSandboxCPUs, getSandboxCPUSet), oci/utils.go
+(CalculateSandboxSizing), and runtime-rs cpu_mem (cpu.rs, initial_size.rs). `cpu` is the `cpu`
+object of OCI's LinuxResources.
 Out of scope: who asks when (sandbox.py).
 """
 
@@ -49,7 +50,28 @@ def quota(cpu: Cpu) -> float:
     return limit / period if limit > 0 and period > 0 else 0.0
 
 
-def wanted_go(default: int, cpus: Iterable[Cpu]) -> int:
+def of_sandbox(annotations: Mapping[str, str]) -> dict[str, int]:
+    """Return the sizes that containerd annotates a pod's sandbox with; none with CRI-O."""
+    names = ("cpu-quota", "cpu-period", "cpu-shares", "memory")
+    keys = {name.removeprefix("cpu-"): f"io.kubernetes.cri.sandbox-{name}" for name in names}
+    return {name: int(annotations.get(key) or 0) for name, key in keys.items()}
+
+
+def static_go(default: float, _overhead: float, sandbox: Mapping[str, int]) -> int:
+    """Return the Go runtime's number before the boot (3.32 and later): by quota, else by shares."""
+    if sandbox["quota"] < 0:
+        return math.ceil(default + math.ceil(sandbox["shares"] / 1024))
+    return math.ceil(default + quota(sandbox))
+
+
+def static_rs(default: float, overhead: float, sandbox: Mapping[str, int]) -> int:
+    """Return runtime-rs's number before the boot (4.0 and later): by quota alone."""
+    if quota(sandbox) or sandbox["memory"] > 0:
+        return math.ceil(max(1, overhead + quota(sandbox)))
+    return math.ceil(default)
+
+
+def wanted_go(default: float, cpus: Iterable[Cpu]) -> int:
     """Return the Go runtime's number of vCPUs for the containers that are not stopped.
 
     The default, plus all quotas; without any quota plus the sizes of all cpusets, those that

@@ -116,7 +116,12 @@ class Vm:
                 text += part
 
     def resize(self, wanted: int) -> None:
-        """Plug or unplug vCPUs until there are `wanted`, as far as the VM can."""
+        """Plug or unplug vCPUs until there are `wanted`, as far as the VM can.
+
+        With static sizing there is nothing to do.
+        """
+        if self._settings.static:
+            return
         wanted = max(self._settings.default_vcpus, min(wanted, self._settings.maximum))
         more = wanted - self.vcpu_count
         try:

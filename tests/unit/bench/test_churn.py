@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.policy.alloc.options import StaticOptions
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.options.allocation.demand import StaticOptions
 from tests.bench import churn
 from tests.support.machines import Shape, host
 
@@ -38,3 +38,17 @@ def test_figures() -> None:
         for figure in (look.numa, look.caches, look.apart, look.neighbours, look.fragmentation):
             assert 0 <= figure <= 100
         assert allocator.held() == {}
+
+
+def test_devices() -> None:
+    """Pods are the same with devices; only a policy that looks at them gets near them."""
+    topology = host(Shape(uppers=2, llcs=2, cores=32).cpus())
+    pods = churn.trace(pods=80, alive=10)
+    equipped = churn.with_devices(pods, nodes=2)
+    assert [pod.sizes for pod in equipped] == [pod.sizes for pod in pods]
+    looks = {
+        name: churn.run(churn.Ours(name, topology), topology, equipped)
+        for name in ("static", "topology")
+    }
+    assert looks["static"].with_device == looks["topology"].with_device > 20
+    assert looks["topology"].far < 20 < looks["static"].far

@@ -6,7 +6,17 @@ import json
 
 import pytest
 
-from tests.bench.figures import Row, Samples, in_turns, median_row, tail_row
+from tests.bench.figures import (
+    Row,
+    Samples,
+    in_turns,
+    interpreter_mib,
+    loop_ms,
+    markdown,
+    median_row,
+    tail_row,
+    with_floor,
+)
 
 
 def test_percentiles() -> None:
@@ -51,3 +61,36 @@ def test_turns_alternate() -> None:
 
     in_turns(2, lambda: measure("floor"), lambda: measure("work"))
     assert calls == ["floor", "work", "floor", "work"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "floor"),
+    [("ms", 2.0), ("ms CPU", 2.0), ("% of a core", 0.2), ("MiB", 8.0), ("threads", None)],
+)
+def test_rows_without_a_floor_get_one_of_the_same_run(unit: str, floor: float | None) -> None:
+    """The bar is on the value as before; a count has no floor."""
+    row = with_floor(Row("x", 4.0, unit, 1, bar=5.0, bar_on_ratio=False), 2.0, 8.0)
+    assert row.floor == floor
+    assert row.ratio == (None if floor is None else 4.0 / floor)
+    assert row.held
+
+
+def test_a_floor_of_its_own_stays() -> None:
+    """The least that the same thing can cost says more than a loop."""
+    row = Row("x", 4.0, "ms", 1, floor=1.0, ratio=4.0)
+    assert with_floor(row, 2.0, 8.0) == row
+
+
+def test_floors_are_measured() -> None:
+    """A loop takes some time, and an interpreter some memory."""
+    assert 0 < loop_ms() < 1000
+    assert 2 < interpreter_mib() < 100
+
+
+def test_markdown_is_the_table_of_the_document() -> None:
+    """Columns are name, floor, value, ratio, bar and whether it held; what is missing is empty."""
+    rows = [median_row("a", Samples([0.004]), Samples([0.002]), bar=1.5), Row("b", 3.0, "MiB", 1)]
+    head, line, first, second = markdown(rows).splitlines()
+    assert head.count("|") == line.count("|") == first.count("|") == second.count("|")
+    assert first == "| a | 2.00 | 4.00 ms | 2.00 x | <= 1.5 x | MISSED |"
+    assert second == "| b |  | 3.00 MiB |  |  |  |"

@@ -1,21 +1,22 @@
 """Every rendering that has a golden file: a name, and how its lines are made at a width."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
-from rich.text import Text
+from msgspec.structs import replace
 
+from kata_pin.base.documents.pools import AllocExplainDocument, PushFailure
+from kata_pin.base.documents.state import State
 from kata_pin.cli.commands.inspect import map_document
-from kata_pin.cli.render import alloc, cpus, pools, prove, reports, show, who
-from kata_pin.cli.render import map as render_map
-from kata_pin.cli.render import memory as render_memory
-from kata_pin.cli.render import top as render_top
-from kata_pin.cli.render.drawing import terminal
-from kata_pin.cli.render.layout import Output
-from kata_pin.cli.reports import findings, foreign
-from kata_pin.cli.reports.top_view import View
-from kata_pin.model.reports.pools import AllocExplainDocument, PushFailure
-from kata_pin.model.reports.state import State
+from kata_pin.cli.render import cpus, reports, show, who
+from kata_pin.cli.render.layout import Output, Text
+from kata_pin.cli.reports import findings
+from kata_pin.options.allocation import render
+from kata_pin.options.isolation import prove
+from kata_pin.options.isolation import render as isolation_render
+from kata_pin.options.isolation import top_render as render_top
+from kata_pin.options.isolation.top import View
+from kata_pin.options.memory import report as render_memory
+from kata_pin.options.pictures import command
 from tests.unit.cli import documents as docs
 from tests.unit.cli.compared import DECIDED, SUPPOSED
 from tests.unit.cli.proved import proved
@@ -57,7 +58,7 @@ CHECKED = findings.check(
         docs.intruder(991, "sh \x1b[31m", cgroup="/"),
     ),
     intruders_fail=False,
-    looked=foreign.judged(proved()),
+    looked=prove.judged(proved()),
     unknown=["the daemon is not running, state read from /proc (no daemon is listening)"],
 )
 
@@ -95,36 +96,36 @@ CASES: dict[str, Render] = {
     "cpus": lambda output: cpus.cpus(SEVERAL, output),
     "cpus-quiet": lambda output: cpus.cpus(docs.disturbed(), output),
     "cpus-256": lambda output: cpus.cpus(docs.large(), output),
-    "draw": lambda output: terminal.draw(SEVERAL, output),
-    "draw-two": lambda output: terminal.draw(TWO, output),
-    "draw-256": lambda output: terminal.draw(docs.large(), output),
-    "draw-pools": lambda output: terminal.draw(docs.allotted(), output),
-    "draw-unicode": lambda output: terminal.draw(docs.foreign(), output),
-    "draw-hostile": lambda output: terminal.draw(docs.hostile(), output),
-    "map": lambda output: render_map.guest_map(map_document(SEVERAL), output),
-    "map-hostile": lambda output: render_map.guest_map(map_document(docs.hostile()), output),
-    "map-nothing": lambda output: render_map.guest_map(map_document(DOWN), output),
-    "what-if": lambda output: alloc.what_if(SERVED, output),
-    "what-if-shared": lambda output: alloc.what_if(POOLED, output),
-    "what-if-full": lambda output: alloc.what_if(FULL, output),
-    "alloc-compare": lambda output: alloc.compare(DECIDED, output),
-    "alloc-compare-supposed": lambda output: alloc.compare(SUPPOSED, output),
-    "pools": lambda output: pools.pools(docs.allotted(), output),
-    "pools-aside": lambda output: pools.pools(
+    "draw": lambda output: command.picture_lines(SEVERAL, output),
+    "draw-two": lambda output: command.picture_lines(TWO, output),
+    "draw-256": lambda output: command.picture_lines(docs.large(), output),
+    "draw-pools": lambda output: command.picture_lines(docs.allotted(), output),
+    "draw-unicode": lambda output: command.picture_lines(docs.foreign(), output),
+    "draw-hostile": lambda output: command.picture_lines(docs.hostile(), output),
+    "map": lambda output: who.guest_map(map_document(SEVERAL), output),
+    "map-hostile": lambda output: who.guest_map(map_document(docs.hostile()), output),
+    "map-nothing": lambda output: who.guest_map(map_document(DOWN), output),
+    "what-if": lambda output: render.what_if(SERVED, output),
+    "what-if-shared": lambda output: render.what_if(POOLED, output),
+    "what-if-full": lambda output: render.what_if(FULL, output),
+    "alloc-compare": lambda output: render.compare(DECIDED, output),
+    "alloc-compare-supposed": lambda output: render.compare(SUPPOSED, output),
+    "pools": lambda output: render.pools(docs.allotted(), output),
+    "pools-aside": lambda output: render.pools(
         docs.allotted(suspended="the kubelet's CPU manager policy is static"), output
     ),
-    "pools-no-nri": lambda output: pools.pools(
+    "pools-no-nri": lambda output: render.pools(
         docs.allotted(guarantee="sandboxes only", push=None, grants=[], refused=[], notes=[]),
         output,
     ),
-    "pools-pushed": lambda output: pools.pools(docs.allotted(push=STUCK), output),
-    "pools-none": lambda output: pools.pools(docs.state(), output),
-    "alloc-explain": lambda output: pools.explain(AllocExplainDocument(grant=GRANTS[1]), output),
-    "alloc-explain-pending": lambda output: pools.explain(
+    "pools-pushed": lambda output: render.pools(docs.allotted(push=STUCK), output),
+    "pools-none": lambda output: render.pools(docs.state(), output),
+    "alloc-explain": lambda output: render.explain(AllocExplainDocument(grant=GRANTS[1]), output),
+    "alloc-explain-pending": lambda output: render.explain(
         AllocExplainDocument(grant=GRANTS[3]), output
     ),
-    "memory": lambda output: render_memory.memory(docs.remembered(), output),
-    "memory-nothing": lambda output: render_memory.memory(
+    "memory": lambda output: render_memory.memory_memory(docs.remembered(), output),
+    "memory-nothing": lambda output: render_memory.memory_memory(
         docs.remembered(sandboxes=(), node_count=1), output
     ),
     "top": lambda output: render_top.once(docs.top(), output),
@@ -137,9 +138,12 @@ CASES: dict[str, Render] = {
     "top-help": lambda output: render_top.screen(docs.top(), View(help=True), output, 40),
     "who": lambda output: who.who(docs.busy_cpu(), output),
     "who-several": lambda output: who.who(docs.busy_cpus(), output),
+    "bind": lambda output: reports.bind(docs.bound(), output),
     "check": lambda output: reports.check(CHECKED, output),
-    "prove": lambda output: prove.prove(proved(), output),
-    "prove-irq": lambda output: prove.prove(proved(irq=True), output),
+    "check-all": lambda output: reports.check(CHECKED, output, everything=True),
+    "prove": lambda output: isolation_render.prove(proved(), output),
+    "prove-guest": lambda output: isolation_render.prove(proved(guest=True), output),
+    "prove-irq": lambda output: isolation_render.prove(proved(irq=True), output),
     "doctor": lambda output: reports.doctor(docs.examined(), output),
     "pin": lambda output: reports.applied(docs.done(), output),
     "history": lambda output: reports.history(docs.changed(), output),

@@ -2,12 +2,11 @@
 
 from typing import Final
 
-from kata_pin.cli.reports.alloc import comparison, state_of, taken_over
-from kata_pin.model.node import KubeletState
-from kata_pin.model.reports.compare import Comparison
-from kata_pin.model.settings import AllocSettings
-from kata_pin.policy.alloc.kubelet_convert import as_kubelet
-from kata_pin.policy.alloc.policies import create
+from kata_pin.base.documents.pools import Comparison
+from kata_pin.base.placement import KubeletState
+from kata_pin.base.settings import AllocSettings
+from kata_pin.options.allocation.policies import create
+from kata_pin.options.allocation.supposed import as_kubelet, comparison, state_of, taken_over
 from tests.support.world import cpus
 from tests.unit.cli import documents as docs
 from tests.unit.cli.supposed import HOST

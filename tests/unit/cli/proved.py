@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-from kata_pin.cli.reports import prove
-from kata_pin.cli.reports.prove import Wanted
-from kata_pin.host.measure.methods import Asked, Progress
-from kata_pin.host.root import HostRoot
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.measured.counters import TaskRun
-from kata_pin.model.measured.windows import (
+from msgspec.structs import replace
+
+from kata_pin.base.counters import (
     BUCKETS,
     PF_NO_SETAFFINITY,
     CpuWindow,
-    Interrupt,
+    KvmCounts,
     Measured,
-    Method,
+    MeasuredExits,
+    MeasuredInterrupt,
     RanTask,
     SeenTask,
-    bucket_of,
+    TaskRun,
 )
-from kata_pin.model.reports.prove import ProveDocument
-from kata_pin.model.reports.state import State
-from kata_pin.model.thread import PF_KTHREAD
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.documents.measured import ProveDocument
+from kata_pin.base.documents.state import State
+from kata_pin.base.sandbox import PF_KTHREAD
+from kata_pin.base.values import Method
+from kata_pin.linux.files import HostRoot
+from kata_pin.linux.recording import Asked, Progress
+from kata_pin.options.isolation import prove
+from kata_pin.options.isolation.prove import ProofRequest
 from tests.unit.cli import documents as docs
 
 V2 = HostRoot(str(Path(__file__).parents[2] / "data" / "cgroup2"))
@@ -60,7 +62,7 @@ def ran(tid: int, *slices_ms: float, at: int = 0) -> RanTask:
     lengths = [int(one * MS) for one in slices_ms]
     buckets = [0] * BUCKETS
     for one in lengths:
-        buckets[bucket_of(one)] += 1
+        buckets[min((one >> 10).bit_length(), BUCKETS - 1)] += 1
     total = sum(lengths)
     return RanTask(tid, len(lengths), total, max(lengths), tuple(buckets), ((at, total),))
 
@@ -101,16 +103,56 @@ def measured(*, irq: bool = False) -> Measured:
     }
     found = Measured(Method.PERF, windows, TASKS, times, parts=PARTS, reader_ns=12 * MS)
     if irq:
-        timer = Interrupt(4, "hardware", "local_timer", -1, 2500, 5 * MS, MS // 50)
-        disk = Interrupt(4, "hardware", "nvme0q5", 36, 3, MS // 20, MS // 50)
+        timer = MeasuredInterrupt(4, "hardware", "local_timer", -1, 2500, 5 * MS, MS // 50)
+        disk = MeasuredInterrupt(4, "hardware", "nvme0q5", 36, 3, MS // 20, MS // 50)
         found = replace(found, interrupts=(timer, disk))
     return found
 
 
-def proved(*, irq: bool = False, about: set[str] | None = None) -> ProveDocument:
+def felt() -> Measured:
+    """Return the measurement with what the guests feel: vCPU 0 of the first is disturbed."""
+    found = measured(irq=True)
+    window = found.cpus[4]
+    vcpu, *others = window.tasks
+    vcpu = vcpu._replace(preempted=3, longest_wait_ns=1500 * MS)
+    exits = (
+        MeasuredExits(4101, 30, "io_instruction", 900, 30 * MS, 2 * MS, 4),
+        MeasuredExits(4101, 1, "external_interrupt", 2500, 1520 * MS, 1500 * MS, 3),
+        MeasuredExits(4101, 12, "hlt", halts=12, halted_ns=1400 * MS),
+    )
+    counts = KvmCounts(5000, 100, 0, 0, 0), KvmCounts(8412, 112, 20 * MS, 60 * MS, 1400 * MS)
+    return replace(
+        found,
+        cpus={**found.cpus, 4: replace(window, tasks=(vcpu, *others))},
+        exits=exits,
+        kvm={4100: counts},
+        no_kvm="cannot find a VM of process 4200 in /sys/kernel/debug/kvm",
+    )
+
+
+def proved(
+    *, irq: bool = False, about: set[str] | None = None, guest: bool = False
+) -> ProveDocument:
     """Return the document of that measurement."""
 
     def meter(_: HostRoot, __: Asked, ___: Progress) -> Measured:
-        return measured(irq=irq)
+        return felt() if guest else measured(irq=irq)
 
-    return prove.prove(owned, Wanted(about, 10.0, 0.0, irq), root=V2, meter=meter)
+    wanted = ProofRequest(about, 10.0, 0.0, irq, guest=guest)
+    return prove.prove(_mapped if guest else owned, wanted, root=V2, meter=meter)
+
+
+def _mapped() -> State:
+    """Return the state with the map of the first pod's guest."""
+    state = owned()
+    first, second = state.sandboxes
+    (database,) = first.containers
+    guest = docs.links(
+        (0, "4", 0, "proven", database.id),
+        (1, "5", 1, "proven", database.id),
+        containers=(docs.confined("postgres", "0-1"),),
+    )
+    return replace(
+        state,
+        sandboxes=(replace(first, guest=guest), replace(second, vmm=docs.vmm(pid=4200))),
+    )

@@ -2,12 +2,12 @@
 
 from typing import Final
 
-from kata_pin.cli.reports.alloc import Question, answer, occupied
-from kata_pin.model.cpuset import EMPTY, CpuSet
-from kata_pin.model.reports.whatif import WhatIf
-from kata_pin.model.settings import AllocSettings, CpuClass
-from kata_pin.model.topology import HostTopology
-from kata_pin.policy.alloc.policies import create
+from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology
+from kata_pin.base.documents.pools import WhatIf
+from kata_pin.base.settings import AllocSettings
+from kata_pin.base.values import CpuClass
+from kata_pin.options.allocation.policies import create
+from kata_pin.options.allocation.supposed import Question, answer, occupied
 from tests.support.machines import Shape, host
 from tests.unit.cli import documents as docs
 

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from kata_pin.base.config.tree import Config
+from kata_pin.base.documents.document import Daemon
+from kata_pin.base.errors import DaemonError, RemoteProtocolError
 from kata_pin.cli.client import Provider
-from kata_pin.cli.main import run
 from kata_pin.cli.options import Session
-from kata_pin.config import Config
-from kata_pin.errors import DaemonError, RemoteProtocolError
-from kata_pin.model.reports.daemon import Daemon
-from kata_pin.sources.daemon_socket import DaemonAway, DaemonSilent, ask
+from kata_pin.service.exchange import DaemonAway, DaemonSilent
+from kata_pin.service.protocol import ask
+from tests.support.commandline import run
 from tests.unit.cli import documents as docs
-from tests.unit.cli.conftest import Given, Serve, plain
+from tests.unit.conftest import Given, Serve, plain
 
 
 @contextmanager
@@ -147,7 +148,7 @@ def test_reading_without_a_daemon_looks_at_the_system(tmp_path: Path) -> None:
 
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the waits: the real ones are 0.5 s, 2 s and 35 s."""
-    monkeypatch.setattr("kata_pin.sources.daemon_socket.PATIENCE_S", 0.05)
+    monkeypatch.setattr("kata_pin.service.exchange.PATIENCE_S", 0.05)
     for name in ("READ_S", "WRITE_S"):
         monkeypatch.setattr(f"kata_pin.cli.client.{name}", 0.3)
 
@@ -163,8 +164,8 @@ def test_waiting_for_a_daemon_that_hangs_is_told(
     session = Session(str(tmp_path / "config.yaml"))
     (tmp_path / "config.yaml").write_text(f"version: 1\nruntime_dir: {tmp_path}\n")
     with listener(tmp_path / "status.sock", None):
-        session.provider.names()
-        state, again = session.provider.state(), session.provider.state()
+        session.connect().names()
+        state, again = session.connect().state(), session.connect().state()
     assert (state.daemon.running, state.daemon.silent) == (False, True)
     assert again is not state
     assert again.node is not state.node
@@ -245,7 +246,7 @@ def test_work_without_the_daemon_does_not_log_to_the_terminal(tmp_path: Path) ->
     config = tmp_path / "config.yaml"
     config.write_text(f"version: 1\nruntime_dir: {tmp_path}\n")
     code = (
-        "import logging, sys; from kata_pin.daemon.service import offline; real = offline.state\n"
+        "import logging, sys; from kata_pin.service import offline; real = offline.state\n"
         "def state(config):\n"
         "    logging.getLogger('kata_pin.vmm').warning('told'); return real(config)\n"
         "offline.state = state; from kata_pin.cli.main import run; sys.exit(run(sys.argv[1:]))"

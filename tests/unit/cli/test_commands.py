@@ -3,19 +3,21 @@
 import json
 import os
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from kata_pin.cli.main import COMMANDS, run
-from kata_pin.cli.reports import processes
-from kata_pin.errors import DaemonError, KataPinError
-from kata_pin.model.reports.state import State
-from kata_pin.wire.request import Request
+from kata_pin.base.cpuset import CpuSet, union
+from kata_pin.base.documents.state import State
+from kata_pin.base.errors import DaemonError, KataPinError
+from kata_pin.cli.quick import COMMANDS
+from kata_pin.cli.reports import who
+from kata_pin.service.request import Request
+from tests.support.commandline import run
 from tests.unit.cli import documents as docs
-from tests.unit.cli.conftest import Serve, plain
+from tests.unit.conftest import Serve, plain
 
 STATE = docs.state(docs.database(), docs.drifted(), docs.lost())
 CALM = docs.state(docs.database())
@@ -121,11 +123,13 @@ def test_check_exits_3_on_drift(
     """Drift is status 3, everything in place is 0, in text and as JSON."""
     config = str(serve(_state(document)))
     assert run(["check", "--config", config]) == status
-    assert ("FAIL drift" in capsys.readouterr().out) is (status == 3)
+    page = capsys.readouterr().out
+    assert page.startswith("FAIL: 2 drifting threads, " if status else "ok: ")
     assert run(["check", "--json", "--config", config]) == status
     told = _json(capsys)
     assert told["ok"] is (status == 0)
-    assert {f["kind"] for f in told["findings"] if f["fails"]} == ({"drift"} if status else set())
+    kinds = {"drift", "other-writer"} if status else set()
+    assert {f["kind"] for f in told["findings"] if f["fails"]} == kinds
 
 
 def test_check_says_when_it_could_not_tell(
@@ -134,7 +138,7 @@ def test_check_says_when_it_could_not_tell(
     """Processes that this user cannot see: status 4, never "ok"."""
     config = str(serve(_state(CALM)))
     with monkeypatch.context() as patched:
-        patched.setattr(processes, "why_hidden", lambda: "hidden from this user")
+        patched.setattr(who, "why_hidden", lambda: "hidden from this user")
         assert run(["check", "--json", "--config", config]) == 4
     told = _json(capsys)
     assert (told["ok"], told["verdict"], told["unknown"]) == (
@@ -380,8 +384,8 @@ def test_a_namespace_makes_a_name_unique(serve: Serve, capsys: pytest.CaptureFix
     [
         (["shop/web"], 3, {"conflict"}, 1),
         (["bank/web"], 3, {"conflict"}, 1),
-        (["feed"], 3, {"drift"}, 1),
-        (["-n", "bank"], 3, {"conflict", "drift"}, 2),
+        (["feed"], 3, {"drift", "other-writer"}, 1),
+        (["-n", "bank"], 3, {"conflict", "drift", "other-writer"}, 2),
         (["-n", "none"], 0, set(), 0),
     ],
 )
@@ -421,6 +425,23 @@ def test_who_takes_a_list(serve: Serve, capsys: pytest.CaptureFixture[str]) -> N
     assert "NUMA  SIBLINGS" in capsys.readouterr().out
 
 
+def test_who_without_cpus_is_about_exclusive_ones(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All exclusive pCPUs of the node, of whatever sandbox; an error where there are none."""
+    config = str(serve(_state(THREE)))
+    assert run(["who", "--json", "--config", config]) == 0
+    exclusive = union(CpuSet.parse(one.exclusive) for one in THREE.sandboxes)
+    assert _json(capsys)["cpus"] == str(exclusive)
+    assert exclusive
+    config = str(serve(_state(docs.state(docs.sandbox("a/b", "4-5")))))
+    assert run(["who", "--config", config]) == 1
+    error = capsys.readouterr().err
+    assert "no sandbox of this node has exclusive pCPUs" in error
+    assert "kata-pin who 0-3" in error
+    assert run(["who", "", "--config", config]) == 2
+
+
 def test_unexpected_errors_are_told_without_a_traceback(
     serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -457,7 +478,7 @@ def test_a_page_is_only_replaced_by_a_whole_one(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kata_pin.cli.reports.prove.prove", interrupted)
+    monkeypatch.setattr("kata_pin.options.isolation.prove.prove", interrupted)
     page = tmp_path / "page.html"
     page.write_text("the former one")
     config = str(serve(_state()))

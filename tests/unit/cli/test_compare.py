@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.cli.main import run
-from kata_pin.cli.reports.alloc import SAME
-from kata_pin.model.node import KubeletState
-from kata_pin.policy.alloc.policies import BUILTIN
-from kata_pin.wire.kube.checkpoint import parse_checkpoint
+from kata_pin.base.placement import KubeletState
+from kata_pin.options.allocation.policies import BUILTIN
+from kata_pin.options.allocation.supposed import SAME
+from kata_pin.peers.kubelet.checkpoint import parse_checkpoint
 from tests.support.checkpoint import checkpoint
+from tests.support.commandline import run
 from tests.support.hosttree import SYSFS
 from tests.support.world import cpus
 from tests.unit.cli import documents as docs
 from tests.unit.cli.compared import decided, supposed
-from tests.unit.cli.conftest import Serve
+from tests.unit.conftest import Serve
 
 ALLOCATION = docs.allotted().allocation
 ALLOCATED = ALLOCATION.grants if ALLOCATION else ()

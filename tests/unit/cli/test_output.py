@@ -7,21 +7,27 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from kata_pin import config
-from kata_pin.cli import options
-from kata_pin.cli.main import run
-from kata_pin.cli.options import RUNTIME_DIR, Session
-from kata_pin.config.table import sample
-from kata_pin.errors import ConfigError
-from kata_pin.model.reports.state import State
+from kata_pin.base.config.table import sample
+from kata_pin.base.config.tree import Config
+from kata_pin.base.documents.answers import NodeEvent, NodeEventKind
+from kata_pin.base.documents.state import State
+from kata_pin.base.errors import ConfigError
+from kata_pin.cli.options import Session
+from kata_pin.cli.render import reports
+from kata_pin.cli.render.layout import NO_LIMIT, Output
+from kata_pin.cli.runtime_dir import DEFAULT_FILE, RUNTIME_DIR
+from kata_pin.service.configuration import DEFAULT_FILE as CONFIGURATION_DEFAULT_FILE
+from tests.support.commandline import run
 from tests.unit.cli import documents as docs
-from tests.unit.cli.conftest import Serve, plain
+from tests.unit.conftest import Serve, plain
 
 STATE = docs.state(docs.database(), docs.drifted(), docs.lost())
 
@@ -49,7 +55,7 @@ def test_show_needs_neither_the_daemon_nor_asyncio(serve: Serve) -> None:
     code = (
         "import sys; from kata_pin.cli.main import run;"
         f"run(['show', '--config', {str(config)!r}]);"
-        "print([m for m in ('asyncio', 'kata_pin.daemon', 'google', 'yaml', 'kata_pin.config',"
+        "print([m for m in ('asyncio', 'kata_pin.daemon', 'google', 'yaml', 'kata_pin.base.config',"
         " 'rich.console', 'psutil', 'pyroute2', 'json') if m in sys.modules])"
     )
     done = subprocess.run(
@@ -257,7 +263,7 @@ def test_the_sample_file_is_not_read_as_yaml(
 
 def test_defaults_are_those_of_the_configuration() -> None:
     """What the command line knows without loading the settings agrees with them."""
-    assert (config.DEFAULT_FILE, config.Config().runtime_dir) == (options.DEFAULT_FILE, RUNTIME_DIR)
+    assert (CONFIGURATION_DEFAULT_FILE, Config().runtime_dir) == (DEFAULT_FILE, RUNTIME_DIR)
 
 
 def test_a_file_damaged_since_the_start_keeps_nobody_from_asking(
@@ -269,3 +275,41 @@ def test_a_file_damaged_since_the_start_keeps_nobody_from_asking(
     assert run(["show", "--config", str(file)]) == 0
     assert run(["check", "--config", str(file)]) == 78
     assert "no such setting" in capsys.readouterr().err
+
+
+def test_times_of_history_do_not_reach_the_terminal_unescaped() -> None:
+    """The daemon's user may have written any text there."""
+    document = docs.changed()
+    changes = [replace(one, time="\x1b]0;owned\x07") for one in document.changes]
+    events = [NodeEvent("\x1b[2J", 1.0, NodeEventKind.RELOADED, "text")]
+    for changed in (
+        replace(document, changes=tuple(changes)),
+        replace(document, events=tuple(events)),
+    ):
+        shown = "".join(line.plain for line in reports.history(changed, Output(NO_LIMIT)))
+        assert "\x1b" not in shown
+        assert "\\x1b" in shown
+
+
+RUN = "import sys; from kata_pin.cli.main import run; sys.exit(run(sys.argv[1:]))"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_long_work_shows_progress_on_a_terminal_only(tmp_path: Path, *, terminal: bool) -> None:
+    """On stderr, and only where that is a terminal; stdout has the result alone."""
+    ours, theirs = os.openpty() if terminal else os.pipe()
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, "install", "--root", str(tmp_path)],
+        stdout=subprocess.PIPE, stderr=theirs, text=True, timeout=60, check=True,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "80"},
+    )  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # how a terminal ends whose other side is closed
+        while part := os.read(ours, 4096):
+            shown += part
+    os.close(ours)
+    assert ("installing" in shown.decode()) is terminal
+    assert terminal or shown == b""
+    assert "installing" not in done.stdout
+    assert "kata-pin.service" in done.stdout

@@ -1,13 +1,14 @@
 """README's samples are what the program prints; run this file to write them."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
+from kata_pin.base.documents.state import Thread
 from kata_pin.cli.render import show
-from kata_pin.cli.render.drawing import terminal
 from kata_pin.cli.render.layout import NO_LIMIT, Output
-from kata_pin.model.reports.sandbox import Thread
+from kata_pin.options.pictures import command
 from tests.unit.cli import documents as docs
 
 README = Path(__file__).parents[3] / "README.md"
@@ -66,7 +67,7 @@ def sample() -> list[str]:
     state = docs.state(sandbox, cpus=2, kubelet=None)
     state = replace(state, daemon=replace(docs.RUNNING, uptime_s=93784.0))
     shown = [line.plain for line in show.single(state, Output(NO_LIMIT))]
-    drawn = [line.plain for line in terminal.draw(state, Output(100))]
+    drawn = [line.plain for line in command.picture_lines(state, Output(100))]
     return [*shown, "", "$ kata-pin draw", *drawn[drawn.index("") + 1 :]]
 
 

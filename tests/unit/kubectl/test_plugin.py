@@ -60,6 +60,15 @@ TWO = [
 ]
 
 
+def daemon_pod(node: str, kind: str = "DaemonSet", name: str = "kata-pin") -> dict[str, Any]:
+    """Return the daemon's pod of a node."""
+    labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/component": "node"}
+    return {
+        "metadata": {"ownerReferences": [{"kind": kind, "controller": True}], "labels": labels},
+        "spec": {"nodeName": node},
+    }
+
+
 class Plugin:
     """The plugin beside the played kubectl."""
 
@@ -70,6 +79,8 @@ class Plugin:
         program.chmod(0o755)
         self.answers: dict[str, tuple[int, str]] = {"config view": (0, "shop")}
         self.listed("nodeplacements", TWO)
+        for node in ("n1", "n2"):
+            self.answers[f"get pod kp-{node} "] = 0, json.dumps(daemon_pod(node))
 
     def listed(self, what: str, items: list[dict[str, Any]]) -> None:
         """Answer with a list."""
@@ -213,6 +224,11 @@ def test_errors_of_kubectl(plugin: Plugin, tmp_path: Path) -> None:
     assert plugin.run("nodes").stderr.startswith(f"kubectl kata-pin: {refused}")
     plugin.answers["nodeplacements"] = 0, "no json"
     assert "no list came back" in plugin.run("nodes").stderr
+    for wrong in ('{"items": 5}', '{"items": ' + "[" * 100_000, "5", "null"):
+        plugin.answers["nodeplacements"] = 0, wrong
+        done = plugin.run("nodes")
+        assert (done.returncode, "no list came back" in done.stderr) == (1, True)
+        assert "Traceback" not in done.stderr
     plugin.listed("nodeplacements", [placement("n1", ("shop/web", "abc"), daemonPod="-n x/y")])
     assert "does not name the daemon's pod" in plugin.run("show", "web").stderr
     plugin.listed("nodeplacements", TWO)
@@ -277,3 +293,25 @@ def test_the_archive_for_krew() -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.split() == ["kubectl-kata_pin", "LICENSE"]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [daemon_pod("n1", "Node"), daemon_pod("n1", name="etcd"), daemon_pod("n2"), {}, {"spec": 5}],
+)
+def test_a_node_can_name_no_pod_but_the_daemons(plugin: Plugin, found: dict[str, Any]) -> None:
+    """Nothing is run in a static pod such as etcd, in one of another node, or in one unknown."""
+    plugin.answers["get pod kp-n1 "] = 0, json.dumps(found)
+    done = plugin.run("show", "db")
+    assert (done.returncode, "CALLED" in done.stdout) == (1, False)
+    assert "not a pod of kata-pin's DaemonSet" in done.stderr
+
+
+def test_a_node_prints_no_escapes(plugin: Plugin) -> None:
+    """What a command prints on the node, and says of errors, is text alone; tables stay tables."""
+    plugin.answers["exec"] = 0, "NAME\tCPUS\n\x1b]52;c;eA==\x07web\t4-5\né\r\x9b2J"
+    done = plugin.run("show", "web")
+    assert done.stdout == "NAME\tCPUS\n\\x1b]52;c;eA==\\x07web\t4-5\né\\r\\x9b2J"
+    plugin.answers["exec"] = 3, "\x1b[2Jno\n"
+    done = plugin.run("show", "web")
+    assert (done.returncode, done.stderr) == (3, "\\x1b[2Jno\n")

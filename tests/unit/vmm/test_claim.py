@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
-from kata_pin.errors import NotRead, TaskGone, VmmError
-from kata_pin.host.cgroup_owner import why_not_roots
-from kata_pin.host.root import HostRoot
-from kata_pin.model.thread import Process, ProcessKey
-from kata_pin.vmm.find import VmmFinder
-from kata_pin.vmm.host_access import HostAccess
-from kata_pin.vmm.state_files import KataPaths, read_pids, virtiofsd_pid
-from kata_pin.wire.proc import Cgroups, ExeFile, parse_cgroup
+from kata_pin.base.errors import NotRead, TaskGone, VmmError
+from kata_pin.base.sandbox import Process, ProcessKey
+from kata_pin.base.values import KataRuntime
+from kata_pin.linux.cgroups import why_not_roots
+from kata_pin.linux.files import HostRoot
+from kata_pin.linux.proc import Cgroups, ExeFile, parse_cgroup
+from kata_pin.vmm.claims import Accepted, Strength
+from kata_pin.vmm.find import MAX_REFUSALS, VmmFinder
+from kata_pin.vmm.state_files import HostAccess, KataPaths, read_pids, virtiofsd_pid
 from tests.support import recordings
 
 
@@ -79,6 +82,8 @@ def test_recorded_command_lines(path: Path, tmp_path: Path) -> None:
     assert (vmm.kind, vmm.witness) == ("qemu", "cgroup holds the sandbox id")
     assert vmm.guest.boot >= 1
     assert len(vmm.iothreads) == 1
+    rust = "kata-4.1" in path.parts
+    assert vmm.runtime is (KataRuntime.RUST if rust else KataRuntime.GO)
     with pytest.raises(VmmError, match="no VMM found for sandbox other"):
         VmmFinder(host).find("other", {1780: 0})
 
@@ -185,3 +190,105 @@ def test_a_file_of_another_user(vc: Path, tmp_path: Path) -> None:
     assert read_pids(HostRoot(str(tmp_path)), KataPaths(), "p1") == {1780: "pid file"}
     os.chown(vc / "vm/p1/pid", 65534, 65534)
     assert read_pids(HostRoot(str(tmp_path)), KataPaths(), "p1") == {}
+
+
+# ---- what changes during the check --------------------------------------------------------
+
+QEMU = "/usr/bin/qemu-system-x86_64"
+
+
+def _qemu(folder: Path) -> HostAccess:
+    """Return a host whose QEMU is accepted: it stays as it is."""
+    host = _facts(HostRoot(str(folder)), [QEMU, "-name", "sandbox-p1"], b"0::/kata_p1\n")
+    assert VmmFinder(host).find("p1").process.pid == 1780
+    return host
+
+
+@pytest.mark.parametrize(("path", "deleted"), [(f"{QEMU}-spice", False), (QEMU, True)])
+def test_an_executable_that_changes_during_the_check(
+    tmp_path: Path, path: str, deleted: bool
+) -> None:
+    """Between the look at its name and the look at its file it executed something else."""
+    file = ExeFile(path, deleted=deleted, device=1, inode=1, uid=0, mode=0o100755)
+    host = replace(_qemu(tmp_path), exe_file=lambda _: file)
+    with pytest.raises(VmmError, match="its executable changed during the check"):
+        VmmFinder(host).find("p1")
+
+
+def test_a_pid_that_is_another_processs_after_the_check(tmp_path: Path) -> None:
+    """It ended after its executable was looked at, and its number was given out again."""
+    host = _qemu(tmp_path)
+    before = host.read_process(1780)
+    now = [before]
+
+    def then_ends(pid: int) -> ExeFile:
+        now[0] = replace(before, key=ProcessKey(pid, before.key.starttime + 1))
+        return host.exe_file(pid)
+
+    ending = replace(host, exe_file=then_ends, read_process=lambda _: now[0])
+    with pytest.raises(VmmError, match="it exited during the check"):
+        VmmFinder(ending).find("p1")
+
+
+@pytest.mark.parametrize(
+    ("strength", "kept"), [(Strength.CGROUP, True), (Strength.FILE, False), (0, False)]
+)
+def test_a_vmm_that_less_confirms_is_compared_with_others(
+    tmp_path: Path, strength: int, *, kept: bool
+) -> None:
+    """A new daemon keeps the former one's VMM without a search only if as much confirms it."""
+    host = _qemu(tmp_path)
+    before = Accepted(host.read_process(1780).key, strength)
+    assert (VmmFinder(host, before=lambda _: before).confirm("p1") is not None) is kept
+
+
+def test_a_child_that_was_seen_before_its_exec_is_looked_at_again(tmp_path: Path) -> None:
+    """exec may keep the name: while a process is young, that it claims nothing is not kept."""
+    born = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+    argv, cgroup = [QEMU, "-name", "sandbox-p1"], b"0::/kata_p1\n"
+    path = ["/usr/bin/containerd-shim-kata-v2"]
+    host = _facts(HostRoot(str(tmp_path)), argv, cgroup)
+    child = replace(host.read_process(1780), key=ProcessKey(1780, born))
+    host.processes.process = child  # type: ignore[attr-defined]
+    finder = VmmFinder(replace(host, exe=lambda _: (path[0], False)))
+    assert finder.sandboxes() == {}
+    path[0] = QEMU
+    assert finder.sandboxes() == {"p1": 1780}
+
+
+def test_a_process_that_executes_a_vmm_late_is_looked_at_again(tmp_path: Path) -> None:
+    """However old it is: its name is another one then."""
+    host = _facts(HostRoot(str(tmp_path)), [QEMU, "-name", "sandbox-p1"], b"0::/kata_p1\n")
+    path, later = ["/bin/sh"], host.read_process(1780)
+    host.processes.process = replace(later, comm="sh")  # type: ignore[attr-defined]
+    finder = VmmFinder(replace(host, exe=lambda _: (path[0], False)))
+    assert finder.sandboxes() == {}
+    host.processes.process, path[0] = later, QEMU  # type: ignore[attr-defined]
+    assert finder.sandboxes() == {"p1": 1780}
+
+
+def test_new_strangers_keep_no_vmm_waiting(tmp_path: Path) -> None:
+    """A scan refuses a few claims only: those that come anew each time have their turn last."""
+    vmm = Process(ProcessKey(5000, 100), 1, "qemu-system-x86", 0)
+    strangers: list[Process] = []
+    host = _facts(HostRoot(str(tmp_path)), [QEMU], b"0::/kata_p1\n")
+    table = cast("_One", host.processes)
+
+    def process(pid: int) -> Process:
+        return next(one for one in (*strangers, vmm) if one.pid == pid)
+
+    def named(pid: int) -> list[str]:
+        return [QEMU, "-name", f"sandbox-p{1 if pid == vmm.pid else pid}"]
+
+    table.all = lambda: [*strangers, vmm]  # type: ignore[method-assign]
+    cgroup = parse_cgroup(b"0::/kata_p1\n")
+    finder = VmmFinder(replace(host, read_process=process, cmdline=named, cgroups=lambda _: cgroup))
+    found = []
+    for scan in range(3):
+        born = 1000 * (scan + 1)
+        strangers[:] = [
+            Process(ProcessKey(born + n, born), 1, "qemu-system-x86", 0)
+            for n in range(2 * MAX_REFUSALS)
+        ]
+        found.append(finder.sandboxes())
+    assert found == [{"p1": 5000}] * 3

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.errors import VmmError
+from kata_pin.base.errors import VmmError
 from kata_pin.vmm.find import VmmFinder
 from tests.support.hosttree import FakeHost
 from tests.support.vmmhost import facts

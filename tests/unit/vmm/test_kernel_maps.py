@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.host.root import HostRoot
-from kata_pin.model.cpuset import EMPTY
-from kata_pin.model.thread import PF_USER_WORKER, Task, ThreadKey
-from kata_pin.vmm import debugfs, kvm_fd
+from kata_pin.base.cpuset import EMPTY
+from kata_pin.base.sandbox import PF_USER_WORKER, Task, ThreadKey
+from kata_pin.linux.files import HostRoot
+from kata_pin.vmm import roles
 from tests.support import recordings
 
 PID = 1780
@@ -44,9 +44,9 @@ def _fd(root: HostRoot, number: int, target: str) -> None:
     (folder / str(number)).symlink_to(target)
 
 
-def _debugfs(root: HostRoot, **starts: int) -> debugfs.VcpuThreads:
+def _debugfs(root: HostRoot, **starts: int) -> roles.VcpuThreads:
     keys = {int(name[1:]): ThreadKey(PID, int(name[1:]), start) for name, start in starts.items()}
-    return debugfs.read_vcpus(root, keys, PID)
+    return roles.read_vcpus(root, keys, PID)
 
 
 def test_debugfs_names_threads_of_this_vmm_only(root: HostRoot) -> None:
@@ -86,7 +86,7 @@ def test_a_thread_of_two_vcpus_is_doubtful(root: HostRoot) -> None:
 
 def test_no_debugfs_is_no_answer(root: HostRoot) -> None:
     """Not mounted, or locked down."""
-    assert _debugfs(root, t1792=BEFORE) == debugfs.NOTHING
+    assert _debugfs(root, t1792=BEFORE) == roles.NOTHING
 
 
 def _recorded() -> tuple[list[tuple[int, str]], dict[int, str]]:
@@ -109,11 +109,11 @@ def test_the_recorded_sandbox(root: HostRoot) -> None:
     tasks = [_thread(root, tid, call) for tid, call in calls]
     for number, target in links.items():
         _fd(root, number, target)
-    waiting = kvm_fd.read_waiting(root, tasks, "x86_64")
+    waiting = roles.read_waiting(root, tasks, "x86_64")
     named = {key.tid: number for key, number in waiting.ids.items()}
     assert named == {1792: 0, 1793: 1, 1800: 15, 1801: 14, 1802: 13, 1803: 12}
     assert not waiting.running
-    assert kvm_fd.open_vcpus(root, PID) == {0, 1, 12, 13, 14, 15}
+    assert roles.open_vcpus(root, PID) == {0, 1, 12, 13, 14, 15}
 
 
 @pytest.mark.parametrize(
@@ -134,20 +134,21 @@ def test_what_counts_as_running_a_vcpu(
     """Exactly ioctl(KVM_RUN) of this machine, on exactly a kvm-vcpu descriptor."""
     task = _thread(root, 1792, syscall)
     _fd(root, 0x21, target)
-    assert set(kvm_fd.read_waiting(root, [task], machine).ids.values()) == named
+    assert set(roles.read_waiting(root, [task], machine).ids.values()) == named
 
 
 def test_kernel_workers_are_never_asked(root: HostRoot) -> None:
     """They show their creator's call (seen on 6.12 and 6.18)."""
     task = _thread(root, 1792, "16 0x21 0xae80", flags=PF_USER_WORKER)
     _fd(root, 0x21, "anon_inode:kvm-vcpu:0")
-    assert kvm_fd.read_waiting(root, [task], "x86_64") == kvm_fd.Waiting({}, frozenset())
+    nothing = roles.Waiting({}, frozenset(), frozenset())
+    assert roles.read_waiting(root, [task], "x86_64") == nothing
 
 
 def test_busy_and_vanished_threads(root: HostRoot) -> None:
     """A running thread is reported as that; one that is gone as nothing."""
     busy = _thread(root, 1792, "running")
     gone = Task(ThreadKey(PID, 1793, BEFORE), "x", 0, EMPTY, EMPTY, "/")
-    waiting = kvm_fd.read_waiting(root, [busy, gone], "x86_64")
+    waiting = roles.read_waiting(root, [busy, gone], "x86_64")
     assert waiting.running == {busy.key}
     assert not waiting.ids

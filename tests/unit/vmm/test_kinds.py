@@ -8,35 +8,27 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from kata_pin.errors import NotRead
-from kata_pin.host.root import HostRoot
-from kata_pin.model.cpuset import EMPTY
-from kata_pin.model.sandbox import Vmm
-from kata_pin.model.thread import (
-    PF_KTHREAD,
-    PF_USER_WORKER,
-    Role,
-    RoleSource,
-    Task,
-    ThreadKey,
-    ThreadRole,
-)
+from kata_pin.base.cpuset import EMPTY
+from kata_pin.base.errors import NotRead
+from kata_pin.base.sandbox import PF_KTHREAD, PF_USER_WORKER, Role, Task, ThreadKey, Vmm
+from kata_pin.base.values import RoleSource, ThreadRole
+from kata_pin.linux.files import HostRoot
+from kata_pin.linux.proc import parse_cmdline
+from kata_pin.peers.vmm_cmdline import parse_shim
 from kata_pin.vmm import kinds
-from kata_pin.vmm.allow_list import DEFAULT_EXECUTABLES, VmmAllowlist
-from kata_pin.vmm.find import VmmFinder
+from kata_pin.vmm.checks import DEFAULT_EXECUTABLES, VmmAllowlist
+from kata_pin.vmm.claims import Shims
+from kata_pin.vmm.find import VmmFinder, find_helpers
 from kata_pin.vmm.kinds import BUILTIN, GROUP, NamedRole, Row, ThreadName, VmmKind, kind_named
-from kata_pin.vmm.overhead import find_helpers
 from kata_pin.vmm.role_cache import RoleCache
 from kata_pin.vmm.roles import identify
-from kata_pin.vmm.shims import Shims
-from kata_pin.wire.proc import parse_cmdline
-from kata_pin.wire.vmm_cmdline import parse_shim
 from tests.support import recordings
 from tests.support.hosttree import FakeHost
 from tests.support.vmmhost import facts
@@ -114,6 +106,13 @@ SAMPLES = {
         "firecracker",
         ("fc_api", "fc_vcpu 0", "fc_vcpu 1"),
         {"fc_vcpu 3": _vcpu(3), "fc_vcpu3": _vcpu(3), "fc_vmm": None},
+    ),
+    "openvmm": Sample(
+        "/opt/kata/bin/openvmm",
+        ["/opt/kata/bin/openvmm", "--ttrpc", f"/run/kata/{SANDBOX}/openvmm.sock"],
+        "openvmm",
+        ("io-uring", "vp-0", "vp-1"),
+        {"vp-12": _vcpu(12), "vp-": None, "vp-1x": None, "io-uring": None},
     ),
     "dragonball": Sample(
         "/opt/kata/runtime-rs/bin/containerd-shim-kata-v2",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kata_pin.model.cpuset import EMPTY
-from kata_pin.model.sandbox import GuestTopology, Vmm
-from kata_pin.model.thread import PF_USER_WORKER, ProcessKey, Task, ThreadKey, ThreadRole
+from kata_pin.base.cpuset import EMPTY
+from kata_pin.base.sandbox import PF_USER_WORKER, GuestTopology, ProcessKey, Task, ThreadKey, Vmm
+from kata_pin.base.values import ThreadRole
 from kata_pin.vmm.kinds import NamedRole
-from kata_pin.vmm.order import MAX_TID_STEP, creation_order, guess
+from kata_pin.vmm.roles import MAX_TID_STEP, creation_order, guess
 
 PID = 100
 _OTHER = NamedRole(ThreadRole.EMULATOR)

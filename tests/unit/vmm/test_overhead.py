@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from kata_pin.host.root import HostRoot
-from kata_pin.model.sandbox import Vmm
-from kata_pin.model.thread import PF_KTHREAD, Process, ProcessKey, RoleSource, ThreadKey, ThreadRole
-from kata_pin.vmm.overhead import Helper, find_helpers, served_by
-from kata_pin.vmm.shims import Shims
-from kata_pin.wire.proc import kernel_worker
+from msgspec.structs import replace
+
+from kata_pin.base.sandbox import PF_KTHREAD, Process, ProcessKey, ThreadKey, Vmm
+from kata_pin.base.values import RoleSource, ThreadRole
+from kata_pin.linux.files import HostRoot
+from kata_pin.linux.proc import kernel_worker
+from kata_pin.vmm.claims import Shims
+from kata_pin.vmm.find import Helper, find_helpers, served_by
 from tests.support.vmmhost import facts
 
 

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from kata_pin.model.cpuset import EMPTY
-from kata_pin.model.thread import Role, RoleSource, Task, ThreadKey, ThreadRole
+from kata_pin.base.cpuset import EMPTY
+from kata_pin.base.sandbox import Role, Task, ThreadKey
+from kata_pin.base.values import RoleSource, ThreadRole
 from kata_pin.vmm.role_cache import RoleCache, better
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -87,13 +88,28 @@ def test_when_the_sources_are_asked_again() -> None:
     assert cache.vcpus([old, young]) == {young.key: 0}
 
 
+def test_one_that_grows_up_while_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was young when the kernel told what it does: that may not yet be what it was made for."""
+    task, cache = _task(11, age_s=1.9), RoleCache()
+    assert cache.recall([task]) is None
+    assert cache.to_ask([task], missing=False) == [task]
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    monkeypatch.setattr(time, "clock_gettime", lambda _clock: now_s + 0.5)
+    _learn(cache, {task: REST})
+    assert cache.recall([task]) is None
+    assert cache.to_ask([task], missing=False) == [task]
+    _learn(cache, {task: REST})
+    assert cache.recall([task]) == {task.key: REST}
+
+
 def test_threads_that_are_gone_are_forgotten() -> None:
     """Of the threads that the last pass did not list nothing is kept."""
     one, two = _task(10, age_s=1000), _task(11, age_s=1000)
     cache = RoleCache()
+    assert cache.recall([one, two]) is None
     _learn(cache, {one: REST, two: REST})
     cache.prune()
     assert cache.get(two.key) == REST
-    assert cache.recall([one]) == {one.key: REST}
+    assert (cache.recall([one]) or {})[one.key] == REST
     cache.prune()
     assert (cache.get(one.key), cache.get(two.key)) == (REST, None)

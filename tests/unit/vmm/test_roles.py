@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from kata_pin.host.root import HostRoot
-from kata_pin.model.cpuset import EMPTY
-from kata_pin.model.sandbox import GuestTopology, Vmm
-from kata_pin.model.thread import (
+from kata_pin.base.cpuset import EMPTY
+from kata_pin.base.sandbox import (
     PF_USER_WORKER,
+    GuestTopology,
     ProcessKey,
     Role,
-    RoleSource,
     Task,
     ThreadKey,
-    ThreadRole,
+    Vmm,
 )
-from kata_pin.vmm import roles
-from kata_pin.vmm.host_access import HostAccess
-from kata_pin.vmm.role_cache import RoleCache
+from kata_pin.base.values import RoleSource, ThreadRole
+from kata_pin.linux.files import HostRoot
+from kata_pin.peers.qemu import QmpAnswers, QmpCpu, QmpIothread
+from kata_pin.vmm import role_cache, roles
+from kata_pin.vmm.role_cache import LIST_S, RoleCache
 from kata_pin.vmm.roles import identify
-from kata_pin.wire.qemu.qmp import QmpAnswers, QmpCpu, QmpIothread
+from kata_pin.vmm.state_files import HostAccess, HostPaths
 from tests.support.vmmhost import facts
 
 PID = 100
@@ -203,6 +203,31 @@ def test_the_last_running_thread_is_the_last_vcpu(tmp_path: Path, vmm: Vmm) -> N
     host = _boot(tmp_path, cpu0=KVM_RUN.format(fd=10), cpu1=RUNNING)
     found = _sources(_identify(host, vmm, BOOTED))
     assert found == [(0, RoleSource.KVM_FD), (1, RoleSource.KVM_FD)]
+
+
+@pytest.mark.parametrize(("every_s", "times"), [(LIST_S, 1), (0.0, 5)])
+def test_descriptors_are_listed_rarely(
+    tmp_path: Path, vmm: Vmm, monkeypatch: pytest.MonkeyPatch, every_s: float, times: int
+) -> None:
+    """However often another thread is busy where a boot vCPU is missing."""
+    listed: list[int] = []
+    open_vcpus = roles.open_vcpus
+
+    def listing(root: HostPaths, pid: int) -> frozenset[int]:
+        listed.append(pid)
+        return open_vcpus(root, pid)
+
+    monkeypatch.setattr(roles, "open_vcpus", listing)
+    monkeypatch.setattr(role_cache, "LIST_S", every_s)
+    host, cache = _boot(tmp_path, cpu0=KVM_RUN.format(fd=10), cpu1=FUTEX), RoleCache()
+    (tmp_path / "proc" / str(PID) / "fd" / "11").unlink()
+    for tid in range(PID + 10, PID + 15):
+        (tmp_path / "proc" / str(PID) / "task" / str(tid)).mkdir()
+        (tmp_path / "proc" / str(PID) / "task" / str(tid) / "syscall").write_text(RUNNING)
+        busy = replace(BOOTED[-1], key=ThreadKey(PID, tid, 60))
+        found = identify(host, vmm, [*BOOTED[:-1], busy], cache)
+        assert found[busy.key].source is RoleSource.ORDER
+    assert len(listed) == times
 
 
 def test_a_busy_iothread_is_no_vcpu(tmp_path: Path, vmm: Vmm) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from kata_pin.calls import DirectCalls
-from kata_pin.errors import HostError, NotRead, TaskGone
-from kata_pin.host.root import HostRoot
-from kata_pin.model.thread import Process, ProcessKey
-from kata_pin.vmm import slow_facts
-from kata_pin.vmm.slow_facts import SlowFacts
+from kata_pin.base.errors import HostError, NotRead, TaskGone
+from kata_pin.base.sandbox import Process, ProcessKey
+from kata_pin.linux.files import HostRoot
+from kata_pin.rights.calls import DirectCalls
+from kata_pin.vmm import checks
+from kata_pin.vmm.checks import SlowFacts
 
 EXE = b"1 2 0 100755\n/usr/bin/x"
 
@@ -101,6 +102,24 @@ async def test_after_an_exec_the_parents_arguments_do_not_count(
     assert host.facts.cmdline(1) == ("/firecracker",)
 
 
+async def test_an_answer_of_a_pid_that_changed_hands_is_kept_for_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whose it is cannot be told: the process ended while it was read."""
+    host = Host(1)
+    asked, read_slow = host.processes[1], host.calls.read_slow
+
+    async def then_ends(requests: Sequence[Any], deadline_s: float) -> Mapping[Any, Any]:
+        answers = await read_slow(requests, deadline_s)
+        host.processes[1] = replace(asked, key=ProcessKey(1, 9))
+        return answers
+
+    monkeypatch.setattr(host.calls, "read_slow", then_ends)
+    assert await host.look() == 1
+    assert not host.facts.knows(asked)
+    assert not host.facts.knows(host.processes[1])
+
+
 async def test_one_that_hangs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer each time, reported once, and known again when it answers."""
     host, clock = Host(1, 2), itertools.count()
@@ -147,11 +166,11 @@ async def test_when_one_that_hangs_is_due(monkeypatch: pytest.MonkeyPatch) -> No
 
 async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long lines push out what was not used for longest; those of ended processes go too."""
-    monkeypatch.setattr(slow_facts, "MAX_KEPT", 1000)
+    monkeypatch.setattr(checks, "MAX_KEPT", 1000)
     host = Host(*range(1, 101))
     host.calls.lines = dict.fromkeys(range(1, 101), b"y" * 100)
     await host.look()
-    assert max(host.calls.batches) == 2 * slow_facts.AT_ONCE
+    assert max(host.calls.batches) == 2 * checks.AT_ONCE
     known = [pid for pid in range(1, 101) if _knows(host, pid)]
     assert known == list(range(91, 101))
     host.facts.forget_ended([host.processes[95].key])

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.host.root import HOST
-from kata_pin.model.cpuset import EMPTY
-from kata_pin.model.thread import Role, RoleSource, Task, ThreadKey, ThreadRole
+from kata_pin.base.cpuset import EMPTY
+from kata_pin.base.sandbox import Role, Task, ThreadKey
+from kata_pin.base.values import RoleSource, ThreadRole
+from kata_pin.linux.files import HOST
 from kata_pin.vmm.role_cache import RoleCache
 from kata_pin.vmm.state_files import KataPaths, state_stamp, virtiofsd_pid
 

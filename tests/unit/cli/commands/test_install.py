@@ -11,12 +11,19 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kata_pin import hook
+from kata_pin.base.config.tree import Config, Hook
+from kata_pin.base.documents.answers import Applied, AppliedSandbox
+from kata_pin.base.documents.document import Note
+from kata_pin.base.documents.pools import KeptCpuset
+from kata_pin.base.errors import DaemonError, HostError, KataPinError, ParseError
+from kata_pin.base.values import NoteLevel
 from kata_pin.cli.commands.install import (
     NO_HOOKS,
     is_before,
@@ -26,9 +33,8 @@ from kata_pin.cli.commands.install import (
     settings_file,
     uninstall_node,
 )
-from kata_pin.cli.main import COMPLETE, run
 from kata_pin.cli.node import changes as changes_module
-from kata_pin.cli.node.changes import MANIFEST, Node
+from kata_pin.cli.node.changes import MANIFEST, NodeFiles
 from kata_pin.cli.node.completions import PLACES
 from kata_pin.cli.node.files import (
     DOCUMENTS,
@@ -42,14 +48,13 @@ from kata_pin.cli.node.files import (
     Runtime,
     node_files,
 )
-from kata_pin.config import DEFAULT_FILE, Config, from_text
-from kata_pin.config.tree import Hook
-from kata_pin.daemon.service.control import ControlServer
-from kata_pin.errors import DaemonError, HostError, KataPinError, ParseError
-from kata_pin.model.reports.applied import Applied
-from kata_pin.model.reports.pools import KeptCpuset
-from kata_pin.wire.reports import encode
-from kata_pin.wire.request import Request
+from kata_pin.cli.quick import COMPLETE
+from kata_pin.linux.process import open_locked
+from kata_pin.service.commands import ControlServer
+from kata_pin.service.configuration import DEFAULT_FILE, from_text
+from kata_pin.service.protocol import encode
+from kata_pin.service.request import Request
+from tests.support.commandline import run
 from tests.support.hooks import runtime_directory
 
 Capture = pytest.CaptureFixture[str]
@@ -105,7 +110,7 @@ def test_interpreter_that_a_first_line_can_not_hold(python: str) -> None:
 
 def test_installed_hook_runs(tmp_path: Path) -> None:
     """The installed file runs by its own first line, without any environment."""
-    Node(str(tmp_path)).install(node_files(choose()))
+    NodeFiles(str(tmp_path)).install(node_files(choose()))
     done = subprocess.run(
         [f"{tmp_path}{HOOK_PATH}", "poststop", f"--runtime-dir={tmp_path}/absent"],
         input=b"{}", env={}, capture_output=True, check=False, timeout=20,
@@ -159,7 +164,7 @@ def test_settings_become_arguments() -> None:
         "--pin-ms=80",
         "--strict",
     ]
-    options = hook.Options(arguments[1:])
+    options = hook.Arguments(arguments[1:])
     assert (options.runtime_dir, options.record_s, options.pin_s) == ("/run/other", 0.09, 0.08)
 
 
@@ -171,7 +176,7 @@ def test_strict_is_refused_for_crio() -> None:
 
 def test_defaults_are_the_hooks() -> None:
     """The configuration's defaults are those that the hook has without arguments."""
-    options = hook.Options(["poststop"])
+    options = hook.Arguments(["poststop"])
     assert options.runtime_dir == Config().runtime_dir
     assert options.record_s * 1000 == Hook().record_ms
     assert options.pin_s * 1000 == Hook().pin_ms
@@ -204,7 +209,8 @@ def test_unit_has_the_rights_it_needs() -> None:
     assert service["Type"] == "notify"
     assert service["RuntimeDirectoryPreserve"] == "yes"
     assert service["RuntimeDirectory"] == "kata-pin"
-    assert service["ExecStart"] == f"{PROGRAM} run --config /etc/kata-pin/config.yaml"
+    assert service["ExecStart"] == f"{PROGRAM} run"
+    assert service["ExecReload"] == f"!{PROGRAM} reload"
 
 
 @pytest.mark.parametrize(
@@ -286,7 +292,7 @@ def test_no_placeholder_is_left() -> None:
 def test_what_the_service_cannot_start_is_refused(option: str, changes: dict[str, str]) -> None:
     """systemd would look for it elsewhere, or read it otherwise."""
     with pytest.raises(KataPinError, match=f"the service cannot start .* \\(give {option} an abs"):
-        node_files(replace(choose(), **changes))  # type: ignore[arg-type]
+        node_files(replace(choose(), **changes))
 
 
 def test_a_relative_configuration_is_made_absolute(
@@ -358,7 +364,7 @@ def test_completion_works_in_a_real_shell(tmp_path: Path) -> None:
     if bash is None:
         pytest.skip("bash is not installed")
     program = Path(sys.executable).with_name("kata-pin")
-    Node(str(tmp_path)).install(node_files(Choices(program=str(program))))
+    NodeFiles(str(tmp_path)).install(node_files(Choices(program=str(program))))
     code = (
         f"PATH={tmp_path}/usr/bin:$PATH; . {tmp_path}{PLACES['bash']}; "
         "COMP_WORDS=(kata-pin expl); COMP_CWORD=1; _kata_pin_completion kata-pin; "
@@ -372,7 +378,7 @@ def test_completion_works_in_a_real_shell(tmp_path: Path) -> None:
 
 def test_the_program_is_linked_into_the_path(tmp_path: Path) -> None:
     """The link is made, repaired after an upgrade to another place, and goes with the rest."""
-    node, link = Node(str(tmp_path)), tmp_path / PROGRAM_LINK[1:]
+    node, link = NodeFiles(str(tmp_path)), tmp_path / PROGRAM_LINK[1:]
     node.install(node_files(choose()))
     assert os.readlink(link) == PROGRAM
     assert {change.verb for change in node.install(node_files(choose()))} == {"unchanged"}
@@ -392,7 +398,7 @@ def test_a_program_of_somebody_else_is_kept(tmp_path: Path, own: str) -> None:
         link.write_text("a package's")
     else:
         link.symlink_to("/elsewhere")
-    node = Node(str(tmp_path))
+    node = NodeFiles(str(tmp_path))
     (kept,) = (one for one in node.install(node_files(choose())) if one.verb == "kept")
     assert kept.path == PROGRAM_LINK
     node.uninstall()
@@ -421,7 +427,7 @@ def test_what_is_written_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", renamed)
-    Node(str(tmp_path)).install([NodeFile("/a/b", b"text"), NodeLink("/c/d", "/a/b")])
+    NodeFiles(str(tmp_path)).install([NodeFile("/a/b", b"text"), NodeLink("/c/d", "/a/b")])
     manifest = MANIFEST[1:]
     assert done == [
         *(f"sync {manifest}.new", f"rename {manifest}", f"sync {os.path.dirname(manifest)}"),
@@ -433,7 +439,7 @@ def test_what_is_written_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
 def test_install_is_idempotent(tmp_path: Path) -> None:
     """A second install changes nothing, and a fresh one writes everything and no more."""
     files = node_files(choose(*ALL))
-    node = Node(str(tmp_path))
+    node = NodeFiles(str(tmp_path))
     assert {change.verb for change in node.install(files)} == {"wrote"}
     before = tree(tmp_path)
     assert {change.verb for change in node.install(files)} == {"unchanged"}
@@ -444,7 +450,7 @@ def test_install_is_idempotent(tmp_path: Path) -> None:
 
 def test_manifest_is_for_sha256sum(tmp_path: Path) -> None:
     """sha256sum(1) can check what was installed."""
-    Node(str(tmp_path)).install(node_files(choose(*ALL)))
+    NodeFiles(str(tmp_path)).install(node_files(choose(*ALL)))
     relative = (tmp_path / MANIFEST[1:]).read_text().replace("  /", "  ")
     check = ["sha256sum", "-c", "--quiet", "-"]
     subprocess.run(check, input=relative, text=True, cwd=tmp_path, check=True, timeout=20)
@@ -454,7 +460,7 @@ def test_uninstall_leaves_nothing(tmp_path: Path) -> None:
     """What install wrote is gone afterwards, folders of its own too; strangers' files stay."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/passwd").write_text("root")
-    node = Node(str(tmp_path))
+    node = NodeFiles(str(tmp_path))
     node.install(node_files(choose(*ALL)))
     assert {change.verb for change in node.uninstall()} == {"removed"}
     assert tree(tmp_path) == {"/etc/passwd": b"root"}
@@ -464,7 +470,7 @@ def test_uninstall_leaves_nothing(tmp_path: Path) -> None:
 
 def test_changed_files_are_kept(tmp_path: Path) -> None:
     """A file that somebody changed is neither overwritten nor removed."""
-    node = Node(str(tmp_path))
+    node = NodeFiles(str(tmp_path))
     node.install(node_files(choose(*ALL)))
     for path in (UNIT, "/etc/kata-pin/config.yaml"):
         (tmp_path / path[1:]).write_text("mine")
@@ -484,7 +490,7 @@ def test_file_of_somebody_else_is_kept(tmp_path: Path) -> None:
     """A file that was there before the first install is not overwritten, nor later removed."""
     (tmp_path / UNIT[1:]).parent.mkdir(parents=True)
     (tmp_path / UNIT[1:]).write_text("from a package")
-    node = Node(str(tmp_path))
+    node = NodeFiles(str(tmp_path))
     node.install(node_files(choose()))
     node.uninstall()
     assert tree(tmp_path) == {UNIT: b"from a package"}
@@ -499,7 +505,7 @@ def test_beside_a_package_only_the_hooks_come_and_go(
         target = tmp_path / file.path[1:]
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(file.content)
-    before, node = tree(tmp_path), Node(str(tmp_path))
+    before, node = tree(tmp_path), NodeFiles(str(tmp_path))
     files = plain_files(Choices(program=PROGRAM_LINK, runtimes=frozenset({Runtime.CRIO})))
     hooks = {file.path for file in files} - set(before)
     assert all(path.startswith(HOOKS_DIR) for path in hooks)
@@ -510,7 +516,7 @@ def test_beside_a_package_only_the_hooks_come_and_go(
     (tmp_path / MANIFEST[1:]).unlink()  # hooks are ours all the same: they name a program
     node.install(files)
     assert node.altered() == ([], [])
-    monkeypatch.setattr("kata_pin.cli.commands.install.Node", lambda _: node)
+    monkeypatch.setattr("kata_pin.cli.commands.install.NodeFiles", lambda _: node)
     monkeypatch.setattr("kata_pin.cli.commands.install.release_pins", None)
     assert run(["uninstall"]) == 0
     said = capsys.readouterr().out
@@ -521,7 +527,7 @@ def test_beside_a_package_only_the_hooks_come_and_go(
 
 def test_new_choices_replace_old_ones(tmp_path: Path) -> None:
     """Files of an earlier choice that is no longer wanted go; those of another version change."""
-    node = Node(str(tmp_path))
+    node = NodeFiles(str(tmp_path))
     node.install(node_files(choose(Runtime.CRIO, prestart=True)))
     changes = node.install(node_files(choose(Runtime.PODMAN)))
     verbs = {c.path.rpartition("-")[2]: c.verb for c in changes if c.path.startswith(HOOKS_DIR)}
@@ -538,7 +544,7 @@ def test_hook_that_containerd_names_stays(tmp_path: Path) -> None:
     spec.write_text(json.dumps({"hooks": {"poststop": [{"path": HOOK_PATH}]}}))
     config = tmp_path / "etc/containerd/config.toml"
     config.write_text('  base_runtime_spec = "/etc/containerd/kata.json"\n')
-    node = Node(str(tmp_path))
+    node = NodeFiles(str(tmp_path))
     node.install(node_files(choose(Runtime.CONTAINERD)))
     [kept] = [change for change in node.uninstall() if change.verb == "kept"]
     assert kept.path == HOOK_PATH
@@ -555,7 +561,7 @@ def test_links_do_not_lead_out_of_the_root(tmp_path: Path) -> None:
     outside.mkdir()
     (root / "etc").symlink_to(outside)
     with pytest.raises(KataPinError, match="out of"):
-        Node(str(root)).install([NodeFile("/etc/x/y", b"")])
+        NodeFiles(str(root)).install([NodeFile("/etc/x/y", b"")])
     assert list(outside.iterdir()) == []
 
 
@@ -567,7 +573,7 @@ def test_a_file_that_is_a_link_out_of_the_root(tmp_path: Path) -> None:
     (root / "etc/file").symlink_to(outside)
     (root / "etc/other.new").symlink_to(outside)
     files = [NodeFile("/etc/file", b"text"), NodeFile("/etc/other", b"more")]
-    changes = Node(str(root)).install(files)
+    changes = NodeFiles(str(root)).install(files)
     assert [one.verb for one in changes] == ["kept", "wrote"]
     assert outside.read_text() == "text"
     assert (root / "etc/other").read_text() == "more"
@@ -578,27 +584,56 @@ def test_folders_are_open_to_users_whatever_the_umask(tmp_path: Path) -> None:
     """Their containers run the hook, their commands read the settings."""
     before = os.umask(0o077)
     try:
-        Node(str(tmp_path)).install(node_files(choose(*ALL)))
+        NodeFiles(str(tmp_path)).install(node_files(choose(*ALL)))
     finally:
         os.umask(before)
     made = [path for path in tmp_path.rglob("*") if path.is_dir()]
     assert {path.stat().st_mode & 0o777 for path in made} == {0o755}
 
 
+def test_settings_are_the_administrators(tmp_path: Path) -> None:
+    """A newer sample does not replace the file, although nobody has changed it."""
+    node, old = NodeFiles(str(tmp_path)), NodeFile(DEFAULT_FILE, b"version: 1\n", settings=True)
+    node.install([old])
+    (change,) = node.install([replace(old, content=b"version: 1\nmode: observe\n")])
+    assert change.verb == "kept"
+    assert (tmp_path / DEFAULT_FILE.lstrip("/")).read_bytes() == old.content
+
+
+def test_a_lock_that_its_holder_removed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who opened the file just before it was removed holds a lock that no other run meets."""
+    lock, opened = tmp_path / "lock", list[int]()
+    monkeypatch.setattr(changes_module, "LOCK", str(lock))
+
+    def removed_meanwhile(path: str, *others: Any) -> int:
+        opened.append(open_locked(path, *others))
+        if len(opened) == 1:
+            os.unlink(path)
+        return opened[-1]
+
+    monkeypatch.setattr(changes_module, "open_locked", removed_meanwhile)
+    with NodeFiles().locked():
+        assert lock.exists()
+        with pytest.raises(KataPinError, match="is running"), NodeFiles().locked():
+            pass
+
+
 def test_two_runs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second is refused: both would change one manifest. Below another root nobody waits."""
     monkeypatch.setattr(changes_module, "LOCK", f"{tmp_path}/lock")
-    with Node().locked():
+    with NodeFiles().locked():
         said = rf"install or uninstall is running \(process {os.getpid()}.*, since 2"
-        with pytest.raises(KataPinError, match=said), Node().locked():
+        with pytest.raises(KataPinError, match=said), NodeFiles().locked():
             pass
-        with Node(str(tmp_path)).locked():
+        with NodeFiles(str(tmp_path)).locked():
             pass
     assert list(tmp_path.iterdir()) == []
-    with Node().locked():
+    with NodeFiles().locked():
         pass
     monkeypatch.setattr(changes_module, "LOCK", f"{tmp_path}/none/lock")
-    with pytest.raises(HostError, match=r"cannot open .*lock: No such file"), Node().locked():
+    with pytest.raises(HostError, match=r"cannot open .*lock: No such file"), NodeFiles().locked():
         pass
 
 
@@ -609,7 +644,7 @@ def test_bad_manifest(tmp_path: Path, line: str) -> None:
     manifest.parent.mkdir(parents=True)
     manifest.write_text(line + "\n")
     with pytest.raises(ParseError, match="sha256sum"):
-        Node(str(tmp_path)).uninstall()
+        NodeFiles(str(tmp_path)).uninstall()
 
 
 def test_what_a_failing_install_wrote_is_known(
@@ -618,7 +653,7 @@ def test_what_a_failing_install_wrote_is_known(
     """A part of the node that is read-only: the error names it, and uninstall removes the rest."""
     stop_writing(monkeypatch, OSError(errno.EROFS, "Read-only file system"))
     with pytest.raises(HostError, match=f"{tmp_path}/etc/kata-pin"):
-        Node(str(tmp_path)).install(node_files(choose()))
+        NodeFiles(str(tmp_path)).install(node_files(choose()))
     monkeypatch.undo()
     assert (tmp_path / HOOK_PATH[1:]).exists()
     changes, _ = uninstall_node(str(tmp_path), lambda: "")
@@ -633,10 +668,10 @@ def test_what_a_killed_install_wrote_is_ours(
     files = node_files(choose(*ALL))
     stop_writing(monkeypatch, SystemExit())  # as good as a SIGKILL: nobody cleans up after it
     with pytest.raises(SystemExit):
-        Node(str(tmp_path)).install(files)
+        NodeFiles(str(tmp_path)).install(files)
     monkeypatch.undo()
     assert (tmp_path / HOOK_PATH[1:]).exists()
-    assert "kept" not in {change.verb for change in Node(str(tmp_path)).install(files)}
+    assert "kept" not in {change.verb for change in NodeFiles(str(tmp_path)).install(files)}
     uninstall_node(str(tmp_path), lambda: "")
     assert not [one for one in tree(tmp_path) if "kata-pin" in one and not one.endswith(".new")]
 
@@ -645,7 +680,7 @@ def test_a_read_only_usr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """Systems that are made so have another way to run kata-pin."""
     stop_writing(monkeypatch, OSError(errno.EROFS, "Read-only file system"), "/usr/libexec/")
     with pytest.raises(HostError, match=r"cannot write .*kata-pin-hook: Read-only") as caught:
-        Node(str(tmp_path)).install(node_files(choose()))
+        NodeFiles(str(tmp_path)).install(node_files(choose()))
     assert "docs/cluster.md" in caught.value.hint
 
 
@@ -665,7 +700,7 @@ def stop_writing(
 
 def test_what_is_kept_is_said_once(tmp_path: Path) -> None:
     """Uninstalling has two rounds, before and after the affinities."""
-    Node(str(tmp_path)).install(node_files(choose(*ALL)))
+    NodeFiles(str(tmp_path)).install(node_files(choose(*ALL)))
     for path in (tmp_path / HOOKS_DIR[1:]).iterdir():
         path.write_text("mine")
     changes, _ = uninstall_node(str(tmp_path), lambda: "")
@@ -674,7 +709,7 @@ def test_what_is_kept_is_said_once(tmp_path: Path) -> None:
 
 def test_uninstall_order(tmp_path: Path) -> None:
     """The pins are given back when no new container runs the hook, and before the rest goes."""
-    Node(str(tmp_path)).install(node_files(choose(*ALL)))
+    NodeFiles(str(tmp_path)).install(node_files(choose(*ALL)))
     seen = []
 
     def release() -> str:
@@ -689,7 +724,7 @@ def test_uninstall_order(tmp_path: Path) -> None:
 
 def test_failing_release_keeps_the_service(tmp_path: Path) -> None:
     """When the pins can not be given back, what is needed to try again stays."""
-    Node(str(tmp_path)).install(node_files(choose(*ALL)))
+    NodeFiles(str(tmp_path)).install(node_files(choose(*ALL)))
 
     def fail() -> str:
         raise DaemonError("the daemon did not answer")
@@ -717,6 +752,18 @@ def test_release_without_a_daemon(tmp_path: Path) -> None:
         "  shop/db app 2-3",
     ]
     assert released == [config]
+
+
+def test_what_a_release_leaves_is_named(tmp_path: Path) -> None:
+    """Not all was restored: which threads of which pod keep what, and why; no word of all."""
+    note = Note("kept-narrow", "5 threads keep 6-7: kata-pin did not set it", NoteLevel.WARNING)
+    pods = AppliedSandbox("id", "shop/web", "released", "", 9, 1.0, (), (note,))
+    config = from_text(f"version: 1\nruntime_dir: {tmp_path}\n")
+    said = release_pins(config, lambda _: replace(NOTHING, sandboxes=(pods,)))
+    assert said.splitlines() == [
+        "restored affinities (no daemon is running), except:",
+        "  shop/web: 5 threads keep 6-7: kata-pin did not set it",
+    ]
 
 
 def test_names_of_containers_are_printed_safely() -> None:
@@ -820,3 +867,25 @@ def test_programs_must_exist(capsys: Capture, tmp_path: Path) -> None:
     assert run(["install", "--program", str(program), "--python", "/absent/python3"]) == 1
     assert "/absent/python3 is not an executable file" in capsys.readouterr().err
     assert not Path(MANIFEST).exists()
+
+
+def test_what_a_killed_install_left_is_removed(tmp_path: Path) -> None:
+    """A file that was not complete yet has another name."""
+    node = NodeFiles(str(tmp_path))
+    node.install([NodeFile("/etc/kata-pin/x.json", b"{}")])
+    (tmp_path / "etc/kata-pin/x.json.new").write_text("{")
+    node.uninstall()
+    assert not (tmp_path / "etc/kata-pin").exists()
+
+
+def test_a_fifo_in_place_of_a_file_is_kept(tmp_path: Path) -> None:
+    """It is not read: that would never end."""
+    node = NodeFiles(str(tmp_path))
+    node.install([NodeFile("/etc/kata-pin/x.json", b"{}")])
+    path = tmp_path / "etc/kata-pin/x.json"
+    path.unlink()
+    os.mkfifo(path)
+    (change,) = node.uninstall()
+    assert (change.verb, change.reason) == ("kept", "modified since it was installed")
+    (change,) = node.install([NodeFile("/etc/kata-pin/x.json", b"{}")])
+    assert change.verb == "kept"

@@ -1,7 +1,6 @@
 """Wrapping and tables: nothing is lost, cpu lists break after commas only."""
 
 import pytest
-from rich.text import Text
 
 from kata_pin.cli.render.layout import (
     CPUS,
@@ -9,6 +8,7 @@ from kata_pin.cli.render.layout import (
     WORDS,
     Column,
     Output,
+    Text,
     facts,
     table,
     wrap,

@@ -1,15 +1,16 @@
 """One sandbox on a terminal: what repeats is said once, and 80 columns are enough."""
 
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
+from kata_pin.base.documents.state import Sandbox, Thread
+from kata_pin.base.values import GuestState
 from kata_pin.cli.commands.inspect import map_document
 from kata_pin.cli.render.layout import NO_LIMIT, Output
-from kata_pin.cli.render.map import guest_map
 from kata_pin.cli.render.show import single
-from kata_pin.model.reports.sandbox import Sandbox, Thread
+from kata_pin.cli.render.who import guest_map
 from tests.unit.cli import documents as docs
 
 
@@ -96,3 +97,25 @@ def test_whether_vcpus_were_hotplugged(hotplugged: bool | None, text: str) -> No
     lines = guest_map(map_document(docs.state(sandbox)), Output(NO_LIMIT))
     assert "Linux 6.12.47" in " ".join(line.plain for line in lines)
     assert text in " ".join(line.plain for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("state", "cpus", "cost"),
+    [
+        ("unreachable", "1", "every process may use every vCPU, and so every pCPU of the pod"),
+        ("denied", "1", "expected guest CPUs: app on 1"),
+        ("unreachable", None, "no container needs guest CPUs of its own"),
+        ("applied", "1", None),
+    ],
+)
+def test_a_guest_out_of_reach_says_what_that_costs(
+    state: GuestState, cpus: str | None, cost: str | None
+) -> None:
+    """Host pins hold; whether it matters depends on containers with guest CPUs of their own."""
+    sandbox = docs.drifted()
+    assert sandbox.guest is not None
+    containers = (docs.confined("app", cpus),)
+    guest = replace(sandbox.guest, state=state, containers=containers)
+    text = " ".join(" ".join(_lines(replace(sandbox, guest=guest), NO_LIMIT)).split())
+    assert ("host pinning is unaffected" in text) is (cost is not None)
+    assert (cost or "") in text

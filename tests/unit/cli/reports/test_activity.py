@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kata_pin.cli.reports.activity import with_activity
-from kata_pin.host.root import HostRoot
+from kata_pin.linux.files import HostRoot
 from tests.support.played_threads import played
 from tests.unit.cli import documents as docs
 

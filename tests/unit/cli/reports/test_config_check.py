@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.cli.main import run
 from kata_pin.cli.reports.config_check import NodeCheck
-from kata_pin.config.file import read
-from kata_pin.daemon.allocation.checked_policy import make_policy
-from kata_pin.host.root import HostRoot
-from kata_pin.host.topology import read_topology
+from kata_pin.linux.files import HostRoot
+from kata_pin.linux.topology import read_topology
+from kata_pin.options.allocation.checked_policy import make_policy
+from kata_pin.service.configuration import read
+from tests.support.commandline import run
 
 WRONG = """\
 version: 1

@@ -2,22 +2,26 @@
 
 import errno
 import os
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.documents.check import CheckDocument, IntruderGroup, Measurement
+from kata_pin.base.documents.document import Note
+from kata_pin.base.documents.measured import WatchDocument, WatchedPcpu
+from kata_pin.base.documents.state import State
+from kata_pin.base.errors import HostError
+from kata_pin.base.values import NoteLevel
 from kata_pin.cli.render import phrases, reports
 from kata_pin.cli.render.layout import NO_LIMIT, Output
-from kata_pin.cli.reports import findings, foreign, owners, prove, words
-from kata_pin.cli.reports.prove import Wanted
-from kata_pin.errors import HostError
-from kata_pin.host.measure.seen import look_at
-from kata_pin.host.root import HOST
-from kata_pin.model.reports import Note
-from kata_pin.model.reports.check import CheckDocument, IntruderGroup, Measurement
-from kata_pin.model.reports.state import State
-from kata_pin.model.reports.watch import WatchDocument, WatchedPcpu
+from kata_pin.cli.reports import findings, owners, words
+from kata_pin.cli.reports.findings import NOTHING, Looked
+from kata_pin.linux.files import HOST
+from kata_pin.linux.switches import look_at
+from kata_pin.options.isolation import prove
+from kata_pin.options.isolation.prove import ProofRequest
 from tests.unit.cli import documents as docs
 from tests.unit.cli.proved import owned, proved
 
@@ -78,7 +82,9 @@ def test_three_owners_are_three_pairs() -> None:
 )
 def test_warnings_of_passes_are_told(code: str, level: str, said: tuple[str, bool] | None) -> None:
     """What `show` warns of, `check` reports; a thread that is in another pod's way fails."""
-    noted = docs.sandbox("shop/web", "0-3", notes=(Note(code, "no vCPU is left", level),))
+    noted = docs.sandbox(
+        "shop/web", "0-3", notes=(Note(code, "no vCPU is left", NoteLevel(level)),)
+    )
     kinds = [(one.kind, one.fails, one.text) for one in found(docs.state(noted)).findings]
     assert kinds == ([] if said is None else [(*said, "shop/web: no vCPU is left")])
 
@@ -91,7 +97,7 @@ def test_intruders_fail_by_setting(fail: bool) -> None:
     (finding,) = document.findings
     assert finding.text == (
         "x.service: x (pid 9, user root) may run on exclusive pCPU 4 (2 threads; CPU time 71.6 s); "
-        "restrict the unit; for the whole system also system.slice and user.slice; "
+        "restrict the unit, but never system.slice: the container runtime is in it; "
         "run: systemctl set-property x.service AllowedCPUs=0-3"
     )
     assert finding.group is not None
@@ -142,9 +148,29 @@ def test_processes_without_a_unit_are_moved_one_by_one() -> None:
     assert group.command == "", "nobody reads a command of so many numbers"
 
 
+def test_a_group_without_a_unit_leaves_the_container_runtime_alone() -> None:
+    """The command names the others."""
+    runtime = docs.intruder(9, "containerd", cgroup="/")
+    runtime = replace(runtime, task=replace(runtime.task, by_root=True))
+    others = (docs.intruder(pid, "a", cgroup="/", cpu_s=100.0) for pid in (7, 8))
+    (group,) = docs.intruders(*others, runtime)
+    assert group.command == "for pid in 7 8; do taskset -a -p -c 0-3 $pid; done"
+
+
+@pytest.mark.parametrize(
+    ("mask", "command"), [("4-5", "kata-pin explain ab"), ("5", "kata-pin pin ab")]
+)
+def test_a_sandbox_that_may_run_there_too(mask: str, command: str) -> None:
+    """Its threads are where their own pod's CPUs put them."""
+    (group,) = docs.intruders(
+        docs.intruder(9, "qemu", sandbox="ab", pod="shop/db"), masks={"ab": CpuSet.parse(mask)}
+    )
+    assert group.command == command
+
+
 def test_what_was_measured_decides() -> None:
     """User processes and other sandboxes on an exclusive pCPU fail; the kernel's are a note."""
-    looked = foreign.judged(replace(proved(), max_foreign_percent=0.001))
+    looked = prove.judged(replace(proved(), max_foreign_percent=0.001))
     document = findings.check(owned(), (), intruders_fail=False, looked=looked)
     assert (document.verdict, [one.fails for one in document.findings]) == (
         "findings",
@@ -153,8 +179,8 @@ def test_what_was_measured_decides() -> None:
     culprit, kernel = document.findings
     assert culprit.text == (
         "others ran on pCPU 4 of shop/database for 15.1 % of 10.0 s: sh \\x1b[31m (pid 900 of "
-        "cron.service) 1506.0 ms, cc1 (pid 901) 0.3 ms; restrict the unit; for the whole system "
-        "also system.slice and user.slice; run: systemctl set-property cron.service "
+        "cron.service) 1506.0 ms, cc1 (pid 901) 0.3 ms; restrict the unit, but never system.slice: "
+        "the container runtime is in it; run: systemctl set-property cron.service "
         "AllowedCPUs=0-3,7-15"
     ).replace("\\x1b", "\x1b")
     assert culprit.foreign is not None
@@ -163,21 +189,24 @@ def test_what_was_measured_decides() -> None:
     assert document.unknown == (
         "pCPU 6 of shop/cache: the measurement is not whole: it is offline",
     )
-    last = reports.check(document, Output(NO_LIMIT))[-1].plain
-    assert last == (
-        "FAIL: 1 exclusive pCPU that others ran on; 1 exclusive pCPU that kernel threads or "
-        "unknown tasks ran on (report only); 2 sandboxes, 4 threads checked, 3 exclusive pCPUs "
-        "measured for 10 s by perf records"
+    page = [line.plain for line in reports.check(document, Output(NO_LIMIT))]
+    assert page[0] == (
+        "FAIL: 1 exclusive pCPU that others ran on; 2 sandboxes, 4 threads checked, "
+        "3 exclusive pCPUs measured for 10 s by perf records"
+    )
+    assert page[-1] == (
+        "report only: 1 exclusive pCPU that kernel threads or unknown tasks ran on; "
+        "--all lists them"
     )
 
 
 def test_foreign_time_within_the_limit_is_ok() -> None:
     """What the setting allows is no finding; what was not measured whole cannot be told."""
     whole = proved(about={owned().sandboxes[0].id})
-    looked = foreign.judged(replace(whole, max_foreign_percent=20.0))
+    looked = prove.judged(replace(whole, max_foreign_percent=20.0))
     document = findings.check(owned(), (), intruders_fail=False, looked=looked)
     assert (document.verdict, document.findings) == ("ok", ())
-    unproved = foreign.judged(proved(about={owned().sandboxes[1].id}))
+    unproved = prove.judged(proved(about={owned().sandboxes[1].id}))
     document = findings.check(owned(), (), intruders_fail=False, looked=unproved)
     assert (document.verdict, document.ok) == ("unknown", False)
 
@@ -189,12 +218,12 @@ def test_a_kernel_that_does_not_let_us_measure_is_said(monkeypatch: pytest.Monke
         raise HostError("open a perf event of", "pCPUs 4-6", errno.EACCES, hint="needs root")
 
     monkeypatch.setattr(prove, "prove", refused)
-    looked = foreign.look(owned(), owned, Wanted(None, 2.0, 0.1))
+    looked = prove.look(owned(), owned, ProofRequest(None, 2.0, 0.1))
     (why,) = looked.unknown
     assert why.startswith("exclusive pCPUs were not measured: open a perf event of pCPUs 4-6: ")
     empty = docs.state(docs.sandbox("a/b", "4"))
-    assert foreign.look(empty, lambda: empty, Wanted(None, 2.0, 0.1)) is foreign.NOTHING
-    assert foreign.look(owned(), owned, Wanted(None, 0.0, 0.1)) is foreign.NOTHING
+    assert prove.look(empty, lambda: empty, ProofRequest(None, 2.0, 0.1)) is NOTHING
+    assert prove.look(owned(), owned, ProofRequest(None, 0.0, 0.1)) is NOTHING
 
 
 def watched(**fields: Any) -> WatchDocument:
@@ -212,17 +241,17 @@ def watched(**fields: Any) -> WatchDocument:
     return WatchDocument(time="", max_foreign_percent=0.1, problem="", pcpus=tuple(rows))
 
 
-def watch_found(looked: foreign.Looked, *, alive: bool = True, **fields: Any) -> CheckDocument:
+def watch_found(looked: Looked, *, alive: bool = True, **fields: Any) -> CheckDocument:
     """Run the check with that."""
     document = watched(**fields)
     known = owners.owners(owned())
-    both = foreign.with_watch(looked, document, known, lambda task, _: alive and task.pid != 901)
+    both = prove.with_watch(looked, document, known, lambda task, _: alive and task.pid != 901)
     return findings.check(owned(), (), intruders_fail=False, looked=both)
 
 
 def test_what_the_daemon_saw_counts_while_it_goes_on() -> None:
     """An intruder that rested while check looked is a finding, unless it is gone or was moved."""
-    calm = foreign.Looked(measured=Measurement("4-6", 2.0, "perf", 0.1))
+    calm = Looked(measured=Measurement("4-6", 2.0, "perf", 0.1))
     document = watch_found(calm)
     (finding,) = document.findings
     assert (finding.kind, finding.fails, finding.cpus) == ("foreign", True, "4")
@@ -232,17 +261,17 @@ def test_what_the_daemon_saw_counts_while_it_goes_on() -> None:
     assert (finding.foreign.seen_s, [one.pid for one in finding.foreign.tasks]) == (33.0, [900])
     assert watch_found(calm, alive=False).verdict == "ok"
     assert watch_found(calm, episode_s=None).verdict == "ok"
-    ours = foreign.judged(replace(proved(), max_foreign_percent=0.1))
+    ours = prove.judged(replace(proved(), max_foreign_percent=0.1))
     assert len(watch_found(ours).findings) == len(ours.findings), "one finding for one pCPU"
 
 
 def test_the_daemons_watch_is_used_where_this_user_may_not_measure() -> None:
     """A member of the group gets an answer; without counters it stays unknown."""
-    refused = foreign.Looked(unknown=("exclusive pCPUs were not measured: not permitted",))
+    refused = Looked(unknown=("exclusive pCPUs were not measured: not permitted",))
     document = watch_found(refused, episode_s=None)
     assert (document.verdict, document.unknown) == ("ok", ())
     assert document.measured == Measurement("4-6", 10.0, "watch", 0.1)
-    assert "by the daemon's watch" in reports.check(document, Output(NO_LIMIT))[-1].plain
+    assert "by the daemon's watch" in reports.check(document, Output(NO_LIMIT))[0].plain
     assert watch_found(refused, over_s=None, episode_s=None).verdict == "unknown"
     nameless = watch_found(refused, window=None, others_percent=3.2)
     assert nameless.verdict == "findings"
@@ -250,18 +279,18 @@ def test_the_daemons_watch_is_used_where_this_user_may_not_measure() -> None:
         "others ran on pCPU 4 of shop/database for 3.2 % of 10.0 s; who it was is not "
         "recorded; the daemon has seen this for 35 s"
     )
-    assert watch_found(foreign.Looked(measured=document.measured), window=None).verdict == "ok"
+    assert watch_found(Looked(measured=document.measured), window=None).verdict == "ok"
 
 
 def test_what_the_watch_cannot_tell_is_not_ok() -> None:
     """Counters grew and who it was is not recorded: perhaps the pod's own threads, perhaps not."""
-    refused = foreign.Looked(unknown=("exclusive pCPUs were not measured: not permitted",))
+    refused = Looked(unknown=("exclusive pCPUs were not measured: not permitted",))
     facts: dict[str, Any] = {"episode_s": None, "window": None, "others_percent": 3.2}
     document = watch_found(refused, **facts)
     assert document.verdict == "unknown"
     (why,) = document.unknown
     assert why.endswith("for at most 3.2 % of 10.0 s; the daemon has not recorded who")
-    measured = foreign.Looked(measured=Measurement("4-6", 2.0, "perf", 0.1))
+    measured = Looked(measured=Measurement("4-6", 2.0, "perf", 0.1))
     assert watch_found(measured, **facts).verdict == "ok", "this command saw that nobody was there"
 
 
@@ -272,10 +301,10 @@ def test_a_task_may_still_run_where_it_ran() -> None:
     me = look_at(HOST, os.getpid())
     assert me is not None
     mine = replace(task, tid=me.tid, pid=me.pid, comm=me.comm)
-    assert foreign.may_still_run(mine, cpu)
-    assert not foreign.may_still_run(mine, 8191)
-    assert not foreign.may_still_run(replace(mine, comm="another"), cpu)
-    assert not foreign.may_still_run(replace(mine, tid=4_194_305), cpu)
+    assert prove.may_still_run(mine, cpu)
+    assert not prove.may_still_run(mine, 8191)
+    assert not prove.may_still_run(replace(mine, comm="another"), cpu)
+    assert not prove.may_still_run(replace(mine, tid=4_194_305), cpu)
 
 
 def test_an_orphan_fails() -> None:
@@ -288,6 +317,26 @@ def test_an_orphan_fails() -> None:
     (finding,) = document.findings
     assert (finding.kind, finding.sandbox) == ("orphan", left.id)
     assert f"qemu (pid {left.vmm.pid}) still runs on pCPUs" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("name", "active", "last_s", "fails"),
+    [
+        ("other", True, 1.0, True),
+        ("other", False, 30.0, True),
+        ("other", False, 3600.0, False),
+        ("kata", True, None, False),
+    ],
+)
+def test_a_vmm_that_changes_its_affinities_fails(
+    name: str, active: bool, last_s: float | None, fails: bool
+) -> None:
+    """Also between two repairs, when every thread is where it should be; not for ever."""
+    writer = replace(docs.writer(name, active=active, evidence="e"), last_s=last_s)
+    document = found(docs.state(docs.sandbox("p", "1", writers=[writer])))
+    kinds = [one.kind for one in document.findings if one.fails]
+    assert kinds == (["other-writer"] if fails else [])
+    assert document.ok is not fails
 
 
 def test_sandboxes_that_can_not_be_placed_are_told() -> None:
@@ -345,20 +394,36 @@ def test_overhead_names_the_commonest_place_first() -> None:
     assert phrases.overhead(threads).plain == "6-7; iothread 4; emulator 0-3!"
 
 
-def test_many_host_processes_are_not_read_one_by_one() -> None:
-    """The ten units that used most are named, the others counted; failures are all shown."""
+def test_host_processes_are_one_line_until_they_are_asked_for() -> None:
+    """Report-only findings are counted; --all lists them, with one remedy and few commands."""
     many = docs.intruders(*(docs.intruder(5000 + n, f"p{n}", cpu_s=float(n)) for n in range(40)))
-    noted = [line.plain for line in reports.check(found(docs.state(), *many), Output(NO_LIMIT))]
-    named = [line for line in noted if line.startswith("note intruder: p")]
-    assert {f"(pid {pid}," in " ".join(named) for pid in range(5030, 5040)} == {True}
-    assert len(named) == 10
-    assert noted[-3] == (
-        "note intruder: 30 more units or cgroups with less CPU time; --json lists all"
-    )
-    assert noted[-2].startswith("note: CPUAffinity=0-15 in /etc/systemd/system.conf keeps every")
-    assert (
-        "40 host processes in 40 units or cgroups allowed on exclusive pCPUs (report only)"
-        in (noted[-1])
-    )
+    document = found(docs.state(docs.sandbox("shop/db", "4", exclusive="4")), *many)
+    page = [line.plain for line in reports.check(document, Output(NO_LIMIT))]
+    assert page[0].startswith("ok: 1 sandbox, ")
+    assert page[1:] == [
+        "",
+        (
+            "report only: 40 host processes in 40 units or cgroups allowed on exclusive pCPUs; "
+            "--all lists them"
+        ),
+    ]
+    lines = reports.check(document, Output(NO_LIMIT), everything=True)
+    page = [line.plain for line in lines]
+    rows = [line.split() for line in page if " intruder " in line]
+    assert [row[:3] for row in rows] == [["4", "shop/db", "intruder"]] * 40
+    (first,) = [n for n, line in enumerate(page) if line.startswith("intruder: restrict the unit")]
+    assert page[first + 1] == "    systemctl set-property p39.service AllowedCPUs=0-3"
+    assert page[first + 6] == "    and 35 more; --json lists them"
+    assert page[first + 7].startswith("intruder: reservedSystemCPUs: 0-3,5-15 in the kubelet's")
+    assert "do not set CPUAffinity= in /etc/systemd/system.conf" in page[first + 7]
     failing = reports.check(found(docs.state(), *many, fail=True), Output(NO_LIMIT))
-    assert len(failing) == 42
+    assert len([line for line in failing if " intruder " in line.plain]) == 40
+
+
+def test_the_table_says_how_much_and_since_when() -> None:
+    """SHARE is of the time that was measured, SINCE of the daemon's watch."""
+    document = watch_found(Looked(), episode_s=200.0)
+    (finding,) = document.findings
+    assert (finding.owner, finding.since_s) == ("shop/database", 200.0)
+    (row,) = (line.plain for line in reports.check(document, Output(200)) if "%" in line.plain)
+    assert row.split()[-4:] == ["15.1", "%", "3", "m"]

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from kata_pin.cli.reports import processes
-from kata_pin.host.process import read_process
-from kata_pin.host.root import HOST
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.thread import Process, ProcessKey
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.sandbox import Process, ProcessKey
+from kata_pin.cli.reports import who
+from kata_pin.linux.files import HOST
+from kata_pin.linux.process import read_process
 from tests.support.waiting import wait_for
 
 ENDLESS = """
@@ -50,7 +50,7 @@ def endless() -> Iterator[int]:
 
 def test_this_process() -> None:
     """User, command line, age and CPU time are those of the process."""
-    found = processes.described(read_process(HOST, os.getpid()))
+    found = who.described(read_process(HOST, os.getpid()))
     mine = psutil.Process()
     assert (found.pid, found.user) == (os.getpid(), mine.username())
     assert found.command.removesuffix("...") in " ".join(mine.cmdline())
@@ -64,7 +64,7 @@ def test_a_process_that_has_exited() -> None:
     """What can no longer be read is empty; name and pid are as they were read."""
     with subprocess.Popen(["true"]) as process:
         process.wait()
-    found = processes.described(Process(ProcessKey(process.pid, 1), 1, "true", 0))
+    found = who.described(Process(ProcessKey(process.pid, 1), 1, "true", 0))
     assert (found.pid, found.comm, found.user, found.command) == (process.pid, "true", "", "")
     assert (found.age_s, found.cpu_s) == (None, None)
 
@@ -77,7 +77,7 @@ def test_what_is_denied_is_empty(error: psutil.Error, monkeypatch: pytest.Monkey
         raise error
 
     monkeypatch.setattr(psutil.Process, "username", refuse)
-    found = processes.described(read_process(HOST, os.getpid()))
+    found = who.described(read_process(HOST, os.getpid()))
     assert found.user == ""
     assert found.cpu_s is not None
 
@@ -86,23 +86,23 @@ def test_a_zombie() -> None:
     """A process that nobody has waited for has a name and no command line."""
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        found = processes.described(read_process(HOST, process.pid))
+        found = who.described(read_process(HOST, process.pid))
         assert (found.comm, found.command) == ("true", "")
 
 
 def test_a_command_line_without_end_is_cut(endless: int) -> None:
     """Any user can make one; it is not read to its end, and the report is short."""
-    found = processes.described(read_process(HOST, endless))
-    assert len(found.command) <= processes.MAX_COMMAND
+    found = who.described(read_process(HOST, endless))
+    assert len(found.command) <= who.MAX_COMMAND
 
 
 def test_a_long_command_line_is_cut() -> None:
     """The end says that there is more."""
     with subprocess.Popen(["sleep", "60", *["0" * 100] * 3]) as process:
-        wait_for(lambda: processes.command(process.pid), "the program")
-        command = processes.command(process.pid)
+        wait_for(lambda: who.command(process.pid), "the program")
+        command = who.command(process.pid)
         process.kill()
-    assert len(command) == processes.MAX_COMMAND
+    assert len(command) == who.MAX_COMMAND
     assert command.startswith("sleep 60 000")
     assert command.endswith("0...")
 
@@ -110,5 +110,5 @@ def test_a_long_command_line_is_cut() -> None:
 def test_how_busy_a_cpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """psutil lists online pCPUs in order; a list of another length says nothing."""
     monkeypatch.setattr(psutil, "cpu_percent", lambda *_, **__: [10.0, 20.0])
-    assert processes.busy_percents(CpuSet([3, 5])) == {3: 10.0, 5: 20.0}
-    assert processes.busy_percents(CpuSet([3, 4, 5])) == {}
+    assert who.busy_percents(CpuSet([3, 5])) == {3: 10.0, 5: 20.0}
+    assert who.busy_percents(CpuSet([3, 4, 5])) == {}

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kata_pin.cli import scrape
-from kata_pin.cli.reports import doctor_node, remedies
-from kata_pin.daemon.service import runtime_dir
-from kata_pin.model.reports.daemon import Daemon
-from kata_pin.remedy import Remedy, here
-from kata_pin.sources import daemon_socket
+from kata_pin.base.documents.document import Daemon
+from kata_pin.base.values import Remedy, here
+from kata_pin.cli.commands import metrics
+from kata_pin.cli.doctor import node as doctor_node
+from kata_pin.cli.reports import words
+from kata_pin.service import exchange, runtime_dir
 
 EVERY = {
     f"{module.__name__}.{name}": one
-    for module in (remedies, scrape, runtime_dir, daemon_socket)
+    for module in (words, metrics, runtime_dir, exchange)
     for name, one in vars(module).items()
     if isinstance(one, Remedy)
 }
@@ -59,4 +59,4 @@ def test_values_are_named(name: str) -> None:
 
 
 def test_a_hint_of_the_system_is_kept() -> None:
-    assert here(remedies.EVENTS, hint="needs {x}") == "needs {x}"
+    assert here(words.EVENTS, hint="needs {x}") == "needs {x}"

@@ -6,17 +6,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
+from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.documents.measured import CpuClaim
+from kata_pin.base.documents.state import State
+from kata_pin.base.errors import KataPinError
 from kata_pin.cli.reports import who as who_report
-from kata_pin.errors import KataPinError
-from kata_pin.host.process import read_process
-from kata_pin.host.root import HOST
-from kata_pin.model.cpuset import CpuSet
-from kata_pin.model.reports.state import State
-from kata_pin.model.reports.who import CpuClaim
+from kata_pin.linux.files import HOST
+from kata_pin.linux.process import read_process
 from tests.unit.cli import documents as docs
 
 CPUS = sorted(os.sched_getaffinity(0))

@@ -1,0 +1,96 @@
+"""What a command imports that only shows what the daemon knows: most of its time goes there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.unit import conftest
+from tests.unit.cli import documents as docs
+from tests.unit.conftest import Serve
+
+PROGRAM: Final = "import sys; sys.argv[0] = 'kata-pin'; from kata_pin.cli.entry import main; main()"
+
+serve = conftest.serve
+
+DAEMON: Final = {
+    f"kata_pin.service.{path.stem}"
+    for path in (Path(__file__).parents[2] / "kata_pin/service").glob("*.py")
+    if path.stem not in {"__init__", "protocol", "exchange"}
+}
+"""Modules of the service but for those that talk to it."""
+
+NEVER: Final = {
+    *("asyncio", "google", "logging", "psutil", "pyroute2", "rich", "socket", "yaml"),
+    *("dataclasses", "difflib", "kata_pin.base.config", "kata_pin.base.allocation"),
+    *("kata_pin.base.placement", "kata_pin.base.settings", "kata_pin.linux", "kata_pin.vmm"),
+    *("kata_pin.placement", "kata_pin.records", "kata_pin.engine", "kata_pin.follow"),
+    *("kata_pin.guest", "kata_pin.options", *DAEMON),
+}
+"""What no command of this file imports; a package stands for all in it."""
+
+CLICK: Final = {"click", "inspect", "uuid", "datetime", "gettext", "msgspec"}
+"""What help and completion do not import either."""
+
+
+def imported(arguments: list[str], **environ: str) -> set[str]:
+    """Return the modules that the program imports and a bare interpreter does not."""
+    bare, _ = modules("pass", [], {})
+    found, printed = modules(PROGRAM, arguments, environ)
+    assert printed
+    return found - bare
+
+
+def modules(code: str, arguments: list[str], environ: dict[str, str]) -> tuple[set[str], bytes]:
+    """Return what a run of the interpreter imports, and what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code, *arguments],
+        env={**os.environ, **environ}, capture_output=True, check=True, timeout=60,
+    )  # fmt: skip
+    names = re.findall(r"^import time:.*\| +(\S+)$", done.stderr.decode(), re.MULTILINE)
+    return set(names), done.stdout
+
+
+def among(modules: set[str], unwanted: set[str]) -> set[str]:
+    """Return the modules that are unwanted or in an unwanted package."""
+    return {one for one in modules if any(f"{one}.".startswith(f"{no}.") for no in unwanted)}
+
+
+@pytest.mark.parametrize("arguments", [["show"], ["show", "--problems"]])
+def test_show_imports_what_it_shows(arguments: list[str], serve: Serve) -> None:
+    """The client, the document and its lines."""
+    config = serve({"state": lambda _: docs.state(docs.database(), docs.drifted())})
+    found = imported(["--config", str(config), *arguments])
+    assert "kata_pin.cli.render.layout" in found
+    assert among(found, NEVER) == set()
+
+
+def test_one_sandbox_is_shown_without_an_event_loop(serve: Serve) -> None:
+    """The command itself reads what threads did; only a tap or a vhost worker takes more."""
+    config = serve({"state": lambda _: docs.state(docs.lost())})
+    found = imported(["--config", str(config), "show", "f00d"])
+    assert "kata_pin.linux.files" in found
+    unwanted = {"asyncio", "ssl", "rich", "yaml", "pyroute2", "kata_pin.base.config", *DAEMON}
+    assert among(found, unwanted) == set()
+
+
+def test_help_imports_no_click() -> None:
+    """The help is a file."""
+    found = imported(["--help"], COLUMNS="80")
+    assert "kata_pin.cli.quick" in found
+    assert among(found, NEVER | CLICK) == set()
+
+
+def test_completion_imports_no_click(serve: Serve) -> None:
+    """A key was pressed, and somebody waits."""
+    config: Path = serve({"state": lambda _: docs.state(docs.database(), docs.drifted())})
+    words = f"kata-pin --config {config} show d"
+    found = imported([], _KATA_PIN_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD="4")
+    assert "kata_pin.service.exchange" in found
+    assert among(found, NEVER | CLICK) == set()

@@ -1,0 +1,31 @@
+"""A socket replaces another at once, with its mode, and its peer is known."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+from kata_pin.linux.sockets import Peer, listen, peer
+
+
+def test_it_takes_the_place_of_a_dead_one(tmp_path: Path) -> None:
+    """What a killed process left at the path, and half made beside it, is replaced."""
+    path = str(tmp_path / "s")
+    listen(path, backlog=1).close()
+    (tmp_path / "s.new").touch()
+    with listen(path, backlog=1, mode=0o660, gid=os.getgid()):
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o660
+        assert os.listdir(tmp_path) == ["s"]
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(path)  # it listens from the first moment
+
+
+def test_the_kernel_tells_who_is_there() -> None:
+    """The other end's process and user; root and we are trusted, others are not."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert peer(ours) == (os.getpid(), os.geteuid())
+        assert peer(ours).trusted
+    assert not Peer(1, os.geteuid() + 4711).trusted

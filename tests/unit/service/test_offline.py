@@ -1,0 +1,117 @@
+"""Commands without a daemon: looking leaves everything as it was, acting is remembered."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from kata_pin.base.config.tree import Config
+from kata_pin.base.counters import Scheduling
+from kata_pin.base.errors import DaemonError
+from kata_pin.base.sandbox import ThreadKey
+from kata_pin.linux.files import HOST
+from kata_pin.options.caches.keeper import CacheGroupTable
+from kata_pin.options.realtime.keeper import RtThreads
+from kata_pin.records.containers import Registry
+from kata_pin.service import offline
+from kata_pin.service.compose import boot_id
+from kata_pin.service.runtime_dir import locked
+
+SANDBOX = "oneshot-test-pod"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """A node of its own with one spooled message about a container whose VMM is not there."""
+    bundle = tmp_path / "bundles" / "c1"
+    bundle.mkdir(parents=True)
+    annotations = {
+        "io.kubernetes.cri.container-type": "container",
+        "io.kubernetes.cri.sandbox-id": SANDBOX,
+    }
+    linux = {"resources": {"cpu": {"cpus": "0"}}}
+    (bundle / "config.json").write_text(json.dumps({"annotations": annotations, "linux": linux}))
+    state = {"ociVersion": "", "id": "c1", "status": "", "pid": 0, "bundle": str(bundle)}
+    body = json.dumps(state).encode()
+    spool = tmp_path / "kp" / "spool"
+    spool.mkdir(parents=True)
+    (spool / "5-6.msg").write_bytes(b"KP1 createRuntime 5 6 %d\n" % len(body) + body)
+    (spool / "7-8.msg").write_bytes(b"garbage")
+    paths = replace(
+        Config().paths,
+        vc=str(tmp_path / "vc"),
+        kata=str(tmp_path / "kata"),
+        bundle_roots=(str(tmp_path / "bundles"),),
+        kubelet_state=str(tmp_path / "absent"),
+        kata_configs=(),
+    )
+    return replace(Config(), runtime_dir=str(tmp_path / "kp"), paths=paths)
+
+
+def _files(config: Config) -> list[str]:
+    return sorted(p.name for p in (Path(config.runtime_dir) / "spool").iterdir())
+
+
+def test_looking_takes_the_spool_in_and_leaves_it(config: Config) -> None:
+    """The document knows the spooled container; the message stays for the daemon."""
+    document = offline.state(config)
+    assert document.daemon.running is False
+    (shown,) = [one for one in document.sandboxes if one.id == SANDBOX]
+    assert (shown.state, shown.containers[0].cpus) == ("no-vmm", "0")
+    assert _files(config) == ["5-6.msg", "7-8.msg"]
+    assert not (Path(config.runtime_dir) / "registry.db").exists()
+
+
+def test_explaining_names_what_is_unknown(config: Config) -> None:
+    """A sandbox that is known is explained, another is refused with a hint."""
+    assert offline.explain(config, SANDBOX).lines
+    with pytest.raises(DaemonError, match="no sandbox 'nobody'"):
+        offline.explain(config, "nobody")
+
+
+def test_unpin_is_remembered_and_pin_ends_it(config: Config) -> None:
+    """What an operator released without a daemon is still released for the next look."""
+    offline.unpin(config, SANDBOX)
+    (shown,) = [one for one in offline.state(config).sandboxes if one.id == SANDBOX]
+    assert shown.state == "released"
+    offline.pin(config, SANDBOX)
+    (shown,) = [one for one in offline.state(config).sandboxes if one.id == SANDBOX]
+    assert shown.state == "no-vmm"
+    with pytest.raises(DaemonError, match="no sandbox"):
+        offline.pin(config, "nobody")
+
+
+def test_what_options_changed_is_restored_although_they_are_off(config: Config) -> None:
+    """A group of resctrl and the class of a thread, both of a sandbox that is gone by now."""
+    path = os.path.join(config.runtime_dir, "registry.db")
+    with closing(Registry(path, boot_id=boot_id(HOST))) as registry:
+        CacheGroupTable(registry).keep("gone", "")
+        RtThreads(registry).keep("gone", ThreadKey(1, 2, 3), Scheduling(0, 0, 3))
+    offline.unpin(config, SANDBOX)
+    with closing(Registry(path, boot_id=boot_id(HOST))) as registry:
+        assert CacheGroupTable(registry).all() == [("gone", "")]
+        assert RtThreads(registry).sandboxes() == ["gone"]
+    offline.release_all(config)
+    with closing(Registry(path, boot_id=boot_id(HOST))) as registry:
+        assert CacheGroupTable(registry).all() == []
+        assert RtThreads(registry).sandboxes() == []
+
+
+def test_a_serving_daemon_keeps_writers_out(config: Config) -> None:
+    """While the directory is locked, acting is refused and looking is not."""
+    with locked(config.runtime_dir):
+        with pytest.raises(DaemonError, match="another kata-pin serves"):
+            offline.pin(config, SANDBOX)
+        assert offline.state(config).sandboxes
+
+
+def test_looking_where_nothing_ever_ran(config: Config, tmp_path: Path) -> None:
+    """Without a runtime directory there is nothing to show, and none is made."""
+    elsewhere = replace(config, runtime_dir=str(tmp_path / "absent"))
+    assert SANDBOX not in [one.id for one in offline.state(elsewhere).sandboxes]
+    assert not (tmp_path / "absent").exists()
