@@ -220,8 +220,9 @@ class PersistedContainer(Struct, frozen=True):
 class PersistedSandbox(Struct, frozen=True):
     """Kata's state of a sandbox; pids are 0 and texts empty where the file does not have them.
 
-    `vcpu_pinning` is Kata's own pinning (enable_vcpus_pinning, D13). `containers` are all that are
-    not deleted; runtime-rs stores none.
+    `vcpu_pinning` is Kata's own pinning (enable_vcpus_pinning, D13). `factory_vm` is what the Go
+    runtime's factory named the VM. `containers` are all that are not deleted; runtime-rs stores
+    none.
     """
 
     runtime: KataRuntime
@@ -229,6 +230,7 @@ class PersistedSandbox(Struct, frozen=True):
     vmm_pid: int = 0
     virtiofsd_pid: int = 0
     vcpu_pinning: bool = False
+    factory_vm: str = ""
     agent_url: str = ""
     containers: tuple[PersistedContainer, ...] = ()
 
@@ -253,6 +255,7 @@ def parse_persist(data: bytes) -> PersistedSandbox:
         vmm_pid=_pid(hypervisor, "Pid"),
         virtiofsd_pid=_pid(hypervisor, "VirtiofsDaemonPid") or _pid(hypervisor, "VirtiofsdPid"),
         vcpu_pinning=config.flag("EnableVCPUsPinning"),
+        factory_vm=config.fields("HypervisorConfig").text("VMid"),
         agent_url=fields.fields("AgentState").text("URL"),
         containers=tuple(
             _container(entry) for entry in config.objects("ContainerConfigs", limit=MAX_CONTAINERS)

@@ -20,7 +20,13 @@ from kata_pin.peers.vmm_cmdline import FIRECRACKER_ID, VmmCommand, parse_shim
 from kata_pin.vmm import checks
 from kata_pin.vmm.checks import DEFAULT_SHIMS, Allowlist, VmmAllowlist, VmmRefused
 from kata_pin.vmm.kinds import VmmKind
-from kata_pin.vmm.state_files import HostAccess, KataPaths, read_jailed_pids, read_pids
+from kata_pin.vmm.state_files import (
+    HostAccess,
+    KataPaths,
+    factory_vm,
+    read_jailed_pids,
+    read_pids,
+)
 
 FILE_SERVERS: Final = ("virtiofsd", "nydusd")
 
@@ -357,6 +363,13 @@ class Witnesses:
                 self.host.root, self.paths, self.sandbox_id, self.programs
             )
         return self._jailed
+
+    def fits(self, named: VmmCommand) -> bool:
+        """Whether a command line names this sandbox, or the VM that Kata's factory gave it."""
+        if named.names(self.sandbox_id):
+            return True
+        made = factory_vm(self.host.root, self.paths, self.sandbox_id)
+        return bool(made) and named.names(made)
 
     def is_named_now(self, process: Process) -> bool:
         """Whether a hook or one of Kata's files names this process, not an earlier one."""

@@ -6,6 +6,7 @@ Processes outside the VMM that work for one sandbox only are found here too (D11
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -37,6 +38,7 @@ from kata_pin.vmm.state_files import (
     HostAccess,
     HostPaths,
     KataPaths,
+    factory_vms,
     ids_of,
     state_stamp,
     virtiofsd_pid,
@@ -53,6 +55,8 @@ from kata_pin.vmm.state_files import (
 _KATA_PROGRAMS: Final = ("containerd-shim-kata", "kata-runtime", "kata-shim")
 
 NONE_KNOWN: Final[Mapping[str, ProcessKey]] = MappingProxyType({})
+
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 
 _HOOK: Final = "hook"
 _SCAN: Final = "scan"
@@ -201,18 +205,24 @@ class VmmFinder:
         """Return claims by the sandbox that they name.
 
         Where a command line has only the start of an id, the whole one is among those of the living
-        shims and of Kata's files; without it the claim counts for none.
+        shims and of Kata's files; without it the claim counts for none. So does a UUID: Kata's
+        factories name VMs so, which may be nobody's yet.
         """
         found: dict[str, list[VmmClaim]] = {}
         whole: set[str] | None = None
+        made: dict[str, str] | None = None
         for claim in claims:
             named = claim.named
-            if len(named.sandbox_id) != named.id_length:
+            by_factory = bool(_UUID.match(named.sandbox_id))
+            if not by_factory and len(named.sandbox_id) != named.id_length:
                 found.setdefault(named.sandbox_id, []).append(claim)
                 continue
             if whole is None:
                 whole = self.shims.sandboxes() | ids_of(self._host.root, self._paths)
-            for one in filter(named.names, whole):
+            if by_factory and made is None:
+                made = factory_vms(self._host.root, self._paths, whole)
+            owner = (made or {}).get(named.sandbox_id, "")
+            for one in [owner] if owner else filter(named.names, whole):
                 found.setdefault(one, []).append(claim)
         return found
 
@@ -239,7 +249,7 @@ class VmmFinder:
                 return False
             argv = self._host.cmdline(pid)
             own = (kind for kind in self._allowed.kinds if not kind.in_shim)
-            return any(kind.read_name(argv).names(witnesses.sandbox_id) for kind in own)
+            return any(witnesses.fits(kind.read_name(argv)) for kind in own)
         except NotRead as error:  # it may be: that its memory is locked does not end the sandbox
             return error.hung or self.runs_vmm(pid)
         except (HostError, ParseError):
@@ -313,7 +323,7 @@ class VmmFinder:
         witness = witnesses.of(process, kind, status, jail)
         argv = host.cmdline(pid)
         named = kind.read_name(argv)
-        if not named.names(sandbox_id):
+        if not witnesses.fits(named):
             raise VmmRefused(f"its command line names {named.sandbox_id or 'no sandbox'}")
         if kind.in_shim:
             checks.check_runs_vm(host.root, pid, kind)

@@ -95,8 +95,14 @@ MAX_PERSIST: Final = 4 * 1024 * 1024
 MAX_PID_FILE: Final = 32
 MAX_DIGESTS: Final = 1024
 
-_Digest = tuple[int, tuple[bool, str] | None]
-"""virtiofsd's pid; whether Kata pins the vCPUs too and the file's name, None without a file."""
+
+class _Digest(NamedTuple):
+    """What every pass asks of a state file; `pinning` has the file's name, None without a file."""
+
+    virtiofsd_pid: int = 0
+    factory_vm: str = ""
+    pinning: tuple[bool, str] | None = None
+
 
 _DIGESTS: Final[dict[tuple[HostPaths, KataPaths, str], tuple[tuple[int, int], _Digest]]] = {}
 """By sandbox: the file's stamp and what it said then."""
@@ -204,7 +210,18 @@ def ids_of(root: HostPaths, paths: KataPaths) -> set[str]:
 
 def virtiofsd_pid(root: HostPaths, paths: KataPaths, sandbox_id: str) -> int:
     """Return virtiofsd's pid in Kata's files, 0 for none; reads them only when they changed."""
-    return _digest(root, paths, sandbox_id)[0]
+    return _digest(root, paths, sandbox_id).virtiofsd_pid
+
+
+def factory_vm(root: HostPaths, paths: KataPaths, sandbox_id: str) -> str:
+    """Return what the Go runtime's factory named the sandbox's VM, empty where it made none."""
+    return _digest(root, paths, sandbox_id).factory_vm
+
+
+def factory_vms(root: HostPaths, paths: KataPaths, sandbox_ids: Iterable[str]) -> dict[str, str]:
+    """Return those sandboxes whose VM is from the Go runtime's factory, by that VM's name."""
+    found = ((factory_vm(root, paths, one), one) for one in sandbox_ids)
+    return {name: one for name, one in found if name}
 
 
 def persisted_pinning(
@@ -215,7 +232,7 @@ def persisted_pinning(
     None without a file that can be believed, or while it is being written; reads it only when it
     changed.
     """
-    return _digest(root, paths, sandbox_id)[1]
+    return _digest(root, paths, sandbox_id).pinning
 
 
 def forget_state(root: HostPaths, paths: KataPaths, sandbox_id: str) -> None:
@@ -236,8 +253,9 @@ def _digest(root: HostPaths, paths: KataPaths, sandbox_id: str) -> _Digest:
 
 def _read_digest(root: HostPaths, paths: KataPaths, sandbox_id: str) -> _Digest:
     for name, state in _states(root, paths, sandbox_id):
-        return state.virtiofsd_pid, (state.vcpu_pinning, name)
-    return 0, None
+        pinning = state.vcpu_pinning, name
+        return _Digest(state.virtiofsd_pid, state.factory_vm, pinning)
+    return _Digest()
 
 
 def read_state(root: HostPaths, paths: KataPaths, sandbox_id: str) -> PersistedSandbox | None:

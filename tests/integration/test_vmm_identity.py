@@ -403,6 +403,40 @@ def test_a_template_vm_is_no_pods(node: Node, *, confined: bool) -> None:
         assert {frozenset(os.sched_getaffinity(tid)) for tid in _threads(vm)} == {narrow}
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_vm_of_gos_factory_is_its_pods(node: Node, *, cached: bool) -> None:
+    """The Go runtime names it by a UUID, and Kata's state of the pod has that name.
+
+    From a template the pod's shim starts it, from the cache the factory's server did. One that
+    waits in the cache for its pod has Kata's pid file too. It is left where it is, and so is a
+    process that took the name.
+    """
+    waiting, made = str(uuid.uuid4()), str(uuid.uuid4())
+    small, narrow = Machine(boot=1, maximum=1), ("taskset", "-c", "0")
+    node.start()
+    with (
+        claiming(waiting, prefix=narrow) as other,
+        claiming(made, prefix=narrow) as impostor,
+        node.pod(
+            "p1", factory_vm=made, shim_process=not cached, machine=small, booting=True
+        ) as pod,
+    ):
+        folder = node.dirs.vc / "vm" / waiting
+        folder.mkdir()
+        (folder / "pid").write_text(f"{other}\n")
+        node.ask("reconcile")
+        assert not {waiting, made} & {one["id"] for one in node.ask("state")["sandboxes"]}
+        pod.persist("c1", "1")  # Kata's state alone says whose it is
+        pod.wait_placed({1})
+        node.ask("reconcile")
+        shown = {one["id"]: one["vmm"] for one in node.ask("state")["sandboxes"]}
+        assert shown[pod.id]["pid"] == pod.kata.pid
+        assert (shown[pod.id]["confirmed_by"] == "pid in persist.json") is cached
+        assert not {waiting, made} & shown.keys()
+        left = [os.sched_getaffinity(tid) for pid in (other, impostor) for tid in _threads(pid)]
+        assert all(cpus == {0} for cpus in left)
+
+
 def test_impostors_of_a_sandbox_that_lives_and_dies(node: Node) -> None:
     """None of many gets a sandbox's pins, nor its name after its end, nor after a restart."""
     daemon = node.start()

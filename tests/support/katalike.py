@@ -109,6 +109,8 @@ class KataSandbox:
     `shim_process`). `vcpu_pinning` is said in Kata's state; nobody acts on it. `agent_url` is where
     Kata's state says that the agent listens; nobody does by default. `booting`: the guest has not
     booted, so Kata has written no state yet. `before_vmm` is called when only the shim runs.
+    `factory_vm` is what the Go runtime's factory named the VM: one that was cached without
+    `shim_process`.
     """
 
     dirs: KataDirs
@@ -121,6 +123,7 @@ class KataSandbox:
     virtiofsd: bool = False
     vcpu_pinning: bool = False
     agent_url: str = ""
+    factory_vm: str = ""
     booting: bool = False
     before_vmm: Callable[[], None] = lambda: None
     cgroups: Sequence[Path] = ()
@@ -137,10 +140,15 @@ class KataSandbox:
         return self._shim
 
     @property
+    def _vm(self) -> str:
+        """What QEMU is named after."""
+        return self.factory_vm or self.id
+
+    @property
     def vm_dir(self) -> Path:
         """Where the runtime keeps the VM's sockets."""
         go = self.runtime is Runtime.GO
-        return self.dirs.vc / "vm" / self.id if go else self.dirs.kata / self.id
+        return self.dirs.vc / "vm" / self._vm if go else self.dirs.kata / self.id
 
     @property
     def bundle(self) -> Path:
@@ -160,7 +168,7 @@ class KataSandbox:
     @property
     def pidfile(self) -> Path:
         """QEMU's -pidfile; only the Go runtime has one."""
-        return self.dirs.vc / "vm" / self.id / "pid"
+        return self.dirs.vc / "vm" / self._vm / "pid"
 
     @property
     def persist_path(self) -> Path:
@@ -211,6 +219,8 @@ class KataSandbox:
         self.pid = self.virtiofsd_pid = 0
         for path in (self.vm_dir, self.persist_path.parent, self.shared_dir.parent, self.bundle):
             shutil.rmtree(path, ignore_errors=True)
+        if self.factory_vm:
+            (self.vm_dir.parent / self.id).unlink(missing_ok=True)
 
     def orphan(self) -> None:
         """Kill the shim only: QEMU stays behind without it."""
@@ -251,6 +261,8 @@ class KataSandbox:
     def _make_directories(self) -> None:
         for path in (self.vm_dir, self.persist_path.parent, self.bundle, self.shared_dir):
             path.mkdir(parents=True, exist_ok=True)
+        if self.factory_vm:
+            (self.vm_dir.parent / self.id).symlink_to(self.vm_dir)
         if len(str(self.qmp_path)) > MAX_SOCKET_PATH:
             raise ValueError(f"socket path too long, use a shorter root: {self.qmp_path}")
 
@@ -267,7 +279,7 @@ class KataSandbox:
             monitors.append(f"unix:path={self.extra_monitor_path},server=on,wait=off")
         sockets = f",cores=1,threads=1,sockets={machine.maximum}" if go else ""
         return qemu.command_line(
-            f"sandbox-{self.id}",
+            f"sandbox-{self._vm}",
             machine,
             accelerator,
             smp=f"{machine.boot}{sockets},maxcpus={machine.maximum}",
@@ -309,6 +321,7 @@ class KataSandbox:
                     "DefaultMaxVCPUs": self.machine.maximum,
                     "EnableIOThreads": bool(self.machine.iothreads),
                     "SharedFS": "virtio-fs",
+                    "VMid": self.factory_vm,
                 },
                 "SandboxCgroupOnly": False,
                 "EnableVCPUsPinning": self.vcpu_pinning,
@@ -328,7 +341,7 @@ class KataSandbox:
     def _is_ours(self, pid: int) -> bool:
         """Whether a pid that outlived the shim is still this sandbox's process, not a later one."""
         with contextlib.suppress(OSError):
-            return self.id.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+            return self._vm.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
         return False
 
 
