@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.daemon import Node, move_elsewhere, private_node
+from tests.support.qemu import Machine
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.qemu, pytest.mark.root]
@@ -57,6 +58,22 @@ def test_pins_that_were_there_before_are_given_back_together(node: Node) -> None
         pod.wait_placed({0})
         assert node.cli("unpin", pod.id).returncode == 0
         assert {tuple(os.sched_getaffinity(tid)) for tid in pod.kata.vcpus().values()} == {(0, 1)}
+
+
+def test_a_vmm_that_was_confined_before_its_exec(node: Node) -> None:
+    """As an annotation of Kata's is to do it: that moves nothing later, and is no other writer."""
+    pod = node.pod("p1", machine=Machine(boot=1, maximum=1))
+    pod.kata.before_vmm = lambda: os.sched_setaffinity(pod.kata.shim.pid, {0})
+    node.start()
+    with pod:
+        assert pod.misplaced({0}) == []
+        pod.announce()
+        pod.create("c1", "1", exclusive=True)
+        pod.wait_placed({1})
+        node.ask("reconcile", sandbox=pod.id)
+        shown = node.wait_state("p1", "ok")
+        assert shown["writers"] == []
+        assert pod.misplaced({1}) == []
 
 
 def test_an_annotation_leaves_vcpus_to_kata_where_its_state_cannot_be_read(node: Node) -> None:

@@ -546,6 +546,53 @@ def test_daemon_pins_a_minikata_pod(folder: Path) -> None:
             wait_for(lambda: _masks(pid) == {(1,)}, "the update to be followed")
 
 
+@pytest.mark.parametrize("sized", [False, True])
+def test_daemon_beside_the_own_pinning_of_rs(folder: Path, *, sized: bool) -> None:
+    """runtime-rs keeps the vCPUs while there are as many as CPUs: not where the pod has a size.
+
+    Its static sizing gives one more then, and kata-pin pins them, as after an update to fewer CPUs.
+    """
+    _kvm_only()
+    hooks_of = ("createContainer", "createRuntime", "poststart", "poststop")
+    size = {key: value for key, value in POD_SIZE.items() if "cpu" in key} if sized else {}
+    with (
+        private_node(audit={"affinity_s": 0.5, "deep_s": 1}) as node,
+        minikata_node(
+            folder, node.dirs, runtime="rs", default_vcpus=2, enable_vcpus_pinning=True
+        ) as kata,
+    ):
+        node.start()
+        hooks = {phase: [_hook(phase, node.runtime_dir)] for phase in hooks_of}
+        name = node.id_of("p1")
+        exclusive: dict[str, Any] = {"cpus": "0-1", "quota": 200000, "period": 100000}
+        with (
+            kata.container(name, name, hooks=hooks, annotations=size) as pod,
+            kata.container("app", name, hooks=hooks, **exclusive) as app,
+        ):
+            pod.start()
+            app.start()
+            pid = json.loads(app.state)["pid"]
+            count = 3 if sized else 2
+            vcpus = wait_for(lambda: _vcpus_of(pid, count), f"{count} vCPU threads")
+
+            def placed() -> bool:
+                masks = sorted(sorted(os.sched_getaffinity(tid)) for tid in vcpus.values())
+                return masks == ([[0], [0, 1], [1]] if sized else [[0], [1]])
+
+            wait_for(placed, "the vCPUs to be paired")
+            shown = node.wait_state("p1", "ok")
+            assert _vcpu_states(shown) == ({"ok"} if sized else {"unmanaged"})
+            codes = {note["code"] for note in shown["notes"]}
+            assert ("kata-pins-vcpus" in codes) is not sized
+            app.update("1")
+            wait_for(lambda: _masks(pid) == {(1,)}, "the update to be followed")
+            wait_for(lambda: _vcpu_states(node.sandboxes()["p1"]) == {"ok"}, "vCPUs pinned by us")
+
+
+def _vcpu_states(shown: dict[str, Any]) -> set[str]:
+    return {one["state"] for one in shown["threads"] if one["role"] == "vcpu"}
+
+
 def _masks(pid: int) -> set[tuple[int, ...]]:
     tids = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     return {tuple(sorted(os.sched_getaffinity(tid))) for tid in tids}
@@ -559,8 +606,9 @@ def _hook(phase: str, runtime_dir: Path) -> dict[str, Any]:
 def _two_vcpus(pid: int) -> dict[int, int]:
     """Return thread by vCPU once both can be told."""
 
-    def both() -> dict[int, int] | None:
-        found = vcpu_threads(pid)
-        return found if len(found) == 2 else None
+    return wait_for(lambda: _vcpus_of(pid, 2), "two vCPU threads")
 
-    return wait_for(both, "two vCPU threads")
+
+def _vcpus_of(pid: int, count: int) -> dict[int, int] | None:
+    found = vcpu_threads(pid)
+    return found if len(found) == count else None
