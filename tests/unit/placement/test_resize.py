@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -10,6 +12,7 @@ from msgspec.structs import replace
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.placement import KubeletState, Node, Placement
 from kata_pin.base.sandbox import Thread
+from kata_pin.peers.kubelet.checkpoint import parse_checkpoint
 from kata_pin.placement.place import pairs, place
 from tests.support.world import (
     after,
@@ -36,10 +39,10 @@ def at(entry: str, others: str = "") -> Node:
 
 
 def settle(
-    held: str, where: Node, threads: Sequence[Thread], before: Placement | None
+    held: str, where: Node, threads: Sequence[Thread], before: Placement | None, pod: str = "uid"
 ) -> Placement:
     """Return the next placement of `app` with the cpuset `held`, after the one `before`."""
-    app = replace(shared("app", held), name="app")
+    app = replace(shared("app", held), pod_uid=pod)
     kept = {} if before is None else pairs(before)
     return place(sandbox(app, SIDE), threads, where, kept=kept)
 
@@ -64,6 +67,26 @@ def test_pairs_stay_until_the_cpuset_arrives(before: str, then: str) -> None:
     done = settle(then, at(then), after(between, threads), between)
     assert str(done.mask.exclusive) == then
     assert applied(done, threads)["emulator"] == "0,8-15"
+
+
+def test_a_container_that_kubelet_1_37_grew() -> None:
+    """What its checkpoint keeps of the former CPUs (`baselines`) pairs nothing."""
+    file = Path(__file__).parents[2] / "data/kubelet/kubelet_checkpoints.json"
+    row = json.loads(file.read_text())["checkpoints"][-1]
+    recorded = parse_checkpoint(row["file"].encode())
+    ((pod, entry),) = recorded.entries.items()
+    grown = replace(recorded, entries={pod: {"app": entry["a"]}})
+    small = replace(recorded, entries={pod: {"app": cpus("1-2")}}, default=cpus("0,3-15"))
+    threads: list[Thread] = [*vcpus(0, 1, 2, 3, 4), main_thread()]
+    settled = settle("1-2", replace(node(), kubelet=small), threads, None, pod)
+    assert str(settled.mask.exclusive) == "1-2"
+    threads = after(settled, threads)
+    where = replace(node(), kubelet=grown)
+    between = settle("1-2", where, threads, settled, pod)
+    assert applied(between, threads) == applied(settled, threads)
+    done = settle("1-4", where, after(between, threads), between, pod)
+    assert str(done.mask.exclusive) == "1-4"
+    assert sorted(pairs(done).values()) == [1, 2, 3, 4]
 
 
 def test_pairs_that_became_illegal_go() -> None:
