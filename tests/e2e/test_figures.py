@@ -1,14 +1,15 @@
-"""What exclusive pCPUs are worth by Kata's default, by Kata's own pinning rule, and by kata-pin.
+"""What exclusive pCPUs are worth by Kata's defaults, by its own pinning rule, and by kata-pin.
 
 One pod has two exclusive pCPUs and keeps both busy. Another one has the rest of a node of four
 pCPUs, which it fills: it sends packets by vhost-net and writes to its shared folder (virtiofs) as
 fast as it can. Meanwhile `kata-pin prove` records every task switch on the exclusive pCPUs.
 Whatever else runs on the node is kept off them, so that what is left are the pods' own threads.
 
-All three are measured with the same guests, load and code; while Kata is on its own the daemon only
-observes. Everything is emulated: shares of time say which thread ran where, not how fast a real
-node is. docs/performance.md says what was seen. Run by hand: it takes minutes, and an emulated
-machine needs KATA_PIN_LAB_QEMU=trixie.
+All are measured with the same guests, load and code, under the Go runtime and under runtime-rs,
+whose default has virtiofsd in the pod's cpuset; while Kata is on its own the daemon only observes.
+Everything is emulated: shares of time say which thread ran where, not how fast a real node is.
+docs/performance.md says what was seen. Run by hand: it takes minutes, and an emulated machine needs
+KATA_PIN_LAB_QEMU=trixie.
 """
 
 from __future__ import annotations
@@ -94,16 +95,19 @@ Json = dict[str, Any]
 class Way:
     """Who places the threads: `own_rule` is Kata's setting enable_vcpus_pinning."""
 
-    own_rule: bool
-    mode: str
+    runtime: str
+    own_rule: bool = False
+    mode: str = "observe"
 
 
 WAYS: Final = {
-    "default": Way(own_rule=False, mode="observe"),
-    "rule": Way(own_rule=True, mode="observe"),
-    "katapin": Way(own_rule=False, mode="act"),
+    "default": Way("go"),
+    "rule": Way("go", own_rule=True),
+    "katapin": Way("go", mode="act"),
+    "rs-default": Way("rs"),
+    "rs-katapin": Way("rs", mode="act"),
 }
-"""The last is the one after which threads stay where they were put."""
+"""Of each runtime the last is the one after which threads stay where they were put."""
 
 
 @dataclass(frozen=True)
@@ -133,13 +137,19 @@ class PodsOfNode:
         self._daemon = daemon
         self._kata = kata
         self._stack = stack
+        self._started: dict[str, tuple[int, int]] = {}
+        """The pids of a pod's QEMU and virtiofsd."""
 
     def start(
-        self, name: str, work: str, *, own_rule: bool = False, **cpu: Any
+        self, name: str, work: str, *, runtime: str, own_rule: bool = False, **cpu: Any
     ) -> tuple[str, ExitStack]:
         """Start a pod with one container; return its id, and what ends it before the rest."""
         pod = self._daemon.id_of(name)
-        rule = {"io.katacontainers.enable_vcpus_pinning": str(own_rule).lower()}
+        rule = {
+            "io.katacontainers.enable_vcpus_pinning": str(own_rule).lower(),
+            "minikata.runtime": runtime,
+        }
+        before = self._kata.processes() if self._started else []
         stack = self._stack.enter_context(ExitStack())
         os.sched_setaffinity(0, SHARED | EXCLUSIVE)  # as containerd has: shims inherit it
         for container, said, resources in (
@@ -150,15 +160,17 @@ class PodsOfNode:
             one = self._kata.container(container, pod, hooks=made, annotations=said, **resources)
             stack.enter_context(one).start()
         os.sched_setaffinity(0, SHARED)
+        _, server, qemu, *_ = self._kata.processes()[len(before) :]  # in the order of their start
+        self._started[pod] = qemu, server
         return pod, stack
 
     def qemu(self, pod: str) -> int:
         """Return the pid of a pod's QEMU."""
-        return self._kata.qemu_pid(pod)
+        return self._started[pod][0]
 
     def virtiofsd(self, pod: str) -> list[int]:
         """Return the threads of a pod's virtiofsd: the first process's child does the work."""
-        pid: int = self._kata.persist(pod)["HypervisorState"]["VirtiofsDaemonPid"]
+        pid = self._started[pod][1]
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return [tid for one in (pid, *map(int, children)) for tid in _threads(one)]
 
@@ -246,14 +258,31 @@ def _settings(node: Node, mode: str) -> Json:
 
 
 @pytest.fixture(scope="module")
-def load(node: Node, pods: PodsOfNode) -> str:
-    """The pod that has the rest of the node; it rests at first."""
-    pod, _ = pods.start("load", WORK, cpus=str(CpuSet(SHARED)), shares=102)
-    _connect(node, pods.qemu(pod))
-    return pod
+def load(
+    request: pytest.FixtureRequest, node: Node, daemon: PrivateNode, pods: PodsOfNode
+) -> Iterator[str]:
+    """The pod that has the rest of the node, under the runtime to measure; it rests at first."""
+    _configure(node, daemon, "observe")
+    pod, ends = pods.start(
+        *(f"load-{request.param}", WORK), runtime=request.param,
+        cpus=str(CpuSet(SHARED)), shares=102,
+    )  # fmt: skip
+    with ends:
+        _connect(node, pods.qemu(pod))
+        yield pod
 
 
-@pytest.mark.parametrize("way", WAYS)
+def _configure(node: Node, daemon: PrivateNode, mode: str) -> None:
+    daemon.configure(**_settings(node, mode), paths=daemon.settings["paths"])
+    assert daemon.daemon is not None
+    daemon.daemon.reload()
+
+
+@pytest.mark.parametrize(
+    ("load", "way"),
+    [pytest.param(one.runtime, name, id=name) for name, one in WAYS.items()],
+    indirect=["load"],
+)
 def test_foreign_time_under_load(
     node: Node, daemon: PrivateNode, pods: PodsOfNode, load: str, way: str
 ) -> None:
@@ -263,11 +292,9 @@ def test_foreign_time_under_load(
     and where its scheduler puts the rest.
     """
     chosen = WAYS[way]
-    daemon.configure(**_settings(node, chosen.mode), paths=daemon.settings["paths"])
-    assert daemon.daemon is not None
-    daemon.daemon.reload()
+    _configure(node, daemon, chosen.mode)
     owner, ends = pods.start(
-        *(way, BUSY), own_rule=chosen.own_rule,
+        *(way, BUSY), runtime=chosen.runtime, own_rule=chosen.own_rule,
         cpus=str(CpuSet(EXCLUSIVE)), quota=200_000, period=100_000,
     )  # fmt: skip
     with ends:
@@ -312,7 +339,8 @@ def _wait_placed(node: Node, pods: PodsOfNode, way: Way, owner: str, load: str) 
     either = {frozenset([cpu]) for cpu in EXCLUSIVE}
     paired = way.own_rule or way.mode == "act"
     vcpu_cpus = either if paired else {EXCLUSIVE}
-    helper_cpus = SHARED if way.mode == "act" else SHARED | EXCLUSIVE
+    apart = way.mode == "act" or way.runtime == "rs"  # its default: in the pod's cpuset
+    helper_cpus = SHARED if apart else SHARED | EXCLUSIVE
     seen: list[set[frozenset[int]]] = []
 
     def placed() -> bool:
