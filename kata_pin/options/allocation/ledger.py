@@ -119,11 +119,7 @@ def cpuset_for(grant: Grant, state: AllocState) -> Cpuset:
 class Ledger:
     """All containers of the node that a runtime has reported, by id."""
 
-    def __init__(
-        self,
-        online: Callable[[], CpuSet] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, online: Callable[[], CpuSet] | None = None) -> None:
         """`online` returns the CPUs that are online now; None: all CPUs that anybody reports."""
         self.changed = asyncio.Event()
         """Something may be pending: the pusher looks soon."""
@@ -134,7 +130,6 @@ class Ledger:
         self.is_connected = False
         """Whether a runtime reports every container of the node."""
         self._online = online
-        self._clock = clock
         self._entries: dict[str, LedgerEntry] = {}
         self._pushed: tuple[str, Cpuset] | None = None
         self._overtaken = False
@@ -319,9 +314,9 @@ class Ledger:
         self.forget_failures(but=pending)
         due_at = {name: max(not_before, self._due_at(name, pending[name])) for name in pending}
         next_at = min(due_at.values(), default=None)
-        if next_at is None or next_at > self._clock():
+        if next_at is None or next_at > time.monotonic():
             return None, next_at
-        now = self._clock()
+        now = time.monotonic()
         first = min((name for name in pending if due_at[name] <= now), key=self._precedence)
         return (first, pending[first]), next_at
 
@@ -329,14 +324,14 @@ class Ledger:
         """Record that a push failed; without a `problem` the container is only put off."""
         entry = self._entries.get(container_id)
         if entry is not None:
-            self._update(container_id, retry=entry.retry.failed(problem, cpuset, self._clock()))
+            self._update(container_id, retry=entry.retry.failed(problem, cpuset, time.monotonic()))
 
     def took(self, container_id: str, seconds: float) -> None:
         """Record how long a push took, whatever its result."""
         entry = self._entries.get(container_id, LedgerEntry())
         slow = entry.retry.slow + 1 if seconds > SLOW_S else 0
         if slow:
-            now, least = self._clock(), REST * seconds
+            now, least = time.monotonic(), REST * seconds
             until = max(self._slow_until, now) + least * 2 ** min(slow - 1, 10)
             self._slow_until = min(until, now + max(LONGEST_REST_S, least))
         if slow != entry.retry.slow and container_id in self._entries:

@@ -18,13 +18,15 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    one = Clock()
+    monkeypatch.setattr("time.monotonic", one)
+    return one
 
 
 @pytest.fixture
 def ledger(clock: Clock) -> Ledger:
-    one = Ledger(clock=clock)
+    one = Ledger()
     for name in ("a", "b", "gone", "hung", "web", "well", *map(str, range(50))):
         one.reported(name, NOTHING)
     return one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -85,6 +86,25 @@ class World(Moves):
     @property
     def pending(self) -> set[str]:
         return set(self.ledger.pending(self.allocator.now))
+
+
+@pytest.fixture(autouse=True)
+async def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time passes only while every task waits, and then at once.
+
+    How busy the machine is changes neither what is due first nor how long a push takes.
+    """
+    selector = cast("Any", asyncio.get_running_loop())._selector
+    select, now = selector.select, time.monotonic()
+
+    def wait(seconds: float | None) -> object:
+        nonlocal now
+        ready = select(seconds and 0)
+        now += 0 if ready else seconds or 0
+        return ready
+
+    monkeypatch.setattr(selector, "select", wait)
+    monkeypatch.setattr("time.monotonic", lambda: now)
 
 
 @pytest.fixture
