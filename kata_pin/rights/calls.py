@@ -94,7 +94,7 @@ class Calls(Protocol):
         """
 
     async def vcpu_list(self, path: str, greeting_s: float, session_s: float) -> bytes:
-        """Return what the QEMU at a monitor's socket answers; see broker.monitor.
+        """Return what the QEMU at a monitor's socket answers; see broker.threads.converse.
 
         Cancelled, it is off the socket before the cancellation goes on.
         """
@@ -127,11 +127,11 @@ class Calls(Protocol):
     def verify_jail(self, pid: int, jail: str) -> None:
         """Return if a process runs the program of a jail in it, and only root may write there.
 
-        Otherwise OSError, see broker.jails.check_jailed.
+        Otherwise OSError, see broker.threads.check_jailed.
         """
 
     def process_events(self, token: int, *, execs: bool) -> socket.socket:
-        """Return a socket of the process connector; see broker.connector.process_events."""
+        """Return a socket of the process connector; see broker.libc.process_events."""
 
     def switches(self, cpu: int) -> int:
         """Return a descriptor of a perf event that records the task switches of a CPU."""
@@ -141,11 +141,11 @@ class Calls(Protocol):
     ) -> list[Changed]:
         """Give vCPU threads a scheduling class; the CPUs of each are ignored.
 
-        See broker.scheduling.set_classes.
+        See broker.threads.set_classes.
         """
 
     def make_group(self, class_name: str, name: str) -> None:
-        """Make a sandbox's group of resctrl; see broker.resctrl.ResctrlGroups for these three."""
+        """Make a sandbox's group of resctrl; see broker.tunables.ResctrlGroups for these three."""
 
     def join_group(
         self, class_name: str, name: str, threads: Sequence[AffinityChange]
@@ -182,7 +182,7 @@ class Calls(Protocol):
         broker any other file too), and the most bytes to return. The answer has the
         content or the error under pid and file, TimeoutError for each one that did not answer
         within `deadline_s` seconds. Of `exe` it is device, inode, uid and
-        mode (octal), a newline, and where the link leads (wire.proc.parse_exe).
+        mode (octal), a newline, and where the link leads (linux.proc.parse_exe).
         """
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import shutil
 import tempfile
@@ -19,6 +20,7 @@ import pytest
 
 from kata_pin.base.errors import VmmError
 from kata_pin.base.sandbox import Vmm
+from kata_pin.rights.calls import DIRECT
 from kata_pin.vmm.checks import DEFAULT_EXECUTABLES
 from kata_pin.vmm.find import Executables, VmmFinder
 from kata_pin.vmm.state_files import KataPaths
@@ -92,6 +94,27 @@ def test_a_jail_is_a_witness(dirs: KataDirs) -> None:
         (dirs.vc / "sbs" / SANDBOX).mkdir()
         assert finder.sandboxes()[SANDBOX] == pid
         assert SANDBOX[:32] not in finder.sandboxes()
+
+
+def test_a_jail_is_verified_without_a_broker(dirs: KataDirs) -> None:
+    """The process runs the jail's program, in it, and nobody but root may write there."""
+    spec = _go(dirs, daemonized=False)
+    jail = Path(spec.jail)
+
+    def refused(pid: int, path: Path = jail) -> int | None:
+        try:
+            DIRECT.verify_jail(pid, str(path))
+        except OSError as error:
+            return error.errno
+        return 0
+
+    with vmm_standin.running(spec) as pid:
+        DIRECT.verify_jail(pid, spec.jail)
+        assert refused(os.getpid()) == errno.ESTALE
+        assert refused(pid, jail.parent) == errno.EINVAL
+        assert refused(pid, jail.parent.with_name(OTHER) / "root") == errno.ENOENT
+        jail.chmod(0o777)
+        assert refused(pid) == errno.EACCES
 
 
 def test_runtime_rs_jails_under_its_own_folder(dirs: KataDirs) -> None:
