@@ -1,4 +1,4 @@
-"""Processes as /proc shows them: the locks that one holds, and the devices that VFIO gave it."""
+"""Processes as /proc shows them: what one may write, the locks and the devices that it has."""
 
 from __future__ import annotations
 
@@ -13,19 +13,29 @@ from typing import Final, TypeVar
 
 from msgspec import Struct
 
-from kata_pin.base.errors import HostError, KataPinError, TaskGone
+from kata_pin.base.errors import HostError, KataPinError, ParseError, TaskGone
 from kata_pin.base.sandbox import Process, ProcessKey
 from kata_pin.base.steps import STEP, Steps, finish
-from kata_pin.linux.files import HOST, HostRoot, read_bytes, read_cgroups, read_once, read_text
+from kata_pin.linux.files import (
+    HOST,
+    MAX_MOUNTINFO,
+    HostRoot,
+    read_bytes,
+    read_cgroups,
+    read_once,
+    read_text,
+)
 from kata_pin.linux.proc import (
     DELETED,
     MAX_CGROUP,
     MAX_CMDLINE,
     Cgroups,
     ExeFile,
+    check_size,
     kernel_worker,
     parse_cmdline,
     parse_stat,
+    status_field,
 )
 from kata_pin.rights.broker.protocol import FileStatus
 from kata_pin.rights.broker.threads import executable_of, folder_of, living
@@ -376,3 +386,48 @@ def _addresses(root: HostRoot, target: str) -> Iterator[str]:
         yield from os.listdir(root.sys("kernel/iommu_groups", group[1], "devices"))
     elif device is not None:
         yield os.path.basename(os.readlink(root.sys("class/vfio-dev", device[1], "device")))
+
+
+# What a process may write, from the outside: its mounts and its capabilities. Nothing is written.
+#
+# A write to a tree that systemd or a container runtime made read-only fails with EROFS, and nothing
+# else shows that beforehand. proc_pid_mountinfo(5).
+
+SETUID: Final = 7
+NET_ADMIN: Final = 12
+"""Numbers of capabilities (linux/capability.h)."""
+
+_OCTAL: Final = re.compile(rb"\\([0-7]{3})")
+
+
+def may_write(root: HostRoot, pid: int, path: str) -> bool:
+    """Return whether a process sees a path on a writable mount; raises OSError or ParseError."""
+    return not is_read_only(read_bytes(root.proc(pid, "mountinfo"), MAX_MOUNTINFO + 1), path)
+
+
+def may_have(root: HostRoot, pid: int, capability: int) -> bool:
+    """Return whether a capability is in a process's bounding set; raises OSError."""
+    bounds = status_field(read_bytes(root.proc(pid, "status")), "CapBnd") or "0"
+    return bool(int(bounds, 16) >> capability & 1)
+
+
+def is_read_only(data: bytes, path: str) -> bool:
+    """Return whether the mount that a path is on is read-only; raises ParseError.
+
+    The deepest mount point counts, and of several on the same folder the last one.
+    """
+    check_size(data, MAX_MOUNTINFO, "mountinfo")
+    best, read_only = b"", None
+    wanted = path.encode() + b"/"
+    for line in data.split(b"\n"):
+        words = line.split(b" ")
+        if len(words) < 6:
+            continue
+        place = _OCTAL.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), words[4])
+        point = place.rstrip(b"/") + b"/"
+        if wanted.startswith(point) and len(point) >= len(best):
+            best = point
+            read_only = b"ro" in words[5].split(b",") or b"ro" in words[-1].split(b",")
+    if read_only is None:
+        raise ParseError("no mount for a path", source="mountinfo", text=path)
+    return read_only

@@ -1,8 +1,8 @@
 """Options: what a node may want beside pins. One that is switched off is not imported.
 
-Each is a row of `OPTIONS`, or of another package, with the name of its module, whose `start`
-returns what runs. An option that is off is started all the same while the registry has rows of it:
-a former daemon changed something that is to be restored.
+Each is a row (base/config/options.py) with the name of its module, whose `start` returns what runs.
+An option that is off is started all the same while the registry has rows of it: a former daemon
+changed something that is to be restored.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from kata_pin.base.config.options import Option, announced
+from kata_pin.base.config.options import OPTIONS, Option, known
 from kata_pin.base.config.tree import Config, LiveConfig
 from kata_pin.base.cpuset import EMPTY, CpuSet, union
 from kata_pin.base.documents.check import Finding
 from kata_pin.base.errors import ConfigError, KataPinError, reason_of
 from kata_pin.base.placement import Note, PassOutcome
 from kata_pin.base.sandbox import Container, ThreadKey
-from kata_pin.base.settings import MemoryMode
 from kata_pin.engine.counters import Observer, Shown
 from kata_pin.engine.node import NodeWatch, PcpuOwners
 from kata_pin.engine.observe import Survey
@@ -166,54 +165,6 @@ class Running(Observer):
         Returns what could not be restored, by fields of Applied. Raises KataPinError.
         """
         return {}
-
-
-OPTIONS: Final = (
-    Option(
-        "allocation",
-        "kata_pin.options.allocation.option",
-        lambda config: config.alloc.on,
-        "alloc",
-        places=True,
-    ),
-    Option(
-        "caches",
-        "kata_pin.options.caches.option",
-        lambda config: config.resctrl.enabled,
-        "cache_groups",
-    ),
-    Option(
-        "realtime",
-        "kata_pin.options.realtime.keeper",
-        lambda config: config.rt.priority > 0,
-        "rt_threads",
-    ),
-    Option(
-        "memory",
-        "kata_pin.options.memory.option",
-        lambda config: config.memory is MemoryMode.MIGRATE,
-    ),
-    Option(
-        "quiet",
-        "kata_pin.options.quiet.option",
-        lambda config: config.quiet.acts,
-        "tunables",
-    ),
-    Option(
-        "isolation",
-        "kata_pin.options.isolation.option",
-        lambda config: config.isolation.watch,
-    ),
-)
-
-
-def known(config: Config) -> Iterator[Option]:
-    """Yield our options, and those of other packages whose section the configuration has.
-
-    Raises ConfigError.
-    """
-    yield from OPTIONS
-    yield from filter(None, map(announced, config.added))
 
 
 def is_due(option: Option, config: Config, registry: Registry) -> bool:

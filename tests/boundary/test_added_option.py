@@ -58,12 +58,21 @@ async def test_an_option_by_entry_point_alone(tmp_path: Path, package: Path) -> 
         status, out, err = await command(package, node, "siren")
         assert (status, out) == (0, f"{vm.id} {number}\n"), err
 
+        for words, asked in (((), "node"), ((vm.id,), "sandbox")):
+            status, out, err = await command(package, node, "doctor", *words, "--json")
+            (row,) = (one for one in json.loads(out)["rows"] if one["check"] == "siren")
+            assert row["text"] == f"{number} threads, {asked}", err
+
         status, out, err = await command(package, node, "metrics")
         assert f"\nsiren_threads {float(number)}\n" in out, err
         assert 'kata_pin_violations{kind="siren:crowded"} 1.0\n' in out
 
         status, out, err = await command(package, node, "config", "show", "--running")
         assert "siren:\n  most_threads: 2  # default: 100\n  on: true\n" in out, err
+
+        node.change(siren={"most_threads": "99"})
+        status, out, err = await command(package, node, "config", "check")
+        assert (status, "siren.most_threads: 99 is nothing for 0" in err) == (78, True), err
 
         node.change(siren={"most_threads": "10000"})
         await node.ask("reload")
@@ -137,6 +146,18 @@ async def test_an_unknown_command_is_still_named(tmp_path: Path, package: Path) 
         assert (status, "Print the threads of each sandbox." in out) == (0, True)
     finally:
         await node.__aexit__(None, None, None)
+
+
+async def test_a_check_of_doctor_that_fails_is_a_row(tmp_path: Path, package: Path) -> None:
+    """The other checks are made all the same."""
+    checks = package / "siren_option" / "checks.py"
+    checks.write_text("def prerequisites(examined):\n    return 1 // 0\n")
+    async with Node(tmp_path, siren={"most_threads": "2"}) as node:
+        status, out, err = await command(package, node, "doctor", "--json")
+    rows = [(one["check"], one["status"], one["text"]) for one in json.loads(out)["rows"]]
+    assert status == 1, err
+    assert ("doctor", "fail", "a check could not run: integer division or modulo by zero") in rows
+    assert len(rows) > 10
 
 
 async def test_a_task_that_fails_ends_alone(tmp_path: Path, package: Path) -> None:

@@ -25,6 +25,7 @@ BARRIERS = {
     "options/allocation/checked_policy.py": ["_asked", "_third", "make_policy"],
     "vmm/kinds.py": ["_third"],
     "base/config/options.py": ["announced"],
+    "cli/doctor/node.py": ["_guarded"],
     "service/options.py": ["_started", "guarded"],
     "cli/main.py": ["run"],
     "hook.py": ["main"],

@@ -57,17 +57,7 @@ A room's own modules are at the bottom, but for cli: there they are at the top.
 LEFT: dict[str, tuple[str, ...]] = {
     "cli/commands/inspect.py": ("options.isolation.prove",),
     "cli/commands/show.py": ("options.memory.report", "options.quiet.disturbance"),
-    "cli/doctor/isolation.py": ("options.quiet.services", "options.quiet.values"),
-    "cli/doctor/node.py": ("options.quiet.disturbance",),
-    "cli/doctor/sandboxes.py": ("options.memory.keeper", "options.memory.report"),
-    "cli/reports/activity.py": ("options.caches.read",),
-    "cli/reports/config_check.py": (
-        "options.allocation.checked_policy",
-        "options.allocation.demand",
-        "options.allocation.policies",
-    ),
     "options/isolation/prove_command.py": ("options.pictures.page",),
-    "options/isolation/rates.py": ("options.caches.read",),
     "options/pictures/command.py": ("options.isolation.prove",),
     "options/pictures/page.py": (
         "options.isolation.render",

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from kata_pin.service.options import OPTIONS
+from kata_pin.base.config.options import OPTIONS
 
 FOLDERS: Final = {option.name: option.module.rpartition(".")[0] for option in OPTIONS}
 """By option the package that nothing else imports."""

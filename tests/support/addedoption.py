@@ -3,7 +3,7 @@
     make_package(folder)     # then the folder goes onto Python's path
 
 `siren` reports sandboxes with more threads than `siren.most_threads`: a setting, a metric, a kind
-of findings, and a command that asks the daemon.
+of findings, a command that asks the daemon, a row of `doctor`, and what `config check` says.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ OPTION = Option(
     "siren_option.keeper",
     lambda config: config.added["siren"].on,
     settings=Siren,
+    doctor="siren_option.checks:prerequisites",
+    config_check="siren_option.checks:problems",
     findings=(CROWDED,),
     commands={"siren": "siren_option.command:siren"},
 )
@@ -101,6 +103,23 @@ def start(core) -> Keeper:
     return Keeper(core)
 '''
 
+CHECKS = '''\
+"""What `doctor` and `config check` say."""
+
+from kata_pin.base.documents.state import Row
+from kata_pin.base.errors import ConfigError
+
+
+def prerequisites(examined):
+    loud = sum(len(one.threads) for one in examined.state.sandboxes)
+    yield Row("siren", "ok", f"{loud} threads, {'node' if examined.node else 'sandbox'}")
+
+
+def problems(config, topology):
+    if config.added["siren"].most_threads == 99:
+        yield ConfigError(f"99 is nothing for {topology.present}", key="siren.most_threads")
+'''
+
 COMMAND = '''\
 """`kata-pin siren`."""
 
@@ -128,6 +147,7 @@ def make_package(folder: Path, entry: str = "siren_option:OPTION") -> Path:
     info.mkdir()
     (package / "__init__.py").write_text(ROW)
     (package / "keeper.py").write_text(KEEPER)
+    (package / "checks.py").write_text(CHECKS)
     (package / "command.py").write_text(COMMAND)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: siren\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[kata_pin.options]\nsiren = {entry}\n")

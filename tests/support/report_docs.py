@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 from msgspec import Struct, structs
 
+from kata_pin.base.config.options import OPTIONS
 from kata_pin.base.documents.answers import (
     Applied,
     BindDocument,
@@ -46,7 +47,6 @@ from kata_pin.base.documents.pools import AllocExplainDocument, Comparison, Pool
 from kata_pin.base.documents.state import DoctorDocument, State
 from kata_pin.engine.counters import MetricRow
 from kata_pin.service.metrics import METRICS
-from kata_pin.service.options import OPTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
 

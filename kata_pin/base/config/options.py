@@ -8,13 +8,15 @@ and no command scans entry points at its start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, field
 
 from kata_pin.base.errors import ConfigError, reason_of
+from kata_pin.base.settings import MemoryMode
 
 if TYPE_CHECKING:
     from kata_pin.base.config.tree import Config
@@ -31,6 +33,10 @@ class Option(Struct, frozen=True):
     switch it on; `table` is where it keeps what is to be restored, empty if it restores nothing;
     `places`: it has a say in where threads belong, also for commands without a daemon.
 
+    What commands ask is the name of a function ("package.module:function"), which is imported then.
+    `doctor` yields rows of what it is given (Examined, cli/doctor/node.py), `config_check` what is
+    wrong with its settings on a node (Config and HostTopology; yields ConfigError).
+
     The rest is for options of other packages, since ours are in the tables of the core: the class
     of its section, whose fields are made by `setting`, its kinds of findings of `check`, and its
     commands: a name, the module and the click command in it ("package.module:command").
@@ -41,9 +47,69 @@ class Option(Struct, frozen=True):
     wanted: Callable[[Config], bool]
     table: str = ""
     places: bool = False
+    doctor: str = ""
+    config_check: str = ""
     settings: type[Struct] = Struct
     findings: tuple[FindingRow, ...] = ()
     commands: Mapping[str, str] = field(default_factory=dict)
+
+
+OPTIONS: Final = (
+    Option(
+        "allocation",
+        "kata_pin.options.allocation.option",
+        lambda config: config.alloc.on,
+        "alloc",
+        places=True,
+        config_check="kata_pin.options.allocation.checked_policy:problems",
+    ),
+    Option(
+        "caches",
+        "kata_pin.options.caches.option",
+        lambda config: config.resctrl.enabled,
+        "cache_groups",
+    ),
+    Option(
+        "realtime",
+        "kata_pin.options.realtime.keeper",
+        lambda config: config.rt.priority > 0,
+        "rt_threads",
+    ),
+    Option(
+        "memory",
+        "kata_pin.options.memory.option",
+        lambda config: config.memory is MemoryMode.MIGRATE,
+        doctor="kata_pin.options.memory.report:prerequisites",
+    ),
+    Option(
+        "quiet",
+        "kata_pin.options.quiet.option",
+        lambda config: config.quiet.acts,
+        "tunables",
+        doctor="kata_pin.options.quiet.disturbance:prerequisites",
+    ),
+    Option(
+        "isolation",
+        "kata_pin.options.isolation.option",
+        lambda config: config.isolation.watch,
+    ),
+)
+
+
+def known(config: Config) -> Iterator[Option]:
+    """Yield our options, and those of other packages whose section the configuration has.
+
+    Raises ConfigError.
+    """
+    yield from OPTIONS
+    yield from filter(None, map(announced, config.added))
+
+
+def function_of(place: str) -> Callable[..., Any]:
+    """Import the function that a row names ("package.module:function"), and return it."""
+    module, _, name = place.partition(":")
+    function: Callable[..., Any] = getattr(import_module(module), name)
+    return function
 
 
 def announced(name: str) -> Option | None:

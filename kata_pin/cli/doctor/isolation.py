@@ -1,7 +1,4 @@
-"""`doctor`: whether it can be measured who runs on exclusive pCPUs.
-
-Other rows say whether interrupts can be kept off them, and whether memory can be moved.
-"""
+"""`doctor`: whether it can be seen who runs on exclusive pCPUs, and what the daemon may write."""
 
 from __future__ import annotations
 
@@ -12,17 +9,12 @@ from typing import Final, NamedTuple
 from kata_pin.base.config.tree import Config
 from kata_pin.base.documents.measured import WatchDocument
 from kata_pin.base.documents.state import KeptQuiet, Row, State
-from kata_pin.base.errors import DaemonError
-from kata_pin.base.settings import MemoryMode
+from kata_pin.base.errors import DaemonError, ParseError, reason_of
 from kata_pin.base.values import QuietLevel, count, here
 from kata_pin.cli.reports import words
 from kata_pin.linux.files import HostRoot, read_text
-from kata_pin.linux.memory import nodes_with_memory, probe_moves
+from kata_pin.linux.process import NET_ADMIN, SETUID, may_have, may_write
 from kata_pin.linux.topology import online
-from kata_pin.options.quiet.services import NET_ADMIN, SETUID, is_read_only_for, may_have
-from kata_pin.options.quiet.values import Unknown
-
-# `doctor`: whether it can be told who runs on exclusive pCPUs, and whether memory can be moved.
 
 PERFMON_SUFFICES: Final = 2
 """Above this kernels of Debian and Ubuntu give perf events to CAP_SYS_ADMIN only."""
@@ -31,12 +23,6 @@ _NEEDS: Final = (
     "the service needs CAP_PERFMON and SystemCallFilter=perf_event_open (kata-pin install writes "
     "them), and kernel.perf_event_paranoid of at most 2; a container the capability PERFMON and a "
     "seccomp profile that allows the call"
-)
-
-
-_MOVES_NEED: Final = (
-    "a kernel with CONFIG_NUMA and CONFIG_MIGRATION; CAP_SYS_NICE; in a container a seccomp "
-    "profile that allows the call (the chart's seccompProfile)"
 )
 
 
@@ -83,29 +69,6 @@ def _perf_restriction(root: HostRoot) -> int:
         return int(read_text(root.proc("sys/kernel/perf_event_paranoid")))
     except (OSError, ValueError):
         return -1
-
-
-def memory_moves(
-    config: Config, root: HostRoot, probe: Callable[[], None] = probe_moves
-) -> Iterator[Row]:
-    """Yield whether `memory: migrate` can work here, nothing without that setting."""
-    if config.memory is not MemoryMode.MIGRATE:
-        return
-    nodes = nodes_with_memory(root)
-    if len(nodes) < 2:
-        text = "memory: migrate has no effect: this node has memory on one NUMA node only"
-        yield Row("memory moves", "info", text)
-    elif not config.acts:
-        yield Row("memory moves", "info", "memory: migrate has no effect with mode: observe")
-    else:
-        try:
-            probe()
-        except OSError as error:
-            text = f"memory: migrate cannot work: move_pages is refused: {error.strerror}"
-            yield Row("memory moves", "warn", text, _MOVES_NEED)
-        else:
-            text = f"NUMA nodes {nodes}, at most {config.memory_rate_mib} MiB per second"
-            yield Row("memory moves", "ok", text)
 
 
 def watch(ask: Callable[[], WatchDocument]) -> Iterator[Row]:
@@ -175,14 +138,16 @@ def rows(state: State, config: Config, root: HostRoot) -> Iterator[Row]:
 def _lacking(need: _Need, pid: int, root: HostRoot) -> Iterator[Row]:
     if not os.path.exists(root.path(need.path)):  # this kernel lacks it
         return
-    closed = is_read_only_for(root, pid, need.path)
-    if isinstance(closed, Unknown):
-        yield Row(CHECK, "info", f"not known: {closed.reason}", "run as root")
+    try:
+        writable = may_write(root, pid, need.path)
+        capable = not need.capability or may_have(root, pid, need.capability)
+    except (OSError, ParseError) as error:
+        yield Row(CHECK, "info", f"not known: {reason_of(error)}", "run as root")
         return
-    if closed:
+    if not writable:
         text = f"{need.path} is read-only for the daemon (pid {pid}), so writes fail: {need.fails}"
         yield Row(CHECK, "warn", text, _remedy(need.drop_in, root))
-    elif need.capability and may_have(root, pid, need.capability) is False:
+    elif not capable:
         name = _CAPABILITIES[need.capability]
         text = f"the daemon (pid {pid}) may not have {name}, so some writes fail: {need.fails}"
         yield Row(CHECK, "warn", text, _remedy(need.drop_in, root))

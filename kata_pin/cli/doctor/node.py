@@ -6,10 +6,13 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final, Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from kata_pin.base.config.options import function_of, known
 from kata_pin.base.config.tree import Config, NewThreads, NriEnabled
 from kata_pin.base.documents.document import Daemon
 from kata_pin.base.documents.measured import WatchDocument
@@ -24,7 +27,6 @@ from kata_pin.cli.reports.words import within
 from kata_pin.linux import process
 from kata_pin.linux.files import HOST, CgroupMount, HostRoot, cgroup_mounts, read_text
 from kata_pin.linux.topology import isolated, online
-from kata_pin.options.quiet import disturbance
 from kata_pin.records.hooks import MAX_SPOOLED, UNINSTALLED
 from kata_pin.service.configuration import DEFAULT_FILE
 
@@ -104,11 +106,9 @@ def _unseen_cgroup(root: HostRoot, mounts: Sequence[CgroupMount], pid: int) -> s
     return entry.path
 
 
-# `doctor`: the prerequisites of the node, one row per check.
-#
-# Each check is one function that returns a Row. Nothing is repaired, Kata's sockets are not used,
-# and only the self-test writes (a cgroup of its own, removed at once). A check that fails to run is
-# a row as well. Sandboxes are in sandboxes.py.
+# Each check is one function that returns a Row or yields some. Nothing is repaired, Kata's sockets
+# are not used, and only the self-test writes (a cgroup of its own, removed at once). A check that
+# fails to run is a row as well. Sandboxes are in sandboxes.py.
 
 CAPABILITIES: Final[dict[int, tuple[str, RowStatus, str]]] = {
     23: ("CAP_SYS_NICE", "fail", "affinities of other users' threads cannot be set"),
@@ -117,6 +117,19 @@ CAPABILITIES: Final[dict[int, tuple[str, RowStatus, str]]] = {
     12: ("CAP_NET_ADMIN", "info", "required for process events before Linux 6.6"),
 }
 """Capabilities by their bit (capability.h): name, status when it is missing, and why."""
+
+
+class Examined(Struct, frozen=True):
+    """What options check (`Option.doctor`).
+
+    `state` is None where it could not be had; `node` is False where only its sandboxes are asked
+    for.
+    """
+
+    config: Config
+    root: HostRoot
+    state: State | None
+    node: bool = True
 
 
 class StateSource(Protocol):
@@ -155,7 +168,6 @@ def examine(
         lambda: doctor_isolation.task_switches(host),
         lambda: doctor_isolation.scheduler(host),
         lambda: doctor_isolation.watch(provider.watch),
-        lambda: doctor_isolation.memory_moves(config, host),
         lambda: install.hooks(by_nri=_by_nri(state)),
         lambda: install.kubelet(config),
         lambda: install.pod_resources(config),
@@ -175,11 +187,9 @@ def examine(
             lambda: cpusets(state),
             lambda: isolation(state),
             lambda: pressure(host, state),
-            lambda: disturbance.rows(state, config.quiet, host),
             lambda: doctor_isolation.rows(state, config, host),
-            *_of_sandboxes(state, config),
         ]
-    return _carried_out(checks, rows)
+    return _carried_out(checks, rows, Examined(config, host, state))
 
 
 def examine_sandboxes(
@@ -188,27 +198,34 @@ def examine_sandboxes(
     """Return the `doctor` document of one sandbox, or of those of a namespace, and the daemon."""
     rows: list[Row] = []
     state = _state(provider, rows, sandbox_id)
-    if state is None:
-        return _carried_out([], rows)
-    chosen = replace(state, sandboxes=tuple(within(state.sandboxes, namespace)))
-    return _carried_out(_of_sandboxes(chosen, config), rows)
+    if state is not None:
+        state = replace(state, sandboxes=tuple(within(state.sandboxes, namespace)))
+    return _carried_out([], rows, Examined(config, HOST, state, node=False))
 
 
 Check = Callable[[], Row | Iterator[Row]]
 
 
-def _of_sandboxes(state: State, config: Config) -> list[Check]:
-    return [
-        lambda: sandboxes.sandboxes(state, config),
-        lambda: sandboxes.guests(state, config),
-    ]
-
-
-def _carried_out(checks: Iterable[Check], rows: list[Row]) -> DoctorDocument:
-    """Return the document of the rows there are and those of the checks."""
+def _carried_out(checks: Iterable[Check], rows: list[Row], examined: Examined) -> DoctorDocument:
+    """Return the document of the rows there are, those of the checks, sandboxes, and options."""
+    config, state = examined.config, examined.state
+    if state is not None:
+        checks = (
+            *checks,
+            lambda: sandboxes.sandboxes(state, config),
+            lambda: sandboxes.guests(state, config),
+        )
     for check in checks:
         rows += _guarded(check)
+    for option in known(config):
+        if option.doctor:
+            rows += _guarded(partial(_of_option, option.doctor, examined))
     return DoctorDocument(ok=all(row.status != "fail" for row in rows), rows=tuple(rows))
+
+
+def _of_option(place: str, examined: Examined) -> Iterator[Row]:
+    """Yield an option's rows; what cannot be imported is an error of the check."""
+    yield from function_of(place)(examined)
 
 
 def _guarded(check: Check) -> list[Row]:
@@ -216,7 +233,7 @@ def _guarded(check: Check) -> list[Row]:
     try:
         found = check()
         return [found] if isinstance(found, Row) else list(found)
-    except (KataPinError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - a fault barrier: options may be of other packages
         return [Row("doctor", "fail", f"a check could not run: {reason_of(error)}")]
 
 

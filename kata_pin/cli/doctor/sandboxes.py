@@ -17,7 +17,6 @@ from typing import Final
 from kata_pin.base.config.tree import Config
 from kata_pin.base.cpuset import CpuSet, union
 from kata_pin.base.documents.document import UNWRITTEN, Note
-from kata_pin.base.documents.measured import SandboxMemory
 from kata_pin.base.documents.state import Guest, Network, Row, Sandbox, State, Thread, Vmm
 from kata_pin.base.errors import KataPinError
 from kata_pin.base.values import KataRuntime, NoteLevel, RowStatus, count, here
@@ -27,8 +26,6 @@ from kata_pin.cli.reports import findings, words
 from kata_pin.cli.reports.activity import read_network
 from kata_pin.cli.reports.pcpus import parse
 from kata_pin.linux.files import read_text
-from kata_pin.options.memory.keeper import REMOTE_PERCENT
-from kata_pin.options.memory.report import by_cgroup, far_from_vcpus, remedy
 from kata_pin.peers.kata import KataConfig, KataConfigFile, read_kata_configs
 from kata_pin.placement.vm_size import (
     PERIOD_US,
@@ -78,7 +75,6 @@ def sandboxes(state: State, config: Config) -> Iterator[Row]:
             yield Row("processes", "warn", note.text, "cat /proc/PID/task/*/wchan")
         elif note.code == UNWRITTEN:
             yield Row("registry", "fail", note.text, here(words.REGISTRY))
-    memories = by_cgroup(state)
     for sandbox in state.sandboxes:
         name = words.owner(sandbox)
         yield from records(sandbox, name)
@@ -97,7 +93,6 @@ def sandboxes(state: State, config: Config) -> Iterator[Row]:
             yield overhead(sandbox, state, config, name)
             yield confined(sandbox, parse(state.node.online), name)
         yield from network(read_network(sandbox), name)
-        yield from remote_memory(memories[sandbox.id], name)
         for note in sandbox.notes:
             if note.level == "warning" and note.code not in _ROW_OF_ITS_OWN:
                 yield Row(note.code, "warn", note.text, "", name)
@@ -179,16 +174,6 @@ def writers(sandbox: Sandbox, name: str) -> Iterator[Row]:
     for writer in sandbox.writers:
         status: RowStatus = "info" if writer.name == "kata" and not writer.active else "warn"
         yield Row("writer", status, words.writer(writer), _REMEDIES[writer.name], name)
-
-
-def remote_memory(found: SandboxMemory, name: str) -> Iterator[Row]:
-    """Yield a warning where much of a sandbox's memory is far from its vCPUs.
-
-    Why the daemon cannot move it is a note of the sandbox.
-    """
-    moving = found.move is not None and found.move.state in {"moving", "stopped"}
-    if (found.remote_percent or 0) >= REMOTE_PERCENT and not moving:
-        yield Row("memory", "warn", far_from_vcpus(found), remedy(found), name)
 
 
 def network(found: Network | None, name: str) -> Iterator[Row]:

@@ -50,7 +50,7 @@ def _used(cache: Cache, root: HostRoot) -> Cache:
     """Return what is known of a sandbox's caches with what it uses."""
     if not cache.group:
         return cache
-    from kata_pin.options.caches.read import cache_use  # only the option makes groups
+    from kata_pin.linux.resctrl import cache_use  # only the option makes groups
 
     use = cache_use(root, cache.group)
     if use is None:

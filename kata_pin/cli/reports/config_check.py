@@ -11,34 +11,25 @@ import glob
 import grp
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import Final
 
-from msgspec import Struct
-
+from kata_pin.base.config.options import function_of, known
 from kata_pin.base.config.tree import Config
-from kata_pin.base.cpuset import HostTopology
+from kata_pin.base.cpuset import CpuSet, HostTopology
 from kata_pin.base.documents.answers import ConfigProblem
-from kata_pin.base.errors import ConfigError, KataPinError, reason_of
+from kata_pin.base.errors import ConfigError, reason_of
 from kata_pin.base.values import here
 from kata_pin.cli.reports.words import NOT_MOUNTED
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.topology import read_topology
-from kata_pin.options.allocation.checked_policy import make_policy
-from kata_pin.options.allocation.demand import StaticOptions
-from kata_pin.options.allocation.policies import BUILTIN
 from kata_pin.service.configuration import FileReading, read, read_text
 
 CPU_LISTS: Final = ("housekeeping", "alloc.cpus", "alloc.reserved", "alloc.housekeeping")
 PROGRAMS: Final = ("hypervisors", "shims")
 FILES: Final = ("alloc.pods_token", "alloc.pods_certificate", "alloc.pods_ca")
 FOLDERS: Final = ("paths.debugfs", "paths.bundle_roots", "paths.kata_configs")
-WITHOUT_OPTIONS: Final = "topology"
-"""The policy of ours to which the options of the kubelet's static policy mean nothing."""
-
-MakePolicy = Callable[[Config, HostTopology], object]
-"""Makes the policy of a configuration; raises ConfigError."""
 
 
 def problems_of(file: str, *, needed: bool, file_only: bool) -> tuple[ConfigProblem, ...]:
@@ -55,8 +46,7 @@ def problems_of(file: str, *, needed: bool, file_only: bool) -> tuple[ConfigProb
         reading = FileReading(Config())
     errors = list(reading.errors)
     if not file_only:
-        check = NodeCheck(read_topology(HostRoot()), lambda c, t: make_policy(c.alloc, t))
-        errors += check.errors(reading)
+        errors += node_errors(reading, read_topology(HostRoot()))
     problems = (_problem(error, reading) for error in errors)
     return tuple(sorted(problems, key=lambda one: one.line or 0))
 
@@ -66,79 +56,37 @@ def _problem(error: ConfigError, reading: FileReading) -> ConfigProblem:
     return ConfigProblem(error.key, reading.line_of(error.key) or None, message, error.hint)
 
 
-class NodeCheck(Struct, frozen=True):
-    """The errors that a configuration has on one node."""
-
-    topology: HostTopology
-    make_policy: MakePolicy
-
-    def errors(self, reading: FileReading) -> Iterator[ConfigError]:
-        """Yield what the node has not, each with its key."""
-        config = reading.config
-        given = frozenset(reading.lines)
-        yield from self._cpus(config)
-        yield from self._options(config)
-        yield from self._policy(config)
-        if "group" in given and not _is_group(config.group):
-            yield ConfigError(
-                f"no such group: {config.group}",
-                key="group",
-                hint="`kata-pin install` and systemd-sysusers make it",
-            )
-        for key in PROGRAMS:
-            for number, path in enumerate(attrgetter(key)(config) if key in given else ()):
-                if not any(map(_is_program, glob.glob(path))):
-                    hint = here(NOT_MOUNTED)
-                    error = f"not an executable file: {path}"
-                    yield ConfigError(error, key=f"{key}.{number}", hint=hint)
-        for key in (*FILES, *FOLDERS):
-            if key in given:
-                yield from _paths(key, attrgetter(key)(config))
-
-    def _cpus(self, config: Config) -> Iterator[ConfigError]:
-        lists = {key: attrgetter(key)(config) for key in CPU_LISTS}
-        lists["overhead"] = config.overhead.cpus
-        lists |= {f"overhead_roles.{role}": one.cpus for role, one in config.overhead_roles.items()}
-        present = self.topology.present
-        for key, cpus in lists.items():
-            if missing := cpus - present:
-                yield ConfigError(f"the node has no CPU {missing}; it has {present}", key=key)
-
-    def _options(self, config: Config) -> Iterator[ConfigError]:
-        policy, known = config.alloc.policy, ", ".join(StaticOptions.names())
-        ours = policy in BUILTIN or not config.alloc.on
-        for name, text in config.alloc.options.items() if ours else ():
-            key = f"alloc.options.{name}"
-            if policy == WITHOUT_OPTIONS:
-                yield ConfigError(
-                    f"the policy {policy} has no options; static and annotation have", key=key
-                )
-                continue
-            try:
-                StaticOptions.parse({name: text})
-            except ConfigError as error:
-                message = error.message.removeprefix(f"{name}: ")
-                yield ConfigError(f"{message}; options are {known}", key=key)
-
-    def _policy(self, config: Config) -> Iterator[ConfigError]:
-        """Yield why the policy cannot be made; CPUs and options that are wrong have been named."""
-        policy = config.alloc.policy
-        named = policy in BUILTIN and (any(self._options(config)) or any(self._cpus(config)))
-        if not config.alloc.on or named:
-            return
-        try:
-            self.make_policy(config, self.topology)
-        except KataPinError as error:
-            key = error.key if isinstance(error, ConfigError) else ""
-            inner = key if key.startswith("alloc.") else _alloc_key(key)
-            yield ConfigError(error.message.removeprefix(f"{key}: "), key=inner, hint=error.hint)
+def node_errors(reading: FileReading, topology: HostTopology) -> Iterator[ConfigError]:
+    """Yield what a configuration names and a node does not have, each with its key."""
+    config, given = reading.config, frozenset(reading.lines)
+    yield from _cpus(config, topology.present)
+    for option in known(config):
+        if option.config_check:
+            yield from function_of(option.config_check)(config, topology)
+    if "group" in given and not _is_group(config.group):
+        yield ConfigError(
+            f"no such group: {config.group}",
+            key="group",
+            hint="`kata-pin install` and systemd-sysusers make it",
+        )
+    for key in PROGRAMS:
+        for number, path in enumerate(attrgetter(key)(config) if key in given else ()):
+            if not any(map(_is_program, glob.glob(path))):
+                hint = here(NOT_MOUNTED)
+                error = f"not an executable file: {path}"
+                yield ConfigError(error, key=f"{key}.{number}", hint=hint)
+    for key in (*FILES, *FOLDERS):
+        if key in given:
+            yield from _paths(key, attrgetter(key)(config))
 
 
-def _alloc_key(key: str) -> str:
-    """Return the key of a setting as policies name it: by its last part, or as an option."""
-    if key in StaticOptions.names():
-        return f"alloc.options.{key}"
-    return f"alloc.{key}" if key else "alloc.policy"
+def _cpus(config: Config, present: CpuSet) -> Iterator[ConfigError]:
+    lists = {key: attrgetter(key)(config) for key in CPU_LISTS}
+    lists["overhead"] = config.overhead.cpus
+    lists |= {f"overhead_roles.{role}": one.cpus for role, one in config.overhead_roles.items()}
+    for key, cpus in lists.items():
+        if missing := cpus - present:
+            yield ConfigError(f"the node has no CPU {missing}; it has {present}", key=key)
 
 
 def _is_program(path: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -22,13 +22,14 @@ from kata_pin.base.allocation import (
     RunningContainer,
 )
 from kata_pin.base.config.alloc import Alloc
-from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology
+from kata_pin.base.config.tree import Config
+from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
 from kata_pin.base.errors import ConfigError, KataPinError, reason_of
 from kata_pin.base.placement import Note
 from kata_pin.base.settings import AllocSettings
 from kata_pin.base.values import CpuClass, GrantKind, NoteLevel, RefusalKind
 from kata_pin.options.allocation.adjustments import HostDevices, wrong_adjustment
-from kata_pin.options.allocation.demand import kept_creation
+from kata_pin.options.allocation.demand import StaticOptions, kept_creation
 from kata_pin.options.allocation.policies import BUILTIN, create
 from kata_pin.options.allocation.policy import GROUP, Factory, Policy
 from kata_pin.options.allocation.shared_pool import initial_state
@@ -308,8 +309,6 @@ def _is_note(value: object) -> bool:
     return False
 
 
-# The policy that the configuration names, of whichever package, with every decision checked.
-#
 # Where the policy behind it fails, a new container gets the shared pool, a running one keeps its
 # CPUs, and an ended one releases them. The failure is a note of the decision. Lifetime: the
 # policy's.
@@ -433,3 +432,52 @@ def _third(name: str) -> dict[str, Factory]:
         raise ConfigError(
             f"policy {name!r} cannot be loaded: {reason_of(error)}", key="alloc.policy"
         ) from error
+
+
+# What is wrong with the settings of a policy on a node, for `config check`.
+
+WITHOUT_OPTIONS: Final = "topology"
+"""The policy of ours to which the options of the kubelet's static policy mean nothing."""
+
+
+def problems(config: Config, topology: HostTopology) -> Iterator[ConfigError]:
+    """Yield the wrong options of the policy, else why it cannot be made.
+
+    CPUs that the node does not have are not named here: `config check` does that for all settings.
+    """
+    alloc = config.alloc
+    if not alloc.on or alloc.policy in BUILTIN:
+        wrong = tuple(_wrong_options(alloc))
+        yield from wrong
+        cpus = union((alloc.cpus, alloc.reserved, alloc.housekeeping))
+        if not alloc.on or wrong or not cpus <= topology.present:
+            return
+    try:
+        make_policy(alloc, topology)
+    except KataPinError as error:
+        key = error.key if isinstance(error, ConfigError) else ""
+        inner = key if key.startswith("alloc.") else _alloc_key(key)
+        yield ConfigError(error.message.removeprefix(f"{key}: "), key=inner, hint=error.hint)
+
+
+def _wrong_options(alloc: Alloc) -> Iterator[ConfigError]:
+    for name, text in alloc.options.items():
+        key = f"alloc.options.{name}"
+        if alloc.policy == WITHOUT_OPTIONS:
+            yield ConfigError(
+                f"the policy {alloc.policy} has no options; static and annotation have", key=key
+            )
+            continue
+        try:
+            StaticOptions.parse({name: text})
+        except ConfigError as error:
+            message = error.message.removeprefix(f"{name}: ")
+            options = ", ".join(StaticOptions.names())
+            yield ConfigError(f"{message}; options are {options}", key=key)
+
+
+def _alloc_key(key: str) -> str:
+    """Return the key of a setting as policies name it: by its last part, or as an option."""
+    if key in StaticOptions.names():
+        return f"alloc.options.{key}"
+    return f"alloc.{key}" if key else "alloc.policy"

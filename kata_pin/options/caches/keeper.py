@@ -21,8 +21,8 @@ from kata_pin.base.sandbox import Container, Sandbox, Thread
 from kata_pin.base.settings import AllowRule
 from kata_pin.base.values import NoteLevel, ThreadRole, count
 from kata_pin.engine.sandboxes import Sandboxes
+from kata_pin.linux import resctrl
 from kata_pin.linux.files import HostRoot
-from kata_pin.options.caches import read
 from kata_pin.records.database import Database
 from kata_pin.rights.broker.protocol import AffinityChange
 from kata_pin.rights.calls import Calls
@@ -194,7 +194,7 @@ class CacheGroups:
         held = self.held.get(sandbox_id)
         if held is None:
             return None
-        group = read.group_of(held.class_name, sandbox_id) if held.made else ""
+        group = resctrl.group_of(held.class_name, sandbox_id) if held.made else ""
         return Cache(group=group, class_name=held.class_name, problem=held.problem)
 
     def notes(self, sandbox_id: str) -> Iterator[Note]:
@@ -210,7 +210,7 @@ class CacheGroups:
         held = self.held.get(sandbox_id)
         if held is None or not held.made:
             return None
-        return read.cache_use(self._root, read.group_of(held.class_name, sandbox_id))
+        return resctrl.cache_use(self._root, resctrl.group_of(held.class_name, sandbox_id))
 
     # ---- one group -----------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class CacheGroups:
 
     def _make(self, sandbox_id: str, held: _Held) -> bool:
         """Make a group; False while that is pointless."""
-        missing = read.missing(self._root)
+        missing = resctrl.missing(self._root)
         if missing or time.monotonic() < self._full_until:
             held.problem = missing or _WHY[ENOSPC]
             self._tell(missing)
@@ -269,8 +269,8 @@ class CacheGroups:
 
     def _complete(self, sandbox_id: str, held: _Held, wanted: dict[int, Thread]) -> str:
         """Move the threads that are not in the group yet; return why some stay outside."""
-        group = read.group_of(held.class_name, sandbox_id)
-        present = read.tids_in(self._root, group)
+        group = resctrl.group_of(held.class_name, sandbox_id)
+        present = resctrl.tids_in(self._root, group)
         strays = [wanted[tid] for tid in sorted(wanted.keys() - present)]
         if held.moved & {one.key.tid for one in strays}:
             held.returns += 1
@@ -293,7 +293,7 @@ class CacheGroups:
     def _refuse(self, sandbox_id: str, held: _Held, error: Exception) -> None:
         """Note why a sandbox has no group."""
         number = getattr(error, "errno", 0) or 0
-        said = read.why_refused(self._root) if number == EINVAL else ""
+        said = resctrl.why_refused(self._root) if number == EINVAL else ""
         held.problem = _WHY.get(number) or said or reason_of(error)
         self._rest(sandbox_id, held)
 

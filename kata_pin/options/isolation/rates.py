@@ -24,7 +24,7 @@ from kata_pin.base.sandbox import ThreadKey
 from kata_pin.linux.cgroups import CgroupFiles
 from kata_pin.linux.counters import TaskSampler, cpu_samples
 from kata_pin.linux.files import HostRoot
-from kata_pin.options.caches.read import cache_use
+from kata_pin.linux.resctrl import cache_use
 
 # Rates of threads and of exclusive CPUs between two samples.
 #

@@ -1,25 +1,30 @@
-"""`show --memory`: on which NUMA nodes sandboxes have their memory, and where their vCPUs are."""
+"""`show --memory` and `doctor`: on which NUMA nodes memory and vCPUs of sandboxes are."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
+from kata_pin.base.config.tree import Config
 from kata_pin.base.counters import NodeBytes
 from kata_pin.base.cpuset import CpuSet, union
 from kata_pin.base.documents.measured import MemoryDocument, MemorySource, NodeMemory, SandboxMemory
-from kata_pin.base.documents.state import Sandbox, State
+from kata_pin.base.documents.state import Row, Sandbox, State
 from kata_pin.base.errors import ParseError, reason_of
+from kata_pin.base.settings import MemoryMode
 from kata_pin.cli.render import phrases
 from kata_pin.cli.render.layout import CPUS, NAMES, Column, Output, Text, paragraph, styled, table
 from kata_pin.cli.reports import words
 from kata_pin.cli.reports.pcpus import parse
 from kata_pin.linux.cgroups import CgroupFiles
 from kata_pin.linux.files import HOST, HostRoot
-from kata_pin.linux.memory import MAX_MAPS, parse_numa_maps
+from kata_pin.linux.memory import MAX_MAPS, nodes_with_memory, parse_numa_maps, probe_moves
 from kata_pin.options.memory.keeper import REMOTE_PERCENT
+
+if TYPE_CHECKING:
+    from kata_pin.cli.doctor.node import Examined
 
 # `show --memory`: on which NUMA nodes sandboxes have their memory, and where their vCPUs are.
 #
@@ -44,11 +49,6 @@ def memory(state: State, *, exact: bool, root: HostRoot = HOST) -> MemoryDocumen
         node_count=len({one.node for one in state.node.cpus}),
         sandboxes=tuple(found),
     )
-
-
-def by_cgroup(state: State, root: HostRoot = HOST) -> dict[str, SandboxMemory]:
-    """Return what cgroups tell, by sandbox id."""
-    return {one.id: one for one in _by_cgroup(state, root)}
 
 
 def _far(found: SandboxMemory) -> CpuSet:
@@ -284,3 +284,52 @@ def _remote(one: SandboxMemory) -> Text:
         return Text("n/a")
     style = phrases.BAD if one.remote_percent >= REMOTE_PERCENT else ""
     return Text(f"{one.remote_percent:.1f} %", style=style)
+
+
+# `doctor`: whether memory can be moved, and whose memory is far from its vCPUs.
+
+_MOVES_NEED: Final = (
+    "a kernel with CONFIG_NUMA and CONFIG_MIGRATION; CAP_SYS_NICE; in a container a seccomp "
+    "profile that allows the call (the chart's seccompProfile)"
+)
+
+
+def prerequisites(examined: Examined) -> Iterator[Row]:
+    """Yield the rows of the node, unless only sandboxes are asked for, and of sandboxes."""
+    if examined.node:
+        yield from memory_moves(examined.config, examined.root)
+    for found in _by_cgroup(examined.state, examined.root) if examined.state else ():
+        yield from remote_memory(found, words.owner(found))
+
+
+def memory_moves(
+    config: Config, root: HostRoot, probe: Callable[[], None] = probe_moves
+) -> Iterator[Row]:
+    """Yield whether `memory: migrate` can work here, nothing without that setting."""
+    if config.memory is not MemoryMode.MIGRATE:
+        return
+    nodes = nodes_with_memory(root)
+    if len(nodes) < 2:
+        text = "memory: migrate has no effect: this node has memory on one NUMA node only"
+        yield Row("memory moves", "info", text)
+    elif not config.acts:
+        yield Row("memory moves", "info", "memory: migrate has no effect with mode: observe")
+    else:
+        try:
+            probe()
+        except OSError as error:
+            text = f"memory: migrate cannot work: move_pages is refused: {error.strerror}"
+            yield Row("memory moves", "warn", text, _MOVES_NEED)
+        else:
+            text = f"NUMA nodes {nodes}, at most {config.memory_rate_mib} MiB per second"
+            yield Row("memory moves", "ok", text)
+
+
+def remote_memory(found: SandboxMemory, name: str) -> Iterator[Row]:
+    """Yield a warning where much of a sandbox's memory is far from its vCPUs.
+
+    Why the daemon cannot move it is a note of the sandbox.
+    """
+    moving = found.move is not None and found.move.state in {"moving", "stopped"}
+    if (found.remote_percent or 0) >= REMOTE_PERCENT and not moving:
+        yield Row("memory", "warn", far_from_vcpus(found), remedy(found), name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
@@ -31,6 +31,9 @@ from kata_pin.options.quiet.findings import Claimed
 from kata_pin.options.quiet.read import read_counters, read_facts, read_sandbox
 from kata_pin.options.quiet.values import QuietFacts, Reading, SandboxFacts, Unknown
 from kata_pin.placement.owners import Owner
+
+if TYPE_CHECKING:
+    from kata_pin.cli.doctor.node import Examined
 
 MEASURED_S: Final = 1.0
 """How long interrupts are counted."""
@@ -72,12 +75,14 @@ def read_quiet(
     return Quiet(round(last.time_s - first.time_s, 3), cpus, rows, problems)
 
 
-def rows(state: State, level: QuietLevel, root: HostRoot = HOST) -> Iterator[Row]:
-    """Yield the findings for `doctor`."""
-    if level is QuietLevel.OFF:
+def prerequisites(examined: Examined) -> Iterator[Row]:
+    """Yield the findings for `doctor`; nothing where only sandboxes are asked for."""
+    if not examined.node or examined.state is None:
+        return
+    if examined.config.quiet is QuietLevel.OFF:
         yield Row("quiet pCPUs", "info", "not looked at (quiet: off)")
         return
-    found = read_quiet(state, root)
+    found = read_quiet(examined.state, examined.root)
     if not found.cpus:
         yield Row("quiet pCPUs", "info", "no pod has exclusive pCPUs: nothing to keep quiet")
     for why in found.problems:

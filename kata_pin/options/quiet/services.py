@@ -1,6 +1,6 @@
 """Other programs that decide where interrupts and tasks run.
 
-These are irqbalance, tuned and CRI-O. What this process may write is read here too.
+These are irqbalance, tuned and CRI-O.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.errors import HostError, ParseError
 from kata_pin.linux.files import TEXT_BYTES, HostRoot, read_bytes
 from kata_pin.linux.inotify import folder_events
-from kata_pin.linux.proc import check_size, clipped, parse_mask, status_field
+from kata_pin.linux.proc import check_size, clipped, parse_mask
 from kata_pin.options.quiet.values import Crio, Irqbalance, Partition, Tuned, Unknown
 
 # Small reads that give a value, or why there is none: a report is made of what can be read.
@@ -273,57 +273,3 @@ async def socket_changes(folder: str) -> AsyncGenerator[None, None]:
     mask = Mask.CREATE | Mask.MOVED_TO | Mask.DELETE
     async for _ in folder_events(folder, mask, retry_s=RETRY_S, level=logging.DEBUG):
         yield None
-
-
-# Which mount a path is on, and whether that lets anything be written. proc_pid_mountinfo(5).
-
-MAX_TEXT: Final = 16 * 1024 * 1024
-"""Most bytes that are read: a node with 250 pods has a few thousand mounts."""
-
-_OCTAL: Final = re.compile(rb"\\([0-7]{3})")
-
-
-def is_read_only(data: bytes, path: str) -> bool:
-    """Return whether the mount that a path is on is read-only; raises ParseError.
-
-    The deepest mount point counts, and of several on the same folder the last one.
-    """
-    check_size(data, MAX_TEXT, "mountinfo")
-    best, read_only = b"", None
-    wanted = path.encode() + b"/"
-    for line in data.split(b"\n"):
-        words = line.split(b" ")
-        if len(words) < 6:
-            continue
-        place = _OCTAL.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), words[4])
-        point = place.rstrip(b"/") + b"/"
-        if wanted.startswith(point) and len(point) >= len(best):
-            best = point
-            read_only = b"ro" in words[5].split(b",") or b"ro" in words[-1].split(b",")
-    if read_only is None:
-        raise ParseError("no mount for a path", source="mountinfo", text=path)
-    return read_only
-
-
-# What a process may write, from the outside: its mounts and its capabilities. Nothing is written.
-#
-# A write to a tree that systemd or a container runtime made read-only fails with EROFS, and nothing
-# else shows that beforehand.
-
-SETUID: Final = 7
-NET_ADMIN: Final = 12
-"""Numbers of capabilities (linux/capability.h)."""
-
-
-def is_read_only_for(root: HostRoot, pid: int, path: str) -> bool | Unknown:
-    """Return whether a process sees a path on a read-only mount; never raises."""
-    return known(root.proc(pid, "mountinfo"), lambda data: is_read_only(data, path), MAX_TEXT + 1)
-
-
-def may_have(root: HostRoot, pid: int, capability: int) -> bool | Unknown:
-    """Return whether a capability is in a process's bounding set; never raises."""
-
-    def parse(data: bytes) -> bool:
-        return bool(int(status_field(data, "CapBnd") or "", 16) >> capability & 1)
-
-    return known(root.proc(pid, "status"), parse)

@@ -21,10 +21,9 @@ from kata_pin.base.errors import (
     RemoteProtocolError,
 )
 from kata_pin.linux import cgroups as kernel_cgroup
-from kata_pin.linux import counters, interrupts, memory, proc, tracepoints
+from kata_pin.linux import counters, interrupts, memory, proc, process, resctrl, tracepoints
 from kata_pin.linux.events import is_about_cpu
 from kata_pin.options.allocation import orders, requests
-from kata_pin.options.caches import read as caches_read
 from kata_pin.options.cluster import values
 from kata_pin.options.quiet import read, services
 from kata_pin.peers import cri, kata, oci, ttrpc
@@ -364,8 +363,8 @@ TARGETS: Final[dict[str, Target]] = {
         (b",", b"00000000", b"ffffffff", b"0x", b"g"),
     ),
     "mountinfo": Target(
-        lambda data: services.is_read_only(data, "/proc/irq"),
-        _named("options.quiet.services", "is_read_only"),
+        lambda data: process.is_read_only(data, "/proc/irq"),
+        _named("linux.process", "is_read_only"),
         lambda: [
             b"21 1 8:1 / / rw - ext4 /dev/vda1 rw\n22 21 0:20 /irq /proc/irq ro - proc proc rw\n"
         ],
@@ -388,20 +387,20 @@ TARGETS: Final[dict[str, Target]] = {
     "numa-stat": _kernel(memory.parse_numa_stat, "*-memory.numa_stat", b"hierarchical_anon=1"),
     "hugetlb": _kernel(memory.parse_hugetlb, "*MB.numa_stat", b"hierarchical_total=1 "),
     "resctrl-tasks": Target(
-        caches_read.parse_tasks,
-        _named("options.caches.read", "parse_tasks"),
+        resctrl.parse_tasks,
+        _named("linux.resctrl", "parse_tasks"),
         lambda: [b"1000\n1100\n4194303\n"],
         (b"\n", b"-1", b"99999999999"),
     ),
     "resctrl-counter": Target(
-        caches_read.parse_counter,
-        _named("options.caches.read", "parse_counter"),
+        resctrl.parse_counter,
+        _named("linux.resctrl", "parse_counter"),
         lambda: [b"1234567890123\n", b"Unavailable\n"],
         (b"Error", b"-1"),
     ),
     "resctrl-domain": Target(
-        lambda data: caches_read.l3_domain(data.decode("latin-1")),
-        _named("options.caches.read", "l3_domain"),
+        lambda data: resctrl.l3_domain(data.decode("latin-1")),
+        _named("linux.resctrl", "l3_domain"),
         lambda: [b"mon_L3_00", b"mon_sub_L3_01"],
         (b"mon_L3_", b"99999", b"\n"),
     ),

@@ -1,20 +1,16 @@
-"""`doctor` on perf events and moves of memory: what the service, the node and the kernel permit."""
+"""`doctor` on perf events and schedulers: what the service, the node and the kernel permit."""
 
 from __future__ import annotations
 
 import os
-from errno import EPERM
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from kata_pin.base.config.tree import Config
 from kata_pin.base.documents.measured import WatchDocument, WatchedPcpu
 from kata_pin.base.errors import DaemonError
-from kata_pin.base.settings import MemoryMode
-from kata_pin.base.values import Mode
-from kata_pin.cli.doctor.isolation import memory_moves, scheduler, task_switches, watch
+from kata_pin.cli.doctor.isolation import scheduler, task_switches, watch
 from kata_pin.linux.files import HostRoot
 from kata_pin.rights.calls import DirectCalls
 from tests.support.hosttree import grow
@@ -62,34 +58,6 @@ def test_what_the_daemon_lacks_is_told() -> None:
     assert (row.status, row.text) == ("ok", "watches 1 exclusive pCPU")
     assert list(watch(lambda: answer("", watched=False))) == []
     assert list(watch(away)) == []
-
-
-@pytest.mark.parametrize(
-    ("nodes", "mode", "errno", "expected"),
-    [
-        ("0", Mode.ACT, 0, ("info", "on one NUMA node only")),
-        ("0-1", Mode.OBSERVE, 0, ("info", "mode: observe")),
-        ("0-1", Mode.ACT, EPERM, ("warn", "move_pages is refused: Operation not permitted")),
-        ("0-1", Mode.ACT, 0, ("ok", "NUMA nodes 0-1, at most 128 MiB per second")),
-    ],
-)
-def test_whether_memory_can_be_moved(
-    tmp_path: Path, nodes: str, mode: Mode, errno: int, expected: tuple[str, str]
-) -> None:
-    """A row only with the setting; it names what is in the way."""
-
-    def probe() -> None:
-        if errno:
-            raise OSError(errno, os.strerror(errno))
-
-    root = grow(tmp_path, {"sys/devices/system/node/has_memory": nodes})
-    config = replace(Config(), memory=MemoryMode.MIGRATE, mode=mode)
-    (row,) = memory_moves(config, root, probe)
-    status, words = expected
-    assert row.status == status
-    assert words in row.text
-    assert ("CAP_SYS_NICE" in row.remedy) == (status == "warn")
-    assert not list(memory_moves(replace(config, memory=MemoryMode.REPORT), root, probe))
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.cli.reports.config_check import NodeCheck
+from kata_pin.cli.reports.config_check import node_errors
 from kata_pin.linux.files import HostRoot
 from kata_pin.linux.topology import read_topology
-from kata_pin.options.allocation.checked_policy import make_policy
 from kata_pin.service.configuration import read
 from tests.support.commandline import run
 
@@ -40,8 +39,7 @@ paths: {kata_configs: [/nonexistent], kubelet_state: /run/nothing/yet}
 def _errors(text: str) -> list[tuple[int, str, str]]:
     """Return line, key and text of everything that is wrong with the file on this host."""
     reading = read(text)
-    check = NodeCheck(read_topology(HostRoot()), lambda c, t: make_policy(c.alloc, t))
-    errors = (*reading.errors, *check.errors(reading))
+    errors = (*reading.errors, *node_errors(reading, read_topology(HostRoot())))
     return sorted(
         (reading.line_of(e.key), e.key, e.message.removeprefix(f"{e.key}: ")) for e in errors
     )

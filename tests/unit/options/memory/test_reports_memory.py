@@ -5,17 +5,20 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Mapping
+from errno import EPERM
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from kata_pin.base.config.tree import Config
 from kata_pin.base.cpuset import CpuSet
 from kata_pin.base.documents.state import Memory, State
-from kata_pin.cli.doctor.sandboxes import remote_memory
+from kata_pin.base.settings import MemoryMode
+from kata_pin.base.values import Mode
 from kata_pin.cli.render import phrases
 from kata_pin.linux.files import HOST, HostRoot
-from kata_pin.options.memory.report import by_cgroup, memory, vcpu_nodes
+from kata_pin.options.memory.report import memory, memory_moves, remote_memory, vcpu_nodes
 from tests.support.hosttree import grow
 from tests.support.recordings import DATA
 from tests.unit.cli import documents as docs
@@ -75,7 +78,8 @@ def test_a_folder_of_threads_has_its_memory_above(tmp_path: Path) -> None:
     """The memory controller knows no threaded cgroups."""
     root = tree(tmp_path, {f"{POD}/memory.numa_stat": STAT}, cgroup=f"0::/{POD}/vcpus")
     (tmp_path / "sys/fs/cgroup" / POD / "vcpus").mkdir()
-    assert by_cgroup(one_pod(), root)[one_pod().sandboxes[0].id].total_bytes
+    (found,) = memory(one_pod(), exact=False, root=root).sandboxes
+    assert found.total_bytes
 
 
 def test_a_cgroup_of_several_sandboxes_tells_nothing_of_one(tmp_path: Path) -> None:
@@ -167,6 +171,34 @@ def test_a_remedy_that_is_under_way_is_not_named(
     assert found.move == move
     rows = list(remote_memory(found, "web"))
     assert [words in one.remedy for one in rows] == [True] * bool(words)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "mode", "errno", "expected"),
+    [
+        ("0", Mode.ACT, 0, ("info", "on one NUMA node only")),
+        ("0-1", Mode.OBSERVE, 0, ("info", "mode: observe")),
+        ("0-1", Mode.ACT, EPERM, ("warn", "move_pages is refused: Operation not permitted")),
+        ("0-1", Mode.ACT, 0, ("ok", "NUMA nodes 0-1, at most 128 MiB per second")),
+    ],
+)
+def test_whether_memory_can_be_moved(
+    tmp_path: Path, nodes: str, mode: Mode, errno: int, expected: tuple[str, str]
+) -> None:
+    """A row only with the setting; it names what is in the way."""
+
+    def probe() -> None:
+        if errno:
+            raise OSError(errno, os.strerror(errno))
+
+    root = grow(tmp_path, {"sys/devices/system/node/has_memory": nodes})
+    config = replace(Config(), memory=MemoryMode.MIGRATE, mode=mode)
+    (row,) = memory_moves(config, root, probe)
+    status, words = expected
+    assert row.status == status
+    assert words in row.text
+    assert ("CAP_SYS_NICE" in row.remedy) == (status == "warn")
+    assert not list(memory_moves(replace(config, memory=MemoryMode.REPORT), root, probe))
 
 
 @pytest.mark.parametrize(

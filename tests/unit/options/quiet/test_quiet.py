@@ -7,10 +7,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from kata_pin.base.config.tree import Config
 from kata_pin.base.documents.state import State
 from kata_pin.base.values import QuietLevel
+from kata_pin.cli.doctor.node import Examined
 from kata_pin.linux.files import HostRoot
-from kata_pin.options.quiet.disturbance import read_quiet, rows, with_quiet
+from kata_pin.options.quiet.disturbance import prerequisites, read_quiet, with_quiet
 from kata_pin.service.protocol import decode, encode
 from tests.support.quiethost import count, host
 from tests.unit.cli import documents as docs
@@ -61,14 +63,16 @@ def test_nothing_is_exclusive(tmp_path: Path) -> None:
 
     found = read_quiet(state, HostRoot(str(tmp_path)), never)
     assert (found.cpus, found.rows) == ((), ())
-    (row,) = rows(state, QuietLevel.REPORT, HostRoot(str(tmp_path)))
+    (row,) = prerequisites(Examined(Config(), HostRoot(str(tmp_path)), state))
     assert row.status == "info"
 
 
 def test_it_can_be_off(tmp_path: Path) -> None:
     """Then doctor says no more than that."""
-    (row,) = rows(_state(), QuietLevel.OFF, HostRoot(str(tmp_path)))
+    off = Examined(Config(quiet=QuietLevel.OFF), HostRoot(str(tmp_path)), _state())
+    (row,) = prerequisites(off)
     assert "quiet: off" in row.text
+    assert not list(prerequisites(replace(off, node=False)))
 
 
 def test_a_host_that_shows_nothing(tmp_path: Path) -> None:

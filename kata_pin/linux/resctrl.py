@@ -58,8 +58,6 @@ def l3_domain(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-# Reading resctrl: whether it is there, who is in a group, what the group uses.
-
 _FOLDER: Final = "fs/resctrl"
 _COUNTERS: Final = {
     "occupancy": "llc_occupancy",

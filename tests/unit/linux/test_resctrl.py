@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kata_pin.base.errors import ParseError
-from kata_pin.options.caches.read import MAX_COUNTER, l3_domain, parse_counter, parse_tasks
+from kata_pin.linux.resctrl import MAX_COUNTER, l3_domain, parse_counter, parse_tasks
 
 
 def test_tasks() -> None:

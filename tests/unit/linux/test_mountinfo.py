@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kata_pin.base.errors import ParseError
-from kata_pin.options.quiet.services import is_read_only
+from kata_pin.linux.process import is_read_only
 
 UNIT = rb"""21 1 8:1 / / ro,relatime shared:1 - ext4 /dev/vda1 rw
 22 21 0:20 / /proc rw,nosuid shared:2 - proc proc rw
