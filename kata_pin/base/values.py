@@ -1,6 +1,8 @@
 """Closed values: what a role, a state, a verdict or a method can be.
 
-Words for numbers and for remedies are here too.
+Words for numbers and for remedies are here too. Decisions and documents share these enums: a
+document's schema lists the values from here. Nothing of the package is imported, so that reading a
+document needs no more.
 """
 
 from __future__ import annotations
@@ -8,12 +10,6 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple
-
-# Closed values: what a role, a state, a verdict or a method can be.
-#
-# The model and the documents (model/reports) share these enums: a document's schema lists the
-# values from here. No module of the model is imported here, so that reading a document needs no
-# more.
 
 ThreadState = Literal["ok", "narrowed", "drift", "unmanaged", "released"]
 """Whether a thread is where it should be."""

@@ -1,4 +1,9 @@
-"""The program `kata-pin`: leaves exclusive pCPUs, and imports the command line only then."""
+"""The program `kata-pin`: leaves exclusive pCPUs, and imports the command line only then.
+
+Importing takes most of the time of a command, so it must not happen on a pod's exclusive pCPU.
+What is imported here, and what these import, is built into the interpreter or loaded by it
+anyway.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,6 @@ import time
 
 from kata_pin.cli.runtime_dir import DEFAULT_FILE, plain_runtime_dir
 from kata_pin.hook import leave_exclusive_cpus
-
-# The program `kata-pin`: leaves exclusive pCPUs, and imports the command line only then.
-#
-# Importing takes most of the time of a command, so it must not happen on a pod's exclusive pCPU.
-# What is imported here, and what these import, is built into the interpreter or loaded by it
-# anyway.
 
 _STAY = frozenset({"run", "reporter"})
 """Commands that do not end: the daemon moves itself, and a reporter is confined by its pod."""

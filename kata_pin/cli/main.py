@@ -2,8 +2,7 @@
 
 Commands are imported when they run: `kata-pin --help` imports click only. Expected failures are one
 line and a hint on stderr, never a traceback. Exit statuses are those of base/errors.py, 2 for
-usage, 130
-after Ctrl-C, 141 if the reader of the output went away.
+usage, 130 after Ctrl-C, 141 if the reader of the output went away.
 """
 
 from __future__ import annotations

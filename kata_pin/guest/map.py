@@ -1,4 +1,18 @@
-"""Which guest CPU each vCPU thread is, and the evidence for it (D12)."""
+"""Which guest CPU each vCPU thread is, and the evidence for it (D12).
+
+> tid --(KVM, QMP, names)--> cpu-index --(-smp)--> APIC id --(the guest's numbering)--> guest CPU
+
+The guest's numbering, where it was not measured:
+- A vCPU present at start has the number of its cpu-index, for good: Linux numbers the CPUs that
+  are present at boot in the order of QEMU's table, and a number stays with its APIC id
+  (arch/x86/kernel/apic/apic.c, allocate_logical_cpuid; cpu/topology.c since 6.9).
+- A hotplugged one, Linux 6.9 and later: possible CPUs are numbered at boot in the order of their
+  APIC ids, so the number is the cpu-index again (topology_init_possible_cpus).
+- A hotplugged one, before 6.9: the next free number when it first appears. QEMU lists free slots
+  from the highest down and Kata takes the first of the list, so they appear in descending order.
+Both rules are inferred unless seen in the lab with that kernel (PROVED). Without the kernel's
+release both must agree. Two threads that would have the same guest CPU are both unknown.
+"""
 
 from __future__ import annotations
 
@@ -27,22 +41,6 @@ from kata_pin.base.sandbox import (
 )
 from kata_pin.base.values import LinkState, RoleSource, ThreadRole
 from kata_pin.placement.pairing import index_order
-
-# Which guest CPU each vCPU thread is, and the evidence for it (D12).
-#
-# > tid --(KVM, QMP, names)--> cpu-index --(-smp)--> APIC id --(the guest's numbering)--> guest CPU
-#
-# The guest's numbering, where it was not measured:
-# - A vCPU present at start has the number of its cpu-index, for good: Linux numbers the CPUs
-# present
-#   at boot in the order of QEMU's table, and a number stays with its APIC id
-#   (arch/x86/kernel/apic/apic.c, allocate_logical_cpuid; cpu/topology.c since 6.9).
-# - A hotplugged one, Linux 6.9 and later: possible CPUs are numbered at boot in the order of their
-#   APIC ids, so the number is the cpu-index again (topology_init_possible_cpus).
-# - A hotplugged one, before 6.9: the next free number when it first appears. QEMU lists free slots
-#   from the highest down and Kata takes the first of the list, so they appear in descending order.
-# Both rules are inferred unless seen in the lab with that kernel (PROVED). Without the kernel's
-# release both must agree. Two threads that would have the same guest CPU are both unknown.
 
 PROVED: Final = frozenset({(6, 1), (6, 12)})
 """Guest kernels (major, minor) whose numbering of hotplugged vCPUs the lab has seen."""

@@ -381,8 +381,6 @@ class KeptFiles:
         self.keep_only(())
 
 
-# The node's interrupts: who handles them, how often they fired where, and where they may go.
-#
 # Files: /proc/interrupts; /proc/irq/N/{smp_affinity_list,effective_affinity_list,node}, readable by
 # everybody (kernel/irq/proc.c). An interrupt that ends while it is read is left out.
 

@@ -83,8 +83,6 @@ def cpu_runs(root: HostRoot, cpus: Collection[int]) -> dict[int, CpuRun]:
         raise HostError("read", "/proc/schedstat", hint=error.message) from error
 
 
-# Measuring pCPUs by the best method that this kernel and our rights allow.
-
 RING_BYTES: Final = 1024 * 1024
 """Per pCPU; root may lock as much as it likes, and a loaded node keeps us from draining often."""
 

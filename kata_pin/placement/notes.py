@@ -1,4 +1,7 @@
-"""What an operator should know about a placement; the codes are stable, machines read them."""
+"""What an operator should know about a placement; the codes are stable, machines read them.
+
+Each note has one function here. The module that finds something decides whether a note is due.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,6 @@ from kata_pin.base.sandbox import GuestTopology, Thread, ThreadKey, Vmm
 from kata_pin.base.settings import Overhead
 from kata_pin.base.values import KataRuntime, NoteLevel, count
 from kata_pin.placement import vm_size
-
-# What an operator should know about a placement; the codes are stable, machines read them.
-#
-# Each note has one function here. The module that finds something decides whether a note is due.
 
 KATA_PINS_VCPUS: Final = "kata-pins-vcpus"
 UNBOUND: Final = "unbound"

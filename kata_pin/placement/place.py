@@ -213,13 +213,11 @@ def _given_back(thread: Thread, first_seen: CpuSet | None, node: Node) -> Desire
     return Desired(wanted, applied, reason, step=step, release=True)
 
 
-# Where every thread of a sandbox should run: the whole decision of one pass.
-#
-# Each step has a module: masks.py (which CPUs, D8), exclusive.py and pairing.py (vCPUs, D10),
-# pairing.py (everything else, D11), exclusive.py (what other pods hold, D28), place.py (what the
-# cgroup allows, D7), masks.py (isolated CPUs), place.py (no mask, D18), drift.py (Kata's
-# own pinning, D13). Nothing is remembered between passes: what should stay comes in as an argument.
-# The order of `threads` does not matter.
+# The steps: which CPUs (masks.py, D8), vCPUs (exclusive.py and pairing.py, D10), everything else
+# (pairing.py, D11), what other pods hold (exclusive.py, D28), what the cgroup allows (here, D7),
+# isolated CPUs (masks.py), no mask (here, D18), Kata's own pinning (drift.py, D13). Nothing is
+# remembered between passes: what should stay comes in as an argument. The order of `threads` does
+# not matter.
 
 
 def place_in_steps(

@@ -1,4 +1,7 @@
-"""A configuration file to a Config; every error names the file and the key."""
+"""A configuration file to a Config; every error names the file and the key.
+
+A reload calls `load` again. The settings themselves are in base/config/tree.py.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,6 @@ from kata_pin.base.config.options import announced
 from kata_pin.base.config.table import BY_KEY, SECTIONS, Setting, rows
 from kata_pin.base.config.tree import Config
 from kata_pin.base.errors import ConfigError, ParseError
-
-# A configuration file to a Config; every error names the file and the key.
-#
-# A reload calls `load` again. The settings themselves are in base/config/tree.py, YAML in
-# configuration.py.
 
 DEFAULT_FILE: Final = "/etc/kata-pin/config.yaml"
 """Read when no other file is named; its absence means the defaults."""

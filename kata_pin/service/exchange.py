@@ -48,8 +48,6 @@ class LineDecoder:
             raise RemoteProtocolError(f"line longer than {self._limit} bytes")
 
 
-# Sends a line to the daemon's control or status socket: one request per connection, in time.
-#
 # Built on `_socket`: `socket` makes enums, and that takes longer than the daemon's answer.
 
 PATIENCE_S: Final = 0.5

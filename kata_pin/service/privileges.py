@@ -1,4 +1,10 @@
-"""Giving up rights before anything hostile is parsed: the broker keeps what must be kept (D23)."""
+"""Giving up rights before anything hostile is parsed: the broker keeps what must be kept (D23).
+
+The service's unit starts the daemon as an unprivileged user with the capabilities that its broker
+needs: the broker inherits them, and the daemon clears its own. Started by root it also makes the
+runtime directory ready for the user that it becomes. Without any rights, both work as far as that
+goes.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +39,6 @@ from kata_pin.vmm.checks import DEFAULT_EXECUTABLES, DEFAULT_SHIMS
 
 log = logging.getLogger(__name__)
 
-
-# Giving up rights before anything hostile is parsed: the broker keeps what must be kept (D23).
-#
-# The service's unit starts the daemon as an unprivileged user with the capabilities that its broker
-# needs: the broker inherits them, and the daemon clears its own. Started by root it also makes the
-# runtime directory ready for the user that it becomes. Without any rights, both work as far as that
-# goes.
 
 NOBODY: Final = 65534
 """The user and group of a node that has no user of our own (overflowuid of every Linux)."""

@@ -1,6 +1,12 @@
 """Finds the VMM process of a sandbox, and decides whether to believe it (D5, D24).
 
 Processes outside the VMM that work for one sandbox only are found here too (D11).
+
+A candidate pid comes from a hook, from Kata's files or from the claims of command lines, and
+proves nothing. It is accepted when it is in the host's namespaces, its command line names the
+sandbox, one witness that it cannot have made agrees (claims.py), and its executable is an
+allowed file of the host. Of several, the one with the strongest witness wins; where two are
+equal, neither is believed. A refused candidate is reported with its reason.
 """
 
 from __future__ import annotations
@@ -43,14 +49,6 @@ from kata_pin.vmm.state_files import (
     state_stamp,
     virtiofsd_pid,
 )
-
-# Finds the VMM process of a sandbox, and decides whether to believe it (D5, D24).
-#
-# A candidate pid comes from a hook, from Kata's files or from the claims of command lines, and
-# proves nothing. It is accepted when it is in the host's namespaces, its command line names the
-# sandbox, one witness that it cannot have made agrees (claims.py), and its executable is an
-# allowed file of the host. Of several, the one with the strongest witness wins; where two are
-# equal, neither is believed. A refused candidate is reported with its reason.
 
 _KATA_PROGRAMS: Final = ("containerd-shim-kata", "kata-runtime", "kata-shim")
 

@@ -232,8 +232,6 @@ def _vcpu_of(call: ThreadCall, machine: str) -> int | None:
     return -1 if number is None or parsed.kvm_run_fd(machine) is None else number
 
 
-# Roles of a VMM's threads, from the first source that answers (D6).
-#
 # KVM debugfs, QMP answers that came in time, KVM's file descriptors, thread names, creation order.
 # debugfs and descriptors give KVM's vCPU id, which is converted to the cpu-index before anything is
 # compared. Where sources contradict each other, or a thread may be one of the vCPUs that are

@@ -206,8 +206,6 @@ class Rt(Struct, frozen=True):
         return 0 if self.vcpus == NO_CLASS else int(self.vcpus.partition(":")[2])
 
 
-# Every setting of kata-pin, once: the frozen Config tree is also the table of settings.
-#
 # A field made by `setting` is one row: its name is the last part of the key, and its kind, default,
 # unit, help and example are here and nowhere else. table.py lists the rows; the parser, the sample
 # file and the man page are made from that list.

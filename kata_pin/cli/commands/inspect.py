@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from kata_pin.cli.reports.findings import Looked
 
 
-# `kata-pin who`, `map`, `explain`, `doctor` and `history`: read-only.
-
-
 @click.command()
 @click.argument("cpus", required=False, callback=cpu_list)
 @global_options

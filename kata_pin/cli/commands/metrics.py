@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from kata_pin.base.config.tree import Endpoint
 
 
-# `kata-pin metrics`: what Prometheus would scrape.
-
-
 @click.command()
 @global_options
 @click.pass_obj

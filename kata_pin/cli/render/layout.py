@@ -110,8 +110,6 @@ def cell_len(text: str) -> int:
     return measured(text)
 
 
-# Lines and tables of text that fit a width without hiding anything.
-#
 # A cell that is too wide is wrapped where its column allows (a cpu list only after a comma, so that
 # `12-15` never becomes `1` and `2-15`); if even that does not fit, each row becomes a block of
 # lines. Nothing is cut. rich.table does neither: it wraps at spaces, folds or crops what is longer,

@@ -66,8 +66,6 @@ def _cells(texts: Sequence[str], numbers: dict[str, int]) -> list[Text]:
     return [styled(f"[{numbers[text]}]" if text in numbers else text, DIM) for text in texts]
 
 
-# `show`: all sandboxes, or one with its containers and threads, as lines of text.
-
 _PAIRS: Final = ", "
 _ROLES: Final = " -"
 

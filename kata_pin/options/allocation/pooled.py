@@ -221,8 +221,6 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-# A policy over pools: a rule says what a container gets, a choice says which CPUs.
-#
 # `static`, `annotation` and `topology` (policies.py) are this class, each with its rule and choice.
 # Its invariants after every call: no CPU is exclusive twice; exclusive, shared and taken CPUs are
 # together `state.cpus`, the first two disjoint; CPUs that SHARE containers chose are in the shared

@@ -1,6 +1,9 @@
 """The requests to the API server, and when to make the next one.
 
 One more rollout restores affinities on all nodes.
+
+Every answer is bounded and has a deadline. What the API server refuses is an ApiRefused with its
+status; what kept a request from being answered is a StateError (peers/http.py).
 """
 
 from __future__ import annotations
@@ -19,11 +22,6 @@ from kata_pin.linux.owned_files import FileRefused, read_projected
 from kata_pin.options.cluster import values
 from kata_pin.options.cluster.values import NodeStatus, PodEvent, Zone
 from kata_pin.peers.http import MAX_TOKEN, HttpAnswer, HttpClient
-
-# The requests to the API server, and when to make the next one.
-#
-# Every answer is bounded and has a deadline. What the API server refuses is an ApiRefused with its
-# status; what kept a request from being answered is a StateError (peers/http.py).
 
 APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"

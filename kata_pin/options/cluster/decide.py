@@ -27,8 +27,6 @@ from kata_pin.options.cluster.values import (
     Zone,
 )
 
-# From the daemon's documents to the node's object in the cluster and to Events on pods.
-
 _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 """Times of documents."""
 

@@ -1,4 +1,8 @@
-"""Whether a window proves that a pCPU was its owner's alone."""
+"""Whether a window proves that a pCPU was its owner's alone.
+
+Three values, because a measurement that is not whole proves nothing: lost records, a pCPU that
+went offline or a source that cannot tell tasks apart never make a pCPU look isolated.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,6 @@ from kata_pin.base.counters import (
 )
 from kata_pin.base.values import Method, TaskClass, Verdict, count
 from kata_pin.placement.owners import FOREIGN, Known, Owner, class_of
-
-# Whether a window proves that a pCPU was its owner's alone.
-#
-# Three values, because a measurement that is not whole proves nothing: lost records, a pCPU that
-# went offline or a source that cannot tell tasks apart never make a pCPU look isolated.
 
 
 class Judged(Struct, frozen=True):

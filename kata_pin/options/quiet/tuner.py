@@ -133,8 +133,6 @@ class Tunables:
                 self._db.run("DELETE FROM tunables WHERE kind = ? AND name = ?", tuple(key))
 
 
-# Brings tunables to where they should be: records first, then writes, then makes sure (D22).
-#
 # One tuner serves every kind. Each call of `apply` looks at what is there now, so nothing depends
 # on what an earlier one did, in this process or in one that was killed.
 

@@ -152,8 +152,6 @@ class RtThreads:
         return [row[0] for row in self._db.rows("SELECT DISTINCT sandbox_id FROM rt_threads")]
 
 
-# Makes paired vCPUs real-time threads where the setting `rt.vcpus` says so, and undoes it.
-#
 # The first class of each thread is recorded before it is changed, and restored when the thread is
 # no longer paired, when the sandbox is released or the setting is taken back, also by the next
 # daemon. What somebody else changed meanwhile is left.

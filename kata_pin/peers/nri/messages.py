@@ -1,6 +1,12 @@
 """NRI's messages, version v1alpha1: what the runtime reports.
 
 Not every runtime may be sent unsolicited updates.
+
+The runtime (containerd, CRI-O) calls the service Plugin; the plugin calls the service Runtime to
+register. Source: github.com/containerd/nri, pkg/api/api.proto and pkg/adaptation. From NRI 0.12
+on each event has its own method; before that, events that a plugin cannot influence come as
+StateChange with a number. Both become an Event here. What the plugin sends: replies.py. Out of
+scope: the connection (sources), and whether a pod is Kata's (daemon).
 """
 
 from __future__ import annotations
@@ -36,14 +42,6 @@ from kata_pin.peers.ttrpc import parsed
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-
-# NRI's messages, version v1alpha1: what the runtime reports.
-#
-# The runtime (containerd, CRI-O) calls the service Plugin; the plugin calls the service Runtime to
-# register. Source: github.com/containerd/nri, pkg/api/api.proto and pkg/adaptation. From NRI 0.12
-# on each event has its own method; before that, events that a plugin cannot influence come as
-# StateChange with a number. Both become an Event here. What the plugin sends: replies.py. Out of
-# scope: the connection (sources), and whether a pod is Kata's (daemon).
 
 PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
