@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from kata_pin.base.config.table import BY_KEY, SECTIONS
+from kata_pin.base.documents.check import FINDINGS
 from kata_pin.cli.quick import COMMANDS
 from tests.support.report_docs import metric_rows
 
@@ -26,7 +27,8 @@ RECORDED = {rule["record"] for rule in RULES if "record" in rule}
 DASHBOARD = json.loads((MONITORING / "kata-pin.dashboard.json").read_text())
 ROWS = {
     name
-    for file in (ROOT / "kata_pin/cli/doctor").glob("*.py")
+    for folder in ("cli/doctor", "options")
+    for file in (ROOT / "kata_pin" / folder).rglob("*.py")
     for name in re.findall(r'\bRow\(\s*"([^"]+)"', file.read_text())
 }
 """The checks of `doctor`."""
@@ -121,9 +123,43 @@ def test_a_runbook_names_what_exists(page: Path) -> None:
     logs = (ROOT / "docs/logs.md").read_text()
     for identity in re.findall(r"MESSAGE_ID=(\w+)", text):
         assert identity in logs
-    for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)(?:: [^`]*)?`", text):
-        is_key = "." in name or f"`{name}: " in text
-        assert not is_key or name in {*BY_KEY, *SECTIONS, *NO_SETTINGS}, name
+    keys = re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)(: [^`]*)?`", text)
+    written = {name for name, value in keys if value or "." in name}
+    assert written <= {*BY_KEY, *SECTIONS, *NO_SETTINGS}
+
+
+def no_settings(text: str) -> set[str]:
+    """Return what a text calls a setting, also in one word, and is none."""
+    lists = re.findall(r"\bsettings? ((?:`[\w.]+`(?:,| and| or)? ?)+)", " ".join(text.split()))
+    named = {name for words in lists for name in re.findall(r"`([\w.]+)`", words)}
+    return named - {*BY_KEY, *SECTIONS}
+
+
+def test_what_is_called_a_setting_is_one() -> None:
+    """In runbooks, and in every other document."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    assert {page.name: wrong for page in pages if (wrong := no_settings(page.read_text()))} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("the setting\n`hypervisor` lists", {"hypervisor"}),
+        ("settings `mode`, `quiett` and `audit.deep`", {"quiett", "audit.deep"}),
+        ("the setting `overhead`, or `mode`; `other` is none", set()),
+    ],
+)
+def test_a_wrong_setting_is_found(text: str, wrong: set[str]) -> None:
+    """Across the end of a line, and in lists."""
+    assert no_settings(text) == wrong
+
+
+def test_every_finding_has_words() -> None:
+    """docs/json.md, docs/metrics.md and docs/schema are made of them."""
+    for row in FINDINGS:
+        texts = [row.about, *filter(None, [row.counted, row.remedy])]
+        assert [text for text in texts if not text or text.endswith(".")] == [], row.kind
+    assert len({row.kind for row in FINDINGS}) == len({row.about for row in FINDINGS})
 
 
 def test_every_alert_is_in_the_table() -> None:

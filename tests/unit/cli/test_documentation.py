@@ -22,7 +22,7 @@ from kata_pin.service import offline
 from kata_pin.service.protocol import decode, encode
 from tests.support.json_schema import violations
 from tests.support.man_page import page
-from tests.support.report_docs import generated
+from tests.support.report_docs import DOCUMENTS, fields_of, generated
 from tests.unit.cli import documents as docs
 from tests.unit.cli.cases import CHECKED
 from tests.unit.cli.compared import DECIDED, SUPPOSED
@@ -105,9 +105,11 @@ def test_a_wrong_document_does_not_fit(change: dict[str, object], words: str) ->
 
 
 def test_every_field_is_described() -> None:
-    """docs/json.md has no empty cell, but for fields whose name says it all."""
+    """docs/json.md has no empty cell, and no part without a sentence."""
     empty = re.findall(r"\| `(\w+)` \| [^|]+ \|  \|", generated()["json.md"])
     assert empty == []
+    parts = {part for cls in DOCUMENTS.values() for part in (cls, *fields_of(cls))}
+    assert [part.__name__ for part in parts if not part.__doc__] == []
 
 
 def test_the_man_page_is_the_generated_one() -> None:

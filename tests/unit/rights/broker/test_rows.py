@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from kata_pin.options.quiet.values import TunableKind
 from kata_pin.rights.broker import libc, rows
 from kata_pin.rights.broker.rows import ROWS
+from kata_pin.rights.broker.tunables import TUNABLE_FILES
 
 PAGE = Path(__file__).parents[4] / "docs" / "broker.md"
 
@@ -28,6 +30,14 @@ def test_the_page_names_each_row_with_its_arguments() -> None:
             assert len(match[4]) > 10, match[1]
     expected = [(row.name, tuple(argument.name for argument in row.arguments)) for row in ROWS]
     assert found == expected
+
+
+def test_the_broker_and_its_page_have_each_kind_of_tunable() -> None:
+    """But for irqbalance's, which is asked over its socket."""
+    kinds = {kind.value for kind in TunableKind} - {"irqbalance"}
+    assert set(TUNABLE_FILES) == kinds
+    page = PAGE.read_text().partition("## Tunables")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`([a-z-]+)`", page)) >= kinds
 
 
 def test_the_page_counts_the_brokers_lines() -> None:
