@@ -155,7 +155,8 @@ class DaemonMetrics:
     def violations(self) -> Mapping[str, int]:
         """Return how much is not as it should be, by the kinds of findings of `check`."""
         others = self.core.options.violations()
-        found = Counter({**others, "intruder": self._intruders})
+        found = {**others, "intruder": self._intruders}
+        found |= dict.fromkeys(("drift", "no-vmm", "unpinned", "orphan", "other-writer"), 0)
         claims: Counter[int] = Counter()
         now = time.monotonic()
         for sandbox_id, (report, _, counted) in self._known.items():

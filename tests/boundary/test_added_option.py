@@ -55,6 +55,9 @@ async def test_an_option_by_entry_point_alone(tmp_path: Path, package: Path) -> 
         assert finding["remedy"] == "give the VM fewer vCPUs"
         assert f"{number} threads, at most 2" in finding["text"]
 
+        status, out, err = await command(package, node, "check", "--for", "0s")
+        assert (status, out.startswith("FAIL: 1 siren:crowded; 1 sandbox")) == (3, True), err
+
         status, out, err = await command(package, node, "siren")
         assert (status, out) == (0, f"{vm.id} {number}\n"), err
 

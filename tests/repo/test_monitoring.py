@@ -158,6 +158,7 @@ def test_every_finding_has_words() -> None:
     """docs/json.md, docs/metrics.md and docs/schema are made of them."""
     for row in FINDINGS:
         texts = [row.about, *filter(None, [row.counted, row.remedy])]
+        texts += row.nouns
         assert [text for text in texts if not text or text.endswith(".")] == [], row.kind
     assert len({row.kind for row in FINDINGS}) == len({row.about for row in FINDINGS})
 

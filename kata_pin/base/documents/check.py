@@ -55,7 +55,8 @@ class FindingRow(Struct, frozen=True):
 
     An option of another package has kinds of its own, each named `OPTION:KIND`. `counted` is what
     `kata_pin_violations` counts of it; empty: nothing. `fails` and `remedy` are those of its
-    findings, unless one says otherwise.
+    findings, unless one says otherwise. `nouns` are one and many in the verdict of `check`; empty:
+    the kind, as for those of other packages.
     """
 
     kind: str
@@ -63,6 +64,7 @@ class FindingRow(Struct, frozen=True):
     fails: bool
     counted: str = ""
     remedy: str = ""
+    nouns: tuple[str, str] = ("", "")
 
     def found(
         self,
@@ -102,30 +104,42 @@ DRIFT: Final = FindingRow(
     fails=True,
     counted="threads",
     remedy="set the affinities again, as the daemon does in each audit",
+    nouns=("drifting thread", "drifting threads"),
 )
 FOREIGN: Final = FindingRow(
     "foreign",
     "others ran on an exclusive pCPU",
     fails=True,
     counted="exclusive pCPUs with a lasting episode (only with `isolation.watch`)",
+    nouns=("exclusive pCPU that others ran on", "exclusive pCPUs that others ran on"),
 )
 CONFLICT: Final = FindingRow(
     "conflict",
     "an exclusive pCPU of a sandbox is in the mask of another, or its threads run on one",
     fails=True,
     counted="pCPUs that are exclusive to two sandboxes",
+    nouns=("conflict", "conflicts"),
 )
 INTRUDER: Final = FindingRow(
     "intruder",
     "others may run on an exclusive pCPU",
     fails=False,
     counted="processes whose main thread may",
+    nouns=("host process", "host processes"),
 )
 NO_VMM: Final = FindingRow(
-    "no-vmm", "no VMM of the sandbox was found", fails=False, counted="sandboxes"
+    "no-vmm",
+    "no VMM of the sandbox was found",
+    fails=False,
+    counted="sandboxes",
+    nouns=("sandbox without VMM", "sandboxes without VMM"),
 )
 UNPINNED: Final = FindingRow(
-    "unpinned", "no container of the sandbox has a cpuset", fails=False, counted="sandboxes"
+    "unpinned",
+    "no container of the sandbox has a cpuset",
+    fails=False,
+    counted="sandboxes",
+    nouns=("unpinned sandbox", "unpinned sandboxes"),
 )
 ORPHAN: Final = FindingRow(
     "orphan",
@@ -133,19 +147,23 @@ ORPHAN: Final = FindingRow(
     fails=True,
     counted="sandboxes",
     remedy="end the VMM once its pod is gone: nothing of Kata's will",
+    nouns=("VMM without its shim", "VMMs without their shims"),
 )
 OTHER_WRITER: Final = FindingRow(
     "other-writer",
     "the VMM or another process changes affinities",
     fails=True,
     counted="sandboxes where kata-pin backs off",
+    nouns=("sandbox whose affinities change", "sandboxes whose affinities change"),
 )
-WARNING: Final = FindingRow("warning", "a pass over the sandbox warns", fails=False)
+WARNING: Final = FindingRow(
+    "warning", "a pass over the sandbox warns", fails=False, nouns=("warning", "warnings")
+)
 
 FINDINGS: Final = (
-    *(DRIFT, FOREIGN, CONFLICT, INTRUDER, NO_VMM, UNPINNED, ORPHAN, OTHER_WRITER, WARNING),
+    *(DRIFT, FOREIGN, CONFLICT, INTRUDER, OTHER_WRITER, ORPHAN, NO_VMM, UNPINNED, WARNING),
 )
-"""Every kind of the core and of our options."""
+"""Every kind of the core and of our options, worst first."""
 
 _ADDED: Final = "[a-z][a-z0-9_-]*:[a-z][a-z0-9-]*"
 

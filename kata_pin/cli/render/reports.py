@@ -13,7 +13,7 @@ from kata_pin.base.documents.answers import (
     Explanation,
     HistoryDocument,
 )
-from kata_pin.base.documents.check import CheckDocument, Finding
+from kata_pin.base.documents.check import FINDINGS, CheckDocument, Finding
 from kata_pin.base.documents.state import DoctorDocument
 from kata_pin.base.values import count
 from kata_pin.cli.render import phrases
@@ -45,18 +45,7 @@ _METHODS: Final = {
     "wait": "the vCPUs' waiting",
     "watch": "the daemon's watch",
 }
-_KINDS: Final = {
-    "drift": ("drifting thread", "drifting threads"),
-    "foreign": ("exclusive pCPU that others ran on", "exclusive pCPUs that others ran on"),
-    "conflict": ("conflict", "conflicts"),
-    "intruder": ("host process", "host processes"),
-    "other-writer": ("sandbox whose affinities change", "sandboxes whose affinities change"),
-    "orphan": ("VMM without its shim", "VMMs without their shims"),
-    "no-vmm": ("sandbox without VMM", "sandboxes without VMM"),
-    "unpinned": ("unpinned sandbox", "unpinned sandboxes"),
-    "warning": ("warning", "warnings"),
-}
-"""Kinds of findings, worst first: one and many."""
+_ROWS: Final = {row.kind: row for row in FINDINGS}
 
 COMMANDS: Final = 5
 """Commands of one remedy that `check` prints."""
@@ -95,8 +84,7 @@ def _findings(document: CheckDocument, findings: Sequence[Finding], output: Outp
     """Return a table of findings, worst kind first, and each remedy once."""
     if not findings:
         return []
-    order = list(_KINDS)
-    findings = sorted(findings, key=lambda one: order.index(one.kind))
+    findings = sorted(findings, key=lambda one: _place(one.kind))
     columns = [
         Column("pCPU", CPUS),
         Column("OWNER", NAMES + ",", fold=16, comfort=16),
@@ -154,9 +142,14 @@ def _checked(document: CheckDocument) -> str:
 
 def _counts(findings: Sequence[Finding]) -> list[str]:
     """Return one text with the counts by kind, worst first; none without findings."""
-    kinds = sorted({one.kind for one in findings}, key=list(_KINDS).index)
+    kinds = sorted({one.kind for one in findings}, key=_place)
     counts = [_counted(kind, [one for one in findings if one.kind == kind]) for kind in kinds]
     return [", ".join(counts)] if counts else []
+
+
+def _place(kind: str) -> tuple[int, str]:
+    """Return what sorts kinds, worst first; those of other packages are the last."""
+    return [*_ROWS, kind].index(kind), kind
 
 
 def _counted(kind: str, found: Sequence[Finding]) -> str:
@@ -164,10 +157,11 @@ def _counted(kind: str, found: Sequence[Finding]) -> str:
     if kind == "foreign" and not found[0].fails:
         pcpus = count(len(found), "exclusive pCPU")
         return f"{pcpus} that kernel threads or unknown tasks ran on"
+    nouns = _ROWS[kind].nouns if kind in _ROWS else (kind, kind)
     groups = [one.group for one in found if one.group is not None]
     if not groups:
-        return count(len(found), *_KINDS[kind])
-    processes = count(sum(len(one.processes) for one in groups), *_KINDS[kind])
+        return count(len(found), *nouns)
+    processes = count(sum(len(one.processes) for one in groups), *nouns)
     where = count(len(groups), "unit or cgroup", "units or cgroups")
     return f"{processes} in {where} allowed on exclusive pCPUs"
 
