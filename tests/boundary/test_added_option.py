@@ -55,16 +55,8 @@ async def test_an_option_by_entry_point_alone(tmp_path: Path, package: Path) -> 
         assert finding["remedy"] == "give the VM fewer vCPUs"
         assert f"{number} threads, at most 2" in finding["text"]
 
-        status, out, err = await command(package, node, "check", "--for", "0s")
-        assert (status, out.startswith("FAIL: 1 siren:crowded; 1 sandbox")) == (3, True), err
-
         status, out, err = await command(package, node, "siren")
         assert (status, out) == (0, f"{vm.id} {number}\n"), err
-
-        for words, asked in (((), "node"), ((vm.id,), "sandbox")):
-            status, out, err = await command(package, node, "doctor", *words, "--json")
-            (row,) = (one for one in json.loads(out)["rows"] if one["check"] == "siren")
-            assert row["text"] == f"{number} threads, {asked}", err
 
         status, out, err = await command(package, node, "metrics")
         assert f"\nsiren_threads {float(number)}\n" in out, err
@@ -73,15 +65,30 @@ async def test_an_option_by_entry_point_alone(tmp_path: Path, package: Path) -> 
         status, out, err = await command(package, node, "config", "show", "--running")
         assert "siren:\n  most_threads: 2  # default: 100\n  on: true\n" in out, err
 
-        node.change(siren={"most_threads": "99"})
-        status, out, err = await command(package, node, "config", "check")
-        assert (status, "siren.most_threads: 99 is nothing for 0" in err) == (78, True), err
-
         node.change(siren={"most_threads": "10000"})
         await node.ask("reload")
         assert await node.ask("findings") == {"version": 2, "kind": "findings", "findings": []}
         status, out, err = await command(package, node, "metrics")
         assert 'kata_pin_violations{kind="siren:crowded"} 0.0\n' in out, err
+
+
+async def test_what_commands_say_of_it(tmp_path: Path, package: Path) -> None:
+    """Its finding is a line of `check`; it has rows of `doctor`, and errors of `config check`."""
+    async with Node(tmp_path, siren={"most_threads": "2"}) as node:
+        vm = node.vm("p1")
+        await node.create(vm, "c1", "4-5", exclusive=True)
+        number = len((await node.shown(vm))["threads"])
+
+        status, out, err = await command(package, node, "check", "--for", "0s")
+        assert (status, out.startswith("FAIL: 1 siren:crowded; 1 sandbox")) == (3, True), err
+
+        status, out, err = await command(package, node, "doctor", vm.id, "--json")
+        (row,) = (one for one in json.loads(out)["rows"] if one["check"] == "siren")
+        assert row["text"] == f"{number} threads, sandbox", err
+
+        node.change(siren={"most_threads": "99"})
+        status, out, err = await command(package, node, "config", "check")
+        assert (status, "siren.most_threads: 99 is nothing for 0" in err) == (78, True), err
 
 
 async def test_it_starts_with_a_reload_that_adds_its_section(tmp_path: Path, package: Path) -> None:
@@ -154,12 +161,14 @@ async def test_an_unknown_command_is_still_named(tmp_path: Path, package: Path) 
 async def test_a_check_of_doctor_that_fails_is_a_row(tmp_path: Path, package: Path) -> None:
     """The other checks are made all the same."""
     checks = package / "siren_option" / "checks.py"
-    checks.write_text("def prerequisites(examined):\n    return 1 // 0\n")
+    checks.write_text(
+        "def prerequisites(examined):\n    raise ValueError(f'node {examined.node}')\n"
+    )
     async with Node(tmp_path, siren={"most_threads": "2"}) as node:
         status, out, err = await command(package, node, "doctor", "--json")
     rows = [(one["check"], one["status"], one["text"]) for one in json.loads(out)["rows"]]
     assert status == 1, err
-    assert ("doctor", "fail", "a check could not run: integer division or modulo by zero") in rows
+    assert ("doctor", "fail", "a check could not run: node True") in rows
     assert len(rows) > 10
 
 
