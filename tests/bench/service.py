@@ -17,7 +17,8 @@ from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from pathlib import Path
 
 from kata_pin.base.config.tree import Config
-from kata_pin.linux.files import HostRoot
+from kata_pin.linux.files import HOST, HostRoot
+from kata_pin.linux.tasks import list_tids
 from kata_pin.service.app import Daemon, calm_collector
 from kata_pin.service.assembly import Assembly
 from kata_pin.service.privileges import Broker, brokered
@@ -149,11 +150,26 @@ class LocalService(Daemon):
             self.parts.passes.drop(stranger)
 
 
+@contextlib.contextmanager
+def our_cpus_kept() -> Iterator[None]:
+    """Give the threads of this process the pCPUs of its first one back at the end of the block."""
+    cpus = os.sched_getaffinity(0)
+    try:
+        yield
+    finally:
+        for tid in list_tids(HOST, os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(tid, cpus)
+
+
 @contextlib.asynccontextmanager
 async def local_service(config: Config) -> AsyncIterator[LocalService]:
-    """Run a Daemon in this event loop until the end of the block."""
-    calm_collector()  # as `kata-pin run` does
-    with brokered(config) as broker:
+    """Run a Daemon in this event loop until the end of the block; then this process is as before.
+
+    A daemon keeps itself off exclusive pCPUs, and whatever is measured next would inherit that.
+    """
+    with our_cpus_kept(), brokered(config) as broker:
+        calm_collector()  # as `kata-pin run` does
         daemon = LocalService(config, broker)
         running = asyncio.create_task(daemon.run())
         try:
