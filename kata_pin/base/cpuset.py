@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final
 
 from msgspec import Struct, field
@@ -164,7 +164,7 @@ class CpuSet:
         return CpuSet.from_bits, (self._bits,)
 
     def __str__(self) -> str:
-        return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in self.ranges())
+        return _text(self._bits)
 
     def __repr__(self) -> str:
         return f"CpuSet({str(self)!r})"
@@ -175,6 +175,12 @@ def _of(bits: int) -> CpuSet:
     new = CpuSet.__new__(CpuSet)
     new._bits = bits
     return new
+
+
+@lru_cache(maxsize=1024)
+def _text(bits: int) -> str:
+    """Return a set in Linux's list format: a node has few distinct ones, which documents repeat."""
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in _of(bits).ranges())
 
 
 EMPTY: Final = CpuSet()

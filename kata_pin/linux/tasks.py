@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from kata_pin.base.cpuset import CpuSet
+from kata_pin.base.cpuset import EMPTY, CpuSet
 from kata_pin.base.errors import ParseError, TaskGone
 from kata_pin.base.placement import Report
 from kata_pin.base.sandbox import Task, Thread, ThreadKey
@@ -220,15 +220,16 @@ def moved_since(root: HostRoot, threads: Sequence[Thread]) -> Steps[dict[ThreadK
     """
     ask = root.calls.get_affinity
     found: dict[ThreadKey, CpuSet] = {}
-    for number, thread in enumerate(threads, start=1):
+    known, numbers = EMPTY, as_numbers(EMPTY)
+    for number, (task, _role) in enumerate(threads, start=1):
         if number % STEP == 0:
             yield
-        key = thread.key
+        key = task.key
+        if task.affinity is not known:  # most threads of a sandbox have one and the same
+            known, numbers = task.affinity, as_numbers(task.affinity)
         try:
             affinity = ask(key.tid)
-            if affinity != as_numbers(thread.task.affinity) and (
-                starttime(root, key.tgid, key.tid) == key.starttime
-            ):
+            if affinity != numbers and starttime(root, key.tgid, key.tid) == key.starttime:
                 found[key] = as_cpuset(frozenset(affinity))
         except (OSError, TaskGone, ParseError):
             continue
