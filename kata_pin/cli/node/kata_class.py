@@ -82,10 +82,13 @@ def plan(cpus: int, base: str, run: containerd.Run) -> KataClass:
     plugins = wire.with_handler(config, handler.name, name, path)
     version = containerd.own_version(config)
     table = wire.handler_drop_in(config, version, plugins, name)
-    if name not in config.handlers and not containerd.merges(plugins, table, version, run):
-        return KataClass(name, source, tuple(files), table)
     place = f"{containerd.imported_folder() or containerd.FOLDER}/"
     drop_in = NodeFile(f"{place}{CLASS_DROP_IN}{name}.toml", table.encode())
+    known = config.handlers.get(name)
+    if known is not None and known.config_path == path and not os.path.exists(drop_in.path):
+        return KataClass(name, source, tuple(files), "")  # its table was added by hand
+    if known is None and not containerd.merges(plugins, table, version, run):
+        return KataClass(name, source, tuple(files), table)
     return KataClass(name, source, (*files, drop_in), "")
 
 

@@ -43,6 +43,7 @@ pod_annotations = ["io.katacontainers.*"]
 base_runtime_spec = "/etc/kata-pin/containerd/kata.json"
 [plugins."{plugin}".containerd.runtimes.kata.options]
 ConfigPath = "{config}"
+TypeUrl = "runtimeoptions.v1.Options"
 """
 
 Run = Callable[[Sequence[str]], str]
@@ -98,7 +99,10 @@ def test_the_files_of_a_class(kata: Path) -> None:
         "privileged_without_host_devices": True,
         "pod_annotations": ["io.katacontainers.*"],
         "base_runtime_spec": "/etc/kata-pin/containerd/kata.json",
-        "options": {"ConfigPath": f"{folder}/configuration.toml"},
+        "options": {
+            "ConfigPath": f"{folder}/configuration.toml",
+            "TypeUrl": "runtimeoptions.v1.Options",
+        },
     }
     assert "handler: kata-cpus-4\noverhead:\n  podFixed:" in made.runtime_class
 
@@ -132,6 +136,14 @@ def test_lines_where_a_drop_in_would_replace_tables(kata: Path) -> None:
     assert f'[plugins."{PLUGIN}".containerd.runtimes."kata-cpus-2"]' in made.table
 
 
+def test_a_table_that_was_added_by_hand(kata: Path) -> None:
+    """It is in force, and a drop-in would still change other settings."""
+    made = plan(2, "kata", fake(str(kata), merges=False))
+    config = fake(str(kata))(()) + "".join(made.table.partition("\n[")[1:])
+    again = plan(2, "kata", lambda _: config)
+    assert (again.files, again.table) == (made.files, "")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
@@ -150,7 +162,10 @@ def test_where_it_would_not_help(kata: Path, old: str, new: str, why: str) -> No
 
 
 def test_which_handler(kata: Path) -> None:
-    """A name that there is not is an error that lists those of Kata."""
+    """A name that there is not is an error that lists those of Kata; a class is none of them."""
     with pytest.raises(KataPinError, match="runc is not a handler of Kata") as error:
         plan(4, "runc", fake(str(kata)))
     assert error.value.hint == "containerd's handlers of Kata: kata"
+    a_class = plan(2, "", fake(str(kata))).files[-1].content.decode()
+    config = fake(str(kata))(()) + "".join(a_class.partition("\n[")[1:])
+    assert plan(4, "", lambda _: config).name == "kata-cpus-4"
