@@ -52,9 +52,9 @@ def confine(root: HostRoot, cache: SandboxCache, tgid: int, tids: Iterable[int])
     cannot be set is left to the next pass.
     """
     report = cache.report
-    if cache.vmm is None or cache.vmm.process.pid != tgid or report is None:
+    if cache.vmm is None or report is None:
         return
-    placement = report.placement
+    placement = report.placement  # with the VMM's main thread, which no other process has
     main = placement.desired.get(ThreadKey(tgid, *cache.vmm.process)) if placement else None
     if placement is None or placement.mask.mask is None or main is None or main.release:
         return
