@@ -324,6 +324,7 @@ def test_rights() -> None:
 def test_children_are_bounded_and_can_be_ended() -> None:
     """64 at once; what is not the broker's child is not ended."""
     with broker() as ask, specimen() as bystander:
+        held = len(os.listdir(f"/proc/{ask.pid}/fd"))
         replies = [ask("child", "reader") for _ in range(65)]
         assert [reply.errno for reply in replies] == [0] * 64 + [errno.EMFILE]
         assert ask("executable", os.getpid()).errno == 0
@@ -336,8 +337,10 @@ def test_children_are_bounded_and_can_be_ended() -> None:
             (fd,) = reply.descriptors
             with socket.socket(fileno=fd) as end:
                 assert end.recv(10) == b"", "its end is closed"
+        wait_for(lambda: not ask.children(), "their end")
         with ask.child("reader") as reader:
             assert reader("slow-file", 9, os.getpid(), "cmdline").errno == 0
+            assert len(os.listdir(f"/proc/{ask.pid}/fd")) == held + 1, "of those it keeps nothing"
 
 
 def test_a_child_that_hangs_costs_nobody_else() -> None:

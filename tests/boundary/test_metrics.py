@@ -10,6 +10,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.boundary.node import Node
+from tests.boundary.test_caches import Caches
 from tests.boundary.test_quiet import Quiet
 from tests.support.report_docs import metric_rows
 from tests.support.resctrl_tree import ResctrlCalls, ResctrlTree
@@ -29,6 +30,15 @@ async def _scrape(node: Node) -> dict[str, Metric]:
     writer.close()
     families = text_string_to_metric_families(text)
     return {one.name + "_total" * (one.type == "counter"): one for one in families}
+
+
+def _values(families: dict[str, Metric], name: str, label: str) -> dict[str, float]:
+    """Return the values of a family by a label."""
+    return {sample.labels[label]: sample.value for sample in families[name].samples}
+
+
+def _violations(families: dict[str, Metric]) -> dict[str, float]:
+    return _values(families, "kata_pin_violations", "kind")
 
 
 def _samples(family: Metric, row: Any) -> None:
@@ -62,6 +72,39 @@ async def test_every_row_is_shown_with_every_option(tmp_path: Path) -> None:
         assert (family.type, family.documentation) == (ROWS[name].kind, ROWS[name].help)
         assert family.samples or name == "kata_pin_errors_total", name
         _samples(family, ROWS[name])
+
+
+async def test_what_a_reload_switches_off_is_not_shown(tmp_path: Path) -> None:
+    """Its last numbers are nobody's; a pCPU that is watched is no violation before."""
+    quiet = Quiet(tmp_path)
+    quiet.node.change(memory="migrate")
+    async with quiet.node as node:
+        vm = await quiet.run()
+        for tid in node.host.tids(vm.pid):
+            node.host.write(f"proc/{vm.pid}/task/{tid}/schedstat", "0 0 0")
+        await quiet.audit()
+        on = await _scrape(node)
+        assert _violations(on)["foreign"] == 0
+        node.change(quiet="off", memory="report", isolation={"watch": False})
+        await node.ask("reload")
+        await quiet.until(lambda: not quiet.records)
+        await quiet.audit()  # a scrape's answer is reused for a while
+        off = await _scrape(node)
+    gone = {name for name in on if name.startswith(("kata_pin_quiet", "kata_pin_memory"))}
+    assert gone
+    assert not off.keys() & (gone | WATCH)
+    assert "foreign" not in _violations(off)
+
+
+async def test_groups_of_caches_by_state(tmp_path: Path) -> None:
+    """One that could not be made is not complete."""
+    async with Caches(tmp_path, rmids=2) as caches:
+        await caches.joined(await caches.run())
+        await caches.run("p2")
+        await caches.audits()
+        families = await _scrape(caches.node)
+    groups = _values(families, "kata_pin_cache_groups", "state")
+    assert groups == {"complete": 1, "incomplete": 1}
 
 
 async def test_what_nobody_watches_is_not_0(tmp_path: Path) -> None:

@@ -230,6 +230,38 @@ async def test_a_cpuset_in_the_way(tmp_path: Path) -> None:
         )
 
 
+async def test_a_reload_puts_a_placement_in_force(node: Node) -> None:
+    """Nothing else happens that would ask for a pass."""
+    vm = node.vm("p1")
+    await node.create(vm, "c1", "4-5", exclusive=True)
+    await node.create(vm, "c2", "8-9")
+    assert vm.masks == {"v0": "4", "v1": "5", "io": "8-9", "main": "8-9"}
+    node.change(vcpus="float", overhead="sandbox")
+    await node.ask("reload")
+    await node.placed(vm, v0="4-5,8-9", v1="4-5,8-9", io="4-5,8-9", main="4-5,8-9")
+
+
+async def test_a_new_thread_where_others_should_be(node: Node) -> None:
+    """It is not moved twice: the pass that knows its role sets it, if that is needed at all."""
+    vm = node.vm("p1")
+    node.change(overhead="9")
+    await node.ask("reload")
+    await node.create(vm, "c1", "8")
+    assert vm.masks == {"v0": "8", "v1": "8", "io": "9", "main": "9"}
+    tid = vm.plug()
+    node.host.affinities[tid] = {8}
+    node.kernel.connector.born(tid, vm.pid, vm.pid)
+    await _found(node, vm, tid)
+    assert vm.masks["v2"] == "8"
+    assert tid not in node.kernel.tried
+
+
+async def _found(node: Node, vm: Vm, tid: int) -> None:
+    """Wait for the pass that a thread's birth asks for."""
+    while tid not in {one["tid"] for one in (await node.shown(vm))["threads"]}:
+        await node.pause()
+
+
 async def test_observing_sets_nothing(tmp_path: Path) -> None:
     """mode: observe shows what would be set; a reload to act sets it."""
     async with Node(tmp_path, mode="observe") as node:
@@ -237,10 +269,13 @@ async def test_observing_sets_nothing(tmp_path: Path) -> None:
         assert "only observes" in await node.create(vm, "c1", "4")
         assert set(vm.masks.values()) == {ALL}
         assert {one["desired"] for one in (await node.shown(vm))["threads"]} == {"4", None}
-        assert node.kernel.moves == []
+        tid = vm.plug()
+        node.kernel.connector.born(tid, vm.pid, vm.pid)
+        await _found(node, vm, tid)
+        assert node.kernel.tried == []
         node.change(mode="act")
         await node.ask("reload")
-        await node.placed(vm, v0="4", main="4")
+        await node.placed(vm, v0="4", v2="4", main="4")
 
 
 async def test_a_crowd_of_threads(node: Node) -> None:

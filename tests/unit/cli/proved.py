@@ -150,7 +150,7 @@ def _mapped() -> State:
     guest = docs.links(
         (0, "4", 0, "proven", database.id),
         (1, "5", 1, "proven", database.id),
-        containers=(docs.confined("postgres", "0-1"),),
+        containers=(docs.confined("postgres", "0-1"), docs.confined("exporter", "2")),
     )
     return replace(
         state,

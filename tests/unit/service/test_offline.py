@@ -16,6 +16,8 @@ from kata_pin.base.errors import DaemonError
 from kata_pin.base.sandbox import ThreadKey
 from kata_pin.linux.files import HOST
 from kata_pin.options.caches.keeper import CacheGroupTable
+from kata_pin.options.quiet.tuner import Tunables
+from kata_pin.options.quiet.values import TunableKey, TunableKind, TunableRecord
 from kata_pin.options.realtime.keeper import RtThreads
 from kata_pin.records.containers import Registry
 from kata_pin.service import offline
@@ -87,19 +89,24 @@ def test_unpin_is_remembered_and_pin_ends_it(config: Config) -> None:
 
 
 def test_what_options_changed_is_restored_although_they_are_off(config: Config) -> None:
-    """A group of resctrl and the class of a thread, both of a sandbox that is gone by now."""
+    """A group of resctrl and the class of a thread, both of a sandbox that is gone by now, and a
+    value of the node: an interrupt's, which is gone too."""
+    interrupt = TunableRecord(TunableKey(TunableKind.INTERRUPT, "99999"), "eth0", "0-1", "0")
     path = os.path.join(config.runtime_dir, "registry.db")
     with closing(Registry(path, boot_id=boot_id(HOST))) as registry:
         CacheGroupTable(registry).keep("gone", "")
         RtThreads(registry).keep("gone", ThreadKey(1, 2, 3), Scheduling(0, 0, 3))
+        Tunables(registry).keep([interrupt])
     offline.unpin(config, SANDBOX)
     with closing(Registry(path, boot_id=boot_id(HOST))) as registry:
         assert CacheGroupTable(registry).all() == [("gone", "")]
         assert RtThreads(registry).sandboxes() == ["gone"]
+        assert Tunables(registry).all() == {interrupt.key: interrupt}
     offline.release_all(config)
     with closing(Registry(path, boot_id=boot_id(HOST))) as registry:
         assert CacheGroupTable(registry).all() == []
         assert RtThreads(registry).sandboxes() == []
+        assert Tunables(registry).all() == {}
 
 
 def test_a_serving_daemon_keeps_writers_out(config: Config) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
+from kata_pin.base.counters import Measured
 from kata_pin.base.documents.measured import (
     ExitReason,
     GuestLatency,
@@ -13,10 +15,13 @@ from kata_pin.base.documents.measured import (
     VcpuLatency,
 )
 from kata_pin.base.values import Method
-from kata_pin.options.isolation import guest
+from kata_pin.linux.files import HostRoot
+from kata_pin.linux.recording import Asked, Progress
+from kata_pin.options.isolation import guest, prove
+from kata_pin.options.isolation.prove import ProofRequest
 from kata_pin.options.pictures import page
 from tests.unit.cli import documents as docs
-from tests.unit.cli.proved import felt, measured, owned, proved
+from tests.unit.cli.proved import V2, felt, measured, owned, proved
 
 
 def of(document: ProveDocument, pod: str) -> GuestLatency:
@@ -100,9 +105,23 @@ def test_what_was_not_measured_has_a_reason() -> None:
     )
 
 
-def test_it_is_asked_for() -> None:
-    """Without --guest the document has none of it."""
-    assert proved().guests == ()
+@pytest.mark.parametrize("felt_too", [True, False])
+def test_it_is_asked_for(*, felt_too: bool) -> None:
+    """Also of vCPUs without a pCPU for themselves; without --guest nothing of it is measured."""
+    state, asked = owned(), list[Asked]()
+    first, second = state.sandboxes
+    roaming = docs.thread(4103, "vcpu", "0-3", vcpu=2, label="vcpu 2")
+    first = replace(first, threads=(*first.threads, roaming), vmm=docs.vmm(pid=4100))
+    state = replace(state, sandboxes=(first, second))
+
+    def meter(_: HostRoot, wanted: Asked, __: Progress) -> Measured:
+        asked.append(wanted)
+        return felt()
+
+    document = prove.prove(lambda: state, ProofRequest(guest=felt_too), root=V2, meter=meter)
+    (wanted,) = asked
+    assert ((4100, 4103) in wanted.threads, 4100 in wanted.vms) == (felt_too, felt_too)
+    assert bool(document.guests) is felt_too
 
 
 def test_the_page_has_it_beside_the_causes() -> None:
