@@ -257,15 +257,19 @@ class NodeFiles:
         user = self.used_by_containerd(path)
         if user:
             return FileChange("kept", path, user)
-        for name in (path, f"{path}{NEW}"):  # a killed install left the second
-            with self._meaning("remove", path), contextlib.suppress(FileNotFoundError):
-                os.unlink(self._real(name))
+        self._unlink(path)
         folder = os.path.dirname(path)
         with contextlib.suppress(OSError):  # only folders of our own that are empty now
             while "kata-pin" in folder.split("/"):
                 os.rmdir(self._real(folder))
                 folder = os.path.dirname(folder)
         return FileChange("removed", path)
+
+    def _unlink(self, path: str) -> None:
+        """Remove a file, and what a killed install was writing in its place."""
+        for name in (path, f"{path}{NEW}"):
+            with self._meaning("remove", path), contextlib.suppress(FileNotFoundError):
+                os.unlink(self._real(name))
 
     def used_by_containerd(self, path: str) -> str:
         """Return why containerd still needs one of our files, or nothing.
@@ -324,8 +328,7 @@ class NodeFiles:
             if lines.encode() != self._read(MANIFEST):  # its time says when something changed
                 self._put(NodeFile(MANIFEST, lines.encode()))
             return
-        with self._meaning("remove", MANIFEST), contextlib.suppress(FileNotFoundError):
-            os.unlink(self._real(MANIFEST))
+        self._unlink(MANIFEST)
         with contextlib.suppress(OSError):  # a pod has it mounted
             os.rmdir(os.path.dirname(self._real(MANIFEST)))
 

@@ -661,19 +661,31 @@ def test_what_a_failing_install_wrote_is_known(
     assert not [one for one in tree(tmp_path) if "kata-pin" in one]
 
 
+@pytest.mark.parametrize("where", ["/etc/kata-pin/", MANIFEST])
+def test_what_a_killed_install_wrote_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Also the file that was being written, and where there is no manifest yet."""
+    # as good as a SIGKILL: nobody cleans up after it
+    stop_writing(monkeypatch, SystemExit(), where)
+    with pytest.raises(SystemExit):
+        NodeFiles(str(tmp_path)).install(node_files(choose(*ALL)))
+    monkeypatch.undo()
+    uninstall_node(str(tmp_path), lambda: "")
+    assert not list(tmp_path.rglob("*kata-pin*"))
+
+
 def test_what_a_killed_install_wrote_is_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is taken for a package's that was written just before the power failed."""
     files = node_files(choose(*ALL))
-    stop_writing(monkeypatch, SystemExit())  # as good as a SIGKILL: nobody cleans up after it
+    stop_writing(monkeypatch, SystemExit())
     with pytest.raises(SystemExit):
         NodeFiles(str(tmp_path)).install(files)
     monkeypatch.undo()
     assert (tmp_path / HOOK_PATH[1:]).exists()
     assert "kept" not in {change.verb for change in NodeFiles(str(tmp_path)).install(files)}
-    uninstall_node(str(tmp_path), lambda: "")
-    assert not [one for one in tree(tmp_path) if "kata-pin" in one and not one.endswith(".new")]
 
 
 def test_a_read_only_usr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
