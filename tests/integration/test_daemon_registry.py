@@ -82,8 +82,8 @@ def _notes(node: Node) -> list[str]:
     return [note["code"] for note in node.ask("state")["notes"]]
 
 
-def test_a_deep_audit_goes_on_after_a_step_that_fails(node: Node) -> None:
-    """A spool that cannot be listed does not keep threads where they are."""
+def test_threads_are_repaired_while_no_registry_can_be_made(node: Node) -> None:
+    """The file is gone, and its folder takes no other: memory has what they should be."""
     node.start()
     with node.pod("p1") as pod:
         pod.announce()

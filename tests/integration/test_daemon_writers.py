@@ -93,6 +93,7 @@ def test_an_annotation_leaves_vcpus_to_kata_where_its_state_cannot_be_read(node:
         (writer,) = shown["writers"]
         assert (writer["name"], writer["active"]) == ("kata", True)
         assert f"annotation {key} in config.json" in writer["evidence"]
+        assert "(" not in writer["evidence"], "it is printed in brackets"
         assert "Kata pins the vCPUs" in node.cli("show", pod.id).stdout
         pod.kata.write_persist(pod.kata.containers)  # Kata's own word, once it is there
         node.ask("reconcile", sandbox=pod.id)
