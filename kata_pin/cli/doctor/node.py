@@ -45,6 +45,13 @@ _SOME: Final = re.compile(r"some avg10=[0-9.]+ avg60=([0-9.]{1,8}) ")
 def pressure(root: HostRoot, state: State) -> Iterator[Row]:
     """Yield in which share of the last minute some thread of each VMM's cgroup waited for a CPU."""
     mounts = [mount for mount in cgroup_mounts(root) if not mount.v1]
+    if not mounts:
+        yield Row("CPU pressure", "info", "not measured: cgroup v1 has no cpu.pressure")
+        return
+    if not os.path.exists(root.proc("pressure", "cpu")):
+        text = "not measured: pressure stall information (PSI) is off"
+        yield Row("CPU pressure", "info", text, "boot with psi=1")
+        return
     for sandbox in state.sandboxes:
         percent = None if sandbox.vmm is None else _waited(root, mounts, sandbox.vmm.pid)
         if percent is not None:
@@ -56,7 +63,7 @@ def pressure(root: HostRoot, state: State) -> Iterator[Row]:
 
 
 def _waited(root: HostRoot, mounts: Sequence[CgroupMount], pid: int) -> float | None:
-    """Return the share in percent; None with cgroup v1, without PSI (psi=0), or once it ended."""
+    """Return the share in percent; None if the cgroup does not show it, or once it ended."""
     try:
         entry = process.cgroups(root, pid).unified
     except TaskGone:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from kata_pin.base.documents.state import Row
+from kata_pin.base.documents.state import Row, State
 from kata_pin.cli.doctor.node import cgroups, pressure
 from kata_pin.linux.files import HostRoot
 from tests.support.hosttree import FakeHost, grow
 from tests.unit.cli import documents as docs
 
 HOSTS = "30 23 0:26 / /sys/fs/cgroup ro - cgroup2 cgroup2 rw"
+V1 = "31 23 0:27 / /sys/fs/cgroup/cpuset ro - cgroup cgroup rw,cpuset"
 
 
 def host(folder: Path, *mounts: str, init: str = "0::/init.scope", vmm: int = 0) -> HostRoot:
@@ -83,17 +84,40 @@ def test_a_vmm_that_ended_is_no_failure(tmp_path: Path) -> None:
     ],
 )
 def test_threads_that_wait_for_a_cpu(tmp_path: Path, content: str | None, row: str | None) -> None:
-    """By the kernel's account of the VMM's cgroup; nothing where it has none (psi=0)."""
-    found = docs.database()
-    assert found.vmm is not None
-    one = FakeHost(tmp_path)
-    one.process(found.vmm.pid, cgroup="0::/vm")
-    files = {"proc/self/mountinfo": HOSTS}
-    if content is not None:
-        files["sys/fs/cgroup/vm/cpu.pressure"] = content
-    grow(tmp_path, files)
-    rows = list(pressure(one.root, docs.state(found)))
+    """By the kernel's account of the VMM's cgroup; nothing where that cgroup has none."""
+    state = waiting(tmp_path, HOSTS, content, psi=True)
+    rows = list(pressure(HostRoot(str(tmp_path)), state))
     assert [one.status for one in rows] == ([] if row is None else [row])
     if row == "warn":
         assert "in 12.5 % of the last minute" in rows[0].text
         assert "kata-pin top default/db-0" in rows[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("mount", "psi", "text", "remedy"),
+    [
+        (HOSTS, False, "(PSI) is off", "boot with psi=1"),
+        (V1, True, "cgroup v1 has no cpu.pressure", ""),
+    ],
+)
+def test_waiting_that_is_not_measured(
+    tmp_path: Path, mount: str, psi: bool, text: str, remedy: str
+) -> None:
+    """One row of the node says so, however many VMs there are."""
+    (row,) = pressure(HostRoot(str(tmp_path)), waiting(tmp_path, mount, None, psi=psi))
+    assert (row.status, row.sandbox, row.remedy) == ("info", "", remedy)
+    assert text in row.text
+
+
+def waiting(folder: Path, mount: str, pressure_file: str | None, *, psi: bool) -> State:
+    """Grow a host with one VMM, and what its kernel shows of waiting; return its state."""
+    found = docs.database()
+    assert found.vmm is not None
+    FakeHost(folder).process(found.vmm.pid, cgroup="0::/vm")
+    files = {"proc/self/mountinfo": mount}
+    if psi:
+        files["proc/pressure/cpu"] = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0"
+    if pressure_file is not None:
+        files["sys/fs/cgroup/vm/cpu.pressure"] = pressure_file
+    grow(folder, files)
+    return docs.state(found)
