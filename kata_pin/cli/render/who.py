@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
+from kata_pin.base.cpuset import union
 from kata_pin.base.documents.answers import MapDocument, MapSandbox
 from kata_pin.base.documents.measured import HostProcess, KernelThreads, WhoDocument, WhoPcpu
 from kata_pin.base.documents.state import Guest, GuestContainer, GuestVcpu
@@ -29,6 +30,8 @@ from kata_pin.cli.reports.words import NOTHING, age
 # `who` as lines of text: the pCPUs, the processes allowed on them, kernel threads.
 
 _NAMES_SHOWN: Final = 6
+_COMMAND_SHOWN: Final = 60
+"""Characters of a command line in the table; `--json` has more."""
 
 
 def who(document: WhoDocument, output: Output) -> list[Text]:
@@ -128,8 +131,10 @@ def _process(process: HostProcess, output: Output) -> list[Text]:
     for thread in process.threads:
         name = thread.label or thread.comm
         counts[name] = counts.get(name, 0) + 1
-    threads = ", ".join(n if c == 1 else f"{n} {output.times}{c}" for n, c in counts.items())
-    affinities = dict.fromkeys(thread.affinity for thread in process.threads)
+    threads = [n if c == 1 else f"{n} {output.times}{c}" for n, c in counts.items()]
+    command = process.command or NOTHING
+    if len(command) > _COMMAND_SHOWN:
+        command = f"{command[: _COMMAND_SHOWN - 3]}..."
     owner = process.pod or "the host"
     style = phrases.BAD if process.intruder else ""
     return [
@@ -137,11 +142,11 @@ def _process(process: HostProcess, output: Output) -> list[Text]:
         styled(process.comm, style),
         styled(process.user or NOTHING),
         styled(f"{owner}, intruder" if process.intruder else owner, style),
-        styled("; ".join(affinities)),
-        styled(threads),
+        styled(str(union(pcpus.parse(thread.affinity) for thread in process.threads))),
+        styled(_listed(threads)),
         Text(age(process.age_s)),
         Text(NOTHING if process.cpu_s is None else f"{process.cpu_s:.1f} s"),
-        styled(process.command or NOTHING, phrases.DIM),
+        styled(command, phrases.DIM),
     ]
 
 
@@ -153,11 +158,15 @@ def _kernel(kernel: KernelThreads, here: str, output: Output) -> list[Text]:
     ):
         names = list(dict.fromkeys(thread.comm for thread in threads))
         if names:
-            more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-            listed = ", ".join(names[:_NAMES_SHOWN])
-            text = f"{count(len(threads), 'kernel thread')} {words}: {listed}{more}"
+            text = f"{count(len(threads), 'kernel thread')} {words}: {_listed(names)}"
             lines += paragraph(styled(text, phrases.DIM), output, indent=2)
     return lines
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(names[:_NAMES_SHOWN]) + more
 
 
 # `map`: pCPUs, vCPUs, guest CPUs and containers, connected by lines from left to right.

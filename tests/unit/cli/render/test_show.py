@@ -5,12 +5,13 @@ import re
 import pytest
 from msgspec.structs import replace
 
+from kata_pin.base.documents.measured import ProcessThread
 from kata_pin.base.documents.state import Sandbox, Thread
 from kata_pin.base.values import GuestState
 from kata_pin.cli.commands.inspect import map_document
 from kata_pin.cli.render.layout import NO_LIMIT, Output
 from kata_pin.cli.render.show import single
-from kata_pin.cli.render.who import guest_map
+from kata_pin.cli.render.who import guest_map, who
 from tests.unit.cli import documents as docs
 
 
@@ -119,3 +120,19 @@ def test_a_guest_out_of_reach_says_what_that_costs(
     text = " ".join(" ".join(_lines(replace(sandbox, guest=guest), NO_LIMIT)).split())
     assert ("host pinning is unaffected" in text) is (cost is not None)
     assert (cost or "") in text
+
+
+def test_a_process_of_many_threads_is_a_row_that_can_be_read() -> None:
+    """In a pipe too, where no line is broken: what is left out is counted, or in --json."""
+    document = docs.busy_cpu()
+    names = [f"vcpu {n}" for n in range(64)] + ["worker"] * 200
+    threads = tuple(ProcessThread(5000 + n, "x", str(n % 64), one) for n, one in enumerate(names))
+    fields = {"pod": "shop/" + "p" * 40, "threads": threads, "command": "/bin/x " * 28}
+    process = replace(document.processes[0], intruder=False, **fields)
+    lines = [line.plain for line in who(replace(document, processes=(process,)), Output(NO_LIMIT))]
+    (row,) = (line for line in lines if line.lstrip().startswith(f"{process.pid} "))
+    assert len(row) <= 220
+    cells = re.split(r"  +", row.strip())
+    first = "vcpu 0, vcpu 1, vcpu 2, vcpu 3, vcpu 4, vcpu 5 and 59 more"
+    assert cells[4:6] == ["0-63", first]
+    assert cells[-1] == "/bin/x " * 8 + "/..."
