@@ -397,13 +397,14 @@ class Decision(Struct, frozen=True):
 
     `changed` holds the grants whose CPUs, memory nodes or limits differ from before, those of
     containers that are new included; empty if nothing changes. After a strict refusal `state` is
-    the one before.
+    the one before. `waiting` has the ids of running containers without the CPUs that they request.
     """
 
     state: AllocState
     changed: tuple[Grant, ...] = ()
     refused: Refusal | None = None
     notes: tuple[Note, ...] = ()
+    waiting: tuple[tuple[str, Refusal], ...] = ()
 
 
 class RunningContainer(Struct, frozen=True):

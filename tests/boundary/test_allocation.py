@@ -671,3 +671,33 @@ async def test_synchronize_brings_everything_in_line(node: Node) -> None:
         runtime.disconnect()
         while (await _allocation(node))["guarantee"] == guarantee:
             await node.pause()
+
+
+async def test_what_started_without_us_is_found_and_named(node: Node) -> None:
+    """A runtime that drops a plugin which was late starts containers without asking it.
+
+    When it connects again all are in the pools. One that asked to be refused and does not fit can
+    no longer be: that it runs in the shared pool is reported, once.
+    """
+    async with runtime_of(node) as runtime:
+        await runtime.run(runtime.pod("db", "exclusive"), 2)
+        runtime.disconnect()
+        strict = {FAIL: "strict"}
+        for name, size, kata in (("fits", 2, True), ("vm", 64, True), ("plain", 64, False)):
+            pod = runtime.pod(name, "exclusive", kata=kata, annotations=strict)
+            runtime.there(pod, size, "")
+        runtime.there(runtime.pod("web", kata=False), 0, "")
+        await runtime.connect()
+        grants = await _grants(node)
+        grants = {name: one for name, one in grants.items() if name.startswith("c-")}
+        own = {name: len(cpu_numbers(one["exclusive"])) for name, one in grants.items()}
+        assert own == {"c-db": 2, "c-fits": 2, "c-vm": 0, "c-plain": 0, "c-web": 0}
+        for _ in range(3):
+            await node.ask("reconcile")
+        allocation = await _allocation(node)
+        refused = {one["container"]: (one["kind"], one["strict"]) for one in allocation["refused"]}
+        missing = ("not-enough-cpus", False)
+        assert refused == {"shop/vm app": missing, "shop/plain app": missing}
+        assert allocation["refusals"] == 2
+        shared = allocation["pools"]["shared"]
+        assert {runtime.cpus[f"c-{name}"] for name in ("vm", "plain", "web")} == {shared}

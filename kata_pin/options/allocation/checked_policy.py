@@ -227,8 +227,16 @@ def _is_decision(value: object) -> bool:
             changed=tuple(),
             refused=None | Refusal(kind=RefusalKind(), message=str(), strict=bool()),
             notes=tuple(notes),
+            waiting=tuple(waiting),
         ):
-            return all(map(_is_note, notes))
+            return all(map(_is_note, notes)) and all(map(_is_waiting, waiting))
+    return False
+
+
+def _is_waiting(value: object) -> bool:
+    match value:
+        case (str(), Refusal(kind=RefusalKind(), message=str(), strict=bool())):
+            return True
     return False
 
 

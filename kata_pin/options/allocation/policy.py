@@ -82,7 +82,7 @@ class Policy(Protocol):
         """Bring a state in line with what runs and with the host as it is now. Never refuses.
 
         For lost or old states, a changed host, offline CPUs. `changed` lists the grants whose CPUs
-        differ from those the container is observed to have.
+        differ from those the container is observed to have, `waiting` who cannot be served.
         """
         ...
 

@@ -24,7 +24,7 @@ from kata_pin.base.allocation import (
 from kata_pin.base.cpuset import EMPTY, CpuSet, HostTopology, union
 from kata_pin.base.placement import Note
 from kata_pin.base.settings import AllocSettings, ManagerPolicy
-from kata_pin.base.values import CpuClass, GrantKind, KataRuntime
+from kata_pin.base.values import CpuClass, GrantKind, KataRuntime, count
 from kata_pin.options.allocation.accumulator import Machine
 from kata_pin.options.allocation.choice import Choice, grow, in_whole_cores, shrink, whole_cores
 from kata_pin.options.allocation.demand import Demand, StaticOptions, asked, strict
@@ -204,21 +204,17 @@ def vm_grant(
 
 def _balance(members: Sequence[Grant], own: CpuSet, settings: AllocSettings) -> str:
     exclusive = sum(len(one.exclusive) for one in members)
-    count = vcpus(members, settings.vm.default_vcpus)
+    number = vcpus(members, settings.vm.default_vcpus)
     if own:
         place = f"{own}, its own"
     else:
         place = "the housekeeping pool" if settings.housekeeping else "the shared pool"
     if not exclusive:
-        return f"its VM has {_count(count, 'vCPU')}; the overhead threads run on {place}"
+        return f"its VM has {count(number, 'vCPU')}; the overhead threads run on {place}"
     return (
-        f"its VM has {_count(count, 'vCPU')} and {_count(exclusive, 'exclusive CPU')}; the "
-        f"unpaired vCPUs ({max(0, count - exclusive)}) and the overhead threads run on {place}"
+        f"its VM has {count(number, 'vCPU')} and {count(exclusive, 'exclusive CPU')}; the "
+        f"unpaired vCPUs ({max(0, number - exclusive)}) and the overhead threads run on {place}"
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 # `static`, `annotation` and `topology` (policies.py) are this class, each with its rule and choice.
@@ -332,26 +328,32 @@ class PooledPolicy:
         had = {name for name, grant in state.grants.items() if grant.exclusive}
         notes: list[Note] = []
         later: list[tuple[ContainerRequest, Demand]] = []
+        waiting: dict[str, Refusal] = {}
         for one, prefer in claims.within(after.cpus - after.reserved - after.taken):
             demand = self._rule(one.request, self._settings)
             notes += demand.notes
             if not demand.pooled:
                 known = one.request.pod.sandbox_id in had or len(prefer) > demand.whole
                 use = KeptCpus(prefer, EMPTY, claims.pending, None if known else 0)
-                with suppress(AllocError):
+                try:
                     after = self._resumed(after, one.request, demand, use)
                     continue
+                except AllocError as error:
+                    waiting[one.request.container_id] = error.refusal(strict=False)
             later.append((one.request, demand))
         for grant in tuple(after.grants.values()):
             if grant.kind is GrantKind.SANDBOX and not grant.exclusive:
                 after = self._with_vm(after, grant, KeptCpus())
         for request, demand in later:  # only now: the pool is what the others leave of it
-            reasons = demand.reasons if demand.pooled else (*demand.reasons, "not enough free CPUs")
+            why = waiting.get(request.container_id)
+            reasons = (*demand.reasons, why.message) if why else demand.reasons
             old = state.get(request.container_id)
             use = KeptCpus(home=old.zone & self._machine.cpus if old else EMPTY)
             after = self._in_pool(after, request, reasons, use)
         after = follow_pools(self._retried(after))
-        return Decision(after, differing(state, after, running), notes=tuple(notes))
+        unserved = tuple(one for one in waiting.items() if not after.grants[one[0]].own)
+        changed = differing(state, after, running)
+        return Decision(after, changed, notes=tuple(notes), waiting=unserved)
 
     def decline(self, state: AllocState, request: ContainerRequest, refusal: Refusal) -> Decision:
         """See Policy."""
